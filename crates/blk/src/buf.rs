@@ -1,0 +1,205 @@
+//! Owned, page-aligned buffers: what a request carries from the socket to the disk and back.
+//!
+//! Memory is a boxed run of 4 KiB pages, so every buffer starts aligned for direct I/O on any device. A buffer may
+//! keep headroom in front of its data: a protocol header is then prepended without a copy and one iovec is one reply.
+//! Freed slabs return to a per-thread pool by power-of-two size; their old bytes are not cleared, so a buffer's
+//! content is undefined until it has been filled (`zeroed` for the cases that need it).
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut, Range};
+use std::rc::Rc;
+
+use zerocopy::{FromZeros, IntoBytes};
+
+pub const PAGE: usize = 4096;
+
+/// Free slabs kept per size class; 64 x 64 KiB = 4 MiB in the commonest large class.
+const POOL_SLABS_MAX: usize = 64;
+/// Classes 0..=13 are 1..=8192 pages (32 MiB, the largest NBD request) plus headroom.
+const POOL_CLASSES: usize = 14;
+
+#[derive(Clone, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
+#[repr(C, align(4096))]
+struct Page([u8; PAGE]);
+
+struct Slab(Box<[Page]>);
+
+thread_local! {
+    static POOL: RefCell<[Vec<Box<[Page]>>; POOL_CLASSES]> = const { RefCell::new([const { Vec::new() }; POOL_CLASSES]) };
+}
+
+fn class_of(pages: usize) -> usize {
+    pages.next_power_of_two().trailing_zeros() as usize
+}
+
+impl Slab {
+    fn take(pages: usize) -> Slab {
+        let class = class_of(pages.max(1));
+        let pooled = POOL.try_with(|p| p.borrow_mut().get_mut(class).and_then(Vec::pop)).ok().flatten();
+        let boxed = pooled.unwrap_or_else(|| {
+            <[Page]>::new_box_zeroed_with_elems(1 << class).expect("out of memory for an I/O buffer")
+        });
+        Slab(boxed)
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        let boxed = std::mem::take(&mut self.0);
+        let class = class_of(boxed.len().max(1));
+        // The pool is gone when a thread ends with buffers still held; they are simply freed then.
+        let _ = POOL.try_with(|p| {
+            if let Some(list) = p.borrow_mut().get_mut(class)
+                && list.len() < POOL_SLABS_MAX
+                && boxed.len() == 1 << class
+            {
+                list.push(boxed);
+            }
+        });
+    }
+}
+
+/// An owned run of bytes inside a slab. Dereferences to its bytes.
+pub struct Buf {
+    slab: Slab,
+    start: usize,
+    len: usize,
+}
+
+impl Buf {
+    /// `len` bytes of undefined content, starting on a page.
+    pub fn alloc(len: usize) -> Buf {
+        Buf { slab: Slab::take(len.div_ceil(PAGE)), start: 0, len }
+    }
+
+    pub fn zeroed(len: usize) -> Buf {
+        let mut buf = Buf::alloc(len);
+        buf.fill(0);
+        buf
+    }
+
+    /// Like `alloc`, with one page in front for `prepend`; the data still starts on a page.
+    pub fn with_headroom(len: usize) -> Buf {
+        Buf { slab: Slab::take(1 + len.div_ceil(PAGE)), start: PAGE, len }
+    }
+
+    pub fn copy_of(bytes: &[u8]) -> Buf {
+        let mut buf = Buf::alloc(bytes.len());
+        buf.copy_from_slice(bytes);
+        buf
+    }
+
+    /// Puts `header` directly before the data. Panics when the headroom is used up: callers own both sizes.
+    pub fn prepend(&mut self, header: &[u8]) {
+        assert!(header.len() <= self.start, "{} bytes of headroom, {} wanted", self.start, header.len());
+        self.start -= header.len();
+        self.len += header.len();
+        self[..header.len()].copy_from_slice(header);
+    }
+
+    /// Keeps the first `len` bytes.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// The whole buffer as a shareable slice; no copy.
+    pub fn freeze(self) -> Slice {
+        let len = self.len;
+        Slice { buf: Rc::new(self), start: 0, len }
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.slab.0.as_bytes()[self.start..self.start + self.len]
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.slab.0.as_mut_bytes()[self.start..self.start + self.len]
+    }
+}
+
+impl std::fmt::Debug for Buf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}
+
+/// A shared, immutable part of a buffer: what writes carry, so that one guest write can be split over several file
+/// ranges, or written to two files, without copies.
+#[derive(Clone)]
+pub struct Slice {
+    buf: Rc<Buf>,
+    start: usize,
+    len: usize,
+}
+
+impl Slice {
+    pub fn slice(&self, range: Range<usize>) -> Slice {
+        assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
+        Slice { buf: self.buf.clone(), start: self.start + range.start, len: range.end - range.start }
+    }
+
+    /// The buffer again, if nobody else shares it and the slice is all of it.
+    pub fn into_buf(self) -> Option<Buf> {
+        if self.start != 0 || self.len != self.buf.len() {
+            return None;
+        }
+        Rc::try_unwrap(self.buf).ok()
+    }
+}
+
+impl Deref for Slice {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.buf[self.start..self.start + self.len]
+    }
+}
+
+impl From<Buf> for Slice {
+    fn from(buf: Buf) -> Slice {
+        buf.freeze()
+    }
+}
+
+impl std::fmt::Debug for Slice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Slice({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_starts_on_a_page_and_headers_lie_directly_before_it() {
+        let mut buf = Buf::with_headroom(8192);
+        assert_eq!(buf.as_ptr() as usize % PAGE, 0);
+        buf.fill(7);
+        buf.prepend(b"header");
+        assert_eq!(&buf[..7], b"header\x07");
+        assert_eq!(buf.len(), 8198);
+    }
+
+    #[test]
+    fn slices_share_and_give_the_buffer_back() {
+        let whole = Buf::copy_of(&[1, 2, 3, 4]).freeze();
+        let part = whole.slice(1..3);
+        assert_eq!(&part[..], &[2, 3]);
+        assert!(whole.clone().into_buf().is_none());
+        drop(part);
+        assert_eq!(whole.into_buf().map(|b| b.len()), Some(4));
+    }
+
+    #[test]
+    fn a_pooled_slab_is_reused() {
+        let first = Buf::alloc(PAGE);
+        let at = first.as_ptr();
+        drop(first);
+        assert_eq!(Buf::alloc(100).as_ptr(), at);
+    }
+}

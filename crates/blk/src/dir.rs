@@ -1,0 +1,164 @@
+//! A directory: names appear, move and vanish here, and nothing of that is durable before `sync`.
+
+use std::rc::Rc;
+
+use crate::buf::Buf;
+use crate::error::{Errno, Error, ErrorKind, Result};
+use crate::exec::Env;
+use crate::file::{File, Lock};
+use crate::reactor::{Handle, Limits, Op, OpenMode, Outcome, Space};
+
+/// Suffix of a file that is being written and will be renamed over its final name; debris after a crash.
+pub const TEMPORARY_SUFFIX: &str = ".unstun-tmp";
+
+/// A cheap, shareable handle. Names given to it are single components; a path separator in one is refused.
+#[derive(Clone)]
+pub struct Dir(Rc<Inner>);
+
+struct Inner {
+    env: Env,
+    handle: Handle,
+    path: String,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.env.close(self.handle);
+    }
+}
+
+impl Dir {
+    pub(crate) fn new(env: Env, handle: Handle, path: String) -> Dir {
+        Dir(Rc::new(Inner { env, handle, path }))
+    }
+
+    pub fn env(&self) -> &Env {
+        &self.0.env
+    }
+
+    pub fn path(&self) -> &str {
+        &self.0.path
+    }
+
+    /// The path of `name` in here, for messages.
+    pub fn path_of(&self, name: &str) -> String {
+        format!("{}/{name}", self.0.path)
+    }
+
+    fn check_name(&self, name: &str) -> Result<String> {
+        if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) || name.len() > 255 {
+            return Err(Error::refused(
+                self.path(),
+                format!(
+                    "{name:?} is not the name of a file in this folder (one component of 1 to 255 bytes)"
+                ),
+            ));
+        }
+        Ok(name.to_string())
+    }
+
+    pub async fn open(&self, name: &str, mode: OpenMode) -> Result<File> {
+        let op = Op::OpenFile { dir: self.0.handle, name: self.check_name(name)?, mode };
+        let doing = match mode {
+            OpenMode::CreateNew => "creating",
+            _ => "opening",
+        };
+        let (handle, limits) = self.opened(op, name, doing).await?;
+        Ok(File::new(self.0.env.clone(), handle, self.path_of(name), limits))
+    }
+
+    /// Fails with `Exists` when the name is taken.
+    pub async fn create_new(&self, name: &str) -> Result<File> {
+        self.open(name, OpenMode::CreateNew).await
+    }
+
+    pub async fn open_dir(&self, name: &str, create: bool) -> Result<Dir> {
+        let op = Op::OpenDir { dir: self.0.handle, name: self.check_name(name)?, create };
+        let (handle, _) = self.opened(op, name, "opening the folder").await?;
+        Ok(Dir::new(self.0.env.clone(), handle, self.path_of(name)))
+    }
+
+    async fn opened(&self, op: Op, name: &str, doing: &str) -> Result<(Handle, Limits)> {
+        let Outcome::Opened(result) = self.0.env.op(op).await else { unreachable!("answers with a handle") };
+        result.map_err(|e: Errno| e.at(self.path_of(name), doing))
+    }
+
+    /// Takes the exclusive lock `name`, or fails with `Locked`.
+    pub async fn lock(&self, name: &str) -> Result<Lock> {
+        let op = Op::Lock { dir: self.0.handle, name: self.check_name(name)? };
+        let (handle, _) = self.opened(op, name, "locking").await?;
+        Ok(Lock::new(self.0.env.clone(), handle))
+    }
+
+    async fn unit(&self, op: Op, name: &str, doing: &str) -> Result<()> {
+        let Outcome::Unit(result) = self.0.env.op(op).await else { unreachable!("answers with a unit") };
+        result.map_err(|e: Errno| e.at(self.path_of(name), doing))
+    }
+
+    pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
+        let op = Op::Rename { dir: self.0.handle, from: self.check_name(from)?, to: self.check_name(to)? };
+        self.unit(op, from, &format!("renaming to {to}")).await
+    }
+
+    pub async fn unlink(&self, name: &str) -> Result<()> {
+        let op = Op::Unlink { dir: self.0.handle, name: self.check_name(name)? };
+        self.unit(op, name, "removing").await
+    }
+
+    pub async fn unlink_if_present(&self, name: &str) -> Result<()> {
+        match self.unlink(name).await {
+            Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    pub async fn remove_dir(&self, name: &str) -> Result<()> {
+        let op = Op::RemoveDir { dir: self.0.handle, name: self.check_name(name)? };
+        self.unit(op, name, "removing the folder").await
+    }
+
+    pub async fn sync(&self) -> Result<()> {
+        self.unit(Op::SyncDir { dir: self.0.handle }, "", "syncing the folder").await
+    }
+
+    /// Names in here, sorted; folders carry a trailing slash.
+    pub async fn list(&self) -> Result<Vec<String>> {
+        let Outcome::Names(result) = self.0.env.op(Op::List { dir: self.0.handle }).await else {
+            unreachable!("answers with names")
+        };
+        result.map_err(|e| e.at(self.path(), "listing the folder"))
+    }
+
+    pub async fn space(&self) -> Result<Space> {
+        let Outcome::Space(result) = self.0.env.op(Op::Space { dir: self.0.handle }).await else {
+            unreachable!("answers with space")
+        };
+        result.map_err(|e| e.at(self.path(), "asking for free space"))
+    }
+
+    /// The content of a small file of at most `limit` bytes.
+    pub async fn read_file(&self, name: &str, limit: u64) -> Result<Vec<u8>> {
+        self.open(name, OpenMode::Read).await?.read_all(limit).await
+    }
+
+    /// Replaces `name` by `content`, durably and atomically: temporary file, flush, rename, sync.
+    pub async fn replace_file(&self, name: &str, content: &[u8]) -> Result<()> {
+        self.stage_file(name, content).await?;
+        self.rename(&format!("{name}{TEMPORARY_SUFFIX}"), name).await?;
+        self.sync().await
+    }
+
+    /// Writes the durable temporary twin of `name`, which `rename` then puts in place.
+    pub async fn stage_file(&self, name: &str, content: &[u8]) -> Result<()> {
+        let temporary = format!("{name}{TEMPORARY_SUFFIX}");
+        self.unlink_if_present(&temporary).await?;
+        let file = self.create_new(&temporary).await?;
+        // Written in whole device blocks and cut to length: direct I/O cannot end in the middle of one.
+        let block = file.limits().logical_block.max(512) as usize;
+        let mut buf = Buf::zeroed(content.len().next_multiple_of(block));
+        buf[..content.len()].copy_from_slice(content);
+        file.write(0, buf).await?;
+        file.set_len(content.len() as u64).await?;
+        file.flush().await
+    }
+}

@@ -1,0 +1,146 @@
+//! One error for the whole data plane: a stable kind, the place, and the cause.
+//!
+//! The kind decides what a caller does (wait, refuse, latch) and which exit code the user sees; the place says
+//! which file, disk or request; the cause says what was found, what was expected and what to do.
+
+use std::fmt;
+
+/// What a caller may base a decision on. New causes never widen this list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The device or the kernel failed the operation.
+    Io,
+    /// No space on the datastore; nothing was changed and the operation may be retried.
+    NoSpace,
+    /// The named thing does not exist.
+    NotFound,
+    /// The name is taken.
+    Exists,
+    /// The request makes no sense: usage.
+    Invalid,
+    /// Bytes on the datastore contradict themselves or their format.
+    Damaged,
+    /// Somebody else has it open.
+    Locked,
+    /// Understood, and declined for the stated reason.
+    Refused,
+    /// Understood, and not something this version does.
+    Unsupported,
+    /// An earlier write or flush of this file failed; nothing more is accepted until it is reopened.
+    Latched,
+    /// The operation was cancelled by the user or by shutdown.
+    Cancelled,
+}
+
+/// Kind, place and cause. Cloneable, because one failed flush answers many waiting guests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    pub kind: ErrorKind,
+    pub place: String,
+    pub cause: String,
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    pub fn new(kind: ErrorKind, place: impl Into<String>, cause: impl Into<String>) -> Self {
+        Self { kind, place: place.into(), cause: cause.into() }
+    }
+
+    pub fn damaged(place: impl Into<String>, cause: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Damaged, place, cause)
+    }
+
+    pub fn invalid(place: impl Into<String>, cause: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, place, cause)
+    }
+
+    pub fn refused(place: impl Into<String>, cause: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Refused, place, cause)
+    }
+
+    pub fn not_found(place: impl Into<String>, cause: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NotFound, place, cause)
+    }
+
+    pub fn unsupported(place: impl Into<String>, cause: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unsupported, place, cause)
+    }
+
+    pub fn cancelled(place: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Cancelled, place, "cancelled")
+    }
+
+    pub fn is_no_space(&self) -> bool {
+        self.kind == ErrorKind::NoSpace
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.place.is_empty() {
+            return f.write_str(&self.cause);
+        }
+        write!(f, "{}: {}", self.place, self.cause)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// An operating-system error number, as the reactors report it: `Copy`, comparable, and the same in both worlds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    pub const EPERM: Errno = Errno(1);
+    pub const ENOENT: Errno = Errno(2);
+    pub const EIO: Errno = Errno(5);
+    pub const EAGAIN: Errno = Errno(11);
+    pub const EACCES: Errno = Errno(13);
+    pub const EEXIST: Errno = Errno(17);
+    pub const EINVAL: Errno = Errno(22);
+    pub const EFBIG: Errno = Errno(27);
+    pub const ENOSPC: Errno = Errno(28);
+    pub const EROFS: Errno = Errno(30);
+    pub const EPIPE: Errno = Errno(32);
+    pub const ETIME: Errno = Errno(62);
+    pub const ENODATA: Errno = Errno(61);
+    pub const EOPNOTSUPP: Errno = Errno(95);
+    pub const EDQUOT: Errno = Errno(122);
+    pub const ECANCELED: Errno = Errno(125);
+
+    pub fn kind(self) -> ErrorKind {
+        match self {
+            Errno::ENOSPC | Errno::EDQUOT => ErrorKind::NoSpace,
+            Errno::ENOENT => ErrorKind::NotFound,
+            Errno::EEXIST => ErrorKind::Exists,
+            Errno::EAGAIN => ErrorKind::Locked,
+            Errno::EOPNOTSUPP => ErrorKind::Unsupported,
+            Errno::ECANCELED => ErrorKind::Cancelled,
+            _ => ErrorKind::Io,
+        }
+    }
+
+    /// `doing` is a verb phrase: "reading 4096 bytes at 8192".
+    pub fn at(self, place: impl Into<String>, doing: &str) -> Error {
+        Error::new(self.kind(), place, format!("{doing}: {self}"))
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&std::io::Error::from_raw_os_error(self.0), f)
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(e: std::io::Error) -> Self {
+        Errno(e.raw_os_error().unwrap_or(Errno::EIO.0))
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(e: rustix::io::Errno) -> Self {
+        Errno(e.raw_os_error())
+    }
+}

@@ -1,0 +1,283 @@
+//! The executor: one queue, first in first out, one core.
+//!
+//! Tasks are polled in wake order, which is a function of the reactor's completions alone; under the simulator a run
+//! is therefore a function of its seed. Code between two awaits of one task is atomic for all others on the core.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+use crate::dir::Dir;
+use crate::error::{Errno, Result};
+use crate::reactor::{self, Handle, Op, Outcome, Reactor, Token};
+use crate::sync::OneShot;
+
+/// A boxed future of this core: what object-safe contracts return.
+pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// Polls between two looks at the device, so that a crowd of ready tasks cannot starve completions.
+const POLLS_PER_TURN: usize = 64;
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Queue {
+    ready: Mutex<VecDeque<u32>>,
+    /// Set while the core may be asleep in the kernel, so that only foreign wakes pay for the system call.
+    sleeping: AtomicBool,
+    reactor: Arc<dyn reactor::Waker>,
+}
+
+struct TaskWaker {
+    task: u32,
+    queued: AtomicBool,
+    queue: Arc<Queue>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.queue.ready.lock().expect("no panic inside").push_back(self.task);
+        if self.queue.sleeping.load(Ordering::SeqCst) {
+            self.queue.reactor.wake();
+        }
+    }
+}
+
+struct Slot {
+    /// Absent while the task is being polled.
+    task: Option<Task>,
+    waker: Arc<TaskWaker>,
+}
+
+struct Core {
+    reactor: Rc<dyn Reactor>,
+    queue: Arc<Queue>,
+    slots: RefCell<Vec<Option<Slot>>>,
+    free: RefCell<Vec<u32>>,
+    stopped: Cell<bool>,
+}
+
+/// The core's executor. Dropping it drops every task.
+pub struct Executor {
+    core: Rc<Core>,
+}
+
+/// What code on the core may do: I/O, time, chance, tasks. Cheap to clone.
+#[derive(Clone)]
+pub struct Env {
+    reactor: Rc<dyn Reactor>,
+    core: Weak<Core>,
+}
+
+/// The result of a spawned task; dropping it lets the task run on.
+pub struct JoinHandle<T>(Rc<OneShot<T>>);
+
+impl<T> JoinHandle<T> {
+    pub async fn join(self) -> T {
+        self.0.take().await
+    }
+}
+
+impl Executor {
+    pub fn new(reactor: Rc<dyn Reactor>) -> Executor {
+        let queue = Arc::new(Queue {
+            ready: Mutex::default(),
+            sleeping: AtomicBool::new(false),
+            reactor: reactor.waker(),
+        });
+        let core = Core {
+            reactor,
+            queue,
+            slots: RefCell::default(),
+            free: RefCell::default(),
+            stopped: Cell::new(false),
+        };
+        Executor { core: Rc::new(core) }
+    }
+
+    pub fn env(&self) -> Env {
+        Env { reactor: self.core.reactor.clone(), core: Rc::downgrade(&self.core) }
+    }
+
+    /// Runs every task until `main` is done. None when nothing can make progress any more: a deadlock, or under the
+    /// simulator the power cut.
+    pub fn run<T: 'static>(&self, main: impl Future<Output = T> + 'static) -> Option<T> {
+        let result = Rc::new(RefCell::new(None));
+        let out = result.clone();
+        self.core.spawn(Box::pin(async move {
+            let value = main.await;
+            *out.borrow_mut() = Some(value);
+        }));
+        loop {
+            self.core.poll_ready();
+            if let Some(value) = result.borrow_mut().take() {
+                return Some(value);
+            }
+            if !self.core.sleep() {
+                return None;
+            }
+        }
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        self.core.stopped.set(true);
+        let slots = std::mem::take(&mut *self.core.slots.borrow_mut());
+        drop(slots);
+    }
+}
+
+impl Core {
+    fn spawn(&self, task: Task) {
+        if self.stopped.get() {
+            return;
+        }
+        let id = self.free.borrow_mut().pop().unwrap_or_else(|| {
+            let mut slots = self.slots.borrow_mut();
+            slots.push(None);
+            u32::try_from(slots.len() - 1).expect("fewer than 2^32 tasks")
+        });
+        let waker =
+            Arc::new(TaskWaker { task: id, queued: AtomicBool::new(true), queue: self.queue.clone() });
+        self.slots.borrow_mut()[id as usize] = Some(Slot { task: Some(task), waker });
+        self.queue.ready.lock().expect("no panic inside").push_back(id);
+    }
+
+    fn poll_ready(&self) {
+        let mut polls = 0;
+        loop {
+            let next = self.queue.ready.lock().expect("no panic inside").pop_front();
+            let Some(id) = next else { return };
+            self.poll_task(id);
+            polls += 1;
+            if polls % POLLS_PER_TURN == 0 {
+                self.reactor.turn();
+            }
+        }
+    }
+
+    fn poll_task(&self, id: u32) {
+        let (mut task, waker) = {
+            let mut slots = self.slots.borrow_mut();
+            // A late wake of a finished task finds an empty slot, or a new owner that merely polls once too often.
+            let Some(slot) = slots[id as usize].as_mut() else { return };
+            slot.waker.queued.store(false, Ordering::Release);
+            let Some(task) = slot.task.take() else { return };
+            (task, slot.waker.clone())
+        };
+        let waker = Waker::from(waker);
+        match task.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(()) => {
+                let slot = self.slots.borrow_mut()[id as usize].take();
+                self.free.borrow_mut().push(id);
+                drop((slot, task));
+            }
+            Poll::Pending => {
+                if let Some(slot) = self.slots.borrow_mut().get_mut(id as usize).and_then(Option::as_mut) {
+                    slot.task = Some(task);
+                }
+            }
+        }
+    }
+
+    fn sleep(&self) -> bool {
+        self.queue.sleeping.store(true, Ordering::SeqCst);
+        let foreign_wake = !self.queue.ready.lock().expect("no panic inside").is_empty();
+        let alive = if foreign_wake {
+            self.reactor.turn();
+            true
+        } else {
+            self.reactor.wait()
+        };
+        self.queue.sleeping.store(false, Ordering::SeqCst);
+        alive
+    }
+}
+
+impl Env {
+    /// Starts a task. Dropping the handle detaches it.
+    pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        let done = Rc::new(OneShot::default());
+        let out = done.clone();
+        self.spawn_detached(Box::pin(async move { out.set(future.await) }));
+        JoinHandle(done)
+    }
+
+    /// Starts an already boxed task whose result nobody wants: the cheapest form, for requests.
+    pub fn spawn_detached(&self, task: Local<'static, ()>) {
+        if let Some(core) = self.core.upgrade() {
+            core.spawn(task);
+        }
+    }
+
+    pub fn now_ns(&self) -> u64 {
+        self.reactor.now_ns()
+    }
+
+    pub fn unix_us(&self) -> i64 {
+        self.reactor.unix_us()
+    }
+
+    pub fn random(&self) -> u64 {
+        self.reactor.random()
+    }
+
+    pub async fn sleep_until(&self, at_ns: u64) {
+        self.op(Op::Timer { at_ns }).await;
+    }
+
+    pub async fn sleep_us(&self, us: u64) {
+        self.sleep_until(self.now_ns() + us * 1000).await;
+    }
+
+    /// The directory a datastore or folder lives in; everything else is opened relative to it.
+    pub fn open_root(&self, path: &str) -> Result<Dir> {
+        let handle = self.reactor.open_root(path).map_err(|e: Errno| e.at(path, "opening the folder"))?;
+        Ok(Dir::new(self.clone(), handle, path.to_string()))
+    }
+
+    /// Submits now (not at the first poll); dropping the future forgets the operation.
+    pub fn op(&self, op: Op) -> OpFuture {
+        OpFuture { token: Some(self.reactor.submit(op)), reactor: self.reactor.clone() }
+    }
+
+    pub(crate) fn close(&self, handle: Handle) {
+        self.reactor.close(handle);
+    }
+}
+
+pub struct OpFuture {
+    reactor: Rc<dyn Reactor>,
+    token: Option<Token>,
+}
+
+impl Future for OpFuture {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let token = self.token.expect("polled after completion");
+        let outcome = std::task::ready!(self.reactor.poll(token, cx));
+        self.token = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl Drop for OpFuture {
+    fn drop(&mut self) {
+        if let Some(token) = self.token {
+            self.reactor.forget(token);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! A file as the data plane sees it: whole transfers or an error, one latch, any 512-byte alignment.
+//!
+//! Transfers that do not fit the device's block are read-modify-written here, serialised per device block, so no
+//! format has to know whether sectors are 512 or 4096 bytes. The first failed write or flush latches the file: what
+//! the device holds is then unknown, and only reopening (which re-reads it) may go on. Running out of space does not
+//! latch: nothing was lost, and the write may be tried again.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::buf::{Buf, Slice};
+use crate::error::{Errno, Error, ErrorKind, Result};
+use crate::exec::Env;
+use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome};
+use crate::sync::RangeLock;
+
+/// I/O that reached the device, for "device I/Os per guest I/O" and for `events`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FileCounters {
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+}
+
+/// A cheap, shareable handle; the file closes with the last of them.
+#[derive(Clone)]
+pub struct File(Rc<Inner>);
+
+struct Inner {
+    env: Env,
+    handle: Handle,
+    /// For messages: the path as the user knows it.
+    name: String,
+    limits: Limits,
+    latch: RefCell<Option<Error>>,
+    counters: Cell<FileCounters>,
+    /// Device blocks under read-modify-write.
+    partial: RangeLock,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.env.close(self.handle);
+    }
+}
+
+impl File {
+    pub(crate) fn new(env: Env, handle: Handle, name: String, limits: Limits) -> File {
+        assert!(limits.logical_block.is_power_of_two() && limits.memory_align.is_power_of_two());
+        File(Rc::new(Inner {
+            env,
+            handle,
+            name,
+            limits,
+            latch: RefCell::new(None),
+            counters: Cell::default(),
+            partial: RangeLock::default(),
+        }))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    pub fn limits(&self) -> Limits {
+        self.0.limits
+    }
+
+    pub fn counters(&self) -> FileCounters {
+        self.0.counters.get()
+    }
+
+    pub fn same_as(&self, other: &File) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
+    fn count(&self, change: impl FnOnce(&mut FileCounters)) {
+        let mut counters = self.0.counters.get();
+        change(&mut counters);
+        self.0.counters.set(counters);
+    }
+
+    /// The error that latched this file, if one has.
+    pub fn latched(&self) -> Option<Error> {
+        self.0.latch.borrow().clone()
+    }
+
+    fn check_latch(&self) -> Result<()> {
+        match &*self.0.latch.borrow() {
+            None => Ok(()),
+            Some(first) => Err(Error::new(
+                ErrorKind::Latched,
+                self.name(),
+                format!("not written: an earlier operation failed ({}); reopen the disk", first.cause),
+            )),
+        }
+    }
+
+    /// Turns an errno into an error and latches the file unless the operation simply found no space.
+    fn fail(&self, errno: Errno, doing: &str) -> Error {
+        let error = errno.at(self.name(), doing);
+        if !error.is_no_space() && error.kind != ErrorKind::Unsupported {
+            self.0.latch.borrow_mut().get_or_insert_with(|| error.clone());
+        }
+        error
+    }
+
+    fn fits(&self, offset: u64, bytes: &[u8]) -> bool {
+        let block = u64::from(self.0.limits.logical_block);
+        let address = bytes.as_ptr() as usize;
+        offset.is_multiple_of(block)
+            && (bytes.len() as u64).is_multiple_of(block)
+            && address.is_multiple_of(self.0.limits.memory_align as usize)
+    }
+
+    /// Fills the whole buffer from `offset`, or fails. Reading past the end of the file is an error, never zeros.
+    pub async fn read(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
+        if buf.is_empty() {
+            return (buf, Ok(()));
+        }
+        if self.fits(offset, &buf) {
+            return self.read_fitting(offset, buf).await;
+        }
+        self.read_around(offset, buf).await
+    }
+
+    async fn read_fitting(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
+        let wanted = buf.len();
+        self.count(|c| {
+            c.reads += 1;
+            c.bytes_read += wanted as u64;
+        });
+        let outcome = self.0.env.op(Op::Read { file: self.0.handle, offset, buf }).await;
+        let Outcome::Read(buf, result) = outcome else { unreachable!("a read answers with a read") };
+        let result = match result {
+            Ok(n) if n == wanted => Ok(()),
+            Ok(n) => Err(Error::damaged(
+                self.name(),
+                format!(
+                    "reading {wanted} bytes at {offset}: the file ends after {n} of them; is it truncated?"
+                ),
+            )),
+            Err(errno) => Err(errno.at(self.name(), &format!("reading {wanted} bytes at {offset}"))),
+        };
+        (buf, result)
+    }
+
+    /// Reads the enclosing device blocks and copies the wanted middle out.
+    async fn read_around(&self, offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
+        let (start, end) = self.enclosing(offset, buf.len());
+        let (around, result) = self.read_fitting(start, Buf::alloc((end - start) as usize)).await;
+        if result.is_ok() {
+            let skip = (offset - start) as usize;
+            let len = buf.len();
+            buf.copy_from_slice(&around[skip..skip + len]);
+        }
+        (buf, result)
+    }
+
+    fn enclosing(&self, offset: u64, len: usize) -> (u64, u64) {
+        let block = u64::from(self.0.limits.logical_block);
+        (offset / block * block, (offset + len as u64).next_multiple_of(block))
+    }
+
+    /// Writes the whole slice at `offset`, or fails. Completion does not mean durable: `flush` does.
+    pub async fn write(&self, offset: u64, data: impl Into<Slice>) -> Result<()> {
+        let data = data.into();
+        if data.is_empty() {
+            return Ok(());
+        }
+        if self.fits(offset, &data) {
+            // Blocks that a read-modify-write holds would be overwritten with old neighbours.
+            if self.0.limits.logical_block > 512 && !self.0.partial.is_idle() {
+                let _held = self.0.partial.lock(offset..offset + data.len() as u64).await;
+                return self.write_fitting(offset, data).await;
+            }
+            return self.write_fitting(offset, data).await;
+        }
+        self.write_around(offset, data).await
+    }
+
+    async fn write_fitting(&self, offset: u64, data: Slice) -> Result<()> {
+        self.check_latch()?;
+        let len = data.len();
+        self.count(|c| {
+            c.writes += 1;
+            c.bytes_written += len as u64;
+        });
+        let outcome = self.0.env.op(Op::Write { file: self.0.handle, offset, data }).await;
+        let Outcome::Count(result) = outcome else { unreachable!("a write answers with a count") };
+        match result {
+            Ok(n) if n == len as u64 => Ok(()),
+            Ok(n) => {
+                Err(self.fail(Errno::EIO, &format!("writing {len} bytes at {offset}: only {n} were written")))
+            }
+            Err(errno) => Err(self.fail(errno, &format!("writing {len} bytes at {offset}"))),
+        }
+    }
+
+    async fn write_around(&self, offset: u64, data: Slice) -> Result<()> {
+        let (start, end) = self.enclosing(offset, data.len());
+        let aligned = start == offset && end == offset + data.len() as u64;
+        if aligned {
+            // Only the memory is misaligned: a copy is enough.
+            return self.write_fitting(offset, Buf::copy_of(&data).freeze()).await;
+        }
+        let _held = self.0.partial.lock(start..end).await;
+        let mut around = self.read_block_padded(start, end).await?;
+        let skip = (offset - start) as usize;
+        around[skip..skip + data.len()].copy_from_slice(&data);
+        self.write_fitting(start, around.freeze()).await
+    }
+
+    /// Device blocks for a read-modify-write; what lies past the end of the file counts as zeros there.
+    async fn read_block_padded(&self, start: u64, end: u64) -> Result<Buf> {
+        let buf = Buf::zeroed((end - start) as usize);
+        let outcome = self.0.env.op(Op::Read { file: self.0.handle, offset: start, buf }).await;
+        let Outcome::Read(mut buf, result) = outcome else { unreachable!("a read answers with a read") };
+        let filled = result.map_err(|e| e.at(self.name(), "reading a block to modify it"))?;
+        buf[filled..].fill(0);
+        Ok(buf)
+    }
+
+    /// Makes every write completed before this call durable. A failure latches the file.
+    pub async fn flush(&self) -> Result<()> {
+        self.check_latch()?;
+        self.count(|c| c.flushes += 1);
+        self.unit(Op::Flush { file: self.0.handle }, "flushing").await
+    }
+
+    /// Reserves `len` bytes at `offset`, extending the file if need be. NoSpace changes nothing.
+    pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_latch()?;
+        self.unit(Op::Allocate { file: self.0.handle, offset, len }, "allocating space").await
+    }
+
+    /// The range reads as zeros afterwards; `punch` also gives its space back. Durable after `flush`.
+    pub async fn zero(&self, offset: u64, len: u64, punch: bool) -> Result<()> {
+        self.check_latch()?;
+        self.unit(Op::Zero { file: self.0.handle, offset, len, punch }, "zeroing a range").await
+    }
+
+    pub async fn set_len(&self, len: u64) -> Result<()> {
+        self.check_latch()?;
+        self.unit(Op::SetLen { file: self.0.handle, len }, "setting the length").await
+    }
+
+    async fn unit(&self, op: Op, doing: &str) -> Result<()> {
+        let Outcome::Unit(result) = self.0.env.op(op).await else { unreachable!("answers with a unit") };
+        result.map_err(|errno| self.fail(errno, doing))
+    }
+
+    /// Ranges that hold data, in order, clipped to `offset..offset + len`; the rest reads as zeros.
+    pub async fn extents(&self, offset: u64, len: u64) -> Result<Vec<FileExtent>> {
+        let outcome = self.0.env.op(Op::Extents { file: self.0.handle, offset, len }).await;
+        let Outcome::Extents(result) = outcome else { unreachable!("answers with extents") };
+        result.map_err(|e| e.at(self.name(), "listing extents"))
+    }
+
+    /// Length in bytes.
+    pub async fn size(&self) -> Result<u64> {
+        let outcome = self.0.env.op(Op::Size { file: self.0.handle }).await;
+        let Outcome::Count(result) = outcome else { unreachable!("answers with a count") };
+        result.map_err(|e| e.at(self.name(), "asking for the length"))
+    }
+
+    /// The whole content, of a file that must not be longer than `limit` bytes: texts and headers.
+    pub async fn read_all(&self, limit: u64) -> Result<Vec<u8>> {
+        let size = self.size().await?;
+        if size > limit {
+            return Err(Error::damaged(
+                self.name(),
+                format!("{size} bytes, expected at most {limit} for a file of this kind"),
+            ));
+        }
+        let (buf, result) = self.read_to_end(size as usize).await;
+        result?;
+        Ok(buf[..size as usize].to_vec())
+    }
+
+    /// Direct I/O reads whole blocks, and the last one of a text is short: that is not a truncation.
+    async fn read_to_end(&self, size: usize) -> (Buf, Result<()>) {
+        let rounded = size.next_multiple_of(self.0.limits.logical_block.max(512) as usize);
+        let buf = Buf::alloc(rounded.max(1));
+        let outcome = self.0.env.op(Op::Read { file: self.0.handle, offset: 0, buf }).await;
+        let Outcome::Read(buf, result) = outcome else { unreachable!("a read answers with a read") };
+        match result {
+            Ok(n) if n >= size => (buf, Ok(())),
+            Ok(n) => (buf, Err(Error::damaged(self.name(), format!("{n} bytes read of {size}")))),
+            Err(e) => (buf, Err(e.at(self.name(), "reading"))),
+        }
+    }
+}
+
+/// A lock held on a file; gone when dropped, or with the process.
+pub struct Lock {
+    env: Env,
+    handle: Handle,
+}
+
+impl Lock {
+    pub(crate) fn new(env: Env, handle: Handle) -> Lock {
+        Lock { env, handle }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.env.close(self.handle);
+    }
+}

@@ -1,0 +1,25 @@
+//! The floor: contracts, the executor, and its io_uring reactor. Decides nothing.
+//!
+//! Absent on purpose: any policy, any format, any knowledge of snapshots. All `unsafe` of the data plane sits in
+//! `uring`.
+
+pub mod buf;
+pub mod dir;
+pub mod error;
+pub mod exec;
+pub mod file;
+pub mod layer;
+pub mod manifest;
+pub mod reactor;
+pub mod socket;
+pub mod sync;
+pub mod volume;
+
+pub use buf::{Buf, Slice};
+pub use dir::Dir;
+pub use error::{Errno, Error, ErrorKind, Result};
+pub use exec::{Env, Executor, Local};
+pub use file::File;
+
+/// The unit of every on-disk field and every guest address: 512 bytes, whatever the device's block is.
+pub const SECTOR: u64 = 512;

@@ -1,0 +1,220 @@
+//! What stands under the executor: one world's I/O and clock.
+//!
+//! Two implementations exist: `uring::UringReactor` (real files, sockets and time) and `sim`'s (virtual time, faults,
+//! power cuts). Both consume the same [`Op`]s, so the engine above cannot tell them apart. An operation owns its
+//! buffers from `submit` until its outcome is taken; forgetting one leaves them with the reactor until the device is
+//! done.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::buf::{Buf, Slice};
+use crate::error::Errno;
+
+/// An open file, directory or socket of one reactor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handle(pub u32);
+
+/// An operation under way; only its reactor reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Token(pub u32);
+
+/// What the device asks of the I/O on one file. All sizes in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Offsets and lengths must be multiples of this (512 or 4096 on disks; 1 when buffered).
+    pub logical_block: u32,
+    /// Memory addresses must be multiples of this.
+    pub memory_align: u32,
+    /// Largest single transfer.
+    pub max_io: u32,
+    /// False when O_DIRECT was refused and the page cache is in between.
+    pub direct: bool,
+}
+
+/// How a file is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenMode {
+    Read,
+    Write,
+    /// Fails with EEXIST when the name is taken.
+    CreateNew,
+}
+
+/// A range of a file that holds data; between such ranges the file reads as zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileExtent {
+    pub offset: u64,
+    pub len: u64,
+}
+
+/// Bytes a file system has, and has left for us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Space {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+}
+
+/// One operation. Names are single path components, relative to the directory handle.
+#[derive(Debug)]
+pub enum Op {
+    // Files.
+    Read {
+        file: Handle,
+        offset: u64,
+        buf: Buf,
+    },
+    Write {
+        file: Handle,
+        offset: u64,
+        data: Slice,
+    },
+    /// Makes durable every write of this file that completed before the submission, and the file's size.
+    Flush {
+        file: Handle,
+    },
+    /// Reserves space and extends the size to `offset + len`; existing bytes stay. ENOSPC changes nothing.
+    Allocate {
+        file: Handle,
+        offset: u64,
+        len: u64,
+    },
+    /// The range reads as zeros afterwards. `punch` also gives its space back.
+    Zero {
+        file: Handle,
+        offset: u64,
+        len: u64,
+        punch: bool,
+    },
+    SetLen {
+        file: Handle,
+        len: u64,
+    },
+    /// Outcome: `Extents` that intersect the range, clipped to it.
+    Extents {
+        file: Handle,
+        offset: u64,
+        len: u64,
+    },
+    /// Outcome: `Count`, the size in bytes.
+    Size {
+        file: Handle,
+    },
+    // Directories. Nothing is durable before SyncDir of the directory.
+    OpenFile {
+        dir: Handle,
+        name: String,
+        mode: OpenMode,
+    },
+    /// Opens (and with `create` first makes) a subdirectory.
+    OpenDir {
+        dir: Handle,
+        name: String,
+        create: bool,
+    },
+    Rename {
+        dir: Handle,
+        from: String,
+        to: String,
+    },
+    Unlink {
+        dir: Handle,
+        name: String,
+    },
+    /// Removes an empty subdirectory.
+    RemoveDir {
+        dir: Handle,
+        name: String,
+    },
+    SyncDir {
+        dir: Handle,
+    },
+    /// Outcome: `Names`, sorted; subdirectories carry a trailing slash.
+    List {
+        dir: Handle,
+    },
+    /// Takes an exclusive lock on the file `name` (created when absent), held until the handle is closed.
+    /// EAGAIN when another process holds it. Outcome: `Opened`.
+    Lock {
+        dir: Handle,
+        name: String,
+    },
+    /// Outcome: `Space` of the file system the directory is on.
+    Space {
+        dir: Handle,
+    },
+    // Time.
+    /// Completes when the reactor's clock reaches `at_ns`.
+    Timer {
+        at_ns: u64,
+    },
+    // Sockets: real world only; the simulator answers EOPNOTSUPP.
+    /// Outcome: `Opened` with the connection.
+    Accept {
+        socket: Handle,
+    },
+    /// Outcome: `Read`, with the number of bytes; 0 is the end of the stream.
+    Recv {
+        socket: Handle,
+        buf: Buf,
+        /// First byte of `buf` to fill.
+        at: usize,
+    },
+    /// Sends the slices in order. Outcome: `Count`, which may be less than their sum.
+    Send {
+        socket: Handle,
+        parts: Vec<Slice>,
+    },
+}
+
+/// What an operation came to. Each `Op` says which of these it answers with; `Unit` where nothing is said.
+#[derive(Debug)]
+pub enum Outcome {
+    Unit(Result<(), Errno>),
+    /// The buffer comes back whatever happened, with the number of bytes that were filled.
+    Read(Buf, Result<usize, Errno>),
+    Count(Result<u64, Errno>),
+    Opened(Result<(Handle, Limits), Errno>),
+    Extents(Result<Vec<FileExtent>, Errno>),
+    Names(Result<Vec<String>, Errno>),
+    Space(Result<Space, Errno>),
+}
+
+/// Wakes a reactor that waits for the kernel, from any thread.
+pub trait Waker: Send + Sync {
+    fn wake(&self);
+}
+
+/// One world. Single-threaded; every method is called from the core that owns it.
+pub trait Reactor {
+    fn submit(&self, op: Op) -> Token;
+
+    /// Ready once; the token is dead afterwards. Registers the task's waker otherwise.
+    fn poll(&self, token: Token, cx: &mut Context<'_>) -> Poll<Outcome>;
+
+    /// The caller no longer wants the outcome. Buffers and handles inside are released when the device is done.
+    fn forget(&self, token: Token);
+
+    /// Closes a handle; operations under way on it still complete.
+    fn close(&self, handle: Handle);
+
+    /// Opens a directory by path; the only path a data plane ever opens. Not on the I/O path, so synchronous.
+    fn open_root(&self, path: &str) -> Result<Handle, Errno>;
+
+    /// Monotonic nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// Microseconds since 1970 UTC, for names and records; never for ordering.
+    fn unix_us(&self) -> i64;
+
+    /// 64 bits that nobody can predict (or that follow from the seed).
+    fn random(&self) -> u64;
+
+    /// Hands over what has been submitted, and takes in what has completed, without waiting.
+    fn turn(&self);
+
+    /// Waits until at least one task may be ready. False when nothing is under way, so nothing can ever wake one.
+    fn wait(&self) -> bool;
+
+    fn waker(&self) -> Arc<dyn Waker>;
+}

@@ -1,0 +1,212 @@
+//! Waiting, for tasks that share one core: no atomics, no locks, first come first served.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::ops::Range;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+/// Wakes everybody who waits. A waiter re-checks its own condition: `while !cond { signal.wait().await }`.
+#[derive(Default)]
+pub struct Signal {
+    epoch: Cell<u64>,
+    waiters: RefCell<Vec<Waker>>,
+}
+
+impl Signal {
+    pub fn notify(&self) {
+        self.epoch.set(self.epoch.get() + 1);
+        for waker in self.waiters.take() {
+            waker.wake();
+        }
+    }
+
+    /// Resolves at the first `notify` after this call (not after the first poll).
+    pub fn wait(&self) -> impl Future<Output = ()> + '_ {
+        let seen = self.epoch.get();
+        poll_fn(move |cx| {
+            if self.epoch.get() != seen {
+                return Poll::Ready(());
+            }
+            self.waiters.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+    }
+}
+
+/// A value handed over once.
+pub struct OneShot<T> {
+    value: RefCell<Option<T>>,
+    signal: Signal,
+}
+
+impl<T> Default for OneShot<T> {
+    fn default() -> Self {
+        Self { value: RefCell::new(None), signal: Signal::default() }
+    }
+}
+
+impl<T> OneShot<T> {
+    pub fn set(&self, value: T) {
+        *self.value.borrow_mut() = Some(value);
+        self.signal.notify();
+    }
+
+    pub async fn take(&self) -> T {
+        loop {
+            if let Some(value) = self.value.borrow_mut().take() {
+                return value;
+            }
+            self.signal.wait().await;
+        }
+    }
+}
+
+/// Mutual exclusion over ranges, in order of arrival: a later overlapping range waits for every earlier one.
+///
+/// Arrival order makes it free of deadlock as long as a holder takes no second range of the same lock.
+#[derive(Default, Clone)]
+pub struct RangeLock(Rc<RangeLockState>);
+
+#[derive(Default)]
+struct RangeLockState {
+    next_ticket: Cell<u64>,
+    /// Holders and waiters, oldest first.
+    entries: RefCell<VecDeque<Entry>>,
+}
+
+struct Entry {
+    ticket: u64,
+    range: Range<u64>,
+    /// Set while the owner waits.
+    waker: Option<Waker>,
+}
+
+pub struct RangeGuard {
+    lock: Rc<RangeLockState>,
+    ticket: u64,
+}
+
+impl RangeLock {
+    pub fn is_idle(&self) -> bool {
+        self.0.entries.borrow().is_empty()
+    }
+
+    /// Queues for `range` now and resolves when no earlier overlapping range is left.
+    pub fn lock(&self, range: Range<u64>) -> impl Future<Output = RangeGuard> + use<> {
+        let ticket = self.0.next_ticket.get();
+        self.0.next_ticket.set(ticket + 1);
+        self.0.entries.borrow_mut().push_back(Entry { ticket, range: range.clone(), waker: None });
+        let mut guard = Some(RangeGuard { lock: self.0.clone(), ticket });
+        poll_fn(move |cx| {
+            let mine = guard.as_ref().expect("polled after completion");
+            let mut entries = mine.lock.entries.borrow_mut();
+            let blocked = entries
+                .iter()
+                .take_while(|e| e.ticket < ticket)
+                .any(|e| e.range.start < range.end && range.start < e.range.end);
+            if blocked {
+                let entry = entries.iter_mut().find(|e| e.ticket == ticket).expect("own entry");
+                entry.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            drop(entries);
+            Poll::Ready(guard.take().expect("polled after completion"))
+        })
+    }
+}
+
+impl Drop for RangeGuard {
+    fn drop(&mut self) {
+        let mut entries = self.lock.entries.borrow_mut();
+        let at = entries.iter().position(|e| e.ticket == self.ticket).expect("a held range is listed");
+        let range = entries.remove(at).expect("position is inside").range;
+        let wakers: Vec<Waker> = entries
+            .iter_mut()
+            .filter(|e| e.ticket > self.ticket && e.range.start < range.end && range.start < e.range.end)
+            .filter_map(|e| e.waker.take())
+            .collect();
+        drop(entries);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A mutex for tasks of one core, fair. A range lock of one point.
+#[derive(Default, Clone)]
+pub struct TaskMutex(RangeLock);
+
+impl TaskMutex {
+    pub fn lock(&self) -> impl Future<Output = RangeGuard> + use<> {
+        self.0.lock(0..1)
+    }
+}
+
+/// Counts what is under way, by epoch: "everything admitted before now has completed" can be awaited.
+///
+/// The engine uses it for the seal (writes admitted under the old chain) and before freed space is punched (reads too).
+#[derive(Default)]
+pub struct Admission {
+    state: RefCell<AdmissionState>,
+    drained: Signal,
+}
+
+#[derive(Default)]
+struct AdmissionState {
+    epoch: u64,
+    /// (epoch, number under way), oldest first; only epochs with work or the newest.
+    counts: VecDeque<(u64, usize)>,
+}
+
+/// One admitted piece of work; leaving is dropping.
+pub struct Admitted {
+    gate: Rc<Admission>,
+    epoch: u64,
+}
+
+impl Admission {
+    pub fn enter(self: &Rc<Self>) -> Admitted {
+        let mut state = self.state.borrow_mut();
+        let epoch = state.epoch;
+        match state.counts.back_mut() {
+            Some((e, n)) if *e == epoch => *n += 1,
+            _ => state.counts.push_back((epoch, 1)),
+        }
+        Admitted { gate: self.clone(), epoch }
+    }
+
+    /// Starts a new epoch; the returned future resolves when all work of earlier epochs has left.
+    pub fn drain(self: &Rc<Self>) -> impl Future<Output = ()> + use<> {
+        let old = {
+            let mut state = self.state.borrow_mut();
+            state.epoch += 1;
+            state.epoch - 1
+        };
+        let gate = self.clone();
+        async move {
+            while gate.state.borrow().counts.iter().any(|&(e, n)| e <= old && n > 0) {
+                gate.drained.wait().await;
+            }
+        }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.state.borrow().counts.iter().map(|&(_, n)| n).sum()
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut state = self.gate.state.borrow_mut();
+        let newest = state.epoch;
+        let entry =
+            state.counts.iter_mut().find(|(e, _)| *e == self.epoch).expect("an admitted epoch is counted");
+        entry.1 -= 1;
+        let emptied = entry.1 == 0 && self.epoch != newest;
+        state.counts.retain(|&(e, n)| n > 0 || e == newest);
+        drop(state);
+        if emptied {
+            self.gate.drained.notify();
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The contract of a served disk: what a door (NBD, later vhost-user) may ask of it.
+//!
+//! No snapshot words here: a door serves a volume and does not know where it comes from. Ranges are bytes and
+//! multiples of [`SECTOR`](crate::SECTOR) inside the size; the door checks that before it calls.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use crate::buf::{Buf, Slice};
+use crate::error::Result;
+use crate::exec::Local;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VolumeInfo {
+    pub size_bytes: u64,
+    pub read_only: bool,
+    /// Preferred I/O size; smaller works.
+    pub preferred_bytes: u32,
+    /// Zeroing without writing zeros is possible, so "fast zero" may be promised.
+    pub fast_zero: bool,
+}
+
+/// One piece of the answer to "what is in this range".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockStatus {
+    pub len: u64,
+    /// No space is allocated for it.
+    pub hole: bool,
+    /// Reads as zeros.
+    pub zero: bool,
+}
+
+/// How a range is zeroed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ZeroMode {
+    /// The range must stay allocated.
+    pub no_hole: bool,
+    /// Fail with `Unsupported` rather than write zeros.
+    pub fast_only: bool,
+}
+
+/// A disk, or a sealed state of one, as served. Completion does not mean durable: `flush` does, for every write
+/// completed before it was called, on any connection.
+pub trait Volume {
+    fn info(&self) -> VolumeInfo;
+
+    /// Fills the buffer from `offset`.
+    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)>;
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>>;
+
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>>;
+
+    /// The guest does not need the range's content any more. A hint.
+    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>>;
+
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>>;
+
+    /// Pieces that cover `range` from its start, at least one, perhaps not to its end.
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>>;
+}
+
+/// A volume under the name a client asks for, as a door lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportEntry {
+    pub name: String,
+    pub description: String,
+}
+
+/// The catalogue a door asks. An attachment is counted until it is dropped, so that what is in use is known.
+pub trait Exports {
+    fn list(&self) -> Vec<ExportEntry>;
+
+    /// `client` names the peer for messages ("unix", "127.0.0.1:50312").
+    fn attach<'a>(&'a self, name: &'a str, client: &'a str) -> Local<'a, Result<Attachment>>;
+}
+
+/// One client on one volume. `token` is dropped last; the catalogue hangs its bookkeeping on it.
+pub struct Attachment {
+    pub volume: Rc<dyn Volume>,
+    pub token: Box<dyn std::any::Any>,
+}
