@@ -1,0 +1,174 @@
+//! The client commands' side of the API: one connection, one request, one typed answer.
+//!
+//! A connection per request, so that a command that watches survives a restart of the daemon.
+
+use std::path::{Path, PathBuf};
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::api::{
+    CommitPreview, CommitTarget, Event, Job, JobLimit, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm,
+    VmCreate, VmRemoved, VmSummary,
+};
+use crate::datastore::Datastore;
+use crate::error::{Error, ErrorBody, ErrorKind, Result};
+use crate::name::VmName;
+
+/// Events are the longest answer: at about 200 bytes each, over 300,000 of them.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+const NO_BODY: Option<&()> = None;
+
+pub struct Client {
+    datastore: PathBuf,
+    socket: PathBuf,
+}
+
+impl Client {
+    pub fn new(datastore: &Datastore) -> Self {
+        Self { datastore: datastore.root().to_owned(), socket: datastore.api_socket() }
+    }
+
+    pub fn datastore(&self) -> &Path {
+        &self.datastore
+    }
+
+    pub async fn status(&self) -> Result<Status> {
+        self.get("/status").await
+    }
+
+    pub async fn vm_create(&self, request: &VmCreate) -> Result<Vm> {
+        self.call(Method::POST, "/vms", Some(request)).await
+    }
+
+    pub async fn vm_list(&self) -> Result<Vec<VmSummary>> {
+        self.get("/vms").await
+    }
+
+    pub async fn vm_show(&self, vm: &VmName) -> Result<Vm> {
+        self.get(&format!("/vms/{vm}")).await
+    }
+
+    pub async fn vm_remove(&self, vm: &VmName, delete_disks: bool) -> Result<VmRemoved> {
+        self.call(Method::DELETE, &format!("/vms/{vm}?delete_disks={delete_disks}"), NO_BODY).await
+    }
+
+    pub async fn snapshot_take(&self, vm: &VmName, request: &SnapshotTake) -> Result<SnapshotTaken> {
+        self.call(Method::POST, &format!("/vms/{vm}/snapshots"), Some(request)).await
+    }
+
+    pub async fn snapshot_tree(&self, vm: &VmName) -> Result<SnapshotTree> {
+        self.get(&format!("/vms/{vm}/snapshots")).await
+    }
+
+    pub async fn commit_preview(&self, vm: &VmName, target: &CommitTarget) -> Result<CommitPreview> {
+        self.call(Method::POST, &format!("/vms/{vm}/commit/preview"), Some(target)).await
+    }
+
+    pub async fn snapshot_commit(&self, vm: &VmName, target: &CommitTarget) -> Result<Job> {
+        self.call(Method::POST, &format!("/vms/{vm}/commit"), Some(target)).await
+    }
+
+    pub async fn events(&self, vm: &VmName, after: u64) -> Result<Vec<Event>> {
+        self.get(&format!("/vms/{vm}/events?after={after}")).await
+    }
+
+    pub async fn job_list(&self) -> Result<Vec<Job>> {
+        self.get("/jobs").await
+    }
+
+    pub async fn job_show(&self, id: u64) -> Result<Job> {
+        self.get(&format!("/jobs/{id}")).await
+    }
+
+    pub async fn job_pause(&self, id: u64) -> Result<Job> {
+        self.call(Method::POST, &format!("/jobs/{id}/pause"), NO_BODY).await
+    }
+
+    pub async fn job_resume(&self, id: u64) -> Result<Job> {
+        self.call(Method::POST, &format!("/jobs/{id}/resume"), NO_BODY).await
+    }
+
+    pub async fn job_cancel(&self, id: u64) -> Result<Job> {
+        self.call(Method::POST, &format!("/jobs/{id}/cancel"), NO_BODY).await
+    }
+
+    pub async fn job_limit(&self, id: u64, limit_bytes_s: Option<u64>) -> Result<Job> {
+        self.call(Method::PUT, &format!("/jobs/{id}/limit"), Some(&JobLimit { limit_bytes_s })).await
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.call(Method::GET, path, NO_BODY).await
+    }
+
+    async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T> {
+        let (status, bytes) = self.exchange(method, path, body).await?;
+        if (200..300).contains(&status) {
+            return serde_json::from_slice(&bytes)
+                .map_err(|e| self.broken(&format!("answer to {path}: {e}")));
+        }
+        match serde_json::from_slice::<ErrorBody>(&bytes) {
+            Ok(body) => Err(Error::from(body)),
+            Err(_) => Err(self.broken(&format!("HTTP status {status} to {path}"))),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<(u16, Bytes)> {
+        let body = match body {
+            Some(value) => {
+                serde_json::to_vec(value).map_err(|e| Error::failed(format!("request {path}: {e}")))?
+            }
+            None => Vec::new(),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("/api/v1{path}"))
+            .header(HOST, "unstun")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|e| Error::failed(format!("request {path}: {e}")))?;
+        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| self.broken(&e.to_string()))?;
+        // Ends with the connection; its failure is seen by the request.
+        tokio::spawn(async move { drop(connection.await) });
+        let response = sender.send_request(request).await.map_err(|e| self.broken(&e.to_string()))?;
+        let status = response.status().as_u16();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+        Ok((status, body.map_err(|e| self.broken(&e.to_string()))?.to_bytes()))
+    }
+
+    fn unreachable(&self, cause: &std::io::Error) -> Error {
+        let (datastore, socket) = (self.datastore.display(), self.socket.display());
+        let message = match cause.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => format!(
+                "no daemon serves datastore {datastore} (no one answers on {socket}): start it with \
+                 `unstun up --datastore {datastore}`"
+            ),
+            _ => format!("daemon of datastore {datastore}: {socket}: {cause}"),
+        };
+        Error::new(ErrorKind::Unavailable, message)
+    }
+
+    fn broken(&self, cause: &str) -> Error {
+        let datastore = self.datastore.display();
+        Error::new(ErrorKind::Unavailable, format!("daemon of datastore {datastore}: {cause}"))
+    }
+}

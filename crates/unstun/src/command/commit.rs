@@ -1,0 +1,109 @@
+//! `unstun snapshot commit`: says what it will do, asks, starts it, and follows it until it ends.
+
+use crate::api::{CommitPreview, CommitTarget, Job, JobState};
+use crate::cli::CommitArgs;
+use crate::client::Client;
+use crate::command::{Watched, watch};
+use crate::error::{Error, ErrorKind, Result};
+use crate::output::{self, Output, fields};
+use crate::units::{format_bytes, format_seconds};
+
+pub async fn run(args: &CommitArgs, client: &Client, output: Output) -> Result<()> {
+    let (vm, snapshot) = args.which.parse()?;
+    let target = match (snapshot, args.all) {
+        (Some(name), false) => CommitTarget::Snapshot(name),
+        (None, true) => CommitTarget::All,
+        (Some(_), true) => {
+            return Err(Error::invalid("expected either a snapshot's name or --all, not both"));
+        }
+        (None, false) => {
+            return Err(Error::invalid(format!("which snapshot of {vm}? expected a name, or --all")));
+        }
+    };
+    let preview = client.commit_preview(&vm, &target).await?;
+    if args.dry_run {
+        return output.result(&preview, describe);
+    }
+    output.note(&describe(&preview));
+    if !args.yes {
+        confirm()?;
+    }
+    let job = client.snapshot_commit(&vm, &target).await?;
+    if args.detach {
+        return output.result(&job, started);
+    }
+    finish(watch(client, job).await?, output)
+}
+
+fn describe(preview: &CommitPreview) -> String {
+    let estimate = match preview.estimated_s {
+        Some(s) => format!("about {}", format_seconds(s)),
+        None => "unknown: nothing was committed here yet".to_owned(),
+    };
+    let lines = fields(&[
+        ("commit", format!("{}@{}", preview.vm, preview.snapshots.join(", "))),
+        ("to move", format!("{} at most", format_bytes(preview.bytes_to_move))),
+        ("comes back", format_bytes(preview.bytes_freed)),
+        ("time", estimate),
+    ]);
+    format!("{lines}{}", preview.warning)
+}
+
+fn confirm() -> Result<()> {
+    if !output::can_ask() {
+        return Err(Error::refused(
+            "not confirmed: there is no terminal to ask on; --yes commits without asking",
+        ));
+    }
+    match output::ask("Commit?")? {
+        true => Ok(()),
+        false => Err(Error::refused("not confirmed; nothing was changed")),
+    }
+}
+
+fn started(job: &Job) -> String {
+    format!("job {} started; follow it with `unstun job list`, stop it with `unstun job cancel {0}`", job.id)
+}
+
+fn finish(watched: Watched, output: Output) -> Result<()> {
+    let job = match watched {
+        Watched::Ended(job) => job,
+        Watched::Detached(job) => return Err(detached(&job)),
+    };
+    match job.state {
+        JobState::Done => output.result(&job, done),
+        JobState::Cancelled => Err(Error::new(
+            ErrorKind::Cancelled,
+            format!("job {} was cancelled: the rest of its delta stays, and no snapshot owns it", job.id),
+        )),
+        _ => Err(failure(&job)),
+    }
+}
+
+/// Not a success: a script that goes on after Ctrl-C would believe the delta gone.
+fn detached(job: &Job) -> Error {
+    let id = job.id;
+    Error::new(
+        ErrorKind::Cancelled,
+        format!("detached; job {id} goes on: see `unstun job list`, stop it with `unstun job cancel {id}`"),
+    )
+}
+
+fn failure(job: &Job) -> Error {
+    let state = job.state.as_str();
+    match &job.error {
+        Some(error) => Error::new(error.kind, format!("job {} {state}: {}", job.id, error.message)),
+        None => Error::failed(format!("job {} {state}", job.id)),
+    }
+}
+
+fn done(job: &Job) -> String {
+    let took = job.ended.map_or(0, |ended| ended.duration_since(job.started).as_secs().max(0));
+    let took = format_seconds(took.unsigned_abs());
+    format!(
+        "committed {}@{} in {took}: {} moved",
+        job.vm,
+        job.snapshots.join(", "),
+        format_bytes(job.bytes_done)
+    )
+}

@@ -1,0 +1,37 @@
+//! `unstun convert`: offline, without a daemon.
+
+use std::io::ErrorKind as IoKind;
+
+use crate::api::Converted;
+use crate::cli::ConvertArgs;
+use crate::command::progress;
+use crate::core;
+use crate::error::{Error, ErrorKind, Result};
+use crate::output::Output;
+use crate::units::format_bytes;
+
+pub fn run(args: &ConvertArgs, output: Output) -> Result<()> {
+    let (chain, raw) = (&args.chain, &args.output);
+    std::fs::metadata(chain).map_err(|e| match e.kind() {
+        IoKind::NotFound => Error::not_found(format!("{}: no such file", chain.display())),
+        _ => Error::failed(format!("{}: {e}", chain.display())),
+    })?;
+    if raw.symlink_metadata().is_ok() {
+        let message = format!("{}: exists; expected a name that is free", raw.display());
+        return Err(Error::new(ErrorKind::Exists, message));
+    }
+    let bar = progress::bar(0)?;
+    let converted = core::convert(chain, raw, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+        bar.set_message(format!("{} of {}", format_bytes(done), format_bytes(total)));
+    })?;
+    bar.finish();
+    output.result(&converted, describe)
+}
+
+fn describe(converted: &Converted) -> String {
+    let (size, written) = (format_bytes(converted.size_bytes), format_bytes(converted.bytes_written));
+    let output = converted.output.display();
+    format!("{output}: {size}, {written} of it data, from {} layers", converted.layers)
+}

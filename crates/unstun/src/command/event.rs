@@ -1,0 +1,92 @@
+//! `unstun events`.
+
+use std::time::Duration;
+
+use crate::api::Event;
+use crate::cli::EventsArgs;
+use crate::client::Client;
+use crate::error::Result;
+use crate::output::Output;
+use crate::units::{format_bytes, format_us};
+
+const FOLLOW_POLL: Duration = Duration::from_millis(500);
+
+pub async fn run(args: &EventsArgs, client: &Client, output: Output) -> Result<()> {
+    let mut events = client.events(&args.vm, 0).await?;
+    if !args.follow {
+        return output.result(&events, |events| describe_all(events));
+    }
+    let interrupted = tokio::signal::ctrl_c();
+    tokio::pin!(interrupted);
+    let mut last_id = 0;
+    loop {
+        for event in &events {
+            print(event, output)?;
+            last_id = event.id;
+        }
+        tokio::select! {
+            _ = &mut interrupted => return Ok(()),
+            () = tokio::time::sleep(FOLLOW_POLL) => {}
+        }
+        events = client.events(&args.vm, last_id).await?;
+    }
+}
+
+fn print(event: &Event, output: Output) -> Result<()> {
+    if output.is_json() { output.json_line(event) } else { output.text(&describe(event)) }
+}
+
+fn describe_all(events: &[Event]) -> String {
+    if events.is_empty() {
+        return "no events".to_owned();
+    }
+    events.iter().map(|event| describe(event) + "\n").collect()
+}
+
+/// A line for the VM, then an indented one per disk.
+fn describe(event: &Event) -> String {
+    let name = event.snapshot.as_ref().map_or(String::new(), |name| format!("@{name}"));
+    let mut text = format!(
+        "{:.3}  {}{name}  {}  stun {}",
+        event.time,
+        event.vm,
+        event.operation.as_str(),
+        format_us(event.stun_us)
+    );
+    if let Some(message) = &event.message {
+        text.push_str("  ");
+        text.push_str(message);
+    }
+    for disk in &event.disks {
+        let (stun, flush) = (format_us(disk.stun_us), format_us(disk.flush_us));
+        text.push_str(&format!("\n    disk{}  stun {stun}, flush {flush}", disk.number));
+        if disk.bytes_moved > 0 {
+            text.push_str(&format!(", {} moved", format_bytes(disk.bytes_moved)));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{EventDisk, Operation};
+
+    #[test]
+    fn a_take_reads_as_one_line_and_its_disks() {
+        let event = Event {
+            id: 1,
+            time: "2026-11-20T12:00:00.123456Z".parse().unwrap(),
+            vm: "web".parse().unwrap(),
+            operation: Operation::Take,
+            snapshot: Some("a".into()),
+            stun_us: 210,
+            disks: vec![EventDisk { number: 0, stun_us: 210, flush_us: 1500, bytes_moved: 0 }],
+            message: None,
+        };
+        assert_eq!(
+            describe(&event),
+            "2026-11-20T12:00:00.123Z  web@a  take  stun 210 us\n    disk0  stun 210 us, flush 1.50 ms"
+        );
+    }
+}

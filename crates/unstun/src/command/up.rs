@@ -1,0 +1,104 @@
+//! `unstun up`: the daemon. The engine runs on its own thread; this one serves the API and waits for a signal.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+
+use crate::cli::UpArgs;
+use crate::command::{runtime, status};
+use crate::control::Control;
+use crate::core;
+use crate::datastore::Datastore;
+use crate::error::{Error, ErrorKind, Result};
+use crate::output::Output;
+use crate::{listen, rest};
+
+/// API requests in flight may finish this long after a signal; then the engine stops regardless.
+const API_DRAIN: Duration = Duration::from_secs(2);
+
+pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
+    let datastore = Datastore::for_daemon(named)?;
+    listen::check_socket_path(&datastore.api_socket()).map_err(Error::invalid)?;
+    let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };
+    let control = core::start(&datastore, &nbd)?;
+    runtime()?.block_on(serve(&datastore, control, output))
+}
+
+/// Until a signal; then drains, in whatever state the API is.
+async fn serve(datastore: &Datastore, control: Arc<dyn Control>, output: Output) -> Result<()> {
+    let served = match listen_api(datastore, &control, output).await {
+        Ok((listener, signals)) => serve_until_signal(listener, &control, signals, output).await,
+        Err(error) => Err(error),
+    };
+    let drained = control.shutdown().await;
+    // A leftover is harmless: the next daemon replaces it.
+    let _ = std::fs::remove_file(datastore.api_socket());
+    served.and(drained)
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let install = |kind| signal(kind).map_err(|e| Error::failed(format!("signal handler: {e}")));
+        Ok(Self {
+            terminate: install(SignalKind::terminate())?,
+            interrupt: install(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Once this has printed, every client is served.
+async fn listen_api(
+    datastore: &Datastore,
+    control: &Arc<dyn Control>,
+    output: Output,
+) -> Result<(UnixListener, Signals)> {
+    let signals = Signals::new()?;
+    let listener = rest::bind(&datastore.api_socket())?;
+    output.result(&control.status().await?, |now| {
+        let api = datastore.api_socket();
+        format!("{}API        {}\nready; Ctrl-C drains and stops", status::describe(now), api.display())
+    })?;
+    Ok((listener, signals))
+}
+
+async fn serve_until_signal(
+    listener: UnixListener,
+    control: &Arc<dyn Control>,
+    mut signals: Signals,
+    output: Output,
+) -> Result<()> {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = tokio::spawn(rest::serve(listener, Arc::clone(control), async move {
+        // Either way, sent or dropped, the server has to stop.
+        let _ = stopped.await;
+    }));
+    signals.next().await;
+    output.note("draining; a second signal stops at once");
+    tokio::spawn(async move {
+        signals.next().await;
+        eprintln!("stopped before draining ended; the next start recovers");
+        std::process::exit(i32::from(ErrorKind::Failed.exit_code()));
+    });
+    let _ = stop.send(());
+    match tokio::time::timeout(API_DRAIN, server).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(join)) => Err(Error::failed(format!("API server: {join}"))),
+        Err(_) => Ok(()),
+    }
+}

@@ -1,0 +1,53 @@
+//! The seam between the API and the engine: what the REST routes ask of the daemon.
+//!
+//! Names and sizes arrive checked. Every call may wait for disk I/O, except that a commit answers with its job as soon
+//! as the start is durable. Absent on purpose: any block of data.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use crate::api::{
+    CommitPreview, CommitTarget, Event, Job, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmCreate,
+    VmRemoved, VmSummary,
+};
+use crate::error::Result;
+use crate::name::VmName;
+
+/// Boxed, because the API holds the engine as one trait object; a call costs a request, not an I/O.
+pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+
+pub trait Control: Send + Sync {
+    fn status(&self) -> Reply<'_, Status>;
+
+    /// `Exists` if the name is taken.
+    fn vm_create(&self, request: VmCreate) -> Reply<'_, Vm>;
+    /// By name.
+    fn vm_list(&self) -> Reply<'_, Vec<VmSummary>>;
+    fn vm_show(&self, vm: VmName) -> Reply<'_, Vm>;
+    /// Keeps the files unless `delete_disks`. `Refused` while a client is attached or a job is open.
+    fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved>;
+
+    /// Answers once the snapshot is sealed.
+    fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken>;
+    fn snapshot_tree(&self, vm: VmName) -> Reply<'_, SnapshotTree>;
+    /// `Refused` where there is nothing to commit.
+    fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview>;
+    /// Answers with the job, the names already gone from the tree.
+    fn snapshot_commit(&self, vm: VmName, target: CommitTarget) -> Reply<'_, Job>;
+
+    /// Oldest first; ended jobs stay listed until the daemon stops.
+    fn job_list(&self) -> Reply<'_, Vec<Job>>;
+    fn job_show(&self, id: u64) -> Reply<'_, Job>;
+    /// Pause, resume and cancel of an ended job: `Refused`.
+    fn job_pause(&self, id: u64) -> Reply<'_, Job>;
+    fn job_resume(&self, id: u64) -> Reply<'_, Job>;
+    fn job_cancel(&self, id: u64) -> Reply<'_, Job>;
+    /// `None` lifts the limit.
+    fn job_limit(&self, id: u64, limit_bytes_s: Option<u64>) -> Reply<'_, Job>;
+
+    /// Those with an id above `after`, in rising order; 0 asks for all.
+    fn events(&self, vm: VmName, after: u64) -> Reply<'_, Vec<Event>>;
+
+    /// Takes no new guest I/O, completes what was admitted, writes tables, closes. Called once, last.
+    fn shutdown(&self) -> Reply<'_, ()>;
+}

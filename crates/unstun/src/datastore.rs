@@ -1,0 +1,120 @@
+//! Which datastore a command means, and where the daemon of one listens.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::listen::{self, NbdListen};
+
+pub const LOCAL_DEFAULT: &str = "unstun-data";
+pub const SYSTEM_DEFAULT: &str = "/var/lib/unstun";
+/// Everything of ours that is not a VM's home.
+const OWN_FOLDER: &str = ".unstun";
+
+/// An existing folder; absolute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Datastore {
+    root: PathBuf,
+}
+
+impl Datastore {
+    /// What a client command means; never creates one. `named` is --datastore or $UNSTUN_DATASTORE.
+    pub fn for_client(named: Option<&Path>) -> Result<Self> {
+        match named {
+            Some(path) => Self::open(path, "as named"),
+            None if Path::new(LOCAL_DEFAULT).is_dir() => Self::open(Path::new(LOCAL_DEFAULT), "found here"),
+            None => Self::open(
+                Path::new(SYSTEM_DEFAULT),
+                "the default, as neither --datastore nor $UNSTUN_DATASTORE names one and ./unstun-data is not here",
+            ),
+        }
+    }
+
+    /// What `up` means: creates ./unstun-data when nothing is named. A named folder has to exist, so that a file
+    /// system that is not mounted is not taken for an empty datastore.
+    pub fn for_daemon(named: Option<&Path>) -> Result<Self> {
+        let Some(path) = named else {
+            let local = Path::new(LOCAL_DEFAULT);
+            std::fs::create_dir_all(local)
+                .map_err(|e| Error::failed(format!("creating ./{LOCAL_DEFAULT}: {e}")))?;
+            return Self::open(local, "created here");
+        };
+        Self::open(path, "as named; `up` creates only ./unstun-data: create this one with mkdir first")
+    }
+
+    fn open(path: &Path, how: &str) -> Result<Self> {
+        let shown = path.display();
+        let root = path.canonicalize().map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::not_found(format!("datastore {shown} ({how}): no such folder"))
+            }
+            _ => Error::failed(format!("datastore {shown} ({how}): {e}")),
+        })?;
+        if !root.is_dir() {
+            return Err(Error::invalid(format!("datastore {shown} ({how}): expected a folder")));
+        }
+        Ok(Self { root })
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub fn own_folder(&self) -> PathBuf {
+        self.root.join(OWN_FOLDER)
+    }
+
+    pub fn api_socket(&self) -> PathBuf {
+        self.own_folder().join("api.sock")
+    }
+
+    /// Where `up` serves NBD when no --nbd says otherwise.
+    pub fn default_nbd(&self) -> Result<NbdListen> {
+        let path = self.own_folder().join("nbd.sock");
+        listen::check_socket_path(&path)
+            .map_err(|e| Error::new(ErrorKind::Invalid, format!("{e}; see --nbd")))?;
+        Ok(NbdListen::Unix(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_datastore_has_to_exist_for_everyone() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("nowhere");
+        for result in [Datastore::for_client(Some(&missing)), Datastore::for_daemon(Some(&missing))] {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::NotFound);
+            assert!(error.message.contains(missing.to_str().unwrap()), "{error}");
+        }
+        assert!(!missing.exists());
+    }
+
+    #[test]
+    fn a_file_is_not_a_datastore() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(Datastore::for_client(Some(file.path())).unwrap_err().kind, ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn sockets_live_in_our_own_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let datastore = Datastore::for_client(Some(dir.path())).unwrap();
+        assert!(datastore.root().is_absolute());
+        assert!(datastore.api_socket().ends_with(".unstun/api.sock"));
+        assert!(
+            matches!(datastore.default_nbd(), Ok(NbdListen::Unix(path)) if path.ends_with(".unstun/nbd.sock"))
+        );
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = dir.path().join("x".repeat(120));
+        std::fs::create_dir(&long).unwrap();
+        let error = Datastore::for_daemon(Some(&long)).unwrap().default_nbd().unwrap_err();
+        assert!(error.message.contains("at most 107"), "{error}");
+    }
+}

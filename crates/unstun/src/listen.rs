@@ -1,0 +1,171 @@
+//! Where NBD is served, and the URIs that say so (`nbd+unix:///EXPORT?socket=PATH`, `nbd://HOST:PORT/EXPORT`; the NBD
+//! project's `doc/uri.md`).
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// The port IANA assigned to NBD.
+pub const NBD_PORT: u16 = 10809;
+/// `sun_path` holds 108 bytes, the last a NUL.
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NbdListen {
+    /// Absolute, at most 107 bytes.
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl FromStr for NbdListen {
+    type Err = String;
+
+    /// `unix:PATH`, `HOST:PORT`, `[V6]:PORT`; `:PORT` is loopback, for every other address has to be asked for.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = std::path::absolute(path).map_err(|e| format!("unix:{path}: {e}"))?;
+            return check_socket_path(&path).map(|()| Self::Unix(path));
+        }
+        if let Some(port) = text.strip_prefix(':') {
+            let port = port.parse().map_err(|_| expected(text))?;
+            return Ok(Self::Tcp((Ipv4Addr::LOCALHOST, port).into()));
+        }
+        if !text.contains(':') || text.contains('/') {
+            return Err(expected(text));
+        }
+        let mut addresses = text.to_socket_addrs().map_err(|e| format!("{}: {e}", expected(text)))?;
+        addresses.next().map(Self::Tcp).ok_or_else(|| format!("{text:?}: the host has no address"))
+    }
+}
+
+fn expected(text: &str) -> String {
+    format!(
+        "{text:?}: expected unix:PATH or HOST:PORT, such as 127.0.0.1:{NBD_PORT} (:PORT alone is loopback)"
+    )
+}
+
+pub fn check_socket_path(path: &Path) -> Result<(), String> {
+    let bytes = path.as_os_str().len();
+    if bytes > SOCKET_PATH_BYTES_MAX {
+        let path = path.display();
+        return Err(format!(
+            "socket {path}: {bytes} bytes, but a socket's path has at most {SOCKET_PATH_BYTES_MAX}"
+        ));
+    }
+    Ok(())
+}
+
+impl NbdListen {
+    /// An empty `export` gives the base URI, without an export's name.
+    pub fn uri(&self, export: &str) -> String {
+        match self {
+            Self::Unix(path) => {
+                format!("nbd+unix:///{}?socket={}", escape(export), escape(&path.to_string_lossy()))
+            }
+            Self::Tcp(address) if address.port() == NBD_PORT => {
+                format!("nbd://{}/{}", host(address), escape(export))
+            }
+            Self::Tcp(address) => format!("nbd://{address}/{}", escape(export)),
+        }
+    }
+
+    /// The inverse of `uri`: where to connect, and the export's name.
+    pub fn parse_uri(uri: &str) -> Result<(Self, String), String> {
+        let bad = || format!("{uri:?}: expected nbd+unix:///EXPORT?socket=PATH or nbd://ADDRESS:PORT/EXPORT");
+        if let Some(rest) = uri.strip_prefix("nbd+unix:///") {
+            let (export, socket) = rest.split_once("?socket=").ok_or_else(bad)?;
+            let (export, socket) = (unescape(export).ok_or_else(bad)?, unescape(socket).ok_or_else(bad)?);
+            return Ok((Self::Unix(socket.into()), export));
+        }
+        let (authority, export) =
+            uri.strip_prefix("nbd://").and_then(|r| r.split_once('/')).ok_or_else(bad)?;
+        let address =
+            authority.parse().or_else(|_| format!("{authority}:{NBD_PORT}").parse()).map_err(|_| bad())?;
+        Ok((Self::Tcp(address), unescape(export).ok_or_else(bad)?))
+    }
+}
+
+fn host(address: &SocketAddr) -> String {
+    match address {
+        SocketAddr::V4(v4) => v4.ip().to_string(),
+        SocketAddr::V6(v6) => format!("[{}]", v6.ip()),
+    }
+}
+
+/// RFC 3986's unreserved characters, '/' and '@' stand for themselves.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/@".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            let _ = write!(escaped, "%{byte:02X}");
+        }
+    }
+    escaped
+}
+
+fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, tail)) = rest.split_first() {
+        if byte != b'%' {
+            bytes.push(byte);
+            rest = tail;
+            continue;
+        }
+        let hex = std::str::from_utf8(tail.get(..2)?).ok()?;
+        bytes.push(u8::from_str_radix(hex, 16).ok()?);
+        rest = &tail[2..];
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_what_up_accepts() {
+        assert_eq!("unix:/run/u.sock".parse(), Ok(NbdListen::Unix("/run/u.sock".into())));
+        assert_eq!("127.0.0.1:10809".parse(), Ok(NbdListen::Tcp("127.0.0.1:10809".parse().unwrap())));
+        assert_eq!("[::1]:1234".parse(), Ok(NbdListen::Tcp("[::1]:1234".parse().unwrap())));
+        assert_eq!(":1234".parse(), Ok(NbdListen::Tcp("127.0.0.1:1234".parse().unwrap())));
+        let relative: NbdListen = "unix:u.sock".parse().unwrap();
+        assert!(matches!(relative, NbdListen::Unix(path) if path.is_absolute()));
+    }
+
+    #[test]
+    fn refuses_with_what_was_expected() {
+        for text in ["", "10809", "/run/u.sock", "localhost", "1.2.3.4:99999", ":x", "unix:"] {
+            assert!(text.parse::<NbdListen>().is_err(), "{text:?}");
+        }
+        let long = format!("unix:/{}", "x".repeat(SOCKET_PATH_BYTES_MAX));
+        assert!(long.parse::<NbdListen>().unwrap_err().contains("at most 107"));
+    }
+
+    #[test]
+    fn uris_say_what_clients_expect() {
+        let unix = NbdListen::Unix("/srv/a b/nbd.sock".into());
+        assert_eq!(unix.uri("web/disk0"), "nbd+unix:///web/disk0?socket=/srv/a%20b/nbd.sock");
+        let tcp = NbdListen::Tcp("127.0.0.1:10810".parse().unwrap());
+        assert_eq!(tcp.uri("web/disk0@before"), "nbd://127.0.0.1:10810/web/disk0@before");
+        let standard = NbdListen::Tcp("[::1]:10809".parse().unwrap());
+        assert_eq!(standard.uri(""), "nbd://[::1]/");
+    }
+
+    #[test]
+    fn uris_round_trip() {
+        for listen in
+            ["unix:/srv/a b%41/nbd.sock", "127.0.0.1:10809", "127.0.0.1:1", "[::1]:10809", "[::1]:5"]
+        {
+            let listen: NbdListen = listen.parse().unwrap();
+            let uri = listen.uri("web/disk0@x");
+            assert_eq!(NbdListen::parse_uri(&uri), Ok((listen, "web/disk0@x".to_owned())), "{uri}");
+        }
+        for bad in ["", "nbd://", "nbd+unix:///x", "nbd+unix:///%zz?socket=/a", "http://a/b"] {
+            assert!(NbdListen::parse_uri(bad).is_err(), "{bad}");
+        }
+    }
+}

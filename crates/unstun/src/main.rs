@@ -1,0 +1,5 @@
+//! See `unstun::cli`.
+
+fn main() -> std::process::ExitCode {
+    unstun::cli::main()
+}

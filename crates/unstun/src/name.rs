@@ -1,0 +1,160 @@
+//! Names a user gives: parsed once at the edge, so that everything behind it holds only valid ones.
+//!
+//! A VM's name is also a folder, a prefix of its files and of its NBD export names (`VM/diskN@SNAPSHOT`), hence the
+//! narrow alphabet: no separator of any of those can occur in it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The longest file derived from a name (`NAME_12-000001-delta.vmdk`) stays far below the 255 bytes of a file name.
+pub const VM_NAME_BYTES_MAX: usize = 64;
+/// VMware's own limit on a snapshot's display name.
+pub const SNAPSHOT_NAME_BYTES_MAX: usize = 80;
+/// One line of a snapshot list; far below the 32 MiB request limit and long enough for a paragraph.
+pub const MESSAGE_BYTES_MAX: usize = 1024;
+
+/// Of a VM; 1 to 64 characters.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct VmName(String);
+
+/// Of a snapshot; a label, not an identity; 1 to 80 characters.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SnapshotName(String);
+
+macro_rules! name_type {
+    ($type:ident, $what:literal, $limit:expr) => {
+        impl $type {
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                check_name($what, text, $limit).map(|()| Self(text.to_owned()))
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(name: $type) -> String {
+                name.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+name_type!(VmName, "VM", VM_NAME_BYTES_MAX);
+name_type!(SnapshotName, "snapshot", SNAPSHOT_NAME_BYTES_MAX);
+
+fn check_name(what: &str, text: &str, limit: usize) -> Result<(), String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let sound = text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(allowed);
+    if sound && text.len() <= limit {
+        return Ok(());
+    }
+    Err(format!(
+        "{what} name {}: expected 1 to {limit} letters, digits, '.', '_' or '-', the first a letter or digit",
+        quoted(text)
+    ))
+}
+
+/// Untrusted text for a message: escaped, and never longer than a line.
+fn quoted(text: &str) -> String {
+    const SHOWN_CHARS_MAX: usize = 40;
+    let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+    let rest = if shown.len() < text.len() { "..." } else { "" };
+    format!("{shown:?}{rest}")
+}
+
+/// A snapshot's description: one line of text.
+pub fn check_message(text: &str) -> Result<(), String> {
+    if text.len() > MESSAGE_BYTES_MAX {
+        return Err(format!("message of {} bytes: expected at most {MESSAGE_BYTES_MAX}", text.len()));
+    }
+    if text.chars().any(char::is_control) {
+        return Err(format!("message {}: expected one line without control characters", quoted(text)));
+    }
+    Ok(())
+}
+
+/// `VM NAME` and `VM@NAME` mean the same.
+pub fn vm_and_snapshot(vm: &str, snapshot: Option<&str>) -> Result<(VmName, Option<SnapshotName>), String> {
+    match (vm.split_once('@'), snapshot) {
+        (Some(_), Some(second)) => {
+            Err(format!("snapshot named twice: {} and {}", quoted(vm), quoted(second)))
+        }
+        (Some((vm, snapshot)), None) => Ok((vm.parse()?, Some(snapshot.parse()?))),
+        (None, Some(snapshot)) => Ok((vm.parse()?, Some(snapshot.parse()?))),
+        (None, None) => Ok((vm.parse()?, None)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepts_ordinary_names() {
+        for text in ["web", "db-01", "a", "9lives", "before.upgrade_2"] {
+            assert_eq!(text.parse::<VmName>().unwrap().as_str(), text);
+            assert_eq!(text.parse::<SnapshotName>().unwrap().as_str(), text);
+        }
+        assert!("x".repeat(VM_NAME_BYTES_MAX).parse::<VmName>().is_ok());
+    }
+
+    #[test]
+    fn refuses_what_a_path_or_an_export_name_could_trip_over() {
+        for text in ["", ".", "..", "../etc", "a/b", "a@b", "a b", "-web", ".web", "web\n", "w\u{e9}b", "a\0"]
+        {
+            let error = text.parse::<VmName>().unwrap_err();
+            assert!(error.contains("expected 1 to 64 letters"), "{text:?}: {error}");
+            assert!(text.parse::<SnapshotName>().is_err(), "{text:?}");
+        }
+        assert!("x".repeat(VM_NAME_BYTES_MAX + 1).parse::<VmName>().is_err());
+        assert!("x".repeat(SNAPSHOT_NAME_BYTES_MAX + 1).parse::<SnapshotName>().is_err());
+    }
+
+    #[test]
+    fn a_refusal_stays_one_short_line() {
+        let error = "\n".repeat(100_000).parse::<VmName>().unwrap_err();
+        assert!(error.len() < 300 && !error.contains('\n'));
+    }
+
+    #[test]
+    fn at_sign_stands_for_a_space() {
+        let both =
+            ("web".parse::<VmName>().unwrap(), Some("before-upgrade".parse::<SnapshotName>().unwrap()));
+        assert_eq!(vm_and_snapshot("web@before-upgrade", None).unwrap(), both);
+        assert_eq!(vm_and_snapshot("web", Some("before-upgrade")).unwrap(), both);
+        assert_eq!(vm_and_snapshot("web", None).unwrap().1, None);
+        assert!(vm_and_snapshot("web@a", Some("b")).unwrap_err().contains("twice"));
+        assert!(vm_and_snapshot("web@", None).is_err());
+    }
+
+    #[test]
+    fn messages_are_one_line() {
+        assert!(check_message("before the 2.1 upgrade, \u{fc}ber").is_ok());
+        assert!(check_message("a\nb").is_err());
+        assert!(check_message(&"x".repeat(MESSAGE_BYTES_MAX + 1)).is_err());
+    }
+}

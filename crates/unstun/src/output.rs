@@ -1,0 +1,111 @@
+//! What a command prints: JSON, or text laid out for people. Prompts, progress and errors go to standard error.
+
+use std::io::{IsTerminal, Write};
+
+use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
+use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+
+#[derive(Debug, Clone, Copy)]
+pub struct Output {
+    json: bool,
+}
+
+impl Output {
+    pub fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    pub fn is_json(self) -> bool {
+        self.json
+    }
+
+    /// The result of a command: `value` as JSON, or what `human` makes of it.
+    pub fn result<T: Serialize>(self, value: &T, human: impl FnOnce(&T) -> String) -> Result<()> {
+        if self.json { self.json(value) } else { self.text(&human(value)) }
+    }
+
+    pub fn json(self, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string_pretty(value).map_err(|e| Error::failed(format!("JSON: {e}")))?;
+        self.text(&text)
+    }
+
+    /// One value on one line, for streams.
+    pub fn json_line(self, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string(value).map_err(|e| Error::failed(format!("JSON: {e}")))?;
+        self.text(&text)
+    }
+
+    /// A closed pipe is an error like any other; `println!` would panic.
+    pub fn text(self, text: &str) -> Result<()> {
+        let mut stdout = std::io::stdout().lock();
+        writeln!(stdout, "{}", text.trim_end_matches('\n'))
+            .and_then(|()| stdout.flush())
+            .map_err(|e| Error::failed(format!("standard output: {e}")))
+    }
+
+    /// For people only, beside the result: on standard error, so that JSON stays clean.
+    pub fn note(self, text: &str) {
+        eprintln!("{text}");
+    }
+}
+
+pub fn stdout_is_terminal() -> bool {
+    std::io::stdout().is_terminal()
+}
+
+/// Whether a question can be asked and seen.
+pub fn can_ask() -> bool {
+    std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
+}
+
+/// Anything but `y` or `yes` is a no.
+pub fn ask(question: &str) -> Result<bool> {
+    eprint!("{question} [y/N] ");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).map_err(|e| Error::failed(format!("standard input: {e}")))?;
+    Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}
+
+/// Boxed on a terminal; aligned columns without lines elsewhere.
+pub fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(if stdout_is_terminal() { UTF8_FULL_CONDENSED } else { NOTHING });
+    table.set_header(header.to_vec());
+    table
+}
+
+/// Figures line up by their last digit.
+pub fn align_right(table: &mut Table, columns: &[usize]) {
+    for &index in columns {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+/// `key  value` lines with the values in one column.
+pub fn fields(fields: &[(&str, String)]) -> String {
+    let width = fields.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
+    fields.iter().map(|(key, value)| format!("{key:width$}  {value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_line_up() {
+        assert_eq!(fields(&[("a", "1".into()), ("long", "2".into())]), "a     1\nlong  2\n");
+    }
+
+    #[test]
+    fn a_table_elsewhere_than_on_a_terminal_is_plain() {
+        let mut table = table(&["name", "size"]);
+        table.add_row(["web", "20 GiB"]);
+        align_right(&mut table, &[1]);
+        assert!(table.to_string().is_ascii());
+    }
+}

@@ -1,0 +1,171 @@
+//! Sizes, rates and durations as people write and read them. Powers of 1024 throughout.
+
+use std::time::Duration;
+
+/// Every size of a disk is a whole number of sectors.
+const SECTOR: u64 = blk::SECTOR;
+/// VMware's largest virtual disk: 62 TiB. A format may allow less; the engine says so.
+pub const DISK_BYTES_MAX: u64 = 62 << 40;
+
+const SUFFIXES: [(char, u32); 6] = [('B', 0), ('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P', 50)];
+
+/// `20G`, `512M`, `1T`, `20GiB` or plain bytes.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let expected = || {
+        format!(
+            "{text:?}: expected a whole number of bytes, or one with K, M, G or T (powers of 1024), such as 20G"
+        )
+    };
+    let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, suffix) = text.split_at(digits_end);
+    let shift = suffix_shift(suffix).ok_or_else(expected)?;
+    if digits.is_empty() {
+        return Err(expected());
+    }
+    let too_large = || format!("{text:?}: more bytes than 64 bits can count");
+    let number: u64 = digits.parse().map_err(|_| too_large())?;
+    number.checked_mul(1 << shift).ok_or_else(too_large)
+}
+
+/// "GB" is refused rather than guessed: some people mean 1000.
+fn suffix_shift(suffix: &str) -> Option<u32> {
+    let upper = suffix.to_ascii_uppercase();
+    let mut chars = upper.chars();
+    let Some(unit) = chars.next() else { return Some(0) };
+    let (_, shift) = SUFFIXES.into_iter().find(|(c, _)| *c == unit)?;
+    match chars.as_str() {
+        "" => Some(shift),
+        "IB" if shift > 0 => Some(shift),
+        _ => None,
+    }
+}
+
+/// A disk's size: a multiple of 512 bytes, not zero, at most 62 TiB.
+pub fn parse_disk_size(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text)?;
+    check_disk_size(bytes)?;
+    Ok(bytes)
+}
+
+pub fn check_disk_size(bytes: u64) -> Result<(), String> {
+    if bytes == 0 || !bytes.is_multiple_of(SECTOR) {
+        return Err(format!("disk of {bytes} bytes: expected a multiple of 512, at least 512"));
+    }
+    if bytes > DISK_BYTES_MAX {
+        return Err(format!(
+            "disk of {}: expected at most {}",
+            format_bytes(bytes),
+            format_bytes(DISK_BYTES_MAX)
+        ));
+    }
+    Ok(())
+}
+
+/// A rate in bytes per second: `200M`, `200M/s`; `none` lifts a limit.
+pub fn parse_rate(text: &str) -> Result<Option<u64>, String> {
+    if matches!(text, "none" | "unlimited") {
+        return Ok(None);
+    }
+    let bytes = parse_bytes(text.strip_suffix("/s").unwrap_or(text))
+        .map_err(|e| format!("{e}; 200M means 200 MiB per second, none lifts the limit"))?;
+    if bytes == 0 {
+        return Err("a rate of 0 would never end: expected more, or `job pause`".to_owned());
+    }
+    Ok(Some(bytes))
+}
+
+/// `20 GiB`, `1.50 TiB`, `512 B`.
+pub fn format_bytes(bytes: u64) -> String {
+    let (mut unit, mut shift) = ("B", 0);
+    for (name, candidate) in [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50)] {
+        if bytes >> candidate == 0 {
+            break;
+        }
+        (unit, shift) = (name, candidate);
+    }
+    if bytes & ((1 << shift) - 1) == 0 {
+        return format!("{} {unit}", bytes >> shift);
+    }
+    format!("{:.2} {unit}", bytes as f64 / (1u64 << shift) as f64)
+}
+
+pub fn format_rate(bytes_per_s: u64) -> String {
+    format!("{}/s", format_bytes(bytes_per_s))
+}
+
+/// `412 us`, `3.20 ms`, `12.65 s`.
+pub fn format_us(us: u64) -> String {
+    match us {
+        0..1_000 => format!("{us} us"),
+        1_000..1_000_000 => format!("{:.2} ms", us as f64 / 1e3),
+        _ => format!("{:.2} s", us as f64 / 1e6),
+    }
+}
+
+/// `8 s`, `3 min 20 s`, `2 h 5 min`.
+pub fn format_seconds(s: u64) -> String {
+    match s {
+        0..60 => format!("{s} s"),
+        60..3600 => format!("{} min {} s", s / 60, s % 60),
+        _ => format!("{} h {} min", s / 3600, s % 3600 / 60),
+    }
+}
+
+pub fn as_us(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        for (text, bytes) in [
+            ("20G", 20 << 30),
+            ("512M", 512 << 20),
+            ("1T", 1 << 40),
+            ("1t", 1 << 40),
+            ("20GiB", 20 << 30),
+            ("4096", 4096),
+            ("4096B", 4096),
+            ("64k", 64 << 10),
+            ("62T", DISK_BYTES_MAX),
+        ] {
+            assert_eq!(parse_disk_size(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_what_was_expected() {
+        for text in ["", "G", "-1G", "1.5G", "20GB", "20 G", "0x10", "1GG", "iB", "1iB", "+5", "\u{0663}G"] {
+            assert!(parse_bytes(text).unwrap_err().contains("such as 20G"), "{text}");
+        }
+        assert!(parse_bytes("99999999999999999999").unwrap_err().contains("64 bits"));
+        assert!(parse_bytes("99999999P").unwrap_err().contains("64 bits"));
+        assert!(parse_disk_size("1000").unwrap_err().contains("multiple of 512"));
+        assert!(parse_disk_size("0").unwrap_err().contains("multiple of 512"));
+        assert!(parse_disk_size("63T").unwrap_err().contains("at most 62 TiB"));
+    }
+
+    #[test]
+    fn rates_are_per_second_and_may_be_lifted() {
+        assert_eq!(parse_rate("200M"), Ok(Some(200 << 20)));
+        assert_eq!(parse_rate("200M/s"), Ok(Some(200 << 20)));
+        assert_eq!(parse_rate("none"), Ok(None));
+        assert!(parse_rate("0").is_err());
+        assert!(parse_rate("fast").is_err());
+    }
+
+    #[test]
+    fn figures_read_well() {
+        assert_eq!(format_bytes(0), "0 B");
+        assert_eq!(format_bytes(20 << 30), "20 GiB");
+        assert_eq!(format_bytes(3 << 29), "1.50 GiB");
+        assert_eq!(format_bytes(u64::MAX), "16384.00 PiB");
+        assert_eq!(format_us(412), "412 us");
+        assert_eq!(format_us(12_650_000), "12.65 s");
+        assert_eq!(format_seconds(200), "3 min 20 s");
+        assert_eq!(format_seconds(7500), "2 h 5 min");
+    }
+}
