@@ -1,0 +1,163 @@
+//! Descriptors of new links, in the form ESXi writes them.
+
+use blk::{Error, Result};
+
+use super::extent::{EXTENT_SECTORS_MAX, ExtentKind};
+use super::{ContentId, Descriptor, NO_PARENT_CID, PREPARED_MARK};
+
+pub const CHILD_CREATE_TYPE: &str = "vmfsSparse";
+const BASE_CREATE_TYPE: &str = "vmfs";
+
+/// A thin base disk: one plain extent.
+#[derive(Debug, Clone)]
+pub struct NewBase<'a> {
+    /// `web-flat.vmdk`
+    pub extent_file: &'a str,
+    pub capacity_sectors: u64,
+    pub content_id: ContentId,
+    /// 128 random bits for the id the guest sees.
+    pub uuid: u128,
+}
+
+/// An empty child: one VMFSsparse extent.
+#[derive(Debug, Clone)]
+pub struct NewChild<'a> {
+    /// `web-000001-delta.vmdk`
+    pub extent_file: &'a str,
+    pub capacity_sectors: u64,
+    pub content_id: ContentId,
+    /// File name of the parent's descriptor, in the same folder.
+    pub parent: &'a str,
+    pub parent_cid: u32,
+}
+
+impl NewBase<'_> {
+    pub fn descriptor(&self, file: &str) -> Result<Descriptor> {
+        check_capacity(file, self.capacity_sectors)?;
+        let (cylinders, heads, sectors) = geometry(self.capacity_sectors);
+        let text = format!(
+            "# Disk DescriptorFile\n\
+             version=1\n\
+             encoding=\"UTF-8\"\n\
+             CID={cid:08x}\n\
+             parentCID={NO_PARENT_CID:08x}\n\
+             createType=\"{BASE_CREATE_TYPE}\"\n\
+             \n\
+             # Extent description\n\
+             RW {capacity} {kind} \"{extent}\"\n\
+             \n\
+             # The Disk Data Base\n\
+             #DDB\n\
+             \n\
+             ddb.adapterType = \"lsilogic\"\n\
+             ddb.geometry.cylinders = \"{cylinders}\"\n\
+             ddb.geometry.heads = \"{heads}\"\n\
+             ddb.geometry.sectors = \"{sectors}\"\n\
+             ddb.longContentID = \"{long}\"\n\
+             ddb.thinProvisioned = \"1\"\n\
+             ddb.uuid = \"{uuid}\"\n\
+             ddb.virtualHWVersion = \"13\"\n",
+            cid = self.content_id.cid(),
+            capacity = self.capacity_sectors,
+            kind = ExtentKind::Vmfs.keyword(),
+            extent = self.extent_file,
+            long = self.content_id.long(),
+            uuid = naa_uuid(self.uuid),
+        );
+        Descriptor::parse(file, text.as_bytes())
+    }
+}
+
+impl NewChild<'_> {
+    /// Marked as prepared: see `Descriptor::is_prepared`.
+    pub fn descriptor(&self, file: &str) -> Result<Descriptor> {
+        check_capacity(file, self.capacity_sectors)?;
+        let text = format!(
+            "# Disk DescriptorFile\n\
+             {PREPARED_MARK}\n\
+             version=1\n\
+             encoding=\"UTF-8\"\n\
+             CID={cid:08x}\n\
+             parentCID={parent_cid:08x}\n\
+             createType=\"{CHILD_CREATE_TYPE}\"\n\
+             parentFileNameHint=\"{parent}\"\n\
+             # Extent description\n\
+             RW {capacity} {kind} \"{extent}\"\n\
+             \n\
+             # The Disk Data Base\n\
+             #DDB\n\
+             \n\
+             ddb.longContentID = \"{long}\"\n",
+            cid = self.content_id.cid(),
+            parent_cid = self.parent_cid,
+            parent = self.parent,
+            capacity = self.capacity_sectors,
+            kind = ExtentKind::VmfsSparse.keyword(),
+            extent = self.extent_file,
+            long = self.content_id.long(),
+        );
+        Descriptor::parse(file, text.as_bytes())
+    }
+}
+
+fn check_capacity(file: &str, sectors: u64) -> Result<()> {
+    if sectors == 0 || sectors > EXTENT_SECTORS_MAX {
+        return Err(Error::invalid(
+            file,
+            format!("a disk of {sectors} sectors was asked for, expected 1 to 2^54 - 1"),
+        ));
+    }
+    Ok(())
+}
+
+/// Cylinders, heads, sectors as VMware chooses them for an LSI Logic adapter; only old boot loaders look at it.
+fn geometry(capacity_sectors: u64) -> (u64, u64, u64) {
+    const GIB_SECTORS: u64 = (1 << 30) / blk::SECTOR;
+    let (heads, sectors) = match capacity_sectors {
+        small if small < GIB_SECTORS => (64, 32),
+        middle if middle <= 2 * GIB_SECTORS => (128, 32),
+        _ => (255, 63),
+    };
+    ((capacity_sectors / (heads * sectors)).max(1), heads, sectors)
+}
+
+/// The form of VMware's SCSI ids: `60 00 C2 9x xx xx xx xx-xx ...`, NAA type 6 with VMware's company id.
+fn naa_uuid(random: u128) -> String {
+    let mut bytes = random.to_be_bytes();
+    bytes[..3].copy_from_slice(&[0x60, 0x00, 0xC2]);
+    bytes[3] = 0x90 | (bytes[3] & 0x0f);
+    let half = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
+    format!("{}-{}", half(&bytes[..8]), half(&bytes[8..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn geometry_of_observed_disks() {
+        assert_eq!(geometry(4096), (2, 64, 32));
+        assert_eq!(geometry(2_097_152), (512, 128, 32));
+        assert_eq!(geometry(67_108_864), (4177, 255, 63));
+        assert_eq!(geometry(1), (1, 64, 32));
+    }
+
+    #[test]
+    fn uuid_has_the_naa_form() {
+        assert_eq!(naa_uuid(u128::MAX), "60 00 c2 9f ff ff ff ff-ff ff ff ff ff ff ff ff");
+        assert_eq!(naa_uuid(0), "60 00 c2 90 00 00 00 00-00 00 00 00 00 00 00 00");
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        let new = |capacity_sectors| NewBase {
+            extent_file: "x-flat.vmdk",
+            capacity_sectors,
+            content_id: ContentId::from_random(1),
+            uuid: 0,
+        };
+        for bad in [0, u64::MAX] {
+            assert_eq!(new(bad).descriptor("x.vmdk").unwrap_err().kind, blk::ErrorKind::Invalid);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The text descriptor of a virtual disk link: which extents hold it, and which parent it was made from.
+//!
+//! Facts: reference/vmware-formats section 1. Keys are compared without case; lines we do not change, comments and unknown
+//! keys among them, are written back byte for byte. Parsing checks everything that can be checked without opening another
+//! file, so the accessors cannot fail.
+
+mod create;
+mod extent;
+mod parse;
+
+use blk::Result;
+
+pub use create::{CHILD_CREATE_TYPE, NewBase, NewChild};
+pub use extent::{Access, Extent, ExtentKind};
+
+use parse::{Line, LineKind};
+
+/// `parentCID` of a link without parent.
+pub const NO_PARENT_CID: u32 = 0xffff_ffff;
+
+/// Written into a child that no configuration names yet, and taken out when one does. A descriptor with this line that nothing
+/// refers to holds no data of a guest: it is what an interrupted take left behind.
+const PREPARED_MARK: &str = "# unstun: prepared, and not in use before this line is removed";
+
+/// The identity of a link's content: 128 bits, of which the low 32 are its CID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContentId(u128);
+
+impl ContentId {
+    /// From 128 random bits. The two values with a meaning of their own (no parent, never written) are avoided.
+    pub fn from_random(random: u128) -> Self {
+        let reserved = random as u32 >= 0xffff_fffe;
+        ContentId(if reserved { random ^ 0x8000_0000 } else { random })
+    }
+
+    pub fn cid(self) -> u32 {
+        self.0 as u32
+    }
+
+    fn long(self) -> String {
+        format!("{:032x}", self.0)
+    }
+}
+
+/// A parsed descriptor. `file` is the name used in errors; nothing is opened here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Descriptor {
+    file: String,
+    lines: Vec<Line>,
+    newline: &'static [u8],
+    facts: Facts,
+}
+
+/// What a descriptor says, apart from its lines.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Facts {
+    version: u32,
+    cid: u32,
+    /// `None` when absent or `ffffffff`.
+    parent_cid: Option<u32>,
+    parent_hint: Option<String>,
+    create_type: String,
+    extents: Vec<Extent>,
+}
+
+impl Descriptor {
+    /// Fails with `Damaged` where the text contradicts its format, `Unsupported` where we cannot place what it says.
+    pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
+        let (lines, newline) = parse::lines(file, bytes)?;
+        let facts = parse::facts(file, &lines)?;
+        Ok(Self { file: file.into(), lines, newline, facts })
+    }
+
+    /// Whether bytes look like a descriptor, by the probe QEMU uses too: after comments and blank lines, `version=`.
+    pub fn probe(bytes: &[u8]) -> bool {
+        let first = bytes.split(|b| *b == b'\n').map(<[u8]>::trim_ascii);
+        let mut meaningful = first.filter(|line| !line.is_empty() && !line.starts_with(b"#"));
+        meaningful.next().is_some_and(|line| line.len() >= 8 && line[..8].eq_ignore_ascii_case(b"version="))
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.lines.iter().flat_map(|line| line.raw.iter().copied()).collect()
+    }
+
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    pub fn cid(&self) -> u32 {
+        self.facts.cid
+    }
+
+    /// The CID its parent had when this link was made; `None` for a base.
+    pub fn parent_cid(&self) -> Option<u32> {
+        self.facts.parent_cid
+    }
+
+    /// Path of the parent as written; untrusted, and only a hint. `Some` exactly when `parent_cid` is.
+    pub fn parent_hint(&self) -> Option<&str> {
+        self.facts.parent_hint.as_deref()
+    }
+
+    pub fn create_type(&self) -> &str {
+        &self.facts.create_type
+    }
+
+    /// In the order of the disk; at least one.
+    pub fn extents(&self) -> &[Extent] {
+        &self.facts.extents
+    }
+
+    /// Size of the disk in sectors; fits in bytes too.
+    pub fn capacity_sectors(&self) -> u64 {
+        // Summed with checks when parsed.
+        self.facts.extents.iter().map(|extent| extent.sectors).sum()
+    }
+
+    /// The value of `ddb.NAME`, if present and text.
+    pub fn ddb(&self, name: &str) -> Option<&str> {
+        let key = format!("ddb.{name}");
+        self.lines
+            .iter()
+            .find_map(|line| line.value_of(&key))
+            .and_then(|value| std::str::from_utf8(value).ok())
+    }
+
+    /// True while no configuration names this child; see `NewChild`.
+    pub fn is_prepared(&self) -> bool {
+        self.lines.iter().any(Line::is_prepared_mark)
+    }
+
+    /// Takes the mark of a prepared child out.
+    pub fn clear_prepared(&mut self) {
+        self.lines.retain(|line| !line.is_prepared_mark());
+    }
+
+    /// The content is about to change: children elsewhere must notice.
+    pub fn set_content_id(&mut self, id: ContentId) {
+        self.facts.cid = id.cid();
+        self.set("CID", format!("{:08x}", id.cid()), false);
+        self.set("ddb.longContentID", id.long(), true);
+    }
+
+    /// Names `parent`, whose CID is `parent_cid`, as the link under this one.
+    pub fn set_parent(&mut self, parent: &str, parent_cid: u32) {
+        self.facts.parent_cid = Some(parent_cid);
+        self.facts.parent_hint = Some(parent.into());
+        self.set("parentCID", format!("{parent_cid:08x}"), false);
+        self.set("parentFileNameHint", parent.into(), true);
+    }
+
+    /// The number of sectors of extent `index`, after a resize. Panics when there is no such extent.
+    pub fn set_extent_sectors(&mut self, index: usize, sectors: u64) {
+        assert!(sectors > 0, "an extent has at least one sector");
+        self.facts.extents[index].sectors = sectors;
+        let extent = self.facts.extents[index].clone();
+        let mut lines = self.lines.iter_mut().filter(|line| matches!(line.kind, LineKind::Extent(_)));
+        if let Some(line) = lines.nth(index) {
+            *line = Line::extent(extent, self.newline);
+        }
+    }
+
+    /// Changed-block tracking does not follow our writes, so a link we write must not claim to have it. True when
+    /// it did: the next backup must then be a full one.
+    pub fn drop_change_tracking(&mut self) -> bool {
+        let before = self.lines.len();
+        self.lines.retain(|line| line.value_of("changeTrackPath").is_none());
+        if self.facts.version == 3 {
+            self.facts.version = 1;
+            self.set("version", "1".into(), false);
+        }
+        self.lines.len() != before
+    }
+
+    /// Replaces the value of `key` where it stands. A header key that is absent goes before the first extent, a `ddb.` key to the end.
+    fn set(&mut self, key: &str, value: String, quoted: bool) {
+        let line = Line::field(key, &value, quoted, self.newline);
+        if let Some(old) = self.lines.iter_mut().find(|line| line.value_of(key).is_some()) {
+            if old.value_of(key) != Some(value.as_bytes()) {
+                *old = line;
+            }
+            return;
+        }
+        let first_extent = self.lines.iter().position(|line| matches!(line.kind, LineKind::Extent(_)));
+        match first_extent {
+            Some(at) if !key.starts_with("ddb.") => self.lines.insert(at, line),
+            _ => {
+                if let Some(last) = self.lines.last_mut().filter(|last| !last.raw.ends_with(b"\n")) {
+                    last.raw.extend_from_slice(self.newline);
+                }
+                self.lines.push(line);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! Lines and facts of a descriptor.
+
+use blk::{Error, Result};
+
+use super::extent::{self, EXTENT_SECTORS_MAX, Extent};
+use super::{Facts, NO_PARENT_CID, PREPARED_MARK};
+use crate::text::{check_text_length, shown, utf8, wrong};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    /// The whole line with its terminator, if it has one.
+    pub raw: Vec<u8>,
+    pub kind: LineKind,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum LineKind {
+    /// Blank, or a comment.
+    Other,
+    Field {
+        key: String,
+        /// Without quotes; in the encoding of the file.
+        value: Vec<u8>,
+    },
+    Extent(Extent),
+}
+
+impl Line {
+    pub fn field(key: &str, value: &str, quoted: bool, newline: &[u8]) -> Self {
+        // Header keys are written without blanks, the disk data base with them; QEMU searches for these very forms.
+        let raw = match (key.starts_with("ddb."), quoted) {
+            (true, _) => format!("{key} = \"{value}\""),
+            (false, true) => format!("{key}=\"{value}\""),
+            (false, false) => format!("{key}={value}"),
+        };
+        Self { raw: with(raw, newline), kind: LineKind::Field { key: key.into(), value: value.into() } }
+    }
+
+    pub fn extent(extent: Extent, newline: &[u8]) -> Self {
+        Self { raw: with(extent.to_string(), newline), kind: LineKind::Extent(extent) }
+    }
+
+    pub fn value_of(&self, key: &str) -> Option<&[u8]> {
+        match &self.kind {
+            LineKind::Field { key: own, value } if own.eq_ignore_ascii_case(key) => Some(value),
+            _ => None,
+        }
+    }
+
+    pub fn is_prepared_mark(&self) -> bool {
+        self.raw.trim_ascii() == PREPARED_MARK.as_bytes()
+    }
+}
+
+fn with(text: String, newline: &[u8]) -> Vec<u8> {
+    let mut raw = text.into_bytes();
+    raw.extend_from_slice(newline);
+    raw
+}
+
+/// Splits and classifies. Also answers the line end the file uses.
+pub(super) fn lines(file: &str, bytes: &[u8]) -> Result<(Vec<Line>, &'static [u8])> {
+    check_text_length(file, bytes.len())?;
+    let mut lines = Vec::new();
+    for (index, raw) in bytes.split_inclusive(|b| *b == b'\n').enumerate() {
+        lines.push(Line { raw: raw.to_vec(), kind: classify(file, index + 1, raw)? });
+    }
+    let crlf = lines.first().is_some_and(|line| line.raw.ends_with(b"\r\n"));
+    Ok((lines, if crlf { b"\r\n" } else { b"\n" }))
+}
+
+fn classify(file: &str, number: usize, raw: &[u8]) -> Result<LineKind> {
+    let line = raw.trim_ascii();
+    // Files cut out of an embedded descriptor end in NULs.
+    if line.is_empty() || line[0] == b'#' || line.iter().all(|b| *b == 0) {
+        return Ok(LineKind::Other);
+    }
+    if extent::is_extent(line) {
+        return Ok(LineKind::Extent(extent::parse(file, number, line)?));
+    }
+    let not_understood = || {
+        let text = shown(&String::from_utf8_lossy(line));
+        wrong(file, &format!("line {number}"), text, "key=value, an extent or a # comment")
+    };
+    let equals = line.iter().position(|b| *b == b'=').ok_or_else(not_understood)?;
+    let key = std::str::from_utf8(line[..equals].trim_ascii()).map_err(|_| not_understood())?;
+    if key.is_empty() || key.contains(|c: char| c.is_ascii_whitespace() || c.is_control()) {
+        return Err(not_understood());
+    }
+    let value = line[equals + 1..].trim_ascii();
+    let value = match value.strip_prefix(b"\"") {
+        None => value,
+        Some(quoted) => {
+            let end = quoted.iter().rposition(|b| *b == b'"').ok_or_else(not_understood)?;
+            &quoted[..end]
+        }
+    };
+    Ok(LineKind::Field { key: key.into(), value: value.into() })
+}
+
+/// Reads and checks what the lines say.
+pub(super) fn facts(file: &str, lines: &[Line]) -> Result<Facts> {
+    check_probe(file, lines)?;
+    let version = match required(file, lines, "version")? {
+        "1" => 1,
+        "2" => 2,
+        "3" => 3,
+        other => {
+            let cause = format!("version is {}, expected 1, 2 or 3", shown(other));
+            return Err(Error::unsupported(file, cause));
+        }
+    };
+    let parent_cid = match header(file, lines, "parentCID")? {
+        Some(value) => Some(cid(file, "parentCID", value)?).filter(|cid| *cid != NO_PARENT_CID),
+        None => None,
+    };
+    let facts = Facts {
+        version,
+        cid: cid(file, "CID", required(file, lines, "CID")?)?,
+        parent_cid,
+        parent_hint: header(file, lines, "parentFileNameHint")?.map(Into::into),
+        create_type: required(file, lines, "createType")?.into(),
+        extents: extents(file, lines)?,
+    };
+    check_parent(file, &facts)?;
+    Ok(facts)
+}
+
+/// The first line that says anything must be the version, or this is some other text.
+fn check_probe(file: &str, lines: &[Line]) -> Result<()> {
+    let first = lines.iter().find(|line| line.kind != LineKind::Other);
+    if first.is_some_and(|line| line.value_of("version").is_some()) {
+        return Ok(());
+    }
+    let found =
+        first.map_or_else(|| "nothing".into(), |line| shown(&String::from_utf8_lossy(line.raw.trim_ascii())));
+    Err(wrong(file, "the first line that is no comment", found, "version=1: is this a disk descriptor?"))
+}
+
+/// A header key must not be given twice: readers disagree on which one counts.
+fn header<'a>(file: &str, lines: &'a [Line], key: &str) -> Result<Option<&'a str>> {
+    let mut values = lines.iter().filter_map(|line| line.value_of(key));
+    let Some(first) = values.next() else { return Ok(None) };
+    let first = utf8(file, key, first)?;
+    if let Some(second) = values.next() {
+        let second = shown(&String::from_utf8_lossy(second));
+        let cause =
+            format!("{key} is given twice, as {} and as {second}; remove one of the lines", shown(first));
+        return Err(Error::damaged(file, cause));
+    }
+    Ok(Some(first))
+}
+
+fn required<'a>(file: &str, lines: &'a [Line], key: &str) -> Result<&'a str> {
+    header(file, lines, key)?.ok_or_else(|| wrong(file, key, "absent", "a line with it"))
+}
+
+fn cid(file: &str, key: &str, value: &str) -> Result<u32> {
+    let plain = (1..=8).contains(&value.len()) && value.bytes().all(|b| b.is_ascii_hexdigit());
+    let number = plain.then(|| u32::from_str_radix(value, 16).ok()).flatten();
+    number.ok_or_else(|| wrong(file, key, shown(value), "1 to 8 hexadecimal digits"))
+}
+
+fn check_parent(file: &str, facts: &Facts) -> Result<()> {
+    match (&facts.parent_hint, facts.parent_cid) {
+        (Some(hint), None) => {
+            let expected = format!("the CID of the parent, as parentFileNameHint is {}", shown(hint));
+            Err(wrong(file, "parentCID", "ffffffff or absent", &expected))
+        }
+        (None, Some(cid)) => {
+            let expected = format!("the name of the parent, as parentCID is {cid:08x}");
+            Err(wrong(file, "parentFileNameHint", "absent", &expected))
+        }
+        (Some(hint), Some(_)) if hint.is_empty() => {
+            Err(wrong(file, "parentFileNameHint", "empty", "the name of the parent"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn extents(file: &str, lines: &[Line]) -> Result<Vec<Extent>> {
+    let found = lines.iter().filter_map(|line| match &line.kind {
+        LineKind::Extent(extent) => Some(extent.clone()),
+        _ => None,
+    });
+    let extents: Vec<Extent> = found.collect();
+    if extents.is_empty() {
+        return Err(wrong(
+            file,
+            "the list of extents",
+            "empty",
+            "at least one line such as RW 2048 VMFS \"x-flat.vmdk\"",
+        ));
+    }
+    let mut total: u64 = 0;
+    for extent in &extents {
+        // Both terms are below 2^55, so this cannot wrap before the check.
+        total += extent.sectors;
+        if total > EXTENT_SECTORS_MAX {
+            return Err(wrong(
+                file,
+                "the sum of all extents",
+                format!("{total} sectors or more"),
+                "less than 2^54",
+            ));
+        }
+    }
+    Ok(extents)
+}

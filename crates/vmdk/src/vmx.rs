@@ -1,0 +1,323 @@
+//! .vmx: the configuration of a VM. For disks, this file and not the .vmsd says which link runs.
+//!
+//! Facts: reference/vmware-formats 5.1. Absent `present` means FALSE, for controllers and for devices.
+
+use std::fmt;
+
+use blk::manifest::DiskMode;
+use blk::{Error, Result};
+
+use crate::keyvalue::KeyValues;
+use crate::text::{check_name, decimal, shown, wrong};
+
+/// SCSI controllers of one VM.
+pub const SCSI_CONTROLLERS_MAX: u8 = 4;
+/// Disks of one controller: 16 units less unit 7, which is the controller itself.
+pub const SCSI_DISKS_PER_CONTROLLER: u8 = 15;
+/// Disks of a VM we create: 4 * 15.
+pub const VM_DISKS_MAX: usize = SCSI_CONTROLLERS_MAX as usize * SCSI_DISKS_PER_CONTROLLER as usize;
+
+const SCSI_UNIT_OF_CONTROLLER: u8 = 7;
+
+/// In the order in which disks of different buses are numbered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Bus {
+    Scsi,
+    Sata,
+    Nvme,
+    Ide,
+}
+
+impl Bus {
+    const ALL: [Bus; 4] = [Bus::Scsi, Bus::Sata, Bus::Nvme, Bus::Ide];
+
+    fn name(self) -> &'static str {
+        match self {
+            Bus::Scsi => "scsi",
+            Bus::Sata => "sata",
+            Bus::Nvme => "nvme",
+            Bus::Ide => "ide",
+        }
+    }
+
+    /// Controllers, and units of each: 64 for paravirtual SCSI since hardware version 14.
+    fn limits(self) -> (u8, u8) {
+        match self {
+            Bus::Scsi => (SCSI_CONTROLLERS_MAX, 64),
+            Bus::Sata => (4, 30),
+            Bus::Nvme => (4, 64),
+            Bus::Ide => (2, 2),
+        }
+    }
+}
+
+/// A disk's place, `scsi0:0`; ordered by bus, controller and unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Slot {
+    pub bus: Bus,
+    pub controller: u8,
+    pub unit: u8,
+}
+
+impl Slot {
+    /// The place of the disk at `index` (from 0) of a VM we create; unit 7 is skipped.
+    pub fn for_new_disk(index: usize) -> Option<Slot> {
+        let index = u8::try_from(index).ok().filter(|index| usize::from(*index) < VM_DISKS_MAX)?;
+        let unit = index % SCSI_DISKS_PER_CONTROLLER;
+        let unit = if unit < SCSI_UNIT_OF_CONTROLLER { unit } else { unit + 1 };
+        Some(Slot { bus: Bus::Scsi, controller: index / SCSI_DISKS_PER_CONTROLLER, unit })
+    }
+
+    /// Reads `scsi0:0` in any case. `None` for anything else, and for places no bus has.
+    pub fn parse(text: &str) -> Option<Slot> {
+        let lower = text.to_ascii_lowercase();
+        let bus = Bus::ALL.into_iter().find(|bus| lower.starts_with(bus.name()))?;
+        let (controller, unit) = lower[bus.name().len()..].split_once(':')?;
+        let number = |digits: &str| decimal::<u8>("", "", digits, "").ok();
+        let slot = Slot { bus, controller: number(controller)?, unit: number(unit)? };
+        let (controllers, units) = bus.limits();
+        (slot.controller < controllers && slot.unit < units).then_some(slot)
+    }
+
+    fn key(&self, field: &str) -> String {
+        format!("{self}.{field}")
+    }
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}:{}", self.bus.name(), self.controller, self.unit)
+    }
+}
+
+/// A hard disk of the VM and the descriptor of its running link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmxDisk {
+    pub slot: Slot,
+    /// As written: relative to the .vmx or absolute. Untrusted.
+    pub file_name: String,
+    pub mode: DiskMode,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vmx {
+    values: KeyValues,
+}
+
+impl Vmx {
+    pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
+        Ok(Self { values: KeyValues::parse(file, bytes)? })
+    }
+
+    /// The configuration of a new VM whose disks, in order, have these descriptors: an LSI Logic controller per 15 disks.
+    pub fn create(file: &str, vm: &str, descriptors: &[String]) -> Result<Self> {
+        check_name(file, "VM name", vm)?;
+        if descriptors.len() > VM_DISKS_MAX {
+            let cause = format!("{} disks asked for, expected at most {VM_DISKS_MAX}", descriptors.len());
+            return Err(Error::invalid(file, format!("{cause} (4 SCSI controllers of 15)")));
+        }
+        let mut vmx = Self { values: KeyValues::new(file) };
+        for (key, value) in NEW_VM {
+            vmx.values.set(key, value);
+        }
+        vmx.values.set("displayName", vm);
+        for (index, descriptor) in descriptors.iter().enumerate() {
+            // Bounded by VM_DISKS_MAX above.
+            let Some(slot) = Slot::for_new_disk(index) else { break };
+            vmx.add_disk(slot, descriptor);
+        }
+        Ok(vmx)
+    }
+
+    fn add_disk(&mut self, slot: Slot, descriptor: &str) {
+        let controller = format!("{}{}", slot.bus.name(), slot.controller);
+        self.values.set(&format!("{controller}.present"), "TRUE");
+        self.values.set(&format!("{controller}.virtualDev"), "lsilogic");
+        self.values.set(&slot.key("present"), "TRUE");
+        self.values.set(&slot.key("deviceType"), "scsi-hardDisk");
+        self.values.set(&slot.key("fileName"), descriptor);
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.values.to_bytes()
+    }
+
+    pub fn values(&self) -> &KeyValues {
+        &self.values
+    }
+
+    pub fn values_mut(&mut self) -> &mut KeyValues {
+        &mut self.values
+    }
+
+    /// The hard disks that are present, in slot order.
+    pub fn disks(&self) -> Result<Vec<VmxDisk>> {
+        let mut slots: Vec<Slot> = self.values.keys().filter_map(slot_of_file_name).collect();
+        slots.sort();
+        slots.dedup();
+        slots.into_iter().filter_map(|slot| self.disk(slot).transpose()).collect()
+    }
+
+    fn disk(&self, slot: Slot) -> Result<Option<VmxDisk>> {
+        let file = self.values.file();
+        let Some(file_name) = self.values.get(&slot.key("fileName"))? else { return Ok(None) };
+        if !self.is_present(slot)? || !self.is_hard_disk(slot)? || file_name.is_empty() {
+            return Ok(None);
+        }
+        if slot.bus == Bus::Scsi && slot.unit == SCSI_UNIT_OF_CONTROLLER {
+            return Err(wrong(
+                file,
+                &slot.key("fileName"),
+                shown(file_name),
+                "nothing: unit 7 is the controller",
+            ));
+        }
+        Ok(Some(VmxDisk { slot, file_name: file_name.into(), mode: self.mode(slot)? }))
+    }
+
+    fn is_present(&self, slot: Slot) -> Result<bool> {
+        // IDE channels are always there and have no key of their own.
+        let controller = format!("{}{}.present", slot.bus.name(), slot.controller);
+        let controller_present = slot.bus == Bus::Ide || self.values.get_bool(&controller, false)?;
+        Ok(controller_present && self.values.get_bool(&slot.key("present"), false)?)
+    }
+
+    fn is_hard_disk(&self, slot: Slot) -> Result<bool> {
+        let device = self.values.get(&slot.key("deviceType"))?.unwrap_or_default().to_ascii_lowercase();
+        let removable = device.contains("cdrom") || device.contains("floppy") || device.contains("passthru");
+        Ok(!removable)
+    }
+
+    fn mode(&self, slot: Slot) -> Result<DiskMode> {
+        let key = slot.key("mode");
+        // Absent means persistent, as in VMware.
+        let mode = self.values.get(&key)?.unwrap_or_default();
+        match mode.to_ascii_lowercase().as_str() {
+            "" | "persistent" => Ok(DiskMode::Persistent),
+            "independent-persistent" => Ok(DiskMode::IndependentPersistent),
+            "independent-nonpersistent" => Ok(DiskMode::IndependentNonpersistent),
+            "undoable" | "append" | "nonpersistent" => {
+                let cause = format!("{key} is {}, a mode of old hosted products", shown(mode));
+                Err(Error::unsupported(self.values.file(), format!("{cause}; set it to \"persistent\"")))
+            }
+            _ => Err(wrong(self.values.file(), &key, shown(mode), "\"persistent\" or \"independent-...\"")),
+        }
+    }
+
+    /// Makes `descriptor` the running link of the disk in `slot`.
+    pub fn set_disk_file(&mut self, slot: Slot, descriptor: &str) {
+        self.values.set(&slot.key("fileName"), descriptor);
+    }
+}
+
+fn slot_of_file_name(key: &str) -> Option<Slot> {
+    let (slot, field) = key.split_once('.')?;
+    field.eq_ignore_ascii_case("fileName").then(|| Slot::parse(slot)).flatten()
+}
+
+/// What VMware's own tools expect to find in any .vmx; sizes are placeholders a user edits.
+const NEW_VM: [(&str, &str); 8] = [
+    (".encoding", "UTF-8"),
+    ("config.version", "8"),
+    ("virtualHW.version", "13"),
+    ("guestOS", "other-64"),
+    ("numvcpus", "1"),
+    ("memSize", "1024"),
+    // A stable disk id in the guest.
+    ("disk.EnableUUID", "TRUE"),
+    ("displayName", ""),
+];
+
+#[cfg(test)]
+mod tests {
+    use blk::ErrorKind;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(text: &str) -> Vmx {
+        Vmx::parse("web.vmx", text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn disks_in_slot_order() {
+        let vmx = parse(concat!(
+            "SCSI0.present = \"true\"\nscsi0:10.present = \"TRUE\"\nscsi0:10.fileName = \"ten.vmdk\"\n",
+            "scsi0:2.PRESENT = \"TRUE\"\nscsi0:2.FileName = \"/vmfs/volumes/a/two.vmdk\"\n",
+            "scsi0:2.mode = \"Independent-Persistent\"\n",
+            "scsi0:3.fileName = \"not present.vmdk\"\n",
+            "scsi1:0.present = \"TRUE\"\nscsi1:0.fileName = \"no controller.vmdk\"\n",
+            "ide0:0.present = \"TRUE\"\nide0:0.fileName = \"ide.vmdk\"\n",
+            "ide1:0.present = \"TRUE\"\nide1:0.fileName = \"x.iso\"\nide1:0.deviceType = \"cdrom-image\"\n",
+            "scsi0:2.redo = \"\"\nscsi0:99.fileName = \"nowhere.vmdk\"\nfloppy0.fileName = \"f.flp\"\n",
+        ));
+        let disks = vmx.disks().unwrap();
+        let found: Vec<(String, &str, DiskMode)> =
+            disks.iter().map(|d| (d.slot.to_string(), d.file_name.as_str(), d.mode)).collect();
+        let expected = [
+            ("scsi0:2".into(), "/vmfs/volumes/a/two.vmdk", DiskMode::IndependentPersistent),
+            ("scsi0:10".into(), "ten.vmdk", DiskMode::Persistent),
+            ("ide0:0".into(), "ide.vmdk", DiskMode::Persistent),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_new_vm_reads_back() {
+        let descriptors: Vec<String> = (0..VM_DISKS_MAX).map(|i| format!("web_{i}.vmdk")).collect();
+        let vmx = Vmx::create("web.vmx", "web", &descriptors).unwrap();
+        let disks = Vmx::parse("web.vmx", &vmx.to_bytes()).unwrap().disks().unwrap();
+        let files: Vec<&String> = disks.iter().map(|d| &d.file_name).collect();
+        assert_eq!(files, descriptors.iter().collect::<Vec<_>>());
+        let slots: Vec<String> = disks.iter().map(|d| d.slot.to_string()).collect();
+        assert_eq!(slots[6..9], ["scsi0:6", "scsi0:8", "scsi0:9"]);
+        assert_eq!(slots[14..16], ["scsi0:15", "scsi1:0"]);
+        assert_eq!(slots[59], "scsi3:15");
+        let too_many = vec![String::from("x.vmdk"); VM_DISKS_MAX + 1];
+        assert_eq!(Vmx::create("web.vmx", "web", &too_many).unwrap_err().kind, ErrorKind::Invalid);
+        assert_eq!(Slot::for_new_disk(VM_DISKS_MAX), None);
+    }
+
+    #[test]
+    fn a_switch_changes_one_line() {
+        let text = "# mine\nscsi0.present = \"TRUE\"\nscsi0:0.present = \"TRUE\"\nscsi0:0.fileName = \"a.vmdk\"\nx\n";
+        let mut vmx = parse(text);
+        vmx.set_disk_file(vmx.disks().unwrap()[0].slot, "a-000001.vmdk");
+        assert_eq!(vmx.to_bytes(), text.replace("a.vmdk", "a-000001.vmdk").into_bytes());
+    }
+
+    #[test]
+    fn bad_values_are_named() {
+        let head = "scsi0.present = \"TRUE\"\nscsi0:0.present = \"TRUE\"\nscsi0:0.fileName = \"a.vmdk\"\n";
+        let table = [
+            ("scsi0:0.mode = \"undoable\"", ErrorKind::Unsupported, "scsi0:0.mode is \"undoable\""),
+            ("scsi0:0.mode = \"odd\"", ErrorKind::Damaged, "scsi0:0.mode is \"odd\""),
+            ("scsi0:0.fileName = \"b.vmdk\"", ErrorKind::Damaged, "given twice"),
+            ("scsi0:7.present = \"TRUE\"\nscsi0:7.fileName = \"c.vmdk\"", ErrorKind::Damaged, "unit 7"),
+        ];
+        for (line, kind, message) in table {
+            let error = parse(&format!("{head}{line}\n")).disks().unwrap_err();
+            assert_eq!(error.kind, kind, "{line}");
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn slots() {
+        for (text, slot) in [("scsi0:0", true), ("NVMe3:14", true), ("ide1:1", true), ("sata0:29", true)] {
+            assert_eq!(Slot::parse(text).is_some(), slot, "{text}");
+        }
+        for text in
+            ["scsi4:0", "scsi0:64", "ide2:0", "scsi0", "scsi:0", "scsi0:-1", "usb0:0", "scsi0:256", ""]
+        {
+            assert_eq!(Slot::parse(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "((scsi|ide|nvme)?[0-9]?(:[0-9])?\\.?(present|fileName|mode)? ?=? ?\"?[a-zA-Z|]{0,5}\"?\n){0,20}") {
+            let _ = parse(&text).disks();
+        }
+    }
+}
