@@ -112,9 +112,13 @@ pub trait Manifest {
     /// whose ids or sizes contradict each other, a cycle, or more links than `CHAIN_LAYERS_MAX`.
     fn chain<'a>(&'a self, top: &'a str) -> Local<'a, Result<Vec<LayerInfo>>>;
 
-    /// Opens one layer's files. Writing a layer that was not created in this session first gives it a new content id
-    /// (and its children in this home the matching parent id), so that foreign children notice.
+    /// Opens one layer's files; `writable` opens them for writing but changes nothing yet.
     fn open<'a>(&'a self, name: &'a str, writable: bool) -> Local<'a, Result<Rc<dyn Layer>>>;
+
+    /// The layer is about to be written for the first time since it was opened: gives it a new content id (and its
+    /// children in this home the matching parent id), so that foreign children notice. Nothing to do for a layer that
+    /// this session created. Durable when it returns; may be repeated.
+    fn touch<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>>;
 
     /// Makes an empty, durable, writable child of `parent`; nobody refers to it before `publish`.
     fn create_child<'a>(&'a self, parent: &'a str) -> Local<'a, Result<Rc<dyn Layer>>>;
