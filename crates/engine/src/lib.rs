@@ -1,1 +1,27 @@
-//! TBD
+//! Disks as they run: chains, maps, snapshots, commits. The same code in real and in virtual time.
+//!
+//! Absent on purpose: format names (a `Manifest` answers for those), sockets, any clock but `Env`'s, and every cost
+//! that VMware's own code has (the lab imitates that).
+
+pub mod chain;
+pub mod commit;
+pub mod disk;
+pub mod event;
+pub mod fold;
+pub mod job;
+pub mod link;
+pub mod map;
+pub mod options;
+pub mod stats;
+pub mod take;
+pub mod tree;
+pub mod vm;
+mod volume;
+mod write;
+
+pub use commit::{CommitPreview, CommitWhat};
+pub use disk::Disk;
+pub use event::{DiskTimes, Event};
+pub use job::{Job, JobState};
+pub use options::{Defect, Defects, FoldOptions, Options, SpacePolicy};
+pub use vm::{View, Vm};

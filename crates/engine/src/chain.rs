@@ -1,0 +1,129 @@
+//! The layers of a disk at one moment, and where new writes go.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use blk::layer::{Run, Where};
+use blk::{Error, File, Result};
+
+use crate::link::Link;
+use crate::map::{Slot, ZERO_SLOT};
+
+/// One version of a disk's chain. A request keeps the version it was admitted under to its end.
+pub struct Chain {
+    /// Base first; the last is the writable top.
+    pub links: Vec<Rc<Link>>,
+    pub fold: Option<Rc<FoldRoute>>,
+}
+
+impl Chain {
+    pub fn top(&self) -> &Rc<Link> {
+        self.links.last().expect("a chain has at least its base")
+    }
+
+    /// The fold that steers guest writes: only that of the top. An older link's fold touches no guest write.
+    pub fn steering(&self) -> Option<&Rc<FoldRoute>> {
+        self.fold.as_ref().filter(|f| Rc::ptr_eq(&f.source, self.top()))
+    }
+
+    pub fn position(&self, link: &Rc<Link>) -> Option<usize> {
+        self.links.iter().position(|l| Rc::ptr_eq(l, link))
+    }
+
+    /// Grains of different layers are powers of two, so the largest aligns to all.
+    pub fn grain_bytes(&self) -> u64 {
+        self.links
+            .iter()
+            .filter(|l| !l.layer.shape().flat)
+            .map(|l| l.layer.shape().grain_bytes)
+            .max()
+            .unwrap_or(512)
+    }
+}
+
+/// A commit under way, as the write path sees it: `source` drains into `target`, the layer below it.
+pub struct FoldRoute {
+    pub source: Rc<Link>,
+    pub target: Rc<Link>,
+    /// Source regions between "copying begins" and "the release is durable": what the source holds there. Writes in
+    /// them go to both layers. The runs are pinned here because the source forgets them at the release.
+    pub moving: RefCell<BTreeMap<u64, Rc<Vec<Run>>>>,
+    /// Nobody but the running top depends on the source: what a higher layer shadows need not be copied. A take ends
+    /// that, because the frozen state depends on the source too.
+    pub skip_shadowed: Cell<bool>,
+}
+
+impl FoldRoute {
+    pub fn new(source: Rc<Link>, target: Rc<Link>, skip_shadowed: bool) -> Rc<FoldRoute> {
+        Rc::new(FoldRoute {
+            source,
+            target,
+            moving: RefCell::default(),
+            skip_shadowed: Cell::new(skip_shadowed),
+        })
+    }
+
+    pub fn region_bytes(&self) -> u64 {
+        self.source.layer.shape().region_bytes
+    }
+
+    pub fn moving_at(&self, offset: u64) -> Option<Rc<Vec<Run>>> {
+        self.moving.borrow().get(&(offset / self.region_bytes())).cloned()
+    }
+}
+
+/// Slot numbers of a disk's open files. A number is reused only when no map names it any more.
+#[derive(Default)]
+pub struct Slots {
+    entries: Vec<Option<Rc<Link>>>,
+}
+
+impl Slots {
+    /// Reserves `count` consecutive numbers, above `ZERO_SLOT`.
+    pub fn reserve(&mut self, count: usize, place: &str) -> Result<Slot> {
+        if self.entries.is_empty() {
+            self.entries.push(None);
+        }
+        let free = |at: &usize| self.entries[*at..].iter().take(count).all(Option::is_none);
+        let at = (1..self.entries.len()).find(free).unwrap_or(self.entries.len());
+        let slot = Slot::try_from(at + count).map_err(|_| {
+            Error::refused(place, format!("{at} files open in one chain; at most {} can be", Slot::MAX))
+        })? - count as Slot;
+        if self.entries.len() < at + count {
+            self.entries.resize(at + count, None);
+        }
+        Ok(slot)
+    }
+
+    pub fn fill(&mut self, link: &Rc<Link>) {
+        for n in 0..link.layer.files().len() {
+            self.entries[usize::from(link.slot) + n] = Some(link.clone());
+        }
+    }
+
+    pub fn release(&mut self, link: &Rc<Link>) {
+        for entry in &mut self.entries {
+            if entry.as_ref().is_some_and(|l| Rc::ptr_eq(l, link)) {
+                *entry = None;
+            }
+        }
+    }
+
+    pub fn link(&self, slot: Slot) -> Rc<Link> {
+        self.entries[usize::from(slot)].clone().expect("a slot in the map is open")
+    }
+
+    pub fn file(&self, slot: Slot) -> File {
+        assert_ne!(slot, ZERO_SLOT);
+        self.link(slot).file(slot).clone()
+    }
+}
+
+/// The data runs of a list: what a layer itself holds.
+pub fn held(runs: &[Run]) -> impl Iterator<Item = (&Run, u16, u64)> {
+    runs.iter().filter_map(|run| match run.place {
+        Where::Data { file, offset } => Some((run, file, offset)),
+        _ => None,
+    })
+}

@@ -1,0 +1,284 @@
+//! Commit: the name leaves the tree first, then its delta drains into the layer it froze, and at last the delta goes.
+
+use std::rc::Rc;
+
+use blk::manifest::{Change, FoldState, VmState};
+use blk::{Error, Result};
+
+use crate::chain::FoldRoute;
+use crate::disk::Disk;
+use crate::event::{DiskTimes, Event};
+use crate::fold::{Fold, held_bytes};
+use crate::job::{Job, JobState};
+use crate::options::Defect;
+use crate::tree;
+use crate::vm::Vm;
+
+/// Which names a commit takes away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CommitWhat {
+    /// One snapshot, by name or id.
+    One(String),
+    /// Every snapshot the running state descends from, and every delta that no snapshot owns.
+    All,
+}
+
+/// What a commit will do, before it does anything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommitPreview {
+    pub names: Vec<String>,
+    /// Held by the deltas now; the most that can be moved.
+    pub bytes_to_move: u64,
+    /// Length of the files that go.
+    pub bytes_freed: u64,
+    pub layers: u64,
+}
+
+struct Plan {
+    gone: Vec<u128>,
+    names: Vec<String>,
+    /// In the order they will be folded: disk by disk, nearest to the base first, so that each block moves once.
+    folds: Vec<FoldState>,
+}
+
+impl Vm {
+    pub async fn commit_preview(&self, what: &CommitWhat) -> Result<CommitPreview> {
+        let plan = self.plan_commit(what)?;
+        let mut preview = CommitPreview {
+            names: plan.names,
+            bytes_to_move: 0,
+            bytes_freed: 0,
+            layers: plan.folds.len() as u64,
+        };
+        for fold in &plan.folds {
+            let disk = self.disk(fold.disk)?;
+            let Some(link) = disk.link_named(&fold.layer) else { continue };
+            preview.bytes_to_move += held_bytes(&disk, &link).await?;
+            preview.bytes_freed += link.layer.usage().file_bytes;
+        }
+        Ok(preview)
+    }
+
+    /// Starts a commit. When this returns the names have left the tree, durably: there is no way back from here.
+    pub async fn commit(self: &Rc<Self>, what: &CommitWhat) -> Result<Rc<Job>> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let plan = self.plan_commit(what)?;
+        self.refuse_viewed(&plan)?;
+        let state = self.state();
+        let id = state.last_job + 1;
+        let folds: Vec<_> = plan.folds.into_iter().map(|f| FoldState { job: id, ..f }).collect();
+        let mut next = tree::after_names_leave(&state, &plan.gone, folds.clone());
+        next.last_job = id;
+        self.publish(Change { next, reparent: Vec::new(), remove: Vec::new() }).await?;
+        Ok(self.start_job(id, plan.names.join(", "), folds))
+    }
+
+    fn plan_commit(&self, what: &CommitWhat) -> Result<Plan> {
+        let state = self.state.borrow();
+        match what {
+            CommitWhat::One(wanted) => self.plan_one(&state, wanted),
+            CommitWhat::All => self.plan_all(&state),
+        }
+    }
+
+    fn plan_one(&self, state: &VmState, wanted: &str) -> Result<Plan> {
+        let snapshot = tree::find(state, wanted)?;
+        if !self.is_sealed(snapshot.id) {
+            return Err(Error::refused(&self.name, format!("{} is not sealed yet", snapshot.name)));
+        }
+        let mut folds = Vec::new();
+        for (number, frozen) in &snapshot.disks {
+            let chain = self.disk(*number)?.chain();
+            let Some(at) = chain.links.iter().position(|l| l.layer.name() == frozen) else {
+                let cause = format!("{} lies on another branch than the running state", snapshot.name);
+                return Err(Error::unsupported(&self.name, cause));
+            };
+            if let Some(delta) = chain.links.get(at + 1) {
+                folds.push(fold_of(*number, delta.layer.name()));
+            }
+        }
+        Ok(Plan { gone: vec![snapshot.id], names: vec![snapshot.name.clone()], folds })
+    }
+
+    fn plan_all(&self, state: &VmState) -> Result<Plan> {
+        let mut gone = Vec::new();
+        let mut names = Vec::new();
+        let mut at = state.current;
+        while let Some(s) = at.and_then(|id| state.snapshots.iter().find(|s| s.id == id)) {
+            if !self.is_sealed(s.id) {
+                return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
+            }
+            gone.push(s.id);
+            names.push(s.name.clone());
+            at = s.parent;
+        }
+        if gone.len() != state.snapshots.len() {
+            return Err(Error::unsupported(
+                &self.name,
+                "it has snapshots on other branches than the running state",
+            ));
+        }
+        let mut folds = Vec::new();
+        for disk in self.snapshotted() {
+            folds.extend(disk.chain().links[1..].iter().map(|l| fold_of(disk.number, l.layer.name())));
+        }
+        if folds.is_empty() && gone.is_empty() {
+            return Err(Error::refused(&self.name, "nothing to commit: it has no snapshots and no deltas"));
+        }
+        Ok(Plan { gone, names, folds })
+    }
+
+    /// A layer that others read is never written.
+    fn refuse_viewed(&self, plan: &Plan) -> Result<()> {
+        match self.viewers().into_iter().find(|(id, _)| plan.gone.contains(id)) {
+            Some((id, client)) => {
+                let state = self.state.borrow();
+                let name = state.snapshots.iter().find(|s| s.id == id).map_or("?", |s| s.name.as_str());
+                Err(Error::refused(
+                    &self.name,
+                    format!("{name} is attached by {client}; disconnect that client first"),
+                ))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn start_job(self: &Rc<Self>, id: u64, subject: String, folds: Vec<FoldState>) -> Rc<Job> {
+        let job = Job::new(self.env.clone(), id, "commit", subject);
+        self.add_job(job.clone());
+        let (vm, worker) = (self.clone(), job.clone());
+        self.env.spawn(async move { vm.run_job(worker, folds).await });
+        job
+    }
+
+    /// After a start: commits that were under way go on; those the user held stay as unowned deltas.
+    pub(crate) fn resume_folds(self: &Rc<Self>) {
+        let state = self.state();
+        let mut ids: Vec<u64> = state.folds.iter().filter(|f| !f.held).map(|f| f.job).collect();
+        ids.dedup();
+        for id in ids {
+            let folds = state.folds.iter().filter(|f| f.job == id && !f.held).cloned().collect();
+            self.start_job(id, "resumed after a restart".into(), folds);
+        }
+    }
+
+    async fn run_job(self: &Rc<Self>, job: Rc<Job>, folds: Vec<FoldState>) {
+        let began_ns = self.env.now_ns();
+        let turn = self.folding.lock().await;
+        let mut times = Vec::new();
+        let result = self.run_folds(&job, &folds, &mut times).await;
+        drop(turn);
+        let message = match &result {
+            Ok(()) => "done".to_string(),
+            Err(e) => e.to_string(),
+        };
+        let state = match result {
+            Ok(()) => JobState::Done,
+            Err(_) if job.is_cancelled() || job.is_stopped_for_close() => JobState::Cancelled,
+            Err(e) => {
+                *job.error.borrow_mut() = Some(e);
+                JobState::Failed
+            }
+        };
+        if state == JobState::Cancelled && !job.is_stopped_for_close() {
+            self.hold_folds(job.id).await;
+        }
+        self.report(Event {
+            unix_us: self.env.unix_us(),
+            operation: "commit".into(),
+            subject: job.subject.clone(),
+            stun_us: 0,
+            total_us: (self.env.now_ns() - began_ns) / 1000,
+            disks: times,
+            message,
+        });
+        job.set_state(state);
+    }
+
+    async fn run_folds(
+        self: &Rc<Self>,
+        job: &Rc<Job>,
+        folds: &[FoldState],
+        times: &mut Vec<DiskTimes>,
+    ) -> Result<()> {
+        let mut total = 0;
+        for fold in folds {
+            let disk = self.disk(fold.disk)?;
+            if let Some(link) = disk.link_named(&fold.layer) {
+                total += held_bytes(&disk, &link).await?;
+            }
+        }
+        job.bytes_total.set(total);
+        for fold in folds {
+            let before = job.bytes_done.get();
+            let began_ns = self.env.now_ns();
+            self.fold_one(job, fold).await?;
+            times.push(DiskTimes {
+                number: fold.disk,
+                flush_us: (self.env.now_ns() - began_ns) / 1000,
+                bytes: job.bytes_done.get() - before,
+                ..DiskTimes::default()
+            });
+        }
+        Ok(())
+    }
+
+    async fn fold_one(self: &Rc<Self>, job: &Rc<Job>, fold: &FoldState) -> Result<()> {
+        let disk = self.disk(fold.disk)?;
+        let chain = disk.chain();
+        let Some(at) = chain.links.iter().position(|l| l.layer.name() == fold.layer) else { return Ok(()) };
+        let Some(below) = at.checked_sub(1) else {
+            return Err(Error::damaged(
+                &disk.name,
+                format!("{} is its base and cannot be folded", fold.layer),
+            ));
+        };
+        let (source, target) = (chain.links[at].clone(), chain.links[below].clone());
+        // Both change from here: the source loses regions, the target gains them.
+        self.touch(source.layer.name()).await?;
+        self.touch(target.layer.name()).await?;
+        let upper: Vec<_> = chain.links[at..].iter().map(|l| l.layer.name()).collect();
+        let skip_shadowed = !tree::named(&self.state.borrow(), &upper);
+        let route = FoldRoute::new(source, target, skip_shadowed);
+        Fold::new(disk.clone(), route.clone(), job.clone()).drain().await?;
+        self.finish_fold(&disk, fold, &route).await
+    }
+
+    /// The source is empty: the home forgets it, then the chain in memory, then its files go.
+    async fn finish_fold(&self, disk: &Rc<Disk>, fold: &FoldState, route: &Rc<FoldRoute>) -> Result<()> {
+        let _turn = self.operations.lock().await;
+        if self.options.defects.has(Defect::RemoveBeforePublish) {
+            self.manifest.discard_child(&fold.layer).await?;
+        }
+        let chain = disk.chain();
+        let at = chain.position(&route.source).expect("only its own fold removes a layer");
+        let child = chain.links.get(at + 1).map(|l| l.layer.name().to_string());
+        if let Some(child) = &child {
+            self.touch(child).await?;
+        }
+        let change = tree::fold_end(
+            &self.state.borrow(),
+            fold.disk,
+            &fold.layer,
+            route.target.layer.name(),
+            child.as_deref(),
+        );
+        self.publish(change).await?;
+        disk.remove_link(&route.source);
+        Ok(())
+    }
+
+    /// A cancelled job's deltas stay, unowned, until they are committed again.
+    async fn hold_folds(&self, job: u64) {
+        let _turn = self.operations.lock().await;
+        let mut next = self.state();
+        next.folds.iter_mut().filter(|f| f.job == job).for_each(|f| f.held = true);
+        // If this cannot be recorded the job resumes after a restart: annoying, not wrong.
+        let _ = self.publish(Change { next, reparent: Vec::new(), remove: Vec::new() }).await;
+    }
+}
+
+fn fold_of(disk: u32, layer: &str) -> FoldState {
+    FoldState { disk, layer: layer.to_string(), job: 0, held: false }
+}

@@ -1,0 +1,259 @@
+//! A redo disk as it runs: its chain, its map, and the guest's reads and flushes. Writes are in `write`.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::layer::Where;
+use blk::sync::{Admission, RangeLock, Signal};
+use blk::{Buf, Env, Error, ErrorKind, File, Result};
+use futures_util::future::{join_all, try_join_all};
+
+use crate::chain::{Chain, FoldRoute, Slots};
+use crate::link::Link;
+use crate::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
+use crate::options::{Defect, Options};
+use crate::stats::DiskStats;
+
+/// One disk. All of it lives on one core; code between two awaits is atomic.
+pub struct Disk {
+    pub env: Env,
+    /// For messages: `web/disk0`.
+    pub name: String,
+    pub number: u32,
+    pub size_bytes: u64,
+    pub read_only: bool,
+    pub options: Options,
+    pub stats: DiskStats,
+    pub(crate) chain: RefCell<Rc<Chain>>,
+    pub(crate) map: Map,
+    pub(crate) slots: RefCell<Slots>,
+    /// Ranges with a write (or the mover) at work: overlapping writes happen one after the other, in one order.
+    pub(crate) writes: RangeLock,
+    pub(crate) write_gate: Rc<Admission>,
+    pub(crate) read_gate: Rc<Admission>,
+    pub(crate) closing: Cell<bool>,
+    /// Writes are held back for want of space; said once an episode.
+    pub(crate) waiting_for_space: Cell<u32>,
+    loads: Signal,
+}
+
+impl Disk {
+    /// `layers` base first; the last one is the writable top unless `read_only`.
+    pub fn new(
+        env: Env,
+        name: String,
+        number: u32,
+        layers: Vec<Rc<dyn blk::layer::Layer>>,
+        read_only: bool,
+        options: Options,
+    ) -> Result<Rc<Disk>> {
+        let mut slots = Slots::default();
+        let mut links = Vec::with_capacity(layers.len());
+        for layer in layers {
+            let slot = slots.reserve(layer.files().len(), layer.name())?;
+            let link = Link::new(layer, slot, options.defects);
+            slots.fill(&link);
+            links.push(link);
+        }
+        let size_bytes = links.last().expect("a chain has a base").layer.shape().size_bytes;
+        Ok(Rc::new(Disk {
+            env,
+            name,
+            number,
+            size_bytes,
+            read_only,
+            options,
+            stats: DiskStats::default(),
+            chain: RefCell::new(Rc::new(Chain { links, fold: None })),
+            map: Map::new(options.map_cap_bytes),
+            slots: RefCell::new(slots),
+            writes: RangeLock::default(),
+            write_gate: Rc::default(),
+            read_gate: Rc::default(),
+            closing: Cell::new(false),
+            waiting_for_space: Cell::new(0),
+            loads: Signal::default(),
+        }))
+    }
+
+    /// The chain as new requests see it.
+    pub fn chain(&self) -> Rc<Chain> {
+        self.chain.borrow().clone()
+    }
+
+    pub fn top_name(&self) -> String {
+        self.chain().top().layer.name().to_string()
+    }
+
+    pub fn link_named(&self, name: &str) -> Option<Rc<Link>> {
+        self.chain().links.iter().find(|l| l.layer.name() == name).cloned()
+    }
+
+    pub(crate) fn file(&self, piece: &Piece) -> File {
+        self.slots.borrow().file(piece.slot)
+    }
+
+    /// Where `range` lives now, in order. Builds missing regions of the map.
+    pub(crate) async fn resolve(&self, range: Range<u64>) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::with_capacity(1);
+        loop {
+            match self.map.lookup(range.clone(), &mut pieces) {
+                Found::Yes => return Ok(pieces),
+                Found::Missing(number) => self.load_region(number).await?,
+            }
+        }
+    }
+
+    async fn load_region(&self, number: u64) -> Result<()> {
+        if !self.map.begin_load(number) {
+            while self.map.is_loading(number) {
+                self.loads.wait().await;
+            }
+            return Ok(());
+        }
+        self.stats.map_loads.set(self.stats.map_loads.get() + 1);
+        let start = number * REGION_BYTES;
+        let chain = self.chain();
+        let built = resolve_in(&chain.links, start..self.size_bytes.min(start + REGION_BYTES)).await;
+        // A build that an update overtook is thrown away; the caller asks again.
+        self.map.end_load(number, built.as_deref().ok());
+        self.loads.notify();
+        built.map(drop)
+    }
+
+    pub async fn read_range(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
+        let began_ns = self.env.now_ns();
+        let _admitted = self.read_gate.enter();
+        let (buf, result) = match self.resolve(offset..offset + buf.len() as u64).await {
+            Ok(pieces) => self.read_pieces(&pieces, offset, buf).await,
+            Err(e) => (buf, Err(e)),
+        };
+        self.stats.read_done(buf.len(), self.env.now_ns() - began_ns, result.is_ok());
+        (buf, result)
+    }
+
+    async fn read_pieces(&self, pieces: &[Piece], offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
+        if let [only] = pieces {
+            if only.slot == ZERO_SLOT {
+                buf.fill(0);
+                return (buf, Ok(()));
+            }
+            return self.file(only).read(only.offset, buf).await;
+        }
+        let reads = pieces.iter().map(|p| async {
+            if p.slot == ZERO_SLOT {
+                return (Buf::zeroed(p.len as usize), Ok(()));
+            }
+            self.file(p).read(p.offset, Buf::alloc(p.len as usize)).await
+        });
+        let mut result = Ok(());
+        for (piece, (part, outcome)) in pieces.iter().zip(join_all(reads).await) {
+            let at = (piece.start - offset) as usize;
+            buf[at..at + part.len()].copy_from_slice(&part);
+            result = result.and(outcome);
+        }
+        (buf, result)
+    }
+
+    /// Makes every write that completed before this call durable, in whichever layer it landed: after a take, until
+    /// the parent is sealed, that is the parent and the child; in a commit the delta and its target.
+    pub async fn flush_all(&self) -> Result<()> {
+        let began_ns = self.env.now_ns();
+        let chain = self.chain();
+        let top_only = self.options.defects.has(Defect::FlushTopOnly);
+        let skip = if top_only { chain.links.len() - 1 } else { 0 };
+        let flushes = chain.links[skip..].iter().map(|link| link.flush());
+        let result = try_join_all(flushes).await.map(drop);
+        self.stats.flush_done(self.env.now_ns() - began_ns, result.is_ok());
+        result
+    }
+
+    /// Makes `child` the writable top. No await: with its siblings of the other disks it is one instant.
+    pub(crate) fn push_top(&self, child: &Rc<Link>) {
+        let old = self.chain();
+        if let Some(fold) = &old.fold {
+            fold.skip_shadowed.set(false);
+        }
+        let mut links = old.links.clone();
+        links.push(child.clone());
+        self.slots.borrow_mut().fill(child);
+        *self.chain.borrow_mut() = Rc::new(Chain { links, fold: old.fold.clone() });
+    }
+
+    /// Takes a layer that holds nothing any more out of the chain.
+    pub(crate) fn remove_link(&self, link: &Rc<Link>) {
+        let old = self.chain();
+        let links: Vec<_> = old.links.iter().filter(|l| !Rc::ptr_eq(l, link)).cloned().collect();
+        assert_eq!(links.len() + 1, old.links.len(), "{} is in the chain", link.layer.name());
+        for n in 0..link.layer.files().len() {
+            assert!(!self.map.names_slot(link.slot + n as u16), "{} still holds data", link.layer.name());
+        }
+        *self.chain.borrow_mut() = Rc::new(Chain { links, fold: None });
+        self.slots.borrow_mut().release(link);
+    }
+
+    pub(crate) fn set_fold(&self, fold: Option<Rc<FoldRoute>>) {
+        let links = self.chain().links.clone();
+        *self.chain.borrow_mut() = Rc::new(Chain { links, fold });
+    }
+
+    pub fn is_waiting_for_space(&self) -> bool {
+        self.waiting_for_space.get() > 0
+    }
+
+    pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<()> {
+        if offset.checked_add(len).is_none_or(|end| end > self.size_bytes) {
+            let cause = format!("{len} bytes at {offset} reach past the disk's {} bytes", self.size_bytes);
+            return Err(Error::invalid(&self.name, cause));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn refuse_when_closing(&self) -> Result<()> {
+        if self.closing.get() {
+            return Err(Error::new(ErrorKind::Cancelled, &self.name, "the disk is being closed"));
+        }
+        Ok(())
+    }
+}
+
+/// Where `range` lives according to `links` (base first), straight from their tables.
+pub(crate) async fn resolve_in(links: &[Rc<Link>], range: Range<u64>) -> Result<Vec<Piece>> {
+    let mut found = Vec::new();
+    let mut open = vec![range];
+    for link in links.iter().rev() {
+        if open.is_empty() {
+            break;
+        }
+        let region_bytes = link.layer.shape().region_bytes;
+        let mut still_open = Vec::new();
+        for part in open {
+            let regions = part.start / region_bytes..part.end.div_ceil(region_bytes);
+            if !regions.clone().any(|r| link.layer.populated(r)) {
+                still_open.push(part);
+                continue;
+            }
+            for run in link.layer.lookup(part).await? {
+                let (slot, offset) = match run.place {
+                    Where::Parent => {
+                        still_open.push(run.start..run.end());
+                        continue;
+                    }
+                    Where::Zero => (ZERO_SLOT, 0),
+                    Where::Data { file, offset } => (link.slot + file, offset),
+                };
+                found.push(Piece { start: run.start, len: run.len, slot, offset });
+            }
+        }
+        open = still_open;
+    }
+    found.extend(open.into_iter().map(|r| Piece {
+        start: r.start,
+        len: r.end - r.start,
+        slot: ZERO_SLOT,
+        offset: 0,
+    }));
+    found.sort_unstable_by_key(|p| p.start);
+    Ok(found)
+}

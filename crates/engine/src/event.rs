@@ -1,0 +1,31 @@
+//! What happened to a VM, for `events` and for the reports.
+
+/// Times of one disk in an operation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskTimes {
+    pub number: u32,
+    /// Creating the child, durably.
+    pub create_us: u64,
+    /// Waiting for the writes under way in the parent.
+    pub drain_us: u64,
+    /// Flushing the parent and writing its clean header.
+    pub flush_us: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    pub unix_us: i64,
+    /// "take", "commit", "space"...
+    pub operation: String,
+    /// The snapshot or disk it was about.
+    pub subject: String,
+    /// Time new guest I/O was held back.
+    pub stun_us: u64,
+    /// From the request to the durable change.
+    pub total_us: u64,
+    pub disks: Vec<DiskTimes>,
+    /// For people: an outcome or a warning.
+    pub message: String,
+}

@@ -1,0 +1,222 @@
+//! A commit as a drain: one delta's content moves into the layer below it, region by region, until it holds nothing.
+//!
+//! The order that makes a crash harmless at any point: copy a region; flush the parent; clear the delta's pointer;
+//! flush the delta; only then does the region live in the parent alone. Progress is in the format itself, so a crash,
+//! a cancel or a resume needs no journal.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::layer::Run;
+use blk::{Buf, Result};
+use futures_util::StreamExt;
+use futures_util::stream;
+
+use crate::chain::{FoldRoute, held};
+use crate::disk::Disk;
+use crate::job::{Job, JobState};
+use crate::map::Piece;
+use crate::options::Defect;
+
+/// Longest rest between two pieces, so that a slow device does not park the mover for minutes.
+const REST_US_MAX: u64 = 50_000;
+
+/// Moves `route.source` into `route.target`. One at a time per disk.
+pub struct Fold {
+    pub disk: Rc<Disk>,
+    pub route: Rc<FoldRoute>,
+    pub job: Rc<Job>,
+    /// Guest requests seen at the last rest.
+    guest_seen: Cell<u64>,
+    /// Pointers are cleared in memory but perhaps not on the device: after a failed flush both answers are possible,
+    /// so writes must go on reaching both layers (and fail with the latched one).
+    releasing: Cell<bool>,
+}
+
+impl Fold {
+    pub fn new(disk: Rc<Disk>, route: Rc<FoldRoute>, job: Rc<Job>) -> Fold {
+        let guest_seen = Cell::new(disk.stats.requests());
+        Fold { disk, route, job, guest_seen, releasing: Cell::new(false) }
+    }
+
+    /// Steers guest writes, then moves everything. `Cancelled` and errors leave a correct chain: what is left in the
+    /// source still shadows the target. On `Ok` the source holds nothing.
+    pub async fn drain(&self) -> Result<()> {
+        self.disk.set_fold(Some(self.route.clone()));
+        // First writes admitted before may still be on their way into the source.
+        let drained = self.disk.write_gate.drain();
+        if !self.disk.options.defects.has(Defect::FoldWithoutDrain) {
+            drained.await;
+        }
+        let result = self.move_all().await;
+        if result.is_err() && !self.releasing.get() {
+            self.route.moving.borrow_mut().clear();
+            self.disk.set_fold(None);
+        }
+        result
+    }
+
+    async fn move_all(&self) -> Result<()> {
+        let size = self.disk.size_bytes;
+        let regions = 0..size.div_ceil(self.route.region_bytes());
+        let mut batch = Vec::new();
+        for region in regions {
+            if self.route.source.layer.populated(region) {
+                batch.push(region);
+            }
+            if batch.len() == self.disk.options.fold.batch_regions {
+                self.move_batch(&std::mem::take(&mut batch)).await?;
+            }
+        }
+        self.move_batch(&batch).await
+    }
+
+    /// A full datastore stops the batch before anything of it is released; it is tried again until space returns.
+    async fn move_batch(&self, regions: &[u64]) -> Result<()> {
+        loop {
+            self.job.checkpoint().await?;
+            let done = self.job.bytes_done.get();
+            match self.try_batch(regions).await {
+                Err(e) if e.is_no_space() && !self.releasing.get() => {
+                    self.route.moving.borrow_mut().clear();
+                    self.job.bytes_done.set(done);
+                    self.job.set_state(JobState::WaitingForSpace);
+                    self.disk.env.sleep_us(self.disk.options.space_retry_us).await;
+                    if self.job.state() == JobState::WaitingForSpace {
+                        self.job.set_state(JobState::Running);
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+
+    async fn try_batch(&self, regions: &[u64]) -> Result<()> {
+        if regions.is_empty() {
+            return Ok(());
+        }
+        for &region in regions {
+            self.copy_region(region).await?;
+        }
+        let (source, target) = (&self.route.source, &self.route.target);
+        let defects = self.disk.options.defects;
+        if !defects.has(Defect::ReleaseBeforeParentFlush) {
+            target.flush().await?;
+        }
+        if defects.has(Defect::UnmirrorBeforeRelease) {
+            self.leave_regions(regions);
+        }
+        self.releasing.set(true);
+        for &region in regions {
+            source.layer.release(region);
+        }
+        source.wrote();
+        source.flush().await?;
+        self.releasing.set(false);
+        if !defects.has(Defect::UnmirrorBeforeRelease) {
+            self.leave_regions(regions);
+        }
+        Ok(())
+    }
+
+    /// The release is durable: the target alone answers for these regions from here.
+    fn leave_regions(&self, regions: &[u64]) {
+        for &region in regions {
+            self.route.moving.borrow_mut().remove(&region);
+            self.disk.map.invalidate(self.range_of(region));
+        }
+    }
+
+    fn range_of(&self, region: u64) -> Range<u64> {
+        let bytes = self.route.region_bytes();
+        region * bytes..self.disk.size_bytes.min((region + 1) * bytes)
+    }
+
+    async fn copy_region(&self, region: u64) -> Result<()> {
+        let runs: Rc<Vec<Run>> = Rc::new(self.route.source.layer.lookup(self.range_of(region)).await?);
+        // From here writes into the region go to both layers; those admitted before hold their range against the copy.
+        self.route.moving.borrow_mut().insert(region, runs.clone());
+        let pieces = self.pieces_of(&runs);
+        let depth = self.disk.options.fold.depth.max(1);
+        let mut copies =
+            stream::iter(pieces.into_iter().map(|piece| self.copy_piece(piece))).buffer_unordered(depth);
+        while let Some(copied) = copies.next().await {
+            copied?;
+        }
+        Ok(())
+    }
+
+    /// What is to be copied, in pieces no larger than a guest may have to wait for.
+    fn pieces_of(&self, runs: &[Run]) -> Vec<Piece> {
+        let unit = self.disk.options.fold.piece_bytes;
+        let slot = self.route.source.slot;
+        let mut pieces = Vec::new();
+        for (run, file, offset) in held(runs) {
+            let mut at = 0;
+            while at < run.len {
+                let len = unit.min(run.len - at);
+                pieces.push(Piece { start: run.start + at, len, slot: slot + file, offset: offset + at });
+                at += len;
+            }
+        }
+        pieces
+    }
+
+    async fn copy_piece(&self, piece: Piece) -> Result<()> {
+        self.job.checkpoint().await?;
+        let began_ns = self.disk.env.now_ns();
+        let range = piece.start..piece.start + piece.len;
+        let lock = self.disk.writes.lock(range.clone());
+        let _held = if self.disk.options.defects.has(Defect::CopyWithoutLock) {
+            drop(lock);
+            None
+        } else {
+            Some(lock.await)
+        };
+        for part in self.unshadowed(&piece).await? {
+            let file = self.route.source.file(part.slot);
+            let (buf, result) = file.read(part.offset, Buf::alloc(part.len as usize)).await;
+            result?;
+            let chain = self.disk.chain();
+            let range = part.start..part.start + part.len;
+            self.disk.write_into(&self.route.target, &chain, range, buf.freeze(), false).await?;
+        }
+        drop(_held);
+        self.job.moved(piece.len).await;
+        self.rest(self.disk.env.now_ns() - began_ns).await;
+        Ok(())
+    }
+
+    /// The parts of a piece that must reach the target: all of it while any named state depends on the source.
+    async fn unshadowed(&self, piece: &Piece) -> Result<Vec<Piece>> {
+        if !self.route.skip_shadowed.get() {
+            return Ok(vec![*piece]);
+        }
+        let now = self.disk.resolve(piece.start..piece.start + piece.len).await?;
+        Ok(now.into_iter().filter(|p| self.route.source.owns(p.slot)).collect())
+    }
+
+    /// Yields to the guest: while it is active the mover works one part in `yield_factor + 1` of the time.
+    async fn rest(&self, piece_ns: u64) {
+        let seen = self.disk.stats.requests();
+        if self.guest_seen.replace(seen) == seen {
+            return;
+        }
+        let rest_us = piece_ns / 1000 * self.disk.options.fold.yield_factor;
+        if rest_us > 0 {
+            self.disk.env.sleep_us(rest_us.min(REST_US_MAX)).await;
+        }
+    }
+}
+
+/// Bytes of the disk that a layer holds: what a commit of it would move, from its tables.
+pub async fn held_bytes(disk: &Disk, link: &crate::link::Link) -> Result<u64> {
+    let region_bytes = link.layer.shape().region_bytes;
+    let mut total = 0;
+    for region in (0..disk.size_bytes.div_ceil(region_bytes)).filter(|&r| link.layer.populated(r)) {
+        let range = region * region_bytes..disk.size_bytes.min((region + 1) * region_bytes);
+        total += held(&link.layer.lookup(range).await?).map(|(run, ..)| run.len).sum::<u64>();
+    }
+    Ok(total)
+}

@@ -1,0 +1,187 @@
+//! A piece of background work that a user can watch, pause, limit and cancel.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use blk::sync::Signal;
+use blk::{Env, Error, Result};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobState {
+    Running,
+    Paused,
+    /// The datastore is full; the work goes on when space returns.
+    WaitingForSpace,
+    Done,
+    Failed,
+    Cancelled,
+}
+
+impl JobState {
+    pub fn name(self) -> &'static str {
+        match self {
+            JobState::Running => "running",
+            JobState::Paused => "paused",
+            JobState::WaitingForSpace => "waiting-for-space",
+            JobState::Done => "done",
+            JobState::Failed => "failed",
+            JobState::Cancelled => "cancelled",
+        }
+    }
+
+    pub fn is_over(self) -> bool {
+        matches!(self, JobState::Done | JobState::Failed | JobState::Cancelled)
+    }
+}
+
+/// One job. Shared by the worker and by whoever watches it.
+pub struct Job {
+    env: Env,
+    pub id: u64,
+    /// "commit".
+    pub operation: &'static str,
+    /// For people: "web@before-upgrade".
+    pub subject: String,
+    pub started_ns: u64,
+    pub started_unix_us: i64,
+    state: Cell<JobState>,
+    pub bytes_done: Cell<u64>,
+    pub bytes_total: Cell<u64>,
+    /// Bytes a second; 0 is no limit.
+    limit: Cell<u64>,
+    /// When the limit lets the next byte pass.
+    next_ns: Cell<u64>,
+    cancel: Cell<bool>,
+    closing: Cell<bool>,
+    pub error: RefCell<Option<Error>>,
+    changed: Signal,
+}
+
+impl Job {
+    pub fn new(env: Env, id: u64, operation: &'static str, subject: String) -> Rc<Job> {
+        Rc::new(Job {
+            id,
+            operation,
+            subject,
+            started_ns: env.now_ns(),
+            started_unix_us: env.unix_us(),
+            env,
+            state: Cell::new(JobState::Running),
+            bytes_done: Cell::new(0),
+            bytes_total: Cell::new(0),
+            limit: Cell::new(0),
+            next_ns: Cell::new(0),
+            cancel: Cell::new(false),
+            closing: Cell::new(false),
+            error: RefCell::new(None),
+            changed: Signal::default(),
+        })
+    }
+
+    pub fn state(&self) -> JobState {
+        self.state.get()
+    }
+
+    pub(crate) fn set_state(&self, state: JobState) {
+        self.state.set(state);
+        self.changed.notify();
+    }
+
+    fn refuse_when_over(&self) -> Result<()> {
+        if self.state().is_over() {
+            let cause = format!("it is {} already", self.state().name());
+            return Err(Error::refused(format!("job {}", self.id), cause));
+        }
+        Ok(())
+    }
+
+    pub fn pause(&self) -> Result<()> {
+        self.refuse_when_over()?;
+        self.set_state(JobState::Paused);
+        Ok(())
+    }
+
+    pub fn resume(&self) -> Result<()> {
+        self.refuse_when_over()?;
+        self.set_state(JobState::Running);
+        Ok(())
+    }
+
+    /// Asks the worker to stop at its next safe point.
+    pub fn cancel(&self) -> Result<()> {
+        self.refuse_when_over()?;
+        self.cancel.set(true);
+        self.changed.notify();
+        Ok(())
+    }
+
+    /// The daemon stops: the work ends at its next safe point and resumes when the home is opened again.
+    pub(crate) fn stop_for_close(&self) {
+        self.closing.set(true);
+        self.changed.notify();
+    }
+
+    pub(crate) fn is_stopped_for_close(&self) -> bool {
+        self.closing.get()
+    }
+
+    pub fn set_limit(&self, bytes_per_s: u64) -> Result<()> {
+        self.refuse_when_over()?;
+        self.limit.set(bytes_per_s);
+        self.next_ns.set(0);
+        Ok(())
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.limit.get()
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.get()
+    }
+
+    /// Resolves when the job is over.
+    pub async fn wait(&self) -> JobState {
+        while !self.state().is_over() {
+            self.changed.wait().await;
+        }
+        self.state()
+    }
+
+    /// A safe point of the worker: waits while paused. `Cancelled` ends the work.
+    pub(crate) async fn checkpoint(&self) -> Result<()> {
+        loop {
+            if self.cancel.get() || self.closing.get() {
+                return Err(Error::cancelled(format!("job {}", self.id)));
+            }
+            if self.state() != JobState::Paused {
+                return Ok(());
+            }
+            self.changed.wait().await;
+        }
+    }
+
+    /// Accounts for bytes moved and holds the worker to the limit.
+    pub(crate) async fn moved(&self, bytes: u64) {
+        self.bytes_done.set(self.bytes_done.get() + bytes);
+        let limit = self.limit.get();
+        if limit == 0 {
+            return;
+        }
+        let now = self.env.now_ns();
+        let at = self.next_ns.get().max(now);
+        self.next_ns.set(at + bytes.saturating_mul(1_000_000_000) / limit);
+        self.env.sleep_until(at).await;
+    }
+
+    /// Seconds left at the mean rate so far; None before anything moved.
+    pub fn eta_s(&self) -> Option<u64> {
+        let done = self.bytes_done.get();
+        if done == 0 || self.state().is_over() {
+            return None;
+        }
+        let spent_ns = u128::from(self.env.now_ns() - self.started_ns);
+        let left = u128::from(self.bytes_total.get().saturating_sub(done));
+        Some((left * spent_ns / u128::from(done) / 1_000_000_000) as u64)
+    }
+}

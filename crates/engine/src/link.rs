@@ -1,0 +1,133 @@
+//! One layer in an open chain, with the order in which its data and tables become durable.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use blk::layer::{Layer, Stages, TableWrite};
+use blk::sync::TaskMutex;
+use blk::{Error, File, Result};
+use futures_util::future::try_join_all;
+
+use crate::map::Slot;
+use crate::options::{Defect, Defects};
+
+/// A layer, shared by the running disk and the sealed views that read it.
+pub struct Link {
+    pub layer: Rc<dyn Layer>,
+    /// Slot of the layer's file 0 in the maps of this VM's disks; file n has `slot + n`.
+    pub slot: Slot,
+    defects: Defects,
+    /// A write completed that no flush round has begun to cover.
+    dirty: Cell<bool>,
+    rounds: TaskMutex,
+    started: Cell<u64>,
+    completed: Cell<u64>,
+    last_error: RefCell<Option<Error>>,
+}
+
+impl Link {
+    pub fn new(layer: Rc<dyn Layer>, slot: Slot, defects: Defects) -> Rc<Link> {
+        Rc::new(Link {
+            layer,
+            slot,
+            defects,
+            dirty: Cell::new(false),
+            rounds: TaskMutex::default(),
+            started: Cell::new(0),
+            completed: Cell::new(0),
+            last_error: RefCell::new(None),
+        })
+    }
+
+    pub fn file(&self, slot: Slot) -> &File {
+        &self.layer.files()[usize::from(slot - self.slot)]
+    }
+
+    pub fn owns(&self, slot: Slot) -> bool {
+        slot >= self.slot && usize::from(slot - self.slot) < self.layer.files().len()
+    }
+
+    /// A write to this layer completed: the next flush must cover it.
+    pub fn wrote(&self) {
+        self.dirty.set(true);
+    }
+
+    pub fn is_dirty(&self) -> bool {
+        self.dirty.get()
+    }
+
+    /// Makes every write that completed before this call durable, with its tables. Callers that arrive while a round
+    /// runs share the next one.
+    pub async fn flush(&self) -> Result<()> {
+        // Clean means: covered by a round that has begun, perhaps not ended.
+        let wanted = self.started.get() + u64::from(self.dirty.get());
+        if self.completed.get() >= wanted {
+            return self.outcome();
+        }
+        let _turn = self.rounds.lock().await;
+        if self.completed.get() >= wanted {
+            return self.outcome();
+        }
+        self.round().await
+    }
+
+    fn outcome(&self) -> Result<()> {
+        self.last_error.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    async fn round(&self) -> Result<()> {
+        self.started.set(self.started.get() + 1);
+        self.dirty.set(false);
+        let result = self.make_durable().await;
+        if result.is_err() {
+            self.dirty.set(true);
+        }
+        *self.last_error.borrow_mut() = result.clone().err();
+        self.completed.set(self.started.get());
+        result
+    }
+
+    async fn make_durable(&self) -> Result<()> {
+        let mut stages = self.layer.stages();
+        self.write_tables(&stages.early).await?;
+        if self.defects.has(Defect::TablesBeforeData) {
+            self.write_late(&stages).await?;
+        }
+        self.flush_files().await?;
+        if self.defects.has(Defect::StagesAfterFlush) {
+            stages = self.layer.stages();
+            self.write_tables(&stages.early).await?;
+        }
+        if self.defects.has(Defect::NoTableFlush) {
+            return Ok(());
+        }
+        self.write_late(&stages).await?;
+        self.layer.settle(stages.ticket);
+        Ok(())
+    }
+
+    async fn write_late(&self, stages: &Stages) -> Result<()> {
+        for batch in stages.late.iter().filter(|b| !b.is_empty()) {
+            self.write_tables(batch).await?;
+            self.flush_files().await?;
+        }
+        Ok(())
+    }
+
+    async fn write_tables(&self, writes: &[TableWrite]) -> Result<()> {
+        let files = self.layer.files();
+        let each = writes.iter().map(|w| files[usize::from(w.file)].write(w.offset, w.data.clone()));
+        try_join_all(each).await.map(drop)
+    }
+
+    async fn flush_files(&self) -> Result<()> {
+        try_join_all(self.layer.files().iter().map(File::flush)).await.map(drop)
+    }
+
+    /// Flushes, then lets the layer say on disk that it is clean and complete.
+    pub async fn seal(&self) -> Result<()> {
+        let _turn = self.rounds.lock().await;
+        self.round().await?;
+        self.layer.seal().await
+    }
+}

@@ -1,0 +1,382 @@
+//! The resolved map: for every sector of a disk, the topmost place that holds it - one look-up at any depth.
+//!
+//! A cache of the layers' tables, per 2 MiB region: runs while they are few, a dense page once they are many. Any
+//! region may be dropped at any time and is built again from the layers. Entries are updated when a first write
+//! publishes, never before.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
+
+use blk::SECTOR;
+
+/// What one region of the map covers: one grain table of a redo log at its usual grain.
+pub const REGION_BYTES: u64 = 2 << 20;
+const REGION_SECTORS: usize = (REGION_BYTES / SECTOR) as usize;
+
+/// From this many runs on a dense page (8 B x 4096 sectors = 32 KiB) is smaller than, or near, the runs themselves
+/// (16 B each) and updates in constant time.
+const RUNS_MAX: usize = 1024;
+
+/// Which file of which layer; 0 is "reads as zeros".
+pub type Slot = u16;
+pub const ZERO_SLOT: Slot = 0;
+
+/// A piece of the disk at one place. Bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    pub start: u64,
+    pub len: u64,
+    pub slot: Slot,
+    /// Byte offset in the slot's file; 0 for `ZERO_SLOT`.
+    pub offset: u64,
+}
+
+/// Sectors `start..start + len` of a region at `sector` of the slot's file. 16 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MapRun {
+    sector: u64,
+    start: u16,
+    len: u16,
+    slot: Slot,
+}
+
+impl MapRun {
+    fn end(&self) -> usize {
+        usize::from(self.start) + usize::from(self.len)
+    }
+
+    fn sector_at(&self, at: usize) -> u64 {
+        if self.slot == ZERO_SLOT { 0 } else { self.sector + (at - usize::from(self.start)) as u64 }
+    }
+
+    fn cut(&self, from: usize, to: usize) -> MapRun {
+        MapRun { start: from as u16, len: (to - from) as u16, slot: self.slot, sector: self.sector_at(from) }
+    }
+
+    fn continues(&self, next: &MapRun) -> bool {
+        self.slot == next.slot
+            && self.end() == usize::from(next.start)
+            && self.sector_at(self.end()) == next.sector
+    }
+}
+
+/// One sector of a dense page: the slot in the top 16 bits, the file's sector below.
+#[derive(Clone, Copy)]
+struct Dense(u64);
+
+impl Dense {
+    fn new(slot: Slot, sector: u64) -> Dense {
+        debug_assert!(sector < 1 << 48);
+        Dense(u64::from(slot) << 48 | sector)
+    }
+    fn slot(self) -> Slot {
+        (self.0 >> 48) as Slot
+    }
+    fn sector(self) -> u64 {
+        self.0 & ((1 << 48) - 1)
+    }
+}
+
+enum Region {
+    /// Covers the whole region, sorted, merged.
+    Runs(Vec<MapRun>),
+    Dense(Box<[Dense]>),
+}
+
+impl Region {
+    fn bytes(&self) -> usize {
+        match self {
+            Region::Runs(runs) => 64 + runs.capacity() * size_of::<MapRun>(),
+            Region::Dense(_) => 64 + REGION_SECTORS * size_of::<Dense>(),
+        }
+    }
+
+    /// Appends the pieces of `range` (sectors of this region, whose first byte is `base`) to `out`.
+    fn pieces(&self, base: u64, range: Range<usize>, out: &mut Vec<Piece>) {
+        match self {
+            Region::Runs(runs) => {
+                let first = runs.partition_point(|r| r.end() <= range.start);
+                for run in runs[first..].iter().take_while(|r| usize::from(r.start) < range.end) {
+                    let cut = run.cut(range.start.max(run.start.into()), range.end.min(run.end()));
+                    push_piece(out, base, cut);
+                }
+            }
+            Region::Dense(page) => {
+                for at in range {
+                    let (slot, sector) = (page[at].slot(), page[at].sector());
+                    push_piece(out, base, MapRun { start: at as u16, len: 1, slot, sector });
+                }
+            }
+        }
+    }
+
+    fn update(&mut self, new: MapRun) {
+        match self {
+            Region::Runs(runs) => {
+                replace_run(runs, new);
+                if runs.len() > RUNS_MAX {
+                    *self = Region::Dense(dense_of(runs));
+                }
+            }
+            Region::Dense(page) => {
+                for at in usize::from(new.start)..new.end() {
+                    page[at] = Dense::new(new.slot, new.sector_at(at));
+                }
+            }
+        }
+    }
+}
+
+fn push_piece(out: &mut Vec<Piece>, base: u64, run: MapRun) {
+    let piece = Piece {
+        start: base + u64::from(run.start) * SECTOR,
+        len: u64::from(run.len) * SECTOR,
+        slot: run.slot,
+        offset: run.sector * SECTOR,
+    };
+    if let Some(last) = out.last_mut() {
+        let contiguous = last.slot == ZERO_SLOT || last.offset + last.len == piece.offset;
+        if last.slot == piece.slot && last.start + last.len == piece.start && contiguous {
+            last.len += piece.len;
+            return;
+        }
+    }
+    out.push(piece);
+}
+
+/// Puts `new` over whatever the runs said of its sectors.
+fn replace_run(runs: &mut Vec<MapRun>, new: MapRun) {
+    let (from, to) = (usize::from(new.start), new.end());
+    let first = runs.partition_point(|r| r.end() <= from);
+    let last = runs.partition_point(|r| usize::from(r.start) < to);
+    let mut patch: [Option<MapRun>; 3] = [None, Some(new), None];
+    if let Some(head) = runs[first..last].first()
+        && usize::from(head.start) < from
+    {
+        patch[0] = Some(head.cut(head.start.into(), from));
+    }
+    if let Some(tail) = runs[first..last].last()
+        && tail.end() > to
+    {
+        patch[2] = Some(tail.cut(to, tail.end()));
+    }
+    let at = first + usize::from(patch[0].is_some());
+    runs.splice(first..last, patch.into_iter().flatten());
+    merge_at(runs, at + 1);
+    merge_at(runs, at);
+}
+
+/// Merges run `at` into the one before it when they continue each other.
+fn merge_at(runs: &mut Vec<MapRun>, at: usize) {
+    if at == 0 || at >= runs.len() || !runs[at - 1].continues(&runs[at]) {
+        return;
+    }
+    runs[at - 1].len += runs[at].len;
+    runs.remove(at);
+}
+
+fn dense_of(runs: &[MapRun]) -> Box<[Dense]> {
+    let mut page = vec![Dense(0); REGION_SECTORS].into_boxed_slice();
+    for run in runs {
+        for at in usize::from(run.start)..run.end() {
+            page[at] = Dense::new(run.slot, run.sector_at(at));
+        }
+    }
+    page
+}
+
+/// Region numbers are small and dense: one multiplication spreads them, and the order is the same in every run.
+#[derive(Default, Clone, Copy)]
+pub struct RegionHasher(u64);
+
+impl Hasher for RegionHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only region numbers are hashed")
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 ^= self.0 >> 29;
+    }
+}
+
+type RegionTable<T> = std::collections::HashMap<u64, T, BuildHasherDefault<RegionHasher>>;
+
+/// The map of one disk.
+pub struct Map {
+    state: RefCell<State>,
+    cap_bytes: usize,
+}
+
+#[derive(Default)]
+struct State {
+    regions: RegionTable<Resident>,
+    bytes: usize,
+    /// Eviction order: first in, and a second chance for what was used since.
+    clock: VecDeque<u64>,
+    /// Regions being built, and whether something changed under the builder.
+    loading: RegionTable<bool>,
+}
+
+struct Resident {
+    region: Region,
+    used: bool,
+}
+
+/// What a look-up came to.
+pub enum Found {
+    Yes,
+    /// This region is not resident: build it and ask again.
+    Missing(u64),
+}
+
+impl Map {
+    pub fn new(cap_bytes: usize) -> Map {
+        Map { state: RefCell::default(), cap_bytes }
+    }
+
+    /// Appends the pieces of `range` to `out`; when a region is missing `out` is left empty.
+    pub fn lookup(&self, range: Range<u64>, out: &mut Vec<Piece>) -> Found {
+        let mut state = self.state.borrow_mut();
+        let mut at = range.start;
+        while at < range.end {
+            let number = at / REGION_BYTES;
+            let base = number * REGION_BYTES;
+            let end = range.end.min(base + REGION_BYTES);
+            let Some(resident) = state.regions.get_mut(&number) else {
+                out.clear();
+                return Found::Missing(number);
+            };
+            resident.used = true;
+            let sectors = ((at - base) / SECTOR) as usize..((end - base) / SECTOR) as usize;
+            resident.region.pieces(base, sectors, out);
+            at = end;
+        }
+        Found::Yes
+    }
+
+    /// A published first write: the piece now lives at its new place.
+    pub fn update(&self, piece: Piece) {
+        let mut state = self.state.borrow_mut();
+        let mut at = piece.start;
+        while at < piece.start + piece.len {
+            let number = at / REGION_BYTES;
+            let base = number * REGION_BYTES;
+            let end = (piece.start + piece.len).min(base + REGION_BYTES);
+            let sector = (piece.offset + (at - piece.start)) / SECTOR;
+            let (start, len) = (((at - base) / SECTOR) as u16, ((end - at) / SECTOR) as u16);
+            state.update(number, MapRun { start, len, slot: piece.slot, sector });
+            at = end;
+        }
+    }
+
+    /// Drops the regions that intersect `range`: where they live has changed.
+    pub fn invalidate(&self, range: Range<u64>) {
+        let mut state = self.state.borrow_mut();
+        for number in range.start / REGION_BYTES..range.end.div_ceil(REGION_BYTES) {
+            state.drop_region(number);
+            if let Some(stale) = state.loading.get_mut(&number) {
+                *stale = true;
+            }
+        }
+    }
+
+    /// False when somebody else builds this region already.
+    pub fn begin_load(&self, number: u64) -> bool {
+        self.state.borrow_mut().loading.insert(number, false).is_none()
+    }
+
+    /// Ends a build. False when it must be repeated, because an entry changed while the tables were read.
+    pub fn end_load(&self, number: u64, pieces: Option<&[Piece]>) -> bool {
+        let mut state = self.state.borrow_mut();
+        let stale = state.loading.remove(&number).expect("begun before");
+        let Some(pieces) = pieces else { return true };
+        if stale {
+            return false;
+        }
+        let base = number * REGION_BYTES;
+        let mut runs: Vec<MapRun> = pieces
+            .iter()
+            .map(|p| MapRun {
+                start: ((p.start - base) / SECTOR) as u16,
+                len: (p.len / SECTOR) as u16,
+                slot: p.slot,
+                sector: p.offset / SECTOR,
+            })
+            .collect();
+        let region = if runs.len() > RUNS_MAX {
+            Region::Dense(dense_of(&runs))
+        } else {
+            runs.shrink_to_fit();
+            Region::Runs(runs)
+        };
+        state.insert(number, region);
+        state.evict(self.cap_bytes, number);
+        true
+    }
+
+    pub fn is_loading(&self, number: u64) -> bool {
+        self.state.borrow().loading.contains_key(&number)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.state.borrow().bytes
+    }
+
+    /// Whether any resident entry still names the slot: it must not be reused before.
+    pub fn names_slot(&self, slot: Slot) -> bool {
+        self.state.borrow().regions.values().any(|r| match &r.region {
+            Region::Runs(runs) => runs.iter().any(|run| run.slot == slot),
+            Region::Dense(page) => page.iter().any(|d| d.slot() == slot),
+        })
+    }
+}
+
+impl State {
+    fn update(&mut self, number: u64, run: MapRun) {
+        if let Some(stale) = self.loading.get_mut(&number) {
+            *stale = true;
+        }
+        if let Some(resident) = self.regions.get_mut(&number) {
+            self.bytes -= resident.region.bytes();
+            resident.region.update(run);
+            self.bytes += resident.region.bytes();
+        }
+    }
+
+    fn insert(&mut self, number: u64, region: Region) {
+        self.drop_region(number);
+        self.bytes += region.bytes();
+        self.regions.insert(number, Resident { region, used: true });
+        self.clock.push_back(number);
+    }
+
+    fn drop_region(&mut self, number: u64) {
+        if let Some(gone) = self.regions.remove(&number) {
+            self.bytes -= gone.region.bytes();
+            self.clock.retain(|&n| n != number);
+        }
+    }
+
+    /// Makes room, sparing `keep` (just built) and, once, what was used since the hand last passed.
+    fn evict(&mut self, cap_bytes: usize, keep: u64) {
+        while self.bytes > cap_bytes && self.regions.len() > 1 {
+            let number = self.clock.pop_front().expect("resident regions are on the clock");
+            let resident = self.regions.get_mut(&number).expect("on the clock means resident");
+            if number == keep || std::mem::take(&mut resident.used) {
+                self.clock.push_back(number);
+                continue;
+            }
+            let gone = self.regions.remove(&number).expect("just seen");
+            self.bytes -= gone.region.bytes();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "map_tests.rs"]
+mod tests;

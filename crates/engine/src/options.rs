@@ -1,0 +1,100 @@
+//! What a caller may set, and the defects a test may plant.
+
+/// What a guest's write does when the datastore is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SpacePolicy {
+    /// It waits until space returns; reads go on.
+    #[default]
+    Wait,
+    /// It fails with ENOSPC.
+    Error,
+}
+
+/// How the mover of a commit works.
+#[derive(Debug, Clone, Copy)]
+pub struct FoldOptions {
+    /// Copied under one range lock: the longest a guest write can wait for the mover. 64 KiB.
+    pub piece_bytes: u64,
+    /// Regions released by one pair of flushes.
+    pub batch_regions: usize,
+    /// Pieces under way at once.
+    pub depth: usize,
+    /// While the guest is active the mover rests this many times the time its piece took.
+    pub yield_factor: u64,
+}
+
+impl Default for FoldOptions {
+    fn default() -> Self {
+        Self { piece_bytes: 64 << 10, batch_regions: 8, depth: 4, yield_factor: 2 }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Resolved maps, per disk. 100 GiB of 4 KiB-random runs at 8 KiB a region would be 400 MiB; beyond the cap the
+    /// coldest regions are built again when touched.
+    pub map_cap_bytes: usize,
+    pub space_policy: SpacePolicy,
+    /// How often a write that waits for space tries again.
+    pub space_retry_us: u64,
+    pub fold: FoldOptions,
+    pub defects: Defects,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            map_cap_bytes: 64 << 20,
+            space_policy: SpacePolicy::default(),
+            space_retry_us: 250_000,
+            fold: FoldOptions::default(),
+            defects: Defects::default(),
+        }
+    }
+}
+
+/// A wrong order of durable steps, planted at run time to prove that a checker finds it. Never set in production.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Defect {
+    /// Tables reach the device before the data they point to.
+    TablesBeforeData,
+    /// Entries published during the data flush are written with it.
+    StagesAfterFlush,
+    /// A guest flush ends after the data flush.
+    NoTableFlush,
+    /// A guest flush after a take leaves out the parent that is not sealed yet.
+    FlushTopOnly,
+    /// A take reports its snapshot sealed without waiting for the writes under way in the parent.
+    SealWithoutDrain,
+    /// A commit starts moving while first writes admitted before it are still under way.
+    FoldWithoutDrain,
+    /// A region is released before the parent's copy is durable.
+    ReleaseBeforeParentFlush,
+    /// While a region is being moved writes go to the parent only.
+    MirrorParentOnly,
+    /// While a region is being moved writes go to the delta only.
+    MirrorDeltaOnly,
+    /// The mover copies without holding the piece against guest writes.
+    CopyWithoutLock,
+    /// Writes that the delta does not hold stop being mirrored before the release is durable.
+    UnmirrorBeforeRelease,
+    /// The delta goes before the home says so.
+    RemoveBeforePublish,
+    /// A new chain is swapped in before the home says so.
+    SwapBeforePublish,
+}
+
+/// A set of planted defects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Defects(u32);
+
+impl Defects {
+    pub const fn only(defect: Defect) -> Defects {
+        Defects(1 << defect as u8)
+    }
+
+    pub fn has(self, defect: Defect) -> bool {
+        self.0 & (1 << defect as u8) != 0
+    }
+}

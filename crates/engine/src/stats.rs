@@ -1,0 +1,61 @@
+//! Counters of one disk: plain cells, because one core owns them.
+
+use std::cell::Cell;
+
+/// New samples weigh 1/16 in the moving mean of latency.
+const MEAN_SHIFT: u32 = 4;
+
+#[derive(Default)]
+pub struct DiskStats {
+    pub reads: Cell<u64>,
+    pub writes: Cell<u64>,
+    pub flushes: Cell<u64>,
+    pub errors: Cell<u64>,
+    pub bytes_read: Cell<u64>,
+    pub bytes_written: Cell<u64>,
+    /// Stretches placed in a layer for the first time.
+    pub first_writes: Cell<u64>,
+    /// Writes that went to both layers because their region was being moved.
+    pub mirrored_writes: Cell<u64>,
+    pub map_loads: Cell<u64>,
+    /// Moving means, in nanoseconds.
+    pub read_latency_ns: Cell<u64>,
+    pub write_latency_ns: Cell<u64>,
+    pub flush_latency_ns: Cell<u64>,
+}
+
+fn add(cell: &Cell<u64>, n: u64) {
+    cell.set(cell.get() + n);
+}
+
+fn average(cell: &Cell<u64>, sample: u64) {
+    let mean = cell.get();
+    cell.set(if mean == 0 { sample } else { mean - (mean >> MEAN_SHIFT) + (sample >> MEAN_SHIFT) });
+}
+
+impl DiskStats {
+    pub fn read_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
+        add(&self.reads, 1);
+        add(&self.bytes_read, bytes as u64);
+        add(&self.errors, u64::from(!ok));
+        average(&self.read_latency_ns, latency_ns);
+    }
+
+    pub fn write_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
+        add(&self.writes, 1);
+        add(&self.bytes_written, bytes as u64);
+        add(&self.errors, u64::from(!ok));
+        average(&self.write_latency_ns, latency_ns);
+    }
+
+    pub fn flush_done(&self, latency_ns: u64, ok: bool) {
+        add(&self.flushes, 1);
+        add(&self.errors, u64::from(!ok));
+        average(&self.flush_latency_ns, latency_ns);
+    }
+
+    /// Guest requests completed so far: the mover looks at it to see whether the guest is active.
+    pub fn requests(&self) -> u64 {
+        self.reads.get() + self.writes.get() + self.flushes.get()
+    }
+}

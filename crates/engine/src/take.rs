@@ -1,0 +1,158 @@
+//! Take: for all disks of a VM at one instant, without holding a single request back.
+
+use std::rc::Rc;
+
+use blk::layer::Layer;
+use blk::manifest::{CHAIN_LAYERS_MAX, Change, LayerName, SnapshotState};
+use blk::{Error, Result};
+use futures_util::future::join_all;
+
+use crate::disk::Disk;
+use crate::event::{DiskTimes, Event};
+use crate::link::Link;
+use crate::options::Defect;
+use crate::tree;
+use crate::vm::Vm;
+
+/// A child that exists durably but that nothing refers to yet.
+struct Child {
+    disk: Rc<Disk>,
+    parent: Rc<Link>,
+    link: Rc<Link>,
+    create_us: u64,
+}
+
+impl Vm {
+    /// Takes a snapshot of all persistent disks. Resolves when it is sealed: its content can no longer change.
+    ///
+    /// Order: children created and durable; the home's one commit point; the swap in memory of all disks between two
+    /// polls; then, outside of any gate, the writes under way in the parents complete and the parents are flushed.
+    pub async fn take(self: &Rc<Self>, name: &str, description: &str) -> Result<SnapshotState> {
+        let began_ns = self.env.now_ns();
+        let turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let snapshot = self.plan_take(name, description)?;
+        let disks = self.snapshotted();
+        let children = self.create_children(&disks).await?;
+        let early = self.options.defects.has(Defect::SwapBeforePublish);
+        let mut stun_us = if early { self.swap(&children) } else { 0 };
+        self.publish_take(&snapshot, &children).await?;
+        self.unsealed.borrow_mut().insert(snapshot.id);
+        if !early {
+            stun_us = self.swap(&children);
+        }
+        let total_us = (self.env.now_ns() - began_ns) / 1000;
+        let sealed = join_all(children.iter().map(|c| self.seal(c))).await;
+        drop(turn);
+        let times = sealed.into_iter().collect::<Result<Vec<_>>>()?;
+        self.unsealed.borrow_mut().remove(&snapshot.id);
+        self.report(Event {
+            unix_us: self.env.unix_us(),
+            operation: "take".into(),
+            subject: snapshot.name.clone(),
+            stun_us,
+            total_us,
+            disks: times,
+            message: format!("sealed after {} us", (self.env.now_ns() - began_ns) / 1000),
+        });
+        Ok(snapshot)
+    }
+
+    fn plan_take(&self, name: &str, description: &str) -> Result<SnapshotState> {
+        let state = self.state.borrow();
+        tree::check_name(&state, name, description)?;
+        let disks = self.snapshotted();
+        if disks.is_empty() {
+            return Err(Error::refused(
+                &self.name,
+                "none of its disks is part of snapshots (all are independent)",
+            ));
+        }
+        if let Some(deep) = disks.iter().find(|d| d.chain().links.len() >= CHAIN_LAYERS_MAX) {
+            let cause = format!(
+                "its chain has {CHAIN_LAYERS_MAX} layers, the most there can be; commit a snapshot first"
+            );
+            return Err(Error::refused(&deep.name, cause));
+        }
+        let uid = state
+            .last_uid
+            .checked_add(1)
+            .ok_or_else(|| Error::refused(&self.name, "snapshot numbers are used up"))?;
+        Ok(SnapshotState {
+            id: u128::from(self.env.random()) << 64 | u128::from(self.env.random()),
+            uid,
+            parent: state.current,
+            name: name.to_string(),
+            description: description.to_string(),
+            created_unix_us: self.env.unix_us(),
+            disks: disks.iter().map(|d| (d.number, d.top_name())).collect(),
+        })
+    }
+
+    async fn create_children(&self, disks: &[Rc<Disk>]) -> Result<Vec<Child>> {
+        let created = join_all(disks.iter().map(|disk| self.create_child(disk))).await;
+        if let Some(e) = created.iter().find_map(|c| c.as_ref().err().cloned()) {
+            for child in created.into_iter().flatten() {
+                self.drop_child(child).await;
+            }
+            return Err(e);
+        }
+        Ok(created.into_iter().flatten().collect())
+    }
+
+    async fn create_child(&self, disk: &Rc<Disk>) -> Result<Child> {
+        let began_ns = self.env.now_ns();
+        let parent = disk.chain().top().clone();
+        let layer: Rc<dyn Layer> = self.manifest.create_child(parent.layer.name()).await?;
+        let slot = disk.slots.borrow_mut().reserve(layer.files().len(), layer.name())?;
+        let link = Link::new(layer, slot, self.options.defects);
+        Ok(Child { disk: disk.clone(), parent, link, create_us: (self.env.now_ns() - began_ns) / 1000 })
+    }
+
+    /// Undoes a child that nobody refers to; what cannot be removed now is debris that the next open removes.
+    async fn drop_child(&self, child: Child) {
+        let name = child.link.layer.name().to_string();
+        drop(child);
+        let _ = self.manifest.discard_child(&name).await;
+    }
+
+    /// The one commit point.
+    async fn publish_take(&self, snapshot: &SnapshotState, children: &[Child]) -> Result<()> {
+        let tops: Vec<(u32, LayerName)> =
+            children.iter().map(|c| (c.disk.number, c.link.layer.name().to_string())).collect();
+        let next = tree::after_take(&self.state.borrow(), snapshot.clone(), &tops);
+        let change = Change { next, reparent: Vec::new(), remove: Vec::new() };
+        // After a failure the children are left lying: the record may be in place, and then the home names them. An
+        // unnamed one is debris that the next open removes.
+        self.publish(change).await
+    }
+
+    /// All disks, one instant: no await. Returns the time it took, which is the whole stun.
+    fn swap(&self, children: &[Child]) -> u64 {
+        let began_ns = self.env.now_ns();
+        for child in children {
+            child.disk.push_top(&child.link);
+        }
+        (self.env.now_ns() - began_ns).div_ceil(1000)
+    }
+
+    /// Waits for the writes that were admitted under the old chain, then makes the parent durable and clean.
+    async fn seal(&self, child: &Child) -> Result<DiskTimes> {
+        let began_ns = self.env.now_ns();
+        let drained = child.disk.write_gate.drain();
+        if !self.options.defects.has(Defect::SealWithoutDrain) {
+            drained.await;
+        }
+        let drained_ns = self.env.now_ns();
+        // With a commit under way the frozen state is spread over two layers: all of them are flushed.
+        child.disk.flush_all().await?;
+        child.parent.seal().await?;
+        Ok(DiskTimes {
+            number: child.disk.number,
+            create_us: child.create_us,
+            drain_us: (drained_ns - began_ns) / 1000,
+            flush_us: (self.env.now_ns() - drained_ns) / 1000,
+            bytes: 0,
+        })
+    }
+}

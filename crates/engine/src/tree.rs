@@ -1,0 +1,164 @@
+//! The snapshot tree: pure functions over a VM's state. Nothing here does I/O.
+
+use blk::manifest::{Change, FoldState, LayerName, SnapshotState, VmState};
+use blk::{Error, Result};
+
+/// Longest snapshot name and description, in bytes: what VMware's own tools still show whole.
+pub const NAME_BYTES_MAX: usize = 80;
+pub const DESCRIPTION_BYTES_MAX: usize = 4096;
+
+/// Finds a snapshot by name, or by its id in hexadecimal.
+pub fn find<'a>(state: &'a VmState, wanted: &str) -> Result<&'a SnapshotState> {
+    let named: Vec<_> = state.snapshots.iter().filter(|s| s.name == wanted).collect();
+    match named[..] {
+        [one] => Ok(one),
+        [] => state.snapshots.iter().find(|s| format!("{:032x}", s.id) == wanted).ok_or_else(|| {
+            let known: Vec<_> = state.snapshots.iter().map(|s| s.name.as_str()).collect();
+            let known = if known.is_empty() {
+                "it has none".to_string()
+            } else {
+                format!("it has {}", known.join(", "))
+            };
+            Error::not_found(&state.name, format!("no snapshot {wanted:?}; {known}"))
+        }),
+        _ => {
+            let ids: Vec<_> = named.iter().map(|s| format!("{:032x}", s.id)).collect();
+            Err(Error::refused(
+                &state.name,
+                format!("{} snapshots are named {wanted:?}; use an id: {}", ids.len(), ids.join(", ")),
+            ))
+        }
+    }
+}
+
+pub fn check_name(state: &VmState, name: &str, description: &str) -> Result<()> {
+    let expected = format!("expected 1 to {NAME_BYTES_MAX} bytes without control characters, '/' and '@'");
+    let bad = name.is_empty()
+        || name.len() > NAME_BYTES_MAX
+        || name.contains(|c: char| c.is_control() || "/@".contains(c));
+    if bad || name.trim() != name {
+        return Err(Error::invalid(&state.name, format!("{name:?} cannot name a snapshot: {expected}")));
+    }
+    if description.len() > DESCRIPTION_BYTES_MAX {
+        let cause = format!(
+            "the description has {} bytes, at most {DESCRIPTION_BYTES_MAX} are kept",
+            description.len()
+        );
+        return Err(Error::invalid(&state.name, cause));
+    }
+    if state.snapshots.iter().any(|s| s.name == name) {
+        let cause = format!("a snapshot named {name:?} exists; choose another name or commit that one");
+        return Err(Error::new(blk::ErrorKind::Exists, &state.name, cause));
+    }
+    Ok(())
+}
+
+/// The state after a take: `tops` are (disk number, new top); what was the top is the snapshot's.
+pub fn after_take(state: &VmState, snapshot: SnapshotState, tops: &[(u32, LayerName)]) -> VmState {
+    let mut next = state.clone();
+    next.last_uid = snapshot.uid;
+    next.current = Some(snapshot.id);
+    next.snapshots.push(snapshot);
+    for disk in &mut next.disks {
+        if let Some((_, top)) = tops.iter().find(|(number, _)| *number == disk.number) {
+            disk.top = top.clone();
+        }
+    }
+    next
+}
+
+/// The state once the names in `gone` have left the tree: their children move up, the deltas are to be folded.
+pub fn after_names_leave(state: &VmState, gone: &[u128], folds: Vec<FoldState>) -> VmState {
+    let mut next = state.clone();
+    let up = |mut id: Option<u128>| {
+        while let Some(s) =
+            id.and_then(|id| state.snapshots.iter().find(|s| s.id == id)).filter(|s| gone.contains(&s.id))
+        {
+            id = s.parent;
+        }
+        id
+    };
+    next.snapshots.retain(|s| !gone.contains(&s.id));
+    for snapshot in &mut next.snapshots {
+        snapshot.parent = up(snapshot.parent);
+    }
+    next.current = up(state.current);
+    for fold in folds {
+        next.folds.retain(|f| (f.disk, &f.layer) != (fold.disk, &fold.layer));
+        next.folds.push(fold);
+    }
+    next
+}
+
+/// The change that ends a fold: `source` is empty, whoever named it now names `target`.
+pub fn fold_end(state: &VmState, disk: u32, source: &str, target: &str, child: Option<&str>) -> Change {
+    let mut next = state.clone();
+    next.folds.retain(|f| !(f.disk == disk && f.layer == source));
+    for d in next.disks.iter_mut().filter(|d| d.top == source) {
+        d.top = target.to_string();
+    }
+    for (_, layer) in
+        next.snapshots.iter_mut().flat_map(|s| &mut s.disks).filter(|(_, layer)| layer == source)
+    {
+        *layer = target.to_string();
+    }
+    let reparent = child.map(|c| (c.to_string(), target.to_string())).into_iter().collect();
+    Change { next, reparent, remove: vec![source.to_string()] }
+}
+
+/// Whether any snapshot names one of the layers.
+pub fn named(state: &VmState, layers: &[&str]) -> bool {
+    state.snapshots.iter().flat_map(|s| &s.disks).any(|(_, layer)| layers.contains(&layer.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(id: u128, parent: Option<u128>, layer: &str) -> SnapshotState {
+        SnapshotState {
+            id,
+            uid: id as u32,
+            parent,
+            name: format!("s{id}"),
+            description: String::new(),
+            created_unix_us: 0,
+            disks: vec![(0, layer.to_string())],
+        }
+    }
+
+    #[test]
+    fn children_of_a_committed_name_move_up() {
+        let state = VmState {
+            snapshots: vec![snapshot(1, None, "a"), snapshot(2, Some(1), "b"), snapshot(3, Some(2), "c")],
+            current: Some(3),
+            ..VmState::default()
+        };
+        let next = after_names_leave(&state, &[2], vec![]);
+        assert_eq!(next.snapshots[1].parent, Some(1));
+        assert_eq!(after_names_leave(&state, &[1, 2, 3], vec![]).current, None);
+        assert_eq!(after_names_leave(&state, &[3], vec![]).current, Some(2));
+    }
+
+    #[test]
+    fn the_end_of_an_older_fold_renames_its_snapshot() {
+        let state =
+            VmState { snapshots: vec![snapshot(2, None, "d1")], current: Some(2), ..VmState::default() };
+        let change = fold_end(&state, 0, "d1", "base", Some("d2"));
+        assert_eq!(change.next.snapshots[0].disks, [(0, "base".to_string())]);
+        assert_eq!(change.reparent, [("d2".to_string(), "base".to_string())]);
+        assert_eq!(change.remove, ["d1"]);
+    }
+
+    #[test]
+    fn names_are_checked_and_found() {
+        let state = VmState { snapshots: vec![snapshot(7, None, "a")], ..VmState::default() };
+        assert!(check_name(&state, "ok", "").is_ok());
+        for bad in ["", " a", "a/b", "a@b", "s7", "a\nb"] {
+            assert!(check_name(&state, bad, "").is_err(), "{bad:?}");
+        }
+        assert_eq!(find(&state, "s7").unwrap().id, 7);
+        assert_eq!(find(&state, &format!("{:032x}", 7)).unwrap().id, 7);
+        assert_eq!(find(&state, "nope").unwrap_err().kind, blk::ErrorKind::NotFound);
+    }
+}

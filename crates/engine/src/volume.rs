@@ -1,0 +1,105 @@
+//! A disk as the doors see it.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
+
+use crate::disk::Disk;
+use crate::map::ZERO_SLOT;
+
+/// Guests do 4 KiB; smaller works where the layer's sectors allow it.
+const PREFERRED_BYTES: u32 = 4096;
+
+impl Disk {
+    fn refuse_when_read_only(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::new(ErrorKind::Refused, &self.name, "a sealed snapshot cannot be written"));
+        }
+        Ok(())
+    }
+
+    /// What is allocated, and what reads as zeros. A hole of a flat base counts as both.
+    async fn status_of(&self, range: Range<u64>) -> Result<Vec<BlockStatus>> {
+        self.check_range(range.start, range.end - range.start)?;
+        let _admitted = self.read_gate.enter();
+        let mut out: Vec<BlockStatus> = Vec::new();
+        for piece in self.resolve(range).await? {
+            if piece.slot == ZERO_SLOT {
+                push(&mut out, BlockStatus { len: piece.len, hole: true, zero: true });
+                continue;
+            }
+            let link = self.slots.borrow().link(piece.slot);
+            if !link.layer.shape().flat {
+                push(&mut out, BlockStatus { len: piece.len, hole: false, zero: false });
+                continue;
+            }
+            let mut at = piece.offset;
+            for extent in link.file(piece.slot).extents(piece.offset, piece.len).await? {
+                push(&mut out, BlockStatus { len: extent.offset - at, hole: true, zero: true });
+                push(&mut out, BlockStatus { len: extent.len, hole: false, zero: false });
+                at = extent.offset + extent.len;
+            }
+            push(&mut out, BlockStatus { len: piece.offset + piece.len - at, hole: true, zero: true });
+        }
+        Ok(out)
+    }
+}
+
+fn push(out: &mut Vec<BlockStatus>, next: BlockStatus) {
+    match out.last_mut() {
+        _ if next.len == 0 => {}
+        Some(last) if (last.hole, last.zero) == (next.hole, next.zero) => last.len += next.len,
+        _ => out.push(next),
+    }
+}
+
+impl Volume for Disk {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo {
+            size_bytes: self.size_bytes,
+            read_only: self.read_only,
+            preferred_bytes: PREFERRED_BYTES,
+            fast_zero: !self.read_only && self.can_punch(),
+        }
+    }
+
+    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+        Box::pin(async move {
+            match self.check_range(offset, buf.len() as u64) {
+                Ok(()) => self.read_range(offset, buf).await,
+                Err(e) => (buf, Err(e)),
+            }
+        })
+    }
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            self.refuse_when_read_only()?;
+            self.write_range(offset, data).await
+        })
+    }
+
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+        Box::pin(async move { if self.read_only { Ok(()) } else { self.flush_all().await } })
+    }
+
+    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            self.refuse_when_read_only()?;
+            self.discard_range(range).await
+        })
+    }
+
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            self.refuse_when_read_only()?;
+            self.zero_range(range, mode).await
+        })
+    }
+
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+        Box::pin(async move { self.status_of(range).await })
+    }
+}

@@ -1,0 +1,377 @@
+//! The guest's writes: overwrite in place, first writes into the top, and both layers while a commit moves a region.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::layer::{Placement, Run, Where};
+use blk::volume::ZeroMode;
+use blk::{Buf, Error, ErrorKind, Result, Slice};
+use futures_util::future::{try_join, try_join_all};
+
+use crate::chain::{Chain, FoldRoute, held};
+use crate::disk::{Disk, resolve_in};
+use crate::link::Link;
+use crate::map::Piece;
+use crate::options::{Defect, SpacePolicy};
+
+/// Zeros are written from one shared buffer of this size.
+const ZERO_CHUNK_BYTES: u64 = 1 << 20;
+
+impl Disk {
+    /// Writes, waiting for space if the policy says so. On an error the range's content is the old or the new, per
+    /// sector.
+    pub async fn write_range(&self, offset: u64, data: Slice) -> Result<()> {
+        let began_ns = self.env.now_ns();
+        self.check_range(offset, data.len() as u64)?;
+        let len = data.len();
+        let result = self.retry_for_space(async || self.write_once(offset, data.clone()).await).await;
+        self.stats.write_done(len, self.env.now_ns() - began_ns, result.is_ok());
+        result
+    }
+
+    /// Between two tries neither range nor admission is held: the mover and a seal must be able to pass, or the space
+    /// that a commit would free could never come.
+    async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+        let mut waiting = false;
+        let result = loop {
+            match once().await {
+                Err(e)
+                    if e.is_no_space()
+                        && self.options.space_policy == SpacePolicy::Wait
+                        && !self.closing.get() =>
+                {
+                    if !std::mem::replace(&mut waiting, true) {
+                        self.waiting_for_space.set(self.waiting_for_space.get() + 1);
+                    }
+                    self.env.sleep_us(self.options.space_retry_us).await;
+                }
+                other => break other,
+            }
+        };
+        if waiting {
+            self.waiting_for_space.set(self.waiting_for_space.get() - 1);
+        }
+        result
+    }
+
+    async fn write_once(&self, offset: u64, data: Slice) -> Result<()> {
+        let end = offset + data.len() as u64;
+        let grain = self.chain().grain_bytes();
+        let _held = self.writes.lock(offset / grain * grain..end.next_multiple_of(grain)).await;
+        self.refuse_when_closing()?;
+        // Admission: from here to its end the write belongs to this version of the chain.
+        let _admitted = self.write_gate.enter();
+        let chain = self.chain();
+        let Some(fold) = chain.steering() else {
+            return self.write_normal(&chain, offset, data).await;
+        };
+        let region = fold.region_bytes();
+        let parts = split(offset..end, region);
+        let writes = parts.map(|part| {
+            let data = part_of(&data, offset, &part);
+            self.write_folding(&chain, fold, part.start, data)
+        });
+        try_join_all(writes).await.map(drop)
+    }
+
+    /// What the top holds is overwritten in place; the rest is placed in it.
+    async fn write_normal(&self, chain: &Chain, offset: u64, data: Slice) -> Result<()> {
+        let top = chain.top();
+        let pieces = self.resolve(offset..offset + data.len() as u64).await?;
+        if let [only] = &pieces[..]
+            && top.owns(only.slot)
+        {
+            return overwrite(top, only, data).await;
+        }
+        let below = &chain.links[..];
+        let writes = owned_or_not(&pieces, top).into_iter().map(|(range, piece)| {
+            let data = part_of(&data, offset, &range);
+            async move {
+                match piece {
+                    Some(piece) => overwrite(top, &piece, data).await,
+                    None => self.first_write(top, below, range, data, true).await,
+                }
+            }
+        });
+        try_join_all(writes).await.map(drop)
+    }
+
+    /// One source region's part of a write while the top drains into its parent. What the top does not hold goes
+    /// straight to the parent, so the set it holds only shrinks; that is why a commit ends whatever the guest writes.
+    async fn write_folding(
+        &self,
+        chain: &Chain,
+        fold: &Rc<FoldRoute>,
+        offset: u64,
+        data: Slice,
+    ) -> Result<()> {
+        let range = offset..offset + data.len() as u64;
+        if let Some(pinned) = fold.moving_at(offset) {
+            return self.write_both(chain, fold, &pinned, range, data).await;
+        }
+        let pieces = self.resolve(range.clone()).await?;
+        let writes = owned_or_not(&pieces, &fold.source).into_iter().map(|(range, piece)| {
+            let data = part_of(&data, offset, &range);
+            async move {
+                match piece {
+                    Some(piece) => overwrite(&fold.source, &piece, data).await,
+                    None => self.write_into(&fold.target, chain, range, data, true).await,
+                }
+            }
+        });
+        try_join_all(writes).await.map(drop)
+    }
+
+    /// A write into a region that is being moved: the parent gets all of it, the delta what it holds, so that either
+    /// answers right after a crash. The parent first: if it has no space nothing has changed.
+    async fn write_both(
+        &self,
+        chain: &Chain,
+        fold: &Rc<FoldRoute>,
+        pinned: &[Run],
+        range: Range<u64>,
+        data: Slice,
+    ) -> Result<()> {
+        self.stats.mirrored_writes.set(self.stats.mirrored_writes.get() + 1);
+        let defects = self.options.defects;
+        let shadowed =
+            |r: &Range<u64>| held(pinned).any(|(run, ..)| run.start < r.end && r.start < run.end());
+        if !defects.has(Defect::MirrorDeltaOnly) || !shadowed(&range) {
+            // The map goes on naming the delta for what it holds: only the other sectors are visible in the parent.
+            for (part, visible) in split_by_held(pinned, range.clone()) {
+                let data = part_of(&data, range.start, &part);
+                self.write_into(&fold.target, chain, part, data, visible).await?;
+            }
+        }
+        if defects.has(Defect::MirrorParentOnly) {
+            return Ok(());
+        }
+        let files = fold.source.layer.files();
+        let writes = held(pinned).filter_map(|(run, file, at)| {
+            let part = run.start.max(range.start)..run.end().min(range.end);
+            (part.start < part.end).then(|| {
+                let data = part_of(&data, range.start, &part);
+                files[usize::from(file)].write(at + (part.start - run.start), data)
+            })
+        });
+        try_join_all(writes).await?;
+        fold.source.wrote();
+        Ok(())
+    }
+
+    /// Writes into one layer whatever it holds there. `visible`: the range resolves to this layer, so the map must
+    /// learn of new places.
+    pub(crate) async fn write_into(
+        &self,
+        link: &Rc<Link>,
+        chain: &Chain,
+        range: Range<u64>,
+        data: Slice,
+        visible: bool,
+    ) -> Result<()> {
+        let runs = link.layer.lookup(range.clone()).await?;
+        let position = chain.position(link).expect("the target is in the chain");
+        let below = &chain.links[..=position];
+        let writes = merge_unheld(&runs).into_iter().map(|run| {
+            let part = run.start..run.end();
+            let data = part_of(&data, range.start, &part);
+            async move {
+                match run.place {
+                    Where::Data { file, offset } => {
+                        link.layer.files()[usize::from(file)].write(offset, data).await?;
+                        link.wrote();
+                        Ok(())
+                    }
+                    _ => self.first_write(link, below, part, data, visible).await,
+                }
+            }
+        });
+        try_join_all(writes).await.map(drop)
+    }
+
+    /// Takes space in `link`, writes the data (and the rest of partial grains), then publishes. Until it publishes,
+    /// readers see what was there before.
+    async fn first_write(
+        &self,
+        link: &Rc<Link>,
+        below: &[Rc<Link>],
+        range: Range<u64>,
+        data: Slice,
+        visible: bool,
+    ) -> Result<()> {
+        self.stats.first_writes.set(self.stats.first_writes.get() + 1);
+        let placement = link.layer.place(range.clone()).await?;
+        let own = self.write_placed(link, &placement, &range, data);
+        let fills =
+            try_join_all(placement.fills.iter().map(|fill| self.fill(link, below, &placement, fill.clone())));
+        if let Err(e) = try_join(own, fills).await {
+            link.layer.abandon(&placement);
+            return Err(e);
+        }
+        // One poll from here: entry, map and dirty mark change together.
+        link.layer.publish(&placement);
+        link.wrote();
+        if visible {
+            for (run, file, offset) in held(&placement.runs) {
+                self.map.update(Piece { start: run.start, len: run.len, slot: link.slot + file, offset });
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_placed(
+        &self,
+        link: &Rc<Link>,
+        placement: &Placement,
+        range: &Range<u64>,
+        data: Slice,
+    ) -> Result<()> {
+        let files = link.layer.files();
+        let writes = held(&placement.runs).filter_map(|(run, file, at)| {
+            let part = run.start.max(range.start)..run.end().min(range.end);
+            (part.start < part.end).then(|| {
+                let data = part_of(&data, range.start, &part);
+                files[usize::from(file)].write(at + (part.start - run.start), data)
+            })
+        });
+        try_join_all(writes).await.map(drop)
+    }
+
+    /// The part of a new grain that the write does not cover gets what the chain shows there. Overlapping writes of
+    /// the layers below are excluded by the range lock, which covers whole grains.
+    async fn fill(
+        &self,
+        link: &Rc<Link>,
+        below: &[Rc<Link>],
+        placement: &Placement,
+        range: Range<u64>,
+    ) -> Result<()> {
+        let mut old = Buf::zeroed((range.end - range.start) as usize);
+        for piece in resolve_in(below, range.clone()).await? {
+            if piece.slot == crate::map::ZERO_SLOT {
+                continue;
+            }
+            let (part, result) = self.file(&piece).read(piece.offset, Buf::alloc(piece.len as usize)).await;
+            result?;
+            let at = (piece.start - range.start) as usize;
+            old[at..at + part.len()].copy_from_slice(&part);
+        }
+        self.write_placed(link, placement, &range, old.freeze()).await
+    }
+
+    /// Zeroes a range: without writing where the format can, else by writing zeros.
+    pub async fn zero_range(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
+        self.check_range(range.start, range.end - range.start)?;
+        if self.can_punch()
+            && self.retry_for_space(async || self.punch(range.clone(), !mode.no_hole).await).await?
+        {
+            return Ok(());
+        }
+        if mode.fast_only {
+            let cause = "this disk runs on a delta, which cannot be zeroed without writing zeros";
+            return Err(Error::new(ErrorKind::Unsupported, &self.name, cause));
+        }
+        let zeros = Buf::zeroed(ZERO_CHUNK_BYTES.min(range.end - range.start) as usize).freeze();
+        for part in split(range, ZERO_CHUNK_BYTES) {
+            self.write_range(part.start, zeros.slice(0..(part.end - part.start) as usize)).await?;
+        }
+        Ok(())
+    }
+
+    /// In a delta a discard does nothing: clearing an entry would bring the parent's data back.
+    pub async fn discard_range(&self, range: Range<u64>) -> Result<()> {
+        self.check_range(range.start, range.end - range.start)?;
+        if self.can_punch() {
+            self.punch(range, true).await?;
+        }
+        Ok(())
+    }
+
+    pub fn can_punch(&self) -> bool {
+        let chain = self.chain();
+        chain.links.len() == 1 && chain.top().layer.shape().punches
+    }
+
+    /// False when the chain has grown since the look at `can_punch`: a frozen parent must not be touched.
+    async fn punch(&self, range: Range<u64>, give_back: bool) -> Result<bool> {
+        let _held = self.writes.lock(range.clone()).await;
+        self.refuse_when_closing()?;
+        let _admitted = self.write_gate.enter();
+        let chain = self.chain();
+        if chain.links.len() > 1 {
+            return Ok(false);
+        }
+        let top = chain.top();
+        for run in top.layer.lookup(range.clone()).await? {
+            let Where::Data { file, offset } = run.place else { continue };
+            top.layer.files()[usize::from(file)].zero(offset, run.len, give_back).await?;
+        }
+        top.wrote();
+        Ok(true)
+    }
+}
+
+async fn overwrite(link: &Rc<Link>, piece: &Piece, data: Slice) -> Result<()> {
+    link.file(piece.slot).write(piece.offset, data).await?;
+    link.wrote();
+    Ok(())
+}
+
+/// The part of `data` (which begins at `base`) for `range`.
+fn part_of(data: &Slice, base: u64, range: &Range<u64>) -> Slice {
+    data.slice((range.start - base) as usize..(range.end - base) as usize)
+}
+
+/// `range` cut at multiples of `unit`.
+fn split(range: Range<u64>, unit: u64) -> impl Iterator<Item = Range<u64>> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let start = at;
+        at = range.end.min((start / unit + 1) * unit);
+        (start < range.end).then_some(start..at)
+    })
+}
+
+/// What `link` holds, piece by piece, and the stretches between that it does not.
+fn owned_or_not(pieces: &[Piece], link: &Link) -> Vec<(Range<u64>, Option<Piece>)> {
+    let mut parts: Vec<(Range<u64>, Option<Piece>)> = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let range = piece.start..piece.start + piece.len;
+        match parts.last_mut() {
+            _ if link.owns(piece.slot) => parts.push((range, Some(*piece))),
+            Some((last, None)) => last.end = range.end,
+            _ => parts.push((range, None)),
+        }
+    }
+    parts
+}
+
+/// Runs with neighbouring stretches that the layer does not hold joined: they are placed together.
+fn merge_unheld(runs: &[Run]) -> Vec<Run> {
+    let mut merged: Vec<Run> = Vec::with_capacity(runs.len());
+    for run in runs {
+        let data = matches!(run.place, Where::Data { .. });
+        match merged.last_mut() {
+            Some(last) if !data && !matches!(last.place, Where::Data { .. }) => last.len += run.len,
+            _ => merged.push(*run),
+        }
+    }
+    merged
+}
+
+/// `range` in parts that the pinned runs hold (not visible below) or do not hold (visible).
+fn split_by_held(pinned: &[Run], range: Range<u64>) -> Vec<(Range<u64>, bool)> {
+    let mut parts = Vec::new();
+    let mut at = range.start;
+    for (run, ..) in held(pinned).filter(|(r, ..)| r.start < range.end && range.start < r.end()) {
+        if run.start > at {
+            parts.push((at..run.start, true));
+        }
+        parts.push((run.start.max(range.start)..run.end().min(range.end), false));
+        at = run.end();
+    }
+    if at < range.end {
+        parts.push((at..range.end, true));
+    }
+    parts
+}
