@@ -1,0 +1,229 @@
+//! Who is connected, and the handle by which the daemon sends one away or closes for good.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use blk::Env;
+use blk::sync::Signal;
+
+/// Ended connections whose cause is kept for messages.
+const MISHAPS_KEPT: usize = 16;
+
+/// What a connection has been told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Halt {
+    Run,
+    /// Take in nothing more, answer what is under way, close.
+    Finish,
+    /// Close now; requests under way still run, unanswered.
+    Cut,
+}
+
+/// One connection as its own task and the doors see it.
+pub struct Session {
+    id: u64,
+    peer: String,
+    export: RefCell<String>,
+    requests: Cell<u64>,
+    bytes: Cell<u64>,
+    halt: Cell<Halt>,
+    /// The connection's task; there is never another one waiting.
+    task: RefCell<Option<Waker>>,
+}
+
+/// One connection, for `vm show`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionInfo {
+    pub id: u64,
+    pub peer: String,
+    /// Empty until the client has chosen one.
+    pub export: String,
+    /// Taken in since the connection began.
+    pub requests: u64,
+    /// Payload of reads and writes.
+    pub bytes: u64,
+}
+
+/// Why a connection, or an attempt at one, ended otherwise than by the client's wish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mishap {
+    pub peer: String,
+    pub export: String,
+    pub cause: String,
+}
+
+/// The connections of one server, over all its listeners.
+#[derive(Default)]
+pub struct Doors {
+    sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
+    next_id: Cell<u64>,
+    stopping: Cell<bool>,
+    /// A connection came or went, or `stop` was called.
+    changed: Signal,
+    mishaps: RefCell<VecDeque<Mishap>>,
+}
+
+/// A connection's entry in the list; leaving is dropping.
+pub struct Entered {
+    doors: Rc<Doors>,
+    pub session: Rc<Session>,
+}
+
+impl Session {
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    pub fn set_export(&self, name: &str) {
+        *self.export.borrow_mut() = name.to_string();
+    }
+
+    pub fn count(&self, bytes: u64) {
+        self.requests.set(self.requests.get() + 1);
+        self.bytes.set(self.bytes.get() + bytes);
+    }
+
+    pub fn wake(&self) {
+        if let Some(task) = &*self.task.borrow() {
+            task.wake_by_ref();
+        }
+    }
+
+    /// Has `cx`'s task woken by every later `wake`, and says what the connection has been told.
+    pub fn watch(&self, cx: &Context<'_>) -> Halt {
+        let mut task = self.task.borrow_mut();
+        if !task.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+            *task = Some(cx.waker().clone());
+        }
+        self.halt.get()
+    }
+
+    fn tell(&self, halt: Halt) {
+        self.halt.set(self.halt.get().max(halt));
+        self.wake();
+    }
+
+    fn info(&self) -> SessionInfo {
+        SessionInfo {
+            id: self.id,
+            peer: self.peer.clone(),
+            export: self.export.borrow().clone(),
+            requests: self.requests.get(),
+            bytes: self.bytes.get(),
+        }
+    }
+}
+
+impl Doors {
+    pub fn new() -> Rc<Doors> {
+        Rc::default()
+    }
+
+    /// Oldest first.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        self.sessions.borrow().values().map(|s| s.info()).collect()
+    }
+
+    /// Cuts one connection. Requests it has under way run to their end unanswered, and it stays listed (and its
+    /// export attached) until they have. False when there is no such connection.
+    pub fn disconnect(&self, id: u64) -> bool {
+        let sessions = self.sessions.borrow();
+        let Some(session) = sessions.get(&id) else { return false };
+        session.tell(Halt::Cut);
+        true
+    }
+
+    /// No new connections; those there are finish what is under way and close. `serve` returns afterwards.
+    pub fn stop(&self) {
+        self.stopping.set(true);
+        self.tell_all(Halt::Finish);
+        self.changed.notify();
+    }
+
+    /// The last connections that ended badly, oldest first.
+    pub fn mishaps(&self) -> Vec<Mishap> {
+        self.mishaps.borrow().iter().cloned().collect()
+    }
+
+    pub(super) fn note(&self, peer: &str, export: &str, cause: String) {
+        let mut mishaps = self.mishaps.borrow_mut();
+        if mishaps.len() == MISHAPS_KEPT {
+            mishaps.pop_front();
+        }
+        mishaps.push_back(Mishap { peer: peer.to_string(), export: export.to_string(), cause });
+    }
+
+    pub(super) fn enter(self: &Rc<Self>, peer: &str) -> Entered {
+        let id = self.next_id.get() + 1;
+        self.next_id.set(id);
+        let halt = if self.stopping.get() { Halt::Finish } else { Halt::Run };
+        let session = Rc::new(Session {
+            id,
+            peer: peer.to_string(),
+            export: RefCell::default(),
+            requests: Cell::new(0),
+            bytes: Cell::new(0),
+            halt: Cell::new(halt),
+            task: RefCell::new(None),
+        });
+        self.sessions.borrow_mut().insert(id, session.clone());
+        self.changed.notify();
+        Entered { doors: self.clone(), session }
+    }
+
+    pub(super) fn tell_all(&self, halt: Halt) {
+        self.sessions.borrow().values().for_each(|session| session.tell(halt));
+    }
+
+    async fn when(&self, condition: impl Fn(&Doors) -> bool) {
+        while !condition(self) {
+            self.changed.wait().await;
+        }
+    }
+
+    /// Waits until there are fewer than `limit` connections, or the doors are closing.
+    pub(super) async fn below(&self, limit: usize) {
+        self.when(|doors| doors.stopping.get() || doors.sessions.borrow().len() < limit).await;
+    }
+
+    /// `work`'s result, or None when the doors close first.
+    pub(super) async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        let mut stopped = pin!(self.when(|doors| doors.stopping.get()));
+        poll_fn(|cx| match stopped.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => work.as_mut().poll(cx).map(Some),
+        })
+        .await
+    }
+
+    /// Waits until nobody is connected, at most `limit_us`.
+    pub(super) async fn empty_within(&self, env: &Env, limit_us: u64) {
+        let mut empty = pin!(self.when(|doors| doors.sessions.borrow().is_empty()));
+        let mut late = pin!(env.sleep_us(limit_us));
+        poll_fn(|cx| {
+            let done = empty.as_mut().poll(cx).is_ready() || late.as_mut().poll(cx).is_ready();
+            if done { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl Entered {
+    /// Records why this connection ended.
+    pub fn note(&self, cause: String) {
+        let export = self.session.export.borrow().clone();
+        self.doors.note(&self.session.peer, &export, cause);
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.doors.sessions.borrow_mut().remove(&self.session.id);
+        self.doors.changed.notify();
+    }
+}

@@ -1,0 +1,416 @@
+//! The handshake as a machine over bytes: no I/O, no catalogue, no time.
+//!
+//! Its owner feeds what was received, carries out the [`Step`] it is given and sends [`Negotiation::take_output`].
+//! One option is answered at a time, so the output never holds more than the replies to one option, and the input
+//! never more than one option and one receive. How the bytes were cut on their way does not matter.
+
+use blk::volume::{ExportEntry, VolumeInfo};
+use blk::{Error, ErrorKind};
+
+use super::options::{self, Complaint, ContextRequest, InfoRequest};
+use super::proto::*;
+use super::wire::{Fields, Put, clip};
+
+/// What the owner has to do next. Output is to be sent before the following step.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Receive, and `feed`.
+    Receive,
+    /// An option was answered: ask for the next step.
+    Answered,
+    /// Answer with `list`.
+    List,
+    /// Look this export up ("" is the default one) and answer with `found` or `not_found`.
+    Lookup(String),
+    /// Close the connection: the client wants no more.
+    Left,
+    /// Close the connection, for this reason.
+    Close(&'static str),
+}
+
+/// What is known of an export that was looked up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// The name it is listed under.
+    pub name: String,
+    pub description: String,
+    pub info: VolumeInfo,
+}
+
+/// What both sides agreed on; holds until the connection ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terms {
+    pub export: String,
+    /// A multiple of the smallest block.
+    pub size_bytes: u64,
+    pub read_only: bool,
+    pub fast_zero: bool,
+    /// Structured replies.
+    pub structured: bool,
+    /// `base:allocation` was selected for this export.
+    pub status: bool,
+}
+
+/// Why an export is being looked up.
+enum Purpose {
+    ExportName,
+    Info { option: u32, wants_name: bool, wants_description: bool },
+    Context { option: u32, listed: bool },
+}
+
+enum State {
+    Flags,
+    Options,
+    /// The payload of an option too large to keep is being passed over.
+    Skip {
+        option: u32,
+        left: u32,
+    },
+    Lookup(Purpose),
+    List,
+    Left,
+    Ended(&'static str),
+}
+
+/// One client's handshake.
+pub struct Negotiation {
+    state: State,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    options: u32,
+    no_zeroes: bool,
+    structured: bool,
+    /// The export `base:allocation` was last selected for.
+    context_of: Option<String>,
+}
+
+impl Negotiation {
+    /// The greeting is the first output.
+    #[expect(clippy::new_without_default, reason = "a new one has something to say")]
+    pub fn new() -> Negotiation {
+        let mut output = Vec::new();
+        output.put_u64(GREETING_MAGIC);
+        output.put_u64(OPTION_MAGIC);
+        output.put_u16(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
+        Negotiation {
+            state: State::Flags,
+            input: Vec::new(),
+            output,
+            options: 0,
+            no_zeroes: false,
+            structured: false,
+            context_of: None,
+        }
+    }
+
+    /// Hands in what was received; called after [`Step::Receive`] only, which is what bounds the input.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        assert!(
+            self.input.len() < OPTION_HEADER_BYTES + OPTION_BYTES_MAX as usize,
+            "fed without being asked"
+        );
+        self.input.extend_from_slice(bytes);
+    }
+
+    pub fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.output)
+    }
+
+    /// What was received after the handshake's last byte.
+    pub fn into_rest(self) -> Vec<u8> {
+        self.input
+    }
+
+    pub fn step(&mut self) -> Step {
+        match &self.state {
+            State::Flags => self.client_flags(),
+            State::Options => self.option(),
+            State::Skip { option, left } => self.skip(*option, *left),
+            State::Lookup(_) | State::List => unreachable!("a question was not answered"),
+            State::Left => Step::Left,
+            State::Ended(why) => Step::Close(why),
+        }
+    }
+
+    fn close(&mut self, why: &'static str) -> Step {
+        self.state = State::Ended(why);
+        Step::Close(why)
+    }
+
+    /// "Client flags".
+    fn client_flags(&mut self) -> Step {
+        let Some(flags) = Fields::new(&self.input).u32() else { return Step::Receive };
+        self.input.drain(..4);
+        let known = u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
+        if flags & !known != 0 {
+            return self.close("unknown client flags");
+        }
+        self.no_zeroes = flags & u32::from(FLAG_NO_ZEROES) != 0;
+        self.state = State::Options;
+        Step::Answered
+    }
+
+    fn option(&mut self) -> Step {
+        let mut fields = Fields::new(&self.input);
+        let (Some(magic), Some(option), Some(len)) = (fields.u64(), fields.u32(), fields.u32()) else {
+            return Step::Receive;
+        };
+        if magic != OPTION_MAGIC {
+            return self.close("an option does not start with the option magic");
+        }
+        if self.options == OPTIONS_MAX {
+            return self.close("too many options");
+        }
+        if len > OPTION_BYTES_MAX {
+            self.options += 1;
+            self.input.drain(..OPTION_HEADER_BYTES);
+            self.state = State::Skip { option, left: len };
+            return Step::Answered;
+        }
+        let end = OPTION_HEADER_BYTES + len as usize;
+        if self.input.len() < end {
+            return Step::Receive;
+        }
+        let payload = self.input[OPTION_HEADER_BYTES..end].to_vec();
+        self.input.drain(..end);
+        self.options += 1;
+        match self.answer(option, &payload) {
+            Ok(step) => step,
+            Err(_) if option == OPT_EXPORT_NAME => self.close("a bad export name"),
+            Err(complaint) => self.refuse(option, REP_ERR_INVALID, complaint),
+        }
+    }
+
+    fn skip(&mut self, option: u32, left: u32) -> Step {
+        let now = self.input.len().min(left as usize);
+        self.input.drain(..now);
+        let left = left - now as u32;
+        self.state = State::Skip { option, left };
+        if left > 0 {
+            return Step::Receive;
+        }
+        self.state = State::Options;
+        if option == OPT_EXPORT_NAME {
+            return self.close("the name of an export is too long");
+        }
+        self.refuse(option, REP_ERR_TOO_BIG, "the payload of this option is too large")
+    }
+
+    fn answer(&mut self, option: u32, payload: &[u8]) -> Result<Step, Complaint> {
+        match option {
+            OPT_EXPORT_NAME => Ok(self.lookup(options::string(payload)?, Purpose::ExportName)),
+            OPT_ABORT => {
+                self.reply(option, REP_ACK, &[]);
+                self.state = State::Left;
+                Ok(Step::Left)
+            }
+            OPT_LIST => {
+                without_payload(payload)?;
+                self.state = State::List;
+                Ok(Step::List)
+            }
+            OPT_INFO | OPT_GO => self.info(option, payload),
+            OPT_STRUCTURED_REPLY => {
+                without_payload(payload)?;
+                self.structured = true;
+                Ok(self.acknowledge(option))
+            }
+            OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => self.context(option, payload),
+            // Answering "unsupported" rather than "policy" lets clients that would like TLS go on without.
+            OPT_STARTTLS => Ok(self.refuse(option, REP_ERR_UNSUP, "this server does not speak TLS")),
+            _ => Ok(self.refuse(option, REP_ERR_UNSUP, "unknown option")),
+        }
+    }
+
+    fn info(&mut self, option: u32, payload: &[u8]) -> Result<Step, Complaint> {
+        let InfoRequest { name, wants_name, wants_description } = InfoRequest::parse(payload)?;
+        Ok(self.lookup(name, Purpose::Info { option, wants_name, wants_description }))
+    }
+
+    fn context(&mut self, option: u32, payload: &[u8]) -> Result<Step, Complaint> {
+        let sets = option == OPT_SET_META_CONTEXT;
+        if sets {
+            // Even a request that fails replaces what was selected before.
+            self.context_of = None;
+        }
+        if !self.structured {
+            return Err("structured replies have to be negotiated first");
+        }
+        let request = ContextRequest::parse(payload)?;
+        let listed = request.names_allocation || !sets && (request.names_base || request.queries == 0);
+        Ok(self.lookup(request.name, Purpose::Context { option, listed }))
+    }
+
+    fn lookup(&mut self, name: &str, purpose: Purpose) -> Step {
+        self.state = State::Lookup(purpose);
+        Step::Lookup(name.to_string())
+    }
+
+    /// Answers [`Step::List`].
+    pub fn list(&mut self, exports: &[ExportEntry]) {
+        assert!(matches!(self.state, State::List), "nobody asked for the list");
+        for export in exports {
+            let mut payload = Vec::with_capacity(4 + export.name.len() + export.description.len());
+            payload.put_u32(export.name.len() as u32);
+            payload.extend_from_slice(export.name.as_bytes());
+            payload.extend_from_slice(clip(&export.description, STRING_BYTES_MAX).as_bytes());
+            self.reply(OPT_LIST, REP_SERVER, &payload);
+        }
+        self.acknowledge(OPT_LIST);
+    }
+
+    /// Answers [`Step::Lookup`]. Terms mean that transmission starts once the output has been sent.
+    pub fn found(&mut self, offer: &Offer) -> Option<Terms> {
+        let State::Lookup(purpose) = std::mem::replace(&mut self.state, State::Options) else {
+            panic!("nobody asked for an export")
+        };
+        match purpose {
+            Purpose::ExportName => {
+                let terms = self.terms(offer);
+                self.output.put_u64(terms.size_bytes);
+                self.output.put_u16(terms.transmission_flags());
+                let padding = if self.no_zeroes { 0 } else { EXPORT_NAME_PADDING };
+                self.output.resize(self.output.len() + padding, 0);
+                Some(terms)
+            }
+            Purpose::Info { option, wants_name, wants_description } => {
+                self.describe(option, offer, wants_name, wants_description);
+                (option == OPT_GO).then(|| self.terms(offer))
+            }
+            Purpose::Context { option, listed } => {
+                self.contexts(option, listed, &offer.name);
+                None
+            }
+        }
+    }
+
+    /// Answers [`Step::Lookup`].
+    pub fn not_found(&mut self, error: &Error) {
+        let State::Lookup(purpose) = std::mem::replace(&mut self.state, State::Options) else {
+            panic!("nobody asked for an export")
+        };
+        let option = match purpose {
+            Purpose::ExportName => {
+                self.close("the export cannot be had, and EXPORT_NAME leaves no room to say so");
+                return;
+            }
+            Purpose::Info { option, .. } | Purpose::Context { option, .. } => option,
+        };
+        let kind = match error.kind {
+            ErrorKind::Refused | ErrorKind::Locked => REP_ERR_POLICY,
+            ErrorKind::Cancelled => REP_ERR_SHUTDOWN,
+            _ => REP_ERR_UNKNOWN,
+        };
+        self.refuse(option, kind, &error.to_string());
+    }
+
+    fn terms(&self, offer: &Offer) -> Terms {
+        let block = u64::from(BLOCK_BYTES_MIN);
+        Terms {
+            export: offer.name.clone(),
+            size_bytes: offer.info.size_bytes / block * block,
+            read_only: offer.info.read_only,
+            fast_zero: offer.info.fast_zero && !offer.info.read_only,
+            structured: self.structured,
+            status: self.structured && self.context_of.as_deref() == Some(&offer.name),
+        }
+    }
+
+    /// "NBD_REP_INFO". Block sizes are told unasked: clients that know them should keep to them.
+    fn describe(&mut self, option: u32, offer: &Offer, wants_name: bool, wants_description: bool) {
+        let terms = self.terms(offer);
+        let mut payload = Vec::new();
+        payload.put_u16(INFO_EXPORT);
+        payload.put_u64(terms.size_bytes);
+        payload.put_u16(terms.transmission_flags());
+        self.reply(option, REP_INFO, &payload);
+        let mut payload = Vec::new();
+        payload.put_u16(INFO_BLOCK_SIZE);
+        payload.put_u32(BLOCK_BYTES_MIN);
+        payload.put_u32(preferred_block(offer.info.preferred_bytes));
+        payload.put_u32(PAYLOAD_BYTES_MAX);
+        self.reply(option, REP_INFO, &payload);
+        if wants_name {
+            self.describe_text(option, INFO_NAME, &offer.name);
+        }
+        if wants_description && !offer.description.is_empty() {
+            self.describe_text(option, INFO_DESCRIPTION, &offer.description);
+        }
+        self.acknowledge(option);
+    }
+
+    fn describe_text(&mut self, option: u32, kind: u16, text: &str) {
+        let mut payload = Vec::new();
+        payload.put_u16(kind);
+        payload.extend_from_slice(clip(text, STRING_BYTES_MAX).as_bytes());
+        self.reply(option, REP_INFO, &payload);
+    }
+
+    fn contexts(&mut self, option: u32, listed: bool, export: &str) {
+        if listed {
+            let sets = option == OPT_SET_META_CONTEXT;
+            let mut payload = Vec::new();
+            payload.put_u32(if sets { BASE_ALLOCATION_ID } else { 0 });
+            payload.extend_from_slice(BASE_ALLOCATION.as_bytes());
+            self.reply(option, REP_META_CONTEXT, &payload);
+            if sets {
+                self.context_of = Some(export.to_string());
+            }
+        }
+        self.acknowledge(option);
+    }
+
+    fn acknowledge(&mut self, option: u32) -> Step {
+        self.reply(option, REP_ACK, &[]);
+        self.state = State::Options;
+        Step::Answered
+    }
+
+    fn refuse(&mut self, option: u32, kind: u32, why: &str) -> Step {
+        self.reply(option, kind, clip(why, STRING_BYTES_MAX).as_bytes());
+        Step::Answered
+    }
+
+    fn reply(&mut self, option: u32, kind: u32, payload: &[u8]) {
+        self.output.put_u64(OPTION_REPLY_MAGIC);
+        self.output.put_u32(option);
+        self.output.put_u32(kind);
+        self.output.put_u32(payload.len() as u32);
+        self.output.extend_from_slice(payload);
+    }
+}
+
+impl Terms {
+    /// "Transmission flags". MULTI_CONN holds because every connection serves the one volume, whose flush covers all.
+    pub fn transmission_flags(&self) -> u16 {
+        let mut flags = TRANSMIT_HAS_FLAGS | TRANSMIT_FLUSH | TRANSMIT_MULTI_CONN | TRANSMIT_CACHE;
+        if self.structured {
+            flags |= TRANSMIT_DF;
+        }
+        if self.read_only {
+            return flags | TRANSMIT_READ_ONLY;
+        }
+        flags |= TRANSMIT_FUA | TRANSMIT_TRIM | TRANSMIT_WRITE_ZEROES;
+        if self.fast_zero {
+            flags |= TRANSMIT_FAST_ZERO;
+        }
+        flags
+    }
+}
+
+fn without_payload(payload: &[u8]) -> Result<(), Complaint> {
+    if payload.is_empty() { Ok(()) } else { Err("this option takes no payload") }
+}
+
+/// "Size constraints": a power of two, not below the smallest block, not above the largest payload.
+fn preferred_block(wished: u32) -> u32 {
+    if wished.is_power_of_two() {
+        wished.clamp(BLOCK_BYTES_MIN, PAYLOAD_BYTES_MAX)
+    } else {
+        BLOCK_BYTES_PREFERRED
+    }
+}
+
+#[cfg(test)]
+#[path = "negotiate_tests.rs"]
+mod tests;

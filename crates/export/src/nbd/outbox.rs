@@ -1,0 +1,85 @@
+//! Replies that wait for the socket. NBD orders nothing among replies, so bare successes are packed together.
+
+use blk::{Buf, Slice};
+
+use super::line::Ticket;
+use super::proto::*;
+
+/// Room for the bare successes of one batch: as many as there can be requests under way.
+const ACKS_BYTES: usize = REQUESTS_MAX * SIMPLE_REPLY_BYTES;
+
+/// What one send carries. The tickets give back their room when the batch is dropped: sent, or given up.
+pub struct Batch {
+    pub parts: Vec<Slice>,
+    _tickets: Vec<Ticket>,
+}
+
+#[derive(Default)]
+pub struct Outbox {
+    acks: Option<Buf>,
+    acks_len: usize,
+    /// Replies with payload or error, one part each.
+    parts: Vec<Slice>,
+    tickets: Vec<Ticket>,
+}
+
+impl Outbox {
+    pub fn push_ack(&mut self, ticket: Ticket, reply: [u8; SIMPLE_REPLY_BYTES]) {
+        let acks = self.acks.get_or_insert_with(|| Buf::alloc(ACKS_BYTES));
+        acks[self.acks_len..][..reply.len()].copy_from_slice(&reply);
+        self.acks_len += reply.len();
+        self.tickets.push(ticket);
+    }
+
+    pub fn push(&mut self, ticket: Ticket, reply: Slice) {
+        self.parts.push(reply);
+        self.tickets.push(ticket);
+    }
+
+    /// All of it, or None when there is nothing.
+    pub fn take(&mut self) -> Option<Batch> {
+        if self.tickets.is_empty() {
+            return None;
+        }
+        let mut parts = std::mem::take(&mut self.parts);
+        if let Some(mut acks) = self.acks.take() {
+            acks.truncate(self.acks_len);
+            self.acks_len = 0;
+            parts.push(acks.freeze());
+        }
+        Some(Batch { parts, _tickets: std::mem::take(&mut self.tickets) })
+    }
+}
+
+/// Drops the first `sent` bytes of `parts`.
+pub fn advance(parts: &mut Vec<Slice>, sent: u64) {
+    let mut left = sent;
+    let whole = parts.iter().take_while(|part| {
+        let fits = part.len() as u64 <= left;
+        left -= if fits { part.len() as u64 } else { 0 };
+        fits
+    });
+    let whole = whole.count();
+    parts.drain(..whole);
+    if left > 0 {
+        let first = &parts[0];
+        parts[0] = first.slice(left as usize..first.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_partial_send_goes_on_where_it_stopped() {
+        let whole =
+            || vec![Buf::copy_of(b"abc").freeze(), Buf::copy_of(b"de").freeze(), Buf::copy_of(b"f").freeze()];
+        for sent in 0..=6 {
+            let mut parts = whole();
+            advance(&mut parts, sent as u64);
+            let rest: Vec<u8> = parts.iter().flat_map(|p| p.to_vec()).collect();
+            assert_eq!(rest, b"abcdef"[sent..]);
+        }
+    }
+}

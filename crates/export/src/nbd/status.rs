@@ -1,0 +1,91 @@
+//! `base:allocation`: a volume's pieces as block descriptors. "NBD_REPLY_TYPE_BLOCK_STATUS" of proto.md.
+
+use std::ops::Range;
+
+use blk::volume::BlockStatus;
+
+use super::proto::*;
+use super::wire::Put;
+
+/// The payload of the status chunk: our context's id, then (length, flags) pairs that start at the range's start and
+/// never pass its end. `one` asks for a single pair. At least one pair always: with no pieces, "allocated, content
+/// unknown", which is safe to say of anything.
+pub fn payload(range: Range<u64>, one: bool, pieces: &[BlockStatus]) -> Vec<u8> {
+    let asked = u32::try_from(range.end - range.start).expect("the length of a request has 32 bits");
+    let mut extents = merged(asked, if one { 1 } else { EXTENTS_MAX }, pieces);
+    if extents.is_empty() {
+        extents.push((asked, 0));
+    }
+    let mut bytes = Vec::with_capacity(4 + extents.len() * 8);
+    bytes.put_u32(BASE_ALLOCATION_ID);
+    for (len, flags) in extents {
+        bytes.put_u32(len);
+        bytes.put_u32(flags);
+    }
+    bytes
+}
+
+/// Neighbours of equal status become one; what lies past the range is cut off.
+fn merged(asked: u32, extents_max: usize, pieces: &[BlockStatus]) -> Vec<(u32, u32)> {
+    let mut extents: Vec<(u32, u32)> = Vec::new();
+    let mut left = asked;
+    for piece in pieces {
+        let len = piece.len.min(u64::from(left)) as u32;
+        if len == 0 {
+            continue;
+        }
+        let flags = flags_of(piece);
+        let full = extents.len() == extents_max;
+        match extents.last_mut() {
+            Some((total, same)) if *same == flags => *total += len,
+            _ if full => break,
+            _ => extents.push((len, flags)),
+        }
+        left -= len;
+    }
+    extents
+}
+
+fn flags_of(piece: &BlockStatus) -> u32 {
+    let hole = if piece.hole { STATE_HOLE } else { 0 };
+    let zero = if piece.zero { STATE_ZERO } else { 0 };
+    hole | zero
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(len: u64, hole: bool) -> BlockStatus {
+        BlockStatus { len, hole, zero: hole }
+    }
+
+    fn pairs(payload: &[u8]) -> Vec<(u32, u32)> {
+        let word = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().unwrap());
+        (4..payload.len()).step_by(8).map(|at| (word(at), word(at + 4))).collect()
+    }
+
+    #[test]
+    fn neighbours_merge_and_the_range_clips() {
+        let pieces = [piece(512, true), piece(512, true), piece(0, false), piece(u64::MAX, false)];
+        assert_eq!(pairs(&payload(0..4096, false, &pieces)), [(1024, 3), (3072, 0)]);
+    }
+
+    #[test]
+    fn one_means_one_but_merged() {
+        let pieces = [piece(512, false), piece(512, false), piece(512, true)];
+        assert_eq!(pairs(&payload(0..4096, true, &pieces)), [(1024, 0)]);
+    }
+
+    #[test]
+    fn nothing_known_is_said_to_be_allocated() {
+        assert_eq!(pairs(&payload(512..1024, false, &[])), [(512, 0)]);
+    }
+
+    #[test]
+    fn descriptors_are_bounded() {
+        let pieces: Vec<BlockStatus> = (0..3 * EXTENTS_MAX).map(|i| piece(512, i % 2 == 0)).collect();
+        let range = 0..512 * pieces.len() as u64;
+        assert_eq!(pairs(&payload(range, false, &pieces)).len(), EXTENTS_MAX);
+    }
+}

@@ -1,0 +1,62 @@
+//! Big-endian fields, read with checks and appended without ceremony.
+
+/// A cursor over untrusted bytes: every read says None when too few are left.
+pub struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub fn new(bytes: &'a [u8]) -> Fields<'a> {
+        Fields(bytes)
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    pub fn u16(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes(self.bytes(2)?.try_into().ok()?))
+    }
+
+    pub fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_be_bytes(self.bytes(4)?.try_into().ok()?))
+    }
+
+    pub fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_be_bytes(self.bytes(8)?.try_into().ok()?))
+    }
+
+    pub fn left(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Appends a field to a message.
+pub trait Put {
+    fn put_u16(&mut self, value: u16);
+    fn put_u32(&mut self, value: u32);
+    fn put_u64(&mut self, value: u64);
+}
+
+impl Put for Vec<u8> {
+    fn put_u16(&mut self, value: u16) {
+        self.extend_from_slice(&value.to_be_bytes());
+    }
+
+    fn put_u32(&mut self, value: u32) {
+        self.extend_from_slice(&value.to_be_bytes());
+    }
+
+    fn put_u64(&mut self, value: u64) {
+        self.extend_from_slice(&value.to_be_bytes());
+    }
+}
+
+/// The longest prefix of `text` that fits `bytes_max` and ends between characters.
+pub fn clip(text: &str, bytes_max: usize) -> &str {
+    if text.len() <= bytes_max {
+        return text;
+    }
+    let end = (0..=bytes_max).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    &text[..end]
+}
