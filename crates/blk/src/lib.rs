@@ -13,6 +13,7 @@ pub mod manifest;
 pub mod reactor;
 pub mod socket;
 pub mod sync;
+pub mod uring;
 pub mod volume;
 
 pub use buf::{Buf, Slice};

@@ -1,0 +1,235 @@
+//! The real world: files, sockets and time on one io_uring per core.
+//!
+//! How requests meet the kernel follows what was measured for a server of virtual disks: transfers are handed over as
+//! soon as they are submitted (at most a batch later), everything else with the next turn; while several transfers are
+//! under way the core watches the ring briefly before it sleeps. Absent on purpose: SQPOLL (halves throughput on small
+//! hosts), zero-copy sends (dearer below 16 KiB), min_wait (unstable gains).
+//!
+//! Calls with no ring operation on the kernels we support (5.11 and later) run on one files thread. All `unsafe` of
+//! the data plane sits in `uring::ring` and `uring::work`.
+
+mod core;
+mod files;
+mod handles;
+mod net;
+mod open;
+mod plan;
+mod ring;
+mod spin;
+mod wake;
+mod work;
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use self::core::Core;
+use self::files::FilesThread;
+use self::open::Opened;
+use self::ring::Ring;
+use self::wake::EventWaker;
+use crate::error::{Errno, Error, ErrorKind, Result};
+use crate::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
+
+/// Transfers that may wait for one system call: it is the larger part of a submission's cost, and four share it
+/// while the device still starts early.
+pub const SUBMIT_BATCH: u32 = 4;
+/// Longest watch of the ring before sleeping. Fast devices answer within it; a sleep and wake-up costs about as much.
+pub const SPIN_US: u64 = 50;
+
+/// What the ring has done since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Entries handed to the kernel.
+    pub submits: u64,
+    /// System calls made for the ring, waits included.
+    pub enters: u64,
+    /// Enters that were ready to sleep.
+    pub waits: u64,
+    /// Watches of the ring before a sleep, and those that saw a completion.
+    pub spins: u64,
+    pub spin_hits: u64,
+}
+
+/// One core's reactor. Belongs to the thread that made it.
+pub struct UringReactor {
+    core: RefCell<Core>,
+    waker: Arc<EventWaker>,
+    /// Emptied by every wake-up, so that its memory is reused.
+    spare: RefCell<Vec<std::task::Waker>>,
+}
+
+impl UringReactor {
+    /// Fails with `Refused` where io_uring is forbidden or absent, naming what forbids it.
+    pub fn new() -> Result<UringReactor> {
+        let ring = Ring::new().map_err(|e| {
+            let sysctl = std::fs::read_to_string(SYSCTL_PATH).ok();
+            explain(&e, sysctl.as_deref())
+        })?;
+        let waker =
+            EventWaker::new().map_err(|e| Errno::from(e).at("eventfd", "making the core's wake-up"))?;
+        let waker = Arc::new(waker);
+        let files = FilesThread::start(waker.clone())
+            .map_err(|e| Errno::from(e).at("files thread", "starting the thread"))?;
+        let core = RefCell::new(Core::new(ring, files, waker.clone()));
+        Ok(UringReactor { core, waker, spare: RefCell::default() })
+    }
+
+    /// Listens on a Unix socket, mode 0660. A socket file on which nobody answers is replaced; `Locked` when somebody
+    /// does. Closing the handle removes the file.
+    pub fn listen_unix(&self, path: &str) -> Result<Handle> {
+        net::listen_unix(path).map(|opened| self.adopt(opened))
+    }
+
+    /// Listens on "HOST:PORT". Accepted connections send without delay and notice a vanished peer after two minutes.
+    pub fn listen_tcp(&self, address: &str) -> Result<Handle> {
+        net::listen_tcp(address).map(|opened| self.adopt(opened))
+    }
+
+    /// The address of a TCP handle: which port "HOST:0" came to.
+    pub fn local_address(&self, handle: Handle) -> Result<SocketAddr, Errno> {
+        let core = self.core.borrow();
+        let address = rustix::net::getsockname(&*core.entry(handle)?.fd)?;
+        SocketAddr::try_from(address).map_err(Errno::from)
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.core.borrow().ring.counters
+    }
+
+    /// Sentences for the operator that have gathered since the last call, each said once.
+    pub fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.core.borrow_mut().notices)
+    }
+
+    fn adopt(&self, opened: Opened) -> Handle {
+        self.core.borrow_mut().adopt(opened)
+    }
+
+    /// Wakers run after the core is free again: they may call back.
+    fn with_core(&self, what: impl FnOnce(&mut Core)) {
+        let mut woken = self.spare.take();
+        {
+            let mut core = self.core.borrow_mut();
+            what(&mut core);
+            std::mem::swap(&mut core.woken, &mut woken);
+        }
+        woken.drain(..).for_each(std::task::Waker::wake);
+        self.spare.replace(woken);
+    }
+}
+
+impl Reactor for UringReactor {
+    fn submit(&self, op: Op) -> Token {
+        self.core.borrow_mut().submit(op)
+    }
+
+    fn poll(&self, token: Token, cx: &mut Context<'_>) -> Poll<Outcome> {
+        self.core.borrow_mut().poll(token, cx)
+    }
+
+    fn forget(&self, token: Token) {
+        self.core.borrow_mut().forget(token);
+    }
+
+    fn close(&self, handle: Handle) {
+        self.core.borrow_mut().close(handle);
+    }
+
+    fn open_root(&self, path: &str) -> Result<Handle, Errno> {
+        open::open_root(path).map(|opened| self.adopt(opened))
+    }
+
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+
+    fn unix_us(&self) -> i64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        now.tv_sec * 1_000_000 + now.tv_nsec / 1000
+    }
+
+    fn random(&self) -> u64 {
+        let mut bytes = [0; 8];
+        // Eight bytes are never short, and never interrupted once the system has booted.
+        while rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(bytes.len()) {}
+        u64::from_ne_bytes(bytes)
+    }
+
+    fn turn(&self) {
+        self.with_core(Core::turn);
+    }
+
+    /// Always true: another thread may wake a task even when nothing is under way here.
+    fn wait(&self) -> bool {
+        self.with_core(Core::wait);
+        true
+    }
+
+    fn waker(&self) -> Arc<dyn Waker> {
+        self.waker.clone()
+    }
+}
+
+/// CLOCK_MONOTONIC.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // Both parts are non-negative, and 2^64 ns are 584 years of uptime.
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+const SYSCTL_PATH: &str = "/proc/sys/kernel/io_uring_disabled";
+
+/// Why there is no ring, for the person who can change it. `sysctl` is the content of kernel.io_uring_disabled:
+/// 0 allows, 1 needs CAP_SYS_ADMIN or a group (kernel.io_uring_group), 2 forbids (Linux 6.6,
+/// Documentation/admin-guide/sysctl/kernel.rst).
+fn explain(error: &std::io::Error, sysctl: Option<&str>) -> Error {
+    const PLACE: &str = "io_uring";
+    let sysctl = sysctl.map(str::trim);
+    let refused = |cause: String| Error::new(ErrorKind::Refused, PLACE, cause);
+    match (error.kind(), error.raw_os_error().map(Errno)) {
+        (_, Some(Errno::EPERM | Errno::EACCES)) => match sysctl {
+            Some(value @ ("1" | "2")) => refused(format!(
+                "forbidden by the sysctl kernel.io_uring_disabled = {value}; allow it with: sysctl -w kernel.io_uring_disabled=0"
+            )),
+            _ => refused(
+                "forbidden, and not by the sysctl kernel.io_uring_disabled: a seccomp profile does it, as the \
+                 default ones of container runtimes do; run with a profile that allows io_uring_setup, \
+                 io_uring_enter and io_uring_register"
+                    .to_string(),
+            ),
+        },
+        (_, Some(e)) if e == rustix::io::Errno::NOSYS.into() => refused(
+            "the system call is missing: the kernel is older than 5.11 or built without io_uring, or a seccomp \
+             profile hides it (container runtimes)"
+                .to_string(),
+        ),
+        (std::io::ErrorKind::Unsupported, None) => {
+            refused("the kernel's io_uring is too old; 5.11 or later is needed".to_string())
+        }
+        _ => Error::new(ErrorKind::Io, PLACE, format!("making the ring: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(errno: i32, sysctl: Option<&str>) -> String {
+        let error = explain(&std::io::Error::from_raw_os_error(errno), sysctl);
+        assert_eq!(error.kind, ErrorKind::Refused);
+        error.to_string()
+    }
+
+    #[test]
+    fn what_forbids_the_ring_is_named() {
+        assert!(said(1, Some("2\n")).contains("kernel.io_uring_disabled = 2"));
+        assert!(said(1, Some("1\n")).contains("kernel.io_uring_disabled = 1"));
+        assert!(said(1, Some("0\n")).contains("seccomp"));
+        assert!(said(1, None).contains("seccomp"));
+        assert!(said(38, None).contains("seccomp"));
+        let old = explain(&std::io::Error::from(std::io::ErrorKind::Unsupported), None);
+        assert!(old.cause.contains("5.11"));
+    }
+}

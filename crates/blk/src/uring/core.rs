@@ -1,0 +1,344 @@
+//! The operations under way, and the three places they wait in: the ring, the files thread, the timers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::task::{self, Context, Poll};
+use std::time::Duration;
+
+use super::files::{Answer, FilesThread, Task};
+use super::handles::{Entry, Handles};
+use super::net;
+use super::now_ns;
+use super::open::{Kind, Opened};
+use super::plan::{Plan, plan};
+use super::ring::{Completion, Ring};
+use super::spin::Spin;
+use super::wake::EventWaker;
+use super::work::{Class, Step, Work};
+use crate::error::Errno;
+use crate::reactor::{Handle, Op, Outcome, Token};
+
+/// Interrupted and "try again" results that are simply repeated before they count as failures: far more than any
+/// signal storm, few enough not to spin on a file system that never agrees.
+const RETRIES_MAX: u8 = 100;
+/// The slot of the read that wakes the core; it is always under way.
+const WAKE_SLOT: u32 = 0;
+
+/// Where an operation is.
+enum State {
+    Free,
+    /// In the ring; `waiting` when it may stay for ever and must be cancelled to end.
+    Ring {
+        waiting: bool,
+    },
+    Files,
+    Timer {
+        at_ns: u64,
+        sequence: u64,
+    },
+    Done(Outcome),
+    /// Forgotten: what it holds is released when it completes.
+    Orphan,
+}
+
+struct Slot {
+    state: State,
+    waker: Option<task::Waker>,
+    retries: u8,
+}
+
+pub(super) struct Core {
+    // Dropped first: it is joined, so that nothing arrives afterwards.
+    files: FilesThread,
+    pub(super) ring: Ring,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    handles: Handles,
+    /// Timers by time and, at one time, by order of submission; to the slot.
+    timers: BTreeMap<(u64, u64), u32>,
+    timer_sequence: u64,
+    waker: Arc<EventWaker>,
+    spin: Spin,
+    /// Tasks to wake as soon as the caller has let go of the core.
+    pub(super) woken: Vec<task::Waker>,
+    completions: Vec<Completion>,
+    pub(super) notices: Vec<String>,
+    /// Devices the operator has been told about.
+    noticed: BTreeSet<(u32, u32)>,
+}
+
+impl Core {
+    pub(super) fn new(ring: Ring, files: FilesThread, waker: Arc<EventWaker>) -> Core {
+        let mut core = Core {
+            files,
+            ring,
+            slots: Vec::new(),
+            free: Vec::new(),
+            handles: Handles::default(),
+            timers: BTreeMap::new(),
+            timer_sequence: 0,
+            waker,
+            spin: Spin::default(),
+            woken: Vec::new(),
+            completions: Vec::new(),
+            notices: Vec::new(),
+            noticed: BTreeSet::new(),
+        };
+        let slot = core.take_slot(State::Ring { waiting: true });
+        assert_eq!(slot, WAKE_SLOT);
+        core.ring.start(WAKE_SLOT, core.waker.work());
+        core
+    }
+
+    fn take_slot(&mut self, state: State) -> u32 {
+        if let Some(index) = self.free.pop() {
+            let slot = &mut self.slots[index as usize];
+            slot.state = state;
+            slot.retries = 0;
+            return index;
+        }
+        self.slots.push(Slot { state, waker: None, retries: 0 });
+        u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 operations")
+    }
+
+    fn free_slot(&mut self, index: u32) -> State {
+        let slot = &mut self.slots[index as usize];
+        slot.waker = None;
+        self.free.push(index);
+        std::mem::replace(&mut slot.state, State::Free)
+    }
+
+    pub(super) fn submit(&mut self, op: Op) -> Token {
+        let index = match plan(op, &self.handles) {
+            Plan::Ring(work) => {
+                let index = self.take_slot(State::Ring { waiting: work.class() == Class::Waiting });
+                self.ring.start(index, work);
+                index
+            }
+            Plan::Files(task) => {
+                let index = self.take_slot(State::Files);
+                self.files.submit(index, task);
+                index
+            }
+            Plan::Timer(at_ns) => {
+                let sequence = self.timer_sequence;
+                self.timer_sequence += 1;
+                let index = self.take_slot(State::Timer { at_ns, sequence });
+                self.timers.insert((at_ns, sequence), index);
+                index
+            }
+            Plan::Done(outcome) => self.take_slot(State::Done(outcome)),
+        };
+        Token(index)
+    }
+
+    pub(super) fn poll(&mut self, token: Token, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let slot = &mut self.slots[token.0 as usize];
+        match &slot.state {
+            State::Done(_) => {}
+            State::Free | State::Orphan => panic!("token {} is dead", token.0),
+            _ => {
+                match &slot.waker {
+                    Some(old) if old.will_wake(cx.waker()) => {}
+                    _ => slot.waker = Some(cx.waker().clone()),
+                }
+                return Poll::Pending;
+            }
+        }
+        match self.free_slot(token.0) {
+            State::Done(outcome) => Poll::Ready(outcome),
+            _ => unreachable!("looked at above"),
+        }
+    }
+
+    pub(super) fn forget(&mut self, token: Token) {
+        let slot = &mut self.slots[token.0 as usize];
+        slot.waker = None;
+        match slot.state {
+            State::Free | State::Orphan => {}
+            State::Done(_) => {
+                let state = self.free_slot(token.0);
+                self.release(state);
+            }
+            State::Timer { at_ns, sequence } => {
+                self.timers.remove(&(at_ns, sequence));
+                self.free_slot(token.0);
+            }
+            State::Files => slot.state = State::Orphan,
+            State::Ring { waiting } => {
+                slot.state = State::Orphan;
+                if waiting {
+                    self.ring.cancel(token.0);
+                }
+            }
+        }
+    }
+
+    /// An outcome nobody took may hold a handle.
+    fn release(&mut self, state: State) {
+        if let State::Done(Outcome::Opened(Ok((handle, _)))) = state {
+            self.close(handle);
+        }
+    }
+
+    pub(super) fn close(&mut self, handle: Handle) {
+        if let Some(entry) = self.handles.remove(handle) {
+            self.close_entry(entry);
+        }
+    }
+
+    /// Sockets are shut down, which ends what waits on them; the descriptor goes with the last operation on it.
+    fn close_entry(&mut self, entry: Entry) {
+        match entry.kind {
+            Kind::File(_) => self.files.close(entry.fd),
+            Kind::Plain => {}
+            Kind::Listener { path, .. } => {
+                if let Some(path) = path {
+                    // While it still answers, so that nobody else's new socket can be at this path.
+                    let _ = std::fs::remove_file(path);
+                }
+                let _ = rustix::net::shutdown(&*entry.fd, rustix::net::Shutdown::Both);
+            }
+            // ENOTCONN when the peer was faster.
+            Kind::Stream => drop(rustix::net::shutdown(&*entry.fd, rustix::net::Shutdown::Both)),
+        }
+    }
+
+    pub(super) fn adopt(&mut self, opened: Opened) -> Handle {
+        if let Some((device, notice)) = opened.notice
+            && self.noticed.insert(device)
+        {
+            self.notices.push(notice);
+        }
+        self.handles.insert(opened.fd, opened.kind)
+    }
+
+    pub(super) fn entry(&self, handle: Handle) -> Result<&Entry, Errno> {
+        self.handles.get(handle)
+    }
+
+    /// Hands over what is queued, then takes in everything that has completed and every timer that is due.
+    pub(super) fn turn(&mut self) {
+        self.ring.submit();
+        self.take_in();
+    }
+
+    fn take_in(&mut self) {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.ring.reap(&mut completions);
+        for (index, work, result) in completions.drain(..) {
+            self.complete(index, work, result);
+        }
+        self.completions = completions;
+        self.fire_timers();
+    }
+
+    fn complete(&mut self, index: u32, work: Work, result: i32) {
+        let slot = &mut self.slots[index as usize];
+        if matches!(slot.state, State::Orphan) {
+            // Never continued: what is left of it nobody wants. An accepted connection closes with the step.
+            drop(work.completed(result));
+            self.free_slot(index);
+            return;
+        }
+        if matches!(Errno(-result), Errno::EAGAIN | EINTR) && slot.retries < RETRIES_MAX {
+            slot.retries += 1;
+            return self.ring.start(index, work);
+        }
+        match work.completed(result) {
+            Step::Done(outcome) => self.finish(index, outcome),
+            Step::Again(work) => self.ring.start(index, work),
+            Step::SetLenAtLeast { fd, len } => {
+                slot.state = State::Files;
+                self.files.submit(index, Task::SetLenAtLeast { fd, len });
+            }
+            Step::Accepted { fd, tcp } => {
+                if tcp {
+                    net::tune_tcp(&fd);
+                }
+                let handle = self.handles.insert(fd, Kind::Stream);
+                self.finish(index, Outcome::Opened(Ok((handle, Kind::Stream.limits()))));
+            }
+            Step::Woken(work) => {
+                self.waker.acknowledge();
+                self.ring.start(WAKE_SLOT, work);
+                self.take_answers();
+            }
+        }
+    }
+
+    fn take_answers(&mut self) {
+        for (index, answer) in self.files.take_answers() {
+            if matches!(self.slots[index as usize].state, State::Orphan) {
+                self.free_slot(index);
+                continue;
+            }
+            let outcome = match answer {
+                Answer::Outcome(outcome) => outcome,
+                Answer::Opened(Err(e)) => Outcome::Opened(Err(e)),
+                Answer::Opened(Ok(opened)) => {
+                    let limits = opened.kind.limits();
+                    Outcome::Opened(Ok((self.adopt(opened), limits)))
+                }
+            };
+            self.finish(index, outcome);
+        }
+    }
+
+    fn finish(&mut self, index: u32, outcome: Outcome) {
+        let slot = &mut self.slots[index as usize];
+        slot.state = State::Done(outcome);
+        self.woken.extend(slot.waker.take());
+    }
+
+    fn fire_timers(&mut self) {
+        if self.timers.is_empty() {
+            return;
+        }
+        let now = now_ns();
+        while let Some(first) = self.timers.first_entry() {
+            if first.key().0 > now {
+                return;
+            }
+            let index = first.remove();
+            self.finish(index, Outcome::Unit(Ok(())));
+        }
+    }
+
+    fn next_timer(&self) -> Option<Duration> {
+        let (&(at_ns, _), _) = self.timers.first_key_value()?;
+        Some(Duration::from_nanos(at_ns.saturating_sub(now_ns())))
+    }
+
+    /// Returns with something to run, or after any event that may have made something so.
+    pub(super) fn wait(&mut self) {
+        let spinning = self.spin.is_worth_it(self.ring.transfers());
+        if spinning || self.ring.has_news() {
+            self.turn();
+            if !self.woken.is_empty() {
+                return;
+            }
+        }
+        let timeout = self.next_timer();
+        if spinning && self.spin.run(&mut self.ring, timeout) {
+            self.turn();
+            if !self.woken.is_empty() {
+                return;
+            }
+        }
+        let timeout = self.next_timer();
+        self.ring.wait(timeout);
+        self.take_in();
+    }
+}
+
+const EINTR: Errno = Errno(rustix::io::Errno::INTR.raw_os_error());
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let entries: Vec<Entry> = self.handles.drain().collect();
+        for entry in entries {
+            self.close_entry(entry);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Listening sockets: the addresses of this machine, which the data plane itself never sees.
+
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use super::open::{Kind, Opened};
+use crate::error::{Errno, Error, ErrorKind, Result};
+
+/// Owner and group: whoever may write guests' disks is put in the group.
+const SOCKET_MODE: u32 = 0o660;
+/// Clients that may wait to be accepted; a host attaches its VMs' disks all at once after a restart.
+const BACKLOG: i32 = 1024;
+/// `sun_path` is 108 bytes with its final zero (unix(7)).
+const UNIX_PATH_MAX: usize = 107;
+/// A peer that vanished without a word is noticed after 60 + 4 x 15 = 120 s.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEPALIVE_PROBES: u32 = 4;
+
+fn failed(path: &str, doing: &str) -> impl Fn(rustix::io::Errno) -> Error {
+    move |e| Errno::from(e).at(path, doing)
+}
+
+pub(super) fn listen_unix(path: &str) -> Result<Opened> {
+    if path.len() > UNIX_PATH_MAX {
+        return Err(Error::invalid(
+            path,
+            format!("{} bytes long, and the path of a Unix socket has at most {UNIX_PATH_MAX}", path.len()),
+        ));
+    }
+    let address = SocketAddrUnix::new(path).map_err(failed(path, "naming the socket"))?;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(failed(path, "making a socket"))?;
+    // Before the bind, which copies the mode to the file: at no moment is it open to others.
+    rustix::fs::fchmod(&fd, Mode::from_raw_mode(SOCKET_MODE)).map_err(failed(path, "setting the mode"))?;
+    match rustix::net::bind(&fd, &address) {
+        Err(rustix::io::Errno::ADDRINUSE) => {
+            remove_stale(path)?;
+            rustix::net::bind(&fd, &address).map_err(failed(path, "binding"))?;
+        }
+        other => other.map_err(failed(path, "binding"))?,
+    }
+    // Again afterwards: the bind takes the umask away, which may have cost the group its access.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(SOCKET_MODE))
+        .map_err(|e| Errno::from(e).at(path, "setting the mode"))?;
+    rustix::net::listen(&fd, BACKLOG).map_err(failed(path, "listening"))?;
+    Ok(Opened { fd, kind: Kind::Listener { tcp: false, path: Some(path.to_string()) }, notice: None })
+}
+
+/// Removes a socket file on which nobody answers; anything else at that path stays.
+fn remove_stale(path: &str) -> Result<()> {
+    let found = std::fs::symlink_metadata(path).map_err(|e| Errno::from(e).at(path, "looking at it"))?;
+    if !found.file_type().is_socket() {
+        return Err(Error::new(ErrorKind::Exists, path, "exists and is not a socket; not touched"));
+    }
+    match UnixStream::connect(Path::new(path)) {
+        Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(|e| Errno::from(e).at(path, "removing the stale socket"))
+        }
+        _ => Err(Error::new(ErrorKind::Locked, path, "another process is listening on this socket")),
+    }
+}
+
+/// `address` is "HOST:PORT", a name or a number.
+pub(super) fn listen_tcp(address: &str) -> Result<Opened> {
+    let listener = TcpListener::bind(address).map_err(|e| {
+        let kind = match e.kind() {
+            std::io::ErrorKind::AddrInUse => ErrorKind::Locked,
+            std::io::ErrorKind::InvalidInput => ErrorKind::Invalid,
+            _ => ErrorKind::Io,
+        };
+        Error::new(kind, address, format!("listening: {e}"))
+    })?;
+    Ok(Opened { fd: listener.into(), kind: Kind::Listener { tcp: true, path: None }, notice: None })
+}
+
+/// A reply is one send and must not wait for the next; a dead peer must not hold a disk for ever.
+pub(super) fn tune_tcp(fd: &OwnedFd) {
+    // Best effort: a peer may be gone already, which the first receive will say.
+    let _ = sockopt::set_tcp_nodelay(fd, true);
+    let _ = sockopt::set_socket_keepalive(fd, true);
+    let _ = sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE);
+    let _ = sockopt::set_tcp_keepintvl(fd, KEEPALIVE_INTERVAL);
+    let _ = sockopt::set_tcp_keepcnt(fd, KEEPALIVE_PROBES);
+}

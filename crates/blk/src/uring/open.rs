@@ -1,0 +1,169 @@
+//! Opening: how a name becomes a descriptor, and what the device asks of I/O on it.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
+
+use super::work::MAX_TRANSFER;
+use crate::error::Errno;
+use crate::reactor::{Limits, OpenMode};
+
+/// A guest's disk is nobody else's business.
+const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
+const FOLDER_MODE: Mode = Mode::from_raw_mode(0o755);
+/// `f_type` of file systems that live in the page cache (linux/magic.h): newer kernels accept O_DIRECT there and
+/// ignore it.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+/// The device block where nothing tells: one that is too large costs a read-modify-write, one too small every I/O.
+const UNKNOWN_BLOCK: u32 = 4096;
+
+/// What directories, locks and sockets report: nothing is asked of them.
+pub(super) const NO_LIMITS: Limits =
+    Limits { logical_block: 1, memory_align: 1, max_io: MAX_TRANSFER, direct: false };
+
+/// What a handle stands for.
+#[derive(Debug)]
+pub(super) enum Kind {
+    File(Limits),
+    /// A directory, or a file that only carries a lock.
+    Plain,
+    Listener {
+        tcp: bool,
+        /// Of a Unix socket: removed again when the listener closes.
+        path: Option<String>,
+    },
+    Stream,
+}
+
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub fd: OwnedFd,
+    pub kind: Kind,
+    /// The device (major, minor) and a sentence for the operator, when direct I/O is not to be had on it.
+    pub notice: Option<((u32, u32), String)>,
+}
+
+impl Opened {
+    pub(super) fn plain(fd: OwnedFd) -> Opened {
+        Opened { fd, kind: Kind::Plain, notice: None }
+    }
+}
+
+impl Kind {
+    pub(super) fn limits(&self) -> Limits {
+        match self {
+            Kind::File(limits) => *limits,
+            _ => NO_LIMITS,
+        }
+    }
+}
+
+/// Never follows a symbolic link, never blocks on a pipe, never opens anything but data.
+pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Result<Opened, Errno> {
+    let access = match mode {
+        OpenMode::Read => OFlags::RDONLY,
+        OpenMode::Write => OFlags::RDWR,
+        OpenMode::CreateNew => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
+    };
+    let careful = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let fd = rustix::fs::openat(dir, name, access | careful, FILE_MODE)?;
+    match file_type(&fd)? {
+        FileType::RegularFile | FileType::BlockDevice => {}
+        FileType::Directory => return Err(rustix::io::Errno::ISDIR.into()),
+        _ => return Err(Errno::EINVAL),
+    }
+    let stat =
+        rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN)?;
+    let device = (stat.stx_dev_major, stat.stx_dev_minor);
+    // O_DIRECT is set afterwards: refused at open, it would leave a created file behind. The same call takes
+    // O_NONBLOCK away, under which the ring would answer EAGAIN.
+    if let Some((block, memory_align)) = direct_alignment(&fd, &stat)
+        && rustix::fs::fcntl_setfl(&fd, OFlags::DIRECT).is_ok()
+    {
+        let limits = Limits { logical_block: block, memory_align, max_io: MAX_TRANSFER, direct: true };
+        return Ok(Opened { fd, kind: Kind::File(limits), notice: None });
+    }
+    rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
+    let notice = format!(
+        "{}: this file system does no direct I/O (O_DIRECT); its disks go through the page cache",
+        path_of(&fd).unwrap_or_else(|| name.to_string())
+    );
+    Ok(Opened { fd, kind: Kind::File(NO_LIMITS), notice: Some((device, notice)) })
+}
+
+/// Alignment of (offsets and lengths, memory) in bytes, or None where direct I/O is refused or only pretended.
+fn direct_alignment(fd: &OwnedFd, stat: &rustix::fs::Statx) -> Option<(u32, u32)> {
+    let file_system = rustix::fs::fstatfs(fd).ok()?.f_type as u64;
+    if matches!(file_system, TMPFS_MAGIC | RAMFS_MAGIC) {
+        return None;
+    }
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
+        let (block, memory) = (stat.stx_dio_offset_align, stat.stx_dio_mem_align);
+        // Zero says that this file takes no direct I/O (encrypted, compressed, journalled data).
+        return (block.is_power_of_two() && memory.is_power_of_two()).then_some((block, memory));
+    }
+    let on_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
+    let (major, minor) = match on_device {
+        true => (stat.stx_rdev_major, stat.stx_rdev_minor),
+        false => (stat.stx_dev_major, stat.stx_dev_minor),
+    };
+    let block = sysfs_logical_block(major, minor).unwrap_or(UNKNOWN_BLOCK);
+    Some((block, block))
+}
+
+/// The logical block of a device before statx could tell (Linux 6.1); a partition has none of its own and its disk's
+/// is one level up.
+fn sysfs_logical_block(major: u32, minor: u32) -> Option<u32> {
+    ["queue", "../queue"]
+        .iter()
+        .find_map(|at| {
+            std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{at}/logical_block_size")).ok()
+        })
+        .and_then(|text| text.trim().parse().ok())
+        .filter(|block: &u32| block.is_power_of_two())
+}
+
+fn path_of(fd: &OwnedFd) -> Option<String> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+    Some(link.to_string_lossy().into_owned())
+}
+
+fn file_type(fd: &OwnedFd) -> Result<FileType, Errno> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode))
+}
+
+pub(super) fn open_folder(dir: impl AsFd, name: &str, create: bool) -> Result<Opened, Errno> {
+    if create {
+        match rustix::fs::mkdirat(&dir, name, FOLDER_MODE) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(Opened::plain(rustix::fs::openat(dir, name, flags, Mode::empty())?))
+}
+
+/// The path is the operator's own, so symbolic links in it are followed.
+pub(super) fn open_root(path: &str) -> Result<Opened, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(Opened::plain(rustix::fs::open(path, flags, Mode::empty())?))
+}
+
+/// The lock belongs to the open file description: it goes when the descriptor closes, or with the process.
+pub(super) fn open_lock(dir: BorrowedFd<'_>, name: &str) -> Result<Opened, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let fd = rustix::fs::openat(dir, name, flags, FILE_MODE)?;
+    rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(Opened::plain(fd))
+}
+
+/// Length in bytes, of a file or a block device.
+pub(super) fn size_of(fd: &OwnedFd) -> Result<u64, Errno> {
+    let stat = rustix::fs::fstat(fd)?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        // The file position is not otherwise used: every transfer names its offset.
+        return Ok(rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?);
+    }
+    u64::try_from(stat.st_size).map_err(|_| Errno::EIO)
+}

@@ -1,0 +1,156 @@
+//! Which way each operation goes: to the ring, to the files thread, to the timers, or nowhere.
+
+use super::files::Task;
+use super::handles::{Entry, Handles};
+use super::open::{Kind, size_of};
+use super::work::Work;
+use crate::error::Errno;
+use crate::reactor::{Handle, Op, Outcome};
+
+/// File offsets are signed in the kernel, and -1 would mean "the current position".
+const OFFSET_MAX: u64 = i64::MAX as u64;
+
+pub(super) enum Plan {
+    Ring(Work),
+    Files(Task),
+    Timer(u64),
+    /// Answered without the kernel.
+    Done(Outcome),
+}
+
+fn unit(e: Errno) -> Outcome {
+    Outcome::Unit(Err(e))
+}
+
+fn count(e: Errno) -> Outcome {
+    Outcome::Count(Err(e))
+}
+
+fn opened(e: Errno) -> Outcome {
+    Outcome::Opened(Err(e))
+}
+
+/// The task for a handle, or its refusal in the operation's own kind of outcome.
+fn files(
+    handles: &Handles,
+    handle: Handle,
+    fail: fn(Errno) -> Outcome,
+    make: impl FnOnce(super::work::Fd) -> Task,
+) -> Plan {
+    match handles.get(handle) {
+        Ok(entry) => Plan::Files(make(entry.fd.clone())),
+        Err(e) => Plan::Done(fail(e)),
+    }
+}
+
+fn ring(
+    handles: &Handles,
+    handle: Handle,
+    fail: fn(Errno) -> Outcome,
+    make: impl FnOnce(&Entry) -> Work,
+) -> Plan {
+    match handles.get(handle) {
+        Ok(entry) => Plan::Ring(make(entry)),
+        Err(e) => Plan::Done(fail(e)),
+    }
+}
+
+pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
+    match op {
+        Op::Read { file, offset, buf } => match transfer(handles, file, offset, buf.len() as u64) {
+            Ok(entry) => {
+                let block = entry.kind.limits().logical_block;
+                Plan::Ring(Work::Read { fd: entry.fd.clone(), offset, buf, done: 0, block })
+            }
+            Err(e) => Plan::Done(Outcome::Read(buf, Err(e))),
+        },
+        Op::Write { file, offset, data } => match transfer(handles, file, offset, data.len() as u64) {
+            Ok(entry) => {
+                let block = entry.kind.limits().logical_block;
+                Plan::Ring(Work::Write { fd: entry.fd.clone(), offset, data, done: 0, block })
+            }
+            Err(e) => Plan::Done(count(e)),
+        },
+        Op::Flush { file } => ring(handles, file, unit, |f| Work::Flush { fd: f.fd.clone() }),
+        Op::Allocate { file, offset, len } => {
+            space(handles, file, offset, len, |f| Ok(Some(Work::Reserve { fd: f.fd.clone(), offset, len })))
+        }
+        Op::Zero { file, offset, len, punch } => {
+            space(handles, file, offset, len, |f| zero(f, offset, len, punch))
+        }
+        Op::SetLen { file, len } => files(handles, file, unit, |fd| Task::SetLen { fd, len }),
+        Op::Extents { file, offset, len } => {
+            files(handles, file, |e| Outcome::Extents(Err(e)), |fd| Task::Extents { fd, offset, len })
+        }
+        Op::Size { file } => files(handles, file, count, |fd| Task::Size { fd }),
+        Op::OpenFile { dir, name, mode } => {
+            files(handles, dir, opened, |dir| Task::OpenFile { dir, name, mode })
+        }
+        Op::OpenDir { dir, name, create } => {
+            files(handles, dir, opened, |dir| Task::OpenDir { dir, name, create })
+        }
+        Op::Rename { dir, from, to } => files(handles, dir, unit, |dir| Task::Rename { dir, from, to }),
+        Op::Unlink { dir, name } => files(handles, dir, unit, |dir| Task::Unlink { dir, name }),
+        Op::RemoveDir { dir, name } => files(handles, dir, unit, |dir| Task::RemoveDir { dir, name }),
+        Op::SyncDir { dir } => files(handles, dir, unit, |dir| Task::SyncDir { dir }),
+        Op::List { dir } => files(handles, dir, |e| Outcome::Names(Err(e)), |dir| Task::List { dir }),
+        Op::Lock { dir, name } => files(handles, dir, opened, |dir| Task::Lock { dir, name }),
+        Op::Space { dir } => files(handles, dir, |e| Outcome::Space(Err(e)), |dir| Task::Space { dir }),
+        Op::Timer { at_ns } => Plan::Timer(at_ns),
+        Op::Accept { socket } => ring(handles, socket, opened, |s| Work::Accept {
+            fd: s.fd.clone(),
+            tcp: matches!(s.kind, Kind::Listener { tcp: true, .. }),
+        }),
+        Op::Recv { socket, buf, at } => match handles.get(socket) {
+            // A receive of no bytes would read as the end of the stream.
+            Ok(_) if at >= buf.len() => Plan::Done(Outcome::Read(buf, Err(Errno::EINVAL))),
+            Ok(s) => Plan::Ring(Work::Recv { fd: s.fd.clone(), buf, at }),
+            Err(e) => Plan::Done(Outcome::Read(buf, Err(e))),
+        },
+        Op::Send { socket, parts } => {
+            ring(handles, socket, count, |s| Work::Send { fd: s.fd.clone(), parts, message: None })
+        }
+    }
+}
+
+fn transfer(handles: &Handles, file: Handle, offset: u64, len: u64) -> Result<&Entry, Errno> {
+    check_range(offset, len)?;
+    handles.get(file)
+}
+
+fn check_range(offset: u64, len: u64) -> Result<(), Errno> {
+    match offset.checked_add(len) {
+        Some(end) if end <= OFFSET_MAX => Ok(()),
+        _ => Err(Errno::EFBIG),
+    }
+}
+
+/// Space operations answer at once when there is nothing to do, which the kernel would call invalid.
+fn space(
+    handles: &Handles,
+    file: Handle,
+    offset: u64,
+    len: u64,
+    make: impl FnOnce(&Entry) -> Result<Option<Work>, Errno>,
+) -> Plan {
+    let work = check_range(offset, len).and_then(|()| handles.get(file)).and_then(|entry| match len {
+        0 => Ok(None),
+        _ => make(entry),
+    });
+    match work {
+        Ok(Some(work)) => Plan::Ring(work),
+        Ok(None) => Plan::Done(Outcome::Unit(Ok(()))),
+        Err(e) => Plan::Done(unit(e)),
+    }
+}
+
+/// Zeroing stops at the end of the file: past it the kernel would reserve blocks that nobody asked for. Asking for
+/// the size reads a cached inode; it is the one call here that enters the kernel.
+fn zero(file: &Entry, offset: u64, len: u64, punch: bool) -> Result<Option<Work>, Errno> {
+    let fd = file.fd.clone();
+    if punch {
+        return Ok(Some(Work::Zero { fd, offset, len, punch }));
+    }
+    let end = (offset + len).min(size_of(&fd)?);
+    Ok((end > offset).then(|| Work::Zero { fd, offset, len: end - offset, punch }))
+}

@@ -1,0 +1,234 @@
+//! The ring: owns every piece of work from the moment it is queued until the kernel has answered.
+//!
+//! That ownership is the soundness argument of the whole reactor. Work leaves only through `reap`, after its
+//! completion; dropping the ring cancels what can be cancelled and waits for the rest before memory is freed.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::time::Duration;
+
+use io_uring::{EnterFlags, IoUring, opcode, types};
+
+use super::work::{Class, Work};
+use super::{Counters, SUBMIT_BATCH};
+
+/// Submission entries: a wave of 256 requests and their replies; a full queue is merely submitted early.
+const SUBMISSION_ENTRIES: u32 = 512;
+/// Completions that can wait unread; more are kept by the kernel (IORING_FEAT_NODROP) at some cost.
+const COMPLETION_ENTRIES: u32 = 4096;
+/// Marks the completion of a cancel, which nobody waits for. Work uses its table index.
+const NOBODY: u64 = u64::MAX;
+/// How long a dropped ring waits for the device. Past that the memory is leaked, never freed under the kernel.
+const DROP_WAIT: Duration = Duration::from_secs(10);
+
+/// One answered piece of work: its index, the work itself, and the kernel's result.
+pub(super) type Completion = (u32, Work, i32);
+
+pub(super) struct Ring {
+    io: IoUring,
+    /// Work the kernel may be touching, by index.
+    works: Vec<Option<Work>>,
+    /// Completions read from the ring and not yet reaped, as (index, result).
+    arrived: Vec<(u64, i32)>,
+    /// Entries in the submission queue that the kernel has not taken.
+    queued: u32,
+    /// Transfers among them.
+    transfers_queued: u32,
+    /// Transfers queued or in the kernel.
+    transfers: u32,
+    pub(super) counters: Counters,
+}
+
+impl Ring {
+    /// Takes the best of three sets of flags the kernel knows. The calling thread becomes the only one allowed to
+    /// use the ring.
+    pub(super) fn new() -> io::Result<Ring> {
+        let io = Self::build(|b| b.setup_single_issuer().setup_defer_taskrun().setup_coop_taskrun())
+            .or_else(|e| or_older(e, || Self::build(|b| b.setup_coop_taskrun())))
+            .or_else(|e| {
+                or_older(e, || IoUring::builder().setup_cqsize(COMPLETION_ENTRIES).build(SUBMISSION_ENTRIES))
+            })?;
+        if !io.params().is_feature_ext_arg() || !io.params().is_feature_nodrop() {
+            return Err(io::Error::from(io::ErrorKind::Unsupported));
+        }
+        Ok(Ring {
+            io,
+            works: Vec::new(),
+            arrived: Vec::new(),
+            queued: 0,
+            transfers_queued: 0,
+            transfers: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    fn build(flags: impl FnOnce(&mut io_uring::Builder) -> &mut io_uring::Builder) -> io::Result<IoUring> {
+        let mut builder = IoUring::builder();
+        // The task-run flag tells from user space that completions are due, so spinning costs no system call.
+        flags(&mut builder).setup_taskrun_flag().setup_submit_all().setup_cqsize(COMPLETION_ENTRIES);
+        builder.build(SUBMISSION_ENTRIES)
+    }
+
+    /// Reads and writes that the device has or will get.
+    pub(super) fn transfers(&self) -> u32 {
+        self.transfers
+    }
+
+    /// Queues `work` under a free index, and hands it over at once where waiting would let the device idle: while
+    /// the kernel holds fewer transfers than a batch, and whenever a batch is full.
+    pub(super) fn start(&mut self, index: u32, mut work: Work) {
+        let at = index as usize;
+        if self.works.len() <= at {
+            self.works.resize_with(at + 1, || None);
+        }
+        assert!(self.works[at].is_none(), "work {index} is still with the kernel");
+        let transfer = work.class() == Class::Transfer;
+        let entry = work.entry().user_data(u64::from(index));
+        self.works[at] = Some(work);
+        self.push(&entry);
+        if !transfer {
+            return;
+        }
+        self.transfers += 1;
+        self.transfers_queued += 1;
+        let with_kernel = self.transfers - self.transfers_queued.min(self.transfers);
+        if with_kernel < SUBMIT_BATCH || self.transfers_queued >= SUBMIT_BATCH {
+            self.submit();
+        }
+    }
+
+    /// Asks the kernel to give up on `index`. Its completion still comes. An entry queued later under the same index
+    /// cannot be hit: the kernel takes entries in order and cancels while it takes this one.
+    pub(super) fn cancel(&mut self, index: u32) {
+        let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(NOBODY);
+        self.push(&entry);
+    }
+
+    fn push(&mut self, entry: &io_uring::squeue::Entry) {
+        loop {
+            // SAFETY: the entry's pointers lead into a `Work` that sits in `self.works` under the entry's user data,
+            // whose heap memory does not move and which only `reap` removes, after the completion; or into nothing,
+            // for a cancel. Dropping the ring waits for the completions, or leaks the works.
+            let pushed = unsafe { self.io.submission().push(entry) };
+            if pushed.is_ok() {
+                self.queued += 1;
+                return;
+            }
+            self.submit();
+            self.harvest();
+        }
+    }
+
+    /// Hands every queued entry to the kernel and lets it post what is due. No system call when there is neither.
+    pub(super) fn submit(&mut self) {
+        while self.queued > 0 || self.is_work_due() {
+            let flags = if self.is_work_due() { EnterFlags::GETEVENTS } else { EnterFlags::empty() };
+            match self.enter(0, flags, None) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Submits, then waits for a completion or the timeout.
+    pub(super) fn wait(&mut self, timeout: Option<Duration>) {
+        let mut flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        // A core that waits for its clients is idle, not waiting for a disk, and should be shown as such.
+        if self.transfers == 0 && self.io.params().is_feature_no_iowait() {
+            flags |= EnterFlags::NO_IOWAIT;
+        }
+        self.counters.waits += 1;
+        let _ = self.enter(1, flags, timeout);
+    }
+
+    /// Errors that mean "later" are returned; any other is a defect of ours, since no outside input gets here.
+    fn enter(&mut self, want: u32, flags: EnterFlags, timeout: Option<Duration>) -> io::Result<u32> {
+        let time = types::Timespec::from(timeout.unwrap_or_default());
+        let args = match timeout {
+            Some(_) => types::SubmitArgs::new().timespec(&time),
+            None => types::SubmitArgs::new(),
+        };
+        let args = flags.contains(EnterFlags::EXT_ARG).then_some(&args);
+        self.counters.enters += 1;
+        // SAFETY: `queued` entries are in the queue, and `args` is what EXT_ARG announces; both outlive the call.
+        let taken = unsafe { self.io.submitter().enter(self.queued, want, flags.bits(), args) };
+        match taken {
+            Ok(n) => {
+                let n = u32::try_from(n).expect("at most what was queued").min(self.queued);
+                self.queued -= n;
+                self.counters.submits += u64::from(n);
+                if self.queued == 0 {
+                    self.transfers_queued = 0;
+                }
+                Ok(n)
+            }
+            Err(e) if is_later(&e) => Err(e),
+            Err(e) => panic!("io_uring_enter: {e}"),
+        }
+    }
+
+    /// Completions that a system call would bring in are waiting (deferred work, or an overflown queue).
+    fn is_work_due(&mut self) -> bool {
+        let queue = self.io.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Something has completed, seen without a system call.
+    pub(super) fn has_news(&mut self) -> bool {
+        !self.arrived.is_empty() || !self.io.completion().is_empty() || self.is_work_due()
+    }
+
+    fn harvest(&mut self) {
+        let arrived = &mut self.arrived;
+        arrived.extend(self.io.completion().map(|c| (c.user_data(), c.result())));
+    }
+
+    /// Moves everything that has been answered into `out`.
+    pub(super) fn reap(&mut self, out: &mut Vec<Completion>) {
+        self.harvest();
+        for (index, result) in self.arrived.drain(..) {
+            if index == NOBODY {
+                continue;
+            }
+            let work = self.works.get_mut(index as usize).and_then(Option::take);
+            let work = work.expect("the kernel answers what it was given, once");
+            self.transfers -= u32::from(work.class() == Class::Transfer);
+            out.push((index as u32, work, result));
+        }
+    }
+}
+
+fn or_older<T>(error: io::Error, next: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    // EINVAL is the answer to an unknown flag; anything else would not go away with fewer flags.
+    if error.raw_os_error() == Some(libc::EINVAL) { next() } else { Err(error) }
+}
+
+fn is_later(e: &io::Error) -> bool {
+    // EBUSY: completions must be read first. EAGAIN: no memory for a request now.
+    matches!(e.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN))
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let waiting: Vec<u32> = (0u32..)
+            .zip(&self.works)
+            .filter(|(_, w)| w.as_ref().is_some_and(|w| w.class() == Class::Waiting))
+            .map(|(index, _)| index)
+            .collect();
+        waiting.into_iter().for_each(|index| self.cancel(index));
+        let deadline = std::time::Instant::now() + DROP_WAIT;
+        let mut finished = Vec::new();
+        while self.works.iter().any(Option::is_some) {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            if left.is_zero() {
+                std::mem::forget(std::mem::take(&mut self.works));
+                return;
+            }
+            self.wait(Some(left));
+            self.reap(&mut finished);
+            // An accept that won the race against its cancel carries a descriptor, which closes here.
+            finished.drain(..).for_each(|(_, work, result)| drop(work.completed(result)));
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! One operation as the kernel carries it out: the memory it uses, its ring entry, and what its result means.
+//!
+//! Everything an entry points to is heap memory owned by the `Work` (slabs, boxes), so moving a `Work` moves no byte
+//! the kernel may touch.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use io_uring::{opcode, squeue, types};
+use rustix::fs::FallocateFlags;
+
+use super::open::size_of;
+use crate::buf::{Buf, Slice};
+use crate::error::Errno;
+use crate::reactor::Outcome;
+
+/// Shared between the handle table and the work under way: the descriptor closes with the last of them.
+pub(super) type Fd = Arc<OwnedFd>;
+
+/// The kernel's own bound for one transfer: 2 GiB less a page (MAX_RW_COUNT in linux/fs.h).
+pub(super) const MAX_TRANSFER: u32 = 0x7fff_f000;
+/// IOV_MAX of Linux; more parts than that are sent by the next call.
+const SEND_PARTS_MAX: usize = 1024;
+/// One write of zeros where the file system cannot zero by itself: 1 MiB, like its own largest requests.
+const ZERO_CHUNK: usize = 1 << 20;
+
+pub(super) enum Work {
+    Read {
+        fd: Fd,
+        offset: u64,
+        buf: Buf,
+        done: usize,
+        /// Device block: a read that ends inside one has met the end of the file.
+        block: u32,
+    },
+    Write {
+        fd: Fd,
+        offset: u64,
+        data: Slice,
+        done: usize,
+        block: u32,
+    },
+    Flush {
+        fd: Fd,
+    },
+    /// Reserves blocks first and extends the size second: running out of space then leaves the size alone.
+    Reserve {
+        fd: Fd,
+        offset: u64,
+        len: u64,
+    },
+    Extend {
+        fd: Fd,
+        offset: u64,
+        len: u64,
+    },
+    /// Never extends: both modes keep the size.
+    Zero {
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        punch: bool,
+    },
+    /// Zeros written the slow way, one chunk at a time.
+    ZeroWrite {
+        fd: Fd,
+        at: u64,
+        end: u64,
+        zeros: Slice,
+    },
+    Accept {
+        fd: Fd,
+        tcp: bool,
+    },
+    Recv {
+        fd: Fd,
+        buf: Buf,
+        at: usize,
+    },
+    Send {
+        fd: Fd,
+        parts: Vec<Slice>,
+        message: Option<Box<Message>>,
+    },
+    /// The eventfd that other threads write to.
+    Wake {
+        fd: Fd,
+        count: Box<u64>,
+    },
+}
+
+/// What follows from a completion.
+pub(super) enum Step {
+    Done(Outcome),
+    Again(Work),
+    Accepted {
+        fd: OwnedFd,
+        tcp: bool,
+    },
+    Woken(Work),
+    /// No fallocate here: the files thread sets the length instead.
+    SetLenAtLeast {
+        fd: Fd,
+        len: u64,
+    },
+}
+
+/// How the reactor schedules a piece of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    /// A read or write of a device: pushed early, worth spinning for.
+    Transfer,
+    /// Flush and space: milliseconds, in the kernel's workers.
+    Control,
+    /// May stay for ever, so it is cancelled when nobody wants it.
+    Waiting,
+}
+
+impl Work {
+    pub(super) fn class(&self) -> Class {
+        match self {
+            Work::Read { .. } | Work::Write { .. } | Work::ZeroWrite { .. } => Class::Transfer,
+            Work::Flush { .. } | Work::Reserve { .. } | Work::Extend { .. } | Work::Zero { .. } => {
+                Class::Control
+            }
+            Work::Accept { .. } | Work::Recv { .. } | Work::Send { .. } | Work::Wake { .. } => Class::Waiting,
+        }
+    }
+
+    /// The ring entry for what is left to do. Its pointers are good for as long as this `Work` lives.
+    pub(super) fn entry(&mut self) -> squeue::Entry {
+        match self {
+            Work::Read { fd, offset, buf, done, .. } => {
+                let rest = &mut buf[*done..];
+                let len = clamp_len(rest.len());
+                opcode::Read::new(raw(fd), rest.as_mut_ptr(), len).offset(*offset + *done as u64).build()
+            }
+            Work::Write { fd, offset, data, done, .. } => {
+                let rest = &data[*done..];
+                let len = clamp_len(rest.len());
+                opcode::Write::new(raw(fd), rest.as_ptr(), len).offset(*offset + *done as u64).build()
+            }
+            Work::ZeroWrite { fd, at, end, zeros } => {
+                let len = (*end - *at).min(zeros.len() as u64) as u32;
+                opcode::Write::new(raw(fd), zeros.as_ptr(), len).offset(*at).build()
+            }
+            Work::Flush { fd } => opcode::Fsync::new(raw(fd)).flags(types::FsyncFlags::DATASYNC).build(),
+            Work::Reserve { fd, offset, len } => fallocate(fd, *offset, *len, FallocateFlags::KEEP_SIZE),
+            Work::Extend { fd, offset, len } => fallocate(fd, *offset, *len, FallocateFlags::empty()),
+            Work::Zero { fd, offset, len, punch } => {
+                let mode = if *punch { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+                fallocate(fd, *offset, *len, mode | FallocateFlags::KEEP_SIZE)
+            }
+            Work::Accept { fd, .. } => {
+                opcode::Accept::new(raw(fd), std::ptr::null_mut(), std::ptr::null_mut())
+                    .flags(libc::SOCK_CLOEXEC)
+                    .build()
+            }
+            Work::Recv { fd, buf, at } => {
+                let rest = &mut buf[*at..];
+                opcode::Recv::new(raw(fd), rest.as_mut_ptr(), clamp_len(rest.len())).build()
+            }
+            Work::Send { fd, parts, message } => send(fd, parts, message),
+            Work::Wake { fd, count } => {
+                opcode::Read::new(raw(fd), (&raw mut **count).cast(), size_of_val(&**count) as u32).build()
+            }
+        }
+    }
+
+    /// `result` is the completion's: a count, or a negated error number.
+    pub(super) fn completed(self, result: i32) -> Step {
+        let result = if result < 0 { Err(Errno(-result)) } else { Ok(result as usize) };
+        match self {
+            Work::Read { fd, offset, buf, done, block } => read_step(fd, offset, buf, done, block, result),
+            Work::Write { fd, offset, data, done, block } => {
+                write_step(fd, offset, data, done, block, result)
+            }
+            Work::Flush { .. } | Work::Extend { .. } => Step::Done(Outcome::Unit(result.map(drop))),
+            Work::Reserve { fd, offset, len } => reserve_step(fd, offset, len, result),
+            Work::Zero { fd, offset, len, .. } => zero_step(fd, offset, len, result),
+            Work::ZeroWrite { fd, at, end, zeros } => match result {
+                Ok(0) => Step::Done(Outcome::Unit(Err(Errno::EIO))),
+                Ok(n) if at + (n as u64) < end => {
+                    Step::Again(Work::ZeroWrite { fd, at: at + n as u64, end, zeros })
+                }
+                Ok(_) => Step::Done(Outcome::Unit(Ok(()))),
+                Err(e) => Step::Done(Outcome::Unit(Err(e))),
+            },
+            Work::Accept { tcp, .. } => match result {
+                Ok(fd) => Step::Accepted { fd: own(fd), tcp },
+                Err(e) => Step::Done(Outcome::Opened(Err(e))),
+            },
+            Work::Recv { buf, .. } => Step::Done(Outcome::Read(buf, result)),
+            Work::Send { .. } => Step::Done(Outcome::Count(result.map(|n| n as u64))),
+            Work::Wake { fd, count } => Step::Woken(Work::Wake { fd, count }),
+        }
+    }
+}
+
+/// The descriptor an accept came to.
+fn own(fd: usize) -> OwnedFd {
+    // SAFETY: the kernel installed this descriptor for us when it completed the accept, and its number is reported
+    // once, in the one completion `completed` consumes.
+    unsafe { OwnedFd::from_raw_fd(fd as i32) }
+}
+
+fn raw(fd: &Fd) -> types::Fd {
+    types::Fd(fd.as_raw_fd())
+}
+
+fn clamp_len(len: usize) -> u32 {
+    len.min(MAX_TRANSFER as usize) as u32
+}
+
+fn fallocate(fd: &Fd, offset: u64, len: u64, mode: FallocateFlags) -> squeue::Entry {
+    opcode::Fallocate::new(raw(fd), len).offset(offset).mode(mode.bits() as i32).build()
+}
+
+fn read_step(fd: Fd, offset: u64, buf: Buf, done: usize, block: u32, result: Result<usize, Errno>) -> Step {
+    let n = match result {
+        Ok(n) => n,
+        Err(e) => return Step::Done(Outcome::Read(buf, Err(e))),
+    };
+    let done = done + n;
+    if n == 0 || done == buf.len() || !n.is_multiple_of(block as usize) {
+        return Step::Done(Outcome::Read(buf, Ok(done)));
+    }
+    Step::Again(Work::Read { fd, offset, buf, done, block })
+}
+
+fn write_step(
+    fd: Fd,
+    offset: u64,
+    data: Slice,
+    done: usize,
+    block: u32,
+    result: Result<usize, Errno>,
+) -> Step {
+    let n = match result {
+        Ok(n) => n,
+        Err(e) => return Step::Done(Outcome::Count(Err(e))),
+    };
+    let done = done + n;
+    if n == 0 || done == data.len() || !n.is_multiple_of(block as usize) {
+        return Step::Done(Outcome::Count(Ok(done as u64)));
+    }
+    Step::Again(Work::Write { fd, offset, data, done, block })
+}
+
+fn cannot(e: Errno) -> bool {
+    e == Errno::EOPNOTSUPP || e == rustix::io::Errno::NOSYS.into()
+}
+
+fn reserve_step(fd: Fd, offset: u64, len: u64, result: Result<usize, Errno>) -> Step {
+    match result {
+        Ok(_) => Step::Again(Work::Extend { fd, offset, len }),
+        Err(e) if cannot(e) => Step::SetLenAtLeast { fd, len: offset + len },
+        Err(e) => {
+            if matches!(e, Errno::ENOSPC | Errno::EDQUOT) {
+                give_back_reserved(&fd);
+            }
+            Step::Done(Outcome::Unit(Err(e)))
+        }
+    }
+}
+
+/// A reservation that ran out of space keeps the blocks it got, past the end of the file. Cutting the file to the
+/// length it has returns them. Only when nothing else of ours uses the file (the table's reference and the caller's
+/// are two): a write under way might be extending it.
+fn give_back_reserved(fd: &Fd) {
+    if Arc::strong_count(fd) == 2
+        && let Ok(size) = size_of(fd)
+    {
+        // A failure leaves blocks reserved for this file and nothing else changed.
+        let _ = rustix::fs::ftruncate(fd, size);
+    }
+}
+
+fn zero_step(fd: Fd, offset: u64, len: u64, result: Result<usize, Errno>) -> Step {
+    match result {
+        Err(e) if cannot(e) => match size_of(&fd) {
+            Err(e) => Step::Done(Outcome::Unit(Err(e))),
+            Ok(size) => {
+                let end = (offset + len).min(size);
+                if end <= offset {
+                    return Step::Done(Outcome::Unit(Ok(())));
+                }
+                let chunk = (end - offset).min(ZERO_CHUNK as u64) as usize;
+                Step::Again(Work::ZeroWrite { fd, at: offset, end, zeros: Buf::zeroed(chunk).freeze() })
+            }
+        },
+        other => Step::Done(Outcome::Unit(other.map(drop))),
+    }
+}
+
+/// The header and vectors of a gathered send. The header points into the vector's heap memory.
+pub(super) struct Message {
+    header: libc::msghdr,
+    vectors: Vec<libc::iovec>,
+}
+
+impl Message {
+    fn new(parts: &[Slice]) -> Box<Message> {
+        let vectors = parts
+            .iter()
+            .take(SEND_PARTS_MAX)
+            .map(|p| libc::iovec { iov_base: p.as_ptr().cast_mut().cast(), iov_len: p.len() })
+            .collect();
+        // SAFETY: msghdr is plain C data of integers and pointers; all zeros is its empty value.
+        let header: libc::msghdr = unsafe { std::mem::zeroed() };
+        let mut message = Box::new(Message { header, vectors });
+        message.header.msg_iov = message.vectors.as_mut_ptr();
+        message.header.msg_iovlen = message.vectors.len();
+        message
+    }
+}
+
+/// WAITALL lets the kernel finish a send that met a full socket buffer, instead of a round through us per piece.
+fn send(fd: &Fd, parts: &[Slice], message: &mut Option<Box<Message>>) -> squeue::Entry {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+    if let [only] = parts {
+        return opcode::Send::new(raw(fd), only.as_ptr(), clamp_len(only.len())).flags(flags).build();
+    }
+    let message = message.get_or_insert_with(|| Message::new(parts));
+    opcode::SendMsg::new(raw(fd), &raw const message.header).flags(flags as u32).build()
+}
