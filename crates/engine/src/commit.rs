@@ -7,7 +7,7 @@ use blk::{Error, Result};
 
 use crate::chain::FoldRoute;
 use crate::disk::Disk;
-use crate::event::{DiskTimes, Event};
+use crate::event::{DiskTimes, Event, EventKind};
 use crate::fold::{Fold, held_bytes};
 use crate::job::{Job, JobState};
 use crate::options::Defect;
@@ -71,6 +71,7 @@ impl Vm {
         let mut next = tree::after_names_leave(&state, &plan.gone, folds.clone());
         next.last_job = id;
         self.publish(Change { next, reparent: Vec::new(), remove: Vec::new() }).await?;
+        self.report(self.plain_event(EventKind::CommitStart, &plan.names.join(", "), ""));
         Ok(self.start_job(id, plan.names.join(", "), folds))
     }
 
@@ -158,7 +159,9 @@ impl Vm {
         let mut ids: Vec<u64> = state.folds.iter().filter(|f| !f.held).map(|f| f.job).collect();
         ids.dedup();
         for id in ids {
-            let folds = state.folds.iter().filter(|f| f.job == id && !f.held).cloned().collect();
+            let folds: Vec<_> = state.folds.iter().filter(|f| f.job == id && !f.held).cloned().collect();
+            let message = format!("a commit goes on: {} deltas are left", folds.len());
+            self.report(self.plain_event(EventKind::Recovered, "", &message));
             self.start_job(id, "resumed after a restart".into(), folds);
         }
     }
@@ -169,30 +172,22 @@ impl Vm {
         let mut times = Vec::new();
         let result = self.run_folds(&job, &folds, &mut times).await;
         drop(turn);
-        let message = match &result {
-            Ok(()) => "done".to_string(),
-            Err(e) => e.to_string(),
-        };
-        let state = match result {
-            Ok(()) => JobState::Done,
-            Err(_) if job.is_cancelled() || job.is_stopped_for_close() => JobState::Cancelled,
+        let message = result.as_ref().err().map_or_else(String::new, Error::to_string);
+        let (state, kind) = match result {
+            Ok(()) => (JobState::Done, EventKind::Commit),
+            Err(_) if job.is_cancelled() || job.is_stopped_for_close() => {
+                (JobState::Cancelled, EventKind::CommitCancelled)
+            }
             Err(e) => {
                 *job.error.borrow_mut() = Some(e);
-                JobState::Failed
+                (JobState::Failed, EventKind::CommitFailed)
             }
         };
         if state == JobState::Cancelled && !job.is_stopped_for_close() {
             self.hold_folds(job.id).await;
         }
-        self.report(Event {
-            unix_us: self.env.unix_us(),
-            operation: "commit".into(),
-            subject: job.subject.clone(),
-            stun_us: 0,
-            total_us: (self.env.now_ns() - began_ns) / 1000,
-            disks: times,
-            message,
-        });
+        let total_us = (self.env.now_ns() - began_ns) / 1000;
+        self.report(Event { total_us, disks: times, ..self.plain_event(kind, &job.subject, &message) });
         job.set_state(state);
     }
 

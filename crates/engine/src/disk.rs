@@ -35,8 +35,12 @@ pub struct Disk {
     pub(crate) closing: Cell<bool>,
     /// Writes are held back for want of space; said once an episode.
     pub(crate) waiting_for_space: Cell<u32>,
+    /// Told when writes begin (true) and cease (false) to wait for space.
+    pub(crate) on_space: RefCell<Option<SpaceListener>>,
     loads: Signal,
 }
+
+pub(crate) type SpaceListener = Box<dyn Fn(bool)>;
 
 impl Disk {
     /// `layers` base first; the last one is the writable top unless `read_only`.
@@ -73,6 +77,7 @@ impl Disk {
             read_gate: Rc::default(),
             closing: Cell::new(false),
             waiting_for_space: Cell::new(0),
+            on_space: RefCell::default(),
             loads: Signal::default(),
         }))
     }
@@ -196,6 +201,18 @@ impl Disk {
     pub(crate) fn set_fold(&self, fold: Option<Rc<FoldRoute>>) {
         let links = self.chain().links.clone();
         *self.chain.borrow_mut() = Rc::new(Chain { links, fold });
+    }
+
+    /// One more (or one less) write waits for space; the first and the last of them are told.
+    pub(crate) fn waits_for_space(&self, begins: bool) {
+        let before = self.waiting_for_space.get();
+        let after = if begins { before + 1 } else { before - 1 };
+        self.waiting_for_space.set(after);
+        if before.min(after) == 0
+            && let Some(tell) = &*self.on_space.borrow()
+        {
+            tell(begins);
+        }
     }
 
     pub fn is_waiting_for_space(&self) -> bool {

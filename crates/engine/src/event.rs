@@ -14,12 +14,27 @@ pub struct DiskTimes {
     pub bytes: u64,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// A snapshot is sealed.
+    Take,
+    /// Names have left the tree; the drain begins.
+    CommitStart,
+    Commit,
+    CommitCancelled,
+    CommitFailed,
+    /// Guest writes wait because the datastore is full.
+    SpaceExhausted,
+    SpaceReturned,
+    /// A commit that a stop or a crash interrupted goes on.
+    Recovered,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     pub unix_us: i64,
-    /// "take", "commit", "space"...
-    pub operation: String,
-    /// The snapshot or disk it was about.
+    pub kind: EventKind,
+    /// The snapshots or the disk it was about.
     pub subject: String,
     /// Time new guest I/O was held back.
     pub stun_us: u64,

@@ -21,7 +21,7 @@ mod write;
 
 pub use commit::{CommitPreview, CommitWhat};
 pub use disk::Disk;
-pub use event::{DiskTimes, Event};
+pub use event::{DiskTimes, Event, EventKind};
 pub use job::{Job, JobState};
 pub use options::{Defect, Defects, FoldOptions, Options, SpacePolicy};
 pub use vm::{View, Vm};

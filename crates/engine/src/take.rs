@@ -8,7 +8,7 @@ use blk::{Error, Result};
 use futures_util::future::join_all;
 
 use crate::disk::Disk;
-use crate::event::{DiskTimes, Event};
+use crate::event::{DiskTimes, Event, EventKind};
 use crate::link::Link;
 use crate::options::Defect;
 use crate::tree;
@@ -48,7 +48,7 @@ impl Vm {
         self.unsealed.borrow_mut().remove(&snapshot.id);
         self.report(Event {
             unix_us: self.env.unix_us(),
-            operation: "take".into(),
+            kind: EventKind::Take,
             subject: snapshot.name.clone(),
             stun_us,
             total_us,

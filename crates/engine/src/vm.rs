@@ -11,7 +11,7 @@ use blk::{Env, Error, Result};
 use futures_util::future::try_join_all;
 
 use crate::disk::Disk;
-use crate::event::Event;
+use crate::event::{Event, EventKind};
 use crate::job::Job;
 use crate::options::Options;
 use crate::tree;
@@ -83,6 +83,7 @@ impl Vm {
             closed: Cell::new(false),
             broken: RefCell::new(None),
         });
+        vm.watch_space();
         vm.resume_folds();
         Ok(vm)
     }
@@ -211,6 +212,36 @@ impl Vm {
 
     pub fn events(&self) -> Vec<Event> {
         self.events.borrow().iter().cloned().collect()
+    }
+
+    pub(crate) fn plain_event(&self, kind: EventKind, subject: &str, message: &str) -> Event {
+        Event {
+            unix_us: self.env.unix_us(),
+            kind,
+            subject: subject.to_string(),
+            stun_us: 0,
+            total_us: 0,
+            disks: Vec::new(),
+            message: message.to_string(),
+        }
+    }
+
+    /// Tells of each disk's shortage of space once an episode.
+    fn watch_space(self: &Rc<Self>) {
+        for disk in &self.disks {
+            let (vm, name) = (Rc::downgrade(self), disk.name.clone());
+            let tell = move |full: bool| {
+                let Some(vm) = vm.upgrade() else { return };
+                let (kind, message) = match full {
+                    true => {
+                        (EventKind::SpaceExhausted, "the datastore is full: guest writes wait; reads go on")
+                    }
+                    false => (EventKind::SpaceReturned, "guest writes go on"),
+                };
+                vm.report(vm.plain_event(kind, &name, message));
+            };
+            *disk.on_space.borrow_mut() = Some(Box::new(tell));
+        }
     }
 
     pub fn report(&self, event: Event) {

@@ -41,7 +41,7 @@ impl Disk {
                         && !self.closing.get() =>
                 {
                     if !std::mem::replace(&mut waiting, true) {
-                        self.waiting_for_space.set(self.waiting_for_space.get() + 1);
+                        self.waits_for_space(true);
                     }
                     self.env.sleep_us(self.options.space_retry_us).await;
                 }
@@ -49,7 +49,7 @@ impl Disk {
             }
         };
         if waiting {
-            self.waiting_for_space.set(self.waiting_for_space.get() - 1);
+            self.waits_for_space(false);
         }
         result
     }
