@@ -6,7 +6,8 @@
 //! hosts), zero-copy sends (dearer below 16 KiB), min_wait (unstable gains).
 //!
 //! Calls with no ring operation on the kernels we support (5.11 and later) run on one files thread. All `unsafe` of
-//! the data plane sits in `uring::ring` and `uring::work`.
+//! the data plane sits in `uring::ring` and `uring::work` (and in
+//! `uring::raw`, the bare loop that figures are compared with).
 
 mod core;
 mod files;
@@ -14,6 +15,7 @@ mod handles;
 mod net;
 mod open;
 mod plan;
+mod raw;
 mod ring;
 mod spin;
 mod wake;
@@ -27,6 +29,7 @@ use std::task::{Context, Poll};
 use self::core::Core;
 use self::files::FilesThread;
 use self::open::Opened;
+pub use self::raw::{RandomLoad, Rng, run_raw};
 use self::ring::Ring;
 use self::wake::EventWaker;
 use crate::error::{Errno, Error, ErrorKind, Result};
