@@ -27,8 +27,8 @@ pub struct Cli {
 
 #[derive(Debug, Args)]
 pub struct Global {
-    /// The datastore's folder; else ./unstun-data if it exists, else /var/lib/unstun
-    #[arg(long, value_name = "DIR", env = "UNSTUN_DATASTORE", global = true)]
+    /// The datastore's folder; else $UNSTUN_DATASTORE, else ./unstun-data if it exists, else /var/lib/unstun
+    #[arg(long, value_name = "DIR", global = true)]
     pub datastore: Option<PathBuf>,
     /// Print JSON (see docs/cli-json.md)
     #[arg(long, global = true)]

@@ -1,16 +1,19 @@
 //! The REST API: routes under `/api/v1` over a `Control`, served on a Unix socket that only its owner can open.
 
+use std::fmt::Display;
 use std::future::Future;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path as FsPath;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Json, Path, Query, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Json, Path, Query, Request, State};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 
@@ -28,8 +31,6 @@ const DISKS_MAX: usize = 60;
 type Shared = State<Arc<dyn Control>>;
 /// Success is JSON with status 200; failure is an `ErrorBody` with the kind's status.
 type Answer<T> = std::result::Result<Json<T>, Failure>;
-type Body<T> = std::result::Result<Json<T>, JsonRejection>;
-type Parameters<T> = std::result::Result<Query<T>, QueryRejection>;
 
 struct Failure(Error);
 
@@ -44,6 +45,43 @@ impl IntoResponse for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self(error)
+    }
+}
+
+fn invalid(cause: impl Display) -> Failure {
+    Failure(Error::invalid(cause.to_string()))
+}
+
+/// A request's path parameter, query or body, whose refusal is an `ErrorBody` as every other failure is.
+struct Parameter<T>(T);
+struct Parameters<T>(T);
+struct Body<T>(T);
+
+impl<S: Send + Sync, T: FromStr<Err: Display>> FromRequestParts<S> for Parameter<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> std::result::Result<Self, Failure> {
+        let Path(text) =
+            Path::<String>::from_request_parts(parts, state).await.map_err(|e| invalid(e.body_text()))?;
+        text.parse().map(Self).map_err(|e| invalid(format!("{text:?}: {e}")))
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> std::result::Result<Self, Failure> {
+        let query = Query::from_request_parts(parts, state).await;
+        query.map(|Query(value)| Self(value)).map_err(|e| invalid(e.body_text()))
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> std::result::Result<Self, Failure> {
+        let body = Json::from_request(request, state).await;
+        body.map(|Json(value)| Self(value)).map_err(|e| invalid(e.body_text()))
     }
 }
 
@@ -96,22 +134,6 @@ pub async fn serve(
         .map_err(|e| Error::failed(format!("API server: {e}")))
 }
 
-fn vm_name(text: &str) -> Result<VmName> {
-    text.parse().map_err(Error::invalid)
-}
-
-fn job_id(text: &str) -> Result<u64> {
-    text.parse().map_err(|_| Error::invalid(format!("job {text:?}: expected a number")))
-}
-
-fn body<T>(body: Body<T>) -> Result<T> {
-    body.map(|Json(value)| value).map_err(|e| Error::invalid(e.body_text()))
-}
-
-fn parameters<T>(query: Parameters<T>) -> Result<T> {
-    query.map(|Query(value)| value).map_err(|e| Error::invalid(e.body_text()))
-}
-
 fn answer<T: Serialize>(result: Result<T>) -> Answer<T> {
     result.map(Json).map_err(Failure)
 }
@@ -124,20 +146,19 @@ async fn vm_list(State(control): Shared) -> Answer<impl Serialize> {
     answer(control.vm_list().await)
 }
 
-async fn vm_create(State(control): Shared, request: Body<VmCreate>) -> Answer<impl Serialize> {
-    let request = body(request)?;
+async fn vm_create(State(control): Shared, Body(request): Body<VmCreate>) -> Answer<impl Serialize> {
     if request.disks.is_empty() || request.disks.len() > DISKS_MAX {
         let count = request.disks.len();
-        return Err(Error::invalid(format!("VM with {count} disks: expected 1 to {DISKS_MAX}")).into());
+        return Err(invalid(format!("VM with {count} disks: expected 1 to {DISKS_MAX}")));
     }
     for disk in &request.disks {
-        units::check_disk_size(disk.size_bytes).map_err(Error::invalid)?;
+        units::check_disk_size(disk.size_bytes).map_err(invalid)?;
     }
     answer(control.vm_create(request).await)
 }
 
-async fn vm_show(State(control): Shared, Path(vm): Path<String>) -> Answer<impl Serialize> {
-    answer(control.vm_show(vm_name(&vm)?).await)
+async fn vm_show(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
+    answer(control.vm_show(vm).await)
 }
 
 #[derive(Deserialize)]
@@ -149,41 +170,39 @@ struct Remove {
 
 async fn vm_remove(
     State(control): Shared,
-    Path(vm): Path<String>,
-    query: Parameters<Remove>,
+    Parameter(vm): Parameter<VmName>,
+    Parameters(remove): Parameters<Remove>,
 ) -> Answer<impl Serialize> {
-    let delete_disks = parameters(query)?.delete_disks;
-    answer(control.vm_remove(vm_name(&vm)?, delete_disks).await)
+    answer(control.vm_remove(vm, remove.delete_disks).await)
 }
 
-async fn snapshot_tree(State(control): Shared, Path(vm): Path<String>) -> Answer<impl Serialize> {
-    answer(control.snapshot_tree(vm_name(&vm)?).await)
+async fn snapshot_tree(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
+    answer(control.snapshot_tree(vm).await)
 }
 
 async fn snapshot_take(
     State(control): Shared,
-    Path(vm): Path<String>,
-    request: Body<SnapshotTake>,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<SnapshotTake>,
 ) -> Answer<impl Serialize> {
-    let request = body(request)?;
-    name::check_message(&request.message).map_err(Error::invalid)?;
-    answer(control.snapshot_take(vm_name(&vm)?, request).await)
+    name::check_message(&request.message).map_err(invalid)?;
+    answer(control.snapshot_take(vm, request).await)
 }
 
 async fn commit_preview(
     State(control): Shared,
-    Path(vm): Path<String>,
-    target: Body<CommitTarget>,
+    Parameter(vm): Parameter<VmName>,
+    Body(target): Body<CommitTarget>,
 ) -> Answer<impl Serialize> {
-    answer(control.commit_preview(vm_name(&vm)?, body(target)?).await)
+    answer(control.commit_preview(vm, target).await)
 }
 
 async fn snapshot_commit(
     State(control): Shared,
-    Path(vm): Path<String>,
-    target: Body<CommitTarget>,
+    Parameter(vm): Parameter<VmName>,
+    Body(target): Body<CommitTarget>,
 ) -> Answer<impl Serialize> {
-    answer(control.snapshot_commit(vm_name(&vm)?, body(target)?).await)
+    answer(control.snapshot_commit(vm, target).await)
 }
 
 #[derive(Deserialize)]
@@ -195,41 +214,39 @@ struct After {
 
 async fn events(
     State(control): Shared,
-    Path(vm): Path<String>,
-    query: Parameters<After>,
+    Parameter(vm): Parameter<VmName>,
+    Parameters(query): Parameters<After>,
 ) -> Answer<impl Serialize> {
-    let after = parameters(query)?.after;
-    answer(control.events(vm_name(&vm)?, after).await)
+    answer(control.events(vm, query.after).await)
 }
 
 async fn job_list(State(control): Shared) -> Answer<impl Serialize> {
     answer(control.job_list().await)
 }
 
-async fn job_show(State(control): Shared, Path(id): Path<String>) -> Answer<impl Serialize> {
-    answer(control.job_show(job_id(&id)?).await)
+async fn job_show(State(control): Shared, Parameter(id): Parameter<u64>) -> Answer<impl Serialize> {
+    answer(control.job_show(id).await)
 }
 
-async fn job_pause(State(control): Shared, Path(id): Path<String>) -> Answer<impl Serialize> {
-    answer(control.job_pause(job_id(&id)?).await)
+async fn job_pause(State(control): Shared, Parameter(id): Parameter<u64>) -> Answer<impl Serialize> {
+    answer(control.job_pause(id).await)
 }
 
-async fn job_resume(State(control): Shared, Path(id): Path<String>) -> Answer<impl Serialize> {
-    answer(control.job_resume(job_id(&id)?).await)
+async fn job_resume(State(control): Shared, Parameter(id): Parameter<u64>) -> Answer<impl Serialize> {
+    answer(control.job_resume(id).await)
 }
 
-async fn job_cancel(State(control): Shared, Path(id): Path<String>) -> Answer<impl Serialize> {
-    answer(control.job_cancel(job_id(&id)?).await)
+async fn job_cancel(State(control): Shared, Parameter(id): Parameter<u64>) -> Answer<impl Serialize> {
+    answer(control.job_cancel(id).await)
 }
 
 async fn job_limit(
     State(control): Shared,
-    Path(id): Path<String>,
-    limit: Body<JobLimit>,
+    Parameter(id): Parameter<u64>,
+    Body(limit): Body<JobLimit>,
 ) -> Answer<impl Serialize> {
-    let limit_bytes_s = body(limit)?.limit_bytes_s;
-    if limit_bytes_s == Some(0) {
-        return Err(Error::invalid("limit of 0 bytes per second: expected more, or null for none").into());
+    if limit.limit_bytes_s == Some(0) {
+        return Err(invalid("limit of 0 bytes per second: expected more, or null for none"));
     }
-    answer(control.job_limit(job_id(&id)?, limit_bytes_s).await)
+    answer(control.job_limit(id, limit.limit_bytes_s).await)
 }

@@ -4,13 +4,13 @@ mod commit;
 mod convert;
 mod event;
 mod job;
-mod progress;
+pub mod progress;
 mod snapshot;
 mod status;
 mod up;
 mod vm;
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use tokio::runtime::Runtime;
 
@@ -24,8 +24,9 @@ use crate::output::Output;
 pub use progress::{Watched, watch};
 
 pub fn run(cli: &Cli, output: Output) -> Result<()> {
-    // An empty variable means an unset one, as shells make it easy to pass.
-    let named = cli.global.datastore.as_deref().filter(|path| *path != Path::new(""));
+    // An empty variable counts as unset: shells make it easy to pass one.
+    let variable = std::env::var_os("UNSTUN_DATASTORE").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let named = cli.global.datastore.as_deref().or(variable.as_deref());
     match &cli.command {
         Command::Up(args) => up::run(named, args, output),
         Command::Convert(args) => convert::run(args, output),

@@ -1,7 +1,186 @@
-//! stub
-use crate::{client::Client, error::Result, output::Output};
-#[derive(Default)]
-pub struct Plan;
-pub async fn run(_c: &Client, _o: Output, _p: &Plan) -> Result<()> {
+//! `unstun demo`: a guest's load on a real NBD connection while a snapshot is taken, lived with, and committed.
+//!
+//! A client like any other: everything it knows comes from the API, the NBD socket and a clock.
+
+pub mod load;
+pub mod meter;
+pub mod nbd;
+pub mod region;
+pub mod report;
+mod run;
+mod screen;
+pub mod stamp;
+pub mod wire;
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use crate::api::{DiskCreate, Store, Vm, VmCreate, WhenFull};
+use crate::client::Client;
+use crate::command::{Watched, progress, watch};
+use crate::demo::nbd::Connection;
+use crate::demo::region::{Content, Regions};
+use crate::demo::report::Report;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::{SnapshotName, VmName};
+use crate::output::Output;
+use crate::units::format_bytes;
+
+const VM: &str = "demo";
+const SNAPSHOT: &str = "demo-snapshot";
+/// Of 1 MiB writes while the disk is filled.
+const FILL_DEPTH: usize = 8;
+
+/// How long each phase lasts; the commit lasts until it ends.
+pub struct Plan {
+    pub disk_bytes: u64,
+    /// Not reported: caches, tables and file growth settle.
+    pub warm_up: Duration,
+    pub baseline: Duration,
+    pub snapshot: Duration,
+    pub after: Duration,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            disk_bytes: 1 << 30,
+            warm_up: Duration::from_secs(2),
+            baseline: Duration::from_secs(8),
+            snapshot: Duration::from_secs(12),
+            after: Duration::from_secs(6),
+        }
+    }
+}
+
+/// What an interrupted demo leaves behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    NothingTaken,
+    Taken,
+    Committing,
+}
+
+/// Measures, prints, and judges: wrong data are damage found.
+pub async fn run(client: &Client, output: Output, plan: &Plan) -> Result<()> {
+    let report = measure(client, output, plan).await?;
+    output.result(&report, |report| format!("\n{}", report.describe()))?;
+    match report.reads_wrong {
+        0 => Ok(()),
+        wrong => Err(Error::new(ErrorKind::Damaged, format!("{wrong} reads showed wrong data"))),
+    }
+}
+
+/// Until all phases have ended, or Ctrl-C.
+pub async fn measure(client: &Client, output: Output, plan: &Plan) -> Result<Report> {
+    let stage = Cell::new(Stage::NothingTaken);
+    tokio::select! {
+        report = whole(client, output, plan, &stage) => report,
+        _ = tokio::signal::ctrl_c() => Err(interrupted(stage.get())),
+    }
+}
+
+fn interrupted(stage: Stage) -> Error {
+    let left = match stage {
+        Stage::NothingTaken => "nothing is left but the VM",
+        Stage::Taken => "the snapshot stays, and the next `unstun demo` commits it first",
+        Stage::Committing => "the commit goes on (`unstun job list`)",
+    };
+    Error::new(ErrorKind::Cancelled, format!("interrupted; {left}"))
+}
+
+async fn whole(client: &Client, output: Output, plan: &Plan, stage: &Cell<Stage>) -> Result<Report> {
+    let vm = VM.parse::<VmName>().map_err(Error::failed)?;
+    let snapshot = SNAPSHOT.parse::<SnapshotName>().map_err(Error::failed)?;
+    let shown = find_or_create(client, output, plan, &vm).await?;
+    finish_earlier_run(client, output, &vm, &snapshot).await?;
+    let disk = shown.disks.first().ok_or_else(|| Error::refused(format!("VM {vm} has no disk")))?;
+    let seed = u64::try_from(jiff::Timestamp::now().as_microsecond()).unwrap_or_default();
+    let regions = prepare_disk(output, &disk.nbd_uri, &vm, seed).await?;
+    output.note(&format!(
+        "load on {}: random 4 KiB, 70 % reads, depth {}, a flush a second, and a writer at depth 1",
+        disk.nbd_uri,
+        load::DEPTH
+    ));
+    // The fill's sequence is `seed`; every later one is greater.
+    let load = load::Load::start(&disk.nbd_uri, regions, seed + 1)?;
+    let run = run::Run::new(client, output, plan, stage, vm, snapshot, load);
+    run.phases(disk.nbd_uri.clone()).await
+}
+
+async fn find_or_create(client: &Client, output: Output, plan: &Plan, name: &VmName) -> Result<Vm> {
+    match client.vm_show(name).await {
+        Ok(vm) if vm.nbd_clients > 0 => Err(Error::refused(format!(
+            "VM {name} has {} NBD clients; the demo needs it alone",
+            vm.nbd_clients
+        ))),
+        Err(error) if error.kind == ErrorKind::NotFound => {
+            // The disk itself, and a delta that may grow to the same size.
+            let needed = 2 * plan.disk_bytes;
+            let free = client.status().await?.free_bytes;
+            if free < needed {
+                let (free, needed) = (format_bytes(free), format_bytes(needed));
+                return Err(Error::new(
+                    ErrorKind::NoSpace,
+                    format!("{free} free, but the demo may need {needed}"),
+                ));
+            }
+            output.note(&format!("creating VM {name} with a disk of {}", format_bytes(plan.disk_bytes)));
+            let disks = vec![DiskCreate { size_bytes: plan.disk_bytes }];
+            let request =
+                VmCreate { name: name.clone(), disks, store: Store::Redo, when_full: WhenFull::Wait };
+            client.vm_create(&request).await
+        }
+        other => other,
+    }
+}
+
+/// Whatever an interrupted demo left open is ended first, so that this one starts from one base disk.
+async fn finish_earlier_run(
+    client: &Client,
+    output: Output,
+    vm: &VmName,
+    snapshot: &SnapshotName,
+) -> Result<()> {
+    let tree = client.snapshot_tree(vm).await?;
+    let mut open = client.job_list().await?;
+    open.retain(|job| job.vm == *vm && job.state.is_open());
+    if tree.snapshots.iter().any(|s| s.name == snapshot.as_str()) {
+        output.note(&format!("committing {vm}@{snapshot}, which an earlier demo left"));
+        let target = crate::api::CommitTarget::Snapshot(snapshot.clone());
+        open.push(client.snapshot_commit(vm, &target).await?);
+    }
+    for job in open {
+        match watch(client, job).await? {
+            Watched::Ended(_) => {}
+            Watched::Detached(job) => {
+                return Err(Error::new(ErrorKind::Cancelled, format!("interrupted; job {} goes on", job.id)));
+            }
+        }
+    }
     Ok(())
+}
+
+async fn prepare_disk(output: Output, uri: &str, vm: &VmName, seed: u64) -> Result<Regions> {
+    let mut connection = Connection::open(uri, FILL_DEPTH).await?;
+    let regions = Regions::of(connection.size_bytes)?;
+    if connection.read_only {
+        return Err(Error::refused(format!("{uri} is read-only")));
+    }
+    match region::inspect(&mut connection, &regions).await? {
+        Content::Filled => {}
+        Content::ToFill => {
+            output.note(&format!("filling the disk once ({})", format_bytes(regions.fill_bytes())));
+            let bar = progress::bar(regions.fill_bytes())?;
+            region::fill(&mut connection, &regions, seed, &bar).await?;
+            bar.finish_and_clear();
+        }
+        Content::Foreign => {
+            let message =
+                format!("VM {vm} holds data that is not the demo's; `unstun vm remove {vm}` frees the name");
+            return Err(Error::refused(message));
+        }
+    }
+    connection.close().await?;
+    Ok(regions)
 }

@@ -1,0 +1,176 @@
+//! The guest of the demo: two threads, each with an NBD connection and a runtime of its own, so that neither the screen
+//! nor the other one can lengthen what it measures.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::command::runtime;
+use crate::demo::meter::Meter;
+use crate::demo::nbd::{self, Connection, Request};
+use crate::demo::region::Regions;
+use crate::demo::stamp::{self, BLOCK_BYTES, Random};
+use crate::demo::wire::Command;
+use crate::error::{Error, Result};
+
+pub const DEPTH: usize = 32;
+const READ_PERCENT: u64 = 70;
+/// As a guest's journal does it; it makes the tables of a fresh delta durable, too.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
+/// A block with a write in flight is not written again; with 32 of thousands, a second draw nearly always does.
+const DRAWS_MAX: usize = 64;
+
+pub struct Load {
+    pub meter: Arc<Meter>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    /// `seed` also starts the sequence numbers, so a later run has to pass a greater one.
+    pub fn start(uri: &str, regions: Regions, seed: u64) -> Result<Self> {
+        let mut load = Self { meter: Arc::default(), stop: Arc::default(), threads: Vec::new() };
+        let (target, stop) = (uri.to_owned(), Arc::clone(&load.stop));
+        load.spawn("demo-load", move |meter| {
+            runtime()?.block_on(random(&target, regions, seed, &stop, meter))
+        })?;
+        let (target, stop) = (uri.to_owned(), Arc::clone(&load.stop));
+        load.spawn("demo-gap", move |meter| {
+            runtime()?.block_on(depth_one(&target, regions, seed, &stop, meter))
+        })?;
+        Ok(load)
+    }
+
+    fn spawn(&mut self, name: &str, body: impl FnOnce(&Meter) -> Result<()> + Send + 'static) -> Result<()> {
+        let meter = Arc::clone(&self.meter);
+        let run = move || {
+            if let Err(error) = body(&meter) {
+                meter.fail(error);
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+        self.threads.push(thread.map_err(|e| Error::failed(format!("thread {name}: {e}")))?);
+        Ok(())
+    }
+
+    /// Completes what is in flight.
+    pub fn stop(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().map_err(|_| Error::failed("a load thread of the demo panicked"))?;
+        }
+        self.meter.failure().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Load {
+    /// Does not wait: after Ctrl-C a server that hangs must not keep the command alive.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Random 4 KiB reads and writes at a constant depth, and a flush a second.
+struct Guest<'a> {
+    regions: Regions,
+    meter: &'a Meter,
+    random: Random,
+    sequence: u64,
+    /// By block: what a read sent from now on has to show at least.
+    acknowledged: Vec<u64>,
+    buffer: Vec<u8>,
+}
+
+async fn random(uri: &str, regions: Regions, seed: u64, stop: &AtomicBool, meter: &Meter) -> Result<()> {
+    let mut connection = Connection::open(uri, DEPTH).await?;
+    let mut random = Random(seed);
+    let mut buffer = vec![0; BLOCK_BYTES];
+    random.fill(&mut buffer);
+    let acknowledged = vec![0; regions.load_blocks as usize];
+    let mut guest = Guest { regions, meter, random, sequence: seed, acknowledged, buffer };
+    let mut flushed = Instant::now();
+    loop {
+        let stopping = stop.load(Ordering::Relaxed);
+        while connection.has_room() && !stopping {
+            if connection.has_flush && flushed.elapsed() >= FLUSH_INTERVAL {
+                connection.flush(0);
+                flushed = Instant::now();
+            } else {
+                guest.submit(&mut connection);
+            }
+        }
+        if connection.is_idle() {
+            return connection.close().await;
+        }
+        let request = connection.next().await?;
+        guest.complete(&request)?;
+    }
+}
+
+impl Guest<'_> {
+    fn submit(&mut self, connection: &mut Connection) {
+        let block = self.random.below(self.regions.load_blocks);
+        if self.random.below(100) < READ_PERCENT {
+            let expected = self.acknowledged[block as usize];
+            return connection.read(block * BLOCK_BYTES as u64, BLOCK_BYTES as u32, expected);
+        }
+        let Some(block) = self.free_block(block, connection) else { return };
+        self.sequence += 1;
+        stamp::write(block, self.sequence, &mut self.buffer);
+        connection.write(block * BLOCK_BYTES as u64, &self.buffer, self.sequence);
+    }
+
+    /// Two writes in flight to one block may land in either order, and then no read could be judged.
+    fn free_block(&mut self, first: u64, connection: &Connection) -> Option<u64> {
+        let mut block = first;
+        for _ in 0..DRAWS_MAX {
+            let offset = block * BLOCK_BYTES as u64;
+            if !connection.in_flight().any(|r| r.command == Command::Write && r.offset == offset) {
+                return Some(block);
+            }
+            block = self.random.below(self.regions.load_blocks);
+        }
+        None
+    }
+
+    fn complete(&mut self, request: &Request) -> Result<()> {
+        nbd::check(request)?;
+        let block = request.offset / BLOCK_BYTES as u64;
+        let mut counts = self.meter.counts();
+        match request.command {
+            Command::Read => {
+                counts.reads += 1;
+                let shown = stamp::lowest_sequence(block, &request.data);
+                if shown.is_none_or(|sequence| sequence < request.tag) {
+                    counts.wrong += 1;
+                }
+            }
+            Command::Write => {
+                counts.writes += 1;
+                self.acknowledged[block as usize] = request.tag;
+            }
+            Command::Flush | Command::Disconnect => return Ok(()),
+        }
+        counts.record_latency(request.submitted.elapsed());
+        Ok(())
+    }
+}
+
+/// One write after the other; what a guest would feel of a stun is the longest time between two answers.
+async fn depth_one(uri: &str, regions: Regions, seed: u64, stop: &AtomicBool, meter: &Meter) -> Result<()> {
+    let mut connection = Connection::open(uri, 1).await?;
+    let mut buffer = vec![0; BLOCK_BYTES];
+    let mut answered = Instant::now();
+    let mut sequence = seed;
+    while !stop.load(Ordering::Relaxed) {
+        let block = regions.gap_first_block + sequence % regions.gap_blocks;
+        sequence += 1;
+        stamp::write(block, sequence, &mut buffer);
+        connection.write(block * BLOCK_BYTES as u64, &buffer, sequence);
+        connection.only().await?;
+        meter.counts().record_gap(answered.elapsed());
+        answered = Instant::now();
+    }
+    connection.close().await
+}

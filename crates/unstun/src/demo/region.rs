@@ -1,0 +1,132 @@
+//! How the demo divides its disk, and how it fills it once: load, depth-1 writer, marker.
+//!
+//! The marker is the disk's last block. A disk with other content is never touched: somebody may have installed a
+//! guest on it.
+
+use indicatif::ProgressBar;
+
+use crate::demo::nbd::{self, Connection};
+use crate::demo::stamp::{self, BLOCK_BYTES, Random};
+use crate::error::{Error, Result};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// For the depth-1 writer: 16 MiB.
+const GAP_BLOCKS: u64 = 4096;
+/// Below this the load would hit the same blocks over and over.
+const DISK_BYTES_MIN: u64 = 64 << 20;
+/// The load keeps 8 bytes a block: 32 MiB of memory at this size.
+const DISK_BYTES_MAX: u64 = 16 << 30;
+/// One prefill write.
+const PREFILL_BLOCKS: u64 = 256;
+/// Blocks looked at before a disk is taken for the demo's own.
+const SAMPLES: u64 = 64;
+const FILLING: &[u8] = b"unstun demo disk: filling\n";
+const FILLED: &[u8] = b"unstun demo disk: filled\n";
+
+/// In blocks of 4 KiB; the load's region starts at 0.
+#[derive(Debug, Clone, Copy)]
+pub struct Regions {
+    pub load_blocks: u64,
+    pub gap_first_block: u64,
+    pub gap_blocks: u64,
+    marker_block: u64,
+}
+
+impl Regions {
+    pub fn of(size_bytes: u64) -> Result<Self> {
+        if !(DISK_BYTES_MIN..=DISK_BYTES_MAX).contains(&size_bytes) {
+            return Err(Error::refused(format!(
+                "demo disk of {size_bytes} bytes: expected 64 MiB to 16 GiB"
+            )));
+        }
+        let marker_block = size_bytes / BLOCK - 1;
+        let load_blocks = marker_block - GAP_BLOCKS;
+        Ok(Self { load_blocks, gap_first_block: load_blocks, gap_blocks: GAP_BLOCKS, marker_block })
+    }
+
+    pub fn fill_bytes(&self) -> u64 {
+        self.marker_block * BLOCK
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Content {
+    Filled,
+    /// Fresh, or left by an interrupted fill.
+    ToFill,
+    Foreign,
+}
+
+/// Reads only.
+pub async fn inspect(connection: &mut Connection, regions: &Regions) -> Result<Content> {
+    let marker = read_block(connection, regions.marker_block).await?;
+    if marker.starts_with(FILLING) {
+        return Ok(Content::ToFill);
+    }
+    let marked = marker.starts_with(FILLED);
+    if !marked && marker.iter().any(|&byte| byte != 0) {
+        return Ok(Content::Foreign);
+    }
+    for sample in 0..SAMPLES {
+        let block = sample * (regions.load_blocks - 1) / (SAMPLES - 1);
+        let data = read_block(connection, block).await?;
+        let own = match marked {
+            true => stamp::lowest_sequence(block, &data).is_some(),
+            false => data.iter().all(|&byte| byte == 0),
+        };
+        if !own {
+            return Ok(Content::Foreign);
+        }
+    }
+    Ok(if marked { Content::Filled } else { Content::ToFill })
+}
+
+/// Writes every block once, then the marker.
+pub async fn fill(
+    connection: &mut Connection,
+    regions: &Regions,
+    sequence: u64,
+    bar: &ProgressBar,
+) -> Result<()> {
+    write_marker(connection, regions, FILLING).await?;
+    let mut data = vec![0; PREFILL_BLOCKS as usize * BLOCK_BYTES];
+    Random(sequence).fill(&mut data);
+    let mut block = 0;
+    while block < regions.marker_block || !connection.is_idle() {
+        while connection.has_room() && block < regions.marker_block {
+            let count = PREFILL_BLOCKS.min(regions.marker_block - block);
+            let piece = &mut data[..count as usize * BLOCK_BYTES];
+            for (number, block_data) in (block..).zip(piece.chunks_exact_mut(BLOCK_BYTES)) {
+                stamp::write(number, sequence, block_data);
+            }
+            connection.write(block * BLOCK, piece, 0);
+            block += count;
+        }
+        let request = connection.next().await?;
+        nbd::check(&request)?;
+        bar.inc(u64::from(request.length));
+    }
+    flush(connection).await?;
+    write_marker(connection, regions, FILLED).await
+}
+
+async fn write_marker(connection: &mut Connection, regions: &Regions, text: &[u8]) -> Result<()> {
+    let mut data = vec![0; BLOCK_BYTES];
+    data[..text.len()].copy_from_slice(text);
+    connection.write(regions.marker_block * BLOCK, &data, 0);
+    connection.only().await?;
+    flush(connection).await
+}
+
+async fn flush(connection: &mut Connection) -> Result<()> {
+    if connection.has_flush {
+        connection.flush(0);
+        connection.only().await?;
+    }
+    Ok(())
+}
+
+async fn read_block(connection: &mut Connection, block: u64) -> Result<Vec<u8>> {
+    connection.read(block * BLOCK, BLOCK_BYTES as u32, 0);
+    Ok(connection.only().await?.data)
+}

@@ -1,0 +1,193 @@
+//! The binary itself: exit codes, what goes to which stream, and what is asked before a commit.
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use support::Daemon;
+
+fn unstun(datastore: &Path, line: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_unstun"))
+        .arg("--datastore")
+        .arg(datastore)
+        .args(line.split_whitespace())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+fn stdout(output: &Output) -> &str {
+    str::from_utf8(&output.stdout).unwrap()
+}
+
+fn stderr(output: &Output) -> &str {
+    str::from_utf8(&output.stderr).unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
+}
+
+/// With VM `web` and its snapshot `before`.
+fn daemon() -> Daemon {
+    let daemon = Daemon::start();
+    for line in ["vm create web --disk 20G --disk 200G --store redo", "snapshot take web@before -m text"] {
+        let output = unstun(daemon.path(), line);
+        assert_eq!(code(&output), 0, "{line}: {}", stderr(&output));
+    }
+    daemon
+}
+
+#[test]
+fn exit_codes_tell_what_happened() {
+    let daemon = daemon();
+    for (line, expected) in [
+        ("status", 0),
+        ("--help", 0),
+        ("vm list", 0),
+        ("vm show web", 0),
+        ("snapshot tree web", 0),
+        ("events web", 0),
+        ("job list", 0),
+        ("snapshot commit web before --dry-run", 0),
+        ("nonsense", 2),
+        ("vm create web2 --disk 20GB", 2),
+        ("snapshot take web", 2),
+        ("snapshot take web@a b", 2),
+        ("snapshot commit web", 2),
+        ("snapshot commit web before --all", 2),
+        ("vm create web --disk 1G", 3),
+        ("snapshot take web before", 3),
+        ("snapshot commit web before", 3),
+        ("snapshot delete", 3),
+        ("vm show nobody", 4),
+        ("snapshot commit web nothing --yes", 4),
+        ("job cancel 7", 4),
+        ("convert /nowhere/a.vmdk b.raw", 4),
+        ("snapshot commit web before --yes", 0),
+        ("vm remove web", 0),
+    ] {
+        let output = unstun(daemon.path(), line);
+        assert_eq!(code(&output), expected, "{line}: {} {}", stdout(&output), stderr(&output));
+    }
+}
+
+#[test]
+fn without_a_terminal_a_commit_needs_yes_and_still_says_what_it_would_do() {
+    let daemon = daemon();
+    let output = unstun(daemon.path(), "snapshot commit web before");
+    assert_eq!(code(&output), 3);
+    let said = stderr(&output);
+    for part in
+        ["64 MiB", "from the first block moved you cannot go back to before, even if you cancel", "--yes"]
+    {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(json(&unstun(daemon.path(), "snapshot tree web --json"))["snapshots"][0]["name"], "before");
+}
+
+#[test]
+fn a_commit_is_followed_to_its_end() {
+    let daemon = daemon();
+    let output = unstun(daemon.path(), "snapshot commit web --all --yes --json");
+    assert_eq!((code(&output), &json(&output)["state"]), (0, &Value::from("done")));
+    let jobs = json(&unstun(daemon.path(), "job list --json"));
+    assert_eq!(jobs[0]["bytes_done"], support::DELTA_BYTES);
+}
+
+#[test]
+fn a_detached_commit_returns_its_job() {
+    let daemon = daemon();
+    let job = json(&unstun(daemon.path(), "snapshot commit web@before --yes --detach --json"));
+    assert_eq!(job["state"], "running");
+    let paused = json(&unstun(daemon.path(), "job pause 1 --json"));
+    assert_eq!(paused["state"], "paused");
+    let limited = json(&unstun(daemon.path(), "job limit 1 200M --json"));
+    assert_eq!(limited["limit_bytes_s"], 200 << 20);
+    assert_eq!(json(&unstun(daemon.path(), "job cancel 1 --json"))["state"], "cancelled");
+}
+
+#[test]
+fn delete_explains_and_does_nothing() {
+    let daemon = daemon();
+    let output = unstun(daemon.path(), "snapshot delete web before");
+    assert_eq!(code(&output), 3);
+    for part in ["keeps everything written since", "throws away everything written since", "moves 64 MiB"] {
+        assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
+    }
+    assert_eq!(json(&unstun(daemon.path(), "snapshot tree web --json"))["snapshots"][0]["name"], "before");
+}
+
+#[test]
+fn take_and_show_say_whether_the_room_suffices() {
+    let daemon = daemon();
+    for line in ["vm show web", "snapshot take web second"] {
+        let output = unstun(daemon.path(), line);
+        assert!(
+            stdout(&output).contains("100 GiB free; the deltas can grow by 20 GiB at worst"),
+            "{output:?}"
+        );
+    }
+}
+
+#[test]
+fn errors_are_json_when_asked_for() {
+    let daemon = daemon();
+    let output = unstun(daemon.path(), "vm show nobody --json");
+    let error = &json(&output)["error"];
+    assert_eq!((&error["kind"], &error["exit_code"]), (&Value::from("not_found"), &Value::from(4)));
+    assert!(stderr(&output).contains("nobody"));
+}
+
+#[test]
+fn client_commands_create_no_datastore_and_name_the_one_they_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    let output = unstun(&missing, "status");
+    assert_eq!(code(&output), 4);
+    assert!(stderr(&output).contains(missing.to_str().unwrap()));
+    assert!(!missing.exists());
+    let idle = unstun(folder.path(), "status");
+    assert_eq!(code(&idle), 1);
+    assert!(stderr(&idle).contains("unstun up --datastore"), "{}", stderr(&idle));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_datastore_is_named_found_here_or_the_systems() {
+    let daemon = daemon();
+    let named = Command::new(env!("CARGO_BIN_EXE_unstun"))
+        .args(["status", "--json"])
+        .env("UNSTUN_DATASTORE", daemon.path())
+        .output()
+        .unwrap();
+    assert_eq!(code(&named), 0, "{}", stderr(&named));
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(daemon.path(), folder.path().join("unstun-data")).unwrap();
+    for (line, variable) in [("status", None), ("status", Some(""))] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unstun"));
+        command.arg(line).current_dir(folder.path()).env_remove("UNSTUN_DATASTORE");
+        if let Some(value) = variable {
+            command.env("UNSTUN_DATASTORE", value);
+        }
+        let output = command.output().unwrap();
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_output_file_is_never_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let (chain, raw) = (folder.path().join("a.vmdk"), folder.path().join("a.raw"));
+    std::fs::write(&chain, "x").unwrap();
+    std::fs::write(&raw, "precious").unwrap();
+    let output = unstun(folder.path(), &format!("convert {} {}", chain.display(), raw.display()));
+    assert_eq!(code(&output), 3, "{}", stderr(&output));
+    assert_eq!(std::fs::read(&raw).unwrap(), b"precious");
+}

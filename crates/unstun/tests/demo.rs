@@ -1,0 +1,127 @@
+//! The demo's NBD client and its whole run, against a server in memory.
+
+mod support;
+
+use std::time::Duration;
+
+use support::nbd_server::{Flavour, NbdServer};
+use support::{Daemon, Fake};
+use unstun::command::runtime;
+use unstun::demo::nbd::{self, Connection};
+use unstun::demo::region::{self, Content, Regions};
+use unstun::demo::report::Report;
+use unstun::demo::stamp::BLOCK_BYTES;
+use unstun::demo::wire::Command;
+use unstun::demo::{self, Plan};
+use unstun::error::{ErrorKind, Result};
+use unstun::output::Output;
+
+const DISK_BYTES: usize = 64 << 20;
+
+fn short() -> Plan {
+    let phase = Duration::from_millis(300);
+    Plan { disk_bytes: DISK_BYTES as u64, warm_up: phase, baseline: phase, snapshot: phase, after: phase }
+}
+
+fn measure(server: &NbdServer) -> Result<Report> {
+    let daemon = Daemon::serving(Fake::new(&server.uri()));
+    runtime().unwrap().block_on(demo::measure(&daemon.client(), Output::new(true), &short()))
+}
+
+#[test]
+fn data_come_back_with_both_kinds_of_reply() {
+    for flavour in [Flavour::Simple, Flavour::Structured] {
+        let server = NbdServer::start(DISK_BYTES, flavour);
+        runtime().unwrap().block_on(async {
+            let mut connection = Connection::open(&server.uri(), 4).await.unwrap();
+            assert_eq!((connection.size_bytes, connection.read_only), (DISK_BYTES as u64, false));
+            let pieces: Vec<Vec<u8>> = (1..5).map(|byte| vec![byte; 700_000]).collect();
+            for (number, piece) in pieces.iter().enumerate() {
+                connection.write((number * 1_000_000) as u64, piece, 0);
+            }
+            while !connection.is_idle() {
+                nbd::check(&connection.next().await.unwrap()).unwrap();
+            }
+            for number in 0..4 {
+                connection.read(number * 1_000_000, 1_000_000, number);
+            }
+            while !connection.is_idle() {
+                let request = connection.next().await.unwrap();
+                let piece = &pieces[request.tag as usize];
+                assert_eq!(request.command, Command::Read);
+                assert_eq!(request.data[..700_000], piece[..], "{flavour:?}");
+                assert!(request.data[700_000..].iter().all(|&byte| byte == 0), "{flavour:?}");
+            }
+            connection.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_server_that_sends_garbage_is_an_error() {
+    let server = NbdServer::start(DISK_BYTES, Flavour::Garbage);
+    let error = runtime().unwrap().block_on(async {
+        let mut connection = Connection::open(&server.uri(), 1).await.unwrap();
+        connection.read(0, 512, 0);
+        connection.next().await.unwrap_err()
+    });
+    assert!(error.message.contains("magic"), "{error}");
+}
+
+#[test]
+fn a_disk_is_filled_once_and_known_again() {
+    let server = NbdServer::start(DISK_BYTES, Flavour::Structured);
+    let regions = Regions::of(DISK_BYTES as u64).unwrap();
+    runtime().unwrap().block_on(async {
+        let mut connection = Connection::open(&server.uri(), 8).await.unwrap();
+        assert_eq!(region::inspect(&mut connection, &regions).await, Ok(Content::ToFill));
+        let bar = indicatif::ProgressBar::hidden();
+        region::fill(&mut connection, &regions, 1, &bar).await.unwrap();
+        assert_eq!(bar.position(), regions.fill_bytes());
+        assert_eq!(region::inspect(&mut connection, &regions).await, Ok(Content::Filled));
+        server.memory.lock().unwrap()[..BLOCK_BYTES].fill(7);
+        assert_eq!(region::inspect(&mut connection, &regions).await, Ok(Content::Foreign));
+    });
+}
+
+#[test]
+fn a_second_run_works_too() {
+    let server = NbdServer::start(DISK_BYTES, Flavour::Structured);
+    for _ in 0..2 {
+        let report = measure(&server).unwrap();
+        let phases: Vec<&str> = report.phases.iter().map(|phase| phase.name).collect();
+        assert_eq!(phases, ["warm-up", "baseline", "snapshot", "commit", "after"]);
+        assert!(report.phases.iter().all(|phase| phase.reads_s > 0.0 && phase.writes_s > 0.0), "{report:?}");
+        assert_eq!((report.take_stun_us, report.commit_stun_us), (210, Some(210)));
+        assert_eq!(report.commit_bytes_moved, support::DELTA_BYTES);
+        assert_eq!(report.reads_wrong, 0);
+        assert!(report.attach.contains(&server.uri()));
+    }
+}
+
+#[test]
+fn somebody_elses_disk_is_left_alone() {
+    let server = NbdServer::start(DISK_BYTES, Flavour::Simple);
+    server.memory.lock().unwrap()[..3].copy_from_slice(b"mbr");
+    let before = server.memory.lock().unwrap().clone();
+    assert_eq!(measure(&server).unwrap_err().kind, ErrorKind::Refused);
+    assert!(*server.memory.lock().unwrap() == before);
+}
+
+#[test]
+fn a_misplaced_block_is_found() {
+    let server = NbdServer::start(DISK_BYTES, Flavour::Structured);
+    measure(&server).unwrap();
+    let copy = server.memory.lock().unwrap().clone();
+    let misplacing = NbdServer::start(DISK_BYTES, Flavour::Misplacing);
+    *misplacing.memory.lock().unwrap() = copy;
+    let report = measure(&misplacing).unwrap();
+    assert!(report.reads_wrong > 0 && report.reads_wrong < report.reads_checked / 50, "{report:?}");
+}
+
+#[test]
+fn a_failing_disk_ends_the_demo() {
+    let server = NbdServer::start(DISK_BYTES, Flavour::Failing);
+    let error = measure(&server).unwrap_err();
+    assert!(error.message.contains("NBD Write of"), "{error}");
+}

@@ -1,0 +1,180 @@
+//! The REST API over a Unix socket, through the client the commands use and through bytes no client would send.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+
+use support::{DELTA_BYTES, Daemon};
+use unstun::api::*;
+use unstun::client::Client;
+use unstun::command::runtime;
+use unstun::datastore::Datastore;
+use unstun::error::{ErrorBody, ErrorKind};
+use unstun::name::VmName;
+
+fn web() -> VmName {
+    "web".parse().unwrap()
+}
+
+fn create(name: &str, sizes: &[u64]) -> VmCreate {
+    VmCreate {
+        name: name.parse().unwrap(),
+        disks: sizes.iter().map(|&size_bytes| DiskCreate { size_bytes }).collect(),
+        store: Store::Redo,
+        when_full: WhenFull::Wait,
+    }
+}
+
+fn take(name: &str) -> SnapshotTake {
+    SnapshotTake { name: name.parse().unwrap(), message: "text".to_owned() }
+}
+
+async fn with_snapshot(client: &Client) {
+    client.vm_create(&create("web", &[1 << 30, 2 << 30])).await.unwrap();
+    client.snapshot_take(&web(), &take("before")).await.unwrap();
+}
+
+#[test]
+fn a_vm_lives_and_goes() {
+    let daemon = Daemon::start();
+    runtime().unwrap().block_on(async {
+        let client = daemon.client();
+        let vm = client.vm_create(&create("web", &[1 << 30, 2 << 30])).await.unwrap();
+        assert_eq!(client.vm_show(&web()).await.unwrap(), vm);
+        assert_eq!(vm.disks[1].size_bytes, 2 << 30);
+        assert_eq!(client.vm_list().await.unwrap()[0].size_bytes, 3 << 30);
+        assert_eq!(client.status().await.unwrap().vms, 1);
+        let again = client.vm_create(&create("web", &[512])).await.unwrap_err();
+        assert_eq!(again.kind, ErrorKind::Exists);
+        assert!(client.vm_remove(&web(), true).await.unwrap().disks_deleted);
+        assert_eq!(client.vm_show(&web()).await.unwrap_err().kind, ErrorKind::NotFound);
+    });
+}
+
+#[test]
+fn sizes_are_checked_behind_the_socket_too() {
+    let daemon = Daemon::start();
+    runtime().unwrap().block_on(async {
+        for sizes in [&[][..], &[0], &[1000], &[u64::MAX - 511], &[512; 61]] {
+            let error = daemon.client().vm_create(&create("web", sizes)).await.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Invalid, "{sizes:?}");
+        }
+    });
+}
+
+#[test]
+fn a_snapshot_is_taken_previewed_and_committed() {
+    let daemon = Daemon::start();
+    runtime().unwrap().block_on(async {
+        let client = daemon.client();
+        with_snapshot(&client).await;
+        let tree = client.snapshot_tree(&web()).await.unwrap();
+        assert!(tree.snapshots[0].current && tree.snapshots[0].sealed);
+        let target = CommitTarget::Snapshot("before".parse().unwrap());
+        let preview = client.commit_preview(&web(), &target).await.unwrap();
+        assert_eq!(preview.bytes_to_move, DELTA_BYTES);
+        assert_eq!(
+            preview.warning,
+            "from the first block moved you cannot go back to before, even if you cancel"
+        );
+        let job = client.snapshot_commit(&web(), &target).await.unwrap();
+        assert_eq!(client.job_pause(job.id).await.unwrap().state, JobState::Paused);
+        assert_eq!(client.job_limit(job.id, Some(1 << 20)).await.unwrap().limit_bytes_s, Some(1 << 20));
+        assert_eq!(client.job_limit(job.id, None).await.unwrap().limit_bytes_s, None);
+        assert_eq!(client.job_resume(job.id).await.unwrap().state, JobState::Running);
+        while client.job_show(job.id).await.unwrap().state.is_open() {}
+        assert_eq!(client.job_list().await.unwrap()[0].state, JobState::Done);
+        assert_eq!(client.job_cancel(job.id).await.unwrap_err().kind, ErrorKind::Refused);
+        assert!(client.snapshot_tree(&web()).await.unwrap().snapshots.is_empty());
+        assert_eq!(
+            client.commit_preview(&web(), &CommitTarget::All).await.unwrap_err().kind,
+            ErrorKind::Refused
+        );
+    });
+}
+
+#[test]
+fn events_can_be_asked_for_from_a_point_on() {
+    let daemon = Daemon::start();
+    runtime().unwrap().block_on(async {
+        let client = daemon.client();
+        with_snapshot(&client).await;
+        client.snapshot_take(&web(), &take("second")).await.unwrap();
+        let all = client.events(&web(), 0).await.unwrap();
+        assert_eq!(all.len(), 2);
+        let later = client.events(&web(), all[0].id).await.unwrap();
+        assert_eq!(later, all[1..]);
+    });
+}
+
+/// Sends `head` and `body` as they are; the status and the body of the answer.
+fn raw(daemon: &Daemon, request_line: &str, body: &str) -> (u16, String) {
+    let socket = Datastore::for_client(Some(daemon.path())).unwrap().api_socket();
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{request_line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+#[test]
+fn every_failure_is_json_with_a_kind() {
+    let daemon = Daemon::start();
+    for (line, body, status, kind) in [
+        ("GET /", "", 404, ErrorKind::NotFound),
+        ("GET /api/v1/nothing", "", 404, ErrorKind::NotFound),
+        ("DELETE /api/v1/status", "", 400, ErrorKind::Invalid),
+        ("GET /api/v1/vms/nobody", "", 404, ErrorKind::NotFound),
+        ("GET /api/v1/vms/a%2Fb", "", 400, ErrorKind::Invalid),
+        ("GET /api/v1/vms/%FF", "", 400, ErrorKind::Invalid),
+        ("GET /api/v1/vms/..%2F..", "", 400, ErrorKind::Invalid),
+        ("GET /api/v1/jobs/first", "", 400, ErrorKind::Invalid),
+        ("GET /api/v1/jobs/7", "", 404, ErrorKind::NotFound),
+        ("POST /api/v1/vms", "", 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms", "{", 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms", r#"{"name":"../x","disks":[],"store":"redo"}"#, 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms", r#"{"name":"x","disks":[],"store":"native"}"#, 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms", r#"{"name":"x","disks":[],"store":"redo","hidden":1}"#, 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/snapshots", r#"{"name":"a","message":"x\ny"}"#, 400, ErrorKind::Invalid),
+        ("PUT /api/v1/jobs/1/limit", r#"{"limit_bytes_s":0}"#, 400, ErrorKind::Invalid),
+        ("GET /api/v1/vms/web/events?after=x", "", 400, ErrorKind::Invalid),
+    ] {
+        let (answered, text) = raw(&daemon, line, body);
+        assert_eq!(answered, status, "{line} {body}: {text}");
+        let parsed: ErrorBody = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{line}: {e}: {text}"));
+        assert_eq!((parsed.error.kind, parsed.error.exit_code), (kind, kind.exit_code()), "{line} {body}");
+    }
+}
+
+#[test]
+fn an_endless_body_is_not_read() {
+    let daemon = Daemon::start();
+    let (status, _) = raw(&daemon, "POST /api/v1/vms", &" ".repeat(300 << 10));
+    assert_eq!(status, 400);
+}
+
+#[test]
+fn only_the_owner_may_connect() {
+    let daemon = Daemon::start();
+    let socket = Datastore::for_client(Some(daemon.path())).unwrap().api_socket();
+    assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn without_a_daemon_the_error_names_the_datastore_and_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let datastore = Datastore::for_client(Some(folder.path())).unwrap();
+    let error = runtime().unwrap().block_on(Client::new(&datastore).status()).unwrap_err();
+    assert_eq!((error.kind, error.exit_code()), (ErrorKind::Unavailable, 1));
+    let shown = datastore.root().to_str().unwrap();
+    assert!(error.message.contains(&format!("unstun up --datastore {shown}")), "{error}");
+}

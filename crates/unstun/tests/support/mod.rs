@@ -1,0 +1,373 @@
+//! A `Control` in memory, and a daemon that serves it on the API socket of a temporary datastore.
+
+#![allow(dead_code, reason = "every test binary uses its own part")]
+
+pub mod nbd_server;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+use unstun::api::*;
+use unstun::client::Client;
+use unstun::control::{Control, Reply};
+use unstun::datastore::Datastore;
+use unstun::error::{Error, ErrorKind, Result};
+use unstun::name::VmName;
+use unstun::rest;
+
+pub const DELTA_BYTES: u64 = 64 << 20;
+/// A job ends at the fourth look at it.
+const JOB_STEPS: u64 = 4;
+const TIME: &str = "2026-11-20T12:00:00Z";
+
+pub struct Fake {
+    state: Mutex<State>,
+    nbd_uri: String,
+}
+
+#[derive(Default)]
+struct State {
+    vms: BTreeMap<String, Vm>,
+    trees: BTreeMap<String, Vec<Snapshot>>,
+    jobs: Vec<Job>,
+    events: Vec<Event>,
+}
+
+impl Fake {
+    /// Every disk is said to be at `nbd_uri`.
+    pub fn new(nbd_uri: &str) -> Self {
+        Self { state: Mutex::default(), nbd_uri: nbd_uri.to_owned() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn new_vm(&self, request: &VmCreate) -> Vm {
+        let home = PathBuf::from("/datastore").join(request.name.as_str());
+        let disks =
+            (0..).zip(&request.disks).map(|(number, disk)| self.new_disk(&home, number, disk)).collect();
+        Vm {
+            id: format!("{:032x}", 1),
+            name: request.name.clone(),
+            home,
+            store: request.store,
+            when_full: request.when_full,
+            current_snapshot: None,
+            snapshots: 0,
+            needs_consolidation: false,
+            nbd_clients: 0,
+            space: space(),
+            disks,
+        }
+    }
+
+    fn new_disk(&self, home: &Path, number: u32, disk: &DiskCreate) -> Disk {
+        let descriptor = home.join(format!("disk{number}.vmdk"));
+        let layer = Layer {
+            descriptor: descriptor.clone(),
+            format: "vmfs".to_owned(),
+            allocated_bytes: 0,
+            writable: true,
+            snapshot: None,
+        };
+        Disk {
+            id: format!("{number:032x}"),
+            number,
+            slot: format!("scsi0:{number}"),
+            store: Store::Redo,
+            mode: DiskMode::Persistent,
+            size_bytes: disk.size_bytes,
+            nbd_uri: self.nbd_uri.clone(),
+            descriptor,
+            layers: vec![layer],
+        }
+    }
+}
+
+fn space() -> Space {
+    Space { free_bytes: 100 << 30, worst_growth_bytes: 20 << 30 }
+}
+
+fn ready<'a, T: Send + 'a>(result: Result<T>) -> Reply<'a, T> {
+    Box::pin(std::future::ready(result))
+}
+
+impl State {
+    fn vm(&self, vm: &VmName) -> Result<&Vm> {
+        self.vms.get(vm.as_str()).ok_or_else(|| Error::not_found(format!("VM {vm}: no such VM")))
+    }
+
+    fn tree(&self, vm: &VmName) -> Result<&Vec<Snapshot>> {
+        self.vm(vm).map(|_| &self.trees[vm.as_str()])
+    }
+
+    fn names(&self, vm: &VmName, target: &CommitTarget) -> Result<Vec<String>> {
+        let all = self.tree(vm)?;
+        match target {
+            CommitTarget::All if all.is_empty() => Err(Error::refused(format!("VM {vm} has no snapshots"))),
+            CommitTarget::All => Ok(all.iter().map(|s| s.name.clone()).collect()),
+            CommitTarget::Snapshot(name) if all.iter().any(|s| s.name == name.as_str()) => {
+                Ok(vec![name.to_string()])
+            }
+            CommitTarget::Snapshot(name) => Err(Error::not_found(format!("VM {vm} has no snapshot {name}"))),
+        }
+    }
+
+    fn take(&mut self, vm: &VmName, request: &SnapshotTake) -> Result<SnapshotTaken> {
+        let tree = self.tree(vm)?;
+        if tree.iter().any(|s| s.name == request.name.as_str()) {
+            return Err(Error::new(ErrorKind::Exists, format!("VM {vm} has a snapshot {}", request.name)));
+        }
+        let snapshot = Snapshot {
+            id: format!("{:032x}", tree.len() + 1),
+            name: request.name.to_string(),
+            parent: tree.last().map(|s| s.id.clone()),
+            created: TIME.parse().unwrap(),
+            current: true,
+            sealed: true,
+            message: request.message.clone(),
+            delta_bytes: DELTA_BYTES,
+        };
+        let tree = self.trees.get_mut(vm.as_str()).unwrap();
+        tree.iter_mut().for_each(|s| s.current = false);
+        tree.push(snapshot.clone());
+        self.event(vm, Operation::Take, Some(request.name.to_string()));
+        Ok(SnapshotTaken { vm: vm.clone(), snapshot, stun_us: 210, space: space() })
+    }
+
+    fn event(&mut self, vm: &VmName, operation: Operation, snapshot: Option<String>) {
+        self.events.push(Event {
+            id: self.events.len() as u64 + 1,
+            time: TIME.parse().unwrap(),
+            vm: vm.clone(),
+            operation,
+            snapshot,
+            stun_us: 210,
+            disks: vec![EventDisk { number: 0, stun_us: 210, flush_us: 1500, bytes_moved: 0 }],
+            message: None,
+        });
+    }
+
+    fn commit(&mut self, vm: &VmName, target: &CommitTarget) -> Result<Job> {
+        let snapshots = self.names(vm, target)?;
+        self.trees.get_mut(vm.as_str()).unwrap().retain(|s| !snapshots.contains(&s.name));
+        let job = Job {
+            id: self.jobs.len() as u64 + 1,
+            operation: Operation::Commit,
+            vm: vm.clone(),
+            snapshots,
+            state: JobState::Running,
+            started: TIME.parse().unwrap(),
+            ended: None,
+            bytes_done: 0,
+            bytes_total: DELTA_BYTES,
+            rate_bytes_s: 100 << 20,
+            limit_bytes_s: None,
+            eta_s: Some(1),
+            guest_latency_us: Some(300),
+            error: None,
+        };
+        self.jobs.push(job.clone());
+        self.event(vm, Operation::CommitStart, job.snapshots.first().cloned());
+        Ok(job)
+    }
+
+    fn job(&mut self, id: u64) -> Result<&mut Job> {
+        self.jobs
+            .iter_mut()
+            .find(|job| job.id == id)
+            .ok_or_else(|| Error::not_found(format!("job {id}: no such job")))
+    }
+
+    fn step(&mut self, id: u64) -> Result<Job> {
+        let job = self.job(id)?;
+        if job.state == JobState::Running {
+            job.bytes_done += job.bytes_total / JOB_STEPS;
+        }
+        if job.bytes_done == job.bytes_total && job.state == JobState::Running {
+            (job.state, job.ended, job.eta_s, job.rate_bytes_s) =
+                (JobState::Done, Some(TIME.parse().unwrap()), None, 0);
+        }
+        Ok(job.clone())
+    }
+
+    fn set_state(&mut self, id: u64, state: JobState) -> Result<Job> {
+        let job = self.job(id)?;
+        if !job.state.is_open() {
+            return Err(Error::refused(format!("job {id} has ended")));
+        }
+        job.state = state;
+        Ok(job.clone())
+    }
+}
+
+impl Control for Fake {
+    fn status(&self) -> Reply<'_, Status> {
+        let vms = self.state().vms.len() as u64;
+        ready(Ok(Status {
+            version: "0".to_owned(),
+            pid: 1,
+            started: TIME.parse().unwrap(),
+            datastore: "/datastore".into(),
+            free_bytes: 100 << 30,
+            total_bytes: 200 << 30,
+            direct_io: true,
+            nbd: vec!["nbd+unix:///?socket=/datastore/.unstun/nbd.sock".to_owned()],
+            nbd_clients: 0,
+            vms,
+            disks: vms,
+            snapshots: 0,
+            open_jobs: 0,
+        }))
+    }
+
+    fn vm_create(&self, request: VmCreate) -> Reply<'_, Vm> {
+        let mut state = self.state();
+        if state.vms.contains_key(request.name.as_str()) {
+            return ready(Err(Error::new(ErrorKind::Exists, format!("VM {}: exists", request.name))));
+        }
+        let vm = self.new_vm(&request);
+        state.trees.insert(vm.name.to_string(), Vec::new());
+        state.vms.insert(vm.name.to_string(), vm.clone());
+        ready(Ok(vm))
+    }
+
+    fn vm_list(&self) -> Reply<'_, Vec<VmSummary>> {
+        let summary = |vm: &Vm| VmSummary {
+            id: vm.id.clone(),
+            name: vm.name.clone(),
+            store: vm.store,
+            disks: vm.disks.len() as u64,
+            size_bytes: vm.disks.iter().map(|disk| disk.size_bytes).sum(),
+            allocated_bytes: 0,
+            snapshots: vm.snapshots,
+            nbd_clients: vm.nbd_clients,
+        };
+        ready(Ok(self.state().vms.values().map(summary).collect()))
+    }
+
+    fn vm_show(&self, vm: VmName) -> Reply<'_, Vm> {
+        ready(self.state().vm(&vm).cloned())
+    }
+
+    fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved> {
+        let mut state = self.state();
+        let home = state.vm(&vm).map(|vm| vm.home.clone());
+        state.vms.remove(vm.as_str());
+        ready(home.map(|home| VmRemoved { name: vm, home, disks_deleted: delete_disks }))
+    }
+
+    fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken> {
+        ready(self.state().take(&vm, &request))
+    }
+
+    fn snapshot_tree(&self, vm: VmName) -> Reply<'_, SnapshotTree> {
+        let snapshots = self.state().tree(&vm).cloned();
+        ready(snapshots.map(|snapshots| SnapshotTree { vm, snapshots }))
+    }
+
+    fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview> {
+        let names = self.state().names(&vm, &target);
+        ready(names.map(|snapshots| CommitPreview {
+            vm,
+            warning: CommitPreview::warning_for(&snapshots),
+            snapshots,
+            bytes_to_move: DELTA_BYTES,
+            bytes_freed: DELTA_BYTES,
+            estimated_s: Some(1),
+        }))
+    }
+
+    fn snapshot_commit(&self, vm: VmName, target: CommitTarget) -> Reply<'_, Job> {
+        ready(self.state().commit(&vm, &target))
+    }
+
+    fn job_list(&self) -> Reply<'_, Vec<Job>> {
+        ready(Ok(self.state().jobs.clone()))
+    }
+
+    fn job_show(&self, id: u64) -> Reply<'_, Job> {
+        ready(self.state().step(id))
+    }
+
+    fn job_pause(&self, id: u64) -> Reply<'_, Job> {
+        ready(self.state().set_state(id, JobState::Paused))
+    }
+
+    fn job_resume(&self, id: u64) -> Reply<'_, Job> {
+        ready(self.state().set_state(id, JobState::Running))
+    }
+
+    fn job_cancel(&self, id: u64) -> Reply<'_, Job> {
+        ready(self.state().set_state(id, JobState::Cancelled))
+    }
+
+    fn job_limit(&self, id: u64, limit_bytes_s: Option<u64>) -> Reply<'_, Job> {
+        ready(self.state().job(id).map(|job| {
+            job.limit_bytes_s = limit_bytes_s;
+            job.clone()
+        }))
+    }
+
+    fn events(&self, vm: VmName, after: u64) -> Reply<'_, Vec<Event>> {
+        let state = self.state();
+        let later = state.events.iter().filter(|e| e.vm == vm && e.id > after).cloned().collect();
+        ready(state.vm(&vm).map(|_| later))
+    }
+
+    fn shutdown(&self) -> Reply<'_, ()> {
+        ready(Ok(()))
+    }
+}
+
+/// Serves a fake from a thread of its own, until dropped.
+pub struct Daemon {
+    pub folder: TempDir,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Daemon {
+    pub fn start() -> Self {
+        Self::serving(Fake::new("nbd+unix:///web/disk0?socket=/datastore/.unstun/nbd.sock"))
+    }
+
+    pub fn serving(fake: Fake) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = Datastore::for_client(Some(folder.path())).unwrap().api_socket();
+        std::fs::create_dir(socket.parent().unwrap()).unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (listening, is_listening) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            unstun::command::runtime().unwrap().block_on(async move {
+                let listener = rest::bind(&socket).unwrap();
+                listening.send(()).unwrap();
+                let until = async move { drop(stopped.await) };
+                rest::serve(listener, Arc::new(fake), until).await.unwrap();
+            });
+        });
+        is_listening.recv().unwrap();
+        Self { folder, stop: Some(stop), thread: Some(thread) }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(&Datastore::for_client(Some(self.path())).unwrap())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
