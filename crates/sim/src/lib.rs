@@ -1,1 +1,45 @@
-//! TBD
+//! The other world under the same executor and engine code: virtual time, a seeded device, power cuts.
+//!
+//! [`SimWorld`] is the durable medium and its file system; it outlives power cuts. [`SimReactor`] is one boot of it.
+//! Everything that happens is a function of the seed and the options.
+//!
+//! What the medium promises, and nothing more:
+//! * a write survives a power cut if it completed before a completed flush of its file was submitted; otherwise any
+//!   subset of its 512-byte sectors may survive, whatever other writes did;
+//! * the file's size and allocation are durable with the same flush; of the unflushed changes a prefix survives;
+//! * a name survives if its change completed before a completed `SyncDir` was submitted; of the others a prefix
+//!   survives, or with [`Options::directory_subsets`] any subset that keeps the order of changes to one name;
+//! * operations under way at the cut happened, or not; locks and handles are gone.
+//!
+//! Not modelled: loss of what was flushed (see [`SimWorld::flip_bit`] for decay), misdirected writes, torn 512-byte
+//! sectors, file systems that order data and names more strictly than this (relying on that would be a bug).
+//!
+//! Absent on purpose: real time, threads, real files, and any randomness that is not drawn from the seed.
+
+mod content;
+mod device;
+mod dir;
+mod fault;
+mod file;
+mod fs;
+mod interval;
+mod kind;
+mod machine;
+mod options;
+mod outside;
+mod perform;
+mod reactor;
+mod rng;
+mod survival;
+mod trace;
+mod world;
+
+pub use device::{Cost, Device};
+pub use fault::{Action, Cut, Fault, Phase};
+pub use kind::OpKind;
+pub use options::Options;
+pub use outside::{Damage, View};
+pub use reactor::SimReactor;
+pub use rng::{Ratio, Rng};
+pub use trace::{KindCount, TraceEvent};
+pub use world::SimWorld;

@@ -1,0 +1,123 @@
+//! One directory: the names as they are, the names as a power cut would leave them, and the changes in between.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::rng::Rng;
+use crate::survival::Survival;
+
+/// A file or directory of the file system.
+pub(crate) type NodeId = u32;
+
+/// One change of names, as the journal of a file system would hold it.
+#[derive(Debug, Clone)]
+pub(crate) enum Change {
+    Link {
+        name: String,
+        node: NodeId,
+    },
+    /// Replaces whatever has the name `to`.
+    Rename {
+        from: String,
+        to: String,
+    },
+    Unlink {
+        name: String,
+    },
+}
+
+#[derive(Default)]
+pub(crate) struct DirNode {
+    names: BTreeMap<String, NodeId>,
+    durable: BTreeMap<String, NodeId>,
+    /// (stamp of completion, change), oldest first: `durable` with all of them applied is `names`.
+    pending: Vec<(u64, Change)>,
+}
+
+impl Change {
+    /// Applies the change and returns the node that lost its name here, if one did.
+    fn apply(&self, names: &mut BTreeMap<String, NodeId>) -> Option<NodeId> {
+        match self {
+            Change::Link { name, node } => names.insert(name.clone(), *node),
+            Change::Unlink { name } => names.remove(name),
+            Change::Rename { from, to } => {
+                let node = names.remove(from)?;
+                names.insert(to.clone(), node)
+            }
+        }
+    }
+
+    fn touches(&self, lost: &BTreeSet<&str>) -> bool {
+        self.touched().into_iter().flatten().any(|name| lost.contains(name))
+    }
+
+    fn touched(&self) -> [Option<&str>; 2] {
+        match self {
+            Change::Link { name, .. } | Change::Unlink { name } => [Some(name), None],
+            Change::Rename { from, to } => [Some(from), Some(to)],
+        }
+    }
+}
+
+impl DirNode {
+    pub fn get(&self, name: &str) -> Option<NodeId> {
+        self.names.get(name).copied()
+    }
+
+    pub fn get_durable(&self, name: &str) -> Option<NodeId> {
+        self.durable.get(name).copied()
+    }
+
+    pub fn names(&self) -> &BTreeMap<String, NodeId> {
+        &self.names
+    }
+
+    pub fn durable_names(&self) -> &BTreeMap<String, NodeId> {
+        &self.durable
+    }
+
+    pub fn change(&mut self, change: Change, stamp: u64) -> Option<NodeId> {
+        let nameless = change.apply(&mut self.names);
+        self.pending.push((stamp, change));
+        nameless
+    }
+
+    /// Makes durable every change that completed before `covers`; returns the nodes that lost their durable name.
+    pub fn persist(&mut self, covers: u64) -> Vec<NodeId> {
+        let settled = self.pending.iter().take_while(|(stamp, _)| *stamp < covers).count();
+        self.pending.drain(..settled).filter_map(|(_, change)| change.apply(&mut self.durable)).collect()
+    }
+
+    /// Every node that a cut could leave a name for: durable ones and those of pending links, each as often as it
+    /// is referred to.
+    pub fn pinned(&self) -> impl Iterator<Item = NodeId> {
+        let linked = self.pending.iter().filter_map(|(_, change)| match change {
+            Change::Link { node, .. } => Some(*node),
+            _ => None,
+        });
+        self.durable.values().copied().chain(linked)
+    }
+
+    /// Power is lost: a prefix of the pending changes survives, or a subset in which a lost change takes with it every
+    /// later one that touches its names.
+    pub fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
+        let pending = std::mem::take(&mut self.pending);
+        if pending.is_empty() {
+            return;
+        }
+        let kept = survival.prefix(rng, pending.len());
+        let mut lost = BTreeSet::new();
+        for (at, (_, change)) in pending.iter().enumerate() {
+            let spared = if survival.name_subsets {
+                !change.touches(&lost) && rng.chance(survival.kept)
+            } else {
+                at < kept
+            };
+            if spared {
+                change.apply(&mut self.durable);
+            } else {
+                lost.extend(change.touched().into_iter().flatten());
+            }
+        }
+        self.names.clone_from(&self.durable);
+    }
+}

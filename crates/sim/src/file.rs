@@ -1,0 +1,309 @@
+//! One file: its bytes, its size and its space, and how much of each a power cut may take back.
+//!
+//! Changes of size and space are metadata: they are applied at once and kept in an undo log, in order of completion,
+//! until a flush covers them. A cut undoes a suffix of that log. The bytes are independent of it (see `content`),
+//! except that nothing is left beyond the surviving size.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use blk::reactor::FileExtent;
+use blk::{Errno, Slice};
+
+use crate::content::{Content, EffectId, PAGE, SECTOR};
+use crate::interval::IntervalSet;
+use crate::rng::Rng;
+use crate::survival::Survival;
+
+/// 64 TiB, VMware's largest disk plus its tables with room to spare; larger offsets fail with EFBIG.
+const FILE_BYTES_MAX: u64 = 64 << 40;
+/// Unflushed changes of size or space before the oldest become durable by themselves: 16 Ki first writes.
+const CHANGES_MAX: usize = 16 << 10;
+
+/// Space of the file system, in pages.
+#[derive(Debug)]
+pub(crate) struct Room {
+    pub capacity_pages: u64,
+    pub used_pages: u64,
+}
+
+/// One metadata change, with what undoes it.
+#[derive(Debug)]
+struct Change {
+    stamp: u64,
+    size_before: u64,
+    added: Vec<Range<u64>>,
+    removed: Vec<Range<u64>>,
+}
+
+#[derive(Default)]
+pub(crate) struct FileNode {
+    content: Content,
+    size: u64,
+    allocated: IntervalSet,
+    changes: VecDeque<Change>,
+    /// Number of the first change in the log.
+    first_change: u64,
+}
+
+/// Pages that a byte range touches.
+fn pages_of(range: &Range<u64>) -> Range<u64> {
+    range.start / PAGE..range.end.div_ceil(PAGE)
+}
+
+fn count(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|r| r.end - r.start).sum()
+}
+
+/// The byte range, if a file may reach that far.
+pub(crate) fn byte_range(offset: u64, len: u64) -> Result<Range<u64>, Errno> {
+    let end = offset.checked_add(len).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Errno::EFBIG)?;
+    Ok(offset..end)
+}
+
+impl FileNode {
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub fn allocated_pages(&self) -> u64 {
+        self.allocated.len()
+    }
+
+    /// Fills `out` as far as the file reaches and returns how far that was.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> usize {
+        let len = self.size.saturating_sub(offset).min(out.len() as u64) as usize;
+        self.content.read(offset, &mut out[..len]);
+        len
+    }
+
+    /// What a cut that loses everything unflushed would leave.
+    pub fn read_durable(&self, offset: u64, out: &mut [u8]) -> usize {
+        let len = self.durable_size().saturating_sub(offset).min(out.len() as u64) as usize;
+        self.content.read_durable(offset, &mut out[..len]);
+        len
+    }
+
+    pub fn durable_size(&self) -> u64 {
+        self.changes.front().map_or(self.size, |first| first.size_before)
+    }
+
+    /// Pieces of `range` that may hold something other than zeros, merged, in order.
+    pub fn extents(&self, range: Range<u64>) -> Vec<FileExtent> {
+        let range = range.start..range.end.min(self.size);
+        let mut extents: Vec<FileExtent> = Vec::new();
+        if range.is_empty() {
+            return extents;
+        }
+        for page in self.content.data_pages(pages_of(&range)) {
+            let start = (page * PAGE).max(range.start);
+            let end = ((page + 1) * PAGE).min(range.end);
+            match extents.last_mut() {
+                Some(last) if last.offset + last.len == start => last.len = end - last.offset,
+                _ => extents.push(FileExtent { offset: start, len: end - start }),
+            }
+        }
+        extents
+    }
+
+    /// A write that changes neither size nor space becomes visible now; `complete` follows. None when it does.
+    pub fn write_in_place(&mut self, offset: u64, data: &Slice) -> Option<EffectId> {
+        let range = byte_range(offset, data.len() as u64).ok()?;
+        let in_place = range.end <= self.size && self.allocated.covers(&pages_of(&range));
+        in_place.then(|| self.content.expose(range, Some(data.clone())))
+    }
+
+    pub fn complete(&mut self, effect: EffectId, stamp: u64) {
+        self.content.complete(effect, stamp);
+        if let Some(covers) = self.content.overdue() {
+            self.persist(covers);
+        }
+    }
+
+    /// Writes, extends and allocates as needed. NoSpace changes nothing.
+    pub fn write(&mut self, offset: u64, data: Slice, stamp: u64, room: &mut Room) -> Result<u64, Errno> {
+        let range = byte_range(offset, data.len() as u64)?;
+        self.claim(pages_of(&range), self.size.max(range.end), stamp, room)?;
+        let len = data.len() as u64;
+        let effect = self.content.expose(range, Some(data));
+        self.complete(effect, stamp);
+        Ok(len)
+    }
+
+    /// What a write that failed may have done to the medium: any of the sectors it would have overwritten.
+    pub fn write_failed(&mut self, offset: u64, data: &Slice, stamp: u64, rng: &mut Rng) {
+        let Ok(range) = byte_range(offset, data.len() as u64) else { return };
+        if range.end > self.size || !self.allocated.covers(&pages_of(&range)) {
+            return;
+        }
+        let mut torn = |sectors: u8| sectors & rng.u64() as u8;
+        let effect = self.content.expose_part(range, Some(data.clone()), &mut torn);
+        self.complete(effect, stamp);
+    }
+
+    pub fn allocate(&mut self, range: Range<u64>, stamp: u64, room: &mut Room) -> Result<(), Errno> {
+        self.claim(pages_of(&range), self.size.max(range.end), stamp, room)
+    }
+
+    /// Takes space for the pages and sets the size; logs it if anything changed.
+    fn claim(&mut self, pages: Range<u64>, size: u64, stamp: u64, room: &mut Room) -> Result<(), Errno> {
+        let covered = self.allocated.covers(&pages);
+        if covered && size == self.size {
+            return Ok(());
+        }
+        if !covered && self.allocated.missing(&pages) > room.capacity_pages.saturating_sub(room.used_pages) {
+            return Err(Errno::ENOSPC);
+        }
+        let added = self.allocated.insert(pages);
+        room.used_pages += count(&added);
+        self.log(Change { stamp, size_before: self.size, added, removed: Vec::new() });
+        self.size = size;
+        Ok(())
+    }
+
+    fn log(&mut self, change: Change) {
+        if self.changes.len() >= CHANGES_MAX {
+            self.persist(self.changes[CHANGES_MAX / 2].stamp + 1);
+        }
+        self.changes.push_back(change);
+    }
+
+    fn last_change(&self) -> u64 {
+        self.first_change + self.changes.len() as u64 - 1
+    }
+
+    /// Zeros the range as far as the file reaches; the size stays. Without `punch` the range stays or gets allocated.
+    pub fn zero(&mut self, range: Range<u64>, punch: bool, stamp: u64, room: &mut Room) -> Result<(), Errno> {
+        let range = range.start..range.end.min(self.size.next_multiple_of(SECTOR));
+        if range.is_empty() {
+            return Ok(());
+        }
+        if punch {
+            self.give_back(&range, stamp, room);
+        } else {
+            self.claim(pages_of(&range), self.size, stamp, room)?;
+        }
+        let effect = self.content.expose(range, None);
+        self.complete(effect, stamp);
+        Ok(())
+    }
+
+    /// Frees the whole pages of a range; the last page of the file counts as whole.
+    fn give_back(&mut self, range: &Range<u64>, stamp: u64, room: &mut Room) {
+        let end = if range.end >= self.size { range.end.next_multiple_of(PAGE) } else { range.end };
+        let removed = self.allocated.remove(range.start.div_ceil(PAGE)..end / PAGE);
+        if !removed.is_empty() {
+            room.used_pages -= count(&removed);
+            self.log(Change { stamp, size_before: self.size, added: Vec::new(), removed });
+        }
+    }
+
+    pub fn set_len(&mut self, len: u64, stamp: u64, room: &mut Room) -> Result<(), Errno> {
+        byte_range(0, len)?;
+        if len < self.size {
+            self.truncate(len, stamp, room);
+        } else if len > self.size {
+            self.claim(0..0, len, stamp, room)?;
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, len: u64, stamp: u64, room: &mut Room) {
+        let removed = self.allocated.remove(len.div_ceil(PAGE)..self.size.div_ceil(PAGE));
+        room.used_pages -= count(&removed);
+        self.log(Change { stamp, size_before: self.size, added: Vec::new(), removed });
+        // The bytes that fall away must not come back when the file grows again.
+        let gone = len.next_multiple_of(SECTOR)..self.size.next_multiple_of(SECTOR);
+        self.truncate_bytes(gone, None, stamp);
+        if let Some(last_sector) = self.shortened_sector(len) {
+            let start = len / SECTOR * SECTOR;
+            self.truncate_bytes(start..start + SECTOR, Some(last_sector), stamp);
+        }
+        self.size = len;
+    }
+
+    fn truncate_bytes(&mut self, range: Range<u64>, data: Option<Slice>, stamp: u64) {
+        let effect = self.content.expose(range, data);
+        self.content.bind(effect, self.last_change());
+        self.complete(effect, stamp);
+    }
+
+    /// The sector that the new end of file cuts through, zeroed from there; None when it already reads so. Its kept bytes
+    /// then become durable with the size: less harsh than a real device, and rare, since writers pad with zeros.
+    fn shortened_sector(&self, len: u64) -> Option<Slice> {
+        let keep = (len % SECTOR) as usize;
+        let mut sector = [0; SECTOR as usize];
+        self.content.read(len - keep as u64, &mut sector);
+        if keep == 0 || sector[keep..].iter().all(|&byte| byte == 0) {
+            return None;
+        }
+        sector[keep..].fill(0);
+        Some(blk::Buf::copy_of(&sector).freeze())
+    }
+
+    /// Makes durable whatever completed before `covers`: bytes, size and space.
+    pub fn persist(&mut self, covers: u64) {
+        self.content.persist(covers);
+        let settled = self.changes.iter().take_while(|change| change.stamp < covers).count();
+        self.changes.drain(..settled);
+        self.first_change += settled as u64;
+    }
+
+    /// Power is lost. Space is the caller's to count anew.
+    pub fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
+        let pending = self.content.pending_ranges();
+        if pending.is_empty() && self.changes.is_empty() {
+            return;
+        }
+        let kept = survival.prefix(rng, self.changes.len());
+        self.undo_after(kept);
+        let spared = self.content.cut(survival, self.first_change + kept as u64, rng);
+        self.first_change += self.changes.len() as u64;
+        self.changes.clear();
+        self.drop_beyond_size(&pending);
+        for range in spared {
+            let inside = range.start..range.end.min(self.size);
+            if !inside.is_empty() {
+                self.allocated.insert(pages_of(&inside));
+            }
+        }
+    }
+
+    fn undo_after(&mut self, kept: usize) {
+        while self.changes.len() > kept {
+            let change = self.changes.pop_back().expect("longer than kept");
+            self.size = change.size_before;
+            change.added.into_iter().for_each(|pages| drop(self.allocated.remove(pages)));
+            change.removed.into_iter().for_each(|pages| drop(self.allocated.insert(pages)));
+        }
+    }
+
+    /// Writes whose extension was lost left bytes where the file does not reach any more; so did an earlier write of the
+    /// last sector that was padded with something else than the one that survived.
+    fn drop_beyond_size(&mut self, pending: &[Range<u64>]) {
+        let last_sector = self.size..self.size.next_multiple_of(SECTOR);
+        let beyond = pending.iter().map(|range| range.start.max(self.size)..range.end);
+        for range in beyond.chain([last_sector]).filter(|range| !range.is_empty()) {
+            self.content.edit_durable(range, |bytes| bytes.fill(0));
+        }
+    }
+
+    /// Puts bytes in place, durably, with everything pending. Fixtures only.
+    pub fn put(&mut self, offset: u64, bytes: &[u8], room: &mut Room) {
+        self.persist(u64::MAX);
+        let range = offset..offset + bytes.len() as u64;
+        self.size = self.size.max(range.end);
+        room.used_pages += count(&self.allocated.insert(pages_of(&range)));
+        self.content.put_durable(offset, bytes);
+    }
+
+    /// The medium decays: one durable bit changes, under whatever is pending. False beyond the durable size.
+    pub fn flip_bit(&mut self, offset: u64, bit: u8) -> bool {
+        let mut byte = [0];
+        if self.read_durable(offset, &mut byte) == 0 {
+            return false;
+        }
+        self.content.put_durable(offset, &[byte[0] ^ (1 << (bit % 8))]);
+        true
+    }
+}

@@ -1,0 +1,287 @@
+//! The file system: directories and files, space, and which of them still matter.
+//!
+//! A node lives while it has a name, an open handle (or an operation under way), or a name that a power cut could
+//! bring back. Its space is counted while it has a name or a handle, as on a real file system.
+
+use blk::Errno;
+use blk::reactor::Space;
+
+use crate::content::PAGE;
+use crate::dir::{Change, DirNode, NodeId};
+use crate::file::{FileNode, Room};
+use crate::rng::Rng;
+use crate::survival::Survival;
+
+pub(crate) const EBADF: Errno = Errno(9);
+pub(crate) const ENOTDIR: Errno = Errno(20);
+pub(crate) const EISDIR: Errno = Errno(21);
+const ENOTEMPTY: Errno = Errno(39);
+
+pub(crate) const ROOT: NodeId = 0;
+/// Space when no capacity is set: 1 PiB.
+const UNLIMITED_BYTES: u64 = 1 << 50;
+
+enum Body {
+    File(Box<FileNode>),
+    Dir(DirNode),
+}
+
+struct Node {
+    body: Body,
+    /// Visible names.
+    links: u32,
+    /// Handles, and operations under way.
+    opens: u32,
+    /// Durable names and pending links.
+    pins: u32,
+    locked: bool,
+}
+
+pub(crate) struct FileSystem {
+    nodes: Vec<Option<Node>>,
+    free: Vec<NodeId>,
+    pub room: Room,
+}
+
+impl FileSystem {
+    pub fn new(capacity_bytes: Option<u64>) -> FileSystem {
+        let room = Room { capacity_pages: capacity_bytes.unwrap_or(UNLIMITED_BYTES) / PAGE, used_pages: 0 };
+        let mut fs = FileSystem { nodes: Vec::new(), free: Vec::new(), room };
+        let root = fs.add(Body::Dir(DirNode::default()));
+        assert_eq!(root, ROOT);
+        fs.node_mut(ROOT).links = 1;
+        fs
+    }
+
+    pub fn set_capacity(&mut self, bytes: Option<u64>) {
+        self.room.capacity_pages = bytes.unwrap_or(UNLIMITED_BYTES) / PAGE;
+    }
+
+    pub fn space(&self) -> Space {
+        let free_pages = self.room.capacity_pages.saturating_sub(self.room.used_pages);
+        Space { total_bytes: self.room.capacity_pages * PAGE, free_bytes: free_pages * PAGE }
+    }
+
+    fn add(&mut self, body: Body) -> NodeId {
+        let node = Some(Node { body, links: 0, opens: 0, pins: 0, locked: false });
+        if let Some(id) = self.free.pop() {
+            self.nodes[id as usize] = node;
+            return id;
+        }
+        self.nodes.push(node);
+        u32::try_from(self.nodes.len() - 1).expect("fewer than 2^32 files")
+    }
+
+    fn node(&self, id: NodeId) -> &Node {
+        self.nodes[id as usize].as_ref().expect("a referenced node lives")
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        self.nodes[id as usize].as_mut().expect("a referenced node lives")
+    }
+
+    pub fn file(&self, id: NodeId) -> Result<&FileNode, Errno> {
+        match &self.node(id).body {
+            Body::File(file) => Ok(file),
+            Body::Dir(_) => Err(EISDIR),
+        }
+    }
+
+    /// The file, and the room its changes draw on.
+    pub fn file_mut(&mut self, id: NodeId) -> Result<(&mut FileNode, &mut Room), Errno> {
+        match &mut self.nodes[id as usize].as_mut().expect("a referenced node lives").body {
+            Body::File(file) => Ok((file, &mut self.room)),
+            Body::Dir(_) => Err(EISDIR),
+        }
+    }
+
+    pub fn dir(&self, id: NodeId) -> Result<&DirNode, Errno> {
+        match &self.node(id).body {
+            Body::Dir(dir) => Ok(dir),
+            Body::File(_) => Err(ENOTDIR),
+        }
+    }
+
+    fn dir_mut(&mut self, id: NodeId) -> Result<&mut DirNode, Errno> {
+        match &mut self.node_mut(id).body {
+            Body::Dir(dir) => Ok(dir),
+            Body::File(_) => Err(ENOTDIR),
+        }
+    }
+
+    pub fn is_dir(&self, id: NodeId) -> bool {
+        matches!(self.node(id).body, Body::Dir(_))
+    }
+
+    pub fn lookup(&self, dir: NodeId, name: &str) -> Result<NodeId, Errno> {
+        self.dir(dir)?.get(name).ok_or(Errno::ENOENT)
+    }
+
+    /// A new file or directory under a free name.
+    pub fn create(&mut self, dir: NodeId, name: &str, folder: bool, stamp: u64) -> Result<NodeId, Errno> {
+        if self.dir(dir)?.get(name).is_some() {
+            return Err(Errno::EEXIST);
+        }
+        if self.node(dir).links == 0 {
+            return Err(Errno::ENOENT);
+        }
+        let body = if folder { Body::Dir(DirNode::default()) } else { Body::File(Box::default()) };
+        let node = self.add(body);
+        self.node_mut(node).links = 1;
+        self.node_mut(node).pins = 1;
+        let change = Change::Link { name: name.to_string(), node };
+        self.dir_mut(dir)?.change(change, stamp);
+        Ok(node)
+    }
+
+    pub fn rename(&mut self, dir: NodeId, from: &str, to: &str, stamp: u64) -> Result<(), Errno> {
+        let node = self.lookup(dir, from)?;
+        if from == to {
+            return Ok(());
+        }
+        if let Ok(replaced) = self.lookup(dir, to) {
+            self.check_replace(node, replaced)?;
+        }
+        let change = Change::Rename { from: from.to_string(), to: to.to_string() };
+        self.change_names(dir, change, stamp)
+    }
+
+    fn check_replace(&self, node: NodeId, replaced: NodeId) -> Result<(), Errno> {
+        match (self.is_dir(node), self.is_dir(replaced)) {
+            (false, true) => Err(EISDIR),
+            (true, false) => Err(ENOTDIR),
+            (true, true) => self.check_empty(replaced),
+            (false, false) => Ok(()),
+        }
+    }
+
+    fn check_empty(&self, dir: NodeId) -> Result<(), Errno> {
+        if self.dir(dir)?.names().is_empty() { Ok(()) } else { Err(ENOTEMPTY) }
+    }
+
+    pub fn unlink(&mut self, dir: NodeId, name: &str, stamp: u64) -> Result<(), Errno> {
+        if self.is_dir(self.lookup(dir, name)?) {
+            return Err(EISDIR);
+        }
+        self.change_names(dir, Change::Unlink { name: name.to_string() }, stamp)
+    }
+
+    pub fn remove_dir(&mut self, dir: NodeId, name: &str, stamp: u64) -> Result<(), Errno> {
+        self.check_empty(self.lookup(dir, name)?)?;
+        self.change_names(dir, Change::Unlink { name: name.to_string() }, stamp)
+    }
+
+    fn change_names(&mut self, dir: NodeId, change: Change, stamp: u64) -> Result<(), Errno> {
+        if let Some(nameless) = self.dir_mut(dir)?.change(change, stamp) {
+            self.release(nameless, |node| node.links -= 1);
+        }
+        Ok(())
+    }
+
+    pub fn sync_dir(&mut self, dir: NodeId, covers: u64) -> Result<(), Errno> {
+        for nameless in self.dir_mut(dir)?.persist(covers) {
+            self.release(nameless, |node| node.pins -= 1);
+        }
+        Ok(())
+    }
+
+    pub fn open(&mut self, id: NodeId) {
+        self.node_mut(id).opens += 1;
+    }
+
+    pub fn close(&mut self, id: NodeId) {
+        self.release(id, |node| node.opens -= 1);
+    }
+
+    /// Takes the node's one lock.
+    pub fn lock(&mut self, id: NodeId) -> Result<(), Errno> {
+        let node = self.node_mut(id);
+        if std::mem::replace(&mut node.locked, true) { Err(Errno::EAGAIN) } else { Ok(()) }
+    }
+
+    pub fn unlock(&mut self, id: NodeId) {
+        self.node_mut(id).locked = false;
+    }
+
+    /// Takes one reference away; gives back the space, then the node, when nobody needs them.
+    fn release(&mut self, id: NodeId, take: impl FnOnce(&mut Node)) {
+        let node = self.node_mut(id);
+        let counted = node.links + node.opens > 0;
+        take(node);
+        let (counts, pinned) = (node.links + node.opens > 0, node.pins > 0);
+        if counted && !counts {
+            self.room.used_pages -= self.allocated_pages(id);
+        }
+        if !counts && !pinned {
+            self.remove(id);
+        }
+    }
+
+    fn allocated_pages(&self, id: NodeId) -> u64 {
+        self.file(id).map_or(0, FileNode::allocated_pages)
+    }
+
+    fn remove(&mut self, id: NodeId) {
+        let node = self.nodes[id as usize].take().expect("a referenced node lives");
+        self.free.push(id);
+        if let Body::Dir(dir) = node.body {
+            let orphans: Vec<NodeId> = dir.pinned().collect();
+            orphans.into_iter().for_each(|orphan| self.release(orphan, |node| node.pins -= 1));
+        }
+    }
+
+    /// The process is gone, the medium is not: handles and locks vanish.
+    pub fn drop_handles(&mut self) {
+        for id in 0..self.nodes.len() as NodeId {
+            let Some(node) = &mut self.nodes[id as usize] else { continue };
+            node.locked = false;
+            if std::mem::take(&mut node.opens) > 0 && node.links == 0 {
+                node.opens = 1;
+                self.close(id);
+            }
+        }
+    }
+
+    /// Power is lost. Every operation under way has been decided about before.
+    pub fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
+        for node in self.nodes.iter_mut().flatten() {
+            match &mut node.body {
+                Body::File(file) => file.cut(survival, rng),
+                Body::Dir(dir) => dir.cut(survival, rng),
+            }
+        }
+        self.recount();
+    }
+
+    /// Keeps what the root reaches and counts references and space anew.
+    fn recount(&mut self) {
+        for node in self.nodes.iter_mut().flatten() {
+            (node.links, node.opens, node.pins, node.locked) = (0, 0, 0, false);
+        }
+        let mut reached = vec![ROOT];
+        self.node_mut(ROOT).links = 1;
+        while let Some(dir) = reached.pop() {
+            let Body::Dir(dir) = &self.node(dir).body else { continue };
+            let children: Vec<NodeId> = dir.names().values().copied().collect();
+            for child in children {
+                let node = self.node_mut(child);
+                (node.links, node.pins) = (1, 1);
+                reached.push(child);
+            }
+        }
+        self.sweep();
+    }
+
+    fn sweep(&mut self) {
+        self.room.used_pages = 0;
+        for id in 0..self.nodes.len() as NodeId {
+            let Some(node) = &self.nodes[id as usize] else { continue };
+            if node.links == 0 {
+                self.nodes[id as usize] = None;
+                self.free.push(id);
+            } else {
+                self.room.used_pages += self.allocated_pages(id);
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What an operation is, for counters, for the event hash and for choosing where to strike.
+
+use blk::reactor::{Handle, Op, OpenMode};
+
+/// One kind per operation a test may want to count, fail or cut at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OpKind {
+    Read,
+    Write,
+    Flush,
+    Allocate,
+    Zero,
+    Punch,
+    SetLen,
+    Extents,
+    Size,
+    Create,
+    Open,
+    OpenDir,
+    Rename,
+    Unlink,
+    RemoveDir,
+    SyncDir,
+    List,
+    Lock,
+    Space,
+    Timer,
+    Socket,
+}
+
+impl OpKind {
+    pub const ALL: [OpKind; 21] = [
+        OpKind::Read,
+        OpKind::Write,
+        OpKind::Flush,
+        OpKind::Allocate,
+        OpKind::Zero,
+        OpKind::Punch,
+        OpKind::SetLen,
+        OpKind::Extents,
+        OpKind::Size,
+        OpKind::Create,
+        OpKind::Open,
+        OpKind::OpenDir,
+        OpKind::Rename,
+        OpKind::Unlink,
+        OpKind::RemoveDir,
+        OpKind::SyncDir,
+        OpKind::List,
+        OpKind::Lock,
+        OpKind::Space,
+        OpKind::Timer,
+        OpKind::Socket,
+    ];
+
+    /// Whether it can change what a power cut leaves behind.
+    pub fn changes_medium(self) -> bool {
+        use OpKind::*;
+        matches!(
+            self,
+            Write
+                | Flush
+                | Allocate
+                | Zero
+                | Punch
+                | SetLen
+                | Create
+                | OpenDir
+                | Rename
+                | Unlink
+                | RemoveDir
+                | SyncDir
+                | Lock
+        )
+    }
+}
+
+/// The facts of one operation that the trace records.
+pub(crate) struct Described<'a> {
+    pub kind: OpKind,
+    pub handle: Option<Handle>,
+    /// The name inside the directory, for operations on names.
+    pub name: &'a str,
+    pub offset: u64,
+    pub len: u64,
+}
+
+pub(crate) fn describe(op: &Op) -> Described<'_> {
+    let on =
+        |kind, handle: &Handle, offset, len| Described { kind, handle: Some(*handle), name: "", offset, len };
+    let named = |kind, dir: &Handle, name| Described { kind, handle: Some(*dir), name, offset: 0, len: 0 };
+    match op {
+        Op::Read { file, offset, buf } => on(OpKind::Read, file, *offset, buf.len() as u64),
+        Op::Write { file, offset, data } => on(OpKind::Write, file, *offset, data.len() as u64),
+        Op::Flush { file } => on(OpKind::Flush, file, 0, 0),
+        Op::Allocate { file, offset, len } => on(OpKind::Allocate, file, *offset, *len),
+        Op::Zero { file, offset, len, punch: true } => on(OpKind::Punch, file, *offset, *len),
+        Op::Zero { file, offset, len, punch: false } => on(OpKind::Zero, file, *offset, *len),
+        Op::SetLen { file, len } => on(OpKind::SetLen, file, 0, *len),
+        Op::Extents { file, offset, len } => on(OpKind::Extents, file, *offset, *len),
+        Op::Size { file } => on(OpKind::Size, file, 0, 0),
+        Op::OpenFile { dir, name, mode: OpenMode::CreateNew } => named(OpKind::Create, dir, name),
+        Op::OpenFile { dir, name, .. } => named(OpKind::Open, dir, name),
+        Op::OpenDir { dir, name, .. } => named(OpKind::OpenDir, dir, name),
+        Op::Rename { dir, from, .. } => named(OpKind::Rename, dir, from),
+        Op::Unlink { dir, name } => named(OpKind::Unlink, dir, name),
+        Op::RemoveDir { dir, name } => named(OpKind::RemoveDir, dir, name),
+        Op::SyncDir { dir } => named(OpKind::SyncDir, dir, ""),
+        Op::List { dir } => named(OpKind::List, dir, ""),
+        Op::Lock { dir, name } => named(OpKind::Lock, dir, name),
+        Op::Space { dir } => named(OpKind::Space, dir, ""),
+        Op::Timer { at_ns } => {
+            Described { kind: OpKind::Timer, handle: None, name: "", offset: *at_ns, len: 0 }
+        }
+        Op::Accept { .. } | Op::Recv { .. } | Op::Send { .. } => {
+            Described { kind: OpKind::Socket, handle: None, name: "", offset: 0, len: 0 }
+        }
+    }
+}

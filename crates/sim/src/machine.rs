@@ -1,0 +1,467 @@
+//! The computer: operations under way, the clock, and the power switch.
+//!
+//! Time moves only in `step`, from one completion to the next; ties go to the earlier submission. What an operation does
+//! to the medium happens at its completion, except that a write which changes neither size nor space may become
+//! visible at its submission, and a read may be taken then: both are allowed of operations under way, and code that
+//! is not ready for it is wrong.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use blk::Errno;
+use blk::reactor::{Handle, Limits, Op, Outcome, Token};
+
+use crate::content::EffectId;
+use crate::device::Lanes;
+use crate::dir::NodeId;
+use crate::fault::{Action, Faults};
+use crate::fs::{EBADF, FileSystem};
+use crate::kind::{OpKind, describe};
+use crate::options::Options;
+use crate::rng::{Ratio, Rng};
+use crate::survival::Survival;
+use crate::trace::{Facts, Trace, hash_name};
+
+/// What a token of a machine without power names.
+const DEAD: Token = Token(u32::MAX);
+/// Processor time that 64 polls of tasks take, so that tasks which wait by yielding do not stop the clock.
+const TURN_NS: u64 = 3_200;
+/// Turns in a row without an event or power after which a task must be spinning.
+const IDLE_TURNS_MAX: u64 = 10_000_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Power {
+    On,
+    /// Nothing moves any more; what is left of the medium has not been decided.
+    Off,
+}
+
+/// An open handle.
+pub(crate) struct Open {
+    pub node: NodeId,
+    pub name: Rc<str>,
+    pub name_hash: u64,
+    pub writable: bool,
+    pub lock: bool,
+}
+
+/// How far an operation has come.
+enum Work {
+    Free,
+    /// Done at its completion.
+    Waiting(Op),
+    /// A write that is visible and whose completion is outstanding.
+    Exposed {
+        effect: EffectId,
+        len: u64,
+    },
+    /// A read that has been taken, and whose completion is outstanding.
+    Answered(Outcome),
+    Failing(Op, Errno),
+    /// Completed; the caller has not come for it.
+    Done(Outcome),
+}
+
+struct Slot {
+    work: Work,
+    facts: Facts,
+    /// The node it is about, held open until it completes.
+    node: Option<NodeId>,
+    /// Number of the event of its submission: a flush covers what completed at earlier events.
+    submitted_event: u64,
+    forgotten: bool,
+    waker: Option<Waker>,
+}
+
+/// What one step of the clock came to.
+pub(crate) enum Step {
+    /// No power, or nothing under way.
+    Nothing,
+    /// A completion that nobody waits for yet.
+    Quiet,
+    Wake(Waker),
+}
+
+pub(crate) struct Machine {
+    pub seed: u64,
+    pub options: Options,
+    pub limits: Limits,
+    pub rng: Rng,
+    /// For `Env::random`, so that the caller's draws do not shift the world's.
+    pub entropy: Rng,
+    pub now_ns: u64,
+    /// Submissions and completions since the world began, timers not counted.
+    pub events: u64,
+    pub fs: FileSystem,
+    pub faults: Faults,
+    pub trace: Trace,
+    pub power: Power,
+    /// Number of this boot; reactors of earlier ones are dead.
+    pub boot: u32,
+    /// Planted defects: acknowledge without doing anything.
+    pub flush_lies: bool,
+    pub sync_dir_lies: bool,
+    pub opens: Vec<Option<Open>>,
+    lanes: Lanes,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    due: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    sequence: u64,
+    idle_turns: u64,
+    no_name: Rc<str>,
+}
+
+impl Machine {
+    pub fn new(seed: u64, options: Options) -> Machine {
+        let block = options.logical_block;
+        assert!(matches!(block, 512 | 4096), "logical blocks are 512 or 4096 bytes, not {block}");
+        let limits = Limits {
+            logical_block: block,
+            memory_align: options.memory_align,
+            max_io: options.max_io,
+            direct: true,
+        };
+        let mut rng = Rng::new(seed);
+        Machine {
+            seed,
+            limits,
+            entropy: rng.fork(),
+            rng,
+            now_ns: 0,
+            events: 0,
+            fs: FileSystem::new(options.capacity_bytes),
+            faults: Faults::default(),
+            trace: Trace::new(options.trace_events),
+            power: Power::On,
+            boot: 0,
+            flush_lies: false,
+            sync_dir_lies: false,
+            opens: Vec::new(),
+            lanes: Lanes::new(options.device),
+            slots: Vec::new(),
+            free: Vec::new(),
+            due: BinaryHeap::new(),
+            sequence: 0,
+            idle_turns: 0,
+            no_name: "".into(),
+            options,
+        }
+    }
+
+    pub fn open(&self, handle: Handle) -> Option<&Open> {
+        self.opens.get(handle.0 as usize)?.as_ref()
+    }
+
+    pub fn submit(&mut self, op: Op) -> Token {
+        if self.power == Power::Off {
+            return DEAD;
+        }
+        let (facts, node) = self.facts(&op);
+        let action = if self.faults.any() { self.faults.strike(facts.kind, &facts.name) } else { None };
+        let done_ns = self.done_ns(&op, &facts, action);
+        let submitted_event = self.events + 1;
+        if let Some(node) = node {
+            self.fs.open(node);
+        }
+        let work = self.start(op, node, action);
+        let slot = Slot { work, facts, node, submitted_event, forgotten: false, waker: None };
+        let id = self.place(slot);
+        self.sequence += 1;
+        self.due.push(Reverse((done_ns, self.sequence, id)));
+        self.submitted(id);
+        Token(id)
+    }
+
+    /// What the trace says of the operation, and the node behind its handle.
+    fn facts(&self, op: &Op) -> (Facts, Option<NodeId>) {
+        let described = describe(op);
+        let open = described.handle.and_then(|handle| self.open(handle));
+        let (name, name_hash) = match (described.name, open) {
+            ("", Some(open)) => (open.name.clone(), open.name_hash),
+            ("", None) => (self.no_name.clone(), 0),
+            (name, _) => (name.into(), hash_name(name)),
+        };
+        let (kind, offset, len) = (described.kind, described.offset, described.len);
+        (Facts { kind, name, name_hash, offset, len }, open.map(|open| open.node))
+    }
+
+    fn done_ns(&mut self, op: &Op, facts: &Facts, action: Option<Action>) -> u64 {
+        if let Op::Timer { at_ns } = op {
+            return self.now_ns.max(*at_ns);
+        }
+        let extra_ns = match action {
+            Some(Action::Delay { ns }) => ns,
+            _ => 0,
+        };
+        self.lanes.finish_at_ns(self.now_ns, facts.kind, facts.len, &mut self.rng).saturating_add(extra_ns)
+    }
+
+    fn start(&mut self, op: Op, node: Option<NodeId>, action: Option<Action>) -> Work {
+        if let Some(Action::Fail(errno)) = action {
+            return Work::Failing(op, errno);
+        }
+        if let Err(errno) = self.check(&op) {
+            return Work::Failing(op, errno);
+        }
+        let Some(node) = node else { return Work::Waiting(op) };
+        match op {
+            Op::Read { .. } if self.rng.coin() => Work::Answered(self.perform(op, node, 0)),
+            Op::Write { offset, ref data, .. } if self.rng.coin() => {
+                let exposed = self.fs.file_mut(node).ok().and_then(|(f, _)| f.write_in_place(offset, data));
+                match exposed {
+                    Some(effect) => Work::Exposed { effect, len: data.len() as u64 },
+                    None => Work::Waiting(op),
+                }
+            }
+            op => Work::Waiting(op),
+        }
+    }
+
+    /// What O_DIRECT and the open mode forbid.
+    fn check(&self, op: &Op) -> Result<(), Errno> {
+        let (handle, offset, bytes, writes) = match op {
+            Op::Read { file, offset, buf } => (file, *offset, Some(&buf[..]), false),
+            Op::Write { file, offset, data } => (file, *offset, Some(&data[..]), true),
+            Op::Allocate { file, .. } | Op::Zero { file, .. } | Op::SetLen { file, .. } => {
+                (file, 0, None, true)
+            }
+            _ => return Ok(()),
+        };
+        if !self.open(*handle).is_some_and(|open| open.writable || !writes) {
+            return Err(EBADF);
+        }
+        let block = u64::from(self.limits.logical_block);
+        let fits = bytes.is_none_or(|bytes| {
+            offset.is_multiple_of(block)
+                && (bytes.len() as u64).is_multiple_of(block)
+                && bytes.len() <= self.limits.max_io as usize
+                && (bytes.as_ptr() as usize).is_multiple_of(self.limits.memory_align as usize)
+        });
+        if fits { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    fn place(&mut self, slot: Slot) -> u32 {
+        if let Some(id) = self.free.pop() {
+            self.slots[id as usize] = slot;
+            return id;
+        }
+        self.slots.push(slot);
+        u32::try_from(self.slots.len() - 1).ok().filter(|&id| id != DEAD.0).expect("fewer than 2^32 - 1")
+    }
+
+    fn submitted(&mut self, id: u32) {
+        let facts = &self.slots[id as usize].facts;
+        let kind = facts.kind;
+        self.events += u64::from(kind != OpKind::Timer);
+        self.trace.submitted(facts, self.events, self.now_ns);
+        if kind != OpKind::Timer && self.faults.cuts(self.events, kind, false) {
+            self.power = Power::Off;
+        }
+    }
+
+    /// Moves the clock to the next completion.
+    pub fn step(&mut self) -> Step {
+        let Some(&Reverse((due_ns, _, id))) = self.due.peek() else { return Step::Nothing };
+        if self.power == Power::Off {
+            return Step::Nothing;
+        }
+        if let Some(cut_ns) = self.faults.cut_at_ns().filter(|&cut_ns| cut_ns < due_ns) {
+            self.now_ns = cut_ns;
+            self.power = Power::Off;
+            return Step::Nothing;
+        }
+        self.idle_turns = 0;
+        self.now_ns = self.now_ns.max(due_ns);
+        let kind = self.slots[id as usize].facts.kind;
+        if kind != OpKind::Timer {
+            self.events += 1;
+            assert!(self.events < self.options.events_max, "{}: endless", self.place_and_time());
+            if self.faults.cuts(self.events, kind, true) {
+                self.power = Power::Off;
+                return Step::Nothing;
+            }
+        }
+        self.due.pop();
+        self.complete(id)
+    }
+
+    fn complete(&mut self, id: u32) -> Step {
+        let outcome = self.finish(id);
+        let slot = &mut self.slots[id as usize];
+        self.trace.completed(&slot.facts, self.events, self.now_ns, error_of(&outcome));
+        if slot.forgotten {
+            self.release(id);
+            self.dispose(outcome);
+            return Step::Quiet;
+        }
+        slot.work = Work::Done(outcome);
+        slot.waker.take().map_or(Step::Quiet, Step::Wake)
+    }
+
+    /// Does what the operation does to the medium.
+    fn finish(&mut self, id: u32) -> Outcome {
+        let slot = &mut self.slots[id as usize];
+        let (node, covers) = (slot.node.take(), slot.submitted_event);
+        let outcome = match (std::mem::replace(&mut slot.work, Work::Free), node) {
+            (Work::Waiting(op), Some(node)) => self.perform(op, node, covers),
+            (Work::Waiting(op), None) => self.perform_without_handle(op),
+            (Work::Exposed { effect, len }, Some(node)) => {
+                let stamp = self.events;
+                let (file, _) = self.fs.file_mut(node).expect("it was written to");
+                file.complete(effect, stamp);
+                Outcome::Count(Ok(len))
+            }
+            (Work::Answered(outcome), _) => outcome,
+            (Work::Failing(op, errno), node) => self.fail(op, node, errno),
+            (Work::Exposed { .. } | Work::Free | Work::Done(_), _) => {
+                unreachable!("{}: an operation completes once", self.place_and_time())
+            }
+        };
+        if let Some(node) = node {
+            self.fs.close(node);
+        }
+        outcome
+    }
+
+    pub fn poll(&mut self, token: Token, waker: &Waker) -> Poll<Outcome> {
+        if self.power == Power::Off || token == DEAD {
+            return Poll::Pending;
+        }
+        let slot = &mut self.slots[token.0 as usize];
+        if let Work::Done(_) = slot.work
+            && let Work::Done(outcome) = std::mem::replace(&mut slot.work, Work::Free)
+        {
+            self.release(token.0);
+            return Poll::Ready(outcome);
+        }
+        if !slot.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            slot.waker = Some(waker.clone());
+        }
+        Poll::Pending
+    }
+
+    pub fn forget(&mut self, token: Token) {
+        if self.power == Power::Off || token == DEAD {
+            return;
+        }
+        let slot = &mut self.slots[token.0 as usize];
+        slot.forgotten = true;
+        slot.waker = None;
+        if let Work::Done(_) = slot.work
+            && let Work::Done(outcome) = std::mem::replace(&mut slot.work, Work::Free)
+        {
+            self.release(token.0);
+            self.dispose(outcome);
+        }
+    }
+
+    fn release(&mut self, id: u32) {
+        let slot = &mut self.slots[id as usize];
+        slot.work = Work::Free;
+        slot.waker = None;
+        self.free.push(id);
+    }
+
+    /// Nobody takes this outcome: a handle in it would stay open for ever.
+    fn dispose(&mut self, outcome: Outcome) {
+        if let Outcome::Opened(Ok((handle, _))) = outcome {
+            self.close(handle);
+        }
+    }
+
+    pub fn close(&mut self, handle: Handle) {
+        if self.power == Power::Off {
+            return;
+        }
+        let Some(open) = self.opens.get_mut(handle.0 as usize).and_then(Option::take) else { return };
+        if open.lock {
+            self.fs.unlock(open.node);
+        }
+        self.fs.close(open.node);
+    }
+
+    /// Tasks have run for a while without waiting.
+    pub fn turn(&mut self) -> Step {
+        self.idle_turns += 1;
+        assert!(self.idle_turns < IDLE_TURNS_MAX, "{}: a task spins", self.place_and_time());
+        let until_ns = self.now_ns + TURN_NS;
+        match self.due.peek() {
+            Some(&Reverse((due_ns, _, _))) if due_ns <= until_ns => self.step(),
+            _ if self.power == Power::On && self.faults.cut_at_ns().is_none() => {
+                self.now_ns = until_ns;
+                Step::Nothing
+            }
+            _ => Step::Nothing,
+        }
+    }
+
+    pub fn place_and_time(&self) -> String {
+        format!("seed {}, event {}, {} ns", self.seed, self.events, self.now_ns)
+    }
+
+    /// Decides about the medium after a cut, and makes it ready for the next boot.
+    pub fn lose_power(&mut self) {
+        let survival = Survival::draw(&mut self.rng, &self.options);
+        self.finish_under_way(survival.kept, false);
+        self.fs.cut(&survival, &mut self.rng);
+        self.faults.disarm();
+        self.start_over();
+    }
+
+    /// The process ends and the medium lives on: what was submitted happens.
+    pub fn kill(&mut self) {
+        self.finish_under_way(Ratio::ALWAYS, true);
+        self.fs.drop_handles();
+        if self.power == Power::Off {
+            self.faults.disarm();
+        }
+        self.start_over();
+    }
+
+    /// Operations under way happened or not, in any order. Visible writes are decided about with the unflushed ones,
+    /// unless the medium keeps its power.
+    fn finish_under_way(&mut self, happened: Ratio, exposed_too: bool) {
+        let mut under_way: Vec<u32> = (0..self.slots.len() as u32).collect();
+        self.rng.shuffle(&mut under_way);
+        for id in under_way {
+            let pending = match &self.slots[id as usize].work {
+                Work::Waiting(Op::Read { .. } | Op::Timer { .. }) => false,
+                Work::Waiting(_) => self.rng.chance(happened),
+                Work::Exposed { .. } => exposed_too,
+                _ => false,
+            };
+            if pending {
+                self.finish(id);
+            }
+        }
+    }
+
+    fn start_over(&mut self) {
+        self.slots.clear();
+        self.free.clear();
+        self.due.clear();
+        self.opens.clear();
+        self.lanes.reset();
+        self.idle_turns = 0;
+        self.boot += 1;
+        self.power = Power::On;
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.slots.is_empty() && self.opens.is_empty()
+    }
+}
+
+fn error_of(outcome: &Outcome) -> Option<Errno> {
+    match outcome {
+        Outcome::Unit(result) => result.err(),
+        Outcome::Read(_, result) => result.err(),
+        Outcome::Count(result) => result.err(),
+        Outcome::Opened(result) => result.err(),
+        Outcome::Extents(result) => result.as_ref().err().copied(),
+        Outcome::Names(result) => result.as_ref().err().copied(),
+        Outcome::Space(result) => result.err(),
+    }
+}

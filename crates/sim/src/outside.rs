@@ -1,0 +1,133 @@
+//! The world as seen from outside it: fixtures before a run, evidence after. No time passes and no event happens.
+
+use blk::Errno;
+use blk::reactor::Handle;
+
+use crate::dir::NodeId;
+use crate::fs::{FileSystem, ROOT};
+use crate::machine::Machine;
+
+/// Which content of the medium is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// As the running system sees it.
+    Current,
+    /// As a cut that loses everything unflushed would leave it.
+    Durable,
+}
+
+/// A bit that was flipped on purpose, so that a checker can tell injected damage from real.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    pub path: String,
+    pub offset: u64,
+    pub bit: u8,
+}
+
+/// The longest content handed out in one piece: 1 GiB.
+const READ_BYTES_MAX: u64 = 1 << 30;
+
+fn components(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|part| !part.is_empty() && *part != ".")
+}
+
+/// The node a path leads to, in one of the two views.
+fn walk(fs: &FileSystem, path: &str, view: View) -> Option<NodeId> {
+    components(path).try_fold(ROOT, |dir, name| {
+        let dir = fs.dir(dir).ok()?;
+        match view {
+            View::Current => dir.get(name),
+            View::Durable => dir.get_durable(name),
+        }
+    })
+}
+
+impl Machine {
+    /// Opens a directory and makes it, durably, where it does not exist: the place a datastore was given.
+    pub(crate) fn open_root(&mut self, path: &str) -> Result<Handle, Errno> {
+        let dir = self.make_dirs(path)?;
+        Ok(self.add_open(dir, path, false, false))
+    }
+
+    fn make_dirs(&mut self, path: &str) -> Result<NodeId, Errno> {
+        let mut dir = ROOT;
+        for name in components(path) {
+            if name == ".." {
+                return Err(Errno::EINVAL);
+            }
+            dir = match self.fs.lookup(dir, name) {
+                Err(Errno::ENOENT) => {
+                    let made = self.fs.create(dir, name, true, self.events)?;
+                    self.fs.sync_dir(dir, u64::MAX)?;
+                    made
+                }
+                found => found?,
+            };
+        }
+        self.fs.dir(dir).map(|_| dir)
+    }
+
+    pub(crate) fn read_at(&self, path: &str, offset: u64, len: u64, view: View) -> Option<Vec<u8>> {
+        assert!(len <= READ_BYTES_MAX, "{path}: {len} bytes asked for at once, at most {READ_BYTES_MAX}");
+        let file = self.fs.file(walk(&self.fs, path, view)?).ok()?;
+        let mut bytes = vec![0; len as usize];
+        let filled = match view {
+            View::Current => file.read(offset, &mut bytes),
+            View::Durable => file.read_durable(offset, &mut bytes),
+        };
+        bytes.truncate(filled);
+        Some(bytes)
+    }
+
+    pub(crate) fn file_size(&self, path: &str, view: View) -> Option<u64> {
+        let file = self.fs.file(walk(&self.fs, path, view)?).ok()?;
+        Some(match view {
+            View::Current => file.size(),
+            View::Durable => file.durable_size(),
+        })
+    }
+
+    pub(crate) fn allocated_bytes(&self, path: &str) -> Option<u64> {
+        let file = self.fs.file(walk(&self.fs, path, View::Current)?).ok()?;
+        Some(file.allocated_pages() * crate::content::PAGE)
+    }
+
+    pub(crate) fn list(&self, path: &str, view: View) -> Option<Vec<String>> {
+        let dir = self.fs.dir(walk(&self.fs, path, view)?).ok()?;
+        let names = match view {
+            View::Current => dir.names(),
+            View::Durable => dir.durable_names(),
+        };
+        let slash = |node| if self.fs.is_dir(node) { "/" } else { "" };
+        Some(names.iter().map(|(name, &node)| format!("{name}{}", slash(node))).collect())
+    }
+
+    /// Puts bytes into a file, durably, making it and its directories where they do not exist.
+    pub(crate) fn write_at(&mut self, path: &str, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let dir = self.make_dirs(folder)?;
+        let node = match self.fs.lookup(dir, name) {
+            Err(Errno::ENOENT) => self.fs.create(dir, name, false, self.events)?,
+            found => found?,
+        };
+        self.fs.sync_dir(dir, u64::MAX)?;
+        let (file, room) = self.fs.file_mut(node)?;
+        file.put(offset, bytes, room);
+        Ok(())
+    }
+
+    /// Like `write_at`, of the whole content.
+    pub(crate) fn write_file(&mut self, path: &str, bytes: &[u8]) -> Result<(), Errno> {
+        self.write_at(path, 0, bytes)?;
+        let node = walk(&self.fs, path, View::Current).ok_or(Errno::ENOENT)?;
+        let (file, room) = self.fs.file_mut(node)?;
+        file.set_len(bytes.len() as u64, self.events, room)?;
+        file.persist(u64::MAX);
+        Ok(())
+    }
+
+    pub(crate) fn flip_bit(&mut self, path: &str, offset: u64, bit: u8) -> bool {
+        let Some(node) = walk(&self.fs, path, View::Durable) else { return false };
+        self.fs.file_mut(node).is_ok_and(|(file, _)| file.flip_bit(offset, bit))
+    }
+}

@@ -1,0 +1,169 @@
+//! What each operation does, at the moment it does it.
+
+use std::rc::Rc;
+
+use blk::Errno;
+use blk::reactor::{Handle, Limits, Op, OpenMode, Outcome};
+
+use crate::content::SECTOR;
+use crate::dir::NodeId;
+use crate::file::byte_range;
+use crate::fs::{EBADF, EISDIR, ENOTDIR};
+use crate::machine::{Machine, Open};
+use crate::trace::hash_name;
+
+impl Machine {
+    /// `covers` is the event of the operation's submission.
+    pub(crate) fn perform(&mut self, op: Op, node: NodeId, covers: u64) -> Outcome {
+        match op {
+            Op::Read { offset, mut buf, .. } => {
+                let filled = self.fs.file(node).map(|file| file.read(offset, &mut buf));
+                Outcome::Read(buf, filled)
+            }
+            Op::Size { .. } => Outcome::Count(self.fs.file(node).map(|file| file.size())),
+            Op::Extents { offset, len, .. } => Outcome::Extents(
+                self.fs.file(node).map(|file| file.extents(offset..offset.saturating_add(len))),
+            ),
+            Op::List { .. } => Outcome::Names(self.names(node)),
+            Op::Space { .. } => Outcome::Space(Ok(self.fs.space())),
+            Op::Write { .. } => Outcome::Count(self.write(op, node)),
+            Op::OpenFile { .. } | Op::OpenDir { .. } | Op::Lock { .. } => {
+                Outcome::Opened(self.open_named(op, node))
+            }
+            op => Outcome::Unit(self.change(op, node, covers)),
+        }
+    }
+
+    /// Timers, sockets, and operations on a handle that is not open.
+    pub(crate) fn perform_without_handle(&mut self, op: Op) -> Outcome {
+        match op {
+            Op::Timer { .. } => Outcome::Unit(Ok(())),
+            Op::Accept { .. } | Op::Recv { .. } | Op::Send { .. } => refusal(op, Errno::EOPNOTSUPP),
+            op => refusal(op, EBADF),
+        }
+    }
+
+    /// The operation fails. A write that met an I/O error may have reached the medium in part.
+    pub(crate) fn fail(&mut self, op: Op, node: Option<NodeId>, errno: Errno) -> Outcome {
+        if let (Op::Write { offset, data, .. }, Some(node), Errno::EIO) = (&op, node, errno)
+            && let Ok((file, _)) = self.fs.file_mut(node)
+        {
+            file.write_failed(*offset, data, self.events, &mut self.rng);
+        }
+        refusal(op, errno)
+    }
+
+    fn write(&mut self, op: Op, node: NodeId) -> Result<u64, Errno> {
+        let Op::Write { offset, data, .. } = op else { unreachable!("only writes come here") };
+        let (file, room) = self.fs.file_mut(node)?;
+        file.write(offset, data, self.events, room)
+    }
+
+    fn change(&mut self, op: Op, node: NodeId, covers: u64) -> Result<(), Errno> {
+        let stamp = self.events;
+        match op {
+            Op::Flush { .. } => {
+                let (file, _) = self.fs.file_mut(node)?;
+                if !self.flush_lies {
+                    file.persist(covers);
+                }
+                Ok(())
+            }
+            Op::SyncDir { .. } if self.sync_dir_lies => Ok(()),
+            Op::SyncDir { .. } => self.fs.sync_dir(node, covers),
+            Op::Allocate { offset, len, .. } => {
+                let (file, room) = self.fs.file_mut(node)?;
+                file.allocate(byte_range(offset, len)?, stamp, room)
+            }
+            Op::Zero { offset, len, punch, .. } => {
+                if !offset.is_multiple_of(SECTOR) || !len.is_multiple_of(SECTOR) {
+                    return Err(Errno::EINVAL);
+                }
+                let (file, room) = self.fs.file_mut(node)?;
+                file.zero(byte_range(offset, len)?, punch, stamp, room)
+            }
+            Op::SetLen { len, .. } => {
+                let (file, room) = self.fs.file_mut(node)?;
+                file.set_len(len, stamp, room)
+            }
+            Op::Rename { from, to, .. } => self.fs.rename(node, &from, &to, stamp),
+            Op::Unlink { name, .. } => self.fs.unlink(node, &name, stamp),
+            Op::RemoveDir { name, .. } => self.fs.remove_dir(node, &name, stamp),
+            _ => unreachable!("answered elsewhere"),
+        }
+    }
+
+    fn names(&self, dir: NodeId) -> Result<Vec<String>, Errno> {
+        let names = self.fs.dir(dir)?.names().iter();
+        let mut names: Vec<String> = names
+            .map(|(name, &node)| if self.fs.is_dir(node) { format!("{name}/") } else { name.clone() })
+            .collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn open_named(&mut self, op: Op, dir: NodeId) -> Result<(Handle, Limits), Errno> {
+        let (node, name, writable, lock) = match op {
+            Op::OpenFile { name, mode, .. } => {
+                (self.open_file(dir, &name, mode)?, name, mode != OpenMode::Read, false)
+            }
+            Op::OpenDir { name, create, .. } => (self.open_dir(dir, &name, create)?, name, false, false),
+            Op::Lock { name, .. } => (self.lock_file(dir, &name)?, name, false, true),
+            _ => unreachable!("only operations that open come here"),
+        };
+        Ok((self.add_open(node, &name, writable, lock), self.limits))
+    }
+
+    fn open_file(&mut self, dir: NodeId, name: &str, mode: OpenMode) -> Result<NodeId, Errno> {
+        if mode == OpenMode::CreateNew {
+            return self.fs.create(dir, name, false, self.events);
+        }
+        let node = self.fs.lookup(dir, name)?;
+        if self.fs.is_dir(node) { Err(EISDIR) } else { Ok(node) }
+    }
+
+    fn open_dir(&mut self, dir: NodeId, name: &str, create: bool) -> Result<NodeId, Errno> {
+        match self.fs.lookup(dir, name) {
+            Err(Errno::ENOENT) if create => self.fs.create(dir, name, true, self.events),
+            Ok(node) if !self.fs.is_dir(node) => Err(ENOTDIR),
+            found => found,
+        }
+    }
+
+    fn lock_file(&mut self, dir: NodeId, name: &str) -> Result<NodeId, Errno> {
+        let node = match self.fs.lookup(dir, name) {
+            Err(Errno::ENOENT) => self.fs.create(dir, name, false, self.events)?,
+            found => found?,
+        };
+        self.fs.lock(node)?;
+        Ok(node)
+    }
+
+    pub(crate) fn add_open(&mut self, node: NodeId, name: &str, writable: bool, lock: bool) -> Handle {
+        self.fs.open(node);
+        let name: Rc<str> = name.into();
+        let open = Some(Open { node, name_hash: hash_name(&name), name, writable, lock });
+        // Handles are few and long-lived; a linear search keeps them small numbers.
+        let at = self.opens.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.opens.push(None);
+            self.opens.len() - 1
+        });
+        self.opens[at] = open;
+        Handle(u32::try_from(at).expect("fewer than 2^32 handles"))
+    }
+}
+
+/// The answer of the operation's own shape that carries `errno`.
+fn refusal(op: Op, errno: Errno) -> Outcome {
+    match op {
+        Op::Read { buf, .. } | Op::Recv { buf, .. } => Outcome::Read(buf, Err(errno)),
+        Op::Write { .. } | Op::Size { .. } | Op::Send { .. } => Outcome::Count(Err(errno)),
+        Op::Extents { .. } => Outcome::Extents(Err(errno)),
+        Op::OpenFile { .. } | Op::OpenDir { .. } | Op::Lock { .. } | Op::Accept { .. } => {
+            Outcome::Opened(Err(errno))
+        }
+        Op::List { .. } => Outcome::Names(Err(errno)),
+        Op::Space { .. } => Outcome::Space(Err(errno)),
+        _ => Outcome::Unit(Err(errno)),
+    }
+}

@@ -1,0 +1,97 @@
+//! One boot of a world, as the executor sees it.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use blk::Errno;
+use blk::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
+
+use crate::machine::{Machine, Step};
+
+/// What the calendar says when a world begins: 2026-01-01 00:00 UTC.
+const EPOCH_UNIX_US: i64 = 1_767_225_600_000_000;
+
+/// Dead as soon as its world boots again: it then accepts everything and completes nothing.
+pub struct SimReactor {
+    machine: Rc<RefCell<Machine>>,
+    boot: u32,
+}
+
+impl SimReactor {
+    pub(crate) fn new(machine: Rc<RefCell<Machine>>) -> SimReactor {
+        let boot = machine.borrow().boot;
+        SimReactor { machine, boot }
+    }
+
+    /// Runs `act` unless this boot is over.
+    fn alive<T>(&self, act: impl FnOnce(&mut Machine) -> T) -> Option<T> {
+        let mut machine = self.machine.borrow_mut();
+        (machine.boot == self.boot).then(|| act(&mut machine))
+    }
+}
+
+impl Reactor for SimReactor {
+    fn submit(&self, op: Op) -> Token {
+        self.alive(|machine| machine.submit(op)).unwrap_or(Token(u32::MAX))
+    }
+
+    fn poll(&self, token: Token, cx: &mut Context<'_>) -> Poll<Outcome> {
+        self.alive(|machine| machine.poll(token, cx.waker())).unwrap_or(Poll::Pending)
+    }
+
+    fn forget(&self, token: Token) {
+        self.alive(|machine| machine.forget(token));
+    }
+
+    fn close(&self, handle: Handle) {
+        self.alive(|machine| machine.close(handle));
+    }
+
+    fn open_root(&self, path: &str) -> Result<Handle, Errno> {
+        self.alive(|machine| machine.open_root(path)).unwrap_or(Err(Errno::EIO))
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.machine.borrow().now_ns
+    }
+
+    fn unix_us(&self) -> i64 {
+        EPOCH_UNIX_US + (self.now_ns() / 1000) as i64
+    }
+
+    fn random(&self) -> u64 {
+        self.machine.borrow_mut().entropy.u64()
+    }
+
+    fn turn(&self) {
+        if let Some(Step::Wake(waker)) = self.alive(Machine::turn) {
+            waker.wake();
+        }
+    }
+
+    fn wait(&self) -> bool {
+        loop {
+            match self.alive(Machine::step) {
+                None | Some(Step::Nothing) => return false,
+                Some(Step::Quiet) => {}
+                Some(Step::Wake(waker)) => {
+                    waker.wake();
+                    return true;
+                }
+            }
+        }
+    }
+
+    fn waker(&self) -> Arc<dyn Waker> {
+        Arc::new(NoThreads)
+    }
+}
+
+/// Nobody else exists who could wake this world.
+struct NoThreads;
+
+impl Waker for NoThreads {
+    fn wake(&self) {}
+}

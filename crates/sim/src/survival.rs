@@ -1,0 +1,65 @@
+//! What one power cut spares. Drawn afresh for each cut, so that mild and total losses both occur.
+
+use crate::options::Options;
+use crate::rng::{Ratio, Rng};
+
+/// The mood of one power cut.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Survival {
+    /// Share of unflushed operations that reached the medium, wholly or in part.
+    pub kept: Ratio,
+    /// Share of those that reached it in part.
+    pub torn: Ratio,
+    /// Unsynced changes of names survive as an order-keeping subset, not as a prefix.
+    pub name_subsets: bool,
+}
+
+impl Survival {
+    pub fn draw(rng: &mut Rng, options: &Options) -> Survival {
+        // One in eight loses everything unflushed, one in eight loses nothing of it.
+        let kept = match rng.below(8) {
+            0 => Ratio::NEVER,
+            1 => Ratio::ALWAYS,
+            _ => Ratio::new(rng.between(1, 7), 8),
+        };
+        let torn = Ratio::new(rng.below(5), 8);
+        Survival { kept, torn, name_subsets: rng.chance(options.directory_subsets) }
+    }
+
+    pub fn fate(&self, rng: &mut Rng) -> Fate {
+        match rng.chance(self.kept) {
+            false => Fate::Lost,
+            true if rng.chance(self.torn) => Fate::Torn,
+            true => Fate::Whole,
+        }
+    }
+
+    /// How many of `count` ordered changes survive when a prefix does.
+    pub fn prefix(&self, rng: &mut Rng, count: usize) -> usize {
+        match self.kept {
+            Ratio::NEVER => 0,
+            Ratio::ALWAYS => count,
+            _ => rng.below(count as u64 + 1) as usize,
+        }
+    }
+}
+
+/// What becomes of one unflushed write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Lost,
+    /// Each of its sectors survives or not, by chance.
+    Torn,
+    Whole,
+}
+
+impl Fate {
+    /// The sectors of one page that survive, out of a mask of them.
+    pub fn spare(self, sectors: u8, rng: &mut Rng) -> u8 {
+        match self {
+            Fate::Lost => 0,
+            Fate::Whole => sectors,
+            Fate::Torn => sectors & rng.u64() as u8,
+        }
+    }
+}

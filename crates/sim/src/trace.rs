@@ -1,0 +1,135 @@
+//! What happened: a hash of every event, counts per kind, and on request the last events themselves.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::rc::Rc;
+
+use blk::Errno;
+
+use crate::kind::OpKind;
+use crate::rng::mix;
+
+/// Operations of one kind since the world began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KindCount {
+    pub submitted: u64,
+    pub completed: u64,
+    /// Of the completed ones.
+    pub failed: u64,
+    /// Bytes asked for by submitted reads and writes.
+    pub bytes: u64,
+}
+
+/// One submission or completion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// Number of the event in its world, from 1. Timers have the number of the event before them.
+    pub event: u64,
+    pub time_ns: u64,
+    pub kind: OpKind,
+    pub completed: bool,
+    pub name: Rc<str>,
+    pub offset: u64,
+    pub len: u64,
+    pub error: Option<Errno>,
+}
+
+impl fmt::Display for TraceEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TraceEvent { event, time_ns, kind, name, offset, len, .. } = self;
+        let phase = if self.completed { "done" } else { "sent" };
+        write!(f, "{event:>8} {time_ns:>14} ns {phase} {kind:?} {name} {offset}+{len}")?;
+        match self.error {
+            Some(errno) => write!(f, " failed: {errno}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The facts of an operation that both its events carry.
+#[derive(Clone)]
+pub(crate) struct Facts {
+    pub kind: OpKind,
+    pub name: Rc<str>,
+    pub name_hash: u64,
+    pub offset: u64,
+    pub len: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Trace {
+    hash: u64,
+    counts: [KindCount; OpKind::ALL.len()],
+    marks: BTreeMap<&'static str, u64>,
+    recent: VecDeque<TraceEvent>,
+    recent_max: usize,
+}
+
+pub(crate) fn hash_name(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+impl Trace {
+    pub fn new(recent_max: usize) -> Trace {
+        Trace { recent_max, ..Trace::default() }
+    }
+
+    pub fn submitted(&mut self, facts: &Facts, event: u64, time_ns: u64) {
+        let count = &mut self.counts[facts.kind as usize];
+        count.submitted += 1;
+        if matches!(facts.kind, OpKind::Read | OpKind::Write) {
+            count.bytes += facts.len;
+        }
+        self.fold(facts, time_ns, 1);
+        self.remember(facts, event, time_ns, false, None);
+    }
+
+    pub fn completed(&mut self, facts: &Facts, event: u64, time_ns: u64, error: Option<Errno>) {
+        let count = &mut self.counts[facts.kind as usize];
+        count.completed += 1;
+        count.failed += u64::from(error.is_some());
+        self.fold(facts, time_ns, 2 + error.map_or(0, |errno| errno.0 as u64));
+        self.remember(facts, event, time_ns, true, error);
+    }
+
+    fn fold(&mut self, facts: &Facts, time_ns: u64, phase: u64) {
+        let words = [facts.kind as u64 | phase << 8, facts.name_hash, facts.offset, facts.len, time_ns];
+        for word in words {
+            self.hash = (self.hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+    }
+
+    fn remember(&mut self, facts: &Facts, event: u64, time_ns: u64, completed: bool, error: Option<Errno>) {
+        if self.recent_max == 0 {
+            return;
+        }
+        if self.recent.len() == self.recent_max {
+            self.recent.pop_front();
+        }
+        let Facts { kind, offset, len, .. } = *facts;
+        let name = facts.name.clone();
+        self.recent.push_back(TraceEvent { event, time_ns, kind, completed, name, offset, len, error });
+    }
+
+    pub fn hash(&self) -> u64 {
+        mix(self.hash)
+    }
+
+    pub fn count(&self, kind: OpKind) -> KindCount {
+        self.counts[kind as usize]
+    }
+
+    pub fn mark(&mut self, label: &'static str) {
+        *self.marks.entry(label).or_default() += 1;
+    }
+
+    pub fn marks(&self) -> &BTreeMap<&'static str, u64> {
+        &self.marks
+    }
+
+    pub fn recent(&self) -> impl Iterator<Item = &TraceEvent> {
+        self.recent.iter()
+    }
+}

@@ -1,0 +1,225 @@
+//! The handle a test holds: what runs in the world, what goes wrong in it, what is left.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::rc::Rc;
+
+use blk::{Env, Executor};
+
+use crate::fault::{Cut, Fault};
+use crate::kind::OpKind;
+use crate::machine::{Machine, Power};
+use crate::options::Options;
+use crate::outside::{Damage, View};
+use crate::reactor::SimReactor;
+use crate::trace::{KindCount, TraceEvent};
+
+/// The durable medium, its file system and its faults. Outlives power cuts. Cloning shares it.
+///
+/// ```
+/// let world = sim::SimWorld::new(7, sim::Options::default());
+/// world.cut_at(sim::Cut::Event(5));
+/// let outcome = world.run(|env| async move {
+///     let dir = env.open_root("/").unwrap();
+///     dir.replace_file("name", b"content").await.unwrap();
+/// });
+/// assert!(outcome.is_none());
+/// world.power_cut();
+/// let names = world.run(|env| async move { env.open_root("/").unwrap().list().await.unwrap() });
+/// assert!(!names.unwrap().contains(&"name".to_string()));
+/// ```
+#[derive(Clone)]
+pub struct SimWorld {
+    machine: Rc<RefCell<Machine>>,
+    damage: Rc<RefCell<Vec<Damage>>>,
+}
+
+impl SimWorld {
+    pub fn new(seed: u64, options: Options) -> SimWorld {
+        SimWorld { machine: Rc::new(RefCell::new(Machine::new(seed, options))), damage: Rc::default() }
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.machine.borrow().seed
+    }
+
+    // Running.
+
+    /// Boots, runs `main` to its end and switches its process off. None if the power was cut before that.
+    ///
+    /// Panics, naming the seed, when nothing is under way and `main` is not done: a request was never answered.
+    pub fn run<T, F>(&self, main: impl FnOnce(Env) -> F) -> Option<T>
+    where
+        T: 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let executor = Executor::new(Rc::new(self.boot()));
+        let outcome = executor.run(main(executor.env()));
+        let cut = self.is_off();
+        drop(executor);
+        let where_and_when = self.place_and_time();
+        assert!(cut || outcome.is_some(), "{where_and_when}: nothing is under way and the run is not done");
+        outcome.filter(|_| !cut)
+    }
+
+    /// A fresh boot. What an earlier boot left under way without a power cut happens first, as when a process is
+    /// killed. Panics after an unanswered cut: call `power_cut` or `kill`, whichever is meant.
+    pub fn boot(&self) -> SimReactor {
+        assert!(!self.is_off(), "{}: the power is off: power_cut() or kill()?", self.place_and_time());
+        if !self.machine.borrow().is_settled() {
+            self.kill();
+        }
+        SimReactor::new(self.machine.clone())
+    }
+
+    /// The power fails, now if it was not off already: what is left of the medium is decided by the seed.
+    pub fn power_cut(&self) {
+        self.machine.borrow_mut().lose_power();
+    }
+
+    /// Only the process ends: everything submitted happens, nothing is lost, handles and locks are gone.
+    pub fn kill(&self) {
+        self.machine.borrow_mut().kill();
+    }
+
+    /// True from the moment a scheduled cut strikes until `power_cut` or `kill`.
+    pub fn is_off(&self) -> bool {
+        self.machine.borrow().power == Power::Off
+    }
+
+    // Faults.
+
+    /// Schedules the one next cut; replaces an earlier schedule.
+    pub fn cut_at(&self, cut: Cut) {
+        let mut machine = self.machine.borrow_mut();
+        let (events, now_ns) = (machine.events, machine.now_ns);
+        machine.faults.arm(cut, events, now_ns);
+    }
+
+    pub fn cancel_cut(&self) {
+        self.machine.borrow_mut().faults.disarm();
+    }
+
+    pub fn add_fault(&self, fault: Fault) {
+        self.machine.borrow_mut().faults.add(fault);
+    }
+
+    pub fn clear_faults(&self) {
+        self.machine.borrow_mut().faults.clear();
+    }
+
+    /// None is 1 PiB. Less than what is in use makes every further allocation fail.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.machine.borrow_mut().fs.set_capacity(bytes);
+    }
+
+    /// Planted defect: flushes complete and make nothing durable.
+    pub fn lie_about_flush(&self, lie: bool) {
+        self.machine.borrow_mut().flush_lies = lie;
+    }
+
+    /// Planted defect: directory syncs complete and make nothing durable.
+    pub fn lie_about_sync_dir(&self, lie: bool) {
+        self.machine.borrow_mut().sync_dir_lies = lie;
+    }
+
+    /// Flips one durable bit under whatever is pending, and records it. False where no durable byte is.
+    pub fn flip_bit(&self, path: &str, offset: u64, bit: u8) -> bool {
+        let flipped = self.machine.borrow_mut().flip_bit(path, offset, bit);
+        if flipped {
+            self.damage.borrow_mut().push(Damage { path: path.to_string(), offset, bit });
+        }
+        flipped
+    }
+
+    /// Every bit flipped so far, in order.
+    pub fn damage(&self) -> Vec<Damage> {
+        self.damage.borrow().clone()
+    }
+
+    // Fixtures and evidence. Paths start at the root; a missing file answers None.
+
+    /// The whole content, of at most 1 GiB.
+    pub fn read_file(&self, path: &str, view: View) -> Option<Vec<u8>> {
+        let machine = self.machine.borrow();
+        machine.read_at(path, 0, machine.file_size(path, view)?, view)
+    }
+
+    /// At most `len` bytes; fewer where the file ends.
+    pub fn read_at(&self, path: &str, offset: u64, len: u64, view: View) -> Option<Vec<u8>> {
+        self.machine.borrow().read_at(path, offset, len, view)
+    }
+
+    /// Bytes.
+    pub fn file_size(&self, path: &str, view: View) -> Option<u64> {
+        self.machine.borrow().file_size(path, view)
+    }
+
+    /// Space the file takes, bytes.
+    pub fn allocated_bytes(&self, path: &str) -> Option<u64> {
+        self.machine.borrow().allocated_bytes(path)
+    }
+
+    /// Names in a directory, sorted; subdirectories carry a trailing slash.
+    pub fn list(&self, path: &str, view: View) -> Option<Vec<String>> {
+        self.machine.borrow().list(path, view)
+    }
+
+    /// Replaces a file's content, durably, making the file and its directories where they do not exist. Panics where
+    /// the path makes no sense: fixtures are the test's own.
+    pub fn write_file(&self, path: &str, bytes: &[u8]) {
+        let result = self.machine.borrow_mut().write_file(path, bytes);
+        result.unwrap_or_else(|errno| panic!("{path}: {errno}"));
+    }
+
+    /// Overwrites or extends a part of a file, durably. Panics like `write_file`.
+    pub fn write_at(&self, path: &str, offset: u64, bytes: &[u8]) {
+        let result = self.machine.borrow_mut().write_at(path, offset, bytes);
+        result.unwrap_or_else(|errno| panic!("{path}: {errno}"));
+    }
+
+    /// Space in use, bytes.
+    pub fn used_bytes(&self) -> u64 {
+        self.machine.borrow().fs.room.used_pages * crate::content::PAGE
+    }
+
+    // What happened.
+
+    /// Folded over every submission and completion: the same seed and program give the same hash.
+    pub fn event_hash(&self) -> u64 {
+        self.machine.borrow().trace.hash()
+    }
+
+    /// Submissions and completions so far, timers not counted: the range of `Cut::Event`.
+    pub fn events(&self) -> u64 {
+        self.machine.borrow().events
+    }
+
+    pub fn count(&self, kind: OpKind) -> KindCount {
+        self.machine.borrow().trace.count(kind)
+    }
+
+    /// Counts something under a label, for "this must have happened at least once" at the end of a campaign.
+    pub fn mark(&self, label: &'static str) {
+        self.machine.borrow_mut().trace.mark(label);
+    }
+
+    pub fn marks(&self) -> BTreeMap<&'static str, u64> {
+        self.machine.borrow().trace.marks().clone()
+    }
+
+    /// The last events, oldest first; as many as the options keep.
+    pub fn recent_events(&self) -> Vec<TraceEvent> {
+        self.machine.borrow().trace.recent().cloned().collect()
+    }
+
+    pub fn now_ns(&self) -> u64 {
+        self.machine.borrow().now_ns
+    }
+
+    /// "seed, event, time", for failure messages.
+    pub fn place_and_time(&self) -> String {
+        self.machine.borrow().place_and_time()
+    }
+}
