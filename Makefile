@@ -1,0 +1,46 @@
+# The two commands a newcomer needs are `make run` and `make test`; `make help` lists the rest.
+
+.DEFAULT_GOAL := help
+.PHONY: help run test setup lint build unit crash clients soak fuzz bench bench-quick clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## Build, serve ./unstun-data, run the demo; the daemon stays up until Ctrl-C
+	@scripts/run.sh
+
+test: ## Install what is missing, then every stage: setup, lint, build, unit, crash, clients
+	@scripts/test.sh
+
+setup: ## Install the programs the tests use
+	@scripts/test.sh setup
+
+lint: ## rustfmt and clippy, warnings as errors
+	@scripts/test.sh lint
+
+build: ## The one optimised build that every other stage uses
+	@scripts/test.sh build
+
+unit: ## Unit, property and repository tests
+	@scripts/test.sh unit
+
+crash: ## Power cuts in virtual time
+	@scripts/test.sh crash
+
+clients: ## Real clients: qemu-img, qemu-io, nbdinfo, nbdcopy, fio
+	@scripts/test.sh clients
+
+soak: ## Crash runs and kill -9 cycles for about an hour (SOAK_MINUTES)
+	@scripts/soak.sh
+
+fuzz: ## Property and corpus tests on fresh random input (FUZZ_MINUTES, 10 by default)
+	@scripts/fuzz.sh
+
+bench: ## The figures, beside their peers, in about 25 minutes
+	@scripts/bench.sh
+
+bench-quick: ## The same with few rounds, in about 5 minutes
+	@scripts/bench.sh --quick
+
+clean: ## Remove what was built; datastores stay
+	cargo clean

@@ -1,0 +1,271 @@
+//! The rules of the house. Each takes one file and answers its violations, with the reason.
+
+use crate::source::{Source, is_word, line_of};
+
+pub const FILE_LINES_MAX: usize = 700;
+pub const FUNCTION_LINES_MAX: usize = 100;
+
+/// The star: what a room may depend on within the workspace. The roofs (`lab`, `unstun`) may know everyone.
+const MAY_KNOW: [(&str, &[&str]); 7] = [
+    ("blk", &[]),
+    ("sim", &["blk"]),
+    ("vmdk", &["blk"]),
+    ("engine", &["blk"]),
+    ("export", &["blk"]),
+    ("lab", &["blk", "sim", "vmdk", "engine", "export"]),
+    ("unstun", &["blk", "sim", "vmdk", "engine", "export", "lab"]),
+];
+
+/// The only code that touches memory the compiler does not vouch for.
+const UNSAFE_HOME: &str = "crates/blk/src/uring";
+
+/// Rooms that run under the simulator, where everything is a function of the seed.
+const DETERMINISTIC: [&str; 5] = ["blk", "sim", "vmdk", "engine", "export"];
+
+/// Where a word may not occur (folder or file; matches anywhere in code and strings, in any case), and why.
+const ABSENT: &[(&str, &[&str], &str)] = &[
+    (
+        "crates/blk/src/volume.rs",
+        &["snapshot", "vmdk"],
+        "a volume is blocks; what a snapshot is belongs to the engine",
+    ),
+    ("crates/blk/src/file.rs", &["snapshot", "vmdk"], "the floor decides nothing"),
+    (
+        "crates/export/src",
+        &["snapshot", "vmdk", "manifest"],
+        "a door serves volumes and does not know where they come from",
+    ),
+    (
+        "crates/engine/src",
+        &["vmdk", "vmfs", "cowd", "sesparse"],
+        "the engine knows layers; formats answer where, in a room of their own",
+    ),
+    (
+        "crates/engine/src",
+        &["blk::socket", "blk::uring"],
+        "the engine has no doors and no world: it runs in virtual time too",
+    ),
+    (
+        "crates/vmdk/src",
+        &["openoptions", "file::open", "blk::uring", "blk::socket"],
+        "names inside a file come from strangers and open only through the caller's gate",
+    ),
+    ("crates/sim/src", &["blk::uring"], "the simulated world and the real one share contracts only"),
+];
+
+/// What the machine would answer differently each time.
+const WORLDLY: [(&str, &str); 7] = [
+    ("std::time::", "time comes from blk::Env, so that it can be virtual"),
+    ("std::thread", "one core owns a VM; other threads would make order a matter of luck"),
+    ("std::net", "sockets are opened by the reactor"),
+    ("std::fs", "files are opened by the reactor, so that they can be simulated"),
+    ("std::env::", "the environment of the process is no input of the engine"),
+    ("RandomState", "seeded by the machine: two runs of one seed would differ"),
+    ("rand::", "chance comes from blk::Env, so that a seed repeats it"),
+];
+
+/// Left-overs, and the test that does not test. The `!` is looked for apart, so that spacing does not matter.
+const UNFINISHED: [&str; 3] = ["todo", "unimplemented", "dbg"];
+
+/// Spelled in two halves, because this file is searched too.
+const FOREIGN: [(&str, &str); 6] = [
+    (concat!("crates", ".io"), "a registry's host is the builder's choice"),
+    (concat!("deb.debian", ".org"), "a mirror is the machine's choice"),
+    (concat!("/work", "/"), "a path of one machine"),
+    (concat!("/root", "/"), "a path of one machine"),
+    (concat!("/home", "/"), "a path of one machine"),
+    (concat!("/tmp/", "target"), "a path of one machine"),
+];
+
+fn at(source: &Source, line: usize, complaint: &str) -> String {
+    format!("{}:{line}: {complaint}", source.path)
+}
+
+fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+    text.match_indices(word).map(|(n, _)| n).filter(move |n| {
+        let bytes = text.as_bytes();
+        let before = n.checked_sub(1).is_some_and(|b| is_word(bytes[b]));
+        let after = bytes.get(n + word.len()).is_some_and(|b| is_word(*b));
+        !(before && is_word(word.as_bytes()[0]))
+            && !(after && is_word(*word.as_bytes().last().expect("a word")))
+    })
+}
+
+/// Dependency arrows, from a room's Cargo.toml; test dependencies are no exception, rooms meet in `lab/tests`.
+pub fn arrows(source: &Source) -> Vec<String> {
+    let Some((room, may)) =
+        MAY_KNOW.iter().find(|(room, _)| source.path == format!("crates/{room}/Cargo.toml"))
+    else {
+        return Vec::new();
+    };
+    let mut section = "";
+    let mut found = Vec::new();
+    for (n, line) in source.text.lines().enumerate() {
+        if line.starts_with('[') {
+            section = line;
+        }
+        let name = line.split(['.', '=', ' ']).next().unwrap_or("");
+        let is_room = MAY_KNOW.iter().any(|(room, _)| *room == name);
+        if section.contains("dependencies") && is_room && !may.contains(&name) {
+            let known = if may.is_empty() { "no other room".into() } else { may.join(", ") };
+            found.push(at(source, n + 1, &format!("{room} depends on {name}; it may know {known}: rooms meet under a roof, or each would drag in all")));
+        }
+    }
+    found
+}
+
+pub fn unsafe_stays_home(source: &Source) -> Vec<String> {
+    if !source.is_rust() || source.path.starts_with(UNSAFE_HOME) {
+        return Vec::new();
+    }
+    let reason = format!("unsafe outside {UNSAFE_HOME}*: one place to review, and to run under a checker");
+    words(&source.code, "unsafe").map(|n| at(source, line_of(&source.code, n), &reason)).collect()
+}
+
+pub fn absences(source: &Source) -> Vec<String> {
+    if !source.is_shipped() {
+        return Vec::new();
+    }
+    let code = source.without_tests(&source.code_and_strings).to_lowercase();
+    let mut found = Vec::new();
+    for (place, banned, why) in ABSENT.iter().filter(|(place, ..)| source.path.starts_with(place)) {
+        for word in *banned {
+            let complaint = format!("`{word}` in {place}: {why}");
+            found.extend(code.match_indices(word).map(|(n, _)| at(source, line_of(&code, n), &complaint)));
+        }
+    }
+    found
+}
+
+pub fn determinism(source: &Source) -> Vec<String> {
+    let exempt = source.path.starts_with(UNSAFE_HOME) || !DETERMINISTIC.contains(&source.room());
+    if !source.is_shipped() || exempt {
+        return Vec::new();
+    }
+    let code = source.without_tests(&source.code);
+    let hits = WORLDLY.iter().flat_map(|(word, why)| words(&code, word).map(move |n| (n, word, why)));
+    hits.map(|(n, word, why)| at(source, line_of(&code, n), &format!("`{word}`: {why}"))).collect()
+}
+
+pub fn finished(source: &Source) -> Vec<String> {
+    if !source.is_rust() {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for name in UNFINISHED {
+        for n in words(&source.code, name).filter(|n| source.code[n + name.len()..].starts_with('!')) {
+            found.push(at(
+                source,
+                line_of(&source.code, n),
+                &format!("`{name}!`: what is not done is not there"),
+            ));
+        }
+    }
+    for (n, _) in source.code.match_indices("#[ignore") {
+        found.push(at(
+            source,
+            line_of(&source.code, n),
+            "an ignored test proves nothing: make it a soak, or remove it",
+        ));
+    }
+    for n in words(&source.code, "thread::sleep") {
+        let why = "a sleep waits too long or not long enough: wait for the condition";
+        found.push(at(source, line_of(&source.code, n), why));
+    }
+    found
+}
+
+pub fn ascii(source: &Source) -> Vec<String> {
+    let odd = source.text.char_indices().filter(|(_, c)| !c.is_ascii());
+    odd.map(|(n, c)| at(source, line_of(&source.text, n), &format!("{c:?}: ASCII reads alike everywhere")))
+        .collect()
+}
+
+pub fn sizes(source: &Source) -> Vec<String> {
+    let mut found = Vec::new();
+    let lines = source.text.lines().count();
+    if source.is_rust() && lines > FILE_LINES_MAX {
+        let why = format!("{lines} lines, at most {FILE_LINES_MAX}: a file this long holds two ideas");
+        found.push(at(source, 1, &why));
+    }
+    for (line, lines, name) in source.functions() {
+        if source.is_rust() && lines > FUNCTION_LINES_MAX {
+            let why =
+                format!("fn {name} has {lines} lines, at most {FUNCTION_LINES_MAX}: it should fit a screen");
+            found.push(at(source, line, &why));
+        }
+    }
+    found
+}
+
+pub fn no_foreign_places(source: &Source) -> Vec<String> {
+    let mut found = Vec::new();
+    for (word, why) in FOREIGN {
+        found.extend(source.text.match_indices(word).map(|(n, _)| {
+            at(
+                source,
+                line_of(&source.text, n),
+                &format!("names {word}: {why}, and the next reader has another"),
+            )
+        }));
+    }
+    found
+}
+
+/// A page about a format says which source it describes, `<!-- describes PATH FINGERPRINT -->`, and goes stale with it.
+pub fn described_source(page: &Source, of: impl Fn(&str) -> Option<u64>) -> Vec<String> {
+    let marks = page.text.lines().enumerate().filter_map(|(n, line)| {
+        let inner = line.trim().strip_prefix("<!-- describes ")?.strip_suffix(" -->")?;
+        let (path, print) = inner.split_once(' ')?;
+        Some((n + 1, path, print))
+    });
+    let mut marked = false;
+    let mut found = Vec::new();
+    for (line, path, print) in marks {
+        marked = true;
+        match of(path).map(|n| format!("{n:016x}")) {
+            None => found.push(at(page, line, &format!("describes {path}, which is not there"))),
+            Some(now) if now != print => {
+                let ask = "read the page against the code, correct it, then put the new fingerprint";
+                found.push(at(page, line, &format!("{path} has changed ({now}): {ask}")));
+            }
+            Some(_) => {}
+        }
+    }
+    if !marked {
+        found.push(at(
+            page,
+            1,
+            "no `<!-- describes PATH FINGERPRINT -->`: a page tied to nothing grows old unseen",
+        ));
+    }
+    found
+}
+
+/// Paths in backquotes must exist, and `path:symbol` must hold the symbol: a map that lies is worse than none.
+pub fn map_is_true(page: &Source, text_of: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut found = Vec::new();
+    for (n, line) in page.text.lines().enumerate() {
+        for quoted in line.split('`').skip(1).step_by(2) {
+            let (path, symbol) = quoted.split_once(':').unwrap_or((quoted, ""));
+            let tops = ["crates/", "docs/", "scripts/", "bench/", ".ci/"];
+            if !tops.iter().any(|top| path.starts_with(top)) || path.contains(['*', ' ', '{']) {
+                continue;
+            }
+            match text_of(path) {
+                None => {
+                    found.push(at(page, n + 1, &format!("`{path}` is not there: the map must be kept true")))
+                }
+                Some(text) if !symbol.is_empty() && words(&text, symbol).next().is_none() => {
+                    found.push(at(
+                        page,
+                        n + 1,
+                        &format!("`{path}` has no {symbol}: the map must be kept true"),
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    found
+}

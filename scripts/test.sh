@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Runs the stages named, or all of them in order; prints each one's time, and `N passed, N failed` as the last line.
+# usage: test.sh [STAGE...]
+set -uo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+
+# Stage and the seconds after which it is stopped: cold on two cores, with room for a slow network or disk. The sum of
+# what they normally take stays below 25 minutes.
+STAGES=(setup:480 lint:480 build:900 unit:300 crash:420 clients:300)
+
+logs=${CARGO_TARGET_DIR:-target}/test-logs
+passed=0
+failed=0
+
+cargo_test() { cargo test --release --locked --workspace --no-fail-fast "$@"; }
+
+# Test files (or folders) choose their stage by name: tests/crash*, tests/clients*, and all others are unit tests.
+test_targets() {
+    local file name
+    for file in crates/*/tests/*.rs crates/*/tests/*/main.rs; do
+        [[ -e $file ]] || continue
+        name=${file#crates/*/tests/}
+        name=${name%/main.rs}
+        name=${name%.rs}
+        case "$1:$name" in
+            crash:crash* | clients:clients*) echo "--test=$name" ;;
+            crash:* | clients:* | unit:crash* | unit:clients*) ;;
+            unit:*) echo "--test=$name" ;;
+        esac
+    done | sort -u
+}
+
+fetch_crates() {
+    local host
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    cargo fetch --quiet --locked --target "$host"
+}
+
+stage_setup() {
+    scripts/setup.sh test && fetch_crates
+}
+
+stage_lint() {
+    local bad=0
+    cargo fmt --all --check || bad=$((bad + 1))
+    cargo clippy --release --locked --workspace --all-targets -- -D warnings || bad=$((bad + 1))
+    echo "test result: lints. $((2 - bad)) passed; $bad failed"
+    return $bad
+}
+
+stage_build() {
+    cargo_test --no-run
+}
+
+# shellcheck disable=SC2046 # target names have no spaces
+stage_unit() {
+    local bad=0
+    cargo_test --lib --bins $(test_targets unit) || bad=1
+    cargo_test --doc || bad=1
+    return $bad
+}
+
+# Without a target cargo would run every test there is.
+# shellcheck disable=SC2046
+only() {
+    [[ -n $(test_targets "$1") ]] || { echo "no test file belongs to stage $1"; return 1; }
+    cargo_test $(test_targets "$1") -- "${@:2}"
+}
+
+stage_crash() { only crash; }
+
+# One client at a time: two loads on two cores would starve each other into time-outs.
+stage_clients() { only clients --test-threads=1; }
+
+if [[ ${1:-} == --stage ]]; then
+    "stage_$2"
+    exit
+fi
+
+limit_of() {
+    local stage
+    for stage in "${STAGES[@]}"; do
+        [[ ${stage%%:*} == "$1" ]] && { echo "${stage##*:}"; return; }
+    done
+    echo "test.sh: no stage named $1; there are: ${STAGES[*]%%:*}" >&2
+    return 2
+}
+
+# A stage that dies without naming a failed test (compiler error, signal, time limit) counts as one failure.
+run_stage() {
+    local name=$1 log=$logs/$1.log began=$SECONDS limit status p f
+    limit=${UNSTUN_STAGE_LIMIT_S:-$(limit_of "$name")}
+    printf '\n=== %s\n' "$name"
+    {
+        # timeout leaves the terminal's process group: Ctrl-C has to be passed on to it.
+        timeout --kill-after=10 "$limit" scripts/test.sh --stage "$name" </dev/null 2>&1 &
+        trap 'kill -TERM $!' INT TERM
+        wait $! || { status=$?; wait $! 2>/dev/null; exit $status; }
+    } | tee -i "$log"
+    status=${PIPESTATUS[0]}
+    read -r p f < <(awk '/^test result: / { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")
+    ((status == 124 || status == 137)) && echo "stage $name was stopped after $limit s"
+    ((status != 0 && f == 0)) && f=1
+    printf '=== %s: %d passed, %d failed, %d s\n' "$name" "$p" "$f" $((SECONDS - began))
+    printf -v line '%-8s %5d passed %5d failed %5d s\n' "$name" "$p" "$f" $((SECONDS - began))
+    summary+=$line
+    passed=$((passed + p))
+    failed=$((failed + f))
+    return "$status"
+}
+
+wanted=("$@")
+(($#)) || wanted=("${STAGES[@]%%:*}")
+for name in "${wanted[@]}"; do limit_of "$name" >/dev/null || exit 2; done
+[[ ${wanted[0]} == setup ]] || scripts/setup.sh test || exit 1
+
+mkdir -p "$logs"
+summary=""
+trap 'exit 130' INT
+trap 'exit 143' TERM
+for name in "${wanted[@]}"; do
+    run_stage "$name"
+    status=$?
+    # Nothing after these can say anything useful.
+    [[ $status != 0 && ($name == setup || $name == build) ]] && break
+done
+printf '\n%s%d passed, %d failed\n' "$summary" "$passed" "$failed"
+((failed == 0))
