@@ -4,9 +4,13 @@
 //! file, field, found and expected value in every error. No path is opened here; names inside files are
 //! handed to the caller's gate.
 
+pub mod cowd;
 pub mod descriptor;
+pub mod flat;
+pub mod home;
 pub mod keyvalue;
 pub mod names;
 mod text;
+pub mod vmfssparse;
 pub mod vmsd;
 pub mod vmx;

@@ -72,6 +72,15 @@ impl Vmsd {
         Ok(Self { values, list, oddities })
     }
 
+    pub fn values(&self) -> &KeyValues {
+        &self.values
+    }
+
+    /// For keys that are not about snapshots.
+    pub fn values_mut(&mut self) -> &mut KeyValues {
+        &mut self.values
+    }
+
     pub fn list(&self) -> &SnapshotList {
         &self.list
     }

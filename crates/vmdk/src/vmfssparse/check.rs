@@ -1,0 +1,117 @@
+//! Every cross-reference of a delta at once: what no single table can show.
+
+use blk::{Buf, Result, SECTOR};
+
+use super::Core;
+use crate::cowd::{TABLE_BYTES, TableBounds, TableRun, decode_entries, table_runs};
+
+/// File sectors looked at in one pass over the tables: a bitmap of 2^28 bits is 32 MiB, for 128 GiB of file.
+const WINDOW_SECTORS: u64 = 1 << 28;
+
+/// Findings reported before the rest is only counted.
+const FINDINGS_MAX: usize = 100;
+
+struct Findings {
+    lines: Vec<String>,
+    more: usize,
+}
+
+impl Findings {
+    fn add(&mut self, line: String) {
+        if self.lines.len() < FINDINGS_MAX {
+            self.lines.push(line);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    fn into_lines(mut self) -> Vec<String> {
+        if self.more > 0 {
+            self.lines.push(format!("and {} more", self.more));
+        }
+        self.lines
+    }
+}
+
+impl Core {
+    /// Verifies each table by itself, then that no two entries share a sector. A table that is not sound is left out of
+    /// the second part.
+    pub(super) async fn check(&self) -> Result<Vec<String>> {
+        let mut findings = Findings { lines: Vec::new(), more: 0 };
+        let mut sound = Vec::new();
+        let tables: Vec<(u32, u32)> = self.state.borrow().directory.tables().collect();
+        for (region, sector) in tables {
+            let Some(entries) = self.table_for_check(region, sector).await? else { continue };
+            let state = self.state.borrow();
+            let bounds = TableBounds { free_sector: self.free_to_check(&state), ..self.bounds(&state) };
+            match bounds.check(region, &entries) {
+                Ok(_) => sound.push((region, sector)),
+                Err(error) => findings.add(error.to_string()),
+            }
+        }
+        let end = self.state.borrow().file_bytes / SECTOR;
+        for window in (0..end).step_by(WINDOW_SECTORS as usize) {
+            self.check_window(window, end.min(window + WINDOW_SECTORS), &sound, &mut findings).await?;
+        }
+        Ok(findings.into_lines())
+    }
+
+    /// Only a clean header's free pointer promises anything, and only a writer keeps its own.
+    fn free_to_check(&self, state: &super::State) -> Option<u32> {
+        match (self.shape.writable, state.header.is_unclean()) {
+            (true, _) => Some(state.space.free_sector()),
+            (false, false) => Some(state.header.free_sector()),
+            (false, true) => None,
+        }
+    }
+
+    /// The table as it is now, in memory or else in the file; `None` when it was released meanwhile.
+    async fn table_for_check(&self, region: u32, sector: u32) -> Result<Option<Vec<u32>>> {
+        if let Some(table) = self.state.borrow_mut().tables.get(region) {
+            return Ok(Some(table.entries.to_vec()));
+        }
+        let (buf, result) = self.file().read(u64::from(sector) * SECTOR, Buf::alloc(TABLE_BYTES)).await;
+        result?;
+        let still_there = self.state.borrow().directory.get(region) == Some(sector);
+        Ok(still_there.then(|| decode_entries(&buf)))
+    }
+
+    async fn check_window(
+        &self,
+        start: u64,
+        end: u64,
+        tables: &[(u32, u32)],
+        findings: &mut Findings,
+    ) -> Result<()> {
+        let mut seen = vec![0u64; (end - start).div_ceil(64) as usize];
+        for (region, sector) in tables {
+            let Some(entries) = self.table_for_check(*region, *sector).await? else { continue };
+            let grain = (self.shape.grain_bytes / SECTOR) as u32;
+            for run in table_runs(&entries, 0..entries.len(), grain).filter(|run| run.sector != 0) {
+                if let Some(twice) = mark(&mut seen, start, end, &run, grain) {
+                    let file = self.file().name();
+                    let entry = run.entry;
+                    findings.add(format!(
+                        "{file}: entry {entry} of grain table {region} and another name sector {twice}, expected each sector once"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Marks the run's sectors between `start` and `end`, and answers the first that was marked before.
+fn mark(seen: &mut [u64], start: u64, end: u64, run: &TableRun, grain: u32) -> Option<u64> {
+    let first = u64::from(run.sector);
+    let past = first + run.entries as u64 * u64::from(grain);
+    let mut twice = None;
+    for sector in first.max(start)..past.min(end) {
+        let (word, bit) = (((sector - start) / 64) as usize, 1u64 << ((sector - start) % 64));
+        if seen[word] & bit != 0 {
+            twice = twice.or(Some(sector));
+        }
+        seen[word] |= bit;
+    }
+    twice
+}

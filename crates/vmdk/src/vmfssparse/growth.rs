@@ -1,0 +1,151 @@
+//! Making space ready ahead of the guest, and the two marks of the header.
+
+use std::rc::Rc;
+
+use blk::{Buf, ErrorKind, Result, SECTOR};
+
+use super::Core;
+use super::space::PAGE_SECTORS;
+
+impl Core {
+    /// Waits until space up to sector `end` is ready. `NoSpace` leaves everything as it was.
+    ///
+    /// The work is done by a task of its own: a caller that gives up must not leave a zero write under way that
+    /// nobody waits for, because its sectors would be handed out.
+    pub(super) async fn make_ready(self: &Rc<Self>, end: u64) -> Result<()> {
+        while self.state.borrow().space.ready_end() < end {
+            let core = self.clone();
+            self.env.spawn(async move { core.grow_chunk(end, false).await }).join().await?;
+        }
+        Ok(())
+    }
+
+    /// Keeps at least half a step ready, in the background.
+    pub(super) fn grow_ahead(self: &Rc<Self>) {
+        let low = self.growth.step_sectors() / 2;
+        if self.state.borrow().space.ready_sectors() >= low || self.growing_ahead.replace(true) {
+            return;
+        }
+        let core = self.clone();
+        self.env.spawn_detached(Box::pin(async move {
+            core.grow_step().await;
+            core.growing_ahead.set(false);
+        }));
+    }
+
+    /// Fails silently: a first write that needs the space finds out by itself, and reports it.
+    async fn grow_step(&self) {
+        let step = self.growth.step_sectors();
+        while self.growing_ahead.get() {
+            let end = {
+                let state = self.state.borrow();
+                if state.space.ready_sectors() >= step {
+                    return;
+                }
+                state.space.ready_end() + 1
+            };
+            if end + step >= 1 << 32 || self.grow_chunk(end, true).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Makes the next chunk ready, unless somebody has made space ready up to `end` meanwhile. Work `ahead` is not done
+    /// any more once a seal has called it off.
+    async fn grow_chunk(&self, end: u64, ahead: bool) -> Result<()> {
+        let _turn = self.growth_turn.lock().await;
+        let ready_end = self.state.borrow().space.ready_end();
+        if ready_end >= end || (ahead && !self.growing_ahead.get()) {
+            return Ok(());
+        }
+        self.reserve(ready_end, end).await?;
+        let allocated_end = self.state.borrow().space.allocated_end();
+        let chunk_end = (ready_end + self.growth.chunk_sectors()).min(allocated_end);
+        let zeros = Buf::zeroed(((chunk_end - ready_end) * SECTOR) as usize);
+        self.file().write(ready_end * SECTOR, zeros).await?;
+        self.state.borrow_mut().space.set_ready_end(chunk_end);
+        Ok(())
+    }
+
+    /// Reserves a step on the datastore when nothing reserved is left; less when the datastore is nearly full.
+    async fn reserve(&self, from: u64, end: u64) -> Result<()> {
+        if self.state.borrow().space.allocated_end() > from {
+            return Ok(());
+        }
+        let least = (end - from).min(self.growth.chunk_sectors()).next_multiple_of(PAGE_SECTORS);
+        let mut sectors = self.growth.step_sectors().max(least);
+        while let Err(e) = self.file().allocate(from * SECTOR, sectors * SECTOR).await {
+            match e.kind {
+                ErrorKind::NoSpace if sectors > least => {
+                    sectors = (sectors / 2).next_multiple_of(PAGE_SECTORS).max(least);
+                }
+                // A file system without reservation: the zero write will reserve, or fail.
+                ErrorKind::Unsupported => break,
+                _ => return Err(e),
+            }
+        }
+        let mut state = self.state.borrow_mut();
+        state.space.set_allocated_end(from + sectors);
+        state.file_bytes = state.file_bytes.max((from + sectors) * SECTOR);
+        Ok(())
+    }
+
+    /// The header says "unclean" before the first table of this session is written.
+    pub(super) async fn mark_unclean(&self) -> Result<()> {
+        if self.marked_unclean.get() {
+            return Ok(());
+        }
+        let _turn = self.header_turn.lock().await;
+        if !self.marked_unclean.get() {
+            self.write_unclean_mark(true).await?;
+            self.marked_unclean.set(true);
+        }
+        Ok(())
+    }
+
+    async fn write_unclean_mark(&self, unclean: bool) -> Result<()> {
+        let mut header = self.state.borrow().header.clone();
+        header.set_unclean(unclean);
+        let (offset, bytes) = header.unclean_bytes();
+        self.file().write(offset, Buf::copy_of(bytes)).await?;
+        self.file().flush().await?;
+        self.state.borrow_mut().header.set_unclean(unclean);
+        Ok(())
+    }
+
+    /// The free pointer is durable before the unclean mark goes, or a crash between could leave a clean header with
+    /// an old pointer, and the space past it would be handed out twice. What was grown ahead goes back.
+    pub(super) async fn seal(&self) -> Result<()> {
+        if !self.shape.writable {
+            return Ok(());
+        }
+        self.growing_ahead.set(false);
+        let _growth = self.growth_turn.lock().await;
+        let _header = self.header_turn.lock().await;
+        if !self.state.borrow().header.is_unclean() {
+            return Ok(());
+        }
+        // From here a first write marks the header again before it goes on.
+        self.marked_unclean.set(false);
+        let length = {
+            let mut state = self.state.borrow_mut();
+            state.space.forget_ahead().min(state.file_bytes)
+        };
+        self.file().set_len(length).await?;
+        self.state.borrow_mut().file_bytes = length;
+        self.write_free_pointer().await?;
+        self.write_unclean_mark(false).await
+    }
+
+    async fn write_free_pointer(&self) -> Result<()> {
+        let (offset, buf) = {
+            let mut state = self.state.borrow_mut();
+            let free = state.space.free_sector();
+            state.header.set_free_sector(free);
+            let (offset, bytes) = state.header.free_sector_bytes();
+            (offset, Buf::copy_of(bytes))
+        };
+        self.file().write(offset, buf).await?;
+        self.file().flush().await
+    }
+}

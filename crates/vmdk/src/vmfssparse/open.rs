@@ -1,0 +1,152 @@
+//! Creating a delta, opening one, and finding the free space of one that was not closed.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use blk::layer::Shape;
+use blk::sync::{RangeLock, TaskMutex};
+use blk::{Buf, Env, File, Result, SECTOR};
+
+use super::{Core, Growth, Held, Space, State, Tables, VmfsSparse};
+use crate::cowd::{
+    Directory, HEADER_BYTES, Header, TABLE_BYTES, TABLE_ENTRIES, TABLE_SECTORS, TableBounds, decode_entries,
+    table_runs,
+};
+use crate::text::wrong;
+
+/// What an empty delta's length is rounded up to.
+const EMPTY_ALIGN: u64 = 4096;
+
+/// What the caller knows of a delta from its descriptor.
+#[derive(Debug, Clone)]
+pub struct Facts<'a> {
+    /// File name of the descriptor.
+    pub name: &'a str,
+    pub capacity_sectors: u64,
+    pub writable: bool,
+    pub growth: Growth,
+}
+
+/// What an unclean delta turned out to hold.
+struct Scan {
+    free_sector: u32,
+    held: Vec<(u32, usize)>,
+}
+
+impl VmfsSparse {
+    /// Writes an empty delta into a new file, durably, with the first step of space ready.
+    pub async fn create(env: Env, file: File, facts: Facts<'_>) -> Result<Self> {
+        let header = Header::create(file.name(), facts.capacity_sectors)?;
+        let length = (u64::from(header.first_data_sector()) * SECTOR).next_multiple_of(EMPTY_ALIGN);
+        let mut bytes = Buf::zeroed(length as usize);
+        bytes[..HEADER_BYTES].copy_from_slice(header.bytes());
+        file.write(0, bytes).await?;
+        let directory = Directory::empty(&header);
+        let space = Space::new(header.free_sector());
+        let held = Held::new(&directory, 0);
+        let core = Core::new(
+            env,
+            file,
+            &facts,
+            State { header, directory, tables: Tables::default(), space, file_bytes: length, held },
+        );
+        core.marked_unclean.set(true);
+        let first = core.state.borrow().space.ready_end();
+        core.make_ready(first + core.growth.step_sectors()).await?;
+        core.files[0].flush().await?;
+        Ok(Self(core))
+    }
+
+    /// Verifies header and directory, and compares lengths before anything else. An unclean delta opened for writing
+    /// is read through once, to find where its free space begins.
+    pub async fn open(env: Env, file: File, facts: Facts<'_>) -> Result<Self> {
+        let file_bytes = file.size().await?;
+        let header_bytes =
+            read(&file, 0, HEADER_BYTES.min(usize::try_from(file_bytes).unwrap_or(usize::MAX))).await?;
+        let header = Header::decode(file.name(), &header_bytes, file_bytes)?;
+        if u64::from(header.capacity_sectors()) != facts.capacity_sectors {
+            let expected = format!("{}, as the descriptor {} says", facts.capacity_sectors, facts.name);
+            return Err(wrong(file.name(), "numSectors", header.capacity_sectors(), &expected));
+        }
+        let offset = u64::from(header.directory_sector()) * SECTOR;
+        // Bounded by 2^20 entries; the header's check compared it with the file.
+        let bytes = read(&file, offset, header.directory_bytes()).await?;
+        let directory = Directory::decode(file.name(), &header, &bytes, file_bytes)?;
+        let scan = match header.is_unclean() && facts.writable {
+            true => Some(scan(&file, &header, &directory, file_bytes).await?),
+            false => None,
+        };
+        let unclean_end = u32::try_from(file_bytes / SECTOR).unwrap_or(u32::MAX);
+        let clean_end = if header.is_unclean() { unclean_end } else { header.free_sector() };
+        let free_sector = scan.as_ref().map_or(clean_end, |scan| scan.free_sector);
+        let mut held = Held::new(&directory, in_use_grains(&header, &directory, free_sector));
+        scan.iter().flat_map(|scan| &scan.held).for_each(|(region, grains)| held.set(*region, *grains));
+        let marked = header.is_unclean();
+        let state = State {
+            header,
+            directory,
+            tables: Tables::default(),
+            space: Space::new(free_sector),
+            file_bytes,
+            held,
+        };
+        let core = Core::new(env, file, &facts, state);
+        core.marked_unclean.set(marked);
+        Ok(Self(core))
+    }
+}
+
+impl Core {
+    fn new(env: Env, file: File, facts: &Facts<'_>, state: State) -> Rc<Self> {
+        let shape = Shape {
+            size_bytes: u64::from(state.header.capacity_sectors()) * SECTOR,
+            grain_bytes: u64::from(state.header.grain_sectors()) * SECTOR,
+            region_bytes: state.header.region_bytes(),
+            flat: false,
+            writable: facts.writable,
+            punches: false,
+        };
+        Rc::new(Self {
+            name: facts.name.into(),
+            env,
+            files: [file],
+            shape,
+            growth: facts.growth,
+            state: RefCell::new(state),
+            marked_unclean: Cell::new(false),
+            header_turn: TaskMutex::default(),
+            growth_turn: TaskMutex::default(),
+            growing_ahead: Cell::new(false),
+            loading: RangeLock::default(),
+        })
+    }
+}
+
+async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
+    let (buf, result) = file.read(offset, Buf::alloc(len)).await;
+    result.map(|()| buf)
+}
+
+/// Upper bound of the grains in use below `free_sector`: all that is neither metadata nor table.
+fn in_use_grains(header: &Header, directory: &Directory, free_sector: u32) -> u64 {
+    let tables = directory.table_count() as u64 * u64::from(TABLE_SECTORS);
+    let data = u64::from(free_sector).saturating_sub(u64::from(header.first_data_sector()) + tables);
+    data / u64::from(header.grain_sectors())
+}
+
+/// Reads and verifies every table: 16 KiB for each 2 MiB the delta covers.
+async fn scan(file: &File, header: &Header, directory: &Directory, file_bytes: u64) -> Result<Scan> {
+    let bounds = TableBounds { file: file.name(), header, directory, file_bytes, free_sector: None };
+    let mut scan =
+        Scan { free_sector: header.first_data_sector().max(directory.end_of_tables()), held: Vec::new() };
+    for (region, sector) in directory.tables() {
+        let entries = decode_entries(&read(file, u64::from(sector) * SECTOR, TABLE_BYTES).await?);
+        scan.held.push((region, bounds.check(region, &entries)?));
+        let grain = header.grain_sectors();
+        for run in table_runs(&entries, 0..TABLE_ENTRIES, grain).filter(|run| run.sector != 0) {
+            // Inside the file, which `check` has seen to, and so below 2^32.
+            scan.free_sector = scan.free_sector.max(run.sector.saturating_add(run.entries as u32 * grain));
+        }
+    }
+    Ok(scan)
+}

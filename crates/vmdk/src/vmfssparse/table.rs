@@ -1,0 +1,284 @@
+//! Grain tables in memory: what is loaded, what is dirty, and what a flush has captured.
+//!
+//! The life of a table: `Unpublished` (space taken, no entry yet) - `New` (entries, but nothing on disk points to it, so it may be
+//! written before its data is durable) - `Linking` (captured with the pointer to it) - `Linked`. When a flush fails after
+//! it captured a `Linking` table nobody knows whether the pointer is on disk: from then on the table counts as `Doubtful`, is
+//! written only after its data, and the pointer only after the table.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blk::Buf;
+use blk::layer::{Stages, TableWrite};
+
+use crate::cowd::{
+    Directory, ENTRIES_PER_SECTOR, ENTRY_BYTES, HEADER_BYTES, Header, TABLE_BYTES, TABLE_ENTRIES,
+    encode_entries,
+};
+
+/// Tables kept in memory beyond those in use: 1024 * 16 KiB = 16 MiB per layer, which cover 2 GiB of disk.
+pub(super) const TABLES_CACHED_MAX: usize = 1024;
+
+/// A table is written in pieces of 4 KiB.
+const PIECE_BYTES: usize = 4096;
+const PIECE_ENTRIES: usize = PIECE_BYTES / ENTRY_BYTES;
+const PIECES: usize = TABLE_BYTES / PIECE_BYTES;
+const ALL_PIECES: u8 = (1 << PIECES) - 1;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Link {
+    Unpublished,
+    New,
+    Linking,
+    Doubtful,
+    Linked,
+}
+
+#[derive(Debug)]
+pub(super) struct Table {
+    pub entries: Box<[u32]>,
+    /// Where it lies in the file; 0 while `Unpublished` and without space.
+    pub sector: u32,
+    /// Placements under way that will publish here: it must stay in memory.
+    pub pins: usize,
+    link: Link,
+    /// Pieces, as bits: changed since they were last captured; captured and not settled.
+    dirty: u8,
+    captured: u8,
+    used: u64,
+}
+
+/// The tables of one layer.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    loaded: BTreeMap<u32, Table>,
+    dirty: BTreeSet<u32>,
+    captured: Vec<u32>,
+    /// Sectors of the directory, counted from its first.
+    directory_dirty: BTreeSet<usize>,
+    directory_captured: BTreeSet<usize>,
+    ticket: u64,
+    clock: u64,
+}
+
+impl Tables {
+    pub fn get(&mut self, region: u32) -> Option<&mut Table> {
+        self.clock += 1;
+        let table = self.loaded.get_mut(&region)?;
+        table.used = self.clock;
+        Some(table)
+    }
+
+    pub fn contains(&self, region: u32) -> bool {
+        self.loaded.contains_key(&region)
+    }
+
+    /// A verified table from the file.
+    pub fn insert_loaded(&mut self, region: u32, sector: u32, entries: Vec<u32>) {
+        self.make_room();
+        self.insert(region, sector, entries, Link::Linked);
+    }
+
+    /// An empty one for a region that has none, still without space.
+    pub fn insert_unpublished(&mut self, region: u32) {
+        self.make_room();
+        self.insert(region, 0, vec![0; TABLE_ENTRIES], Link::Unpublished);
+    }
+
+    fn insert(&mut self, region: u32, sector: u32, entries: Vec<u32>, link: Link) {
+        assert_eq!(entries.len(), TABLE_ENTRIES, "entries of a table");
+        self.clock += 1;
+        let table =
+            Table { entries: entries.into(), sector, pins: 0, link, dirty: 0, captured: 0, used: self.clock };
+        self.loaded.insert(region, table);
+    }
+
+    /// Drops an eighth of the cache, oldest first, when it is full; what is in use or not durable stays.
+    fn make_room(&mut self) {
+        if self.loaded.len() < TABLES_CACHED_MAX {
+            return;
+        }
+        let idle = |table: &Table| table.pins == 0 && table.dirty == 0 && table.captured == 0;
+        let mut old: Vec<(u64, u32)> = self
+            .loaded
+            .iter()
+            .filter(|(_, table)| idle(table))
+            .map(|(region, table)| (table.used, *region))
+            .collect();
+        old.sort_unstable();
+        for (_, region) in old.into_iter().take(TABLES_CACHED_MAX / 8) {
+            self.loaded.remove(&region);
+        }
+    }
+
+    /// Lets go of a placement's hold. A table that got no entry meanwhile is forgotten, and its space leaked.
+    pub fn unpin(&mut self, region: u32) {
+        let Some(table) = self.loaded.get_mut(&region) else { return };
+        assert!(table.pins > 0, "region {region} is not pinned");
+        table.pins -= 1;
+        if table.pins == 0 && table.link == Link::Unpublished {
+            self.loaded.remove(&region);
+        }
+    }
+
+    /// Entries `first..first + count` of the region become grains from `sector` on, `step` sectors apart.
+    pub fn publish(
+        &mut self,
+        directory: &mut Directory,
+        region: u32,
+        first: usize,
+        count: usize,
+        sector: u32,
+        step: u32,
+    ) {
+        let table = self.loaded.get_mut(&region);
+        let table =
+            table.unwrap_or_else(|| panic!("region {region} was released with a placement under way"));
+        assert!(table.pins > 0, "region {region} is published without a placement");
+        for (index, entry) in table.entries[first..first + count].iter_mut().enumerate() {
+            *entry = sector + index as u32 * step;
+        }
+        let pieces = first / PIECE_ENTRIES..=(first + count - 1) / PIECE_ENTRIES;
+        table.dirty |= pieces.map(|piece| 1u8 << piece).sum::<u8>();
+        self.dirty.insert(region);
+        if table.link == Link::Unpublished {
+            table.link = Link::New;
+            directory.set(region, table.sector);
+        }
+    }
+
+    /// The region is held elsewhere now.
+    pub fn release(&mut self, directory: &mut Directory, region: u32) {
+        let pins = self.loaded.remove(&region).map_or(0, |table| table.pins);
+        assert_eq!(pins, 0, "region {region} is released with placements under way");
+        self.dirty.remove(&region);
+        if directory.get(region).is_some() {
+            directory.clear(region);
+            self.directory_dirty.insert(region as usize / ENTRIES_PER_SECTOR);
+        }
+    }
+
+    #[cfg(test)]
+    pub fn is_clean(&self) -> bool {
+        self.dirty.is_empty()
+            && self.captured.is_empty()
+            && self.directory_dirty.is_empty()
+            && self.directory_captured.is_empty()
+    }
+
+    /// Captures everything published so far.
+    pub fn stages(&mut self, header: &Header, directory: &Directory) -> Stages {
+        self.take_back_unsettled();
+        self.ticket += 1;
+        let mut stages = Stages { ticket: self.ticket, ..Stages::default() };
+        let mut tables = Vec::new();
+        let mut doubtful = false;
+        for region in std::mem::take(&mut self.dirty) {
+            let Some(table) = self.loaded.get_mut(&region) else { continue };
+            table.captured = std::mem::take(&mut table.dirty);
+            match table.link {
+                Link::Linked => table.write_pieces(&mut tables),
+                Link::Doubtful => {
+                    doubtful = true;
+                    table.write_whole(&mut tables);
+                }
+                Link::Unpublished | Link::New | Link::Linking => {
+                    table.link = Link::Linking;
+                    table.write_whole(&mut stages.early);
+                }
+            }
+            if table.link != Link::Linked {
+                self.directory_dirty.insert(region as usize / ENTRIES_PER_SECTOR);
+            }
+            self.captured.push(region);
+        }
+        self.directory_captured = std::mem::take(&mut self.directory_dirty);
+        let pointers = directory_writes(header, directory, &self.directory_captured);
+        if doubtful {
+            stages.late = vec![tables, pointers];
+        } else {
+            tables.extend(pointers);
+            stages.late = vec![tables];
+        }
+        stages
+    }
+
+    /// The last flush did not settle what it captured: some of it may be on disk, some not.
+    fn take_back_unsettled(&mut self) {
+        for region in std::mem::take(&mut self.captured) {
+            let Some(table) = self.loaded.get_mut(&region).filter(|table| table.captured != 0) else {
+                continue;
+            };
+            table.dirty |= std::mem::take(&mut table.captured);
+            if table.link == Link::Linking {
+                table.link = Link::Doubtful;
+                table.dirty = ALL_PIECES;
+            }
+            self.dirty.insert(region);
+        }
+        self.directory_dirty.append(&mut self.directory_captured);
+    }
+
+    pub fn settle(&mut self, ticket: u64) {
+        if ticket != self.ticket {
+            return;
+        }
+        for region in std::mem::take(&mut self.captured) {
+            let Some(table) = self.loaded.get_mut(&region).filter(|table| table.captured != 0) else {
+                continue;
+            };
+            table.captured = 0;
+            if matches!(table.link, Link::Linking | Link::Doubtful) {
+                table.link = Link::Linked;
+            }
+        }
+        self.directory_captured.clear();
+    }
+}
+
+impl Table {
+    fn write_whole(&self, out: &mut Vec<TableWrite>) {
+        self.write(0..PIECES, out);
+    }
+
+    fn write_pieces(&self, out: &mut Vec<TableWrite>) {
+        let mut piece = 0;
+        while piece < PIECES {
+            let end = (piece..PIECES).find(|p| self.captured & (1 << p) == 0).unwrap_or(PIECES);
+            if end > piece {
+                self.write(piece..end, out);
+            }
+            piece = end + 1;
+        }
+    }
+
+    fn write(&self, pieces: std::ops::Range<usize>, out: &mut Vec<TableWrite>) {
+        let mut data = Buf::alloc(pieces.len() * PIECE_BYTES);
+        encode_entries(&self.entries[pieces.start * PIECE_ENTRIES..pieces.end * PIECE_ENTRIES], &mut data);
+        let offset = u64::from(self.sector) * blk::SECTOR + (pieces.start * PIECE_BYTES) as u64;
+        out.push(TableWrite { file: 0, offset, data: data.freeze() });
+    }
+}
+
+/// Whole sectors of the directory, neighbours together.
+fn directory_writes(header: &Header, directory: &Directory, sectors: &BTreeSet<usize>) -> Vec<TableWrite> {
+    let mut writes = Vec::new();
+    let mut rest = sectors.iter().copied().peekable();
+    while let Some(first) = rest.next() {
+        let mut end = first + 1;
+        while rest.next_if_eq(&end).is_some() {
+            end += 1;
+        }
+        let entries = first * ENTRIES_PER_SECTOR..end * ENTRIES_PER_SECTOR;
+        let values: Vec<u32> = entries.map(|region| directory.get(region as u32).unwrap_or(0)).collect();
+        let mut data = Buf::alloc(values.len() * ENTRY_BYTES);
+        encode_entries(&values, &mut data);
+        let offset = (u64::from(header.directory_sector()) + first as u64) * blk::SECTOR;
+        debug_assert!(offset >= HEADER_BYTES as u64);
+        writes.push(TableWrite { file: 0, offset, data: data.freeze() });
+    }
+    writes
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;
