@@ -1,0 +1,121 @@
+//! Serves one raw file over NBD, straight through `blk::File`: the door alone, for measuring and for trying clients.
+//!
+//!     cargo run --release -p export --example nbdfile -- FILE SOCKET
+//!
+//! FILE's length is the export's size (whole sectors); SOCKET is a Unix socket path, or HOST:PORT. Ends with Ctrl-C.
+
+use std::ops::Range;
+use std::path::Path;
+use std::rc::Rc;
+
+use blk::reactor::OpenMode;
+use blk::socket::Listener;
+use blk::uring::UringReactor;
+use blk::volume::{Attachment, BlockStatus, ExportEntry, Exports, Volume, VolumeInfo, ZeroMode};
+use blk::{Buf, Env, Error, Executor, File, Local, Result, SECTOR, Slice};
+use export::nbd::{Doors, serve};
+
+struct RawDisk {
+    file: File,
+    info: VolumeInfo,
+}
+
+impl Volume for RawDisk {
+    fn info(&self) -> VolumeInfo {
+        self.info
+    }
+
+    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+        Box::pin(async move { self.file.read(offset, buf).await })
+    }
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
+        Box::pin(async move { self.file.write(offset, data).await })
+    }
+
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+        Box::pin(async move { self.file.flush().await })
+    }
+
+    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
+        Box::pin(async move { self.file.zero(range.start, range.end - range.start, true).await })
+    }
+
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
+        Box::pin(async move { self.file.zero(range.start, range.end - range.start, !mode.no_hole).await })
+    }
+
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+        Box::pin(async move {
+            let extents = self.file.extents(range.start, range.end - range.start).await?;
+            let mut pieces = Vec::new();
+            let mut at = range.start;
+            let mut piece = |until: u64, hole: bool| {
+                pieces.push(BlockStatus { len: until - at, hole, zero: hole });
+                at = until;
+            };
+            for extent in extents {
+                piece(extent.offset, true);
+                piece(extent.offset + extent.len, false);
+            }
+            piece(range.end, true);
+            Ok(pieces)
+        })
+    }
+}
+
+struct OneExport(Rc<RawDisk>, String);
+
+impl Exports for OneExport {
+    fn list(&self) -> Vec<ExportEntry> {
+        vec![ExportEntry { name: "disk".to_string(), description: self.1.clone() }]
+    }
+
+    fn attach<'a>(&'a self, name: &'a str, _client: &'a str) -> Local<'a, Result<Attachment>> {
+        Box::pin(async move {
+            if name != "disk" {
+                return Err(Error::not_found(name, "the only export here is \"disk\""));
+            }
+            Ok(Attachment { volume: self.0.clone(), token: Box::new(()) })
+        })
+    }
+}
+
+async fn open(env: &Env, path: &str) -> Result<RawDisk> {
+    let path = Path::new(path);
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    let dir = env.open_root(&folder.display().to_string())?;
+    let file = dir.open(name, OpenMode::Write).await?;
+    let size_bytes = file.size().await? / SECTOR * SECTOR;
+    let info = VolumeInfo { size_bytes, read_only: false, preferred_bytes: 4096, fast_zero: true };
+    Ok(RawDisk { file, info })
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [file, socket] = &arguments[..] else {
+        eprintln!("usage: nbdfile FILE SOCKET|HOST:PORT");
+        std::process::exit(2);
+    };
+    if let Err(error) = run(file.clone(), socket) {
+        eprintln!("nbdfile: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run(file: String, socket: &str) -> Result<()> {
+    let reactor = Rc::new(UringReactor::new()?);
+    let handle =
+        if socket.contains('/') { reactor.listen_unix(socket)? } else { reactor.listen_tcp(socket)? };
+    let executor = Executor::new(reactor);
+    let env = executor.env();
+    let listener = Listener::new(env.clone(), handle, socket.to_string());
+    let outcome = executor.run(async move {
+        let disk = open(&env, &file).await?;
+        println!("serving {file}, {} bytes, as nbd export \"disk\"", disk.info.size_bytes);
+        serve(env, listener, Rc::new(OneExport(Rc::new(disk), file)), Doors::new()).await;
+        Ok(())
+    });
+    outcome.unwrap_or(Ok(()))
+}

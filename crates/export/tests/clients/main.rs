@@ -1,0 +1,6 @@
+//! The NBD server on a Unix socket: with well-known clients, with clients that misbehave, and with both at once.
+
+mod interop;
+mod misbehaviour;
+mod raw;
+mod support;

@@ -1,0 +1,83 @@
+//! A client that says exactly what a test wants said.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use export::nbd::proto::*;
+
+use crate::support::Server;
+
+pub struct Raw {
+    pub stream: UnixStream,
+}
+
+/// A simple reply's error and cookie.
+pub type Answer = (u32, u64);
+
+impl Raw {
+    /// Connected, greeted, and nothing said yet.
+    pub fn connect(server: &Server) -> Raw {
+        let stream = UnixStream::connect(server.socket()).unwrap();
+        // Longer than any answer takes; a test that would hang fails instead.
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut raw = Raw { stream };
+        assert_eq!(&raw.take(18)[..8], b"NBDMAGIC");
+        raw
+    }
+
+    /// In transmission with simple replies.
+    pub fn attach(server: &Server, export: &str) -> Raw {
+        let mut raw = Raw::connect(server);
+        raw.give(&u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
+        raw.option(OPT_EXPORT_NAME, export.as_bytes());
+        raw.take(10);
+        raw
+    }
+
+    pub fn give(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    pub fn take(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.stream.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    pub fn option(&mut self, option: u32, payload: &[u8]) {
+        let len = (payload.len() as u32).to_be_bytes();
+        self.give(&[&OPTION_MAGIC.to_be_bytes()[..], &option.to_be_bytes(), &len, payload].concat());
+    }
+
+    pub fn request(&mut self, kind: u16, flags: u16, cookie: u64, offset: u64, length: u32) {
+        self.give(&request(kind, flags, cookie, offset, length));
+    }
+
+    /// `count` reads of the first `length` bytes in one write: many small ones would fill the socket's buffer.
+    pub fn reads(&mut self, count: u64, length: u32) {
+        let all: Vec<u8> = (0..count).flat_map(|cookie| request(CMD_READ, 0, cookie, 0, length)).collect();
+        self.give(&all);
+    }
+
+    pub fn answer(&mut self) -> Answer {
+        let bytes = self.take(SIMPLE_REPLY_BYTES);
+        assert_eq!(bytes[..4], SIMPLE_REPLY_MAGIC.to_be_bytes());
+        let error = u32::from_be_bytes(bytes[4..8].try_into().unwrap());
+        (error, u64::from_be_bytes(bytes[8..].try_into().unwrap()))
+    }
+
+    /// True when the server has closed the connection and nothing more was said.
+    pub fn is_closed(&mut self) -> bool {
+        match self.stream.read(&mut [0; 1]) {
+            Ok(n) => n == 0,
+            Err(e) => e.kind() == ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+pub fn request(kind: u16, flags: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
+    let head = [&REQUEST_MAGIC.to_be_bytes()[..], &flags.to_be_bytes(), &kind.to_be_bytes()].concat();
+    [&head[..], &cookie.to_be_bytes(), &offset.to_be_bytes(), &length.to_be_bytes()].concat()
+}

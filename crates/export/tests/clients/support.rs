@@ -1,0 +1,311 @@
+//! A server over memory on its own thread, driven from the test's thread.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+
+use blk::socket::Listener;
+use blk::sync::Signal;
+use blk::uring::UringReactor;
+use blk::volume::{Attachment, BlockStatus, ExportEntry, Exports, Volume, VolumeInfo, ZeroMode};
+use blk::{Buf, Error, ErrorKind, Executor, Local, Result, Slice};
+use export::nbd::{Doors, serve};
+
+/// Granularity of what the memory disk calls allocated.
+pub const CLUSTER: u64 = 64 << 10;
+
+/// A disk in memory that can be told to hold its requests, or to fail writes.
+pub struct MemoryDisk {
+    info: VolumeInfo,
+    bytes: RefCell<Vec<u8>>,
+    allocated: RefCell<Vec<bool>>,
+    pub held: Cell<bool>,
+    released: Signal,
+    pub full: Cell<bool>,
+    pub flushes: Cell<u64>,
+    pub attached: Cell<u64>,
+    pub under_way: Cell<u64>,
+}
+
+struct Counted(Rc<MemoryDisk>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.attached.set(self.0.attached.get() - 1);
+    }
+}
+
+impl MemoryDisk {
+    fn new(size_bytes: u64, read_only: bool) -> Rc<MemoryDisk> {
+        let info = VolumeInfo { size_bytes, read_only, preferred_bytes: 4096, fast_zero: true };
+        Rc::new(MemoryDisk {
+            info,
+            bytes: RefCell::new(vec![0; size_bytes as usize]),
+            allocated: RefCell::new(vec![false; size_bytes.div_ceil(CLUSTER) as usize]),
+            held: Cell::new(false),
+            released: Signal::default(),
+            full: Cell::new(false),
+            flushes: Cell::new(0),
+            attached: Cell::new(0),
+            under_way: Cell::new(0),
+        })
+    }
+
+    pub fn release(&self) {
+        self.held.set(false);
+        self.released.notify();
+    }
+
+    async fn gate(&self) {
+        self.under_way.set(self.under_way.get() + 1);
+        while self.held.get() {
+            self.released.wait().await;
+        }
+        self.under_way.set(self.under_way.get() - 1);
+    }
+
+    fn mark(&self, range: Range<u64>, allocated: bool) {
+        let clusters = range.start / CLUSTER..range.end.div_ceil(CLUSTER);
+        let mut map = self.allocated.borrow_mut();
+        clusters.for_each(|cluster| map[cluster as usize] = allocated);
+    }
+
+    fn clear(&self, range: Range<u64>, punch: bool) {
+        self.bytes.borrow_mut()[range.start as usize..range.end as usize].fill(0);
+        let whole = range.start.next_multiple_of(CLUSTER)..range.end / CLUSTER * CLUSTER;
+        if punch && whole.start < whole.end {
+            self.mark(whole, false);
+        }
+    }
+
+    fn pieces(&self, range: Range<u64>) -> Vec<BlockStatus> {
+        let map = self.allocated.borrow();
+        let piece = |cluster: u64| {
+            let end = ((cluster + 1) * CLUSTER).min(range.end);
+            let hole = !map[cluster as usize];
+            BlockStatus { len: end - (cluster * CLUSTER).max(range.start), hole, zero: hole }
+        };
+        (range.start / CLUSTER..range.end.div_ceil(CLUSTER)).map(piece).collect()
+    }
+}
+
+impl Volume for MemoryDisk {
+    fn info(&self) -> VolumeInfo {
+        self.info
+    }
+
+    fn read(self: Rc<Self>, offset: u64, mut buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+        Box::pin(async move {
+            self.gate().await;
+            let len = buf.len();
+            buf.copy_from_slice(&self.bytes.borrow()[offset as usize..][..len]);
+            (buf, Ok(()))
+        })
+    }
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            self.gate().await;
+            if self.full.get() {
+                return Err(Error::new(ErrorKind::NoSpace, "memory", "told to be full"));
+            }
+            self.bytes.borrow_mut()[offset as usize..][..data.len()].copy_from_slice(&data);
+            self.mark(offset..offset + data.len() as u64, true);
+            Ok(())
+        })
+    }
+
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            self.gate().await;
+            self.flushes.set(self.flushes.get() + 1);
+            Ok(())
+        })
+    }
+
+    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            self.gate().await;
+            self.clear(range, true);
+            Ok(())
+        })
+    }
+
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            self.gate().await;
+            if mode.fast_only && mode.no_hole {
+                return Err(Error::unsupported("memory", "allocated zeros are written"));
+            }
+            self.clear(range.clone(), !mode.no_hole);
+            if mode.no_hole {
+                self.mark(range, true);
+            }
+            Ok(())
+        })
+    }
+
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+        Box::pin(async move { Ok(self.pieces(range)) })
+    }
+}
+
+/// The exports of a test server, by name.
+pub struct Catalogue(Vec<(&'static str, Rc<MemoryDisk>)>);
+
+impl Catalogue {
+    pub fn disk(&self, name: &str) -> Rc<MemoryDisk> {
+        self.0.iter().find(|(n, _)| *n == name).expect("an export of this test").1.clone()
+    }
+}
+
+impl Exports for Catalogue {
+    fn list(&self) -> Vec<ExportEntry> {
+        let entry =
+            |name: &str| ExportEntry { name: name.to_string(), description: format!("memory {name}") };
+        self.0.iter().map(|(name, _)| entry(name)).collect()
+    }
+
+    fn attach<'a>(&'a self, name: &'a str, _client: &'a str) -> Local<'a, Result<Attachment>> {
+        let found = self.0.iter().find(|(n, _)| *n == name);
+        let result = match found {
+            None => Err(Error::not_found(name, "no such export")),
+            Some((_, disk)) => {
+                disk.attached.set(disk.attached.get() + 1);
+                Ok(Attachment { volume: disk.clone(), token: Box::new(Counted(disk.clone())) })
+            }
+        };
+        Box::pin(async move { result })
+    }
+}
+
+type Order = Box<dyn FnOnce(&Catalogue, &Doors) + Send>;
+
+/// What the test's thread asks of the server's thread.
+#[derive(Default)]
+struct Orders {
+    queue: Mutex<(VecDeque<Order>, Option<Waker>)>,
+}
+
+impl Orders {
+    fn give(&self, order: Order) {
+        let mut queue = self.queue.lock().unwrap();
+        queue.0.push_back(order);
+        if let Some(waker) = queue.1.take() {
+            waker.wake();
+        }
+    }
+
+    async fn next(&self) -> Order {
+        poll_fn(|cx| {
+            let mut queue = self.queue.lock().unwrap();
+            match queue.0.pop_front() {
+                Some(order) => Poll::Ready(order),
+                None => {
+                    queue.1 = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+}
+
+pub struct Server {
+    folder: tempfile::TempDir,
+    orders: Arc<Orders>,
+    thread: Option<JoinHandle<()>>,
+}
+
+pub const MIB: u64 = 1 << 20;
+
+impl Server {
+    /// One writable export, `disk`.
+    pub fn start(size_bytes: u64) -> Server {
+        Server::with_exports(&[("disk", size_bytes, false)])
+    }
+
+    /// (name, size in bytes, read-only).
+    pub fn with_exports(exports: &[(&'static str, u64, bool)]) -> Server {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nbd.sock");
+        let orders = Arc::new(Orders::default());
+        let (exports, queue) = (exports.to_vec(), orders.clone());
+        let (ready, listening) = mpsc::channel();
+        let thread = std::thread::spawn(move || run(&path, &exports, &queue, &ready));
+        listening.recv().expect("the server starts");
+        Server { folder, orders, thread: Some(thread) }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("nbd.sock")
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket().display())
+    }
+
+    /// Runs on the server's thread, between two polls.
+    pub fn with<T: Send + 'static>(&self, what: impl FnOnce(&Catalogue, &Doors) -> T + Send + 'static) -> T {
+        let (send, answer) = mpsc::channel();
+        self.orders.give(Box::new(move |catalogue, doors| {
+            let _ = send.send(what(catalogue, doors));
+        }));
+        answer.recv().expect("the server answers")
+    }
+
+    /// Asks again until the server says yes; fails after a generous time.
+    #[expect(clippy::disallowed_methods, reason = "a test's patience is in real time")]
+    pub fn until(&self, what: &str, condition: fn(&Catalogue, &Doors) -> bool) {
+        let patience = std::time::Instant::now();
+        while !self.with(condition) {
+            assert!(patience.elapsed().as_secs() < 60, "never came true: {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Stops the doors and waits for the thread.
+    pub fn stop(mut self) {
+        self.orders.give(Box::new(|_, doors| doors.stop()));
+        self.thread.take().unwrap().join().expect("the server ends without a panic");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.orders.give(Box::new(|_, doors| doors.stop()));
+            let ended = thread.join();
+            assert!(std::thread::panicking() || ended.is_ok(), "the server panicked");
+        }
+    }
+}
+
+fn run(path: &Path, exports: &[(&'static str, u64, bool)], orders: &Arc<Orders>, ready: &mpsc::Sender<()>) {
+    let reactor = Rc::new(UringReactor::new().expect("io_uring is there"));
+    let handle = reactor.listen_unix(&path.display().to_string()).expect("a fresh socket path");
+    let executor = Executor::new(reactor);
+    let env = executor.env();
+    let listener = Listener::new(env.clone(), handle, "unix".to_string());
+    let disks = exports.iter().map(|&(name, size, read_only)| (name, MemoryDisk::new(size, read_only)));
+    let catalogue = Rc::new(Catalogue(disks.collect()));
+    let doors = Doors::new();
+    let (queue, shared, control) = (orders.clone(), catalogue.clone(), doors.clone());
+    env.spawn_detached(Box::pin(async move {
+        loop {
+            queue.next().await(&shared, &control);
+        }
+    }));
+    ready.send(()).expect("the test waits");
+    executor.run(serve(env, listener, catalogue, doors));
+}
