@@ -36,7 +36,7 @@ struct Inner {
     limits: Limits,
     latch: RefCell<Option<Error>>,
     counters: Cell<FileCounters>,
-    /// Device blocks under read-modify-write.
+    /// Device blocks under read-modify-write; where blocks are larger than sectors, blocks under any change.
     partial: RangeLock,
 }
 
@@ -149,7 +149,7 @@ impl File {
 
     /// Reads the enclosing device blocks and copies the wanted middle out.
     async fn read_around(&self, offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
-        let (start, end) = self.enclosing(offset, buf.len());
+        let (start, end) = self.enclosing(offset, buf.len() as u64);
         let (around, result) = self.read_fitting(start, Buf::alloc((end - start) as usize)).await;
         if result.is_ok() {
             let skip = (offset - start) as usize;
@@ -159,9 +159,9 @@ impl File {
         (buf, result)
     }
 
-    fn enclosing(&self, offset: u64, len: usize) -> (u64, u64) {
+    fn enclosing(&self, offset: u64, len: u64) -> (u64, u64) {
         let block = u64::from(self.0.limits.logical_block);
-        (offset / block * block, (offset + len as u64).next_multiple_of(block))
+        (offset / block * block, offset.saturating_add(len).div_ceil(block).saturating_mul(block))
     }
 
     /// Writes the whole slice at `offset`, or fails. Completion does not mean durable: `flush` does.
@@ -170,15 +170,19 @@ impl File {
         if data.is_empty() {
             return Ok(());
         }
-        if self.fits(offset, &data) {
-            // Blocks that a read-modify-write holds would be overwritten with old neighbours.
-            if self.0.limits.logical_block > 512 && !self.0.partial.is_idle() {
-                let _held = self.0.partial.lock(offset..offset + data.len() as u64).await;
-                return self.write_fitting(offset, data).await;
-            }
-            return self.write_fitting(offset, data).await;
+        let fits = self.fits(offset, &data);
+        // Where blocks are larger than sectors, a read-modify-write that began now would put old neighbours back over
+        // this one: every change holds its blocks, whether it fits or not.
+        if self.0.limits.logical_block > 512 || !fits {
+            let (start, end) = self.enclosing(offset, data.len() as u64);
+            let _held = self.0.partial.lock(start..end).await;
+            return if fits {
+                self.write_fitting(offset, data).await
+            } else {
+                self.write_around(offset, data).await
+            };
         }
-        self.write_around(offset, data).await
+        self.write_fitting(offset, data).await
     }
 
     async fn write_fitting(&self, offset: u64, data: Slice) -> Result<()> {
@@ -199,14 +203,14 @@ impl File {
         }
     }
 
+    /// The caller holds the enclosing blocks.
     async fn write_around(&self, offset: u64, data: Slice) -> Result<()> {
-        let (start, end) = self.enclosing(offset, data.len());
+        let (start, end) = self.enclosing(offset, data.len() as u64);
         let aligned = start == offset && end == offset + data.len() as u64;
         if aligned {
             // Only the memory is misaligned: a copy is enough.
             return self.write_fitting(offset, Buf::copy_of(&data).freeze()).await;
         }
-        let _held = self.0.partial.lock(start..end).await;
         let mut around = self.read_block_padded(start, end).await?;
         let skip = (offset - start) as usize;
         around[skip..skip + data.len()].copy_from_slice(&data);
@@ -239,7 +243,13 @@ impl File {
     /// The range reads as zeros afterwards; `punch` also gives its space back. Durable after `flush`.
     pub async fn zero(&self, offset: u64, len: u64, punch: bool) -> Result<()> {
         self.check_latch()?;
-        self.unit(Op::Zero { file: self.0.handle, offset, len, punch }, "zeroing a range").await
+        let zero = Op::Zero { file: self.0.handle, offset, len, punch };
+        if self.0.limits.logical_block > 512 {
+            let (start, end) = self.enclosing(offset, len);
+            let _held = self.0.partial.lock(start..end).await;
+            return self.unit(zero, "zeroing a range").await;
+        }
+        self.unit(zero, "zeroing a range").await
     }
 
     pub async fn set_len(&self, len: u64) -> Result<()> {
@@ -282,8 +292,8 @@ impl File {
 
     /// Direct I/O reads whole blocks, and the last one of a text is short: that is not a truncation.
     async fn read_to_end(&self, size: usize) -> (Buf, Result<()>) {
-        let rounded = size.next_multiple_of(self.0.limits.logical_block.max(512) as usize);
-        let buf = Buf::alloc(rounded.max(1));
+        let block = self.0.limits.logical_block.max(512) as usize;
+        let buf = Buf::alloc(size.next_multiple_of(block).max(block));
         let outcome = self.0.env.op(Op::Read { file: self.0.handle, offset: 0, buf }).await;
         let Outcome::Read(buf, result) = outcome else { unreachable!("a read answers with a read") };
         match result {
