@@ -86,11 +86,9 @@ fn an_unsynced_unlink_may_bring_the_file_back() {
     assert_eq!(outcomes_after_cut(make, unlink, names), set(["", "disk"]));
 }
 
-fn four_creates(env: blk::Env) -> impl Future<Output = ()> {
-    async move {
-        for name in ["a", "b", "c", "d"] {
-            root(&env).create_new(name).await.unwrap();
-        }
+async fn four_creates(env: blk::Env) {
+    for name in ["a", "b", "c", "d"] {
+        root(&env).create_new(name).await.unwrap();
     }
 }
 
@@ -180,4 +178,16 @@ fn a_lock_is_exclusive_until_it_is_dropped_or_the_power_is_cut() {
     });
     world.power_cut();
     world.run(|env| async move { drop(root(&env).lock("lock").await.unwrap()) });
+}
+
+/// The planted defect must show where the sync is all that keeps the name.
+#[test]
+fn a_directory_sync_that_lies_loses_names() {
+    let lying = |seed| {
+        let world = empty(seed);
+        world.lie_about_sync_dir(true);
+        world
+    };
+    let replaced = |env| async move { root(&env).replace_file("name", b"new").await.unwrap() };
+    assert!(outcomes_after_cut(lying, replaced, names).contains(""));
 }
