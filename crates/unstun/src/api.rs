@@ -137,6 +137,22 @@ pub struct Disk {
     pub descriptor: PathBuf,
     /// Base first, the writable top last.
     pub layers: Vec<Layer>,
+    pub io: DiskIo,
+}
+
+/// Requests since the VM was opened, and the I/O they came to on the files of the present chain.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskIo {
+    pub guest_reads: u64,
+    pub guest_writes: u64,
+    pub guest_flushes: u64,
+    /// Stretches placed in a delta for the first time.
+    pub first_writes: u64,
+    /// Table look-ups: 2 MiB of the resolved map built.
+    pub map_loads: u64,
+    pub device_reads: u64,
+    pub device_writes: u64,
+    pub device_flushes: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

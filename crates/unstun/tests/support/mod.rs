@@ -84,6 +84,7 @@ impl Fake {
             nbd_uri: self.nbd_uri.clone(),
             descriptor,
             layers: vec![layer],
+            io: DiskIo::default(),
         }
     }
 }

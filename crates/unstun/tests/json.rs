@@ -1,0 +1,208 @@
+//! `docs/cli-json.md` against the structs: every field is documented, and every documented field exists.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+use serde_json::Value;
+use support::Daemon;
+use unstun::api::*;
+use unstun::command::runtime;
+use unstun::demo::meter::Counts;
+use unstun::demo::report::{Phase, Report};
+use unstun::error::{Error, ErrorBody, ErrorKind};
+
+const PAGE: &str = include_str!("../../../docs/cli-json.md");
+
+/// The first column of the table under each `### Type`.
+fn documented() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
+    let mut types = BTreeMap::new();
+    for section in PAGE.split("\n### ").skip(1) {
+        let section = section.split("\n## ").next().unwrap();
+        let name = section.lines().next().unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+        types.insert(name, rows.map(|(field, _)| field).collect());
+    }
+    types
+}
+
+/// Of every type, from one value each.
+#[derive(Default)]
+struct Actual(BTreeMap<&'static str, BTreeSet<String>>);
+
+impl Actual {
+    fn add(&mut self, name: &'static str, value: &impl Serialize) {
+        let Value::Object(object) = serde_json::to_value(value).unwrap() else {
+            panic!("{name} is no object")
+        };
+        self.0.insert(name, object.keys().cloned().collect());
+    }
+}
+
+fn disk_create() -> VmCreate {
+    VmCreate {
+        name: "web".parse().unwrap(),
+        disks: vec![DiskCreate { size_bytes: 20 << 30 }],
+        store: Store::Redo,
+        when_full: WhenFull::Wait,
+    }
+}
+
+async fn from_the_api(actual: &mut Actual) {
+    let daemon = Daemon::start();
+    let client = daemon.client();
+    let create = disk_create();
+    let take = SnapshotTake { name: "before".parse().unwrap(), message: String::new() };
+    let vm = client.vm_create(&create).await.unwrap();
+    let name = vm.name.clone();
+    let taken = client.snapshot_take(&name, &take).await.unwrap();
+    let tree = client.snapshot_tree(&name).await.unwrap();
+    let event = client.events(&name, 0).await.unwrap().remove(0);
+    actual.add("Status", &client.status().await.unwrap());
+    actual.add("VmSummary", &client.vm_list().await.unwrap()[0]);
+    actual.add("Vm", &vm);
+    actual.add("Space", &vm.space);
+    actual.add("Disk", &vm.disks[0]);
+    actual.add("DiskIo", &vm.disks[0].io);
+    actual.add("Layer", &vm.disks[0].layers[0]);
+    actual.add("VmCreate", &create);
+    actual.add("DiskCreate", &create.disks[0]);
+    actual.add("SnapshotTake", &take);
+    actual.add("SnapshotTaken", &taken);
+    actual.add("SnapshotTree", &tree);
+    actual.add("Snapshot", &tree.snapshots[0]);
+    actual.add("Event", &event);
+    actual.add("EventDisk", &event.disks[0]);
+    actual.add("CommitPreview", &client.commit_preview(&name, &CommitTarget::All).await.unwrap());
+    actual.add("Job", &client.snapshot_commit(&name, &CommitTarget::All).await.unwrap());
+    actual.add("JobLimit", &JobLimit { limit_bytes_s: None });
+    actual.add("VmRemoved", &client.vm_remove(&name, false).await.unwrap());
+}
+
+fn made_here(actual: &mut Actual) {
+    let body = ErrorBody::from(Error::failed("x"));
+    actual.add("ErrorBody", &body);
+    actual.add("ErrorFields", &body.error);
+    let (chain, output) = ("/a".into(), "/b".into());
+    actual.add("Converted", &Converted { chain, output, size_bytes: 0, bytes_written: 0, layers: 1 });
+    let phase = Phase::new("baseline", 1.0, &Counts::default(), None);
+    actual.add("Phase", &phase);
+    let report = Report {
+        nbd_uri: String::new(),
+        phases: vec![phase],
+        take_stun_us: 0,
+        commit_stun_us: None,
+        commit_seconds: 0.0,
+        commit_bytes_held: 0,
+        commit_bytes_moved: 0,
+        reads_checked: 0,
+        reads_wrong: 0,
+        attach: String::new(),
+    };
+    actual.add("Report", &report);
+}
+
+#[test]
+fn the_page_and_the_structs_have_the_same_fields() {
+    let mut actual = Actual::default();
+    runtime().unwrap().block_on(from_the_api(&mut actual));
+    made_here(&mut actual);
+    let documented = documented();
+    let names = |types: Vec<&&'static str>| types.into_iter().copied().collect::<BTreeSet<_>>();
+    assert_eq!(names(documented.keys().collect()), names(actual.0.keys().collect()));
+    for (name, fields) in &actual.0 {
+        let fields: BTreeSet<&str> = fields.iter().map(String::as_str).collect();
+        assert_eq!(documented[name], fields, "{name}");
+    }
+}
+
+fn spelled(value: impl Serialize) -> String {
+    serde_json::to_value(value).unwrap().as_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_word_is_on_the_page() {
+    use Operation as O;
+    let operations = [
+        O::Take,
+        O::CommitStart,
+        O::Commit,
+        O::CommitCancelled,
+        O::CommitFailed,
+        O::SpaceExhausted,
+        O::SpaceReturned,
+        O::Recovered,
+    ];
+    for operation in operations {
+        assert_eq!(spelled(operation), operation.as_str());
+        assert!(PAGE.contains(&format!("`{}`", operation.as_str())), "{operation:?}");
+    }
+    use JobState as S;
+    for state in [S::Queued, S::Running, S::Paused, S::Done, S::Failed, S::Cancelled] {
+        assert_eq!(spelled(state), state.as_str());
+        assert!(PAGE.contains(&format!("`{}`", state.as_str())), "{state:?}");
+    }
+    let modes = [DiskMode::Persistent, DiskMode::IndependentPersistent, DiskMode::IndependentNonpersistent];
+    let mut words: Vec<String> = modes.into_iter().map(spelled).collect();
+    words.extend([spelled(Store::Redo), spelled(WhenFull::Wait), spelled(WhenFull::Error)]);
+    for word in words {
+        assert!(PAGE.contains(&format!("`{word}`")), "{word}");
+    }
+}
+
+#[test]
+fn every_kind_of_error_stands_beside_its_exit_code() {
+    use ErrorKind as K;
+    for kind in [
+        K::Failed,
+        K::NoSpace,
+        K::Cancelled,
+        K::Unavailable,
+        K::Invalid,
+        K::Refused,
+        K::Unsupported,
+        K::Exists,
+        K::NotFound,
+        K::Locked,
+        K::Damaged,
+    ] {
+        let row = PAGE.lines().find(|line| line.starts_with(&format!("| {} |", kind.exit_code()))).unwrap();
+        assert!(row.contains(&format!("`{}`", spelled(kind))), "{kind:?}: {row}");
+    }
+}
+
+/// What the project promised before there was code.
+#[test]
+fn the_promised_fields_exist() {
+    let documented = documented();
+    for (name, fields) in [
+        ("Disk", "id number slot store mode size_bytes nbd_uri descriptor layers"),
+        ("Snapshot", "id name parent created current sealed"),
+        ("Event", "time vm operation stun_us disks"),
+        ("Job", "id operation state bytes_done bytes_total eta_s"),
+    ] {
+        for field in fields.split(' ') {
+            assert!(documented[name].contains(field), "{name}.{field}");
+        }
+    }
+    assert!(documented["Vm"].contains("disks") && documented["SnapshotTree"].contains("snapshots"));
+}
+
+#[test]
+fn times_are_rfc_3339_in_utc_and_targets_are_as_documented() {
+    let event = Event {
+        id: 1,
+        time: "2026-11-20T13:00:00.5+01:00".parse().unwrap(),
+        vm: "web".parse().unwrap(),
+        operation: Operation::Take,
+        snapshot: None,
+        stun_us: 1,
+        disks: vec![],
+        message: None,
+    };
+    assert_eq!(serde_json::to_value(&event).unwrap()["time"], "2026-11-20T12:00:00.5Z");
+    assert_eq!(serde_json::to_string(&CommitTarget::All).unwrap(), "\"all\"");
+    let named = CommitTarget::Snapshot("before".parse().unwrap());
+    assert_eq!(serde_json::to_string(&named).unwrap(), r#"{"snapshot":"before"}"#);
+}
