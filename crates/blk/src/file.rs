@@ -128,14 +128,25 @@ impl File {
 
     async fn read_fitting(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
         let wanted = buf.len();
+        let (buf, filled) = self.read_some(offset, buf).await;
+        let result = self.whole(offset, wanted, filled);
+        (buf, result)
+    }
+
+    async fn read_some(&self, offset: u64, buf: Buf) -> (Buf, Result<usize, Errno>) {
+        let wanted = buf.len() as u64;
         self.count(|c| {
             c.reads += 1;
-            c.bytes_read += wanted as u64;
+            c.bytes_read += wanted;
         });
         let outcome = self.0.env.op(Op::Read { file: self.0.handle, offset, buf }).await;
         let Outcome::Read(buf, result) = outcome else { unreachable!("a read answers with a read") };
-        let result = match result {
-            Ok(n) if n == wanted => Ok(()),
+        (buf, result)
+    }
+
+    fn whole(&self, offset: u64, wanted: usize, filled: Result<usize, Errno>) -> Result<()> {
+        match filled {
+            Ok(n) if n >= wanted => Ok(()),
             Ok(n) => Err(Error::damaged(
                 self.name(),
                 format!(
@@ -143,17 +154,17 @@ impl File {
                 ),
             )),
             Err(errno) => Err(errno.at(self.name(), &format!("reading {wanted} bytes at {offset}"))),
-        };
-        (buf, result)
+        }
     }
 
-    /// Reads the enclosing device blocks and copies the wanted middle out.
+    /// Reads the enclosing device blocks and copies the wanted middle out. The file may end inside the last block.
     async fn read_around(&self, offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
         let (start, end) = self.enclosing(offset, buf.len() as u64);
-        let (around, result) = self.read_fitting(start, Buf::alloc((end - start) as usize)).await;
+        let (around, filled) = self.read_some(start, Buf::alloc((end - start) as usize)).await;
+        let skip = (offset - start) as usize;
+        let len = buf.len();
+        let result = self.whole(offset, len, filled.map(|n| n.saturating_sub(skip)));
         if result.is_ok() {
-            let skip = (offset - start) as usize;
-            let len = buf.len();
             buf.copy_from_slice(&around[skip..skip + len]);
         }
         (buf, result)
@@ -219,9 +230,7 @@ impl File {
 
     /// Device blocks for a read-modify-write; what lies past the end of the file counts as zeros there.
     async fn read_block_padded(&self, start: u64, end: u64) -> Result<Buf> {
-        let buf = Buf::zeroed((end - start) as usize);
-        let outcome = self.0.env.op(Op::Read { file: self.0.handle, offset: start, buf }).await;
-        let Outcome::Read(mut buf, result) = outcome else { unreachable!("a read answers with a read") };
+        let (mut buf, result) = self.read_some(start, Buf::zeroed((end - start) as usize)).await;
         let filled = result.map_err(|e| e.at(self.name(), "reading a block to modify it"))?;
         buf[filled..].fill(0);
         Ok(buf)

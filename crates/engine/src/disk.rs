@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
+use blk::file::FileCounters;
 use blk::layer::Where;
 use blk::sync::{Admission, RangeLock, Signal};
 use blk::{Buf, Env, Error, ErrorKind, File, Result};
@@ -201,6 +202,20 @@ impl Disk {
     pub(crate) fn set_fold(&self, fold: Option<Rc<FoldRoute>>) {
         let links = self.chain().links.clone();
         *self.chain.borrow_mut() = Rc::new(Chain { links, fold });
+    }
+
+    /// I/O that reached the files of the present chain, tables included.
+    pub fn device_counters(&self) -> FileCounters {
+        let mut sum = FileCounters::default();
+        for file in self.chain().links.iter().flat_map(|link| link.layer.files()) {
+            let c = file.counters();
+            sum.reads += c.reads;
+            sum.writes += c.writes;
+            sum.flushes += c.flushes;
+            sum.bytes_read += c.bytes_read;
+            sum.bytes_written += c.bytes_written;
+        }
+        sum
     }
 
     /// One more (or one less) write waits for space; the first and the last of them are told.

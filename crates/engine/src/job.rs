@@ -44,6 +44,8 @@ pub struct Job {
     pub subject: String,
     pub started_ns: u64,
     pub started_unix_us: i64,
+    /// (monotonic nanoseconds, microseconds since 1970) of the end.
+    ended: Cell<Option<(u64, i64)>>,
     state: Cell<JobState>,
     pub bytes_done: Cell<u64>,
     pub bytes_total: Cell<u64>,
@@ -66,6 +68,7 @@ impl Job {
             started_ns: env.now_ns(),
             started_unix_us: env.unix_us(),
             env,
+            ended: Cell::new(None),
             state: Cell::new(JobState::Running),
             bytes_done: Cell::new(0),
             bytes_total: Cell::new(0),
@@ -83,8 +86,20 @@ impl Job {
     }
 
     pub(crate) fn set_state(&self, state: JobState) {
+        if state.is_over() {
+            self.ended.set(Some((self.env.now_ns(), self.env.unix_us())));
+        }
         self.state.set(state);
         self.changed.notify();
+    }
+
+    pub fn ended_unix_us(&self) -> Option<i64> {
+        self.ended.get().map(|(_, unix_us)| unix_us)
+    }
+
+    /// Time from the start to the end, or to now.
+    pub fn spent_ns(&self) -> u64 {
+        self.ended.get().map_or_else(|| self.env.now_ns(), |(ns, _)| ns) - self.started_ns
     }
 
     fn refuse_when_over(&self) -> Result<()> {
@@ -180,7 +195,7 @@ impl Job {
         if done == 0 || self.state().is_over() {
             return None;
         }
-        let spent_ns = u128::from(self.env.now_ns() - self.started_ns);
+        let spent_ns = u128::from(self.spent_ns());
         let left = u128::from(self.bytes_total.get().saturating_sub(done));
         Some((left * spent_ns / u128::from(done) / 1_000_000_000) as u64)
     }

@@ -267,8 +267,8 @@ impl Core {
             self.make_ready(end).await?;
             self.mark_unclean().await?;
             // Others may have taken the space, or a seal have cleared the mark, while this one waited.
-            if self.marked_unclean.get() && self.state.borrow().space.ready_end() >= self.space_needed(&whole)
-            {
+            let needed = self.space_needed(&whole);
+            if self.marked_unclean.get() && self.state.borrow().space.ready_end() >= needed {
                 break;
             }
         }
@@ -439,5 +439,7 @@ impl Layer for VmfsSparse {
     }
 }
 
+#[cfg(test)]
+mod crash_tests;
 #[cfg(test)]
 mod tests;

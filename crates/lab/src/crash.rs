@@ -1,0 +1,69 @@
+//! Power cuts over the real engine and formats, in virtual time: a run is a function of its seed.
+//!
+//! One run: a VM is made, then booted several times; in each boot guests write, read and flush while snapshots are
+//! taken, looked at, committed and cancelled, until the power goes - during work, or during the recovery from the cut
+//! before. Every boot begins by comparing everything with the oracle. The last boot is left alone: every request must
+//! complete, every commit must end, and the home must be clean.
+//!
+//! Not covered: devices that lie about flushes, damage to what was flushed, more than one VM on a core.
+
+mod boot;
+mod control;
+mod guest;
+mod plan;
+mod truth;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use engine::Defects;
+use sim::SimWorld;
+
+pub use plan::Plan;
+use truth::Truth;
+
+/// What one run did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    pub cuts: u64,
+    pub event_hash: u64,
+    pub events: u64,
+    /// Things that must have happened at least once in a campaign.
+    pub marks: BTreeMap<&'static str, u64>,
+}
+
+/// One run. An error is a broken promise, with the seed and the way to repeat it.
+pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
+    let replay = |cause: String| format!("seed {seed}: {cause}\n  replay: make crash SEED={seed}");
+    match catch_unwind(AssertUnwindSafe(|| run_plan(&Rc::new(Plan::draw(seed, defects))))) {
+        Ok(result) => result.map_err(replay),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_string()));
+            Err(replay(format!("panic: {}", text.unwrap_or_default())))
+        }
+    }
+}
+
+fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
+    let world = SimWorld::new(plan.seed, plan.world.clone());
+    let truth = Rc::new(RefCell::new(Truth::new(plan)));
+    boot::create(&world, plan)?;
+    let mut cuts = 0;
+    for number in 0..plan.boots {
+        let last = number + 1 == plan.boots;
+        plan.arm(&world, number, last);
+        let result = boot::boot(&world, plan, &truth, number, last);
+        match result {
+            Some(result) => result.map_err(|e| format!("boot {number}: {e}"))?,
+            None => {
+                truth.borrow_mut().mark_cut(&world);
+                cuts += 1;
+                world.power_cut();
+            }
+        }
+    }
+    Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
+}

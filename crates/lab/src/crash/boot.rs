@@ -1,0 +1,217 @@
+//! One boot: recover, compare everything, work until the power goes (or, the last time, until all is done).
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blk::Env;
+use engine::{CommitWhat, Vm};
+use sim::SimWorld;
+
+use super::control::{self, Control, look, read_all, settle};
+use super::guest::Guest;
+use super::plan::Plan;
+use super::truth::{Standing, Truth};
+use crate::home;
+
+type Shared = Rc<RefCell<Truth>>;
+
+/// Makes the VM, undisturbed.
+pub fn create(world: &SimWorld, plan: &Plan) -> Result<(), String> {
+    let disks = plan.disks.clone();
+    let made = world.run(|env| async move { home::create(&env, &disks).await.map_err(|e| e.to_string()) });
+    made.expect("nothing is cut while the VM is made")
+}
+
+/// None when the power was cut.
+pub fn boot(
+    world: &SimWorld,
+    plan: &Rc<Plan>,
+    truth: &Shared,
+    number: u64,
+    last: bool,
+) -> Option<Result<(), String>> {
+    let (plan, truth) = (plan.clone(), truth.clone());
+    world.run(|env| async move {
+        let vm = recover(&env, &plan, &truth).await?;
+        if last {
+            work(&vm, &plan, &truth, number).await?;
+            return finish(&env, vm, &plan, &truth).await;
+        }
+        work(&vm, &plan, &truth, number).await?;
+        // A cut that never came: the boot ends as a clean stop does.
+        let closed = vm.close().await.map_err(|e| format!("closing: {e}"));
+        remember(&vm, &truth, closed.is_ok());
+        closed
+    })
+}
+
+/// A clean stop makes everything durable that had completed.
+fn remember(_vm: &Rc<Vm>, truth: &Shared, clean: bool) {
+    if clean {
+        for model in &mut truth.borrow_mut().models {
+            let now = model.flush_begins();
+            model.flushed(now);
+        }
+    }
+}
+
+/// Opens the home after whatever happened, and compares disks, snapshots and files with the truth.
+async fn recover(env: &Env, plan: &Plan, truth: &Shared) -> Result<Rc<Vm>, String> {
+    truth.borrow_mut().recovering = true;
+    let manifest = home::open(env, plan.growth_bytes).await.map_err(|e| format!("recovery: {e}"))?;
+    let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| format!("recovery: {e}"))?;
+    truth.borrow_mut().folding = vm.jobs().iter().any(|j| !j.state().is_over());
+    let mut contents = Vec::new();
+    for disk in vm.disks() {
+        contents.push(read_all(disk).await.map_err(|e| format!("after recovery, {e}"))?);
+    }
+    check_snapshots(&vm, truth).await?;
+    for (index, bytes) in contents.iter().enumerate() {
+        truth.borrow_mut().models[index].recover(bytes)?;
+    }
+    truth.borrow_mut().recovering = false;
+    Ok(vm)
+}
+
+/// A reported snapshot is there and unchanged; one whose commit was answered is not; one whose take was cut is there
+/// whole, or not at all.
+async fn check_snapshots(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {
+    let present: Vec<String> = vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
+    let known: Vec<_> = truth.borrow().snapshots.clone();
+    for snapshot in &known {
+        let here = present.contains(&snapshot.name);
+        let name = &snapshot.name;
+        match &snapshot.standing {
+            Standing::Sealed { .. } if !here => return Err(format!("sealed snapshot {name} is lost")),
+            Standing::Sealed { .. } => look(vm, truth, name).await?,
+            Standing::Gone if here => return Err(format!("committed snapshot {name} came back")),
+            Standing::Gone => {}
+            Standing::Taking(began) if here => {
+                let began = began.clone();
+                adopt_interrupted(vm, truth, name, &began).await?;
+            }
+            Standing::Committing(contents) if here => {
+                let contents = contents.clone();
+                return_from_commit(vm, truth, name, contents).await?;
+            }
+            Standing::Taking(_) | Standing::Committing(_) => {
+                truth.borrow_mut().snapshots.retain(|k| k.name != *name);
+            }
+        }
+    }
+    match present.iter().find(|name| !known.iter().any(|k| k.name == **name)) {
+        Some(stranger) => Err(format!("snapshot {stranger} was never taken")),
+        None => Ok(()),
+    }
+}
+
+async fn adopt_interrupted(vm: &Rc<Vm>, truth: &Shared, name: &str, began: &[u64]) -> Result<(), String> {
+    let contents = view_all(vm, name).await?;
+    let mut truth = truth.borrow_mut();
+    for (index, bytes) in contents.iter().enumerate() {
+        truth.models[index]
+            .check_interrupted_snapshot(bytes, began[index])
+            .map_err(|e| format!("{name}: {e}"))?;
+    }
+    let now = truth.ticks();
+    let standing = Standing::Sealed { began: began.to_vec(), ended: now, contents: Some(contents) };
+    truth.known(name).expect("listed").standing = standing;
+    Ok(())
+}
+
+/// The cut came before the commit's start was durable: the snapshot is as it was.
+async fn return_from_commit(
+    vm: &Rc<Vm>,
+    truth: &Shared,
+    name: &str,
+    before: Option<Vec<Vec<u8>>>,
+) -> Result<(), String> {
+    let contents = view_all(vm, name).await?;
+    if let Some(before) = before
+        && before != contents
+    {
+        let change = control::difference(&before, &contents);
+        return Err(format!("snapshot {name}, whose commit never began, changed: {change}"));
+    }
+    let mut truth = truth.borrow_mut();
+    let now = truth.ticks();
+    let standing = Standing::Sealed { began: vec![0; now.len()], ended: now, contents: Some(contents) };
+    truth.known(name).expect("listed").standing = standing;
+    Ok(())
+}
+
+async fn view_all(vm: &Rc<Vm>, name: &str) -> Result<Vec<Vec<u8>>, String> {
+    let mut contents = Vec::new();
+    for disk in vm.disks() {
+        let opened = vm.open_view(name, disk.number, "oracle").await;
+        let (view, _held) = opened.map_err(|e| format!("snapshot {name}: {e}"))?;
+        contents.push(read_all(&view).await.map_err(|e| format!("snapshot {name}: {e}"))?);
+    }
+    Ok(contents)
+}
+
+/// Guests and user at once, to their end.
+async fn work(vm: &Rc<Vm>, plan: &Rc<Plan>, truth: &Shared, boot: u64) -> Result<(), String> {
+    let env = vm.env.clone();
+    let mut tasks = Vec::new();
+    for (index, disk) in vm.disks().iter().enumerate() {
+        for n in 0..plan.guests_per_disk {
+            let rng = plan.rng(boot, 100 * (index as u64 + 1) + n);
+            let guest = Guest { disk: disk.clone(), index, truth: truth.clone(), rng };
+            let plan = plan.clone();
+            tasks.push(env.spawn(async move { guest.run(&plan).await }));
+        }
+    }
+    let user = Control { vm: vm.clone(), truth: truth.clone(), rng: plan.rng(boot, 1) };
+    let plan = plan.clone();
+    tasks.push(env.spawn(async move { user.run(&plan).await }));
+    let mut result = Ok(());
+    for task in tasks {
+        result = result.and(task.join().await);
+    }
+    result
+}
+
+/// With the faults over: everything completes, every commit ends, and the home is clean and exact.
+async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<(), String> {
+    settle(&vm).await?;
+    check_live(&vm, truth).await?;
+    let sealed: Vec<String> = vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
+    for name in &sealed {
+        look(&vm, truth, name).await?;
+    }
+    let deep = vm.disks().iter().any(|d| d.chain().links.len() > 1);
+    if deep || !sealed.is_empty() {
+        let job = vm.commit(&CommitWhat::All).await.map_err(|e| format!("the last commit: {e}"))?;
+        job.wait().await;
+        settle(&vm).await?;
+        if job.bytes_done.get() > job.bytes_total.get() {
+            let (done, total) = (job.bytes_done.get(), job.bytes_total.get());
+            return Err(format!(
+                "the last commit moved {done} bytes, more than the {total} held at its start"
+            ));
+        }
+    }
+    check_live(&vm, truth).await?;
+    vm.close().await.map_err(|e| format!("closing: {e}"))?;
+    drop(vm);
+    home::check_clean(env, plan.disks.len()).await?;
+    let manifest = home::open(env, plan.growth_bytes).await.map_err(|e| format!("reopening: {e}"))?;
+    let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| format!("reopening: {e}"))?;
+    check_live(&vm, truth).await
+}
+
+async fn check_live(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {
+    for (index, disk) in vm.disks().iter().enumerate() {
+        let began = truth.borrow_mut().models[index].now();
+        let bytes = read_all(disk).await?;
+        truth.borrow().models[index].check_read(0, &bytes, began)?;
+        for link in &disk.chain().links {
+            let findings = link.layer.check().await.map_err(|e| format!("check: {e}"))?;
+            if !findings.is_empty() {
+                return Err(format!("{}: {}", link.layer.name(), findings.join("; ")));
+            }
+        }
+    }
+    Ok(())
+}

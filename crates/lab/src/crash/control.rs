@@ -1,0 +1,219 @@
+//! The user: takes, looks, commits, pauses and cancels while the guests run.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blk::volume::Volume;
+use blk::{Buf, ErrorKind};
+use engine::{CommitWhat, Disk, JobState, Vm};
+use sim::Rng;
+
+use super::plan::Plan;
+use super::truth::{Known, Standing, Truth};
+
+pub struct Control {
+    pub vm: Rc<Vm>,
+    pub truth: Rc<RefCell<Truth>>,
+    pub rng: Rng,
+}
+
+impl Control {
+    pub async fn run(mut self, plan: &Plan) -> Result<(), String> {
+        for _ in 0..plan.control_steps {
+            self.vm.env.sleep_us(self.rng.below(3000)).await;
+            if self.rng.chance(plan.commits) {
+                self.commit_something().await?;
+            } else {
+                self.take().await?;
+            }
+            if self.rng.below(3) == 0 {
+                self.look_at_one().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn take(&mut self) -> Result<(), String> {
+        let (name, began) = {
+            let mut truth = self.truth.borrow_mut();
+            let name = format!("s{}", truth.next_name);
+            truth.next_name += 1;
+            let began = truth.ticks();
+            truth.snapshots.push(Known { name: name.clone(), standing: Standing::Taking(began.clone()) });
+            truth.taking = true;
+            (name, began)
+        };
+        let result = self.vm.take(&name, "").await;
+        let mut truth = self.truth.borrow_mut();
+        truth.taking = false;
+        match result {
+            Ok(_) => {
+                let ended = truth.ticks();
+                let known = truth.known(&name).expect("pushed above");
+                known.standing = Standing::Sealed { began, ended, contents: None };
+            }
+            // Nothing was changed: the children could not be made.
+            Err(e) if e.is_no_space() => truth.snapshots.retain(|k| k.name != name),
+            Err(e) => return Err(format!("take {name}: {e}")),
+        }
+        Ok(())
+    }
+
+    /// Reads a sealed snapshot whole: at the first look against the model, later against the first look.
+    async fn look_at_one(&mut self) -> Result<(), String> {
+        let sealed: Vec<String> = {
+            let truth = self.truth.borrow();
+            let sealed = truth.snapshots.iter().filter(|k| matches!(k.standing, Standing::Sealed { .. }));
+            sealed.map(|k| k.name.clone()).collect()
+        };
+        match self.rng.pick(&sealed).cloned() {
+            Some(name) => look(&self.vm, &self.truth, &name).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn commit_something(&mut self) -> Result<(), String> {
+        let names: Vec<String> = self.vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
+        let what = match self.rng.pick(&names) {
+            Some(_) if self.rng.below(4) == 0 => CommitWhat::All,
+            Some(name) => CommitWhat::One(name.clone()),
+            None if self.rng.coin() => CommitWhat::All,
+            None => return Ok(()),
+        };
+        let gone = match &what {
+            CommitWhat::All => names,
+            CommitWhat::One(name) => vec![name.clone()],
+        };
+        self.truth.borrow_mut().leaving(&gone);
+        self.truth.borrow_mut().folding = true;
+        let job = match self.vm.commit(&what).await {
+            Ok(job) => job,
+            Err(e) if e.kind == ErrorKind::Refused || e.is_no_space() => {
+                self.truth.borrow_mut().staying(&gone);
+                return Ok(());
+            }
+            Err(e) => return Err(format!("commit {what:?}: {e}")),
+        };
+        self.truth.borrow_mut().gone(&gone);
+        self.meddle(&job).await;
+        Ok(())
+    }
+
+    /// Leaves the job alone, waits for it, pauses it for a while, or cancels it.
+    async fn meddle(&mut self, job: &engine::Job) {
+        match self.rng.below(6) {
+            0 => {
+                self.vm.env.sleep_us(self.rng.below(2000)).await;
+                let _ = job.cancel();
+            }
+            1 => {
+                let _ = job.pause();
+                self.vm.env.sleep_us(self.rng.below(2000)).await;
+                let _ = job.resume();
+            }
+            2 => {
+                job.wait().await;
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Truth {
+    fn leaving(&mut self, names: &[String]) {
+        for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
+            let contents = match &known.standing {
+                Standing::Sealed { contents, .. } => contents.clone(),
+                _ => None,
+            };
+            known.standing = Standing::Committing(contents);
+        }
+    }
+
+    fn staying(&mut self, names: &[String]) {
+        let now = self.ticks();
+        for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
+            if let Standing::Committing(contents) = &known.standing {
+                // Without a first look nothing is known but that it was sealed: any later content is checked from then.
+                let began = vec![0; now.len()];
+                known.standing = Standing::Sealed { began, ended: now.clone(), contents: contents.clone() };
+            }
+        }
+    }
+
+    fn gone(&mut self, names: &[String]) {
+        for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
+            known.standing = Standing::Gone;
+        }
+    }
+}
+
+/// Reads every disk of a sealed snapshot and compares; remembers it at the first look.
+pub async fn look(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, name: &str) -> Result<(), String> {
+    let mut seen = Vec::new();
+    for index in 0..vm.disks().len() {
+        let number = vm.disks()[index].number;
+        let opened = vm.open_view(name, number, "oracle").await;
+        let (disk, _view) = match opened {
+            Ok(opened) => opened,
+            // Committed by the other hand meanwhile.
+            Err(e) if e.kind == ErrorKind::NotFound || e.kind == ErrorKind::Refused => return Ok(()),
+            Err(e) => return Err(format!("opening snapshot {name}: {e}")),
+        };
+        seen.push(read_all(&disk).await.map_err(|e| format!("snapshot {name}: {e}"))?);
+    }
+    let mut truth = truth.borrow_mut();
+    let standing = truth.known(name).map(|k| k.standing.clone());
+    match standing {
+        Some(Standing::Sealed { contents: Some(first), .. }) if first != seen => {
+            Err(format!("sealed snapshot {name} changed: {}", difference(&first, &seen)))
+        }
+        Some(Standing::Sealed { began, ended, contents: None }) => {
+            for (index, bytes) in seen.iter().enumerate() {
+                truth.models[index]
+                    .check_snapshot(bytes, began[index], ended[index])
+                    .map_err(|e| format!("{name}: {e}"))?;
+            }
+            truth.known(name).expect("known").standing =
+                Standing::Sealed { began, ended, contents: Some(seen) };
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+pub fn difference(first: &[Vec<u8>], seen: &[Vec<u8>]) -> String {
+    for (disk, (a, b)) in first.iter().zip(seen).enumerate() {
+        let at = a.chunks(512).zip(b.chunks(512)).position(|(a, b)| a != b);
+        if let Some(sector) = at {
+            let was = crate::oracle::sequence_of(&a[sector * 512..][..512], disk as u32, sector as u64);
+            let is = crate::oracle::sequence_of(&b[sector * 512..][..512], disk as u32, sector as u64);
+            return format!("disk {disk} sector {sector} showed {was:?} and shows {is:?}");
+        }
+    }
+    "sizes differ".into()
+}
+
+pub async fn read_all(disk: &Rc<Disk>) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::with_capacity(disk.size_bytes as usize);
+    while (bytes.len() as u64) < disk.size_bytes {
+        let len = (disk.size_bytes - bytes.len() as u64).min(1 << 20) as usize;
+        let (buf, result) = disk.clone().read(bytes.len() as u64, Buf::alloc(len)).await;
+        result.map_err(|e| format!("reading {len} bytes at {}: {e}", bytes.len()))?;
+        bytes.extend_from_slice(&buf);
+    }
+    Ok(bytes)
+}
+
+/// Waits for every job; a held one is over.
+pub async fn settle(vm: &Rc<Vm>) -> Result<(), String> {
+    for job in vm.jobs() {
+        if job.state() == JobState::Paused {
+            let _ = job.resume();
+        }
+        if job.wait().await == JobState::Failed {
+            return Err(format!("job {} failed: {:?}", job.id, job.error.borrow()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! What a seed stands for: sizes, shares and cuts. Each seed draws its own mix and leaves whole features out.
+
+use engine::{Defect, Defects, FoldOptions, Options, SpacePolicy};
+use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
+
+use blk::SECTOR;
+
+/// Shares of a guest's operations, in parts of their sum.
+#[derive(Debug, Clone, Copy)]
+pub struct Mix {
+    pub write: u64,
+    pub read: u64,
+    pub flush: u64,
+    pub zero: u64,
+    pub discard: u64,
+}
+
+pub struct Plan {
+    pub seed: u64,
+    pub world: sim::Options,
+    pub engine: Options,
+    /// Growth step of a delta, bytes.
+    pub growth_bytes: u64,
+    pub disks: Vec<u64>,
+    pub boots: u64,
+    pub guests_per_disk: u64,
+    pub operations: u64,
+    pub control_steps: u64,
+    /// Longest write, sectors.
+    pub write_sectors_max: u64,
+    /// Writes fall into this many sectors, so that they meet.
+    pub hot_sectors: u64,
+    pub mix: Mix,
+    /// Share of commits among control steps.
+    pub commits: Ratio,
+    pub limited_space: bool,
+}
+
+impl Plan {
+    pub fn draw(seed: u64, defects: Defects) -> Plan {
+        let mut rng = Rng::new(seed);
+        let disks =
+            (0..rng.between(1, 3)).map(|_| rng.between(1, 10) * (512 << 10) + rng.below(2) * 37 * SECTOR);
+        let disks: Vec<u64> = disks.collect();
+        let limited_space = rng.below(6) == 0;
+        let world = sim::Options {
+            device: Device::scrambled(),
+            logical_block: if rng.below(4) == 0 { 4096 } else { 512 },
+            ..sim::Options::default()
+        };
+        let fold = FoldOptions {
+            piece_bytes: [4 << 10, 16 << 10, 64 << 10][rng.below(3) as usize],
+            batch_regions: rng.between(1, 3) as usize,
+            depth: rng.between(1, 4) as usize,
+            yield_factor: rng.below(3),
+        };
+        let engine = Options {
+            map_cap_bytes: if rng.coin() { 1 << 20 } else { 1500 },
+            space_policy: if rng.coin() { SpacePolicy::Wait } else { SpacePolicy::Error },
+            space_retry_us: 500,
+            fold,
+            defects,
+        };
+        Plan {
+            seed,
+            world,
+            engine,
+            growth_bytes: rng.between(1, 4) * (64 << 10),
+            boots: rng.between(3, 6),
+            guests_per_disk: rng.between(1, 4),
+            operations: rng.between(20, 120),
+            control_steps: rng.between(2, 10),
+            write_sectors_max: [1, 8, 16, 64][rng.below(4) as usize],
+            hot_sectors: [16, 64, 512, 8192][rng.below(4) as usize],
+            mix: draw_mix(&mut rng),
+            commits: Ratio::new(rng.between(2, 6), 8),
+            limited_space,
+            disks,
+        }
+    }
+
+    pub fn rng(&self, boot: u64, task: u64) -> Rng {
+        Rng::new(
+            self.seed
+                ^ (boot + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                ^ (task + 1).wrapping_mul(0xD1B5_4A32_D192_ED03),
+        )
+    }
+
+    /// Schedules the boot's cut: anywhere, right at the start (in recovery), or at a step that matters.
+    pub fn arm(&self, world: &SimWorld, boot: u64, last: bool) {
+        world.cancel_cut();
+        if last {
+            return;
+        }
+        let mut rng = self.rng(boot, 1 << 32);
+        let phase = [Phase::Submitted, Phase::Completing, Phase::Completed][rng.below(3) as usize];
+        let kinds = [OpKind::Flush, OpKind::Rename, OpKind::SyncDir, OpKind::Create, OpKind::Unlink];
+        world.cut_at(match rng.below(10) {
+            0..=4 => Cut::Event(1 + rng.below(6000)),
+            5 => Cut::Event(1 + rng.below(60)),
+            6 | 7 => Cut::Event(1 + rng.below(600)),
+            _ => {
+                let kind = kinds[rng.below(5) as usize];
+                Cut::Kind { kind, nth: 1 + rng.below(if kind == OpKind::Flush { 120 } else { 12 }), phase }
+            }
+        });
+    }
+
+    pub fn has(&self, defect: Defect) -> bool {
+        self.engine.defects.has(defect)
+    }
+}
+
+fn draw_mix(rng: &mut Rng) -> Mix {
+    Mix {
+        write: rng.between(4, 12),
+        read: rng.between(1, 6),
+        flush: rng.between(1, 4),
+        zero: rng.below(2),
+        discard: rng.below(2),
+    }
+}

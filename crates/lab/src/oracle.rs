@@ -1,0 +1,255 @@
+//! What a disk may show: a model that needs no second copy of the data.
+//!
+//! Every sector written carries a stamp (disk, sector, sequence number), so a sector read back names the write it came
+//! from. The oracle keeps, per sector, the writes that may still be visible, with the ticks at which each began and
+//! ended. A write is *superseded* once a later one - begun after the first had ended - is certain to have taken
+//! effect; a sector must show a write that is not superseded. "Certain" is: ended before the read began, for a live
+//! read; ended before a flush began that has itself ended, for a read after a power cut.
+//!
+//! Not verified here: what a volume shows while two writes overlap beyond "one of the two, per sector".
+
+use std::collections::BTreeMap;
+
+use blk::SECTOR;
+
+/// Sequence number of a sector that was never written: zeros.
+pub const NEVER: u64 = 0;
+const STAMP_BYTES: usize = 32;
+const MAGIC: u64 = 0x756e_7374_756e_5354;
+/// Tick of a write that has not ended.
+const UNENDED: u64 = u64::MAX;
+
+/// Fills one sector with its stamp, repeated, so that a torn or shifted sector is seen.
+pub fn stamp(out: &mut [u8], disk: u32, sector: u64, sequence: u64) {
+    for part in out.chunks_exact_mut(STAMP_BYTES) {
+        part[..8].copy_from_slice(&MAGIC.to_le_bytes());
+        part[8..16].copy_from_slice(&u64::from(disk).to_le_bytes());
+        part[16..24].copy_from_slice(&sector.to_le_bytes());
+        part[24..].copy_from_slice(&sequence.to_le_bytes());
+    }
+}
+
+/// The sequence number a sector carries, or what is wrong with it.
+pub fn sequence_of(bytes: &[u8], disk: u32, sector: u64) -> Result<u64, String> {
+    if bytes.iter().all(|&b| b == 0) {
+        return Ok(NEVER);
+    }
+    let field = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let mut expected = vec![0; SECTOR as usize];
+    stamp(&mut expected, disk, sector, field(24));
+    if bytes == expected {
+        return Ok(field(24));
+    }
+    if field(0) != MAGIC {
+        return Err(format!("bytes nobody wrote: {:02x?}...", &bytes[..16]));
+    }
+    let (d, s, n) = (field(8), field(16), field(24));
+    let torn = bytes.chunks_exact(STAMP_BYTES).any(|c| c != &bytes[..STAMP_BYTES]);
+    let torn = if torn { ", and the sector is torn" } else { "" };
+    Err(format!("the stamp of disk {d} sector {s} write {n}{torn}"))
+}
+
+/// One write, as one sector sees it.
+#[derive(Debug, Clone, Copy)]
+struct Write {
+    sequence: u64,
+    began: u64,
+    ended: u64,
+    /// A hint (discard): may have taken effect or not, so it never supersedes.
+    optional: bool,
+}
+
+/// The model of one disk.
+pub struct DiskModel {
+    pub disk: u32,
+    tick: u64,
+    next_sequence: u64,
+    sectors: BTreeMap<u64, Vec<Write>>,
+    /// Start of the last flush that ended: what had ended by then survives a cut.
+    durable: u64,
+}
+
+/// A write under way.
+pub struct OpenWrite {
+    first: u64,
+    count: u64,
+    pub sequence: u64,
+}
+
+impl DiskModel {
+    pub fn new(disk: u32) -> DiskModel {
+        DiskModel { disk, tick: 1, next_sequence: NEVER + 1, sectors: BTreeMap::new(), durable: 1 }
+    }
+
+    pub fn now(&mut self) -> u64 {
+        self.tick += 1;
+        self.tick
+    }
+
+    /// Begins a write of `count` sectors; its data is `fill(sequence)`.
+    pub fn begin(&mut self, first: u64, count: u64) -> OpenWrite {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.open(first, count, sequence, false)
+    }
+
+    /// Begins writing zeros (`optional`: a discard, which may do nothing).
+    pub fn begin_zero(&mut self, first: u64, count: u64, optional: bool) -> OpenWrite {
+        self.open(first, count, NEVER, optional)
+    }
+
+    fn open(&mut self, first: u64, count: u64, sequence: u64, optional: bool) -> OpenWrite {
+        let began = self.now();
+        let initial = Write { sequence: NEVER, began: 0, ended: 0, optional: false };
+        for sector in first..first + count {
+            let writes = self.sectors.entry(sector).or_insert_with(|| vec![initial]);
+            writes.push(Write { sequence, began, ended: UNENDED, optional });
+        }
+        OpenWrite { first, count, sequence }
+    }
+
+    /// The write was acknowledged.
+    pub fn end(&mut self, write: &OpenWrite) {
+        let ended = self.now();
+        for sector in write.first..write.first + write.count {
+            let writes = self.sectors.get_mut(&sector).expect("begun");
+            let open = writes.iter_mut().find(|w| w.sequence == write.sequence && w.ended == UNENDED);
+            open.expect("begun and not ended").ended = ended;
+        }
+    }
+
+    /// To be remembered when a flush is submitted and given to `flushed` when it is acknowledged.
+    pub fn flush_begins(&mut self) -> u64 {
+        self.now()
+    }
+
+    pub fn flushed(&mut self, began: u64) {
+        self.durable = self.durable.max(began);
+    }
+
+    pub fn data(&self, write: &OpenWrite) -> Vec<u8> {
+        let mut bytes = vec![0; (write.count * SECTOR) as usize];
+        if write.sequence != NEVER {
+            for (i, sector) in bytes.chunks_exact_mut(SECTOR as usize).enumerate() {
+                stamp(sector, self.disk, write.first + i as u64, write.sequence);
+            }
+        }
+        bytes
+    }
+
+    /// Checks sectors read live; `began` is the tick at which the read was submitted.
+    pub fn check_read(&self, first: u64, bytes: &[u8], began: u64) -> Result<(), String> {
+        self.check(first, bytes, began, UNENDED, "a read")
+    }
+
+    /// Checks what a sealed snapshot shows, whose take was submitted at `began` and acknowledged at `ended`.
+    pub fn check_snapshot(&self, bytes: &[u8], began: u64, ended: u64) -> Result<(), String> {
+        self.check(0, bytes, began, ended, "a sealed snapshot")
+    }
+
+    /// Checks a snapshot whose take a power cut interrupted after its commit point.
+    pub fn check_interrupted_snapshot(&self, bytes: &[u8], began: u64) -> Result<(), String> {
+        self.check(0, bytes, began.min(self.durable), UNENDED, "a snapshot whose take was cut")
+    }
+
+    /// `certain`: what ended before this tick has taken effect; `latest`: what began after this one has not.
+    fn check(&self, first: u64, bytes: &[u8], certain: u64, latest: u64, what: &str) -> Result<(), String> {
+        for (i, found) in bytes.chunks_exact(SECTOR as usize).enumerate() {
+            let sector = first + i as u64;
+            let place = || format!("disk {} sector {sector}: {what} shows", self.disk);
+            let sequence = sequence_of(found, self.disk, sector).map_err(|e| format!("{} {e}", place()))?;
+            let allowed = self.allowed(sector, certain, latest);
+            if !allowed.contains(&sequence) {
+                return Err(format!("{} write {sequence}, expected one of {allowed:?}", place()));
+            }
+        }
+        Ok(())
+    }
+
+    fn allowed(&self, sector: u64, certain: u64, latest: u64) -> Vec<u64> {
+        let Some(writes) = self.sectors.get(&sector) else { return vec![NEVER] };
+        let visible = |w: &&Write| w.began < latest && !superseded(w, writes, certain);
+        writes.iter().filter(visible).map(|w| w.sequence).collect()
+    }
+
+    /// After a power cut: checks the whole content against what had to survive, then takes it as the new truth.
+    pub fn recover(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let checked = self.check(0, bytes, self.durable, UNENDED, "after the power cut, the disk");
+        self.sectors.clear();
+        for (i, found) in bytes.chunks_exact(SECTOR as usize).enumerate() {
+            let sector = i as u64;
+            match sequence_of(found, self.disk, sector) {
+                Ok(NEVER) | Err(_) => {}
+                Ok(sequence) => {
+                    let seen = Write { sequence, began: 0, ended: 0, optional: false };
+                    self.sectors.insert(sector, vec![seen]);
+                }
+            }
+        }
+        self.durable = self.now();
+        checked
+    }
+}
+
+fn superseded(write: &Write, all: &[Write], certain: u64) -> bool {
+    all.iter().any(|later| !later.optional && later.began > write.ended && later.ended < certain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(model: &mut DiskModel, sector: u64) -> Vec<u8> {
+        let open = model.begin(sector, 1);
+        let data = model.data(&open);
+        model.end(&open);
+        data
+    }
+
+    #[test]
+    fn a_live_read_shows_the_last_write_that_ended() {
+        let mut model = DiskModel::new(1);
+        let old = write(&mut model, 5);
+        let new = write(&mut model, 5);
+        let now = model.now();
+        assert!(model.check_read(5, &new, now).is_ok());
+        assert!(model.check_read(5, &old, now).is_err());
+    }
+
+    #[test]
+    fn overlapping_writes_may_leave_either() {
+        let mut model = DiskModel::new(1);
+        let (a, b) = (model.begin(0, 1), model.begin(0, 1));
+        let (first, second) = (model.data(&a), model.data(&b));
+        model.end(&b);
+        model.end(&a);
+        let now = model.now();
+        assert!(model.check_read(0, &first, now).is_ok());
+        assert!(model.check_read(0, &second, now).is_ok());
+    }
+
+    #[test]
+    fn a_cut_may_lose_only_what_was_not_flushed() {
+        let mut model = DiskModel::new(1);
+        let flushed = write(&mut model, 0);
+        let began = model.flush_begins();
+        model.flushed(began);
+        let lost = write(&mut model, 0);
+        for survivor in [&flushed, &lost] {
+            let mut copy = DiskModel::new(1);
+            std::mem::swap(&mut copy, &mut model);
+            assert!(copy.check(0, survivor, copy.durable, UNENDED, "").is_ok());
+            std::mem::swap(&mut copy, &mut model);
+        }
+        assert!(model.recover(&[0; 512]).is_err(), "the flushed write must not be lost");
+    }
+
+    #[test]
+    fn another_disks_or_sectors_bytes_are_named() {
+        let mut sector = vec![0; 512];
+        stamp(&mut sector, 2, 9, 4);
+        assert!(sequence_of(&sector, 1, 9).unwrap_err().contains("disk 2 sector 9 write 4"));
+        sector[40] ^= 1;
+        assert!(sequence_of(&sector, 2, 9).unwrap_err().contains("torn"));
+    }
+}

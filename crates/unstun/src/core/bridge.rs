@@ -1,0 +1,155 @@
+//! The core's thread, and `Control` as questions sent to it.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::{Mutex, mpsc as ready_channel};
+use std::thread::JoinHandle;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::node::Node;
+use super::ready;
+use crate::api::{
+    CommitPreview, CommitTarget, Event, Job, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmCreate,
+    VmRemoved, VmSummary,
+};
+use crate::control::{Control, Reply};
+use crate::datastore::Datastore;
+use crate::error::{Error, ErrorKind, Result};
+use crate::listen::NbdListen;
+use crate::name::VmName;
+
+/// What the core is asked: run in its thread, as a task of its own.
+pub type Question = Box<dyn FnOnce(Rc<Node>) + Send>;
+
+/// The datastore's files as the core finds them at its start.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub root: PathBuf,
+    pub nbd: Vec<NbdListen>,
+}
+
+pub struct Bridge {
+    questions: mpsc::UnboundedSender<Question>,
+    core: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Bridge {
+    /// Returns once every VM is open and every listener listens, or with the reason why not.
+    pub fn start(datastore: &Datastore, nbd: &[NbdListen]) -> Result<Bridge> {
+        let place = Place { root: datastore.root().to_path_buf(), nbd: nbd.to_vec() };
+        let (questions, inbox) = mpsc::unbounded_channel();
+        let (tell, told) = ready_channel::channel();
+        let core = std::thread::Builder::new()
+            .name("core0".into())
+            .spawn(move || ready::run(place, inbox, &tell))
+            .map_err(|e| Error::failed(format!("starting the core's thread: {e}")))?;
+        let answer = told.recv().map_err(|_| Error::failed("the core's thread ended before it was ready"));
+        answer.and_then(|result| result)?;
+        Ok(Bridge { questions, core: Mutex::new(Some(core)) })
+    }
+
+    /// Sends a question; the answer is awaited on the asking thread.
+    fn ask<T, F, A>(&self, question: F) -> Reply<'_, T>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Node>) -> A + Send + 'static,
+        A: Future<Output = Result<T>> + 'static,
+    {
+        let (answer, answered) = oneshot::channel();
+        let run: Question = Box::new(move |node| {
+            let env = node.env.clone();
+            env.spawn_detached(Box::pin(async move {
+                // The asker may have gone away; what was done stays done.
+                let _ = answer.send(question(node).await);
+            }));
+        });
+        let sent = self.questions.send(run);
+        Box::pin(async move {
+            let gone = || Error::new(ErrorKind::Unavailable, "the engine is stopping");
+            sent.map_err(|_| gone())?;
+            answered.await.map_err(|_| gone())?
+        })
+    }
+}
+
+impl Control for Bridge {
+    fn status(&self) -> Reply<'_, Status> {
+        self.ask(|node| async move { node.status().await })
+    }
+
+    fn vm_create(&self, request: VmCreate) -> Reply<'_, Vm> {
+        self.ask(|node| async move { node.vm_create(request).await })
+    }
+
+    fn vm_list(&self) -> Reply<'_, Vec<VmSummary>> {
+        self.ask(|node| async move { node.vm_list().await })
+    }
+
+    fn vm_show(&self, vm: VmName) -> Reply<'_, Vm> {
+        self.ask(|node| async move { node.vm_show(&vm).await })
+    }
+
+    fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved> {
+        self.ask(move |node| async move { node.vm_remove(&vm, delete_disks).await })
+    }
+
+    fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken> {
+        self.ask(|node| async move { node.snapshot_take(&vm, request).await })
+    }
+
+    fn snapshot_tree(&self, vm: VmName) -> Reply<'_, SnapshotTree> {
+        self.ask(|node| async move { node.snapshot_tree(&vm).await })
+    }
+
+    fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview> {
+        self.ask(|node| async move { node.commit_preview(&vm, target).await })
+    }
+
+    fn snapshot_commit(&self, vm: VmName, target: CommitTarget) -> Reply<'_, Job> {
+        self.ask(|node| async move { node.snapshot_commit(&vm, target).await })
+    }
+
+    fn job_list(&self) -> Reply<'_, Vec<Job>> {
+        self.ask(|node| async move { Ok(node.job_list()) })
+    }
+
+    fn job_show(&self, id: u64) -> Reply<'_, Job> {
+        self.ask(move |node| async move { node.job_do(id, |_| Ok(())) })
+    }
+
+    fn job_pause(&self, id: u64) -> Reply<'_, Job> {
+        self.ask(move |node| async move { node.job_do(id, |job| job.pause()) })
+    }
+
+    fn job_resume(&self, id: u64) -> Reply<'_, Job> {
+        self.ask(move |node| async move { node.job_do(id, |job| job.resume()) })
+    }
+
+    fn job_cancel(&self, id: u64) -> Reply<'_, Job> {
+        self.ask(move |node| async move { node.job_cancel(id).await })
+    }
+
+    fn job_limit(&self, id: u64, limit_bytes_s: Option<u64>) -> Reply<'_, Job> {
+        self.ask(move |node| async move { node.job_do(id, |job| job.set_limit(limit_bytes_s.unwrap_or(0))) })
+    }
+
+    fn events(&self, vm: VmName, after: u64) -> Reply<'_, Vec<Event>> {
+        self.ask(move |node| async move { node.events(&vm, after) })
+    }
+
+    fn shutdown(&self) -> Reply<'_, ()> {
+        let drained = self.ask(|node| async move { node.shut_down().await });
+        Box::pin(async move {
+            let result = drained.await;
+            let core = self.core.lock().ok().and_then(|mut core| core.take());
+            // The thread ends right after its answer: joining does not wait for I/O.
+            if let Some(core) = core
+                && core.join().is_err()
+            {
+                return Err(Error::failed("the core's thread panicked; the next start recovers"));
+            }
+            result
+        })
+    }
+}

@@ -1,0 +1,204 @@
+//! The engine's facts in the API's words.
+
+use std::path::Path;
+
+use blk::manifest::{DiskMode, LayerInfo, VmState};
+use engine::{Event, EventKind, JobState};
+use jiff::Timestamp;
+
+use super::node::{Entry, Node, Tracked};
+use crate::api;
+use crate::error::{Error, ErrorBody};
+use crate::name::VmName;
+
+/// A look at a job's progress makes a new rate after this long.
+const RATE_WINDOW_NS: u64 = 500_000_000;
+
+pub fn id(id: u128) -> String {
+    format!("{id:032x}")
+}
+
+pub fn time(unix_us: i64) -> Timestamp {
+    Timestamp::from_microsecond(unix_us).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// Names of served VMs were checked when they were made; a folder renamed by hand may carry any other.
+pub fn vm_name(name: &str) -> VmName {
+    name.parse().unwrap_or_else(|_| "unnamed".parse().expect("a sound name"))
+}
+
+pub fn operation(kind: EventKind) -> api::Operation {
+    match kind {
+        EventKind::Take => api::Operation::Take,
+        EventKind::CommitStart => api::Operation::CommitStart,
+        EventKind::Commit => api::Operation::Commit,
+        EventKind::CommitCancelled => api::Operation::CommitCancelled,
+        EventKind::CommitFailed => api::Operation::CommitFailed,
+        EventKind::SpaceExhausted => api::Operation::SpaceExhausted,
+        EventKind::SpaceReturned => api::Operation::SpaceReturned,
+        EventKind::Recovered => api::Operation::Recovered,
+    }
+}
+
+pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
+    let disks = event.disks.iter().map(|d| api::EventDisk {
+        number: d.number,
+        stun_us: event.stun_us,
+        flush_us: d.drain_us + d.flush_us,
+        bytes_moved: d.bytes,
+    });
+    api::Event {
+        id,
+        time: time(event.unix_us),
+        vm: vm_name(vm),
+        operation: operation(event.kind),
+        snapshot: (!event.subject.is_empty()).then(|| event.subject.clone()),
+        stun_us: event.stun_us,
+        disks: disks.collect(),
+        message: (!event.message.is_empty()).then(|| event.message.clone()),
+    }
+}
+
+pub fn job(tracked: &Tracked) -> api::Job {
+    let job = &tracked.job;
+    let state = match job.state() {
+        JobState::Running | JobState::WaitingForSpace => api::JobState::Running,
+        JobState::Paused => api::JobState::Paused,
+        JobState::Done => api::JobState::Done,
+        JobState::Failed => api::JobState::Failed,
+        JobState::Cancelled => api::JobState::Cancelled,
+    };
+    let error = job.error.borrow().clone().map(|e| ErrorBody::from(Error::from(e)).error);
+    api::Job {
+        id: tracked.id,
+        operation: api::Operation::Commit,
+        vm: vm_name(&tracked.entry.vm.name),
+        snapshots: job.subject.split(", ").filter(|s| !s.is_empty()).map(str::to_string).collect(),
+        state,
+        started: time(job.started_unix_us),
+        ended: job.ended_unix_us().map(time),
+        bytes_done: job.bytes_done.get(),
+        bytes_total: job.bytes_total.get(),
+        rate_bytes_s: if state == api::JobState::Running { rate(tracked) } else { 0 },
+        limit_bytes_s: Some(job.limit()).filter(|&l| l > 0),
+        eta_s: job.eta_s(),
+        guest_latency_us: guest_latency_us(&tracked.entry),
+        error,
+    }
+}
+
+fn rate(tracked: &Tracked) -> u64 {
+    let now_ns = tracked.entry.vm.env.now_ns();
+    let done = tracked.job.bytes_done.get();
+    let (at_ns, then, last) = tracked.seen.get();
+    let spent_ns = now_ns.saturating_sub(at_ns);
+    if spent_ns < RATE_WINDOW_NS && last > 0 {
+        return last;
+    }
+    let moved = u128::from(done.saturating_sub(then));
+    let rate = (moved * 1_000_000_000 / u128::from(spent_ns.max(1))) as u64;
+    if spent_ns >= RATE_WINDOW_NS {
+        tracked.seen.set((now_ns, done, rate));
+    }
+    rate
+}
+
+fn guest_latency_us(entry: &Entry) -> Option<u64> {
+    let disks = entry.vm.disks().iter();
+    disks
+        .map(|d| d.stats.read_latency_ns.get().max(d.stats.write_latency_ns.get()) / 1000)
+        .max()
+        .filter(|&us| us > 0)
+}
+
+pub fn disk(
+    node: &Node,
+    entry: &Entry,
+    state: &VmState,
+    number: u32,
+    layers: &[LayerInfo],
+) -> Option<api::Disk> {
+    let disk = state.disks.iter().find(|d| d.number == number)?;
+    let export = format!("{}/disk{}", entry.vm.name, disk.number);
+    Some(api::Disk {
+        id: format!("{}-{}", id(state.id), disk.number),
+        number: disk.number,
+        slot: disk.slot.clone(),
+        store: api::Store::Redo,
+        mode: mode(disk.mode),
+        size_bytes: disk.size_bytes,
+        nbd_uri: node.uri(&export),
+        descriptor: entry.home.join(&disk.top),
+        layers: layers.iter().map(|l| layer(&entry.home, state, &disk.top, l)).collect(),
+        io: entry.vm.disk(number).map(|d| io(&d)).unwrap_or_default(),
+    })
+}
+
+fn io(disk: &engine::Disk) -> api::DiskIo {
+    let (guest, device) = (&disk.stats, disk.device_counters());
+    api::DiskIo {
+        guest_reads: guest.reads.get(),
+        guest_writes: guest.writes.get(),
+        guest_flushes: guest.flushes.get(),
+        first_writes: guest.first_writes.get(),
+        map_loads: guest.map_loads.get(),
+        device_reads: device.reads,
+        device_writes: device.writes,
+        device_flushes: device.flushes,
+    }
+}
+
+fn mode(mode: DiskMode) -> api::DiskMode {
+    match mode {
+        DiskMode::Persistent => api::DiskMode::Persistent,
+        DiskMode::IndependentPersistent => api::DiskMode::IndependentPersistent,
+        DiskMode::IndependentNonpersistent => api::DiskMode::IndependentNonpersistent,
+    }
+}
+
+fn layer(home: &Path, state: &VmState, top: &str, info: &LayerInfo) -> api::Layer {
+    let owner = state.snapshots.iter().find(|s| s.disks.iter().any(|(_, layer)| *layer == info.name));
+    api::Layer {
+        descriptor: home.join(&info.name),
+        format: info.format.to_lowercase(),
+        allocated_bytes: info.allocated_bytes,
+        writable: info.name == top,
+        snapshot: owner.map(|s| s.name.clone()),
+    }
+}
+
+pub fn snapshots(
+    entry: &Entry,
+    state: &VmState,
+    delta_bytes: impl Fn(&blk::manifest::SnapshotState) -> u64,
+) -> Vec<api::Snapshot> {
+    let mut ordered = Vec::new();
+    append_children(&mut ordered, state, None, 0);
+    let show = |s: &blk::manifest::SnapshotState| api::Snapshot {
+        id: id(s.id),
+        name: s.name.clone(),
+        parent: s.parent.map(id),
+        created: time(s.created_unix_us),
+        current: state.current == Some(s.id),
+        sealed: entry.vm.is_sealed(s.id),
+        message: s.description.clone(),
+        delta_bytes: delta_bytes(s),
+    };
+    ordered.into_iter().map(show).collect()
+}
+
+/// Parents before children, older siblings first. `depth` guards against a parent loop in a damaged home.
+fn append_children<'a>(
+    out: &mut Vec<&'a blk::manifest::SnapshotState>,
+    state: &'a VmState,
+    parent: Option<u128>,
+    depth: usize,
+) {
+    if depth > state.snapshots.len() {
+        return;
+    }
+    for snapshot in state.snapshots.iter().filter(|s| s.parent == parent) {
+        out.push(snapshot);
+        append_children(out, state, Some(snapshot.id), depth + 1);
+    }
+}

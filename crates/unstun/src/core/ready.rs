@@ -1,0 +1,70 @@
+//! The life of the core's thread: start the reactor, open the datastore, answer questions until told to stop.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::mpsc::Sender;
+
+use blk::Executor;
+use blk::socket::Listener;
+use blk::uring::UringReactor;
+use export::nbd;
+use futures_util::future::select;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::bridge::{Place, Question};
+use super::exports::Catalogue;
+use super::node::Node;
+use crate::error::Result;
+use crate::listen::NbdListen;
+
+/// Runs until `Node::shut_down` has been answered or every asker is gone.
+pub fn run(place: Place, mut inbox: UnboundedReceiver<Question>, tell: &Sender<Result<()>>) {
+    let reactor = match UringReactor::new() {
+        Ok(reactor) => Rc::new(reactor),
+        Err(e) => return drop(tell.send(Err(e.into()))),
+    };
+    let executor = Executor::new(reactor.clone());
+    let env = executor.env();
+    let tell_ready = tell.clone();
+    executor.run(async move {
+        let opened = async {
+            let node = Node::open(env, &place).await?;
+            listen(&reactor, &node, &place)?;
+            Ok(node)
+        };
+        let node = match opened.await {
+            Ok(node) => node,
+            Err(e) => return drop(tell_ready.send(Err(e))),
+        };
+        for notice in reactor.take_notices() {
+            eprintln!("unstun: {notice}");
+        }
+        if tell_ready.send(Ok(())).is_err() {
+            return;
+        }
+        let stopped = pin!(node.stopped());
+        let answering = pin!(async {
+            while let Some(question) = inbox.recv().await {
+                question(node.clone());
+            }
+        });
+        select(stopped, answering).await;
+    });
+}
+
+fn listen(reactor: &UringReactor, node: &Rc<Node>, place: &Place) -> Result<()> {
+    let exports = Rc::new(Catalogue::new(node.clone()));
+    for address in &place.nbd {
+        let (handle, shown) = match address {
+            NbdListen::Unix(path) => {
+                let path = path.to_string_lossy();
+                (reactor.listen_unix(&path)?, format!("unix:{path}"))
+            }
+            NbdListen::Tcp(address) => (reactor.listen_tcp(&address.to_string())?, address.to_string()),
+        };
+        let listener = Listener::new(node.env.clone(), handle, shown);
+        let served = nbd::serve(node.env.clone(), listener, exports.clone(), node.doors.clone());
+        node.doors_open(node.env.spawn(served));
+    }
+    Ok(())
+}

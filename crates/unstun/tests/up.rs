@@ -1,0 +1,157 @@
+//! The daemon as a process, with the real engine: start, serve, stop, start again.
+
+use std::io::BufReader;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Deserializer, Value};
+
+const UNSTUN: &str = env!("CARGO_BIN_EXE_unstun");
+
+struct Daemon {
+    child: Child,
+    /// What it printed once it served.
+    status: Value,
+    /// Kept open: a daemon must not die of a closed pipe here.
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Daemon {
+    fn start(folder: &Path, arguments: &[&str]) -> Self {
+        let mut child = Command::new(UNSTUN)
+            .args(["up", "--json"])
+            .args(arguments)
+            .current_dir(folder)
+            .env_remove("UNSTUN_DATASTORE")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let first = Deserializer::from_reader(&mut stdout).into_iter::<Value>().next();
+        let status = first.expect("the daemon ended without a word").unwrap();
+        assert!(status["error"].is_null(), "{status}");
+        Self { child, status, _stdout: stdout }
+    }
+
+    fn stop(mut self, signal: Signal) -> ExitStatus {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    /// Only where a test failed before it could stop it.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn unstun(folder: &Path, line: &str) -> Output {
+    Command::new(UNSTUN)
+        .args(line.split_whitespace())
+        .current_dir(folder)
+        .env_remove("UNSTUN_DATASTORE")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn json(folder: &Path, line: &str) -> Value {
+    let output = unstun(folder, line);
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn up_creates_the_datastore_here_and_a_signal_drains_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(folder.path(), &[]);
+    let datastore = folder.path().canonicalize().unwrap().join("unstun-data");
+    assert_eq!(daemon.status["datastore"], datastore.to_str().unwrap());
+    assert_eq!(json(folder.path(), "status --json")["pid"], daemon.child.id());
+    assert!(datastore.join(".unstun/api.sock").exists());
+    assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
+    assert!(!datastore.join(".unstun/api.sock").exists());
+    assert_eq!(unstun(folder.path(), "status").status.code(), Some(1));
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(folder.path(), &[]);
+    let second = unstun(folder.path(), "up");
+    assert_eq!(second.status.code(), Some(5), "{second:?}");
+    assert_eq!(json(folder.path(), "status --json")["pid"], daemon.child.id());
+    assert_eq!(daemon.stop(Signal::INT).code(), Some(0));
+}
+
+#[test]
+fn vms_and_snapshots_outlive_the_daemon_and_its_death() {
+    let folder = tempfile::tempdir().unwrap();
+    for signal in [Signal::TERM, Signal::KILL] {
+        let name = format!("vm-{}", signal.as_raw());
+        let daemon = Daemon::start(folder.path(), &[]);
+        json(folder.path(), &format!("vm create {name} --disk 1G,64M --json"));
+        let taken = json(folder.path(), &format!("snapshot take {name}@before -m text --json"));
+        assert_eq!(taken["snapshot"]["sealed"], true);
+        let (shown, tree) = (show(folder.path(), &name), tree(folder.path(), &name));
+        daemon.stop(signal);
+        let again = Daemon::start(folder.path(), &[]);
+        assert_eq!((show(folder.path(), &name), self::tree(folder.path(), &name)), (shown, tree));
+        assert_eq!(again.stop(Signal::TERM).code(), Some(0));
+    }
+}
+
+/// What must not change over a restart.
+fn show(folder: &Path, name: &str) -> Vec<Value> {
+    let vm = json(folder, &format!("vm show {name} --json"));
+    let disks = vm["disks"].as_array().unwrap();
+    let kept = ["id", "number", "slot", "size_bytes", "nbd_uri", "descriptor"];
+    disks.iter().flat_map(|disk| kept.map(|field| disk[field].clone())).chain([vm["id"].clone()]).collect()
+}
+
+fn tree(folder: &Path, name: &str) -> Value {
+    json(folder, &format!("snapshot tree {name} --json"))["snapshots"].clone()
+}
+
+#[test]
+fn a_snapshot_is_committed_to_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(folder.path(), &[]);
+    json(folder.path(), "vm create web --disk 64M --json");
+    json(folder.path(), "snapshot take web a --json");
+    json(folder.path(), "snapshot take web b --json");
+    let job = json(folder.path(), "snapshot commit web --all --yes --json");
+    assert_eq!(job["state"], "done");
+    assert_eq!(tree(folder.path(), "web"), Value::Array(vec![]));
+    let layers = json(folder.path(), "vm show web --json")["disks"][0]["layers"].clone();
+    assert_eq!(layers.as_array().unwrap().len(), 1, "{layers}");
+    assert_eq!(json(folder.path(), "events web --json").as_array().unwrap()[0]["operation"], "take");
+    assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
+}
+
+#[test]
+fn nbd_is_served_where_it_was_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("n.sock");
+    let argument = format!("unix:{}", socket.display());
+    let daemon = Daemon::start(folder.path(), &["--nbd", &argument]);
+    json(folder.path(), "vm create web --disk 64M --json");
+    let vm = json(folder.path(), "vm show web --json");
+    let uri = vm["disks"][0]["nbd_uri"].as_str().unwrap().to_owned();
+    assert_eq!(uri, format!("nbd+unix:///web/disk0?socket={}", socket.display()));
+    let size = unstun::command::runtime().unwrap().block_on(async {
+        let mut connection = unstun::demo::nbd::Connection::open(&uri, 1).await.unwrap();
+        connection.write(4096, &[7; 4096], 0);
+        connection.only().await.unwrap();
+        connection.read(4096, 4096, 0);
+        assert_eq!(connection.only().await.unwrap().data, [7; 4096]);
+        let size = connection.size_bytes;
+        connection.close().await.unwrap();
+        size
+    });
+    assert_eq!(size, 64 << 20);
+    assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
+}
