@@ -1,0 +1,119 @@
+"""Bounded load with fio, and what came out of it."""
+
+import json
+import signal
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Beyond what a run was asked to last, for connecting and ending.
+PATIENCE_S = 60
+
+
+@dataclass
+class Target:
+    """Where a load goes: an NBD export, or a file with O_DIRECT through io_uring."""
+
+    uri: str = ""
+    file: str = ""
+
+    def options(self):
+        if self.uri:
+            return ["--ioengine=nbd", f"--uri={self.uri}"]
+        return ["--ioengine=io_uring", "--direct=1", f"--filename={self.file}"]
+
+
+@dataclass
+class Load:
+    """4 KiB random I/O unless told otherwise."""
+
+    size: int
+    seconds: float = 4
+    rw: str = "randrw"
+    read_percent: int = 70
+    depth: int = 32
+    jobs: int = 1
+    block: int = 4096
+    offset: int = 0
+    # Visit no block twice, so that after a take every write is a first write.
+    once: bool = False
+    extra: list = field(default_factory=list)
+
+    def options(self):
+        mix = [f"--rwmixread={self.read_percent}"] if self.rw == "randrw" else []
+        duration = ["--time_based=1", f"--runtime={self.seconds}"] if self.seconds else []
+        return [
+            "--name=load", "--thread=1", "--group_reporting=1", f"--rw={self.rw}", f"--bs={self.block}",
+            f"--iodepth={self.depth}", f"--numjobs={self.jobs}", f"--size={self.size}", f"--offset={self.offset}",
+            "--randrepeat=0", f"--norandommap={0 if self.once else 1}", *mix, *duration, *self.extra,
+        ]  # fmt: skip
+
+
+@dataclass
+class Result:
+    reads: int
+    writes: int
+    iops: float
+    # Of reads and writes together, the worse of the two, in microseconds.
+    p99_us: float
+    max_us: float
+
+    @property
+    def ios(self):
+        return self.reads + self.writes
+
+
+class Running:
+    """fio at work; `stop` ends it early and keeps what it measured."""
+
+    def __init__(self, target, load, folder):
+        self.report = Path(folder) / "fio.json"
+        self.report.unlink(missing_ok=True)
+        self.seconds = load.seconds
+        command = ["fio", *load.options(), *target.options(), "--output-format=json", f"--output={self.report}"]
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)
+        return self.wait()
+
+    def wait(self):
+        try:
+            _, errors = self.process.communicate(timeout=(self.seconds or 600) + PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise RuntimeError("fio did not end in time: the server hangs") from None
+        text = self.report.read_text()
+        # Connecting is announced before the report.
+        report = json.loads(text[text.index("{") :])
+        job = report["jobs"][0]
+        if job["error"]:
+            raise RuntimeError(f"fio: error {job['error']}: {errors.decode()}")
+        return parse(job)
+
+
+def parse(job):
+    sides = [job["read"], job["write"]]
+    busy = [side for side in sides if side["total_ios"]]
+
+    def worst_us(value):
+        return max((value(side["clat_ns"]) / 1000 for side in busy), default=0.0)
+
+    return Result(
+        reads=sides[0]["total_ios"],
+        writes=sides[1]["total_ios"],
+        iops=sum(side["iops"] for side in sides),
+        p99_us=worst_us(lambda clat: clat["percentile"]["99.000000"]),
+        max_us=worst_us(lambda clat: clat["max"]),
+    )
+
+
+def run(target, load, folder):
+    return Running(target, load, folder).wait()
+
+
+def fill(target, size, folder):
+    """Writes everything once, so that no later write meets a hole."""
+    run(target, Load(size=size, seconds=0, rw="write", block=1 << 20, depth=8), folder)

@@ -1,0 +1,115 @@
+"""What a snapshot costs while it is there: the first writes after a take, reads at depth, flushes."""
+
+from bench import fio
+from bench.fio import Load
+from bench.report import Figure, Spread
+from bench.servers import QemuStorageDaemon
+
+FRESH_S = 10
+# First writes of one layer of the deep chain, spread over the disk.
+LAYER_WRITES = 2000
+DEEP_SIZE = 1 << 30
+# At the disk's start, written whole in the top layer: overwrites go here.
+TOP_SIZE = 32 << 20
+FLUSH_SIZE = 64 << 20
+FLUSH_WRITES = 2000
+
+
+def measure(bench):
+    fresh(bench)
+    flushes(bench)
+    depths(bench)
+
+
+def fresh(bench):
+    """`once` visits no block twice, so that every write in the slice is a first write."""
+    ours, peers = [], []
+    before_load = Load(bench.size, bench.seconds)
+    load = Load(bench.size, FRESH_S, once=True)
+    base = bench.unstun.base_file("web")
+    for number in range(bench.rounds_few):
+        target, name = bench.unstun.target("web"), f"fresh-{number}"
+        before = fio.run(target, before_load, bench.folder).iops
+        bench.unstun.take("web", name)
+        ours.append(fio.run(target, load, bench.folder).iops / before)
+        bench.unstun.commit("web", name)
+
+        with QemuStorageDaemon(base, bench.folder) as peer:
+            before = fio.run(peer.target(), before_load, bench.folder).iops
+        overlay = bench.folder / "overlay.qcow2"
+        with QemuStorageDaemon(base, bench.folder, overlay) as peer:
+            peers.append(fio.run(peer.target(), load, bench.folder).iops / before)
+        overlay.unlink()
+    note = f"fresh qcow2 overlay: {Spread(peers).text()}"
+    bench.report.at_least(f"fresh snapshot, first {FRESH_S} s, of before", Spread(ours), 0.8, note)
+
+
+def flushes(bench):
+    """One write, one flush, one at a time: `fsync=1` becomes an NBD flush after each write."""
+    if not bench.device.exists():
+        bench.report.add(Figure("device flushes per guest flush", "1 and 2", "no device counters here"))
+        return
+    target = bench.unstun.target("web")
+    load = Load(
+        FLUSH_SIZE, 0, rw="randwrite", depth=1, once=True, extra=["--fsync=1", f"--number_ios={FLUSH_WRITES}"]
+    )
+
+    def per_flush():
+        before = bench.device.count()
+        fio.run(target, load, bench.folder)
+        return (bench.device.count() - before).flushes / FLUSH_WRITES
+
+    # The base holds everything: the first run makes sure of it.
+    fio.run(target, load, bench.folder)
+    overwrites = per_flush()
+    bench.unstun.take("web", "flushes")
+    first_writes = per_flush()
+    bench.unstun.commit("web", "flushes")
+    report = bench.report
+    report.add(Figure("device flushes per guest flush, overwrites", "1", f"{overwrites:.2f}", overwrites <= 1.05))
+    report.add(Figure("device flushes per guest flush, first writes", "2", f"{first_writes:.2f}", first_writes <= 2.1))
+
+
+def depths(bench):
+    """A chain grows layer by layer, each populated all over the disk; at some depths it is read and overwritten."""
+    unstun, target = bench.unstun, bench.unstun.target("deep")
+    unstun.create("deep", [DEEP_SIZE])
+    fio.fill(target, DEEP_SIZE, bench.folder)
+    layers = 1
+    for depth in bench.depths:
+        while layers < depth:
+            unstun.take("deep", f"layer-{layers}")
+            layers += 1
+            load = Load(DEEP_SIZE, 0, rw="randwrite", once=True, extra=[f"--number_ios={LAYER_WRITES}"])
+            fio.run(target, load, bench.folder)
+        assert len(unstun.json("vm", "show", "deep")["disks"][0]["layers"]) == layers
+        fio.run(target, Load(TOP_SIZE, 0, rw="write", block=1 << 20, depth=8), bench.folder)
+        at_depth(bench, target, depth)
+    unstun.json("vm", "remove", "deep", "--delete-disks")
+
+
+def at_depth(bench, target, depth):
+    reads = Load(DEEP_SIZE, bench.seconds, rw="randread", depth=8)
+    writes = Load(TOP_SIZE, bench.seconds, rw="randwrite", depth=8)
+    # Every region once, so that its map is built.
+    fio.run(target, Load(DEEP_SIZE, 0, rw="read", block=1 << 20, depth=4), bench.folder)
+    if not bench.device.exists():
+        bench.report.add(Figure(f"device I/Os per guest I/O, {depth} layers", "1.00", "no device counters here"))
+        return
+    start = bench.device.count()
+    read = fio.run(target, reads, bench.folder)
+    middle = bench.device.count()
+    written = fio.run(target, writes, bench.folder)
+    end = bench.device.count()
+    per_read = (middle - start).reads / read.reads
+    per_write = (end - middle).writes / written.writes
+    worst = max(per_read, per_write)
+    bench.report.add(
+        Figure(
+            f"device I/Os per guest I/O, {depth} layer{'s' if depth > 1 else ''}",
+            "1.00 +- 0.01",
+            f"{per_read:.3f} reads, {per_write:.3f} overwrites",
+            abs(worst - 1) <= 0.01,
+            f"{read.iops:.0f} reads/s",
+        )
+    )

@@ -1,0 +1,209 @@
+"""The servers under test. Each owns one process, started here and ended by its own id."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from bench.fio import Target
+
+START_S = 20
+STOP_S = 60
+
+
+class Server:
+    """A process that serves until it is stopped; its output goes to a log."""
+
+    def __init__(self, name, command, log):
+        self.name = name
+        self.log = Path(log)
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        self.pid = self.process.pid
+
+    def wait_until(self, ready):
+        deadline = time.monotonic() + START_S
+        while not ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} does not serve:\n{self.log.read_text()}")
+            time.sleep(0.05)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def accepts(path):
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def accepts_tcp(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Unstun(Server):
+    """The daemon and its command line; `--json` is the only way anything is learned from it."""
+
+    def __init__(self, binary, datastore):
+        self.binary = str(binary)
+        self.datastore = Path(datastore)
+        self.datastore.mkdir(parents=True, exist_ok=True)
+        self.socket = self.datastore / "bench.sock"
+        self.port = free_port()
+        doors = ["--nbd", f"unix:{self.socket}", "--nbd", f"127.0.0.1:{self.port}"]
+        super().__init__("unstun", [*self.command(), "up", *doors], self.datastore / "daemon.log")
+        self.wait_until(lambda: self.try_json("status") is not None)
+
+    def command(self):
+        return [self.binary, "--datastore", str(self.datastore)]
+
+    def json(self, *arguments):
+        result = subprocess.run(
+            [*self.command(), *arguments, "--json"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        if result.returncode:
+            raise RuntimeError(f"unstun {' '.join(arguments)}: {result.stderr.strip()}")
+        return json.loads(result.stdout)
+
+    def try_json(self, *arguments):
+        try:
+            return self.json(*arguments)
+        except RuntimeError:
+            return None
+
+    def create(self, vm, sizes):
+        self.json("vm", "create", vm, *(f"--disk={size}" for size in sizes))
+
+    def target(self, vm, disk=0):
+        return Target(uri=f"nbd+unix:///{vm}/disk{disk}?socket={self.socket}")
+
+    def tcp_target(self, vm, disk=0):
+        return Target(uri=f"nbd://127.0.0.1:{self.port}/{vm}/disk{disk}")
+
+    def base_file(self, vm, disk=0):
+        """The flat file behind a disk's first layer: its descriptor names it in an extent line."""
+        descriptor = Path(self.json("vm", "show", vm)["disks"][disk]["layers"][0]["descriptor"])
+        for line in descriptor.read_text().splitlines():
+            if line.startswith("RW "):
+                return descriptor.parent / line.split('"')[1]
+        raise RuntimeError(f"{descriptor}: no extent line")
+
+    def take(self, vm, name):
+        return self.json("snapshot", "take", vm, name)
+
+    def commit(self, vm, name):
+        """Waits for its end."""
+        return self.json("snapshot", "commit", vm, name, "--yes")
+
+    def start_commit(self, vm, name):
+        return self.json("snapshot", "commit", vm, name, "--yes", "--detach")["id"]
+
+    def job(self, number):
+        return next(job for job in self.json("job", "list") if job["id"] == number)
+
+    def wait_for_job(self, number, seconds):
+        """None if it has not ended by then."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            job = self.job(number)
+            if job["state"] not in ("queued", "running", "paused"):
+                return job
+            time.sleep(0.25)
+        return None
+
+
+class QemuStorageDaemon(Server):
+    """The main peer: raw or a qcow2 overlay on it, io_uring, O_DIRECT. Locks off: the file is shared in turns."""
+
+    def __init__(self, base, folder, overlay=None, tcp=False):
+        folder = Path(folder)
+        tag = "overlay" if overlay else "raw"
+        self.socket, self.monitor = folder / f"qsd-{tag}.sock", folder / f"qsd-{tag}.qmp"
+        self.port = free_port() if tcp else None
+        access = "aio=io_uring,cache.direct=on,locking=off"
+        command = ["qemu-storage-daemon"]
+        command += ["--blockdev", f"driver=file,node-name=base-file,filename={base},{access}"]
+        command += ["--blockdev", "driver=raw,node-name=base,file=base-file"]
+        if overlay:
+            create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(base), str(overlay)]
+            subprocess.run(create, check=True)
+            command += ["--blockdev", f"driver=file,node-name=top-file,filename={overlay},{access}"]
+            command += ["--blockdev", "driver=qcow2,node-name=overlay,file=top-file,backing=base"]
+        door = f"addr.type=inet,addr.host=127.0.0.1,addr.port={self.port}" if tcp else f"addr.type=unix,addr.path={self.socket}"
+        command += ["--nbd-server", door]
+        command += ["--export", f"type=nbd,id=disk,node-name={'overlay' if overlay else 'base'},name=disk,writable=on"]
+        command += ["--chardev", f"socket,id=qmp,path={self.monitor},server=on,wait=off", "--monitor", "chardev=qmp"]
+        super().__init__("qemu-storage-daemon", command, folder / "qsd.log")
+        self.wait_until(self.serves)
+
+    def serves(self):
+        return accepts_tcp(self.port) if self.port else accepts(self.socket)
+
+    def target(self):
+        if self.port:
+            return Target(uri=f"nbd://127.0.0.1:{self.port}/disk")
+        return Target(uri=f"nbd+unix:///disk?socket={self.socket}")
+
+
+class Nbdkit(Server):
+    def __init__(self, base, folder):
+        self.base = base
+        self.socket = Path(folder) / "nbdkit.sock"
+        super().__init__("nbdkit", ["nbdkit", "-f", "-U", str(self.socket), "file", str(base)], Path(folder) / "nbdkit.log")
+        self.wait_until(lambda: accepts(self.socket))
+
+    def target(self):
+        return Target(uri=f"nbd+unix:///?socket={self.socket}")
+
+    def settle(self):
+        """It writes through the page cache: what is left there would be paid for by the next slice."""
+        with open(self.base, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class Qmp:
+    """The little of QEMU's monitor protocol that a commit needs."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(START_S)
+        self.socket.connect(str(path))
+        self.lines = self.socket.makefile("r")
+        self.lines.readline()
+        self.call("qmp_capabilities")
+
+    def call(self, command, **arguments):
+        request = {"execute": command, "arguments": arguments}
+        self.socket.sendall((json.dumps(request) + "\n").encode())
+        while True:
+            answer = json.loads(self.lines.readline())
+            if "error" in answer:
+                raise RuntimeError(f"{command}: {answer['error']['desc']}")
+            if "return" in answer:
+                return answer["return"]
+
+    def close(self):
+        self.lines.close()
+        self.socket.close()

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Measures the figures beside their peers: see bench/. Arguments go to the driver (--quick, --only NAME, --help).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+scripts/setup.sh bench
+cargo build --release --locked --package unstun
+export PYTHONDONTWRITEBYTECODE=1
+exec python3 -m bench --binary "${CARGO_TARGET_DIR:-target}/release/unstun" "$@"
