@@ -36,6 +36,8 @@ pub enum Action {
     Fail(Errno),
     /// Takes this many ns longer.
     Delay { ns: u64 },
+    /// The power goes with the operation just submitted: a cut by file name.
+    PowerOff,
 }
 
 /// A rule: the operations it is about, which of them it strikes, and how.

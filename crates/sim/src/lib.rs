@@ -28,6 +28,7 @@ mod machine;
 mod options;
 mod outside;
 mod perform;
+mod power;
 mod reactor;
 mod rng;
 mod survival;

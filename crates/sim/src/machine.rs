@@ -1,4 +1,4 @@
-//! The computer: operations under way, the clock, and the power switch.
+//! The computer: operations under way and the clock.
 //!
 //! Time moves only in `step`, from one completion to the next; ties go to the earlier submission. What an operation does
 //! to the medium happens at its completion, except that a write which changes neither size nor space may become
@@ -20,8 +20,7 @@ use crate::fault::{Action, Faults};
 use crate::fs::{EBADF, FileSystem};
 use crate::kind::{OpKind, describe};
 use crate::options::Options;
-use crate::rng::{Ratio, Rng};
-use crate::survival::Survival;
+use crate::rng::Rng;
 use crate::trace::{Facts, Trace, hash_name};
 
 /// What a token of a machine without power names.
@@ -48,7 +47,7 @@ pub(crate) struct Open {
 }
 
 /// How far an operation has come.
-enum Work {
+pub(crate) enum Work {
     Free,
     /// Done at its completion.
     Waiting(Op),
@@ -64,8 +63,8 @@ enum Work {
     Done(Outcome),
 }
 
-struct Slot {
-    work: Work,
+pub(crate) struct Slot {
+    pub work: Work,
     facts: Facts,
     /// The node it is about, held open until it completes.
     node: Option<NodeId>,
@@ -104,12 +103,12 @@ pub(crate) struct Machine {
     pub flush_lies: bool,
     pub sync_dir_lies: bool,
     pub opens: Vec<Option<Open>>,
-    lanes: Lanes,
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-    due: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    pub lanes: Lanes,
+    pub slots: Vec<Slot>,
+    pub free: Vec<u32>,
+    pub due: BinaryHeap<Reverse<(u64, u64, u32)>>,
     sequence: u64,
-    idle_turns: u64,
+    pub idle_turns: u64,
     no_name: Rc<str>,
 }
 
@@ -171,6 +170,9 @@ impl Machine {
         self.sequence += 1;
         self.due.push(Reverse((done_ns, self.sequence, id)));
         self.submitted(id);
+        if action == Some(Action::PowerOff) {
+            self.power = Power::Off;
+        }
         Token(id)
     }
 
@@ -301,7 +303,7 @@ impl Machine {
     }
 
     /// Does what the operation does to the medium.
-    fn finish(&mut self, id: u32) -> Outcome {
+    pub fn finish(&mut self, id: u32) -> Outcome {
         let slot = &mut self.slots[id as usize];
         let (node, covers) = (slot.node.take(), slot.submitted_event);
         let outcome = match (std::mem::replace(&mut slot.work, Work::Free), node) {
@@ -399,58 +401,6 @@ impl Machine {
 
     pub fn place_and_time(&self) -> String {
         format!("seed {}, event {}, {} ns", self.seed, self.events, self.now_ns)
-    }
-
-    /// Decides about the medium after a cut, and makes it ready for the next boot.
-    pub fn lose_power(&mut self) {
-        let survival = Survival::draw(&mut self.rng, &self.options);
-        self.finish_under_way(survival.kept, false);
-        self.fs.cut(&survival, &mut self.rng);
-        self.faults.disarm();
-        self.start_over();
-    }
-
-    /// The process ends and the medium lives on: what was submitted happens.
-    pub fn kill(&mut self) {
-        self.finish_under_way(Ratio::ALWAYS, true);
-        self.fs.drop_handles();
-        if self.power == Power::Off {
-            self.faults.disarm();
-        }
-        self.start_over();
-    }
-
-    /// Operations under way happened or not, in any order. Visible writes are decided about with the unflushed ones,
-    /// unless the medium keeps its power.
-    fn finish_under_way(&mut self, happened: Ratio, exposed_too: bool) {
-        let mut under_way: Vec<u32> = (0..self.slots.len() as u32).collect();
-        self.rng.shuffle(&mut under_way);
-        for id in under_way {
-            let pending = match &self.slots[id as usize].work {
-                Work::Waiting(Op::Read { .. } | Op::Timer { .. }) => false,
-                Work::Waiting(_) => self.rng.chance(happened),
-                Work::Exposed { .. } => exposed_too,
-                _ => false,
-            };
-            if pending {
-                self.finish(id);
-            }
-        }
-    }
-
-    fn start_over(&mut self) {
-        self.slots.clear();
-        self.free.clear();
-        self.due.clear();
-        self.opens.clear();
-        self.lanes.reset();
-        self.idle_turns = 0;
-        self.boot += 1;
-        self.power = Power::On;
-    }
-
-    pub fn is_settled(&self) -> bool {
-        self.slots.is_empty() && self.opens.is_empty()
     }
 }
 

@@ -73,12 +73,12 @@ impl SimWorld {
         SimReactor::new(self.machine.clone())
     }
 
-    /// The power fails, now if it was not off already: what is left of the medium is decided by the seed.
+    /// The power fails, now if it was not off already: what is left of the medium is decided by the seed. Between runs.
     pub fn power_cut(&self) {
         self.machine.borrow_mut().lose_power();
     }
 
-    /// Only the process ends: everything submitted happens, nothing is lost, handles and locks are gone.
+    /// Only the process ends: everything submitted happens, nothing is lost, handles and locks are gone. Between runs.
     pub fn kill(&self) {
         self.machine.borrow_mut().kill();
     }
@@ -95,6 +95,11 @@ impl SimWorld {
         let mut machine = self.machine.borrow_mut();
         let (events, now_ns) = (machine.events, machine.now_ns);
         machine.faults.arm(cut, events, now_ns);
+    }
+
+    /// The power goes now, called from inside a run, which then answers None.
+    pub fn switch_off(&self) {
+        self.machine.borrow_mut().power = Power::Off;
     }
 
     pub fn cancel_cut(&self) {

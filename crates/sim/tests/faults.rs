@@ -179,6 +179,24 @@ fn a_cut_strikes_where_it_was_ordered() {
 }
 
 #[test]
+fn a_cut_strikes_a_file_by_name_or_a_place_in_the_code() {
+    let world = world_with_disk(1, Options::default(), SECTOR);
+    world.write_file("table", &[0; SECTOR]);
+    world.add_fault(Fault::nth(1, Action::PowerOff).of(OpKind::Write).named("table"));
+    let write_both = |env| async move {
+        open(&env, "disk").await.write(0, sectors(1, 1)).await.unwrap();
+        open(&env, "table").await.write(0, sectors(1, 1)).await.unwrap();
+    };
+    assert!(world.run(write_both).is_none());
+    let writes = world.count(OpKind::Write);
+    assert_eq!((writes.submitted, writes.completed), (2, 1));
+    world.power_cut();
+    let inside = world.clone();
+    assert!(world.run(|_| async move { inside.switch_off() }).is_none());
+    world.kill();
+}
+
+#[test]
 #[should_panic(expected = "seed 5, event 0, 0 ns: nothing is under way")]
 fn a_request_that_is_never_answered_is_a_failure() {
     SimWorld::new(5, Options::default()).run(|_| std::future::pending::<()>());
