@@ -93,10 +93,11 @@ pub fn format_rate(bytes_per_s: u64) -> String {
     format!("{}/s", format_bytes(bytes_per_s))
 }
 
-/// `412 us`, `3.20 ms`, `12.65 s`.
+/// `412 us`, `3.20 ms`, `12.65 s`. What was measured as 0 was shorter than the clock shows.
 pub fn format_us(us: u64) -> String {
     match us {
-        0..1_000 => format!("{us} us"),
+        0 => "under 1 us".to_owned(),
+        1..1_000 => format!("{us} us"),
         1_000..1_000_000 => format!("{:.2} ms", us as f64 / 1e3),
         _ => format!("{:.2} s", us as f64 / 1e6),
     }

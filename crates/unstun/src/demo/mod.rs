@@ -170,7 +170,7 @@ async fn prepare_disk(output: Output, uri: &str, vm: &VmName, seed: u64) -> Resu
     match region::inspect(&mut connection, &regions).await? {
         Content::Filled => {}
         Content::ToFill => {
-            output.note(&format!("filling the disk once ({})", format_bytes(regions.fill_bytes())));
+            output.note(&format!("filling the disk once ({})", format_bytes(connection.size_bytes)));
             let bar = progress::bar(regions.fill_bytes())?;
             region::fill(&mut connection, &regions, seed, &bar).await?;
             bar.finish_and_clear();
