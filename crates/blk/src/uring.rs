@@ -41,7 +41,7 @@ use crate::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
 /// Transfers that may wait for one system call: it is the larger part of a submission's cost, and four share it
 /// while the device still starts early.
 pub const SUBMIT_BATCH: u32 = 4;
-/// Longest watch of the ring before sleeping. Fast devices answer within it; a sleep and wake-up costs about as much.
+/// Longest watch of the ring before sleeping, in microseconds: about what falling asleep and waking up cost.
 pub const SPIN_US: u64 = 50;
 
 /// What the ring has done since it was made.

@@ -305,28 +305,28 @@ impl Core {
         }
     }
 
-    fn next_timer(&self) -> Option<Duration> {
+    fn next_timer_ns(&self) -> Option<u64> {
         let (&(at_ns, _), _) = self.timers.first_key_value()?;
-        Some(Duration::from_nanos(at_ns.saturating_sub(now_ns())))
+        Some(at_ns.saturating_sub(now_ns()))
     }
 
     /// Returns with something to run, or after any event that may have made something so.
     pub(super) fn wait(&mut self) {
-        let spinning = self.spin.is_worth_it(self.ring.transfers());
+        let spinning = self.spin.is_worth_it(&self.ring);
         if spinning || self.ring.has_news() {
             self.turn();
             if !self.woken.is_empty() {
                 return;
             }
         }
-        let timeout = self.next_timer();
-        if spinning && self.spin.run(&mut self.ring, timeout) {
+        let limit_ns = self.next_timer_ns();
+        if spinning && Spin::run(&mut self.ring, limit_ns) {
             self.turn();
             if !self.woken.is_empty() {
                 return;
             }
         }
-        let timeout = self.next_timer();
+        let timeout = self.next_timer_ns().map(Duration::from_nanos);
         self.ring.wait(timeout);
         self.take_in();
     }

@@ -36,6 +36,7 @@ pub(super) struct Ring {
     transfers_queued: u32,
     /// Transfers queued or in the kernel.
     transfers: u32,
+    transfers_done: u64,
     pub(super) counters: Counters,
 }
 
@@ -58,6 +59,7 @@ impl Ring {
             queued: 0,
             transfers_queued: 0,
             transfers: 0,
+            transfers_done: 0,
             counters: Counters::default(),
         })
     }
@@ -72,6 +74,11 @@ impl Ring {
     /// Reads and writes that the device has or will get.
     pub(super) fn transfers(&self) -> u32 {
         self.transfers
+    }
+
+    /// Reads and writes completed since the ring was made.
+    pub(super) fn transfers_done(&self) -> u64 {
+        self.transfers_done
     }
 
     /// Queues `work` under a free index, and hands it over at once where waiting would let the device idle: while
@@ -193,7 +200,10 @@ impl Ring {
             }
             let work = self.works.get_mut(index as usize).and_then(Option::take);
             let work = work.expect("the kernel answers what it was given, once");
-            self.transfers -= u32::from(work.class() == Class::Transfer);
+            if work.class() == Class::Transfer {
+                self.transfers -= 1;
+                self.transfers_done += 1;
+            }
             out.push((index as u32, work, result));
         }
     }

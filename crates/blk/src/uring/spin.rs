@@ -1,62 +1,152 @@
 //! A bounded spin before sleeping, while the disk is busy and only as long as it pays.
 //!
-//! A core that sleeps wakes late, finds a crowd of completions, and sends the device as large a crowd of requests: guest
-//! and device then idle in turns. Watching the ring for a moment breaks that lockstep. With a single request under way,
-//! or none, there is nothing to keep in step and the spin would only burn the guest's CPU.
-
-use std::time::Duration;
+//! A core that sleeps wakes late, finds a crowd of completions, and sends the device as large a crowd of requests:
+//! client and device then idle in turns, and watching the ring for a moment breaks that lockstep. But a spin also
+//! takes a CPU from whoever else could use it: the client, or the host's own disk emulation. Which of the two
+//! weighs more cannot be told from one spin, so throughput decides: short windows with and without are compared, and
+//! the better way is kept for a while.
 
 use super::ring::Ring;
 use super::{SPIN_US, now_ns};
 
-/// Transfers under way from which lockstep is possible.
+/// Transfers under way from which lockstep is possible; with one there is nothing to keep in step.
 const IN_FLIGHT_MIN: u32 = 2;
 /// Looks at the ring between two readings of the clock: about 0.5 us.
 const LOOKS: u32 = 16;
-/// Fruitless spins in a row after which the device is taken to be slower than a spin is long.
-const MISSES_MAX: u32 = 8;
-/// Waits without a spin after that, before it is tried again: at most 2 % of the waits of a slow disk spin.
-const REST_WAITS: u32 = 50;
+/// Length of a window: some ten rounds of a deep queue on a disk that answers in half a millisecond.
+const WINDOW_NS: u64 = 8_000_000;
+/// Fewest transfers a window is judged by.
+const WINDOW_TRANSFERS: u64 = 64;
+/// A window that has still not seen so many by then is of a disk far slower than a spin is long (640 a second), or
+/// the load has stopped.
+const WINDOW_LIMIT_NS: u64 = 100_000_000;
+/// Which windows of a trial spin: paired both ways round, so that a drifting load favours neither.
+const TRIAL: [bool; 8] = [false, true, true, false, false, true, true, false];
+/// How long a verdict stands. A trial takes 64 ms of these 2 s: were a spin to cost a third of the throughput, half
+/// of the trial would cost half a per cent.
+const VERDICT_NS: u64 = 2_000_000_000;
+/// Spinning must gain a sixteenth to be worth the CPU: more than the windows scatter.
+const GAIN_DIVISOR: u128 = 16;
 
-#[derive(Default)]
 pub(super) struct Spin {
-    misses: u32,
-    resting: u32,
+    phase: Phase,
+    /// The window or verdict that runs: since when, and how many transfers had been done by then.
+    since_ns: u64,
+    done_before: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    /// A step of `TRIAL`, and (transfers, ns) of the finished windows without and with spinning.
+    Trial {
+        step: usize,
+        sums: [(u64, u64); 2],
+    },
+    Verdict {
+        spin: bool,
+    },
+}
+
+const NEW_TRIAL: Phase = Phase::Trial { step: 0, sums: [(0, 0); 2] };
+
+impl Default for Spin {
+    fn default() -> Spin {
+        Spin { phase: Phase::Verdict { spin: false }, since_ns: 0, done_before: 0 }
+    }
 }
 
 impl Spin {
-    pub(super) fn is_worth_it(&mut self, transfers: u32) -> bool {
-        if transfers < IN_FLIGHT_MIN {
+    /// Whether to watch the ring before this sleep.
+    pub(super) fn is_worth_it(&mut self, ring: &Ring) -> bool {
+        if ring.transfers() < IN_FLIGHT_MIN {
             return false;
         }
-        if self.resting > 0 {
-            self.resting -= 1;
-            return false;
+        self.advance(now_ns(), ring.transfers_done());
+        match self.phase {
+            Phase::Trial { step, .. } => TRIAL[step],
+            Phase::Verdict { spin } => spin,
         }
-        true
     }
 
-    /// True when something completed in time.
-    pub(super) fn run(&mut self, ring: &mut Ring, limit: Option<Duration>) -> bool {
+    /// Ends the window or verdict that runs, when it is over at `now`.
+    fn advance(&mut self, now: u64, done: u64) {
+        let elapsed = now - self.since_ns;
+        let transfers = done - self.done_before;
+        let next = match self.phase {
+            Phase::Verdict { .. } if elapsed >= VERDICT_NS => NEW_TRIAL,
+            Phase::Trial { .. } if elapsed > WINDOW_LIMIT_NS => Phase::Verdict { spin: false },
+            Phase::Trial { step, mut sums } if elapsed >= WINDOW_NS && transfers >= WINDOW_TRANSFERS => {
+                let sum = &mut sums[usize::from(TRIAL[step])];
+                *sum = (sum.0 + transfers, sum.1 + elapsed);
+                match step + 1 < TRIAL.len() {
+                    true => Phase::Trial { step: step + 1, sums },
+                    false => Phase::Verdict { spin: pays(sums) },
+                }
+            }
+            _ => return,
+        };
+        *self = Spin { phase: next, since_ns: now, done_before: done };
+    }
+
+    /// Watches the ring until something completes, SPIN_US at most, and no longer than `limit_ns`. True when
+    /// something did.
+    pub(super) fn run(ring: &mut Ring, limit_ns: Option<u64>) -> bool {
+        const SPIN_NS: u64 = SPIN_US * 1000;
         ring.counters.spins += 1;
-        let longest = Duration::from_micros(SPIN_US);
-        let deadline = now_ns() + limit.map_or(longest, |l| l.min(longest)).as_nanos() as u64;
+        let deadline = now_ns() + limit_ns.map_or(SPIN_NS, |l| l.min(SPIN_NS));
         while now_ns() < deadline {
             for _ in 0..LOOKS {
                 if ring.has_news() {
                     ring.counters.spin_hits += 1;
-                    self.misses = 0;
                     return true;
                 }
                 std::hint::spin_loop();
             }
         }
-        self.misses += 1;
-        if self.misses >= MISSES_MAX {
-            // One more miss after the rest is enough for the next.
-            self.misses = MISSES_MAX - 1;
-            self.resting = REST_WAITS;
-        }
         false
+    }
+}
+
+/// Compares the rates of (transfers, ns) without and with spinning, cross-multiplied.
+fn pays([without, with]: [(u64, u64); 2]) -> bool {
+    let slow = u128::from(without.0) * u128::from(with.1);
+    let fast = u128::from(with.0) * u128::from(without.1);
+    fast > slow + slow / GAIN_DIVISOR
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `windows` waits, each a window apart, in a world where spinning changes the rate by `factor`.
+    fn verdict_after(factor: f64) -> bool {
+        let mut spin = Spin::default();
+        let (mut now, mut done) = (VERDICT_NS, 0);
+        spin.advance(now, done);
+        for _ in 0..TRIAL.len() {
+            let Phase::Trial { step, .. } = spin.phase else { panic!("still trying") };
+            now += WINDOW_NS;
+            done += if TRIAL[step] { (1000.0 * factor) as u64 } else { 1000 };
+            spin.advance(now, done);
+        }
+        let Phase::Verdict { spin } = spin.phase else { panic!("eight windows are enough") };
+        spin
+    }
+
+    #[test]
+    fn only_a_gain_that_shows_is_worth_the_cpu() {
+        assert!(verdict_after(1.2));
+        assert!(!verdict_after(1.03));
+        assert!(!verdict_after(0.6));
+    }
+
+    #[test]
+    fn a_slow_disk_or_a_pause_ends_the_trial() {
+        let mut spin = Spin::default();
+        spin.advance(VERDICT_NS, 0);
+        spin.advance(VERDICT_NS + WINDOW_NS, WINDOW_TRANSFERS - 1);
+        assert!(matches!(spin.phase, Phase::Trial { step: 0, .. }), "too few to judge by");
+        spin.advance(VERDICT_NS + WINDOW_LIMIT_NS + 1, WINDOW_TRANSFERS);
+        assert!(matches!(spin.phase, Phase::Verdict { spin: false }));
     }
 }
