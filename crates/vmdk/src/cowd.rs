@@ -177,6 +177,12 @@ impl Header {
         self.get(field::GRAIN)
     }
 
+    #[cfg(test)]
+    pub fn set_grain_sectors(&mut self, sectors: u32) {
+        self.set(field::GRAIN, sectors);
+        self.set(field::DIRECTORY_ENTRIES, self.expected_directory_entries());
+    }
+
     pub fn directory_sector(&self) -> u32 {
         self.get(field::DIRECTORY)
     }

@@ -10,6 +10,8 @@ pub mod flat;
 pub mod home;
 pub mod keyvalue;
 pub mod names;
+#[cfg(test)]
+mod testing;
 mod text;
 pub mod vmfssparse;
 pub mod vmsd;

@@ -380,3 +380,6 @@ impl Manifest for Home {
         Box::pin(self.discard_child(name))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -237,16 +237,23 @@ fn merge_disks(
     next: &VmState,
     local: impl Fn(&str) -> Result<String>,
 ) -> Vec<SnapshotDisk> {
-    let node_of = |number: u32| next.disks.iter().find(|disk| disk.number == number).map(|disk| &disk.slot);
-    let mut disks: Vec<SnapshotDisk> =
-        old.iter().filter(|disk| !next.disks.iter().any(|known| known.slot == disk.node)).cloned().collect();
-    for (number, layer) in &wanted.disks {
-        let Some(node) = node_of(*number) else { continue };
-        let same =
-            |disk: &&SnapshotDisk| disk.node == *node && local(&disk.file_name).ok().as_ref() == Some(layer);
-        let disk = old.iter().find(same).cloned();
-        disks.push(disk.unwrap_or_else(|| SnapshotDisk { node: node.clone(), file_name: layer.clone() }));
+    let wanted = wanted.disks.iter().filter_map(|(number, layer)| {
+        let disk = next.disks.iter().find(|disk| disk.number == *number)?;
+        Some((disk.slot.clone(), layer.clone()))
+    });
+    let mut wanted: BTreeMap<String, String> = wanted.collect();
+    let mut disks = Vec::new();
+    for disk in old {
+        match wanted.remove(&disk.node) {
+            Some(layer) if local(&disk.file_name).ok().as_ref() != Some(&layer) => {
+                disks.push(SnapshotDisk { node: disk.node.clone(), file_name: layer });
+            }
+            Some(_) => disks.push(disk.clone()),
+            None if next.disks.iter().any(|known| known.slot == disk.node) => {}
+            None => disks.push(disk.clone()),
+        }
     }
+    disks.extend(wanted.into_iter().map(|(node, file_name)| SnapshotDisk { node, file_name }));
     disks
 }
 

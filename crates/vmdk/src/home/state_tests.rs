@@ -1,1 +1,153 @@
+use blk::ErrorKind;
 
+use super::*;
+
+const VMX: &str = concat!(
+    "displayName = \"Web\"\n",
+    "scsi0.present = \"TRUE\"\n",
+    "scsi0:0.present = \"TRUE\"\n",
+    "scsi0:0.fileName = \"/vmfs/volumes/x/web-000001.vmdk\"\n",
+    "scsi0:1.present = \"TRUE\"\n",
+    "scsi0:1.fileName = \"web_1.vmdk\"\n",
+    "scsi0:1.mode = \"independent-persistent\"\n",
+);
+
+const VMSD: &str = concat!(
+    "snapshot.lastUID = \"4\"\n",
+    "snapshot.current = \"3\"\n",
+    "snapshot0.uid = \"3\"\n",
+    "snapshot0.filename = \"web-Snapshot3.vmsn\"\n",
+    "snapshot0.displayName = \"before\"\n",
+    "snapshot0.createTimeHigh = \"310596\"\n",
+    "snapshot0.createTimeLow = \"938781285\"\n",
+    "snapshot0.numDisks = \"2\"\n",
+    "snapshot0.disk0.fileName = \"/vmfs/volumes/x/web.vmdk\"\n",
+    "snapshot0.disk0.node = \"scsi0:0\"\n",
+    "snapshot0.disk1.fileName = \"removed.vmdk\"\n",
+    "snapshot0.disk1.node = \"scsi0:5\"\n",
+    "snapshot.numSnapshots = \"1\"\n",
+);
+
+fn texts() -> Texts {
+    Texts {
+        vmx: Vmx::parse("web.vmx", VMX.as_bytes()).unwrap(),
+        vmsd: Vmsd::parse("web.vmsd", VMSD.as_bytes()).unwrap(),
+    }
+}
+
+fn base_name(path: &str) -> Result<String> {
+    Ok(path.rsplit('/').next().unwrap().to_owned())
+}
+
+fn read(texts: &mut Texts) -> (VmState, Assigned) {
+    let sizes = BTreeMap::from([(Slot::parse("scsi0:0").unwrap(), 4096)]);
+    let mut next = 0xabc;
+    let random = || {
+        next += 1;
+        next
+    };
+    texts.read("stem", base_name, &sizes, random).unwrap()
+}
+
+fn again(texts: &Texts) -> (VmState, Assigned) {
+    let mut texts = Texts {
+        vmx: Vmx::parse("web.vmx", &texts.vmx.to_bytes()).unwrap(),
+        vmsd: Vmsd::parse("web.vmsd", &texts.vmsd.to_bytes()).unwrap(),
+    };
+    read(&mut texts)
+}
+
+#[test]
+fn a_foreign_vm_gets_identities_once() {
+    let mut texts = texts();
+    let (state, assigned) = read(&mut texts);
+    assert_eq!(assigned, Assigned { in_vmx: true, in_vmsd: true });
+    assert_eq!((state.name.as_str(), state.id, state.last_uid), ("Web", 0xabd, 4));
+    let disks: Vec<_> =
+        state.disks.iter().map(|d| (d.number, d.slot.as_str(), d.top.as_str(), d.size_bytes)).collect();
+    assert_eq!(disks, [(0, "scsi0:0", "web-000001.vmdk", 4096), (1, "scsi0:1", "web_1.vmdk", 0)]);
+    assert_eq!(state.disks[1].mode, DiskMode::IndependentPersistent);
+    assert_eq!((state.snapshots[0].uid, state.snapshots[0].id), (3, 0xabe));
+    assert_eq!(state.snapshots[0].disks, [(0, "web.vmdk".to_owned())]);
+    assert_eq!(state.current, Some(0xabe));
+    assert_eq!(again(&texts), (state, Assigned::default()));
+}
+
+#[test]
+fn an_unchanged_state_changes_no_line() {
+    let mut texts = texts();
+    let (state, _) = read(&mut texts);
+    let before = (texts.vmx.to_bytes(), texts.vmsd.to_bytes());
+    let change = Change { next: state, reparent: vec![], remove: vec![] };
+    texts.write(&change, base_name).unwrap();
+    assert_eq!((texts.vmx.to_bytes(), texts.vmsd.to_bytes()), before);
+}
+
+#[test]
+fn a_take_and_a_commit_are_written_and_foreign_facts_stay() {
+    let mut texts = texts();
+    let (mut state, _) = read(&mut texts);
+    state.snapshots.push(SnapshotState {
+        id: 77,
+        uid: 5,
+        parent: state.current,
+        name: "now \"quoted\"".into(),
+        description: "why\nnot".into(),
+        created_unix_us: -1,
+        disks: vec![(0, "web-000001.vmdk".into())],
+    });
+    state.current = Some(77);
+    state.last_uid = 5;
+    state.last_job = 9;
+    state.disks[0].top = "web-000002.vmdk".into();
+    state.folds.push(FoldState { disk: 0, layer: "web-000001.vmdk".into(), job: 9, held: true });
+    texts.write(&Change { next: state.clone(), reparent: vec![], remove: vec![] }, base_name).unwrap();
+    let vmsd = String::from_utf8(texts.vmsd.to_bytes()).unwrap();
+    for kept in [
+        "snapshot0.filename = \"web-Snapshot3.vmsn\"",
+        "fileName = \"/vmfs/volumes/x/web.vmdk\"",
+        "fileName = \"removed.vmdk\"",
+        "snapshot.needConsolidate = \"TRUE\"",
+        "snapshot1.parent = \"3\"",
+    ] {
+        assert!(vmsd.contains(kept), "{kept} is not in {vmsd}");
+    }
+    assert_eq!(again(&texts).0, state);
+
+    state.folds.clear();
+    texts.write(&Change { next: state.clone(), reparent: vec![], remove: vec![] }, base_name).unwrap();
+    let vmsd = String::from_utf8(texts.vmsd.to_bytes()).unwrap();
+    assert!(vmsd.contains("snapshot.needConsolidate = \"FALSE\"") && !vmsd.contains("unstun.fold"), "{vmsd}");
+    assert_eq!(again(&texts).0, state);
+}
+
+#[test]
+fn numbers_of_disks_are_never_used_again() {
+    let mut texts = texts();
+    read(&mut texts);
+    texts.vmx.values_mut().remove("scsi0:1.fileName");
+    texts.vmx.values_mut().remove("unstun.number.scsi0:1");
+    for (key, value) in [("scsi0:2.present", "TRUE"), ("scsi0:2.fileName", "new.vmdk")] {
+        texts.vmx.values_mut().set(key, value);
+    }
+    let (state, _) = read(&mut texts);
+    let numbers: Vec<_> = state.disks.iter().map(|disk| (disk.slot.as_str(), disk.number)).collect();
+    assert_eq!(numbers, [("scsi0:0", 0), ("scsi0:2", 2)]);
+}
+
+#[test]
+fn bad_values_are_named() {
+    let mut bad = texts();
+    bad.vmx.values_mut().set(VM_ID, "12");
+    let error = bad.read("x", base_name, &BTreeMap::new(), || 1).unwrap_err();
+    assert_eq!(error.to_string(), "web.vmx: unstun.id is \"12\", expected 32 hexadecimal digits");
+    let mut bad = texts();
+    bad.vmsd.values_mut().set("unstun.fold0.layer", "x.vmdk");
+    let error = bad.read("x", base_name, &BTreeMap::new(), || 1).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Damaged);
+    let mut texts = texts();
+    let (mut state, _) = read(&mut texts);
+    state.disks[0].slot = "scsi3:3".into();
+    let change = Change { next: state, reparent: vec![], remove: vec![] };
+    assert!(texts.write(&change, base_name).unwrap_err().to_string().contains("scsi3:3.fileName is absent"));
+}
