@@ -380,6 +380,26 @@ fn another_thread_wakes_a_sleeping_core() {
     assert!(reactor.counters().spins == 0 && reactor.counters().waits <= 2100, "{:?}", reactor.counters());
 }
 
+#[test]
+fn an_endless_timer_costs_nothing_while_it_waits() {
+    let (reactor, executor) = core();
+    let env = executor.env();
+    let (to_core, mut from_thread) = futures_channel();
+    let thread = std::thread::spawn(move || {
+        let (_, executor) = core();
+        let env = executor.env();
+        executor.run(async move { env.sleep_us(50_000).await }).unwrap();
+        to_core.send(1);
+    });
+    executor.run(async move {
+        let endless = env.clone();
+        env.spawn(async move { endless.sleep_until(u64::MAX).await });
+        from_thread.next().await
+    });
+    thread.join().unwrap();
+    assert!(reactor.counters().waits < 10, "{:?}", reactor.counters());
+}
+
 /// The smallest channel from a thread to a task.
 fn futures_channel() -> (Sender, Receiver) {
     let shared = std::sync::Arc::<std::sync::Mutex<Channel>>::default();

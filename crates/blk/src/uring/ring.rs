@@ -18,6 +18,8 @@ const SUBMISSION_ENTRIES: u32 = 512;
 const COMPLETION_ENTRIES: u32 = 4096;
 /// Marks the completion of a cancel, which nobody waits for. Work uses its table index.
 const NOBODY: u64 = u64::MAX;
+/// Longest single sleep. The kernel adds a timeout to its clock unchecked, and one that overflows is over at once.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
 /// How long a dropped ring waits for the device. Past that the memory is leaked, never freed under the kernel.
 const DROP_WAIT: Duration = Duration::from_secs(10);
 
@@ -82,7 +84,8 @@ impl Ring {
     }
 
     /// Queues `work` under a free index, and hands it over at once where waiting would let the device idle: while
-    /// the kernel holds fewer transfers than a batch, and whenever a batch is full.
+    /// the kernel holds fewer transfers than a batch, and whenever a batch is full. A transfer that is alone goes
+    /// with the next wait, one system call for both: no other could overtake the little it waits.
     pub(super) fn start(&mut self, index: u32, mut work: Work) {
         let at = index as usize;
         if self.works.len() <= at {
@@ -99,7 +102,8 @@ impl Ring {
         self.transfers += 1;
         self.transfers_queued += 1;
         let with_kernel = self.transfers - self.transfers_queued.min(self.transfers);
-        if with_kernel < SUBMIT_BATCH || self.transfers_queued >= SUBMIT_BATCH {
+        let starving = self.transfers > 1 && with_kernel < SUBMIT_BATCH;
+        if starving || self.transfers_queued >= SUBMIT_BATCH {
             self.submit();
         }
     }
@@ -151,11 +155,8 @@ impl Ring {
 
     /// Errors that mean "later" are returned; any other is a defect of ours, since no outside input gets here.
     fn enter(&mut self, want: u32, flags: EnterFlags, timeout: Option<Duration>) -> io::Result<u32> {
-        let time = types::Timespec::from(timeout.unwrap_or_default());
-        let args = match timeout {
-            Some(_) => types::SubmitArgs::new().timespec(&time),
-            None => types::SubmitArgs::new(),
-        };
+        let time = types::Timespec::from(timeout.unwrap_or(SLEEP_MAX).min(SLEEP_MAX));
+        let args = types::SubmitArgs::new().timespec(&time);
         let args = flags.contains(EnterFlags::EXT_ARG).then_some(&args);
         self.counters.enters += 1;
         // SAFETY: `queued` entries are in the queue, and `args` is what EXT_ARG announces; both outlive the call.
