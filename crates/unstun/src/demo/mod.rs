@@ -98,8 +98,9 @@ async fn whole(client: &Client, output: Output, plan: &Plan, stage: &Cell<Stage>
     let seed = u64::try_from(jiff::Timestamp::now().as_microsecond()).unwrap_or_default();
     let regions = prepare_disk(output, &disk.nbd_uri, &vm, seed).await?;
     output.note(&format!(
-        "load on {}: random 4 KiB, 70 % reads, depth {}, a flush a second, and a writer at depth 1",
+        "load on {}: random 4 KiB within {}, 70 % reads, depth {}, a flush a second, and a writer at depth 1",
         disk.nbd_uri,
+        format_bytes(regions.load_bytes()),
         load::DEPTH
     ));
     // The fill's sequence is `seed`; every later one is greater.
