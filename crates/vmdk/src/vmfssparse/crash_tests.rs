@@ -34,6 +34,11 @@ impl Model {
         let empty = || vec![0; CAPACITY as usize];
         Rc::new(RefCell::new(Model { durable: empty(), issued: empty(), completed: empty(), stamp: 0 }))
     }
+
+    /// A flush that nothing ran beside.
+    fn settle(&mut self) {
+        self.durable = self.completed.clone();
+    }
 }
 
 /// The stamps of a range, or what is wrong with it.
@@ -89,9 +94,7 @@ async fn load(env: Env, seed: u64, model: Rc<RefCell<Model>>) {
         }
         if round % 3 == 2 {
             flush(&*delta).await.unwrap();
-            let mut all = model.borrow_mut();
-            all.durable = all.completed.clone();
-            drop(all);
+            model.borrow_mut().settle();
             delta.seal().await.unwrap();
         }
     }

@@ -35,9 +35,11 @@ impl Bench {
     }
 }
 
-/// (offset, length) of the writes of each step.
-fn shape(stages: &Stages) -> (Vec<(u64, usize)>, Vec<Vec<(u64, usize)>>) {
-    let list = |writes: &[TableWrite]| writes.iter().map(|w| (w.offset, w.data.len())).collect::<Vec<_>>();
+/// (offset, length) of each write.
+type Writes = Vec<(u64, usize)>;
+
+fn shape(stages: &Stages) -> (Writes, Vec<Writes>) {
+    let list = |writes: &[TableWrite]| writes.iter().map(|w| (w.offset, w.data.len())).collect::<Writes>();
     (list(&stages.early), stages.late.iter().map(|batch| list(batch)).collect())
 }
 
