@@ -8,6 +8,7 @@ use export::nbd::proto::{OPTION_MAGIC, REQUEST_MAGIC};
 use export::nbd::replay;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 
 fn corpus(folder: &str) -> Vec<(String, Vec<u8>)> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz-corpus").join(folder);
@@ -87,7 +88,11 @@ fn requests() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+    // A failure is written beside this file and replayed first from then on; PROPTEST_CASES asks for more cases.
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_bytes_negotiate(input in vec(any::<u8>(), 0..300), lengths in vec(1..50usize, 1..5)) {

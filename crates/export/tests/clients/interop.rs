@@ -155,3 +155,16 @@ fn trimmed_clusters_are_holes_to_the_next_client() {
     let first = r#""offset": 0, "length": 524288, "type": 3"#;
     assert!(map.contains(first), "{CLUSTER}-byte clusters:\n{map}");
 }
+
+#[test]
+fn tcp_serves_the_same_disks_through_the_same_doors() {
+    let server = Server::start(8 * MIB);
+    qemu_io(&server.tcp_uri("disk"), &["write -P 0x77 1M 1M", "flush"]);
+    qemu_io(&server.uri("disk"), &["read -P 0x77 1M 1M"]);
+    let back = server.folder().join("back");
+    client("nbdcopy", &[&server.tcp_uri("disk"), back.to_str().unwrap()]);
+    client(
+        "qemu-img",
+        &["compare", "-f", "raw", "-F", "raw", back.to_str().unwrap(), &server.tcp_uri("disk")],
+    );
+}

@@ -213,3 +213,14 @@ fn a_silent_peer_that_never_chooses_does_not_keep_the_server_from_stopping() {
     server.stop();
     assert!(raw.is_closed());
 }
+
+#[test]
+fn a_client_that_chooses_nothing_is_sent_away_in_time() {
+    let server = Server::start(MIB);
+    let mut raw = Raw::connect(&server);
+    raw.give(&[0, 0, 0, 3]);
+    assert!(raw.is_closed());
+    server.until("it has left", |_, doors| doors.sessions().is_empty());
+    let causes = server.with(|_, doors| doors.mishaps());
+    assert!(causes[0].cause.contains("no export chosen within 10 s"), "{causes:?}");
+}

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -219,6 +220,7 @@ impl Orders {
 
 pub struct Server {
     folder: tempfile::TempDir,
+    tcp: SocketAddr,
     orders: Arc<Orders>,
     thread: Option<JoinHandle<()>>,
 }
@@ -239,8 +241,8 @@ impl Server {
         let (exports, queue) = (exports.to_vec(), orders.clone());
         let (ready, listening) = mpsc::channel();
         let thread = std::thread::spawn(move || run(&path, &exports, &queue, &ready));
-        listening.recv().expect("the server starts");
-        Server { folder, orders, thread: Some(thread) }
+        let tcp = listening.recv().expect("the server starts");
+        Server { folder, tcp, orders, thread: Some(thread) }
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -253,6 +255,10 @@ impl Server {
 
     pub fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
+    }
+
+    pub fn tcp_uri(&self, export: &str) -> String {
+        format!("nbd://{}/{export}", self.tcp)
     }
 
     /// Runs on the server's thread, between two polls.
@@ -291,12 +297,19 @@ impl Drop for Server {
     }
 }
 
-fn run(path: &Path, exports: &[(&'static str, u64, bool)], orders: &Arc<Orders>, ready: &mpsc::Sender<()>) {
+/// Serves on a Unix socket and on TCP, with one set of doors.
+fn run(
+    path: &Path,
+    exports: &[(&'static str, u64, bool)],
+    orders: &Arc<Orders>,
+    ready: &mpsc::Sender<SocketAddr>,
+) {
     let reactor = Rc::new(UringReactor::new().expect("io_uring is there"));
-    let handle = reactor.listen_unix(&path.display().to_string()).expect("a fresh socket path");
+    let unix = reactor.listen_unix(&path.display().to_string()).expect("a fresh socket path");
+    let tcp = reactor.listen_tcp("127.0.0.1:0").expect("a free port");
+    let port = reactor.local_address(tcp).expect("it listens");
     let executor = Executor::new(reactor);
     let env = executor.env();
-    let listener = Listener::new(env.clone(), handle, "unix".to_string());
     let disks = exports.iter().map(|&(name, size, read_only)| (name, MemoryDisk::new(size, read_only)));
     let catalogue = Rc::new(Catalogue(disks.collect()));
     let doors = Doors::new();
@@ -306,6 +319,14 @@ fn run(path: &Path, exports: &[(&'static str, u64, bool)], orders: &Arc<Orders>,
             queue.next().await(&shared, &control);
         }
     }));
-    ready.send(()).expect("the test waits");
-    executor.run(serve(env, listener, catalogue, doors));
+    let listen = |handle, name: &str| {
+        let listener = Listener::new(env.clone(), handle, name.to_string());
+        env.spawn(serve(env.clone(), listener, catalogue.clone(), doors.clone()))
+    };
+    let (over_unix, over_tcp) = (listen(unix, "unix"), listen(tcp, "tcp"));
+    ready.send(port).expect("the test waits");
+    executor.run(async move {
+        over_unix.join().await;
+        over_tcp.join().await;
+    });
 }
