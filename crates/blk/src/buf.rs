@@ -13,10 +13,14 @@ use zerocopy::{FromZeros, IntoBytes};
 
 pub const PAGE: usize = 4096;
 
-/// Free slabs kept per size class; 64 x 64 KiB = 4 MiB in the commonest large class.
+/// Free slabs kept per size class: 64, but no more than 16 MiB of them. Over all classes that is at most 130 MiB a
+/// thread; slabs above 16 MiB (the largest NBD requests) go back to the system at once.
 const POOL_SLABS_MAX: usize = 64;
-/// Classes 0..=13 are 1..=8192 pages (32 MiB, the largest NBD request) plus headroom.
+const POOL_CLASS_BYTES_MAX: usize = 16 << 20;
+/// Classes 0..=13 are 1..=8192 pages, each from class 2 on with a spare page for headroom, so that a buffer of a
+/// power of two with headroom (the usual read) does not take double. Class 13 holds 32 MiB, the largest NBD request.
 const POOL_CLASSES: usize = 14;
+const FIRST_CLASS_WITH_SPARE: usize = 2;
 
 #[derive(Clone, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
 #[repr(C, align(4096))]
@@ -28,8 +32,18 @@ thread_local! {
     static POOL: RefCell<[Vec<Box<[Page]>>; POOL_CLASSES]> = const { RefCell::new([const { Vec::new() }; POOL_CLASSES]) };
 }
 
+fn pages_of(class: usize) -> usize {
+    (1 << class) + usize::from(class >= FIRST_CLASS_WITH_SPARE)
+}
+
 fn class_of(pages: usize) -> usize {
-    pages.next_power_of_two().trailing_zeros() as usize
+    let class = pages.next_power_of_two().trailing_zeros() as usize;
+    let smaller = class.saturating_sub(1);
+    if pages <= pages_of(smaller) { smaller } else { class }
+}
+
+fn pooled_max(class: usize) -> usize {
+    POOL_SLABS_MAX.min(POOL_CLASS_BYTES_MAX / (pages_of(class) * PAGE))
 }
 
 impl Slab {
@@ -37,7 +51,7 @@ impl Slab {
         let class = class_of(pages.max(1));
         let pooled = POOL.try_with(|p| p.borrow_mut().get_mut(class).and_then(Vec::pop)).ok().flatten();
         let boxed = pooled.unwrap_or_else(|| {
-            <[Page]>::new_box_zeroed_with_elems(1 << class).expect("out of memory for an I/O buffer")
+            <[Page]>::new_box_zeroed_with_elems(pages_of(class)).expect("out of memory for an I/O buffer")
         });
         Slab(boxed)
     }
@@ -50,8 +64,8 @@ impl Drop for Slab {
         // The pool is gone when a thread ends with buffers still held; they are simply freed then.
         let _ = POOL.try_with(|p| {
             if let Some(list) = p.borrow_mut().get_mut(class)
-                && list.len() < POOL_SLABS_MAX
-                && boxed.len() == 1 << class
+                && list.len() < pooled_max(class)
+                && boxed.len() == pages_of(class)
             {
                 list.push(boxed);
             }
@@ -193,6 +207,16 @@ mod tests {
         assert!(whole.clone().into_buf().is_none());
         drop(part);
         assert_eq!(whole.into_buf().map(|b| b.len()), Some(4));
+    }
+
+    #[test]
+    fn headroom_does_not_double_a_power_of_two() {
+        for len in [16 << 10, 64 << 10, 1 << 20, 32 << 20] {
+            assert_eq!(Buf::with_headroom(len).slab.0.len(), len / PAGE + 1);
+        }
+        for pages in 1..5000 {
+            assert!((pages..=2 * pages).contains(&pages_of(class_of(pages))), "{pages} pages");
+        }
     }
 
     #[test]
