@@ -132,8 +132,6 @@ fn any_list() -> impl Strategy<Value = SnapshotList> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
     #[test]
     fn every_list_survives(list in any_list()) {
         let mut vmsd = Vmsd::create("web.vmsd");

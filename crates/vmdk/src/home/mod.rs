@@ -45,6 +45,7 @@ pub struct Home {
 
 /// The two configuration files of a home.
 struct TextNames {
+    stem: String,
     vmx: String,
     vmsd: String,
 }
@@ -83,8 +84,8 @@ impl Home {
             names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".vmx")).collect();
         match vmx[..] {
             [vmx] => {
-                let stem = &vmx[..vmx.len() - ".vmx".len()];
-                Ok(TextNames { vmx: vmx.clone(), vmsd: format!("{stem}.vmsd") })
+                let stem = vmx[..vmx.len() - ".vmx".len()].to_owned();
+                Ok(TextNames { vmx: vmx.clone(), vmsd: format!("{stem}.vmsd"), stem })
             }
             [] => Err(Error::not_found(self.dir.path(), "no .vmx file: this folder is not the home of a VM")),
             [first, second, ..] => {
@@ -116,10 +117,9 @@ impl Home {
         let names = self.names().await?;
         let (files, mut texts) = self.texts(&names).await?;
         let sizes = self.disk_sizes(&texts.vmx, &names).await?;
-        let stem = files.vmx.trim_end_matches(".vmx").to_owned();
         let local =
             |path: &str| links::local_name(&self.dir.path_of(&files.vmx), path, |name| names.contains(name));
-        let (state, assigned) = texts.read(&stem, local, &sizes, || self.random())?;
+        let (state, assigned) = texts.read(&files.stem, local, &sizes, || self.random())?;
         let mut intent = Intent::default();
         if assigned.in_vmx {
             intent.replace.insert(files.vmx, texts.vmx.to_bytes());

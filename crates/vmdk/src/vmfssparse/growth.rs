@@ -129,6 +129,7 @@ impl Core {
         self.marked_unclean.set(false);
         let length = {
             let mut state = self.state.borrow_mut();
+            state.tables.drop_idle();
             state.space.forget_ahead().min(state.file_bytes)
         };
         self.file().set_len(length).await?;

@@ -15,8 +15,9 @@ use crate::cowd::{
     encode_entries,
 };
 
-/// Tables kept in memory beyond those in use: 1024 * 16 KiB = 16 MiB per layer, which cover 2 GiB of disk.
-pub(super) const TABLES_CACHED_MAX: usize = 1024;
+/// Tables kept in memory beyond those in use: 4096 * 16 KiB = 64 MiB for a layer that is written all over; they cover
+/// 8 GiB of disk. A sealed layer keeps none.
+pub(super) const TABLES_CACHED_MAX: usize = 4096;
 
 /// A table is written in pieces of 4 KiB.
 const PIECE_BYTES: usize = 4096;
@@ -97,17 +98,17 @@ impl Tables {
         if self.loaded.len() < TABLES_CACHED_MAX {
             return;
         }
-        let idle = |table: &Table| table.pins == 0 && table.dirty == 0 && table.captured == 0;
-        let mut old: Vec<(u64, u32)> = self
-            .loaded
-            .iter()
-            .filter(|(_, table)| idle(table))
-            .map(|(region, table)| (table.used, *region))
-            .collect();
+        let idle = self.loaded.iter().filter(|(_, table)| table.is_idle());
+        let mut old: Vec<(u64, u32)> = idle.map(|(region, table)| (table.used, *region)).collect();
         old.sort_unstable();
         for (_, region) in old.into_iter().take(TABLES_CACHED_MAX / 8) {
             self.loaded.remove(&region);
         }
+    }
+
+    /// Drops all that is neither in use nor waiting to be durable: they are read again when asked for.
+    pub fn drop_idle(&mut self) {
+        self.loaded.retain(|_, table| !table.is_idle());
     }
 
     /// Lets go of a placement's hold. A table that got no entry meanwhile is forgotten, and its space leaked.
@@ -236,6 +237,10 @@ impl Tables {
 }
 
 impl Table {
+    fn is_idle(&self) -> bool {
+        self.pins == 0 && self.dirty == 0 && self.captured == 0
+    }
+
     fn write_whole(&self, out: &mut Vec<TableWrite>) {
         self.write(0..PIECES, out);
     }

@@ -1,6 +1,7 @@
 use blk::layer::Layer;
 use blk::reactor::OpenMode;
 use blk::{Env, Errno, ErrorKind, SECTOR};
+use proptest::prelude::*;
 use sim::{Action, Fault, OpKind, Options, SimWorld, View};
 
 use super::*;
@@ -147,7 +148,9 @@ fn larger_grains_are_filled_round_the_write() {
     in_world(async |env| {
         let file = root(&env).create_new(FILE).await.unwrap();
         let mut header = Header::create(FILE, CAPACITY).unwrap();
-        header.set_grain_sectors(8);
+        header.patch(16, &8u32.to_le_bytes());
+        // One table covers 16 MiB now.
+        header.patch(24, &1u32.to_le_bytes());
         let mut bytes = Buf::zeroed(4096);
         bytes[..HEADER_BYTES].copy_from_slice(header.bytes());
         file.write(0, bytes).await.unwrap();
@@ -315,4 +318,56 @@ fn overlapping_first_writes_of_one_region_share_its_table() {
         assert_eq!(delta.usage().held_bytes, 512);
         assert_eq!(delta.check().await.unwrap(), Vec::<String>::new());
     });
+}
+
+/// A sound delta with two tables, to be spoiled.
+fn sound_file() -> Vec<u8> {
+    let world = in_world(async |env| {
+        let delta = create(&env).await;
+        write(&delta, sectors(4090), &[5; 8192]).await.unwrap();
+        flush(&delta).await.unwrap();
+        delta.seal().await.unwrap();
+    });
+    world.read_file(FILE, View::Durable).unwrap()
+}
+
+/// Whatever the bytes: an error or an answer, never a panic, and never a place outside the file.
+async fn use_hostile(env: Env, file_bytes: u64, writable: bool) {
+    let Ok(delta) = reopen(&env, writable).await else { return };
+    let _ = delta.check().await;
+    for start in [0, sectors(4000), sectors(CAPACITY - 5)] {
+        let Ok(runs) = delta.lookup(start..sectors(CAPACITY).min(start + sectors(4096))).await else {
+            continue;
+        };
+        for run in runs {
+            let Where::Data { offset, .. } = run.place else { continue };
+            assert!(offset + run.len <= file_bytes, "{run:?} in a file of {file_bytes} bytes");
+        }
+    }
+    if let Ok(placement) = delta.place(sectors(100)..sectors(101)).await {
+        delta.publish(&placement);
+        flush(&delta).await.unwrap();
+        delta.seal().await.unwrap();
+    }
+}
+
+proptest! {
+    #[test]
+    fn hostile_cowd_files_never_panic(
+        patches in proptest::collection::vec((0usize..24 << 10, any::<u32>(), any::<bool>()), 1..6),
+        keep in proptest::option::of(0usize..40 << 10),
+        writable in any::<bool>(),
+    ) {
+        let mut file = sound_file();
+        for (at, value, small) in patches {
+            // Mostly whole fields, often with values that mean something.
+            let (at, value) = (at / 4 * 4, if small { value % 128 } else { value });
+            file[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        file.truncate(keep.unwrap_or(file.len()));
+        let world = SimWorld::new(1, Options::default());
+        world.write_file(FILE, &file);
+        let file_bytes = file.len() as u64;
+        prop_assert!(world.run(move |env| use_hostile(env, file_bytes, writable)).is_some());
+    }
 }

@@ -71,7 +71,7 @@ fn bad_headers_are_named() {
     for (at, value, file_bytes, kind, message) in table {
         let mut header = header(EIGHT_GIB);
         header.set_unclean(false);
-        header.bytes[at..at + 4].copy_from_slice(&value);
+        header.patch(at, &value);
         let error = decode(&header, file_bytes).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(error.kind, kind, "{error}");

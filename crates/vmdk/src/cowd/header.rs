@@ -1,0 +1,234 @@
+//! The header: four sectors, of which two are ever rewritten.
+
+use blk::{Error, Result, SECTOR};
+
+use super::{
+    ENTRIES_PER_SECTOR, ENTRY_BYTES, GRAIN_SECTORS_MAX, HEADER_BYTES, HEADER_SECTORS,
+    NEW_CAPACITY_SECTORS_MAX, TABLE_ENTRIES,
+};
+use crate::text::wrong;
+
+const MAGIC: &[u8; 4] = b"COWD";
+const VERSION: u32 = 1;
+const FLAGS: u32 = 3;
+
+mod field {
+    pub const VERSION: usize = 4;
+    pub const FLAGS: usize = 8;
+    pub const CAPACITY: usize = 12;
+    pub const GRAIN: usize = 16;
+    pub const DIRECTORY: usize = 20;
+    pub const DIRECTORY_ENTRIES: usize = 24;
+    pub const FREE: usize = 28;
+    pub const UNCLEAN: usize = 1648;
+}
+
+/// A verified header. Keeps the bytes, so that legacy fields another program wrote survive a rewrite.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Header {
+    bytes: Box<[u8; HEADER_BYTES]>,
+}
+
+impl std::fmt::Debug for Header {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Header")
+            .field("capacity_sectors", &self.capacity_sectors())
+            .field("grain_sectors", &self.grain_sectors())
+            .field("free_sector", &self.free_sector())
+            .field("unclean", &self.is_unclean())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Header {
+    /// The header of an empty delta with 512-byte grains, marked unclean: it is about to be written.
+    pub fn create(file: &str, capacity_sectors: u64) -> Result<Self> {
+        if capacity_sectors == 0 || capacity_sectors > NEW_CAPACITY_SECTORS_MAX {
+            let cause = format!("a VMFSsparse delta for a disk of {capacity_sectors} sectors was asked for");
+            let cause = format!("{cause}, expected 1 to {NEW_CAPACITY_SECTORS_MAX} (2,032 GiB)");
+            return Err(Error::unsupported(file, format!("{cause}: its sector pointers have 32 bits")));
+        }
+        let mut header = Self { bytes: Box::new([0; HEADER_BYTES]) };
+        header.bytes[..4].copy_from_slice(MAGIC);
+        header.set(field::VERSION, VERSION);
+        header.set(field::FLAGS, FLAGS);
+        // NEW_CAPACITY_SECTORS_MAX is below 2^32.
+        header.set(field::CAPACITY, capacity_sectors as u32);
+        header.set(field::GRAIN, 1);
+        header.set(field::DIRECTORY, HEADER_SECTORS);
+        header.set(field::DIRECTORY_ENTRIES, header.expected_directory_entries());
+        header.set(field::FREE, header.first_data_sector());
+        header.set_unclean(true);
+        Ok(header)
+    }
+
+    /// `bytes` are the first bytes of the file, at most `HEADER_BYTES` are looked at; `file_bytes` is its whole length.
+    pub fn decode(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Self> {
+        let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
+            return Err(wrong(
+                file,
+                "the length",
+                format!("{file_bytes} bytes"),
+                "at least the 2048 of a header",
+            ));
+        };
+        let header = Self { bytes: Box::new(*bytes) };
+        if &header.bytes[..4] != MAGIC {
+            let found = header.bytes[..4].escape_ascii().to_string();
+            return Err(wrong(
+                file,
+                "the magic",
+                format!("\"{found}\""),
+                "\"COWD\": is this a VMFSsparse delta?",
+            ));
+        }
+        for (name, at, expected) in [("version", field::VERSION, VERSION), ("flags", field::FLAGS, FLAGS)] {
+            let found = header.get(at);
+            if found != expected {
+                let cause =
+                    format!("{name} is {found}, expected {expected}, the only one that is documented");
+                return Err(Error::unsupported(file, cause));
+            }
+        }
+        header.check_geometry(file)?;
+        header.check_length(file, file_bytes)?;
+        Ok(header)
+    }
+
+    fn check_geometry(&self, file: &str) -> Result<()> {
+        let (capacity, grain) = (self.capacity_sectors(), self.grain_sectors());
+        if capacity == 0 {
+            return Err(wrong(file, "numSectors", 0, "the size of the disk"));
+        }
+        if !grain.is_power_of_two() || grain > GRAIN_SECTORS_MAX {
+            return Err(wrong(file, "grainSize", grain, "a power of two from 1 to 2048 sectors"));
+        }
+        if self.directory_sector() < HEADER_SECTORS {
+            return Err(wrong(file, "gdOffset", self.directory_sector(), "at least 4, after the header"));
+        }
+        let (found, expected) = (self.get(field::DIRECTORY_ENTRIES), self.expected_directory_entries());
+        if found != expected {
+            return Err(wrong(file, "numGDEntries", found, &format!("{expected} for {capacity} sectors")));
+        }
+        if u64::from(self.directory_sector()) + u64::from(self.directory_sectors()) > u64::from(u32::MAX) {
+            return Err(wrong(file, "gdOffset", self.directory_sector(), "a directory that ends below 2^32"));
+        }
+        Ok(())
+    }
+
+    fn check_length(&self, file: &str, file_bytes: u64) -> Result<()> {
+        let metadata_bytes = u64::from(self.first_data_sector()) * SECTOR;
+        if file_bytes < metadata_bytes {
+            let expected = format!("at least {metadata_bytes} for its grain directory: the file was cut");
+            return Err(wrong(file, "the length", format!("{file_bytes} bytes"), &expected));
+        }
+        let free = self.free_sector();
+        // An unclean delta's free pointer is of no use, and is computed anew.
+        if self.is_unclean() {
+            return Ok(());
+        }
+        if free < self.first_data_sector() {
+            let expected = format!("at least {}, after the grain directory", self.first_data_sector());
+            return Err(wrong(file, "freeSector", free, &expected));
+        }
+        if u64::from(free) * SECTOR > file_bytes {
+            let expected = format!("at most {}, the end of the file: the file was cut", file_bytes / SECTOR);
+            return Err(wrong(file, "freeSector", free, &expected));
+        }
+        Ok(())
+    }
+
+    fn get(&self, at: usize) -> u32 {
+        let mut word = [0; ENTRY_BYTES];
+        word.copy_from_slice(&self.bytes[at..at + ENTRY_BYTES]);
+        u32::from_le_bytes(word)
+    }
+
+    fn set(&mut self, at: usize, value: u32) {
+        self.bytes[at..at + ENTRY_BYTES].copy_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn capacity_sectors(&self) -> u32 {
+        self.get(field::CAPACITY)
+    }
+
+    pub fn grain_sectors(&self) -> u32 {
+        self.get(field::GRAIN)
+    }
+
+    #[cfg(test)]
+    pub fn patch(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub fn directory_sector(&self) -> u32 {
+        self.get(field::DIRECTORY)
+    }
+
+    pub fn directory_entries(&self) -> usize {
+        self.get(field::DIRECTORY_ENTRIES) as usize
+    }
+
+    fn expected_directory_entries(&self) -> u32 {
+        let region = u64::from(self.grain_sectors()) * TABLE_ENTRIES as u64;
+        // At most 2^32 / 4096.
+        u64::from(self.capacity_sectors()).div_ceil(region) as u32
+    }
+
+    pub fn directory_sectors(&self) -> u32 {
+        self.get(field::DIRECTORY_ENTRIES).div_ceil(ENTRIES_PER_SECTOR as u32)
+    }
+
+    pub fn directory_bytes(&self) -> usize {
+        self.directory_sectors() as usize * SECTOR as usize
+    }
+
+    /// Where tables and data may begin.
+    pub fn first_data_sector(&self) -> u32 {
+        self.directory_sector() + self.directory_sectors()
+    }
+
+    /// What one table covers: 2 MiB with 512-byte grains.
+    pub fn region_bytes(&self) -> u64 {
+        u64::from(self.grain_sectors()) * TABLE_ENTRIES as u64 * SECTOR
+    }
+
+    /// Grains of the disk that lie in `region`.
+    pub fn grains_in(&self, region: u32) -> usize {
+        let grains = u64::from(self.capacity_sectors()).div_ceil(u64::from(self.grain_sectors()));
+        let before = u64::from(region) * TABLE_ENTRIES as u64;
+        grains.saturating_sub(before).min(TABLE_ENTRIES as u64) as usize
+    }
+
+    /// Next sector nobody uses; meaningless while unclean.
+    pub fn free_sector(&self) -> u32 {
+        self.get(field::FREE)
+    }
+
+    pub fn set_free_sector(&mut self, sector: u32) {
+        self.set(field::FREE, sector);
+    }
+
+    pub fn is_unclean(&self) -> bool {
+        self.get(field::UNCLEAN) != 0
+    }
+
+    pub fn set_unclean(&mut self, unclean: bool) {
+        self.set(field::UNCLEAN, u32::from(unclean));
+    }
+
+    pub fn bytes(&self) -> &[u8; HEADER_BYTES] {
+        &self.bytes
+    }
+
+    /// The sector with `freeSector`, and its place.
+    pub fn free_sector_bytes(&self) -> (u64, &[u8]) {
+        (0, &self.bytes[..SECTOR as usize])
+    }
+
+    /// The sector with `uncleanShutdown`, and its place.
+    pub fn unclean_bytes(&self) -> (u64, &[u8]) {
+        let at = field::UNCLEAN / SECTOR as usize * SECTOR as usize;
+        (at as u64, &self.bytes[at..at + SECTOR as usize])
+    }
+}

@@ -1,0 +1,101 @@
+//! Grain tables: their runs, and what is checked before one is believed.
+
+use blk::Result;
+
+use super::{Directory, Header, check_inside};
+use crate::text::wrong;
+
+/// A maximal stretch of a table whose grains follow each other in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableRun {
+    /// First entry.
+    pub entry: usize,
+    pub entries: usize,
+    /// Sector of the first grain; 0 when the grains are not here.
+    pub sector: u32,
+}
+
+/// Splits the entries of `range` of a table into runs, in order.
+pub fn table_runs(
+    entries: &[u32],
+    range: std::ops::Range<usize>,
+    grain_sectors: u32,
+) -> impl Iterator<Item = TableRun> + '_ {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        if at >= range.end {
+            return None;
+        }
+        let (entry, sector) = (at, entries[at]);
+        let step = if sector == 0 { 0 } else { u64::from(grain_sectors) };
+        let mut next = u64::from(sector);
+        while at < range.end && u64::from(entries[at]) == next {
+            at += 1;
+            next += step;
+        }
+        Some(TableRun { entry, entries: at - entry, sector })
+    })
+}
+
+/// What the entries of a table are compared with.
+pub struct TableBounds<'a> {
+    pub file: &'a str,
+    pub header: &'a Header,
+    pub directory: &'a Directory,
+    pub file_bytes: u64,
+    /// When set, entries must lie below: the allocator would hand the space out again.
+    pub free_sector: Option<u32>,
+}
+
+impl TableBounds<'_> {
+    /// Verifies the table of `region` and answers how many grains it holds.
+    pub fn check(&self, region: u32, entries: &[u32]) -> Result<usize> {
+        let grains = self.header.grains_in(region);
+        if let Some(past) = entries[grains..].iter().position(|entry| *entry != 0) {
+            let (entry, value) = (grains + past, entries[grains + past]);
+            return Err(wrong(
+                self.file,
+                &self.name(region, entry),
+                value,
+                "0, as it lies past the end of the disk",
+            ));
+        }
+        let grain = self.header.grain_sectors();
+        let mut runs: Vec<TableRun> =
+            table_runs(entries, 0..grains, grain).filter(|run| run.sector != 0).collect();
+        for run in &runs {
+            self.check_run(region, run)?;
+        }
+        runs.sort_unstable_by_key(|run| run.sector);
+        for (left, right) in runs.iter().zip(runs.iter().skip(1)) {
+            if u64::from(left.sector) + left.entries as u64 * u64::from(grain) > u64::from(right.sector) {
+                let expected = format!("another grain than that of entry {}", left.entry);
+                return Err(wrong(self.file, &self.name(region, right.entry), right.sector, &expected));
+            }
+        }
+        Ok(runs.iter().map(|run| run.entries).sum())
+    }
+
+    fn check_run(&self, region: u32, run: &TableRun) -> Result<()> {
+        let field = self.name(region, run.entry);
+        // A run has at most 4096 entries of 2048 sectors.
+        let sectors = run.entries as u32 * self.header.grain_sectors();
+        check_inside(self.file, &field, self.header, run.sector, sectors, self.file_bytes)?;
+        let end = run.sector.saturating_add(sectors);
+        if let Some(other) = self.directory.table_in(run.sector, end) {
+            let expected = format!("outside the table of region {other}");
+            return Err(wrong(self.file, &field, run.sector, &expected));
+        }
+        if self.free_sector.is_some_and(|free| end > free) {
+            let free = self.free_sector.unwrap_or_default();
+            let expected =
+                format!("below freeSector {free}: another program has written this file without keeping it");
+            return Err(wrong(self.file, &field, run.sector, &expected));
+        }
+        Ok(())
+    }
+
+    fn name(&self, region: u32, entry: usize) -> String {
+        format!("entry {entry} of grain table {region}")
+    }
+}
