@@ -42,25 +42,29 @@ pub async fn transmit(env: Env, socket: Socket, agreed: Agreed, session: Rc<Sess
 
 /// Receives and sends until the client is done and answered, the stream breaks, or the doors say so.
 async fn pump(env: Env, line: &Rc<Line>, socket: &Socket, rest: &[u8]) -> Result<()> {
-    let mut receive = pin!(Receiver::new(env, line, socket, rest).run());
+    let mut receive = pin!(Some(Receiver::new(env, line, socket, rest).run()));
     let mut send = pin!(send_replies(line, socket));
-    let mut received = None;
+    let mut received = Ok(());
     poll_fn(|cx| {
         let halt = line.session.watch(cx);
         if halt == Halt::Cut {
             return Poll::Ready(Err(Error::cancelled(line.session.peer())));
         }
-        if received.is_none() {
-            if halt == Halt::Finish {
-                received = Some(Ok(()));
-            } else if let Poll::Ready(result) = receive.as_mut().poll(cx) {
-                received = Some(result);
+        let polled = receive.as_mut().as_pin_mut().map(|receive| receive.poll(cx));
+        let ended = match polled {
+            None => false,
+            Some(Poll::Pending) => halt == Halt::Finish,
+            Some(Poll::Ready(result)) => {
+                received = result;
+                true
             }
-            if received.is_some() {
-                line.finish();
-            }
+        };
+        if ended {
+            // Dropped now: a request of which only a part has come would be waited for.
+            receive.set(None);
+            line.finish();
         }
-        send.as_mut().poll(cx).map(|sent| received.take().unwrap_or(Ok(())).and(sent))
+        send.as_mut().poll(cx).map(|sent| std::mem::replace(&mut received, Ok(())).and(sent))
     })
     .await
 }
@@ -71,6 +75,9 @@ async fn send_replies(line: &Line, socket: &Socket) -> Result<()> {
     }
     Ok(())
 }
+
+/// What may come along with the last option has to fit.
+const _: () = assert!(RECEIVE_BYTES >= 2 * OPTION_BYTES_MAX as usize);
 
 struct Receiver<'a> {
     env: Env,

@@ -62,6 +62,15 @@ fn nbdinfo_reads_what_the_server_can_do() {
 }
 
 #[test]
+fn qemu_nbd_lists_exports_with_their_contexts() {
+    let server = Server::with_exports(&[("vm/disk0", MIB, false), ("vm/disk0@old", MIB, true)]);
+    let text = client("qemu-nbd", &["--list", "--socket", server.socket().to_str().unwrap()]);
+    for line in ["exports available: 2", "export: 'vm/disk0@old'", "min block: 512", "base:allocation"] {
+        assert!(text.contains(line), "{line:?} is not in\n{text}");
+    }
+}
+
+#[test]
 fn the_empty_name_is_the_only_export() {
     let server = Server::start(MIB);
     assert!(client("nbdinfo", &["--size", &server.uri("")]).contains("1048576"));

@@ -197,6 +197,20 @@ fn stopping_finishes_what_is_under_way() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "the grace it must not take is in real time")]
+fn half_a_request_does_not_delay_a_stop() {
+    let server = Server::start(MIB);
+    let mut raw = Raw::attach(&server, "disk");
+    raw.request(CMD_WRITE, 0, 1, 0, 4096);
+    raw.give(&[1; 100]);
+    server.until("half a write is there", |_, doors| doors.sessions()[0].requests == 1);
+    let started = std::time::Instant::now();
+    server.stop();
+    assert!(raw.is_closed());
+    assert!(started.elapsed().as_micros() < u128::from(STOP_GRACE_US), "it was waited for");
+}
+
+#[test]
 fn nothing_is_accepted_after_a_stop() {
     let server = Server::start(MIB);
     let path = server.socket();
