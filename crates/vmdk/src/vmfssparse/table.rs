@@ -147,10 +147,10 @@ impl Tables {
         }
     }
 
-    /// The region is held elsewhere now.
+    /// The region is held elsewhere now. A placement that was given up without a word may still pin the table; one that
+    /// is still to be published is a fault of the caller, and `publish` says so.
     pub fn release(&mut self, directory: &mut Directory, region: u32) {
-        let pins = self.loaded.remove(&region).map_or(0, |table| table.pins);
-        assert_eq!(pins, 0, "region {region} is released with placements under way");
+        self.loaded.remove(&region);
         self.dirty.remove(&region);
         if directory.get(region).is_some() {
             directory.clear(region);
