@@ -1,11 +1,12 @@
 //! Listening sockets: the addresses of this machine, which the data plane itself never sees.
 
+use std::io::Read;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -19,6 +20,8 @@ const SOCKET_MODE: u32 = 0o660;
 const BACKLOG: i32 = 1024;
 /// `sun_path` is 108 bytes with its final zero (unix(7)).
 const UNIX_PATH_MAX: usize = 107;
+/// How long a killed process's ring may live on before its socket counts as served by somebody.
+const DEATH_WAIT: Duration = Duration::from_secs(3);
 /// A peer that vanished without a word is noticed after 60 + 4 x 15 = 120 s.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
@@ -60,12 +63,34 @@ fn remove_stale(path: &str) -> Result<()> {
     if !found.file_type().is_socket() {
         return Err(Error::new(ErrorKind::Exists, path, "exists and is not a socket; not touched"));
     }
-    match UnixStream::connect(Path::new(path)) {
-        Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(|e| Errno::from(e).at(path, "removing the stale socket"))
+    let deadline = Instant::now() + DEATH_WAIT;
+    loop {
+        match UnixStream::connect(Path::new(path)) {
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
+                return std::fs::remove_file(path)
+                    .map_err(|e| Errno::from(e).at(path, "removing the stale socket"));
+            }
+            Ok(peer) if Instant::now() < deadline && hangs_up(&peer) => {}
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::Locked,
+                    path,
+                    "another process is listening on this socket",
+                ));
+            }
         }
-        _ => Err(Error::new(ErrorKind::Locked, path, "another process is listening on this socket")),
     }
+}
+
+/// A server that lives greets, or waits for its client; one whose process was killed ends the connection once the
+/// kernel has taken down its ring, which happens after the process is gone.
+fn hangs_up(mut peer: &UnixStream) -> bool {
+    let patient = peer.set_read_timeout(Some(DEATH_WAIT)).is_ok();
+    patient
+        && match peer.read(&mut [0]) {
+            Ok(read) => read == 0,
+            Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,
+        }
 }
 
 /// `address` is "HOST:PORT", a name or a number.

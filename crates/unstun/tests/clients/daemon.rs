@@ -1,0 +1,127 @@
+//! The daemon as a process of its own, on a datastore of its own.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Deserializer, Value};
+use tempfile::TempDir;
+
+const UNSTUN: &str = env!("CARGO_BIN_EXE_unstun");
+/// Cargo's folder for tests: beside the build, so on its storage.
+const TEMPORARY: &str = env!("CARGO_TARGET_TMPDIR");
+
+/// A datastore that outlives the daemons started on it.
+pub struct Datastore {
+    folder: TempDir,
+}
+
+impl Datastore {
+    pub fn new() -> Self {
+        let folder = tempfile::Builder::new().prefix("u").tempdir_in(TEMPORARY).unwrap();
+        std::fs::create_dir(folder.path().join("ds")).unwrap();
+        Self { folder }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("ds")
+    }
+
+    /// A place for files of the test, on the same storage.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn start(&self) -> Daemon<'_> {
+        let log = File::options().create(true).append(true).open(self.beside("daemon.log")).unwrap();
+        let mut child = self
+            .command(&["up", "--json"])
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|e| panic!("{UNSTUN}: {e}"));
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        // Printed once every client is served.
+        let status = Deserializer::from_reader(&mut stdout).into_iter::<Value>().next();
+        let status = status.expect("the daemon ended without a word").unwrap();
+        assert!(status["error"].is_null(), "{status}");
+        Daemon { datastore: self, child, _stdout: stdout }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(UNSTUN);
+        command.args(["--datastore".as_ref(), self.path().as_os_str()]).args(arguments);
+        command.current_dir(self.folder.path()).env_remove("UNSTUN_DATASTORE").stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, line: &str) -> Output {
+        self.command(&line.split_whitespace().collect::<Vec<_>>()).output().unwrap()
+    }
+
+    pub fn json(&self, line: &str) -> Value {
+        let output = self.run(&format!("{line} --json"));
+        assert!(output.status.success(), "unstun {line}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("unstun {line}: {e}"))
+    }
+
+    /// The exit code, and what was said on standard error.
+    pub fn fails(&self, line: &str) -> (i32, String) {
+        let output = self.run(line);
+        (output.status.code().expect("not a signal"), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    pub fn nbd_socket(&self) -> PathBuf {
+        self.path().join(".unstun/nbd.sock")
+    }
+
+    pub fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.nbd_socket().display())
+    }
+
+    /// The running layer's descriptor of a VM's first disk; asks the daemon.
+    pub fn descriptor(&self, vm: &str) -> PathBuf {
+        let shown = self.json(&format!("vm show {vm}"));
+        PathBuf::from(shown["disks"][0]["descriptor"].as_str().unwrap())
+    }
+}
+
+pub struct Daemon<'a> {
+    datastore: &'a Datastore,
+    child: Child,
+    /// Kept open: a daemon must not die of a closed pipe here.
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Daemon<'_> {
+    /// SIGTERM: it drains, writes its tables and ends well.
+    pub fn stop(mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "the daemon of {}: {status}", self.datastore.path().display());
+    }
+
+    /// SIGKILL: it does nothing more.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon<'_> {
+    /// Only where a test failed before it could stop it.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.datastore.beside("daemon.log"));
+            println!("the daemon said: {}", log.unwrap_or_default());
+        }
+    }
+}
+
+pub fn copy(from: &Path, to: &Path) {
+    std::fs::copy(from, to).unwrap_or_else(|e| panic!("{}: {e}", to.display()));
+}

@@ -1,0 +1,210 @@
+//! A guest that knows what it may find: every sector it writes says which write it came from.
+//!
+//! A block may show what its last completed flush covered, or any write issued after that; nothing else, ever. Checked
+//! after the daemon was killed, when what was acknowledged but not flushed may be gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Result;
+use std::path::Path;
+use std::sync::mpsc::Sender;
+
+use crate::nbd::{Command, Nbd};
+
+const BLOCK: u64 = 4096;
+const SECTOR: usize = 512;
+/// Writes in flight; never two to one block, so that the order of a block's writes is the order of their numbers.
+const DEPTH: usize = 16;
+const WRITES_PER_FLUSH: u64 = 40;
+/// Progress is told once in so many writes.
+const TELL_EVERY: u64 = 50;
+
+/// SplitMix64: one number of state, the same everywhere.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+/// From `UNSTUN_SEED`, else always the same; printed, so that a failure names it.
+pub fn seed() -> u64 {
+    let seed = std::env::var("UNSTUN_SEED").ok().map(|text| text.parse().expect("UNSTUN_SEED is a number"));
+    let seed = seed.unwrap_or(20_261_120);
+    println!("replay with UNSTUN_SEED={seed}");
+    seed
+}
+
+#[derive(Clone)]
+struct Block {
+    /// Numbers of the writes it may show; 0 is the empty disk.
+    allowed: Vec<u64>,
+    acknowledged: u64,
+}
+
+pub struct Guest {
+    random: Random,
+    blocks: Vec<Block>,
+    last: u64,
+    /// Over all sessions.
+    pub acknowledged: u64,
+    pub flushes: u64,
+}
+
+/// What a cookie stands for.
+enum Request {
+    Write {
+        block: usize,
+        number: u64,
+    },
+    /// The writes acknowledged when it was sent.
+    Flush(Vec<(usize, u64)>),
+}
+
+impl Guest {
+    pub fn new(size_bytes: u64, seed: u64) -> Guest {
+        let empty = Block { allowed: vec![0], acknowledged: 0 };
+        Guest {
+            random: Random(seed),
+            blocks: vec![empty; (size_bytes / BLOCK) as usize],
+            last: 0,
+            acknowledged: 0,
+            flushes: 0,
+        }
+    }
+
+    /// Writes until the daemon goes away; `tell` hears how many writes were acknowledged in this session.
+    pub fn write_until_cut(&mut self, socket: &Path, export: &str, tell: &Sender<u64>) {
+        let Ok(mut nbd) = Nbd::attach(socket, export) else { return };
+        let mut open = BTreeMap::new();
+        let mut busy = BTreeSet::new();
+        let mut session = 0;
+        while self.fill(&mut nbd, &mut open, &mut busy).is_ok() {
+            let Ok((cookie, error)) = nbd.reply() else { return };
+            let request = open.remove(&cookie).expect("a reply to a request");
+            // An error while the daemon goes down promises nothing.
+            if error != 0 {
+                continue;
+            }
+            if let Request::Write { block, .. } = request {
+                busy.remove(&block);
+                session += 1;
+                if session % TELL_EVERY == 0 {
+                    // Nobody listens any more once the daemon is being killed.
+                    let _ = tell.send(session);
+                }
+            }
+            self.answered(request);
+        }
+    }
+
+    fn fill(
+        &mut self,
+        nbd: &mut Nbd,
+        open: &mut BTreeMap<u64, Request>,
+        busy: &mut BTreeSet<usize>,
+    ) -> Result<()> {
+        while open.len() < DEPTH {
+            self.last += 1;
+            let number = self.last;
+            if number.is_multiple_of(WRITES_PER_FLUSH) {
+                let dirty = |(at, block): (usize, &Block)| {
+                    (block.allowed.len() > 1).then_some((at, block.acknowledged))
+                };
+                let covered = self.blocks.iter().enumerate().filter_map(dirty).collect();
+                open.insert(number, Request::Flush(covered));
+                nbd.send(Command::Flush, number, 0, 0, &[])?;
+                continue;
+            }
+            let block = self.random.below(self.blocks.len() as u64) as usize;
+            if !busy.insert(block) {
+                continue;
+            }
+            self.blocks[block].allowed.push(number);
+            open.insert(number, Request::Write { block, number });
+            nbd.send(Command::Write, number, block as u64 * BLOCK, BLOCK as u32, &stamped(block, number))?;
+        }
+        Ok(())
+    }
+
+    fn answered(&mut self, request: Request) {
+        match request {
+            Request::Write { block, number } => {
+                self.blocks[block].acknowledged = number;
+                self.acknowledged += 1;
+            }
+            Request::Flush(covered) => {
+                self.flushes += 1;
+                for (block, acknowledged) in covered {
+                    self.blocks[block].allowed.retain(|number| *number >= acknowledged);
+                }
+            }
+        }
+    }
+
+    /// Reads everything; what is found and then flushed is what may be found from now on.
+    pub fn check(&mut self, socket: &Path, export: &str) {
+        let mut nbd = Nbd::attach(socket, export).expect("the daemon serves");
+        for at in 0..self.blocks.len() {
+            let data = nbd.read(at as u64 * BLOCK, BLOCK as u32).expect("the daemon serves");
+            let mut found = BTreeSet::new();
+            for (sector, bytes) in data.chunks(SECTOR).enumerate() {
+                let number = read_stamp(at, bytes)
+                    .unwrap_or_else(|| panic!("block {at}, sector {sector}: foreign data"));
+                let allowed = &self.blocks[at].allowed;
+                assert!(
+                    allowed.contains(&number),
+                    "{export}: block {at}, sector {sector} shows write {number}, allowed are {allowed:?} (the first was flushed)"
+                );
+                found.insert(number);
+            }
+            self.blocks[at].allowed = found.into_iter().collect();
+            self.blocks[at].acknowledged = *self.blocks[at].allowed.last().expect("a sector was read");
+        }
+        nbd.flush().expect("the daemon serves");
+    }
+}
+
+/// Every sector: block, write, and their mix in the rest, so that no part of it can be another's.
+fn stamped(block: usize, number: u64) -> Vec<u8> {
+    stamp_sector(block, number).repeat(BLOCK as usize / SECTOR)
+}
+
+fn stamp_sector(block: usize, number: u64) -> Vec<u8> {
+    let mut random = Random(number ^ (block as u64) << 40);
+    let mut bytes = Vec::with_capacity(SECTOR);
+    bytes.extend((block as u64).to_le_bytes());
+    bytes.extend(number.to_le_bytes());
+    while bytes.len() < SECTOR {
+        bytes.extend(random.next().to_le_bytes());
+    }
+    bytes
+}
+
+/// The write a sector of `block` came from; None if it is no sector of it.
+fn read_stamp(block: usize, bytes: &[u8]) -> Option<u64> {
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Some(0);
+    }
+    let number = u64::from_le_bytes(bytes[8..16].try_into().expect("a sector"));
+    (stamp_sector(block, number) == bytes).then_some(number)
+}
+
+#[test]
+fn a_stamp_names_its_write_and_nothing_else_passes() {
+    let data = stamped(7, 99);
+    assert_eq!(read_stamp(7, &data[SECTOR..2 * SECTOR]), Some(99));
+    assert_eq!(read_stamp(8, &data[..SECTOR]), None);
+    let mut torn = data[..SECTOR].to_vec();
+    torn[500] ^= 1;
+    assert_eq!(read_stamp(7, &torn), None);
+    assert_eq!(read_stamp(7, &[0; SECTOR]), Some(0));
+}

@@ -1,0 +1,14 @@
+//! Other people's clients against the daemon as a process: QEMU's tools, libnbd's, fio, and a guest that is killed.
+//!
+//! Everything lives under the build's folder, on a real file system, so that O_DIRECT is in play.
+
+mod daemon;
+mod guest;
+mod home;
+mod kill;
+mod load;
+mod nbd;
+mod refusals;
+mod serving;
+mod snapshots;
+mod tools;

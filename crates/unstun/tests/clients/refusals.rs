@@ -1,0 +1,80 @@
+//! What makes no sense is refused with what was expected, and the exit code says which kind of no it is.
+
+use crate::daemon::Datastore;
+use crate::tools::run_script;
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let (code, said) = datastore.fails("up");
+    assert_eq!(code, 5, "{said}");
+    assert!(said.contains("ds"), "names the datastore: {said}");
+    // The first one does not mind.
+    datastore.json("status");
+    daemon.stop();
+    assert_eq!(datastore.fails("status").0, 1, "nobody answers");
+}
+
+#[test]
+fn exit_codes_tell_the_kinds_of_no_apart() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    run_script(&datastore.uri("web/disk0"), &["write -P 1 0 1M".to_owned()]);
+    datastore.json("snapshot take web a");
+    for (line, code, word) in [
+        ("vm create web", 2, "--disk"),
+        ("vm create ../web --disk 16M", 2, "../web"),
+        ("vm create big --disk 16Q", 2, "16Q"),
+        ("vm create odd --disk 1000", 2, "1000"),
+        ("vm create huge --disk 63T", 2, "63T"),
+        ("snapshot take web a/b", 2, "a/b"),
+        ("vm create web --disk 16M", 3, "web"),
+        ("snapshot take web a", 3, "a"),
+        ("snapshot commit web a", 3, "--yes"),
+        ("snapshot delete web a", 3, "commit"),
+        ("vm show nobody", 4, "nobody"),
+        ("snapshot commit web nothing --yes", 4, "nothing"),
+        ("job pause 99", 4, "99"),
+    ] {
+        let (found, said) = datastore.fails(line);
+        assert_eq!(found, code, "{line}: {said}");
+        assert!(said.contains(word), "{line}: does not say `{word}`: {said}");
+    }
+    // Nothing of that changed anything.
+    assert_eq!(datastore.json("snapshot tree web")["snapshots"].as_array().unwrap().len(), 1);
+    run_script(&datastore.uri("web/disk0"), &["read -P 1 0 1M".to_owned()]);
+    daemon.stop();
+}
+
+#[test]
+fn the_preview_says_what_a_commit_will_do() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    datastore.json("snapshot take web a");
+    run_script(&datastore.uri("web/disk0"), &["write -P 1 0 1M".to_owned(), "flush".to_owned()]);
+    let preview = datastore.json("snapshot commit web a --dry-run");
+    assert_eq!(preview["bytes_to_move"], 1 << 20, "{preview}");
+    assert!(
+        preview["warning"].as_str().unwrap().contains("cannot go back to a, even if you cancel"),
+        "{preview}"
+    );
+    assert_eq!(datastore.json("snapshot tree web")["snapshots"].as_array().unwrap().len(), 1);
+    daemon.stop();
+}
+
+#[test]
+fn a_removed_vm_leaves_its_files_unless_told_otherwise() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create kept --disk 16M");
+    datastore.json("vm create gone --disk 16M");
+    datastore.json("vm remove kept");
+    datastore.json("vm remove gone --delete-disks");
+    assert!(datastore.path().join("kept/kept-flat.vmdk").exists());
+    assert!(!datastore.path().join("gone").exists());
+    assert_eq!(datastore.json("vm list"), serde_json::json!([]));
+    daemon.stop();
+}

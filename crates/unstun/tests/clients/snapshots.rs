@@ -1,0 +1,90 @@
+//! A sealed state never changes, whatever the guest writes meanwhile.
+
+use std::thread;
+
+use crate::daemon::{Datastore, copy};
+use crate::guest::seed;
+use crate::nbd::Nbd;
+use crate::tools::{Twin, assert_same, run_script, tool, try_tool};
+
+const SIZE: u64 = 64 << 20;
+
+#[test]
+fn a_snapshot_is_served_read_only_while_writes_go_on() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 64M");
+    let uri = datastore.uri("web/disk0");
+    let mut twin = Twin::new(&datastore, SIZE, seed());
+    twin.scribble(&uri, 40);
+    let then = datastore.beside("then.raw");
+    copy(&twin.path, &then);
+    datastore.json("snapshot take web then");
+
+    let sealed = datastore.uri("web/disk0@then");
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| twin.scribble(&uri, 80));
+        while !writer.is_finished() {
+            assert_same(&then, "raw", &sealed);
+        }
+        writer.join().unwrap();
+    });
+    assert_same(&then, "raw", &sealed);
+    twin.assert_same_as("raw", &uri);
+
+    let refused = try_tool("qemu-io", &["-f", "raw", "-c", "write 0 4k", &sealed]);
+    assert!(!refused.status.success(), "a sealed state was written");
+    assert_same(&then, "raw", &sealed);
+    daemon.stop();
+}
+
+#[test]
+fn a_state_somebody_reads_is_not_committed() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 64M");
+    run_script(&datastore.uri("web/disk0"), &["write -P 1 0 1M".to_owned()]);
+    datastore.json("snapshot take web then");
+    let mut reader = Nbd::attach(&datastore.nbd_socket(), "web/disk0@then").unwrap();
+    assert_eq!(reader.read(0, 512).unwrap(), [1; 512]);
+    let (code, said) = datastore.fails("snapshot commit web then --yes");
+    assert_eq!(code, 3, "{said}");
+    assert!(said.contains("then"), "{said}");
+    drop(reader);
+    tool("nbdinfo", &[&datastore.uri("web/disk0")]);
+    // The daemon hears of the reader's end on its own: ask until it has.
+    while datastore.run("snapshot commit web then --yes").status.code() == Some(3) {}
+    assert_eq!(datastore.json("snapshot tree web")["snapshots"], serde_json::json!([]));
+    daemon.stop();
+}
+
+#[test]
+fn twelve_disks_are_taken_at_one_instant_and_committed() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let sizes = vec!["8M"; 12].join(",");
+    datastore.json(&format!("vm create many --disk {sizes}"));
+    for disk in 0..12 {
+        let pattern = format!("write -P {} 0 8M", disk + 1);
+        run_script(&datastore.uri(&format!("many/disk{disk}")), &[pattern]);
+    }
+    datastore.json("snapshot take many a");
+    for disk in 0..12 {
+        let script = ["write -P 200 1M 1M".to_owned(), format!("read -P {} 2M 1M", disk + 1)];
+        run_script(&datastore.uri(&format!("many/disk{disk}")), &script);
+    }
+    let job = datastore.json("snapshot commit many a --yes");
+    assert_eq!((&job["state"], &job["bytes_done"]), (&"done".into(), &(12 << 20).into()));
+    for disk in 0..12 {
+        let script = [
+            format!("read -P {} 0 1M", disk + 1),
+            "read -P 200 1M 1M".into(),
+            format!("read -P {} 2M 6M", disk + 1),
+        ];
+        run_script(&datastore.uri(&format!("many/disk{disk}")), &script);
+    }
+    let events = datastore.json("events many");
+    let take = events.as_array().unwrap().iter().find(|e| e["operation"] == "take").unwrap();
+    assert_eq!(take["disks"].as_array().unwrap().len(), 12, "{take}");
+    daemon.stop();
+}

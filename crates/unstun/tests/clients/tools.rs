@@ -1,0 +1,82 @@
+//! Programs of other people, and a raw file that is told the same as the disk.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::daemon::Datastore;
+use crate::guest::Random;
+
+pub fn try_tool(program: &str, arguments: &[&str]) -> Output {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    output.unwrap_or_else(|e| panic!("{program}: {e}; `make setup` installs it"))
+}
+
+/// Standard output; fails with everything the program said.
+pub fn tool(program: &str, arguments: &[&str]) -> String {
+    let output = try_tool(program, arguments);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{program} {}: {}\n{said}{}",
+        arguments.join(" "),
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    said
+}
+
+pub fn assert_same(raw: &Path, format: &str, other: &str) {
+    tool("qemu-img", &["compare", "-f", "raw", "-F", format, raw.to_str().unwrap(), other]);
+}
+
+/// A raw file that gets every write the disk gets, through the same program.
+pub struct Twin {
+    pub path: PathBuf,
+    size_bytes: u64,
+    random: Random,
+}
+
+/// What `scribble` does at most: one line for qemu-io each.
+const STEP_BYTES_MAX: u64 = 3 << 20;
+
+impl Twin {
+    pub fn new(datastore: &Datastore, size_bytes: u64, seed: u64) -> Twin {
+        let path = datastore.beside("twin.raw");
+        std::fs::File::create(&path).unwrap().set_len(size_bytes).unwrap();
+        Twin { path, size_bytes, random: Random(seed) }
+    }
+
+    /// `steps` random writes, zeroings and flushes, 512-byte aligned, on the disk and on the twin.
+    pub fn scribble(&mut self, uri: &str, steps: usize) {
+        let mut script = Vec::new();
+        for _ in 0..steps {
+            let length = (1 + self.random.below(STEP_BYTES_MAX / 512)) * 512;
+            let offset = self.random.below((self.size_bytes - length) / 512) * 512;
+            let pattern = 1 + self.random.below(255);
+            script.push(match self.random.below(8) {
+                0 => format!("write -z {offset} {length}"),
+                1 => "flush".to_owned(),
+                2 => format!("write -f -P {pattern} {offset} {length}"),
+                _ => format!("write -P {pattern} {offset} {length}"),
+            });
+        }
+        for target in [self.path.to_str().unwrap(), uri] {
+            run_script(target, &script);
+        }
+    }
+
+    pub fn assert_same_as(&self, format: &str, other: &str) {
+        assert_same(&self.path, format, other);
+    }
+}
+
+/// qemu-io ends with 0 even where a command failed; then it says so.
+pub fn run_script(target: &str, script: &[String]) {
+    let mut arguments = vec!["-f", "raw"];
+    for line in script {
+        arguments.extend(["-c", line]);
+    }
+    arguments.push(target);
+    let said = tool("qemu-io", &arguments);
+    assert!(!said.contains("failed") && !said.contains("error"), "{target}: {said}");
+}
