@@ -20,7 +20,9 @@ fn a_forbidden_arrow() {
         "crates/engine/Cargo.toml",
         "[dependencies]\nblk.workspace = true\nvmdk.workspace = true\n",
     );
-    finds(rules::arrows, "crates/vmdk/Cargo.toml", "[dev-dependencies]\nsim = { path = \"../sim\" }\n");
+    finds(rules::arrows, "crates/vmdk/Cargo.toml", "[dev-dependencies]\nengine = { path = \"../engine\" }\n");
+    accepts(rules::arrows, "crates/vmdk/Cargo.toml", "[dev-dependencies]\nsim.workspace = true\n");
+    finds(rules::arrows, "crates/vmdk/Cargo.toml", "[dependencies]\nsim.workspace = true\n");
     finds(rules::arrows, "crates/blk/Cargo.toml", "[dependencies]\nengine.workspace = true\n");
     accepts(
         rules::arrows,
