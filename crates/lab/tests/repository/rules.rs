@@ -202,7 +202,10 @@ pub fn sizes(source: &Source) -> Vec<String> {
 pub fn no_foreign_places(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
     for (word, why) in FOREIGN {
-        found.extend(source.text.match_indices(word).map(|(n, _)| {
+        // Not the middle of a relative path.
+        let hits = source.text.match_indices(word).map(|(n, _)| n);
+        let alone = hits.filter(|n| !n.checked_sub(1).is_some_and(|b| is_word(source.text.as_bytes()[b])));
+        found.extend(alone.map(|n| {
             at(
                 source,
                 line_of(&source.text, n),
