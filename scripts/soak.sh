@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Long runs: crash simulation from fresh seeds, then kill -9 cycles and real clients, until the time is up.
+# Long runs: power cuts from seeds that `make test` does not reach, then kill -9 cycles and real clients with fresh
+# seeds, until the time is up.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 minutes=${SOAK_MINUTES:-60}
 
-export UNSTUN_CRASH_CUTS=${UNSTUN_CRASH_CUTS:-100000}
-export UNSTUN_KILL_CYCLES=${UNSTUN_KILL_CYCLES:-50}
 export UNSTUN_STAGE_LIMIT_S=$((minutes * 60))
+export CRASH_CUTS=${CRASH_CUTS:-$((minutes * 5000))}
+export UNSTUN_KILL_CYCLES=${UNSTUN_KILL_CYCLES:-50}
+scripts/test.sh setup build crash
 rounds=0
-scripts/test.sh setup build
 while ((SECONDS < minutes * 60)); do
-    # The first seed of the round: printed, so that a failure can be repeated.
+    # Printed, so that a failure can be repeated.
     UNSTUN_SEED=$(od -An -N6 -tu8 /dev/urandom | tr -d ' ')
     export UNSTUN_SEED
-    echo "UNSTUN_SEED=$UNSTUN_SEED UNSTUN_CRASH_CUTS=$UNSTUN_CRASH_CUTS"
-    scripts/test.sh crash clients
+    echo "UNSTUN_SEED=$UNSTUN_SEED UNSTUN_KILL_CYCLES=$UNSTUN_KILL_CYCLES"
+    scripts/test.sh clients
     rounds=$((rounds + 1))
 done
-echo "$rounds rounds in $SECONDS s, nothing found"
+echo "$CRASH_CUTS power cuts and $rounds rounds of clients in $SECONDS s, nothing found"
