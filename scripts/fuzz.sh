@@ -12,7 +12,7 @@ export PROPTEST_CASES=${PROPTEST_CASES:-20000}
 rounds=0
 while ((SECONDS < minutes * 60)); do
     # Descriptors, VMFSsparse tables, .vmx and .vmsd; then NBD negotiation and transmission.
-    cargo test --quiet --release --locked --workspace --lib -- vmdk:: cowd descriptor keyvalue vmsd vmx
+    cargo test --quiet --release --locked --workspace --lib -- cowd descriptor keyvalue vmfssparse vmsd vmx
     cargo test --quiet --release --locked --workspace --test 'hostile*'
     rounds=$((rounds + 1))
 done
