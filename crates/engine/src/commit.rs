@@ -187,7 +187,9 @@ impl Vm {
             self.hold_folds(job.id).await;
         }
         let total_us = (self.env.now_ns() - began_ns) / 1000;
-        self.report(Event { total_us, disks: times, ..self.plain_event(kind, &job.subject, &message) });
+        let stun_us = times.iter().map(|t| t.stun_us).max().unwrap_or(0);
+        let event = self.plain_event(kind, &job.subject, &message);
+        self.report(Event { total_us, stun_us, disks: times, ..event });
         job.set_state(state);
     }
 
@@ -197,32 +199,41 @@ impl Vm {
         folds: &[FoldState],
         times: &mut Vec<DiskTimes>,
     ) -> Result<()> {
-        let mut total = 0;
+        let mut held = Vec::new();
         for fold in folds {
-            let disk = self.disk(fold.disk)?;
-            if let Some(link) = disk.link_named(&fold.layer) {
-                total += held_bytes(&disk, &link).await?;
-            }
-        }
-        job.bytes_total.set(total);
-        for fold in folds {
-            let before = job.bytes_done.get();
-            let began_ns = self.env.now_ns();
-            self.fold_one(job, fold).await?;
-            times.push(DiskTimes {
-                number: fold.disk,
-                flush_us: (self.env.now_ns() - began_ns) / 1000,
-                bytes: job.bytes_done.get() - before,
-                ..DiskTimes::default()
+            let link = self.disk(fold.disk)?.link_named(&fold.layer);
+            let pending = link.filter(|_| self.is_pending(job, fold));
+            held.push(match pending {
+                Some(link) => held_bytes(&*self.disk(fold.disk)?, &link).await?,
+                None => 0,
             });
+        }
+        job.bytes_total.set(held.iter().sum());
+        for (n, fold) in folds.iter().enumerate() {
+            job.bytes_later.set(held[n + 1..].iter().sum());
+            if self.is_pending(job, fold) {
+                times.push(self.fold_one(job, fold).await?);
+            }
         }
         Ok(())
     }
 
-    async fn fold_one(self: &Rc<Self>, job: &Rc<Job>, fold: &FoldState) -> Result<()> {
+    /// Whether the fold is still this job's to do. Another job may have taken it over or done it, and the name may
+    /// even belong to a new layer by now: file names are used again once they are free.
+    fn is_pending(&self, job: &Job, fold: &FoldState) -> bool {
+        let state = self.state.borrow();
+        let mine = |f: &FoldState| f.disk == fold.disk && f.layer == fold.layer && f.job == job.id;
+        state.folds.iter().any(mine) || self.options.defects.has(Defect::FoldByNameOnly)
+    }
+
+    async fn fold_one(self: &Rc<Self>, job: &Rc<Job>, fold: &FoldState) -> Result<DiskTimes> {
+        let mut times = DiskTimes { number: fold.disk, ..DiskTimes::default() };
+        let before = job.bytes_done.get();
         let disk = self.disk(fold.disk)?;
         let chain = disk.chain();
-        let Some(at) = chain.links.iter().position(|l| l.layer.name() == fold.layer) else { return Ok(()) };
+        let Some(at) = chain.links.iter().position(|l| l.layer.name() == fold.layer) else {
+            return Ok(times);
+        };
         let Some(below) = at.checked_sub(1) else {
             return Err(Error::damaged(
                 &disk.name,
@@ -236,12 +247,19 @@ impl Vm {
         let upper: Vec<_> = chain.links[at..].iter().map(|l| l.layer.name()).collect();
         let skip_shadowed = !tree::named(&self.state.borrow(), &upper);
         let route = FoldRoute::new(source, target, skip_shadowed);
-        Fold::new(disk.clone(), route.clone(), job.clone()).drain().await?;
-        self.finish_fold(&disk, fold, &route).await
+        let mover = Fold::new(disk.clone(), self.disks().to_vec(), route.clone(), job.clone());
+        mover.drain().await?;
+        let drained_ns = self.env.now_ns();
+        let removed_ns = self.finish_fold(&disk, fold, &route).await?;
+        times.bytes = job.bytes_done.get() - before;
+        times.stun_us = (mover.stun_ns.get() + removed_ns).div_ceil(1000);
+        times.flush_us = (self.env.now_ns() - drained_ns) / 1000;
+        Ok(times)
     }
 
     /// The source is empty: the home forgets it, then the chain in memory, then its files go.
-    async fn finish_fold(&self, disk: &Rc<Disk>, fold: &FoldState, route: &Rc<FoldRoute>) -> Result<()> {
+    /// Answers the nanoseconds the change in memory took.
+    async fn finish_fold(&self, disk: &Rc<Disk>, fold: &FoldState, route: &Rc<FoldRoute>) -> Result<u64> {
         let _turn = self.operations.lock().await;
         if self.options.defects.has(Defect::RemoveBeforePublish) {
             self.manifest.discard_child(&fold.layer).await?;
@@ -260,8 +278,7 @@ impl Vm {
             child.as_deref(),
         );
         self.publish(change).await?;
-        disk.remove_link(&route.source);
-        Ok(())
+        Ok(disk.remove_link(&route.source).await)
     }
 
     /// A cancelled job's deltas stay, unowned, until they are committed again.

@@ -101,12 +101,20 @@ impl Disk {
     }
 
     /// Where `range` lives now, in order. Builds missing regions of the map.
+    ///
+    /// What was found before a wait is kept: going back for it could go on for ever when the map has room for less
+    /// than the range. It is still right: a write holds its range, so nothing in it moves; a read may see what was there
+    /// when it began.
     pub(crate) async fn resolve(&self, range: Range<u64>) -> Result<Vec<Piece>> {
         let mut pieces = Vec::with_capacity(1);
+        let mut at = range.start;
         loop {
-            match self.map.lookup(range.clone(), &mut pieces) {
+            match self.map.lookup(at..range.end, &mut pieces) {
                 Found::Yes => return Ok(pieces),
-                Found::Missing(number) => self.load_region(number).await?,
+                Found::Missing(number) => {
+                    at = at.max(number * REGION_BYTES);
+                    self.load_region(number).await?;
+                }
             }
         }
     }
@@ -166,13 +174,17 @@ impl Disk {
     /// the parent is sealed, that is the parent and the child; in a commit the delta and its target.
     pub async fn flush_all(&self) -> Result<()> {
         let began_ns = self.env.now_ns();
-        let chain = self.chain();
+        let top = self.chain().top().clone();
         let top_only = self.options.defects.has(Defect::FlushTopOnly);
-        let skip = if top_only { chain.links.len() - 1 } else { 0 };
-        let flushes = chain.links[skip..].iter().map(|link| link.flush());
-        let result = try_join_all(flushes).await.map(drop);
+        let result = self.flush_links(|link| !top_only || Rc::ptr_eq(link, &top)).await;
         self.stats.flush_done(self.env.now_ns() - began_ns, result.is_ok());
         result
+    }
+
+    pub(crate) async fn flush_links(&self, wanted: impl Fn(&Rc<Link>) -> bool) -> Result<()> {
+        let chain = self.chain();
+        let flushes = chain.links.iter().filter(|link| wanted(link)).map(|link| link.flush());
+        try_join_all(flushes).await.map(drop)
     }
 
     /// Makes `child` the writable top. No await: with its siblings of the other disks it is one instant.
@@ -187,8 +199,11 @@ impl Disk {
         *self.chain.borrow_mut() = Rc::new(Chain { links, fold: old.fold.clone() });
     }
 
-    /// Takes a layer that holds nothing any more out of the chain.
-    pub(crate) fn remove_link(&self, link: &Rc<Link>) {
+    /// Takes a layer that holds nothing any more out of the chain. Its slots are free for others only when every
+    /// request that may have looked them up before has ended.
+    /// Answers the nanoseconds the change itself took.
+    pub(crate) async fn remove_link(&self, link: &Rc<Link>) -> u64 {
+        let began_ns = self.env.now_ns();
         let old = self.chain();
         let links: Vec<_> = old.links.iter().filter(|l| !Rc::ptr_eq(l, link)).cloned().collect();
         assert_eq!(links.len() + 1, old.links.len(), "{} is in the chain", link.layer.name());
@@ -196,12 +211,22 @@ impl Disk {
             assert!(!self.map.names_slot(link.slot + n as u16), "{} still holds data", link.layer.name());
         }
         *self.chain.borrow_mut() = Rc::new(Chain { links, fold: None });
+        let took_ns = self.env.now_ns() - began_ns;
+        let (reads, writes) = (self.read_gate.drain(), self.write_gate.drain());
+        reads.await;
+        writes.await;
         self.slots.borrow_mut().release(link);
+        took_ns
     }
 
     pub(crate) fn set_fold(&self, fold: Option<Rc<FoldRoute>>) {
         let links = self.chain().links.clone();
         *self.chain.borrow_mut() = Rc::new(Chain { links, fold });
+    }
+
+    /// Guest requests admitted and not answered.
+    pub fn requests_under_way(&self) -> usize {
+        self.read_gate.in_flight() + self.write_gate.in_flight()
     }
 
     /// I/O that reached the files of the present chain, tables included.

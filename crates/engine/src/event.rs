@@ -8,8 +8,10 @@ pub struct DiskTimes {
     pub create_us: u64,
     /// Waiting for the writes under way in the parent.
     pub drain_us: u64,
-    /// Flushing the parent and writing its clean header.
+    /// A take: flushing the parent and writing its clean header. A commit: recording its end, and the last flushes.
     pub flush_us: u64,
+    /// Time new I/O of this disk was held back.
+    pub stun_us: u64,
     /// Bytes moved.
     pub bytes: u64,
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use blk::layer::Run;
+use blk::sync::Signal;
 use blk::{Buf, Result};
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -21,40 +22,76 @@ use crate::options::Defect;
 
 /// Longest rest between two pieces, so that a slow device does not park the mover for minutes.
 const REST_US_MAX: u64 = 50_000;
+/// The mover keeps at most one I/O under way for so many of the guest's: on a busy device that leaves the guest about
+/// 4/5 of it, and its latency grows by as little.
+const GUEST_PER_MOVER: usize = 4;
 
 /// Moves `route.source` into `route.target`. One at a time per disk.
 pub struct Fold {
     pub disk: Rc<Disk>,
     pub route: Rc<FoldRoute>,
     pub job: Rc<Job>,
-    /// Guest requests seen at the last rest.
+    /// Disks of the same VM, whose guests the mover yields to.
+    neighbours: Vec<Rc<Disk>>,
+    /// Guest requests completed at the last look.
     guest_seen: Cell<u64>,
+    /// Pieces under way, and who waits for one to end.
+    under_way: Cell<usize>,
+    piece_ended: Signal,
+    /// Time spent changing where guest writes go, without an await: the stun of a commit.
+    pub stun_ns: Cell<u64>,
     /// Pointers are cleared in memory but perhaps not on the device: after a failed flush both answers are possible,
     /// so writes must go on reaching both layers (and fail with the latched one).
     releasing: Cell<bool>,
+    /// Something of the batch was not copied because a higher layer shadows it.
+    skipped: Cell<bool>,
 }
 
 impl Fold {
-    pub fn new(disk: Rc<Disk>, route: Rc<FoldRoute>, job: Rc<Job>) -> Fold {
-        let guest_seen = Cell::new(disk.stats.requests());
-        Fold { disk, route, job, guest_seen, releasing: Cell::new(false) }
+    pub fn new(disk: Rc<Disk>, neighbours: Vec<Rc<Disk>>, route: Rc<FoldRoute>, job: Rc<Job>) -> Fold {
+        Fold {
+            disk,
+            route,
+            job,
+            neighbours,
+            guest_seen: Cell::new(0),
+            under_way: Cell::new(0),
+            piece_ended: Signal::default(),
+            stun_ns: Cell::new(0),
+            releasing: Cell::new(false),
+            skipped: Cell::new(false),
+        }
+    }
+
+    fn steer(&self, route: Option<Rc<FoldRoute>>) {
+        let began_ns = self.disk.env.now_ns();
+        self.disk.set_fold(route);
+        self.stun_ns.set(self.stun_ns.get() + self.disk.env.now_ns() - began_ns);
     }
 
     /// Steers guest writes, then moves everything. `Cancelled` and errors leave a correct chain: what is left in the
     /// source still shadows the target. On `Ok` the source holds nothing.
     pub async fn drain(&self) -> Result<()> {
-        self.disk.set_fold(Some(self.route.clone()));
+        self.steer(Some(self.route.clone()));
         // First writes admitted before may still be on their way into the source.
         let drained = self.disk.write_gate.drain();
         if !self.disk.options.defects.has(Defect::FoldWithoutDrain) {
             drained.await;
         }
-        let result = self.move_all().await;
+        let result = self.move_counted().await;
         if result.is_err() && !self.releasing.get() {
             self.route.moving.borrow_mut().clear();
-            self.disk.set_fold(None);
+            self.steer(None);
         }
         result
+    }
+
+    /// From here the source only shrinks: what it holds now is the most that is moved.
+    async fn move_counted(&self) -> Result<()> {
+        let held = held_bytes(&self.disk, &self.route.source).await?;
+        let moved_before = self.job.bytes_done.get();
+        self.job.bytes_total.set(moved_before + held + self.job.bytes_later.get());
+        self.move_all().await
     }
 
     async fn move_all(&self) -> Result<()> {
@@ -104,8 +141,9 @@ impl Fold {
         if !defects.has(Defect::ReleaseBeforeParentFlush) {
             target.flush().await?;
         }
-        if defects.has(Defect::UnmirrorBeforeRelease) {
-            self.leave_regions(regions);
+        // What was skipped because a higher layer shadows it is gone after the release: the shadow must be durable.
+        if self.skipped.replace(false) && !defects.has(Defect::ReleaseBeforeShadowFlush) {
+            self.disk.flush_links(|link| !Rc::ptr_eq(link, source)).await?;
         }
         self.releasing.set(true);
         for &region in regions {
@@ -114,9 +152,7 @@ impl Fold {
         source.wrote();
         source.flush().await?;
         self.releasing.set(false);
-        if !defects.has(Defect::UnmirrorBeforeRelease) {
-            self.leave_regions(regions);
-        }
+        self.leave_regions(regions);
         Ok(())
     }
 
@@ -140,7 +176,7 @@ impl Fold {
         let pieces = self.pieces_of(&runs);
         let depth = self.disk.options.fold.depth.max(1);
         let mut copies =
-            stream::iter(pieces.into_iter().map(|piece| self.copy_piece(piece))).buffer_unordered(depth);
+            stream::iter(pieces.into_iter().map(|piece| self.copy_in_turn(piece))).buffer_unordered(depth);
         while let Some(copied) = copies.next().await {
             copied?;
         }
@@ -163,9 +199,24 @@ impl Fold {
         pieces
     }
 
-    async fn copy_piece(&self, piece: Piece) -> Result<()> {
+    async fn copy_in_turn(&self, piece: Piece) -> Result<()> {
         self.job.checkpoint().await?;
+        while self.under_way.get() >= self.share() {
+            self.piece_ended.wait().await;
+        }
+        self.under_way.set(self.under_way.get() + 1);
         let began_ns = self.disk.env.now_ns();
+        let copied = self.copy_piece(piece).await;
+        if copied.is_ok() {
+            self.job.moved(piece.len).await;
+            self.rest(self.disk.env.now_ns() - began_ns).await;
+        }
+        self.under_way.set(self.under_way.get() - 1);
+        self.piece_ended.notify();
+        copied
+    }
+
+    async fn copy_piece(&self, piece: Piece) -> Result<()> {
         let range = piece.start..piece.start + piece.len;
         let lock = self.disk.writes.lock(range.clone());
         let _held = if self.disk.options.defects.has(Defect::CopyWithoutLock) {
@@ -182,9 +233,6 @@ impl Fold {
             let range = part.start..part.start + part.len;
             self.disk.write_into(&self.route.target, &chain, range, buf.freeze(), false).await?;
         }
-        drop(_held);
-        self.job.moved(piece.len).await;
-        self.rest(self.disk.env.now_ns() - began_ns).await;
         Ok(())
     }
 
@@ -193,14 +241,28 @@ impl Fold {
         if !self.route.skip_shadowed.get() {
             return Ok(vec![*piece]);
         }
-        let now = self.disk.resolve(piece.start..piece.start + piece.len).await?;
-        Ok(now.into_iter().filter(|p| self.route.source.owns(p.slot)).collect())
+        let mut now = self.disk.resolve(piece.start..piece.start + piece.len).await?;
+        let all = now.len();
+        now.retain(|p| self.route.source.owns(p.slot));
+        self.skipped.set(self.skipped.get() || now.len() < all);
+        Ok(now)
     }
 
-    /// Yields to the guest: while it is active the mover works one part in `yield_factor + 1` of the time.
+    /// Pieces that may be under way now: a share of what the guest keeps under way, at least one, all when it is idle.
+    fn share(&self) -> usize {
+        let guest: usize = self.neighbours.iter().map(|d| d.requests_under_way()).sum();
+        match guest {
+            0 => self.disk.options.fold.depth,
+            guest => (guest / GUEST_PER_MOVER).clamp(1, self.disk.options.fold.depth),
+        }
+    }
+
+    /// Where a share is not fine enough - one piece against a guest with few I/Os - the mover rests instead: it works
+    /// one part in `yield_factor + 1` of the time while the guest is active.
     async fn rest(&self, piece_ns: u64) {
-        let seen = self.disk.stats.requests();
-        if self.guest_seen.replace(seen) == seen {
+        let seen = self.neighbours.iter().map(|d| d.stats.requests()).sum();
+        let idle = self.guest_seen.replace(seen) == seen;
+        if idle || self.share() > 1 {
             return;
         }
         let rest_us = piece_ns / 1000 * self.disk.options.fold.yield_factor;

@@ -49,6 +49,8 @@ pub struct Job {
     state: Cell<JobState>,
     pub bytes_done: Cell<u64>,
     pub bytes_total: Cell<u64>,
+    /// Held by the deltas whose turn has not come.
+    pub(crate) bytes_later: Cell<u64>,
     /// Bytes a second; 0 is no limit.
     limit: Cell<u64>,
     /// When the limit lets the next byte pass.
@@ -72,6 +74,7 @@ impl Job {
             state: Cell::new(JobState::Running),
             bytes_done: Cell::new(0),
             bytes_total: Cell::new(0),
+            bytes_later: Cell::new(0),
             limit: Cell::new(0),
             next_ns: Cell::new(0),
             cancel: Cell::new(false),

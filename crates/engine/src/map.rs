@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 
@@ -230,7 +231,7 @@ struct Resident {
 /// What a look-up came to.
 pub enum Found {
     Yes,
-    /// This region is not resident: build it and ask again.
+    /// This region is not resident: build it and go on from its start.
     Missing(u64),
 }
 
@@ -239,7 +240,7 @@ impl Map {
         Map { state: RefCell::default(), cap_bytes }
     }
 
-    /// Appends the pieces of `range` to `out`; when a region is missing `out` is left empty.
+    /// Appends the pieces of `range` to `out`, up to the first region that is missing.
     pub fn lookup(&self, range: Range<u64>, out: &mut Vec<Piece>) -> Found {
         let mut state = self.state.borrow_mut();
         let mut at = range.start;
@@ -248,7 +249,6 @@ impl Map {
             let base = number * REGION_BYTES;
             let end = range.end.min(base + REGION_BYTES);
             let Some(resident) = state.regions.get_mut(&number) else {
-                out.clear();
                 return Found::Missing(number);
             };
             resident.used = true;
@@ -287,7 +287,14 @@ impl Map {
 
     /// False when somebody else builds this region already.
     pub fn begin_load(&self, number: u64) -> bool {
-        self.state.borrow_mut().loading.insert(number, false).is_none()
+        match self.state.borrow_mut().loading.entry(number) {
+            // The builder's mark must stay as it is.
+            Entry::Occupied(_) => false,
+            Entry::Vacant(free) => {
+                free.insert(false);
+                true
+            }
+        }
     }
 
     /// Ends a build. False when it must be repeated, because an entry changed while the tables were read.

@@ -49,6 +49,7 @@ fn a_change_during_a_build_makes_it_repeat() {
     assert!(map.begin_load(0));
     assert!(!map.begin_load(0), "one builder at a time");
     map.update(Piece { start: 0, len: SECTOR, slot: 1, offset: 512 });
+    assert!(!map.begin_load(0), "asking again must not wipe the change out");
     let zero = Piece { start: 0, len: REGION_BYTES, slot: ZERO_SLOT, offset: 0 };
     assert!(!map.end_load(0, Some(&[zero])));
     assert!(matches!(map.lookup(0..SECTOR, &mut Vec::new()), Found::Missing(0)));

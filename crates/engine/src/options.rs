@@ -17,15 +17,15 @@ pub struct FoldOptions {
     pub piece_bytes: u64,
     /// Regions released by one pair of flushes.
     pub batch_regions: usize,
-    /// Pieces under way at once.
+    /// Pieces under way at once, when the guest is idle.
     pub depth: usize,
-    /// While the guest is active the mover rests this many times the time its piece took.
+    /// While a guest with few I/Os is active the mover rests this many times the time its piece took.
     pub yield_factor: u64,
 }
 
 impl Default for FoldOptions {
     fn default() -> Self {
-        Self { piece_bytes: 64 << 10, batch_regions: 8, depth: 4, yield_factor: 2 }
+        Self { piece_bytes: 64 << 10, batch_regions: 16, depth: 16, yield_factor: 2 }
     }
 }
 
@@ -71,14 +71,16 @@ pub enum Defect {
     FoldWithoutDrain,
     /// A region is released before the parent's copy is durable.
     ReleaseBeforeParentFlush,
+    /// A region is released while what shadows it, and was the reason not to copy it, is not durable.
+    ReleaseBeforeShadowFlush,
     /// While a region is being moved writes go to the parent only.
     MirrorParentOnly,
     /// While a region is being moved writes go to the delta only.
     MirrorDeltaOnly,
     /// The mover copies without holding the piece against guest writes.
     CopyWithoutLock,
-    /// Writes that the delta does not hold stop being mirrored before the release is durable.
-    UnmirrorBeforeRelease,
+    /// A fold goes by its layer's name alone, which may belong to a new layer.
+    FoldByNameOnly,
     /// The delta goes before the home says so.
     RemoveBeforePublish,
     /// A new chain is swapped in before the home says so.

@@ -44,7 +44,8 @@ impl Vm {
         let total_us = (self.env.now_ns() - began_ns) / 1000;
         let sealed = join_all(children.iter().map(|c| self.seal(c))).await;
         drop(turn);
-        let times = sealed.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut times = sealed.into_iter().collect::<Result<Vec<_>>>()?;
+        times.iter_mut().for_each(|t| t.stun_us = stun_us);
         self.unsealed.borrow_mut().remove(&snapshot.id);
         self.report(Event {
             unix_us: self.env.unix_us(),
@@ -152,7 +153,7 @@ impl Vm {
             create_us: child.create_us,
             drain_us: (drained_ns - began_ns) / 1000,
             flush_us: (self.env.now_ns() - drained_ns) / 1000,
-            bytes: 0,
+            ..DiskTimes::default()
         })
     }
 }

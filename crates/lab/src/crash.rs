@@ -12,6 +12,7 @@ mod control;
 mod guest;
 mod plan;
 mod truth;
+mod watch;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -59,6 +60,7 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
         match result {
             Some(result) => result.map_err(|e| format!("boot {number}: {e}"))?,
             None => {
+                watch::tell(|| format!("POWER CUT {}", world.place_and_time()));
                 truth.borrow_mut().mark_cut(&world);
                 cuts += 1;
                 world.power_cut();

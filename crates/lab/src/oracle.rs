@@ -53,6 +53,7 @@ pub fn sequence_of(bytes: &[u8], disk: u32, sector: u64) -> Result<u64, String> 
 #[derive(Debug, Clone, Copy)]
 struct Write {
     sequence: u64,
+    /// Also its identity: no two writes begin at one tick.
     began: u64,
     ended: u64,
     /// A hint (discard): may have taken effect or not, so it never supersedes.
@@ -73,6 +74,7 @@ pub struct DiskModel {
 pub struct OpenWrite {
     first: u64,
     count: u64,
+    began: u64,
     pub sequence: u64,
 }
 
@@ -105,7 +107,7 @@ impl DiskModel {
             let writes = self.sectors.entry(sector).or_insert_with(|| vec![initial]);
             writes.push(Write { sequence, began, ended: UNENDED, optional });
         }
-        OpenWrite { first, count, sequence }
+        OpenWrite { first, count, began, sequence }
     }
 
     /// The write was acknowledged.
@@ -113,8 +115,8 @@ impl DiskModel {
         let ended = self.now();
         for sector in write.first..write.first + write.count {
             let writes = self.sectors.get_mut(&sector).expect("begun");
-            let open = writes.iter_mut().find(|w| w.sequence == write.sequence && w.ended == UNENDED);
-            open.expect("begun and not ended").ended = ended;
+            let open = writes.iter_mut().find(|w| w.began == write.began);
+            open.expect("begun").ended = ended;
         }
     }
 

@@ -89,10 +89,11 @@ fn planted_defects_are_found() {
         Defect::SealWithoutDrain,
         Defect::FoldWithoutDrain,
         Defect::ReleaseBeforeParentFlush,
+        Defect::ReleaseBeforeShadowFlush,
         Defect::MirrorParentOnly,
         Defect::MirrorDeltaOnly,
         Defect::CopyWithoutLock,
-        Defect::UnmirrorBeforeRelease,
+        Defect::FoldByNameOnly,
         Defect::RemoveBeforePublish,
         Defect::SwapBeforePublish,
     ];

@@ -11,6 +11,7 @@ use super::control::{self, Control, look, read_all, settle};
 use super::guest::Guest;
 use super::plan::Plan;
 use super::truth::{Standing, Truth};
+use super::watch::tell;
 use crate::home;
 
 type Shared = Rc<RefCell<Truth>>;
@@ -58,9 +59,17 @@ fn remember(_vm: &Rc<Vm>, truth: &Shared, clean: bool) {
 /// Opens the home after whatever happened, and compares disks, snapshots and files with the truth.
 async fn recover(env: &Env, plan: &Plan, truth: &Shared) -> Result<Rc<Vm>, String> {
     truth.borrow_mut().recovering = true;
+    tell(|| "BOOT".into());
     let manifest = home::open(env, plan.growth_bytes).await.map_err(|e| format!("recovery: {e}"))?;
     let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| format!("recovery: {e}"))?;
     truth.borrow_mut().folding = vm.jobs().iter().any(|j| !j.state().is_over());
+    tell(|| {
+        let chains = vm
+            .disks()
+            .iter()
+            .map(|d| d.chain().links.iter().map(|l| l.layer.name().to_string()).collect::<Vec<_>>());
+        format!("opened: {:?}; {:?}", chains.collect::<Vec<_>>(), vm.state().folds)
+    });
     let mut contents = Vec::new();
     for disk in vm.disks() {
         contents.push(read_all(disk).await.map_err(|e| format!("after recovery, {e}"))?);

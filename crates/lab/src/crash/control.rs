@@ -10,6 +10,7 @@ use sim::Rng;
 
 use super::plan::Plan;
 use super::truth::{Known, Standing, Truth};
+use super::watch::tell;
 
 pub struct Control {
     pub vm: Rc<Vm>,
@@ -43,7 +44,9 @@ impl Control {
             truth.taking = true;
             (name, began)
         };
+        tell(|| format!("take {name} begins"));
         let result = self.vm.take(&name, "").await;
+        tell(|| format!("take {name} ends {:?}", result.as_ref().map(|s| s.disks.clone())));
         let mut truth = self.truth.borrow_mut();
         truth.taking = false;
         match result {
@@ -86,7 +89,10 @@ impl Control {
         };
         self.truth.borrow_mut().leaving(&gone);
         self.truth.borrow_mut().folding = true;
-        let job = match self.vm.commit(&what).await {
+        tell(|| format!("commit {what:?}"));
+        let committed = self.vm.commit(&what).await;
+        tell(|| format!("committing: {:?}; {:?}", committed.as_ref().map(|j| j.id), self.vm.state().folds));
+        let job = match committed {
             Ok(job) => job,
             Err(e) if e.kind == ErrorKind::Refused || e.is_no_space() => {
                 self.truth.borrow_mut().staying(&gone);
@@ -105,6 +111,7 @@ impl Control {
             0 => {
                 self.vm.env.sleep_us(self.rng.below(2000)).await;
                 let _ = job.cancel();
+                tell(|| format!("cancel job {}", job.id));
             }
             1 => {
                 let _ = job.pause();

@@ -10,6 +10,7 @@ use sim::Rng;
 
 use super::plan::Plan;
 use super::truth::Truth;
+use super::watch::{tell, tell_range};
 
 pub struct Guest {
     pub disk: Rc<Disk>,
@@ -64,7 +65,10 @@ impl Guest {
     async fn write(&mut self, first: u64, count: u64) -> Result<(), String> {
         let open = self.truth.borrow_mut().models[self.index].begin(first, count);
         let data = Buf::copy_of(&self.truth.borrow().models[self.index].data(&open)).freeze();
-        match self.disk.clone().write(first * SECTOR, data).await {
+        tell_range(self.index, first, count, || format!("write {} begins", open.sequence));
+        let result = self.disk.clone().write(first * SECTOR, data).await;
+        tell_range(self.index, first, count, || format!("write {} ends {result:?}", open.sequence));
+        match result {
             Ok(()) => self.truth.borrow_mut().models[self.index].end(&open),
             Err(e) if e.is_no_space() => {}
             Err(e) => return Err(format!("write of {count} sectors at {first}: {e}")),
@@ -75,7 +79,10 @@ impl Guest {
     async fn zero(&mut self, first: u64, count: u64) -> Result<(), String> {
         let open = self.truth.borrow_mut().models[self.index].begin_zero(first, count, false);
         let range = first * SECTOR..(first + count) * SECTOR;
-        match self.disk.clone().write_zeroes(range, ZeroMode::default()).await {
+        tell_range(self.index, first, count, || "zeroing begins".into());
+        let result = self.disk.clone().write_zeroes(range, ZeroMode::default()).await;
+        tell_range(self.index, first, count, || format!("zeroing ends {result:?}"));
+        match result {
             Ok(()) => self.truth.borrow_mut().models[self.index].end(&open),
             Err(e) if e.is_no_space() => {}
             Err(e) => return Err(format!("zeroing {count} sectors at {first}: {e}")),
@@ -85,6 +92,7 @@ impl Guest {
 
     async fn discard(&mut self, first: u64, count: u64) -> Result<(), String> {
         let open = self.truth.borrow_mut().models[self.index].begin_zero(first, count, true);
+        tell_range(self.index, first, count, || "discarded".into());
         let result = self.disk.clone().discard(first * SECTOR..(first + count) * SECTOR).await;
         self.truth.borrow_mut().models[self.index].end(&open);
         result.map_err(|e| format!("discard of {count} sectors at {first}: {e}"))
@@ -95,12 +103,17 @@ impl Guest {
         let buf = Buf::alloc((count * SECTOR) as usize);
         let (buf, result) = self.disk.clone().read(first * SECTOR, buf).await;
         result.map_err(|e| format!("read of {count} sectors at {first}: {e}"))?;
-        self.truth.borrow().models[self.index].check_read(first, &buf, began)
+        let checked = self.truth.borrow().models[self.index].check_read(first, &buf, began);
+        if let Err(e) = &checked {
+            tell(|| format!("  read {first}+{count} from tick {began}: {e}"));
+        }
+        checked
     }
 
     async fn flush(&mut self) -> Result<(), String> {
         let began = self.truth.borrow_mut().models[self.index].flush_begins();
         self.disk.clone().flush().await.map_err(|e| format!("flush: {e}"))?;
+        tell(|| format!("  disk {} flushed (from tick {began})", self.index));
         self.truth.borrow_mut().models[self.index].flushed(began);
         Ok(())
     }

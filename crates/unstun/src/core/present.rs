@@ -43,7 +43,7 @@ pub fn operation(kind: EventKind) -> api::Operation {
 pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
     let disks = event.disks.iter().map(|d| api::EventDisk {
         number: d.number,
-        stun_us: event.stun_us,
+        stun_us: d.stun_us,
         flush_us: d.drain_us + d.flush_us,
         bytes_moved: d.bytes,
     });
