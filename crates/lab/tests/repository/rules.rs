@@ -81,13 +81,14 @@ fn at(source: &Source, line: usize, complaint: &str) -> String {
     format!("{}:{line}: {complaint}", source.path)
 }
 
+/// Where `word` occurs and is no part of a longer word.
 fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+    let bytes = |at: usize| text.as_bytes().get(at).copied().unwrap_or(b' ');
+    let (first, last) = (word.as_bytes()[0], word.as_bytes()[word.len() - 1]);
     text.match_indices(word).map(|(n, _)| n).filter(move |n| {
-        let bytes = text.as_bytes();
-        let before = n.checked_sub(1).is_some_and(|b| is_word(bytes[b]));
-        let after = bytes.get(n + word.len()).is_some_and(|b| is_word(*b));
-        !(before && is_word(word.as_bytes()[0]))
-            && !(after && is_word(*word.as_bytes().last().expect("a word")))
+        let longer_before = *n > 0 && is_word(first) && is_word(bytes(n - 1));
+        let longer_after = is_word(last) && is_word(bytes(n + word.len()));
+        !longer_before && !longer_after
     })
 }
 
