@@ -151,6 +151,25 @@ fn take_read_and_commit() {
 }
 
 #[test]
+fn a_child_that_was_published_is_never_debris() {
+    let world = new_world(9);
+    let vmx = world.read_file("web/web.vmx", View::Durable).unwrap();
+    let vmsd = world.read_file("web/web.vmsd", View::Durable).unwrap();
+    world.run(async |env| {
+        let home = home(&env).await;
+        let state = home.load().await.unwrap();
+        take_all(&home, &state, 1).await.unwrap();
+        assert!(!links::read(home.dir(), "web-000001.vmdk").await.unwrap().is_prepared());
+    });
+    // Somebody puts old configurations back: the deltas hold data all the same.
+    world.write_file("web/web.vmx", &vmx);
+    world.write_file("web/web.vmsd", &vmsd);
+    let (state, names) = world.run(evidence).unwrap();
+    assert_eq!(state.disks[0].top, "web.vmdk");
+    assert!(names.contains(&"web-000001-delta.vmdk".to_owned()), "{names:?}");
+}
+
+#[test]
 fn a_touch_shows_outside_and_not_inside() {
     let world = new_world(3);
     world.run(async |env| {
