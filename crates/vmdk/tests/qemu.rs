@@ -1,5 +1,5 @@
 //! QEMU reads what we write, byte for byte, and we read what QEMU writes. On real files through io_uring; needs qemu-img,
-//! which the set-up script installs.
+//! which scripts/setup.sh installs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,7 +29,7 @@ fn scratch(name: &str) -> (tempfile::TempDir, PathBuf) {
 
 fn qemu_img(folder: &Path, arguments: &[&str]) -> String {
     let output = Command::new("qemu-img").args(arguments).current_dir(folder).output();
-    let output = output.expect("qemu-img is installed by scripts/setup");
+    let output = output.expect("qemu-img is installed by scripts/setup.sh");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "qemu-img {}: {errors}", arguments.join(" "));
     String::from_utf8(output.stdout).unwrap()
