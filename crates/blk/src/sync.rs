@@ -25,11 +25,16 @@ impl Signal {
     /// Resolves at the first `notify` after this call (not after the first poll).
     pub fn wait(&self) -> impl Future<Output = ()> + '_ {
         let seen = self.epoch.get();
+        let mut known: Option<Waker> = None;
         poll_fn(move |cx| {
             if self.epoch.get() != seen {
                 return Poll::Ready(());
             }
-            self.waiters.borrow_mut().push(cx.waker().clone());
+            // Polled again for another's sake: one entry is enough.
+            if !known.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+                known = Some(cx.waker().clone());
+                self.waiters.borrow_mut().push(cx.waker().clone());
+            }
             Poll::Pending
         })
     }

@@ -8,10 +8,10 @@ use blk::file::FileCounters;
 use blk::layer::Where;
 use blk::sync::{Admission, RangeLock, Signal};
 use blk::{Buf, Env, Error, ErrorKind, File, Result};
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 
 use crate::chain::{Chain, FoldRoute, Slots};
-use crate::link::Link;
+use crate::link::{Link, all};
 use crate::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
 use crate::options::{Defect, Options};
 use crate::stats::DiskStats;
@@ -184,7 +184,7 @@ impl Disk {
     pub(crate) async fn flush_links(&self, wanted: impl Fn(&Rc<Link>) -> bool) -> Result<()> {
         let chain = self.chain();
         let flushes = chain.links.iter().filter(|link| wanted(link)).map(|link| link.flush());
-        try_join_all(flushes).await.map(drop)
+        all(flushes).await
     }
 
     /// Makes `child` the writable top. No await: with its siblings of the other disks it is one instant.

@@ -6,10 +6,19 @@ use std::rc::Rc;
 use blk::layer::{Layer, Stages, TableWrite};
 use blk::sync::TaskMutex;
 use blk::{Error, File, Result};
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 
 use crate::map::Slot;
 use crate::options::{Defect, Defects};
+
+/// First writes between two flushes: at worst each dirties a table of 16 KiB, 128 MiB in all.
+const PLACED_MAX: u64 = 8192;
+
+/// Waits for every one, then answers the first error. Leaving at the first error would let the others' writes land
+/// after the range they hold has been given up.
+pub(crate) async fn all(work: impl IntoIterator<Item = impl Future<Output = Result<()>>>) -> Result<()> {
+    join_all(work).await.into_iter().collect()
+}
 
 /// A layer, shared by the running disk and the sealed views that read it.
 pub struct Link {
@@ -19,6 +28,8 @@ pub struct Link {
     defects: Defects,
     /// A write completed that no flush round has begun to cover.
     dirty: Cell<bool>,
+    /// First writes since the last round began.
+    placed: Cell<u64>,
     rounds: TaskMutex,
     started: Cell<u64>,
     completed: Cell<u64>,
@@ -32,6 +43,7 @@ impl Link {
             slot,
             defects,
             dirty: Cell::new(false),
+            placed: Cell::new(0),
             rounds: TaskMutex::default(),
             started: Cell::new(0),
             completed: Cell::new(0),
@@ -50,6 +62,13 @@ impl Link {
     /// A write to this layer completed: the next flush must cover it.
     pub fn wrote(&self) {
         self.dirty.set(true);
+    }
+
+    /// A first write was published. True when so many tables may be dirty that they should be written before the
+    /// guest asks for it: dirty tables cannot leave memory.
+    pub fn placed(&self) -> bool {
+        self.placed.set(self.placed.get() + 1);
+        self.placed.get() == PLACED_MAX
     }
 
     pub fn is_dirty(&self) -> bool {
@@ -78,6 +97,7 @@ impl Link {
     async fn round(&self) -> Result<()> {
         self.started.set(self.started.get() + 1);
         self.dirty.set(false);
+        self.placed.set(0);
         let result = self.make_durable().await;
         if result.is_err() {
             self.dirty.set(true);
@@ -117,11 +137,11 @@ impl Link {
     async fn write_tables(&self, writes: &[TableWrite]) -> Result<()> {
         let files = self.layer.files();
         let each = writes.iter().map(|w| files[usize::from(w.file)].write(w.offset, w.data.clone()));
-        try_join_all(each).await.map(drop)
+        all(each).await
     }
 
     async fn flush_files(&self) -> Result<()> {
-        try_join_all(self.layer.files().iter().map(File::flush)).await.map(drop)
+        all(self.layer.files().iter().map(File::flush)).await
     }
 
     /// Flushes, then lets the layer say on disk that it is clean and complete.

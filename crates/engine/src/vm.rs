@@ -8,11 +8,11 @@ use blk::layer::Layer;
 use blk::manifest::{Change, DiskMode, Manifest, VmState};
 use blk::sync::TaskMutex;
 use blk::{Env, Error, Result};
-use futures_util::future::try_join_all;
 
 use crate::disk::Disk;
 use crate::event::{Event, EventKind};
 use crate::job::Job;
+use crate::link::all;
 use crate::options::Options;
 use crate::tree;
 
@@ -40,8 +40,6 @@ pub struct Vm {
     events: RefCell<VecDeque<Event>>,
     pub on_event: RefCell<Option<Listener>>,
     pub(crate) views: RefCell<Vec<Weak<View>>>,
-    /// Layers that were opened, not created, and have not been written since.
-    untouched: RefCell<BTreeSet<String>>,
     pub(crate) closed: Cell<bool>,
     /// Why the home in memory and the home on disk may differ: no further change before it is opened again.
     broken: RefCell<Option<Error>>,
@@ -58,10 +56,8 @@ impl Vm {
     pub async fn open(env: Env, manifest: Rc<dyn Manifest>, options: Options) -> Result<Rc<Vm>> {
         let state = manifest.load().await?;
         let mut disks = Vec::new();
-        let mut untouched = BTreeSet::new();
         for disk in &state.disks {
             let layers = open_chain(&*manifest, &disk.top).await?;
-            untouched.extend(layers.iter().map(|l| l.name().to_string()));
             let name = format!("{}/disk{}", state.name, disk.number);
             disks.push(Disk::new(env.clone(), name, disk.number, layers, false, options)?);
         }
@@ -79,7 +75,6 @@ impl Vm {
             events: RefCell::default(),
             on_event: RefCell::default(),
             views: RefCell::default(),
-            untouched: RefCell::new(untouched),
             closed: Cell::new(false),
             broken: RefCell::new(None),
         });
@@ -127,13 +122,9 @@ impl Vm {
         self.touch(&disk.top_name()).await
     }
 
-    /// Announces the first write of this session to a layer that it did not create.
+    /// Announces that a layer is about to be written; the home knows whether anybody has to be told.
     pub(crate) async fn touch(&self, layer: &str) -> Result<()> {
-        if self.untouched.borrow().contains(layer) {
-            self.manifest.touch(layer).await?;
-            self.untouched.borrow_mut().remove(layer);
-        }
-        Ok(())
+        self.manifest.touch(layer).await
     }
 
     pub(crate) fn refuse_when_closed(&self) -> Result<()> {
@@ -267,7 +258,7 @@ impl Vm {
         for disk in &self.disks {
             disk.closing.set(true);
         }
-        try_join_all(self.disks.iter().map(|disk| disk.close())).await.map(drop)
+        all(self.disks.iter().map(|disk| disk.close())).await
     }
 }
 

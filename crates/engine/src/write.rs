@@ -6,11 +6,11 @@ use std::rc::Rc;
 use blk::layer::{Placement, Run, Where};
 use blk::volume::ZeroMode;
 use blk::{Buf, Error, ErrorKind, Result, Slice};
-use futures_util::future::{try_join, try_join_all};
+use futures_util::future::join;
 
 use crate::chain::{Chain, FoldRoute, held};
 use crate::disk::{Disk, resolve_in};
-use crate::link::Link;
+use crate::link::{Link, all};
 use crate::map::Piece;
 use crate::options::{Defect, SpacePolicy};
 
@@ -71,7 +71,7 @@ impl Disk {
             let data = part_of(&data, offset, &part);
             self.write_folding(&chain, fold, part.start, data)
         });
-        try_join_all(writes).await.map(drop)
+        all(writes).await
     }
 
     /// What the top holds is overwritten in place; the rest is placed in it.
@@ -93,7 +93,7 @@ impl Disk {
                 }
             }
         });
-        try_join_all(writes).await.map(drop)
+        all(writes).await
     }
 
     /// One source region's part of a write while the top drains into its parent. What the top does not hold goes
@@ -119,7 +119,7 @@ impl Disk {
                 }
             }
         });
-        try_join_all(writes).await.map(drop)
+        all(writes).await
     }
 
     /// A write into a region that is being moved: the parent gets all of it, the delta what it holds, so that either
@@ -154,7 +154,7 @@ impl Disk {
                 files[usize::from(file)].write(at + (part.start - run.start), data)
             })
         });
-        try_join_all(writes).await?;
+        all(writes).await?;
         fold.source.wrote();
         Ok(())
     }
@@ -186,7 +186,7 @@ impl Disk {
                 }
             }
         });
-        try_join_all(writes).await.map(drop)
+        all(writes).await
     }
 
     /// Takes space in `link`, writes the data (and the rest of partial grains), then publishes. Until it publishes,
@@ -202,15 +202,20 @@ impl Disk {
         self.stats.first_writes.set(self.stats.first_writes.get() + 1);
         let placement = link.layer.place(range.clone()).await?;
         let own = self.write_placed(link, &placement, &range, data);
-        let fills =
-            try_join_all(placement.fills.iter().map(|fill| self.fill(link, below, &placement, fill.clone())));
-        if let Err(e) = try_join(own, fills).await {
+        let fills = all(placement.fills.iter().map(|fill| self.fill(link, below, &placement, fill.clone())));
+        let (written, filled) = join(own, fills).await;
+        if let Err(e) = written.and(filled) {
             link.layer.abandon(&placement);
             return Err(e);
         }
         // One poll from here: entry, map and dirty mark change together.
         link.layer.publish(&placement);
         link.wrote();
+        if link.placed() {
+            let link = link.clone();
+            // A failure shows at the guest's own flush: the file is latched.
+            self.env.spawn_detached(Box::pin(async move { drop(link.flush().await) }));
+        }
         if visible {
             for (run, file, offset) in held(&placement.runs) {
                 self.map.update(Piece { start: run.start, len: run.len, slot: link.slot + file, offset });
@@ -234,7 +239,7 @@ impl Disk {
                 files[usize::from(file)].write(at + (part.start - run.start), data)
             })
         });
-        try_join_all(writes).await.map(drop)
+        all(writes).await
     }
 
     /// The part of a new grain that the write does not cover gets what the chain shows there. Overlapping writes of
