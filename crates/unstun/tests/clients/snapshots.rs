@@ -62,7 +62,7 @@ fn a_state_somebody_reads_is_not_committed() {
 fn twelve_disks_are_taken_at_one_instant_and_committed() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    let sizes = vec!["8M"; 12].join(",");
+    let sizes = ["8M"; 12].join(",");
     datastore.json(&format!("vm create many --disk {sizes}"));
     for disk in 0..12 {
         let pattern = format!("write -P {} 0 8M", disk + 1);
