@@ -148,17 +148,26 @@ impl Dir {
         self.sync().await
     }
 
-    /// Writes the durable temporary twin of `name`, which `rename` then puts in place.
+    /// Writes the durable temporary twin of `name`, which `rename` then puts in place. A failure leaves none behind.
     pub async fn stage_file(&self, name: &str, content: &[u8]) -> Result<()> {
         let temporary = format!("{name}{TEMPORARY_SUFFIX}");
         self.unlink_if_present(&temporary).await?;
         let file = self.create_new(&temporary).await?;
-        // Written in whole device blocks and cut to length: direct I/O cannot end in the middle of one.
-        let block = file.limits().logical_block.max(512) as usize;
-        let mut buf = Buf::zeroed(content.len().next_multiple_of(block));
-        buf[..content.len()].copy_from_slice(content);
-        file.write(0, buf).await?;
-        file.set_len(content.len() as u64).await?;
-        file.flush().await
+        let written = write_text(&file, content).await;
+        if written.is_err() {
+            // What cannot be removed now is debris that the next open removes.
+            let _ = self.unlink(&temporary).await;
+        }
+        written
     }
+}
+
+/// Written in whole device blocks and cut to length: direct I/O cannot end in the middle of one.
+async fn write_text(file: &File, content: &[u8]) -> Result<()> {
+    let block = file.limits().logical_block.max(512) as usize;
+    let mut buf = Buf::zeroed(content.len().next_multiple_of(block));
+    buf[..content.len()].copy_from_slice(content);
+    file.write(0, buf).await?;
+    file.set_len(content.len() as u64).await?;
+    file.flush().await
 }

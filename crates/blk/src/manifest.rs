@@ -123,6 +123,10 @@ pub trait Manifest {
     /// Makes an empty, durable, writable child of `parent`; nobody refers to it before `publish`.
     fn create_child<'a>(&'a self, parent: &'a str) -> Local<'a, Result<Rc<dyn Layer>>>;
 
+    /// Sets `bytes` of the datastore aside for the work that gives space back; 0 hands them over to it. `NoSpace` leaves
+    /// things as they were.
+    fn reserve(&self, bytes: u64) -> Local<'_, Result<()>>;
+
     /// Removes a child that never was published.
     fn discard_child<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>>;
 }

@@ -212,10 +212,21 @@ impl Vm {
         for (n, fold) in folds.iter().enumerate() {
             job.bytes_later.set(held[n + 1..].iter().sum());
             if self.is_pending(job, fold) {
-                times.push(self.fold_one(job, fold).await?);
+                times.push(self.fold_when_space(job, fold).await?);
             }
         }
         Ok(())
+    }
+
+    /// The mover waits for space by itself; the small files of the home, written before and after it, wait here.
+    async fn fold_when_space(self: &Rc<Self>, job: &Rc<Job>, fold: &FoldState) -> Result<DiskTimes> {
+        loop {
+            job.checkpoint().await?;
+            match self.fold_one(job, fold).await {
+                Err(e) if e.is_no_space() => job.wait_for_space(self.options.space_retry_us).await,
+                other => return other,
+            }
+        }
     }
 
     /// Whether the fold is still this job's to do. Another job may have taken it over or done it, and the name may
@@ -247,7 +258,7 @@ impl Vm {
         let upper: Vec<_> = chain.links[at..].iter().map(|l| l.layer.name()).collect();
         let skip_shadowed = !tree::named(&self.state.borrow(), &upper);
         let route = FoldRoute::new(source, target, skip_shadowed);
-        let mover = Fold::new(disk.clone(), self.disks().to_vec(), route.clone(), job.clone());
+        let mover = Fold::new(self, disk.clone(), route.clone(), job.clone());
         mover.drain().await?;
         let drained_ns = self.env.now_ns();
         let removed_ns = self.finish_fold(&disk, fold, &route).await?;

@@ -34,6 +34,8 @@ pub struct Disk {
     pub(crate) write_gate: Rc<Admission>,
     pub(crate) read_gate: Rc<Admission>,
     pub(crate) closing: Cell<bool>,
+    /// The mover is using the last of the space to free more: guests that wait for space go on waiting.
+    pub(crate) space_held: Cell<bool>,
     /// Writes are held back for want of space; said once an episode.
     pub(crate) waiting_for_space: Cell<u32>,
     /// Told when writes begin (true) and cease (false) to wait for space.
@@ -77,6 +79,7 @@ impl Disk {
             write_gate: Rc::default(),
             read_gate: Rc::default(),
             closing: Cell::new(false),
+            space_held: Cell::new(false),
             waiting_for_space: Cell::new(0),
             on_space: RefCell::default(),
             loads: Signal::default(),

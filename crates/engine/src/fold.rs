@@ -4,11 +4,12 @@
 //! flush the delta; only then does the region live in the parent alone. Progress is in the format itself, so a crash,
 //! a cancel or a resume needs no journal.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
 use blk::layer::Run;
+use blk::manifest::Manifest;
 use blk::sync::Signal;
 use blk::{Buf, Result};
 use futures_util::StreamExt;
@@ -16,15 +17,19 @@ use futures_util::stream;
 
 use crate::chain::{FoldRoute, held};
 use crate::disk::Disk;
-use crate::job::{Job, JobState};
+use crate::job::Job;
 use crate::map::Piece;
 use crate::options::Defect;
+use crate::vm::Vm;
 
 /// Longest rest between two pieces, so that a slow device does not park the mover for minutes.
 const REST_US_MAX: u64 = 50_000;
 /// The mover keeps at most one I/O under way for so many of the guest's: on a busy device that leaves the guest about
 /// 4/5 of it, and its latency grows by as little.
 const GUEST_PER_MOVER: usize = 4;
+
+/// A file system's block: smaller pieces cannot be given back.
+const PUNCH_BYTES: u64 = 4096;
 
 /// Moves `route.source` into `route.target`. One at a time per disk.
 pub struct Fold {
@@ -33,11 +38,16 @@ pub struct Fold {
     pub job: Rc<Job>,
     /// Disks of the same VM, whose guests the mover yields to.
     neighbours: Vec<Rc<Disk>>,
+    manifest: Rc<dyn Manifest>,
+    /// (file, offset, length) of the source's space that nothing refers to any more.
+    freed: RefCell<Vec<(u16, u64, u64)>>,
     /// Guest requests completed at the last look.
     guest_seen: Cell<u64>,
     /// Pieces under way, and who waits for one to end.
     under_way: Cell<usize>,
     piece_ended: Signal,
+    /// A piece of the region has failed: no further one begins.
+    failing: Cell<bool>,
     /// Time spent changing where guest writes go, without an await: the stun of a commit.
     pub stun_ns: Cell<u64>,
     /// Pointers are cleared in memory but perhaps not on the device: after a failed flush both answers are possible,
@@ -48,15 +58,18 @@ pub struct Fold {
 }
 
 impl Fold {
-    pub fn new(disk: Rc<Disk>, neighbours: Vec<Rc<Disk>>, route: Rc<FoldRoute>, job: Rc<Job>) -> Fold {
+    pub fn new(vm: &Vm, disk: Rc<Disk>, route: Rc<FoldRoute>, job: Rc<Job>) -> Fold {
         Fold {
             disk,
             route,
             job,
-            neighbours,
+            neighbours: vm.disks().to_vec(),
+            manifest: vm.manifest().clone(),
+            freed: RefCell::default(),
             guest_seen: Cell::new(0),
             under_way: Cell::new(0),
             piece_ended: Signal::default(),
+            failing: Cell::new(false),
             stun_ns: Cell::new(0),
             releasing: Cell::new(false),
             skipped: Cell::new(false),
@@ -109,24 +122,87 @@ impl Fold {
         self.move_batch(&batch).await
     }
 
-    /// A full datastore stops the batch before anything of it is released; it is tried again until space returns.
     async fn move_batch(&self, regions: &[u64]) -> Result<()> {
-        loop {
+        let mut left = regions;
+        while !left.is_empty() {
             self.job.checkpoint().await?;
-            let done = self.job.bytes_done.get();
-            match self.try_batch(regions).await {
+            match self.try_counted(left).await {
                 Err(e) if e.is_no_space() && !self.releasing.get() => {
-                    self.route.moving.borrow_mut().clear();
-                    self.job.bytes_done.set(done);
-                    self.job.set_state(JobState::WaitingForSpace);
-                    self.disk.env.sleep_us(self.disk.options.space_retry_us).await;
-                    if self.job.state() == JobState::WaitingForSpace {
-                        self.job.set_state(JobState::Running);
-                    }
+                    let moved = self.move_one_when_full(left[0]).await?;
+                    left = &left[usize::from(moved)..];
                 }
                 other => return other,
             }
         }
+        Ok(())
+    }
+
+    /// A batch that fails before its release has moved nothing.
+    async fn try_counted(&self, regions: &[u64]) -> Result<()> {
+        let done = self.job.bytes_done.get();
+        let result = self.try_batch(regions).await;
+        if result.is_err() && !self.releasing.get() {
+            self.route.moving.borrow_mut().clear();
+            self.job.bytes_done.set(done);
+        }
+        result
+    }
+
+    /// The datastore is full: gives back what this commit has freed so far, and if that is nothing, moves one region
+    /// into the reserve while guests that need space wait. False when it is to be tried again.
+    async fn move_one_when_full(&self, region: u64) -> Result<bool> {
+        if self.punch_freed().await? {
+            return Ok(false);
+        }
+        let hold = |held: bool| self.neighbours.iter().for_each(|d| d.space_held.set(held));
+        hold(true);
+        let moved = async {
+            self.manifest.reserve(0).await?;
+            self.try_counted(&[region]).await?;
+            self.punch_freed().await
+        };
+        let moved = moved.await;
+        // If the space is gone meanwhile, the next try finds no reserve and waits.
+        let _ = self.manifest.reserve(self.disk.options.reserve_bytes).await;
+        hold(false);
+        match moved {
+            Ok(_) => Ok(true),
+            Err(e) if e.is_no_space() && !self.releasing.get() => {
+                self.job.wait_for_space(self.disk.options.space_retry_us).await;
+                Ok(false)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Gives the released space back to the datastore. Its pointers are durably gone; requests that looked them up
+    /// before are waited for, and while a sealed view shares the layer nothing is punched. False when nothing was freed.
+    async fn punch_freed(&self) -> Result<bool> {
+        let shared = Rc::strong_count(&self.route.source.layer) > 1;
+        if shared || self.freed.borrow().is_empty() {
+            return Ok(false);
+        }
+        let (reads, writes) = (self.disk.read_gate.drain(), self.disk.write_gate.drain());
+        reads.await;
+        writes.await;
+        let mut freed = self.freed.take();
+        freed.sort_unstable();
+        self.punch(&freed).await
+    }
+
+    async fn punch(&self, sorted: &[(u16, u64, u64)]) -> Result<bool> {
+        let files = self.route.source.layer.files();
+        let mut punched = false;
+        for (file, range) in merged(sorted) {
+            // Only whole blocks of the file system come back.
+            let start = range.start.next_multiple_of(PUNCH_BYTES);
+            let end = range.end / PUNCH_BYTES * PUNCH_BYTES;
+            if start < end {
+                files[usize::from(file)].zero(start, end - start, true).await?;
+                punched = true;
+            }
+        }
+        Ok(punched)
     }
 
     async fn try_batch(&self, regions: &[u64]) -> Result<()> {
@@ -145,6 +221,13 @@ impl Fold {
         if self.skipped.replace(false) && !defects.has(Defect::ReleaseBeforeShadowFlush) {
             self.disk.flush_links(|link| !Rc::ptr_eq(link, source)).await?;
         }
+        if defects.has(Defect::PunchBeforeRelease) {
+            let moving: Vec<_> = self.route.moving.borrow().values().cloned().collect();
+            let mut early: Vec<_> =
+                moving.iter().flat_map(|m| held(m)).map(|(run, file, at)| (file, at, run.len)).collect();
+            early.sort_unstable();
+            self.punch(&early).await?;
+        }
         self.releasing.set(true);
         for &region in regions {
             source.layer.release(region);
@@ -159,7 +242,9 @@ impl Fold {
     /// The release is durable: the target alone answers for these regions from here.
     fn leave_regions(&self, regions: &[u64]) {
         for &region in regions {
-            self.route.moving.borrow_mut().remove(&region);
+            let pinned = self.route.moving.borrow_mut().remove(&region);
+            let pinned = pinned.expect("every region of the batch is moving");
+            self.freed.borrow_mut().extend(held(&pinned).map(|(run, file, offset)| (file, offset, run.len)));
             self.disk.map.invalidate(self.range_of(region));
         }
     }
@@ -177,10 +262,14 @@ impl Fold {
         let depth = self.disk.options.fold.depth.max(1);
         let mut copies =
             stream::iter(pieces.into_iter().map(|piece| self.copy_in_turn(piece))).buffer_unordered(depth);
+        // After an error those under way are waited for: left alone, their writes could land after newer ones.
+        let mut result = Ok(());
         while let Some(copied) = copies.next().await {
-            copied?;
+            result = result.and(copied);
+            self.failing.set(result.is_err());
         }
-        Ok(())
+        self.failing.set(false);
+        result
     }
 
     /// What is to be copied, in pieces no larger than a guest may have to wait for.
@@ -203,6 +292,9 @@ impl Fold {
         self.job.checkpoint().await?;
         while self.under_way.get() >= self.share() {
             self.piece_ended.wait().await;
+        }
+        if self.failing.get() {
+            return Ok(());
         }
         self.under_way.set(self.under_way.get() + 1);
         let began_ns = self.disk.env.now_ns();
@@ -270,6 +362,18 @@ impl Fold {
             self.disk.env.sleep_us(rest_us.min(REST_US_MAX)).await;
         }
     }
+}
+
+/// Neighbouring ranges joined.
+fn merged(sorted: &[(u16, u64, u64)]) -> Vec<(u16, Range<u64>)> {
+    let mut out: Vec<(u16, Range<u64>)> = Vec::new();
+    for &(file, offset, len) in sorted {
+        match out.last_mut() {
+            Some((last, range)) if *last == file && range.end == offset => range.end += len,
+            _ => out.push((file, offset..offset + len)),
+        }
+    }
+    out
 }
 
 /// Bytes of the disk that a layer holds: what a commit of it would move, from its tables.

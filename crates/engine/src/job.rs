@@ -179,6 +179,16 @@ impl Job {
         }
     }
 
+    pub(crate) async fn wait_for_space(&self, retry_us: u64) {
+        if self.state() == JobState::Running {
+            self.set_state(JobState::WaitingForSpace);
+        }
+        self.env.sleep_us(retry_us).await;
+        if self.state() == JobState::WaitingForSpace {
+            self.set_state(JobState::Running);
+        }
+    }
+
     /// Accounts for bytes moved and holds the worker to the limit.
     pub(crate) async fn moved(&self, bytes: u64) {
         self.bytes_done.set(self.bytes_done.get() + bytes);

@@ -37,6 +37,9 @@ pub struct Options {
     pub space_policy: SpacePolicy,
     /// How often a write that waits for space tries again.
     pub space_retry_us: u64,
+    /// Set aside per VM so that a commit can move one region on a full datastore: a region of 2 MiB, its table and the
+    /// growth of a target that is a delta, twice.
+    pub reserve_bytes: u64,
     pub fold: FoldOptions,
     pub defects: Defects,
 }
@@ -47,6 +50,7 @@ impl Default for Options {
             map_cap_bytes: 64 << 20,
             space_policy: SpacePolicy::default(),
             space_retry_us: 250_000,
+            reserve_bytes: 5 << 20,
             fold: FoldOptions::default(),
             defects: Defects::default(),
         }
@@ -79,6 +83,8 @@ pub enum Defect {
     MirrorDeltaOnly,
     /// The mover copies without holding the piece against guest writes.
     CopyWithoutLock,
+    /// Freed space is punched before the pointers to it are durably gone.
+    PunchBeforeRelease,
     /// A fold goes by its layer's name alone, which may belong to a new layer.
     FoldByNameOnly,
     /// The delta goes before the home says so.

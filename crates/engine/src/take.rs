@@ -36,7 +36,14 @@ impl Vm {
         let children = self.create_children(&disks).await?;
         let early = self.options.defects.has(Defect::SwapBeforePublish);
         let mut stun_us = if early { self.swap(&children) } else { 0 };
-        self.publish_take(&snapshot, &children).await?;
+        if let Err(e) = self.publish_take(&snapshot, &children).await {
+            // Without space nothing was changed. After any other failure the children are left lying: the record may be
+            // in place, and then the home names them; if not, they are debris that the next open removes.
+            if e.is_no_space() {
+                join_all(children.into_iter().map(|child| self.drop_child(child))).await;
+            }
+            return Err(e);
+        }
         self.unsealed.borrow_mut().insert(snapshot.id);
         if !early {
             stun_us = self.swap(&children);
@@ -123,8 +130,6 @@ impl Vm {
             children.iter().map(|c| (c.disk.number, c.link.layer.name().to_string())).collect();
         let next = tree::after_take(&self.state.borrow(), snapshot.clone(), &tops);
         let change = Change { next, reparent: Vec::new(), remove: Vec::new() };
-        // After a failure the children are left lying: the record may be in place, and then the home names them. An
-        // unnamed one is debris that the next open removes.
         self.publish(change).await
     }
 

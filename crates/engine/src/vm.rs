@@ -79,6 +79,8 @@ impl Vm {
             broken: RefCell::new(None),
         });
         vm.watch_space();
+        // On a datastore that is full already there is nothing to set aside.
+        let _ = vm.manifest.reserve(options.reserve_bytes).await;
         vm.resume_folds();
         Ok(vm)
     }
@@ -124,7 +126,7 @@ impl Vm {
 
     /// Announces that a layer is about to be written; the home knows whether anybody has to be told.
     pub(crate) async fn touch(&self, layer: &str) -> Result<()> {
-        self.manifest.touch(layer).await
+        self.with_reserve(async || self.manifest.touch(layer).await).await
     }
 
     pub(crate) fn refuse_when_closed(&self) -> Result<()> {
@@ -140,10 +142,22 @@ impl Vm {
         }
     }
 
+    /// A full datastore must not stop the work that would free some: the reserve serves the small files too.
+    async fn with_reserve(&self, work: impl AsyncFn() -> Result<()>) -> Result<()> {
+        match work().await {
+            Err(e) if e.is_no_space() => {}
+            other => return other,
+        }
+        self.manifest.reserve(0).await?;
+        let result = work().await;
+        let _ = self.manifest.reserve(self.options.reserve_bytes).await;
+        result
+    }
+
     /// Makes the change true on disk, then in memory. Running out of space before the commit point changes nothing;
     /// after any other failure it is unknown which of the two states is on disk, and only reopening can tell.
     pub(crate) async fn publish(&self, change: Change) -> Result<()> {
-        if let Err(e) = self.manifest.publish(&change).await {
+        if let Err(e) = self.with_reserve(async || self.manifest.publish(&change).await).await {
             if !e.is_no_space() {
                 self.broken.borrow_mut().get_or_insert_with(|| e.clone());
             }

@@ -34,6 +34,12 @@ impl Disk {
     async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let mut waiting = false;
         let result = loop {
+            while self.space_held.get()
+                && self.options.space_policy == SpacePolicy::Wait
+                && !self.closing.get()
+            {
+                self.env.sleep_us(self.options.space_retry_us).await;
+            }
             match once().await {
                 Err(e)
                     if e.is_no_space()

@@ -14,7 +14,14 @@ const DEFECT_SEEDS_MAX: u64 = 3000;
 const REPEAT_EVERY: u64 = 20;
 
 /// What must have happened at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 4] = ["cut", "cut in recovery", "cut in a take", "cut in a commit"];
+const MUST_HAPPEN: [&str; 6] = [
+    "cut",
+    "cut in recovery",
+    "cut in a take",
+    "cut in a commit",
+    "cut in a take during a commit",
+    "datastore full",
+];
 
 fn setting(name: &str) -> Option<u64> {
     std::env::var(name)
@@ -93,6 +100,7 @@ fn planted_defects_are_found() {
         Defect::MirrorParentOnly,
         Defect::MirrorDeltaOnly,
         Defect::CopyWithoutLock,
+        Defect::PunchBeforeRelease,
         Defect::FoldByNameOnly,
         Defect::RemoveBeforePublish,
         Defect::SwapBeforePublish,

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use blk::Env;
 use engine::{CommitWhat, Vm};
-use sim::SimWorld;
+use sim::{Rng, SimWorld};
 
 use super::control::{self, Control, look, read_all, settle};
 use super::guest::Guest;
@@ -31,9 +31,13 @@ pub fn boot(
     number: u64,
     last: bool,
 ) -> Option<Result<(), String>> {
-    let (plan, truth) = (plan.clone(), truth.clone());
+    let (plan, truth, space) = (plan.clone(), truth.clone(), world.clone());
+    world.set_capacity(None);
     world.run(|env| async move {
         let vm = recover(&env, &plan, &truth).await?;
+        if plan.limited_space {
+            fill_up(&env, space, plan.rng(number, 2));
+        }
         if last {
             work(&vm, &plan, &truth, number).await?;
             return finish(&env, vm, &plan, &truth).await;
@@ -44,6 +48,18 @@ pub fn boot(
         remember(&vm, &truth, closed.is_ok());
         closed
     })
+}
+
+/// Little space is left for a while: guests wait or fail, commits must find a way.
+fn fill_up(env: &Env, world: SimWorld, mut rng: Rng) {
+    let clock = env.clone();
+    env.spawn(async move {
+        clock.sleep_us(rng.below(2000)).await;
+        world.set_capacity(Some(world.used_bytes() + rng.below(64) * (16 << 10)));
+        world.mark("datastore full");
+        clock.sleep_us(5000 + rng.below(40_000)).await;
+        world.set_capacity(None);
+    });
 }
 
 /// A clean stop makes everything durable that had completed.

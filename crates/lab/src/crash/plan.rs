@@ -58,6 +58,7 @@ impl Plan {
             map_cap_bytes: if rng.coin() { 1 << 20 } else { 1500 },
             space_policy: if rng.coin() { SpacePolicy::Wait } else { SpacePolicy::Error },
             space_retry_us: 500,
+            reserve_bytes: 5 << 20,
             fold,
             defects,
         };

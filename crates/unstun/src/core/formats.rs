@@ -17,7 +17,7 @@ const OWN_FOLDER: &str = ".unstun";
 const WHEN_FULL_NAME: &str = "when-full";
 const WORD_BYTES_MAX: u64 = 64;
 /// Our files in a home's own folder; the rest belongs to the home.
-const OWN_NAMES: [&str; 3] = [WHEN_FULL_NAME, "events", "intent"];
+const OWN_NAMES: [&str; 4] = [WHEN_FULL_NAME, "events", "intent", "reserve"];
 
 pub async fn create_vm(datastore: &Dir, name: &str, disk_bytes: &[u64], when_full: WhenFull) -> Result<()> {
     let dir = datastore.open_dir(name, true).await?;

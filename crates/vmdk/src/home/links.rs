@@ -24,12 +24,20 @@ pub(super) async fn read_all(dir: &Dir, names: &[String]) -> Result<Vec<(String,
     let mut found = Vec::new();
     for name in names {
         let candidate = name.to_ascii_lowercase().ends_with(".vmdk") && !name.ends_with(TEMPORARY_SUFFIX);
-        if !candidate || !looks_like_descriptor(dir, name).await? {
+        if !candidate {
             continue;
         }
-        match read(dir, name).await {
-            Ok(descriptor) => found.push((name.clone(), descriptor)),
-            Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Unsupported) => {}
+        let read = async {
+            match looks_like_descriptor(dir, name).await? {
+                true => read(dir, name).await.map(Some),
+                false => Ok(None),
+            }
+        };
+        match read.await {
+            Ok(descriptor) => found.extend(descriptor.map(|d| (name.clone(), d))),
+            // Not found: a child that could not be made is being taken away.
+            Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::NotFound) => {
+            }
             Err(e) => return Err(e),
         }
     }

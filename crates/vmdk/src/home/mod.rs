@@ -32,6 +32,9 @@ pub use create::NewVm;
 use intent::Intent;
 use state::Texts;
 
+/// Space set aside, in the private folder.
+const RESERVE: &str = "reserve";
+
 /// A VM's home. Calls may overlap; changes of its files take turns.
 pub struct Home {
     dir: Dir,
@@ -351,7 +354,31 @@ fn named_by(error: Error, link: &Descriptor) -> Error {
     }
 }
 
+impl Home {
+    /// A file of that many allocated bytes. What a crash leaves of it is taken over by the next call.
+    async fn reserve(&self, bytes: u64) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        let private = self.dir.open_dir(intent::PRIVATE_FOLDER, true).await?;
+        if bytes == 0 {
+            return private.unlink_if_present(RESERVE).await;
+        }
+        let file = match private.create_new(RESERVE).await {
+            Err(e) if e.kind == ErrorKind::Exists => private.open(RESERVE, OpenMode::Write).await?,
+            created => created?,
+        };
+        let reserved = file.allocate(0, bytes).await;
+        if reserved.is_err() {
+            private.unlink_if_present(RESERVE).await?;
+        }
+        reserved
+    }
+}
+
 impl Manifest for Home {
+    fn reserve(&self, bytes: u64) -> Local<'_, Result<()>> {
+        Box::pin(self.reserve(bytes))
+    }
+
     fn load(&self) -> Local<'_, Result<VmState>> {
         Box::pin(self.load())
     }
