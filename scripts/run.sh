@@ -7,7 +7,8 @@ scripts/setup.sh run
 
 cargo build --release --locked --package unstun
 unstun=${CARGO_TARGET_DIR:-target}/release/unstun
-export UNSTUN_DATASTORE=$PWD/unstun-data
+# ./unstun-data, whatever the environment says.
+unset UNSTUN_DATASTORE
 
 # In a process group of its own, so that Ctrl-C reaches it through `stop` alone, once.
 set -m
@@ -29,7 +30,7 @@ demo=0
 if ((demo != 0)); then
     stop
 elif kill -0 "$daemon" 2>/dev/null; then
-    printf '\nThe daemon serves %s until Ctrl-C.\n' "$UNSTUN_DATASTORE"
+    printf '\nThe daemon serves %s/unstun-data until Ctrl-C.\n' "$PWD"
 fi
 
 # `wait` returns early when a trapped signal arrives: ask again until the daemon is gone.
