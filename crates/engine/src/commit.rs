@@ -162,7 +162,7 @@ impl Vm {
             let folds: Vec<_> = state.folds.iter().filter(|f| f.job == id && !f.held).cloned().collect();
             let message = format!("a commit goes on: {} deltas are left", folds.len());
             self.report(self.plain_event(EventKind::Recovered, "", &message));
-            self.start_job(id, "resumed after a restart".into(), folds);
+            self.start_job(id, String::new(), folds);
         }
     }
 
@@ -172,7 +172,13 @@ impl Vm {
         let mut times = Vec::new();
         let result = self.run_folds(&job, &folds, &mut times).await;
         drop(turn);
-        let message = result.as_ref().err().map_or_else(String::new, Error::to_string);
+        let message = match &result {
+            Err(_) if job.is_stopped_for_close() => {
+                "the daemon stops; the commit goes on at its next start".into()
+            }
+            Err(e) => e.to_string(),
+            Ok(()) => String::new(),
+        };
         let (state, kind) = match result {
             Ok(()) => (JobState::Done, EventKind::Commit),
             Err(_) if job.is_cancelled() || job.is_stopped_for_close() => {
@@ -272,9 +278,6 @@ impl Vm {
     /// Answers the nanoseconds the change in memory took.
     async fn finish_fold(&self, disk: &Rc<Disk>, fold: &FoldState, route: &Rc<FoldRoute>) -> Result<u64> {
         let _turn = self.operations.lock().await;
-        if self.options.defects.has(Defect::RemoveBeforePublish) {
-            self.manifest.discard_child(&fold.layer).await?;
-        }
         let chain = disk.chain();
         let at = chain.position(&route.source).expect("only its own fold removes a layer");
         let child = chain.links.get(at + 1).map(|l| l.layer.name().to_string());

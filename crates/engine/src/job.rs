@@ -40,7 +40,7 @@ pub struct Job {
     pub id: u64,
     /// "commit".
     pub operation: &'static str,
-    /// For people: "web@before-upgrade".
+    /// The snapshots it is about, separated by commas; empty for one that goes on after a restart.
     pub subject: String,
     pub started_ns: u64,
     pub started_unix_us: i64,

@@ -87,8 +87,6 @@ pub enum Defect {
     PunchBeforeRelease,
     /// A fold goes by its layer's name alone, which may belong to a new layer.
     FoldByNameOnly,
-    /// The delta goes before the home says so.
-    RemoveBeforePublish,
     /// A new chain is swapped in before the home says so.
     SwapBeforePublish,
 }

@@ -102,7 +102,6 @@ fn planted_defects_are_found() {
         Defect::CopyWithoutLock,
         Defect::PunchBeforeRelease,
         Defect::FoldByNameOnly,
-        Defect::RemoveBeforePublish,
         Defect::SwapBeforePublish,
     ];
     let mut missed = Vec::new();
