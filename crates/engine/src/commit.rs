@@ -205,6 +205,20 @@ impl Vm {
         folds: &[FoldState],
         times: &mut Vec<DiskTimes>,
     ) -> Result<()> {
+        let result = self.run_steered(job, folds, times).await;
+        if result.is_err() {
+            folds.iter().filter_map(|f| self.disk(f.disk).ok()).for_each(|disk| disk.forget_idle_fold());
+        }
+        result
+    }
+
+    async fn run_steered(
+        self: &Rc<Self>,
+        job: &Rc<Job>,
+        folds: &[FoldState],
+        times: &mut Vec<DiskTimes>,
+    ) -> Result<()> {
+        self.steer_tops(job, folds).await?;
         let mut held = Vec::new();
         for fold in folds {
             let link = self.disk(fold.disk)?.link_named(&fold.layer);
@@ -222,6 +236,46 @@ impl Vm {
             }
         }
         Ok(())
+    }
+
+    /// Disks are folded one after the other; those that wait must not grow meanwhile. A delta that goes into the layer
+    /// right below it is steered from the start. (Of several deltas of one disk the upper ones have no target yet.)
+    async fn steer_tops(&self, job: &Job, folds: &[FoldState]) -> Result<()> {
+        for fold in folds.iter().filter(|f| self.is_pending(job, f)) {
+            let alone = folds.iter().filter(|f| f.disk == fold.disk).count() == 1;
+            let disk = self.disk(fold.disk)?;
+            if !alone || disk.top_name() != fold.layer {
+                continue;
+            }
+            if let Some(route) = self.route(&disk, fold).await?
+                && Rc::ptr_eq(&route.source, disk.chain().top())
+            {
+                disk.set_fold(Some(route));
+                disk.write_gate.drain().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a fold leads from and to, in the chain as it is. None when its layer is gone.
+    async fn route(&self, disk: &Disk, fold: &FoldState) -> Result<Option<Rc<FoldRoute>>> {
+        let chain = disk.chain();
+        let Some(at) = chain.links.iter().position(|l| l.layer.name() == fold.layer) else { return Ok(None) };
+        let Some(below) = at.checked_sub(1) else {
+            let cause = format!("{} is its base and cannot be folded", fold.layer);
+            return Err(Error::damaged(&disk.name, cause));
+        };
+        let (source, target) = (chain.links[at].clone(), chain.links[below].clone());
+        // Both change from here: the source loses regions, the target gains them.
+        self.touch(source.layer.name()).await?;
+        self.touch(target.layer.name()).await?;
+        let chain = disk.chain();
+        if let Some(steered) = chain.fold.as_ref().filter(|f| Rc::ptr_eq(&f.source, &source)) {
+            return Ok(Some(steered.clone()));
+        }
+        let upper: Vec<_> = chain.links[at..].iter().map(|l| l.layer.name()).collect();
+        let skip_shadowed = !tree::named(&self.state.borrow(), &upper);
+        Ok(Some(FoldRoute::new(source, target, skip_shadowed)))
     }
 
     /// The mover waits for space by itself; the small files of the home, written before and after it, wait here.
@@ -247,23 +301,7 @@ impl Vm {
         let mut times = DiskTimes { number: fold.disk, ..DiskTimes::default() };
         let before = job.bytes_done.get();
         let disk = self.disk(fold.disk)?;
-        let chain = disk.chain();
-        let Some(at) = chain.links.iter().position(|l| l.layer.name() == fold.layer) else {
-            return Ok(times);
-        };
-        let Some(below) = at.checked_sub(1) else {
-            return Err(Error::damaged(
-                &disk.name,
-                format!("{} is its base and cannot be folded", fold.layer),
-            ));
-        };
-        let (source, target) = (chain.links[at].clone(), chain.links[below].clone());
-        // Both change from here: the source loses regions, the target gains them.
-        self.touch(source.layer.name()).await?;
-        self.touch(target.layer.name()).await?;
-        let upper: Vec<_> = chain.links[at..].iter().map(|l| l.layer.name()).collect();
-        let skip_shadowed = !tree::named(&self.state.borrow(), &upper);
-        let route = FoldRoute::new(source, target, skip_shadowed);
+        let Some(route) = self.route(&disk, fold).await? else { return Ok(times) };
         let mover = Fold::new(self, disk.clone(), route.clone(), job.clone());
         mover.drain().await?;
         let drained_ns = self.env.now_ns();

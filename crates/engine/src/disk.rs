@@ -14,6 +14,7 @@ use crate::chain::{Chain, FoldRoute, Slots};
 use crate::link::{Link, all};
 use crate::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
 use crate::options::{Defect, Options};
+use crate::space::Holds;
 use crate::stats::DiskStats;
 
 /// One disk. All of it lives on one core; code between two awaits is atomic.
@@ -34,8 +35,7 @@ pub struct Disk {
     pub(crate) write_gate: Rc<Admission>,
     pub(crate) read_gate: Rc<Admission>,
     pub(crate) closing: Cell<bool>,
-    /// The mover is using the last of the space to free more: guests that wait for space go on waiting.
-    pub(crate) space_held: Cell<bool>,
+    pub(crate) holds: Holds,
     /// Writes are held back for want of space; said once an episode.
     pub(crate) waiting_for_space: Cell<u32>,
     /// Told when writes begin (true) and cease (false) to wait for space.
@@ -79,7 +79,7 @@ impl Disk {
             write_gate: Rc::default(),
             read_gate: Rc::default(),
             closing: Cell::new(false),
-            space_held: Cell::new(false),
+            holds: Holds::default(),
             waiting_for_space: Cell::new(0),
             on_space: RefCell::default(),
             loads: Signal::default(),
@@ -255,6 +255,14 @@ impl Disk {
             && let Some(tell) = &*self.on_space.borrow()
         {
             tell(begins);
+        }
+    }
+
+    /// Ends the steering of a fold that will not go on. One whose release may or may not be on the device stays: only
+    /// reopening can tell which layer answers there.
+    pub(crate) fn forget_idle_fold(&self) {
+        if self.chain().fold.as_ref().is_some_and(|f| f.moving.borrow().is_empty()) {
+            self.set_fold(None);
         }
     }
 

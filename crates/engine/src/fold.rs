@@ -20,6 +20,7 @@ use crate::disk::Disk;
 use crate::job::Job;
 use crate::map::Piece;
 use crate::options::Defect;
+use crate::space::{SpaceHold, set_aside};
 use crate::vm::Vm;
 
 /// Longest rest between two pieces, so that a slow device does not park the mover for minutes.
@@ -154,8 +155,7 @@ impl Fold {
         if self.punch_freed().await? {
             return Ok(false);
         }
-        let hold = |held: bool| self.neighbours.iter().for_each(|d| d.space_held.set(held));
-        hold(true);
+        let hold = SpaceHold::over(&self.neighbours).await;
         let moved = async {
             self.manifest.reserve(0).await?;
             self.try_counted(&[region]).await?;
@@ -163,8 +163,8 @@ impl Fold {
         };
         let moved = moved.await;
         // If the space is gone meanwhile, the next try finds no reserve and waits.
-        let _ = self.manifest.reserve(self.disk.options.reserve_bytes).await;
-        hold(false);
+        set_aside(&*self.manifest, self.disk.options.reserve_bytes).await;
+        drop(hold);
         match moved {
             Ok(_) => Ok(true),
             Err(e) if e.is_no_space() && !self.releasing.get() => {

@@ -12,6 +12,7 @@ pub mod job;
 pub mod link;
 pub mod map;
 pub mod options;
+mod space;
 pub mod stats;
 pub mod take;
 pub mod tree;

@@ -14,6 +14,7 @@ use crate::event::{Event, EventKind};
 use crate::job::Job;
 use crate::link::all;
 use crate::options::Options;
+use crate::space::{SpaceHold, set_aside};
 use crate::tree;
 
 /// Events kept in memory; the daemon writes them away as they come.
@@ -148,9 +149,10 @@ impl Vm {
             Err(e) if e.is_no_space() => {}
             other => return other,
         }
+        let _hold = SpaceHold::over(&self.disks).await;
         self.manifest.reserve(0).await?;
         let result = work().await;
-        let _ = self.manifest.reserve(self.options.reserve_bytes).await;
+        set_aside(&*self.manifest, self.options.reserve_bytes).await;
         result
     }
 

@@ -34,12 +34,6 @@ impl Disk {
     async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let mut waiting = false;
         let result = loop {
-            while self.space_held.get()
-                && self.options.space_policy == SpacePolicy::Wait
-                && !self.closing.get()
-            {
-                self.env.sleep_us(self.options.space_retry_us).await;
-            }
             match once().await {
                 Err(e)
                     if e.is_no_space()
@@ -63,10 +57,7 @@ impl Disk {
     async fn write_once(&self, offset: u64, data: Slice) -> Result<()> {
         let end = offset + data.len() as u64;
         let grain = self.chain().grain_bytes();
-        let _held = self.writes.lock(offset / grain * grain..end.next_multiple_of(grain)).await;
-        self.refuse_when_closing()?;
-        // Admission: from here to its end the write belongs to this version of the chain.
-        let _admitted = self.write_gate.enter();
+        let _admitted = self.admit(offset / grain * grain..end.next_multiple_of(grain)).await?;
         let chain = self.chain();
         let Some(fold) = chain.steering() else {
             return self.write_normal(&chain, offset, data).await;
@@ -305,9 +296,7 @@ impl Disk {
 
     /// False when the chain has grown since the look at `can_punch`: a frozen parent must not be touched.
     async fn punch(&self, range: Range<u64>, give_back: bool) -> Result<bool> {
-        let _held = self.writes.lock(range.clone()).await;
-        self.refuse_when_closing()?;
-        let _admitted = self.write_gate.enter();
+        let _admitted = self.admit(range.clone()).await?;
         let chain = self.chain();
         if chain.links.len() > 1 {
             return Ok(false);
