@@ -149,6 +149,11 @@ pub trait Layer {
     /// when this is called. The layer may still be read; and written again, which makes it unclean again first.
     fn seal(&self) -> Local<'_, Result<()>>;
 
+    /// Returns to the datastore what was allocated ahead of need. At any time; a later first write allocates again.
+    fn give_back(&self) -> Local<'_, Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     fn usage(&self) -> Usage;
 
     /// Checks every cross-reference, one finding per line of the result; empty is sound.

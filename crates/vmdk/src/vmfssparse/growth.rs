@@ -58,7 +58,7 @@ impl Core {
         if ready_end >= end || (ahead && !self.growing_ahead.get()) {
             return Ok(());
         }
-        self.reserve(ready_end, end).await?;
+        self.reserve(ready_end, end, ahead).await?;
         let allocated_end = self.state.borrow().space.allocated_end();
         let chunk_end = (ready_end + self.growth.chunk_sectors()).min(allocated_end);
         let zeros = Buf::zeroed(((chunk_end - ready_end) * SECTOR) as usize);
@@ -67,8 +67,9 @@ impl Core {
         Ok(())
     }
 
-    /// Reserves a step on the datastore when nothing reserved is left; less when the datastore is nearly full.
-    async fn reserve(&self, from: u64, end: u64) -> Result<()> {
+    /// Reserves a step on the datastore when nothing reserved is left; less when the datastore is nearly full, but not
+    /// `ahead` of need: the last of the space goes to who asks for it.
+    async fn reserve(&self, from: u64, end: u64, ahead: bool) -> Result<()> {
         if self.state.borrow().space.allocated_end() > from {
             return Ok(());
         }
@@ -76,7 +77,7 @@ impl Core {
         let mut sectors = self.growth.step_sectors().max(least);
         while let Err(e) = self.file().allocate(from * SECTOR, sectors * SECTOR).await {
             match e.kind {
-                ErrorKind::NoSpace if sectors > least => {
+                ErrorKind::NoSpace if sectors > least && !ahead => {
                     sectors = (sectors / 2).next_multiple_of(PAGE_SECTORS).max(least);
                 }
                 // A file system without reservation: the zero write will reserve, or fail.
@@ -127,15 +128,31 @@ impl Core {
         }
         // From here a first write marks the header again before it goes on.
         self.marked_unclean.set(false);
+        self.state.borrow_mut().tables.drop_idle();
+        self.cut().await?;
+        self.write_free_pointer().await?;
+        self.write_unclean_mark(false).await
+    }
+
+    /// Some file systems keep what a failed allocation did get, so the file is cut even when nothing was grown ahead.
+    pub(super) async fn give_back(&self) -> Result<()> {
+        if !self.shape.writable {
+            return Ok(());
+        }
+        self.growing_ahead.set(false);
+        let _growth = self.growth_turn.lock().await;
+        self.cut().await
+    }
+
+    /// Ends the file behind what was handed out. Nothing grows meanwhile: the caller has the turn.
+    async fn cut(&self) -> Result<()> {
         let length = {
             let mut state = self.state.borrow_mut();
-            state.tables.drop_idle();
             state.space.forget_ahead().min(state.file_bytes)
         };
         self.file().set_len(length).await?;
         self.state.borrow_mut().file_bytes = length;
-        self.write_free_pointer().await?;
-        self.write_unclean_mark(false).await
+        Ok(())
     }
 
     async fn write_free_pointer(&self) -> Result<()> {

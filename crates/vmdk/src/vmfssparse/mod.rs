@@ -430,6 +430,10 @@ impl Layer for VmfsSparse {
         Box::pin(self.0.seal())
     }
 
+    fn give_back(&self) -> Local<'_, Result<()>> {
+        Box::pin(self.0.give_back())
+    }
+
     fn usage(&self) -> Usage {
         self.0.usage()
     }
