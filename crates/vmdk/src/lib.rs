@@ -10,6 +10,7 @@ pub mod flat;
 pub mod home;
 pub mod keyvalue;
 pub mod names;
+pub mod replay;
 #[cfg(test)]
 mod testing;
 mod text;

@@ -119,7 +119,9 @@ pub(super) fn parse(file: &str, number: usize, line: &[u8]) -> Result<Extent> {
         Some(digits) => decimal(file, &format!("{field}: the offset"), digits, "a decimal number")?,
         None => 0,
     };
-    let extent = Extent { access, sectors, kind, file: name.unwrap_or_default().into(), offset_sectors };
+    // A name beside ZERO says nothing.
+    let name = name.filter(|_| kind != ExtentKind::Zero).unwrap_or_default();
+    let extent = Extent { access, sectors, kind, file: name.into(), offset_sectors };
     check(file, &field, &extent)?;
     Ok(extent)
 }

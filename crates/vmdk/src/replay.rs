@@ -1,0 +1,97 @@
+//! Reads whole files given as bytes, and holds what was accepted to what this crate promises: what fuzz targets,
+//! properties and the corpus share. No I/O.
+//!
+//! A file may be refused with an error. Where one is accepted and a promise does not hold, these functions panic.
+
+use blk::{Result, SECTOR};
+
+use crate::cowd::{
+    Directory, HEADER_BYTES, Header, TABLE_BYTES, TABLE_SECTORS, TableBounds, TableRun, decode_entries,
+    table_runs,
+};
+use crate::descriptor::{ContentId, Descriptor};
+
+/// The name in errors.
+const FILE: &str = "replayed";
+
+/// Reads a descriptor, writes it back, and reads it again after each edit.
+pub fn descriptor(bytes: &[u8]) -> Result<Descriptor> {
+    let descriptor = Descriptor::parse(FILE, bytes)?;
+    assert_eq!(descriptor.to_bytes(), bytes, "what is not changed is kept");
+    assert!(descriptor.capacity_sectors() > 0);
+    assert_eq!(descriptor.parent_cid().is_some(), descriptor.parent_hint().is_some());
+    let edits: [fn(&mut Descriptor); 5] = [
+        |d| d.set_content_id(ContentId::from_random(0x5eed)),
+        |d| d.set_parent("parent.vmdk", 0x77),
+        |d| d.set_extent_sectors(0, 1),
+        Descriptor::clear_prepared,
+        |d| _ = d.drop_change_tracking(),
+    ];
+    let mut edited = descriptor.clone();
+    for edit in edits {
+        edit(&mut edited);
+        let again = Descriptor::parse(FILE, &edited.to_bytes()).expect("an edit leaves a descriptor");
+        assert_same(&again, &edited);
+    }
+    assert_eq!((edited.cid(), edited.parent_cid()), (0x5eed, Some(0x77)));
+    assert!(!edited.is_prepared() && !edited.drop_change_tracking());
+    Ok(descriptor)
+}
+
+fn assert_same(left: &Descriptor, right: &Descriptor) {
+    assert_eq!(left.cid(), right.cid());
+    assert_eq!((left.parent_cid(), left.parent_hint()), (right.parent_cid(), right.parent_hint()));
+    assert_eq!((left.create_type(), left.extents()), (right.create_type(), right.extents()));
+    assert_eq!(left.ddb("longContentID"), right.ddb("longContentID"));
+    assert_eq!(left.is_prepared(), right.is_prepared());
+}
+
+/// A delta's metadata, all of it sound.
+#[derive(Debug)]
+pub struct Delta {
+    pub header: Header,
+    pub directory: Directory,
+    /// Region and its grains in the file, by region.
+    pub held: Vec<(u32, Vec<TableRun>)>,
+}
+
+/// Reads the header, the directory and every table of a delta that is `file` whole.
+pub fn vmfssparse(file: &[u8]) -> Result<Delta> {
+    let file_bytes = file.len() as u64;
+    let header = Header::decode(FILE, file, file_bytes)?;
+    assert_eq!(header.bytes()[..], file[..HEADER_BYTES], "what is not changed is kept");
+    let directory = slice(file, header.directory_sector(), header.directory_bytes());
+    let directory = Directory::decode(FILE, &header, directory, file_bytes)?;
+    let free_sector = (!header.is_unclean()).then(|| header.free_sector());
+    let bounds = TableBounds { file: FILE, header: &header, directory: &directory, file_bytes, free_sector };
+    let mut held = Vec::new();
+    for (region, sector) in directory.tables() {
+        let entries = decode_entries(slice(file, sector, TABLE_BYTES));
+        let grains = bounds.check(region, &entries)?;
+        let runs = table_runs(&entries, 0..entries.len(), header.grain_sectors());
+        let runs: Vec<TableRun> = runs.filter(|run| run.sector != 0).collect();
+        assert_eq!(runs.iter().map(|run| run.entries).sum::<usize>(), grains);
+        for run in &runs {
+            assert_inside(&bounds, region, run);
+        }
+        held.push((region, runs));
+    }
+    Ok(Delta { header, directory, held })
+}
+
+/// The checks before have compared it with the length of the file: out of bounds here is a defect there.
+fn slice(file: &[u8], sector: u32, bytes: usize) -> &[u8] {
+    let at = sector as usize * SECTOR as usize;
+    &file[at..at + bytes]
+}
+
+/// Reading the run answers data of the guest: nothing outside the file, the disk or the sectors for data.
+fn assert_inside(bounds: &TableBounds<'_>, region: u32, run: &TableRun) {
+    let end = u64::from(run.sector) + run.entries as u64 * u64::from(bounds.header.grain_sectors());
+    assert!(run.sector >= bounds.header.first_data_sector() && end * SECTOR <= bounds.file_bytes, "{run:?}");
+    assert!(run.entry + run.entries <= bounds.header.grains_in(region), "{run:?}");
+    for (other, table) in bounds.directory.tables() {
+        let apart = end <= u64::from(table) || u64::from(table + TABLE_SECTORS) <= u64::from(run.sector);
+        assert!(apart, "{run:?} lies in the table of region {other}");
+    }
+}

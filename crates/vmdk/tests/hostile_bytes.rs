@@ -1,0 +1,167 @@
+//! Descriptors and deltas that nobody sane would write: refused with an error, or all that is promised of them holds.
+//!
+//! The corpus (`fuzz-corpus/`, one file each) was written by this crate, then bent; the same entry points serve fuzzing.
+
+use std::path::PathBuf;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::FileFailurePersistence;
+use vmdk::replay;
+
+type Corpus = Vec<(String, Vec<u8>)>;
+
+fn corpus(folder: &str) -> Corpus {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz-corpus").join(folder);
+    let mut files: Vec<_> = std::fs::read_dir(&path).expect("the corpus is part of the source").collect();
+    files.sort_by_key(|entry| entry.as_ref().expect("readable").file_name());
+    let load = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry.expect("readable");
+        (entry.file_name().into_string().expect("text"), std::fs::read(entry.path()).expect("readable"))
+    };
+    files.into_iter().map(load).collect()
+}
+
+/// The names of those that were accepted.
+fn accepted(folder: &str, accepts: impl Fn(&[u8]) -> blk::Result<()>) -> Vec<String> {
+    let corpus = corpus(folder);
+    assert!(corpus.len() > 10, "the corpus is not where it should be");
+    let mut names = Vec::new();
+    for (name, bytes) in corpus {
+        match accepts(&bytes) {
+            Ok(()) => names.push(name),
+            Err(error) => println!("{folder}/{name}: {error}"),
+        }
+    }
+    names
+}
+
+/// A seed that is refused for another reason than its own fault proves nothing: the names of the sound ones say so.
+#[test]
+fn the_corpus_replays() {
+    for folder in ["descriptor", "vmfssparse"] {
+        let sound = accepted(folder, |bytes| match folder {
+            "descriptor" => replay::descriptor(bytes).map(drop),
+            _ => replay::vmfssparse(bytes).map(drop),
+        });
+        assert!(sound.iter().filter(|name| name.starts_with("sound-")).count() > 3, "{sound:?}");
+        assert!(sound.iter().all(|name| name.starts_with("sound-")), "{sound:?}");
+    }
+}
+
+/// What fuzzers do to a file, in one step.
+#[derive(Debug, Clone)]
+enum Bend {
+    /// One byte replaced.
+    Byte(Index, u8),
+    /// A 32-bit field replaced; numbers near the limits find more than random ones.
+    Word(Index, u32),
+    Cut(Index),
+    /// A stretch written again elsewhere.
+    Copy {
+        from: Index,
+        to: Index,
+        len: usize,
+    },
+    Insert(Index, Vec<u8>),
+}
+
+/// Fields of a delta lie on multiples of 4; the first two sectors, and the directory behind the header, hold most.
+const WORD_BYTES: usize = 4;
+
+fn apply(bytes: &mut Vec<u8>, bend: &Bend) {
+    if bytes.len() < WORD_BYTES {
+        return;
+    }
+    match bend {
+        Bend::Byte(at, value) => {
+            let at = at.index(bytes.len());
+            bytes[at] = *value;
+        }
+        Bend::Word(at, value) => {
+            let at = at.index(bytes.len() / WORD_BYTES) * WORD_BYTES;
+            bytes[at..at + WORD_BYTES].copy_from_slice(&value.to_le_bytes());
+        }
+        Bend::Cut(at) => bytes.truncate(at.index(bytes.len())),
+        Bend::Copy { from, to, len } => {
+            let from = from.index(bytes.len());
+            let part = bytes[from..bytes.len().min(from + len)].to_vec();
+            let to = to.index(bytes.len() - part.len() + 1);
+            bytes[to..to + part.len()].copy_from_slice(&part);
+        }
+        Bend::Insert(at, part) => {
+            let at = at.index(bytes.len());
+            bytes.splice(at..at, part.iter().copied());
+        }
+    }
+}
+
+fn word() -> impl Strategy<Value = u32> {
+    let near = (prop_oneof![Just(0u32), Just(4), Just(8), Just(40), Just(1 << 12), Just(u32::MAX)], -2i32..3)
+        .prop_map(|(base, by)| base.wrapping_add_signed(by));
+    prop_oneof![3 => near, 1 => 0..200u32, 1 => any::<u32>()]
+}
+
+fn bend(text: &'static [&'static str]) -> impl Strategy<Value = Bend> {
+    let at = any::<Index>;
+    let part = prop_oneof![
+        prop::sample::select(text).prop_map(|text| text.as_bytes().to_vec()),
+        vec(any::<u8>(), 1..40)
+    ];
+    prop_oneof![
+        (at(), any::<u8>()).prop_map(|(at, value)| Bend::Byte(at, value)),
+        (at(), word()).prop_map(|(at, value)| Bend::Word(at, value)),
+        at().prop_map(Bend::Cut),
+        (at(), at(), 1..80usize).prop_map(|(from, to, len)| Bend::Copy { from, to, len }),
+        (at(), part).prop_map(|(at, part)| Bend::Insert(at, part)),
+    ]
+}
+
+/// A seed and what is done to it. `head` bounds where, so that metadata is bent more often than the guest's data.
+fn bent(folder: &str, text: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> + use<> {
+    let seeds: Vec<Vec<u8>> = corpus(folder).into_iter().map(|(_, bytes)| bytes).collect();
+    let head = prop_oneof![Just(2048usize), Just(4096), Just(usize::MAX)];
+    (prop::sample::select(seeds), head, vec(bend(text), 1..6)).prop_map(|(seed, head, bends)| {
+        let (head, tail) = seed.split_at(head.min(seed.len()));
+        let mut head = head.to_vec();
+        bends.iter().for_each(|bend| apply(&mut head, bend));
+        [&head, tail].concat()
+    })
+}
+
+/// Lines and parts of lines that mean something.
+const TEXT: [&str; 14] = [
+    "\n",
+    "\r\n",
+    "\"",
+    "=",
+    "#",
+    "\0",
+    "version=3\n",
+    "CID=fffffffe\n",
+    "parentCID=ffffffff\n",
+    "parentFileNameHint=\"..\"\n",
+    "changeTrackPath=\"x-ctk.vmdk\"\n",
+    "RW 18014398509481983 ZERO\n",
+    "NOACCESS 1 ZERO \"x\" 1\n",
+    "RDONLY 8 FLAT \"a\" \"b\" 18014398509481975\n",
+];
+
+proptest! {
+    // A failure is written beside this file and replayed first from then on; PROPTEST_CASES asks for more cases.
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn bent_descriptors(bytes in bent("descriptor", &TEXT)) {
+        let _ = replay::descriptor(&bytes);
+    }
+
+    #[test]
+    fn bent_deltas(bytes in bent("vmfssparse", &["COWD"])) {
+        let _ = replay::vmfssparse(&bytes);
+    }
+}
