@@ -11,4 +11,5 @@ mod nbd;
 mod refusals;
 mod serving;
 mod snapshots;
+mod space;
 mod tools;
