@@ -33,7 +33,7 @@ clients: ## Real clients: qemu-img, qemu-io, nbdinfo, nbdcopy, fio
 soak: ## Crash runs and kill -9 cycles for about an hour (SOAK_MINUTES)
 	@scripts/soak.sh
 
-fuzz: ## Property and corpus tests on fresh random input (FUZZ_MINUTES, 10 by default)
+fuzz: ## Hostile bytes for every parser: libFuzzer if installed, else properties (FUZZ_MINUTES, 10)
 	@scripts/fuzz.sh
 
 bench: ## The figures, beside their peers, in about 25 minutes
