@@ -17,7 +17,7 @@ coverage_guided() {
         target=${pair%%:*}
         mkdir -p "fuzz/corpus/$target"
         cargo +nightly fuzz run "$target" "fuzz/corpus/$target" "crates/${pair##*:}/fuzz-corpus/$target" -- \
-            -max_total_time=$((minutes * 60 / ${#TARGETS[@]})) -timeout=10 -rss_limit_mb=1024 -print_final_stats=1
+            -max_total_time=$((minutes * 60 / ${#TARGETS[@]})) -timeout=10 -malloc_limit_mb=64 -print_final_stats=1
     done
     echo "${#TARGETS[@]} targets in $SECONDS s, nothing found"
 }
