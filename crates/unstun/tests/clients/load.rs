@@ -28,6 +28,7 @@ impl Fio {
                 "--verify=crc32c",
                 "--verify_backlog=2048",
                 "--do_verify=1",
+                "--verify_state_save=0",
                 "--verify_fatal=1",
                 "--fsync=500",
             ])
