@@ -247,7 +247,12 @@ impl Vm {
             if !alone || disk.top_name() != fold.layer {
                 continue;
             }
-            if let Some(route) = self.route(&disk, fold).await?
+            let route = match self.route(&disk, fold).await {
+                // Its turn will come when there is space.
+                Err(e) if e.is_no_space() => continue,
+                other => other?,
+            };
+            if let Some(route) = route
                 && Rc::ptr_eq(&route.source, disk.chain().top())
             {
                 disk.set_fold(Some(route));

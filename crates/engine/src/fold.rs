@@ -25,9 +25,9 @@ use crate::vm::Vm;
 
 /// Longest rest between two pieces, so that a slow device does not park the mover for minutes.
 const REST_US_MAX: u64 = 50_000;
-/// The mover keeps at most one I/O under way for so many of the guest's: on a busy device that leaves the guest about
-/// 4/5 of it, and its latency grows by as little.
-const GUEST_PER_MOVER: usize = 4;
+/// The mover keeps at most one piece under way for so many I/Os of the guest's. A piece is a read, then a write, and
+/// the guest's own writes are doubled where a region is being moved.
+const GUEST_PER_MOVER: usize = 8;
 
 /// A file system's block: smaller pieces cannot be given back.
 const PUNCH_BYTES: u64 = 4096;
@@ -349,15 +349,17 @@ impl Fold {
         }
     }
 
-    /// Where a share is not fine enough - one piece against a guest with few I/Os - the mover rests instead: it works
-    /// one part in `yield_factor + 1` of the time while the guest is active.
+    /// While the guest is active each piece is followed by a rest as long as it took, or `yield_factor` times that
+    /// where a share is not fine enough: one piece against a guest with few I/Os.
     async fn rest(&self, piece_ns: u64) {
         let seen = self.neighbours.iter().map(|d| d.stats.requests()).sum();
         let idle = self.guest_seen.replace(seen) == seen;
-        if idle || self.share() > 1 {
+        if idle {
             return;
         }
-        let rest_us = piece_ns / 1000 * self.disk.options.fold.yield_factor;
+        // Among many I/Os of the guest's half of the time is yielding enough.
+        let factor = if self.share() > 1 { 1 } else { self.disk.options.fold.yield_factor };
+        let rest_us = piece_ns / 1000 * factor;
         if rest_us > 0 {
             self.disk.env.sleep_us(rest_us.min(REST_US_MAX)).await;
         }

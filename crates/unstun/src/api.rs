@@ -29,7 +29,7 @@ pub struct Status {
     pub vms: u64,
     pub disks: u64,
     pub snapshots: u64,
-    /// Queued, running or paused.
+    /// Queued, running, paused or waiting for space.
     pub open_jobs: u64,
 }
 
@@ -285,6 +285,8 @@ pub enum JobState {
     Queued,
     Running,
     Paused,
+    /// The datastore is full; it goes on when space returns.
+    WaitingForSpace,
     Done,
     Failed,
     Cancelled,
@@ -292,7 +294,7 @@ pub enum JobState {
 
 impl JobState {
     pub fn is_open(self) -> bool {
-        matches!(self, Self::Queued | Self::Running | Self::Paused)
+        matches!(self, Self::Queued | Self::Running | Self::Paused | Self::WaitingForSpace)
     }
 
     pub fn as_str(self) -> &'static str {
@@ -300,6 +302,7 @@ impl JobState {
             Self::Queued => "queued",
             Self::Running => "running",
             Self::Paused => "paused",
+            Self::WaitingForSpace => "waiting_for_space",
             Self::Done => "done",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",

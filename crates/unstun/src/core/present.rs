@@ -62,7 +62,8 @@ pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
 pub fn job(tracked: &Tracked) -> api::Job {
     let job = &tracked.job;
     let state = match job.state() {
-        JobState::Running | JobState::WaitingForSpace => api::JobState::Running,
+        JobState::Running => api::JobState::Running,
+        JobState::WaitingForSpace => api::JobState::WaitingForSpace,
         JobState::Paused => api::JobState::Paused,
         JobState::Done => api::JobState::Done,
         JobState::Failed => api::JobState::Failed,
