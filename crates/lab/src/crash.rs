@@ -37,7 +37,7 @@ pub struct Outcome {
 
 /// One run. An error is a broken promise, with the seed and the way to repeat it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
-    let replay = |cause: String| format!("seed {seed}: {cause}\n  replay: make crash SEED={seed}");
+    let replay = |cause: String| format!("seed {seed}: {cause}\n  replay: make crash CRASH_SEED={seed}");
     match catch_unwind(AssertUnwindSafe(|| run_plan(&Rc::new(Plan::draw(seed, defects))))) {
         Ok(result) => result.map_err(replay),
         Err(panic) => {
