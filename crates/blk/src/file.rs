@@ -72,10 +72,6 @@ impl File {
         self.0.counters.get()
     }
 
-    pub fn same_as(&self, other: &File) -> bool {
-        Rc::ptr_eq(&self.0, &other.0)
-    }
-
     fn count(&self, change: impl FnOnce(&mut FileCounters)) {
         let mut counters = self.0.counters.get();
         change(&mut counters);

@@ -266,10 +266,6 @@ impl Disk {
         }
     }
 
-    pub fn is_waiting_for_space(&self) -> bool {
-        self.waiting_for_space.get() > 0
-    }
-
     pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<()> {
         if offset.checked_add(len).is_none_or(|end| end > self.size_bytes) {
             let cause = format!("{len} bytes at {offset} reach past the disk's {} bytes", self.size_bytes);

@@ -71,10 +71,6 @@ impl Link {
         self.placed.get() == PLACED_MAX
     }
 
-    pub fn is_dirty(&self) -> bool {
-        self.dirty.get()
-    }
-
     /// Makes every write that completed before this call durable, with its tables. Callers that arrive while a round
     /// runs share the next one.
     pub async fn flush(&self) -> Result<()> {

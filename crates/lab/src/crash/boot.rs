@@ -38,15 +38,14 @@ pub fn boot(
         if plan.limited_space {
             fill_up(&env, space, plan.rng(number, 2));
         }
+        work(&vm, &plan, &truth, number).await?;
         if last {
-            work(&vm, &plan, &truth, number).await?;
             return finish(&env, vm, &plan, &truth).await;
         }
-        work(&vm, &plan, &truth, number).await?;
         // A cut that never came: the boot ends as a clean stop does.
-        let closed = vm.close().await.map_err(|e| format!("closing: {e}"));
-        remember(&vm, &truth, closed.is_ok());
-        closed
+        vm.close().await.map_err(|e| format!("closing: {e}"))?;
+        closed_cleanly(&truth);
+        Ok(())
     })
 }
 
@@ -63,12 +62,10 @@ fn fill_up(env: &Env, world: SimWorld, mut rng: Rng) {
 }
 
 /// A clean stop makes everything durable that had completed.
-fn remember(_vm: &Rc<Vm>, truth: &Shared, clean: bool) {
-    if clean {
-        for model in &mut truth.borrow_mut().models {
-            let now = model.flush_begins();
-            model.flushed(now);
-        }
+fn closed_cleanly(truth: &Shared) {
+    for model in &mut truth.borrow_mut().models {
+        let now = model.flush_begins();
+        model.flushed(now);
     }
 }
 

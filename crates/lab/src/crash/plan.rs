@@ -1,6 +1,6 @@
 //! What a seed stands for: sizes, shares and cuts. Each seed draws its own mix and leaves whole features out.
 
-use engine::{Defect, Defects, FoldOptions, Options, SpacePolicy};
+use engine::{Defects, FoldOptions, Options, SpacePolicy};
 use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
 use blk::SECTOR;
@@ -106,10 +106,6 @@ impl Plan {
                 Cut::Kind { kind, nth: 1 + rng.below(if kind == OpKind::Flush { 120 } else { 12 }), phase }
             }
         });
-    }
-
-    pub fn has(&self, defect: Defect) -> bool {
-        self.engine.defects.has(defect)
     }
 }
 

@@ -11,8 +11,8 @@ use std::sync::mpsc::{Sender, channel};
 use crate::api::Event;
 use crate::error::{Error, Result};
 
-/// Read back at a start; older lines stay in the file.
-const EVENTS_READ_MAX: usize = 1000;
+/// Kept in memory, and read back at a start; older lines stay in the file.
+pub const EVENTS_MAX: usize = 1000;
 /// A longer file is read from its end: 1000 events of twelve disks are about 1.5 MB.
 const READ_BYTES_MAX: u64 = 4 << 20;
 
@@ -61,7 +61,7 @@ pub fn read(home: &Path) -> Vec<Event> {
     }
     let text = String::from_utf8_lossy(&bytes);
     let mut events: Vec<Event> = text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
-    let surplus = events.len().saturating_sub(EVENTS_READ_MAX);
+    let surplus = events.len().saturating_sub(EVENTS_MAX);
     events.drain(..surplus);
     events
 }

@@ -172,7 +172,10 @@ impl Node {
         let id = entry.events.borrow().last().map_or(0, |e| e.id) + 1;
         let event = present::event(id, &entry.vm.name, event);
         self.journal.append(&entry.home, &event);
-        entry.events.borrow_mut().push(event);
+        let mut events = entry.events.borrow_mut();
+        events.push(event);
+        let surplus = events.len().saturating_sub(journal::EVENTS_MAX);
+        events.drain(..surplus);
     }
 
     pub fn entries(&self) -> Vec<Rc<Entry>> {

@@ -151,7 +151,11 @@ impl Node {
     pub async fn snapshot_take(&self, vm: &VmName, request: api::SnapshotTake) -> Result<api::SnapshotTaken> {
         let entry = self.entry(vm.as_str())?;
         let taken = entry.vm.take(request.name.as_str(), &request.message).await?;
-        let stun_us = entry.events.borrow().last().map_or(0, |e| e.stun_us);
+        // Its own event: another operation may have reported one meanwhile.
+        let own = |e: &&api::Event| {
+            e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
+        };
+        let stun_us = entry.events.borrow().iter().rev().find(own).map_or(0, |e| e.stun_us);
         let tree = self.snapshot_tree(vm).await?;
         let id = present::id(taken.id);
         let snapshot = tree.snapshots.into_iter().find(|s| s.id == id);
