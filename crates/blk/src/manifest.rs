@@ -11,7 +11,8 @@ use crate::error::Result;
 use crate::exec::Local;
 use crate::layer::Layer;
 
-/// A layer's name inside its home: its descriptor's file name.
+/// A layer's name as its VM's home knows it: its descriptor's file name, or, for one that lies in another folder, the
+/// absolute path of its descriptor.
 pub type LayerName = String;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct DiskState {
     pub size_bytes: u64,
     /// The writable top.
     pub top: LayerName,
+    /// Of an independent-nonpersistent disk: the layer a reset goes back to, the parent of `top`.
+    pub reset_to: Option<LayerName>,
 }
 
 /// One named state of the VM.
@@ -77,9 +80,11 @@ pub struct VmState {
 }
 
 /// A change of the home. Everything in it becomes true at once.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Change {
     pub next: VmState,
+    /// The configuration kept with this snapshot (`disks_at`) becomes the VM's own; `next.disks` is its list of disks.
+    pub configuration: Option<u128>,
     /// (child, new parent): the child's descriptor is rewritten to name the parent and its present content id.
     pub reparent: Vec<(LayerName, LayerName)>,
     /// Layers that nothing refers to any more; their files are removed.
@@ -96,6 +101,35 @@ pub struct LayerInfo {
     pub format: String,
     /// Bytes allocated on the datastore by its files.
     pub allocated_bytes: u64,
+    /// In a folder that is not this VM's: read, never written, never removed.
+    pub foreign: bool,
+}
+
+/// One layer's place among the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerLink {
+    pub name: LayerName,
+    pub parent: Option<LayerName>,
+    /// See `LayerInfo::foreign`.
+    pub foreign: bool,
+}
+
+/// Somebody outside this home who reads one of its layers: a linked clone, for one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dependant {
+    pub layer: LayerName,
+    /// For people: the path of the VM or of the descriptor that names the layer.
+    pub who: String,
+}
+
+/// A disk to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewDisk {
+    /// A multiple of the sector.
+    pub size_bytes: u64,
+    pub mode: DiskMode,
+    /// Absolute path of the folder for its files; None is the home.
+    pub folder: Option<String>,
 }
 
 /// A VM's home.
@@ -112,13 +146,33 @@ pub trait Manifest {
     /// whose ids or sizes contradict each other, a cycle, or more links than `CHAIN_LAYERS_MAX`.
     fn chain<'a>(&'a self, top: &'a str) -> Local<'a, Result<Vec<LayerInfo>>>;
 
-    /// Opens one layer's files; `writable` opens them for writing but changes nothing yet.
+    /// Every layer that a disk, a snapshot or a fold of the home refers to, with everything under it, and every other
+    /// layer in the home's own folders, prepared children apart. Each once; in no order.
+    fn links(&self) -> Local<'_, Result<Vec<LayerLink>>>;
+
+    /// Who outside this home reads one of `layers` directly: the clones this home has noted, and whatever a search
+    /// of the folders the home may look into finds.
+    fn dependants<'a>(&'a self, layers: &'a [LayerName]) -> Local<'a, Result<Vec<Dependant>>>;
+
+    /// The VM's disks, of every mode, when `snapshot` was taken: `top` is the layer that was frozen (or, for a disk that
+    /// takes do not freeze, the top it had). None when no configuration was kept: one of VMware's snapshots.
+    fn disks_at(&self, snapshot: u128) -> Local<'_, Result<Option<Vec<DiskState>>>>;
+
+    /// Opens one layer's files; `writable` opens them for writing but changes nothing yet. A foreign layer is opened
+    /// read-only whatever is asked; `Shape::writable` says which it is.
     fn open<'a>(&'a self, name: &'a str, writable: bool) -> Local<'a, Result<Rc<dyn Layer>>>;
 
     /// The layer is about to be written for the first time since it was opened: gives it a new content id (and its
     /// children in this home the matching parent id), so that foreign children notice. Nothing to do for a layer that
     /// this session created. Durable when it returns; may be repeated.
     fn touch<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>>;
+
+    /// Makes an empty base disk, durable; nobody refers to it before `publish` names it. Its number and slot are the
+    /// next free ones of `state`.
+    fn create_disk<'a>(&'a self, state: &'a VmState, disk: &'a NewDisk) -> Local<'a, Result<DiskState>>;
+
+    /// Makes the base disk `name` larger: its extent, then its descriptor. Refused for anything but a single flat extent.
+    fn grow<'a>(&'a self, name: &'a str, size_bytes: u64) -> Local<'a, Result<()>>;
 
     /// Makes an empty, durable, writable child of `parent`; nobody refers to it before `publish`.
     fn create_child<'a>(&'a self, parent: &'a str) -> Local<'a, Result<Rc<dyn Layer>>>;
@@ -127,7 +181,7 @@ pub trait Manifest {
     /// things as they were.
     fn reserve(&self, bytes: u64) -> Local<'_, Result<()>>;
 
-    /// Removes a child that never was published.
+    /// Removes a child, or a base disk, that never was published.
     fn discard_child<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>>;
 }
 

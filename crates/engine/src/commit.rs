@@ -70,7 +70,7 @@ impl Vm {
         let folds: Vec<_> = plan.folds.into_iter().map(|f| FoldState { job: id, ..f }).collect();
         let mut next = tree::after_names_leave(&state, &plan.gone, folds.clone());
         next.last_job = id;
-        self.publish(Change { next, reparent: Vec::new(), remove: Vec::new() }).await?;
+        self.publish(Change { next, ..Change::default() }).await?;
         self.report(self.plain_event(EventKind::CommitStart, &plan.names.join(", "), ""));
         Ok(self.start_job(id, plan.names.join(", "), folds))
     }
@@ -344,7 +344,7 @@ impl Vm {
         let mut next = self.state();
         next.folds.iter_mut().filter(|f| f.job == job).for_each(|f| f.held = true);
         // If this cannot be recorded the job resumes after a restart: annoying, not wrong.
-        let _ = self.publish(Change { next, reparent: Vec::new(), remove: Vec::new() }).await;
+        let _ = self.publish(Change { next, ..Change::default() }).await;
     }
 }
 

@@ -129,7 +129,7 @@ impl Vm {
         let tops: Vec<(u32, LayerName)> =
             children.iter().map(|c| (c.disk.number, c.link.layer.name().to_string())).collect();
         let next = tree::after_take(&self.state.borrow(), snapshot.clone(), &tops);
-        let change = Change { next, reparent: Vec::new(), remove: Vec::new() };
+        let change = Change { next, ..Change::default() };
         self.publish(change).await
     }
 

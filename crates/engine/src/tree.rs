@@ -103,7 +103,7 @@ pub fn fold_end(state: &VmState, disk: u32, source: &str, target: &str, child: O
         *layer = target.to_string();
     }
     let reparent = child.map(|c| (c.to_string(), target.to_string())).into_iter().collect();
-    Change { next, reparent, remove: vec![source.to_string()] }
+    Change { next, reparent, remove: vec![source.to_string()], ..Change::default() }
 }
 
 /// Whether any snapshot names one of the layers.

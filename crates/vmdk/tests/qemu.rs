@@ -127,7 +127,7 @@ async fn take(home: &dyn Manifest, state: &VmState, disk: &mut Disk) -> VmState 
     });
     next.current = Some(u128::from(next.last_uid));
     next.disks[0].top = child.name().into();
-    home.publish(&Change { next: next.clone(), reparent: vec![], remove: vec![] }).await.unwrap();
+    home.publish(&Change { next: next.clone(), ..Change::default() }).await.unwrap();
     disk.chain.push(child);
     next
 }

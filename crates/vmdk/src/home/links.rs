@@ -146,6 +146,7 @@ pub(super) async fn info(
         size_bytes: link.capacity_sectors() * SECTOR,
         format: link.create_type().into(),
         allocated_bytes,
+        foreign: false,
     })
 }
 

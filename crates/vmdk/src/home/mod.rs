@@ -16,7 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use blk::layer::Layer;
-use blk::manifest::{Change, LayerInfo, Manifest, VmState};
+use blk::manifest::{
+    Change, Dependant, DiskState, LayerInfo, LayerLink, LayerName, Manifest, NewDisk, VmState,
+};
 use blk::reactor::OpenMode;
 use blk::sync::TaskMutex;
 use blk::{Dir, Error, ErrorKind, File, Local, Result, SECTOR};
@@ -374,6 +376,22 @@ impl Home {
     }
 }
 
+impl Home {
+    async fn layer_links(&self) -> Result<Vec<LayerLink>> {
+        let names: Vec<String> = self.names().await?.into_iter().collect();
+        let is_here = |name: &str| names.iter().any(|n| n == name);
+        let mut out = Vec::new();
+        for (name, link) in links::read_all(&self.dir, &names).await? {
+            if link.is_prepared() {
+                continue;
+            }
+            let parent = link.parent_hint().map(|hint| links::local_name(link.file(), hint, is_here));
+            out.push(LayerLink { name, parent: parent.transpose()?, foreign: false });
+        }
+        Ok(out)
+    }
+}
+
 impl Manifest for Home {
     fn reserve(&self, bytes: u64) -> Local<'_, Result<()>> {
         Box::pin(self.reserve(bytes))
@@ -393,6 +411,26 @@ impl Manifest for Home {
 
     fn open<'a>(&'a self, name: &'a str, writable: bool) -> Local<'a, Result<Rc<dyn Layer>>> {
         Box::pin(self.open(name, writable))
+    }
+
+    fn links(&self) -> Local<'_, Result<Vec<LayerLink>>> {
+        Box::pin(self.layer_links())
+    }
+
+    fn dependants<'a>(&'a self, _layers: &'a [LayerName]) -> Local<'a, Result<Vec<Dependant>>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    fn disks_at(&self, _snapshot: u128) -> Local<'_, Result<Option<Vec<DiskState>>>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
+
+    fn create_disk<'a>(&'a self, _state: &'a VmState, _disk: &'a NewDisk) -> Local<'a, Result<DiskState>> {
+        Box::pin(std::future::ready(Err(Error::unsupported(self.dir.path(), "adding a disk"))))
+    }
+
+    fn grow<'a>(&'a self, name: &'a str, _size_bytes: u64) -> Local<'a, Result<()>> {
+        Box::pin(std::future::ready(Err(Error::unsupported(name, "growing a disk"))))
     }
 
     fn touch<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>> {

@@ -58,6 +58,7 @@ impl Texts {
                 mode: disk.mode,
                 size_bytes: size_bytes.get(&disk.slot).copied().unwrap_or(0),
                 top: local(&disk.file_name)?,
+                reset_to: None,
             });
         }
         self.read_snapshots(&mut state, &numbers, local)?;

@@ -78,7 +78,7 @@ fn an_unchanged_state_changes_no_line() {
     let mut texts = texts();
     let (state, _) = read(&mut texts);
     let before = (texts.vmx.to_bytes(), texts.vmsd.to_bytes());
-    let change = Change { next: state, reparent: vec![], remove: vec![] };
+    let change = Change { next: state, ..Change::default() };
     texts.write(&change, base_name).unwrap();
     assert_eq!((texts.vmx.to_bytes(), texts.vmsd.to_bytes()), before);
 }
@@ -101,7 +101,7 @@ fn a_take_and_a_commit_are_written_and_foreign_facts_stay() {
     state.last_job = 9;
     state.disks[0].top = "web-000002.vmdk".into();
     state.folds.push(FoldState { disk: 0, layer: "web-000001.vmdk".into(), job: 9, held: true });
-    texts.write(&Change { next: state.clone(), reparent: vec![], remove: vec![] }, base_name).unwrap();
+    texts.write(&Change { next: state.clone(), ..Change::default() }, base_name).unwrap();
     let vmsd = String::from_utf8(texts.vmsd.to_bytes()).unwrap();
     for kept in [
         "snapshot0.filename = \"web-Snapshot3.vmsn\"",
@@ -115,7 +115,7 @@ fn a_take_and_a_commit_are_written_and_foreign_facts_stay() {
     assert_eq!(again(&texts).0, state);
 
     state.folds.clear();
-    texts.write(&Change { next: state.clone(), reparent: vec![], remove: vec![] }, base_name).unwrap();
+    texts.write(&Change { next: state.clone(), ..Change::default() }, base_name).unwrap();
     let vmsd = String::from_utf8(texts.vmsd.to_bytes()).unwrap();
     assert!(vmsd.contains("snapshot.needConsolidate = \"FALSE\"") && !vmsd.contains("unstun.fold"), "{vmsd}");
     assert_eq!(again(&texts).0, state);
@@ -148,6 +148,6 @@ fn bad_values_are_named() {
     let mut texts = texts();
     let (mut state, _) = read(&mut texts);
     state.disks[0].slot = "scsi3:3".into();
-    let change = Change { next: state, reparent: vec![], remove: vec![] };
+    let change = Change { next: state, ..Change::default() };
     assert!(texts.write(&change, base_name).unwrap_err().to_string().contains("scsi3:3.fileName is absent"));
 }

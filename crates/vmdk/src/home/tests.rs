@@ -47,7 +47,7 @@ fn take(state: &VmState, uid: u32, tops: &[String]) -> Change {
     next.current = Some(u128::from(uid));
     next.last_uid = uid;
     next.disks.iter_mut().zip(tops).for_each(|(disk, top)| disk.top = top.clone());
-    Change { next, reparent: vec![], remove: vec![] }
+    Change { next, ..Change::default() }
 }
 
 async fn take_all(home: &Home, state: &VmState, uid: u32) -> Result<VmState> {
@@ -141,6 +141,7 @@ fn take_read_and_commit() {
                 ("web_1-000002.vmdk".into(), "web_1.vmdk".into()),
             ],
             remove: vec!["web-000001.vmdk".into(), "web_1-000001.vmdk".into()],
+            ..Change::default()
         };
         home.publish(&change).await.unwrap();
         assert_eq!(home.load().await.unwrap(), next);
@@ -242,7 +243,8 @@ fn what_is_in_use_is_not_removed() {
         let home = home(&env).await;
         let state = home.load().await.unwrap();
         let state = take_all(&home, &state, 1).await.unwrap();
-        let remove = |name: &str| Change { next: state.clone(), reparent: vec![], remove: vec![name.into()] };
+        let remove =
+            |name: &str| Change { next: state.clone(), remove: vec![name.into()], ..Change::default() };
         for name in ["web-000001.vmdk", "web.vmdk"] {
             assert_eq!(home.publish(&remove(name)).await.unwrap_err().kind, ErrorKind::Refused);
         }
@@ -321,7 +323,7 @@ fn a_power_cut_anywhere_in_the_end_of_a_commit_leaves_one_of_the_two_chains() {
         state.last_job = 1;
         state.snapshots.clear();
         state.current = None;
-        home.publish(&Change { next: state.clone(), reparent: vec![], remove: vec![] }).await.unwrap();
+        home.publish(&Change { next: state.clone(), ..Change::default() }).await.unwrap();
         state
     };
     let step = async |home: Home, state: VmState| {
@@ -330,7 +332,8 @@ fn a_power_cut_anywhere_in_the_end_of_a_commit_leaves_one_of_the_two_chains() {
         let mut next = state.clone();
         next.disks[0].top = "web.vmdk".into();
         next.folds.clear();
-        let change = Change { next: next.clone(), reparent: vec![], remove: vec!["web-000001.vmdk".into()] };
+        let change =
+            Change { next: next.clone(), remove: vec!["web-000001.vmdk".into()], ..Change::default() };
         home.publish(&change).await?;
         Ok(next)
     };
