@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use blk::manifest::{Change, FoldState, VmState};
+use blk::manifest::{Change, FoldState};
 use blk::{Error, Result};
 
 use crate::chain::FoldRoute;
@@ -10,6 +10,7 @@ use crate::disk::Disk;
 use crate::event::{DiskTimes, Event, EventKind};
 use crate::fold::{Fold, held_bytes};
 use crate::job::{Job, JobState};
+use crate::link::Link;
 use crate::options::Defect;
 use crate::tree;
 use crate::vm::Vm;
@@ -19,8 +20,10 @@ use crate::vm::Vm;
 pub enum CommitWhat {
     /// One snapshot, by name or id.
     One(String),
-    /// Every snapshot the running state descends from, and every delta that no snapshot owns.
+    /// Every snapshot the running state descends from, and every delta under it that no snapshot owns.
     All,
+    /// No name: only the deltas that no snapshot owns, on every branch (`consolidate`).
+    Unowned,
 }
 
 /// What a commit will do, before it does anything.
@@ -32,39 +35,17 @@ pub struct CommitPreview {
     /// Length of the files that go.
     pub bytes_freed: u64,
     pub layers: u64,
-}
-
-struct Plan {
-    gone: Vec<u128>,
-    names: Vec<String>,
-    /// In the order they will be folded: disk by disk, nearest to the base first, so that each block moves once.
-    folds: Vec<FoldState>,
+    /// What cannot be folded, each with its reason; the names go all the same.
+    pub stays: Vec<String>,
 }
 
 impl Vm {
-    pub async fn commit_preview(&self, what: &CommitWhat) -> Result<CommitPreview> {
-        let plan = self.plan_commit(what)?;
-        let mut preview = CommitPreview {
-            names: plan.names,
-            bytes_to_move: 0,
-            bytes_freed: 0,
-            layers: plan.folds.len() as u64,
-        };
-        for fold in &plan.folds {
-            let disk = self.disk(fold.disk)?;
-            let Some(link) = disk.link_named(&fold.layer) else { continue };
-            preview.bytes_to_move += held_bytes(&disk, &link).await?;
-            preview.bytes_freed += link.layer.usage().file_bytes;
-        }
-        Ok(preview)
-    }
-
     /// Starts a commit. When this returns the names have left the tree, durably: there is no way back from here.
     pub async fn commit(self: &Rc<Self>, what: &CommitWhat) -> Result<Rc<Job>> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        let plan = self.plan_commit(what)?;
-        self.refuse_viewed(&plan)?;
+        let plan = self.plan_commit(what).await?;
+        self.refuse_viewed(&plan.gone)?;
         let state = self.state();
         let id = state.last_job + 1;
         let folds: Vec<_> = plan.folds.into_iter().map(|f| FoldState { job: id, ..f }).collect();
@@ -73,76 +54,6 @@ impl Vm {
         self.publish(Change { next, ..Change::default() }).await?;
         self.report(self.plain_event(EventKind::CommitStart, &plan.names.join(", "), ""));
         Ok(self.start_job(id, plan.names.join(", "), folds))
-    }
-
-    fn plan_commit(&self, what: &CommitWhat) -> Result<Plan> {
-        let state = self.state.borrow();
-        match what {
-            CommitWhat::One(wanted) => self.plan_one(&state, wanted),
-            CommitWhat::All => self.plan_all(&state),
-        }
-    }
-
-    fn plan_one(&self, state: &VmState, wanted: &str) -> Result<Plan> {
-        let snapshot = tree::find(state, wanted)?;
-        if !self.is_sealed(snapshot.id) {
-            return Err(Error::refused(&self.name, format!("{} is not sealed yet", snapshot.name)));
-        }
-        let mut folds = Vec::new();
-        for (number, frozen) in &snapshot.disks {
-            let chain = self.disk(*number)?.chain();
-            let Some(at) = chain.links.iter().position(|l| l.layer.name() == frozen) else {
-                let cause = format!("{} lies on another branch than the running state", snapshot.name);
-                return Err(Error::unsupported(&self.name, cause));
-            };
-            if let Some(delta) = chain.links.get(at + 1) {
-                folds.push(fold_of(*number, delta.layer.name()));
-            }
-        }
-        Ok(Plan { gone: vec![snapshot.id], names: vec![snapshot.name.clone()], folds })
-    }
-
-    fn plan_all(&self, state: &VmState) -> Result<Plan> {
-        let mut gone = Vec::new();
-        let mut names = Vec::new();
-        let mut at = state.current;
-        while let Some(s) = at.and_then(|id| state.snapshots.iter().find(|s| s.id == id)) {
-            if !self.is_sealed(s.id) {
-                return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
-            }
-            gone.push(s.id);
-            names.push(s.name.clone());
-            at = s.parent;
-        }
-        if gone.len() != state.snapshots.len() {
-            return Err(Error::unsupported(
-                &self.name,
-                "it has snapshots on other branches than the running state",
-            ));
-        }
-        let mut folds = Vec::new();
-        for disk in self.snapshotted() {
-            folds.extend(disk.chain().links[1..].iter().map(|l| fold_of(disk.number, l.layer.name())));
-        }
-        if folds.is_empty() && gone.is_empty() {
-            return Err(Error::refused(&self.name, "nothing to commit: it has no snapshots and no deltas"));
-        }
-        Ok(Plan { gone, names, folds })
-    }
-
-    /// A layer that others read is never written.
-    fn refuse_viewed(&self, plan: &Plan) -> Result<()> {
-        match self.viewers().into_iter().find(|(id, _)| plan.gone.contains(id)) {
-            Some((id, client)) => {
-                let state = self.state.borrow();
-                let name = state.snapshots.iter().find(|s| s.id == id).map_or("?", |s| s.name.as_str());
-                Err(Error::refused(
-                    &self.name,
-                    format!("{name} is attached by {client}; disconnect that client first"),
-                ))
-            }
-            None => Ok(()),
-        }
     }
 
     fn start_job(self: &Rc<Self>, id: u64, subject: String, folds: Vec<FoldState>) -> Rc<Job> {
@@ -221,10 +132,8 @@ impl Vm {
         self.steer_tops(job, folds).await?;
         let mut held = Vec::new();
         for fold in folds {
-            let link = self.disk(fold.disk)?.link_named(&fold.layer);
-            let pending = link.filter(|_| self.is_pending(job, fold));
-            held.push(match pending {
-                Some(link) => held_bytes(&*self.disk(fold.disk)?, &link).await?,
+            held.push(match self.fold_source(fold).await?.filter(|_| self.is_pending(job, fold)) {
+                Some((disk, link)) => held_bytes(&disk, &link).await?,
                 None => 0,
             });
         }
@@ -243,7 +152,7 @@ impl Vm {
     async fn steer_tops(&self, job: &Job, folds: &[FoldState]) -> Result<()> {
         for fold in folds.iter().filter(|f| self.is_pending(job, f)) {
             let alone = folds.iter().filter(|f| f.disk == fold.disk).count() == 1;
-            let disk = self.disk(fold.disk)?;
+            let Ok(disk) = self.disk(fold.disk) else { continue };
             if !alone || disk.top_name() != fold.layer {
                 continue;
             }
@@ -260,6 +169,24 @@ impl Vm {
             }
         }
         Ok(())
+    }
+
+    /// The disk a fold works on: the running one, or, for a delta of a side branch, one made for the work, which ends in
+    /// that delta and has no guest. None when the layer is gone.
+    pub(crate) async fn fold_source(&self, fold: &FoldState) -> Result<Option<(Rc<Disk>, Rc<Link>)>> {
+        if let Ok(disk) = self.disk(fold.disk)
+            && let Some(link) = disk.link_named(&fold.layer)
+        {
+            return Ok(Some((disk, link)));
+        }
+        if !self.graph().await?.has(&fold.layer) {
+            return Ok(None);
+        }
+        let layers = self.open_chain(&fold.layer).await?;
+        let name = format!("{}/disk{}", self.name, fold.disk);
+        let disk = Disk::new(self.env.clone(), name, fold.disk, layers, false, self.options)?;
+        let top = disk.chain().top().clone();
+        Ok(Some((disk, top)))
     }
 
     /// Where a fold leads from and to, in the chain as it is. None when its layer is gone.
@@ -279,7 +206,14 @@ impl Vm {
             return Ok(Some(steered.clone()));
         }
         let upper: Vec<_> = chain.links[at..].iter().map(|l| l.layer.name()).collect();
-        let skip_shadowed = !tree::named(&self.state.borrow(), &upper);
+        let graph = self.graph().await?;
+        // Whoever else rests on one of them reads what the running top shadows.
+        let alone = upper
+            .iter()
+            .enumerate()
+            .all(|(n, l)| graph.children(l).len() <= usize::from(n + 1 < upper.len()));
+        let running = self.disk(disk.number).is_ok_and(|d| std::ptr::eq(&*d, disk));
+        let skip_shadowed = running && alone && !tree::named(&self.state.borrow(), &upper);
         Ok(Some(FoldRoute::new(source, target, skip_shadowed)))
     }
 
@@ -305,7 +239,7 @@ impl Vm {
     async fn fold_one(self: &Rc<Self>, job: &Rc<Job>, fold: &FoldState) -> Result<DiskTimes> {
         let mut times = DiskTimes { number: fold.disk, ..DiskTimes::default() };
         let before = job.bytes_done.get();
-        let disk = self.disk(fold.disk)?;
+        let Some((disk, _)) = self.fold_source(fold).await? else { return Ok(times) };
         let Some(route) = self.route(&disk, fold).await? else { return Ok(times) };
         let mover = Fold::new(self, disk.clone(), route.clone(), job.clone());
         mover.drain().await?;
@@ -321,20 +255,15 @@ impl Vm {
     /// Answers the nanoseconds the change in memory took.
     async fn finish_fold(&self, disk: &Rc<Disk>, fold: &FoldState, route: &Rc<FoldRoute>) -> Result<u64> {
         let _turn = self.operations.lock().await;
-        let chain = disk.chain();
-        let at = chain.position(&route.source).expect("only its own fold removes a layer");
-        let child = chain.links.get(at + 1).map(|l| l.layer.name().to_string());
-        if let Some(child) = &child {
+        let graph = self.graph().await?;
+        let children = graph.children(&fold.layer);
+        for child in children {
             self.touch(child).await?;
         }
-        let change = tree::fold_end(
-            &self.state.borrow(),
-            fold.disk,
-            &fold.layer,
-            route.target.layer.name(),
-            child.as_deref(),
-        );
+        let state = self.state();
+        let change = tree::fold_end(&state, fold.disk, &fold.layer, route.target.layer.name(), children);
         self.publish(change).await?;
+        self.forget_layer(&fold.layer);
         Ok(disk.remove_link(&route.source).await)
     }
 
@@ -346,8 +275,4 @@ impl Vm {
         // If this cannot be recorded the job resumes after a restart: annoying, not wrong.
         let _ = self.publish(Change { next, ..Change::default() }).await;
     }
-}
-
-fn fold_of(disk: u32, layer: &str) -> FoldState {
-    FoldState { disk, layer: layer.to_string(), job: 0, held: false }
 }

@@ -23,7 +23,7 @@ pub struct Disk {
     /// For messages: `web/disk0`.
     pub name: String,
     pub number: u32,
-    pub size_bytes: u64,
+    size_bytes: Cell<u64>,
     pub read_only: bool,
     pub options: Options,
     pub stats: DiskStats,
@@ -34,6 +34,7 @@ pub struct Disk {
     pub(crate) writes: RangeLock,
     pub(crate) write_gate: Rc<Admission>,
     pub(crate) read_gate: Rc<Admission>,
+    pub(crate) flush_gate: Rc<Admission>,
     pub(crate) closing: Cell<bool>,
     pub(crate) holds: Holds,
     /// Writes are held back for want of space; said once an episode.
@@ -68,7 +69,7 @@ impl Disk {
             env,
             name,
             number,
-            size_bytes,
+            size_bytes: Cell::new(size_bytes),
             read_only,
             options,
             stats: DiskStats::default(),
@@ -78,12 +79,17 @@ impl Disk {
             writes: RangeLock::default(),
             write_gate: Rc::default(),
             read_gate: Rc::default(),
+            flush_gate: Rc::default(),
             closing: Cell::new(false),
             holds: Holds::default(),
             waiting_for_space: Cell::new(0),
             on_space: RefCell::default(),
             loads: Signal::default(),
         }))
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes.get()
     }
 
     /// The chain as new requests see it.
@@ -132,7 +138,7 @@ impl Disk {
         self.stats.map_loads.set(self.stats.map_loads.get() + 1);
         let start = number * REGION_BYTES;
         let chain = self.chain();
-        let built = resolve_in(&chain.links, start..self.size_bytes.min(start + REGION_BYTES)).await;
+        let built = resolve_in(&chain.links, start..self.size_bytes().min(start + REGION_BYTES)).await;
         // A build that an update overtook is thrown away; the caller asks again.
         self.map.end_load(number, built.as_deref().ok());
         self.loads.notify();
@@ -177,6 +183,8 @@ impl Disk {
     /// the parent is sealed, that is the parent and the child; in a commit the delta and its target.
     pub async fn flush_all(&self) -> Result<()> {
         let began_ns = self.env.now_ns();
+        // Counted, so that whoever gives the layers to another disk can wait for it.
+        let _admitted = self.flush_gate.enter();
         let top = self.chain().top().clone();
         let top_only = self.options.defects.has(Defect::FlushTopOnly);
         let result = self.flush_links(|link| !top_only || Rc::ptr_eq(link, &top)).await;
@@ -220,6 +228,18 @@ impl Disk {
         writes.await;
         self.slots.borrow_mut().release(link);
         took_ns
+    }
+
+    /// `base`, the only layer, has been opened again and is larger. The caller holds the writes back; what the map says of
+    /// the old size stays right, because a base holds everything by position and `base` has the old one's slot.
+    pub(crate) fn grown(&self, base: &Rc<Link>) {
+        let old_bytes = self.size_bytes();
+        assert_eq!((base.slot, self.chain().links.len()), (self.chain().top().slot, 1));
+        self.slots.borrow_mut().fill(base);
+        *self.chain.borrow_mut() = Rc::new(Chain { links: vec![base.clone()], fold: None });
+        self.size_bytes.set(base.layer.shape().size_bytes);
+        // The region at the old end was built as far as that.
+        self.map.invalidate(old_bytes / REGION_BYTES * REGION_BYTES..self.size_bytes());
     }
 
     pub(crate) fn set_fold(&self, fold: Option<Rc<FoldRoute>>) {
@@ -267,8 +287,8 @@ impl Disk {
     }
 
     pub(crate) fn check_range(&self, offset: u64, len: u64) -> Result<()> {
-        if offset.checked_add(len).is_none_or(|end| end > self.size_bytes) {
-            let cause = format!("{len} bytes at {offset} reach past the disk's {} bytes", self.size_bytes);
+        if offset.checked_add(len).is_none_or(|end| end > self.size_bytes()) {
+            let cause = format!("{len} bytes at {offset} reach past the disk's {} bytes", self.size_bytes());
             return Err(Error::invalid(&self.name, cause));
         }
         Ok(())

@@ -25,6 +25,14 @@ pub enum EventKind {
     Commit,
     CommitCancelled,
     CommitFailed,
+    /// The VM runs on from a snapshot, which is kept.
+    Revert,
+    /// What was written since a snapshot is gone, and its name.
+    Discard,
+    /// What was written to nonpersistent disks is gone.
+    Reset,
+    /// A disk came, went, grew or changed its mode.
+    Disks,
     /// Guest writes wait because the datastore is full.
     SpaceExhausted,
     SpaceReturned,

@@ -64,7 +64,7 @@ impl Fold {
             disk,
             route,
             job,
-            neighbours: vm.disks().to_vec(),
+            neighbours: vm.disks(),
             manifest: vm.manifest().clone(),
             freed: RefCell::default(),
             guest_seen: Cell::new(0),
@@ -109,7 +109,7 @@ impl Fold {
     }
 
     async fn move_all(&self) -> Result<()> {
-        let size = self.disk.size_bytes;
+        let size = self.disk.size_bytes();
         let regions = 0..size.div_ceil(self.route.region_bytes());
         let mut batch = Vec::new();
         for region in regions {
@@ -251,7 +251,7 @@ impl Fold {
 
     fn range_of(&self, region: u64) -> Range<u64> {
         let bytes = self.route.region_bytes();
-        region * bytes..self.disk.size_bytes.min((region + 1) * bytes)
+        region * bytes..self.disk.size_bytes().min((region + 1) * bytes)
     }
 
     async fn copy_region(&self, region: u64) -> Result<()> {
@@ -382,8 +382,8 @@ fn merged(sorted: &[(u16, u64, u64)]) -> Vec<(u16, Range<u64>)> {
 pub async fn held_bytes(disk: &Disk, link: &crate::link::Link) -> Result<u64> {
     let region_bytes = link.layer.shape().region_bytes;
     let mut total = 0;
-    for region in (0..disk.size_bytes.div_ceil(region_bytes)).filter(|&r| link.layer.populated(r)) {
-        let range = region * region_bytes..disk.size_bytes.min((region + 1) * region_bytes);
+    for region in (0..disk.size_bytes().div_ceil(region_bytes)).filter(|&r| link.layer.populated(r)) {
+        let range = region * region_bytes..disk.size_bytes().min((region + 1) * region_bytes);
         total += held(&link.layer.lookup(range).await?).map(|(run, ..)| run.len).sum::<u64>();
     }
     Ok(total)

@@ -3,15 +3,20 @@
 //! Absent on purpose: format names (a `Manifest` answers for those), sockets, any clock but `Env`'s, and every cost
 //! that VMware's own code has (the lab imitates that).
 
+mod branch;
 pub mod chain;
+mod client;
 pub mod commit;
 pub mod disk;
+mod disks;
 pub mod event;
 pub mod fold;
+pub mod graph;
 pub mod job;
 pub mod link;
 pub mod map;
 pub mod options;
+mod plan;
 mod space;
 pub mod stats;
 pub mod take;
@@ -20,9 +25,11 @@ pub mod vm;
 mod volume;
 mod write;
 
+pub use branch::Loss;
+pub use client::{Client, View};
 pub use commit::{CommitPreview, CommitWhat};
 pub use disk::Disk;
 pub use event::{DiskTimes, Event, EventKind};
 pub use job::{Job, JobState};
 pub use options::{Defect, Defects, FoldOptions, Options, SpacePolicy};
-pub use vm::{View, Vm};
+pub use vm::Vm;

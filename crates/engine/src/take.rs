@@ -112,6 +112,7 @@ impl Vm {
         let began_ns = self.env.now_ns();
         let parent = disk.chain().top().clone();
         let layer: Rc<dyn Layer> = self.manifest.create_child(parent.layer.name()).await?;
+        self.opened(&layer);
         let slot = disk.slots.borrow_mut().reserve(layer.files().len(), layer.name())?;
         let link = Link::new(layer, slot, self.options.defects);
         Ok(Child { disk: disk.clone(), parent, link, create_us: (self.env.now_ns() - began_ns) / 1000 })
@@ -121,6 +122,7 @@ impl Vm {
     async fn drop_child(&self, child: Child) {
         let name = child.link.layer.name().to_string();
         drop(child);
+        self.forget_layer(&name);
         let _ = self.manifest.discard_child(&name).await;
     }
 
@@ -152,7 +154,9 @@ impl Vm {
         let drained_ns = self.env.now_ns();
         // With a commit under way the frozen state is spread over two layers: all of them are flushed.
         child.disk.flush_all().await?;
-        child.parent.seal().await?;
+        if child.parent.layer.shape().writable {
+            child.parent.seal().await?;
+        }
         Ok(DiskTimes {
             number: child.disk.number,
             create_us: child.create_us,

@@ -90,8 +90,28 @@ pub fn after_names_leave(state: &VmState, gone: &[u128], folds: Vec<FoldState>) 
     next
 }
 
+/// A snapshot and every one that descends from it.
+pub fn with_later(state: &VmState, id: u128) -> Vec<u128> {
+    let mut found = vec![id];
+    let mut at = 0;
+    while at < found.len() {
+        let children = state.snapshots.iter().filter(|s| s.parent == Some(found[at]));
+        // A circle of parents, in a damaged home, ends here.
+        let new: Vec<u128> = children.map(|s| s.id).filter(|id| !found.contains(id)).collect();
+        found.extend(new);
+        at += 1;
+    }
+    found
+}
+
+/// Whether the running state descends from the snapshot.
+pub fn is_running(state: &VmState, id: u128) -> bool {
+    state.current.is_some_and(|current| with_later(state, id).contains(&current))
+}
+
 /// The change that ends a fold: `source` is empty, whoever named it now names `target`.
-pub fn fold_end(state: &VmState, disk: u32, source: &str, target: &str, child: Option<&str>) -> Change {
+/// `children` lie on `source` and come to lie on `target`.
+pub fn fold_end(state: &VmState, disk: u32, source: &str, target: &str, children: &[LayerName]) -> Change {
     let mut next = state.clone();
     next.folds.retain(|f| !(f.disk == disk && f.layer == source));
     for d in next.disks.iter_mut().filter(|d| d.top == source) {
@@ -102,7 +122,10 @@ pub fn fold_end(state: &VmState, disk: u32, source: &str, target: &str, child: O
     {
         *layer = target.to_string();
     }
-    let reparent = child.map(|c| (c.to_string(), target.to_string())).into_iter().collect();
+    for d in next.disks.iter_mut().filter(|d| d.reset_to.as_deref() == Some(source)) {
+        d.reset_to = Some(target.to_string());
+    }
+    let reparent = children.iter().map(|c| (c.clone(), target.to_string())).collect();
     Change { next, reparent, remove: vec![source.to_string()], ..Change::default() }
 }
 
@@ -144,7 +167,7 @@ mod tests {
     fn the_end_of_an_older_fold_renames_its_snapshot() {
         let state =
             VmState { snapshots: vec![snapshot(2, None, "d1")], current: Some(2), ..VmState::default() };
-        let change = fold_end(&state, 0, "d1", "base", Some("d2"));
+        let change = fold_end(&state, 0, "d1", "base", &["d2".to_string()]);
         assert_eq!(change.next.snapshots[0].disks, [(0, "base".to_string())]);
         assert_eq!(change.reparent, [("d2".to_string(), "base".to_string())]);
         assert_eq!(change.remove, ["d1"]);

@@ -1,21 +1,22 @@
 //! A VM as it runs: its disks, its home, and one operation on them at a time.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::{Rc, Weak};
 
 use blk::layer::Layer;
-use blk::manifest::{Change, DiskMode, Manifest, VmState};
+use blk::manifest::{Change, DiskMode, LayerName, Manifest, VmState};
 use blk::sync::TaskMutex;
 use blk::{Env, Error, Result};
 
+use crate::client::{Client, Present, View};
 use crate::disk::Disk;
 use crate::event::{Event, EventKind};
+use crate::graph::Graph;
 use crate::job::Job;
 use crate::link::all;
 use crate::options::Options;
 use crate::space::{SpaceHold, set_aside};
-use crate::tree;
 
 /// Events kept in memory; the daemon writes them away as they come.
 const EVENTS_MAX: usize = 1000;
@@ -31,8 +32,10 @@ pub struct Vm {
     pub options: Options,
     pub(crate) manifest: Rc<dyn Manifest>,
     pub(crate) state: RefCell<VmState>,
-    disks: Vec<Rc<Disk>>,
-    /// Take, commit and the ends of folds: one at a time.
+    pub(crate) disks: RefCell<Vec<Rc<Disk>>>,
+    /// Layers that are open, by name: one set of tables for a layer, whoever reads it.
+    layers: RefCell<BTreeMap<LayerName, Weak<dyn Layer>>>,
+    /// Take, commit, revert, changes of disks, and the ends of folds: one at a time.
     pub(crate) operations: TaskMutex,
     /// Folds of one VM run one after the other.
     pub(crate) folding: TaskMutex,
@@ -40,59 +43,109 @@ pub struct Vm {
     pub(crate) jobs: RefCell<Vec<Rc<Job>>>,
     events: RefCell<VecDeque<Event>>,
     pub on_event: RefCell<Option<Listener>>,
-    pub(crate) views: RefCell<Vec<Weak<View>>>,
+    pub(crate) views: Present<View>,
+    pub(crate) clients: Present<Client>,
     pub(crate) closed: Cell<bool>,
     /// Why the home in memory and the home on disk may differ: no further change before it is opened again.
     broken: RefCell<Option<Error>>,
-}
-
-/// A client's hold on a sealed state; the layers under it may not change while it lives.
-pub struct View {
-    pub snapshot: u128,
-    pub client: String,
 }
 
 impl Vm {
     /// Opens the home: finishes what a crash interrupted, opens every chain, and resumes unfinished commits.
     pub async fn open(env: Env, manifest: Rc<dyn Manifest>, options: Options) -> Result<Rc<Vm>> {
         let state = manifest.load().await?;
-        let mut disks = Vec::new();
-        for disk in &state.disks {
-            let layers = open_chain(&*manifest, &disk.top).await?;
-            let name = format!("{}/disk{}", state.name, disk.number);
-            disks.push(Disk::new(env.clone(), name, disk.number, layers, false, options)?);
-        }
         let vm = Rc::new(Vm {
             env,
             name: state.name.clone(),
             options,
             manifest,
             state: RefCell::new(state),
-            disks,
+            disks: RefCell::default(),
+            layers: RefCell::default(),
             operations: TaskMutex::default(),
             folding: TaskMutex::default(),
             unsealed: RefCell::default(),
             jobs: RefCell::default(),
             events: RefCell::default(),
             on_event: RefCell::default(),
-            views: RefCell::default(),
+            views: Present::default(),
+            clients: Present::default(),
             closed: Cell::new(false),
             broken: RefCell::new(None),
         });
-        vm.watch_space();
+        for disk in vm.state().disks {
+            let built = vm.build_disk(disk.number, &disk.top).await?;
+            vm.disks.borrow_mut().push(built);
+        }
+        vm.add_missing_redo().await?;
         // On a datastore that is full already there is nothing to set aside.
         let _ = vm.manifest.reserve(options.reserve_bytes).await;
         vm.resume_folds();
         Ok(vm)
     }
 
-    pub fn disks(&self) -> &[Rc<Disk>] {
-        &self.disks
+    /// The disks as they run now; one that a revert replaces is another `Disk` afterwards.
+    pub fn disks(&self) -> Vec<Rc<Disk>> {
+        self.disks.borrow().clone()
+    }
+
+    /// Every layer under `top`, base first, opened for writing where it is the VM's own, so that a later commit can
+    /// write into it.
+    pub(crate) async fn open_chain(&self, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
+        let mut layers = Vec::new();
+        for info in self.manifest.chain(top).await? {
+            let open = self.layers.borrow().get(&info.name).and_then(Weak::upgrade);
+            let layer = match open {
+                Some(layer) => layer,
+                None => self.manifest.open(&info.name, true).await?,
+            };
+            self.opened(&layer);
+            layers.push(layer);
+        }
+        Ok(layers)
+    }
+
+    pub(crate) fn opened(&self, layer: &Rc<dyn Layer>) {
+        self.layers.borrow_mut().insert(layer.name().to_string(), Rc::downgrade(layer));
+    }
+
+    /// The layer's file is gone, or another one: its name may come to mean a new layer.
+    pub(crate) fn forget_layer(&self, name: &str) {
+        self.layers.borrow_mut().remove(name);
+    }
+
+    /// A running disk over `top`.
+    pub(crate) async fn build_disk(self: &Rc<Self>, number: u32, top: &str) -> Result<Rc<Disk>> {
+        let layers = self.open_chain(top).await?;
+        self.disk_over(number, layers)
+    }
+
+    pub(crate) fn disk_over(self: &Rc<Self>, number: u32, layers: Vec<Rc<dyn Layer>>) -> Result<Rc<Disk>> {
+        let name = format!("{}/disk{number}", self.name);
+        let disk = Disk::new(self.env.clone(), name, number, layers, false, self.options)?;
+        self.watch_space(&disk);
+        Ok(disk)
+    }
+
+    pub(crate) async fn graph(&self) -> Result<Graph> {
+        Ok(Graph::new(self.manifest.links().await?))
+    }
+
+    pub(crate) fn refuse_open_jobs(&self) -> Result<()> {
+        match self.jobs().iter().find(|job| !job.state().is_over()) {
+            Some(job) => {
+                let cause =
+                    format!("a {} is under way (job {}); wait for it or cancel it", job.operation, job.id);
+                Err(Error::refused(&self.name, cause))
+            }
+            None => Ok(()),
+        }
     }
 
     pub fn disk(&self, number: u32) -> Result<Rc<Disk>> {
-        self.disks.iter().find(|d| d.number == number).cloned().ok_or_else(|| {
-            let known: Vec<_> = self.disks.iter().map(|d| format!("disk{}", d.number)).collect();
+        let disks = self.disks.borrow();
+        disks.iter().find(|d| d.number == number).cloned().ok_or_else(|| {
+            let known: Vec<_> = disks.iter().map(|d| format!("disk{}", d.number)).collect();
             Error::not_found(&self.name, format!("no disk{number}; it has {}", known.join(", ")))
         })
     }
@@ -115,14 +168,7 @@ impl Vm {
         let persistent = |d: &&Rc<Disk>| {
             state.disks.iter().any(|s| s.number == d.number && s.mode == DiskMode::Persistent)
         };
-        self.disks.iter().filter(persistent).cloned().collect()
-    }
-
-    /// Makes ready for a writable client: a reopened top says on disk that it is about to change.
-    pub async fn prepare_writes(&self, disk: &Disk) -> Result<()> {
-        let _turn = self.operations.lock().await;
-        self.refuse_when_closed()?;
-        self.touch(&disk.top_name()).await
+        self.disks.borrow().iter().filter(persistent).cloned().collect()
     }
 
     /// Announces that a layer is about to be written; the home knows whether anybody has to be told.
@@ -149,7 +195,7 @@ impl Vm {
             Err(e) if e.is_no_space() => {}
             other => return other,
         }
-        let _hold = SpaceHold::over(&self.disks).await;
+        let _hold = SpaceHold::over(&self.disks()).await;
         self.manifest.reserve(0).await?;
         let result = work().await;
         set_aside(&*self.manifest, self.options.reserve_bytes).await;
@@ -167,40 +213,6 @@ impl Vm {
         }
         *self.state.borrow_mut() = change.next;
         Ok(())
-    }
-
-    /// A sealed state of one disk, read-only. The view protects its layers until it is dropped.
-    pub async fn open_view(&self, snapshot: &str, number: u32, client: &str) -> Result<(Rc<Disk>, Rc<View>)> {
-        let _turn = self.operations.lock().await;
-        let state = self.state();
-        let found = tree::find(&state, snapshot)?;
-        if !self.is_sealed(found.id) {
-            let cause =
-                format!("{snapshot} is not sealed yet: writes from before the take are still under way");
-            return Err(Error::refused(&self.name, cause));
-        }
-        let layer = found.disks.iter().find(|(n, _)| *n == number).map(|(_, layer)| layer.clone());
-        let Some(layer) = layer else {
-            return Err(Error::not_found(
-                &self.name,
-                format!("disk{number} is not part of snapshot {snapshot}"),
-            ));
-        };
-        let layers = match self.disk(number)?.layers_up_to(&layer) {
-            Some(shared) => shared,
-            None => open_chain(&*self.manifest, &layer).await?,
-        };
-        let name = format!("{}/disk{number}@{}", self.name, found.name);
-        let disk = Disk::new(self.env.clone(), name, number, layers, true, self.options)?;
-        let view = Rc::new(View { snapshot: found.id, client: client.to_string() });
-        self.views.borrow_mut().retain(|v| v.strong_count() > 0);
-        self.views.borrow_mut().push(Rc::downgrade(&view));
-        Ok((disk, view))
-    }
-
-    /// Clients on sealed states: (snapshot id, client).
-    pub fn viewers(&self) -> Vec<(u128, String)> {
-        self.views.borrow().iter().filter_map(Weak::upgrade).map(|v| (v.snapshot, v.client.clone())).collect()
     }
 
     pub fn jobs(&self) -> Vec<Rc<Job>> {
@@ -233,22 +245,18 @@ impl Vm {
         }
     }
 
-    /// Tells of each disk's shortage of space once an episode.
-    fn watch_space(self: &Rc<Self>) {
-        for disk in &self.disks {
-            let (vm, name) = (Rc::downgrade(self), disk.name.clone());
-            let tell = move |full: bool| {
-                let Some(vm) = vm.upgrade() else { return };
-                let (kind, message) = match full {
-                    true => {
-                        (EventKind::SpaceExhausted, "the datastore is full: guest writes wait; reads go on")
-                    }
-                    false => (EventKind::SpaceReturned, "guest writes go on"),
-                };
-                vm.report(vm.plain_event(kind, &name, message));
+    /// Tells of the disk's shortage of space once an episode.
+    fn watch_space(self: &Rc<Self>, disk: &Disk) {
+        let (vm, name) = (Rc::downgrade(self), disk.name.clone());
+        let tell = move |full: bool| {
+            let Some(vm) = vm.upgrade() else { return };
+            let (kind, message) = match full {
+                true => (EventKind::SpaceExhausted, "the datastore is full: guest writes wait; reads go on"),
+                false => (EventKind::SpaceReturned, "guest writes go on"),
             };
-            *disk.on_space.borrow_mut() = Some(Box::new(tell));
-        }
+            vm.report(vm.plain_event(kind, &name, message));
+        };
+        *disk.on_space.borrow_mut() = Some(Box::new(tell));
     }
 
     pub fn report(&self, event: Event) {
@@ -271,34 +279,18 @@ impl Vm {
         }
         let _folds = self.folding.lock().await;
         let _turn = self.operations.lock().await;
-        for disk in &self.disks {
+        let disks = self.disks();
+        for disk in &disks {
             disk.closing.set(true);
         }
-        all(self.disks.iter().map(|disk| disk.close())).await
+        all(disks.iter().map(|disk| disk.close())).await
     }
-}
-
-/// Every layer under `top`, opened for writing so that a later commit can write into them; base first.
-async fn open_chain(manifest: &dyn Manifest, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
-    let chain = manifest.chain(top).await?;
-    let mut layers = Vec::with_capacity(chain.len());
-    for info in &chain {
-        layers.push(manifest.open(&info.name, true).await?);
-    }
-    Ok(layers)
 }
 
 impl Disk {
-    /// The layers from the base to `name`, if the running chain has it: shared, so that there is one set of tables.
-    fn layers_up_to(&self, name: &str) -> Option<Vec<Rc<dyn Layer>>> {
-        let chain = self.chain();
-        let at = chain.links.iter().position(|l| l.layer.name() == name)?;
-        Some(chain.links[..=at].iter().map(|l| l.layer.clone()).collect())
-    }
-
-    async fn close(&self) -> Result<()> {
+    pub(crate) async fn close(&self) -> Result<()> {
         self.write_gate.drain().await;
-        for link in &self.chain().links {
+        for link in self.chain().links.iter().filter(|link| link.layer.shape().writable) {
             link.seal().await?;
         }
         Ok(())

@@ -58,7 +58,7 @@ fn push(out: &mut Vec<BlockStatus>, next: BlockStatus) {
 impl Volume for Disk {
     fn info(&self) -> VolumeInfo {
         VolumeInfo {
-            size_bytes: self.size_bytes,
+            size_bytes: self.size_bytes(),
             read_only: self.read_only,
             preferred_bytes: PREFERRED_BYTES,
             fast_zero: !self.read_only && self.can_punch(),

@@ -1,7 +1,7 @@
 //! Power cuts over the real engine and formats, in virtual time: a run is a function of its seed.
 //!
 //! One run: a VM is made, then booted several times; in each boot guests write, read and flush while snapshots are
-//! taken, looked at, committed and cancelled, until the power goes - during work, or during the recovery from the cut
+//! taken, looked at, committed, cancelled, reverted to and discarded, until the power goes - during work, or during the recovery from the cut
 //! before. Every boot begins by comparing everything with the oracle. The last boot is left alone: every request must
 //! complete, every commit must end, and the home must be clean.
 //!
@@ -9,7 +9,9 @@
 
 mod boot;
 mod control;
+mod floor;
 mod guest;
+mod moves;
 mod plan;
 mod truth;
 mod watch;

@@ -174,9 +174,13 @@ impl DiskModel {
         writes.iter().filter(visible).map(|w| w.sequence).collect()
     }
 
-    /// After a power cut: checks the whole content against what had to survive, then takes it as the new truth.
-    pub fn recover(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let checked = self.check(0, bytes, self.durable, UNENDED, "after the power cut, the disk");
+    /// Checks the whole content after a power cut against what had to survive.
+    pub fn check_cut(&self, bytes: &[u8]) -> Result<(), String> {
+        self.check(0, bytes, self.durable, UNENDED, "after the power cut, the disk")
+    }
+
+    /// Takes `bytes` as the whole and durable truth: what is there after a cut, or where a revert has led.
+    pub fn replace(&mut self, bytes: &[u8]) {
         self.sectors.clear();
         for (i, found) in bytes.chunks_exact(SECTOR as usize).enumerate() {
             let sector = i as u64;
@@ -189,7 +193,6 @@ impl DiskModel {
             }
         }
         self.durable = self.now();
-        checked
     }
 }
 
@@ -243,7 +246,7 @@ mod tests {
             assert!(copy.check(0, survivor, copy.durable, UNENDED, "").is_ok());
             std::mem::swap(&mut copy, &mut model);
         }
-        assert!(model.recover(&[0; 512]).is_err(), "the flushed write must not be lost");
+        assert!(model.check_cut(&[0; 512]).is_err(), "the flushed write must not be lost");
     }
 
     #[test]

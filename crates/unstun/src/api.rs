@@ -257,6 +257,11 @@ pub enum Operation {
     Commit,
     CommitCancelled,
     CommitFailed,
+    Revert,
+    Discard,
+    Reset,
+    /// A disk came, went, grew or changed its mode.
+    Disks,
     /// Guest writes wait, or fail, because the datastore is full.
     SpaceExhausted,
     SpaceReturned,
@@ -272,6 +277,10 @@ impl Operation {
             Self::Commit => "commit",
             Self::CommitCancelled => "commit_cancelled",
             Self::CommitFailed => "commit_failed",
+            Self::Revert => "revert",
+            Self::Discard => "discard",
+            Self::Reset => "reset",
+            Self::Disks => "disks",
             Self::SpaceExhausted => "space_exhausted",
             Self::SpaceReturned => "space_returned",
             Self::Recovered => "recovered",

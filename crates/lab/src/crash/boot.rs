@@ -8,7 +8,9 @@ use engine::{CommitWhat, Vm};
 use sim::{Rng, SimWorld};
 
 use super::control::{self, Control, look, read_all, settle};
+use super::floor::Floor;
 use super::guest::Guest;
+use super::moves::discard_side_branches;
 use super::plan::Plan;
 use super::truth::{Standing, Truth};
 use super::watch::tell;
@@ -31,14 +33,14 @@ pub fn boot(
     number: u64,
     last: bool,
 ) -> Option<Result<(), String>> {
-    let (plan, truth, space) = (plan.clone(), truth.clone(), world.clone());
+    let (plan, truth, space, marks) = (plan.clone(), truth.clone(), world.clone(), world.clone());
     world.set_capacity(None);
     world.run(|env| async move {
         let vm = recover(&env, &plan, &truth).await?;
         if plan.limited_space {
             fill_up(&env, space, plan.rng(number, 2));
         }
-        work(&vm, &plan, &truth, number).await?;
+        work(&vm, &plan, &truth, number, marks).await?;
         if last {
             return finish(&env, vm, &plan, &truth).await;
         }
@@ -77,20 +79,19 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared) -> Result<Rc<Vm>, Strin
     let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| format!("recovery: {e}"))?;
     truth.borrow_mut().folding = vm.jobs().iter().any(|j| !j.state().is_over());
     tell(|| {
-        let chains = vm
-            .disks()
-            .iter()
-            .map(|d| d.chain().links.iter().map(|l| l.layer.name().to_string()).collect::<Vec<_>>());
-        format!("opened: {:?}; {:?}", chains.collect::<Vec<_>>(), vm.state().folds)
+        let names = |d: &Rc<engine::Disk>| -> Vec<String> {
+            d.chain().links.iter().map(|l| l.layer.name().to_string()).collect()
+        };
+        let chains: Vec<_> = vm.disks().iter().map(names).collect();
+        format!("opened: {chains:?}; {:?}", vm.state().folds)
     });
     let mut contents = Vec::new();
     for disk in vm.disks() {
-        contents.push(read_all(disk).await.map_err(|e| format!("after recovery, {e}"))?);
+        contents.push(read_all(&disk).await.map_err(|e| format!("after recovery, {e}"))?);
     }
     check_snapshots(&vm, truth).await?;
-    for (index, bytes) in contents.iter().enumerate() {
-        truth.borrow_mut().models[index].recover(bytes)?;
-    }
+    truth.borrow_mut().recover(&contents)?;
+    nothing_leaked(&vm).await?;
     truth.borrow_mut().recovering = false;
     Ok(vm)
 }
@@ -173,18 +174,26 @@ async fn view_all(vm: &Rc<Vm>, name: &str) -> Result<Vec<Vec<u8>>, String> {
 }
 
 /// Guests and user at once, to their end.
-async fn work(vm: &Rc<Vm>, plan: &Rc<Plan>, truth: &Shared, boot: u64) -> Result<(), String> {
+async fn work(
+    vm: &Rc<Vm>,
+    plan: &Rc<Plan>,
+    truth: &Shared,
+    boot: u64,
+    world: SimWorld,
+) -> Result<(), String> {
     let env = vm.env.clone();
+    let floor: Rc<Floor> = Rc::default();
     let mut tasks = Vec::new();
     for (index, disk) in vm.disks().iter().enumerate() {
         for n in 0..plan.guests_per_disk {
             let rng = plan.rng(boot, 100 * (index as u64 + 1) + n);
-            let guest = Guest { disk: disk.clone(), index, truth: truth.clone(), rng };
+            let (vm, disk, floor) = (vm.clone(), disk.clone(), floor.clone());
+            let guest = Guest { vm, disk, floor, index, truth: truth.clone(), rng };
             let plan = plan.clone();
             tasks.push(env.spawn(async move { guest.run(&plan).await }));
         }
     }
-    let user = Control { vm: vm.clone(), truth: truth.clone(), rng: plan.rng(boot, 1) };
+    let user = Control { vm: vm.clone(), truth: truth.clone(), rng: plan.rng(boot, 1), floor, world };
     let plan = plan.clone();
     tasks.push(env.spawn(async move { user.run(&plan).await }));
     let mut result = Ok(());
@@ -198,10 +207,11 @@ async fn work(vm: &Rc<Vm>, plan: &Rc<Plan>, truth: &Shared, boot: u64) -> Result
 async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<(), String> {
     settle(&vm).await?;
     check_live(&vm, truth).await?;
-    let sealed: Vec<String> = vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
-    for name in &sealed {
-        look(&vm, truth, name).await?;
+    for snapshot in vm.state().snapshots {
+        look(&vm, truth, &snapshot.name).await?;
     }
+    discard_side_branches(&vm).await?;
+    let sealed = vm.state().snapshots;
     let deep = vm.disks().iter().any(|d| d.chain().links.len() > 1);
     if deep || !sealed.is_empty() {
         let job = vm.commit(&CommitWhat::All).await.map_err(|e| format!("the last commit: {e}"))?;
@@ -223,10 +233,21 @@ async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<()
     check_live(&vm, truth).await
 }
 
+/// P5: every layer in the home is one that the state needs.
+async fn nothing_leaked(vm: &Rc<Vm>) -> Result<(), String> {
+    let links = vm.manifest().links().await.map_err(|e| format!("reading the links: {e}"))?;
+    let graph = engine::graph::Graph::new(links.clone());
+    let needed = graph.reachable(&vm.state());
+    match links.iter().find(|link| !needed.contains(&link.name)) {
+        Some(link) => Err(format!("{} is left behind: nothing in the state needs it", link.name)),
+        None => Ok(()),
+    }
+}
+
 async fn check_live(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {
-    for (index, disk) in vm.disks().iter().enumerate() {
+    for (index, disk) in vm.disks().into_iter().enumerate() {
         let began = truth.borrow_mut().models[index].now();
-        let bytes = read_all(disk).await?;
+        let bytes = read_all(&disk).await?;
         truth.borrow().models[index].check_read(0, &bytes, began)?;
         for link in &disk.chain().links {
             let findings = link.layer.check().await.map_err(|e| format!("check: {e}"))?;

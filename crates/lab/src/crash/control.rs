@@ -6,8 +6,9 @@ use std::rc::Rc;
 use blk::volume::Volume;
 use blk::{Buf, ErrorKind};
 use engine::{CommitWhat, Disk, JobState, Vm};
-use sim::Rng;
+use sim::{Rng, SimWorld};
 
+use super::floor::Floor;
 use super::plan::Plan;
 use super::truth::{Known, Standing, Truth};
 use super::watch::tell;
@@ -16,13 +17,20 @@ pub struct Control {
     pub vm: Rc<Vm>,
     pub truth: Rc<RefCell<Truth>>,
     pub rng: Rng,
+    pub floor: Rc<Floor>,
+    pub world: SimWorld,
 }
 
 impl Control {
     pub async fn run(mut self, plan: &Plan) -> Result<(), String> {
         for _ in 0..plan.control_steps {
             self.vm.env.sleep_us(self.rng.below(3000)).await;
-            if self.rng.chance(plan.commits) {
+            if self.rng.chance(plan.moves) {
+                match self.rng.below(3) {
+                    0 => self.discard().await?,
+                    _ => self.revert().await?,
+                }
+            } else if self.rng.chance(plan.commits) {
                 self.commit_something().await?;
             } else {
                 self.take().await?;
@@ -35,15 +43,7 @@ impl Control {
     }
 
     async fn take(&mut self) -> Result<(), String> {
-        let (name, began) = {
-            let mut truth = self.truth.borrow_mut();
-            let name = format!("s{}", truth.next_name);
-            truth.next_name += 1;
-            let began = truth.ticks();
-            truth.snapshots.push(Known { name: name.clone(), standing: Standing::Taking(began.clone()) });
-            truth.taking = true;
-            (name, began)
-        };
+        let (name, began) = self.begin_take();
         tell(|| format!("take {name} begins"));
         let result = self.vm.take(&name, "").await;
         tell(|| format!("take {name} ends {:?}", result.as_ref().map(|s| s.disks.clone())));
@@ -52,6 +52,32 @@ impl Control {
         }
         // A look at once: what is still on its way into a state that claims to be sealed shows at the next one.
         if self.rng.coin() { look(&self.vm, &self.truth, &name).await } else { Ok(()) }
+    }
+
+    /// A new name, and the ticks at which its take is called.
+    pub fn begin_take(&self) -> (String, Vec<u64>) {
+        let mut truth = self.truth.borrow_mut();
+        let name = format!("s{}", truth.next_name);
+        truth.next_name += 1;
+        let began = truth.ticks();
+        truth.snapshots.push(Known { name: name.clone(), standing: Standing::Taking(began.clone()) });
+        truth.taking = true;
+        (name, began)
+    }
+
+    pub fn marks(&self, label: &'static str) {
+        self.world.mark(label);
+    }
+
+    pub fn sealed_names(&self) -> Vec<String> {
+        let truth = self.truth.borrow();
+        let sealed = truth.snapshots.iter().filter(|k| matches!(k.standing, Standing::Sealed { .. }));
+        sealed.map(|k| k.name.clone()).collect()
+    }
+
+    pub fn any_sealed(&mut self) -> Option<String> {
+        let names = self.sealed_names();
+        self.rng.pick(&names).cloned()
     }
 
     /// Notes what a take answered; false when there was no space and so nothing was changed.
@@ -75,12 +101,7 @@ impl Control {
 
     /// Reads a sealed snapshot whole: at the first look against the model, later against the first look.
     async fn look_at_one(&mut self) -> Result<(), String> {
-        let sealed: Vec<String> = {
-            let truth = self.truth.borrow();
-            let sealed = truth.snapshots.iter().filter(|k| matches!(k.standing, Standing::Sealed { .. }));
-            sealed.map(|k| k.name.clone()).collect()
-        };
-        match self.rng.pick(&sealed).cloned() {
+        match self.any_sealed() {
             Some(name) => look(&self.vm, &self.truth, &name).await,
             None => Ok(()),
         }
@@ -89,15 +110,24 @@ impl Control {
     async fn commit_something(&mut self) -> Result<(), String> {
         let names: Vec<String> = self.vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
         let what = match self.rng.pick(&names) {
+            _ if self.rng.below(8) == 0 => CommitWhat::Unowned,
             Some(_) if self.rng.below(4) == 0 => CommitWhat::All,
             Some(name) => CommitWhat::One(name.clone()),
             None if self.rng.coin() => CommitWhat::All,
             None => return Ok(()),
         };
-        let gone = match &what {
-            CommitWhat::All => names,
-            CommitWhat::One(name) => vec![name.clone()],
+        let Ok(preview) = self.vm.commit_preview(&what).await else { return Ok(()) };
+        let gone = preview.names;
+        let side = |name: &String| {
+            let state = self.vm.state();
+            state.snapshots.iter().any(|s| s.name == *name && !engine::tree::is_running(&state, s.id))
         };
+        if gone.iter().any(side) && preview.layers > 0 {
+            self.marks("folded on a side branch");
+        }
+        if !preview.stays.is_empty() {
+            self.marks("only a name went");
+        }
         self.truth.borrow_mut().leaving(&gone);
         self.truth.borrow_mut().folding = true;
         tell(|| format!("commit {what:?}"));
@@ -138,7 +168,7 @@ impl Control {
 }
 
 impl Truth {
-    fn leaving(&mut self, names: &[String]) {
+    pub fn leaving(&mut self, names: &[String]) {
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
             let contents = match &known.standing {
                 Standing::Sealed { contents, .. } => contents.clone(),
@@ -148,7 +178,7 @@ impl Truth {
         }
     }
 
-    fn staying(&mut self, names: &[String]) {
+    pub fn staying(&mut self, names: &[String]) {
         let now = self.ticks();
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
             if let Standing::Committing(contents) = &known.standing {
@@ -159,7 +189,7 @@ impl Truth {
         }
     }
 
-    fn gone(&mut self, names: &[String]) {
+    pub fn gone(&mut self, names: &[String]) {
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
             known.standing = Standing::Gone;
         }
@@ -213,9 +243,9 @@ pub fn difference(first: &[Vec<u8>], seen: &[Vec<u8>]) -> String {
 }
 
 pub async fn read_all(disk: &Rc<Disk>) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::with_capacity(disk.size_bytes as usize);
-    while (bytes.len() as u64) < disk.size_bytes {
-        let len = (disk.size_bytes - bytes.len() as u64).min(1 << 20) as usize;
+    let mut bytes = Vec::with_capacity(disk.size_bytes() as usize);
+    while (bytes.len() as u64) < disk.size_bytes() {
+        let len = (disk.size_bytes() - bytes.len() as u64).min(1 << 20) as usize;
         let (buf, result) = disk.clone().read(bytes.len() as u64, Buf::alloc(len)).await;
         result.map_err(|e| format!("reading {len} bytes at {}: {e}", bytes.len()))?;
         bytes.extend_from_slice(&buf);

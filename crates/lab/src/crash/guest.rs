@@ -5,16 +5,20 @@ use std::rc::Rc;
 
 use blk::volume::{Volume, ZeroMode};
 use blk::{Buf, SECTOR};
-use engine::Disk;
+use engine::{Disk, Vm};
 use sim::Rng;
 
+use super::floor::Floor;
 use super::plan::Plan;
 use super::truth::Truth;
 use super::watch::{tell, tell_range};
 
 pub struct Guest {
+    pub vm: Rc<Vm>,
+    /// The disk as it is for this request: a revert replaces it.
     pub disk: Rc<Disk>,
-    /// Index of the model.
+    pub floor: Rc<Floor>,
+    /// Of the disk and of its model.
     pub index: usize,
     pub truth: Rc<RefCell<Truth>>,
     pub rng: Rng,
@@ -25,6 +29,8 @@ impl Guest {
         let mix = plan.mix;
         let total = mix.write + mix.read + mix.flush + mix.zero + mix.discard;
         for _ in 0..plan.operations {
+            let _request = self.floor.enter().await;
+            self.disk = self.vm.disks()[self.index].clone();
             let (first, count) = self.range(plan);
             let mut at = self.rng.below(total);
             let mut falls = |share: u64| {
@@ -48,7 +54,7 @@ impl Guest {
     }
 
     fn range(&mut self, plan: &Plan) -> (u64, u64) {
-        let sectors = self.disk.size_bytes / SECTOR;
+        let sectors = self.disk.size_bytes() / SECTOR;
         let span = sectors.min(plan.hot_sectors);
         // Half of the accesses fall on the hot part, which straddles a region's end when the disk has two.
         let base = if self.rng.coin() {

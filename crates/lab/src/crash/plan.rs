@@ -33,6 +33,8 @@ pub struct Plan {
     pub mix: Mix,
     /// Share of commits among control steps.
     pub commits: Ratio,
+    /// Share of reverts and discards among control steps.
+    pub moves: Ratio,
     pub limited_space: bool,
 }
 
@@ -74,6 +76,7 @@ impl Plan {
             write_sectors_max: [1, 8, 16, 64][rng.below(4) as usize],
             hot_sectors: [16, 64, 512, 8192][rng.below(4) as usize],
             mix: draw_mix(&mut rng),
+            moves: Ratio::new(rng.below(4), 8),
             commits: Ratio::new(rng.between(2, 6), 8),
             limited_space,
             disks,

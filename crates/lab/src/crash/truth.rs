@@ -18,6 +18,9 @@ pub enum Standing {
     Gone,
 }
 
+/// A revert, discard or reset under way: what each disk shows once it has happened, by index. All disks or none.
+pub type Moving = Vec<(usize, Vec<u8>)>;
+
 #[derive(Debug, Clone)]
 pub struct Known {
     pub name: String,
@@ -28,10 +31,13 @@ pub struct Truth {
     pub models: Vec<DiskModel>,
     pub snapshots: Vec<Known>,
     pub next_name: u64,
+    pub moving: Option<Moving>,
     // Where a cut falls, for the marks.
     pub recovering: bool,
     pub taking: bool,
     pub folding: bool,
+    pub reverting: bool,
+    pub discarding: bool,
 }
 
 impl Truth {
@@ -40,14 +46,44 @@ impl Truth {
             models: (0..plan.disks.len()).map(|n| DiskModel::new(n as u32)).collect(),
             snapshots: Vec::new(),
             next_name: 0,
+            moving: None,
             recovering: false,
             taking: false,
             folding: false,
+            reverting: false,
+            discarding: false,
         }
     }
 
     pub fn ticks(&mut self) -> Vec<u64> {
         self.models.iter_mut().map(DiskModel::now).collect()
+    }
+
+    /// The move has happened: the disks show other content, durably.
+    pub fn moved(&mut self) {
+        for (index, bytes) in self.moving.take().into_iter().flatten() {
+            self.models[index].replace(&bytes);
+        }
+    }
+
+    /// After a cut: the disks show what the guests had written, or, if a move was under way, all of them what it leads to.
+    pub fn recover(&mut self, contents: &[Vec<u8>]) -> Result<(), String> {
+        let moving = self.moving.take().unwrap_or_default();
+        let stayed: Vec<_> =
+            contents.iter().enumerate().map(|(n, bytes)| self.models[n].check_cut(bytes)).collect();
+        let arrived =
+            |n: usize| moving.iter().find(|(index, _)| *index == n).map(|(_, bytes)| *bytes == contents[n]);
+        let all_stayed = stayed.iter().all(Result::is_ok);
+        let all_arrived = !moving.is_empty()
+            && (0..contents.len()).all(|n| arrived(n).unwrap_or_else(|| stayed[n].is_ok()));
+        for (model, bytes) in self.models.iter_mut().zip(contents) {
+            model.replace(bytes);
+        }
+        match stayed.into_iter().find_map(Result::err) {
+            Some(_) if all_arrived => Ok(()),
+            Some(e) if !all_stayed => Err(e),
+            _ => Ok(()),
+        }
     }
 
     pub fn known(&mut self, name: &str) -> Option<&mut Known> {
@@ -61,6 +97,8 @@ impl Truth {
             (self.taking, "cut in a take"),
             (self.folding, "cut in a commit"),
             (self.taking && self.folding, "cut in a take during a commit"),
+            (self.reverting, "cut in a revert"),
+            (self.discarding, "cut in a discard"),
         ] {
             if happened {
                 world.mark(label);
@@ -68,5 +106,7 @@ impl Truth {
         }
         self.taking = false;
         self.folding = false;
+        self.reverting = false;
+        self.discarding = false;
     }
 }

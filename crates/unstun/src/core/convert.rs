@@ -29,23 +29,23 @@ pub fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) 
     let (disk, layers) = executor
         .run(open(env, chain.to_path_buf()))
         .ok_or_else(|| Error::failed("the reactor stopped"))??;
-    let raw = create(output, disk.size_bytes)?;
+    let raw = create(output, disk.size_bytes())?;
     let mut bytes_written = 0;
     let mut at = 0;
-    while at < disk.size_bytes {
-        let end = disk.size_bytes.min(at + STATUS_BYTES);
+    while at < disk.size_bytes() {
+        let end = disk.size_bytes().min(at + STATUS_BYTES);
         bytes_written += executor
             .run(copy_data(disk.clone(), raw.try_clone().map_err(|e| failed(output, &e))?, at, end))
             .ok_or_else(|| Error::failed("the reactor stopped"))?
             .map_err(|e| annotate(e, output))?;
         at = end;
-        progress(at, disk.size_bytes);
+        progress(at, disk.size_bytes());
     }
     raw.sync_all().map_err(|e| failed(output, &e))?;
     Ok(Converted {
         chain: chain.to_path_buf(),
         output: output.to_path_buf(),
-        size_bytes: disk.size_bytes,
+        size_bytes: disk.size_bytes(),
         bytes_written,
         layers,
     })

@@ -35,9 +35,8 @@ impl Catalogue {
                 Ok(Attachment { volume: disk, token: Box::new(view) })
             }
             None => {
-                let disk = vm.disk(number)?;
-                vm.prepare_writes(&disk).await?;
-                Ok(Attachment { volume: disk, token: Box::new(entry.writer()) })
+                let (disk, attached) = vm.attach(number, client).await?;
+                Ok(Attachment { volume: disk, token: Box::new(attached) })
             }
         }
     }

@@ -52,26 +52,11 @@ pub struct Entry {
     pub home: PathBuf,
     pub when_full: WhenFull,
     pub events: RefCell<Vec<api::Event>>,
-    writers: Rc<Cell<u64>>,
-}
-
-/// A writable client; counted until dropped.
-pub struct Writer(Rc<Cell<u64>>);
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
 }
 
 impl Entry {
-    pub fn writer(&self) -> Writer {
-        self.writers.set(self.writers.get() + 1);
-        Writer(self.writers.clone())
-    }
-
     pub fn clients(&self) -> u64 {
-        self.writers.get() + self.vm.viewers().len() as u64
+        (self.vm.clients().len() + self.vm.viewers().len()) as u64
     }
 }
 
@@ -139,7 +124,7 @@ impl Node {
         let options = self.options(when_full);
         let vm = Vm::open(self.env.clone(), manifest, options).await?;
         let events = RefCell::new(journal::read(&path));
-        let entry = Rc::new(Entry { vm, home: path, when_full, events, writers: Rc::default() });
+        let entry = Rc::new(Entry { vm, home: path, when_full, events });
         self.listen_to(&entry);
         self.vms.borrow_mut().insert(name.to_string(), entry.clone());
         Ok(entry)

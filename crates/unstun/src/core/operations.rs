@@ -122,7 +122,7 @@ impl Node {
                 let chain = disk.chain();
                 let top = &chain.top().layer;
                 if !top.shape().flat {
-                    worst_growth_bytes += disk.size_bytes.saturating_sub(top.usage().held_bytes);
+                    worst_growth_bytes += disk.size_bytes().saturating_sub(top.usage().held_bytes);
                 }
             }
         }
@@ -172,8 +172,9 @@ impl Node {
     pub async fn snapshot_tree(&self, vm: &VmName) -> Result<api::SnapshotTree> {
         let entry = self.entry(vm.as_str())?;
         let delta_bytes = |snapshot: &blk::manifest::SnapshotState| {
-            let disks = entry.vm.disks().iter();
+            let disks = entry.vm.disks();
             disks
+                .iter()
                 .filter_map(|disk| {
                     let (_, frozen) = snapshot.disks.iter().find(|(n, _)| *n == disk.number)?;
                     let chain = disk.chain();

@@ -34,6 +34,10 @@ pub fn operation(kind: EventKind) -> api::Operation {
         EventKind::Commit => api::Operation::Commit,
         EventKind::CommitCancelled => api::Operation::CommitCancelled,
         EventKind::CommitFailed => api::Operation::CommitFailed,
+        EventKind::Revert => api::Operation::Revert,
+        EventKind::Discard => api::Operation::Discard,
+        EventKind::Reset => api::Operation::Reset,
+        EventKind::Disks => api::Operation::Disks,
         EventKind::SpaceExhausted => api::Operation::SpaceExhausted,
         EventKind::SpaceReturned => api::Operation::SpaceReturned,
         EventKind::Recovered => api::Operation::Recovered,
@@ -105,8 +109,9 @@ fn rate(tracked: &Tracked) -> u64 {
 }
 
 fn guest_latency_us(entry: &Entry) -> Option<u64> {
-    let disks = entry.vm.disks().iter();
+    let disks = entry.vm.disks();
     disks
+        .iter()
         .map(|d| d.stats.read_latency_ns.get().max(d.stats.write_latency_ns.get()) / 1000)
         .max()
         .filter(|&us| us > 0)

@@ -248,6 +248,7 @@ impl Home {
     }
 
     async fn chain(&self, top: &str) -> Result<Vec<LayerInfo>> {
+        let _turn = self.turn.lock().await;
         let names = self.names().await?;
         let chain = links::chain(&self.dir, top, &names).await?;
         let mut infos: Vec<LayerInfo> = Vec::new();
@@ -378,6 +379,7 @@ impl Home {
 
 impl Home {
     async fn layer_links(&self) -> Result<Vec<LayerLink>> {
+        let _turn = self.turn.lock().await;
         let names: Vec<String> = self.names().await?.into_iter().collect();
         let is_here = |name: &str| names.iter().any(|n| n == name);
         let mut out = Vec::new();

@@ -1,0 +1,444 @@
+//! Going elsewhere in the tree: revert, discard, and the reset of nonpersistent disks.
+//!
+//! All three put running disks on other ground. Order: the new tops created and durable; the home's one commit point,
+//! which also removes the layers that nobody needs any more; then the disks in memory are replaced between two polls.
+//! No writable client may be attached: a disk that changes under its guest ruins the guest's file systems.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use blk::layer::Layer;
+use blk::manifest::{Change, DiskMode, DiskState, LayerName, SnapshotState, VmState};
+use blk::{Error, Result};
+use futures_util::future::join_all;
+
+use crate::disk::Disk;
+use crate::event::{DiskTimes, Event, EventKind};
+use crate::graph::Graph;
+use crate::options::Defect;
+use crate::tree;
+use crate::vm::Vm;
+
+/// What an operation throws away, before (a preview) or after it has.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Loss {
+    /// The snapshot that the VM runs on from; None for a reset and where the running state stays.
+    pub target: Option<String>,
+    /// Names that leave the tree.
+    pub snapshots: Vec<String>,
+    /// Whose files go.
+    pub layers: Vec<LayerName>,
+    /// Of the files that go, tables included.
+    pub bytes: u64,
+    /// The running state changes: no writable client may be attached.
+    pub reverts: bool,
+}
+
+/// Where a disk is to run on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Ground {
+    /// On a new, empty child of this layer.
+    ChildOf(LayerName),
+    /// In this layer itself: nobody else needs it as it is.
+    Itself(LayerName),
+}
+
+/// A change of ground. `next` still has the old tops of the disks in `grounds`.
+struct Move {
+    kind: EventKind,
+    next: VmState,
+    grounds: Vec<(u32, Ground)>,
+    configuration: Option<u128>,
+    gone: Vec<u128>,
+    loss: Loss,
+}
+
+/// A disk ready to take the place of another.
+struct Built {
+    number: u32,
+    disk: Rc<Disk>,
+    /// Made for it, and nobody's if the change does not come about.
+    child: Option<LayerName>,
+}
+
+impl Vm {
+    /// What a revert to `wanted` (None: the snapshot the VM runs on from) would throw away. With `keeps_present` a take
+    /// comes first.
+    pub async fn revert_preview(&self, wanted: Option<&str>, keeps_present: bool) -> Result<Loss> {
+        let target = self.revert_target(wanted)?;
+        let plan = self.plan_revert(target).await?;
+        Ok(if keeps_present { Loss { layers: Vec::new(), bytes: 0, ..plan.loss } } else { plan.loss })
+    }
+
+    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before.
+    pub async fn revert(
+        self: &Rc<Self>,
+        wanted: Option<&str>,
+        take_first: Option<&str>,
+    ) -> Result<SnapshotState> {
+        // Chosen before the take: "the latest" does not mean the one that is taken now.
+        let target = self.revert_target(wanted)?;
+        if let Some(name) = take_first {
+            self.refuse_clients(None)?;
+            self.refuse_open_jobs()?;
+            self.take(name, "").await?;
+        }
+        let _turn = self.operations.lock().await;
+        self.refuse_unquiet(&target)?;
+        let plan = self.plan_revert(target.clone()).await?;
+        self.carry_out(plan).await?;
+        Ok(target)
+    }
+
+    pub async fn discard_preview(&self, wanted: &str) -> Result<Loss> {
+        Ok(self.plan_discard(wanted).await?.loss)
+    }
+
+    /// Throws away what was written since the snapshot, every later snapshot of that branch included, and its name.
+    /// Where the VM runs on that branch it goes on from the snapshot's state; else the whole branch goes.
+    pub async fn discard(self: &Rc<Self>, wanted: &str) -> Result<Loss> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        self.refuse_open_jobs()?;
+        let plan = self.plan_discard(wanted).await?;
+        if plan.loss.reverts {
+            self.refuse_clients(None)?;
+        }
+        self.refuse_viewed(&plan.gone)?;
+        self.carry_out(plan).await
+    }
+
+    pub async fn reset_preview(&self) -> Result<Loss> {
+        Ok(self.plan_reset().await?.loss)
+    }
+
+    /// Drops what was written to the nonpersistent disks since the last reset.
+    pub async fn reset(self: &Rc<Self>) -> Result<Loss> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let plan = self.plan_reset().await?;
+        for (number, _) in &plan.grounds {
+            self.refuse_clients(Some(*number))?;
+        }
+        self.carry_out(plan).await
+    }
+
+    fn refuse_unquiet(&self, target: &SnapshotState) -> Result<()> {
+        self.refuse_when_closed()?;
+        self.refuse_clients(None)?;
+        self.refuse_open_jobs()?;
+        match self.state.borrow().snapshots.iter().any(|s| s.id == target.id) && self.is_sealed(target.id) {
+            true => Ok(()),
+            false => Err(Error::refused(&self.name, format!("{} is not sealed, or gone", target.name))),
+        }
+    }
+
+    fn revert_target(&self, wanted: Option<&str>) -> Result<SnapshotState> {
+        let state = self.state.borrow();
+        match wanted {
+            Some(name) => tree::find(&state, name).cloned(),
+            None => {
+                let latest = state.snapshots.iter().find(|s| Some(s.id) == state.current);
+                latest.cloned().ok_or_else(|| {
+                    Error::refused(&self.name, "it runs on from no snapshot, so there is none to revert to")
+                })
+            }
+        }
+    }
+
+    async fn plan_revert(&self, target: SnapshotState) -> Result<Move> {
+        let graph = self.graph().await?;
+        let before = self.state();
+        let kept = self.manifest.disks_at(target.id).await?;
+        let mut next = before.clone();
+        next.current = Some(target.id);
+        next.disks = disks_after_revert(&before, &target, kept.as_deref());
+        for disk in &next.disks {
+            refuse_missing(&self.name, &graph, disk, &target)?;
+        }
+        let has = |number: u32| next.disks.iter().any(|d| d.number == number);
+        let frozen = target.disks.iter().filter(|(n, _)| has(*n));
+        let grounds = frozen.map(|(n, layer)| (*n, Ground::ChildOf(layer.clone()))).collect();
+        let loss = Loss { target: Some(target.name.clone()), reverts: true, ..Loss::default() };
+        let configuration = kept.is_some().then_some(target.id);
+        let plan = Move { kind: EventKind::Revert, next, grounds, configuration, gone: Vec::new(), loss };
+        self.with_loss(plan, &before, &graph).await
+    }
+
+    async fn plan_discard(&self, wanted: &str) -> Result<Move> {
+        let graph = self.graph().await?;
+        let before = self.state();
+        let target = tree::find(&before, wanted)?.clone();
+        let gone = tree::with_later(&before, target.id);
+        let running = before.current.is_some_and(|current| gone.contains(&current));
+        let mut next = before.clone();
+        next.snapshots.retain(|s| !gone.contains(&s.id));
+        let mut loss = Loss { reverts: running, ..Loss::default() };
+        loss.snapshots = names_of(&before, &gone);
+        let mut grounds = Vec::new();
+        let mut configuration = None;
+        if running {
+            loss.target = Some(target.name.clone());
+            let kept = self.manifest.disks_at(target.id).await?;
+            next.disks = disks_after_revert(&before, &target, kept.as_deref());
+            for disk in &next.disks {
+                refuse_missing(&self.name, &graph, disk, &target)?;
+            }
+            configuration = kept.is_some().then_some(target.id);
+            next.current = target.parent;
+            for (number, frozen) in &target.disks {
+                if !next.disks.iter().any(|d| d.number == *number) {
+                    continue;
+                }
+                grounds.push((*number, self.ground_of(&graph, &next, frozen, &before).await?));
+            }
+        }
+        let plan = Move { kind: EventKind::Discard, next, grounds, configuration, gone, loss };
+        self.with_loss(plan, &before, &graph).await
+    }
+
+    /// The frozen layer itself when, with the branch gone, nobody else needs it as it is.
+    async fn ground_of(
+        &self,
+        graph: &Graph,
+        next: &VmState,
+        frozen: &LayerName,
+        before: &VmState,
+    ) -> Result<Ground> {
+        let mut others = next.clone();
+        others.disks.clear();
+        let needed = graph.reachable(&others);
+        // Children that no state of ours reaches are a stranger's files: they need their parent all the same.
+        let known = graph.reachable(before);
+        let stranger = graph.children(frozen).iter().any(|child| !known.contains(child));
+        let read = !self.manifest.dependants(std::slice::from_ref(frozen)).await?.is_empty();
+        let writable = self.opened_writable(frozen).await?;
+        Ok(match needed.contains(frozen) || stranger || read || graph.is_foreign(frozen) || !writable {
+            true => Ground::ChildOf(frozen.clone()),
+            false => Ground::Itself(frozen.clone()),
+        })
+    }
+
+    async fn opened_writable(&self, layer: &str) -> Result<bool> {
+        let chain = self.open_chain(layer).await?;
+        Ok(chain.last().is_some_and(|top| top.shape().writable))
+    }
+
+    async fn plan_reset(&self) -> Result<Move> {
+        let graph = self.graph().await?;
+        let before = self.state();
+        let resets = before.disks.iter().filter_map(|d| Some((d.number, d.reset_to.clone()?)));
+        let grounds: Vec<_> = resets.map(|(n, base)| (n, Ground::ChildOf(base))).collect();
+        if grounds.is_empty() {
+            let cause = "none of its disks is independent-nonpersistent, so there is nothing to reset";
+            return Err(Error::refused(&self.name, cause));
+        }
+        let loss = Loss { reverts: true, ..Loss::default() };
+        let (next, kind) = (before.clone(), EventKind::Reset);
+        let plan = Move { kind, next, grounds, configuration: None, gone: Vec::new(), loss };
+        self.with_loss(plan, &before, &graph).await
+    }
+
+    /// What goes when the disks have left their old tops.
+    async fn with_loss(&self, mut plan: Move, before: &VmState, graph: &Graph) -> Result<Move> {
+        let mut after = plan.next.clone();
+        for (number, ground) in &plan.grounds {
+            let (Ground::ChildOf(layer) | Ground::Itself(layer)) = ground;
+            for disk in after.disks.iter_mut().filter(|d| d.number == *number) {
+                disk.top = layer.clone();
+            }
+        }
+        plan.loss.layers = graph.left_over(before, &after);
+        for layer in &plan.loss.layers {
+            let chain = self.open_chain(layer).await?;
+            plan.loss.bytes += chain.last().map_or(0, |top| top.usage().file_bytes);
+        }
+        plan.next.folds.retain(|fold| !plan.loss.layers.contains(&fold.layer));
+        Ok(plan)
+    }
+
+    async fn carry_out(self: &Rc<Self>, mut plan: Move) -> Result<Loss> {
+        let began_ns = self.env.now_ns();
+        self.refuse_read_elsewhere(&plan.loss.layers).await?;
+        let leaving = self.leaving(&plan);
+        self.stop_writes(&leaving, true).await;
+        let built = match self.build_grounds(&plan.grounds).await {
+            Ok(built) => built,
+            Err(e) => {
+                self.stop_writes(&leaving, false).await;
+                return Err(e);
+            }
+        };
+        for new in &built {
+            let state = plan.next.disks.iter_mut().find(|d| d.number == new.number);
+            let state = state.expect("the ground of a disk of the next state");
+            state.top = new.disk.top_name();
+            state.size_bytes = new.disk.size_bytes();
+        }
+        let change = Change {
+            next: plan.next,
+            configuration: plan.configuration,
+            remove: plan.loss.layers.clone(),
+            reparent: Vec::new(),
+        };
+        if self.options.defects.has(Defect::SwapBeforePublish) {
+            self.swap_disks(&change.next, &built);
+        }
+        if let Err(e) = self.publish(change).await {
+            if e.is_no_space() {
+                join_all(built.into_iter().map(|new| self.drop_built(new))).await;
+                self.stop_writes(&leaving, false).await;
+            }
+            return Err(e);
+        }
+        let stun_us = self.swap_disks(&self.state(), &built);
+        plan.loss.layers.iter().for_each(|layer| self.forget_layer(layer));
+        self.add_returned_disks().await?;
+        self.report_move(plan.kind, &plan.loss, stun_us, (self.env.now_ns() - began_ns) / 1000);
+        Ok(plan.loss)
+    }
+
+    /// Disks whose present object ends with the change.
+    fn leaving(&self, plan: &Move) -> Vec<Rc<Disk>> {
+        let stays = |d: &Rc<Disk>| {
+            plan.next.disks.iter().any(|s| s.number == d.number && s.top == d.top_name())
+                && !plan.grounds.iter().any(|(n, _)| *n == d.number)
+        };
+        self.disks().into_iter().filter(|d| !stays(d)).collect()
+    }
+
+    /// Requests of connections that were cut may still be under way; they end before the ground changes.
+    async fn stop_writes(&self, disks: &[Rc<Disk>], stop: bool) {
+        disks.iter().for_each(|disk| disk.closing.set(stop));
+        if stop {
+            for disk in disks {
+                for gate in [&disk.read_gate, &disk.write_gate, &disk.flush_gate] {
+                    gate.drain().await;
+                }
+            }
+        }
+    }
+
+    async fn build_grounds(self: &Rc<Self>, grounds: &[(u32, Ground)]) -> Result<Vec<Built>> {
+        let made = join_all(grounds.iter().map(|(number, ground)| self.build_ground(*number, ground))).await;
+        if let Some(e) = made.iter().find_map(|built| built.as_ref().err().cloned()) {
+            for new in made.into_iter().flatten() {
+                self.drop_built(new).await;
+            }
+            return Err(e);
+        }
+        Ok(made.into_iter().flatten().collect())
+    }
+
+    async fn build_ground(self: &Rc<Self>, number: u32, ground: &Ground) -> Result<Built> {
+        let (layers, child) = match ground {
+            Ground::Itself(layer) => (self.open_chain(layer).await?, None),
+            Ground::ChildOf(parent) => {
+                let mut layers = self.open_chain(parent).await?;
+                let child: Rc<dyn Layer> = self.manifest.create_child(parent).await?;
+                let name = child.name().to_string();
+                layers.push(child);
+                (layers, Some(name))
+            }
+        };
+        Ok(Built { number, disk: self.disk_over(number, layers)?, child })
+    }
+
+    async fn drop_built(&self, new: Built) {
+        drop(new.disk);
+        if let Some(child) = new.child {
+            // What cannot be removed now is debris that the next open removes.
+            let _ = self.manifest.discard_child(&child).await;
+        }
+    }
+
+    /// All disks, one instant: no await.
+    fn swap_disks(&self, next: &VmState, built: &[Built]) -> u64 {
+        let began_ns = self.env.now_ns();
+        let mut disks = self.disks.borrow_mut();
+        disks.retain(|d| next.disks.iter().any(|s| s.number == d.number));
+        for new in built {
+            for layer in new.disk.chain().links.last().iter().map(|link| &link.layer) {
+                self.opened(layer);
+            }
+            match disks.iter_mut().find(|d| d.number == new.number) {
+                Some(old) => *old = new.disk.clone(),
+                None => disks.push(new.disk.clone()),
+            }
+        }
+        disks.sort_by_key(|d| next.disks.iter().position(|s| s.number == d.number));
+        (self.env.now_ns() - began_ns).div_ceil(1000)
+    }
+
+    /// Disks that the configuration of a snapshot brought back and that takes do not freeze.
+    async fn add_returned_disks(self: &Rc<Self>) -> Result<()> {
+        for state in self.state().disks {
+            if self.disk(state.number).is_err() {
+                let disk = self.build_disk(state.number, &state.top).await?;
+                self.disks.borrow_mut().push(disk);
+            }
+        }
+        Ok(())
+    }
+
+    /// A layer that a clone reads stays; whoever wants it gone removes the clone first.
+    pub(crate) async fn refuse_read_elsewhere(&self, layers: &[LayerName]) -> Result<()> {
+        if layers.is_empty() {
+            return Ok(());
+        }
+        match self.manifest.dependants(layers).await?.first() {
+            Some(d) => {
+                let cause = format!("{} is read by {}; remove or convert that one first", d.layer, d.who);
+                Err(Error::refused(&self.name, cause))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn report_move(&self, kind: EventKind, loss: &Loss, stun_us: u64, total_us: u64) {
+        let subject = match &loss.target {
+            Some(target) => target.clone(),
+            None => loss.snapshots.join(", "),
+        };
+        let message = format!("{} layers of {} bytes are gone", loss.layers.len(), loss.bytes);
+        let event = self.plain_event(kind, &subject, &message);
+        let disks = self.disks();
+        let times = disks.iter().map(|d| DiskTimes { number: d.number, stun_us, ..DiskTimes::default() });
+        self.report(Event { stun_us, total_us, disks: times.collect(), ..event });
+    }
+}
+
+/// The disks of the VM once it has gone back: those it had at the take where that is known. What takes do not freeze
+/// goes on as it is now.
+fn disks_after_revert(
+    before: &VmState,
+    target: &SnapshotState,
+    kept: Option<&[DiskState]>,
+) -> Vec<DiskState> {
+    let frozen =
+        |number: u32| target.disks.iter().find(|(n, _)| *n == number).map(|(_, layer)| layer.clone());
+    let now = |number: u32| before.disks.iter().find(|d| d.number == number);
+    let list = kept.unwrap_or(&before.disks);
+    let disks = list.iter().map(|disk| match (frozen(disk.number), now(disk.number)) {
+        (Some(layer), _) => {
+            DiskState { top: layer, mode: DiskMode::Persistent, reset_to: None, ..disk.clone() }
+        }
+        (None, Some(present)) => DiskState { slot: disk.slot.clone(), ..present.clone() },
+        (None, None) => disk.clone(),
+    });
+    disks.collect()
+}
+
+fn refuse_missing(vm: &str, graph: &Graph, disk: &DiskState, target: &SnapshotState) -> Result<()> {
+    if graph.has(&disk.top) {
+        return Ok(());
+    }
+    let cause =
+        format!("disk{} of {} needs the layer {}, which is not here", disk.number, target.name, disk.top);
+    Err(Error::refused(vm, format!("{cause}; bring its files back first")))
+}
+
+fn names_of(state: &VmState, ids: &[u128]) -> Vec<String> {
+    let wanted: BTreeSet<u128> = ids.iter().copied().collect();
+    state.snapshots.iter().filter(|s| wanted.contains(&s.id)).map(|s| s.name.clone()).collect()
+}

@@ -1,0 +1,126 @@
+//! Who uses a VM from outside: writable clients on its running disks, readers of its sealed states.
+
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+
+use blk::manifest::SnapshotState;
+use blk::{Error, Result};
+
+use crate::disk::Disk;
+use crate::tree;
+use crate::vm::Vm;
+
+/// A writable client on a running disk; counted until it is dropped.
+pub struct Client {
+    pub disk: u32,
+    /// As the door knows it.
+    pub name: String,
+}
+
+/// A hold on a sealed state; the layers under it may not change while it lives.
+pub struct View {
+    pub snapshot: u128,
+    pub client: String,
+}
+
+/// Users of either kind that have not gone yet.
+pub(crate) struct Present<T>(RefCell<Vec<Weak<T>>>);
+
+impl<T> Default for Present<T> {
+    fn default() -> Self {
+        Present(RefCell::default())
+    }
+}
+
+impl<T> Present<T> {
+    fn enter(&self, user: T) -> Rc<T> {
+        let user = Rc::new(user);
+        let mut all = self.0.borrow_mut();
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Rc::downgrade(&user));
+        user
+    }
+
+    fn all(&self) -> Vec<Rc<T>> {
+        self.0.borrow().iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Vm {
+    /// A running disk for a writable client. A reopened top says on disk that it is about to change.
+    pub async fn attach(&self, number: u32, client: &str) -> Result<(Rc<Disk>, Rc<Client>)> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let disk = self.disk(number)?;
+        self.touch(&disk.top_name()).await?;
+        Ok((disk, self.clients.enter(Client { disk: number, name: client.to_string() })))
+    }
+
+    /// Writable clients: (disk number, client).
+    pub fn clients(&self) -> Vec<(u32, String)> {
+        self.clients.all().iter().map(|c| (c.disk, c.name.clone())).collect()
+    }
+
+    /// Clients on sealed states: (snapshot id, client).
+    pub fn viewers(&self) -> Vec<(u128, String)> {
+        self.views.all().iter().map(|v| (v.snapshot, v.client.clone())).collect()
+    }
+
+    /// Changing a disk under a guest that has it mounted ruins its file systems.
+    pub(crate) fn refuse_clients(&self, disk: Option<u32>) -> Result<()> {
+        let attached = self.clients();
+        let Some((number, client)) = attached.iter().find(|(n, _)| disk.is_none_or(|disk| disk == *n)) else {
+            return Ok(());
+        };
+        let cause = format!("disk{number} is attached by {client}");
+        let remedy = "power the guest off and disconnect it first";
+        Err(Error::refused(&self.name, format!("{cause}; {remedy}")))
+    }
+
+    /// A sealed snapshot, and a hold on its layers for work outside of the engine: a clone being made, for one.
+    pub async fn hold(&self, snapshot: &str, client: &str) -> Result<(SnapshotState, Rc<View>)> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        self.refuse_open_jobs()?;
+        let found = self.sealed(snapshot)?;
+        let view = self.views.enter(View { snapshot: found.id, client: client.to_string() });
+        Ok((found, view))
+    }
+
+    /// A sealed state of one disk, read-only. The view protects its layers until it is dropped.
+    pub async fn open_view(&self, snapshot: &str, number: u32, client: &str) -> Result<(Rc<Disk>, Rc<View>)> {
+        let _turn = self.operations.lock().await;
+        let found = self.sealed(snapshot)?;
+        let layer = found.disks.iter().find(|(n, _)| *n == number).map(|(_, layer)| layer);
+        let Some(layer) = layer else {
+            let cause = format!("disk{number} is not part of snapshot {snapshot}");
+            return Err(Error::not_found(&self.name, cause));
+        };
+        let layers = self.open_chain(layer).await?;
+        let name = format!("{}/disk{number}@{}", self.name, found.name);
+        let disk = Disk::new(self.env.clone(), name, number, layers, true, self.options)?;
+        Ok((disk, self.views.enter(View { snapshot: found.id, client: client.to_string() })))
+    }
+
+    fn sealed(&self, snapshot: &str) -> Result<SnapshotState> {
+        let state = self.state.borrow();
+        let found = tree::find(&state, snapshot)?;
+        if !self.is_sealed(found.id) {
+            let cause =
+                format!("{snapshot} is not sealed yet: writes from before the take are still under way");
+            return Err(Error::refused(&self.name, cause));
+        }
+        Ok(found.clone())
+    }
+
+    /// A layer that others read is never written, and none that somebody looks at goes away.
+    pub(crate) fn refuse_viewed(&self, gone: &[u128]) -> Result<()> {
+        let Some((id, client)) = self.viewers().into_iter().find(|(id, _)| gone.contains(id)) else {
+            return Ok(());
+        };
+        let state = self.state.borrow();
+        let name = state.snapshots.iter().find(|s| s.id == id).map_or("?", |s| s.name.as_str());
+        let cause = format!("{name} is attached by {client}; disconnect that client first");
+        Err(Error::refused(&self.name, cause))
+    }
+}

@@ -1,0 +1,208 @@
+//! Changes of a VM's list of disks: one more, one less, a larger one, another mode.
+
+use std::rc::Rc;
+
+use blk::manifest::{Change, DiskMode, DiskState, NewDisk, VmState};
+use blk::{Error, Result};
+
+use crate::disk::Disk;
+use crate::event::EventKind;
+use crate::link::Link;
+use crate::space::SpaceHold;
+use crate::vm::Vm;
+
+impl Vm {
+    /// Adds an empty disk. Running clients of the others notice nothing; existing snapshots do not have it.
+    pub async fn add_disk(self: &Rc<Self>, wanted: &NewDisk) -> Result<DiskState> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let state = self.state();
+        let mut made = self.manifest.create_disk(&state, wanted).await?;
+        let base = made.top.clone();
+        let added = async {
+            if wanted.mode == DiskMode::IndependentNonpersistent {
+                self.put_on_redo(&mut made).await?;
+            }
+            let mut next = state;
+            next.disks.push(made.clone());
+            self.publish(Change { next, ..Change::default() }).await
+        };
+        if let Err(e) = added.await {
+            for name in [&made.top, &base].into_iter().filter(|_| e.is_no_space()) {
+                // What cannot be removed now is debris that the next open removes.
+                let _ = self.manifest.discard_child(name).await;
+            }
+            return Err(e);
+        }
+        let disk = self.build_disk(made.number, &made.top).await?;
+        self.disks.borrow_mut().push(disk);
+        self.report(self.plain_event(EventKind::Disks, &format!("disk{}", made.number), "added"));
+        Ok(made)
+    }
+
+    /// Takes a disk out of the VM. Its files stay, unless `remove_files`: then those go that no snapshot needs. Snapshots
+    /// that have it keep it.
+    pub async fn remove_disk(self: &Rc<Self>, number: u32, remove_files: bool) -> Result<()> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        self.refuse_clients(Some(number))?;
+        self.refuse_open_jobs()?;
+        let disk = self.disk(number)?;
+        let before = self.state();
+        let mut next = before.clone();
+        next.disks.retain(|d| d.number != number);
+        next.folds.retain(|f| f.disk != number);
+        let mut remove = Vec::new();
+        if remove_files {
+            remove = self.graph().await?.left_over(&before, &next);
+            self.refuse_read_elsewhere(&remove).await?;
+        }
+        disk.closing.set(true);
+        disk.close().await?;
+        self.publish(Change { next, remove: remove.clone(), ..Change::default() }).await?;
+        self.disks.borrow_mut().retain(|d| d.number != number);
+        remove.iter().for_each(|layer| self.forget_layer(layer));
+        let message = format!("removed, with {} layers", remove.len());
+        self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), &message));
+        Ok(())
+    }
+
+    /// Makes a base without deltas larger while it is in use: writes are held back for the few file operations it takes.
+    /// A client that is attached has to connect again to see the new size.
+    pub async fn grow_disk(self: &Rc<Self>, number: u32, size_bytes: u64) -> Result<()> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let disk = self.disk(number)?;
+        self.check_growth(&disk, size_bytes)?;
+        let began_ns = self.env.now_ns();
+        let hold = SpaceHold::over(std::slice::from_ref(&disk)).await;
+        disk.flush_all().await?;
+        let base = disk.chain().top().clone();
+        let name = base.layer.name().to_string();
+        self.manifest.grow(&name, size_bytes).await?;
+        let layer = self.manifest.open(&name, true).await?;
+        self.opened(&layer);
+        disk.grown(&Link::new(layer, base.slot, self.options.defects));
+        drop(hold);
+        if let Some(state) = self.state.borrow_mut().disks.iter_mut().find(|d| d.number == number) {
+            state.size_bytes = size_bytes;
+        }
+        let event = self.plain_event(EventKind::Disks, &format!("disk{number}"), "grown");
+        self.report(crate::event::Event { stun_us: (self.env.now_ns() - began_ns).div_ceil(1000), ..event });
+        Ok(())
+    }
+
+    fn check_growth(&self, disk: &Disk, size_bytes: u64) -> Result<()> {
+        let (now, deltas) = (disk.size_bytes(), disk.chain().links.len() - 1);
+        if size_bytes <= now {
+            let cause = format!("it has {now} bytes and was asked to grow to {size_bytes}");
+            return Err(Error::invalid(&disk.name, format!("{cause}; a disk never becomes smaller")));
+        }
+        if deltas > 0 {
+            let cause = format!("it has {deltas} deltas, and every link of a chain has the same size");
+            let remedy = "commit or discard its snapshots (snapshot commit --all), grow it, then take anew";
+            return Err(Error::refused(&disk.name, format!("{cause} (VMware's error 67); {remedy}")));
+        }
+        if disk.chain().top().layer.shape().flat {
+            return Ok(());
+        }
+        Err(Error::refused(&disk.name, "only a flat base disk grows"))
+    }
+
+    /// Makes a disk part of snapshots or not, or its writes ones that a reset drops.
+    pub async fn set_mode(self: &Rc<Self>, number: u32, mode: DiskMode) -> Result<()> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        self.refuse_clients(Some(number))?;
+        self.refuse_open_jobs()?;
+        let before = self.state();
+        let at = before.disks.iter().position(|d| d.number == number);
+        let old = before.disks[at.ok_or_else(|| self.no_disk(number))?].clone();
+        if old.mode == mode {
+            return Ok(());
+        }
+        self.refuse_snapshotted(&before, &old)?;
+        let mut new = DiskState { mode, ..old.clone() };
+        let mut remove = Vec::new();
+        if let Some(base) = new.reset_to.take() {
+            self.refuse_unreset(number)?;
+            remove.push(std::mem::replace(&mut new.top, base));
+        }
+        if mode == DiskMode::IndependentNonpersistent {
+            self.put_on_redo(&mut new).await?;
+        }
+        let mut next = before;
+        next.disks.iter_mut().filter(|d| d.number == number).for_each(|d| *d = new.clone());
+        self.publish(Change { next, remove: remove.clone(), ..Change::default() }).await?;
+        remove.iter().for_each(|layer| self.forget_layer(layer));
+        if new.top != old.top {
+            self.replace_disk(&new).await?;
+        }
+        self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), "another mode"));
+        Ok(())
+    }
+
+    fn no_disk(&self, number: u32) -> Error {
+        self.disk(number).err().unwrap_or_else(|| Error::not_found(&self.name, format!("no disk{number}")))
+    }
+
+    /// A snapshot that has a disk could not be reverted to if takes passed the disk over from now on.
+    fn refuse_snapshotted(&self, state: &VmState, disk: &DiskState) -> Result<()> {
+        let has = |s: &&blk::manifest::SnapshotState| s.disks.iter().any(|(n, _)| *n == disk.number);
+        match state.snapshots.iter().find(has) {
+            Some(s) => {
+                let cause = format!("snapshot {} has disk{}", s.name, disk.number);
+                Err(Error::refused(&self.name, format!("{cause}; commit or discard its snapshots first")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn refuse_unreset(&self, number: u32) -> Result<()> {
+        let held = self.disk(number)?.chain().top().layer.usage().held_bytes;
+        if held > 0 {
+            let cause = format!("disk{number} has {held} bytes that a reset would drop");
+            return Err(Error::refused(&self.name, format!("{cause}; reset the VM first (vm reset)")));
+        }
+        Ok(())
+    }
+
+    async fn replace_disk(self: &Rc<Self>, state: &DiskState) -> Result<()> {
+        let old = self.disk(state.number)?;
+        old.closing.set(true);
+        let new = self.build_disk(state.number, &state.top).await?;
+        self.disks
+            .borrow_mut()
+            .iter_mut()
+            .filter(|d| d.number == state.number)
+            .for_each(|d| *d = new.clone());
+        Ok(())
+    }
+
+    /// Gives a nonpersistent disk the child that takes its writes. Nobody refers to it before the next publish.
+    async fn put_on_redo(&self, disk: &mut DiskState) -> Result<()> {
+        let child = self.manifest.create_child(&disk.top).await?;
+        self.opened(&child);
+        disk.reset_to = Some(std::mem::replace(&mut disk.top, child.name().to_string()));
+        Ok(())
+    }
+
+    /// A nonpersistent disk that another product left without a redo log.
+    pub(crate) async fn add_missing_redo(self: &Rc<Self>) -> Result<()> {
+        let mut next = self.state();
+        let bare = |d: &&mut DiskState| d.mode == DiskMode::IndependentNonpersistent && d.reset_to.is_none();
+        let mut changed = Vec::new();
+        for disk in next.disks.iter_mut().filter(bare) {
+            self.put_on_redo(disk).await?;
+            changed.push(disk.clone());
+        }
+        if changed.is_empty() {
+            return Ok(());
+        }
+        self.publish(Change { next, ..Change::default() }).await?;
+        for disk in &changed {
+            self.replace_disk(disk).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,178 @@
+//! All layers of a VM's home and who lies on whom: pure questions, asked before a layer is written or goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blk::manifest::{LayerLink, LayerName, VmState};
+
+/// The layers at one moment. Names that nothing tells of are treated as bases.
+pub struct Graph {
+    links: BTreeMap<LayerName, LayerLink>,
+    children: BTreeMap<LayerName, Vec<LayerName>>,
+}
+
+impl Graph {
+    pub fn new(links: Vec<LayerLink>) -> Graph {
+        let mut children: BTreeMap<LayerName, Vec<LayerName>> = BTreeMap::new();
+        for link in &links {
+            if let Some(parent) = &link.parent {
+                children.entry(parent.clone()).or_default().push(link.name.clone());
+            }
+        }
+        Graph { links: links.into_iter().map(|link| (link.name.clone(), link)).collect(), children }
+    }
+
+    pub fn has(&self, layer: &str) -> bool {
+        self.links.contains_key(layer)
+    }
+
+    pub fn parent(&self, layer: &str) -> Option<&LayerName> {
+        self.links.get(layer)?.parent.as_ref()
+    }
+
+    pub fn children(&self, layer: &str) -> &[LayerName] {
+        self.children.get(layer).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn is_foreign(&self, layer: &str) -> bool {
+        self.links.get(layer).is_some_and(|link| link.foreign)
+    }
+
+    /// `layers` with everything under them.
+    pub fn with_ancestors<'a>(&self, layers: impl IntoIterator<Item = &'a LayerName>) -> BTreeSet<LayerName> {
+        let mut found = BTreeSet::new();
+        for layer in layers {
+            let mut at = Some(layer);
+            // A layer that is known already has its ancestors known too; that also ends a circle.
+            while let Some(name) = at.filter(|name| !found.contains(*name)) {
+                found.insert(name.clone());
+                at = self.parent(name);
+            }
+        }
+        found
+    }
+
+    /// `layer` with everything that rests on it.
+    pub fn with_descendants(&self, layer: &str) -> BTreeSet<LayerName> {
+        let mut found = BTreeSet::new();
+        let mut open = vec![layer.to_string()];
+        while let Some(name) = open.pop() {
+            if found.insert(name.clone()) {
+                open.extend(self.children(&name).iter().cloned());
+            }
+        }
+        found
+    }
+
+    /// Everything the state needs: its tops, its snapshots, and what is under those.
+    pub fn reachable(&self, state: &VmState) -> BTreeSet<LayerName> {
+        self.with_ancestors(roots(state))
+    }
+
+    /// Layers that `before` needs and `after` does not, and that are the VM's own to remove.
+    pub fn left_over(&self, before: &VmState, after: &VmState) -> Vec<LayerName> {
+        let kept = self.reachable(after);
+        let gone = self.reachable(before).into_iter().filter(|l| !kept.contains(l) && !self.is_foreign(l));
+        gone.collect()
+    }
+
+    /// Why `delta` cannot be folded into its parent in `state`; None when it can. Nobody but `delta` may rest on the
+    /// parent, and no snapshot may name it: somebody would see the change.
+    pub fn obstacle(&self, state: &VmState, delta: &str) -> Option<Obstacle> {
+        let Some(parent) = self.parent(delta) else { return Some(Obstacle::Base) };
+        if self.is_foreign(parent) || self.is_foreign(delta) {
+            return Some(Obstacle::Foreign);
+        }
+        if let Some(owner) = state.snapshots.iter().find(|s| s.disks.iter().any(|(_, l)| l == parent)) {
+            return Some(Obstacle::Named(owner.name.clone()));
+        }
+        let reset = state.disks.iter().any(|d| d.reset_to.as_ref() == Some(parent));
+        let shared = self.children(parent).iter().any(|child| child != delta);
+        (reset || shared).then_some(Obstacle::Shared)
+    }
+}
+
+/// Why a delta stays where it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It is no delta.
+    Base,
+    /// It or its parent lies in a folder that is not the VM's.
+    Foreign,
+    /// A snapshot is the parent's state.
+    Named(String),
+    /// Another branch, or a reset, goes back to the parent.
+    Shared,
+}
+
+fn roots(state: &VmState) -> impl Iterator<Item = &LayerName> {
+    let running = state.disks.iter().flat_map(|d| std::iter::once(&d.top).chain(&d.reset_to));
+    running.chain(state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer)))
+}
+
+#[cfg(test)]
+mod tests {
+    use blk::manifest::{DiskMode, DiskState, SnapshotState};
+
+    use super::*;
+
+    fn link(name: &str, parent: Option<&str>) -> LayerLink {
+        LayerLink { name: name.into(), parent: parent.map(Into::into), foreign: false }
+    }
+
+    fn snapshot(id: u128, layer: &str) -> SnapshotState {
+        SnapshotState {
+            id,
+            uid: id as u32,
+            parent: None,
+            name: format!("s{id}"),
+            description: String::new(),
+            created_unix_us: 0,
+            disks: vec![(0, layer.into())],
+        }
+    }
+
+    fn state(top: &str, snapshots: Vec<SnapshotState>) -> VmState {
+        let disk = DiskState {
+            number: 0,
+            slot: "scsi0:0".into(),
+            mode: DiskMode::Persistent,
+            size_bytes: 512,
+            top: top.into(),
+            reset_to: None,
+        };
+        VmState { disks: vec![disk], snapshots, ..VmState::default() }
+    }
+
+    /// base <- a <- b <- c, and a second branch d on a.
+    fn tree() -> Graph {
+        let links =
+            [("base", None), ("a", Some("base")), ("b", Some("a")), ("c", Some("b")), ("d", Some("a"))];
+        Graph::new(links.map(|(name, parent)| link(name, parent)).to_vec())
+    }
+
+    #[test]
+    fn closures() {
+        let graph = tree();
+        assert_eq!(graph.with_ancestors([&"d".to_string()]).len(), 3);
+        assert_eq!(graph.with_descendants("a").len(), 4);
+        let before = state("c", vec![snapshot(1, "a"), snapshot(2, "b")]);
+        let after = state("d", vec![snapshot(1, "a")]);
+        assert_eq!(graph.left_over(&before, &after), ["b", "c"]);
+        let circle = Graph::new(vec![link("x", Some("y")), link("y", Some("x"))]);
+        assert_eq!(circle.with_ancestors([&"x".to_string()]).len(), 2);
+        assert_eq!(circle.with_descendants("x").len(), 2);
+    }
+
+    #[test]
+    fn a_layer_that_others_read_is_never_folded_into() {
+        let graph = tree();
+        let running = state("c", vec![snapshot(2, "b")]);
+        assert_eq!(graph.obstacle(&running, "base"), Some(Obstacle::Base));
+        assert_eq!(graph.obstacle(&running, "a"), None);
+        assert_eq!(graph.obstacle(&running, "b"), Some(Obstacle::Shared));
+        assert_eq!(graph.obstacle(&running, "c"), Some(Obstacle::Named("s2".into())));
+        let mut resets = running.clone();
+        resets.disks[0].reset_to = Some("base".into());
+        assert_eq!(graph.obstacle(&resets, "a"), Some(Obstacle::Shared));
+    }
+}

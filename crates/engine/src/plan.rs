@@ -1,0 +1,191 @@
+//! What a commit will do: which names leave, which deltas are folded into what, and what stays and why.
+
+use std::collections::BTreeSet;
+
+use blk::manifest::{FoldState, LayerName, SnapshotState, VmState};
+use blk::{Error, Result};
+
+use crate::commit::{CommitPreview, CommitWhat};
+use crate::fold::held_bytes;
+use crate::graph::{Graph, Obstacle};
+use crate::tree;
+use crate::vm::Vm;
+
+/// A commit that has not begun.
+pub(crate) struct Plan {
+    pub gone: Vec<u128>,
+    pub names: Vec<String>,
+    /// In the order they will be folded: disk by disk, nearest to the base first, so that each block moves once.
+    pub folds: Vec<FoldState>,
+    /// Deltas that stay, and why.
+    stays: Vec<(LayerName, Obstacle)>,
+}
+
+impl Vm {
+    pub async fn commit_preview(&self, what: &CommitWhat) -> Result<CommitPreview> {
+        let plan = self.plan_commit(what).await?;
+        let mut preview = CommitPreview {
+            names: plan.names,
+            bytes_to_move: 0,
+            bytes_freed: 0,
+            layers: plan.folds.len() as u64,
+            stays: plan.stays.iter().map(|(layer, why)| why.sentence(layer)).collect(),
+        };
+        for fold in &plan.folds {
+            let Some((disk, link)) = self.fold_source(fold).await? else { continue };
+            preview.bytes_to_move += held_bytes(&disk, &link).await?;
+            preview.bytes_freed += link.layer.usage().file_bytes;
+        }
+        Ok(preview)
+    }
+
+    /// Refuses where nothing would come of it, and where somebody outside reads a layer that would change.
+    pub(crate) async fn plan_commit(&self, what: &CommitWhat) -> Result<Plan> {
+        let graph = self.graph().await?;
+        let state = self.state();
+        let gone = match what {
+            CommitWhat::One(wanted) => vec![self.one_to_commit(&state, wanted)?],
+            CommitWhat::All => running_names(&state),
+            CommitWhat::Unowned => Vec::new(),
+        };
+        if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
+            return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
+        }
+        let ids: Vec<u128> = gone.iter().map(|s| s.id).collect();
+        let after = tree::after_names_leave(&state, &ids, Vec::new());
+        let candidates = match what {
+            CommitWhat::One(_) => deltas_on(&graph, &gone[0]),
+            CommitWhat::All => deltas_of(&graph, after.disks.iter().map(|d| (d.number, &d.top))),
+            CommitWhat::Unowned => deltas_of(&graph, ends(&after)),
+        };
+        let mut plan = Plan {
+            gone: ids,
+            names: gone.iter().map(|s| s.name.clone()).collect(),
+            folds: Vec::new(),
+            stays: Vec::new(),
+        };
+        for (disk, layer) in candidates {
+            match graph.obstacle(&after, &layer) {
+                None => plan.folds.push(FoldState { disk, layer, job: 0, held: false }),
+                Some(why) => plan.stays.push((layer, why)),
+            }
+        }
+        self.refuse_nothing(what, &plan)?;
+        self.refuse_unwritable(&plan).await?;
+        let touched: BTreeSet<LayerName> = plan
+            .folds
+            .iter()
+            .flat_map(|f| graph.with_descendants(graph.parent(&f.layer).unwrap_or(&f.layer)))
+            .collect();
+        self.refuse_read_elsewhere(&touched.into_iter().collect::<Vec<_>>()).await?;
+        Ok(plan)
+    }
+
+    /// The end of a side branch has nothing to be folded: its name is all that keeps its state.
+    fn one_to_commit(&self, state: &VmState, wanted: &str) -> Result<SnapshotState> {
+        let found = tree::find(state, wanted)?;
+        let leaf = !state.snapshots.iter().any(|s| s.parent == Some(found.id));
+        if leaf && !tree::is_running(state, found.id) {
+            let cause = format!("{} is the end of a side branch: nothing was written since", found.name);
+            return Err(Error::refused(
+                &self.name,
+                format!(
+                    "{cause}, and without its name its state would be lost; if that is meant, discard it"
+                ),
+            ));
+        }
+        Ok(found.clone())
+    }
+
+    fn refuse_nothing(&self, what: &CommitWhat, plan: &Plan) -> Result<()> {
+        let foreign = plan.stays.iter().find(|(_, why)| *why == Obstacle::Foreign);
+        let idle = plan.folds.is_empty() && (plan.gone.is_empty() || foreign.is_some());
+        if !idle {
+            return Ok(());
+        }
+        let cause = match (foreign, what) {
+            (Some((layer, why)), _) => why.sentence(layer),
+            (None, CommitWhat::Unowned) => "nothing to consolidate: every delta belongs to a snapshot".into(),
+            (None, _) => "nothing to commit: it has no snapshots and no deltas".into(),
+        };
+        Err(Error::refused(&self.name, cause))
+    }
+
+    /// Formats that are read only, SEsparse for one.
+    async fn refuse_unwritable(&self, plan: &Plan) -> Result<()> {
+        for fold in &plan.folds {
+            let chain = self.open_chain(&fold.layer).await?;
+            let concerned = &chain[chain.len().saturating_sub(2)..];
+            if let Some(layer) = concerned.iter().find(|layer| !layer.shape().writable) {
+                let cause = format!("{} is in a format that can be read and not written", layer.name());
+                let remedy = "revert, discard and clone work; to get rid of the delta convert the disk";
+                return Err(Error::unsupported(
+                    &self.name,
+                    format!("{cause}, so nothing is folded; {remedy}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Obstacle {
+    fn sentence(&self, layer: &str) -> String {
+        match self {
+            Obstacle::Base => format!("{layer} is a base"),
+            Obstacle::Foreign => {
+                format!(
+                    "{layer} lies on a layer in a folder that is not this VM's, and that is never written"
+                )
+            }
+            Obstacle::Named(name) => format!("{layer} stays: {name} goes back to the layer under it"),
+            Obstacle::Shared => format!("{layer} stays: another branch reads the layer under it"),
+        }
+    }
+}
+
+/// The running state's snapshots, latest first.
+fn running_names(state: &VmState) -> Vec<SnapshotState> {
+    let mut names: Vec<SnapshotState> = Vec::new();
+    let mut at = state.current;
+    while let Some(s) = at.and_then(|id| state.snapshots.iter().find(|s| s.id == id)) {
+        if names.iter().any(|known| known.id == s.id) {
+            break;
+        }
+        names.push(s.clone());
+        at = s.parent;
+    }
+    names
+}
+
+/// The deltas that were opened on the layers a snapshot froze.
+fn deltas_on(graph: &Graph, snapshot: &SnapshotState) -> Vec<(u32, LayerName)> {
+    let on = |(number, frozen): &(u32, LayerName)| {
+        let number = *number;
+        graph.children(frozen).iter().map(move |delta| (number, delta.clone())).collect::<Vec<_>>()
+    };
+    snapshot.disks.iter().flat_map(on).collect()
+}
+
+/// The deltas of whole chains, given by their ends; each once, nearest to the base first.
+fn deltas_of<'a>(graph: &Graph, ends: impl Iterator<Item = (u32, &'a LayerName)>) -> Vec<(u32, LayerName)> {
+    let mut found: Vec<(u32, LayerName)> = Vec::new();
+    for (number, end) in ends {
+        let mut chain = Vec::new();
+        let mut at = Some(end);
+        while let Some(layer) = at.filter(|l| !found.iter().chain(&chain).any(|(_, known)| known == *l)) {
+            if graph.parent(layer).is_some() {
+                chain.push((number, layer.clone()));
+            }
+            at = graph.parent(layer);
+        }
+        found.extend(chain.into_iter().rev());
+    }
+    found
+}
+
+/// Where chains end: the running tops first, so that a shared part counts as theirs.
+fn ends(state: &VmState) -> impl Iterator<Item = (u32, &LayerName)> {
+    let running = state.disks.iter().map(|d| (d.number, &d.top));
+    running.chain(state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(n, layer)| (*n, layer))))
+}

@@ -1,0 +1,145 @@
+//! The user goes elsewhere in the tree: revert and discard, with the guests powered off.
+
+use blk::ErrorKind;
+use engine::Vm;
+
+use super::control::{Control, look, settle};
+use super::truth::{Moving, Standing};
+use super::watch::tell;
+
+impl Control {
+    /// Goes back to any snapshot of the tree, sometimes with a take of the present before.
+    pub async fn revert(&mut self) -> Result<(), String> {
+        let Some(name) = self.any_sealed() else { return Ok(()) };
+        self.floor.stop().await;
+        let result = self.revert_to(&name).await;
+        self.floor.start();
+        result
+    }
+
+    async fn revert_to(&mut self, name: &str) -> Result<(), String> {
+        self.look_at_all().await?;
+        let present = self.rng.coin().then(|| self.begin_take());
+        let Some(moving) = self.contents_of(name) else { return Ok(()) };
+        {
+            let mut truth = self.truth.borrow_mut();
+            truth.moving = Some(moving);
+            truth.reverting = true;
+        }
+        tell(|| format!("revert to {name}, keeping {present:?}"));
+        let take_first = present.as_ref().map(|(name, _)| name.as_str());
+        let result = self.vm.revert(Some(name), take_first).await;
+        tell(|| format!("revert to {name} ends {:?}", result.as_ref().map(|s| s.id)));
+        self.truth.borrow_mut().reverting = false;
+        if let Some((first, began)) = present {
+            self.settle_take(&first, began).await?;
+        }
+        match result {
+            Ok(_) => {
+                self.truth.borrow_mut().moved();
+                self.marks("reverted");
+                Ok(())
+            }
+            Err(e) => self.not_moved(&format!("revert to {name}"), e),
+        }
+    }
+
+    /// The take of a revert that then failed may have happened: the tree says. It is looked at while the models still
+    /// know the time before the revert.
+    async fn settle_take(&self, name: &str, began: Vec<u64>) -> Result<(), String> {
+        let here = self.vm.state().snapshots.iter().any(|s| s.name == name);
+        {
+            let mut truth = self.truth.borrow_mut();
+            truth.taking = false;
+            if !here {
+                truth.snapshots.retain(|k| k.name != name);
+                return Ok(());
+            }
+            let ended = truth.ticks();
+            let known = truth.known(name).expect("known since the revert began");
+            known.standing = Standing::Sealed { began, ended, contents: None };
+        }
+        look(&self.vm, &self.truth, name).await
+    }
+
+    /// Throws a branch away.
+    pub async fn discard(&mut self) -> Result<(), String> {
+        let Some(name) = self.any_sealed() else { return Ok(()) };
+        self.floor.stop().await;
+        let result = self.discard_from(&name).await;
+        self.floor.start();
+        result
+    }
+
+    async fn discard_from(&mut self, name: &str) -> Result<(), String> {
+        self.look_at_all().await?;
+        let Ok(loss) = self.vm.discard_preview(name).await else { return Ok(()) };
+        let Some(contents) = self.contents_of(name) else { return Ok(()) };
+        {
+            let mut truth = self.truth.borrow_mut();
+            truth.leaving(&loss.snapshots);
+            truth.moving = loss.reverts.then_some(contents);
+            truth.discarding = true;
+        }
+        tell(|| format!("discard {name}: {loss:?}"));
+        let result = self.vm.discard(name).await;
+        tell(|| format!("discard {name} ends {:?}", result.as_ref().map(|_| ())));
+        self.truth.borrow_mut().discarding = false;
+        match result {
+            Ok(_) => {
+                self.truth.borrow_mut().gone(&loss.snapshots);
+                self.truth.borrow_mut().moved();
+                self.marks(if loss.reverts {
+                    "discarded the running branch"
+                } else {
+                    "discarded a side branch"
+                });
+                Ok(())
+            }
+            Err(e) => {
+                self.truth.borrow_mut().staying(&loss.snapshots);
+                self.not_moved(&format!("discard {name}"), e)
+            }
+        }
+    }
+
+    fn not_moved(&self, what: &str, e: blk::Error) -> Result<(), String> {
+        self.truth.borrow_mut().moving = None;
+        match e.kind == ErrorKind::Refused || e.kind == ErrorKind::NotFound || e.is_no_space() {
+            true => Ok(()),
+            false => Err(format!("{what}: {e}")),
+        }
+    }
+
+    /// After a move the models know nothing of the time before: every snapshot is looked at while they do. Mostly
+    /// commits are let finish first, because nothing moves while one is under way.
+    async fn look_at_all(&mut self) -> Result<(), String> {
+        if self.rng.below(4) > 0 {
+            settle(&self.vm).await?;
+        }
+        for name in self.sealed_names() {
+            look(&self.vm, &self.truth, &name).await?;
+        }
+        Ok(())
+    }
+
+    fn contents_of(&self, name: &str) -> Option<Moving> {
+        let mut truth = self.truth.borrow_mut();
+        match &truth.known(name)?.standing {
+            Standing::Sealed { contents: Some(contents), .. } => {
+                Some(contents.iter().cloned().enumerate().collect())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// With the guests gone every side branch is thrown away, so that a last commit leaves a clean home.
+pub async fn discard_side_branches(vm: &std::rc::Rc<Vm>) -> Result<(), String> {
+    loop {
+        let state = vm.state();
+        let side = state.snapshots.iter().find(|s| !engine::tree::is_running(&state, s.id));
+        let Some(side) = side else { return Ok(()) };
+        vm.discard(&side.name).await.map_err(|e| format!("discarding {} at the end: {e}", side.name))?;
+    }
+}
