@@ -4,13 +4,17 @@
 //! file, field, found and expected value in every error. No path is opened here; names inside files are
 //! handed to the caller's gate.
 
+pub mod check;
 pub mod cowd;
 pub mod descriptor;
 pub mod flat;
 pub mod home;
 pub mod keyvalue;
 pub mod names;
+pub mod probe;
 pub mod replay;
+mod runs;
+pub mod sesparse;
 #[cfg(test)]
 mod testing;
 mod text;

@@ -4,6 +4,7 @@ use blk::{Error, Result};
 
 use super::extent::{EXTENT_SECTORS_MAX, ExtentKind};
 use super::{ContentId, Descriptor, NO_PARENT_CID, PREPARED_MARK};
+use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
 
 pub const CHILD_CREATE_TYPE: &str = "vmfsSparse";
 const BASE_CREATE_TYPE: &str = "vmfs";
@@ -29,6 +30,17 @@ pub struct NewChild<'a> {
     /// File name of the parent's descriptor, in the same folder.
     pub parent: &'a str,
     pub parent_cid: u32,
+    /// A line for people, without line breaks: see `note_for_child_of`.
+    pub note: Option<&'a str>,
+}
+
+/// What the descriptor of a VMFSsparse child of `parent` should tell its reader.
+pub fn note_for_child_of(parent: &Descriptor) -> Option<&'static str> {
+    let sesparse = parent.extents().iter().any(|extent| extent.kind == ExtentKind::SeSparse);
+    sesparse.then_some(
+        "unstun: a VMFSsparse delta on an SEsparse one. Not for VMFS6, which takes SEsparse only: \
+         before it goes back to ESXi, copy the disk as its guest sees it into a new one",
+    )
 }
 
 impl NewBase<'_> {
@@ -72,9 +84,12 @@ impl NewChild<'_> {
     /// Marked as prepared: see `Descriptor::is_prepared`.
     pub fn descriptor(&self, file: &str) -> Result<Descriptor> {
         check_capacity(file, self.capacity_sectors)?;
+        check_delta_capacity(file, self.capacity_sectors)?;
+        let note = self.note.map_or(String::new(), |note| format!("# {note}\n"));
         let text = format!(
             "# Disk DescriptorFile\n\
              {PREPARED_MARK}\n\
+             {note}\
              version=1\n\
              encoding=\"UTF-8\"\n\
              CID={cid:08x}\n\
@@ -108,6 +123,18 @@ fn check_capacity(file: &str, sectors: u64) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// A larger disk is read, and served without snapshots.
+fn check_delta_capacity(file: &str, sectors: u64) -> Result<()> {
+    if sectors <= NEW_CAPACITY_SECTORS_MAX {
+        return Ok(());
+    }
+    let cause = format!("a snapshot of a disk of {sectors} sectors was asked for");
+    let cause = format!("{cause}, expected at most {NEW_CAPACITY_SECTORS_MAX} (2,032 GiB)");
+    let remedy = "a VMFSsparse delta cannot be larger, and SEsparse is not written yet: make the disk \
+                  independent-persistent, or split it";
+    Err(Error::unsupported(file, format!("{cause}; {remedy}")))
 }
 
 /// Cylinders, heads, sectors as VMware chooses them for an LSI Logic adapter; only old boot loaders look at it.
@@ -159,5 +186,32 @@ mod tests {
         for bad in [0, u64::MAX] {
             assert_eq!(new(bad).descriptor("x.vmdk").unwrap_err().kind, blk::ErrorKind::Invalid);
         }
+    }
+
+    #[test]
+    fn a_child_says_what_it_is_made_on() {
+        let parent = |kind: &str| {
+            let text = format!("version=1\nCID=1\ncreateType=\"x\"\nRW 8 {kind} \"a\"\n");
+            Descriptor::parse("x.vmdk", text.as_bytes()).unwrap()
+        };
+        assert_eq!(note_for_child_of(&parent("VMFSSPARSE")), None);
+        let mut child = NewChild {
+            extent_file: "x-000001-delta.vmdk",
+            capacity_sectors: NEW_CAPACITY_SECTORS_MAX,
+            content_id: ContentId::from_random(1),
+            parent: "x.vmdk",
+            parent_cid: 1,
+            note: note_for_child_of(&parent("SESPARSE")),
+        };
+        let text = child.descriptor("x-000001.vmdk").unwrap().to_bytes();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.lines().any(|line| line.starts_with("# ") && line.contains("Not for VMFS6")), "{text}");
+        child.capacity_sectors += 1;
+        let error = child.descriptor("x-000001.vmdk").unwrap_err();
+        assert_eq!(error.kind, blk::ErrorKind::Unsupported);
+        assert!(
+            error.cause.contains("2,032 GiB") && error.cause.contains("independent-persistent"),
+            "{error}"
+        );
     }
 }

@@ -10,7 +10,7 @@ mod parse;
 
 use blk::Result;
 
-pub use create::{CHILD_CREATE_TYPE, NewBase, NewChild};
+pub use create::{CHILD_CREATE_TYPE, NewBase, NewChild, note_for_child_of};
 pub use extent::{Access, Extent, ExtentKind};
 
 use parse::{Line, LineKind};

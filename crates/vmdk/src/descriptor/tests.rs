@@ -93,6 +93,7 @@ fn new_links_read_back() {
         content_id: ContentId::from_random(9),
         parent: "web.vmdk",
         parent_cid: base.cid(),
+        note: None,
     };
     let mut child = child.descriptor("web-000001.vmdk").unwrap();
     assert_eq!((child.parent_hint(), child.parent_cid()), (Some("web.vmdk"), Some(base.cid())));

@@ -7,7 +7,7 @@ use blk::{Dir, Error, ErrorKind, Result, SECTOR};
 
 use super::{Growth, Home, links};
 use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
-use crate::descriptor::{Descriptor, NewBase, NewChild};
+use crate::descriptor::{Descriptor, NewBase, NewChild, note_for_child_of};
 use crate::names::{BaseNames, base_names, next_delta_names};
 use crate::text::check_name;
 use crate::vmfssparse::{Facts, VmfsSparse};
@@ -104,6 +104,7 @@ impl Home {
             content_id: self.new_content_id(),
             parent,
             parent_cid: parent_link.cid(),
+            note: note_for_child_of(&parent_link),
         };
         let link = child.descriptor(&self.dir.path_of(&names.descriptor))?;
         self.prepared.borrow_mut().insert(names.descriptor.clone());

@@ -8,6 +8,7 @@ use blk::reactor::OpenMode;
 use blk::{Buf, Dir, Error, ErrorKind, Result, SECTOR};
 
 use crate::descriptor::Descriptor;
+use crate::probe;
 use crate::text::{TEXT_BYTES_MAX, shown, wrong};
 
 /// Enough of a file to tell a descriptor from an extent.
@@ -15,8 +16,7 @@ const PROBE_BYTES: u64 = 1024;
 
 /// Reads the descriptor `name`.
 pub(super) async fn read(dir: &Dir, name: &str) -> Result<Descriptor> {
-    let bytes = dir.read_file(name, TEXT_BYTES_MAX as u64).await?;
-    Descriptor::parse(&dir.path_of(name), &bytes)
+    probe::read_descriptor(dir, name).await
 }
 
 /// Every readable descriptor among `names`, with its name. What is damaged is passed over here, and reported when it is used.

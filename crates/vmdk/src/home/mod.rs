@@ -25,6 +25,8 @@ use blk::{Dir, Error, ErrorKind, File, Local, Result, SECTOR};
 
 use crate::descriptor::{ContentId, Descriptor, ExtentKind};
 use crate::flat::Flat;
+use crate::probe;
+use crate::sesparse::{self, SeSparse};
 use crate::text::{TEXT_BYTES_MAX, shown};
 use crate::vmfssparse::{Facts, Growth, VmfsSparse};
 use crate::vmsd::Vmsd;
@@ -307,28 +309,28 @@ impl Home {
     }
 
     async fn open_link(&self, name: &str, link: &Descriptor, writable: bool) -> Result<Rc<dyn Layer>> {
+        if let Some(error) = probe::unreadable(link) {
+            return Err(error);
+        }
+        let writable = writable && !link.extents().iter().any(|e| e.kind == ExtentKind::SeSparse);
         let mode = if writable { OpenMode::Write } else { OpenMode::Read };
         let mut files: BTreeMap<String, File> = BTreeMap::new();
         for extent in links::extent_names(&self.dir, link)? {
             let file = self.dir.open(&extent, mode).await.map_err(|e| named_by(e, link))?;
             files.insert(extent, file);
         }
-        let kinds: BTreeSet<&str> = link.extents().iter().map(|extent| extent.kind.keyword()).collect();
         match link.extents() {
             [only] if only.kind == ExtentKind::VmfsSparse => {
                 let file = files.remove(&only.file).expect("opened above");
                 let facts = Facts { name, capacity_sectors: only.sectors, writable, growth: self.growth };
                 Ok(Rc::new(VmfsSparse::open(self.dir.env().clone(), file, facts).await?))
             }
-            all if all.iter().all(|extent| extent.kind.is_flat() || extent.kind == ExtentKind::Zero) => {
-                Ok(Rc::new(Flat::open(name, link, files, writable).await?))
+            [only] if only.kind == ExtentKind::SeSparse => {
+                let file = files.remove(&only.file).expect("opened above");
+                let facts = sesparse::Facts { name, capacity_sectors: only.sectors };
+                Ok(Rc::new(SeSparse::open(file, facts).await?))
             }
-            _ => {
-                let kinds: Vec<&str> = kinds.into_iter().collect();
-                let cause = format!("{} extents of type {}", link.extents().len(), kinds.join(", "));
-                let readable = "one VMFSSPARSE, or any number of FLAT, VMFS and ZERO";
-                Err(Error::unsupported(link.file(), format!("{cause}; this version opens {readable}")))
-            }
+            _ => Ok(Rc::new(Flat::open(name, link, files, writable).await?)),
         }
     }
 }

@@ -230,7 +230,7 @@ fn broken_chains_are_refused_with_file_and_field() {
         let outside = text.replace("web-000001-delta", "../../etc/passwd");
         home.dir().replace_file("outside.vmdk", outside.as_bytes()).await.unwrap();
         assert_eq!(home.open("outside.vmdk", false).await.err().unwrap().kind, ErrorKind::Refused);
-        let other = text.replace("VMFSSPARSE", "SESPARSE");
+        let other = text.replace("VMFSSPARSE", "SPARSE");
         home.dir().replace_file("other.vmdk", other.as_bytes()).await.unwrap();
         assert_eq!(home.open("other.vmdk", false).await.err().unwrap().kind, ErrorKind::Unsupported);
     });

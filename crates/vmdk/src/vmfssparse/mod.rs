@@ -21,6 +21,7 @@ use blk::sync::{RangeLock, TaskMutex};
 use blk::{Buf, Env, Error, File, Local, Result, SECTOR};
 
 use crate::cowd::{Directory, Header, TABLE_BYTES, TableBounds, decode_entries, table_runs};
+use crate::runs::Runs;
 
 pub use open::Facts;
 pub use space::Growth;
@@ -116,26 +117,6 @@ impl Held {
 
     fn total(&self) -> u64 {
         self.known + if self.unknown_regions == 0 { 0 } else { self.unknown_estimate }
-    }
-}
-
-/// Collects runs and joins neighbours that continue each other.
-#[derive(Default)]
-struct Runs(Vec<Run>);
-
-impl Runs {
-    fn push(&mut self, start: u64, len: u64, place: Where) {
-        if let Some(last) = self.0.last_mut() {
-            let follows = match (last.place, place) {
-                (Where::Data { offset: a, .. }, Where::Data { offset: b, .. }) => a + last.len == b,
-                (a, b) => a == b,
-            };
-            if follows {
-                last.len += len;
-                return;
-            }
-        }
-        self.0.push(Run { start, len, place });
     }
 }
 

@@ -1,0 +1,4 @@
+mod finding;
+
+pub(crate) use finding::Findings;
+pub use finding::{Finding, Severity};

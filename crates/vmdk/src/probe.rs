@@ -1,0 +1,170 @@
+//! What a `.vmdk` is, by its first bytes: descriptors, extents and change-tracking files all end in the same letters.
+//!
+//! Facts: reference/vmware-formats 1.1 and 1.5.
+
+use blk::reactor::OpenMode;
+use blk::{Buf, Dir, Error, File, Result};
+
+use crate::descriptor::{Descriptor, ExtentKind};
+use crate::text::{TEXT_BYTES_MAX, shown, wrong};
+
+/// Enough of a file to tell a descriptor from an extent.
+pub const HEAD_BYTES: u64 = 1024;
+
+/// Byte offset of the flags of a hosted sparse header, and the bit that says its grains are compressed.
+const HOSTED_FLAGS: usize = 8;
+const HOSTED_COMPRESSED: u32 = 1 << 16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// A text descriptor.
+    Descriptor,
+    /// "KDMV": monolithicSparse, or an extent of a split disk.
+    HostedSparse,
+    /// "KDMV" with compressed grains.
+    StreamOptimized,
+    /// "COWD".
+    VmfsSparse,
+    SeSparse,
+    /// A guest's data, change tracking, or nothing at all.
+    Other,
+}
+
+impl Content {
+    /// `head` are the first `HEAD_BYTES` of the file, or all it has.
+    pub fn of(head: &[u8]) -> Content {
+        if head.starts_with(b"KDMV") {
+            let flags = head.get(HOSTED_FLAGS..).and_then(|rest| rest.first_chunk()).copied();
+            let compressed = u32::from_le_bytes(flags.unwrap_or_default()) & HOSTED_COMPRESSED != 0;
+            return if compressed { Content::StreamOptimized } else { Content::HostedSparse };
+        }
+        if head.starts_with(b"COWD") {
+            return Content::VmfsSparse;
+        }
+        if head.starts_with(&[0xBE, 0xBA, 0xFE, 0xCA, 0, 0, 0, 0]) {
+            return Content::SeSparse;
+        }
+        if Descriptor::probe(head) { Content::Descriptor } else { Content::Other }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Content::Descriptor => "a text descriptor",
+            Content::HostedSparse => "a hosted sparse disk (\"KDMV\")",
+            Content::StreamOptimized => "a streamOptimized disk (\"KDMV\", compressed)",
+            Content::VmfsSparse => "a VMFSsparse delta (\"COWD\")",
+            Content::SeSparse => "an SEsparse delta",
+            Content::Other => "neither a descriptor nor a delta",
+        }
+    }
+}
+
+/// The first bytes of a file.
+pub(crate) async fn head(file: &File) -> Result<Vec<u8>> {
+    let size = file.size().await?;
+    if size < HEAD_BYTES {
+        return file.read_all(HEAD_BYTES).await;
+    }
+    let (buf, result) = file.read(0, Buf::alloc(HEAD_BYTES as usize)).await;
+    result.map(|()| buf.to_vec())
+}
+
+/// Reads the descriptor `name`, or says what else the file is.
+pub(crate) async fn read_descriptor(dir: &Dir, name: &str) -> Result<Descriptor> {
+    let file = dir.open(name, OpenMode::Read).await?;
+    refuse_extent(file.name(), Content::of(&head(&file).await?))?;
+    let bytes = file.read_all(TEXT_BYTES_MAX as u64).await?;
+    Descriptor::parse(file.name(), &bytes)
+}
+
+/// A descriptor is wanted. Other content that is no text is reported by its parser.
+fn refuse_extent(file: &str, content: Content) -> Result<()> {
+    match content {
+        Content::HostedSparse | Content::StreamOptimized => Err(hosted_sparse(file, content.name())),
+        Content::VmfsSparse | Content::SeSparse => {
+            let expected = "its descriptor: the small text file of the same name without -delta or -sesparse";
+            Err(wrong(file, "the content", content.name(), expected))
+        }
+        Content::Descriptor | Content::Other => Ok(()),
+    }
+}
+
+fn hosted_sparse(file: &str, what: &str) -> Error {
+    let remedy = "convert it first: qemu-img convert -O vmdk -o subformat=monolithicFlat OLD.vmdk NEW.vmdk";
+    Error::unsupported(file, format!("{what}, which is not read; {remedy}"))
+}
+
+/// Why the extents of a descriptor are not opened. `None` when they are of a kind that is.
+pub(crate) fn unreadable(link: &Descriptor) -> Option<Error> {
+    let extents = link.extents();
+    let plain = |kind: ExtentKind| kind.is_flat() || kind == ExtentKind::Zero;
+    let delta = |kind: ExtentKind| matches!(kind, ExtentKind::VmfsSparse | ExtentKind::SeSparse);
+    if extents.iter().all(|extent| plain(extent.kind)) || (extents.len() == 1 && delta(extents[0].kind)) {
+        return None;
+    }
+    let odd = extents.iter().find(|extent| !plain(extent.kind))?;
+    let what =
+        format!("createType {}, with the extent {}", shown(link.create_type()), shown(&odd.to_string()));
+    Some(match odd.kind {
+        ExtentKind::Sparse => hosted_sparse(link.file(), &format!("a hosted sparse disk: {what}")),
+        ExtentKind::VmfsRdm | ExtentKind::VmfsRaw => {
+            let cause = format!("a raw device mapping: {what}");
+            let remedy = "its data lies on a device that is not here; copy the device into a file on ESXi";
+            Error::unsupported(link.file(), format!("{cause}; {remedy}"))
+        }
+        _ => {
+            let cause = format!("{} extents, one of them a delta: {what}", extents.len());
+            let expected = "expected one VMFSSPARSE or SESPARSE, or any number of FLAT, VMFS and ZERO";
+            Error::unsupported(link.file(), format!("{cause}; {expected}"))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_is_told_by_its_first_bytes() {
+        let table: [(&[u8], Content); 8] = [
+            (b"# Disk DescriptorFile\nversion=1\n", Content::Descriptor),
+            (b"KDMV\x01\0\0\0\x03\0\0\0", Content::HostedSparse),
+            (b"KDMV\x03\0\0\0\x01\0\x03\0", Content::StreamOptimized),
+            (b"KDMV", Content::HostedSparse),
+            (b"COWD\x01", Content::VmfsSparse),
+            (b"\xBE\xBA\xFE\xCA\0\0\0\0\x01", Content::SeSparse),
+            (b"\xBE\xBA\xFE\xCA", Content::Other),
+            (b"", Content::Other),
+        ];
+        for (head, content) in table {
+            assert_eq!(Content::of(head), content, "{}", head.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn what_is_not_opened_is_named() {
+        let link = |kind: &str, extents: &str| {
+            let text = format!("version=1\nCID=1\ncreateType=\"{kind}\"\n{extents}\n");
+            unreadable(&Descriptor::parse("x.vmdk", text.as_bytes()).unwrap())
+        };
+        for (kind, extents) in [
+            ("vmfs", "RW 8 VMFS \"a\""),
+            ("custom", "RW 8 FLAT \"a\" 0\nRW 8 ZERO"),
+            ("seSparse", "RW 8 SESPARSE \"a\""),
+            ("vmfsSeSparse", "RW 8 VMFSSPARSE \"a\""),
+        ] {
+            assert_eq!(link(kind, extents), None, "{kind}");
+        }
+        for (kind, extents, message) in [
+            ("monolithicSparse", "RW 8 SPARSE \"a\"", "createType \"monolithicSparse\""),
+            ("twoGbMaxExtentSparse", "RW 8 SPARSE \"a\"\nRW 8 SPARSE \"b\"", "qemu-img convert"),
+            ("streamOptimized", "RDONLY 8 SPARSE \"a\"", "a hosted sparse disk"),
+            ("vmfsRawDeviceMap", "RW 8 VMFSRDM \"a\"", "a raw device mapping"),
+            ("custom", "RW 8 FLAT \"a\" 0\nRW 8 SESPARSE \"b\"", "2 extents, one of them a delta"),
+        ] {
+            let error = link(kind, extents).unwrap();
+            assert!(error.cause.contains(message), "{error}");
+            assert_eq!(error.kind, blk::ErrorKind::Unsupported);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The two headers: one that never changes, and one that says how many tables are in use and whether a journal waits.
+//!
+//! Facts: reference/vmware-formats 4.1 and 4.2. All fields are 64 bits, offsets and sizes in sectors.
+
+use blk::{Error, Result, SECTOR};
+
+use super::{
+    CAPACITY_SECTORS_MAX, ENTRY_BYTES, GRAIN_SECTORS, GRAINS_PER_TABLE, HEADER_BYTES, TABLE_SECTORS,
+};
+use crate::text::wrong;
+
+const MAGIC: u64 = 0xCAFE_BABE;
+/// "2.1": the minor number in the low half.
+const VERSION: u64 = 0x0000_0002_0000_0001;
+const VOLATILE_MAGIC: u64 = 0xCAFE_CAFE;
+
+/// Ends of areas stay below: their bytes fit in 63 bits.
+const AREA_END_MAX: u64 = i64::MAX as u64 / SECTOR;
+
+/// Byte offsets in the constant header.
+mod field {
+    pub const CAPACITY: usize = 16;
+    pub const RESERVED: [usize; 4] = [48, 56, 64, 72];
+    pub const VOLATILE: usize = 80;
+    pub const DIRECTORY: usize = 128;
+    pub const TABLES: usize = 144;
+    pub const BITMAP: usize = 160;
+    pub const BACK_MAP: usize = 176;
+    pub const GRAINS: usize = 192;
+    pub const PAD: usize = 208;
+}
+
+/// Byte offsets in the volatile header.
+mod volatile {
+    pub const FREE_TABLE: usize = 8;
+    pub const REPLAY: usize = 24;
+    pub const PAD: usize = 32;
+}
+
+/// A stretch of the file, in sectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Area {
+    pub start: u64,
+    pub sectors: u64,
+}
+
+impl Area {
+    pub fn end(&self) -> u64 {
+        self.start + self.sectors
+    }
+
+    pub fn start_bytes(&self) -> u64 {
+        self.start * SECTOR
+    }
+}
+
+/// A verified constant header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    pub capacity_sectors: u64,
+    pub volatile: Area,
+    pub directory: Area,
+    pub tables: Area,
+    pub bitmap: Area,
+    pub back_map: Area,
+    pub grains: Area,
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; ENTRY_BYTES];
+    word.copy_from_slice(&bytes[at..at + ENTRY_BYTES]);
+    u64::from_le_bytes(word)
+}
+
+fn area(bytes: &[u8], at: usize) -> Area {
+    Area { start: word(bytes, at), sectors: word(bytes, at + ENTRY_BYTES) }
+}
+
+/// Fails with `Unsupported`: the format has one value here, and another one may change what everything else means.
+fn only(file: &str, field: &str, found: u64, expected: u64) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    let cause = format!("{field} is {found:#x}, expected {expected:#x}, the only value that is known");
+    Err(Error::unsupported(file, cause))
+}
+
+fn check_pad(file: &str, field: &str, bytes: &[u8], from: usize) -> Result<()> {
+    match bytes[from..].iter().position(|byte| *byte != 0) {
+        None => Ok(()),
+        Some(at) => only(file, &format!("byte {} of {field}", from + at), u64::from(bytes[from + at]), 0),
+    }
+}
+
+impl Header {
+    /// `bytes` are the first of the file; `file_bytes` is its whole length, with which every end of an area that is
+    /// needed for reading is compared.
+    pub fn decode(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Self> {
+        let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
+            let found = format!("{file_bytes} bytes");
+            return Err(wrong(file, "the length", found, "at least the 512 of a header: the file was cut"));
+        };
+        if word(bytes, 0) != MAGIC {
+            let found = format!("\"{}\"", bytes[..ENTRY_BYTES].escape_ascii());
+            return Err(wrong(file, "the magic", found, "that of SEsparse: is this a -sesparse.vmdk?"));
+        }
+        only(file, "version", word(bytes, 8), VERSION)?;
+        only(file, "grainSize", word(bytes, 24), GRAIN_SECTORS)?;
+        only(file, "grainTableSize", word(bytes, 32), TABLE_SECTORS)?;
+        only(file, "flags", word(bytes, 40), 0)?;
+        for (index, at) in field::RESERVED.into_iter().enumerate() {
+            only(file, &format!("reserved{}", index + 1), word(bytes, at), 0)?;
+        }
+        check_pad(file, "the header", bytes, field::PAD)?;
+        let header = Self {
+            capacity_sectors: word(bytes, field::CAPACITY),
+            volatile: area(bytes, field::VOLATILE),
+            directory: area(bytes, field::DIRECTORY),
+            tables: area(bytes, field::TABLES),
+            bitmap: area(bytes, field::BITMAP),
+            back_map: area(bytes, field::BACK_MAP),
+            grains: area(bytes, field::GRAINS),
+        };
+        header.check_capacity(file)?;
+        header.check_areas(file)?;
+        header.check_length(file, file_bytes)?;
+        Ok(header)
+    }
+
+    fn check_capacity(&self, file: &str) -> Result<()> {
+        match self.capacity_sectors {
+            0 => Err(wrong(file, "capacity", 0, "the size of the disk in sectors")),
+            large if large > CAPACITY_SECTORS_MAX => {
+                let cause = format!("capacity is {large} sectors, expected at most {CAPACITY_SECTORS_MAX}");
+                Err(Error::unsupported(file, format!("{cause} (64 TiB): VMware's largest disk has 62 TB")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Those that are read for the guest. The bitmap and the back map are looked at by `check` alone.
+    fn areas(&self) -> [(&'static str, Area); 4] {
+        [
+            ("the volatile header", self.volatile),
+            ("the grain directory", self.directory),
+            ("the grain tables", self.tables),
+            ("the grains", self.grains),
+        ]
+    }
+
+    fn check_areas(&self, file: &str) -> Result<()> {
+        for (name, area) in self.areas() {
+            let end = area.start.checked_add(area.sectors).filter(|end| *end <= AREA_END_MAX);
+            if end.is_none() {
+                let found = format!("{} sectors from {}", area.sectors, area.start);
+                return Err(wrong(file, name, found, "an area that ends below 2^54"));
+            }
+        }
+        if self.volatile.sectors == 0 {
+            return Err(wrong(file, "the size of the volatile header", 0, "at least 1 sector"));
+        }
+        let needed = (self.regions() * ENTRY_BYTES as u64).div_ceil(SECTOR);
+        if self.directory.sectors < needed {
+            let expected = format!("at least {needed} for {} sectors of disk", self.capacity_sectors);
+            return Err(wrong(file, "the size of the grain directory", self.directory.sectors, &expected));
+        }
+        let mut areas = self.areas();
+        areas.sort_by_key(|(_, area)| area.start);
+        let mut before = ("the header", Area { start: 0, sectors: 1 });
+        for (name, area) in areas.into_iter().filter(|(_, area)| area.sectors > 0) {
+            if area.start < before.1.end() {
+                let expected = format!("{} or more, after {}", before.1.end(), before.0);
+                return Err(wrong(file, &format!("the offset of {name}"), area.start, &expected));
+            }
+            before = (name, area);
+        }
+        Ok(())
+    }
+
+    fn check_length(&self, file: &str, file_bytes: u64) -> Result<()> {
+        for (name, area) in [("the volatile header", self.volatile), ("the grain directory", self.directory)]
+        {
+            if area.end() * SECTOR > file_bytes {
+                let expected = format!("at least {} for {name}: the file was cut", area.end() * SECTOR);
+                return Err(wrong(file, "the length", format!("{file_bytes} bytes"), &expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stretches of 4096 grains, 16 MiB, each with one entry in the grain directory. At most 2^22.
+    pub fn regions(&self) -> u64 {
+        self.capacity_grains().div_ceil(GRAINS_PER_TABLE as u64)
+    }
+
+    /// The last one may be cut by the end of the disk.
+    pub fn capacity_grains(&self) -> u64 {
+        self.capacity_sectors.div_ceil(GRAIN_SECTORS)
+    }
+
+    /// Grains of the disk that lie in `region`.
+    pub fn grains_in(&self, region: u32) -> usize {
+        let before = u64::from(region) * GRAINS_PER_TABLE as u64;
+        self.capacity_grains().saturating_sub(before).min(GRAINS_PER_TABLE as u64) as usize
+    }
+
+    /// Room for tables.
+    pub fn table_slots(&self) -> u64 {
+        self.tables.sectors / TABLE_SECTORS
+    }
+
+    /// Room for grains. Of an odd capacity the area may be written as long as the disk, so the last one counts.
+    pub fn grain_slots(&self) -> u64 {
+        self.grains.sectors.div_ceil(GRAIN_SECTORS)
+    }
+
+    pub fn table_offset_bytes(&self, slot: u32) -> u64 {
+        (self.tables.start + u64::from(slot) * TABLE_SECTORS) * SECTOR
+    }
+
+    pub fn grain_offset_bytes(&self, grain: u64) -> u64 {
+        (self.grains.start + grain * GRAIN_SECTORS) * SECTOR
+    }
+}
+
+/// What the volatile header says, when it says that the tables may be believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Volatile {
+    /// Next free slot for a table: all in use are below.
+    pub free_table: u64,
+}
+
+impl Volatile {
+    /// `bytes` are the first sector of its area. Refuses a file whose journal was not replayed: its tables are old.
+    pub fn decode(file: &str, bytes: &[u8; HEADER_BYTES]) -> Result<Self> {
+        if word(bytes, 0) != VOLATILE_MAGIC {
+            let found = format!("\"{}\"", bytes[..ENTRY_BYTES].escape_ascii());
+            return Err(wrong(file, "the magic of the volatile header", found, "0xcafecafe"));
+        }
+        let replay = word(bytes, volatile::REPLAY);
+        if replay != 0 {
+            let cause =
+                format!("replayJournal is {replay}, expected 0: the last writes of ESXi are in a journal");
+            let remedy =
+                "which nobody else can verify; open and close the disk on ESXi once, then copy it again";
+            return Err(Error::refused(file, format!("{cause}, {remedy}")));
+        }
+        check_pad(file, "the volatile header", bytes, volatile::PAD)?;
+        Ok(Self { free_table: word(bytes, volatile::FREE_TABLE) })
+    }
+}

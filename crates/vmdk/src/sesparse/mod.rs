@@ -1,0 +1,269 @@
+//! SEsparse, the delta of ESXi on VMFS6, as a layer that is read and never written.
+//!
+//! Facts: reference/vmware-formats section 4; docs/formats/sesparse.md has the boxes. Headers, directory and lengths are
+//! compared at open, a table when it is loaded, cross-references in `check`: a file that was cut must never read as "not
+//! here, ask the parent". Absent on purpose: any write, since nobody knows the hash that ESXi's journal wants.
+
+mod check;
+mod header;
+mod table;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::layer::{Layer, Placement, Run, Shape, Stages, Usage, Where};
+use blk::{Buf, Error, File, Local, Result, SECTOR};
+
+use crate::runs::Runs;
+use crate::text::wrong;
+
+pub use header::{Area, Header, Volatile};
+pub use table::{
+    Directory, DirectoryReader, Entry, Place, Table, TableBounds, TableRun, decode_words, rotate, unrotate,
+};
+
+pub const HEADER_BYTES: usize = SECTOR as usize;
+pub const ENTRY_BYTES: usize = 8;
+
+pub const GRAIN_SECTORS: u64 = 8;
+pub const GRAIN_BYTES: u64 = GRAIN_SECTORS * SECTOR;
+
+/// Entries of a grain table, and its size: 4096 * 8 B = 32 KiB = 64 sectors.
+pub const GRAINS_PER_TABLE: usize = 4096;
+pub const TABLE_BYTES: usize = GRAINS_PER_TABLE * ENTRY_BYTES;
+pub const TABLE_SECTORS: u64 = TABLE_BYTES as u64 / SECTOR;
+
+/// What a table covers: 4096 * 4 KiB = 16 MiB.
+pub const REGION_BYTES: u64 = GRAINS_PER_TABLE as u64 * GRAIN_BYTES;
+
+/// Largest disk we read: 64 TiB, above the 62 TB of VMware. Its directory has 2^22 entries, which take 16 MiB here.
+pub const CAPACITY_SECTORS_MAX: u64 = (64 << 40) / SECTOR;
+
+/// Tables kept in memory: 32 * 32 KiB = 1 MiB a layer, so that 32 of them stay below 32 MiB; they cover 512 MiB of disk.
+const TABLES_CACHED_MAX: usize = 32;
+
+/// The directory is read in pieces of this size.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// What the caller knows of a delta from its descriptor.
+#[derive(Debug, Clone)]
+pub struct Facts<'a> {
+    /// File name of the descriptor.
+    pub name: &'a str,
+    pub capacity_sectors: u64,
+}
+
+/// One open delta.
+pub struct SeSparse {
+    name: String,
+    files: [File; 1],
+    header: Header,
+    directory: Directory,
+    file_bytes: u64,
+    tables: RefCell<Tables>,
+}
+
+/// Verified tables by region, with the time of their last use.
+#[derive(Default)]
+struct Tables {
+    loaded: BTreeMap<u32, (u64, Rc<Table>)>,
+    clock: u64,
+}
+
+impl Tables {
+    fn get(&mut self, region: u32) -> Option<Rc<Table>> {
+        self.clock += 1;
+        let (used, table) = self.loaded.get_mut(&region)?;
+        *used = self.clock;
+        Some(table.clone())
+    }
+
+    fn insert(&mut self, region: u32, table: Rc<Table>) {
+        if self.loaded.len() >= TABLES_CACHED_MAX {
+            let oldest = self.loaded.iter().min_by_key(|(_, (used, _))| *used).map(|(region, _)| *region);
+            self.loaded.remove(&oldest.expect("the cache is full"));
+        }
+        self.clock += 1;
+        self.loaded.insert(region, (self.clock, table));
+    }
+}
+
+async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
+    let (buf, result) = file.read(offset, Buf::alloc(len)).await;
+    result.map(|()| buf)
+}
+
+impl SeSparse {
+    /// Verifies both headers and the whole directory, and compares lengths before anything else.
+    pub async fn open(file: File, facts: Facts<'_>) -> Result<Self> {
+        let file_bytes = file.size().await?;
+        let first = read(&file, 0, file_bytes.min(HEADER_BYTES as u64) as usize).await?;
+        let header = Header::decode(file.name(), &first, file_bytes)?;
+        if header.capacity_sectors != facts.capacity_sectors {
+            let expected = format!("{}, as the descriptor {} says", facts.capacity_sectors, facts.name);
+            return Err(wrong(file.name(), "capacity", header.capacity_sectors, &expected));
+        }
+        let bytes = read(&file, header.volatile.start_bytes(), HEADER_BYTES).await?;
+        let bytes = bytes.first_chunk().expect("read whole");
+        let volatile = Volatile::decode(file.name(), bytes)?;
+        let directory = read_directory(&file, &header, volatile, file_bytes).await?;
+        let name = facts.name.into();
+        Ok(Self { name, files: [file], header, directory, file_bytes, tables: RefCell::default() })
+    }
+
+    fn file(&self) -> &File {
+        &self.files[0]
+    }
+
+    fn bounds(&self) -> TableBounds<'_> {
+        TableBounds { file: self.file().name(), header: &self.header, file_bytes: self.file_bytes }
+    }
+
+    /// The region's table, if it has one. Two tasks that ask at once may both read it: it does not change.
+    async fn table(&self, region: u32) -> Result<Option<Rc<Table>>> {
+        if let Some(table) = self.tables.borrow_mut().get(region) {
+            return Ok(Some(table));
+        }
+        let Some(slot) = self.directory.slot(region) else { return Ok(None) };
+        let bytes = read(self.file(), self.header.table_offset_bytes(slot), TABLE_BYTES).await?;
+        let table = Rc::new(self.bounds().decode(region, &bytes)?);
+        self.tables.borrow_mut().insert(region, table.clone());
+        Ok(Some(table))
+    }
+
+    async fn runs(&self, range: Range<u64>) -> Result<Vec<Run>> {
+        let sound = range.start < range.end
+            && range.end <= self.shape().size_bytes
+            && range.start.is_multiple_of(SECTOR)
+            && range.end.is_multiple_of(SECTOR);
+        assert!(sound, "{}: range {range:?} of a disk of {} bytes", self.name, self.shape().size_bytes);
+        let mut runs = Runs::default();
+        // Below 2^22 regions.
+        for region in (range.start / REGION_BYTES) as u32..range.end.div_ceil(REGION_BYTES) as u32 {
+            let base = u64::from(region) * REGION_BYTES;
+            let part = range.start.max(base)..range.end.min(base + REGION_BYTES);
+            match self.table(region).await? {
+                Some(table) => self.runs_of(&table, base, part, &mut runs),
+                None => runs.push(part.start, part.end - part.start, Where::Parent),
+            }
+        }
+        Ok(runs.0)
+    }
+
+    /// `base` is where the table's region begins on the disk.
+    fn runs_of(&self, table: &Table, base: u64, part: Range<u64>, out: &mut Runs) {
+        let entries =
+            ((part.start - base) / GRAIN_BYTES) as usize..(part.end - base).div_ceil(GRAIN_BYTES) as usize;
+        for run in table.runs(entries) {
+            let start = base + run.entry as u64 * GRAIN_BYTES;
+            let end = (start + run.entries as u64 * GRAIN_BYTES).min(part.end);
+            // The first grain may begin before the range.
+            let skip = part.start.saturating_sub(start);
+            let place = match run.place {
+                Place::Parent => Where::Parent,
+                Place::Zero => Where::Zero,
+                Place::Data(grain) => {
+                    Where::Data { file: 0, offset: self.header.grain_offset_bytes(grain) + skip }
+                }
+            };
+            out.push(start + skip, end - (start + skip), place);
+        }
+    }
+
+    fn refusal(&self, doing: &str) -> Error {
+        let cause = format!("{doing} into SEsparse is not supported until SEsparse writing exists");
+        let remedy = "keep the snapshot, or copy the disk as its guest sees it into a new one";
+        Error::unsupported(self.file().name(), format!("{cause}; {remedy}"))
+    }
+}
+
+async fn read_directory(
+    file: &File,
+    header: &Header,
+    volatile: Volatile,
+    file_bytes: u64,
+) -> Result<Directory> {
+    let total = header.regions() * ENTRY_BYTES as u64;
+    // At most 2^22 entries: see `CAPACITY_SECTORS_MAX`.
+    let slots = Vec::with_capacity(header.regions() as usize);
+    let mut reader = DirectoryReader { file: file.name(), header, volatile, file_bytes, slots };
+    for at in (0..total).step_by(PIECE_BYTES as usize) {
+        let len = (total - at).min(PIECE_BYTES) as usize;
+        reader.add(&read(file, header.directory.start_bytes() + at, len).await?)?;
+    }
+    reader.finish()
+}
+
+impl Layer for SeSparse {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn shape(&self) -> Shape {
+        Shape {
+            size_bytes: self.header.capacity_sectors * SECTOR,
+            grain_bytes: GRAIN_BYTES,
+            region_bytes: REGION_BYTES,
+            flat: false,
+            writable: false,
+            punches: false,
+        }
+    }
+
+    fn files(&self) -> &[File] {
+        &self.files
+    }
+
+    fn lookup(&self, range: Range<u64>) -> Local<'_, Result<Vec<Run>>> {
+        Box::pin(self.runs(range))
+    }
+
+    fn populated(&self, region: u64) -> bool {
+        u32::try_from(region).is_ok_and(|region| self.directory.slot(region).is_some())
+    }
+
+    fn place(&self, _range: Range<u64>) -> Local<'_, Result<Placement>> {
+        let error = self.refusal("committing");
+        Box::pin(std::future::ready(Err(error)))
+    }
+
+    fn publish(&self, _placement: &Placement) {
+        unreachable!("an SEsparse delta places nothing");
+    }
+
+    fn abandon(&self, _placement: &Placement) {}
+
+    fn release(&self, region: u64) {
+        unreachable!("region {region} of an SEsparse delta cannot be released: it is never written");
+    }
+
+    fn stages(&self) -> Stages {
+        Stages::default()
+    }
+
+    fn settle(&self, _ticket: u64) {}
+
+    /// Nothing was written.
+    fn seal(&self) -> Local<'_, Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// An upper bound: tables in use hold at most 16 MiB each, and the file no more than it has room for.
+    fn usage(&self) -> Usage {
+        let room = self.file_bytes.saturating_sub(self.header.grains.start_bytes());
+        let tables = self.directory.table_count() as u64;
+        let held_bytes = room.min(tables * REGION_BYTES).min(self.shape().size_bytes);
+        Usage { held_bytes, file_bytes: held_bytes + tables * TABLE_BYTES as u64 }
+    }
+
+    fn check(&self) -> Local<'_, Result<Vec<String>>> {
+        Box::pin(async { Ok(self.cross_check().await?.iter().map(ToString::to_string).collect()) })
+    }
+}
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,272 @@
+//! The grain directory and the grain tables: entries, and what is checked before one is believed.
+//!
+//! Facts: reference/vmware-formats 4.3, 4.4 and 4.9.
+
+use blk::{Result, SECTOR};
+
+use super::{ENTRY_BYTES, GRAIN_BYTES, GRAINS_PER_TABLE, Header, TABLE_SECTORS, Volatile};
+use crate::text::wrong;
+
+/// Upper half of a directory entry in use; the lower half is the table's slot.
+const IN_USE: u64 = 0x1000_0000;
+/// No slot: a tables area has at most 2^54 / 64, of which 2^22 are ever used.
+const NONE: u32 = u32::MAX;
+
+/// Reads little-endian entries; a rest that is no whole one is left out.
+pub fn decode_words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    bytes.as_chunks::<ENTRY_BYTES>().0.iter().map(|word| u64::from_le_bytes(*word))
+}
+
+/// The lower 60 bits of an entry: the lowest 12 of the number on top, the others below.
+pub fn unrotate(entry: u64) -> u64 {
+    ((entry >> 48) & 0xFFF) | ((entry & 0xFFFF_FFFF_FFFF) << 12)
+}
+
+/// The reverse of `unrotate`, for numbers below 2^60.
+pub fn rotate(number: u64) -> u64 {
+    ((number & 0xFFF) << 48) | (number >> 12)
+}
+
+/// An entry of a grain table, as it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// Not here: the parent's.
+    Absent,
+    /// Reads as zeros; may still own the grain of that number, to be reclaimed.
+    Unmapped(u64),
+    /// Reads as zeros. The rest should be 0.
+    Zero(u64),
+    Data(u64),
+    /// A type nobody knows, or an absent one with a number.
+    Corrupt,
+}
+
+impl Entry {
+    pub fn decode(entry: u64) -> Self {
+        match (entry >> 60, unrotate(entry)) {
+            (0, 0) => Entry::Absent,
+            (1, number) => Entry::Unmapped(number),
+            (2, number) => Entry::Zero(number),
+            (3, number) => Entry::Data(number),
+            _ => Entry::Corrupt,
+        }
+    }
+}
+
+/// A verified grain directory: the slot of each region's table. 4 bytes a region, 16 MiB for the largest disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Directory {
+    slots: Vec<u32>,
+    tables: usize,
+}
+
+/// Collects the entries of a directory, piece by piece.
+pub struct DirectoryReader<'a> {
+    pub file: &'a str,
+    pub header: &'a Header,
+    pub volatile: Volatile,
+    pub file_bytes: u64,
+    pub slots: Vec<u32>,
+}
+
+impl DirectoryReader<'_> {
+    /// `bytes` follow those of the call before. What lies past the disk's last region is not looked at.
+    pub fn add(&mut self, bytes: &[u8]) -> Result<()> {
+        let missing = (self.header.regions() as usize).saturating_sub(self.slots.len());
+        for entry in decode_words(bytes).take(missing) {
+            let slot = match entry {
+                0 => NONE,
+                _ => self.slot(self.slots.len(), entry)?,
+            };
+            self.slots.push(slot);
+        }
+        Ok(())
+    }
+
+    fn slot(&self, region: usize, entry: u64) -> Result<u32> {
+        let field = format!("grain directory entry {region}");
+        if entry >> 32 != IN_USE {
+            let expected = "0, or 0x10000000 above the number of a table";
+            return Err(wrong(self.file, &field, format!("{entry:#018x}"), expected));
+        }
+        let slot = entry as u32;
+        let limit = self.header.table_slots().min(u64::from(NONE));
+        if u64::from(slot) >= limit {
+            let expected = format!("below {limit}, the room for grain tables");
+            return Err(wrong(self.file, &field, format!("table {slot}"), &expected));
+        }
+        if u64::from(slot) >= self.volatile.free_table {
+            let expected = format!("below {}, which is freeGTNumber", self.volatile.free_table);
+            return Err(wrong(self.file, &field, format!("table {slot}"), &expected));
+        }
+        let end = self.header.table_offset_bytes(slot) + TABLE_SECTORS * SECTOR;
+        if end > self.file_bytes {
+            let expected = format!("a table that ends at {}: the file was cut", self.file_bytes);
+            return Err(wrong(self.file, &field, format!("table {slot}, which ends at {end}"), &expected));
+        }
+        Ok(slot)
+    }
+
+    /// Refuses two regions that share a table.
+    pub fn finish(self) -> Result<Directory> {
+        assert_eq!(self.slots.len() as u64, self.header.regions(), "entries of the directory");
+        let regions = self.slots.iter().enumerate().filter(|(_, slot)| **slot != NONE);
+        let mut by_slot: Vec<(u32, usize)> = regions.map(|(region, slot)| (*slot, region)).collect();
+        by_slot.sort_unstable();
+        if let Some([(slot, first), (_, second)]) = by_slot.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            let field = format!("grain directory entry {second}");
+            let expected = format!("another than that of entry {first}");
+            return Err(wrong(self.file, &field, format!("table {slot}"), &expected));
+        }
+        Ok(Directory { tables: by_slot.len(), slots: self.slots })
+    }
+}
+
+impl Directory {
+    pub fn slot(&self, region: u32) -> Option<u32> {
+        self.slots.get(region as usize).copied().filter(|slot| *slot != NONE)
+    }
+
+    pub fn table_count(&self) -> usize {
+        self.tables
+    }
+
+    /// Regions with a table, in order.
+    pub fn regions(&self) -> impl Iterator<Item = u32> + '_ {
+        self.slots.iter().enumerate().filter(|(_, slot)| **slot != NONE).map(|(region, _)| region as u32)
+    }
+}
+
+/// Where the grains of a region lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    Parent,
+    Zero,
+    /// Number of the first grain of the run.
+    Data(u64),
+}
+
+/// A maximal stretch of a table with one answer; `Data` grains follow each other in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableRun {
+    pub entry: usize,
+    pub entries: usize,
+    pub place: Place,
+}
+
+/// A verified table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// One word a grain; `PARENT`, `ZERO`, or the number of a grain in the file, which is below both.
+    places: Box<[u64]>,
+}
+
+const PARENT: u64 = u64::MAX;
+const ZERO: u64 = u64::MAX - 1;
+
+impl Table {
+    /// Splits the entries of `range` into runs, in order.
+    pub fn runs(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = TableRun> + '_ {
+        let mut at = range.start;
+        std::iter::from_fn(move || {
+            let (entry, first) = (at, *self.places.get(at).filter(|_| at < range.end)?);
+            let step = u64::from(first < ZERO);
+            let mut next = first;
+            while at < range.end && self.places.get(at) == Some(&next) {
+                at += 1;
+                next += step;
+            }
+            let place = match first {
+                PARENT => Place::Parent,
+                ZERO => Place::Zero,
+                grain => Place::Data(grain),
+            };
+            Some(TableRun { entry, entries: at - entry, place })
+        })
+    }
+
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+}
+
+/// What the entries of a table are compared with.
+#[derive(Clone, Copy)]
+pub struct TableBounds<'a> {
+    pub file: &'a str,
+    pub header: &'a Header,
+    pub file_bytes: u64,
+}
+
+impl TableBounds<'_> {
+    /// Verifies the table of `region`, whose bytes these are. Entries past the end of the disk are left out.
+    pub fn decode(&self, region: u32, bytes: &[u8]) -> Result<Table> {
+        let entries = decode_words(bytes).take(self.header.grains_in(region));
+        let places = entries.enumerate().map(|(entry, value)| self.place(region, entry, value));
+        let table = Table { places: places.collect::<Result<_>>()? };
+        self.check_double(region, &table)?;
+        Ok(table)
+    }
+
+    fn place(&self, region: u32, entry: usize, value: u64) -> Result<u64> {
+        match Entry::decode(value) {
+            Entry::Absent => Ok(PARENT),
+            Entry::Unmapped(_) | Entry::Zero(_) => Ok(ZERO),
+            Entry::Data(grain) => self.check_grain(region, entry, grain).map(|()| grain),
+            Entry::Corrupt => {
+                let expected = "0, or a type from 1 to 3 in its top four bits";
+                Err(wrong(self.file, &entry_name(region, entry), format!("{value:#018x}"), expected))
+            }
+        }
+    }
+
+    fn check_grain(&self, region: u32, entry: usize, grain: u64) -> Result<()> {
+        let limit = self.header.grain_slots();
+        if grain >= limit {
+            let expected = format!("below {limit}, the room for grains");
+            return Err(wrong(self.file, &entry_name(region, entry), format!("grain {grain}"), &expected));
+        }
+        let end = self.header.grain_offset_bytes(grain) + GRAIN_BYTES;
+        if end > self.file_bytes {
+            let expected = format!("a grain that ends at {} or before: the file was cut", self.file_bytes);
+            let found = format!("grain {grain}, which ends at {end}");
+            return Err(wrong(self.file, &entry_name(region, entry), found, &expected));
+        }
+        Ok(())
+    }
+
+    /// Two entries of one table that name one grain.
+    fn check_double(&self, region: u32, table: &Table) -> Result<()> {
+        let mut runs: Vec<(u64, TableRun)> = table.data_runs().collect();
+        runs.sort_unstable_by_key(|(grain, _)| *grain);
+        for pair in runs.windows(2) {
+            let ((first, left), (second, right)) = (pair[0], pair[1]);
+            if first + left.entries as u64 > second {
+                let same = left.entry + (second - first) as usize;
+                let expected = format!("another than that of entry {same}");
+                let field = entry_name(region, right.entry);
+                return Err(wrong(self.file, &field, format!("grain {second}"), &expected));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Table {
+    /// The runs that are held here, with their first grain.
+    pub fn data_runs(&self) -> impl Iterator<Item = (u64, TableRun)> + '_ {
+        self.runs(0..self.len()).filter_map(|run| match run.place {
+            Place::Data(grain) => Some((grain, run)),
+            Place::Parent | Place::Zero => None,
+        })
+    }
+}
+
+pub fn entry_name(region: u32, entry: usize) -> String {
+    debug_assert!(entry < GRAINS_PER_TABLE);
+    format!("entry {entry} of grain table {region}")
+}
