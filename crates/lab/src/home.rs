@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use blk::manifest::Manifest;
 use blk::{Env, Result};
-use vmdk::home::{Home, NewVm};
+use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
 const FOLDER: &str = "web";
@@ -17,12 +17,12 @@ pub async fn create(env: &Env, disk_bytes: &[u64]) -> Result<()> {
     let root = env.open_root("/")?;
     let dir = root.open_dir(FOLDER, true).await?;
     root.sync().await?;
-    Home::create(dir, growth(1 << 20), NewVm { name: "web", disk_bytes }).await.map(drop)
+    Home::create(dir, Folders::default(), growth(1 << 20), NewVm::new("web", disk_bytes)).await.map(drop)
 }
 
 pub async fn open(env: &Env, growth_bytes: u64) -> Result<Rc<dyn Manifest>> {
     let dir = env.open_root("/")?.open_dir(FOLDER, false).await?;
-    Ok(Rc::new(Home::new(dir, growth(growth_bytes))))
+    Ok(Rc::new(Home::new(dir, Folders::default(), growth(growth_bytes))))
 }
 
 /// After everything was committed and closed only the base disks and the two texts may be left.

@@ -117,6 +117,46 @@ impl Vmsd {
 }
 
 impl Snapshot {
+    /// The value of one of the other keys, compared without case.
+    pub fn other(&self, key: &str) -> Option<&str> {
+        let found = self.other.iter().find(|(own, _)| own.eq_ignore_ascii_case(key));
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// Sets one of the other keys, or takes it out. They stay in the order in which they are read.
+    pub fn set_other(&mut self, key: &str, value: Option<&str>) {
+        let old = self.other.iter_mut().find(|(own, _)| own.eq_ignore_ascii_case(key));
+        match (old, value) {
+            (Some(old), Some(value)) => old.1 = value.into(),
+            (_, Some(value)) => self.other.push((key.into(), value.into())),
+            (_, None) => self.other.retain(|(own, _)| !own.eq_ignore_ascii_case(key)),
+        }
+        self.other.sort_by_key(|(key, _)| key.to_ascii_lowercase());
+    }
+
+    /// The .vmx files of clones made of this snapshot, with the keys they stand under.
+    pub fn clones(&self) -> impl Iterator<Item = (&str, &str)> {
+        let is_clone = |key: &str| {
+            let digits = key.get(..5).filter(|head| head.eq_ignore_ascii_case("clone")).map(|_| &key[5..]);
+            digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+        };
+        self.other
+            .iter()
+            .filter(move |(key, _)| is_clone(key))
+            .map(|(key, path)| (key.as_str(), path.as_str()))
+    }
+
+    /// Writes the list of clones anew.
+    pub fn set_clones(&mut self, paths: &[String]) {
+        let old: Vec<String> = self.clones().map(|(key, _)| key.to_owned()).collect();
+        old.iter().for_each(|key| self.set_other(key, None));
+        for (index, path) in paths.iter().enumerate() {
+            self.set_other(&format!("clone{index}"), Some(path));
+        }
+        let count = (!paths.is_empty()).then(|| paths.len().to_string());
+        self.set_other("numClones", count.as_deref());
+    }
+
     /// The lines of this snapshot at `index`, in VMware's order.
     fn entries(&self, index: usize) -> Vec<(String, String)> {
         let mut out: Vec<(String, String)> = Vec::new();

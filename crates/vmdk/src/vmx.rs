@@ -97,6 +97,8 @@ pub struct VmxDisk {
     /// As written: relative to the .vmx or absolute. Untrusted.
     pub file_name: String,
     pub mode: DiskMode,
+    /// Of an independent-nonpersistent disk: the link that takes its writes, if there is one. As written; untrusted.
+    pub redo: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,13 +131,41 @@ impl Vmx {
         Ok(vmx)
     }
 
-    fn add_disk(&mut self, slot: Slot, descriptor: &str) {
+    /// A disk in a place that has none. A controller that is missing is made, one that is there stays as it is.
+    pub fn add_disk(&mut self, slot: Slot, descriptor: &str) {
         let controller = format!("{}{}", slot.bus.name(), slot.controller);
-        self.values.set(&format!("{controller}.present"), "TRUE");
-        self.values.set(&format!("{controller}.virtualDev"), "lsilogic");
+        let is_new = !self.values.get_bool(&format!("{controller}.present"), false).unwrap_or(false);
+        if is_new && slot.bus != Bus::Ide {
+            self.values.set(&format!("{controller}.present"), "TRUE");
+        }
+        if is_new && slot.bus == Bus::Scsi {
+            self.values.set(&format!("{controller}.virtualDev"), "lsilogic");
+        }
         self.values.set(&slot.key("present"), "TRUE");
-        self.values.set(&slot.key("deviceType"), "scsi-hardDisk");
+        if slot.bus == Bus::Scsi {
+            self.values.set(&slot.key("deviceType"), "scsi-hardDisk");
+        }
         self.values.set(&slot.key("fileName"), descriptor);
+    }
+
+    /// Takes every line about the place out.
+    pub fn remove_disk(&mut self, slot: Slot) {
+        self.values.replace(|key| slot_of_key(key) == Some(slot), []);
+    }
+
+    /// The first place for a new disk that neither a device nor one of `taken` has.
+    pub fn free_slot(&self, taken: &[Slot]) -> Option<Slot> {
+        let used: Vec<Slot> = self.values.keys().filter_map(slot_of_key).collect();
+        let slots = (0..VM_DISKS_MAX).filter_map(Slot::for_new_disk);
+        slots.into_iter().find(|slot| !used.contains(slot) && !taken.contains(slot))
+    }
+
+    /// The folder that all deltas go to, as written: `workingDir`, when the VM says they do not lie beside their parents.
+    pub fn snapshot_folder(&self) -> Result<Option<&str>> {
+        if !self.values.get_bool("snapshot.redoNotWithParent", false)? {
+            return Ok(None);
+        }
+        Ok(self.values.get("workingDir")?.filter(|folder| !folder.is_empty()))
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -172,7 +202,10 @@ impl Vmx {
                 "nothing: unit 7 is the controller",
             ));
         }
-        Ok(Some(VmxDisk { slot, file_name: file_name.into(), mode: self.mode(slot)? }))
+        let mode = self.mode(slot)?;
+        let redo = self.values.get(&slot.key("redo"))?.filter(|redo| !redo.is_empty());
+        let redo = redo.filter(|_| mode == DiskMode::IndependentNonpersistent).map(Into::into);
+        Ok(Some(VmxDisk { slot, file_name: file_name.into(), mode, redo }))
     }
 
     fn is_present(&self, slot: Slot) -> Result<bool> {
@@ -208,6 +241,20 @@ impl Vmx {
     pub fn set_disk_file(&mut self, slot: Slot, descriptor: &str) {
         self.values.set(&slot.key("fileName"), descriptor);
     }
+
+    /// The link that takes the writes of an independent-nonpersistent disk. A line appears only when there is something to say.
+    pub fn set_redo(&mut self, slot: Slot, descriptor: Option<&str>) {
+        let key = slot.key("redo");
+        let present = self.values.keys().any(|own| own.eq_ignore_ascii_case(&key));
+        if present || descriptor.is_some() {
+            self.values.set(&key, descriptor.unwrap_or_default());
+        }
+    }
+}
+
+/// `scsi0:0.mode` gives scsi0:0; keys of other things give None.
+fn slot_of_key(key: &str) -> Option<Slot> {
+    Slot::parse(key.split_once('.')?.0)
 }
 
 fn slot_of_file_name(key: &str) -> Option<Slot> {
@@ -284,6 +331,43 @@ mod tests {
         let mut vmx = parse(text);
         vmx.set_disk_file(vmx.disks().unwrap()[0].slot, "a-000001.vmdk");
         assert_eq!(vmx.to_bytes(), text.replace("a.vmdk", "a-000001.vmdk").into_bytes());
+    }
+
+    #[test]
+    fn a_disk_comes_and_goes() {
+        let text = "scsi0.present = \"TRUE\"\nscsi0.virtualDev = \"pvscsi\"\nscsi0:0.present = \"TRUE\"\nscsi0:0.fileName = \"a.vmdk\"\n\
+            scsi0:1.deviceType = \"cdrom-image\"\n";
+        let mut vmx = parse(text);
+        let slot = vmx.free_slot(&[Slot::parse("scsi0:2").unwrap()]).unwrap();
+        assert_eq!(slot.to_string(), "scsi0:3");
+        vmx.add_disk(slot, "b.vmdk");
+        assert_eq!(vmx.values().get("scsi0.virtualDev").unwrap(), Some("pvscsi"));
+        assert_eq!(vmx.disks().unwrap().len(), 2);
+        vmx.remove_disk(slot);
+        assert_eq!(vmx.to_bytes(), text.as_bytes());
+        let other = Slot::parse("scsi1:0").unwrap();
+        vmx.add_disk(other, "c.vmdk");
+        assert_eq!(vmx.disks().unwrap()[1].slot, other);
+    }
+
+    #[test]
+    fn where_writes_of_a_nonpersistent_disk_go() {
+        let mut vmx = parse(concat!(
+            "scsi0.present = \"TRUE\"\nscsi0:0.present = \"TRUE\"\nscsi0:0.fileName = \"a.vmdk\"\n",
+            "scsi0:0.mode = \"independent-nonpersistent\"\n",
+        ));
+        let slot = Slot::parse("scsi0:0").unwrap();
+        let before = vmx.to_bytes();
+        vmx.set_redo(slot, None);
+        assert_eq!(vmx.to_bytes(), before);
+        vmx.set_redo(slot, Some("a-000001.vmdk"));
+        assert_eq!(vmx.disks().unwrap()[0].redo.as_deref(), Some("a-000001.vmdk"));
+        vmx.set_redo(slot, None);
+        assert_eq!(vmx.disks().unwrap()[0].redo, None);
+        vmx.values_mut().set("workingDir", "/fast");
+        assert_eq!(vmx.snapshot_folder().unwrap(), None);
+        vmx.values_mut().set("snapshot.redoNotWithParent", "true");
+        assert_eq!(vmx.snapshot_folder().unwrap(), Some("/fast"));
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn scratch() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn home(env: &Env, folder: &Path) -> Home {
-    Home::new(env.open_root(folder.to_str().unwrap()).unwrap(), GROWTH)
+    Home::new(env.open_root(folder.to_str().unwrap()).unwrap(), vmdk::home::Folders::default(), GROWTH)
 }
 
 /// A descriptor with one extent; a child when it has a parent.

@@ -10,7 +10,7 @@ use blk::manifest::{Change, Manifest, SnapshotState, VmState};
 use blk::uring::UringReactor;
 use blk::{Buf, Dir, Env, Executor, SECTOR};
 use sim::Rng;
-use vmdk::home::{Home, NewVm};
+use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
 const GROWTH: Growth = Growth { step_bytes: 1 << 20, chunk_bytes: 256 << 10 };
@@ -134,7 +134,7 @@ async fn take(home: &dyn Manifest, state: &VmState, disk: &mut Disk) -> VmState 
 
 async fn new_disk(folder: &Dir, bytes: u64, seed: u64) -> (Home, VmState, Disk) {
     let home =
-        Home::create(folder.clone(), GROWTH, NewVm { name: "web", disk_bytes: &[bytes] }).await.unwrap();
+        Home::create(folder.clone(), Folders::default(), GROWTH, NewVm::new("web", &[bytes])).await.unwrap();
     let manifest: &dyn Manifest = &home;
     let state = manifest.load().await.unwrap();
     let base = manifest.open("web.vmdk", true).await.unwrap();
@@ -195,7 +195,7 @@ fn we_read_flat_disks_that_qemu_made() {
         qemu_img(&path, &["convert", "-f", "raw", "-O", "vmdk", "-o", &option, "in.raw", "x.vmdk"]);
         assert!(path.join(extents).exists());
         run(async move |env| {
-            let home = Home::new(env.open_root(path.to_str().unwrap()).unwrap(), GROWTH);
+            let home = Home::new(env.open_root(path.to_str().unwrap()).unwrap(), Folders::default(), GROWTH);
             let home: &dyn Manifest = &home;
             let chain = home.chain("x.vmdk").await.unwrap();
             assert_eq!((chain.len(), chain[0].format.as_str()), (1, subformat));

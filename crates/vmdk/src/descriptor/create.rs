@@ -3,7 +3,7 @@
 use blk::{Error, Result};
 
 use super::extent::{EXTENT_SECTORS_MAX, ExtentKind};
-use super::{ContentId, Descriptor, NO_PARENT_CID, PREPARED_MARK};
+use super::{ContentId, Descriptor, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
 use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
 
 pub const CHILD_CREATE_TYPE: &str = "vmfsSparse";
@@ -18,6 +18,8 @@ pub struct NewBase<'a> {
     pub content_id: ContentId,
     /// 128 random bits for the id the guest sees.
     pub uuid: u128,
+    /// The VM that prepares it, if no configuration names the disk yet: see `Descriptor::is_prepared`.
+    pub prepared_for: Option<u128>,
 }
 
 /// An empty child: one VMFSsparse extent.
@@ -27,9 +29,11 @@ pub struct NewChild<'a> {
     pub extent_file: &'a str,
     pub capacity_sectors: u64,
     pub content_id: ContentId,
-    /// File name of the parent's descriptor, in the same folder.
+    /// The parent's descriptor: its file name in the same folder, or its absolute path.
     pub parent: &'a str,
     pub parent_cid: u32,
+    /// Id of the VM it is made for: see `Descriptor::owner`.
+    pub owner: Option<u128>,
     /// A line for people, without line breaks: see `note_for_child_of`.
     pub note: Option<&'a str>,
 }
@@ -49,6 +53,7 @@ impl NewBase<'_> {
         let (cylinders, heads, sectors) = geometry(self.capacity_sectors);
         let text = format!(
             "# Disk DescriptorFile\n\
+             {marks}\
              version=1\n\
              encoding=\"UTF-8\"\n\
              CID={cid:08x}\n\
@@ -69,6 +74,7 @@ impl NewBase<'_> {
              ddb.thinProvisioned = \"1\"\n\
              ddb.uuid = \"{uuid}\"\n\
              ddb.virtualHWVersion = \"13\"\n",
+            marks = self.prepared_for.map(|vm| marks(Some(vm))).unwrap_or_default(),
             cid = self.content_id.cid(),
             capacity = self.capacity_sectors,
             kind = ExtentKind::Vmfs.keyword(),
@@ -88,7 +94,7 @@ impl NewChild<'_> {
         let note = self.note.map_or(String::new(), |note| format!("# {note}\n"));
         let text = format!(
             "# Disk DescriptorFile\n\
-             {PREPARED_MARK}\n\
+             {marks}\
              {note}\
              version=1\n\
              encoding=\"UTF-8\"\n\
@@ -103,6 +109,7 @@ impl NewChild<'_> {
              #DDB\n\
              \n\
              ddb.longContentID = \"{long}\"\n",
+            marks = marks(self.owner),
             cid = self.content_id.cid(),
             parent_cid = self.parent_cid,
             parent = self.parent,
@@ -113,6 +120,17 @@ impl NewChild<'_> {
         );
         Descriptor::parse(file, text.as_bytes())
     }
+}
+
+/// The comments of a link in preparation.
+fn marks(owner: Option<u128>) -> String {
+    let owner = owner.map(|vm| format!("{OWNER_MARK}{vm:032x}\n")).unwrap_or_default();
+    format!("{PREPARED_MARK}\n{owner}")
+}
+
+/// The guest's view of the size, where the heads and sectors of the disk are already settled.
+pub(super) fn cylinders(capacity_sectors: u64, heads: u64, sectors: u64) -> Option<u64> {
+    Some(capacity_sectors.checked_div(heads.checked_mul(sectors)?)?.max(1))
 }
 
 fn check_capacity(file: &str, sectors: u64) -> Result<()> {
@@ -182,6 +200,7 @@ mod tests {
             capacity_sectors,
             content_id: ContentId::from_random(1),
             uuid: 0,
+            prepared_for: None,
         };
         for bad in [0, u64::MAX] {
             assert_eq!(new(bad).descriptor("x.vmdk").unwrap_err().kind, blk::ErrorKind::Invalid);
@@ -201,6 +220,7 @@ mod tests {
             content_id: ContentId::from_random(1),
             parent: "x.vmdk",
             parent_cid: 1,
+            owner: None,
             note: note_for_child_of(&parent("SESPARSE")),
         };
         let text = child.descriptor("x-000001.vmdk").unwrap().to_bytes();

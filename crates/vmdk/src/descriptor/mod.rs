@@ -22,6 +22,9 @@ pub const NO_PARENT_CID: u32 = 0xffff_ffff;
 /// refers to holds no data of a guest: it is what an interrupted take left behind.
 const PREPARED_MARK: &str = "# unstun: prepared, and not in use before this line is removed";
 
+/// Before the id of the VM a link was made for. Folders are shared, and a link is nobody else's to clean away or to commit.
+const OWNER_MARK: &str = "# unstun: of VM ";
+
 /// The identity of a link's content: 128 bits, of which the low 32 are its CID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContentId(u128);
@@ -86,6 +89,11 @@ impl Descriptor {
         &self.file
     }
 
+    /// 1 to 3; 3 says that changed blocks are tracked.
+    pub fn version(&self) -> u32 {
+        self.facts.version
+    }
+
     pub fn cid(&self) -> u32 {
         self.facts.cid
     }
@@ -134,6 +142,17 @@ impl Descriptor {
         self.lines.retain(|line| !line.is_prepared_mark());
     }
 
+    /// The VM that made this link, where it says so: nothing but ours does.
+    pub fn owner(&self) -> Option<u128> {
+        self.lines.iter().find_map(Line::owner)
+    }
+
+    /// Where its changed-block tracking is kept, as written; untrusted.
+    pub fn change_track_path(&self) -> Option<&str> {
+        let value = self.lines.iter().find_map(|line| line.value_of("changeTrackPath"))?;
+        std::str::from_utf8(value).ok()
+    }
+
     /// The content is about to change: children elsewhere must notice.
     pub fn set_content_id(&mut self, id: ContentId) {
         self.facts.cid = id.cid();
@@ -157,6 +176,18 @@ impl Descriptor {
         let mut lines = self.lines.iter_mut().filter(|line| matches!(line.kind, LineKind::Extent(_)));
         if let Some(line) = lines.nth(index) {
             *line = Line::extent(extent, self.newline);
+        }
+    }
+
+    /// The cylinders for a new size; heads and sectors stay, since a guest's boot loader may go by them.
+    pub fn update_geometry(&mut self) {
+        let number = |name: &str| self.ddb(name).and_then(|value| value.parse::<u64>().ok());
+        let (heads, sectors) = (number("geometry.heads"), number("geometry.sectors"));
+        let capacity = self.capacity_sectors();
+        let cylinders =
+            heads.zip(sectors).and_then(|(heads, sectors)| create::cylinders(capacity, heads, sectors));
+        if let Some(cylinders) = cylinders {
+            self.set("ddb.geometry.cylinders", cylinders.to_string(), true);
         }
     }
 

@@ -3,7 +3,7 @@
 use blk::{Error, Result};
 
 use super::extent::{self, EXTENT_SECTORS_MAX, Extent};
-use super::{Facts, NO_PARENT_CID, PREPARED_MARK};
+use super::{Facts, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
 use crate::text::{check_text_length, shown, utf8, wrong};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +50,16 @@ impl Line {
     pub fn is_prepared_mark(&self) -> bool {
         self.raw.trim_ascii() == PREPARED_MARK.as_bytes()
     }
+
+    pub fn owner(&self) -> Option<u128> {
+        owner_of(&self.raw)
+    }
+}
+
+fn owner_of(line: &[u8]) -> Option<u128> {
+    let digits = std::str::from_utf8(line.trim_ascii().strip_prefix(OWNER_MARK.as_bytes())?).ok()?;
+    let plain = digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    plain.then(|| u128::from_str_radix(digits, 16).ok()).flatten()
 }
 
 fn with(text: String, newline: &[u8]) -> Vec<u8> {

@@ -81,7 +81,13 @@ fn change_tracking_is_dropped() {
 fn new_links_read_back() {
     let content_id = ContentId::from_random(0x0123_4567_89ab_cdef_0123_4567_ffff_ffff);
     assert_eq!(content_id.cid(), 0x7fff_ffff);
-    let base = NewBase { extent_file: "web-flat.vmdk", capacity_sectors: 41_943_040, content_id, uuid: 1 };
+    let base = NewBase {
+        extent_file: "web-flat.vmdk",
+        capacity_sectors: 41_943_040,
+        content_id,
+        uuid: 1,
+        prepared_for: None,
+    };
     let base = base.descriptor("web.vmdk").unwrap();
     assert_eq!((base.create_type(), base.parent_cid(), base.is_prepared()), ("vmfs", None, false));
     assert_eq!(base.ddb("thinProvisioned"), Some("1"));
@@ -93,6 +99,7 @@ fn new_links_read_back() {
         content_id: ContentId::from_random(9),
         parent: "web.vmdk",
         parent_cid: base.cid(),
+        owner: Some(0xabc),
         note: None,
     };
     let mut child = child.descriptor("web-000001.vmdk").unwrap();
@@ -101,6 +108,7 @@ fn new_links_read_back() {
     child.clear_prepared();
     let again = Descriptor::parse("web-000001.vmdk", &child.to_bytes()).unwrap();
     assert!(!again.is_prepared());
+    assert_eq!((again.owner(), base.owner()), (Some(0xabc), None));
     assert_eq!(again.extents()[0].to_string(), "RW 41943040 VMFSSPARSE \"web-000001-delta.vmdk\"");
 }
 

@@ -1,140 +1,201 @@
 //! New files in a home: a whole VM, and the children that takes make.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use blk::layer::Layer;
-use blk::{Dir, Error, ErrorKind, Result, SECTOR};
+use blk::manifest::{DiskMode, DiskState, NewDisk, VmState};
+use blk::{Dir, Error, ErrorKind, Result};
 
-use super::{Growth, Home, links};
-use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
-use crate::descriptor::{Descriptor, NewBase, NewChild, note_for_child_of};
-use crate::names::{BaseNames, base_names, next_delta_names};
-use crate::text::check_name;
+use super::folders::{Folder, Folders, Place, Rank, join};
+use super::intent::PRIVATE_FOLDER;
+use super::survey::{Located, Survey};
+use super::{Growth, Home, links, write};
+use crate::descriptor::{Descriptor, NewChild, note_for_child_of};
+use crate::names::{DeltaNames, next_delta_names};
+use crate::text::{TEXT_BYTES_MAX, check_name};
 use crate::vmfssparse::{Facts, VmfsSparse};
 use crate::vmsd::Vmsd;
-use crate::vmx::{VM_DISKS_MAX, Vmx};
+use crate::vmx::{Slot, VM_DISKS_MAX, Vmx};
 
 /// A VM to make: its name is also that of its files.
 #[derive(Debug, Clone)]
 pub struct NewVm<'a> {
     pub name: &'a str,
-    /// Multiples of 512.
-    pub disk_bytes: &'a [u64],
+    pub disks: Vec<NewDisk>,
 }
 
-impl NewVm<'_> {
+impl<'a> NewVm<'a> {
+    /// With persistent disks in the home. Sizes are multiples of 512.
+    pub fn new(name: &'a str, disk_bytes: &[u64]) -> Self {
+        let disk = |size_bytes| NewDisk { size_bytes, mode: DiskMode::Persistent, folder: None };
+        Self { name, disks: disk_bytes.iter().copied().map(disk).collect() }
+    }
+
     fn check(&self, place: &str) -> Result<()> {
         check_name(place, "VM name", self.name)?;
-        if self.disk_bytes.len() > VM_DISKS_MAX {
-            let cause = format!("{} disks asked for, expected at most {VM_DISKS_MAX}", self.disk_bytes.len());
+        if self.disks.len() > VM_DISKS_MAX {
+            let cause = format!("{} disks asked for, expected at most {VM_DISKS_MAX}", self.disks.len());
             return Err(Error::invalid(place, cause));
         }
-        for bytes in self.disk_bytes {
-            if *bytes == 0 || !bytes.is_multiple_of(SECTOR) || bytes / SECTOR > NEW_CAPACITY_SECTORS_MAX {
-                let cause = format!("a disk of {bytes} bytes was asked for");
-                let expected =
-                    "expected a multiple of 512 up to 2,032 GiB, the most a VMFSsparse snapshot can follow";
-                return Err(Error::invalid(place, format!("{cause}, {expected}")));
-            }
-        }
-        Ok(())
+        self.disks.iter().try_for_each(|disk| super::disks::check_size(place, disk.size_bytes))
     }
 }
 
 impl Home {
-    /// Makes a VM with thin flat disks in an empty folder. Durable when this returns; until the .vmx is there, which comes last,
-    /// the folder is no VM.
-    pub async fn create(dir: Dir, growth: Growth, vm: NewVm<'_>) -> Result<Home> {
+    /// Makes a VM with thin flat disks in a folder that is empty, or holds our private folder alone. Durable when this returns;
+    /// until the .vmx is there, which comes last, the folder is no VM.
+    pub async fn create(dir: Dir, folders: Folders, growth: Growth, vm: NewVm<'_>) -> Result<Home> {
         vm.check(dir.path())?;
-        let home = Home::new(dir, growth);
-        let taken = home.dir.list().await?;
-        if let Some(name) = taken.first() {
-            let cause = format!("the folder is not empty: it holds {name}");
-            return Err(Error::new(ErrorKind::Exists, home.dir.path(), cause));
-        }
-        let mut descriptors = Vec::new();
-        for (index, bytes) in vm.disk_bytes.iter().enumerate() {
-            let names = base_names(vm.name, index)?;
-            home.create_base(&names, *bytes).await?;
-            descriptors.push(names.descriptor);
+        let home = Home::new(dir, folders, growth);
+        home.refuse_inhabited().await?;
+        let mut state = VmState { name: vm.name.into(), ..VmState::default() };
+        for (index, disk) in vm.disks.iter().enumerate() {
+            let number = u32::try_from(index).unwrap_or(u32::MAX);
+            // Bounded by VM_DISKS_MAX above.
+            let Some(slot) = Slot::for_new_disk(index) else { break };
+            let folder = home.disk_folder(disk).await?;
+            let top = home.create_base(&folder, vm.name, disk.size_bytes, None).await?;
+            state.disks.push(DiskState {
+                number,
+                slot: slot.to_string(),
+                mode: disk.mode,
+                size_bytes: disk.size_bytes,
+                top,
+                reset_to: None,
+            });
         }
         let vmsd = format!("{}.vmsd", vm.name);
-        home.dir.replace_file(&vmsd, &Vmsd::create(&vmsd).to_bytes()).await?;
-        let vmx = format!("{}.vmx", vm.name);
-        home.dir.replace_file(&vmx, &Vmx::create(&vmx, vm.name, &descriptors)?.to_bytes()).await?;
+        home.dir().replace_file(&vmsd, &Vmsd::create(&vmsd).to_bytes()).await?;
+        let name = format!("{}.vmx", vm.name);
+        let mut vmx = Vmx::create(&name, vm.name, &[])?;
+        write::write_disks(&mut vmx, &state, &|path: &str| Ok(Located { layer: path.into(), exists: true }))?;
+        home.dir().replace_file(&name, &vmx.to_bytes()).await?;
         Ok(home)
     }
 
-    async fn create_base(&self, names: &BaseNames, bytes: u64) -> Result<()> {
-        let base = NewBase {
-            extent_file: &names.extent,
-            capacity_sectors: bytes / SECTOR,
-            content_id: self.new_content_id(),
-            uuid: self.random(),
-        };
-        let extent = self.dir.create_new(&names.extent).await?;
-        extent.set_len(bytes).await?;
-        extent.flush().await?;
-        self.dir.replace_file(&names.descriptor, &base.descriptor(&names.descriptor)?.to_bytes()).await
+    /// A VM is made where nothing else is; only our private folder may be there before it.
+    pub(super) async fn refuse_inhabited(&self) -> Result<()> {
+        let taken = self.dir().list().await?;
+        match taken.iter().find(|name| name.trim_end_matches('/') != PRIVATE_FOLDER) {
+            None => Ok(()),
+            Some(name) => {
+                let cause = format!("the folder is not empty: it holds {name}");
+                Err(Error::new(ErrorKind::Exists, self.dir().path(), cause))
+            }
+        }
     }
 
     pub(super) async fn create_child(&self, parent: &str) -> Result<Rc<dyn Layer>> {
-        let (name, link) = self.create_child_descriptor(parent).await?;
-        let layer = match self.create_child_extent(&name, &link).await {
-            Ok(layer) => layer,
+        let (name, link) = {
+            let _turn = self.turn.lock().await;
+            let parent = self.gate.place(parent).await?;
+            let folder = self.child_folder(&parent).await?;
+            self.create_child_descriptor(&folder, &parent, &parent.name).await?
+        };
+        match self.create_child_extent(&name, &link).await {
+            Ok(layer) => Ok(Rc::new(layer)),
             Err(e) => {
                 // What cannot be removed now is debris with our mark, for the next load.
                 let _ = self.remove_link(&name, &link).await;
                 self.prepared.borrow_mut().remove(&name);
-                return Err(e);
-            }
-        };
-        Ok(Rc::new(layer))
-    }
-
-    /// The descriptor, durable and marked as prepared.
-    async fn create_child_descriptor(&self, parent: &str) -> Result<(String, Descriptor)> {
-        let _turn = self.turn.lock().await;
-        let parent_link = links::read(&self.dir, parent).await?;
-        let taken = self.names().await?;
-        let names = next_delta_names(parent, |name| taken.contains(name))?;
-        let child = NewChild {
-            extent_file: &names.extent,
-            capacity_sectors: parent_link.capacity_sectors(),
-            content_id: self.new_content_id(),
-            parent,
-            parent_cid: parent_link.cid(),
-            note: note_for_child_of(&parent_link),
-        };
-        let link = child.descriptor(&self.dir.path_of(&names.descriptor))?;
-        self.prepared.borrow_mut().insert(names.descriptor.clone());
-        self.fresh.borrow_mut().insert(names.descriptor.clone());
-        self.fresh.borrow_mut().remove(parent);
-        match self.dir.replace_file(&names.descriptor, &link.to_bytes()).await {
-            Ok(()) => Ok((names.descriptor, link)),
-            Err(e) => {
-                self.prepared.borrow_mut().remove(&names.descriptor);
                 Err(e)
             }
         }
     }
 
-    async fn create_child_extent(&self, name: &str, link: &Descriptor) -> Result<VmfsSparse> {
+    /// Where deltas go: to the VM's snapshot folder if it has one, else beside the parent, else to the home.
+    async fn child_folder(&self, parent: &Place) -> Result<Folder> {
+        let survey = Survey::new(&self.gate);
+        let names = survey.home().await?;
+        if let Ok(files) = self.text_names(&names) {
+            let bytes = self.dir().read_file(&files.vmx, TEXT_BYTES_MAX as u64).await?;
+            let vmx = Vmx::parse(&self.dir().path_of(&files.vmx), &bytes)?;
+            if let Some(folder) = vmx.snapshot_folder()? {
+                let place = format!("{}: workingDir", vmx.values().file());
+                return self.gate.own_folder(&place, folder).await;
+            }
+        }
+        Ok(if parent.folder.rank == Rank::Own { parent.folder.clone() } else { self.gate.home().clone() })
+    }
+
+    /// The descriptor, durable and marked as prepared. `leaf` is the name of a descriptor of the same disk.
+    pub(super) async fn create_child_descriptor(
+        &self,
+        folder: &Folder,
+        parent: &Place,
+        leaf: &str,
+    ) -> Result<(String, Descriptor)> {
+        let parent_link = links::read_in(&parent.folder.dir, &parent.name).await?;
+        let names = self.child_names(folder, parent, leaf).await?;
+        let path = join(&folder.path, &names.descriptor);
+        let layer = self.gate.layer_name(&path);
+        let place = Place { folder: folder.clone(), name: names.descriptor.clone(), layer: layer.clone() };
+        let child = NewChild {
+            extent_file: &names.extent,
+            capacity_sectors: parent_link.capacity_sectors(),
+            content_id: self.new_content_id(),
+            parent: &self.hint(&place, &parent.layer).await?,
+            parent_cid: parent_link.cid(),
+            owner: self.id.get(),
+            note: note_for_child_of(&parent_link),
+        };
+        let link = child.descriptor(&folder.dir.path_of(&names.descriptor))?;
+        self.prepared.borrow_mut().insert(layer.clone());
+        self.fresh.borrow_mut().insert(layer.clone());
+        self.fresh.borrow_mut().remove(&parent.layer);
+        match self.replace(&layer, link.to_bytes()).await {
+            Ok(()) => Ok((layer, link)),
+            Err(e) => {
+                self.prepared.borrow_mut().remove(&layer);
+                Err(e)
+            }
+        }
+    }
+
+    /// Names that are free wherever a link of this disk might come to lie.
+    async fn child_names(&self, folder: &Folder, parent: &Place, leaf: &str) -> Result<DeltaNames> {
+        let taken = self.taken_names([folder, &parent.folder]).await?;
+        next_delta_names(leaf, |name| taken.contains(name))
+    }
+
+    pub(super) async fn taken_names<'a>(
+        &self,
+        folders: impl IntoIterator<Item = &'a Folder>,
+    ) -> Result<BTreeSet<String>> {
+        let survey = Survey::new(&self.gate);
+        let mut taken = BTreeSet::new();
+        let paths = folders.into_iter().map(|folder| &folder.path);
+        for path in paths.chain(self.gate.own().map(|folder| &folder.path)) {
+            taken.extend(survey.names(path).await?.iter().cloned());
+        }
+        Ok(taken)
+    }
+
+    /// One file, durable and at once.
+    pub(super) async fn replace(&self, name: &str, content: Vec<u8>) -> Result<()> {
+        let mut intent = self.intent();
+        intent.replace.insert(name.into(), content);
+        intent.commit(&self.gate).await
+    }
+
+    pub(super) async fn create_child_extent(&self, name: &str, link: &Descriptor) -> Result<VmfsSparse> {
         let extent = &link.extents()[0];
-        let file = self.dir.create_new(&extent.file).await?;
+        let folder = links::folder_of(&self.gate, link).await?;
+        let file = folder.dir.create_new(&extent.file).await?;
         let facts = Facts { name, capacity_sectors: extent.sectors, writable: true, growth: self.growth };
-        let layer = VmfsSparse::create(self.dir.env().clone(), file, facts).await?;
-        self.dir.sync().await?;
+        let layer = VmfsSparse::create(self.env().clone(), file, facts).await?;
+        folder.dir.sync().await?;
         Ok(layer)
     }
 
     pub(super) async fn discard_child(&self, name: &str) -> Result<()> {
         let _turn = self.turn.lock().await;
         if !self.prepared.borrow().contains(name) {
-            let cause = format!("{name:?} is not a child that was made in this session and never published");
-            return Err(Error::refused(self.dir.path(), cause));
+            let cause = format!("{name:?} is no link that was made in this session and never published");
+            return Err(Error::refused(self.dir().path(), cause));
         }
-        let link = links::read(&self.dir, name).await?;
+        let link = links::read(&self.gate, name).await?;
         self.remove_link(name, &link).await?;
         self.prepared.borrow_mut().remove(name);
         Ok(())

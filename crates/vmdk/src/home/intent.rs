@@ -1,18 +1,19 @@
-//! One atomic change of several small files of a folder.
+//! One atomic change of several small files, in the home and in other folders of its own.
 //!
-//! Order: every new file durable under a temporary name - the names synced - the record of the change renamed into place and
-//! synced, which *is* the change - the files renamed, old ones removed, synced - the record removed, synced. Until the
-//! record is in place nothing has happened; from then on carrying it out can be repeated, because a temporary file
-//! that is missing was renamed already.
+//! Order: every new file durable under a temporary name beside its target - the names synced, folder by folder - the record of
+//! the change renamed into place and synced, which *is* the change - the files renamed, old ones removed, every folder synced -
+//! the record removed, synced. Until the record is in place nothing has happened; from then on carrying it out can be
+//! repeated, because a temporary file that is missing was renamed already.
 //!
 //! The record must be durably gone before this returns: replayed after a later change it would undo that one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::{Dir, Error, ErrorKind, Result};
 use futures_util::future::join_all;
 
+use super::folders::{Gate, Rank, outside};
 use crate::keyvalue::KeyValues;
 use crate::text::{TEXT_BYTES_MAX, decimal, wrong};
 
@@ -20,35 +21,98 @@ use crate::text::{TEXT_BYTES_MAX, decimal, wrong};
 pub(super) const PRIVATE_FOLDER: &str = ".unstun";
 const RECORD: &str = "intent";
 
-/// Files to put in place of others, and files to remove.
+/// Files to put in place of others, and files to remove. Names are plain (in the home), `.unstun/NAME`, or absolute paths in
+/// folders of the home's own.
 #[derive(Debug, Default)]
 pub(super) struct Intent {
+    /// Marks this home's temporary files in folders that others write in too.
+    pub tag: String,
     pub replace: BTreeMap<String, Vec<u8>>,
     pub remove: Vec<String>,
 }
 
+/// The name, within records, of a file in the private folder.
+pub(super) fn private_name(name: &str) -> String {
+    format!("{PRIVATE_FOLDER}/{name}")
+}
+
+/// A file of the change.
+struct Target {
+    /// Tells folders apart.
+    folder: String,
+    dir: Dir,
+    name: String,
+    /// What the temporary file is called before the suffix.
+    staged: String,
+}
+
+impl Target {
+    async fn find(gate: &Gate, tag: &str, written: &str) -> Result<Target> {
+        let home = gate.home();
+        if let Some(name) = written.strip_prefix(PRIVATE_FOLDER).and_then(|rest| rest.strip_prefix('/')) {
+            let dir = home.dir.open_dir(PRIVATE_FOLDER, true).await?;
+            return Ok(Target { folder: PRIVATE_FOLDER.into(), dir, name: name.into(), staged: name.into() });
+        }
+        let place = gate.place(written).await?;
+        if place.folder.rank != Rank::Own {
+            return Err(outside(&home.path, written));
+        }
+        let alone = place.folder.path == home.path;
+        let staged = if alone { place.name.clone() } else { format!("{}.{tag}", place.name) };
+        Ok(Target { folder: place.folder.path, dir: place.folder.dir, name: place.name, staged })
+    }
+
+    async fn find_all(gate: &Gate, tag: &str, names: impl Iterator<Item = &String>) -> Result<Vec<Target>> {
+        let mut targets = Vec::new();
+        for name in names {
+            targets.push(Target::find(gate, tag, name).await?);
+        }
+        Ok(targets)
+    }
+
+    fn temporary(&self) -> String {
+        temporary(&self.staged)
+    }
+}
+
+/// Each folder once.
+async fn sync(targets: impl Iterator<Item = &Target>) -> Result<()> {
+    let mut synced = BTreeSet::new();
+    for target in targets {
+        if synced.insert(&target.folder) {
+            target.dir.sync().await?;
+        }
+    }
+    Ok(())
+}
+
 impl Intent {
-    pub async fn commit(&self, dir: &Dir) -> Result<()> {
+    pub async fn commit(&self, gate: &Gate) -> Result<()> {
         if self.replace.is_empty() && self.remove.is_empty() {
             return Ok(());
         }
-        if let (Some((name, content)), 1, true) =
-            (self.replace.first_key_value(), self.replace.len(), self.remove.is_empty())
-        {
+        let targets = Target::find_all(gate, &self.tag, self.replace.keys()).await?;
+        let removals = Target::find_all(gate, &self.tag, self.remove.iter()).await?;
+        if let ([target], true) = (&targets[..], removals.is_empty()) {
             // One rename is atomic by itself.
-            return dir.replace_file(name, content).await;
+            target
+                .dir
+                .stage_file(&target.staged, &self.replace[self.replace.keys().next().expect("one")])
+                .await?;
+            target.dir.rename(&target.temporary(), &target.name).await?;
+            return target.dir.sync().await;
         }
-        let private = match self.stage(dir).await {
+        let private = match self.stage(gate, &targets).await {
             Ok(private) => private,
             Err(e) => {
-                self.unstage(dir).await;
+                unstage(&targets).await;
                 return Err(e);
             }
         };
         // From here nobody can tell from an error whether the change is on disk, least of all that it is not.
         let done = async {
             private.sync().await?;
-            carry_out(dir, &private, self.replace.keys(), &self.remove).await
+            carry_out(&private, &targets, &removals).await
         };
         done.await.map_err(|e: Error| match e.kind {
             ErrorKind::NoSpace => Error::new(ErrorKind::Io, e.place, e.cause),
@@ -57,27 +121,28 @@ impl Intent {
     }
 
     /// Everything up to the rename that is the change. When it fails the record is not in place.
-    async fn stage(&self, dir: &Dir) -> Result<Dir> {
-        let private = dir.open_dir(PRIVATE_FOLDER, true).await?;
+    async fn stage(&self, gate: &Gate, targets: &[Target]) -> Result<Dir> {
+        let home = &gate.home().dir;
+        let private = home.open_dir(PRIVATE_FOLDER, true).await?;
         // Waits for all even when one fails, so that none of them creates its file after the clean-up.
-        let staged = join_all(self.replace.iter().map(|(name, content)| dir.stage_file(name, content))).await;
-        staged.into_iter().collect::<Result<()>>()?;
-        dir.sync().await?;
+        let contents = self.replace.values();
+        let staged = targets
+            .iter()
+            .zip(contents)
+            .map(|(target, content)| target.dir.stage_file(&target.staged, content));
+        join_all(staged).await.into_iter().collect::<Result<()>>()?;
+        // The home always: its private folder may be new.
+        home.sync().await?;
+        sync(targets.iter().filter(|target| target.folder != gate.home().path)).await?;
         private.stage_file(RECORD, &self.record()).await?;
         private.rename(&temporary(RECORD), RECORD).await?;
         Ok(private)
     }
 
-    /// Nothing refers to the temporary files; what stays behind is removed at the next load.
-    async fn unstage(&self, dir: &Dir) {
-        for name in self.replace.keys() {
-            let _ = dir.unlink_if_present(&temporary(name)).await;
-        }
-    }
-
     fn record(&self) -> Vec<u8> {
         let mut record = KeyValues::new(RECORD);
         record.set("version", "1");
+        record.set("tag", &self.tag);
         record.set("renames", &self.replace.len().to_string());
         record.set("removals", &self.remove.len().to_string());
         for (index, name) in self.replace.keys().enumerate() {
@@ -90,54 +155,88 @@ impl Intent {
     }
 }
 
+/// Nothing refers to the temporary files; what stays behind is removed at the next load.
+async fn unstage(targets: &[Target]) {
+    for target in targets {
+        let _ = target.dir.unlink_if_present(&target.temporary()).await;
+    }
+}
+
 fn temporary(name: &str) -> String {
     format!("{name}{TEMPORARY_SUFFIX}")
 }
 
-async fn carry_out(
-    dir: &Dir,
-    private: &Dir,
-    renames: impl IntoIterator<Item = impl AsRef<str>>,
-    removals: &[String],
-) -> Result<()> {
-    for name in renames {
-        match dir.rename(&temporary(name.as_ref()), name.as_ref()).await {
+async fn carry_out(private: &Dir, renames: &[Target], removals: &[Target]) -> Result<()> {
+    for target in renames {
+        match target.dir.rename(&target.temporary(), &target.name).await {
             Err(e) if e.kind == ErrorKind::NotFound => {}
             other => other?,
         }
     }
-    for name in removals {
-        dir.unlink_if_present(name).await?;
+    for target in removals {
+        target.dir.unlink_if_present(&target.name).await?;
     }
-    dir.sync().await?;
+    sync(renames.iter().chain(removals)).await?;
     private.unlink_if_present(RECORD).await?;
     private.sync().await
 }
 
-/// Finishes the change of a record that is still there, and removes what a change left behind that never became one.
-pub(super) async fn recover(dir: &Dir) -> Result<()> {
-    let names = dir.list().await?;
-    if names.iter().any(|name| name.trim_end_matches('/') == PRIVATE_FOLDER) {
-        let private = dir.open_dir(PRIVATE_FOLDER, false).await?;
-        let ours = private.list().await?;
-        if ours.iter().any(|name| name == RECORD) {
-            let bytes = private.read_file(RECORD, TEXT_BYTES_MAX as u64).await?;
-            let (renames, removals) = read_record(&private.path_of(RECORD), &bytes)?;
-            carry_out(dir, &private, &renames, &removals).await?;
-        }
-        remove_temporary(&private, &ours).await?;
-    }
-    remove_temporary(dir, &names).await
+/// Whether a change was begun and is not carried out.
+pub(super) async fn is_pending(gate: &Gate) -> Result<bool> {
+    Ok(private_names(gate).await?.iter().any(|name| name == RECORD))
 }
 
-async fn remove_temporary(dir: &Dir, names: &[String]) -> Result<()> {
-    for name in names.iter().filter(|name| name.ends_with(TEMPORARY_SUFFIX)) {
+/// What is in the private folder; nothing when there is none.
+pub(super) async fn private_names(gate: &Gate) -> Result<Vec<String>> {
+    match gate.home().dir.open_dir(PRIVATE_FOLDER, false).await {
+        Ok(private) => private.list().await,
+        Err(e) if e.kind == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Finishes the change of a record that is still there, and removes from the home what a change left behind that never became
+/// one.
+pub(super) async fn recover(gate: &Gate) -> Result<()> {
+    let home = &gate.home().dir;
+    let ours = private_names(gate).await?;
+    if !ours.is_empty() {
+        let private = home.open_dir(PRIVATE_FOLDER, false).await?;
+        if ours.iter().any(|name| name == RECORD) {
+            let bytes = private.read_file(RECORD, TEXT_BYTES_MAX as u64).await?;
+            let record = read_record(&private.path_of(RECORD), &bytes)?;
+            let renames = Target::find_all(gate, &record.tag, record.renames.iter()).await?;
+            let removals = Target::find_all(gate, &record.tag, record.removals.iter()).await?;
+            carry_out(&private, &renames, &removals).await?;
+        }
+        remove_temporary(&private, TEMPORARY_SUFFIX).await?;
+    }
+    remove_temporary(home, TEMPORARY_SUFFIX).await
+}
+
+/// Removes from the other own folders what this home left behind there.
+pub(super) async fn remove_tagged(gate: &Gate, tag: &str) -> Result<()> {
+    for folder in gate.own().skip(1) {
+        remove_temporary(&folder.dir, &format!(".{tag}{TEMPORARY_SUFFIX}")).await?;
+    }
+    Ok(())
+}
+
+async fn remove_temporary(dir: &Dir, suffix: &str) -> Result<()> {
+    for name in dir.list().await?.iter().filter(|name| name.ends_with(suffix)) {
         dir.unlink_if_present(name).await?;
     }
     Ok(())
 }
 
-fn read_record(file: &str, bytes: &[u8]) -> Result<(Vec<String>, Vec<String>)> {
+#[derive(Debug)]
+struct Record {
+    tag: String,
+    renames: Vec<String>,
+    removals: Vec<String>,
+}
+
+fn read_record(file: &str, bytes: &[u8]) -> Result<Record> {
     let record = KeyValues::parse(file, bytes)?;
     let version = record.get("version")?.unwrap_or_default();
     if version != "1" {
@@ -152,7 +251,8 @@ fn read_record(file: &str, bytes: &[u8]) -> Result<(Vec<String>, Vec<String>)> {
         });
         names.collect()
     };
-    Ok((list("renames", "rename")?, list("removals", "remove")?))
+    let tag = record.get("tag")?.unwrap_or_default().to_owned();
+    Ok(Record { tag, renames: list("renames", "rename")?, removals: list("removals", "remove")? })
 }
 
 #[cfg(test)]
@@ -162,12 +262,16 @@ mod tests {
     #[test]
     fn a_record_reads_back() {
         let intent = Intent {
+            tag: "0badcafe".into(),
             replace: BTreeMap::from([("web.vmx".into(), b"x".to_vec()), ("a \"b\".vmdk".into(), vec![])]),
-            remove: vec!["web-000001.vmdk".into(), "web-000001-delta.vmdk".into()],
+            remove: vec!["web-000001.vmdk".into(), "/fast/web-000001-delta.vmdk".into()],
         };
-        let (renames, removals) = read_record("intent", &intent.record()).unwrap();
-        assert_eq!(renames, ["a \"b\".vmdk", "web.vmx"]);
-        assert_eq!(removals, intent.remove);
+        let record = read_record("intent", &intent.record()).unwrap();
+        assert_eq!(
+            (record.tag.as_str(), &record.renames[..]),
+            ("0badcafe", &["a \"b\".vmdk".into(), "web.vmx".into()][..])
+        );
+        assert_eq!(record.removals, intent.remove);
     }
 
     #[test]

@@ -1,26 +1,33 @@
 //! Descriptors of a home: reading them, walking chains, and who is whose child.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blk::dir::TEMPORARY_SUFFIX;
-use blk::manifest::{CHAIN_LAYERS_MAX, LayerInfo};
+use blk::manifest::{CHAIN_LAYERS_MAX, LayerInfo, LayerName};
 use blk::reactor::OpenMode;
 use blk::{Buf, Dir, Error, ErrorKind, Result, SECTOR};
 
+use super::folders::{Folder, Gate, Place, join, normal, split};
+use super::survey::{Located, Survey};
 use crate::descriptor::Descriptor;
 use crate::probe;
-use crate::text::{TEXT_BYTES_MAX, shown, wrong};
+use crate::text::{TEXT_BYTES_MAX, shown};
 
 /// Enough of a file to tell a descriptor from an extent.
 const PROBE_BYTES: u64 = 1024;
 
-/// Reads the descriptor `name`.
-pub(super) async fn read(dir: &Dir, name: &str) -> Result<Descriptor> {
+/// Reads the descriptor of `layer`.
+pub(super) async fn read(gate: &Gate, layer: &str) -> Result<Descriptor> {
+    let place = gate.place(layer).await?;
+    read_in(&place.folder.dir, &place.name).await
+}
+
+pub(super) async fn read_in(dir: &Dir, name: &str) -> Result<Descriptor> {
     probe::read_descriptor(dir, name).await
 }
 
-/// Every readable descriptor among `names`, with its name. What is damaged is passed over here, and reported when it is used.
-pub(super) async fn read_all(dir: &Dir, names: &[String]) -> Result<Vec<(String, Descriptor)>> {
+/// Every readable descriptor of a folder, with its name. What is damaged is passed over here, and reported when it is used.
+pub(super) async fn read_folder(folder: &Dir, names: &BTreeSet<String>) -> Result<Vec<(String, Descriptor)>> {
     let mut found = Vec::new();
     for name in names {
         let candidate = name.to_ascii_lowercase().ends_with(".vmdk") && !name.ends_with(TEMPORARY_SUFFIX);
@@ -28,8 +35,8 @@ pub(super) async fn read_all(dir: &Dir, names: &[String]) -> Result<Vec<(String,
             continue;
         }
         let read = async {
-            match looks_like_descriptor(dir, name).await? {
-                true => read(dir, name).await.map(Some),
+            match looks_like_descriptor(folder, name).await? {
+                true => read_in(folder, name).await.map(Some),
                 false => Ok(None),
             }
         };
@@ -39,6 +46,27 @@ pub(super) async fn read_all(dir: &Dir, names: &[String]) -> Result<Vec<(String,
             Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::NotFound) => {
             }
             Err(e) => return Err(e),
+        }
+    }
+    Ok(found)
+}
+
+/// One link of an own folder.
+pub(super) struct OwnLink {
+    pub layer: LayerName,
+    pub link: Descriptor,
+    /// In the home itself, which it shares with nobody.
+    pub at_home: bool,
+}
+
+/// Every readable descriptor in the home and in the other folders in which it may write.
+pub(super) async fn read_own(survey: &Survey<'_>) -> Result<Vec<OwnLink>> {
+    let mut found = Vec::new();
+    for (index, folder) in survey.gate.own().enumerate() {
+        let names = survey.names(&folder.path).await?;
+        for (name, link) in read_folder(&folder.dir, &names).await? {
+            let layer = survey.gate.layer_name(&join(&folder.path, &name));
+            found.push(OwnLink { layer, link, at_home: index == 0 });
         }
     }
     Ok(found)
@@ -58,44 +86,59 @@ async fn looks_like_descriptor(dir: &Dir, name: &str) -> Result<bool> {
     Ok(Descriptor::probe(&buf))
 }
 
-/// The name in the home that a path written in one of its files means: the plain name itself, or the last component of a
-/// path when a file of that name is here, since folders get moved. Paths are untrusted, and nothing outside the home is opened.
-pub(super) fn local_name(place: &str, path: &str, is_here: impl Fn(&str) -> bool) -> Result<String> {
-    let name = path.rsplit(['/', '\\']).next().unwrap_or(path);
-    if name.is_empty() || name == "." || name == ".." {
-        return Err(wrong(place, "a path in it", shown(path), "the name of a file"));
+/// The link under `child`, None for a base. Of several files the hint may mean, the one with the content the child was made on.
+pub(super) async fn parent_of(survey: &Survey<'_>, child: &Descriptor) -> Result<Option<Located>> {
+    let Some(hint) = child.parent_hint() else { return Ok(None) };
+    let mut found = survey.locate_all(child.file(), hint).await?;
+    if found.len() > 1 {
+        for located in &found {
+            let candidate = read(survey.gate, &located.layer).await;
+            if candidate.is_ok_and(|link| Some(link.cid()) == child.parent_cid()) {
+                return Ok(Some(located.clone()));
+            }
+        }
     }
-    if name == path || is_here(name) {
-        return Ok(name.into());
-    }
-    let cause =
-        format!("it names {}, which is not in this folder, and nothing outside it is opened", shown(path));
-    Err(Error::not_found(place, format!("{cause}; copy that file here first")))
+    Ok(Some(found.swap_remove(0)))
 }
 
-/// The chain that ends in `top`, base first. Verifies that every link is the child of the next by content id and size.
-pub(super) async fn chain(dir: &Dir, top: &str, names: &BTreeSet<String>) -> Result<Vec<Descriptor>> {
-    let mut links: Vec<Descriptor> = Vec::new();
+/// `parent_of` for links that need not be sound: None as well where the hint leads nowhere we can look.
+pub(super) async fn known_parent_of(survey: &Survey<'_>, child: &Descriptor) -> Result<Option<LayerName>> {
+    match parent_of(survey, child).await {
+        Ok(parent) => Ok(parent.map(|located| located.layer)),
+        Err(e) if matches!(e.kind, ErrorKind::Refused | ErrorKind::Damaged) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// The chain that ends in `top`, base first. Verifies that every link is the child of the next by size and, unless told not to,
+/// by content id.
+pub(super) async fn chain(
+    survey: &Survey<'_>,
+    top: &str,
+    ignore_content_ids: bool,
+) -> Result<Vec<(LayerName, Descriptor)>> {
+    let place = || survey.gate.path_of(top);
+    let mut links: Vec<(LayerName, Descriptor)> = Vec::new();
     let mut seen = BTreeSet::new();
     let mut at = top.to_owned();
     loop {
         if !seen.insert(at.clone()) {
             let cause = format!("{} is its own ancestor: the parent hints go in a circle", shown(&at));
-            return Err(Error::damaged(dir.path_of(top), cause));
+            return Err(Error::damaged(place(), cause));
         }
         if links.len() == CHAIN_LAYERS_MAX {
             let cause = format!("the chain has more than {CHAIN_LAYERS_MAX} links");
-            return Err(Error::refused(dir.path_of(top), format!("{cause}; convert it into a new disk")));
+            return Err(Error::refused(place(), format!("{cause}; convert it into a new disk")));
         }
-        let link = read(dir, &at).await.map_err(|e| missing_parent(e, links.last()))?;
-        if let Some(child) = links.last() {
-            check_pair(child, &link)?;
+        let child = links.last().map(|(_, link)| link);
+        let link = read(survey.gate, &at).await.map_err(|e| missing_parent(e, child))?;
+        if let Some(child) = child {
+            check_pair(child, &link, ignore_content_ids)?;
         }
-        let hint = link.parent_hint().map(str::to_owned);
-        let file = link.file().to_owned();
-        links.push(link);
-        let Some(hint) = hint else { break };
-        at = local_name(&file, &hint, |name| names.contains(name))?;
+        let parent = parent_of(survey, &link).await?;
+        links.push((at, link));
+        let Some(parent) = parent else { break };
+        at = parent.layer;
     }
     links.reverse();
     Ok(links)
@@ -107,14 +150,11 @@ fn missing_parent(error: Error, child: Option<&Descriptor>) -> Error {
     Error::not_found(child.file(), format!("its parentFileNameHint {hint} cannot be opened ({error})"))
 }
 
-fn check_pair(child: &Descriptor, parent: &Descriptor) -> Result<()> {
-    let expected_cid = child.parent_cid().unwrap_or_default();
-    if parent.cid() != expected_cid {
-        let cause = format!(
-            "parentCID is {expected_cid:08x}, but the CID of {} is {:08x}",
-            parent.file(),
-            parent.cid()
-        );
+fn check_pair(child: &Descriptor, parent: &Descriptor, ignore_content_ids: bool) -> Result<()> {
+    let wanted = child.parent_cid().unwrap_or_default();
+    if wanted != parent.cid() && !ignore_content_ids {
+        let cause =
+            format!("parentCID is {wanted:08x}, but the CID of {} is {:08x}", parent.file(), parent.cid());
         let remedy = "the parent was written after this child was made, so what the child does not hold may be wrong; \
              only if the parent's data is known to be unchanged, set parentCID to that value";
         return Err(Error::damaged(child.file(), format!("{cause}; {remedy}")));
@@ -129,14 +169,14 @@ fn check_pair(child: &Descriptor, parent: &Descriptor) -> Result<()> {
 
 /// What a descriptor says, with the space its files take.
 pub(super) async fn info(
-    dir: &Dir,
+    survey: &Survey<'_>,
     name: &str,
     link: &Descriptor,
-    parent: Option<String>,
+    parent: Option<LayerName>,
 ) -> Result<LayerInfo> {
     let mut allocated_bytes = 0;
-    for extent in extent_names(dir, link)? {
-        let file = dir.open(&extent, OpenMode::Read).await?;
+    for place in extent_places(survey, link).await?.values() {
+        let file = place.folder.dir.open(&place.name, OpenMode::Read).await?;
         let extents = file.extents(0, file.size().await?).await?;
         allocated_bytes += extents.iter().map(|extent| extent.len).sum::<u64>();
     }
@@ -146,21 +186,33 @@ pub(super) async fn info(
         size_bytes: link.capacity_sectors() * SECTOR,
         format: link.create_type().into(),
         allocated_bytes,
-        foreign: false,
+        foreign: survey.gate.place(name).await?.is_foreign(),
     })
 }
 
-/// The files of a link, each once. They must be in the home.
-pub(super) fn extent_names(dir: &Dir, link: &Descriptor) -> Result<BTreeSet<String>> {
-    let names = link.extents().iter().filter(|extent| !extent.file.is_empty());
-    names
-        .map(|extent| {
-            if extent.file.contains(['/', '\\']) {
-                let cause =
-                    format!("the extent \"{extent}\" is outside {}, and nothing there is opened", dir.path());
-                return Err(Error::refused(link.file(), cause));
-            }
-            Ok(extent.file.clone())
-        })
-        .collect()
+/// The folder in which a descriptor lies.
+pub(super) async fn folder_of(gate: &Gate, link: &Descriptor) -> Result<Folder> {
+    let path = normal(link.file()).unwrap_or_default();
+    gate.folder(split(&path).0).await
+}
+
+/// The files of a link by their names as written, each once.
+pub(super) async fn extent_places(survey: &Survey<'_>, link: &Descriptor) -> Result<BTreeMap<String, Place>> {
+    let folder = folder_of(survey.gate, link).await?;
+    let mut places = BTreeMap::new();
+    for extent in link.extents().iter().filter(|extent| !extent.file.is_empty()) {
+        if places.contains_key(&extent.file) {
+            continue;
+        }
+        let place = if extent.file.contains(['/', '\\']) {
+            let located = survey.locate(link.file(), &extent.file).await?;
+            survey.gate.place(&located.layer).await?
+        } else {
+            let path = join(&folder.path, &extent.file);
+            let layer = survey.gate.layer_name(&path);
+            Place { folder: folder.clone(), name: extent.file.clone(), layer }
+        };
+        places.insert(extent.file.clone(), place);
+    }
+    Ok(places)
 }

@@ -1,22 +1,24 @@
-//! Between the two text files of a VM and `VmState`.
+//! From the two text files of a VM to `VmState`; `write` is the way back.
 //!
 //! What VMware has no word for is kept under keys that begin with `unstun.`, which it ignores: in the .vmx the VM's id and the
-//! numbers of its disks, in the .vmsd the snapshots' ids and the commits under way.
+//! numbers of its disks, in the .vmsd the snapshots' ids, the numbers of their disks, and the commits under way.
 
 use std::collections::BTreeMap;
 
 use blk::Result;
-use blk::manifest::{Change, DiskMode, DiskState, FoldState, SnapshotState, VmState};
+use blk::manifest::{DiskState, FoldState, SnapshotState, VmState};
 
+use super::survey::Located;
 use crate::keyvalue::KeyValues;
 use crate::text::{decimal, shown, wrong};
-use crate::vmsd::{Snapshot, SnapshotDisk, SnapshotList, Vmsd};
+use crate::vmsd::{Snapshot, SnapshotDisk, Vmsd};
 use crate::vmx::{Slot, Vmx, VmxDisk};
 
-const VM_ID: &str = "unstun.id";
-const DISK_COUNT: &str = "unstun.diskCount";
-const SNAPSHOT_ID: &str = "unstun.id";
-const LAST_JOB: &str = "unstun.lastJob";
+pub(super) const VM_ID: &str = "unstun.id";
+/// The next number of a disk that was never used.
+pub(super) const DISK_COUNT: &str = "unstun.diskCount";
+pub(super) const SNAPSHOT_ID: &str = "unstun.id";
+pub(super) const LAST_JOB: &str = "unstun.lastJob";
 
 /// The two files, parsed.
 pub(super) struct Texts {
@@ -31,37 +33,44 @@ pub(super) struct Assigned {
     pub in_vmsd: bool,
 }
 
+/// What reading the texts needs to know from outside of them.
+pub(super) struct Surroundings<'a> {
+    /// The VM's name where the .vmx gives none.
+    pub fallback_name: &'a str,
+    /// Where a path in one of the files leads, or why it leads nowhere.
+    pub local: &'a dyn Fn(&str) -> Result<Located>,
+    /// The disks' sizes by slot.
+    pub size_bytes: &'a BTreeMap<Slot, u64>,
+}
+
 impl Texts {
-    /// `local` gives the name in the home for a path in one of the files, or an error when it lies elsewhere.
-    /// `size_bytes` are the disks' sizes by slot. `random` draws ids for what has none yet.
+    /// Every path in the two files that `Surroundings::local` will be asked about.
+    pub fn paths(&self) -> Result<Vec<String>> {
+        let mut paths = disk_paths(&self.vmx)?;
+        let snapshots = self.vmsd.list().snapshots.iter();
+        paths.extend(snapshots.flat_map(|snapshot| &snapshot.disks).map(|disk| disk.file_name.clone()));
+        Ok(paths)
+    }
+
+    /// `random` draws ids for what has none yet.
     pub fn read(
         &mut self,
-        fallback_name: &str,
-        local: impl Fn(&str) -> Result<String>,
-        size_bytes: &BTreeMap<Slot, u64>,
+        at: &Surroundings<'_>,
         mut random: impl FnMut() -> u128,
     ) -> Result<(VmState, Assigned)> {
         let mut assigned = self.assign(&mut random)?;
         let disks = self.vmx.disks()?;
         let numbers = self.number_disks(&disks, &mut assigned)?;
+        self.number_snapshot_disks(&numbers, at, &mut assigned)?;
         let display_name = self.vmx.values().get("displayName")?.filter(|name| !name.is_empty());
         let mut state = VmState {
-            name: display_name.unwrap_or(fallback_name).into(),
+            name: display_name.unwrap_or(at.fallback_name).into(),
             id: required_id(self.vmx.values(), VM_ID)?,
             last_uid: self.vmsd.list().last_uid,
+            disks: read_disks(&disks, &numbers, at)?,
             ..VmState::default()
         };
-        for disk in &disks {
-            state.disks.push(DiskState {
-                number: numbers[&disk.slot],
-                slot: disk.slot.to_string(),
-                mode: disk.mode,
-                size_bytes: size_bytes.get(&disk.slot).copied().unwrap_or(0),
-                top: local(&disk.file_name)?,
-                reset_to: None,
-            });
-        }
-        self.read_snapshots(&mut state, &numbers, local)?;
+        self.read_snapshots(&mut state, at)?;
         read_folds(self.vmsd.values(), &mut state)?;
         Ok((state, assigned))
     }
@@ -75,8 +84,8 @@ impl Texts {
         }
         let mut list = self.vmsd.list().clone();
         for snapshot in &mut list.snapshots {
-            if other(snapshot, SNAPSHOT_ID).is_none() {
-                snapshot.other.push((SNAPSHOT_ID.into(), format!("{:032x}", random())));
+            if snapshot.other(SNAPSHOT_ID).is_none() {
+                snapshot.set_other(SNAPSHOT_ID, Some(&format!("{:032x}", random())));
                 assigned.in_vmsd = true;
             }
         }
@@ -86,15 +95,8 @@ impl Texts {
 
     /// The number of each disk: the one it has, or the next that was never used, in slot order.
     fn number_disks(&mut self, disks: &[VmxDisk], assigned: &mut Assigned) -> Result<BTreeMap<Slot, u32>> {
-        let values = self.vmx.values();
-        let mut numbers = BTreeMap::new();
-        for disk in disks {
-            if let Some(number) = number::<u32>(values, &number_key(disk.slot))? {
-                numbers.insert(disk.slot, number);
-            }
-        }
-        let highest = numbers.values().map(|number| number.saturating_add(1)).max().unwrap_or(0);
-        let mut next = number::<u32>(values, DISK_COUNT)?.unwrap_or(0).max(highest);
+        let mut numbers = disk_numbers(&self.vmx, disks)?;
+        let mut next = self.next_number(&numbers)?;
         for disk in disks.iter().filter(|disk| !numbers.contains_key(&disk.slot)).collect::<Vec<_>>() {
             self.vmx.values_mut().set(&number_key(disk.slot), &next.to_string());
             numbers.insert(disk.slot, next);
@@ -107,27 +109,71 @@ impl Texts {
         Ok(numbers)
     }
 
-    fn read_snapshots(
-        &self,
-        state: &mut VmState,
+    fn next_number(&self, numbers: &BTreeMap<Slot, u32>) -> Result<u32> {
+        let in_snapshots = self.vmsd.list().snapshots.iter().flat_map(|snapshot| &snapshot.other);
+        let in_snapshots = in_snapshots.filter(|(key, _)| slot_of_number_key(key).is_some());
+        let in_snapshots = in_snapshots.filter_map(|(_, value)| value.parse::<u32>().ok());
+        let used = numbers.values().copied().chain(in_snapshots);
+        let highest = used.map(|number| number.saturating_add(1)).max().unwrap_or(0);
+        Ok(number::<u32>(self.vmx.values(), DISK_COUNT)?.unwrap_or(0).max(highest))
+    }
+
+    /// A snapshot outlives the disks of its VM, and another disk may take their place: so each says which disk its layers are of.
+    /// One that VMware wrote means the disk that is in the slot now; where there is none, it is one of its own if its file is there.
+    fn number_snapshot_disks(
+        &mut self,
         numbers: &BTreeMap<Slot, u32>,
-        local: impl Fn(&str) -> Result<String>,
+        at: &Surroundings<'_>,
+        assigned: &mut Assigned,
     ) -> Result<()> {
+        let mut known = numbers.clone();
+        let mut next = self.next_number(numbers)?;
+        let first = next;
+        let mut list = self.vmsd.list().clone();
+        for snapshot in &mut list.snapshots {
+            for disk in snapshot.disks.clone() {
+                let Some(slot) = Slot::parse(&disk.node) else { continue };
+                if snapshot.other(&number_key(slot)).is_some() {
+                    continue;
+                }
+                let gone = !known.contains_key(&slot);
+                if gone && !(at.local)(&disk.file_name).is_ok_and(|located| located.exists) {
+                    continue;
+                }
+                let number = *known.entry(slot).or_insert_with(|| {
+                    next = next.saturating_add(1);
+                    next - 1
+                });
+                snapshot.set_other(&number_key(slot), Some(&number.to_string()));
+                assigned.in_vmsd = true;
+            }
+        }
+        self.vmsd.set_list(list);
+        if next != first {
+            self.vmx.values_mut().set(DISK_COUNT, &next.to_string());
+            assigned.in_vmx = true;
+        }
+        Ok(())
+    }
+
+    fn read_snapshots(&self, state: &mut VmState, at: &Surroundings<'_>) -> Result<()> {
         let list = self.vmsd.list();
         let file = self.vmsd.values().file();
         let mut ids = BTreeMap::new();
         for snapshot in &list.snapshots {
-            ids.insert(
-                snapshot.uid,
-                parse_id(file, SNAPSHOT_ID, other(snapshot, SNAPSHOT_ID).unwrap_or_default())?,
-            );
+            let id = parse_id(file, SNAPSHOT_ID, snapshot.other(SNAPSHOT_ID).unwrap_or_default())?;
+            ids.insert(snapshot.uid, id);
         }
         for snapshot in &list.snapshots {
             let mut disks = Vec::new();
             for disk in &snapshot.disks {
-                // A disk the VM no longer has stays in the file, and is none of ours.
-                if let Some(number) = Slot::parse(&disk.node).and_then(|slot| numbers.get(&slot)) {
-                    disks.push((*number, local(&disk.file_name)?));
+                let Some(number) = snapshot_number(file, snapshot, disk)? else { continue };
+                let runs = state.disks.iter().any(|own| own.number == number);
+                match (at.local)(&disk.file_name) {
+                    Ok(located) if runs || located.exists => disks.push((number, located.layer)),
+                    Err(e) if runs => return Err(e),
+                    // Nothing of a disk the VM no longer has: the lines stay, and are none of ours.
+                    _ => {}
                 }
             }
             state.snapshots.push(SnapshotState {
@@ -143,119 +189,52 @@ impl Texts {
         state.current = list.current.and_then(|uid| ids.get(&uid).copied());
         Ok(())
     }
-
-    /// Makes the texts say what `change` says. Lines it does not touch stay as they are.
-    pub fn write(&mut self, change: &Change, local: impl Fn(&str) -> Result<String>) -> Result<()> {
-        let next = &change.next;
-        self.write_disks(next, &local)?;
-        if self.vmx.values().get("displayName")? != Some(&next.name) {
-            self.vmx.values_mut().set("displayName", &next.name);
-        }
-        let had_folds = self.vmsd.values().keys().any(is_fold_key);
-        let mut list = self.snapshot_list(next, &local);
-        list.needs_consolidation = match (next.folds.is_empty(), had_folds) {
-            (false, _) => true,
-            (true, true) => false,
-            (true, false) => self.vmsd.list().needs_consolidation,
-        };
-        self.vmsd.set_list(list);
-        self.write_folds(next);
-        Ok(())
-    }
-
-    fn write_disks(&mut self, next: &VmState, local: impl Fn(&str) -> Result<String>) -> Result<()> {
-        let file = self.vmx.values().file().to_owned();
-        let present = self.vmx.disks()?;
-        for disk in &next.disks {
-            let slot = Slot::parse(&disk.slot);
-            let old = present.iter().find(|old| Some(old.slot) == slot);
-            let Some(old) = old else {
-                return Err(wrong(&file, &format!("{}.fileName", disk.slot), "absent", "a disk of this VM"));
-            };
-            if local(&old.file_name).ok().as_deref() != Some(&disk.top) {
-                self.vmx.set_disk_file(old.slot, &disk.top);
-            }
-            if old.mode != disk.mode {
-                self.vmx.values_mut().set(&format!("{}.mode", old.slot), mode_word(disk.mode));
-            }
-        }
-        Ok(())
-    }
-
-    fn snapshot_list(&self, next: &VmState, local: impl Fn(&str) -> Result<String>) -> SnapshotList {
-        let uid_of =
-            |id: u128| next.snapshots.iter().find(|snapshot| snapshot.id == id).map(|found| found.uid);
-        let snapshots = next.snapshots.iter().map(|wanted| {
-            let old = self.vmsd.list().snapshots.iter().find(|old| old.uid == wanted.uid);
-            let mut snapshot = old.cloned().unwrap_or_default();
-            snapshot.uid = wanted.uid;
-            snapshot.parent = wanted.parent.and_then(uid_of);
-            snapshot.name = wanted.name.clone();
-            if !wanted.description.is_empty() || snapshot.description.is_some() {
-                snapshot.description = Some(wanted.description.clone());
-            }
-            if wanted.created_unix_us != 0 {
-                snapshot.created_us = Some(wanted.created_unix_us);
-            }
-            snapshot.other.retain(|(key, _)| !key.eq_ignore_ascii_case(SNAPSHOT_ID));
-            snapshot.other.push((SNAPSHOT_ID.into(), format!("{:032x}", wanted.id)));
-            snapshot.disks = merge_disks(&snapshot.disks, wanted, next, &local);
-            snapshot
-        });
-        SnapshotList {
-            snapshots: snapshots.collect(),
-            current: next.current.and_then(uid_of),
-            last_uid: next.last_uid,
-            needs_consolidation: false,
-        }
-    }
-
-    fn write_folds(&mut self, next: &VmState) {
-        let values = self.vmsd.values_mut();
-        let entries = next.folds.iter().enumerate().flat_map(|(index, fold)| {
-            let held = if fold.held { "TRUE" } else { "FALSE" };
-            [
-                ("disk", fold.disk.to_string()),
-                ("layer", fold.layer.clone()),
-                ("job", fold.job.to_string()),
-                ("held", held.into()),
-            ]
-            .map(|(key, value)| (format!("unstun.fold{index}.{key}"), value))
-        });
-        let entries: Vec<(String, String)> = entries.collect();
-        values.replace(is_fold_key, entries);
-        if next.last_job != 0 {
-            values.set(LAST_JOB, &next.last_job.to_string());
-        }
-    }
 }
 
-/// The disks of a snapshot as its file names them: a path that still means the same layer stays as written, and disks the
-/// VM no longer has stay too.
-fn merge_disks(
-    old: &[SnapshotDisk],
-    wanted: &SnapshotState,
-    next: &VmState,
-    local: impl Fn(&str) -> Result<String>,
-) -> Vec<SnapshotDisk> {
-    let wanted = wanted.disks.iter().filter_map(|(number, layer)| {
-        let disk = next.disks.iter().find(|disk| disk.number == *number)?;
-        Some((disk.slot.clone(), layer.clone()))
-    });
-    let mut wanted: BTreeMap<String, String> = wanted.collect();
-    let mut disks = Vec::new();
-    for disk in old {
-        match wanted.remove(&disk.node) {
-            Some(layer) if local(&disk.file_name).ok().as_ref() != Some(&layer) => {
-                disks.push(SnapshotDisk { node: disk.node.clone(), file_name: layer });
-            }
-            Some(_) => disks.push(disk.clone()),
-            None if next.disks.iter().any(|known| known.slot == disk.node) => {}
-            None => disks.push(disk.clone()),
+/// The paths of a .vmx's disks, as written.
+pub(super) fn disk_paths(vmx: &Vmx) -> Result<Vec<String>> {
+    let disks = vmx.disks()?;
+    Ok(disks.into_iter().flat_map(|disk| [Some(disk.file_name), disk.redo]).flatten().collect())
+}
+
+/// The numbers a .vmx gives its disks.
+pub(super) fn disk_numbers(vmx: &Vmx, disks: &[VmxDisk]) -> Result<BTreeMap<Slot, u32>> {
+    let mut numbers = BTreeMap::new();
+    for disk in disks {
+        if let Some(number) = number::<u32>(vmx.values(), &number_key(disk.slot))? {
+            numbers.insert(disk.slot, number);
         }
     }
-    disks.extend(wanted.into_iter().map(|(node, file_name)| SnapshotDisk { node, file_name }));
-    disks
+    Ok(numbers)
+}
+
+/// Disks whose number is in `numbers`.
+pub(super) fn read_disks(
+    disks: &[VmxDisk],
+    numbers: &BTreeMap<Slot, u32>,
+    at: &Surroundings<'_>,
+) -> Result<Vec<DiskState>> {
+    let mut states = Vec::new();
+    for disk in disks {
+        let Some(number) = numbers.get(&disk.slot) else { continue };
+        let base = (at.local)(&disk.file_name)?.layer;
+        let redo = disk.redo.as_deref().map(|redo| (at.local)(redo)).transpose()?;
+        let (top, reset_to) = match redo {
+            Some(redo) => (redo.layer, Some(base)),
+            None => (base, None),
+        };
+        let size_bytes = at.size_bytes.get(&disk.slot).copied().unwrap_or(0);
+        let slot = disk.slot.to_string();
+        states.push(DiskState { number: *number, slot, mode: disk.mode, size_bytes, top, reset_to });
+    }
+    Ok(states)
+}
+
+/// The number of one of a snapshot's disks, where it has one.
+pub(super) fn snapshot_number(file: &str, snapshot: &Snapshot, disk: &SnapshotDisk) -> Result<Option<u32>> {
+    let Some(slot) = Slot::parse(&disk.node) else { return Ok(None) };
+    let Some(value) = snapshot.other(&number_key(slot)) else { return Ok(None) };
+    decimal(file, &format!("{} of snapshot {}", number_key(slot), snapshot.uid), value, "a number").map(Some)
 }
 
 fn read_folds(values: &KeyValues, state: &mut VmState) -> Result<()> {
@@ -274,33 +253,27 @@ fn read_folds(values: &KeyValues, state: &mut VmState) -> Result<()> {
     Ok(())
 }
 
-fn is_fold_key(key: &str) -> bool {
+pub(super) fn is_fold_key(key: &str) -> bool {
     key.to_ascii_lowercase().starts_with("unstun.fold")
 }
 
-fn number_key(slot: Slot) -> String {
-    format!("unstun.number.{slot}")
+const NUMBER_PREFIX: &str = "unstun.number.";
+
+pub(super) fn number_key(slot: Slot) -> String {
+    format!("{NUMBER_PREFIX}{slot}")
 }
 
-fn mode_word(mode: DiskMode) -> &'static str {
-    match mode {
-        DiskMode::Persistent => "persistent",
-        DiskMode::IndependentPersistent => "independent-persistent",
-        DiskMode::IndependentNonpersistent => "independent-nonpersistent",
-    }
+pub(super) fn slot_of_number_key(key: &str) -> Option<Slot> {
+    let prefix = key.get(..NUMBER_PREFIX.len())?;
+    prefix.eq_ignore_ascii_case(NUMBER_PREFIX).then(|| Slot::parse(&key[NUMBER_PREFIX.len()..])).flatten()
 }
 
-fn other<'a>(snapshot: &'a Snapshot, key: &str) -> Option<&'a str> {
-    let found = snapshot.other.iter().find(|(own, _)| own.eq_ignore_ascii_case(key));
-    found.map(|(_, value)| value.as_str())
-}
-
-fn number<N: std::str::FromStr>(values: &KeyValues, key: &str) -> Result<Option<N>> {
+pub(super) fn number<N: std::str::FromStr>(values: &KeyValues, key: &str) -> Result<Option<N>> {
     let Some(value) = values.get(key)? else { return Ok(None) };
     decimal(values.file(), key, value, "a number").map(Some)
 }
 
-fn id(values: &KeyValues, key: &str) -> Result<Option<u128>> {
+pub(super) fn id(values: &KeyValues, key: &str) -> Result<Option<u128>> {
     values.get(key)?.map(|value| parse_id(values.file(), key, value)).transpose()
 }
 

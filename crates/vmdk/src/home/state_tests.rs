@@ -1,4 +1,5 @@
 use blk::ErrorKind;
+use blk::manifest::{Change, DiskMode};
 
 use super::*;
 
@@ -35,18 +36,24 @@ fn texts() -> Texts {
     }
 }
 
-fn base_name(path: &str) -> Result<String> {
-    Ok(path.rsplit('/').next().unwrap().to_owned())
+fn local(path: &str) -> Result<Located> {
+    let layer = path.rsplit('/').next().unwrap().to_owned();
+    let exists = layer != "removed.vmdk";
+    Ok(Located { layer, exists })
+}
+
+fn read_with(texts: &mut Texts, random: impl FnMut() -> u128) -> Result<(VmState, Assigned)> {
+    let size_bytes = BTreeMap::from([(Slot::parse("scsi0:0").unwrap(), 4096)]);
+    texts.read(&Surroundings { fallback_name: "stem", local: &local, size_bytes: &size_bytes }, random)
 }
 
 fn read(texts: &mut Texts) -> (VmState, Assigned) {
-    let sizes = BTreeMap::from([(Slot::parse("scsi0:0").unwrap(), 4096)]);
     let mut next = 0xabc;
     let random = || {
         next += 1;
         next
     };
-    texts.read("stem", base_name, &sizes, random).unwrap()
+    read_with(texts, random).unwrap()
 }
 
 fn again(texts: &Texts) -> (VmState, Assigned) {
@@ -79,7 +86,7 @@ fn an_unchanged_state_changes_no_line() {
     let (state, _) = read(&mut texts);
     let before = (texts.vmx.to_bytes(), texts.vmsd.to_bytes());
     let change = Change { next: state, ..Change::default() };
-    texts.write(&change, base_name).unwrap();
+    texts.write(&change, &local).unwrap();
     assert_eq!((texts.vmx.to_bytes(), texts.vmsd.to_bytes()), before);
 }
 
@@ -101,7 +108,7 @@ fn a_take_and_a_commit_are_written_and_foreign_facts_stay() {
     state.last_job = 9;
     state.disks[0].top = "web-000002.vmdk".into();
     state.folds.push(FoldState { disk: 0, layer: "web-000001.vmdk".into(), job: 9, held: true });
-    texts.write(&Change { next: state.clone(), ..Change::default() }, base_name).unwrap();
+    texts.write(&Change { next: state.clone(), ..Change::default() }, &local).unwrap();
     let vmsd = String::from_utf8(texts.vmsd.to_bytes()).unwrap();
     for kept in [
         "snapshot0.filename = \"web-Snapshot3.vmsn\"",
@@ -115,7 +122,7 @@ fn a_take_and_a_commit_are_written_and_foreign_facts_stay() {
     assert_eq!(again(&texts).0, state);
 
     state.folds.clear();
-    texts.write(&Change { next: state.clone(), ..Change::default() }, base_name).unwrap();
+    texts.write(&Change { next: state.clone(), ..Change::default() }, &local).unwrap();
     let vmsd = String::from_utf8(texts.vmsd.to_bytes()).unwrap();
     assert!(vmsd.contains("snapshot.needConsolidate = \"FALSE\"") && !vmsd.contains("unstun.fold"), "{vmsd}");
     assert_eq!(again(&texts).0, state);
@@ -139,15 +146,86 @@ fn numbers_of_disks_are_never_used_again() {
 fn bad_values_are_named() {
     let mut bad = texts();
     bad.vmx.values_mut().set(VM_ID, "12");
-    let error = bad.read("x", base_name, &BTreeMap::new(), || 1).unwrap_err();
+    let error = read_with(&mut bad, || 1).unwrap_err();
     assert_eq!(error.to_string(), "web.vmx: unstun.id is \"12\", expected 32 hexadecimal digits");
     let mut bad = texts();
     bad.vmsd.values_mut().set("unstun.fold0.layer", "x.vmdk");
-    let error = bad.read("x", base_name, &BTreeMap::new(), || 1).unwrap_err();
+    let error = read_with(&mut bad, || 1).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Damaged);
     let mut texts = texts();
     let (mut state, _) = read(&mut texts);
-    state.disks[0].slot = "scsi3:3".into();
+    state.disks[0].slot = "scsi9:3".into();
     let change = Change { next: state, ..Change::default() };
-    assert!(texts.write(&change, base_name).unwrap_err().to_string().contains("scsi3:3.fileName is absent"));
+    assert!(texts.write(&change, &local).unwrap_err().to_string().contains("scsi9:3"));
+}
+
+#[test]
+fn the_list_of_disks_follows_the_state() {
+    let mut texts = texts();
+    let (mut state, _) = read(&mut texts);
+    let removed = state.disks.pop().unwrap();
+    state.disks.push(DiskState {
+        number: 2,
+        slot: "scsi1:0".into(),
+        mode: DiskMode::IndependentNonpersistent,
+        size_bytes: 0,
+        top: "redo.vmdk".into(),
+        reset_to: Some("/fast/new.vmdk".into()),
+    });
+    texts.write(&Change { next: state.clone(), ..Change::default() }, &local).unwrap();
+    let vmx = String::from_utf8(texts.vmx.to_bytes()).unwrap();
+    assert!(!vmx.contains(&removed.slot), "{vmx}");
+    for line in
+        ["scsi1:0.fileName = \"/fast/new.vmdk\"", "scsi1:0.redo = \"redo.vmdk\"", "unstun.diskCount = \"3\""]
+    {
+        assert!(vmx.contains(line), "{line} is not in {vmx}");
+    }
+    state.disks[1].reset_to = Some("new.vmdk".into());
+    assert_eq!(again(&texts).0, state);
+    // In the same place, another disk: nothing of the old one is left.
+    state.disks[1] = DiskState {
+        number: 3,
+        top: "other.vmdk".into(),
+        mode: DiskMode::Persistent,
+        reset_to: None,
+        ..state.disks[1].clone()
+    };
+    texts.write(&Change { next: state.clone(), ..Change::default() }, &local).unwrap();
+    assert!(!String::from_utf8(texts.vmx.to_bytes()).unwrap().contains("redo"));
+    assert_eq!(again(&texts).0, state);
+}
+
+#[test]
+fn a_snapshot_remembers_disks_that_the_vm_has_no_longer() {
+    let mut texts = texts();
+    let (mut state, _) = read(&mut texts);
+    state.disks.remove(0);
+    state.disks.push(DiskState {
+        number: 7,
+        slot: "scsi0:0".into(),
+        top: "new.vmdk".into(),
+        ..state.disks[0].clone()
+    });
+    texts.write(&Change { next: state.clone(), ..Change::default() }, &local).unwrap();
+    let (read, _) = again(&texts);
+    assert_eq!(read.snapshots[0].disks, [(0, "web.vmdk".to_owned())]);
+    assert_eq!(read.disks[0].number, 7);
+    // Until its layer leaves the snapshot.
+    state.snapshots[0].disks.clear();
+    texts.write(&Change { next: state, ..Change::default() }, &local).unwrap();
+    assert!(again(&texts).0.snapshots[0].disks.is_empty());
+    assert!(String::from_utf8(texts.vmsd.to_bytes()).unwrap().contains("removed.vmdk"));
+}
+
+#[test]
+fn a_restored_configuration_keeps_who_the_vm_is() {
+    let mut texts = texts();
+    let (state, _) = read(&mut texts);
+    let kept = "displayName = \"Old\"\nmemSize = \"77\"\nunstun.id = \"00000000000000000000000000000001\"\nunstun.diskCount = \"9\"\n";
+    texts.restore(Vmx::parse("kept.vmx", kept.as_bytes()).unwrap()).unwrap();
+    texts.write(&Change { next: state.clone(), ..Change::default() }, &local).unwrap();
+    let vmx = String::from_utf8(texts.vmx.to_bytes()).unwrap();
+    assert!(vmx.contains("memSize = \"77\"") && vmx.contains("unstun.diskCount = \"9\""), "{vmx}");
+    let (read, _) = again(&texts);
+    assert_eq!((read.id, &read.name, &read.disks), (state.id, &state.name, &state.disks));
 }

@@ -15,7 +15,7 @@ async fn folder(env: &Env) -> Dir {
 }
 
 async fn home(env: &Env) -> Home {
-    Home::new(folder(env).await, GROWTH)
+    Home::new(folder(env).await, Folders::default(), GROWTH)
 }
 
 fn new_world(seed: u64) -> SimWorld {
@@ -23,8 +23,8 @@ fn new_world(seed: u64) -> SimWorld {
     world.run(async |env| {
         let dir = root(&env).open_dir("web", true).await.unwrap();
         root(&env).sync().await.unwrap();
-        let vm = NewVm { name: "web", disk_bytes: &[DISK_BYTES, 512 * 9] };
-        let home = Home::create(dir, GROWTH, vm).await.unwrap();
+        let vm = NewVm::new("web", &[DISK_BYTES, 512 * 9]);
+        let home = Home::create(dir, Folders::default(), GROWTH, vm).await.unwrap();
         // Gives the identities, so that later loads change nothing.
         home.load().await.unwrap();
     });
@@ -99,10 +99,16 @@ fn what_makes_no_sense_is_refused() {
         ];
         for (index, (name, disk_bytes, message)) in cases.into_iter().enumerate() {
             let dir = root(&env).open_dir(&format!("case{index}"), true).await.unwrap();
-            let error = Home::create(dir.clone(), GROWTH, NewVm { name, disk_bytes }).await.err().unwrap();
+            let error = Home::create(dir.clone(), Folders::default(), GROWTH, NewVm::new(name, disk_bytes))
+                .await
+                .err()
+                .unwrap();
             assert!(error.to_string().contains(message), "{error}");
             assert!(dir.list().await.unwrap().is_empty());
-            assert_eq!(Home::new(dir, GROWTH).load().await.unwrap_err().kind, ErrorKind::NotFound);
+            assert_eq!(
+                Home::new(dir, Folders::default(), GROWTH).load().await.unwrap_err().kind,
+                ErrorKind::NotFound
+            );
         }
     });
 }
@@ -160,7 +166,7 @@ fn a_child_that_was_published_is_never_debris() {
         let home = home(&env).await;
         let state = home.load().await.unwrap();
         take_all(&home, &state, 1).await.unwrap();
-        assert!(!links::read(home.dir(), "web-000001.vmdk").await.unwrap().is_prepared());
+        assert!(!links::read(&home.gate, "web-000001.vmdk").await.unwrap().is_prepared());
     });
     // Somebody puts old configurations back: the deltas hold data all the same.
     world.write_file("web/web.vmx", &vmx);
@@ -176,10 +182,10 @@ fn a_touch_shows_outside_and_not_inside() {
     world.run(async |env| {
         let home = home(&env).await;
         let state = home.load().await.unwrap();
-        let cid = async || links::read(home.dir(), "web.vmdk").await.unwrap().cid();
+        let cid = async || links::read(&home.gate, "web.vmdk").await.unwrap().cid();
         let first = cid().await;
         take_all(&home, &state, 1).await.unwrap();
-        let foreign = links::read(home.dir(), "web-000001.vmdk").await.unwrap().to_bytes();
+        let foreign = links::read(&home.gate, "web-000001.vmdk").await.unwrap().to_bytes();
         home.touch("web.vmdk").await.unwrap();
         let second = cid().await;
         assert_ne!(first, second);
@@ -201,13 +207,13 @@ fn broken_chains_are_refused_with_file_and_field() {
         let state = home.load().await.unwrap();
         take_all(&home, &state, 1).await.unwrap();
         let text =
-            String::from_utf8(links::read(home.dir(), "web-000001.vmdk").await.unwrap().to_bytes()).unwrap();
+            String::from_utf8(links::read(&home.gate, "web-000001.vmdk").await.unwrap().to_bytes()).unwrap();
         let cases = [
             (
                 text.replace("\"web.vmdk\"", "\"gone.vmdk\""),
                 "parentFileNameHint \"gone.vmdk\" cannot be opened",
             ),
-            (text.replace("\"web.vmdk\"", "\"../other/gone.vmdk\""), "nothing outside it is opened"),
+            (text.replace("\"web.vmdk\"", "\"../other/gone.vmdk\""), "nothing there is opened"),
             (text.replace("\"web.vmdk\"", "\"bad.vmdk\""), "is its own ancestor"),
             (text.replace("RW 6144", "RW 6145"), "the disk has 6145 sectors, but 6144 in its parent"),
         ];

@@ -1,0 +1,60 @@
+//! What a crash left behind: links with our mark that nothing refers to, and temporary files.
+
+use std::collections::BTreeSet;
+
+use blk::Result;
+use blk::manifest::{LayerName, VmState};
+
+use super::intent::{self, Intent};
+use super::links::{self, OwnLink};
+use super::publish::layers_of;
+use super::survey::Survey;
+use super::{Home, folders::Rank};
+use crate::descriptor::Descriptor;
+
+impl Home {
+    /// Removes prepared links that nothing refers to. In a folder that others use too, only those that carry this VM's id.
+    pub(super) async fn remove_debris(&self, state: &VmState) -> Result<()> {
+        intent::remove_tagged(&self.gate, &self.intent().tag).await?;
+        let survey = Survey::new(&self.gate);
+        let all = links::read_own(&survey).await?;
+        let mut referred: BTreeSet<LayerName> = layers_of(state).into_iter().cloned().collect();
+        for own in &all {
+            referred.extend(links::known_parent_of(&survey, &own.link).await?);
+        }
+        for OwnLink { layer, link, at_home } in &all {
+            let ours = link.is_prepared() && !self.is_anothers(link) && (*at_home || link.owner().is_some());
+            if ours && !referred.contains(layer) && !self.prepared.borrow().contains(layer) {
+                self.remove_link(layer, link).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The extents go first: the descriptor's mark says whose they are.
+    pub(super) async fn remove_link(&self, layer: &str, link: &Descriptor) -> Result<()> {
+        for extent in self.own_extents(&Survey::new(&self.gate), link).await? {
+            extent.folder.dir.unlink_if_present(&extent.name).await?;
+            extent.folder.dir.sync().await?;
+        }
+        let place = self.gate.place(layer).await?;
+        place.folder.dir.unlink_if_present(&place.name).await?;
+        place.folder.dir.sync().await
+    }
+
+    /// A link that a configuration names is in use, whatever it says: a clone's configuration is written while its links still
+    /// carry the mark.
+    pub(super) async fn clear_marks_in_use(&self, state: &VmState, intent: &mut Intent) -> Result<()> {
+        for layer in layers_of(state) {
+            if self.gate.rank_of(layer) != Some(Rank::Own) {
+                continue;
+            }
+            let Ok(mut link) = links::read(&self.gate, layer).await else { continue };
+            if link.is_prepared() {
+                link.clear_prepared();
+                intent.replace.insert(layer.clone(), link.to_bytes());
+            }
+        }
+        Ok(())
+    }
+}

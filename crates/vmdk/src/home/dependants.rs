@@ -1,0 +1,214 @@
+//! Who reads which layer: within the home, and outside of it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use blk::manifest::{Dependant, LayerLink, LayerName};
+use blk::{Dir, ErrorKind, Result};
+
+use super::folders::{base_name, join, normal, resolve, split};
+use super::links::{self, OwnLink};
+use super::publish::layers_of;
+use super::survey::Survey;
+use super::{Home, folders::Rank};
+use crate::descriptor::Descriptor;
+use crate::vmsd::Vmsd;
+
+/// A clone of a snapshot, as the .vmsd notes it.
+struct Note {
+    uid: u32,
+    /// Absolute path of the clone's .vmx.
+    vmx: String,
+}
+
+impl Home {
+    /// See `Manifest::links`. In a folder that others use too, a link is this home's if it carries its id, or carries none and
+    /// descends from a layer of the home.
+    pub(super) async fn links(&self) -> Result<Vec<LayerLink>> {
+        let _turn = self.turn.lock().await;
+        let (_, _, state) = self.read_all().await?;
+        let survey = Survey::new(&self.gate);
+        let mut known: BTreeMap<LayerName, LayerLink> = BTreeMap::new();
+        for layer in layers_of(&state) {
+            self.follow(&survey, layer.clone(), &mut known).await?;
+        }
+        let mut nameless: VecDeque<(LayerName, LayerName)> = VecDeque::new();
+        for OwnLink { layer, link, at_home } in links::read_own(&survey).await? {
+            if link.is_prepared() || self.is_anothers(&link) {
+                continue;
+            }
+            if at_home || link.owner().is_some() {
+                self.follow(&survey, layer, &mut known).await?;
+            } else if let Some(parent) = links::known_parent_of(&survey, &link).await? {
+                nameless.push_back((layer, parent));
+            }
+        }
+        while let Some(at) = nameless.iter().position(|(_, parent)| known.contains_key(parent)) {
+            if let Some((layer, _)) = nameless.remove(at) {
+                self.follow(&survey, layer, &mut known).await?;
+            }
+        }
+        Ok(known.into_values().collect())
+    }
+
+    /// Adds the layer and everything under it. Where a link cannot be read the walk ends: `chain` says what is wrong.
+    async fn follow(
+        &self,
+        survey: &Survey<'_>,
+        top: LayerName,
+        known: &mut BTreeMap<LayerName, LayerLink>,
+    ) -> Result<()> {
+        let mut next = Some(top);
+        while let Some(name) = next.take().filter(|name| !known.contains_key(name)) {
+            let link = match links::read(&self.gate, &name).await {
+                Ok(link) => link,
+                Err(e) if is_broken(e.kind) => break,
+                Err(e) => return Err(e),
+            };
+            let parent = links::known_parent_of(survey, &link).await?;
+            let parent = parent.or_else(|| link.parent_hint().map(Into::into));
+            let foreign = self.gate.rank_of(&name) != Some(Rank::Own);
+            known.insert(name.clone(), LayerLink { name, parent: parent.clone(), foreign });
+            next = parent;
+        }
+        Ok(())
+    }
+
+    /// See `Manifest::dependants`.
+    pub(super) async fn dependants(&self, layers: &[LayerName]) -> Result<Vec<Dependant>> {
+        let _turn = self.turn.lock().await;
+        let survey = Survey::new(&self.gate);
+        let (_, texts, state) = self.read_all().await?;
+        let mut found = Vec::new();
+        for note in self.clone_notes(&texts.vmsd) {
+            if !self.may_exist(&survey, &note.vmx).await? {
+                continue;
+            }
+            let snapshot = state.snapshots.iter().find(|snapshot| snapshot.uid == note.uid);
+            let read = snapshot.into_iter().flat_map(|snapshot| &snapshot.disks).map(|(_, layer)| layer);
+            found.extend(
+                read.filter(|layer| layers.contains(layer))
+                    .map(|layer| Dependant { layer: layer.clone(), who: note.vmx.clone() }),
+            );
+        }
+        let noted: BTreeSet<(String, LayerName)> =
+            found.iter().map(|d| (split(&d.who).0.to_owned(), d.layer.clone())).collect();
+        let searched = self.search(&survey, layers).await?;
+        let is_new = |d: &Dependant| !noted.contains(&(split(&d.who).0.to_owned(), d.layer.clone()));
+        found.extend(searched.into_iter().filter(is_new));
+        Ok(found)
+    }
+
+    /// Links of others, in the folders to be searched and in the own ones that are shared, whose parent is one of `layers`.
+    async fn search(&self, survey: &Survey<'_>, layers: &[LayerName]) -> Result<Vec<Dependant>> {
+        let mut found = Vec::new();
+        for path in self.searched_folders(survey).await? {
+            let folder = match self.gate.look(&path).await {
+                Ok(folder) => folder,
+                // Not everything in a datastore need be ours to read.
+                Err(_) => continue,
+            };
+            let own = path == self.gate.home().path;
+            let shared = self.gate.own().any(|root| root.path == path);
+            let names = survey.names(&path).await?;
+            for (name, link) in links::read_folder(&folder.dir, &names).await? {
+                let theirs = if own || shared { self.is_anothers(&link) } else { true };
+                if !theirs || link.is_prepared() {
+                    continue;
+                }
+                if let Some(layer) = parent_among(survey, &link, layers).await? {
+                    found.push(Dependant { layer, who: join(&path, &name) });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    async fn searched_folders(&self, survey: &Survey<'_>) -> Result<BTreeSet<String>> {
+        let mut paths: BTreeSet<String> = self.gate.own().map(|folder| folder.path.clone()).collect();
+        for root in self.gate.search() {
+            paths.insert(root.path.clone());
+            let names = survey.names(&root.path).await?;
+            let below =
+                names.iter().filter_map(|name| name.strip_suffix('/')).filter(|name| !name.starts_with('.'));
+            paths.extend(below.map(|name| join(&root.path, name)));
+        }
+        Ok(paths)
+    }
+
+    fn clone_notes(&self, vmsd: &Vmsd) -> Vec<Note> {
+        let folder = &self.gate.home().path;
+        let snapshots = vmsd.list().snapshots.iter();
+        let notes =
+            snapshots.flat_map(|snapshot| snapshot.clones().map(move |(_, path)| (snapshot.uid, path)));
+        notes
+            .map(|(uid, path)| Note { uid, vmx: resolve(folder, path).unwrap_or_else(|| path.to_owned()) })
+            .collect()
+    }
+
+    /// Whether the file is there, as far as the folders let one see; out of their sight nothing is known to be gone.
+    async fn may_exist(&self, survey: &Survey<'_>, path: &str) -> Result<bool> {
+        match normal(path).filter(|path| path.starts_with('/') && self.gate.sees(path)) {
+            Some(path) => survey.has(&path).await,
+            None => Ok(true),
+        }
+    }
+
+    /// Forgets clones that never came to be, or are gone. True when there were any.
+    pub(super) async fn prune_clones(&self, survey: &Survey<'_>, vmsd: &mut Vmsd) -> Result<bool> {
+        let mut list = vmsd.list().clone();
+        let mut pruned = false;
+        for snapshot in &mut list.snapshots {
+            let all: Vec<String> = snapshot.clones().map(|(_, path)| path.to_owned()).collect();
+            let mut live = Vec::new();
+            for path in &all {
+                let vmx = resolve(&self.gate.home().path, path).unwrap_or_else(|| path.clone());
+                if self.may_exist(survey, &vmx).await? {
+                    live.push(path.clone());
+                }
+            }
+            if live.len() != all.len() {
+                snapshot.set_clones(&live);
+                pruned = true;
+            }
+        }
+        vmsd.set_list(list);
+        Ok(pruned)
+    }
+}
+
+async fn parent_among(
+    survey: &Survey<'_>,
+    link: &Descriptor,
+    layers: &[LayerName],
+) -> Result<Option<LayerName>> {
+    let Some(hint) = link.parent_hint() else { return Ok(None) };
+    if !layers.iter().any(|layer| base_name(layer) == base_name(hint)) {
+        return Ok(None);
+    }
+    let parent = match survey.glimpse(link.file(), hint).await {
+        Ok(parent) => parent,
+        Err(e) if is_broken(e.kind) => None,
+        Err(e) => return Err(e),
+    };
+    Ok(parent.filter(|parent| layers.contains(parent)))
+}
+
+fn is_broken(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::NotFound | ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::Refused)
+}
+
+impl Home {
+    /// Refuses a folder that another program's VM may be running from: VMware's lock files and folders.
+    pub async fn refuse_foreign_use(dir: &Dir) -> Result<()> {
+        for name in dir.list().await? {
+            let plain = name.trim_end_matches('/');
+            if plain.to_ascii_lowercase().ends_with(".lck") || plain.starts_with(".lck-") {
+                let cause = format!("{plain} is here: VMware has this VM open");
+                let remedy =
+                    "power it off and close it there; if no VMware product runs it, remove that lock";
+                return Err(blk::Error::new(ErrorKind::Locked, dir.path(), format!("{cause}; {remedy}")));
+            }
+        }
+        Ok(())
+    }
+}

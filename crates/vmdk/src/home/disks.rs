@@ -1,0 +1,171 @@
+//! Base disks: new ones, and larger ones.
+
+use blk::manifest::{DiskState, LayerName, NewDisk, VmState};
+use blk::reactor::OpenMode;
+use blk::{Error, Result, SECTOR};
+
+use super::Home;
+use super::folders::{Folder, join};
+use super::links::{self, OwnLink};
+use super::state::{DISK_COUNT, number};
+use super::survey::Survey;
+use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
+use crate::descriptor::NewBase;
+use crate::names::base_names;
+use crate::text::shown;
+use crate::vmx::{Slot, VM_DISKS_MAX};
+
+/// Names tried for a new disk before it is given up: every place a VM has, many times over.
+const NAMES_MAX: usize = 100 * VM_DISKS_MAX;
+
+pub(super) fn check_size(place: &str, bytes: u64) -> Result<()> {
+    if bytes == 0 || !bytes.is_multiple_of(SECTOR) || bytes / SECTOR > NEW_CAPACITY_SECTORS_MAX {
+        let cause = format!("a disk of {bytes} bytes was asked for");
+        let expected =
+            "expected a multiple of 512 up to 2,032 GiB, the most a VMFSsparse snapshot can follow";
+        return Err(Error::invalid(place, format!("{cause}, {expected}")));
+    }
+    Ok(())
+}
+
+impl Home {
+    pub(super) async fn disk_folder(&self, disk: &NewDisk) -> Result<Folder> {
+        match &disk.folder {
+            None => Ok(self.gate.home().clone()),
+            Some(path) => self.gate.own_folder("the folder of a new disk", path).await,
+        }
+    }
+
+    pub(super) async fn create_disk(&self, state: &VmState, disk: &NewDisk) -> Result<DiskState> {
+        let _turn = self.turn.lock().await;
+        check_size(self.dir().path(), disk.size_bytes)?;
+        let (files, texts) = self.texts(&Survey::new(&self.gate)).await?;
+        let taken: Vec<Slot> = state.disks.iter().filter_map(|own| Slot::parse(&own.slot)).collect();
+        let Some(slot) = texts.vmx.free_slot(&taken) else {
+            let cause = format!("all {VM_DISKS_MAX} places of its SCSI controllers are taken");
+            return Err(Error::refused(self.dir().path(), cause));
+        };
+        let in_snapshots =
+            state.snapshots.iter().flat_map(|snapshot| &snapshot.disks).map(|(number, _)| *number);
+        let used = state.disks.iter().map(|own| own.number).chain(in_snapshots);
+        let highest = used.map(|number| number.saturating_add(1)).max().unwrap_or(0);
+        let count = number::<u32>(texts.vmx.values(), DISK_COUNT)?.unwrap_or(0);
+        let folder = self.disk_folder(disk).await?;
+        let top = self.create_base(&folder, &files.stem, disk.size_bytes, Some(state.id)).await?;
+        Ok(DiskState {
+            number: count.max(highest),
+            slot: slot.to_string(),
+            mode: disk.mode,
+            size_bytes: disk.size_bytes,
+            top,
+            reset_to: None,
+        })
+    }
+
+    /// A thin disk, durable. With `prepared_for`, the id of a VM that is running, it is marked until a configuration names it.
+    pub(super) async fn create_base(
+        &self,
+        folder: &Folder,
+        stem: &str,
+        bytes: u64,
+        prepared_for: Option<u128>,
+    ) -> Result<LayerName> {
+        let taken = self.taken_names([folder]).await?;
+        let mut free = None;
+        for index in 0..NAMES_MAX {
+            let names = base_names(stem, index)?;
+            if !taken.contains(&names.descriptor) && !taken.contains(&names.extent) {
+                free = Some(names);
+                break;
+            }
+        }
+        let Some(names) = free else {
+            let cause = format!("{NAMES_MAX} names for a disk of {} are taken", shown(stem));
+            return Err(Error::refused(&folder.path, cause));
+        };
+        let base = NewBase {
+            extent_file: &names.extent,
+            capacity_sectors: bytes / SECTOR,
+            content_id: self.new_content_id(),
+            uuid: self.random(),
+            prepared_for,
+        };
+        let link = base.descriptor(&folder.dir.path_of(&names.descriptor))?;
+        let layer = self.gate.layer_name(&join(&folder.path, &names.descriptor));
+        if prepared_for.is_some() {
+            self.prepared.borrow_mut().insert(layer.clone());
+        }
+        let made = async {
+            // The mark first: it says whose the extent is.
+            self.replace(&layer, link.to_bytes()).await?;
+            let extent = folder.dir.create_new(&names.extent).await?;
+            extent.set_len(bytes).await?;
+            extent.flush().await?;
+            folder.dir.sync().await
+        };
+        if let Err(e) = made.await {
+            // What cannot be removed now is debris with our mark, for the next load.
+            let _ = self.remove_link(&layer, &link).await;
+            self.prepared.borrow_mut().remove(&layer);
+            return Err(e);
+        }
+        self.fresh.borrow_mut().insert(layer.clone());
+        Ok(layer)
+    }
+
+    /// The extent first: a file that is longer than its descriptor says is sound.
+    pub(super) async fn grow(&self, name: &str, size_bytes: u64) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        let place = self.gate.place(name).await?;
+        let mut link = links::read_in(&place.folder.dir, &place.name).await?;
+        let file = link.file().to_owned();
+        check_size(&file, size_bytes)?;
+        let refused = |cause: String| Err(Error::refused(&file, format!("it cannot grow: {cause}")));
+        if place.is_foreign() {
+            return refused("its folder is one this VM only reads from".into());
+        }
+        let [extent] = link.extents() else {
+            return refused(format!("it has {} extents, expected one", link.extents().len()));
+        };
+        if !extent.kind.is_flat() || link.parent_hint().is_some() {
+            let kind = extent.kind.keyword();
+            return refused(format!(
+                "it is a delta or no plain disk ({kind}), expected a base with a FLAT or VMFS extent"
+            ));
+        }
+        let old_bytes = link.capacity_sectors() * SECTOR;
+        if size_bytes < old_bytes {
+            return refused(format!("it has {old_bytes} bytes and would shrink to {size_bytes}"));
+        }
+        let survey = Survey::new(&self.gate);
+        if let Some(child) = self.child_of(&survey, name).await? {
+            let cause = format!("{} is a delta of it, and sizes must be equal along a chain", shown(&child));
+            return refused(format!("{cause} (VMware's error 67); commit its snapshots first"));
+        }
+        let offset_bytes = extent.offset_sectors * SECTOR;
+        let places = links::extent_places(&survey, &link).await?;
+        let place = &places[&extent.file];
+        if place.is_foreign() {
+            return refused("its extent is in a folder this VM only reads from".into());
+        }
+        let data = place.folder.dir.open(&place.name, OpenMode::Write).await?;
+        let length = offset_bytes.saturating_add(size_bytes);
+        if data.size().await? < length {
+            data.set_len(length).await?;
+            data.flush().await?;
+        }
+        link.set_extent_sectors(0, size_bytes / SECTOR);
+        link.update_geometry();
+        self.replace(name, link.to_bytes()).await
+    }
+
+    async fn child_of(&self, survey: &Survey<'_>, name: &str) -> Result<Option<LayerName>> {
+        for OwnLink { layer, link, .. } in links::read_own(survey).await? {
+            let waits = link.is_prepared() && !self.prepared.borrow().contains(&layer);
+            if !waits && links::known_parent_of(survey, &link).await?.as_deref() == Some(name) {
+                return Ok(Some(layer));
+            }
+        }
+        Ok(None)
+    }
+}

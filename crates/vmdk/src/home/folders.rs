@@ -1,0 +1,268 @@
+//! Which folders a VM's files may lie in, and the only way into them.
+//!
+//! Names inside VMware's files come from strangers. They are resolved as text against the folder of the file that names them
+//! and must then lie in the home, or in or below a folder that the caller opened and handed in; from there on every
+//! component is opened by itself. What lies elsewhere is refused by name.
+
+use blk::manifest::LayerName;
+use blk::{Dir, Error, Result};
+
+use super::intent::PRIVATE_FOLDER;
+use crate::text::{shown, wrong};
+
+/// Folders one home may use beside its own: lines of a file a person can still read.
+pub const ROOTS_MAX: usize = 256;
+
+/// What may be done in a folder outside of the home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FolderKind {
+    /// Layers are created, written and removed.
+    Own,
+    /// Layers are read.
+    Foreign,
+}
+
+/// Folders the caller opened for a home. Their paths must be absolute, and the ones by which VMware's files name them.
+#[derive(Clone, Default)]
+pub struct Folders {
+    pub own: Vec<Dir>,
+    /// Never written, and nothing in them is removed.
+    pub foreign: Vec<Dir>,
+    /// Looked through, with their subfolders, for others who read this home's layers; nothing is opened there for a guest.
+    pub search: Vec<Dir>,
+}
+
+/// The text that remembers a home's folders: a line `own /path` or `foreign /path` each.
+pub fn format_roots(roots: &[(FolderKind, String)]) -> Result<Vec<u8>> {
+    let mut text = String::new();
+    for (kind, path) in roots {
+        if !path.starts_with('/') || path.contains(char::is_control) {
+            let cause =
+                format!("the folder {}, expected an absolute path without control characters", shown(path));
+            return Err(Error::invalid("roots", cause));
+        }
+        let word = if *kind == FolderKind::Own { "own" } else { "foreign" };
+        text.push_str(&format!("{word} {path}\n"));
+    }
+    Ok(text.into_bytes())
+}
+
+/// Reads what `format_roots` wrote; blank lines and `#` comments are passed over. `file` is the name in errors.
+pub fn parse_roots(file: &str, bytes: &[u8]) -> Result<Vec<(FolderKind, String)>> {
+    let mut roots = Vec::new();
+    let text = crate::text::utf8(file, "the text", bytes)?;
+    for (index, line) in text.lines().enumerate() {
+        if line.trim().is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let kind = match line.split_once(' ') {
+            Some(("own", path)) if path.starts_with('/') => (FolderKind::Own, path),
+            Some(("foreign", path)) if path.starts_with('/') => (FolderKind::Foreign, path),
+            _ => {
+                let field = format!("line {}", index + 1);
+                return Err(wrong(file, &field, shown(line), "\"own /path\" or \"foreign /path\""));
+            }
+        };
+        if roots.len() == ROOTS_MAX {
+            return Err(wrong(file, "the number of folders", "more than 256", "at most 256"));
+        }
+        roots.push((kind.0, kind.1.to_owned()));
+    }
+    Ok(roots)
+}
+
+/// The path that `written` means in a file of `folder`: with single slashes, and without `.` and `..`. None where it begins
+/// with a drive of Windows, or climbs above the root.
+pub(super) fn resolve(folder: &str, written: &str) -> Option<String> {
+    let written = written.replace('\\', "/");
+    let drive = written.as_bytes().get(1) == Some(&b':') && written.as_bytes()[0].is_ascii_alphabetic();
+    match written.starts_with('/') {
+        _ if drive => None,
+        true => normal(&written),
+        false => normal(&format!("{folder}/{written}")),
+    }
+}
+
+/// `path`, which is not from a file, with single slashes and without `.` and `..`.
+pub(super) fn normal(path: &str) -> Option<String> {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
+        if part == ".." {
+            parts.pop()?;
+        } else {
+            parts.push(part);
+        }
+    }
+    let root = if path.starts_with('/') { "/" } else { "" };
+    Some(format!("{root}{}", parts.join("/")))
+}
+
+/// Folder and name of a path that `resolve` made.
+pub(super) fn split(path: &str) -> (&str, &str) {
+    match path.rsplit_once('/') {
+        Some(("", name)) => ("/", name),
+        Some(parts) => parts,
+        None => ("", path),
+    }
+}
+
+pub(super) fn join(folder: &str, name: &str) -> String {
+    format!("{}/{name}", folder.trim_end_matches('/'))
+}
+
+/// The last component of a path as written, whatever its separators.
+pub(super) fn base_name(path: &str) -> &str {
+    path.rsplit(['/', '\\']).next().unwrap_or(path)
+}
+
+pub(super) fn outside(place: &str, written: &str) -> Error {
+    let cause = format!("it names {}, which lies outside this VM's folders", shown(written));
+    Error::refused(
+        place,
+        format!("{cause}, and nothing there is opened; allow its folder with --allow-root DIR"),
+    )
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Rank {
+    Own,
+    Foreign,
+    Search,
+}
+
+/// A folder the gate leads into.
+#[derive(Clone)]
+pub(super) struct Folder {
+    pub path: String,
+    pub dir: Dir,
+    pub rank: Rank,
+}
+
+/// A file in such a folder.
+pub(super) struct Place {
+    pub folder: Folder,
+    pub name: String,
+    /// How the home calls it: `LayerName`.
+    pub layer: LayerName,
+}
+
+impl Place {
+    pub fn is_foreign(&self) -> bool {
+        self.folder.rank != Rank::Own
+    }
+}
+
+/// The home's folder and those it was given.
+pub(super) struct Gate {
+    /// The home first.
+    roots: Vec<Folder>,
+}
+
+impl Gate {
+    pub fn new(home: Dir, folders: Folders) -> Self {
+        let mut roots = Vec::new();
+        let ranked =
+            [(Rank::Own, folders.own), (Rank::Foreign, folders.foreign), (Rank::Search, folders.search)];
+        let given = ranked.into_iter().flat_map(|(rank, dirs)| dirs.into_iter().map(move |dir| (rank, dir)));
+        for (rank, dir) in [(Rank::Own, home)].into_iter().chain(given) {
+            let path = normal(dir.path()).unwrap_or_else(|| dir.path().to_owned());
+            // What is the home stays the home, whatever else it was given as.
+            let is_home = roots.first().is_some_and(|home: &Folder| home.path == path);
+            if !(is_home && rank != Rank::Search) {
+                roots.push(Folder { path, dir, rank });
+            }
+        }
+        Self { roots }
+    }
+
+    pub fn home(&self) -> &Folder {
+        &self.roots[0]
+    }
+
+    /// The home, and the folders in which it may write; not what lies below them.
+    pub fn own(&self) -> impl Iterator<Item = &Folder> {
+        self.roots.iter().filter(|root| root.rank == Rank::Own)
+    }
+
+    pub fn search(&self) -> impl Iterator<Item = &Folder> {
+        self.roots.iter().filter(|root| root.rank == Rank::Search)
+    }
+
+    pub fn layer_name(&self, path: &str) -> LayerName {
+        match split(path) {
+            (folder, name) if folder == self.home().path => name.into(),
+            _ => path.into(),
+        }
+    }
+
+    pub fn path_of(&self, layer: &str) -> String {
+        if layer.contains('/') { layer.to_owned() } else { join(&self.home().path, layer) }
+    }
+
+    /// The deepest folder that holds `folder`. Of one path given twice, the stricter word counts.
+    fn root_of(&self, folder: &str, ranks: &[Rank]) -> Option<&Folder> {
+        let holds = |root: &&Folder| {
+            let below = folder.strip_prefix(root.path.trim_end_matches('/'));
+            ranks.contains(&root.rank) && below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let hidden = folder.split('/').any(|part| part == PRIVATE_FOLDER);
+        let roots = self.roots.iter().filter(|_| !hidden).filter(holds);
+        roots.max_by_key(|root| (root.path.len(), root.rank))
+    }
+
+    /// Whether the file at `path` may be opened.
+    pub fn permits(&self, path: &str) -> bool {
+        self.root_of(split(path).0, &[Rank::Own, Rank::Foreign]).is_some()
+    }
+
+    pub fn rank_of(&self, layer: &str) -> Option<Rank> {
+        let path = self.path_of(layer);
+        self.root_of(split(&path).0, &[Rank::Own, Rank::Foreign]).map(|root| root.rank)
+    }
+
+    /// Opens the folder at `path`, `NotFound` when there is none.
+    pub async fn folder(&self, path: &str) -> Result<Folder> {
+        self.enter(path, &[Rank::Own, Rank::Foreign]).await
+    }
+
+    /// Like `folder`, also where the home may only look.
+    pub async fn look(&self, path: &str) -> Result<Folder> {
+        self.enter(path, &[Rank::Own, Rank::Foreign, Rank::Search]).await
+    }
+
+    pub fn sees(&self, path: &str) -> bool {
+        self.root_of(split(path).0, &[Rank::Own, Rank::Foreign, Rank::Search]).is_some()
+    }
+
+    async fn enter(&self, path: &str, ranks: &[Rank]) -> Result<Folder> {
+        let root = self.root_of(path, ranks).ok_or_else(|| outside(&self.home().path, path))?;
+        let mut dir = root.dir.clone();
+        let below = &path[root.path.trim_end_matches('/').len()..];
+        for part in below.split('/').filter(|part| !part.is_empty()) {
+            dir = dir.open_dir(part, false).await?;
+        }
+        Ok(Folder { path: path.into(), dir, rank: root.rank })
+    }
+
+    /// The folder of a layer, and its file in there.
+    pub async fn place(&self, layer: &str) -> Result<Place> {
+        let path = self.path_of(layer);
+        let (folder, name) = split(&path);
+        let folder = self.folder(folder).await?;
+        Ok(Place { folder, name: name.into(), layer: self.layer_name(&path) })
+    }
+
+    /// An own folder that the user named; relative paths are meant from the home.
+    pub async fn own_folder(&self, place: &str, written: &str) -> Result<Folder> {
+        let path = resolve(&self.home().path, written).ok_or_else(|| outside(place, written))?;
+        if self.root_of(&path, &[Rank::Own, Rank::Foreign]).is_none() {
+            return Err(outside(place, written));
+        }
+        let folder = self.folder(&path).await?;
+        if folder.rank != Rank::Own {
+            let cause = format!("it names {}, a folder this VM only reads from", shown(written));
+            return Err(Error::refused(place, format!("{cause}; choose one that is its own")));
+        }
+        Ok(folder)
+    }
+}

@@ -1,0 +1,148 @@
+//! Taking over a VM of VMware's without touching its folder: what is written from then on goes to children in a home of ours,
+//! under a snapshot that holds the VM as it was found.
+
+use blk::manifest::{Change, DiskMode, SnapshotState, VmState};
+use blk::{Dir, Error, Result};
+
+use super::folders::{Folders, base_name};
+use super::intent::{PRIVATE_FOLDER, private_name};
+use super::state::Texts;
+use super::survey::{Located, Survey};
+use super::{Growth, Home, kept};
+use crate::text::check_name;
+use crate::vmsd::Vmsd;
+use crate::vmx::Vmx;
+
+/// The snapshot that is the VM as it was imported.
+const AS_IMPORTED: &str = "as-imported";
+
+impl Home {
+    /// Makes a home in `dir`, which is empty but for our private folder, for the VM that lies in `source`; `folders` must let it
+    /// see that folder, as foreign. Nothing is written in `source`. Durable when it returns.
+    pub async fn import(
+        source: &Home,
+        dir: Dir,
+        folders: Folders,
+        growth: Growth,
+        name: &str,
+    ) -> Result<Home> {
+        check_name(dir.path(), "VM name", name)?;
+        Home::refuse_foreign_use(source.dir()).await?;
+        let mut home = Home::new(dir, folders, growth);
+        home.ignore_content_ids = source.ignore_content_ids;
+        home.refuse_inhabited().await?;
+        home.id.set(Some(home.random()));
+        let (_, texts, state) = {
+            let _turn = source.turn.lock().await;
+            source.read_all().await?
+        };
+        if !state.folds.is_empty() {
+            let cause = "commits are under way in it; open it in place and let them end";
+            return Err(Error::refused(source.dir().path(), cause));
+        }
+        match home.take_over(source, &texts, &state, name).await {
+            Ok(()) => Ok(home),
+            Err(e) => {
+                // What cannot be removed now is no VM.
+                let _ = home.abandon().await;
+                Err(e)
+            }
+        }
+    }
+
+    async fn take_over(&self, source: &Home, texts: &Texts, state: &VmState, name: &str) -> Result<()> {
+        let found = absolute(source, state);
+        let mut next = found.clone();
+        next.name = name.into();
+        next.id = self.id.get().unwrap_or_default();
+        for disk in &mut next.disks {
+            // VMware drops the writes of a nonpersistent disk at power-on: what it goes back to is what counts.
+            let parent = disk.reset_to.clone().unwrap_or_else(|| disk.top.clone());
+            disk.top = self.adopt(&parent, base_name(&parent)).await?;
+            disk.reset_to = (disk.mode == DiskMode::IndependentNonpersistent).then_some(parent);
+        }
+        let snapshot = self.as_imported(&found)?;
+        next.last_uid = snapshot.uid;
+        next.current = Some(snapshot.id);
+        let uid = snapshot.uid;
+        next.snapshots.push(snapshot);
+
+        let kept = self.found_configuration(&texts.vmx, &found, name)?;
+        let vmx = self.own_configuration(&texts.vmx, &next)?;
+        let vmsd = source.absolute_list(texts, &self.dir().path_of(&format!("{name}.vmsd"))).await?;
+        let mut own = Texts { vmx, vmsd };
+        let change = Change { next, ..Change::default() };
+        own.write(&change, &|path: &str| Ok(Located { layer: path.into(), exists: true }))?;
+        self.copy_nvram(source.dir(), &texts.vmx).await?;
+        self.dir().open_dir(PRIVATE_FOLDER, true).await?;
+        self.dir().sync().await?;
+        self.replace(&private_name(&kept::file_name(uid)), kept.to_bytes()).await?;
+        self.settle(&own.vmx, &own.vmsd, name).await
+    }
+
+    /// The VM as it was found: its persistent disks, since the others are no part of snapshots.
+    fn as_imported(&self, found: &VmState) -> Result<SnapshotState> {
+        let uid = found.last_uid.checked_add(1);
+        let uid = uid.ok_or_else(|| Error::refused(&found.name, "snapshot numbers are used up"))?;
+        let taken = |name: &str| found.snapshots.iter().any(|snapshot| snapshot.name == name);
+        let name = if taken(AS_IMPORTED) { format!("{AS_IMPORTED}-{uid}") } else { AS_IMPORTED.into() };
+        let persistent = found.disks.iter().filter(|disk| disk.mode == DiskMode::Persistent);
+        Ok(SnapshotState {
+            id: self.random(),
+            uid,
+            parent: found.current,
+            name,
+            description: String::new(),
+            created_unix_us: self.env().unix_us(),
+            disks: persistent.map(|disk| (disk.number, disk.top.clone())).collect(),
+        })
+    }
+
+    /// The configuration that is kept with the snapshot: the VM's as it was found, read from here.
+    fn found_configuration(&self, vmx: &Vmx, found: &VmState, name: &str) -> Result<Vmx> {
+        let mut state = VmState { name: name.into(), disks: found.disks.clone(), ..VmState::default() };
+        for disk in &mut state.disks {
+            disk.top = disk.reset_to.take().unwrap_or_else(|| disk.top.clone());
+        }
+        self.own_configuration(vmx, &state)
+    }
+
+    /// A copy of the snapshot list for a file of another folder: every path in it absolute, and nothing about clones, which are not
+    /// those of the copy.
+    async fn absolute_list(&self, texts: &Texts, file: &str) -> Result<Vmsd> {
+        let mut vmsd = Vmsd::parse(file, &texts.vmsd.to_bytes())?;
+        let mut list = vmsd.list().clone();
+        let survey = Survey::new(&self.gate);
+        let place = texts.vmsd.values().file();
+        for snapshot in &mut list.snapshots {
+            for disk in &mut snapshot.disks {
+                if let Ok(located) = survey.locate(place, &disk.file_name).await {
+                    disk.file_name = self.gate.path_of(&located.layer);
+                }
+            }
+            let machine_state = snapshot.other("filename").map(str::to_owned);
+            if let Some(written) = machine_state
+                && let Ok(located) = survey.locate(place, &written).await
+            {
+                snapshot.set_other("filename", Some(&self.gate.path_of(&located.layer)));
+            }
+            snapshot.set_clones(&[]);
+        }
+        vmsd.set_list(list);
+        Ok(vmsd)
+    }
+}
+
+/// The state with every layer by its absolute path.
+fn absolute(home: &Home, state: &VmState) -> VmState {
+    let mut state = state.clone();
+    let path = |layer: &mut String| *layer = home.gate.path_of(layer);
+    for disk in &mut state.disks {
+        path(&mut disk.top);
+        disk.reset_to.as_mut().map(path);
+    }
+    for (_, layer) in state.snapshots.iter_mut().flat_map(|snapshot| &mut snapshot.disks) {
+        path(layer);
+    }
+    state
+}

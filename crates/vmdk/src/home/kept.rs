@@ -1,0 +1,145 @@
+//! What is kept with each snapshot beside its disks: the VM's configuration as it was, and VMware's state of the machine.
+
+use std::collections::BTreeMap;
+
+use blk::manifest::{DiskState, VmState};
+use blk::{Error, ErrorKind, Result, SECTOR};
+
+use super::folders::Rank;
+use super::intent::{Intent, PRIVATE_FOLDER, private_name};
+use super::state::{SNAPSHOT_ID, Surroundings, Texts, disk_numbers, disk_paths, read_disks};
+use super::survey::Survey;
+use super::{Home, links};
+use crate::text::{TEXT_BYTES_MAX, shown};
+use crate::vmx::Vmx;
+
+/// The .vmx as it was when the snapshot with this uid was taken.
+pub(super) fn file_name(uid: u32) -> String {
+    format!("snapshot-{uid}.vmx")
+}
+
+/// The .vmsd's own number of a snapshot.
+pub(super) fn uid_of(texts: &Texts, id: u128) -> Result<Option<u32>> {
+    let id = format!("{id:032x}");
+    let found = texts.vmsd.list().snapshots.iter().find(|snapshot| snapshot.other(SNAPSHOT_ID) == Some(&id));
+    Ok(found.map(|snapshot| snapshot.uid))
+}
+
+impl Home {
+    pub(super) async fn kept_configuration(&self, uid: u32) -> Result<Option<Vmx>> {
+        let read = async {
+            let private = self.dir().open_dir(PRIVATE_FOLDER, false).await?;
+            let name = file_name(uid);
+            let bytes = private.read_file(&name, TEXT_BYTES_MAX as u64).await?;
+            Vmx::parse(&private.path_of(&name), &bytes)
+        };
+        match read.await {
+            Ok(vmx) => Ok(Some(vmx)),
+            Err(e) if e.kind == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Each snapshot that is new in `next` keeps the configuration it was taken under.
+    pub(super) fn keep_configurations(&self, before: &Texts, next: &VmState, intent: &mut Intent) {
+        let known = |uid: u32| before.vmsd.list().snapshots.iter().any(|snapshot| snapshot.uid == uid);
+        for snapshot in next.snapshots.iter().filter(|snapshot| !known(snapshot.uid)) {
+            intent.replace.insert(private_name(&file_name(snapshot.uid)), before.vmx.to_bytes());
+        }
+    }
+
+    /// What goes with the snapshots that leave: the configuration kept for them, and VMware's files of the machine's state.
+    pub(super) async fn collect_leftovers(
+        &self,
+        before: &Texts,
+        next: &VmState,
+        survey: &Survey<'_>,
+        intent: &mut Intent,
+    ) -> Result<()> {
+        let ours = super::intent::private_names(&self.gate).await?;
+        let stays = |uid: u32| next.snapshots.iter().any(|snapshot| snapshot.uid == uid);
+        let (kept, gone): (Vec<_>, Vec<_>) =
+            before.vmsd.list().snapshots.iter().partition(|snapshot| stays(snapshot.uid));
+        for snapshot in gone {
+            if ours.contains(&file_name(snapshot.uid)) {
+                intent.remove.push(private_name(&file_name(snapshot.uid)));
+            }
+            let Some(written) = snapshot.other("filename") else { continue };
+            if kept.iter().any(|other| other.other("filename") == Some(written)) {
+                continue;
+            }
+            intent.remove.extend(self.machine_state(before, survey, written).await?);
+        }
+        Ok(())
+    }
+
+    /// The .vmsn named by a snapshot, and the .vmem beside it, where they are ours to remove. The name is a stranger's: only these
+    /// two kinds of file are.
+    async fn machine_state(&self, texts: &Texts, survey: &Survey<'_>, written: &str) -> Result<Vec<String>> {
+        let located = match survey.locate(texts.vmsd.values().file(), written).await {
+            Ok(located) => located.layer,
+            Err(e) if matches!(e.kind, ErrorKind::Refused | ErrorKind::Damaged) => return Ok(Vec::new()),
+            Err(e) => return Err(e),
+        };
+        let cut = located.len().saturating_sub(".vmsn".len());
+        let suffix = located.get(cut..).unwrap_or_default();
+        if !suffix.eq_ignore_ascii_case(".vmsn") || self.gate.rank_of(&located) != Some(Rank::Own) {
+            return Ok(Vec::new());
+        }
+        let memory = format!("{}.vmem", &located[..cut]);
+        let mut found = Vec::new();
+        for file in [located, memory] {
+            if survey.has_layer(&file).await? {
+                found.push(file);
+            }
+        }
+        Ok(found)
+    }
+
+    /// See `Manifest::disks_at`. Layers that the snapshot names are told as it names them now; a disk that takes leave alone is as
+    /// it is now, if the VM still has it.
+    pub(super) async fn disks_at(&self, snapshot: u128) -> Result<Option<Vec<DiskState>>> {
+        let _turn = self.turn.lock().await;
+        let (_, texts, state) = self.read_all().await?;
+        let uid = uid_of(&texts, snapshot)?;
+        let found = state.snapshots.iter().find(|own| own.id == snapshot).zip(uid);
+        let Some((found, uid)) = found else {
+            let cause = format!("a snapshot with the id {snapshot:032x}");
+            return Err(Error::not_found(self.dir().path(), cause));
+        };
+        let Some(kept) = self.kept_configuration(uid).await? else { return Ok(None) };
+        let survey = Survey::new(&self.gate);
+        let mut disks = Vec::new();
+        for mut disk in self.disks_of(&kept, &survey).await? {
+            if let Some((_, layer)) = found.disks.iter().find(|(number, _)| *number == disk.number) {
+                disk.top = layer.clone();
+                disk.reset_to = None;
+            } else if let Some(now) = state.disks.iter().find(|now| now.number == disk.number) {
+                disk.top = now.top.clone();
+                disk.reset_to = now.reset_to.clone();
+            } else if !survey.has_layer(&disk.top).await? {
+                let file = shown(&disk.top);
+                self.notice(format!(
+                    "disk{} of snapshot {} is gone: there is no {file}",
+                    disk.number, found.name
+                ));
+                continue;
+            }
+            disk.size_bytes = links::read(&self.gate, &disk.top).await?.capacity_sectors() * SECTOR;
+            disks.push(disk);
+        }
+        Ok(Some(disks))
+    }
+
+    /// The disks of a configuration that lies, or would lie, in the home. Sizes are left open.
+    pub(super) async fn disks_of(&self, vmx: &Vmx, survey: &Survey<'_>) -> Result<Vec<DiskState>> {
+        let listed = vmx.disks()?;
+        let numbers = disk_numbers(vmx, &listed)?;
+        let paths = disk_paths(vmx)?;
+        let place = self.dir().path_of("its .vmx");
+        let resolved = survey.resolve(&place, paths.iter().map(String::as_str)).await?;
+        let local = |written: &str| resolved.get(written);
+        let at = Surroundings { fallback_name: "", local: &local, size_bytes: &BTreeMap::new() };
+        read_disks(&listed, &numbers, &at)
+    }
+}

@@ -1,0 +1,165 @@
+//! The one commit point of a change: all files it concerns, in one intent.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blk::manifest::{Change, LayerName, VmState};
+use blk::{Error, Result};
+
+use super::folders::{Place, Rank};
+use super::intent::Intent;
+use super::links::{self, OwnLink};
+use super::state::{Texts, disk_paths};
+use super::survey::Survey;
+use super::{Home, kept};
+use crate::descriptor::Descriptor;
+use crate::text::shown;
+use crate::vmx::Vmx;
+
+impl Home {
+    pub(super) async fn publish(&self, change: &Change) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        let survey = Survey::new(&self.gate);
+        let (files, mut texts) = self.texts(&survey).await?;
+        self.check_change(change, &survey).await?;
+        let restored = self.restored(change, &texts).await?;
+        let mut paths = texts.paths()?;
+        paths.extend(restored.as_ref().map(disk_paths).transpose()?.unwrap_or_default());
+        let place = self.dir().path_of(&files.vmx);
+        let resolved = survey.resolve(&place, paths.iter().map(String::as_str)).await?;
+
+        let before = Texts { vmx: texts.vmx.clone(), vmsd: texts.vmsd.clone() };
+        if let Some(vmx) = restored {
+            texts.restore(vmx)?;
+        }
+        texts.write(change, &|written: &str| resolved.get(written))?;
+        let mut intent = self.intent();
+        self.keep_configurations(&before, &change.next, &mut intent);
+        if texts.vmx.to_bytes() != before.vmx.to_bytes() {
+            intent.replace.insert(files.vmx, texts.vmx.to_bytes());
+        }
+        if texts.vmsd.to_bytes() != before.vmsd.to_bytes() || !survey.home().await?.contains(&files.vmsd) {
+            intent.replace.insert(files.vmsd, texts.vmsd.to_bytes());
+        }
+        let named = self.rewrite_links(change, &mut intent).await?;
+        self.collect_removals(change, &survey, &mut intent).await?;
+        self.collect_leftovers(&before, &change.next, &survey, &mut intent).await?;
+        intent.commit(&self.gate).await?;
+        self.prepared.borrow_mut().retain(|name| !named.contains(name) && !change.remove.contains(name));
+        Ok(())
+    }
+
+    /// The configuration that becomes the VM's own, if one was kept.
+    async fn restored(&self, change: &Change, texts: &Texts) -> Result<Option<Vmx>> {
+        let Some(id) = change.configuration else { return Ok(None) };
+        match kept::uid_of(texts, id)? {
+            Some(uid) => self.kept_configuration(uid).await,
+            None => Err(Error::not_found(self.dir().path(), format!("a snapshot with the id {id:032x}"))),
+        }
+    }
+
+    /// What the next state refers to is here, and stays.
+    async fn check_change(&self, change: &Change, survey: &Survey<'_>) -> Result<()> {
+        let place = self.dir().path();
+        for layer in layers_of(&change.next) {
+            if change.remove.contains(layer) {
+                return Err(Error::refused(
+                    place,
+                    format!("{} is to be removed and is in use", shown(layer)),
+                ));
+            }
+            let fold = change.next.folds.iter().any(|fold| fold.layer == *layer);
+            if !fold && !survey.has_layer(layer).await? {
+                return Err(Error::not_found(place, format!("the layer {}", shown(layer))));
+            }
+        }
+        for layer in change.remove.iter().chain(change.reparent.iter().map(|(child, _)| child)) {
+            if self.gate.rank_of(layer) != Some(Rank::Own) {
+                let cause =
+                    format!("{} lies in a folder this VM only reads from, and is not changed", shown(layer));
+                return Err(Error::refused(place, cause));
+            }
+        }
+        Ok(())
+    }
+
+    /// New parents, and no mark in what is named from now on. Answers the names of the links now in use.
+    async fn rewrite_links(&self, change: &Change, intent: &mut Intent) -> Result<BTreeSet<LayerName>> {
+        let used = layers_of(&change.next);
+        let named: BTreeSet<LayerName> =
+            used.into_iter().filter(|layer| self.prepared.borrow().contains(*layer)).cloned().collect();
+        let parents: BTreeMap<&LayerName, &LayerName> =
+            change.reparent.iter().map(|(child, parent)| (child, parent)).collect();
+        for name in named.iter().chain(parents.keys().copied()).collect::<BTreeSet<_>>() {
+            let place = self.gate.place(name).await?;
+            let mut link = links::read_in(&place.folder.dir, &place.name).await?;
+            if let Some(parent) = parents.get(name) {
+                let cid = links::read(&self.gate, parent).await?.cid();
+                link.set_parent(&self.hint(&place, parent).await?, cid);
+            }
+            if named.contains(name) {
+                link.clear_prepared();
+            }
+            intent.replace.insert(name.clone(), link.to_bytes());
+        }
+        Ok(named)
+    }
+
+    /// How a link in the folder of `child` names `parent`: plain when it is its neighbour.
+    pub(super) async fn hint(&self, child: &Place, parent: &str) -> Result<String> {
+        let parent = self.gate.place(parent).await?;
+        if parent.folder.path == child.folder.path {
+            return Ok(parent.name);
+        }
+        let path = self.gate.path_of(&parent.layer);
+        if !path.starts_with('/') || path.contains(char::is_control) {
+            let cause =
+                format!("{} cannot be named from another folder: its path is not absolute", shown(&path));
+            return Err(Error::invalid(self.dir().path(), cause));
+        }
+        Ok(path)
+    }
+
+    /// Refuses to remove what another link still reads.
+    async fn collect_removals(
+        &self,
+        change: &Change,
+        survey: &Survey<'_>,
+        intent: &mut Intent,
+    ) -> Result<()> {
+        if change.remove.is_empty() {
+            return Ok(());
+        }
+        for OwnLink { layer, link, .. } in links::read_own(survey).await? {
+            let moves =
+                change.remove.contains(&layer) || change.reparent.iter().any(|(child, _)| *child == layer);
+            if moves || link.parent_hint().is_none() {
+                continue;
+            }
+            let parent = links::known_parent_of(survey, &link).await?;
+            if let Some(parent) = parent.filter(|parent| change.remove.contains(parent)) {
+                let cause =
+                    format!("{} is to be removed, but it is the parent of {}", shown(&parent), shown(&layer));
+                return Err(Error::refused(self.dir().path(), cause));
+            }
+        }
+        for name in &change.remove {
+            let link = links::read(&self.gate, name).await?;
+            intent.remove.extend(self.own_extents(survey, &link).await?.into_iter().map(|place| place.layer));
+            intent.remove.push(name.clone());
+        }
+        Ok(())
+    }
+
+    /// The extents of a link that is to go. One in a folder that is only read from stays there.
+    pub(super) async fn own_extents(&self, survey: &Survey<'_>, link: &Descriptor) -> Result<Vec<Place>> {
+        let places = links::extent_places(survey, link).await?;
+        Ok(places.into_values().filter(|place| !place.is_foreign()).collect())
+    }
+}
+
+/// Everything a state refers to directly.
+pub(super) fn layers_of(state: &VmState) -> BTreeSet<&LayerName> {
+    let running = state.disks.iter().flat_map(|disk| [Some(&disk.top), disk.reset_to.as_ref()]).flatten();
+    let frozen = state.snapshots.iter().flat_map(|snapshot| &snapshot.disks).map(|(_, layer)| layer);
+    running.chain(frozen).chain(state.folds.iter().map(|fold| &fold.layer)).collect()
+}

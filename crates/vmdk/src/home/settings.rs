@@ -1,0 +1,36 @@
+//! What a user may change about a home: where its deltas go.
+
+use blk::Result;
+
+use super::Home;
+use super::survey::Survey;
+
+impl Home {
+    /// The folder that deltas go to, as the .vmx writes it, if they do not lie beside their parents.
+    pub async fn snapshot_folder(&self) -> Result<Option<String>> {
+        let _turn = self.turn.lock().await;
+        let (_, texts) = self.texts(&Survey::new(&self.gate)).await?;
+        Ok(texts.vmx.snapshot_folder()?.map(str::to_owned))
+    }
+
+    /// Deltas that are made from now on go to `folder`, which must be one of the home's own; None: beside their parents. Durable
+    /// when it returns. VMware needs both keys: `workingDir` alone moves swap and state, not the deltas.
+    pub async fn set_snapshot_folder(&self, folder: Option<&str>) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        let (files, mut texts) = self.texts(&Survey::new(&self.gate)).await?;
+        let place = format!("{}: workingDir", texts.vmx.values().file());
+        let values = texts.vmx.values_mut();
+        match folder {
+            Some(written) => {
+                let path = self.gate.own_folder(&place, written).await?.path;
+                values.set("workingDir", &path);
+                values.set("snapshot.redoNotWithParent", "TRUE");
+            }
+            None => {
+                values.remove("workingDir");
+                values.remove("snapshot.redoNotWithParent");
+            }
+        }
+        self.replace(&files.vmx, texts.vmx.to_bytes()).await
+    }
+}

@@ -1,0 +1,147 @@
+//! What is in the folders of a home at the time of one operation: each is listed at most once.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use blk::manifest::LayerName;
+use blk::{ErrorKind, Result};
+
+use super::folders::{Gate, base_name, join, normal, outside, resolve, split};
+use crate::text::{shown, wrong};
+
+/// Where a path in one of the files leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Located {
+    pub layer: LayerName,
+    pub exists: bool,
+}
+
+/// Paths as written, resolved.
+pub(super) struct Resolved(BTreeMap<String, Result<Located>>);
+
+impl Resolved {
+    pub fn get(&self, written: &str) -> Result<Located> {
+        match self.0.get(written) {
+            Some(found) => found.clone(),
+            // Names that are ours already, such as those of layers just made, are what they say.
+            None => Ok(Located { layer: written.into(), exists: true }),
+        }
+    }
+}
+
+pub(super) struct Survey<'a> {
+    pub gate: &'a Gate,
+    listed: RefCell<BTreeMap<String, Rc<BTreeSet<String>>>>,
+}
+
+impl<'a> Survey<'a> {
+    pub fn new(gate: &'a Gate) -> Self {
+        Self { gate, listed: RefCell::default() }
+    }
+
+    /// Names in the folder at `path`, folders with a slash; none when it does not exist.
+    pub async fn names(&self, path: &str) -> Result<Rc<BTreeSet<String>>> {
+        if let Some(names) = self.listed.borrow().get(path) {
+            return Ok(names.clone());
+        }
+        let names = match self.gate.look(path).await {
+            Ok(folder) => folder.dir.list().await?,
+            Err(e) if e.kind == ErrorKind::NotFound => Vec::new(),
+            Err(e) => return Err(e),
+        };
+        let names: Rc<BTreeSet<String>> = Rc::new(names.into_iter().collect());
+        self.listed.borrow_mut().insert(path.into(), names.clone());
+        Ok(names)
+    }
+
+    pub async fn home(&self) -> Result<Rc<BTreeSet<String>>> {
+        self.names(&self.gate.home().path).await
+    }
+
+    /// Whether there is a file at `path`, which the gate must see.
+    pub async fn has(&self, path: &str) -> Result<bool> {
+        let (folder, name) = split(path);
+        Ok(self.names(folder).await?.contains(name))
+    }
+
+    pub async fn has_layer(&self, layer: &str) -> Result<bool> {
+        self.has(&self.gate.path_of(layer)).await
+    }
+
+    /// What `written` means in the file at the path `file`. Folders get moved, so it is looked for in order: as written; beside
+    /// the file that names it; in a sibling of that file's folder (reference/vmware-formats 1.4).
+    pub async fn locate(&self, file: &str, written: &str) -> Result<Located> {
+        let mut found = self.locate_all(file, written).await?;
+        Ok(found.swap_remove(0))
+    }
+
+    /// Every file that `written` may mean, the likeliest first; at least one, which may be absent.
+    pub async fn locate_all(&self, file: &str, written: &str) -> Result<Vec<Located>> {
+        let candidates = candidates(file, written)?;
+        let mut found = Vec::new();
+        for path in &candidates {
+            if self.gate.permits(path) && self.has(path).await? {
+                found.push(Located { layer: self.gate.layer_name(path), exists: true });
+            }
+        }
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        match as_written(file, written).filter(|path| self.gate.permits(path)) {
+            Some(path) => Ok(vec![Located { layer: self.gate.layer_name(&path), exists: false }]),
+            None => Err(outside(file, written)),
+        }
+    }
+
+    /// The first candidate that exists, also in folders where nothing is opened.
+    pub async fn glimpse(&self, file: &str, written: &str) -> Result<Option<LayerName>> {
+        for path in &candidates(file, written)? {
+            if self.gate.sees(path) && self.has(path).await? {
+                return Ok(Some(self.gate.layer_name(path)));
+            }
+        }
+        Ok(None)
+    }
+
+    pub async fn resolve<'b>(
+        &self,
+        file: &str,
+        written: impl IntoIterator<Item = &'b str>,
+    ) -> Result<Resolved> {
+        let mut found = BTreeMap::new();
+        for path in written {
+            if found.contains_key(path) {
+                continue;
+            }
+            let located = match self.locate(file, path).await {
+                Err(e) if !matches!(e.kind, ErrorKind::Refused | ErrorKind::Damaged) => return Err(e),
+                located => located,
+            };
+            found.insert(path.to_owned(), located);
+        }
+        Ok(Resolved(found))
+    }
+}
+
+fn as_written(file: &str, written: &str) -> Option<String> {
+    resolve(split(&normal(file)?).0, written)
+}
+
+fn candidates(file: &str, written: &str) -> Result<Vec<String>> {
+    let name = base_name(written);
+    if name.is_empty() || name == "." || name == ".." || name.contains('\0') {
+        return Err(wrong(file, "a path in it", shown(written), "the name of a file"));
+    }
+    let path = normal(file).unwrap_or_default();
+    let folder = split(&path).0;
+    let mut found: Vec<String> = as_written(file, written).into_iter().collect();
+    found.push(join(folder, name));
+    let mut parts = written.rsplit(['/', '\\']).skip(1);
+    if let Some(last) = parts.next().filter(|last| !last.is_empty() && *last != "." && *last != "..") {
+        found.extend(resolve(split(folder).0, &format!("{last}/{name}")));
+    }
+    let mut seen = BTreeSet::new();
+    found.retain(|path| seen.insert(path.clone()));
+    Ok(found)
+}

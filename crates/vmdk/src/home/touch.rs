@@ -1,0 +1,83 @@
+//! A link is about to be written: whoever reads it from elsewhere must notice.
+
+use blk::{Error, Result};
+
+use super::Home;
+use super::folders::{Place, base_name, join};
+use super::links::{self, OwnLink};
+use super::survey::Survey;
+use crate::descriptor::Descriptor;
+use crate::text::shown;
+
+/// Behind the name of a change-tracking file that no longer tells the truth.
+const SET_ASIDE: &str = ".unstun-set-aside";
+
+impl Home {
+    /// A link whose content id nobody has seen yet needs no new one.
+    pub(super) async fn touch(&self, name: &str) -> Result<()> {
+        if self.fresh.borrow().contains(name) {
+            return Ok(());
+        }
+        let _turn = self.turn.lock().await;
+        let place = self.gate.place(name).await?;
+        if place.is_foreign() {
+            let cause =
+                format!("{} lies in a folder this VM only reads from, and is not written", shown(name));
+            return Err(Error::refused(self.dir().path(), cause));
+        }
+        let mut link = links::read_in(&place.folder.dir, &place.name).await?;
+        let tracked = link.change_track_path().map(str::to_owned);
+        self.renew_content_id(name, &mut link).await?;
+        if let Some(tracked) = tracked {
+            self.set_tracking_aside(&place, &tracked).await?;
+        }
+        self.fresh.borrow_mut().insert(name.into());
+        Ok(())
+    }
+
+    /// Foreign children no longer match from here on, those here do.
+    async fn renew_content_id(&self, name: &str, link: &mut Descriptor) -> Result<()> {
+        let old_cid = link.cid();
+        link.set_content_id(self.new_content_id());
+        link.drop_change_tracking();
+        let mut intent = self.intent();
+        intent.replace.insert(name.into(), link.to_bytes());
+        let survey = Survey::new(&self.gate);
+        for OwnLink { layer, link: mut child, .. } in links::read_own(&survey).await? {
+            let hint = child.parent_hint().unwrap_or_default().to_owned();
+            let may_be = base_name(&hint) == base_name(name) && child.parent_cid() == Some(old_cid);
+            if !may_be || layer == name || self.is_anothers(&child) {
+                continue;
+            }
+            if links::known_parent_of(&survey, &child).await?.as_deref() == Some(name) {
+                child.set_parent(&hint, link.cid());
+                intent.replace.insert(layer, child.to_bytes());
+            }
+        }
+        intent.commit(&self.gate).await
+    }
+
+    /// Whether another VM made this link.
+    pub(super) fn is_anothers(&self, link: &Descriptor) -> bool {
+        link.owner().zip(self.id.get()).is_some_and(|(owner, id)| owner != id)
+    }
+
+    /// VMware's tracking does not follow our writes, and a backup that believed it would miss them. The file is kept, under another
+    /// name; the descriptor has let go of it before.
+    async fn set_tracking_aside(&self, place: &Place, tracked: &str) -> Result<()> {
+        let link = self.gate.path_of(&place.layer);
+        let mut sentence =
+            format!("{link}: changed-block tracking has ended, the next backup must be a full one");
+        let name = base_name(tracked);
+        let names = Survey::new(&self.gate).names(&place.folder.path).await?;
+        // The name is a stranger's: nothing but a tracking file is moved.
+        if name.to_ascii_lowercase().ends_with("-ctk.vmdk") && names.contains(name) {
+            let aside = format!("{name}{SET_ASIDE}");
+            place.folder.dir.rename(name, &aside).await?;
+            place.folder.dir.sync().await?;
+            sentence.push_str(&format!("; its file is kept as {}", join(&place.folder.path, &aside)));
+        }
+        self.notice(sentence);
+        Ok(())
+    }
+}

@@ -1,0 +1,224 @@
+//! From `VmState` to the two text files. Lines it does not touch stay as they are.
+
+use std::collections::BTreeMap;
+
+use blk::manifest::{Change, DiskMode, DiskState, SnapshotState, VmState};
+use blk::{Error, Result};
+
+use super::state::{
+    DISK_COUNT, LAST_JOB, SNAPSHOT_ID, Texts, is_fold_key, number, number_key, slot_of_number_key,
+    snapshot_number,
+};
+use super::survey::Located;
+use crate::text::{shown, wrong};
+use crate::vmsd::{Snapshot, SnapshotDisk, SnapshotList};
+use crate::vmx::{Slot, Vmx};
+
+/// Where a path in one of the files leads.
+type Local<'a> = &'a dyn Fn(&str) -> Result<Located>;
+
+fn means(local: Local<'_>, written: &str, layer: &str) -> bool {
+    local(written).is_ok_and(|located| located.layer == layer)
+}
+
+impl Texts {
+    /// Makes the texts say what `change` says.
+    pub fn write(&mut self, change: &Change, local: Local<'_>) -> Result<()> {
+        let next = &change.next;
+        write_disks(&mut self.vmx, next, local)?;
+        if self.vmx.values().get("displayName")? != Some(&next.name) {
+            self.vmx.values_mut().set("displayName", &next.name);
+        }
+        let had_folds = self.vmsd.values().keys().any(is_fold_key);
+        let mut list = self.snapshot_list(next, local)?;
+        list.needs_consolidation = match (next.folds.is_empty(), had_folds) {
+            (false, _) => true,
+            (true, true) => false,
+            (true, false) => self.vmsd.list().needs_consolidation,
+        };
+        self.vmsd.set_list(list);
+        self.write_folds(next);
+        Ok(())
+    }
+
+    /// Takes the configuration kept with a snapshot for the VM's own. Who the VM is, and what it is called, stays.
+    pub fn restore(&mut self, kept: Vmx) -> Result<()> {
+        let old = std::mem::replace(&mut self.vmx, kept);
+        let stays =
+            |key: &str| key.to_ascii_lowercase().starts_with("unstun.") && slot_of_number_key(key).is_none();
+        let mut lines = Vec::new();
+        for entry in old.values().entries() {
+            // Values in other encodings are not ours.
+            let Ok((key, value)) = entry else { continue };
+            if stays(key) || key.eq_ignore_ascii_case("displayName") {
+                lines.push((key.to_owned(), value.to_owned()));
+            }
+        }
+        let kept_count = number::<u32>(self.vmx.values(), DISK_COUNT)?.unwrap_or(0);
+        let values = self.vmx.values_mut();
+        values.replace(|key| stays(key), []);
+        lines.iter().for_each(|(key, value)| values.set(key, value));
+        let count = number::<u32>(values, DISK_COUNT)?.unwrap_or(0).max(kept_count);
+        values.set(DISK_COUNT, &count.to_string());
+        Ok(())
+    }
+
+    fn snapshot_list(&self, next: &VmState, local: Local<'_>) -> Result<SnapshotList> {
+        let uid_of =
+            |id: u128| next.snapshots.iter().find(|snapshot| snapshot.id == id).map(|found| found.uid);
+        let file = self.vmsd.values().file();
+        let mut snapshots = Vec::new();
+        for wanted in &next.snapshots {
+            let old = self.vmsd.list().snapshots.iter().find(|old| old.uid == wanted.uid);
+            let mut snapshot = old.cloned().unwrap_or_default();
+            snapshot.uid = wanted.uid;
+            snapshot.parent = wanted.parent.and_then(uid_of);
+            snapshot.name = wanted.name.clone();
+            if !wanted.description.is_empty() || snapshot.description.is_some() {
+                snapshot.description = Some(wanted.description.clone());
+            }
+            if wanted.created_unix_us != 0 {
+                snapshot.created_us = Some(wanted.created_unix_us);
+            }
+            snapshot.set_other(SNAPSHOT_ID, Some(&format!("{:032x}", wanted.id)));
+            write_snapshot_disks(file, &mut snapshot, wanted, &next.disks, local)?;
+            snapshots.push(snapshot);
+        }
+        let current = next.current.and_then(uid_of);
+        Ok(SnapshotList { snapshots, current, last_uid: next.last_uid, needs_consolidation: false })
+    }
+
+    fn write_folds(&mut self, next: &VmState) {
+        let values = self.vmsd.values_mut();
+        let entries = next.folds.iter().enumerate().flat_map(|(index, fold)| {
+            let held = if fold.held { "TRUE" } else { "FALSE" };
+            [
+                ("disk", fold.disk.to_string()),
+                ("layer", fold.layer.clone()),
+                ("job", fold.job.to_string()),
+                ("held", held.into()),
+            ]
+            .map(|(key, value)| (format!("unstun.fold{index}.{key}"), value))
+        });
+        let entries: Vec<(String, String)> = entries.collect();
+        values.replace(is_fold_key, entries);
+        if next.last_job != 0 {
+            values.set(LAST_JOB, &next.last_job.to_string());
+        }
+    }
+}
+
+/// Makes the list of disks that of `next`: what is missing there goes with all its lines, what is new comes.
+pub(super) fn write_disks(vmx: &mut Vmx, next: &VmState, local: Local<'_>) -> Result<()> {
+    let file = vmx.values().file().to_owned();
+    let mut wanted: BTreeMap<Slot, &DiskState> = BTreeMap::new();
+    for disk in &next.disks {
+        let slot = Slot::parse(&disk.slot)
+            .ok_or_else(|| Error::invalid(&file, format!("{} is no place for a disk", shown(&disk.slot))))?;
+        if wanted.insert(slot, disk).is_some() {
+            return Err(wrong(&file, &slot.to_string(), "given to two disks", "one disk in it"));
+        }
+    }
+    for old in vmx.disks()? {
+        let had = number::<u32>(vmx.values(), &number_key(old.slot))?;
+        if wanted.get(&old.slot).is_none_or(|disk| had.is_some_and(|had| had != disk.number)) {
+            vmx.remove_disk(old.slot);
+            vmx.values_mut().remove(&number_key(old.slot));
+        }
+    }
+    for (slot, disk) in wanted {
+        write_disk(vmx, slot, disk, local)?;
+    }
+    let used = next.disks.iter().map(|disk| disk.number.saturating_add(1)).max().unwrap_or(0);
+    let count = number::<u32>(vmx.values(), DISK_COUNT)?.unwrap_or(0);
+    if used > count {
+        vmx.values_mut().set(DISK_COUNT, &used.to_string());
+    }
+    Ok(())
+}
+
+fn write_disk(vmx: &mut Vmx, slot: Slot, disk: &DiskState, local: Local<'_>) -> Result<()> {
+    let resets = disk.reset_to.as_ref().filter(|_| disk.mode == DiskMode::IndependentNonpersistent);
+    let (runs, redo) = match resets {
+        Some(base) => (base, Some(&disk.top)),
+        None => (&disk.top, None),
+    };
+    let old = vmx.disks()?.into_iter().find(|old| old.slot == slot);
+    let old_mode = match &old {
+        Some(old) => {
+            if !means(local, &old.file_name, runs) {
+                vmx.set_disk_file(slot, runs);
+            }
+            old.mode
+        }
+        None => {
+            // Something else in that place, a CD drive for one, would be half of the new disk.
+            vmx.remove_disk(slot);
+            vmx.add_disk(slot, runs);
+            DiskMode::Persistent
+        }
+    };
+    if old_mode != disk.mode {
+        vmx.values_mut().set(&format!("{slot}.mode"), mode_word(disk.mode));
+    }
+    let old_redo = old.and_then(|old| old.redo);
+    let same = match (&old_redo, redo) {
+        (Some(old), Some(redo)) => means(local, old, redo),
+        (None, None) => true,
+        _ => false,
+    };
+    if !same {
+        vmx.set_redo(slot, redo.map(String::as_str));
+    }
+    if number::<u32>(vmx.values(), &number_key(slot))? != Some(disk.number) {
+        vmx.values_mut().set(&number_key(slot), &disk.number.to_string());
+    }
+    Ok(())
+}
+
+/// The disks of a snapshot: a path that still means the same layer stays as written; so do disks that were none of ours.
+fn write_snapshot_disks(
+    file: &str,
+    snapshot: &mut Snapshot,
+    wanted: &SnapshotState,
+    running: &[DiskState],
+    local: Local<'_>,
+) -> Result<()> {
+    let mut wanted: BTreeMap<u32, &String> =
+        wanted.disks.iter().map(|(number, layer)| (*number, layer)).collect();
+    let mut disks = Vec::new();
+    for disk in std::mem::take(&mut snapshot.disks) {
+        let number = snapshot_number(file, snapshot, &disk)?;
+        match number.and_then(|number| wanted.remove(&number)) {
+            Some(layer) if !means(local, &disk.file_name, layer) => {
+                disks.push(SnapshotDisk { node: disk.node, file_name: layer.clone() });
+            }
+            Some(_) => disks.push(disk),
+            None if number.is_some() && local(&disk.file_name).is_ok_and(|located| located.exists) => {
+                let key = Slot::parse(&disk.node).map(number_key);
+                key.iter().for_each(|key| snapshot.set_other(key, None));
+            }
+            None => disks.push(disk),
+        }
+    }
+    for (number, layer) in wanted {
+        let Some(disk) = running.iter().find(|disk| disk.number == number) else {
+            let cause = format!("disk{number} of snapshot {} is no disk of the VM", shown(&snapshot.name));
+            return Err(Error::invalid(file, cause));
+        };
+        if let Some(slot) = Slot::parse(&disk.slot) {
+            snapshot.set_other(&number_key(slot), Some(&number.to_string()));
+        }
+        disks.push(SnapshotDisk { node: disk.slot.clone(), file_name: layer.clone() });
+    }
+    snapshot.disks = disks;
+    Ok(())
+}
+
+fn mode_word(mode: DiskMode) -> &'static str {
+    match mode {
+        DiskMode::Persistent => "persistent",
+        DiskMode::IndependentPersistent => "independent-persistent",
+        DiskMode::IndependentNonpersistent => "independent-nonpersistent",
+    }
+}
