@@ -1,7 +1,7 @@
 # The two commands a newcomer needs are `make run` and `make test`; `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test setup lint build unit crash clients soak fuzz bench bench-quick clean
+.PHONY: help run test setup lint build unit crash clients guest soak fuzz bench bench-quick clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -9,7 +9,7 @@ help: ## This list
 run: ## Build, serve ./unstun-data, run the demo; the daemon stays up until Ctrl-C
 	@scripts/run.sh
 
-test: ## Install what is missing, then every stage: setup, lint, build, unit, crash, clients
+test: ## Install what is missing, then every stage: setup, lint, build, unit, crash, clients, guest
 	@scripts/test.sh
 
 setup: ## Install the programs the tests use
@@ -29,6 +29,9 @@ crash: ## Power cuts in virtual time
 
 clients: ## Real clients: qemu-img, qemu-io, nbdinfo, nbdcopy, fio
 	@scripts/test.sh clients
+
+guest: ## A Linux guest under QEMU: what it feels of a take and a commit, a hard reset, a revert
+	@scripts/test.sh guest
 
 soak: ## Crash runs and kill -9 cycles for about an hour (SOAK_MINUTES)
 	@scripts/soak.sh

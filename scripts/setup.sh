@@ -2,6 +2,7 @@
 # Installs the programs a command needs and is quiet when they are all there.
 # usage: setup.sh run|test|bench
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { say "$*" >&2; exit 1; }
@@ -9,7 +10,8 @@ die() { say "$*" >&2; exit 1; }
 # program:package, as in Debian 12.
 declare -A PROGRAMS=(
     [run]="cc:gcc"
-    [test]="cc:gcc qemu-img:qemu-utils qemu-io:qemu-utils fio:fio nbdinfo:libnbd-bin nbdcopy:libnbd-bin"
+    [test]="cc:gcc qemu-img:qemu-utils qemu-io:qemu-utils fio:fio nbdinfo:libnbd-bin nbdcopy:libnbd-bin
+        qemu-system-x86_64:qemu-system-x86 mke2fs:e2fsprogs mkfs.xfs:xfsprogs"
 )
 PROGRAMS[bench]="${PROGRAMS[test]} qemu-storage-daemon:qemu-system-common nbdkit:nbdkit python3:python3"
 
@@ -21,6 +23,9 @@ cargo_home=${CARGO_HOME:-$HOME/.cargo}
 command -v cargo >/dev/null || PATH=$cargo_home/bin:$PATH
 command -v cargo >/dev/null || die "no cargo: install stable Rust with rustup first, then run this again"
 
+# Those that make file systems may be out of a user's path.
+PATH=$PATH:/usr/sbin:/sbin
+
 missing=()
 for pair in ${PROGRAMS[$purpose]}; do
     command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
@@ -28,22 +33,53 @@ done
 # The linker finds the C library's start files only with its development package.
 [[ -e /usr/include/stdlib.h ]] || missing+=(libc6-dev)
 
+# As root, after an update of the lists of packages.
+apt_get() {
+    local as_root=()
+    command -v apt-get >/dev/null || die "no apt-get here; by hand: apt-get $*"
+    if ((EUID != 0)); then
+        command -v sudo >/dev/null || die "neither root nor sudo; as root: apt-get $*"
+        as_root=(sudo)
+    fi
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 "$@" </dev/null ||
+        die "apt-get $* failed; is there a network?"
+}
+
 if ((${#missing[@]})); then
     mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
     say "installing ${missing[*]}"
-    command -v apt-get >/dev/null || die "no apt-get here; install these by hand: ${missing[*]}"
-    as_root=()
-    if ((EUID != 0)); then
-        command -v sudo >/dev/null || die "neither root nor sudo; as root: apt-get install ${missing[*]}"
-        as_root=(sudo)
-    fi
-    apt_get=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120)
-    "${apt_get[@]}" update </dev/null || die "apt-get update failed; is there a network?"
-    "${apt_get[@]}" install -y --no-install-recommends "${missing[@]}" </dev/null ||
-        die "apt-get could not install ${missing[*]}"
+    apt_get update
+    apt_get install -y --no-install-recommends "${missing[@]}"
 fi
 
+# Into the current folder; of the kernel that virtual machines get, 27 MB.
+download_kernel() {
+    local package
+    package=$(apt-cache depends --important linux-image-cloud-amd64 2>/dev/null |
+        sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p')
+    [[ -n $package ]] && apt-get -q -o APT::Sandbox::User=root download "$package" </dev/null
+}
+
+# The guest of the tests boots it. Unpacked beside the build and never installed: this machine keeps its own.
+unpack_kernel() {
+    local to=${CARGO_TARGET_DIR:-target}/guest-kernel new
+    [[ -d $to ]] && return
+    say "unpacking a kernel for the guest of the tests into $to"
+    mkdir -p "${to%/*}"
+    new=$(mktemp -d "$to.XXXXXX")
+    # shellcheck disable=SC2064 # the name as it is now
+    trap "rm -rf '$new'" EXIT
+    # The lists of packages may name a kernel that has been replaced.
+    (cd "$new" && { download_kernel || { apt_get update && download_kernel; }; }) ||
+        die "cannot download Debian's package linux-image-cloud-amd64; is there a network?"
+    dpkg-deb --fsys-tarfile "$new"/*.deb | tar -x -C "$new" --wildcards './boot/vmlinuz-*' './lib/modules/*'
+    rm "$new"/*.deb
+    # At once, so that an interrupted set-up leaves nothing that looks complete.
+    mv "$new" "$to"
+}
+
 if [[ $purpose == test ]]; then
+    unpack_kernel
     for component in rustfmt:fmt clippy:clippy; do
         cargo "${component##*:}" --version >/dev/null 2>&1 && continue
         say "adding ${component%%:*} to the installed toolchain"

@@ -6,8 +6,8 @@ cd "$(dirname "$0")/.."
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 
 # Stage and the seconds after which it is stopped, so that a hang ends: several times what it takes cold on two cores.
-# Together they stay below 25 minutes: set-up 4, lint and build 8, unit 2, crash 4, clients 2, and room for a guest.
-STAGES=(setup:600 lint:900 build:1500 unit:400 crash:900 clients:400)
+# Together they stay below 25 minutes: set-up 4, lint and build 8, unit 2, crash 4, clients 2, guest 2.
+STAGES=(setup:600 lint:900 build:1500 unit:400 crash:900 clients:400 guest:420)
 
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 passed=0
@@ -15,7 +15,7 @@ failed=0
 
 cargo_test() { cargo test --release --locked --workspace --no-fail-fast "$@"; }
 
-# Test files (or folders) choose their stage by name: tests/crash*, tests/clients*, and all others are unit tests.
+# Test files (or folders) choose their stage by name: tests/crash*, clients*, guest*, and all others are unit tests.
 test_targets() {
     local file name
     for file in crates/*/tests/*.rs crates/*/tests/*/main.rs; do
@@ -24,8 +24,8 @@ test_targets() {
         name=${name%/main.rs}
         name=${name%.rs}
         case "$1:$name" in
-            crash:crash* | clients:clients*) echo "--test=$name" ;;
-            crash:* | clients:* | unit:crash* | unit:clients*) ;;
+            crash:crash* | clients:clients* | guest:guest*) echo "--test=$name" ;;
+            crash:* | clients:* | guest:* | unit:crash* | unit:clients* | unit:guest*) ;;
             unit:*) echo "--test=$name" ;;
         esac
     done | sort -u
@@ -72,6 +72,8 @@ stage_crash() { only crash; }
 
 # One client at a time: two loads on two cores would starve each other into time-outs.
 stage_clients() { only clients --test-threads=1; }
+
+stage_guest() { only guest; }
 
 if [[ ${1:-} == --stage ]]; then
     "stage_$2"

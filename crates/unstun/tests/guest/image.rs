@@ -1,0 +1,67 @@
+//! File systems made and checked on the host, with the programs an administrator uses.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::daemon::Datastore;
+
+/// Those that make and check file systems may be out of a user's path.
+const SYSTEM_PROGRAMS: &str = "/usr/sbin:/sbin";
+
+/// Standard output; fails with everything the program said.
+pub fn tool(program: &str, arguments: &[&str]) -> String {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let output = Command::new(program)
+        .args(arguments)
+        .env("PATH", format!("{path}:{SYSTEM_PROGRAMS}"))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|e| panic!("{program}: {e}; `make setup` installs it"));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{program} {}: {}\n{said}{}",
+        arguments.join(" "),
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    said
+}
+
+/// Fills a disk nobody has written to yet with an empty file system.
+pub fn make_file_system(datastore: &Datastore, export: &str, kind: &str, size_bytes: u64) {
+    let path = datastore.beside("new.raw");
+    File::create(&path).unwrap().set_len(size_bytes).unwrap();
+    let raw = path.to_str().unwrap();
+    match kind {
+        "ext4" => tool("mke2fs", &["-q", "-F", "-t", "ext4", raw]),
+        "xfs" => tool("mkfs.xfs", &["-q", "-f", raw]),
+        other => panic!("no file system {other}"),
+    };
+    let onto_zeros = ["convert", "-n", "--target-is-zero", "-f", "raw", "-O", "raw"];
+    tool("qemu-img", &[&onto_zeros[..], &[raw, &datastore.uri(export)]].concat());
+    std::fs::remove_file(path).unwrap();
+}
+
+/// The whole disk or snapshot as a raw file.
+pub fn copy_out(datastore: &Datastore, export: &str, name: &str) -> PathBuf {
+    let path = datastore.beside(name);
+    tool("nbdcopy", &[&datastore.uri(export), path.to_str().unwrap()]);
+    path
+}
+
+/// Of a file system that was unmounted: nothing to repair, and no journal to replay.
+pub fn assert_clean(datastore: &Datastore, export: &str, kind: &str) {
+    let path = copy_out(datastore, export, "copy.raw");
+    let raw = path.to_str().unwrap();
+    match kind {
+        "ext4" => {
+            let said = tool("e2fsck", &["-f", "-n", raw]);
+            assert!(!said.contains("recover"), "{export}: a journal to replay: {said}");
+        }
+        "xfs" => drop(tool("xfs_repair", &["-n", "-f", raw])),
+        other => panic!("no file system {other}"),
+    }
+    std::fs::remove_file(path).unwrap();
+}

@@ -1,0 +1,91 @@
+//! Files made, renamed and removed without an end, and what must be left of them after a reset.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+
+use super::Result;
+use super::random::Random;
+
+/// So many files are kept; then the oldest goes for each new one.
+const KEPT: u64 = 48;
+const SIZE_MAX: u64 = 64 << 10;
+
+pub struct Churn {
+    durable: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<std::io::Result<()>>,
+}
+
+fn folder(place: &Path) -> PathBuf {
+    place.join("churn")
+}
+
+fn content(number: u64) -> Vec<u8> {
+    let mut random = Random(number);
+    let length = random.below(SIZE_MAX);
+    random.bytes(length)
+}
+
+impl Churn {
+    pub fn start(place: &Path) -> Churn {
+        let (durable, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (place, told, stopped) = (place.to_owned(), Arc::clone(&durable), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || churn(&folder(&place), &told, &stopped));
+        Churn { durable, stop, thread }
+    }
+
+    pub fn durable(&self) -> u64 {
+        self.durable.load(Relaxed)
+    }
+
+    pub fn stop(self) -> Result<()> {
+        self.stop.store(true, Relaxed);
+        Ok(self.thread.join().map_err(|_| "a churn panicked")??)
+    }
+}
+
+fn churn(folder: &Path, durable: &AtomicU64, stop: &AtomicBool) -> std::io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let names = File::open(folder)?;
+    let mut number = 0;
+    while !stop.load(Relaxed) {
+        number += 1;
+        let unnamed = folder.join("new");
+        let mut file = File::create(&unnamed)?;
+        file.write_all(&content(number))?;
+        file.sync_all()?;
+        fs::rename(&unnamed, folder.join(number.to_string()))?;
+        if number > KEPT {
+            fs::remove_file(folder.join((number - KEPT).to_string()))?;
+        }
+        names.sync_all()?;
+        durable.store(number, Relaxed);
+    }
+    Ok(())
+}
+
+/// The files up to `last` are whole, as far back as they may not have been removed; their number.
+pub fn check(place: &Path, last: u64) -> Result<u64> {
+    // Further than `last`, where the reset came some steps after the host had asked.
+    let newest = fs::read_dir(folder(place))?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok())
+        .max()
+        .ok_or("no file at all")?;
+    if newest < last {
+        return Err(format!("the newest file is {newest}, and {last} was flushed").into());
+    }
+    let mut found = 0;
+    for number in newest.saturating_sub(KEPT) + 1..=last {
+        let path = folder(place).join(number.to_string());
+        let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        if bytes != content(number) {
+            return Err(format!("{} was flushed and is not what was written", path.display()).into());
+        }
+        found += 1;
+    }
+    Ok(found)
+}

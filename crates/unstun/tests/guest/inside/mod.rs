@@ -1,0 +1,171 @@
+//! The guest's side: process 1, with nothing else running.
+
+mod churn;
+mod network;
+mod random;
+mod tree;
+mod writer;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::sync;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::system::{RebootCommand, init_module, reboot};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::initramfs::MODULES;
+use crate::wire::{Ask, CONTROL_PORT, Durable, ECHO_PORT, HOST};
+use churn::Churn;
+use writer::Writer;
+
+/// Any error is a sentence for the host or the console.
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Never returns, because a kernel whose process 1 ends panics: it powers off, so that QEMU ends and the host hears of it.
+pub fn main() -> ! {
+    match catch_unwind(run) {
+        Ok(Ok(())) => println!("init: the host has hung up"),
+        Ok(Err(error)) => println!("init: {error}"),
+        Err(_) => println!("init: panicked"),
+    }
+    let refused = reboot(RebootCommand::PowerOff);
+    panic!("no power off: {refused:?}");
+}
+
+fn run() -> Result<()> {
+    for (kind, place) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
+        mount(kind, place, kind, MountFlags::empty(), None)?;
+    }
+    load_modules()?;
+    network::up()?;
+    let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+    socket.connect((HOST, port(ECHO_PORT)?))?;
+    std::thread::spawn(move || echo(&socket));
+
+    let mut guest = Guest { disks: disks()?, ..Guest::default() };
+    let control = TcpStream::connect((HOST, port(CONTROL_PORT)?))?;
+    control.set_nodelay(true)?;
+    let mut answers = control.try_clone()?;
+    for line in BufReader::new(control).lines() {
+        let answer = guest.answer(serde_json::from_str(&line?)?).map_err(|error| error.to_string());
+        writeln!(answers, "{}", serde_json::to_string(&answer)?)?;
+    }
+    Ok(())
+}
+
+fn port(parameter: &str) -> Result<u16> {
+    Ok(env::var(parameter).map_err(|_| format!("no kernel parameter {parameter}"))?.parse()?)
+}
+
+fn load_modules() -> Result<()> {
+    let mut paths = fs::read_dir(MODULES)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    for path in paths {
+        init_module(&fs::read(&path)?, c"").map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// By serial number.
+fn disks() -> Result<BTreeMap<String, PathBuf>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir("/sys/block")? {
+        let entry = entry?;
+        if let Ok(serial) = fs::read_to_string(entry.path().join("serial")) {
+            found.insert(serial.trim().to_owned(), Path::new("/dev").join(entry.file_name()));
+        }
+    }
+    Ok(found)
+}
+
+fn echo(socket: &UdpSocket) {
+    let mut bytes = [0xff; 8];
+    // The first word is ours: it opens the way back.
+    while socket.send(&bytes).is_ok() && socket.recv(&mut bytes).is_ok() {}
+}
+
+#[derive(Default)]
+struct Guest {
+    disks: BTreeMap<String, PathBuf>,
+    /// Where.
+    mounted: BTreeMap<String, PathBuf>,
+    writers: Vec<Writer>,
+    churns: BTreeMap<String, Churn>,
+}
+
+impl Guest {
+    fn answer(&mut self, ask: Ask) -> Result<Value> {
+        match ask {
+            Ask::Mount { disk, kind } => json(self.mount(&disk, &kind)?),
+            Ask::Unmount { disk } => json(self.unmount(&disk)?),
+            Ask::Sync => {
+                sync();
+                json(())
+            }
+            Ask::StartWriters => json(self.start_writers()?),
+            Ask::Gaps => json(self.writers.iter().map(Writer::gap).collect::<Vec<_>>()),
+            Ask::StopWriters => json(writer::stop_and_verify(std::mem::take(&mut self.writers))?),
+            Ask::StartChurn => {
+                self.churns = self.mounted.iter().map(|(d, at)| (d.clone(), Churn::start(at))).collect();
+                json(())
+            }
+            Ask::Churned => {
+                json(self.churns.iter().map(|(d, churn)| (d.clone(), churn.durable())).collect::<Durable>())
+            }
+            Ask::CheckChurn(durable) => {
+                let checked = durable.iter().map(|(disk, last)| churn::check(self.at(disk)?, *last));
+                json(checked.sum::<Result<u64>>()?)
+            }
+            Ask::Weigh { bytes } => {
+                json(self.mounted.values().try_for_each(|place| tree::weigh(place, bytes))?)
+            }
+            Ask::Fill { generation } => {
+                json(self.mounted.values().try_for_each(|place| tree::fill(place, generation))?)
+            }
+            Ask::Change => json(self.mounted.values().try_for_each(|place| tree::change(place))?),
+            Ask::Tree { disk } => json(tree::list(self.at(&disk)?)?),
+        }
+    }
+
+    fn at(&self, disk: &str) -> Result<&Path> {
+        Ok(self.mounted.get(disk).ok_or_else(|| format!("{disk} is not mounted"))?)
+    }
+
+    fn mount(&mut self, disk: &str, kind: &str) -> Result<()> {
+        let device = self.disks.get(disk).ok_or_else(|| format!("no {disk} among {:?}", self.disks))?;
+        let place = Path::new("/").join(disk);
+        fs::create_dir_all(&place)?;
+        mount(device, &place, kind, MountFlags::empty(), None)?;
+        self.mounted.insert(disk.to_owned(), place);
+        Ok(())
+    }
+
+    fn unmount(&mut self, disk: &str) -> Result<()> {
+        if let Some(churn) = self.churns.remove(disk) {
+            churn.stop()?;
+        }
+        unmount(self.at(disk)?, UnmountFlags::empty())?;
+        self.mounted.remove(disk);
+        Ok(())
+    }
+
+    fn start_writers(&mut self) -> Result<()> {
+        for (number, (disk, device)) in (0..).zip(&self.disks) {
+            let path = self.mounted.get(disk).map(|place| place.join("writer"));
+            self.writers.push(Writer::start(disk, number, path.as_deref().unwrap_or(device))?);
+        }
+        Ok(())
+    }
+}
+
+fn json(value: impl Serialize) -> Result<Value> {
+    Ok(serde_json::to_value(value)?)
+}

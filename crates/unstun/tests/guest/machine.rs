@@ -1,0 +1,219 @@
+//! QEMU with a guest in it, and the two ways to talk to them.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::daemon::Datastore;
+use crate::echo::Prober;
+use crate::initramfs;
+use crate::wire::{Ask, CONTROL_PORT, ECHO_PORT};
+
+const QEMU: &str = "qemu-system-x86_64";
+/// A boot takes about ten seconds, an answer about one. These are for hangs.
+const BOOT_MAX: Duration = Duration::from_secs(150);
+const ANSWER_MAX: Duration = Duration::from_secs(150);
+/// How often a wait looks whether QEMU still lives.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Of the console, when a scenario failed.
+const CONSOLE_LINES: usize = 60;
+
+/// What a kernel says on its console when storage has failed it.
+const COMPLAINTS: [&str; 8] = [
+    "I/O error",
+    "EXT4-fs error",
+    "EXT4-fs warning",
+    "Corruption",
+    "corrupt",
+    "blocked for more than",
+    "BUG:",
+    "Kernel panic",
+];
+
+pub struct Machine<'a> {
+    datastore: &'a Datastore,
+    child: Child,
+    qmp: Qmp,
+    listener: TcpListener,
+    echo: UdpSocket,
+    control: Option<BufReader<TcpStream>>,
+}
+
+impl<'a> Machine<'a> {
+    /// Returns when the guest waits for questions; its disks are `VM/disk0` and so on.
+    pub fn start(datastore: &'a Datastore, vm: &str, disks: usize) -> Machine<'a> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let echo = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut command = Command::new(QEMU);
+        command.args(["-machine", "pc,accel=tcg", "-m", "512", "-nodefaults", "-no-user-config"]);
+        command.args(["-display", "none", "-qmp", "stdio"]);
+        command.arg("-serial").arg(format!("file:{}", datastore.beside("console.log").display()));
+        boot_from(
+            &mut command,
+            datastore,
+            listener.local_addr().unwrap().port(),
+            echo.local_addr().unwrap().port(),
+        );
+        command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);
+        for disk in 0..disks {
+            add_disk(&mut command, datastore, vm, disk);
+        }
+        let log = fs::File::create(datastore.beside("qemu.log")).unwrap();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("{QEMU}: {e}; `make setup` installs it"));
+        let qmp = Qmp::new(&mut child);
+        let mut machine = Machine { datastore, child, qmp, listener, echo, control: None };
+        machine.qmp.negotiate();
+        machine.await_guest();
+        machine
+    }
+
+    /// The guest connects once it is up.
+    fn await_guest(&mut self) {
+        let began = Instant::now();
+        loop {
+            let mut waiting = [PollFd::new(&self.listener, PollFlags::IN)];
+            if poll(&mut waiting, Some(&LOOK)).unwrap() > 0 {
+                break;
+            }
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("QEMU ended: {status}");
+            }
+            assert!(began.elapsed() < BOOT_MAX, "the guest is not up after {} s", BOOT_MAX.as_secs());
+        }
+        let (stream, _) = self.listener.accept().unwrap();
+        stream.set_read_timeout(Some(ANSWER_MAX)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        self.control = Some(BufReader::new(stream));
+        println!("the guest is up after {:.1} s", began.elapsed().as_secs_f64());
+    }
+
+    pub fn ask<T: DeserializeOwned>(&mut self, ask: &Ask) -> T {
+        let control = self.control.as_mut().expect("a guest that is up");
+        let mut line = serde_json::to_string(ask).unwrap();
+        line.push('\n');
+        control.get_mut().write_all(line.as_bytes()).unwrap_or_else(|e| panic!("{ask:?}: {e}"));
+        line.clear();
+        control.read_line(&mut line).unwrap_or_else(|e| panic!("{ask:?}: {e}"));
+        let answer: Result<Value, String> =
+            serde_json::from_str(&line).unwrap_or_else(|e| panic!("{ask:?}: {e}: {line}"));
+        serde_json::from_value(answer.unwrap_or_else(|e| panic!("{ask:?}: {e}"))).unwrap()
+    }
+
+    /// Probes once a second from now on. The guest has called first, so that the way back is known.
+    pub fn prober(&self) -> Prober {
+        let socket = self.echo.try_clone().unwrap();
+        socket.set_read_timeout(Some(ANSWER_MAX)).unwrap();
+        let (_, guest) = socket.recv_from(&mut [0; 8]).expect("the guest calls");
+        socket.connect(guest).unwrap();
+        Prober::start(socket)
+    }
+
+    /// As the button on the case: nothing in the guest is asked. Returns when it is up again.
+    pub fn hard_reset(&mut self) {
+        self.control = None;
+        self.qmp.execute("system_reset");
+        self.await_guest();
+    }
+
+    /// Power off without a word to the guest, and no complaint of its kernel until then.
+    pub fn quit(mut self) {
+        self.qmp.execute("quit");
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "QEMU: {status}");
+        let console = self.console();
+        let complains = |line: &&str| COMPLAINTS.iter().any(|complaint| line.contains(complaint));
+        assert_eq!(console.lines().find(complains), None, "the guest's console:\n{console}");
+    }
+
+    fn console(&self) -> String {
+        let bytes = fs::read(self.datastore.beside("console.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl Drop for Machine<'_> {
+    /// Does nothing more after `quit`.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let console = self.console();
+            let lines: Vec<&str> = console.lines().collect();
+            println!(
+                "the guest's console:\n{}",
+                lines[lines.len().saturating_sub(CONSOLE_LINES)..].join("\n")
+            );
+            let said = fs::read_to_string(self.datastore.beside("qemu.log"));
+            println!("QEMU said: {}", said.unwrap_or_default());
+        }
+    }
+}
+
+fn boot_from(command: &mut Command, datastore: &Datastore, control_port: u16, echo_port: u16) {
+    let initramfs = datastore.beside("initramfs");
+    initramfs::write(&initramfs);
+    // After a panic it stays as it is, so that the console is what a failure shows.
+    let parameters = format!(
+        "console=ttyS0 quiet panic=0 rdinit={} {CONTROL_PORT}={control_port} {ECHO_PORT}={echo_port}",
+        initramfs::INIT
+    );
+    command.arg("-kernel").arg(initramfs::kernel()).arg("-initrd").arg(initramfs);
+    command.args(["-append", &parameters]);
+}
+
+fn add_disk(command: &mut Command, datastore: &Datastore, vm: &str, disk: usize) {
+    let name = format!("disk{disk}");
+    let server = json!({ "type": "unix", "path": datastore.nbd_socket() });
+    let export = format!("{vm}/{name}");
+    let blockdev = json!({ "driver": "nbd", "node-name": name, "server": server, "export": export });
+    command.args(["-blockdev", &blockdev.to_string()]);
+    command.args(["-device", &format!("virtio-blk-pci,drive={name},serial={name}")]);
+}
+
+/// QEMU's own control channel, on its standard input and output: a line of JSON each way, with events in between.
+struct Qmp {
+    commands: ChildStdin,
+    lines: Receiver<Value>,
+}
+
+impl Qmp {
+    fn new(child: &mut Child) -> Qmp {
+        let commands = child.stdin.take().expect("a pipe");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let (tell, lines) = channel();
+        // Ends with QEMU's output.
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if tell.send(serde_json::from_str(&line).unwrap_or(Value::String(line))).is_err() {
+                    return;
+                }
+            }
+        });
+        Qmp { commands, lines }
+    }
+
+    fn negotiate(&mut self) {
+        let greeting = self.lines.recv_timeout(ANSWER_MAX).expect("QEMU greets");
+        assert!(greeting["QMP"].is_object(), "QEMU: {greeting}");
+        self.execute("qmp_capabilities");
+    }
+
+    fn execute(&mut self, command: &str) {
+        writeln!(self.commands, "{}", json!({ "execute": command })).expect("QEMU listens");
+        loop {
+            let said = self.lines.recv_timeout(ANSWER_MAX).unwrap_or_else(|e| panic!("QMP {command}: {e}"));
+            assert!(said["error"].is_null(), "QMP {command}: {said}");
+            if !said["return"].is_null() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! A Linux guest under QEMU (emulated, TCG) on disks of ours: what it feels of a take and a commit, and what it finds
+//! after a hard reset.
+//!
+//! This program is both sides. On the host it runs the scenarios below. Started as process 1 of the guest, out of an
+//! initramfs made of itself and of Debian's kernel modules, it is the guest's init and does what the host asks for.
+//! x86-64 only, as the kernel package that `scripts/setup.sh` unpacks.
+
+// The clients' own: a daemon as a process, on a datastore under the build's folder.
+#[path = "../clients/daemon.rs"]
+#[allow(dead_code, reason = "the clients use the rest")]
+mod daemon;
+mod echo;
+mod felt;
+mod image;
+mod initramfs;
+mod inside;
+mod machine;
+mod reset;
+mod wire;
+
+use std::panic::catch_unwind;
+use std::process::ExitCode;
+use std::time::Instant;
+
+const SCENARIOS: [(&str, fn()); 2] = [
+    ("twelve_disks_feel_no_take_and_no_commit", felt::twelve_disks_feel_no_take_and_no_commit),
+    ("file_systems_survive_a_reset_amid_a_commit", reset::file_systems_survive_a_reset_amid_a_commit),
+];
+
+/// Without the harness of tests, because the guest starts this program too: its lines say the same.
+/// Arguments that are no options select scenarios by a part of their names.
+fn main() -> ExitCode {
+    if std::env::args().next().as_deref() == Some(initramfs::INIT) {
+        inside::main();
+    }
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let (mut passed, mut failed) = (0, 0);
+    for (name, scenario) in SCENARIOS {
+        if !wanted.is_empty() && !wanted.iter().any(|word| name.contains(word)) {
+            continue;
+        }
+        let began = Instant::now();
+        let result = catch_unwind(scenario);
+        let word = if result.is_ok() { "ok" } else { "FAILED" };
+        *(if result.is_ok() { &mut passed } else { &mut failed }) += 1;
+        println!("test {name} ... {word} ({} s)", began.elapsed().as_secs());
+    }
+    println!("test result: {}. {passed} passed; {failed} failed", if failed == 0 { "ok" } else { "FAILED" });
+    ExitCode::from(u8::from(failed != 0))
+}
