@@ -308,7 +308,11 @@ impl Manifest for Home {
     }
 
     fn chain<'a>(&'a self, top: &'a str) -> Local<'a, Result<Vec<LayerInfo>>> {
-        Box::pin(self.chain(top))
+        Box::pin(async move {
+            // A change of content ids is several renames: between two of them no chain is right.
+            let _turn = self.turn.lock().await;
+            self.chain(top).await
+        })
     }
 
     fn open<'a>(&'a self, name: &'a str, writable: bool) -> Local<'a, Result<Rc<dyn Layer>>> {
