@@ -89,9 +89,10 @@ fn refuse_extent(file: &str, content: Content) -> Result<()> {
     }
 }
 
-fn hosted_sparse(file: &str, what: &str) -> Error {
+/// Refuses by name a format that is not read.
+pub(crate) fn hosted_sparse(file: &str, what: &str) -> Error {
     let remedy = "convert it first: qemu-img convert -O vmdk -o subformat=monolithicFlat OLD.vmdk NEW.vmdk";
-    Error::unsupported(file, format!("{what}, which is not read; {remedy}"))
+    Error::unsupported(file, format!("the content is {what}, expected a format that is read; {remedy}"))
 }
 
 /// Why the extents of a descriptor are not opened. `None` when they are of a kind that is.
@@ -108,14 +109,14 @@ pub(crate) fn unreadable(link: &Descriptor) -> Option<Error> {
     Some(match odd.kind {
         ExtentKind::Sparse => hosted_sparse(link.file(), &format!("a hosted sparse disk: {what}")),
         ExtentKind::VmfsRdm | ExtentKind::VmfsRaw => {
-            let cause = format!("a raw device mapping: {what}");
-            let remedy = "its data lies on a device that is not here; copy the device into a file on ESXi";
+            let cause = format!("the content is a raw device mapping: {what}, expected data in files");
+            let remedy = "its data lies on a device: copy that into a file where the device is";
             Error::unsupported(link.file(), format!("{cause}; {remedy}"))
         }
         _ => {
-            let cause = format!("{} extents, one of them a delta: {what}", extents.len());
+            let cause = format!("the content is {} extents, one of them a delta: {what}", extents.len());
             let expected = "expected one VMFSSPARSE or SESPARSE, or any number of FLAT, VMFS and ZERO";
-            Error::unsupported(link.file(), format!("{cause}; {expected}"))
+            Error::unsupported(link.file(), format!("{cause}, {expected}"))
         }
     })
 }

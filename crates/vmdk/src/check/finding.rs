@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use blk::Error;
+use blk::{Error, ErrorKind};
 
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,36 +38,31 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A fault that a reader reported. Readers say "FIELD is FOUND, expected EXPECTED" where they compare; anything else
-    /// they say stands as what was found.
+    /// A fault that a reader reported. Readers say "FIELD is FOUND, expected EXPECTED; REMEDY" where they compare. `remedy`
+    /// stands in where they name none. What this version does not read is no damage.
     pub fn of_error(error: &Error, remedy: &str) -> Self {
-        let (field, found, expected) = split(&error.cause);
+        let (said, own_remedy) = match error.cause.rsplit_once("; ") {
+            Some((said, own)) => (said, Some(own)),
+            None => (error.cause.as_str(), None),
+        };
+        let (left, expected) = said.split_once(", expected ").unwrap_or((said, "what the format allows"));
+        let (field, found) = left.split_once(" is ").unwrap_or(("the content", left));
+        let cut = said.ends_with("the file was cut");
+        let unread = error.kind == ErrorKind::Unsupported;
         Self {
-            severity: Severity::Damage,
+            severity: if unread { Severity::Warning } else { Severity::Damage },
             file: error.place.clone(),
             field: field.into(),
             found: found.into(),
             expected: expected.into(),
-            remedy: remedy.into(),
+            remedy: own_remedy.unwrap_or(if cut { REMEDY_CUT } else { remedy }).into(),
         }
     }
-
-    pub fn with(mut self, severity: Severity) -> Self {
-        self.severity = severity;
-        self
-    }
 }
 
-/// Field, found and expected of what `text::wrong` wrote.
-fn split(cause: &str) -> (&str, &str, &str) {
-    let halves = cause.split_once(", expected ");
-    match halves
-        .and_then(|(left, expected)| left.split_once(" is ").map(|(field, found)| (field, found, expected)))
-    {
-        Some(parts) => parts,
-        None => ("content", cause, "a file that can be read"),
-    }
-}
+/// What was cut off must not be made up.
+const REMEDY_CUT: &str =
+    "copy the file again, or take it from a backup; what is missing must not be filled with zeros";
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -264,6 +264,6 @@ impl Layer for SeSparse {
 }
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

@@ -3,41 +3,21 @@
 use blk::{Buf, Result, SECTOR};
 
 use super::Core;
+use crate::check::{Finding, Findings, Severity};
 use crate::cowd::{TABLE_BYTES, TableBounds, TableRun, decode_entries, table_runs};
 
 /// File sectors looked at in one pass over the tables: a bitmap of 2^28 bits is 32 MiB, for 128 GiB of file.
 const WINDOW_SECTORS: u64 = 1 << 28;
 
-/// Findings reported before the rest is only counted.
-const FINDINGS_MAX: usize = 100;
-
-struct Findings {
-    lines: Vec<String>,
-    more: usize,
-}
-
-impl Findings {
-    fn add(&mut self, line: String) {
-        if self.lines.len() < FINDINGS_MAX {
-            self.lines.push(line);
-        } else {
-            self.more += 1;
-        }
-    }
-
-    fn into_lines(mut self) -> Vec<String> {
-        if self.more > 0 {
-            self.lines.push(format!("and {} more", self.more));
-        }
-        self.lines
-    }
-}
+/// The tables of a delta have no second copy.
+const REMEDY: &str =
+    "take the delta from a backup; or copy what can still be read of the disk into a new one";
 
 impl Core {
     /// Verifies each table by itself, then that no two entries share a sector. A table that is not sound is left out of
     /// the second part.
-    pub(super) async fn check(&self) -> Result<Vec<String>> {
-        let mut findings = Findings { lines: Vec::new(), more: 0 };
+    pub(super) async fn check(&self) -> Result<Vec<Finding>> {
+        let mut findings = Findings::default();
         let mut sound = Vec::new();
         let tables: Vec<(u32, u32)> = self.state.borrow().directory.tables().collect();
         for (region, sector) in tables {
@@ -46,14 +26,14 @@ impl Core {
             let bounds = TableBounds { free_sector: self.free_to_check(&state), ..self.bounds(&state) };
             match bounds.check(region, &entries) {
                 Ok(_) => sound.push((region, sector)),
-                Err(error) => findings.add(error.to_string()),
+                Err(error) => findings.add(Finding::of_error(&error, REMEDY)),
             }
         }
         let end = self.state.borrow().file_bytes / SECTOR;
         for window in (0..end).step_by(WINDOW_SECTORS as usize) {
             self.check_window(window, end.min(window + WINDOW_SECTORS), &sound, &mut findings).await?;
         }
-        Ok(findings.into_lines())
+        Ok(findings.into_vec())
     }
 
     /// Only a clean header's free pointer promises anything, and only a writer keeps its own.
@@ -89,11 +69,14 @@ impl Core {
             let grain = (self.shape.grain_bytes / SECTOR) as u32;
             for run in table_runs(&entries, 0..entries.len(), grain).filter(|run| run.sector != 0) {
                 if let Some(twice) = mark(&mut seen, start, end, &run, grain) {
-                    let file = self.file().name();
-                    let entry = run.entry;
-                    findings.add(format!(
-                        "{file}: entry {entry} of grain table {region} and another name sector {twice}, expected each sector once"
-                    ));
+                    findings.add(Finding {
+                        severity: Severity::Damage,
+                        file: self.file().name().into(),
+                        field: format!("entry {} of grain table {region}", run.entry),
+                        found: format!("sector {twice}, as another entry is"),
+                        expected: "each sector once".into(),
+                        remedy: REMEDY.into(),
+                    });
                 }
             }
         }

@@ -20,6 +20,7 @@ use blk::layer::{Layer, Placement, Run, Shape, Stages, Usage, Where};
 use blk::sync::{RangeLock, TaskMutex};
 use blk::{Buf, Env, Error, File, Local, Result, SECTOR};
 
+use crate::check::Finding;
 use crate::cowd::{Directory, Header, TABLE_BYTES, TableBounds, decode_entries, table_runs};
 use crate::runs::Runs;
 
@@ -360,6 +361,18 @@ impl Core {
     }
 }
 
+impl VmfsSparse {
+    /// What `Layer::check` says, one by one.
+    pub async fn cross_check(&self) -> Result<Vec<Finding>> {
+        self.0.check().await
+    }
+
+    /// The header says that the file was not closed.
+    pub fn is_unclean(&self) -> bool {
+        self.0.state.borrow().header.is_unclean()
+    }
+}
+
 impl Layer for VmfsSparse {
     fn name(&self) -> &str {
         &self.0.name
@@ -420,7 +433,7 @@ impl Layer for VmfsSparse {
     }
 
     fn check(&self) -> Local<'_, Result<Vec<String>>> {
-        Box::pin(self.0.check())
+        Box::pin(async { Ok(self.0.check().await?.iter().map(ToString::to_string).collect()) })
     }
 }
 

@@ -1,0 +1,216 @@
+//! Who is whose parent, and whether that can be believed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blk::manifest::CHAIN_LAYERS_MAX;
+
+use super::finding::{Finding, Severity};
+use super::inventory::{Inventory, Place};
+use super::quoted;
+use crate::descriptor::Descriptor;
+use crate::text::shown;
+
+/// Links VMware supports in one chain.
+const CHAIN_LAYERS_SUPPORTED: usize = 32;
+
+/// `name` and the links under it in this folder, top first; a circle is walked once.
+pub(super) fn ancestry<'a>(inventory: &'a Inventory<'_>, name: &str) -> Vec<&'a str> {
+    let mut path: Vec<&str> = Vec::new();
+    let mut seen = BTreeSet::new();
+    let mut at = inventory.links.get_key_value(name);
+    while let Some((name, link)) = at.filter(|(name, _)| seen.insert(name.as_str())) {
+        path.push(name);
+        at = inventory.parent_of(link).and_then(|parent| inventory.links.get_key_value(parent));
+    }
+    path
+}
+
+/// Checks the links of `names`, each with its parent, and the chains they end.
+pub(super) fn check(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Vec<Finding>) {
+    for name in names {
+        check_parent(inventory, name, &inventory.links[*name], out);
+    }
+    check_shared_extents(inventory, names, out);
+    let parents: BTreeSet<&str> =
+        names.iter().filter_map(|name| inventory.parent_of(&inventory.links[*name])).collect();
+    for leaf in names.iter().filter(|name| !parents.contains(**name)) {
+        let chain = ancestry(inventory, leaf);
+        check_depth(inventory, leaf, chain.len(), out);
+        check_order(inventory, leaf, &chain, out);
+    }
+    check_circles(inventory, names, out);
+}
+
+fn check_parent(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Vec<Finding>) {
+    let Some(hint) = link.parent_hint() else { return };
+    let finding = |severity, expected: &str, remedy: String| Finding {
+        severity,
+        file: inventory.path(name),
+        field: "parentFileNameHint".into(),
+        found: shown(hint),
+        expected: expected.into(),
+        remedy,
+    };
+    match inventory.locate(hint) {
+        Place::Outside => {
+            let remedy = "nothing to do for a linked clone; that folder must stay, and is checked by itself";
+            let expected = "a link of this folder: the parent lies elsewhere, and was not looked at";
+            out.push(finding(Severity::Note, expected, remedy.into()));
+        }
+        Place::Missing => {
+            let remedy = "find the file in a backup; if only the descriptor is lost and its extent is here, write it anew: \
+                          copy a sibling's, with this link's parentCID as its CID";
+            out.push(finding(
+                Severity::Damage,
+                "the descriptor of its parent, which is not here",
+                remedy.into(),
+            ));
+        }
+        Place::Here(parent) => match inventory.links.get(&parent) {
+            Some(below) => check_pair(inventory, (name, link), (&parent, below), out),
+            None => {
+                let what = inventory.contents.get(&parent).map_or("no disk", |content| content.name());
+                let expected = format!("a descriptor that can be read, but {} is {what}", shown(&parent));
+                out.push(finding(Severity::Damage, &expected, "repair or convert that file first".into()));
+            }
+        },
+    }
+}
+
+fn check_pair(
+    inventory: &Inventory<'_>,
+    (name, link): (&str, &Descriptor),
+    (parent, below): (&str, &Descriptor),
+    out: &mut Vec<Finding>,
+) {
+    let parent_cid = link.parent_cid().unwrap_or_default();
+    if parent_cid != below.cid() {
+        let cid = below.cid();
+        out.push(Finding {
+            severity: Severity::Damage,
+            file: inventory.path(name),
+            field: "parentCID".into(),
+            found: format!("{parent_cid:08x}"),
+            expected: format!("{cid:08x}, the CID of {}", shown(parent)),
+            remedy: format!(
+                "set parentCID={cid:08x} in {}, but only if the parent's data was not written since this link was made, \
+                 which nobody can prove from the files; else take the parent from a backup",
+                shown(name)
+            ),
+        });
+    }
+    let (own, needed) = (link.capacity_sectors(), below.capacity_sectors());
+    if own != needed {
+        out.push(Finding {
+            severity: Severity::Damage,
+            file: inventory.path(name),
+            field: "the size of the disk".into(),
+            found: format!("{own} sectors"),
+            expected: format!("{needed} sectors, as in its parent {}", shown(parent)),
+            remedy: format!(
+                "if the parent was resized under its snapshots, put {own} back into the extent line of {}, and copy the disk \
+                 as its guest sees it",
+                shown(parent)
+            ),
+        });
+    }
+}
+
+/// One delta of two descriptors would be written by both. Several pieces of one flat file in one descriptor are fine.
+fn check_shared_extents(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Vec<Finding>) {
+    let mut owners: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for (name, link) in &inventory.links {
+        for extent in link.extents().iter().filter(|extent| !extent.file.is_empty()) {
+            owners.entry(extent.file.clone()).or_default().insert(name);
+        }
+    }
+    for (extent, owners) in owners.into_iter().filter(|(_, owners)| owners.len() > 1) {
+        for name in owners.iter().filter(|name| names.contains(**name)) {
+            let others = owners.iter().filter(|other| *other != name);
+            out.push(Finding {
+                severity: Severity::Damage,
+                file: inventory.path(name),
+                field: "the extent line".into(),
+                found: shown(&extent),
+                expected: format!("a file of its own, but {} names it too", quoted(others)),
+                remedy: "keep the descriptor that the .vmx or a hint names, and move the other away".into(),
+            });
+        }
+    }
+}
+
+fn check_depth(inventory: &Inventory<'_>, leaf: &str, links: usize, out: &mut Vec<Finding>) {
+    if links <= CHAIN_LAYERS_SUPPORTED {
+        return;
+    }
+    let (severity, expected, remedy) = match links > CHAIN_LAYERS_MAX {
+        true => {
+            let expected = format!("at most {CHAIN_LAYERS_MAX}, which is VMware's limit");
+            (
+                Severity::Damage,
+                expected,
+                "copy the disk as its guest sees it into a new one: nobody opens this chain",
+            )
+        }
+        false => {
+            let expected = format!("at most {CHAIN_LAYERS_SUPPORTED}, which VMware supports");
+            (Severity::Warning, expected, "commit snapshots")
+        }
+    };
+    out.push(Finding {
+        severity,
+        file: inventory.path(leaf),
+        field: "the length of the chain".into(),
+        found: format!("{links} links"),
+        expected,
+        remedy: remedy.into(),
+    });
+}
+
+/// The number of a delta, `web-000002.vmdk`.
+fn number(name: &str) -> Option<u32> {
+    let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+    let (_, digits) = stem.rsplit_once('-')?;
+    (digits.len() == 6).then(|| digits.parse().ok()).flatten()
+}
+
+fn check_order(inventory: &Inventory<'_>, leaf: &str, chain: &[&str], out: &mut Vec<Finding>) {
+    let numbers: Vec<u32> = chain.iter().rev().filter_map(|name| number(name)).collect();
+    if numbers.is_sorted() {
+        return;
+    }
+    let base_first = quoted(chain.iter().rev());
+    out.push(Finding {
+        severity: Severity::Note,
+        file: inventory.path(leaf),
+        field: "the order of its chain".into(),
+        found: format!("{base_first}, base first"),
+        expected: "any: numbers are used again, and carry no order".into(),
+        remedy: "nothing; whoever repairs this by hand follows the hints, never the numbers".into(),
+    });
+}
+
+/// Each circle once, at its first name.
+fn check_circles(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Vec<Finding>) {
+    let mut told = BTreeSet::new();
+    for name in names {
+        let path = ancestry(inventory, name);
+        let last = path.last().and_then(|last| inventory.parent_of(&inventory.links[*last]));
+        let Some(entry) = last.and_then(|last| path.iter().position(|name| *name == last)) else { continue };
+        let circle = &path[entry..];
+        let first = circle.iter().min().copied().unwrap_or(name);
+        if !told.insert(first) {
+            continue;
+        }
+        out.push(Finding {
+            severity: Severity::Damage,
+            file: inventory.path(first),
+            field: "parentFileNameHint".into(),
+            found: format!("its own ancestor, by way of {}", quoted(circle)),
+            expected: "a chain that ends in a base".into(),
+            remedy:
+                "take the descriptors from a backup, or find the base by its -flat extent and mend the hints"
+                    .into(),
+        });
+    }
+}

@@ -1,0 +1,263 @@
+//! What a descriptor says of its files, and what those are.
+
+use blk::reactor::OpenMode;
+use blk::{Buf, File, Result, SECTOR};
+
+use super::finding::{Finding, Severity};
+use super::inventory::{Inventory, Place};
+use super::keyword_of;
+use crate::cowd;
+use crate::descriptor::{Descriptor, Extent, ExtentKind};
+use crate::probe::{self, Content};
+use crate::sesparse::{self, SeSparse};
+use crate::text::shown;
+use crate::vmfssparse::{self, Growth, VmfsSparse};
+
+const REMEDY_DELTA: &str =
+    "take the file from a backup; or copy what can still be read of the disk into a new one";
+
+pub(super) async fn check_link(
+    inventory: &Inventory<'_>,
+    name: &str,
+    link: &Descriptor,
+    out: &mut Vec<Finding>,
+) {
+    check_create_type(inventory, name, link, out);
+    check_change_tracking(inventory, name, link, out);
+    if let Some(error) = probe::unreadable(link) {
+        out.push(Finding::of_error(&error, "convert the disk"));
+    }
+    for extent in link.extents().iter().filter(|extent| !extent.file.is_empty()) {
+        match inventory.locate(&extent.file) {
+            Place::Here(file) => check_extent(inventory, name, extent, &file, out).await,
+            place => out.push(absent(inventory, name, extent, &place)),
+        }
+    }
+}
+
+fn absent(inventory: &Inventory<'_>, name: &str, extent: &Extent, place: &Place) -> Finding {
+    let (severity, expected, remedy) = match place {
+        Place::Outside => {
+            let remedy = "nothing to do if that folder stays; check it by itself";
+            (Severity::Note, "a file of this folder: it lies elsewhere, and was not looked at", remedy)
+        }
+        Place::Missing | Place::Here(_) => {
+            let remedy = "find the file in a backup; without it only the state below this link can be read";
+            (Severity::Damage, "a file, which is not here", remedy)
+        }
+    };
+    Finding {
+        severity,
+        file: inventory.path(name),
+        field: "the extent line".into(),
+        found: shown(&extent.file),
+        expected: expected.into(),
+        remedy: remedy.into(),
+    }
+}
+
+/// The word of `createType` that goes with the extents, where there is one.
+fn check_create_type(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Vec<Finding>) {
+    let own = link.create_type().to_ascii_lowercase();
+    let sound = |extent: &Extent| match extent.kind {
+        ExtentKind::VmfsSparse => own == "vmfssparse",
+        ExtentKind::SeSparse => own == "sesparse" || own == "vmfssesparse",
+        ExtentKind::Vmfs => own.starts_with("vmfs") && !own.ends_with("sparse"),
+        ExtentKind::Sparse => own.ends_with("sparse") || own == "streamoptimized",
+        _ => true,
+    };
+    let Some(odd) = link.extents().iter().find(|extent| !sound(extent)) else { return };
+    out.push(Finding {
+        severity: Severity::Warning,
+        file: inventory.path(name),
+        field: "createType".into(),
+        found: shown(link.create_type()),
+        expected: format!("the type of its extent, {}", odd.kind.keyword()),
+        remedy: "correct createType; the type of the extent is what is believed here".into(),
+    });
+}
+
+/// Changed-block tracking: backups alone need it.
+fn check_change_tracking(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Vec<Finding>) {
+    let version = link.version();
+    let (field, found, expected) = match link.change_track_path() {
+        None if version == 3 => {
+            ("changeTrackPath", "absent".into(), "the change-tracking file, as version is 3")
+        }
+        None => return,
+        Some(path) if inventory.locate(path) == Place::Missing => {
+            ("changeTrackPath", shown(path), "a file, which is not here")
+        }
+        Some(_) if version == 3 => return,
+        Some(_) => ("version", version.to_string(), "3, as there is a changeTrackPath"),
+    };
+    let remedy = "set version=1 and take changeTrackPath out; only change tracking (CBT) is lost, the next backup is a full one";
+    out.push(Finding {
+        severity: Severity::Warning,
+        file: inventory.path(name),
+        field: field.into(),
+        found,
+        expected: expected.into(),
+        remedy: remedy.into(),
+    });
+}
+
+async fn check_extent(
+    inventory: &Inventory<'_>,
+    name: &str,
+    extent: &Extent,
+    file: &str,
+    out: &mut Vec<Finding>,
+) {
+    let content = inventory.contents.get(file).copied().unwrap_or(Content::Other);
+    let is_delta = matches!(extent.kind, ExtentKind::VmfsSparse | ExtentKind::SeSparse);
+    if let Some(word) = keyword_of(content).filter(|word| *word != extent.kind.keyword()) {
+        out.push(Finding {
+            severity: Severity::Damage,
+            file: inventory.path(name),
+            field: "the type of the extent".into(),
+            found: extent.kind.keyword().into(),
+            expected: format!("{word}, as {} is {}", shown(file), content.name()),
+            remedy: format!("write {word} into the extent line, and the createType that goes with it"),
+        });
+    }
+    let done = match content {
+        Content::VmfsSparse | Content::SeSparse => {
+            let facts = Some((name, extent.sectors));
+            check_delta(inventory, file, content, facts, out).await
+        }
+        // Its reader says what is wrong with it.
+        _ if is_delta => {
+            let assumed = match extent.kind {
+                ExtentKind::SeSparse => Content::SeSparse,
+                _ => Content::VmfsSparse,
+            };
+            check_delta(inventory, file, assumed, Some((name, extent.sectors)), out).await
+        }
+        _ if extent.kind.is_flat() => check_flat(inventory, name, extent, file, out).await,
+        _ => Ok(()),
+    };
+    if let Err(error) = done {
+        out.push(Finding::of_error(&error, REMEDY_DELTA));
+    }
+}
+
+async fn check_flat(
+    inventory: &Inventory<'_>,
+    name: &str,
+    extent: &Extent,
+    file: &str,
+    out: &mut Vec<Finding>,
+) -> Result<()> {
+    let size = inventory.dir.open(file, OpenMode::Read).await?.size().await?;
+    // Both are below 2^54 sectors, as the descriptor's parser has seen to.
+    let needed = (extent.offset_sectors + extent.sectors) * SECTOR;
+    if size < needed {
+        out.push(Finding {
+            severity: Severity::Damage,
+            file: inventory.path(file),
+            field: "the length".into(),
+            found: format!("{size} bytes"),
+            expected: format!("at least {needed}, as {} says: the file was cut", shown(name)),
+            remedy:
+                "copy the file again, or take it from a backup; what is missing must not be filled with zeros"
+                    .into(),
+        });
+    }
+    Ok(())
+}
+
+async fn bytes_of(file: &File, len: usize) -> Result<Buf> {
+    let size = file.size().await?;
+    let (buf, result) = file.read(0, Buf::alloc(len.min(usize::try_from(size).unwrap_or(usize::MAX)))).await;
+    result.map(|()| buf)
+}
+
+/// The size of the disk as the delta's own header says it, and the name of that field.
+pub(super) async fn delta_capacity(file: &File, content: Content) -> Result<(u64, &'static str)> {
+    let size = file.size().await?;
+    if content == Content::SeSparse {
+        let bytes = bytes_of(file, sesparse::HEADER_BYTES).await?;
+        return Ok((sesparse::Header::decode(file.name(), &bytes, size)?.capacity_sectors, "capacity"));
+    }
+    let bytes = bytes_of(file, cowd::HEADER_BYTES).await?;
+    let header = cowd::Header::decode(file.name(), &bytes, size)?;
+    Ok((u64::from(header.capacity_sectors()), "numSectors"))
+}
+
+/// Header, tables and cross-references; and the size of the disk, where a descriptor (name, sectors) says one.
+async fn check_delta(
+    inventory: &Inventory<'_>,
+    name: &str,
+    content: Content,
+    told: Option<(&str, u64)>,
+    out: &mut Vec<Finding>,
+) -> Result<()> {
+    let file = inventory.dir.open(name, OpenMode::Read).await?;
+    let (capacity_sectors, field) = delta_capacity(&file, content).await?;
+    if let Some((descriptor, sectors)) = told.filter(|(_, sectors)| *sectors != capacity_sectors) {
+        out.push(Finding {
+            severity: Severity::Damage,
+            file: inventory.path(name),
+            field: field.into(),
+            found: capacity_sectors.to_string(),
+            expected: format!("{sectors}, as the extent line of {} says", shown(descriptor)),
+            remedy: format!("put {capacity_sectors} into the extent line: a delta is never resized"),
+        });
+    }
+    // Tables are checked for the size the delta was made with, whatever its descriptor says.
+    let findings = if content == Content::SeSparse {
+        let facts = sesparse::Facts { name, capacity_sectors };
+        SeSparse::open(file, facts).await?.cross_check().await?
+    } else {
+        let facts = vmfssparse::Facts { name, capacity_sectors, writable: false, growth: Growth::default() };
+        let delta = VmfsSparse::open(inventory.dir.env().clone(), file, facts).await?;
+        if delta.is_unclean() {
+            out.push(unclean(inventory, name));
+        }
+        delta.cross_check().await?
+    };
+    out.extend(findings);
+    Ok(())
+}
+
+fn unclean(inventory: &Inventory<'_>, name: &str) -> Finding {
+    Finding {
+        severity: Severity::Warning,
+        file: inventory.path(name),
+        field: "uncleanShutdown".into(),
+        found: "set".into(),
+        expected: "0: the delta is open, or was not closed".into(),
+        remedy:
+            "nothing if its VM runs; else run the VM once, which verifies the tables and closes the delta"
+                .into(),
+    }
+}
+
+/// A file that no descriptor of the folder names.
+pub(super) async fn check_alone(inventory: &Inventory<'_>, name: &str, out: &mut Vec<Finding>) {
+    let content = inventory.contents.get(name).copied().unwrap_or(Content::Other);
+    match content {
+        Content::VmfsSparse | Content::SeSparse => {
+            if let Err(error) = check_delta(inventory, name, content, None, out).await {
+                out.push(Finding::of_error(&error, REMEDY_DELTA));
+            }
+        }
+        // A damaged descriptor was found when the folder was read.
+        Content::Descriptor => {}
+        Content::HostedSparse | Content::StreamOptimized => {
+            out.push(Finding::of_error(
+                &probe::hosted_sparse(&inventory.path(name), content.name()),
+                "convert it",
+            ));
+        }
+        Content::Other => out.push(Finding {
+            severity: Severity::Note,
+            file: inventory.path(name),
+            field: "the content".into(),
+            found: content.name().into(),
+            expected: "anything: plain data has nothing to be checked by".into(),
+            remedy: "check the folder, which compares lengths with descriptors".into(),
+        }),
+    }
+}

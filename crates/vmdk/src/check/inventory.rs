@@ -1,0 +1,189 @@
+//! What is in a folder: names, descriptors, configuration, and what the other disk files are.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blk::dir::TEMPORARY_SUFFIX;
+use blk::reactor::OpenMode;
+use blk::{Dir, Result};
+
+use super::finding::{Finding, Severity};
+use crate::descriptor::Descriptor;
+use crate::probe::{self, Content};
+use crate::text::TEXT_BYTES_MAX;
+use crate::vmsd::Vmsd;
+use crate::vmx::Vmx;
+
+/// Our own folder in a VM's home, and the record of a change that is not finished.
+const PRIVATE_FOLDER: &str = ".unstun/";
+const RECORD: &str = "intent";
+
+const REMEDY_TEXT: &str = "correct the line in a copy of the file, or take the file from a backup";
+
+pub(super) struct Inventory<'a> {
+    pub dir: &'a Dir,
+    /// Files and folders, folders with a slash.
+    pub names: BTreeSet<String>,
+    /// Descriptors that can be read.
+    pub links: BTreeMap<String, Descriptor>,
+    /// Every other `.vmdk` by what it is; a descriptor here is one that cannot be read.
+    pub contents: BTreeMap<String, Content>,
+    pub vmx: BTreeMap<String, Vmx>,
+    pub vmsd: BTreeMap<String, Vmsd>,
+}
+
+/// Where a path written in one of the files leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The name of a file of this folder.
+    Here(String),
+    /// Should be in this folder, and is not.
+    Missing,
+    /// In another folder, which is not looked at.
+    Outside,
+}
+
+impl<'a> Inventory<'a> {
+    pub async fn read(dir: &'a Dir, out: &mut Vec<Finding>) -> Result<Self> {
+        let names = dir.list().await?.into_iter().collect();
+        let mut inventory = Self {
+            dir,
+            names,
+            links: BTreeMap::new(),
+            contents: BTreeMap::new(),
+            vmx: BTreeMap::new(),
+            vmsd: BTreeMap::new(),
+        };
+        for name in inventory.names.clone() {
+            if let Err(error) = inventory.add(&name).await {
+                out.push(Finding::of_error(&error, REMEDY_TEXT));
+            }
+        }
+        Ok(inventory)
+    }
+
+    async fn add(&mut self, name: &str) -> Result<()> {
+        let lower = name.to_ascii_lowercase();
+        let limit = TEXT_BYTES_MAX as u64;
+        if lower.ends_with(".vmdk") {
+            let file = self.dir.open(name, OpenMode::Read).await?;
+            let content = Content::of(&probe::head(&file).await?);
+            self.contents.insert(name.into(), content);
+            if content == Content::Descriptor {
+                let link = Descriptor::parse(file.name(), &file.read_all(limit).await?)?;
+                self.contents.remove(name);
+                self.links.insert(name.into(), link);
+            }
+        } else if lower.ends_with(".vmx") {
+            let bytes = self.dir.read_file(name, limit).await?;
+            self.vmx.insert(name.into(), Vmx::parse(&self.path(name), &bytes)?);
+        } else if lower.ends_with(".vmsd") {
+            let bytes = self.dir.read_file(name, limit).await?;
+            self.vmsd.insert(name.into(), Vmsd::parse(&self.path(name), &bytes)?);
+        }
+        Ok(())
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        self.dir.path_of(name)
+    }
+
+    /// Folders get moved, so the file of that name in this folder is meant wherever the path leads (formats 1.4).
+    pub fn locate(&self, written: &str) -> Place {
+        let (folder, name) = match written.rfind(['/', '\\']) {
+            Some(at) => (&written[..at], &written[at + 1..]),
+            None => ("", written),
+        };
+        if self.names.contains(name) {
+            return Place::Here(name.into());
+        }
+        let here = folder.is_empty() || folder == "." || folder == self.dir.path().trim_end_matches('/');
+        if here { Place::Missing } else { Place::Outside }
+    }
+
+    /// The parent's name, when it is a readable link of this folder.
+    pub fn parent_of(&self, link: &Descriptor) -> Option<&str> {
+        let Place::Here(name) = self.locate(link.parent_hint()?) else { return None };
+        self.links.get_key_value(&name).map(|(name, _)| name.as_str())
+    }
+
+    pub fn children_of<'b>(&'b self, parent: &'b str) -> impl Iterator<Item = &'b str> + 'b {
+        let is_child = move |link: &Descriptor| self.parent_of(link) == Some(parent);
+        self.links.iter().filter(move |(_, link)| is_child(link)).map(|(name, _)| name.as_str())
+    }
+
+    /// Descriptors with an extent in `file`.
+    pub fn who_names<'b>(&'b self, file: &'b str) -> impl Iterator<Item = &'b str> + 'b {
+        let here = Place::Here(file.to_owned());
+        let names = move |link: &Descriptor| {
+            link.extents().iter().any(|extent| !extent.file.is_empty() && self.locate(&extent.file) == here)
+        };
+        self.links.iter().filter(move |(_, link)| names(link)).map(|(name, _)| name.as_str())
+    }
+
+    /// Locks of running programs, and what interrupted ones left.
+    pub async fn check_leftovers(&self, out: &mut Vec<Finding>) {
+        for name in &self.names {
+            if let Some(finding) = self.leftover(name) {
+                out.push(finding);
+            }
+        }
+        if !self.names.contains(PRIVATE_FOLDER) {
+            return;
+        }
+        let record = async {
+            let names = self.dir.open_dir(PRIVATE_FOLDER.trim_end_matches('/'), false).await?.list().await?;
+            Ok::<bool, blk::Error>(names.iter().any(|name| name == RECORD))
+        };
+        match record.await {
+            Ok(false) => {}
+            Ok(true) => out.push(Finding {
+                severity: Severity::Warning,
+                file: self.path(&format!("{PRIVATE_FOLDER}{RECORD}")),
+                field: "the record of a change".into(),
+                found: "present".into(),
+                expected: "none: a change of this folder was interrupted".into(),
+                remedy: "open the VM with unstun, which finishes the change; what is found before that may be half of it"
+                    .into(),
+            }),
+            Err(error) => out.push(Finding::of_error(&error, "see that the folder can be read")),
+        }
+    }
+
+    fn leftover(&self, name: &str) -> Option<Finding> {
+        let lower = name.to_ascii_lowercase();
+        let plain = lower.trim_end_matches('/');
+        let (severity, field, expected, remedy) = if plain.ends_with(".lck") || plain.starts_with(".lck-") {
+            let remedy = "power the VM off where it runs; if it runs nowhere, remove the lock";
+            (
+                Severity::Warning,
+                "the lock",
+                "none: a program has the VM open, or ended without closing it",
+                remedy,
+            )
+        } else if lower.contains(".redo_") {
+            let remedy = "it is removed at the next power-on; copy it first if its writes are wanted";
+            (Severity::Note, "the redo log", "none: it holds the writes of a nonpersistent disk", remedy)
+        } else if lower.ends_with(".vmss") {
+            let remedy = "resume and shut down on VMware first, or lose the state of its memory";
+            (
+                Severity::Note,
+                "the suspended state",
+                "none: it fits its disks only while nobody writes them",
+                remedy,
+            )
+        } else if lower.ends_with(TEMPORARY_SUFFIX) {
+            let remedy = "open the VM with unstun, which removes it";
+            (Severity::Note, "the temporary file", "none: a change was interrupted before it began", remedy)
+        } else {
+            return None;
+        };
+        Some(Finding {
+            severity,
+            file: self.path(name.trim_end_matches('/')),
+            field: field.into(),
+            found: "present".into(),
+            expected: expected.into(),
+            remedy: remedy.into(),
+        })
+    }
+}

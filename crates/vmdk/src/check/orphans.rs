@@ -1,0 +1,146 @@
+//! Files of disks that no descriptor leads to.
+
+use std::collections::BTreeSet;
+
+use blk::reactor::OpenMode;
+use blk::{Result, SECTOR};
+
+use super::extents::{check_alone, delta_capacity};
+use super::finding::{Finding, Severity};
+use super::inventory::{Inventory, Place};
+use super::keyword_of;
+use crate::descriptor::Descriptor;
+use crate::probe::Content;
+use crate::text::{TEXT_BYTES_MAX, shown};
+
+/// Endings of extents, in front of `.vmdk`, with the descriptor's name before them.
+const ENDINGS: [&str; 3] = ["-flat", "-delta", "-sesparse"];
+
+/// A damaged descriptor is a small file; ESXi's flat files and deltas are larger.
+const TEXT_LIKELY_BYTES_MAX: u64 = 16 << 10;
+
+pub(super) async fn check(inventory: &Inventory<'_>, out: &mut Vec<Finding>) {
+    let tracked: BTreeSet<&str> =
+        inventory.links.values().filter_map(Descriptor::change_track_path).collect();
+    for (name, content) in &inventory.contents {
+        let tracking = tracked.iter().any(|path| inventory.locate(path) == Place::Here(name.clone()));
+        if tracking || *content == Content::Descriptor || inventory.who_names(name).next().is_some() {
+            continue;
+        }
+        if let Err(error) = check_unnamed(inventory, name, *content, out).await {
+            out.push(Finding::of_error(&error, "see that the file can be read"));
+        }
+    }
+}
+
+async fn check_unnamed(
+    inventory: &Inventory<'_>,
+    name: &str,
+    content: Content,
+    out: &mut Vec<Finding>,
+) -> Result<()> {
+    match content {
+        Content::VmfsSparse | Content::SeSparse => {
+            check_alone(inventory, name, out).await;
+            let file = inventory.dir.open(name, OpenMode::Read).await?;
+            // A header that cannot be read was reported just now.
+            let capacity = delta_capacity(&file, content).await.map(|(capacity, _)| capacity).ok();
+            out.push(lost_descriptor(inventory, name, &remedy_for_delta(name, content, capacity)));
+        }
+        Content::HostedSparse | Content::StreamOptimized => check_alone(inventory, name, out).await,
+        Content::Descriptor => {}
+        Content::Other => check_plain(inventory, name, out).await?,
+    }
+    Ok(())
+}
+
+async fn check_plain(inventory: &Inventory<'_>, name: &str, out: &mut Vec<Finding>) -> Result<()> {
+    let file = inventory.dir.open(name, OpenMode::Read).await?;
+    let size = file.size().await?;
+    let lower = name.to_ascii_lowercase();
+    if lower.ends_with("-ctk.vmdk") {
+        let expected = "one that a changeTrackPath names";
+        out.push(unnamed(
+            inventory,
+            name,
+            Severity::Note,
+            expected,
+            "remove it; the next backup is a full one",
+        ));
+    } else if lower.ends_with("-flat.vmdk") {
+        out.push(lost_descriptor(inventory, name, &remedy_for_flat(inventory, name, size)));
+    } else if size <= TEXT_LIKELY_BYTES_MAX {
+        let bytes = file.read_all(TEXT_BYTES_MAX as u64).await?;
+        if let Err(error) = Descriptor::parse(file.name(), &bytes) {
+            let remedy = "take the file from a backup, or write it anew after a sibling's";
+            out.push(Finding::of_error(&error, remedy));
+        }
+    } else {
+        let expected = "one that a descriptor names";
+        out.push(unnamed(
+            inventory,
+            name,
+            Severity::Warning,
+            expected,
+            "find out whose it is before it is removed",
+        ));
+    }
+    Ok(())
+}
+
+fn unnamed(
+    inventory: &Inventory<'_>,
+    name: &str,
+    severity: Severity,
+    expected: &str,
+    remedy: &str,
+) -> Finding {
+    Finding {
+        severity,
+        file: inventory.path(name),
+        field: "the file".into(),
+        found: "named by nothing here".into(),
+        expected: expected.into(),
+        remedy: remedy.into(),
+    }
+}
+
+/// `web-flat.vmdk` and `web-delta.vmdk` both give `web.vmdk`.
+fn descriptor_of(extent: &str) -> String {
+    let stem = extent.len().checked_sub(5).and_then(|at| extent.get(..at)).unwrap_or(extent);
+    let ending = ENDINGS.iter().find_map(|ending| stem.strip_suffix(ending));
+    format!("{}.vmdk", ending.unwrap_or(stem))
+}
+
+fn lost_descriptor(inventory: &Inventory<'_>, extent: &str, remedy: &str) -> Finding {
+    Finding {
+        severity: Severity::Damage,
+        file: inventory.path(extent),
+        field: "its descriptor".into(),
+        found: "missing".into(),
+        expected: format!("{}, with this file in an extent line", shown(&descriptor_of(extent))),
+        remedy: remedy.into(),
+    }
+}
+
+fn remedy_for_delta(extent: &str, content: Content, capacity_sectors: Option<u64>) -> String {
+    let capacity = capacity_sectors.map_or("SECTORS".into(), |sectors| sectors.to_string());
+    let keyword = keyword_of(content).unwrap_or("VMFSSPARSE");
+    let create_type = if content == Content::SeSparse { "seSparse" } else { "vmfsSparse" };
+    format!(
+        "write it anew: version=1, a CID of its own, the link it was made on as parentFileNameHint and that link's CID as \
+         parentCID, createType=\"{create_type}\", RW {capacity} {keyword} \"{extent}\""
+    )
+}
+
+/// A child that is still here knows the CID its parent had.
+fn remedy_for_flat(inventory: &Inventory<'_>, extent: &str, bytes: u64) -> String {
+    let name = descriptor_of(extent);
+    let is_parent = |hint: &str| hint.rsplit(['/', '\\']).next() == Some(name.as_str());
+    let mut children = inventory.links.values().filter(|link| link.parent_hint().is_some_and(is_parent));
+    let cid = children.next().and_then(Descriptor::parent_cid).unwrap_or(0xffff_fffe);
+    format!(
+        "write it anew: version=1, CID={cid:08x}, parentCID=ffffffff, createType=\"vmfs\", RW {} VMFS \"{extent}\"",
+        bytes / SECTOR
+    )
+}

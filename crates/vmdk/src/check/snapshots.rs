@@ -1,0 +1,361 @@
+//! What the .vmx and the .vmsd say of the links: which run, which are kept, and which nobody owns.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blk::manifest::DiskMode;
+
+use super::finding::{Finding, Severity};
+use super::inventory::{Inventory, Place};
+use super::{chain, quoted};
+use crate::text::shown;
+use crate::vmsd::{Snapshot, SnapshotList, Vmsd};
+use crate::vmx::{Vmx, VmxDisk};
+
+const REMEDY_CONSOLIDATE: &str = "consolidate: it commits what no snapshot owns";
+
+/// One VM and its two files.
+struct Vm<'a> {
+    inventory: &'a Inventory<'a>,
+    vmx_path: String,
+    vmsd_path: String,
+    vmx: &'a Vmx,
+    disks: Vec<VmxDisk>,
+    /// Slot -> its running link, where that is in this folder.
+    tops: BTreeMap<String, &'a str>,
+    list: SnapshotList,
+}
+
+pub(super) fn check<'a>(inventory: &'a Inventory<'a>, out: &mut Vec<Finding>) {
+    check_names(inventory, out);
+    for (file, vmsd) in &inventory.vmsd {
+        check_alone(inventory, file, vmsd, out);
+    }
+    let [(name, vmx)] = inventory.vmx.iter().collect::<Vec<_>>()[..] else { return };
+    let disks = match vmx.disks() {
+        Ok(disks) => disks,
+        Err(error) => {
+            out.push(Finding::of_error(&error, "correct the line; until then the VM's disks are not known"));
+            return;
+        }
+    };
+    let stem = &name[..name.len() - ".vmx".len()];
+    let vmsd = format!("{stem}.vmsd");
+    let mut vm = Vm {
+        inventory,
+        vmx_path: inventory.path(name),
+        vmsd_path: inventory.path(&vmsd),
+        vmx,
+        tops: BTreeMap::new(),
+        disks,
+        list: inventory.vmsd.get(&vmsd).map(|vmsd| vmsd.list().clone()).unwrap_or_default(),
+    };
+    vm.find_tops(out);
+    // A list that is there and cannot be read says nothing about who owns what.
+    if inventory.names.contains(&vmsd) && !inventory.vmsd.contains_key(&vmsd) {
+        return;
+    }
+    vm.check_snapshots(out);
+    vm.check_ownership(out);
+    vm.check_current(out);
+    vm.check_unreferenced(out);
+}
+
+/// One .vmx makes a folder the home of a VM.
+fn check_names(inventory: &Inventory<'_>, out: &mut Vec<Finding>) {
+    let names: Vec<&String> =
+        inventory.names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".vmx")).collect();
+    let (severity, expected, remedy) = match names.len() {
+        1 => return,
+        0 => {
+            let remedy = "nothing for a folder of disks; which link runs, and which snapshots there are, was not checked";
+            (Severity::Note, "one .vmx file", remedy)
+        }
+        _ => (Severity::Warning, "one .vmx file", "move the others away: which disks run was not checked"),
+    };
+    out.push(Finding {
+        severity,
+        file: inventory.dir.path().into(),
+        field: "the list of .vmx files".into(),
+        found: if names.is_empty() { "empty".into() } else { quoted(names) },
+        expected: expected.into(),
+        remedy: remedy.into(),
+    });
+}
+
+/// What can be said of a list of snapshots by itself.
+fn check_alone(inventory: &Inventory<'_>, file: &str, vmsd: &Vmsd, out: &mut Vec<Finding>) {
+    let path = inventory.path(file);
+    for oddity in vmsd.oddities() {
+        let said = oddity.strip_prefix(&path).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(oddity);
+        out.push(Finding {
+            severity: Severity::Warning,
+            file: path.clone(),
+            field: "the list of snapshots".into(),
+            found: said.into(),
+            expected: "entries that agree".into(),
+            remedy: "nothing is lost; it is put right when the list next changes".into(),
+        });
+    }
+    if vmsd.list().needs_consolidation {
+        out.push(Finding {
+            severity: Severity::Warning,
+            file: path,
+            field: "snapshot.needConsolidate".into(),
+            found: "TRUE".into(),
+            expected: "FALSE: a commit did not end".into(),
+            remedy: "consolidate, once no backup holds the disks".into(),
+        });
+    }
+}
+
+impl<'a> Vm<'a> {
+    fn in_vmx(
+        &self,
+        severity: Severity,
+        field: &str,
+        found: String,
+        expected: &str,
+        remedy: &str,
+    ) -> Finding {
+        Finding {
+            severity,
+            file: self.vmx_path.clone(),
+            field: field.into(),
+            found,
+            expected: expected.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    fn in_vmsd(
+        &self,
+        severity: Severity,
+        field: &str,
+        found: String,
+        expected: &str,
+        remedy: &str,
+    ) -> Finding {
+        Finding { file: self.vmsd_path.clone(), ..self.in_vmx(severity, field, found, expected, remedy) }
+    }
+
+    /// The running link of each disk: a descriptor of this folder on which nothing else was made.
+    fn find_tops(&mut self, out: &mut Vec<Finding>) {
+        let mut seen: BTreeMap<&str, String> = BTreeMap::new();
+        for disk in self.disks.clone() {
+            let field = format!("{}.fileName", disk.slot);
+            let found = shown(&disk.file_name);
+            let name = match self.inventory.locate(&disk.file_name) {
+                Place::Here(name) => name,
+                Place::Missing => {
+                    let remedy = "find the file in a backup, or name the newest link that is here";
+                    let expected = "the descriptor of a link, which is not here";
+                    out.push(self.in_vmx(Severity::Damage, &field, found, expected, remedy));
+                    continue;
+                }
+                Place::Outside => {
+                    let expected = "a link of this folder: it lies elsewhere, and was not looked at";
+                    out.push(self.in_vmx(
+                        Severity::Note,
+                        &field,
+                        found,
+                        expected,
+                        "check that folder by itself",
+                    ));
+                    continue;
+                }
+            };
+            // What is no readable descriptor was reported as such.
+            let Some((top, _)) = self.inventory.links.get_key_value(&name) else { continue };
+            if let Some(other) = seen.insert(top, disk.slot.to_string()) {
+                let expected = format!("a link of its own, but {other} runs on it too");
+                let remedy = "give one of the two its own link: both would write this one";
+                out.push(self.in_vmx(Severity::Damage, &field, found.clone(), &expected, remedy));
+            }
+            self.check_children(&field, &found, top, out);
+            self.tops.insert(disk.slot.to_string(), top);
+        }
+    }
+
+    /// Whoever writes a link spoils every link that was made on it.
+    fn check_children(&self, field: &str, found: &str, top: &str, out: &mut Vec<Finding>) {
+        let is_used = |name: &&str| !self.inventory.links[*name].is_prepared();
+        let redo = self.disks.iter().filter_map(|disk| self.redo_of(disk));
+        let redo: BTreeSet<&str> = redo.collect();
+        let children = self.inventory.children_of(top).filter(is_used).filter(|name| !redo.contains(name));
+        let children: Vec<&str> = children.collect();
+        if children.is_empty() {
+            return;
+        }
+        let expected = format!("the newest link of its chain, but {} is made on it", quoted(&children));
+        let remedy = "do not start the VM: each write would change what those links show; name the newest link instead";
+        out.push(self.in_vmx(Severity::Damage, field, found.into(), &expected, remedy));
+    }
+
+    /// The link that takes the writes of an independent-nonpersistent disk.
+    fn redo_of(&self, disk: &VmxDisk) -> Option<&'a str> {
+        let written = self.vmx.values().get(&format!("{}.redo", disk.slot)).ok().flatten()?;
+        let Place::Here(name) = self.inventory.locate(written) else { return None };
+        self.inventory.links.get_key_value(&name).map(|(name, _)| name.as_str())
+    }
+
+    fn check_snapshots(&self, out: &mut Vec<Finding>) {
+        for snapshot in &self.list.snapshots {
+            let field = format!("snapshot {} (uid {})", shown(&snapshot.name), snapshot.uid);
+            for disk in &snapshot.disks {
+                if self.inventory.locate(&disk.file_name) == Place::Missing {
+                    let field = format!("{field}, fileName of {}", disk.node);
+                    let expected =
+                        "the link with its state, which is not here: the entry is stale, or the link lost";
+                    let remedy =
+                        "find the file in a backup; if the snapshot was committed, discard its entry";
+                    out.push(self.in_vmsd(
+                        Severity::Damage,
+                        &field,
+                        shown(&disk.file_name),
+                        expected,
+                        remedy,
+                    ));
+                }
+            }
+            self.check_state_file(&field, snapshot, out);
+        }
+    }
+
+    /// The .vmsn, which only VMware writes.
+    fn check_state_file(&self, field: &str, snapshot: &Snapshot, out: &mut Vec<Finding>) {
+        let named = snapshot.other.iter().find(|(key, _)| key.eq_ignore_ascii_case("filename"));
+        let field = format!("{field}, filename");
+        match named.map(|(_, file)| file).filter(|file| !file.is_empty()) {
+            None => {
+                let expected =
+                    "a .vmsn file: the snapshot was not taken by VMware, which may not revert to it";
+                let remedy = "nothing for unstun; before the VM goes back to VMware, commit its snapshots";
+                out.push(self.in_vmsd(Severity::Note, &field, "absent".into(), expected, remedy));
+            }
+            Some(file) if self.inventory.locate(file) == Place::Missing => {
+                let expected = "a file, which is not here: VMware will not revert to this snapshot";
+                let remedy = "find the file in a backup; its disks can be read all the same";
+                out.push(self.in_vmsd(Severity::Warning, &field, shown(file), expected, remedy));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Links that some snapshot names.
+    fn owned(&self) -> BTreeSet<String> {
+        let disks = self.list.snapshots.iter().flat_map(|snapshot| &snapshot.disks);
+        let located = disks.map(|disk| self.inventory.locate(&disk.file_name));
+        located.filter_map(|place| if let Place::Here(name) = place { Some(name) } else { None }).collect()
+    }
+
+    /// The disks that snapshots are taken of, with the chains they run on, top first.
+    fn chains(&self) -> impl Iterator<Item = (&VmxDisk, Vec<&'a str>)> {
+        let persistent = self.disks.iter().filter(|disk| disk.mode == DiskMode::Persistent);
+        persistent.filter_map(|disk| {
+            let top = self.tops.get(&disk.slot.to_string())?;
+            Some((disk, chain::ancestry(self.inventory, top)))
+        })
+    }
+
+    /// Every frozen link under a running one should be some snapshot's state; else the delta on it is owned by nobody.
+    fn check_ownership(&self, out: &mut Vec<Finding>) {
+        let owned = self.owned();
+        for (disk, chain) in self.chains() {
+            let frozen = &chain[1..];
+            let unowned: Vec<&&str> = frozen.iter().filter(|name| !owned.contains(**name)).collect();
+            if unowned.is_empty() {
+                continue;
+            }
+            if self.list.snapshots.is_empty() {
+                let expected = format!(
+                    "a snapshot for each link under {}, on which {} runs",
+                    shown(chain[0]),
+                    disk.slot
+                );
+                let finding = self.in_vmsd(
+                    Severity::Warning,
+                    "snapshot.numSnapshots",
+                    "0".into(),
+                    &expected,
+                    REMEDY_CONSOLIDATE,
+                );
+                out.push(finding);
+                continue;
+            }
+            let field = format!("the chain of {}", disk.slot);
+            let found = format!("made of links that no snapshot names, {}", quoted(unowned));
+            out.push(self.in_vmsd(
+                Severity::Warning,
+                &field,
+                found,
+                "a snapshot for each frozen link",
+                REMEDY_CONSOLIDATE,
+            ));
+        }
+    }
+
+    /// What the VM runs on must descend from the current snapshot.
+    fn check_current(&self, out: &mut Vec<Finding>) {
+        let current = self.list.snapshots.iter().find(|snapshot| Some(snapshot.uid) == self.list.current);
+        let Some(current) = current else {
+            let on_delta =
+                self.chains().any(|(_, chain)| self.inventory.links[chain[0]].parent_hint().is_some());
+            if !self.list.snapshots.is_empty() && on_delta {
+                let expected = "the uid of the snapshot it runs on: its disks run on deltas";
+                let remedy = "take a snapshot, or consolidate";
+                out.push(self.in_vmsd(
+                    Severity::Warning,
+                    "snapshot.current",
+                    "unset".into(),
+                    expected,
+                    remedy,
+                ));
+            }
+            return;
+        };
+        for (disk, chain) in self.chains() {
+            let slot = disk.slot.to_string();
+            let Some(kept) = current.disks.iter().find(|kept| kept.node.eq_ignore_ascii_case(&slot)) else {
+                continue;
+            };
+            let Place::Here(name) = self.inventory.locate(&kept.file_name) else { continue };
+            if chain[1..].contains(&name.as_str()) || !self.inventory.links.contains_key(&name) {
+                continue;
+            }
+            let field = format!("the current snapshot {}, fileName of {slot}", shown(&current.name));
+            let expected = format!("a link under {}, on which {slot} runs", shown(chain[0]));
+            let remedy = "do not commit or revert before it is clear which of the two is right: the .vmx says what ran last";
+            out.push(self.in_vmsd(Severity::Warning, &field, shown(&name), &expected, remedy));
+        }
+    }
+
+    /// Links that neither a disk, a snapshot nor another link leads to.
+    fn check_unreferenced(&self, out: &mut Vec<Finding>) {
+        let redo = self.disks.iter().filter_map(|disk| self.redo_of(disk)).map(str::to_owned);
+        let roots = self.tops.values().map(|top| (*top).to_owned()).chain(self.owned()).chain(redo);
+        let mut referenced: BTreeSet<&str> = BTreeSet::new();
+        for root in roots {
+            referenced.extend(chain::ancestry(self.inventory, &root));
+        }
+        for (name, link) in &self.inventory.links {
+            if referenced.contains(name.as_str()) || self.inventory.children_of(name).next().is_some() {
+                continue;
+            }
+            let (severity, expected, remedy) = if link.is_prepared() {
+                let remedy = "open the VM with unstun, which removes it";
+                (Severity::Note, "none: what an interrupted take left, with nothing of a guest in it", remedy)
+            } else {
+                let remedy = "keep it until it is known what it holds: a snapshot whose entry was lost, or a disk taken out of the VM";
+                (Severity::Warning, "a disk or a snapshot of the VM that leads to it", remedy)
+            };
+            out.push(Finding {
+                severity,
+                file: self.inventory.path(name),
+                field: "the link".into(),
+                found: "not referred to by the .vmx or the .vmsd".into(),
+                expected: expected.into(),
+                remedy: remedy.into(),
+            });
+        }
+    }
+}

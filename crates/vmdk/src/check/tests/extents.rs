@@ -1,0 +1,401 @@
+//! Files that descriptors name: rows of 1.8, 3.4, 4.9 and 11.
+
+use super::*;
+use crate::sesparse::testing::turned;
+
+const CUT: &str = "must not be filled with zeros";
+const DELTA: &str = "web-000002-delta.vmdk";
+const SE: &str = "db-000002-sesparse.vmdk";
+
+const FILES: &[Case] = &[
+    (
+        "a missing extent",
+        |files| _ = files.remove(DELTA),
+        &[(
+            Damage,
+            "web-000002.vmdk",
+            "the extent line",
+            "\"web-000002-delta.vmdk\"",
+            "a file, which is not here",
+            "backup",
+        )],
+    ),
+    (
+        "an extent in another folder",
+        |files| edit(files, "web.vmdk", "\"web-flat.vmdk\"", "\"/other/base-flat.vmdk\""),
+        &[
+            (
+                Note,
+                "web.vmdk",
+                "the extent line",
+                "\"/other/base-flat.vmdk\"",
+                "it lies elsewhere",
+                "check it by itself",
+            ),
+            (Damage, "web-flat.vmdk", "its descriptor", "missing", "\"web.vmdk\"", "RW 6144 VMFS"),
+        ],
+    ),
+    (
+        "a flat extent that was cut",
+        |files| cut(files, "web-flat.vmdk", 1 << 20),
+        &[(
+            Damage,
+            "web-flat.vmdk",
+            "the length",
+            "1048576 bytes",
+            "at least 3145728, as \"web.vmdk\" says: the file was cut",
+            CUT,
+        )],
+    ),
+    (
+        "a flat extent that does not reach its offset",
+        |files| edit(files, "web.vmdk", "VMFS \"web-flat.vmdk\"", "FLAT \"web-flat.vmdk\" 8"),
+        &[(Damage, "web-flat.vmdk", "the length", "3145728 bytes", "at least 3149824", CUT)],
+    ),
+    (
+        "the type of another format",
+        |files| {
+            edit(files, "web-000002.vmdk", "vmfsSparse", "seSparse");
+            edit(files, "web-000002.vmdk", "VMFSSPARSE", "SESPARSE");
+        },
+        &[(
+            Damage,
+            "web-000002.vmdk",
+            "the type of the extent",
+            "SESPARSE",
+            "VMFSSPARSE, as \"web-000002-delta.vmdk\" is",
+            "write VMFSSPARSE into the extent line",
+        )],
+    ),
+    (
+        "a createType of another format",
+        |files| edit(files, "web-000002.vmdk", "vmfsSparse", "seSparse"),
+        &[(Warning, "web-000002.vmdk", "createType", "\"seSparse\"", "VMFSSPARSE", "correct createType")],
+    ),
+    (
+        "a delta that is something else",
+        |files| patch(files, DELTA, 0, b"JUNK"),
+        &[(Damage, DELTA, "the magic", "\"JUNK\"", "\"COWD\"", "backup")],
+    ),
+    (
+        "a size that differs from the header's",
+        |files| {
+            for name in ["web.vmdk", "web-000001.vmdk", "web-000002.vmdk"] {
+                edit(files, name, "RW 6144", "RW 6143");
+            }
+        },
+        &[
+            (
+                Damage,
+                "web-000001-delta.vmdk",
+                "numSectors",
+                "6144",
+                "6143, as the extent line of \"web-000001.vmdk\" says",
+                "put 6144 into the extent line",
+            ),
+            (
+                Damage,
+                DELTA,
+                "numSectors",
+                "6144",
+                "6143, as the extent line of \"web-000002.vmdk\" says",
+                "put 6144 into the extent line",
+            ),
+        ],
+    ),
+    (
+        "version 3 without changeTrackPath",
+        |files| edit(files, "web.vmdk", "version=1", "version=3"),
+        &[(
+            Warning,
+            "web.vmdk",
+            "changeTrackPath",
+            "absent",
+            "version is 3",
+            "only change tracking (CBT) is lost",
+        )],
+    ),
+    (
+        "a change-tracking file that is gone",
+        |files| edit(files, "web.vmdk", "version=1", "version=3\nchangeTrackPath=\"web-ctk.vmdk\""),
+        &[(
+            Warning,
+            "web.vmdk",
+            "changeTrackPath",
+            "\"web-ctk.vmdk\"",
+            "a file, which is not here",
+            "only change tracking (CBT) is lost",
+        )],
+    ),
+    (
+        "a change-tracking file nobody names",
+        |files| _ = files.insert("web-ctk.vmdk".into(), vec![9; 30_000]),
+        &[(Note, "web-ctk.vmdk", "the file", "named by nothing here", "a changeTrackPath", "remove it")],
+    ),
+    (
+        "a hosted sparse extent",
+        |files| {
+            files.insert("old.vmdk".into(), link(4, None, ("monolithicSparse", "SPARSE"), "old-s001.vmdk"));
+            files.insert("old-s001.vmdk".into(), [&b"KDMV"[..], &[0; 2044]].concat());
+        },
+        &[
+            (
+                Warning,
+                "old.vmdk",
+                "the content",
+                "a hosted sparse disk: createType \"monolithicSparse\", with the extent \"RW 6144 SPARSE \\\"old-s001.vmdk\\\"\"",
+                "a format that is read",
+                "qemu-img convert",
+            ),
+            (
+                Warning,
+                "old.vmdk",
+                "the link",
+                "not referred to by the .vmx or the .vmsd",
+                "leads to it",
+                "keep it",
+            ),
+        ],
+    ),
+];
+
+#[test]
+fn files_of_a_descriptor() {
+    expect_each(FILES);
+}
+
+#[test]
+fn a_change_tracking_file_that_is_there_is_no_fault() {
+    let mut files = sound();
+    edit(&mut files, "web.vmdk", "version=1", "version=3\nchangeTrackPath=\"web-ctk.vmdk\"");
+    files.insert("web-ctk.vmdk".into(), vec![9; 30_000]);
+    expect("nothing", &files, &[]);
+}
+
+/// Sector of the first table of a VMFSsparse delta, by its directory.
+fn first_table(files: &Files) -> usize {
+    let entry = files[DELTA][2048..2052].try_into().unwrap();
+    u32::from_le_bytes(entry) as usize * 512
+}
+
+fn word(value: u32) -> [u8; 4] {
+    value.to_le_bytes()
+}
+
+/// What is planted in a delta, and the one thing that is then found.
+type One = (&'static str, fn(&mut Files), Row);
+
+const COWD_FAULTS: &[One] = &[
+    (
+        "version",
+        |f| patch(f, DELTA, 4, &word(2)),
+        (Warning, DELTA, "version", "2", "1, the only one", "backup"),
+    ),
+    ("flags", |f| patch(f, DELTA, 8, &word(1)), (Warning, DELTA, "flags", "1", "3, the only one", "backup")),
+    (
+        "grain of 3",
+        |f| patch(f, DELTA, 16, &word(3)),
+        (Damage, DELTA, "grainSize", "3", "a power of two", "backup"),
+    ),
+    (
+        "directory in the header",
+        |f| patch(f, DELTA, 20, &word(1)),
+        (Damage, DELTA, "gdOffset", "1", "at least 4", "backup"),
+    ),
+    (
+        "entries",
+        |f| patch(f, DELTA, 24, &word(9)),
+        (Damage, DELTA, "numGDEntries", "9", "2 for 6144 sectors", "backup"),
+    ),
+    (
+        "free sector",
+        |f| patch(f, DELTA, 28, &word(1 << 20)),
+        (Damage, DELTA, "freeSector", "1048576", "the file was cut", CUT),
+    ),
+    (
+        "free sector too low",
+        |f| patch(f, DELTA, 28, &word(48)),
+        (Damage, DELTA, "entry 0 of grain table 1", "80", "below freeSector 48", "backup"),
+    ),
+    (
+        "a table in the header",
+        |f| patch(f, DELTA, 2048, &word(1)),
+        (Damage, DELTA, "grain directory entry 0", "1", "0 or at least 5", "backup"),
+    ),
+    (
+        "a grain in the header",
+        |f| {
+            let at = first_table(f);
+            patch(f, DELTA, at, &word(1))
+        },
+        (Damage, DELTA, "entry 0 of grain table 0", "1", "0 or at least 5, after the metadata", "backup"),
+    ),
+    (
+        "a grain in a table",
+        |f| {
+            let at = first_table(f);
+            patch(f, DELTA, at, &word((at / 512) as u32))
+        },
+        (Damage, DELTA, "entry 0 of grain table 0", "8", "outside the table of region 0", "backup"),
+    ),
+    (
+        "an entry past the disk",
+        |f| {
+            let at = second_table(f) + 4 * 2048;
+            patch(f, DELTA, at, &word(40))
+        },
+        (Damage, DELTA, "entry 2048 of grain table 1", "40", "0, as it lies past the end", "backup"),
+    ),
+    (
+        "a grain twice",
+        |f| {
+            let (from, to) = (first_table(f), second_table(f));
+            let entry = f[DELTA][from..from + 4].to_vec();
+            patch(f, DELTA, to, &entry)
+        },
+        (
+            Damage,
+            DELTA,
+            "entry 0 of grain table 1",
+            "sector 40, as another entry is",
+            "each sector once",
+            "backup",
+        ),
+    ),
+    (
+        "half a header",
+        |f| cut(f, DELTA, 1000),
+        (Damage, DELTA, "the length", "1000 bytes", "at least the 2048 of a header", "backup"),
+    ),
+    (
+        "unclean",
+        |f| patch(f, DELTA, 1648, &word(1)),
+        (Warning, DELTA, "uncleanShutdown", "set", "not closed", "nothing if its VM runs"),
+    ),
+];
+
+#[test]
+fn vmfssparse_deltas() {
+    for (planted, plant, row) in COWD_FAULTS {
+        let mut files = sound();
+        plant(&mut files);
+        expect(planted, &files, &[*row]);
+    }
+}
+
+fn second_table(files: &Files) -> usize {
+    let entry = files[DELTA][2052..2056].try_into().unwrap();
+    u32::from_le_bytes(entry) as usize * 512
+}
+
+/// Byte of the file, the word put there, and the one thing that is then found.
+type Word = (usize, u64, Row);
+
+fn expect_words(cases: &[Word]) {
+    for (at, word, row) in cases {
+        let mut files = sound();
+        patch(&mut files, SE, *at, &word.to_le_bytes());
+        expect(row.2, &files, &[*row]);
+    }
+}
+
+const BACKUP: &str = "take the file from a backup";
+const COPY: &str = "copy the disk as its guest sees it";
+
+#[test]
+fn sesparse_headers() {
+    let directory = Image::new(CAPACITY, 4096).layout().directory as usize;
+    expect_words(&[
+        (8, 0x2_0000_0002, (Warning, SE, "version", "0x200000002", "0x200000001", BACKUP)),
+        (40, 1, (Warning, SE, "flags", "0x1", "0x0", BACKUP)),
+        (
+            512 + 24,
+            1,
+            (
+                Damage,
+                SE,
+                "replayJournal",
+                "1",
+                "0: the last writes of ESXi are in a journal",
+                "open and close",
+            ),
+        ),
+        (
+            512 + 8,
+            0,
+            (Damage, SE, "grain directory entry 0", "table 0", "below 0, which is freeGTNumber", BACKUP),
+        ),
+        (
+            directory,
+            2 << 60,
+            (Damage, SE, "grain directory entry 0", "0x2000000000000000", "0x10000000 above", BACKUP),
+        ),
+        (directory, 1 << 60 | 1, (Damage, SE, "grain directory entry 0", "table 1", "the room for", BACKUP)),
+    ]);
+}
+
+#[test]
+fn sesparse_tables() {
+    const DATA: u64 = 3 << 60;
+    const FIRST: &str = "entry 0 of grain table 0";
+    let at = Image::new(CAPACITY, 4096).layout();
+    let (tables, bitmap) = (at.tables as usize, at.bitmap as usize);
+    expect_words(&[
+        (tables, 4 << 60, (Damage, SE, FIRST, "0x4000000000000000", "a type from 1 to 3", COPY)),
+        (tables, 5, (Damage, SE, FIRST, "0x0000000000000005", "0, or a type", COPY)),
+        (
+            tables,
+            DATA | turned(768),
+            (Damage, SE, FIRST, "grain 768", "below 768, the room for grains", COPY),
+        ),
+        (
+            tables,
+            DATA | turned(2),
+            (Damage, SE, FIRST, "grain 2, which ends at 65536", "the file was cut", CUT),
+        ),
+        (
+            tables,
+            DATA | turned(1),
+            (Damage, SE, "entry 5 of grain table 0", "grain 1", "than that of entry 0", COPY),
+        ),
+        (
+            bitmap,
+            1,
+            (
+                Damage,
+                SE,
+                "the free bitmap of grains 0 to 7",
+                "0b00000001",
+                "0b00000011: a grain in use",
+                COPY,
+            ),
+        ),
+        (
+            tables + 5 * 8,
+            0,
+            (
+                Warning,
+                SE,
+                "the free bitmap of grains 0 to 7",
+                "0b00000011",
+                "that nothing names",
+                "nothing is lost",
+            ),
+        ),
+    ]);
+}
+
+/// Wherever a delta is cut: something is said of it, and it never counts as sound when a grain it names is gone.
+#[test]
+fn cut_deltas_are_damage() {
+    for (name, step) in [(DELTA, 512), (SE, 4096)] {
+        let whole = sound()[name].len();
+        for keep in (0..whole - 4096).step_by(step) {
+            let mut files = sound();
+            cut(&mut files, name, keep);
+            let report = examine(&files, Some(name)).unwrap();
+            assert!(!report.is_sound(), "{name} of {keep} bytes");
+            assert!(report.findings[0].file.ends_with(name), "{report:?}");
+        }
+    }
+}
