@@ -13,7 +13,7 @@ use super::survey::{Located, Survey};
 use super::{Growth, Home, links, write};
 use crate::descriptor::{Descriptor, NewChild, note_for_child_of};
 use crate::names::{DeltaNames, next_delta_names};
-use crate::text::{TEXT_BYTES_MAX, check_name};
+use crate::text::check_name;
 use crate::vmfssparse::{Facts, VmfsSparse};
 use crate::vmsd::Vmsd;
 use crate::vmx::{Slot, VM_DISKS_MAX, Vmx};
@@ -106,15 +106,17 @@ impl Home {
 
     /// Where deltas go: to the VM's snapshot folder if it has one, else beside the parent, else to the home.
     async fn child_folder(&self, parent: &Place) -> Result<Folder> {
-        let survey = Survey::new(&self.gate);
-        let names = survey.home().await?;
-        if let Ok(files) = self.text_names(&names) {
-            let bytes = self.dir().read_file(&files.vmx, TEXT_BYTES_MAX as u64).await?;
-            let vmx = Vmx::parse(&self.dir().path_of(&files.vmx), &bytes)?;
-            if let Some(folder) = vmx.snapshot_folder()? {
-                let place = format!("{}: workingDir", vmx.values().file());
-                return self.gate.own_folder(&place, folder).await;
-            }
+        let vmx = match self.texts(&Survey::new(&self.gate)).await {
+            Ok((_, texts)) => Some(texts.vmx),
+            // A folder of disks without a VM.
+            Err(e) if e.kind == ErrorKind::NotFound => None,
+            Err(e) => return Err(e),
+        };
+        if let Some(vmx) = vmx
+            && let Some(folder) = vmx.snapshot_folder()?
+        {
+            let place = format!("{}: workingDir", vmx.values().file());
+            return self.gate.own_folder(&place, folder).await;
         }
         Ok(if parent.folder.rank == Rank::Own { parent.folder.clone() } else { self.gate.home().clone() })
     }

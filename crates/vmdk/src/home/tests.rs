@@ -7,6 +7,11 @@ use sim::{Action, Cut, Fault, OpKind, Options, SimWorld, View};
 use super::*;
 use crate::testing::{flush, read, root, write};
 
+mod clone;
+mod folders;
+mod import;
+mod tree;
+
 const DISK_BYTES: u64 = 3 << 20;
 const GROWTH: Growth = Growth { step_bytes: 16 << 10, chunk_bytes: 16 << 10 };
 
@@ -15,7 +20,13 @@ async fn folder(env: &Env) -> Dir {
 }
 
 async fn home(env: &Env) -> Home {
-    Home::new(folder(env).await, Folders::default(), GROWTH)
+    home_in(env, &[]).await
+}
+
+/// The home with other folders of its own.
+async fn home_in(env: &Env, own: &[&str]) -> Home {
+    let own = own.iter().map(|path| env.open_root(path).unwrap()).collect();
+    Home::new(folder(env).await, Folders { own, ..Folders::default() }, GROWTH)
 }
 
 fn new_world(seed: u64) -> SimWorld {
@@ -60,9 +71,13 @@ async fn take_all(home: &Home, state: &VmState, uid: u32) -> Result<VmState> {
     Ok(change.next)
 }
 
-/// Everything in the folder, and the tops' chains with every layer opened.
 async fn evidence(env: Env) -> (VmState, Vec<String>) {
-    let home = home(&env).await;
+    evidence_in(env, &[]).await
+}
+
+/// Every file in the folders, and the tops' chains with every layer opened.
+async fn evidence_in(env: Env, own: &[&str]) -> (VmState, Vec<String>) {
+    let home = home_in(&env, own).await;
     let state = home.load().await.unwrap();
     assert_eq!(home.load().await.unwrap(), state, "a second load finds nothing to do");
     for disk in &state.disks {
@@ -70,7 +85,11 @@ async fn evidence(env: Env) -> (VmState, Vec<String>) {
             home.open(&info.name, true).await.unwrap();
         }
     }
-    let names = folder(&env).await.list().await.unwrap();
+    let mut names = folder(&env).await.list().await.unwrap();
+    for path in own {
+        let others = env.open_root(path).unwrap().list().await.unwrap();
+        names.extend(others.into_iter().map(|name| format!("{path}/{name}")));
+    }
     (state, names.into_iter().filter(|name| !name.ends_with('/')).collect())
 }
 
@@ -283,21 +302,23 @@ fn an_unpublished_child_goes_by_hand_or_at_the_next_load() {
 
 /// Cuts the power at each event of `step` in turn, with several seeds, and looks at what the next boot finds.
 fn cut_everywhere(
+    own: &'static [&'static str],
     prepare: impl AsyncFn(Home) -> VmState + Copy + 'static,
     step: impl AsyncFn(Home, VmState) -> Result<VmState> + Copy + 'static,
 ) {
     let mut states = BTreeSet::new();
     for nth in 1.. {
         let world = new_world(nth);
-        let before = world.run(async move |env| prepare(home(&env).await).await).unwrap();
-        let old_names = world.run(evidence).unwrap().1;
+        let look = |env: Env| evidence_in(env, own);
+        let before = world.run(async move |env| prepare(home_in(&env, own).await).await).unwrap();
+        let old_names = world.run(look).unwrap().1;
         world.cut_at(Cut::Event(nth));
         let loaded = before.clone();
-        let finished = world.run(async move |env| step(home(&env).await, loaded).await.unwrap());
+        let finished = world.run(async move |env| step(home_in(&env, own).await, loaded).await.unwrap());
         world.cancel_cut();
         world.power_cut();
-        let (state, names) = world.run(evidence).unwrap();
-        assert_eq!(world.run(evidence).unwrap(), (state.clone(), names.clone()));
+        let (state, names) = world.run(look).unwrap();
+        assert_eq!(world.run(look).unwrap(), (state.clone(), names.clone()));
         let is_old = state == before;
         states.insert(is_old);
         if is_old {
@@ -315,6 +336,7 @@ fn cut_everywhere(
 #[test]
 fn a_power_cut_anywhere_in_a_take_leaves_the_old_vm_or_the_new_one() {
     cut_everywhere(
+        &[],
         async |home| home.load().await.unwrap(),
         async |home, state| take_all(&home, &state, 1).await,
     );
@@ -343,7 +365,7 @@ fn a_power_cut_anywhere_in_the_end_of_a_commit_leaves_one_of_the_two_chains() {
         home.publish(&change).await?;
         Ok(next)
     };
-    cut_everywhere(prepare, step);
+    cut_everywhere(&[], prepare, step);
 }
 
 #[test]
