@@ -14,16 +14,21 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    CommitPreview, CommitTarget, Event, Job, JobLimit, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm,
-    VmCreate, VmRemoved, VmSummary,
+    CommitPreview, CommitTarget, Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved,
+    DiskSetMode, Event, Job, JobLimit, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree,
+    Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmRemoved, VmSummary,
 };
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
-use crate::name::VmName;
+use crate::name::{DiskRef, VmName};
 
 /// Events are the longest answer: at about 200 bytes each, over 300,000 of them.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 const NO_BODY: Option<&()> = None;
+
+fn disk_path(disk: &DiskRef) -> String {
+    format!("/vms/{}/disks/{}", disk.vm, disk.number)
+}
 
 pub struct Client {
     datastore: PathBuf,
@@ -59,6 +64,52 @@ impl Client {
         self.call(Method::DELETE, &format!("/vms/{vm}?delete_disks={delete_disks}"), NO_BODY).await
     }
 
+    pub async fn vm_import(&self, request: &VmImport) -> Result<Vm> {
+        self.call(Method::POST, "/import", Some(request)).await
+    }
+
+    pub async fn vm_clone(&self, vm: &VmName, request: &VmClone) -> Result<Vm> {
+        self.call(Method::POST, &format!("/vms/{vm}/clone"), Some(request)).await
+    }
+
+    pub async fn vm_close(&self, vm: &VmName, disconnect: bool) -> Result<VmClosed> {
+        self.call(Method::POST, &format!("/vms/{vm}/close"), Some(&Disconnect { disconnect })).await
+    }
+
+    pub async fn vm_open(&self, vm: &VmName) -> Result<Vm> {
+        self.call(Method::POST, &format!("/vms/{vm}/open"), NO_BODY).await
+    }
+
+    pub async fn vm_set_snapshot_dir(&self, vm: &VmName, request: &SnapshotDir) -> Result<Vm> {
+        self.call(Method::PUT, &format!("/vms/{vm}/snapshot-dir"), Some(request)).await
+    }
+
+    pub async fn reset_preview(&self, vm: &VmName) -> Result<Loss> {
+        self.call(Method::POST, &format!("/vms/{vm}/reset/preview"), NO_BODY).await
+    }
+
+    pub async fn vm_reset(&self, vm: &VmName, disconnect: bool) -> Result<Loss> {
+        self.call(Method::POST, &format!("/vms/{vm}/reset"), Some(&Disconnect { disconnect })).await
+    }
+
+    pub async fn disk_add(&self, vm: &VmName, disk: &DiskCreate) -> Result<Disk> {
+        self.call(Method::POST, &format!("/vms/{vm}/disks"), Some(disk)).await
+    }
+
+    pub async fn disk_remove(&self, disk: &DiskRef, delete_files: bool) -> Result<DiskRemoved> {
+        let path = format!("{}?delete_files={delete_files}", disk_path(disk));
+        self.call(Method::DELETE, &path, NO_BODY).await
+    }
+
+    pub async fn disk_grow(&self, disk: &DiskRef, size_bytes: u64) -> Result<DiskGrown> {
+        let path = format!("{}/size", disk_path(disk));
+        self.call(Method::PUT, &path, Some(&DiskGrow { size_bytes })).await
+    }
+
+    pub async fn disk_set_mode(&self, disk: &DiskRef, request: &DiskSetMode) -> Result<Disk> {
+        self.call(Method::PUT, &format!("{}/mode", disk_path(disk)), Some(request)).await
+    }
+
     pub async fn snapshot_take(&self, vm: &VmName, request: &SnapshotTake) -> Result<SnapshotTaken> {
         self.call(Method::POST, &format!("/vms/{vm}/snapshots"), Some(request)).await
     }
@@ -73,6 +124,22 @@ impl Client {
 
     pub async fn snapshot_commit(&self, vm: &VmName, target: &CommitTarget) -> Result<Job> {
         self.call(Method::POST, &format!("/vms/{vm}/commit"), Some(target)).await
+    }
+
+    pub async fn revert_preview(&self, vm: &VmName, request: &Revert) -> Result<Loss> {
+        self.call(Method::POST, &format!("/vms/{vm}/revert/preview"), Some(request)).await
+    }
+
+    pub async fn snapshot_revert(&self, vm: &VmName, request: &Revert) -> Result<Loss> {
+        self.call(Method::POST, &format!("/vms/{vm}/revert"), Some(request)).await
+    }
+
+    pub async fn discard_preview(&self, vm: &VmName, request: &Discard) -> Result<Loss> {
+        self.call(Method::POST, &format!("/vms/{vm}/discard/preview"), Some(request)).await
+    }
+
+    pub async fn snapshot_discard(&self, vm: &VmName, request: &Discard) -> Result<Loss> {
+        self.call(Method::POST, &format!("/vms/{vm}/discard"), Some(request)).await
     }
 
     pub async fn events(&self, vm: &VmName, after: u64) -> Result<Vec<Event>> {

@@ -7,8 +7,9 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::api::{
-    CommitPreview, CommitTarget, Event, Job, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmCreate,
-    VmRemoved, VmSummary,
+    CommitPreview, CommitTarget, Discard, Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job,
+    Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed,
+    VmCreate, VmImport, VmRemoved, VmSummary,
 };
 use crate::error::Result;
 use crate::name::VmName;
@@ -21,11 +22,29 @@ pub trait Control: Send + Sync {
 
     /// `Exists` if the name is taken.
     fn vm_create(&self, request: VmCreate) -> Reply<'_, Vm>;
+    /// `Locked` while somebody else has its files, `Refused` where they lead outside the folders allowed.
+    fn vm_import(&self, request: VmImport) -> Reply<'_, Vm>;
+    /// The new VM; the snapshot is protected as long as it lives.
+    fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm>;
     /// By name.
     fn vm_list(&self) -> Reply<'_, Vec<VmSummary>>;
     fn vm_show(&self, vm: VmName) -> Reply<'_, Vm>;
-    /// Keeps the files unless `delete_disks`. `Refused` while a client is attached or a job is open.
+    /// `Refused` while a client writes, unless it is to be disconnected.
+    fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed>;
+    fn vm_open(&self, vm: VmName) -> Reply<'_, Vm>;
+    fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm>;
+    /// `Refused` without a nonpersistent disk.
+    fn reset_preview(&self, vm: VmName) -> Reply<'_, Loss>;
+    fn vm_reset(&self, vm: VmName, disconnect: bool) -> Reply<'_, Loss>;
+    /// Keeps the files unless `delete_disks`. `Refused` while a client is attached, a job is open, or a clone reads
+    /// them.
     fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved>;
+
+    fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk>;
+    fn disk_remove(&self, vm: VmName, number: u32, delete_files: bool) -> Reply<'_, DiskRemoved>;
+    /// `Refused` while it has deltas.
+    fn disk_grow(&self, vm: VmName, number: u32, size_bytes: u64) -> Reply<'_, DiskGrown>;
+    fn disk_set_mode(&self, vm: VmName, number: u32, mode: DiskMode) -> Reply<'_, Disk>;
 
     /// Answers once the snapshot is sealed.
     fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken>;
@@ -34,6 +53,12 @@ pub trait Control: Send + Sync {
     fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview>;
     /// Answers with the job, the names already gone from the tree.
     fn snapshot_commit(&self, vm: VmName, target: CommitTarget) -> Reply<'_, Job>;
+
+    fn revert_preview(&self, vm: VmName, request: Revert) -> Reply<'_, Loss>;
+    /// `Refused` while a client writes, unless it is to be disconnected.
+    fn snapshot_revert(&self, vm: VmName, request: Revert) -> Reply<'_, Loss>;
+    fn discard_preview(&self, vm: VmName, request: Discard) -> Reply<'_, Loss>;
+    fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss>;
 
     /// Oldest first; ended jobs stay listed until the daemon stops.
     fn job_list(&self) -> Reply<'_, Vec<Job>>;

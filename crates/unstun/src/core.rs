@@ -3,20 +3,28 @@
 //! The API's thread sends closures; the core runs each as a task and sends the answer back. Nothing of a guest's data
 //! crosses this bridge.
 
+mod branches;
 mod bridge;
+mod check;
 mod convert;
+mod disks;
+mod door;
 mod exports;
 mod formats;
+mod homes;
+mod inuse;
 mod journal;
+mod life;
 mod node;
 mod operations;
 mod present;
 mod ready;
+mod tree;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::api::Converted;
+use crate::api::{Checked, Converted};
 use crate::control::Control;
 use crate::datastore::Datastore;
 use crate::error::Result;
@@ -31,4 +39,10 @@ pub fn start(datastore: &Datastore, nbd: &[NbdListen]) -> Result<Arc<dyn Control
 /// (bytes done, bytes total) after each piece.
 pub fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     convert::convert(chain, output, progress)
+}
+
+/// Verifies the folder of a VM, or the chain that ends in the descriptor at `path`, and changes nothing. What is wrong with
+/// the files is in the answer; an error is about the place.
+pub fn check(path: &Path) -> Result<Checked> {
+    check::check(path)
 }

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub const VM_NAME_BYTES_MAX: usize = 64;
 /// VMware's own limit on a snapshot's display name.
 pub const SNAPSHOT_NAME_BYTES_MAX: usize = 80;
+/// 80 characters of VMware's, at four bytes each, with room for a tool that counts otherwise.
+pub const SNAPSHOT_REF_BYTES_MAX: usize = 512;
 /// One line of a snapshot list; far below the 32 MiB request limit and long enough for a paragraph.
 pub const MESSAGE_BYTES_MAX: usize = 1024;
 
@@ -25,8 +27,20 @@ pub struct VmName(String);
 #[serde(try_from = "String", into = "String")]
 pub struct SnapshotName(String);
 
+/// A snapshot that is there already, by its name or its id: other tools' names have spaces and any letters.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SnapshotRef(String);
+
+/// A disk of a VM, written as its export is named: `VM/diskN`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskRef {
+    pub vm: VmName,
+    pub number: u32,
+}
+
 macro_rules! name_type {
-    ($type:ident, $what:literal, $limit:expr) => {
+    ($type:ident, $check:expr) => {
         impl $type {
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -37,7 +51,7 @@ macro_rules! name_type {
             type Err = String;
 
             fn from_str(text: &str) -> Result<Self, String> {
-                check_name($what, text, $limit).map(|()| Self(text.to_owned()))
+                $check(text).map(|()| Self(text.to_owned()))
             }
         }
 
@@ -63,8 +77,44 @@ macro_rules! name_type {
     };
 }
 
-name_type!(VmName, "VM", VM_NAME_BYTES_MAX);
-name_type!(SnapshotName, "snapshot", SNAPSHOT_NAME_BYTES_MAX);
+name_type!(VmName, |text: &str| check_name("VM", text, VM_NAME_BYTES_MAX));
+name_type!(SnapshotName, |text: &str| check_name("snapshot", text, SNAPSHOT_NAME_BYTES_MAX));
+name_type!(SnapshotRef, check_ref);
+
+impl From<&SnapshotName> for SnapshotRef {
+    fn from(name: &SnapshotName) -> Self {
+        Self(name.0.clone())
+    }
+}
+
+impl FromStr for DiskRef {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || format!("{}: expected VM/diskN, such as web/disk0", quoted(text));
+        let (vm, number) = text.split_once("/disk").ok_or_else(expected)?;
+        let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        let number = number.parse().ok().filter(|_| digits).ok_or_else(expected)?;
+        Ok(Self { vm: vm.parse()?, number })
+    }
+}
+
+impl fmt::Display for DiskRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/disk{}", self.vm, self.number)
+    }
+}
+
+fn check_ref(text: &str) -> Result<(), String> {
+    let sound = !text.is_empty() && !text.chars().any(char::is_control);
+    if sound && text.len() <= SNAPSHOT_REF_BYTES_MAX {
+        return Ok(());
+    }
+    Err(format!(
+        "snapshot {}: expected its name or id, 1 to {SNAPSHOT_REF_BYTES_MAX} bytes without control characters",
+        quoted(text)
+    ))
+}
 
 fn check_name(what: &str, text: &str, limit: usize) -> Result<(), String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -97,8 +147,11 @@ pub fn check_message(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `VM NAME` and `VM@NAME` mean the same.
-pub fn vm_and_snapshot(vm: &str, snapshot: Option<&str>) -> Result<(VmName, Option<SnapshotName>), String> {
+/// `VM NAME` and `VM@NAME` mean the same. `T` says whether the snapshot is to be made or there already.
+pub fn vm_and_snapshot<T: FromStr<Err = String>>(
+    vm: &str,
+    snapshot: Option<&str>,
+) -> Result<(VmName, Option<T>), String> {
     match (vm.split_once('@'), snapshot) {
         (Some(_), Some(second)) => {
             Err(format!("snapshot named twice: {} and {}", quoted(vm), quoted(second)))
@@ -146,9 +199,36 @@ mod tests {
             ("web".parse::<VmName>().unwrap(), Some("before-upgrade".parse::<SnapshotName>().unwrap()));
         assert_eq!(vm_and_snapshot("web@before-upgrade", None).unwrap(), both);
         assert_eq!(vm_and_snapshot("web", Some("before-upgrade")).unwrap(), both);
-        assert_eq!(vm_and_snapshot("web", None).unwrap().1, None);
-        assert!(vm_and_snapshot("web@a", Some("b")).unwrap_err().contains("twice"));
-        assert!(vm_and_snapshot("web@", None).is_err());
+        assert_eq!(vm_and_snapshot::<SnapshotName>("web", None).unwrap().1, None);
+        assert!(vm_and_snapshot::<SnapshotName>("web@a", Some("b")).unwrap_err().contains("twice"));
+        assert!(vm_and_snapshot::<SnapshotName>("web@", None).is_err());
+    }
+
+    #[test]
+    fn a_snapshot_of_other_tools_can_be_named() {
+        let (_, named) = vm_and_snapshot::<SnapshotRef>("web@Before update 2 @night", None).unwrap();
+        assert_eq!(named.unwrap().as_str(), "Before update 2 @night");
+        for text in ["", "a\nb", &"x".repeat(SNAPSHOT_REF_BYTES_MAX + 1)] {
+            assert!(text.parse::<SnapshotRef>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn disks_are_named_as_their_exports_are() {
+        let disk: DiskRef = "web/disk12".parse().unwrap();
+        assert_eq!((disk.vm.as_str(), disk.number, disk.to_string().as_str()), ("web", 12, "web/disk12"));
+        for text in [
+            "",
+            "web",
+            "web/disk",
+            "web/disk+1",
+            "web/disk-1",
+            "../disk0",
+            "web/disk0@a",
+            "web/disk99999999999",
+        ] {
+            assert!(text.parse::<DiskRef>().is_err(), "{text:?}");
+        }
     }
 
     #[test]

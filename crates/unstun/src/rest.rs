@@ -1,5 +1,11 @@
 //! The REST API: routes under `/api/v1` over a `Control`, served on a Unix socket that only its owner can open.
 
+pub mod body;
+mod disks;
+mod jobs;
+mod snapshots;
+mod vms;
+
 use std::fmt::Display;
 use std::future::Future;
 use std::os::unix::fs::PermissionsExt;
@@ -8,31 +14,29 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Json, Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 
-use crate::api::{CommitTarget, JobLimit, SnapshotTake, VmCreate};
 use crate::control::Control;
 use crate::error::{Error, ErrorBody, Result};
-use crate::name::{self, VmName};
-use crate::{listen, units};
+use crate::listen;
+use crate::name::VmName;
 
-/// The largest body is a `VmCreate`: 4096 disks of about 40 bytes each would fit.
+/// The largest body is a `VmCreate`: 60 disks, each with a folder's path of up to 4096 bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
-/// Of one VM: four SCSI controllers with 15 disks each, as VMware's own limit.
-const DISKS_MAX: usize = 60;
 
 type Shared = State<Arc<dyn Control>>;
 /// Success is JSON with status 200; failure is an `ErrorBody` with the kind's status.
 type Answer<T> = std::result::Result<Json<T>, Failure>;
 
-struct Failure(Error);
+pub struct Failure(Error);
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
@@ -76,31 +80,61 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> 
     }
 }
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+impl<S: Send + Sync, T: body::Request> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> std::result::Result<Self, Failure> {
-        let body = Json::from_request(request, state).await;
-        body.map(|Json(value)| Self(value)).map_err(|e| invalid(e.body_text()))
+        let bytes = Bytes::from_request(request, state).await.map_err(|e| invalid(e.body_text()))?;
+        body::parse(&bytes).map(Self).map_err(Failure)
+    }
+}
+
+/// `/vms/{vm}/disks/{number}`.
+struct DiskParameter(VmName, u32);
+
+impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> std::result::Result<Self, Failure> {
+        let Path((vm, number)) = Path::<(String, String)>::from_request_parts(parts, state)
+            .await
+            .map_err(|e| invalid(e.body_text()))?;
+        let vm = vm.parse().map_err(|e| invalid(format!("{vm:?}: {e}")))?;
+        let number = number.parse().map_err(|e| invalid(format!("disk {number:?}: {e}")))?;
+        Ok(Self(vm, number))
     }
 }
 
 pub fn router(control: Arc<dyn Control>) -> Router {
     let v1 = Router::new()
         .route("/status", get(status))
-        .route("/vms", get(vm_list).post(vm_create))
-        .route("/vms/{vm}", get(vm_show))
-        .route("/vms/{vm}", delete(vm_remove))
-        .route("/vms/{vm}/snapshots", get(snapshot_tree).post(snapshot_take))
-        .route("/vms/{vm}/commit", post(snapshot_commit))
-        .route("/vms/{vm}/commit/preview", post(commit_preview))
-        .route("/vms/{vm}/events", get(events))
-        .route("/jobs", get(job_list))
-        .route("/jobs/{id}", get(job_show))
-        .route("/jobs/{id}/pause", post(job_pause))
-        .route("/jobs/{id}/resume", post(job_resume))
-        .route("/jobs/{id}/cancel", post(job_cancel))
-        .route("/jobs/{id}/limit", put(job_limit))
+        .route("/import", post(vms::import))
+        .route("/vms", get(vms::list).post(vms::create))
+        .route("/vms/{vm}", get(vms::show).delete(vms::remove))
+        .route("/vms/{vm}/clone", post(vms::clone))
+        .route("/vms/{vm}/close", post(vms::close))
+        .route("/vms/{vm}/open", post(vms::open))
+        .route("/vms/{vm}/snapshot-dir", put(vms::set_snapshot_dir))
+        .route("/vms/{vm}/reset", post(vms::reset))
+        .route("/vms/{vm}/reset/preview", post(vms::reset_preview))
+        .route("/vms/{vm}/events", get(vms::events))
+        .route("/vms/{vm}/disks", post(disks::add))
+        .route("/vms/{vm}/disks/{number}", delete(disks::remove))
+        .route("/vms/{vm}/disks/{number}/size", put(disks::grow))
+        .route("/vms/{vm}/disks/{number}/mode", put(disks::set_mode))
+        .route("/vms/{vm}/snapshots", get(snapshots::tree).post(snapshots::take))
+        .route("/vms/{vm}/commit", post(snapshots::commit))
+        .route("/vms/{vm}/commit/preview", post(snapshots::commit_preview))
+        .route("/vms/{vm}/revert", post(snapshots::revert))
+        .route("/vms/{vm}/revert/preview", post(snapshots::revert_preview))
+        .route("/vms/{vm}/discard", post(snapshots::discard))
+        .route("/vms/{vm}/discard/preview", post(snapshots::discard_preview))
+        .route("/jobs", get(jobs::list))
+        .route("/jobs/{id}", get(jobs::show))
+        .route("/jobs/{id}/pause", post(jobs::pause))
+        .route("/jobs/{id}/resume", post(jobs::resume))
+        .route("/jobs/{id}/cancel", post(jobs::cancel))
+        .route("/jobs/{id}/limit", put(jobs::limit))
         .with_state(control);
     Router::new()
         .nest("/api/v1", v1)
@@ -140,113 +174,4 @@ fn answer<T: Serialize>(result: Result<T>) -> Answer<T> {
 
 async fn status(State(control): Shared) -> Answer<impl Serialize> {
     answer(control.status().await)
-}
-
-async fn vm_list(State(control): Shared) -> Answer<impl Serialize> {
-    answer(control.vm_list().await)
-}
-
-async fn vm_create(State(control): Shared, Body(request): Body<VmCreate>) -> Answer<impl Serialize> {
-    if request.disks.is_empty() || request.disks.len() > DISKS_MAX {
-        let count = request.disks.len();
-        return Err(invalid(format!("VM with {count} disks: expected 1 to {DISKS_MAX}")));
-    }
-    for disk in &request.disks {
-        units::check_disk_size(disk.size_bytes).map_err(invalid)?;
-    }
-    answer(control.vm_create(request).await)
-}
-
-async fn vm_show(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
-    answer(control.vm_show(vm).await)
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Remove {
-    #[serde(default)]
-    delete_disks: bool,
-}
-
-async fn vm_remove(
-    State(control): Shared,
-    Parameter(vm): Parameter<VmName>,
-    Parameters(remove): Parameters<Remove>,
-) -> Answer<impl Serialize> {
-    answer(control.vm_remove(vm, remove.delete_disks).await)
-}
-
-async fn snapshot_tree(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
-    answer(control.snapshot_tree(vm).await)
-}
-
-async fn snapshot_take(
-    State(control): Shared,
-    Parameter(vm): Parameter<VmName>,
-    Body(request): Body<SnapshotTake>,
-) -> Answer<impl Serialize> {
-    name::check_message(&request.message).map_err(invalid)?;
-    answer(control.snapshot_take(vm, request).await)
-}
-
-async fn commit_preview(
-    State(control): Shared,
-    Parameter(vm): Parameter<VmName>,
-    Body(target): Body<CommitTarget>,
-) -> Answer<impl Serialize> {
-    answer(control.commit_preview(vm, target).await)
-}
-
-async fn snapshot_commit(
-    State(control): Shared,
-    Parameter(vm): Parameter<VmName>,
-    Body(target): Body<CommitTarget>,
-) -> Answer<impl Serialize> {
-    answer(control.snapshot_commit(vm, target).await)
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct After {
-    #[serde(default)]
-    after: u64,
-}
-
-async fn events(
-    State(control): Shared,
-    Parameter(vm): Parameter<VmName>,
-    Parameters(query): Parameters<After>,
-) -> Answer<impl Serialize> {
-    answer(control.events(vm, query.after).await)
-}
-
-async fn job_list(State(control): Shared) -> Answer<impl Serialize> {
-    answer(control.job_list().await)
-}
-
-async fn job_show(State(control): Shared, Parameter(id): Parameter<u64>) -> Answer<impl Serialize> {
-    answer(control.job_show(id).await)
-}
-
-async fn job_pause(State(control): Shared, Parameter(id): Parameter<u64>) -> Answer<impl Serialize> {
-    answer(control.job_pause(id).await)
-}
-
-async fn job_resume(State(control): Shared, Parameter(id): Parameter<u64>) -> Answer<impl Serialize> {
-    answer(control.job_resume(id).await)
-}
-
-async fn job_cancel(State(control): Shared, Parameter(id): Parameter<u64>) -> Answer<impl Serialize> {
-    answer(control.job_cancel(id).await)
-}
-
-async fn job_limit(
-    State(control): Shared,
-    Parameter(id): Parameter<u64>,
-    Body(limit): Body<JobLimit>,
-) -> Answer<impl Serialize> {
-    if limit.limit_bytes_s == Some(0) {
-        return Err(invalid("limit of 0 bytes per second: expected more, or null for none"));
-    }
-    answer(control.job_limit(id, limit.limit_bytes_s).await)
 }

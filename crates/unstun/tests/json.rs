@@ -8,10 +8,12 @@ use serde::Serialize;
 use serde_json::Value;
 use support::Daemon;
 use unstun::api::*;
+use unstun::client::Client;
 use unstun::command::runtime;
 use unstun::demo::meter::Counts;
 use unstun::demo::report::{Phase, Report};
 use unstun::error::{Error, ErrorBody, ErrorKind};
+use unstun::name::{DiskRef, SnapshotRef, VmName};
 
 const PAGE: &str = include_str!("../../../docs/cli-json.md");
 
@@ -43,7 +45,7 @@ impl Actual {
 fn disk_create() -> VmCreate {
     VmCreate {
         name: "web".parse().unwrap(),
-        disks: vec![DiskCreate { size_bytes: 20 << 30 }],
+        disks: vec![DiskCreate::new(20 << 30)],
         store: Store::Redo,
         when_full: WhenFull::Wait,
     }
@@ -76,8 +78,46 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("EventDisk", &event.disks[0]);
     actual.add("CommitPreview", &client.commit_preview(&name, &CommitTarget::All).await.unwrap());
     actual.add("Job", &client.snapshot_commit(&name, &CommitTarget::All).await.unwrap());
+    from_changes(actual, &client, &name).await;
     actual.add("JobLimit", &JobLimit { limit_bytes_s: None });
     actual.add("VmRemoved", &client.vm_remove(&name, false).await.unwrap());
+}
+
+async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
+    let taken = SnapshotTake { name: "after".parse().unwrap(), message: String::new() };
+    let snapshot: SnapshotRef = (&taken.name).into();
+    client.snapshot_take(name, &taken).await.unwrap();
+    let revert = Revert { disconnect: true, ..Revert::default() };
+    let discard = Discard { snapshot: snapshot.clone(), disconnect: true };
+    let loss = client.snapshot_revert(name, &revert).await.unwrap();
+    let disk: DiskRef = format!("{name}/disk0").parse().unwrap();
+    let import = VmImport {
+        path: "/srv/old".into(),
+        name: None,
+        in_place: false,
+        allow_roots: Vec::new(),
+        ignore_content_ids: false,
+        when_full: WhenFull::Wait,
+    };
+    let clone = VmClone { snapshot, name: "test1".parse().unwrap() };
+    client.vm_import(&import).await.unwrap();
+    client.vm_clone(name, &clone).await.unwrap();
+    actual.add("Revert", &revert);
+    actual.add("Discard", &discard);
+    actual.add("Loss", &loss);
+    actual.add("VmClient", &loss.clients[0]);
+    actual.add("VmImport", &import);
+    actual.add("VmClone", &clone);
+    actual.add("Disconnect", &Disconnect::default());
+    actual.add("VmClosed", &client.vm_close(name, true).await.unwrap());
+    let dir = SnapshotDir { dir: Some("/fast".into()) };
+    actual.add("SnapshotDir", &dir);
+    assert_eq!(client.vm_set_snapshot_dir(name, &dir).await.unwrap().snapshot_dir, dir.dir);
+    actual.add("UnownedDelta", &client.snapshot_tree(name).await.unwrap().unowned[0]);
+    actual.add("DiskGrow", &DiskGrow { size_bytes: 512 });
+    actual.add("DiskSetMode", &DiskSetMode { mode: DiskMode::Persistent });
+    actual.add("DiskGrown", &client.disk_grow(&disk, 1 << 40).await.unwrap());
+    actual.add("DiskRemoved", &client.disk_remove(&disk, false).await.unwrap());
 }
 
 fn made_here(actual: &mut Actual) {
@@ -86,6 +126,30 @@ fn made_here(actual: &mut Actual) {
     actual.add("ErrorFields", &body.error);
     let (chain, output) = ("/a".into(), "/b".into());
     actual.add("Converted", &Converted { chain, output, size_bytes: 0, bytes_written: 0, layers: 1 });
+    let finding = Finding {
+        severity: Severity::Note,
+        file: String::new(),
+        field: String::new(),
+        found: String::new(),
+        expected: String::new(),
+        remedy: String::new(),
+    };
+    actual.add("Finding", &finding);
+    actual.add("Checked", &Checked { path: "/a".into(), findings: vec![finding] });
+    let disk = AttachDisk { number: 0, export: String::new(), nbd_uri: String::new() };
+    let socket =
+        AttachSocket { path: "/s".into(), owner: String::new(), group: String::new(), mode: String::new() };
+    actual.add("AttachDisk", &disk);
+    actual.add("AttachSocket", &socket);
+    let attach = Attach {
+        vm: "web".parse().unwrap(),
+        to: AttachTo::Qemu,
+        disks: vec![disk],
+        socket: Some(socket),
+        snippet: String::new(),
+        access: Vec::new(),
+    };
+    actual.add("Attach", &attach);
     let phase = Phase::new("baseline", 1.0, &Counts::default(), None);
     actual.add("Phase", &phase);
     let report = Report {
@@ -133,6 +197,11 @@ fn every_word_is_on_the_page() {
         O::SpaceExhausted,
         O::SpaceReturned,
         O::Recovered,
+        O::Revert,
+        O::Discard,
+        O::Reset,
+        O::Disks,
+        O::Home,
     ];
     for operation in operations {
         assert_eq!(spelled(operation), operation.as_str());
@@ -145,6 +214,15 @@ fn every_word_is_on_the_page() {
     }
     let modes = [DiskMode::Persistent, DiskMode::IndependentPersistent, DiskMode::IndependentNonpersistent];
     let mut words: Vec<String> = modes.into_iter().map(spelled).collect();
+    for severity in [Severity::Damage, Severity::Warning, Severity::Note] {
+        assert_eq!(spelled(severity), severity.as_str());
+        words.push(spelled(severity));
+    }
+    for condition in [VmCondition::Open, VmCondition::Closed, VmCondition::Broken] {
+        assert_eq!(spelled(condition), condition.as_str());
+        words.push(spelled(condition));
+    }
+    words.extend([AttachTo::Qemu, AttachTo::Libvirt, AttachTo::Proxmox].map(spelled));
     words.extend([spelled(Store::Redo), spelled(WhenFull::Wait), spelled(WhenFull::Error)]);
     for word in words {
         assert!(PAGE.contains(&format!("`{word}`")), "{word}");

@@ -21,7 +21,7 @@ fn web() -> VmName {
 fn create(name: &str, sizes: &[u64]) -> VmCreate {
     VmCreate {
         name: name.parse().unwrap(),
-        disks: sizes.iter().map(|&size_bytes| DiskCreate { size_bytes }).collect(),
+        disks: sizes.iter().copied().map(DiskCreate::new).collect(),
         store: Store::Redo,
         when_full: WhenFull::Wait,
     }
@@ -44,7 +44,7 @@ fn a_vm_lives_and_goes() {
         let vm = client.vm_create(&create("web", &[1 << 30, 2 << 30])).await.unwrap();
         assert_eq!(client.vm_show(&web()).await.unwrap(), vm);
         assert_eq!(vm.disks[1].size_bytes, 2 << 30);
-        assert_eq!(client.vm_list().await.unwrap()[0].size_bytes, 3 << 30);
+        assert_eq!(client.vm_list().await.unwrap()[0].size_bytes, Some(3 << 30));
         assert_eq!(client.status().await.unwrap().vms, 1);
         let again = client.vm_create(&create("web", &[512])).await.unwrap_err();
         assert_eq!(again.kind, ErrorKind::Exists);
@@ -92,6 +92,48 @@ fn a_snapshot_is_taken_previewed_and_committed() {
             client.commit_preview(&web(), &CommitTarget::All).await.unwrap_err().kind,
             ErrorKind::Refused
         );
+    });
+}
+
+#[test]
+fn disks_come_grow_change_and_go() {
+    let daemon = Daemon::start();
+    runtime().unwrap().block_on(async {
+        let client = daemon.client();
+        client.vm_create(&create("web", &[1 << 30])).await.unwrap();
+        let wanted =
+            DiskCreate { mode: DiskMode::IndependentPersistent, dir: Some("/fast".into()), size_bytes: 512 };
+        assert_eq!(client.disk_add(&web(), &wanted).await.unwrap().mode, DiskMode::IndependentPersistent);
+        let disk = "web/disk1".parse().unwrap();
+        assert_eq!(client.disk_grow(&disk, 1024).await.unwrap().disk.size_bytes, 1024);
+        let mode = DiskSetMode { mode: DiskMode::Persistent };
+        assert_eq!(client.disk_set_mode(&disk, &mode).await.unwrap().mode, DiskMode::Persistent);
+        assert!(client.disk_remove(&disk, true).await.unwrap().files_deleted);
+        let missing = client.disk_remove(&"web/disk7".parse().unwrap(), false).await.unwrap_err();
+        assert_eq!(missing.kind, ErrorKind::NotFound);
+    });
+}
+
+#[test]
+fn what_throws_data_away_is_previewed_and_names_who_is_in_the_way() {
+    let daemon = Daemon::start();
+    runtime().unwrap().block_on(async {
+        let client = daemon.client();
+        with_snapshot(&client).await;
+        let mut revert = Revert { snapshot: Some("before".parse().unwrap()), ..Revert::default() };
+        let preview = client.revert_preview(&web(), &revert).await.unwrap();
+        assert_eq!((preview.bytes_lost, preview.clients[0].disk), (DELTA_BYTES, Some(0)));
+        let refused = client.snapshot_revert(&web(), &revert).await.unwrap_err();
+        assert!(
+            refused.kind == ErrorKind::Refused && refused.message.contains("unix writes to disk0"),
+            "{refused}"
+        );
+        revert.disconnect = true;
+        assert_eq!(client.snapshot_revert(&web(), &revert).await.unwrap().target.as_deref(), Some("before"));
+        let discard = Discard { snapshot: "before".parse().unwrap(), disconnect: true };
+        assert_eq!(client.snapshot_discard(&web(), &discard).await.unwrap().operation, Operation::Discard);
+        assert_eq!(client.vm_reset(&web(), false).await.unwrap_err().kind, ErrorKind::Refused);
+        assert_eq!(client.vm_reset(&web(), true).await.unwrap().operation, Operation::Reset);
     });
 }
 
@@ -146,6 +188,18 @@ fn every_failure_is_json_with_a_kind() {
         ("POST /api/v1/vms", r#"{"name":"x","disks":[],"store":"redo","hidden":1}"#, 400, ErrorKind::Invalid),
         ("POST /api/v1/vms/web/snapshots", r#"{"name":"a","message":"x\ny"}"#, 400, ErrorKind::Invalid),
         ("PUT /api/v1/jobs/1/limit", r#"{"limit_bytes_s":0}"#, 400, ErrorKind::Invalid),
+        ("POST /api/v1/import", r#"{"path":"srv/web"}"#, 400, ErrorKind::Invalid),
+        ("POST /api/v1/import", r#"{"path":"/srv/web","allow_roots":["/a\nb"]}"#, 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/disks", r#"{"size_bytes":512,"dir":"fast"}"#, 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/disks", r#"{"size_bytes":512,"mode":"fast"}"#, 400, ErrorKind::Invalid),
+        ("PUT /api/v1/vms/web/disks/0/size", r#"{"size_bytes":513}"#, 400, ErrorKind::Invalid),
+        ("PUT /api/v1/vms/web/disks/first/size", r#"{"size_bytes":512}"#, 400, ErrorKind::Invalid),
+        ("DELETE /api/v1/vms/web/disks/0?delete_files=perhaps", "", 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/revert", r#"{"snapshot":""}"#, 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/revert", r#"{"take_first":"a/b"}"#, 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/discard", "{}", 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms/nobody/discard", r#"{"snapshot":"a"}"#, 404, ErrorKind::NotFound),
+        ("PUT /api/v1/vms/web/snapshot-dir", r#"{"dir":"fast"}"#, 400, ErrorKind::Invalid),
         ("GET /api/v1/vms/web/events?after=x", "", 400, ErrorKind::Invalid),
     ] {
         let (answered, text) = raw(&daemon, line, body);

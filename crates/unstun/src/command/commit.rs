@@ -1,11 +1,12 @@
-//! `unstun snapshot commit`: says what it will do, asks, starts it, and follows it until it ends.
+//! `unstun snapshot commit` and `consolidate`: says what it will do, asks, starts it, and follows it until it ends.
 
 use crate::api::{CommitPreview, CommitTarget, Job, JobState};
-use crate::cli::CommitArgs;
+use crate::cli::{CommitArgs, ConsolidateArgs, JobArgs};
 use crate::client::Client;
-use crate::command::{Watched, watch};
+use crate::command::{Watched, consent, watch};
 use crate::error::{Error, ErrorKind, Result};
-use crate::output::{self, Output, fields};
+use crate::name::VmName;
+use crate::output::{Output, fields};
 use crate::units::{format_bytes, format_seconds};
 
 pub async fn run(args: &CommitArgs, client: &Client, output: Output) -> Result<()> {
@@ -20,15 +21,32 @@ pub async fn run(args: &CommitArgs, client: &Client, output: Output) -> Result<(
             return Err(Error::invalid(format!("which snapshot of {vm}? expected a name, or --all")));
         }
     };
-    let preview = client.commit_preview(&vm, &target).await?;
+    carry_out(&vm, &target, &args.job, client, output).await
+}
+
+pub async fn consolidate(args: &ConsolidateArgs, client: &Client, output: Output) -> Result<()> {
+    carry_out(&args.vm, &CommitTarget::Unowned, &args.job, client, output).await
+}
+
+async fn carry_out(
+    vm: &VmName,
+    target: &CommitTarget,
+    args: &JobArgs,
+    client: &Client,
+    output: Output,
+) -> Result<()> {
+    let preview = client.commit_preview(vm, target).await?;
     if args.dry_run {
         return output.result(&preview, describe);
     }
     output.note(&describe(&preview));
     if !args.yes {
-        confirm()?;
+        match target {
+            CommitTarget::Unowned => consent("Consolidate?", "consolidates")?,
+            _ => consent("Commit?", "commits")?,
+        }
     }
-    let job = client.snapshot_commit(&vm, &target).await?;
+    let job = client.snapshot_commit(vm, target).await?;
     if args.detach {
         return output.result(&job, started);
     }
@@ -41,24 +59,13 @@ fn describe(preview: &CommitPreview) -> String {
         None => "unknown: nothing was committed here yet".to_owned(),
     };
     let lines = fields(&[
-        ("commit", format!("{}@{}", preview.vm, preview.snapshots.join(", "))),
+        ("commit", subject(&preview.vm, &preview.snapshots)),
         ("to move", format!("{} at most", format_bytes(preview.bytes_to_move))),
         ("comes back", format_bytes(preview.bytes_freed)),
         ("time", estimate),
     ]);
-    format!("{lines}{}", preview.warning)
-}
-
-fn confirm() -> Result<()> {
-    if !output::can_ask() {
-        return Err(Error::refused(
-            "not confirmed: there is no terminal to ask on; --yes commits without asking",
-        ));
-    }
-    match output::ask("Commit?")? {
-        true => Ok(()),
-        false => Err(Error::refused("not confirmed; nothing was changed")),
-    }
+    let stays: String = preview.stays.iter().map(|stays| format!("{stays}\n")).collect();
+    format!("{lines}{stays}{}", preview.warning)
 }
 
 fn started(job: &Job) -> String {
@@ -101,9 +108,16 @@ fn done(job: &Job) -> String {
     let took = job.ended.map_or(0, |ended| ended.duration_since(job.started).as_secs().max(0));
     let took = format_seconds(took.unsigned_abs());
     format!(
-        "committed {}@{} in {took}: {} moved",
-        job.vm,
-        job.snapshots.join(", "),
+        "committed {} in {took}: {} moved",
+        subject(&job.vm, &job.snapshots),
         format_bytes(job.bytes_done)
     )
+}
+
+/// `web@a, b`; deltas that no snapshot owns have no name.
+pub fn subject(vm: &VmName, snapshots: &[String]) -> String {
+    match snapshots {
+        [] => format!("{vm}: deltas that no snapshot owns"),
+        names => format!("{vm}@{}", names.join(", ")),
+    }
 }

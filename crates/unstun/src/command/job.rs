@@ -3,6 +3,7 @@
 use crate::api::Job;
 use crate::cli::JobCommand;
 use crate::client::Client;
+use crate::command::commit;
 use crate::error::Result;
 use crate::output::{Output, align_right, table};
 use crate::units::{format_bytes, format_rate, format_seconds};
@@ -27,7 +28,7 @@ fn list(jobs: &[Job]) -> String {
         table.add_row([
             job.id.to_string(),
             job.operation.as_str().to_owned(),
-            format!("{}@{}", job.vm, job.snapshots.join(", ")),
+            commit::subject(&job.vm, &job.snapshots),
             job.state.as_str().to_owned(),
             format_bytes(job.bytes_done),
             format_bytes(job.bytes_total),

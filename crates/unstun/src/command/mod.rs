@@ -1,12 +1,19 @@
 //! One module per noun; each command asks the daemon, then prints.
 
+mod attach;
+mod check;
 mod commit;
 mod convert;
+mod disk;
 mod event;
+mod fill;
+mod generate;
 mod job;
+mod loss;
 pub mod progress;
 mod snapshot;
 mod status;
+mod tree;
 mod up;
 mod vm;
 
@@ -19,17 +26,26 @@ use crate::client::Client;
 use crate::datastore::Datastore;
 use crate::demo;
 use crate::error::{Error, Result};
-use crate::output::Output;
+use crate::output::{self, Output};
 
 pub use progress::{Watched, watch};
 
-pub fn run(cli: &Cli, output: Output) -> Result<()> {
+/// Answers the exit code: a check that found damage has done what it was asked.
+pub fn run(cli: &Cli, output: Output) -> Result<u8> {
+    match &cli.command {
+        Command::Check(args) => check::run(args, output),
+        _ => run_others(cli, output).map(|()| 0),
+    }
+}
+
+fn run_others(cli: &Cli, output: Output) -> Result<()> {
     // An empty variable counts as unset: shells make it easy to pass one.
     let variable = std::env::var_os("UNSTUN_DATASTORE").filter(|value| !value.is_empty()).map(PathBuf::from);
     let named = cli.global.datastore.as_deref().or(variable.as_deref());
     match &cli.command {
         Command::Up(args) => up::run(named, args, output),
         Command::Convert(args) => convert::run(args, output),
+        Command::Generate(args) => generate::run(args, output),
         command => {
             let client = Client::new(&Datastore::for_client(named)?);
             runtime()?.block_on(ask_daemon(command, &client, output))
@@ -44,8 +60,24 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Snapshot(command) => snapshot::run(command, client, output).await,
         Command::Job(command) => job::run(command, client, output).await,
         Command::Events(args) => event::run(args, client, output).await,
+        Command::Attach(args) => attach::run(args, client, output).await,
         Command::Demo => demo::run(client, output, &demo::Plan::default()).await,
-        Command::Up(_) | Command::Convert(_) => unreachable!("run without a client"),
+        Command::Up(_) | Command::Convert(_) | Command::Generate(_) | Command::Check(_) => {
+            unreachable!("run without a client")
+        }
+    }
+}
+
+/// Asks before something that cannot be taken back. `does` completes "--yes ... without asking".
+fn consent(question: &str, does: &str) -> Result<()> {
+    if !output::can_ask() {
+        return Err(Error::refused(format!(
+            "not confirmed: there is no terminal to ask on; --yes {does} without asking"
+        )));
+    }
+    match output::ask(question)? {
+        true => Ok(()),
+        false => Err(Error::refused("not confirmed; nothing was changed")),
     }
 }
 

@@ -1,51 +1,131 @@
 //! `unstun vm`.
 
-use crate::api::{Disk, DiskCreate, Space, Vm, VmCreate, VmRemoved, VmSummary};
-use crate::cli::{VmCommand, VmCreateArgs};
+use crate::api::{
+    Disk, DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmRemoved,
+    VmSummary,
+};
+use crate::cli::{CloneArgs, ImportArgs, SetArgs, VmCommand, VmCreateArgs};
 use crate::client::Client;
-use crate::error::Result;
+use crate::command::{disk, fill, loss};
+use crate::error::{Error, Result};
+use crate::name;
 use crate::output::{Output, align_right, fields, table};
 use crate::units::format_bytes;
 
 pub async fn run(command: &VmCommand, client: &Client, output: Output) -> Result<()> {
     match command {
-        VmCommand::Create(args) => {
-            output.result(&client.vm_create(&request(args)).await?, |vm| format!("created\n{}", describe(vm)))
+        VmCommand::Create(args) => create(args, client, output).await,
+        VmCommand::Import(args) => {
+            output.result(&client.vm_import(&import(args)?).await?, |vm| titled("imported", vm))
         }
         VmCommand::List => output.result(&client.vm_list().await?, |vms| list(vms)),
         VmCommand::Show { vm } => output.result(&client.vm_show(vm).await?, describe),
+        VmCommand::Disk(command) => disk::run(command, client, output).await,
+        VmCommand::Set(args) => set(args, client, output).await,
+        VmCommand::Clone(args) => clone(args, client, output).await,
+        VmCommand::Close { vm, disconnect } => {
+            output.result(&client.vm_close(vm, *disconnect).await?, closed)
+        }
+        VmCommand::Open { vm } => output.result(&client.vm_open(vm).await?, |vm| titled("opened", vm)),
+        VmCommand::Reset(args) => loss::reset(args, client, output).await,
         VmCommand::Remove { vm, delete_disks } => {
             output.result(&client.vm_remove(vm, *delete_disks).await?, removed)
         }
     }
 }
 
-fn request(args: &VmCreateArgs) -> VmCreate {
-    VmCreate {
-        name: args.vm.clone(),
-        disks: args.disks.iter().map(|&size_bytes| DiskCreate { size_bytes }).collect(),
-        store: args.store.into(),
-        when_full: args.when_full.into(),
+async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<()> {
+    let mut disks: Vec<DiskCreate> =
+        args.disks.iter().flat_map(|list| list.0.iter().cloned().map(DiskCreate::from)).collect();
+    let source = args.from.as_deref().map(fill::Source::look).transpose()?;
+    let mode = match &source {
+        Some(source) => Some(source.prepare(&mut disks)?),
+        None => None,
+    };
+    let request =
+        VmCreate { name: args.vm.clone(), disks, store: args.store.into(), when_full: args.when_full.into() };
+    let mut vm = client.vm_create(&request).await?;
+    if let (Some(source), Some(mode)) = (source, mode) {
+        let filled = async {
+            let disk = vm.disks.last().ok_or_else(|| Error::failed(format!("VM {} has no disk", vm.name)))?;
+            source.fill(client, &vm.name, disk, mode).await
+        };
+        if let Err(error) = filled.await {
+            // Half a disk is of no use; what cannot be removed is named by the next attempt.
+            let _ = client.vm_remove(&vm.name, true).await;
+            return Err(error);
+        }
+        vm = client.vm_show(&vm.name).await?;
     }
+    output.result(&vm, |vm| titled("created", vm))
+}
+
+fn import(args: &ImportArgs) -> Result<VmImport> {
+    let absolute = |path: &std::path::PathBuf| {
+        path.canonicalize().map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => Error::not_found(format!("{}: {e}", path.display())),
+            _ => Error::failed(format!("{}: {e}", path.display())),
+        })
+    };
+    Ok(VmImport {
+        path: absolute(&args.path)?,
+        name: args.name.clone(),
+        in_place: args.in_place,
+        allow_roots: args.allow_roots.iter().map(absolute).collect::<Result<_>>()?,
+        ignore_content_ids: args.ignore_content_ids,
+        when_full: args.when_full.into(),
+    })
+}
+
+async fn set(args: &SetArgs, client: &Client, output: Output) -> Result<()> {
+    let dir = args.change.snapshot_dir.as_ref().map(std::path::absolute).transpose();
+    let dir = dir.map_err(|e| Error::invalid(format!("--snapshot-dir: {e}")))?;
+    output.result(&client.vm_set_snapshot_dir(&args.vm, &SnapshotDir { dir }).await?, describe)
+}
+
+async fn clone(args: &CloneArgs, client: &Client, output: Output) -> Result<()> {
+    let (vm, snapshot) = name::vm_and_snapshot(&args.state, None).map_err(Error::invalid)?;
+    let missing = || Error::invalid(format!("which snapshot of {vm}? expected {vm}@NAME"));
+    let request = VmClone { snapshot: snapshot.ok_or_else(missing)?, name: args.new.clone() };
+    let made = client.vm_clone(&vm, &request).await?;
+    output.result(&made, |made| titled(&format!("cloned from {}", args.state), made))
+}
+
+fn titled(title: &str, vm: &Vm) -> String {
+    format!("{title}\n{}", describe(vm))
+}
+
+fn closed(closed: &VmClosed) -> String {
+    let (name, home) = (&closed.name, closed.home.display());
+    let mut text = format!("{name} is closed; its files in {home} are at rest until `unstun vm open {name}`");
+    if !closed.clients.is_empty() {
+        text.push_str(&format!("\ndisconnected: {}", loss::connected(&closed.clients)));
+    }
+    text
 }
 
 fn list(vms: &[VmSummary]) -> String {
     if vms.is_empty() {
         return "no VMs; create one with `unstun vm create NAME --disk 20G`".to_owned();
     }
-    let mut table = table(&["VM", "disks", "size", "allocated", "snapshots", "clients"]);
+    let mut table = table(&["VM", "is", "disks", "size", "allocated", "snapshots", "clients"]);
+    let count = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
+    let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), format_bytes);
     for vm in vms {
         table.add_row([
             vm.name.to_string(),
-            vm.disks.to_string(),
-            format_bytes(vm.size_bytes),
-            format_bytes(vm.allocated_bytes),
-            vm.snapshots.to_string(),
+            vm.condition.as_str().to_owned(),
+            count(vm.disks),
+            bytes(vm.size_bytes),
+            bytes(vm.allocated_bytes),
+            count(vm.snapshots),
             vm.nbd_clients.to_string(),
         ]);
     }
-    align_right(&mut table, &[1, 2, 3, 4, 5]);
-    table.to_string()
+    align_right(&mut table, &[2, 3, 4, 5, 6]);
+    let broken = vms.iter().filter(|vm| vm.condition == VmCondition::Broken);
+    let causes = broken.map(|vm| format!("\n{}: {}", vm.name, vm.message.as_deref().unwrap_or_default()));
+    format!("{table}{}", causes.collect::<String>())
 }
 
 fn describe(vm: &Vm) -> String {
@@ -54,16 +134,22 @@ fn describe(vm: &Vm) -> String {
         ("id", vm.id.clone()),
         ("home", vm.home.display().to_string()),
         ("snapshots", snapshots(vm)),
-        ("clients", vm.nbd_clients.to_string()),
+        ("clients", clients(vm)),
         ("room", space(&vm.space)),
     ];
+    if let Some(dir) = &vm.snapshot_dir {
+        lines.push(("deltas in", dir.display().to_string()));
+    }
+    for notice in &vm.notices {
+        lines.push(("note", notice.clone()));
+    }
     if vm.needs_consolidation {
         lines.push((
             "note",
-            "deltas remain that no snapshot owns (a cancelled commit leaves them)".to_owned(),
+            format!("deltas remain that no snapshot owns: `unstun snapshot consolidate {}`", vm.name),
         ));
     }
-    let disks: String = vm.disks.iter().map(disk).collect();
+    let disks: String = vm.disks.iter().map(describe_disk).collect();
     format!("{}{disks}", fields(&lines))
 }
 
@@ -74,17 +160,17 @@ fn snapshots(vm: &Vm) -> String {
     }
 }
 
-fn disk(disk: &Disk) -> String {
-    let mode = match disk.mode {
-        crate::api::DiskMode::Persistent => "persistent",
-        crate::api::DiskMode::IndependentPersistent => "independent-persistent",
-        crate::api::DiskMode::IndependentNonpersistent => "independent-nonpersistent",
-    };
+fn clients(vm: &Vm) -> String {
+    if vm.clients.is_empty() { "none".to_owned() } else { loss::connected(&vm.clients) }
+}
+
+pub fn describe_disk(disk: &Disk) -> String {
     let mut layers = table(&["layer", "format", "allocated", "state of"]);
     for layer in disk.layers.iter().rev() {
         let state = match (&layer.snapshot, layer.writable) {
             (Some(snapshot), _) => snapshot.as_str(),
             (None, true) => "running",
+            (None, false) if layer.foreign => "another VM's",
             (None, false) => "-",
         };
         let file = layer.descriptor.file_name().unwrap_or(layer.descriptor.as_os_str());
@@ -95,6 +181,7 @@ fn disk(disk: &Disk) -> String {
     }
     align_right(&mut layers, &[2]);
     let (number, slot, size) = (disk.number, &disk.slot, format_bytes(disk.size_bytes));
+    let mode = disk.mode.word();
     format!("\ndisk{number}  {slot}  {size}  {mode}\n{}\n{layers}\n", disk.nbd_uri)
 }
 

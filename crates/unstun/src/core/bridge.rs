@@ -10,8 +10,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::node::Node;
 use super::ready;
 use crate::api::{
-    CommitPreview, CommitTarget, Event, Job, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmCreate,
-    VmRemoved, VmSummary,
+    CommitPreview, CommitTarget, Discard, Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job,
+    Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed,
+    VmCreate, VmImport, VmRemoved, VmSummary,
 };
 use crate::control::{Control, Reply};
 use crate::datastore::Datastore;
@@ -82,6 +83,34 @@ impl Control for Bridge {
         self.ask(|node| async move { node.vm_create(request).await })
     }
 
+    fn vm_import(&self, request: VmImport) -> Reply<'_, Vm> {
+        self.ask(|node| async move { node.vm_import(request).await })
+    }
+
+    fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm> {
+        self.ask(|node| async move { node.vm_clone(&vm, request).await })
+    }
+
+    fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed> {
+        self.ask(move |node| async move { node.vm_close(&vm, disconnect).await })
+    }
+
+    fn vm_open(&self, vm: VmName) -> Reply<'_, Vm> {
+        self.ask(|node| async move { node.vm_open(&vm).await })
+    }
+
+    fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm> {
+        self.ask(|node| async move { node.vm_set_snapshot_dir(&vm, request).await })
+    }
+
+    fn reset_preview(&self, vm: VmName) -> Reply<'_, Loss> {
+        self.ask(|node| async move { node.reset_preview(&vm).await })
+    }
+
+    fn vm_reset(&self, vm: VmName, disconnect: bool) -> Reply<'_, Loss> {
+        self.ask(move |node| async move { node.vm_reset(&vm, disconnect).await })
+    }
+
     fn vm_list(&self) -> Reply<'_, Vec<VmSummary>> {
         self.ask(|node| async move { node.vm_list().await })
     }
@@ -92,6 +121,22 @@ impl Control for Bridge {
 
     fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved> {
         self.ask(move |node| async move { node.vm_remove(&vm, delete_disks).await })
+    }
+
+    fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk> {
+        self.ask(|node| async move { node.disk_add(&vm, disk).await })
+    }
+
+    fn disk_remove(&self, vm: VmName, number: u32, delete_files: bool) -> Reply<'_, DiskRemoved> {
+        self.ask(move |node| async move { node.disk_remove(&vm, number, delete_files).await })
+    }
+
+    fn disk_grow(&self, vm: VmName, number: u32, size_bytes: u64) -> Reply<'_, DiskGrown> {
+        self.ask(move |node| async move { node.disk_grow(&vm, number, size_bytes).await })
+    }
+
+    fn disk_set_mode(&self, vm: VmName, number: u32, mode: DiskMode) -> Reply<'_, Disk> {
+        self.ask(move |node| async move { node.disk_set_mode(&vm, number, mode).await })
     }
 
     fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken> {
@@ -108,6 +153,22 @@ impl Control for Bridge {
 
     fn snapshot_commit(&self, vm: VmName, target: CommitTarget) -> Reply<'_, Job> {
         self.ask(|node| async move { node.snapshot_commit(&vm, target).await })
+    }
+
+    fn revert_preview(&self, vm: VmName, request: Revert) -> Reply<'_, Loss> {
+        self.ask(|node| async move { node.revert_preview(&vm, request).await })
+    }
+
+    fn snapshot_revert(&self, vm: VmName, request: Revert) -> Reply<'_, Loss> {
+        self.ask(|node| async move { node.snapshot_revert(&vm, request).await })
+    }
+
+    fn discard_preview(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
+        self.ask(|node| async move { node.discard_preview(&vm, request).await })
+    }
+
+    fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
+        self.ask(|node| async move { node.snapshot_discard(&vm, request).await })
     }
 
     fn job_list(&self) -> Reply<'_, Vec<Job>> {

@@ -29,14 +29,17 @@ impl Catalogue {
         let number: u32 = disk.parse().map_err(|_| expected())?;
         let entry = self.node.entry(vm)?;
         let vm = &entry.vm;
+        // Counted as a client before it stops counting as one on its way in.
+        let _entering = entry.door.enter(&entry.name)?;
+        let leaving = entry.door.leaving();
         match snapshot {
             Some(snapshot) => {
                 let (disk, view) = vm.open_view(snapshot, number, client).await?;
-                Ok(Attachment { volume: disk, token: Box::new(view) })
+                Ok(Attachment { volume: disk, token: Box::new((view, leaving)) })
             }
             None => {
                 let (disk, attached) = vm.attach(number, client).await?;
-                Ok(Attachment { volume: disk, token: Box::new(attached) })
+                Ok(Attachment { volume: disk, token: Box::new((attached, leaving)) })
             }
         }
     }
@@ -48,13 +51,13 @@ impl Exports for Catalogue {
         for entry in self.node.entries() {
             let state = entry.vm.state();
             for disk in &state.disks {
-                let name = format!("{}/disk{}", entry.vm.name, disk.number);
-                let description = format!("{} of {}, {} bytes", disk.slot, entry.vm.name, disk.size_bytes);
+                let name = format!("{}/disk{}", entry.name, disk.number);
+                let description = format!("{} of {}, {} bytes", disk.slot, entry.name, disk.size_bytes);
                 exports.push(ExportEntry { name, description });
             }
             for snapshot in state.snapshots.iter().filter(|s| entry.vm.is_sealed(s.id)) {
                 for (number, _) in &snapshot.disks {
-                    let name = format!("{}/disk{number}@{}", entry.vm.name, snapshot.name);
+                    let name = format!("{}/disk{number}@{}", entry.name, snapshot.name);
                     exports
                         .push(ExportEntry { name, description: format!("sealed state {}", snapshot.name) });
                 }

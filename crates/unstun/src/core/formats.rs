@@ -1,43 +1,246 @@
-//! Where the roof names the format: homes made, opened and given up.
+//! Where the roof names the format: homes made, opened and given up, and the folders they may use.
 
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use blk::layer::Layer;
-use blk::manifest::Manifest;
+use blk::manifest::{Change, Manifest, NewDisk};
 use blk::reactor::OpenMode;
-use blk::{Dir, Result};
-use vmdk::home::{Home, NewVm};
+use blk::{Dir, Env, Result};
+use engine::Vm;
+use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
 use vmdk::vmfssparse::Growth;
 
-use crate::api::WhenFull;
+use super::homes::CLOSED_NAME;
+use super::life::Source;
+use super::node::{Entry, Node};
+use crate::api::{VmImport, WhenFull};
 
 /// Present in the homes that the daemon serves.
 const OWN_FOLDER: &str = ".unstun";
 /// What a guest's write does when the datastore is full: one word.
 const WHEN_FULL_NAME: &str = "when-full";
+/// The folders outside the home that its files may lie in.
+const ROOTS_NAME: &str = "roots";
+/// Present where the user said that wrong content ids are to be passed over.
+const IGNORE_CONTENT_IDS_NAME: &str = "ignore-content-ids";
 const WORD_BYTES_MAX: u64 = 64;
-/// Our files in a home's own folder; the rest belongs to the home.
-const OWN_NAMES: [&str; 4] = [WHEN_FULL_NAME, "events", "intent", "reserve"];
+/// 256 folders, with paths of up to 4096 bytes.
+const ROOTS_BYTES_MAX: u64 = 2 << 20;
+/// Of VMware's states of a machine's memory and devices.
+const MEMORY_STATE_SUFFIX: &str = ".vmsn";
 
-pub async fn create_vm(datastore: &Dir, name: &str, disk_bytes: &[u64], when_full: WhenFull) -> Result<()> {
-    let dir = datastore.open_dir(name, true).await?;
-    datastore.sync().await?;
-    let made = async {
-        Home::create(dir.clone(), Growth::default(), NewVm { name, disk_bytes }).await?;
-        let own = dir.open_dir(OWN_FOLDER, true).await?;
-        dir.sync().await?;
+type Roots = Vec<(FolderKind, String)>;
+
+/// What a home's own folder remembers of how it is to be opened.
+struct Terms {
+    roots: Roots,
+    ignore_content_ids: bool,
+}
+
+/// The files of one VM.
+pub struct HomeFiles {
+    home: Rc<Home>,
+    roots: RefCell<Roots>,
+}
+
+impl HomeFiles {
+    pub async fn open(node: &Node, path: &Path) -> Result<HomeFiles> {
+        let dir = open_path(&node.env, path)?;
+        let terms = Terms::read(&dir.open_dir(OWN_FOLDER, false).await?).await?;
+        let folders = folders(node, path, &terms.roots)?;
+        let mut home = Home::new(dir, folders, Growth::default());
+        home.ignore_content_ids = terms.ignore_content_ids;
+        Ok(HomeFiles { home: Rc::new(home), roots: RefCell::new(terms.roots) })
+    }
+
+    pub fn dir(&self) -> &Dir {
+        self.home.dir()
+    }
+
+    pub fn manifest(&self) -> Rc<dyn Manifest> {
+        self.home.clone()
+    }
+
+    pub fn take_notices(&self) -> Vec<String> {
+        self.home.take_notices()
+    }
+
+    pub async fn memory_states(&self) -> Result<u64> {
+        let names = self.dir().list().await?;
+        Ok(names.iter().filter(|name| name.to_ascii_lowercase().ends_with(MEMORY_STATE_SUFFIX)).count()
+            as u64)
+    }
+
+    pub async fn snapshot_dir(&self) -> Result<Option<PathBuf>> {
+        let folder = self.home.snapshot_folder().await?;
+        Ok(folder.map(|folder| Path::new(self.dir().path()).join(folder)))
+    }
+
+    /// Deltas of later takes go there; `None`: beside their parents again. It must be one of the home's own folders.
+    pub async fn set_snapshot_dir(&self, folder: Option<&str>) -> Result<()> {
+        self.home.set_snapshot_folder(folder).await
+    }
+
+    pub fn has_own_folder(&self, folder: &str) -> bool {
+        let roots = self.roots.borrow();
+        folder == self.dir().path()
+            || roots.iter().any(|(kind, path)| *kind == FolderKind::Own && path == folder)
+    }
+
+    /// Remembered for the next time the home is opened.
+    pub async fn add_own_folder(&self, folder: &str) -> Result<()> {
+        let mut roots = self.roots.borrow().clone();
+        roots.push((FolderKind::Own, folder.to_owned()));
+        let text = format_roots(&roots)?;
+        self.dir().open_dir(OWN_FOLDER, true).await?.replace_file(ROOTS_NAME, &text).await?;
+        *self.roots.borrow_mut() = roots;
+        Ok(())
+    }
+
+    /// Removes the layers' files of a VM that is closed, wherever they lie; not those that are another VM's.
+    pub async fn remove_layers(&self, vm: &Vm) -> Result<()> {
+        let links = self.home.links().await?.into_iter();
+        let remove = links.filter(|link| !link.foreign).map(|link| link.name).collect();
+        let mut next = vm.state();
+        next.disks.clear();
+        next.snapshots.clear();
+        next.folds.clear();
+        next.current = None;
+        let manifest: &dyn Manifest = &*self.home;
+        manifest.publish(&Change { next, remove, ..Change::default() }).await
+    }
+
+    /// Where a clone of this VM reads.
+    fn readable(&self) -> Vec<String> {
+        let roots = self.roots.borrow();
+        let home = std::iter::once(self.dir().path().to_owned());
+        home.chain(roots.iter().map(|(_, path)| path.clone())).collect()
+    }
+}
+
+impl Terms {
+    async fn read(own: &Dir) -> Result<Terms> {
+        let roots = match own.read_file(ROOTS_NAME, ROOTS_BYTES_MAX).await {
+            Ok(bytes) => parse_roots(&own.path_of(ROOTS_NAME), &bytes)?,
+            Err(e) if e.kind == blk::ErrorKind::NotFound => Roots::new(),
+            Err(e) => return Err(e),
+        };
+        let ignore_content_ids = own.list().await?.iter().any(|name| name == IGNORE_CONTENT_IDS_NAME);
+        Ok(Terms { roots, ignore_content_ids })
+    }
+
+    async fn write(&self, own: &Dir, when_full: WhenFull) -> Result<()> {
         let word = match when_full {
             WhenFull::Wait => "wait\n",
             WhenFull::Error => "error\n",
         };
-        own.replace_file(WHEN_FULL_NAME, word.as_bytes()).await
-    };
-    let result = made.await;
-    if result.is_err() {
-        // Nothing refers to the folder yet; what cannot be removed is named by the next attempt.
-        let _ = remove_all(datastore, name).await;
+        own.replace_file(WHEN_FULL_NAME, word.as_bytes()).await?;
+        if self.ignore_content_ids {
+            own.replace_file(IGNORE_CONTENT_IDS_NAME, b"by the user's word\n").await?;
+        }
+        own.replace_file(ROOTS_NAME, &format_roots(&self.roots)?).await
     }
-    result
+}
+
+fn open_path(env: &Env, path: &Path) -> Result<Dir> {
+    env.open_root(&path.to_string_lossy())
+}
+
+/// Beside its own and its foreign folders a home looks through the datastore, and the homes that lie elsewhere, for others
+/// who read its layers.
+fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
+    let mut folders = Folders::default();
+    for (kind, path) in roots {
+        let dir = open_path(&node.env, Path::new(path))?;
+        match kind {
+            FolderKind::Own => folders.own.push(dir),
+            FolderKind::Foreign => folders.foreign.push(dir),
+        }
+    }
+    folders.search.push(node.dir.clone());
+    for other in node.registry.all().values().filter(|other| *other != home) {
+        // One that is not there now has nobody who reads anything.
+        folders.search.extend(open_path(&node.env, other));
+    }
+    Ok(folders)
+}
+
+/// An empty folder in the datastore with our own folder in it, which says how to open what will be there.
+async fn new_home(node: &Node, name: &str, terms: &Terms, when_full: WhenFull) -> Result<(Dir, Folders)> {
+    let dir = node.dir.open_dir(name, true).await?;
+    node.dir.sync().await?;
+    terms.write(&dir.open_dir(OWN_FOLDER, true).await?, when_full).await?;
+    dir.sync().await?;
+    let folders = folders(node, &node.home(name), &terms.roots)?;
+    Ok((dir, folders))
+}
+
+pub async fn create_vm(node: &Node, name: &str, disks: Vec<NewDisk>, when_full: WhenFull) -> Result<()> {
+    let mut roots = Roots::new();
+    for folder in disks.iter().filter_map(|disk| disk.folder.clone()) {
+        if !roots.iter().any(|(_, known)| *known == folder) {
+            roots.push((FolderKind::Own, folder));
+        }
+    }
+    let terms = Terms { roots, ignore_content_ids: false };
+    let made = async {
+        let (dir, folders) = new_home(node, name, &terms, when_full).await?;
+        Home::create(dir, folders, Growth::default(), NewVm { name, disks }).await
+    };
+    clear_up(node, name, made.await).await
+}
+
+/// A home in the datastore for a VM whose folder is only read.
+pub async fn import(node: &Node, source: &Source, request: &VmImport) -> Result<()> {
+    let folder = source.folder.to_string_lossy().into_owned();
+    let roots = std::iter::once(folder).chain(source.roots.iter().cloned());
+    let roots = roots.map(|path| (FolderKind::Foreign, path)).collect();
+    let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
+    let mut from = Home::new(
+        open_path(&node.env, &source.folder)?,
+        folders(node, &source.folder, &terms.roots)?,
+        Growth::default(),
+    );
+    from.ignore_content_ids = request.ignore_content_ids;
+    let name = source.name.as_str();
+    let made = async {
+        let (dir, folders) = new_home(node, name, &terms, request.when_full).await?;
+        Home::import(&from, dir, folders, Growth::default(), name).await
+    };
+    clear_up(node, name, made.await).await
+}
+
+/// The VM's own folder becomes a home: all that is added is our folder in it.
+pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<()> {
+    let dir = open_path(&node.env, &source.folder)?;
+    Home::refuse_foreign_use(&dir).await?;
+    let roots = source.roots.iter().map(|path| (FolderKind::Own, path.clone())).collect();
+    let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
+    let own = dir.open_dir(OWN_FOLDER, true).await?;
+    terms.write(&own, request.when_full).await?;
+    dir.sync().await
+}
+
+/// A linked clone of a snapshot, which nobody may take away meanwhile.
+pub async fn clone(node: &Node, parent: &Entry, snapshot: &str, name: &str) -> Result<()> {
+    let (state, _hold) = parent.vm.hold(snapshot, &format!("the clone {name}")).await?;
+    let roots = parent.files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
+    let terms = Terms { roots, ignore_content_ids: parent.files.home.ignore_content_ids };
+    let made = async {
+        let (dir, folders) = new_home(node, name, &terms, parent.when_full).await?;
+        parent.files.home.clone_to(state.id, dir, folders, name).await
+    };
+    clear_up(node, name, made.await).await
+}
+
+/// After a failure nothing refers to the folder yet; what cannot be removed is named by the next attempt.
+async fn clear_up(node: &Node, name: &str, made: Result<Home>) -> Result<()> {
+    if made.is_err() {
+        let _ = remove_all(node, &node.home(name)).await;
+    }
+    made.map(drop)
 }
 
 pub async fn read_when_full(home: &Dir) -> Result<WhenFull> {
@@ -50,13 +253,19 @@ pub async fn read_when_full(home: &Dir) -> Result<WhenFull> {
     }
 }
 
-pub async fn open_home(home: Dir) -> Rc<dyn Manifest> {
-    Rc::new(Home::new(home, Growth::default()))
+/// Durable: whether a start of the daemon opens the home.
+pub async fn mark_closed(node: &Node, home: &Path, closed: bool) -> Result<()> {
+    let own = open_path(&node.env, home)?.open_dir(OWN_FOLDER, true).await?;
+    if closed {
+        return own.replace_file(CLOSED_NAME, b"by the user's word\n").await;
+    }
+    own.unlink_if_present(CLOSED_NAME).await?;
+    own.sync().await
 }
 
 /// A chain by its top's descriptor, read-only, base first.
 pub async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
-    let home = Home::new(dir, Growth::default());
+    let home = Home::new(dir, Folders::default(), Growth::default());
     let manifest: &dyn Manifest = &home;
     let mut layers = Vec::new();
     for info in manifest.chain(top).await? {
@@ -65,26 +274,23 @@ pub async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
     Ok(layers)
 }
 
-/// The VM is no longer served. Its files stay, except ours, unless `delete_disks`.
-pub async fn unregister(datastore: &Dir, name: &str, delete_disks: bool) -> Result<()> {
-    if delete_disks {
-        return remove_all(datastore, name).await;
-    }
-    let home = datastore.open_dir(name, false).await?;
-    remove_own(&home).await
+/// The VM is no longer served. Its files stay, except ours.
+pub async fn unregister(node: &Node, home: &Path) -> Result<()> {
+    remove_own(&open_path(&node.env, home)?).await
 }
 
 async fn remove_own(home: &Dir) -> Result<()> {
     let own = home.open_dir(OWN_FOLDER, true).await?;
-    for name in OWN_NAMES {
-        own.unlink_if_present(name).await?;
+    for name in own.list().await? {
+        own.unlink_if_present(&name).await?;
     }
     home.remove_dir(OWN_FOLDER).await?;
     home.sync().await
 }
 
-async fn remove_all(datastore: &Dir, name: &str) -> Result<()> {
-    let home = datastore.open_dir(name, false).await?;
+/// A home in the datastore, with all files in it.
+pub async fn remove_all(node: &Node, path: &Path) -> Result<()> {
+    let home = open_path(&node.env, path)?;
     remove_own(&home).await?;
     for file in home.list().await? {
         if !file.ends_with('/') {
@@ -92,8 +298,9 @@ async fn remove_all(datastore: &Dir, name: &str) -> Result<()> {
         }
     }
     home.sync().await?;
-    datastore.remove_dir(name).await?;
-    datastore.sync().await
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    node.dir.remove_dir(&name).await?;
+    node.dir.sync().await
 }
 
 /// Whether files here bypass the page cache.

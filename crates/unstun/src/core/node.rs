@@ -14,6 +14,9 @@ use export::nbd::Doors;
 use jiff::Timestamp;
 
 use super::bridge::Place;
+use super::door::Door;
+use super::formats::HomeFiles;
+use super::homes::{self, Registry};
 use super::journal::{self, Journal};
 use super::{formats, present};
 use crate::api::{self, WhenFull};
@@ -38,7 +41,11 @@ pub struct Node {
     pub journal: Rc<Journal>,
     vms: RefCell<BTreeMap<String, Rc<Entry>>>,
     /// Homes that could not be opened, and why. The others are served.
-    broken: RefCell<BTreeMap<String, Error>>,
+    broken: RefCell<BTreeMap<String, Broken>>,
+    /// Homes at rest, by their users' wish.
+    closed: RefCell<BTreeMap<String, PathBuf>>,
+    /// Homes that lie elsewhere.
+    pub registry: Registry,
     jobs: RefCell<Vec<Tracked>>,
     doors_tasks: RefCell<Vec<JoinHandle<()>>>,
     stopped: Cell<bool>,
@@ -46,17 +53,32 @@ pub struct Node {
     _lock: Lock,
 }
 
+struct Broken {
+    home: PathBuf,
+    cause: Error,
+}
+
 /// One VM and what the daemon keeps about it.
 pub struct Entry {
+    /// What the datastore calls it; its files may have another for people.
+    pub name: String,
     pub vm: Rc<Vm>,
+    pub files: Rc<HomeFiles>,
     pub home: PathBuf,
     pub when_full: WhenFull,
     pub events: RefCell<Vec<api::Event>>,
+    /// What opening its files found worth saying.
+    pub notices: RefCell<Vec<String>>,
+    pub door: Rc<Door>,
 }
 
 impl Entry {
     pub fn clients(&self) -> u64 {
         (self.vm.clients().len() + self.vm.viewers().len()) as u64
+    }
+
+    pub fn next_event(&self) -> u64 {
+        self.events.borrow().last().map_or(0, |event| event.id) + 1
     }
 }
 
@@ -92,6 +114,8 @@ impl Node {
             journal: Rc::new(Journal::start()?),
             vms: RefCell::default(),
             broken: RefCell::default(),
+            closed: RefCell::default(),
+            registry: Registry::read(&own).await?,
             jobs: RefCell::default(),
             doors_tasks: RefCell::default(),
             stopped: Cell::new(false),
@@ -103,31 +127,54 @@ impl Node {
     }
 
     async fn open_all(self: &Rc<Self>) -> Result<()> {
+        let mut found: BTreeMap<String, PathBuf> = self.registry.all();
         for name in self.dir.list().await? {
             let Some(name) = name.strip_suffix('/').filter(|n| !n.starts_with('.')) else { continue };
-            if !self.root.join(name).join(OWN_FOLDER).is_dir() {
+            if self.root.join(name).join(OWN_FOLDER).is_dir() {
+                found.insert(name.to_string(), self.root.join(name));
+            }
+        }
+        for (name, home) in found {
+            if homes::is_closed(&home) {
+                self.closed.borrow_mut().insert(name, home);
                 continue;
             }
-            if let Err(e) = self.open_vm(name).await {
-                eprintln!("unstun: VM {name} is not served: {e}");
-                self.broken.borrow_mut().insert(name.to_string(), e);
+            if let Err(cause) = self.open_vm(&name, &home).await {
+                eprintln!("unstun: VM {name} is not served: {cause}");
+                self.broken.borrow_mut().insert(name, Broken { home, cause });
             }
         }
         Ok(())
     }
 
-    pub async fn open_vm(self: &Rc<Self>, name: &str) -> Result<Rc<Entry>> {
-        let home = self.dir.open_dir(name, false).await?;
-        let path = self.root.join(name);
-        let when_full = formats::read_when_full(&home).await?;
-        let manifest = formats::open_home(home).await;
-        let options = self.options(when_full);
-        let vm = Vm::open(self.env.clone(), manifest, options).await?;
-        let events = RefCell::new(journal::read(&path));
-        let entry = Rc::new(Entry { vm, home: path, when_full, events });
+    pub async fn open_vm(self: &Rc<Self>, name: &str, home: &Path) -> Result<Rc<Entry>> {
+        let files = Rc::new(HomeFiles::open(self, home).await?);
+        let when_full = formats::read_when_full(files.dir()).await?;
+        let vm = Vm::open(self.env.clone(), files.manifest(), self.options(when_full)).await?;
+        let entry = Rc::new(Entry {
+            name: name.to_string(),
+            vm,
+            files,
+            home: home.to_path_buf(),
+            when_full,
+            events: RefCell::new(journal::read(home)),
+            notices: RefCell::default(),
+            door: Rc::default(),
+        });
         self.listen_to(&entry);
+        self.take_notices(&entry);
+        self.broken.borrow_mut().remove(name);
+        self.closed.borrow_mut().remove(name);
         self.vms.borrow_mut().insert(name.to_string(), entry.clone());
         Ok(entry)
+    }
+
+    /// What the files had to say is an event, and stands in `vm show` until the VM is opened again.
+    pub fn take_notices(&self, entry: &Entry) {
+        for notice in entry.files.take_notices() {
+            self.note(entry, &notice);
+            entry.notices.borrow_mut().push(notice);
+        }
     }
 
     fn options(&self, when_full: WhenFull) -> Options {
@@ -154,8 +201,15 @@ impl Node {
     }
 
     fn record(&self, entry: &Entry, event: &engine::Event) {
-        let id = entry.events.borrow().last().map_or(0, |e| e.id) + 1;
-        let event = present::event(id, &entry.vm.name, event);
+        self.keep(entry, present::event(entry.next_event(), &entry.name, event));
+    }
+
+    /// An event of the home's own, for people.
+    pub fn note(&self, entry: &Entry, message: &str) {
+        self.keep(entry, present::home_event(entry, message));
+    }
+
+    fn keep(&self, entry: &Entry, event: api::Event) {
         self.journal.append(&entry.home, &event);
         let mut events = entry.events.borrow_mut();
         events.push(event);
@@ -171,9 +225,13 @@ impl Node {
         if let Some(entry) = self.vms.borrow().get(name) {
             return Ok(entry.clone());
         }
-        if let Some(e) = self.broken.borrow().get(name) {
-            let cause = format!("it is not served: {e}; mend it and restart unstun");
+        if let Some(broken) = self.broken.borrow().get(name) {
+            let cause = format!("it is not served: {}; mend it and `unstun vm open {name}`", broken.cause);
             return Err(blk::Error::damaged(format!("VM {name}"), cause));
+        }
+        if self.closed.borrow().contains_key(name) {
+            let cause = format!("it is closed; `unstun vm open {name}` serves it");
+            return Err(blk::Error::refused(format!("VM {name}"), cause));
         }
         let known: Vec<_> = self.vms.borrow().keys().cloned().collect();
         let known =
@@ -183,13 +241,47 @@ impl Node {
     }
 
     pub fn is_taken(&self, name: &str) -> bool {
-        self.vms.borrow().contains_key(name) || self.broken.borrow().contains_key(name)
+        self.vms.borrow().contains_key(name) || self.idle_home(name).is_some()
+    }
+
+    /// The home of a VM that is closed or broken.
+    pub fn idle_home(&self, name: &str) -> Option<PathBuf> {
+        let broken = self.broken.borrow().get(name).map(|broken| broken.home.clone());
+        broken.or_else(|| self.closed.borrow().get(name).cloned())
+    }
+
+    /// Those that are not served: name, home, and the cause for the broken ones.
+    pub fn idle(&self) -> Vec<(String, PathBuf, Option<String>)> {
+        let closed = self.closed.borrow();
+        let closed = closed.iter().map(|(name, home)| (name.clone(), home.clone(), None));
+        let broken = self.broken.borrow();
+        let broken = broken.iter().map(|(name, b)| (name.clone(), b.home.clone(), Some(b.cause.to_string())));
+        closed.chain(broken).collect()
+    }
+
+    /// Not served any more, and known as closed.
+    pub fn rest(&self, name: &str, home: &Path) {
+        self.forget(name);
+        self.closed.borrow_mut().insert(name.to_string(), home.to_path_buf());
+    }
+
+    pub fn break_down(&self, name: &str, home: &Path, cause: &Error) {
+        self.forget(name);
+        let broken = Broken { home: home.to_path_buf(), cause: cause.clone() };
+        self.broken.borrow_mut().insert(name.to_string(), broken);
     }
 
     pub fn forget(&self, name: &str) {
         self.vms.borrow_mut().remove(name);
         self.broken.borrow_mut().remove(name);
-        self.jobs.borrow_mut().retain(|t| t.entry.vm.name != name);
+        self.closed.borrow_mut().remove(name);
+        self.jobs.borrow_mut().retain(|t| t.entry.name != name);
+    }
+
+    /// Every home the datastore knows, served or not.
+    pub fn homes(&self) -> Vec<PathBuf> {
+        let served = self.entries().into_iter().map(|entry| entry.home.clone());
+        served.chain(self.idle().into_iter().map(|(_, home, _)| home)).collect()
     }
 
     /// All jobs, numbered in the order they were first seen.

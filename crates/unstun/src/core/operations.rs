@@ -5,10 +5,11 @@ use std::rc::Rc;
 use blk::manifest::LayerInfo;
 use engine::{CommitWhat, Job};
 
+use super::door::Who;
 use super::node::{Entry, Node};
-use super::{formats, present};
+use super::{formats, present, tree};
 use crate::api::{self, CommitTarget};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::name::VmName;
 
 /// Assumed before anything was measured: a mover that yields to a busy guest on an ordinary disk.
@@ -38,41 +39,36 @@ impl Node {
         })
     }
 
-    pub async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
-        let name = request.name.as_str();
-        let api::Store::Redo = request.store;
-        if self.is_taken(name) || self.home(name).exists() {
-            let home = self.home(name);
-            let message = format!("{}: exists; expected a free VM name", home.display());
-            return Err(Error::new(ErrorKind::Exists, message));
-        }
-        let sizes: Vec<u64> = request.disks.iter().map(|d| d.size_bytes).collect();
-        formats::create_vm(&self.dir, name, &sizes, request.when_full).await?;
-        let entry = self.open_vm(name).await?;
-        self.show(&entry).await
-    }
-
     pub async fn vm_list(&self) -> Result<Vec<api::VmSummary>> {
         let mut rows = Vec::new();
         for entry in self.entries() {
-            let state = entry.vm.state();
-            let mut allocated_bytes = 0;
-            for disk in &state.disks {
-                allocated_bytes +=
-                    self.layers(&entry, &disk.top).await?.iter().map(|l| l.allocated_bytes).sum::<u64>();
-            }
-            rows.push(api::VmSummary {
-                id: present::id(state.id),
-                name: present::vm_name(&entry.vm.name),
-                store: api::Store::Redo,
-                disks: state.disks.len() as u64,
-                size_bytes: state.disks.iter().map(|d| d.size_bytes).sum(),
-                allocated_bytes,
-                snapshots: state.snapshots.len() as u64,
-                nbd_clients: entry.clients(),
-            });
+            rows.push(self.summary(&entry).await?);
         }
+        rows.extend(self.idle().into_iter().map(|(name, home, cause)| present::idle(&name, home, cause)));
+        rows.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(rows)
+    }
+
+    async fn summary(&self, entry: &Entry) -> Result<api::VmSummary> {
+        let state = entry.vm.state();
+        let mut allocated_bytes = 0;
+        for disk in &state.disks {
+            let layers = self.layers(entry, &disk.top).await?;
+            allocated_bytes += layers.iter().map(|layer| layer.allocated_bytes).sum::<u64>();
+        }
+        Ok(api::VmSummary {
+            name: present::vm_name(&entry.name),
+            condition: api::VmCondition::Open,
+            message: None,
+            home: entry.home.clone(),
+            id: Some(present::id(state.id)),
+            store: api::Store::Redo,
+            disks: Some(state.disks.len() as u64),
+            size_bytes: Some(state.disks.iter().map(|disk| disk.size_bytes).sum()),
+            allocated_bytes: Some(allocated_bytes),
+            snapshots: Some(state.snapshots.len() as u64),
+            nbd_clients: entry.clients(),
+        })
     }
 
     pub async fn vm_show(&self, vm: &VmName) -> Result<api::Vm> {
@@ -80,41 +76,41 @@ impl Node {
         self.show(&entry).await
     }
 
-    async fn layers(&self, entry: &Entry, top: &str) -> Result<Vec<LayerInfo>> {
+    pub async fn layers(&self, entry: &Entry, top: &str) -> Result<Vec<LayerInfo>> {
         Ok(entry.vm.manifest().chain(top).await?)
     }
 
-    async fn show(&self, entry: &Rc<Entry>) -> Result<api::Vm> {
+    pub async fn show(&self, entry: &Rc<Entry>) -> Result<api::Vm> {
         let state = entry.vm.state();
         let mut disks = Vec::new();
         let mut unowned = false;
         for disk in &state.disks {
             let layers = self.layers(entry, &disk.top).await?;
-            let named =
-                |l: &LayerInfo| state.snapshots.iter().any(|s| s.disks.iter().any(|(_, n)| *n == l.name));
-            unowned |= layers.iter().rev().skip(1).any(|l| !named(l));
+            unowned |= !tree::unowned(&state, disk, &layers).is_empty();
             disks.extend(present::disk(self, entry, &state, disk.number, &layers));
         }
+        let notices = entry.notices.borrow().clone();
+        let current = state.snapshots.iter().find(|s| Some(s.id) == state.current);
         Ok(api::Vm {
             id: present::id(state.id),
-            name: present::vm_name(&entry.vm.name),
+            name: present::vm_name(&entry.name),
             home: entry.home.clone(),
+            snapshot_dir: entry.files.snapshot_dir().await?,
             store: api::Store::Redo,
             when_full: entry.when_full,
-            current_snapshot: state
-                .current
-                .and_then(|id| state.snapshots.iter().find(|s| s.id == id))
-                .map(|s| s.name.clone()),
+            current_snapshot: current.map(|s| s.name.clone()),
             snapshots: state.snapshots.len() as u64,
             needs_consolidation: unowned,
             nbd_clients: entry.clients(),
+            clients: entry.present(Who::All),
+            notices,
             space: self.space().await?,
             disks,
         })
     }
 
     /// Every delta may grow to the size of its disk: the worst that can come.
-    async fn space(&self) -> Result<api::Space> {
+    pub async fn space(&self) -> Result<api::Space> {
         let free_bytes = self.dir.space().await?.free_bytes;
         let mut worst_growth_bytes = 0;
         for entry in self.entries() {
@@ -127,25 +123,6 @@ impl Node {
             }
         }
         Ok(api::Space { free_bytes, worst_growth_bytes })
-    }
-
-    pub async fn vm_remove(&self, vm: &VmName, delete_disks: bool) -> Result<api::VmRemoved> {
-        let name = vm.as_str();
-        let entry = self.entry(name)?;
-        let clients = entry.clients();
-        if clients > 0 {
-            let message = format!("VM {name}: {clients} clients are attached; disconnect them first");
-            return Err(Error::refused(message));
-        }
-        if entry.vm.jobs().iter().any(|j| !j.state().is_over()) {
-            let message =
-                format!("VM {name}: a commit is under way; wait for it or cancel it (unstun job list)");
-            return Err(Error::refused(message));
-        }
-        entry.vm.close().await?;
-        self.forget(name);
-        formats::unregister(&self.dir, name, delete_disks).await?;
-        Ok(api::VmRemoved { name: vm.clone(), home: entry.home.clone(), disks_deleted: delete_disks })
     }
 
     pub async fn snapshot_take(&self, vm: &VmName, request: api::SnapshotTake) -> Result<api::SnapshotTaken> {
@@ -169,24 +146,6 @@ impl Node {
         })
     }
 
-    pub async fn snapshot_tree(&self, vm: &VmName) -> Result<api::SnapshotTree> {
-        let entry = self.entry(vm.as_str())?;
-        let delta_bytes = |snapshot: &blk::manifest::SnapshotState| {
-            let disks = entry.vm.disks();
-            disks
-                .iter()
-                .filter_map(|disk| {
-                    let (_, frozen) = snapshot.disks.iter().find(|(n, _)| *n == disk.number)?;
-                    let chain = disk.chain();
-                    let at = chain.links.iter().position(|l| l.layer.name() == frozen)?;
-                    Some(chain.links.get(at + 1)?.layer.usage().file_bytes)
-                })
-                .sum()
-        };
-        let snapshots = present::snapshots(&entry, &entry.vm.state(), delta_bytes);
-        Ok(api::SnapshotTree { vm: vm.clone(), snapshots })
-    }
-
     pub async fn commit_preview(&self, vm: &VmName, target: CommitTarget) -> Result<api::CommitPreview> {
         let entry = self.entry(vm.as_str())?;
         let preview = entry.vm.commit_preview(&what(&target)).await?;
@@ -198,6 +157,7 @@ impl Node {
         Ok(api::CommitPreview {
             vm: vm.clone(),
             warning: api::CommitPreview::warning_for(&preview.names),
+            stays: preview.stays,
             snapshots: preview.names.into_iter().rev().collect(),
             bytes_to_move: preview.bytes_to_move,
             bytes_freed: preview.bytes_freed,
@@ -246,6 +206,7 @@ impl Node {
 fn what(target: &CommitTarget) -> CommitWhat {
     match target {
         CommitTarget::All => CommitWhat::All,
+        CommitTarget::Unowned => CommitWhat::Unowned,
         CommitTarget::Snapshot(name) => CommitWhat::One(name.as_str().to_string()),
     }
 }

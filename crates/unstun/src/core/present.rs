@@ -1,6 +1,6 @@
 //! The engine's facts in the API's words.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use blk::manifest::{DiskMode, LayerInfo, VmState};
 use engine::{Event, EventKind, JobState};
@@ -63,6 +63,60 @@ pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
     }
 }
 
+/// A VM that is not served.
+pub fn idle(name: &str, home: PathBuf, cause: Option<String>) -> api::VmSummary {
+    let condition = if cause.is_some() { api::VmCondition::Broken } else { api::VmCondition::Closed };
+    api::VmSummary {
+        name: vm_name(name),
+        condition,
+        message: cause,
+        home,
+        id: None,
+        store: api::Store::Redo,
+        disks: None,
+        size_bytes: None,
+        allocated_bytes: None,
+        snapshots: None,
+        nbd_clients: 0,
+    }
+}
+
+/// Of the home's own: imported, cloned, opened.
+pub fn home_event(entry: &Entry, message: &str) -> api::Event {
+    api::Event {
+        id: entry.next_event(),
+        time: time(entry.vm.env.unix_us()),
+        vm: vm_name(&entry.name),
+        operation: api::Operation::Home,
+        snapshot: None,
+        stun_us: 0,
+        disks: Vec::new(),
+        message: Some(message.to_owned()),
+    }
+}
+
+impl Entry {
+    /// Who writes to its running disks.
+    pub fn writers(&self) -> Vec<api::VmClient> {
+        let clients = self.vm.clients().into_iter();
+        clients.map(|(disk, client)| api::VmClient { disk: Some(disk), snapshot: None, client }).collect()
+    }
+
+    /// Who reads its sealed states.
+    pub fn readers(&self) -> Vec<api::VmClient> {
+        let state = self.vm.state();
+        let name = |id: u128| state.snapshots.iter().find(|s| s.id == id).map(|s| s.name.clone());
+        let viewers = self.vm.viewers().into_iter();
+        viewers
+            .map(|(id, client)| api::VmClient {
+                disk: None,
+                snapshot: Some(name(id).unwrap_or_else(|| self::id(id))),
+                client,
+            })
+            .collect()
+    }
+}
+
 pub fn job(tracked: &Tracked) -> api::Job {
     let job = &tracked.job;
     let state = match job.state() {
@@ -77,7 +131,7 @@ pub fn job(tracked: &Tracked) -> api::Job {
     api::Job {
         id: tracked.id,
         operation: api::Operation::Commit,
-        vm: vm_name(&tracked.entry.vm.name),
+        vm: vm_name(&tracked.entry.name),
         snapshots: job.subject.split(", ").filter(|s| !s.is_empty()).map(str::to_string).collect(),
         state,
         started: time(job.started_unix_us),
@@ -125,7 +179,7 @@ pub fn disk(
     layers: &[LayerInfo],
 ) -> Option<api::Disk> {
     let disk = state.disks.iter().find(|d| d.number == number)?;
-    let export = format!("{}/disk{}", entry.vm.name, disk.number);
+    let export = format!("{}/disk{}", entry.name, disk.number);
     Some(api::Disk {
         id: format!("{}-{}", id(state.id), disk.number),
         number: disk.number,
@@ -162,6 +216,14 @@ fn mode(mode: DiskMode) -> api::DiskMode {
     }
 }
 
+pub fn engine_mode(mode: api::DiskMode) -> DiskMode {
+    match mode {
+        api::DiskMode::Persistent => DiskMode::Persistent,
+        api::DiskMode::IndependentPersistent => DiskMode::IndependentPersistent,
+        api::DiskMode::IndependentNonpersistent => DiskMode::IndependentNonpersistent,
+    }
+}
+
 fn layer(home: &Path, state: &VmState, top: &str, info: &LayerInfo) -> api::Layer {
     let owner = state.snapshots.iter().find(|s| s.disks.iter().any(|(_, layer)| *layer == info.name));
     api::Layer {
@@ -169,6 +231,7 @@ fn layer(home: &Path, state: &VmState, top: &str, info: &LayerInfo) -> api::Laye
         format: info.format.to_lowercase(),
         allocated_bytes: info.allocated_bytes,
         writable: info.name == top,
+        foreign: info.foreign,
         snapshot: owner.map(|s| s.name.clone()),
     }
 }

@@ -127,7 +127,7 @@ async fn find_or_create(client: &Client, output: Output, plan: &Plan, name: &VmN
                 ));
             }
             output.note(&format!("creating VM {name} with a disk of {}", format_bytes(plan.disk_bytes)));
-            let disks = vec![DiskCreate { size_bytes: plan.disk_bytes }];
+            let disks = vec![DiskCreate::new(plan.disk_bytes)];
             let request =
                 VmCreate { name: name.clone(), disks, store: Store::Redo, when_full: WhenFull::Wait };
             client.vm_create(&request).await
@@ -148,7 +148,7 @@ async fn finish_earlier_run(
     open.retain(|job| job.vm == *vm && job.state.is_open());
     if tree.snapshots.iter().any(|s| s.name == snapshot.as_str()) {
         output.note(&format!("committing {vm}@{snapshot}, which an earlier demo left"));
-        let target = crate::api::CommitTarget::Snapshot(snapshot.clone());
+        let target = crate::api::CommitTarget::Snapshot(snapshot.into());
         open.push(client.snapshot_commit(vm, &target).await?);
     }
     for job in open {

@@ -118,7 +118,7 @@ impl<'a> Run<'a> {
     async fn commit(&mut self) -> Result<(Job, Option<u64>)> {
         let seen = self.client.events(&self.vm, 0).await?.last().map_or(0, |event| event.id);
         let mut current = Current::start(report::COMMIT);
-        let target = CommitTarget::Snapshot(self.snapshot.clone());
+        let target = CommitTarget::Snapshot((&self.snapshot).into());
         let mut job = self.client.snapshot_commit(&self.vm, &target).await?;
         self.stage.set(Stage::Committing);
         while job.state.is_open() {

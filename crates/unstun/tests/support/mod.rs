@@ -59,7 +59,10 @@ impl Fake {
             current_snapshot: None,
             snapshots: 0,
             needs_consolidation: false,
-            nbd_clients: 0,
+            nbd_clients: 1,
+            clients: vec![client()],
+            notices: Vec::new(),
+            snapshot_dir: None,
             space: space(),
             disks,
         }
@@ -72,6 +75,7 @@ impl Fake {
             format: "vmfs".to_owned(),
             allocated_bytes: 0,
             writable: true,
+            foreign: false,
             snapshot: None,
         };
         Disk {
@@ -79,7 +83,7 @@ impl Fake {
             number,
             slot: format!("scsi0:{number}"),
             store: Store::Redo,
-            mode: DiskMode::Persistent,
+            mode: disk.mode,
             size_bytes: disk.size_bytes,
             nbd_uri: self.nbd_uri.clone(),
             descriptor,
@@ -91,6 +95,10 @@ impl Fake {
 
 fn space() -> Space {
     Space { free_bytes: 100 << 30, worst_growth_bytes: 20 << 30 }
+}
+
+fn client() -> VmClient {
+    VmClient { disk: Some(0), snapshot: None, client: "unix".to_owned() }
 }
 
 fn ready<'a, T: Send + 'a>(result: Result<T>) -> Reply<'a, T> {
@@ -110,6 +118,7 @@ impl State {
         let all = self.tree(vm)?;
         match target {
             CommitTarget::All if all.is_empty() => Err(Error::refused(format!("VM {vm} has no snapshots"))),
+            CommitTarget::Unowned => Ok(Vec::new()),
             CommitTarget::All => Ok(all.iter().map(|s| s.name.clone()).collect()),
             CommitTarget::Snapshot(name) if all.iter().any(|s| s.name == name.as_str()) => {
                 Ok(vec![name.to_string()])
@@ -138,6 +147,46 @@ impl State {
         tree.push(snapshot.clone());
         self.event(vm, Operation::Take, Some(request.name.to_string()));
         Ok(SnapshotTaken { vm: vm.clone(), snapshot, stun_us: 210, space: space() })
+    }
+
+    fn loss(
+        &self,
+        vm: &VmName,
+        operation: Operation,
+        target: Option<&str>,
+        disconnect: bool,
+    ) -> Result<Loss> {
+        let tree = self.tree(vm)?;
+        if let Some(name) = target
+            && !tree.iter().any(|s| s.name == name)
+        {
+            return Err(Error::not_found(format!("VM {vm} has no snapshot {name}")));
+        }
+        let mut loss = Loss {
+            vm: vm.clone(),
+            operation,
+            target: target.map(str::to_owned),
+            taken: None,
+            snapshots: Vec::new(),
+            layers: vec!["/datastore/web/web-000001.vmdk".into()],
+            bytes_lost: DELTA_BYTES,
+            reverts: true,
+            clients: vec![client()],
+            warning: String::new(),
+        };
+        loss.warning = loss.sentence();
+        // As the engine does it: a look is free, a change needs the clients gone.
+        match disconnect {
+            true => Ok(loss),
+            false => Err(Error::refused(format!("VM {vm}: unix writes to disk0"))),
+        }
+    }
+
+    fn disk(&mut self, vm: &VmName, number: u32) -> Result<&mut Disk> {
+        self.vm(vm)?;
+        let disks = &mut self.vms.get_mut(vm.as_str()).unwrap().disks;
+        let missing = || Error::not_found(format!("VM {vm}: no disk{number}"));
+        disks.iter_mut().find(|disk| disk.number == number).ok_or_else(missing)
     }
 
     fn event(&mut self, vm: &VmName, operation: Operation, snapshot: Option<String>) {
@@ -239,13 +288,16 @@ impl Control for Fake {
 
     fn vm_list(&self) -> Reply<'_, Vec<VmSummary>> {
         let summary = |vm: &Vm| VmSummary {
-            id: vm.id.clone(),
+            id: Some(vm.id.clone()),
             name: vm.name.clone(),
+            condition: VmCondition::Open,
+            message: None,
+            home: vm.home.clone(),
             store: vm.store,
-            disks: vm.disks.len() as u64,
-            size_bytes: vm.disks.iter().map(|disk| disk.size_bytes).sum(),
-            allocated_bytes: 0,
-            snapshots: vm.snapshots,
+            disks: Some(vm.disks.len() as u64),
+            size_bytes: Some(vm.disks.iter().map(|disk| disk.size_bytes).sum()),
+            allocated_bytes: Some(0),
+            snapshots: Some(vm.snapshots),
             nbd_clients: vm.nbd_clients,
         };
         ready(Ok(self.state().vms.values().map(summary).collect()))
@@ -253,6 +305,98 @@ impl Control for Fake {
 
     fn vm_show(&self, vm: VmName) -> Reply<'_, Vm> {
         ready(self.state().vm(&vm).cloned())
+    }
+
+    fn vm_import(&self, request: VmImport) -> Reply<'_, Vm> {
+        let name = request.name.unwrap_or_else(|| "imported".parse().unwrap());
+        let disks = vec![DiskCreate::new(1 << 30)];
+        self.vm_create(VmCreate { name, disks, store: Store::Redo, when_full: request.when_full })
+    }
+
+    fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm> {
+        let parent = self.state().vm(&vm).cloned();
+        match parent {
+            Err(error) => ready(Err(error)),
+            Ok(parent) => {
+                let disks = vec![DiskCreate::new(1 << 30)];
+                let when_full = parent.when_full;
+                self.vm_create(VmCreate { name: request.name, disks, store: Store::Redo, when_full })
+            }
+        }
+    }
+
+    fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed> {
+        let home = self.state().vm(&vm).map(|vm| vm.home.clone());
+        let clients = if disconnect { vec![client()] } else { Vec::new() };
+        ready(home.map(|home| VmClosed { name: vm, home, clients }))
+    }
+
+    fn vm_open(&self, vm: VmName) -> Reply<'_, Vm> {
+        self.vm_show(vm)
+    }
+
+    fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm> {
+        let mut state = self.state();
+        let shown = state.vm(&vm).cloned();
+        if let Some(vm) = state.vms.get_mut(vm.as_str()) {
+            vm.snapshot_dir.clone_from(&request.dir);
+        }
+        ready(shown.map(|shown| Vm { snapshot_dir: request.dir, ..shown }))
+    }
+
+    fn reset_preview(&self, vm: VmName) -> Reply<'_, Loss> {
+        ready(self.state().loss(&vm, Operation::Reset, None, true))
+    }
+
+    fn vm_reset(&self, vm: VmName, disconnect: bool) -> Reply<'_, Loss> {
+        ready(self.state().loss(&vm, Operation::Reset, None, disconnect))
+    }
+
+    fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk> {
+        let mut state = self.state();
+        let added = state.vm(&vm).map(|vm| self.new_disk(&vm.home, vm.disks.len() as u32, &disk));
+        if let Ok(added) = &added {
+            state.vms.get_mut(vm.as_str()).unwrap().disks.push(added.clone());
+        }
+        ready(added)
+    }
+
+    fn disk_remove(&self, vm: VmName, number: u32, delete_files: bool) -> Reply<'_, DiskRemoved> {
+        let layers = self.state().disk(&vm, number).map(|disk| vec![disk.descriptor.clone()]);
+        ready(layers.map(|layers| DiskRemoved { number, layers, files_deleted: delete_files }))
+    }
+
+    fn disk_grow(&self, vm: VmName, number: u32, size_bytes: u64) -> Reply<'_, DiskGrown> {
+        ready(self.state().disk(&vm, number).map(|disk| {
+            disk.size_bytes = size_bytes;
+            DiskGrown { disk: disk.clone(), reconnect: vec![client()] }
+        }))
+    }
+
+    fn disk_set_mode(&self, vm: VmName, number: u32, mode: DiskMode) -> Reply<'_, Disk> {
+        ready(self.state().disk(&vm, number).map(|disk| {
+            disk.mode = mode;
+            disk.clone()
+        }))
+    }
+
+    fn revert_preview(&self, vm: VmName, request: Revert) -> Reply<'_, Loss> {
+        let target = request.snapshot.as_ref().map(|name| name.as_str());
+        ready(self.state().loss(&vm, Operation::Revert, target, true))
+    }
+
+    fn snapshot_revert(&self, vm: VmName, request: Revert) -> Reply<'_, Loss> {
+        let target = request.snapshot.as_ref().map(|name| name.as_str());
+        ready(self.state().loss(&vm, Operation::Revert, target, request.disconnect))
+    }
+
+    fn discard_preview(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
+        ready(self.state().loss(&vm, Operation::Discard, Some(request.snapshot.as_str()), true))
+    }
+
+    fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
+        let target = Some(request.snapshot.as_str());
+        ready(self.state().loss(&vm, Operation::Discard, target, request.disconnect))
     }
 
     fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved> {
@@ -268,7 +412,14 @@ impl Control for Fake {
 
     fn snapshot_tree(&self, vm: VmName) -> Reply<'_, SnapshotTree> {
         let snapshots = self.state().tree(&vm).cloned();
-        ready(snapshots.map(|snapshots| SnapshotTree { vm, snapshots }))
+        let delta =
+            UnownedDelta { disk: 0, descriptor: "/datastore/web/web-000003.vmdk".into(), allocated_bytes: 1 };
+        ready(snapshots.map(|snapshots| SnapshotTree {
+            vm,
+            snapshots,
+            unowned: vec![delta],
+            memory_states: 0,
+        }))
     }
 
     fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview> {
@@ -280,6 +431,7 @@ impl Control for Fake {
             bytes_to_move: DELTA_BYTES,
             bytes_freed: DELTA_BYTES,
             estimated_s: Some(1),
+            stays: Vec::new(),
         }))
     }
 

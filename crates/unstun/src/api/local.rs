@@ -1,0 +1,97 @@
+//! What commands print that ask no daemon, or only look at its answer.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::name::VmName;
+
+/// `convert`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Converted {
+    pub chain: PathBuf,
+    pub output: PathBuf,
+    pub size_bytes: u64,
+    /// Data found in the chain and written; the rest of the output is a hole.
+    pub bytes_written: u64,
+    pub layers: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttachTo {
+    Qemu,
+    Libvirt,
+    Proxmox,
+}
+
+/// `attach`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attach {
+    pub vm: VmName,
+    pub to: AttachTo,
+    pub disks: Vec<AttachDisk>,
+    /// Null where NBD is served over TCP.
+    pub socket: Option<AttachSocket>,
+    /// Arguments for QEMU, XML for libvirt, a command for Proxmox.
+    pub snippet: String,
+    /// How to let QEMU's user in, a line each; comments begin with `#`.
+    pub access: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachDisk {
+    pub number: u32,
+    /// As NBD names it.
+    pub export: String,
+    pub nbd_uri: String,
+}
+
+/// A Unix socket, and who may connect to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachSocket {
+    pub path: PathBuf,
+    pub owner: String,
+    pub group: String,
+    /// Octal permission bits, such as `660`.
+    pub mode: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Data is lost, or wrong, or cannot be read.
+    Damage,
+    /// Works, and will not for long, or not everywhere.
+    Warning,
+    /// To be known.
+    Note,
+}
+
+impl Severity {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Damage => "damage",
+            Self::Warning => "warning",
+            Self::Note => "note",
+        }
+    }
+}
+
+/// `check`; with damage among the findings it ends with exit code 6.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checked {
+    pub path: PathBuf,
+    pub findings: Vec<Finding>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    pub severity: Severity,
+    pub file: String,
+    /// A key, a header's field, or a table's entry.
+    pub field: String,
+    pub found: String,
+    pub expected: String,
+    pub remedy: String,
+}

@@ -1,0 +1,168 @@
+//! The snapshot tree, and what its changes cost.
+
+use std::path::PathBuf;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{Operation, Space, VmClient};
+use crate::name::{SnapshotName, SnapshotRef, VmName};
+
+/// Body of `POST /vms/VM/snapshots`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotTake {
+    pub name: SnapshotName,
+    #[serde(default)]
+    pub message: String,
+}
+
+/// `snapshot take`: answered once the snapshot is sealed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotTaken {
+    pub vm: VmName,
+    pub snapshot: Snapshot,
+    pub stun_us: u64,
+    pub space: Space,
+}
+
+/// `snapshot tree`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotTree {
+    pub vm: VmName,
+    /// Parents before children, older siblings first.
+    pub snapshots: Vec<Snapshot>,
+    /// Deltas under the running disks that no snapshot owns.
+    pub unowned: Vec<UnownedDelta>,
+    /// Memory states of VMware's (.vmsn, .vmem) that are kept beside the snapshots.
+    pub memory_states: u64,
+}
+
+/// For `snapshot consolidate`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnownedDelta {
+    /// N of `diskN`.
+    pub disk: u32,
+    pub descriptor: PathBuf,
+    pub allocated_bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    pub id: String,
+    pub name: String,
+    /// The parent's id; null for a root.
+    pub parent: Option<String>,
+    pub created: Timestamp,
+    /// The running state descends from this one: "you are here".
+    pub current: bool,
+    /// Its content can no longer change.
+    pub sealed: bool,
+    pub message: String,
+    /// Held by the deltas written on top of it, on all its branches and disks.
+    pub delta_bytes: u64,
+}
+
+/// Body of `POST /vms/VM/commit` and its preview: `{"snapshot": "NAME"}`, `"all"` or `"unowned"`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CommitTarget {
+    Snapshot(SnapshotRef),
+    All,
+    /// `snapshot consolidate`: the deltas that no snapshot owns.
+    Unowned,
+}
+
+/// What a commit would do. Nothing has been changed yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommitPreview {
+    pub vm: VmName,
+    /// The names that would go, oldest first.
+    pub snapshots: Vec<String>,
+    /// At most; less where the guest overwrites what is still in the delta.
+    pub bytes_to_move: u64,
+    pub bytes_freed: u64,
+    /// Null where nothing was ever measured.
+    pub estimated_s: Option<u64>,
+    /// The way back that is lost, in a sentence.
+    pub warning: String,
+    /// Deltas that cannot be folded, each with its reason; the names go all the same.
+    pub stays: Vec<String>,
+}
+
+impl CommitPreview {
+    /// The sentence a user has to have read before any commit.
+    pub fn warning_for(snapshots: &[String]) -> String {
+        let names = snapshots.join(", ");
+        if snapshots.is_empty() {
+            return "no snapshot goes: only deltas that none owns are folded away".to_owned();
+        }
+        format!("from the first block moved you cannot go back to {names}, even if you cancel")
+    }
+}
+
+/// Body of `POST /vms/VM/revert` and its preview.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Revert {
+    /// Null for the one the running state descends from.
+    #[serde(default)]
+    pub snapshot: Option<SnapshotRef>,
+    /// Keeps the present under this name.
+    #[serde(default)]
+    pub take_first: Option<SnapshotName>,
+    #[serde(default)]
+    pub disconnect: bool,
+}
+
+/// Body of `POST /vms/VM/discard` and its preview.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Discard {
+    pub snapshot: SnapshotRef,
+    #[serde(default)]
+    pub disconnect: bool,
+}
+
+/// What a revert, a discard or a reset throws away: the preview, and the answer once it is done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loss {
+    pub vm: VmName,
+    /// `revert`, `discard` or `reset`.
+    pub operation: Operation,
+    /// The snapshot whose state the VM runs on afterwards; null where the running state stays, or goes back to no
+    /// snapshot.
+    pub target: Option<String>,
+    /// The snapshot that keeps the present.
+    pub taken: Option<String>,
+    /// The names that go.
+    pub snapshots: Vec<String>,
+    /// Descriptors of the layers that go.
+    pub layers: Vec<PathBuf>,
+    /// Held by those layers.
+    pub bytes_lost: u64,
+    /// The running state changes: what the guest has open becomes another disk's content.
+    pub reverts: bool,
+    /// Writable clients: in the way, as a preview; disconnected, as the answer.
+    pub clients: Vec<VmClient>,
+    /// What is lost, in a sentence.
+    pub warning: String,
+}
+
+impl Loss {
+    /// The sentence a user has to have read before.
+    pub fn sentence(&self) -> String {
+        let since = match (&self.target, &self.taken, self.reverts) {
+            (_, Some(taken), _) => format!("the present is kept as {taken}"),
+            (Some(target), None, true) => {
+                format!("everything the guest wrote since {target} that no other snapshot keeps is lost")
+            }
+            (None, None, true) => "everything the guest wrote since then is lost".to_owned(),
+            (_, None, false) => "the running state stays as it is".to_owned(),
+        };
+        match self.snapshots.as_slice() {
+            [] => format!("{since}; there is no way back from this"),
+            names => format!("{since}; there is no way back to {}", names.join(", ")),
+        }
+    }
+}

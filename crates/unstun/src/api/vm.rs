@@ -1,0 +1,168 @@
+//! VMs, and who is connected to them.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Disk, DiskCreate, Space, Store, WhenFull};
+use crate::name::{SnapshotRef, VmName};
+
+/// Body of `POST /vms`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmCreate {
+    pub name: VmName,
+    pub disks: Vec<DiskCreate>,
+    pub store: Store,
+    #[serde(default)]
+    pub when_full: WhenFull,
+}
+
+/// Body of `POST /import`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmImport {
+    /// The folder of a VM, or its .vmx; absolute.
+    pub path: PathBuf,
+    /// Null takes the .vmx file's name.
+    #[serde(default)]
+    pub name: Option<VmName>,
+    /// Write the folder's own files, instead of deltas in the datastore.
+    #[serde(default)]
+    pub in_place: bool,
+    /// Folders outside `path` that its files may lead to; absolute.
+    #[serde(default)]
+    pub allow_roots: Vec<PathBuf>,
+    /// Accept links whose parentCID is not their parent's CID.
+    #[serde(default)]
+    pub ignore_content_ids: bool,
+    #[serde(default)]
+    pub when_full: WhenFull,
+}
+
+/// Body of `POST /vms/VM/clone`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmClone {
+    pub snapshot: SnapshotRef,
+    /// Of the new VM.
+    pub name: VmName,
+}
+
+/// Body of `PUT /vms/VM/snapshot-dir`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotDir {
+    /// Absolute; null for the VM's home.
+    pub dir: Option<PathBuf>,
+}
+
+/// Body of `POST /vms/VM/close` and `POST /vms/VM/reset`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disconnect {
+    /// End the sessions of the VM's running disks first.
+    #[serde(default)]
+    pub disconnect: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmCondition {
+    Open,
+    /// By `vm close`: its files are at rest until `vm open`.
+    Closed,
+    /// Could not be opened.
+    Broken,
+}
+
+impl VmCondition {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Closed => "closed",
+            Self::Broken => "broken",
+        }
+    }
+}
+
+/// A row of `vm list`. What only an open VM can say is null for the others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmSummary {
+    pub name: VmName,
+    pub condition: VmCondition,
+    /// Why it is broken.
+    pub message: Option<String>,
+    pub home: PathBuf,
+    pub id: Option<String>,
+    pub store: Store,
+    pub disks: Option<u64>,
+    /// Sum over the disks, as the guest sees them.
+    pub size_bytes: Option<u64>,
+    pub allocated_bytes: Option<u64>,
+    pub snapshots: Option<u64>,
+    pub nbd_clients: u64,
+}
+
+/// `vm show`, and what every command answers that makes or changes a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vm {
+    pub id: String,
+    pub name: VmName,
+    /// The folder of its files, absolute.
+    pub home: PathBuf,
+    /// Where its deltas are made, if not in the home.
+    pub snapshot_dir: Option<PathBuf>,
+    pub store: Store,
+    pub when_full: WhenFull,
+    /// The snapshot the running state descends from.
+    pub current_snapshot: Option<String>,
+    pub snapshots: u64,
+    /// Deltas remain that no snapshot owns (a cancelled commit, for one).
+    pub needs_consolidation: bool,
+    pub nbd_clients: u64,
+    pub clients: Vec<VmClient>,
+    /// What opening its files found worth saying.
+    pub notices: Vec<String>,
+    pub space: Space,
+    pub disks: Vec<Disk>,
+}
+
+/// Somebody connected to a disk or to a sealed state of one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmClient {
+    /// Null on a snapshot's state.
+    pub disk: Option<u32>,
+    /// Null on a running disk.
+    pub snapshot: Option<String>,
+    /// The peer: `unix`, or an address.
+    pub client: String,
+}
+
+impl fmt::Display for VmClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.disk, &self.snapshot) {
+            (Some(disk), _) => write!(f, "{} writes to disk{disk}", self.client),
+            (None, Some(snapshot)) => write!(f, "{} reads {snapshot}", self.client),
+            (None, None) => f.write_str(&self.client),
+        }
+    }
+}
+
+/// `vm remove`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmRemoved {
+    pub name: VmName,
+    pub home: PathBuf,
+    pub disks_deleted: bool,
+}
+
+/// `vm close`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmClosed {
+    pub name: VmName,
+    pub home: PathBuf,
+    /// Those that were disconnected.
+    pub clients: Vec<VmClient>,
+}

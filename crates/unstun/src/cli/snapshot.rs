@@ -1,0 +1,133 @@
+//! `unstun snapshot`.
+
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+
+use crate::error::{Error, Result};
+use crate::name::{self, SnapshotName, SnapshotRef, VmName};
+
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Take a snapshot of all disks of a VM, at one instant
+    Take {
+        #[command(flatten)]
+        which: VmAndName,
+        /// A line of text kept with the snapshot
+        #[arg(short, long, default_value = "", hide_default_value = true)]
+        message: String,
+    },
+    /// Draw a VM's snapshots and where it runs
+    Tree { vm: VmName },
+    /// Keep everything written since the take, give up the way back
+    Commit(CommitArgs),
+    /// Go back to a snapshot and keep it; without NAME to the one the VM runs on
+    Revert(RevertArgs),
+    /// Throw away what was written since the take, and the snapshot's name
+    Discard(DiscardArgs),
+    /// Fold away the deltas that no snapshot owns
+    Consolidate(ConsolidateArgs),
+    /// Explains commit and discard, and does neither
+    #[command(visible_aliases = ["remove", "rm"])]
+    Delete { vm: Option<String>, name: Option<String> },
+}
+
+#[derive(Debug, Args)]
+pub struct CommitArgs {
+    #[command(flatten)]
+    pub which: VmAndName,
+    /// Commit every snapshot of the VM
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub job: JobArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct ConsolidateArgs {
+    pub vm: VmName,
+    #[command(flatten)]
+    pub job: JobArgs,
+}
+
+/// What may be asked of a command that starts a job.
+#[derive(Debug, Args)]
+pub struct JobArgs {
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Say what it would do, and do nothing
+    #[arg(long, conflicts_with_all = ["yes", "detach"])]
+    pub dry_run: bool,
+    /// Start it and return, without following its progress
+    #[arg(long)]
+    pub detach: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RevertArgs {
+    #[command(flatten)]
+    pub which: VmAndName,
+    /// Take a snapshot of the present first, so that it can be gone back to
+    #[arg(long, value_name = "NAME")]
+    pub take_first: Option<SnapshotName>,
+    #[command(flatten)]
+    pub loss: LossArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct DiscardArgs {
+    #[command(flatten)]
+    pub which: VmAndName,
+    #[command(flatten)]
+    pub loss: LossArgs,
+}
+
+/// What may be asked of a command that throws data away.
+#[derive(Debug, Args)]
+pub struct LossArgs {
+    /// End the sessions of clients that write; power the guest off first
+    #[arg(long)]
+    pub disconnect: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Say what it would do, and do nothing
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
+}
+
+/// `VM NAME` or `VM@NAME`.
+#[derive(Debug, Args)]
+pub struct VmAndName {
+    /// The VM, or VM@NAME
+    pub vm: String,
+    /// The snapshot
+    pub name: Option<String>,
+}
+
+impl VmAndName {
+    /// `SnapshotName` for one to be made, `SnapshotRef` for one that is there.
+    fn parse_as<T: FromStr<Err = String>>(&self) -> Result<(VmName, Option<T>)> {
+        name::vm_and_snapshot(&self.vm, self.name.as_deref()).map_err(Error::invalid)
+    }
+
+    pub fn parse(&self) -> Result<(VmName, Option<SnapshotRef>)> {
+        self.parse_as()
+    }
+
+    pub fn parse_new(&self) -> Result<(VmName, SnapshotName)> {
+        self.both()
+    }
+
+    pub fn parse_both(&self) -> Result<(VmName, SnapshotRef)> {
+        self.both()
+    }
+
+    fn both<T: FromStr<Err = String>>(&self) -> Result<(VmName, T)> {
+        let (vm, snapshot) = self.parse_as()?;
+        let missing = || Error::invalid(format!("which snapshot of {vm}? expected {vm} NAME or {vm}@NAME"));
+        let snapshot = snapshot.ok_or_else(missing)?;
+        Ok((vm, snapshot))
+    }
+}

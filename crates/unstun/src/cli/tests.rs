@@ -1,0 +1,112 @@
+//! What parses, and what is a usage error.
+
+use clap::CommandFactory;
+
+use super::*;
+
+fn parse(line: &str) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(line.split_whitespace())
+}
+
+#[test]
+fn the_definition_is_sound() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn every_documented_line_parses() {
+    for line in [
+        "unstun up",
+        "unstun up --nbd unix:/run/u.sock --nbd 127.0.0.1:10809",
+        "unstun --datastore /srv/d status --json",
+        "unstun vm create web --disk 20G --disk 200G --store redo",
+        "unstun vm create web --disk 20G,200G",
+        "unstun vm list",
+        "unstun vm show web",
+        "unstun vm remove web --delete-disks",
+        "unstun snapshot take web before-upgrade -m text",
+        "unstun snapshot take web@before-upgrade",
+        "unstun vm create web --disk 20G,mode=independent-persistent,dir=/fast --disk 200G --from old.qcow2",
+        "unstun vm create web --from old.qcow2",
+        "unstun vm import /srv/web",
+        "unstun vm import /srv/web/web.vmx --name web2 --in-place --allow-root /a --allow-root /b --ignore-content-ids",
+        "unstun vm disk add web 20G,mode=independent-nonpersistent",
+        "unstun vm disk add web --from data.vhdx",
+        "unstun vm disk remove web/disk1 --delete-files",
+        "unstun vm disk grow web/disk0 40G",
+        "unstun vm disk set web/disk0 --mode independent-persistent",
+        "unstun vm set web --snapshot-dir /fast",
+        "unstun vm set web --no-snapshot-dir",
+        "unstun vm clone web@before-upgrade test1",
+        "unstun vm close web --disconnect",
+        "unstun vm open web",
+        "unstun vm reset web --yes",
+        "unstun snapshot revert web",
+        "unstun snapshot revert web before-upgrade --take-first now --disconnect --yes",
+        "unstun snapshot revert web@before-upgrade --dry-run",
+        "unstun snapshot discard web before-upgrade --disconnect",
+        "unstun snapshot consolidate web --yes --detach",
+        "unstun check /srv/web",
+        "unstun attach web",
+        "unstun attach web --as libvirt",
+        "unstun generate man /tmp/m",
+        "unstun snapshot tree web",
+        "unstun snapshot commit web before-upgrade",
+        "unstun snapshot commit web@before-upgrade --yes",
+        "unstun snapshot commit web --all",
+        "unstun snapshot delete web before-upgrade",
+        "unstun snapshot delete",
+        "unstun job list",
+        "unstun job pause 1",
+        "unstun job resume 1",
+        "unstun job cancel 1",
+        "unstun job limit 1 200M",
+        "unstun job limit 1 none",
+        "unstun events web --follow",
+        "unstun convert a.vmdk b.raw",
+        "unstun demo",
+    ] {
+        parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+    }
+}
+
+#[test]
+fn nonsense_is_a_usage_error() {
+    for line in [
+        "unstun",
+        "unstun vm create web",
+        "unstun vm create web --disk 20GB",
+        "unstun vm create web --disk 1000",
+        "unstun vm create ../web --disk 1G",
+        "unstun vm create web --disk 1G --store native",
+        "unstun up --nbd 10809",
+        "unstun job pause first",
+        "unstun job limit 1 0",
+        "unstun vm show a@b",
+        "unstun snapshot commit web a --dry-run --yes",
+        "unstun vm create web --disk 1G,mode=fast",
+        "unstun vm create web --disk dir=/fast",
+        "unstun vm import",
+        "unstun vm disk add web",
+        "unstun vm disk add web 1G,2G",
+        "unstun vm disk grow web/disk0",
+        "unstun vm disk grow web 40G",
+        "unstun vm disk set web/disk0",
+        "unstun vm set web",
+        "unstun vm set web --snapshot-dir /a --no-snapshot-dir",
+        "unstun vm clone web@a",
+        "unstun vm reset web --yes --dry-run",
+        "unstun snapshot revert web --take-first a/b",
+        "unstun attach web --as vmware",
+    ] {
+        assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");
+    }
+}
+
+#[test]
+fn commas_and_repetition_add_disks() {
+    let cli = parse("unstun vm create web --disk 1G,2G --disk 512").unwrap();
+    let Command::Vm(VmCommand::Create(args)) = cli.command else { panic!("{:?}", cli.command) };
+    let sizes: Vec<u64> = args.disks.iter().flat_map(|list| &list.0).map(|disk| disk.size_bytes).collect();
+    assert_eq!(sizes, [1 << 30, 2 << 30, 512]);
+}

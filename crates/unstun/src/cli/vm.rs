@@ -1,0 +1,190 @@
+//! `unstun vm`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::disk::{DiskSpec, DiskSpecs, ModeArg};
+use super::snapshot::LossArgs;
+use crate::api;
+use crate::name::{DiskRef, VmName};
+
+#[derive(Debug, Subcommand)]
+pub enum VmCommand {
+    /// Create a VM with empty disks, or with one filled from another image
+    Create(VmCreateArgs),
+    /// Register a VM made by VMware; its folder is not written unless --in-place
+    Import(ImportArgs),
+    /// List the VMs
+    List,
+    /// Show a VM's disks, layers, clients and room
+    Show { vm: VmName },
+    /// Add, remove, grow and change disks
+    #[command(subcommand)]
+    Disk(DiskCommand),
+    /// Change how a VM is kept
+    Set(SetArgs),
+    /// Make a VM that runs on from a snapshot of another (a linked clone)
+    Clone(CloneArgs),
+    /// Bring a VM's files to rest, for other tools; `vm open` serves it again
+    Close {
+        vm: VmName,
+        /// End the sessions of clients that write; power the guest off first
+        #[arg(long)]
+        disconnect: bool,
+    },
+    /// Serve a VM that was closed
+    Open { vm: VmName },
+    /// Drop what was written to the independent-nonpersistent disks
+    Reset(ResetArgs),
+    /// Forget a VM; its files stay unless --delete-disks
+    Remove {
+        vm: VmName,
+        /// Delete the VM's files too; there is no way back
+        #[arg(long)]
+        delete_disks: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct VmCreateArgs {
+    pub vm: VmName,
+    /// A disk: its size, and how and where it is kept; may be repeated, sizes alone may be separated by commas
+    #[arg(long = "disk", value_name = "SIZE[,mode=MODE][,dir=DIR]", required_unless_present = "from")]
+    pub disks: Vec<DiskSpecs>,
+    /// Fill the last disk from an image that qemu-img can read; without --disk it gets the image's size
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+    /// How snapshots are kept
+    #[arg(long, value_enum, default_value_t = StoreArg::Redo)]
+    pub store: StoreArg,
+    /// What guest writes do while the datastore is full
+    #[arg(long, value_enum, default_value_t = WhenFullArg::Wait)]
+    pub when_full: WhenFullArg,
+}
+
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The VM's folder, or its .vmx
+    pub path: PathBuf,
+    /// What to call it; else as its .vmx is called
+    #[arg(long)]
+    pub name: Option<VmName>,
+    /// Write the folder's own files; else writes go to deltas in the datastore, on top of a snapshot `as-imported`
+    #[arg(long)]
+    pub in_place: bool,
+    /// A folder outside PATH that its files may lead to; may be repeated
+    #[arg(long = "allow-root", value_name = "DIR")]
+    pub allow_roots: Vec<PathBuf>,
+    /// Accept links whose parentCID is not their parent's CID: only where the parent's data is known to be unchanged
+    #[arg(long)]
+    pub ignore_content_ids: bool,
+    /// What guest writes do while the datastore is full
+    #[arg(long, value_enum, default_value_t = WhenFullArg::Wait)]
+    pub when_full: WhenFullArg,
+}
+
+#[derive(Debug, Args)]
+pub struct CloneArgs {
+    /// VM@SNAPSHOT: the state it starts from
+    #[arg(value_name = "VM@NAME")]
+    pub state: String,
+    /// The VM to make
+    pub new: VmName,
+}
+
+#[derive(Debug, Args)]
+#[group(id = "change", required = true, multiple = false)]
+pub struct SetChange {
+    /// Make the deltas of later snapshots in this folder (workingDir, snapshot.redoNotWithParent)
+    #[arg(long, value_name = "DIR")]
+    pub snapshot_dir: Option<PathBuf>,
+    /// Make the deltas of later snapshots beside the disks again
+    #[arg(long)]
+    pub no_snapshot_dir: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    pub vm: VmName,
+    #[command(flatten)]
+    pub change: SetChange,
+}
+
+#[derive(Debug, Args)]
+pub struct ResetArgs {
+    pub vm: VmName,
+    #[command(flatten)]
+    pub loss: LossArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Add a disk
+    Add(DiskAddArgs),
+    /// Take a disk away; its files stay unless --delete-files
+    Remove {
+        #[arg(value_name = "VM/diskN")]
+        disk: DiskRef,
+        /// Delete its files too; there is no way back
+        #[arg(long)]
+        delete_files: bool,
+    },
+    /// Make a disk larger; refused while it has deltas
+    Grow {
+        #[arg(value_name = "VM/diskN")]
+        disk: DiskRef,
+        /// The new size
+        #[arg(value_parser = crate::units::parse_disk_size)]
+        size: u64,
+    },
+    /// Change what snapshots and resets do to a disk
+    Set {
+        #[arg(value_name = "VM/diskN")]
+        disk: DiskRef,
+        #[arg(long, value_enum)]
+        mode: ModeArg,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct DiskAddArgs {
+    pub vm: VmName,
+    /// Its size, and how and where it is kept
+    #[arg(value_name = "SIZE[,mode=MODE][,dir=DIR]", required_unless_present = "from")]
+    pub disk: Option<DiskSpec>,
+    /// Fill it from an image that qemu-img can read; without SIZE it gets the image's size
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum StoreArg {
+    /// VMware-style delta chains
+    Redo,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum WhenFullArg {
+    /// Wait until space returns
+    Wait,
+    /// Fail with ENOSPC
+    Error,
+}
+
+impl From<StoreArg> for api::Store {
+    fn from(arg: StoreArg) -> Self {
+        match arg {
+            StoreArg::Redo => Self::Redo,
+        }
+    }
+}
+
+impl From<WhenFullArg> for api::WhenFull {
+    fn from(arg: WhenFullArg) -> Self {
+        match arg {
+            WhenFullArg::Wait => Self::Wait,
+            WhenFullArg::Error => Self::Error,
+        }
+    }
+}

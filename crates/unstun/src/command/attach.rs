@@ -1,0 +1,66 @@
+//! `unstun attach`: the lines that give a VM's disks to QEMU, libvirt or Proxmox, and how to let their user in.
+
+mod access;
+mod snippet;
+
+use crate::api::{Attach, AttachDisk, AttachTo};
+use crate::cli::AttachArgs;
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::listen::NbdListen;
+use crate::output::Output;
+
+pub async fn run(args: &AttachArgs, client: &Client, output: Output) -> Result<()> {
+    let vm = client.vm_show(&args.vm).await?;
+    let to = args.to.into();
+    let mut disks = Vec::new();
+    for disk in &vm.disks {
+        let (listen, export) = NbdListen::parse_uri(&disk.nbd_uri).map_err(Error::failed)?;
+        disks.push(Attached { number: disk.number, slot: disk.slot.clone(), listen, export });
+    }
+    let first =
+        disks.first().ok_or_else(|| Error::refused(format!("VM {} has no disk to attach", vm.name)))?;
+    let socket = match &first.listen {
+        NbdListen::Unix(path) => Some(access::look(path)?),
+        NbdListen::Tcp(_) => None,
+    };
+    let attach = Attach {
+        snippet: match to {
+            AttachTo::Qemu => snippet::qemu(&disks),
+            AttachTo::Libvirt => snippet::libvirt(&disks),
+            AttachTo::Proxmox => snippet::proxmox(&disks),
+        },
+        access: access::advice(to, socket.as_ref()),
+        vm: vm.name,
+        to,
+        disks: vm
+            .disks
+            .iter()
+            .zip(&disks)
+            .map(|(disk, attached)| AttachDisk {
+                number: disk.number,
+                export: attached.export.clone(),
+                nbd_uri: disk.nbd_uri.clone(),
+            })
+            .collect(),
+        socket,
+    };
+    output.result(&attach, describe)
+}
+
+/// A disk and where it is served.
+struct Attached {
+    number: u32,
+    /// Controller and unit in the VM's configuration: `scsi0:0`.
+    slot: String,
+    listen: NbdListen,
+    export: String,
+}
+
+fn describe(attach: &Attach) -> String {
+    let mut text = format!("{}\n", attach.snippet.trim_end());
+    for line in &attach.access {
+        text.push_str(&format!("\n{line}"));
+    }
+    text
+}

@@ -1,0 +1,129 @@
+//! Who may connect to the daemon's socket, and how to let QEMU's user in.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::api::{AttachSocket, AttachTo};
+use crate::error::{Error, Result};
+
+/// Others may pass through a folder.
+const SEARCHABLE_BY_ALL: u32 = 0o001;
+const PERMISSION_BITS: u32 = 0o777;
+
+pub fn look(path: &Path) -> Result<AttachSocket> {
+    let metadata =
+        path.metadata().map_err(|e| Error::failed(format!("NBD socket {}: {e}", path.display())))?;
+    Ok(AttachSocket {
+        path: path.to_owned(),
+        owner: named("/etc/passwd", metadata.uid()),
+        group: named("/etc/group", metadata.gid()),
+        mode: format!("{:o}", metadata.mode() & PERMISSION_BITS),
+    })
+}
+
+/// The name of a user or group, or its number where the file has none. Both files have `NAME:PASSWORD:NUMBER:...` lines.
+fn named(file: &str, id: u32) -> String {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let found = text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(id)).then(|| name.to_owned())
+    });
+    found.unwrap_or_else(|| id.to_string())
+}
+
+/// Lines for a shell, with comments.
+pub fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String> {
+    let Some(socket) = socket else {
+        return vec![
+            "# NBD over TCP has no access control: whoever reaches the address may write the disks"
+                .to_owned(),
+        ];
+    };
+    let shown = socket.path.display();
+    let mut lines = vec![format!(
+        "# {shown} belongs to {}:{}, mode {}: QEMU's user needs to read and write it",
+        socket.owner, socket.group, socket.mode
+    )];
+    match to {
+        AttachTo::Proxmox => {
+            lines.push("# Proxmox runs QEMU as root: nothing to do".to_owned());
+            return lines;
+        }
+        AttachTo::Libvirt => lines.push(
+            "# USER: libvirt-qemu on Debian and Ubuntu, qemu on Fedora and its kin; nobody if it runs as root".to_owned(),
+        ),
+        AttachTo::Qemu => lines.push("# USER: whoever starts QEMU".to_owned()),
+    }
+    lines.extend(grants(&socket.path));
+    lines.push(format!("# without ACLs: chgrp GROUP {shown}, with a group that USER is in"));
+    lines.push(
+        "# the socket is made anew at each start: for good, let the daemon serve in a folder of its own,"
+            .to_owned(),
+    );
+    lines.push(
+        "# `unstun up --nbd unix:/run/unstun/nbd.sock`, and: setfacl -m u:USER:x,d:u:USER:rw /run/unstun"
+            .to_owned(),
+    );
+    if to == AttachTo::Libvirt {
+        lines.push(
+            "# where AppArmor confines QEMU, in /etc/apparmor.d/local/abstractions/libvirt-qemu:".to_owned(),
+        );
+        lines.push(format!("#   \"{shown}\" rw,"));
+    }
+    lines
+}
+
+/// The socket itself, and every folder above it that not everybody may pass.
+fn grants(socket: &Path) -> Vec<String> {
+    let closed = |folder: &&Path| folder.metadata().is_ok_and(|m| m.mode() & SEARCHABLE_BY_ALL == 0);
+    let mut folders: Vec<&Path> = socket.ancestors().skip(1).filter(closed).collect();
+    folders.reverse();
+    let mut lines: Vec<String> =
+        folders.iter().map(|folder| format!("setfacl -m u:USER:x {}", quoted(folder))).collect();
+    lines.push(format!("setfacl -m u:USER:rw {}", quoted(socket)));
+    lines
+}
+
+fn quoted(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@".contains(c);
+    if text.chars().all(plain) { text.into_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_socket_and_the_folders_on_the_way_are_granted() {
+        let folder = tempfile::tempdir().unwrap();
+        let private = folder.path().join("it's mine");
+        std::fs::create_dir(&private).unwrap();
+        std::fs::set_permissions(&private, std::fs::Permissions::from_mode(0o700)).unwrap();
+        let path = private.join("nbd.sock");
+        std::fs::write(&path, "").unwrap();
+        let socket = look(&path).unwrap();
+        let lines = advice(AttachTo::Libvirt, Some(&socket));
+        assert!(
+            lines.iter().any(|l| l.starts_with("setfacl -m u:USER:x '") && l.ends_with("it'\\''s mine'"))
+        );
+        assert!(lines.iter().any(|l| l.starts_with("setfacl -m u:USER:rw")), "{lines:?}");
+        let apparmor = format!("#   \"{}\" rw,", path.display());
+        assert!(lines.contains(&apparmor), "{lines:?}");
+        assert!(!advice(AttachTo::Qemu, Some(&socket)).contains(&apparmor));
+    }
+
+    #[test]
+    fn owners_are_named_where_they_have_a_name() {
+        assert_eq!(named("/etc/passwd", 0), "root");
+        assert_eq!(named("/nowhere", 4711), "4711");
+    }
+
+    #[test]
+    fn over_tcp_there_is_a_warning() {
+        assert!(advice(AttachTo::Qemu, None)[0].contains("no access control"));
+    }
+}

@@ -1,0 +1,161 @@
+//! The text for each of the three.
+
+use super::Attached;
+use crate::listen::NbdListen;
+
+/// While the daemon restarts a guest's I/O waits this long before it fails.
+const RECONNECT_S: u32 = 60;
+const INDENT: &str = "  ";
+
+/// Arguments to be put behind those of a `qemu-system-*` that has a `virtio-scsi-pci` controller named `scsi0`.
+pub fn qemu(disks: &[Attached]) -> String {
+    let mut lines = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
+    lines.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
+    let text = lines.join(" \\\n");
+    format!(
+        "{text}\n\n# a guest from VMware without virtio drivers: -device pvscsi,id=unstun (or lsi53c895a) instead"
+    )
+}
+
+/// One VM's arguments; Proxmox passes them to QEMU as they are.
+pub fn proxmox(disks: &[Attached]) -> String {
+    let mut arguments = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
+    arguments.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
+    let text = arguments.join(" ").replace('\'', "'\\''");
+    format!(
+        "qm set VMID --args '{text}'\n\n# VMID is the VM's number; `qm set VMID --delete args` takes them away. \
+         Proxmox neither backs up nor migrates these disks: unstun does"
+    )
+}
+
+fn blockdev(disk: &Attached) -> String {
+    let server = match &disk.listen {
+        NbdListen::Unix(path) => format!("server.type=unix,server.path={}", escape(&path.to_string_lossy())),
+        NbdListen::Tcp(address) => {
+            format!("server.type=inet,server.host={},server.port={}", address.ip(), address.port())
+        }
+    };
+    let (node, export) = (node(disk), escape(&disk.export));
+    format!(
+        "driver=nbd,node-name={node},{server},export={export},reconnect-delay={RECONNECT_S},discard=unmap"
+    )
+}
+
+fn device(disk: &Attached) -> String {
+    let boot = if disk.number == 0 { ",bootindex=0" } else { "" };
+    format!("-device scsi-hd,bus=unstun.0,scsi-id={},drive={}{boot}", disk.number, node(disk))
+}
+
+/// QEMU's node names have at most 31 bytes, and letters, digits, `-`, `.` and `_`.
+fn node(disk: &Attached) -> String {
+    format!("unstun-disk{}", disk.number)
+}
+
+/// A comma in a value is written twice.
+fn escape(value: &str) -> String {
+    value.replace(',', ",,")
+}
+
+/// `<disk>` elements for `virsh edit`.
+pub fn libvirt(disks: &[Attached]) -> String {
+    let mut text = String::from("<!-- for `virsh edit DOMAIN`, under <devices> -->\n");
+    text.push_str("<controller type='scsi' index='0' model='virtio-scsi'/>\n");
+    for (at, disk) in disks.iter().enumerate() {
+        let host = match &disk.listen {
+            NbdListen::Unix(path) => format!("transport='unix' socket='{}'", xml(&path.to_string_lossy())),
+            NbdListen::Tcp(address) => format!("name='{}' port='{}'", address.ip(), address.port()),
+        };
+        let lines = [
+            format!("<disk type='network' device='disk'> <!-- {} -->", disk.slot),
+            format!("{INDENT}<driver name='qemu' type='raw' cache='none' discard='unmap'/>"),
+            format!("{INDENT}<source protocol='nbd' name='{}'>", xml(&disk.export)),
+            format!("{INDENT}{INDENT}<host {host}/>"),
+            format!(
+                "{INDENT}{INDENT}<reconnect delay='{RECONNECT_S}'/> <!-- libvirt before 9.1: without this line -->"
+            ),
+            format!("{INDENT}</source>"),
+            format!("{INDENT}<target dev='sd{}' bus='scsi'/>", letters(at)),
+            "</disk>\n".to_owned(),
+        ];
+        text.push_str(&lines.join("\n"));
+    }
+    text
+}
+
+/// a, b, ... z, aa, ab: as the kernel names its disks.
+fn letters(mut at: usize) -> String {
+    let mut name = Vec::new();
+    loop {
+        name.push(b'a' + (at % 26) as u8);
+        if at < 26 {
+            break;
+        }
+        at = at / 26 - 1;
+    }
+    name.iter().rev().map(|&byte| char::from(byte)).collect()
+}
+
+fn xml(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disks(listen: &str) -> Vec<Attached> {
+        let listen: NbdListen = listen.parse().unwrap();
+        let disk = |number: u32| Attached {
+            number,
+            slot: format!("scsi0:{number}"),
+            listen: listen.clone(),
+            export: format!("web/disk{number}"),
+        };
+        vec![disk(0), disk(1)]
+    }
+
+    #[test]
+    fn qemu_gets_a_node_and_a_device_a_disk() {
+        let text = qemu(&disks("unix:/run/a,b/nbd.sock"));
+        assert!(
+            text.contains(
+                "-blockdev driver=nbd,node-name=unstun-disk0,server.type=unix,server.path=/run/a,,b/nbd.sock,\
+                 export=web/disk0,reconnect-delay=60,discard=unmap \\\n\
+                 -device scsi-hd,bus=unstun.0,scsi-id=0,drive=unstun-disk0,bootindex=0"
+            ),
+            "{text}"
+        );
+        assert!(text.contains("scsi-id=1,drive=unstun-disk1") && !text.contains("unstun-disk1,bootindex"));
+        let tcp = qemu(&disks("127.0.0.1:10809"));
+        assert!(
+            tcp.contains("server.type=inet,server.host=127.0.0.1,server.port=10809,export=web/disk1"),
+            "{tcp}"
+        );
+    }
+
+    #[test]
+    fn libvirt_gets_an_element_a_disk() {
+        let text = libvirt(&disks("unix:/run/it's/nbd.sock"));
+        assert!(text.contains("<host transport='unix' socket='/run/it&apos;s/nbd.sock'/>"), "{text}");
+        assert!(
+            text.contains("<source protocol='nbd' name='web/disk1'>") && text.contains("dev='sdb'"),
+            "{text}"
+        );
+        assert!(libvirt(&disks("[::1]:10810")).contains("<host name='::1' port='10810'/>"));
+    }
+
+    #[test]
+    fn proxmox_gets_one_quoted_command() {
+        let text = proxmox(&disks("unix:/run/it's/nbd.sock"));
+        assert!(
+            text.starts_with("qm set VMID --args '-device virtio-scsi-pci,id=unstun -blockdev driver=nbd"),
+            "{text}"
+        );
+        assert!(text.contains("/run/it'\\''s/nbd.sock"), "{text}");
+    }
+
+    #[test]
+    fn disks_are_lettered_as_the_kernel_does() {
+        assert_eq!([0, 25, 26, 27, 59].map(letters), ["a", "z", "aa", "ab", "bh"]);
+    }
+}

@@ -1,0 +1,58 @@
+//! `unstun check`: offline, read-only, one line a finding.
+
+use std::io::ErrorKind as IoKind;
+
+use crate::api::{Checked, Finding, Severity};
+use crate::cli::CheckArgs;
+use crate::core;
+use crate::error::{Error, ErrorKind, Result};
+use crate::output::Output;
+
+/// Answers the exit code.
+pub fn run(args: &CheckArgs, output: Output) -> Result<u8> {
+    let shown = args.path.display();
+    let path = args.path.canonicalize().map_err(|e| match e.kind() {
+        IoKind::NotFound => Error::not_found(format!("{shown}: no such file or folder")),
+        _ => Error::failed(format!("{shown}: {e}")),
+    })?;
+    let checked = core::check(&path)?;
+    output.result(&checked, describe)?;
+    let damaged = checked.findings.iter().any(|finding| finding.severity == Severity::Damage);
+    Ok(if damaged { ErrorKind::Damaged.exit_code() } else { 0 })
+}
+
+fn describe(checked: &Checked) -> String {
+    let mut text: String = checked.findings.iter().map(|finding| line(finding) + "\n").collect();
+    let count = |severity| checked.findings.iter().filter(|finding| finding.severity == severity).count();
+    let (damage, warnings) = (count(Severity::Damage), count(Severity::Warning));
+    text.push_str(&format!("{}: {damage} damaged, {warnings} warnings", checked.path.display()));
+    text
+}
+
+fn line(finding: &Finding) -> String {
+    let Finding { severity, file, field, found, expected, remedy } = finding;
+    format!("{}: {file}: {field} is {found}, expected {expected}; {remedy}", severity.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_is_one_line_with_all_five_parts() {
+        let finding = Finding {
+            severity: Severity::Damage,
+            file: "web-000001.vmdk".to_owned(),
+            field: "parentCID".to_owned(),
+            found: "0000000a".to_owned(),
+            expected: "0000000b".to_owned(),
+            remedy: "restore the parent".to_owned(),
+        };
+        let checked = Checked { path: "/srv/web".into(), findings: vec![finding] };
+        assert_eq!(
+            describe(&checked),
+            "damage: web-000001.vmdk: parentCID is 0000000a, expected 0000000b; restore the parent\n\
+             /srv/web: 1 damaged, 0 warnings"
+        );
+    }
+}

@@ -1,0 +1,75 @@
+//! `unstun vm disk`.
+
+use crate::api::{Disk, DiskCreate, DiskGrown, DiskRemoved, DiskSetMode};
+use crate::cli::{DiskAddArgs, DiskCommand};
+use crate::client::Client;
+use crate::command::{fill, loss, vm};
+use crate::error::{Error, Result};
+use crate::name::DiskRef;
+use crate::output::Output;
+use crate::units::format_bytes;
+
+pub async fn run(command: &DiskCommand, client: &Client, output: Output) -> Result<()> {
+    match command {
+        DiskCommand::Add(args) => add(args, client, output).await,
+        DiskCommand::Remove { disk, delete_files } => {
+            let removed = client.disk_remove(disk, *delete_files).await?;
+            output.result(&removed, |removed| describe_removed(disk, removed))
+        }
+        DiskCommand::Grow { disk, size } => {
+            let grown = client.disk_grow(disk, *size).await?;
+            output.result(&grown, |grown| describe_grown(disk, grown))
+        }
+        DiskCommand::Set { disk, mode } => {
+            let changed = client.disk_set_mode(disk, &DiskSetMode { mode: (*mode).into() }).await?;
+            output.result(&changed, |changed| titled("changed", changed))
+        }
+    }
+}
+
+async fn add(args: &DiskAddArgs, client: &Client, output: Output) -> Result<()> {
+    let mut disks: Vec<DiskCreate> = args.disk.iter().cloned().map(DiskCreate::from).collect();
+    let source = args.from.as_deref().map(fill::Source::look).transpose()?;
+    let mode = match &source {
+        Some(source) => Some(source.prepare(&mut disks)?),
+        None => None,
+    };
+    let wanted = disks.pop().ok_or_else(|| Error::invalid("which disk? expected SIZE or --from FILE"))?;
+    let mut disk = client.disk_add(&args.vm, &wanted).await?;
+    if let (Some(source), Some(mode)) = (source, mode) {
+        match source.fill(client, &args.vm, &disk, mode).await {
+            Ok(filled) => disk = filled,
+            Err(error) => {
+                let half = DiskRef { vm: args.vm.clone(), number: disk.number };
+                // Half a disk is of no use; `vm show` names it where it cannot be removed.
+                let _ = client.disk_remove(&half, true).await;
+                return Err(error);
+            }
+        }
+    }
+    output.result(&disk, |disk| titled("added", disk))
+}
+
+fn titled(title: &str, disk: &Disk) -> String {
+    format!("{title}{}", vm::describe_disk(disk))
+}
+
+fn describe_grown(disk: &DiskRef, grown: &DiskGrown) -> String {
+    let size = format_bytes(grown.disk.size_bytes);
+    if grown.reconnect.is_empty() {
+        return format!("{disk} has {size}");
+    }
+    let clients = loss::connected(&grown.reconnect);
+    format!("{disk} has {size}; who was connected sees the old size until it connects again: {clients}")
+}
+
+fn describe_removed(disk: &DiskRef, removed: &DiskRemoved) -> String {
+    match removed.files_deleted {
+        true => format!("{disk} removed, its files deleted"),
+        false => {
+            let files: String =
+                removed.layers.iter().map(|layer| format!("\n  {}", layer.display())).collect();
+            format!("{disk} removed; its files stay:{files}")
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! `unstun generate`: man pages and shell completions from the definition of the command line, so that none of them is kept
+//! in the repository and gets old.
+
+use std::io::Result as IoResult;
+use std::path::Path;
+
+use clap::CommandFactory;
+use clap_complete::shells::{Bash, Fish, Zsh};
+
+use crate::cli::{Cli, GenerateArgs, Generated};
+use crate::error::{Error, Result};
+use crate::output::Output;
+
+const NAME: &str = "unstun";
+
+pub fn run(args: &GenerateArgs, output: Output) -> Result<()> {
+    let (dir, what) = match args.what {
+        Generated::Man => (&args.dir, man as fn(&Path) -> IoResult<()>),
+        Generated::Completions => (&args.dir, completions as fn(&Path) -> IoResult<()>),
+    };
+    std::fs::create_dir_all(dir)
+        .and_then(|()| what(dir))
+        .map_err(|e| Error::failed(format!("{}: {e}", dir.display())))?;
+    output.note(&format!("written to {}", dir.display()));
+    Ok(())
+}
+
+/// One page a command: `unstun.1`, `unstun-vm.1`, `unstun-vm-create.1`, ...
+fn man(dir: &Path) -> IoResult<()> {
+    clap_mangen::generate_to(Cli::command(), dir)
+}
+
+/// Under the names that the shells look for in their folders.
+fn completions(dir: &Path) -> IoResult<()> {
+    let mut command = Cli::command();
+    clap_complete::generate_to(Bash, &mut command, NAME, dir)?;
+    std::fs::rename(dir.join("unstun.bash"), dir.join(NAME))?;
+    clap_complete::generate_to(Zsh, &mut command, NAME, dir)?;
+    clap_complete::generate_to(Fish, &mut command, NAME, dir)?;
+    Ok(())
+}

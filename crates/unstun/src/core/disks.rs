@@ -1,0 +1,74 @@
+//! A VM's list of disks, changed.
+
+use std::rc::Rc;
+
+use blk::manifest::NewDisk;
+
+use super::node::{Entry, Node};
+use super::present;
+use crate::api;
+use crate::error::{Error, Result};
+use crate::name::VmName;
+
+impl Node {
+    pub async fn disk_add(self: &Rc<Self>, vm: &VmName, disk: api::DiskCreate) -> Result<api::Disk> {
+        let mut entry = self.entry(vm.as_str())?;
+        let wanted = self.new_disk(&disk).await?;
+        if let Some(folder) = &wanted.folder {
+            entry = self.with_folder(&entry, folder).await?;
+        }
+        let made = entry.vm.add_disk(&wanted).await?;
+        self.show_disk(&entry, made.number).await
+    }
+
+    pub async fn disk_remove(
+        &self,
+        vm: &VmName,
+        number: u32,
+        delete_files: bool,
+    ) -> Result<api::DiskRemoved> {
+        let entry = self.entry(vm.as_str())?;
+        let disk = self.show_disk(&entry, number).await?;
+        entry.vm.remove_disk(number, delete_files).await?;
+        // Foreign layers are not this VM's to leave or to delete.
+        let own = disk.layers.into_iter().filter(|layer| !layer.foreign);
+        let layers = own.map(|layer| layer.descriptor).collect();
+        Ok(api::DiskRemoved { number, layers, files_deleted: delete_files })
+    }
+
+    pub async fn disk_grow(&self, vm: &VmName, number: u32, size_bytes: u64) -> Result<api::DiskGrown> {
+        let entry = self.entry(vm.as_str())?;
+        entry.vm.grow_disk(number, size_bytes).await?;
+        let reconnect: Vec<_> =
+            entry.writers().into_iter().filter(|client| client.disk == Some(number)).collect();
+        if !reconnect.is_empty() {
+            let message =
+                format!("disk{number} has {size_bytes} bytes: its clients see it once they connect again");
+            self.note(&entry, &message);
+        }
+        Ok(api::DiskGrown { disk: self.show_disk(&entry, number).await?, reconnect })
+    }
+
+    pub async fn disk_set_mode(&self, vm: &VmName, number: u32, mode: api::DiskMode) -> Result<api::Disk> {
+        let entry = self.entry(vm.as_str())?;
+        entry.vm.set_mode(number, present::engine_mode(mode)).await?;
+        self.show_disk(&entry, number).await
+    }
+
+    async fn show_disk(&self, entry: &Rc<Entry>, number: u32) -> Result<api::Disk> {
+        // The engine's own words for a disk that is not there.
+        entry.vm.disk(number)?;
+        let shown = self.show(entry).await?;
+        let gone = || Error::not_found(format!("VM {}: disk{number} is gone", entry.name));
+        shown.disks.into_iter().find(|disk| disk.number == number).ok_or_else(gone)
+    }
+
+    /// Its folder exists when this returns, and is named as everybody else names it.
+    pub async fn new_disk(&self, disk: &api::DiskCreate) -> Result<NewDisk> {
+        let folder = match &disk.dir {
+            Some(dir) => Some(super::homes::existing(dir)?),
+            None => None,
+        };
+        Ok(NewDisk { size_bytes: disk.size_bytes, mode: present::engine_mode(disk.mode), folder })
+    }
+}

@@ -1,0 +1,140 @@
+//! One VM's door: who goes through it is counted, and it can be held shut while the ground under the disks changes.
+
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
+
+use blk::Env;
+use blk::sync::Signal;
+use export::nbd::Doors;
+use futures_util::future::{Either, select};
+
+use super::node::Entry;
+use crate::api::VmClient;
+use crate::error::{Error, Result};
+
+/// Requests of a client that was cut run to their end before it counts as gone. One that waits for space on a full
+/// datastore may never: then whoever asked is told.
+const GONE_WITHIN_US: u64 = 20_000_000;
+
+/// A client between choosing its disk and its first request is not listed under the disk yet.
+const LOOK_AGAIN_US: u64 = 50_000;
+
+/// Which clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Who {
+    /// On running disks.
+    Writers,
+    /// On sealed states too.
+    All,
+}
+
+#[derive(Default)]
+pub struct Door {
+    /// Holders of it shut.
+    held: Cell<usize>,
+    /// On their way in.
+    entering: Cell<usize>,
+    /// Somebody left, or came in after all.
+    changed: Signal,
+}
+
+/// Shut until dropped.
+pub struct Shut(Rc<Door>);
+
+impl Drop for Shut {
+    fn drop(&mut self) {
+        self.0.held.set(self.0.held.get() - 1);
+    }
+}
+
+/// A client on its way in: counted, so that whoever shuts the door waits for it.
+pub struct Entering(Rc<Door>);
+
+impl Drop for Entering {
+    fn drop(&mut self) {
+        self.0.entering.set(self.0.entering.get() - 1);
+        self.0.changed.notify();
+    }
+}
+
+/// Dropped when a client has gone.
+pub struct Leaving(Rc<Door>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.changed.notify();
+    }
+}
+
+impl Door {
+    /// For whoever wants to read or write.
+    pub fn enter(self: &Rc<Self>, vm: &str) -> blk::Result<Entering> {
+        if self.held.get() > 0 {
+            let cause = "its clients are being disconnected for a change of its disks; try again";
+            return Err(blk::Error::refused(format!("VM {vm}"), cause));
+        }
+        self.entering.set(self.entering.get() + 1);
+        Ok(Entering(self.clone()))
+    }
+
+    pub fn leaving(self: &Rc<Self>) -> Leaving {
+        Leaving(self.clone())
+    }
+
+    fn shut(self: &Rc<Self>) -> Shut {
+        self.held.set(self.held.get() + 1);
+        Shut(self.clone())
+    }
+}
+
+impl Entry {
+    /// Ends the sessions of those `who`, and waits until nothing of theirs is under way. Answers who they were; nobody
+    /// comes in as long as the other value lives.
+    pub async fn disconnect(&self, env: &Env, doors: &Doors, who: Who) -> Result<(Vec<VmClient>, Shut)> {
+        let shut = self.door.shut();
+        let clients = self.present(who);
+        let gone = pin!(self.gone(env, doors, who));
+        let late = pin!(env.sleep_us(GONE_WITHIN_US));
+        match select(gone, late).await {
+            Either::Left(((), _)) => Ok((clients, shut)),
+            Either::Right(_) => Err(Error::refused(format!(
+                "VM {}: {} clients were cut {} s ago, and requests of theirs are still under way (a full datastore \
+                 holds writes back); nothing was changed",
+                self.name,
+                self.present(who).len(),
+                GONE_WITHIN_US / 1_000_000
+            ))),
+        }
+    }
+
+    pub fn present(&self, who: Who) -> Vec<VmClient> {
+        let mut clients = self.writers();
+        if who == Who::All {
+            clients.extend(self.readers());
+        }
+        clients
+    }
+
+    async fn gone(&self, env: &Env, doors: &Doors, who: Who) {
+        loop {
+            // Registered before the look, so that nothing between the two is missed.
+            let changed = self.door.changed.wait();
+            self.cut(doors, who);
+            if self.present(who).is_empty() && self.door.entering.get() == 0 {
+                return;
+            }
+            select(pin!(changed), pin!(env.sleep_us(LOOK_AGAIN_US))).await;
+        }
+    }
+
+    fn cut(&self, doors: &Doors, who: Who) {
+        let prefix = format!("{}/disk", self.name);
+        for session in doors.sessions() {
+            let writes = !session.export.contains('@');
+            if session.export.starts_with(&prefix) && (writes || who == Who::All) {
+                doors.disconnect(session.id);
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Which homes a datastore has beside the folders in it, and which of them are at rest.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use blk::Dir;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::VmName;
+
+const OWN_FOLDER: &str = ".unstun";
+/// In the datastore's own folder: a line `NAME /absolute/path` for each home that lies elsewhere.
+const REGISTRY_NAME: &str = "homes";
+/// In a home's own folder: present while the VM is closed.
+pub const CLOSED_NAME: &str = "closed";
+/// 1000 homes with paths of a kilobyte.
+const REGISTRY_BYTES_MAX: u64 = 1 << 20;
+
+/// Homes outside the datastore's folder.
+pub struct Registry {
+    own: Dir,
+    homes: RefCell<BTreeMap<String, PathBuf>>,
+}
+
+impl Registry {
+    pub async fn read(own: &Dir) -> Result<Registry> {
+        let text = match own.read_file(REGISTRY_NAME, REGISTRY_BYTES_MAX).await {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(e) if e.kind == blk::ErrorKind::NotFound => String::new(),
+            Err(e) => return Err(e.into()),
+        };
+        let homes = parse(&own.path_of(REGISTRY_NAME), &text)?;
+        Ok(Registry { own: own.clone(), homes: RefCell::new(homes) })
+    }
+
+    pub fn all(&self) -> BTreeMap<String, PathBuf> {
+        self.homes.borrow().clone()
+    }
+
+    pub async fn add(&self, name: &str, home: &Path) -> Result<()> {
+        self.homes.borrow_mut().insert(name.to_string(), home.to_path_buf());
+        self.write().await
+    }
+
+    pub async fn remove(&self, name: &str) -> Result<()> {
+        if self.homes.borrow_mut().remove(name).is_none() {
+            return Ok(());
+        }
+        self.write().await
+    }
+
+    async fn write(&self) -> Result<()> {
+        let lines: String =
+            self.homes.borrow().iter().map(|(name, home)| format!("{name} {}\n", home.display())).collect();
+        Ok(self.own.replace_file(REGISTRY_NAME, lines.as_bytes()).await?)
+    }
+}
+
+fn parse(place: &str, text: &str) -> Result<BTreeMap<String, PathBuf>> {
+    let mut homes = BTreeMap::new();
+    for (at, line) in text.lines().enumerate() {
+        let wrong = || {
+            let expected = "expected `NAME /absolute/path`";
+            Error::new(ErrorKind::Damaged, format!("{place}: line {}: {line:?}, {expected}", at + 1))
+        };
+        let (name, home) = line.split_once(' ').ok_or_else(wrong)?;
+        let name: VmName = name.parse().map_err(|_| wrong())?;
+        if !home.starts_with('/') {
+            return Err(wrong());
+        }
+        homes.insert(name.to_string(), PathBuf::from(home));
+    }
+    Ok(homes)
+}
+
+/// A folder a user named, which has to be there: the path without links that every file will name it by.
+pub fn existing(dir: &Path) -> Result<String> {
+    let shown = dir.display();
+    let path = dir.canonicalize().map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(format!("{shown}: no such folder; create it first")),
+        _ => Error::failed(format!("{shown}: {e}")),
+    })?;
+    if !path.is_dir() {
+        return Err(Error::invalid(format!("{shown}: expected a folder")));
+    }
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| Error::invalid(format!("{shown}: expected a path in UTF-8")))
+}
+
+pub fn is_closed(home: &Path) -> bool {
+    home.join(OWN_FOLDER).join(CLOSED_NAME).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registry_reads_as_it_was_written() {
+        let homes = parse("homes", "web /srv/my web\ndb /srv/db\n").unwrap();
+        assert_eq!(homes["web"], Path::new("/srv/my web"));
+        assert_eq!(homes.len(), 2);
+        for text in ["web", "web srv", "../x /srv", " /srv"] {
+            assert!(parse("homes", text).unwrap_err().message.starts_with("homes: line 1"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Whether QEMU has an image open. It says so with locks on single bytes of the file: 100 to 103 for what it does with it, 200 to
+//! 203 for what it lets nobody else do (QEMU's `block/file-posix.c`: RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE).
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+
+use crate::error::{Error, ErrorKind, Result};
+
+const FIRST_BYTE: i64 = 100;
+const LAST_BYTE: i64 = 203;
+/// What an image is called; other files of a VM's folder are not images.
+const SUFFIX: &str = ".vmdk";
+/// Processes looked at to name the holder of a lock.
+const PROCESSES_MAX: usize = 100_000;
+
+/// `Locked` where another process holds one of QEMU's locks on an image in one of `folders`.
+pub fn refuse_locked(folders: &[PathBuf]) -> Result<()> {
+    for folder in folders {
+        let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", folder.display()));
+        for entry in folder.read_dir().map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let image = path.as_os_str().to_string_lossy().to_ascii_lowercase().ends_with(SUFFIX);
+            if image && path.is_file() {
+                check(&path)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check(path: &Path) -> Result<()> {
+    // A name may lead to a pipe since it was looked at: opening must not wait for its other end.
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = opened.map_err(|e| Error::failed(format!("{}: {e}", path.display())))?;
+    let Some(process) =
+        holder(&file).map_err(|e| Error::failed(format!("{}: asking for locks: {e}", path.display())))?
+    else {
+        return Ok(());
+    };
+    let who =
+        process.or_else(|| opener(&file)).map_or("another process".to_owned(), |id| format!("process {id}"));
+    Err(Error::new(
+        ErrorKind::Locked,
+        format!(
+            "{}: {who} has it open and holds QEMU's locks on it (bytes {FIRST_BYTE} to {LAST_BYTE}); end it first",
+            path.display()
+        ),
+    ))
+}
+
+/// None without a lock; the process is unknown for locks of an open file description, and those are what QEMU takes.
+fn holder(file: &File) -> nix::Result<Option<Option<u32>>> {
+    let mut lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: FIRST_BYTE,
+        l_len: LAST_BYTE - FIRST_BYTE + 1,
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    let free = i32::from(lock.l_type) == libc::F_UNLCK;
+    Ok((!free).then(|| u32::try_from(lock.l_pid).ok().filter(|&id| id > 0)))
+}
+
+/// Another process that has the file open, as far as /proc may be read.
+fn opener(file: &File) -> Option<u32> {
+    let wanted = file.metadata().map(|m| (m.dev(), m.ino())).ok()?;
+    let processes = Path::new("/proc").read_dir().ok()?.flatten().take(PROCESSES_MAX);
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    ids.filter(|&id| id != std::process::id()).find(|id| {
+        let Ok(files) = Path::new(&format!("/proc/{id}/fd")).read_dir() else { return false };
+        files.flatten().any(|entry| entry.path().metadata().is_ok_and(|m| (m.dev(), m.ino()) == wanted))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lock(file: &File, kind: libc::c_int, byte: i64) {
+        let lock = libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: byte,
+            l_len: 1,
+            l_pid: 0,
+        };
+        fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+    }
+
+    #[test]
+    fn an_image_with_qemus_locks_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("web-flat.VMDK");
+        let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+        let folders = [folder.path().to_path_buf()];
+        refuse_locked(&folders).unwrap();
+        for (kind, byte, locked) in [
+            (libc::F_RDLCK, 100, true),
+            (libc::F_WRLCK, 203, true),
+            (libc::F_RDLCK, 99, false),
+            (libc::F_RDLCK, 204, false),
+        ] {
+            lock(&file, kind, byte);
+            let found = refuse_locked(&folders);
+            lock(&file, libc::F_UNLCK, byte);
+            assert_eq!(found.is_err(), locked, "byte {byte}");
+            if let Err(error) = found {
+                assert_eq!(error.kind, ErrorKind::Locked);
+                assert!(error.message.contains("web-flat.VMDK"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_files_may_be_locked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("web.log");
+        let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+        lock(&file, libc::F_WRLCK, 100);
+        refuse_locked(&[folder.path().to_path_buf()]).unwrap();
+    }
+}

@@ -1,0 +1,292 @@
+//! How VMs come, rest and go: made, imported, cloned, closed, opened, removed.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::door::Who;
+use super::node::{Entry, Node};
+use super::{formats, homes, inuse};
+use crate::api;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::VmName;
+
+impl Node {
+    pub async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
+        let name = request.name.as_str();
+        let api::Store::Redo = request.store;
+        let home = self.free_home(name)?;
+        let mut disks = Vec::new();
+        for disk in &request.disks {
+            disks.push(self.new_disk(disk).await?);
+        }
+        formats::create_vm(self, name, disks, request.when_full).await?;
+        let entry = self.open_vm(name, &home).await?;
+        self.show(&entry).await
+    }
+
+    /// Where a new VM's files will be.
+    fn free_home(&self, name: &str) -> Result<PathBuf> {
+        let home = self.home(name);
+        if self.is_taken(name) || home.exists() {
+            let message = format!("{}: exists; expected a free VM name", home.display());
+            return Err(Error::new(ErrorKind::Exists, message));
+        }
+        Ok(home)
+    }
+
+    /// In place the folder becomes the VM's home; else a home in the datastore has deltas on top of the folder's.
+    pub async fn vm_import(self: &Rc<Self>, request: api::VmImport) -> Result<api::Vm> {
+        let source = Source::find(&request)?;
+        let name = source.name.as_str();
+        if let Some(owner) = self.homes().into_iter().find(|home| *home == source.folder) {
+            let cause = format!("{}: is the home of a VM of this datastore already", owner.display());
+            return Err(Error::new(ErrorKind::Exists, cause));
+        }
+        let elsewhere = source.folder.parent() != Some(&self.root);
+        let home = self.import_home(&source, request.in_place)?;
+        let mut folders = vec![source.folder.clone()];
+        folders.extend(source.roots.iter().map(PathBuf::from));
+        inuse::refuse_locked(&folders)?;
+        let how = match request.in_place {
+            true => {
+                formats::adopt(self, &source, &request).await?;
+                "in place: its own files are written"
+            }
+            false => {
+                formats::import(self, &source, &request).await?;
+                "its folder is not written: what changes is kept here, on top of as-imported"
+            }
+        };
+        let opened = async {
+            if request.in_place && elsewhere {
+                self.registry.add(name, &home).await?;
+            }
+            self.open_vm(name, &home).await
+        };
+        let entry = match opened.await {
+            Ok(entry) => entry,
+            Err(error) => {
+                self.take_back(&home, name, request.in_place).await;
+                return Err(error);
+            }
+        };
+        self.note(&entry, &format!("imported from {}, {how}", source.folder.display()));
+        self.show(&entry).await
+    }
+
+    /// A folder in the datastore is found by its name at the next start, so that is the VM's name too.
+    fn import_home(&self, source: &Source, in_place: bool) -> Result<PathBuf> {
+        let name = source.name.as_str();
+        if !in_place {
+            return self.free_home(name);
+        }
+        let folder = &source.folder;
+        if folder.parent() == Some(&self.root) && folder.file_name() != Some(name.as_ref()) {
+            let cause =
+                format!("{}: lies in the datastore, where a VM is called as its folder", folder.display());
+            return Err(Error::refused(format!("{cause}; leave --name away, or rename the folder")));
+        }
+        if self.is_taken(name) {
+            return Err(Error::new(
+                ErrorKind::Exists,
+                format!("VM {name}: exists; choose another with --name"),
+            ));
+        }
+        Ok(folder.clone())
+    }
+
+    /// After an import that came to nothing. What cannot be taken back is named by the next attempt.
+    async fn take_back(&self, home: &Path, name: &str, in_place: bool) {
+        let _ = self.registry.remove(name).await;
+        let _ = match in_place {
+            true => formats::unregister(self, home).await,
+            false => formats::remove_all(self, home).await,
+        };
+    }
+
+    pub async fn vm_clone(self: &Rc<Self>, vm: &VmName, request: api::VmClone) -> Result<api::Vm> {
+        let parent = self.entry(vm.as_str())?;
+        let name = request.name.as_str();
+        let home = self.free_home(name)?;
+        formats::clone(self, &parent, request.snapshot.as_str(), name).await?;
+        let entry = match self.open_vm(name, &home).await {
+            Ok(entry) => entry,
+            Err(error) => {
+                let _ = formats::remove_all(self, &home).await;
+                return Err(error);
+            }
+        };
+        self.note(&entry, &format!("cloned from {vm}@{}", request.snapshot));
+        self.note(&parent, &format!("{name} was cloned from {}", request.snapshot));
+        self.show(&entry).await
+    }
+
+    pub async fn vm_close(&self, vm: &VmName, disconnect: bool) -> Result<api::VmClosed> {
+        let entry = self.entry(vm.as_str())?;
+        let (clients, _shut) = match disconnect {
+            true => {
+                let (clients, shut) = entry.disconnect(&self.env, &self.doors, Who::All).await?;
+                (clients, Some(shut))
+            }
+            false => (Vec::new(), None),
+        };
+        entry.refuse_use("close it")?;
+        self.note(&entry, "closed");
+        if let Err(error) = self.bring_to_rest(&entry).await {
+            self.break_down(vm.as_str(), &entry.home, &error);
+            return Err(error);
+        }
+        self.rest(vm.as_str(), &entry.home);
+        Ok(api::VmClosed { name: vm.clone(), home: entry.home.clone(), clients })
+    }
+
+    async fn bring_to_rest(&self, entry: &Entry) -> Result<()> {
+        entry.vm.close().await?;
+        Ok(formats::mark_closed(self, &entry.home, true).await?)
+    }
+
+    pub async fn vm_open(self: &Rc<Self>, vm: &VmName) -> Result<api::Vm> {
+        let name = vm.as_str();
+        if let Ok(entry) = self.entry(name) {
+            return self.show(&entry).await;
+        }
+        let Some(home) = self.idle_home(name) else {
+            return Err(Error::not_found(format!("datastore {}: no VM {name:?}", self.root.display())));
+        };
+        inuse::refuse_locked(std::slice::from_ref(&home))?;
+        let entry = self.open_vm(name, &home).await?;
+        formats::mark_closed(self, &home, false).await?;
+        self.note(&entry, "opened");
+        self.show(&entry).await
+    }
+
+    pub async fn vm_remove(self: &Rc<Self>, vm: &VmName, delete_disks: bool) -> Result<api::VmRemoved> {
+        let name = vm.as_str();
+        let home = match self.idle_home(name) {
+            // An import or a clone that a crash cut short: nobody knows it.
+            Some(home) if delete_disks && only_vmx(&home).is_err() => home,
+            // Its layers are asked for who reads them, and that takes an open VM; a broken one says why it is not.
+            Some(home) if delete_disks => self.open_vm(name, &home).await?.home.clone(),
+            Some(home) => home,
+            None => self.entry(name)?.home.clone(),
+        };
+        if let Ok(entry) = self.entry(name) {
+            entry.refuse_use("remove it")?;
+            entry.refuse_dependants().await?;
+            entry.vm.close().await?;
+            if delete_disks {
+                entry.files.remove_layers(&entry.vm).await?;
+            }
+        }
+        self.forget(name);
+        self.registry.remove(name).await?;
+        match delete_disks && home.parent() == Some(&self.root) {
+            true => formats::remove_all(self, &home).await?,
+            false => formats::unregister(self, &home).await?,
+        }
+        Ok(api::VmRemoved { name: vm.clone(), home, disks_deleted: delete_disks })
+    }
+
+    pub async fn vm_set_snapshot_dir(
+        self: &Rc<Self>,
+        vm: &VmName,
+        request: api::SnapshotDir,
+    ) -> Result<api::Vm> {
+        let mut entry = self.entry(vm.as_str())?;
+        let dir = request.dir.as_deref().map(homes::existing).transpose()?;
+        if let Some(dir) = &dir {
+            entry = self.with_folder(&entry, dir).await?;
+        }
+        entry.files.set_snapshot_dir(dir.as_deref()).await?;
+        self.show(&entry).await
+    }
+
+    /// The VM with `folder` among those it may write in. It is opened again for that, unless it had it already.
+    pub async fn with_folder(self: &Rc<Self>, entry: &Rc<Entry>, folder: &str) -> Result<Rc<Entry>> {
+        if entry.files.has_own_folder(folder) {
+            return Ok(entry.clone());
+        }
+        entry.refuse_use(&format!("let it use {folder}, for which it is opened again"))?;
+        entry.files.add_own_folder(folder).await?;
+        let (name, home) = (entry.name.clone(), entry.home.clone());
+        entry.vm.close().await?;
+        match self.open_vm(&name, &home).await {
+            Ok(entry) => Ok(entry),
+            Err(error) => {
+                self.break_down(&name, &home, &error);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// Refuses while anybody is connected or a job is open.
+    pub fn refuse_use(&self, purpose: &str) -> Result<()> {
+        let name = &self.name;
+        let clients = self.present(Who::All);
+        if !clients.is_empty() {
+            let who: Vec<String> = clients.iter().map(ToString::to_string).collect();
+            let who = who.join(", ");
+            return Err(Error::refused(format!("VM {name}: {who}; disconnect them first, then {purpose}")));
+        }
+        if self.vm.jobs().iter().any(|job| !job.state().is_over()) {
+            let cause = "a commit is under way; wait for it or cancel it (unstun job list)";
+            return Err(Error::refused(format!("VM {name}: {cause}, then {purpose}")));
+        }
+        Ok(())
+    }
+
+    async fn refuse_dependants(&self) -> Result<()> {
+        let manifest = self.vm.manifest();
+        let own = manifest.links().await?.into_iter().filter(|link| !link.foreign);
+        let layers: Vec<String> = own.map(|link| link.name).collect();
+        let readers = manifest.dependants(&layers).await?;
+        if readers.is_empty() {
+            return Ok(());
+        }
+        let mut who: Vec<String> = readers.into_iter().map(|reader| reader.who).collect();
+        who.sort_unstable();
+        who.dedup();
+        let message =
+            format!("VM {}: its layers are read by {}; remove those first", self.name, who.join(", "));
+        Err(Error::refused(message))
+    }
+}
+
+/// A VM made by others, found.
+pub struct Source {
+    pub name: VmName,
+    pub folder: PathBuf,
+    /// Folders beside it that its files may lead to.
+    pub roots: Vec<String>,
+}
+
+impl Source {
+    fn find(request: &api::VmImport) -> Result<Source> {
+        let given = request.path.as_path();
+        let is_file = given.is_file();
+        let folder = match (is_file, given.parent()) {
+            (true, Some(parent)) => parent,
+            _ => given,
+        };
+        let folder = PathBuf::from(homes::existing(folder)?);
+        let configuration = if is_file { given.to_path_buf() } else { only_vmx(&folder)? };
+        let stem = configuration.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = match &request.name {
+            Some(name) => name.clone(),
+            None => stem.parse().map_err(|e| Error::invalid(format!("{e}; name it with --name")))?,
+        };
+        let roots = request.allow_roots.iter().map(|root| homes::existing(root)).collect::<Result<_>>()?;
+        Ok(Source { name, folder, roots })
+    }
+}
+
+/// A folder with two configurations is refused when it is opened; here any will do for the name.
+fn only_vmx(folder: &Path) -> Result<PathBuf> {
+    let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", folder.display()));
+    let entries = folder.read_dir().map_err(failed)?.flatten().map(|entry| entry.path());
+    let is_vmx = |path: &PathBuf| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("vmx"));
+    let none = || Error::not_found(format!("{}: no .vmx file: this folder holds no VM", folder.display()));
+    entries.filter(is_vmx).min().ok_or_else(none)
+}

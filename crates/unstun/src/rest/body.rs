@@ -1,0 +1,151 @@
+//! The bodies of requests: JSON from strangers, checked before anything hears of it.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::api::{
+    CommitTarget, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Revert, SnapshotDir,
+    SnapshotTake, VmClone, VmCreate, VmImport,
+};
+use crate::error::{Error, Result};
+use crate::{name, units};
+
+/// Of one VM: four SCSI controllers with 15 disks each, as VMware's own limit.
+const DISKS_MAX: usize = 60;
+/// Of one import: far more folders than a VM has disks would be a mistake.
+const ROOTS_MAX: usize = 60;
+/// The kernel's own limit on a path.
+const PATH_BYTES_MAX: usize = 4096;
+
+/// What a route accepts: the parser sees to the shape, `check` to the values.
+pub trait Request: DeserializeOwned {
+    fn check(&self) -> std::result::Result<(), String> {
+        Ok(())
+    }
+}
+
+pub fn parse<T: Request>(bytes: &[u8]) -> Result<T> {
+    let body: T =
+        serde_json::from_slice(bytes).map_err(|e| Error::invalid(format!("the request's body: {e}")))?;
+    body.check().map_err(Error::invalid)?;
+    Ok(body)
+}
+
+impl Request for CommitTarget {}
+impl Request for DiskSetMode {}
+impl Request for Disconnect {}
+impl Request for Discard {}
+impl Request for Revert {}
+impl Request for VmClone {}
+
+impl Request for VmCreate {
+    fn check(&self) -> std::result::Result<(), String> {
+        if self.disks.is_empty() || self.disks.len() > DISKS_MAX {
+            return Err(format!("VM with {} disks: expected 1 to {DISKS_MAX}", self.disks.len()));
+        }
+        self.disks.iter().try_for_each(Request::check)
+    }
+}
+
+impl Request for DiskCreate {
+    fn check(&self) -> std::result::Result<(), String> {
+        units::check_disk_size(self.size_bytes)?;
+        self.dir.iter().try_for_each(|dir| check_path(dir))
+    }
+}
+
+impl Request for DiskGrow {
+    fn check(&self) -> std::result::Result<(), String> {
+        units::check_disk_size(self.size_bytes)
+    }
+}
+
+impl Request for VmImport {
+    fn check(&self) -> std::result::Result<(), String> {
+        if self.allow_roots.len() > ROOTS_MAX {
+            return Err(format!("{} allowed roots: expected at most {ROOTS_MAX}", self.allow_roots.len()));
+        }
+        check_path(&self.path)?;
+        self.allow_roots.iter().try_for_each(|root| check_path(root))
+    }
+}
+
+impl Request for SnapshotDir {
+    fn check(&self) -> std::result::Result<(), String> {
+        self.dir.iter().try_for_each(|dir| check_path(dir))
+    }
+}
+
+impl Request for SnapshotTake {
+    fn check(&self) -> std::result::Result<(), String> {
+        name::check_message(&self.message)
+    }
+}
+
+impl Request for JobLimit {
+    fn check(&self) -> std::result::Result<(), String> {
+        match self.limit_bytes_s {
+            Some(0) => Err("limit of 0 bytes per second: expected more, or null for none".to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The daemon's own folder means nothing to whoever asks, and a line of its registry is a path.
+fn check_path(path: &Path) -> std::result::Result<(), String> {
+    let text = path.to_str().ok_or_else(|| format!("path {path:?}: expected UTF-8"))?;
+    let sound = path.is_absolute() && text.len() < PATH_BYTES_MAX && !text.chars().any(char::is_control);
+    match sound {
+        true => Ok(()),
+        false => Err(format!(
+            "path {:?}: expected an absolute one of less than {PATH_BYTES_MAX} bytes without control characters",
+            text.chars().take(80).collect::<String>()
+        )),
+    }
+}
+
+/// Every route that has a body, with the path under `/api/v1`; previews take their command's.
+pub const ROUTES: [&str; 14] = [
+    "POST /vms",
+    "POST /import",
+    "POST /vms/{vm}/clone",
+    "POST /vms/{vm}/close",
+    "POST /vms/{vm}/reset",
+    "PUT /vms/{vm}/snapshot-dir",
+    "POST /vms/{vm}/disks",
+    "PUT /vms/{vm}/disks/{number}/size",
+    "PUT /vms/{vm}/disks/{number}/mode",
+    "POST /vms/{vm}/snapshots",
+    "POST /vms/{vm}/commit",
+    "POST /vms/{vm}/revert",
+    "POST /vms/{vm}/discard",
+    "PUT /jobs/{id}/limit",
+];
+
+/// Parses `bytes` as the body of one of `ROUTES`, and answers it as the client would send it. For tests with hostile
+/// bytes, without a daemon.
+pub fn replay(route: &str, bytes: &[u8]) -> Result<Vec<u8>> {
+    match route {
+        "POST /vms" => again::<VmCreate>(bytes),
+        "POST /import" => again::<VmImport>(bytes),
+        "POST /vms/{vm}/clone" => again::<VmClone>(bytes),
+        "POST /vms/{vm}/close" | "POST /vms/{vm}/reset" => again::<Disconnect>(bytes),
+        "PUT /vms/{vm}/snapshot-dir" => again::<SnapshotDir>(bytes),
+        "POST /vms/{vm}/disks" => again::<DiskCreate>(bytes),
+        "PUT /vms/{vm}/disks/{number}/size" => again::<DiskGrow>(bytes),
+        "PUT /vms/{vm}/disks/{number}/mode" => again::<DiskSetMode>(bytes),
+        "POST /vms/{vm}/snapshots" => again::<SnapshotTake>(bytes),
+        "POST /vms/{vm}/commit" => again::<CommitTarget>(bytes),
+        "POST /vms/{vm}/revert" => again::<Revert>(bytes),
+        "POST /vms/{vm}/discard" => again::<Discard>(bytes),
+        "PUT /jobs/{id}/limit" => again::<JobLimit>(bytes),
+        _ => Err(Error::not_found(format!("{route}: no route with a body"))),
+    }
+}
+
+fn again<T: Request + Serialize>(bytes: &[u8]) -> Result<Vec<u8>> {
+    let body: T = parse(bytes)?;
+    serde_json::to_vec(&body).map_err(|e| Error::failed(format!("JSON: {e}")))
+}

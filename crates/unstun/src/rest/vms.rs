@@ -1,0 +1,97 @@
+//! Routes of VMs.
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+
+use super::{Answer, Body, Parameter, Parameters, Shared, answer};
+use crate::api::{Disconnect, SnapshotDir, VmClone, VmCreate, VmImport};
+use crate::name::VmName;
+
+pub async fn list(State(control): Shared) -> Answer<impl Serialize> {
+    answer(control.vm_list().await)
+}
+
+pub async fn create(State(control): Shared, Body(request): Body<VmCreate>) -> Answer<impl Serialize> {
+    answer(control.vm_create(request).await)
+}
+
+pub async fn import(State(control): Shared, Body(request): Body<VmImport>) -> Answer<impl Serialize> {
+    answer(control.vm_import(request).await)
+}
+
+pub async fn show(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
+    answer(control.vm_show(vm).await)
+}
+
+pub async fn clone(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<VmClone>,
+) -> Answer<impl Serialize> {
+    answer(control.vm_clone(vm, request).await)
+}
+
+pub async fn close(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<Disconnect>,
+) -> Answer<impl Serialize> {
+    answer(control.vm_close(vm, request.disconnect).await)
+}
+
+pub async fn open(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
+    answer(control.vm_open(vm).await)
+}
+
+pub async fn set_snapshot_dir(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<SnapshotDir>,
+) -> Answer<impl Serialize> {
+    answer(control.vm_set_snapshot_dir(vm, request).await)
+}
+
+pub async fn reset_preview(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+) -> Answer<impl Serialize> {
+    answer(control.reset_preview(vm).await)
+}
+
+pub async fn reset(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<Disconnect>,
+) -> Answer<impl Serialize> {
+    answer(control.vm_reset(vm, request.disconnect).await)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Remove {
+    #[serde(default)]
+    delete_disks: bool,
+}
+
+pub async fn remove(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Parameters(remove): Parameters<Remove>,
+) -> Answer<impl Serialize> {
+    answer(control.vm_remove(vm, remove.delete_disks).await)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct After {
+    #[serde(default)]
+    after: u64,
+}
+
+pub async fn events(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Parameters(query): Parameters<After>,
+) -> Answer<impl Serialize> {
+    answer(control.events(vm, query.after).await)
+}
