@@ -249,6 +249,9 @@ impl Vm {
             }
         }
         plan.loss.layers = graph.left_over(before, &after);
+        if self.options.defects.has(Defect::RemoveSideBranch) {
+            plan.loss.layers = graph.left_over(before, &VmState { snapshots: Vec::new(), ..after });
+        }
         for layer in &plan.loss.layers {
             let chain = self.open_chain(layer).await?;
             plan.loss.bytes += chain.last().map_or(0, |top| top.usage().file_bytes);

@@ -213,6 +213,7 @@ impl Vm {
             .enumerate()
             .all(|(n, l)| graph.children(l).len() <= usize::from(n + 1 < upper.len()));
         let running = self.disk(disk.number).is_ok_and(|d| std::ptr::eq(&*d, disk));
+        let alone = alone || self.options.defects.has(Defect::SkipAcrossBranches);
         let skip_shadowed = running && alone && !tree::named(&self.state.borrow(), &upper);
         Ok(Some(FoldRoute::new(source, target, skip_shadowed)))
     }

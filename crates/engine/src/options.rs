@@ -89,6 +89,12 @@ pub enum Defect {
     FoldByNameOnly,
     /// A new chain is swapped in before the home says so.
     SwapBeforePublish,
+    /// A delta is folded into a layer that another branch reads.
+    FoldIntoShared,
+    /// The mover leaves out what the running top shadows though another branch reads it.
+    SkipAcrossBranches,
+    /// What only a side branch needs is removed with the running one.
+    RemoveSideBranch,
 }
 
 /// A set of planted defects.

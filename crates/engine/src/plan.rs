@@ -8,6 +8,7 @@ use blk::{Error, Result};
 use crate::commit::{CommitPreview, CommitWhat};
 use crate::fold::held_bytes;
 use crate::graph::{Graph, Obstacle};
+use crate::options::Defect;
 use crate::tree;
 use crate::vm::Vm;
 
@@ -65,7 +66,9 @@ impl Vm {
             stays: Vec::new(),
         };
         for (disk, layer) in candidates {
-            match graph.obstacle(&after, &layer) {
+            let shared = Some(Obstacle::Shared);
+            let blind = self.options.defects.has(Defect::FoldIntoShared);
+            match graph.obstacle(&after, &layer).filter(|why| !blind || Some(why) != shared.as_ref()) {
                 None => plan.folds.push(FoldState { disk, layer, job: 0, held: false }),
                 Some(why) => plan.stays.push((layer, why)),
             }

@@ -7,20 +7,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use engine::{Defect, Defects};
 use lab::crash;
 
-const CUTS_DEFAULT: u64 = 5000;
+const CUTS_DEFAULT: u64 = 10_000;
 /// Runs in which a planted defect must show.
 const DEFECT_SEEDS_MAX: u64 = 3000;
 /// Every so many seeds a run is repeated and its event hash compared.
 const REPEAT_EVERY: u64 = 20;
 
 /// What must have happened at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 6] = [
+const MUST_HAPPEN: [&str; 13] = [
     "cut",
     "cut in recovery",
     "cut in a take",
     "cut in a commit",
     "cut in a take during a commit",
     "datastore full",
+    "cut in a revert",
+    "cut in a discard",
+    "reverted",
+    "discarded the running branch",
+    "discarded a side branch",
+    "folded on a side branch",
+    "only a name went",
 ];
 
 fn setting(name: &str) -> Option<u64> {
@@ -88,6 +95,7 @@ fn planted_defects_are_found() {
         return;
     }
     std::panic::set_hook(Box::new(|_| {}));
+    let only = std::env::var("CRASH_DEFECT").unwrap_or_default();
     let defects = [
         Defect::TablesBeforeData,
         Defect::StagesAfterFlush,
@@ -103,9 +111,12 @@ fn planted_defects_are_found() {
         Defect::PunchBeforeRelease,
         Defect::FoldByNameOnly,
         Defect::SwapBeforePublish,
+        Defect::FoldIntoShared,
+        Defect::SkipAcrossBranches,
+        Defect::RemoveSideBranch,
     ];
     let mut missed = Vec::new();
-    for defect in defects {
+    for defect in defects.into_iter().filter(|d| format!("{d:?}").contains(&only)) {
         let found = Mutex::new(None::<(u64, String)>);
         on_all_cores(|seed| {
             if let Err(e) = crash::run(seed, Defects::only(defect)) {

@@ -76,7 +76,8 @@ impl Plan {
             write_sectors_max: [1, 8, 16, 64][rng.below(4) as usize],
             hot_sectors: [16, 64, 512, 8192][rng.below(4) as usize],
             mix: draw_mix(&mut rng),
-            moves: Ratio::new(rng.below(4), 8),
+            // Half of the seeds stay on one branch: there commits and guests meet more often.
+            moves: Ratio::new(if rng.coin() { 0 } else { rng.between(1, 3) }, 8),
             commits: Ratio::new(rng.between(2, 6), 8),
             limited_space,
             disks,
