@@ -10,6 +10,9 @@ use crate::cowd::{
     table_runs,
 };
 use crate::descriptor::{ContentId, Descriptor};
+use crate::sesparse;
+use crate::vmsd::{Snapshot, Vmsd};
+use crate::vmx::Vmx;
 
 /// The name in errors.
 const FILE: &str = "replayed";
@@ -94,4 +97,79 @@ fn assert_inside(bounds: &TableBounds<'_>, region: u32, run: &TableRun) {
         let apart = end <= u64::from(table) || u64::from(table + TABLE_SECTORS) <= u64::from(run.sector);
         assert!(apart, "{run:?} lies in the table of region {other}");
     }
+}
+
+/// Reads a list of snapshots, writes it back, and reads it again with one more.
+pub fn vmsd(bytes: &[u8]) -> Result<Vmsd> {
+    let vmsd = Vmsd::parse(FILE, bytes)?;
+    assert_eq!(vmsd.to_bytes(), bytes, "what is not changed is kept");
+    let mut edited = vmsd.clone();
+    edited.set_list(vmsd.list().clone());
+    assert_eq!(edited.to_bytes(), bytes, "an equal list changes nothing");
+    let mut list = vmsd.list().clone();
+    let Some(uid) = list.last_uid.checked_add(1) else { return Ok(vmsd) };
+    list.last_uid = uid;
+    list.snapshots.push(Snapshot {
+        uid,
+        parent: list.current,
+        name: "new|\"\n".into(),
+        ..Snapshot::default()
+    });
+    list.current = Some(uid);
+    edited.set_list(list);
+    let again = Vmsd::parse(FILE, &edited.to_bytes()).expect("an edit leaves a list");
+    assert_eq!(again.list(), edited.list());
+    Ok(vmsd)
+}
+
+/// Reads a configuration, writes it back, and reads it again with every disk on another link.
+pub fn vmx(bytes: &[u8]) -> Result<Vmx> {
+    let vmx = Vmx::parse(FILE, bytes)?;
+    assert_eq!(vmx.to_bytes(), bytes, "what is not changed is kept");
+    let mut disks = vmx.disks()?;
+    let mut edited = vmx.clone();
+    for disk in &mut disks {
+        disk.file_name = "other \"1\".vmdk".into();
+        edited.set_disk_file(disk.slot, &disk.file_name);
+    }
+    let again = Vmx::parse(FILE, &edited.to_bytes()).expect("an edit leaves a configuration");
+    assert_eq!(again.disks().expect("read before"), disks);
+    Ok(vmx)
+}
+
+/// An SEsparse delta's metadata, all of it sound.
+#[derive(Debug)]
+pub struct SeDelta {
+    pub header: sesparse::Header,
+    /// Region and its table, by region.
+    pub tables: Vec<(u32, sesparse::Table)>,
+}
+
+/// Reads both headers, the directory and every table of an SEsparse delta that is `file` whole.
+pub fn sesparse(file: &[u8]) -> Result<SeDelta> {
+    let file_bytes = file.len() as u64;
+    let header = sesparse::Header::decode(FILE, file, file_bytes)?;
+    let part = |offset: u64, bytes: usize| &file[offset as usize..offset as usize + bytes];
+    let volatile = part(header.volatile.start_bytes(), sesparse::HEADER_BYTES);
+    let volatile = sesparse::Volatile::decode(FILE, volatile.first_chunk().expect("a whole sector"))?;
+    let slots = Vec::new();
+    let mut reader = sesparse::DirectoryReader { file: FILE, header: &header, volatile, file_bytes, slots };
+    let directory_bytes = header.regions() as usize * sesparse::ENTRY_BYTES;
+    reader.add(part(header.directory.start_bytes(), directory_bytes))?;
+    let directory = reader.finish()?;
+    let bounds = sesparse::TableBounds { file: FILE, header: &header, file_bytes };
+    let mut tables = Vec::new();
+    for region in directory.regions() {
+        let slot = directory.slot(region).expect("a region with a table");
+        let table = bounds.decode(region, part(header.table_offset_bytes(slot), sesparse::TABLE_BYTES))?;
+        assert_eq!(table.len(), header.grains_in(region));
+        for (grain, run) in table.data_runs() {
+            let start = header.grain_offset_bytes(grain);
+            let end = start + run.entries as u64 * sesparse::GRAIN_BYTES;
+            assert!(start >= header.grains.start_bytes() && end <= file_bytes, "{run:?}");
+        }
+        tables.push((region, table));
+    }
+    assert_eq!(tables.len(), directory.table_count());
+    Ok(SeDelta { header, tables })
 }

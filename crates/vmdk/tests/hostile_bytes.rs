@@ -1,4 +1,4 @@
-//! Descriptors and deltas that nobody sane would write: refused with an error, or all that is promised of them holds.
+//! Descriptors, deltas and configurations that nobody sane would write: refused with an error, or all that is promised of them holds.
 //!
 //! The corpus (`fuzz-corpus/`, one file each) was written by this crate, then bent; the same entry points serve fuzzing.
 
@@ -23,30 +23,33 @@ fn corpus(folder: &str) -> Corpus {
     files.into_iter().map(load).collect()
 }
 
-/// The names of those that were accepted.
-fn accepted(folder: &str, accepts: impl Fn(&[u8]) -> blk::Result<()>) -> Vec<String> {
-    let corpus = corpus(folder);
-    assert!(corpus.len() > 10, "the corpus is not where it should be");
-    let mut names = Vec::new();
-    for (name, bytes) in corpus {
-        match accepts(&bytes) {
-            Ok(()) => names.push(name),
-            Err(error) => println!("{folder}/{name}: {error}"),
-        }
-    }
-    names
-}
+type Entry = fn(&[u8]) -> blk::Result<()>;
+
+/// Folder of the corpus, and who reads its files.
+const ENTRIES: [(&str, Entry); 5] = [
+    ("descriptor", |bytes| replay::descriptor(bytes).map(drop)),
+    ("vmfssparse", |bytes| replay::vmfssparse(bytes).map(drop)),
+    ("sesparse", |bytes| replay::sesparse(bytes).map(drop)),
+    ("vmsd", |bytes| replay::vmsd(bytes).map(drop)),
+    ("vmx", |bytes| replay::vmx(bytes).map(drop)),
+];
 
 /// A seed that is refused for another reason than its own fault proves nothing: the names of the sound ones say so.
 #[test]
 fn the_corpus_replays() {
-    for folder in ["descriptor", "vmfssparse"] {
-        let sound = accepted(folder, |bytes| match folder {
-            "descriptor" => replay::descriptor(bytes).map(drop),
-            _ => replay::vmfssparse(bytes).map(drop),
-        });
-        assert!(sound.iter().filter(|name| name.starts_with("sound-")).count() > 3, "{sound:?}");
-        assert!(sound.iter().all(|name| name.starts_with("sound-")), "{sound:?}");
+    for (folder, accepts) in ENTRIES {
+        let corpus = corpus(folder);
+        assert!(corpus.len() > 10, "the corpus is not where it should be");
+        let mut sound = 0;
+        for (name, bytes) in corpus {
+            let outcome = accepts(&bytes);
+            match &outcome {
+                Ok(()) => sound += 1,
+                Err(error) => println!("{folder}/{name}: {error}"),
+            }
+            assert_eq!(outcome.is_ok(), name.starts_with("sound-"), "{folder}/{name}");
+        }
+        assert!(sound > 3, "{sound} sound files in {folder}");
     }
 }
 
@@ -130,6 +133,26 @@ fn bent(folder: &str, text: &'static [&'static str]) -> impl Strategy<Value = Ve
     })
 }
 
+/// Lines of configurations, and parts of lines, that mean something.
+const VALUES: [&str; 16] = [
+    "\n",
+    "\r\n",
+    "\"",
+    " = ",
+    "#",
+    "|",
+    "|0A",
+    "\0",
+    "snapshot0.uid = \"1\"\n",
+    "snapshot1.parent = \"2\"\n",
+    "snapshot0.disk0.node = \"scsi0:0\"\n",
+    "snapshot.numSnapshots = \"4294967295\"\n",
+    "snapshot0.createTimeLow = \"-9223372036854775808\"\n",
+    "scsi0.present = \"TRUE\"\n",
+    "scsi0:7.fileName = \"x\"\n",
+    "scsi0:0.mode = \"independent-nonpersistent\"\n",
+];
+
 /// Lines and parts of lines that mean something.
 const TEXT: [&str; 14] = [
     "\n",
@@ -163,5 +186,20 @@ proptest! {
     #[test]
     fn bent_deltas(bytes in bent("vmfssparse", &["COWD"])) {
         let _ = replay::vmfssparse(&bytes);
+    }
+
+    #[test]
+    fn bent_sesparse_deltas(bytes in bent("sesparse", &["KDMV"])) {
+        let _ = replay::sesparse(&bytes);
+    }
+
+    #[test]
+    fn bent_snapshot_lists(bytes in bent("vmsd", &VALUES)) {
+        let _ = replay::vmsd(&bytes);
+    }
+
+    #[test]
+    fn bent_configurations(bytes in bent("vmx", &VALUES)) {
+        let _ = replay::vmx(&bytes);
     }
 }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use blk::SECTOR;
 use blk::layer::Layer;
+use proptest::prelude::*;
 use sim::{Options, SimWorld, View};
 
 use super::*;
@@ -181,5 +182,47 @@ fn expect_each(cases: &[Case]) {
         let mut files = sound();
         plant(&mut files);
         expect(planted, &files, rows);
+    }
+}
+
+/// A file cut, gone, or with eight bytes of something else.
+#[derive(Debug, Clone)]
+enum Harm {
+    Gone,
+    Cut(prop::sample::Index),
+    Bytes(prop::sample::Index, u64),
+}
+
+fn harm() -> impl Strategy<Value = Harm> {
+    let at = any::<prop::sample::Index>;
+    prop_oneof![
+        Just(Harm::Gone),
+        at().prop_map(Harm::Cut),
+        (at(), any::<u64>()).prop_map(|(at, word)| Harm::Bytes(at, word)),
+        (at(), 0u64..64).prop_map(|(at, word)| Harm::Bytes(at, word)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_harmed_folder_is_reported_on(harms in proptest::collection::vec((any::<prop::sample::Index>(), harm()), 1..5)) {
+        let mut files = sound();
+        for (which, harm) in harms {
+            let name = files.keys().nth(which.index(files.len())).unwrap().clone();
+            let bytes = files.get_mut(&name).unwrap();
+            match harm {
+                Harm::Gone => _ = files.remove(&name),
+                Harm::Cut(at) => bytes.truncate(at.index(bytes.len() + 1)),
+                Harm::Bytes(at, word) => {
+                    // Most of what can be harmed lies in the first pages.
+                    let at = at.index(bytes.len().clamp(1, 50 << 10));
+                    bytes.iter_mut().skip(at).zip(word.to_le_bytes()).for_each(|(byte, new)| *byte = new);
+                }
+            }
+        }
+        let report = examine(&files, None).unwrap();
+        prop_assert!(report.findings.iter().all(|finding| !finding.to_string().contains('\n')), "one line each");
     }
 }
