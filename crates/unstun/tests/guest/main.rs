@@ -1,5 +1,5 @@
 //! A Linux guest under QEMU (emulated, TCG) on disks of ours: what it feels of a take and a commit, and what it finds
-//! after a hard reset.
+//! after a hard reset and after a revert.
 //!
 //! This program is both sides. On the host it runs the scenarios below. Started as process 1 of the guest, out of an
 //! initramfs made of itself and of Debian's kernel modules, it is the guest's init and does what the host asks for.
@@ -16,15 +16,17 @@ mod initramfs;
 mod inside;
 mod machine;
 mod reset;
+mod reverted;
 mod wire;
 
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const SCENARIOS: [(&str, fn()); 2] = [
+const SCENARIOS: [(&str, fn()); 3] = [
     ("twelve_disks_feel_no_take_and_no_commit", felt::twelve_disks_feel_no_take_and_no_commit),
     ("file_systems_survive_a_reset_amid_a_commit", reset::file_systems_survive_a_reset_amid_a_commit),
+    ("revert_brings_back_exactly_the_old_files", reverted::revert_brings_back_exactly_the_old_files),
 ];
 
 /// Without the harness of tests, because the guest starts this program too: its lines say the same.
