@@ -1,13 +1,16 @@
 # The two commands a newcomer needs are `make run` and `make test`; `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test setup lint build unit crash clients guest soak fuzz bench bench-quick clean
+.PHONY: help run install test setup lint build unit crash clients guest soak fuzz bench bench-quick clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Build, serve ./unstun-data, run the demo; the daemon stays up until Ctrl-C
 	@scripts/run.sh
+
+install: ## Binary, man pages, completions, systemd unit (PREFIX, DESTDIR)
+	@scripts/install.sh
 
 test: ## Install what is missing, then every stage: setup, lint, build, unit, crash, clients, guest
 	@scripts/test.sh

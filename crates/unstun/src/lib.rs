@@ -15,6 +15,7 @@ pub mod demo;
 pub mod error;
 pub mod listen;
 pub mod name;
+pub mod notify;
 pub mod output;
 pub mod rest;
 pub mod units;

@@ -112,13 +112,13 @@ pub fn format_seconds(s: u64) -> String {
     }
 }
 
-/// `30 s ago`, `3 h ago`, `12 days ago`; a time to come, by a clock that was put back, is `now`.
+/// `30 s ago`, `3 h ago`, `12 days ago`; a time to come, by a clock that was put back, is `just now`.
 pub fn format_age(age_s: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;
     const DAY: i64 = 24 * HOUR;
     match age_s {
-        ..1 => "now".to_owned(),
+        ..1 => "just now".to_owned(),
         1..MINUTE => format!("{age_s} s ago"),
         MINUTE..HOUR => format!("{} min ago", age_s / MINUTE),
         HOUR..DAY => format!("{} h ago", age_s / HOUR),
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(format_seconds(200), "3 min 20 s");
         assert_eq!(format_seconds(7500), "2 h 5 min");
         for (age_s, text) in [
-            (-5, "now"),
+            (-5, "just now"),
             (59, "59 s ago"),
             (3600, "1 h ago"),
             (100_000, "1 day ago"),

@@ -152,17 +152,19 @@ pub struct Loss {
 impl Loss {
     /// The sentence a user has to have read before.
     pub fn sentence(&self) -> String {
-        let since = match (&self.target, &self.taken, self.reverts) {
-            (_, Some(taken), _) => format!("the present is kept as {taken}"),
-            (Some(target), None, true) => {
+        let fate = match (self.operation, &self.target, &self.taken) {
+            (_, _, Some(taken)) => return format!("nothing is lost: the present is kept as {taken}"),
+            (Operation::Reset, ..) => {
+                "everything written to the nonpersistent disks since their last reset is lost".to_owned()
+            }
+            (_, Some(target), None) if self.reverts => {
                 format!("everything the guest wrote since {target} that no other snapshot keeps is lost")
             }
-            (None, None, true) => "everything the guest wrote since then is lost".to_owned(),
-            (_, None, false) => "the running state stays as it is".to_owned(),
+            _ => "the running state stays as it is".to_owned(),
         };
         match self.snapshots.as_slice() {
-            [] => format!("{since}; there is no way back from this"),
-            names => format!("{since}; there is no way back to {}", names.join(", ")),
+            [] => format!("{fate}, for good"),
+            names => format!("{fate}; there is no way back to {}", names.join(", ")),
         }
     }
 }

@@ -46,13 +46,11 @@ fn describe_all(events: &[Event]) -> String {
 /// A line for the VM, then an indented one per disk.
 fn describe(event: &Event) -> String {
     let name = event.snapshot.as_ref().map_or(String::new(), |name| format!("@{name}"));
-    let mut text = format!(
-        "{:.3}  {}{name}  {}  stun {}",
-        event.time,
-        event.vm,
-        event.operation.as_str(),
-        format_us(event.stun_us)
-    );
+    let mut text = format!("{:.3}  {}{name}  {}", event.time, event.vm, event.operation.as_str());
+    // What touched no disk held nobody back.
+    if !event.disks.is_empty() || event.stun_us > 0 {
+        text.push_str(&format!("  stun {}", format_us(event.stun_us)));
+    }
     if let Some(message) = &event.message {
         text.push_str("  ");
         text.push_str(message);

@@ -67,8 +67,9 @@ fn describe(loss: &Loss) -> String {
     if !loss.snapshots.is_empty() {
         lines.push(("names that go", loss.snapshots.join(", ")));
     }
-    let files = format!("{} in {} layers", format_bytes(loss.bytes_lost), loss.layers.len());
-    lines.push(("lost", files));
+    let files =
+        if loss.layers.len() == 1 { "1 layer".into() } else { format!("{} layers", loss.layers.len()) };
+    lines.push(("lost", format!("{} in {files}", format_bytes(loss.bytes_lost))));
     if !loss.clients.is_empty() {
         lines.push(("clients", connected(&loss.clients)));
     }
@@ -131,11 +132,11 @@ mod tests {
     #[test]
     fn the_preview_says_what_is_lost() {
         let text = describe(&loss(Some("a"), None, &["b", "c"]));
-        for part in ["web to a", "names that go  b, c", "3 MiB in 1 layers", "unix writes to disk0"] {
+        for part in ["web to a", "names that go  b, c", "3 MiB in 1 layer", "unix writes to disk0"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(text.ends_with("is lost; there is no way back to b, c"), "{text}");
-        assert!(describe(&loss(Some("a"), Some("now"), &[])).contains("the present is kept as now"));
+        assert!(describe(&loss(Some("a"), Some("now"), &[])).ends_with("the present is kept as now"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::core;
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Output;
-use crate::{listen, rest};
+use crate::{listen, notify, rest};
 
 /// API requests in flight may finish this long after a signal; then the engine stops regardless.
 const API_DRAIN: Duration = Duration::from_secs(2);
@@ -74,6 +74,7 @@ async fn listen_api(
         let api = datastore.api_socket();
         format!("{}API        {}\nready; Ctrl-C drains and stops", status::describe(now), api.display())
     })?;
+    notify::ready();
     Ok((listener, signals))
 }
 
@@ -89,6 +90,7 @@ async fn serve_until_signal(
         let _ = stopped.await;
     }));
     signals.next().await;
+    notify::stopping();
     output.note("draining; a second signal stops at once");
     tokio::spawn(async move {
         signals.next().await;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use blk::layer::Layer;
 use blk::manifest::{Change, Manifest, NewDisk};
 use blk::reactor::OpenMode;
-use blk::{Dir, Env, Result};
+use blk::{Dir, Env, Error, Result};
 use engine::Vm;
 use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
 use vmdk::vmfssparse::Growth;
@@ -218,9 +218,20 @@ pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<(
     Home::refuse_foreign_use(&dir).await?;
     let roots = source.roots.iter().map(|path| (FolderKind::Own, path.clone())).collect();
     let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
+    refuse_read_tops(Home::new(dir.clone(), folders(node, &source.folder, &terms.roots)?, Growth::default()))
+        .await?;
     let own = dir.open_dir(OWN_FOLDER, true).await?;
     terms.write(&own, request.when_full).await?;
     dir.sync().await
+}
+
+/// What runs in place is written: nobody else may read it, a VM that was imported from the same folder for one.
+async fn refuse_read_tops(home: Home) -> Result<()> {
+    let tops: Vec<String> = home.read().await?.disks.into_iter().map(|disk| disk.top).collect();
+    let manifest: &dyn Manifest = &home;
+    let Some(reader) = manifest.dependants(&tops).await?.into_iter().next() else { return Ok(()) };
+    let cause = format!("{} is read by {}; remove that one first", reader.layer, reader.who);
+    Err(Error::refused(home.dir().path(), cause))
 }
 
 /// A linked clone of a snapshot, which nobody may take away meanwhile.
@@ -274,9 +285,13 @@ pub async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
     Ok(layers)
 }
 
-/// The VM is no longer served. Its files stay, except ours.
+/// The VM is no longer served. Its files stay, except ours; a folder that is gone has none.
 pub async fn unregister(node: &Node, home: &Path) -> Result<()> {
-    remove_own(&open_path(&node.env, home)?).await
+    match open_path(&node.env, home) {
+        Ok(dir) => remove_own(&dir).await,
+        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
 }
 
 async fn remove_own(home: &Dir) -> Result<()> {

@@ -124,9 +124,19 @@ pub const ROUTES: [&str; 14] = [
     "PUT /jobs/{id}/limit",
 ];
 
-/// Parses `bytes` as the body of one of `ROUTES`, and answers it as the client would send it. For tests with hostile
-/// bytes, without a daemon.
-pub fn replay(route: &str, bytes: &[u8]) -> Result<Vec<u8>> {
+/// One of `ROUTES` by the first byte (`a` is the first), and what follows as its body: parsed, and once more as a client
+/// would send it. For hostile bytes, without a daemon.
+pub fn replay(input: &[u8]) -> Result<()> {
+    let (first, body) = input.split_first().ok_or_else(|| Error::invalid("no byte to choose a route by"))?;
+    let route = ROUTES[usize::from(first.wrapping_sub(b'a')) % ROUTES.len()];
+    let sent = accept(route, body)?;
+    let again = accept(route, &sent);
+    assert_eq!(again.as_ref(), Ok(&sent), "{route}: what was accepted is accepted again, and means the same");
+    Ok(())
+}
+
+/// Parses `bytes` as the body of one of `ROUTES`, and answers it as the client would send it.
+pub fn accept(route: &str, bytes: &[u8]) -> Result<Vec<u8>> {
     match route {
         "POST /vms" => again::<VmCreate>(bytes),
         "POST /import" => again::<VmImport>(bytes),

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Installs the binary, its man pages, the shells' completions and the systemd unit.
+# DESTDIR (for packagers) is put before every path; PREFIX is /usr/local; BINARY is built where it is not named.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+
+destdir=${DESTDIR:-}
+prefix=${PREFIX:-/usr/local}
+bindir=${BINDIR:-$prefix/bin}
+share=$prefix/share
+unitdir=${UNITDIR:-$prefix/lib/systemd/system}
+binary=${BINARY:-}
+
+[[ $prefix == /* ]] || { echo "install: PREFIX=$prefix: expected an absolute path" >&2; exit 2; }
+
+if [[ -z $binary ]]; then
+    scripts/setup.sh run
+    cargo build --release --locked --package unstun
+    binary=${CARGO_TARGET_DIR:-target}/release/unstun
+fi
+
+generated=$(mktemp -d)
+trap 'rm -rf "$generated"' EXIT
+"$binary" generate man "$generated/man" 2>/dev/null
+"$binary" generate completions "$generated/completions" 2>/dev/null
+sed "s|@BINDIR@|$bindir|" packaging/unstun.service.in >"$generated/unstun.service"
+
+install -D -m 755 "$binary" "$destdir$bindir/unstun"
+install -d "$destdir$share/man/man1"
+install -m 644 "$generated"/man/*.1 "$destdir$share/man/man1/"
+install -D -m 644 "$generated/completions/unstun" "$destdir$share/bash-completion/completions/unstun"
+install -D -m 644 "$generated/completions/_unstun" "$destdir$share/zsh/site-functions/_unstun"
+install -D -m 644 "$generated/completions/unstun.fish" "$destdir$share/fish/vendor_completions.d/unstun.fish"
+install -D -m 644 "$generated/unstun.service" "$destdir$unitdir/unstun.service"
+
+echo "installed under $destdir$prefix; \`systemctl daemon-reload && systemctl enable --now unstun\` serves /var/lib/unstun"
