@@ -211,7 +211,7 @@ impl Vm {
         // Children that no state of ours reaches are a stranger's files: they need their parent all the same.
         let known = graph.reachable(before);
         let stranger = graph.children(frozen).iter().any(|child| !known.contains(child));
-        let read = !self.manifest.dependants(std::slice::from_ref(frozen)).await?.is_empty();
+        let read = self.refuse_read_elsewhere(std::slice::from_ref(frozen)).await.is_err();
         let writable = self.opened_writable(frozen).await?;
         Ok(match needed.contains(frozen) || stranger || read || graph.is_foreign(frozen) || !writable {
             true => Ground::ChildOf(frozen.clone()),
@@ -386,7 +386,7 @@ impl Vm {
 
     /// A layer that a clone reads stays; whoever wants it gone removes the clone first.
     pub(crate) async fn refuse_read_elsewhere(&self, layers: &[LayerName]) -> Result<()> {
-        if layers.is_empty() {
+        if layers.is_empty() || self.options.defects.has(Defect::ForgetClones) {
             return Ok(());
         }
         match self.manifest.dependants(layers).await?.first() {

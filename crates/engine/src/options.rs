@@ -93,6 +93,8 @@ pub enum Defect {
     FoldIntoShared,
     /// The mover leaves out what the running top shadows though another branch reads it.
     SkipAcrossBranches,
+    /// What a clone reads is folded and removed all the same.
+    ForgetClones,
     /// What only a side branch needs is removed with the running one.
     RemoveSideBranch,
 }

@@ -8,6 +8,7 @@
 //! Not covered: devices that lie about flushes, damage to what was flushed, more than one VM on a core.
 
 mod boot;
+mod clones;
 mod control;
 mod floor;
 mod guest;

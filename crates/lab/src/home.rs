@@ -20,9 +20,43 @@ pub async fn create(env: &Env, disk_bytes: &[u64]) -> Result<()> {
     Home::create(dir, Folders::default(), growth(1 << 20), NewVm::new("web", disk_bytes)).await.map(drop)
 }
 
-pub async fn open(env: &Env, growth_bytes: u64) -> Result<Rc<dyn Manifest>> {
-    let dir = env.open_root("/")?.open_dir(FOLDER, false).await?;
-    Ok(Rc::new(Home::new(dir, Folders::default(), growth(growth_bytes))))
+/// Opens nothing yet. Clones are looked for in the whole datastore.
+pub fn open(env: &Env, growth_bytes: u64) -> Result<Rc<Home>> {
+    let folders = Folders { search: vec![env.open_root("/")?], ..Folders::default() };
+    Ok(Rc::new(Home::new(env.open_root(&path(FOLDER))?, folders, growth(growth_bytes))))
+}
+
+fn path(name: &str) -> String {
+    format!("/{name}")
+}
+
+fn clone_folders(env: &Env) -> Result<Folders> {
+    Ok(Folders { foreign: vec![env.open_root(&path(FOLDER))?], ..Folders::default() })
+}
+
+pub async fn clone(env: &Env, parent: &Home, snapshot: u128, name: &str) -> Result<()> {
+    let dir = env.open_root(&path(name))?;
+    parent.clone_to(snapshot, dir, clone_folders(env)?, name).await.map(drop)
+}
+
+pub async fn open_clone(env: &Env, name: &str, growth_bytes: u64) -> Result<Rc<dyn Manifest>> {
+    Ok(Rc::new(Home::new(env.open_root(&path(name))?, clone_folders(env)?, growth(growth_bytes))))
+}
+
+/// Whether a .vmx is there: before it comes a folder is no VM.
+pub async fn is_vm(env: &Env, name: &str) -> Result<bool> {
+    Ok(env.open_root(&path(name))?.list().await?.iter().any(|file| file.ends_with(".vmx")))
+}
+
+/// Removes the files of a VM, its .vmx first.
+pub async fn remove(env: &Env, name: &str) -> Result<()> {
+    let dir = env.open_root(&path(name))?;
+    let mut files = dir.list().await?;
+    files.sort_by_key(|file| !file.ends_with(".vmx"));
+    for file in files.iter().filter(|file| !file.ends_with('/')) {
+        dir.unlink_if_present(file).await?;
+    }
+    dir.sync().await
 }
 
 /// After everything was committed and closed only the base disks and the two texts may be left.

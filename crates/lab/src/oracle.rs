@@ -83,6 +83,11 @@ impl DiskModel {
         DiskModel { disk, tick: 1, next_sequence: NEVER + 1, sectors: BTreeMap::new(), durable: 1 }
     }
 
+    /// Its writes count from `sequence`: for a disk that begins with the content of another.
+    pub fn starting_at(disk: u32, sequence: u64) -> DiskModel {
+        DiskModel { next_sequence: sequence, ..DiskModel::new(disk) }
+    }
+
     pub fn now(&mut self) -> u64 {
         self.tick += 1;
         self.tick

@@ -14,7 +14,7 @@ const DEFECT_SEEDS_MAX: u64 = 3000;
 const REPEAT_EVERY: u64 = 20;
 
 /// What must have happened at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 13] = [
+const MUST_HAPPEN: [&str; 16] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -28,6 +28,9 @@ const MUST_HAPPEN: [&str; 13] = [
     "discarded a side branch",
     "folded on a side branch",
     "only a name went",
+    "cloned",
+    "a clone worked",
+    "cut in a clone",
 ];
 
 fn setting(name: &str) -> Option<u64> {
@@ -113,6 +116,7 @@ fn planted_defects_are_found() {
         Defect::SwapBeforePublish,
         Defect::FoldIntoShared,
         Defect::SkipAcrossBranches,
+        Defect::ForgetClones,
         Defect::RemoveSideBranch,
     ];
     let mut missed = Vec::new();

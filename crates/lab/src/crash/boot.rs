@@ -6,7 +6,9 @@ use std::rc::Rc;
 use blk::Env;
 use engine::{CommitWhat, Vm};
 use sim::{Rng, SimWorld};
+use vmdk::home::Home;
 
+use super::clones::{check_clones, remove_clones};
 use super::control::{self, Control, look, read_all, settle};
 use super::floor::Floor;
 use super::guest::Guest;
@@ -36,11 +38,11 @@ pub fn boot(
     let (plan, truth, space, marks) = (plan.clone(), truth.clone(), world.clone(), world.clone());
     world.set_capacity(None);
     world.run(|env| async move {
-        let vm = recover(&env, &plan, &truth).await?;
+        let (vm, home) = recover(&env, &plan, &truth).await?;
         if plan.limited_space {
             fill_up(&env, space, plan.rng(number, 2));
         }
-        work(&vm, &plan, &truth, number, marks).await?;
+        work(&vm, home, &plan, &truth, number, marks).await?;
         if last {
             return finish(&env, vm, &plan, &truth).await;
         }
@@ -72,11 +74,12 @@ fn closed_cleanly(truth: &Shared) {
 }
 
 /// Opens the home after whatever happened, and compares disks, snapshots and files with the truth.
-async fn recover(env: &Env, plan: &Plan, truth: &Shared) -> Result<Rc<Vm>, String> {
+async fn recover(env: &Env, plan: &Plan, truth: &Shared) -> Result<(Rc<Vm>, Rc<Home>), String> {
     truth.borrow_mut().recovering = true;
     tell(|| "BOOT".into());
-    let manifest = home::open(env, plan.growth_bytes).await.map_err(|e| format!("recovery: {e}"))?;
-    let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| format!("recovery: {e}"))?;
+    let manifest = home::open(env, plan.growth_bytes).map_err(|e| format!("recovery: {e}"))?;
+    let vm =
+        Vm::open(env.clone(), manifest.clone(), plan.engine).await.map_err(|e| format!("recovery: {e}"))?;
     truth.borrow_mut().folding = vm.jobs().iter().any(|j| !j.state().is_over());
     tell(|| {
         let names = |d: &Rc<engine::Disk>| -> Vec<String> {
@@ -92,8 +95,9 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared) -> Result<Rc<Vm>, Strin
     check_snapshots(&vm, truth).await?;
     truth.borrow_mut().recover(&contents)?;
     nothing_leaked(&vm).await?;
+    check_clones(env, plan, truth).await?;
     truth.borrow_mut().recovering = false;
-    Ok(vm)
+    Ok((vm, manifest))
 }
 
 /// A reported snapshot is there and unchanged; one whose commit was answered is not; one whose take was cut is there
@@ -176,6 +180,7 @@ async fn view_all(vm: &Rc<Vm>, name: &str) -> Result<Vec<Vec<u8>>, String> {
 /// Guests and user at once, to their end.
 async fn work(
     vm: &Rc<Vm>,
+    home: Rc<Home>,
     plan: &Rc<Plan>,
     truth: &Shared,
     boot: u64,
@@ -193,7 +198,7 @@ async fn work(
             tasks.push(env.spawn(async move { guest.run(&plan).await }));
         }
     }
-    let user = Control { vm: vm.clone(), truth: truth.clone(), rng: plan.rng(boot, 1), floor, world };
+    let user = Control { vm: vm.clone(), truth: truth.clone(), rng: plan.rng(boot, 1), floor, home, world };
     let plan = plan.clone();
     tasks.push(env.spawn(async move { user.run(&plan).await }));
     let mut result = Ok(());
@@ -210,6 +215,7 @@ async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<()
     for snapshot in vm.state().snapshots {
         look(&vm, truth, &snapshot.name).await?;
     }
+    remove_clones(env, truth).await?;
     discard_side_branches(&vm).await?;
     let sealed = vm.state().snapshots;
     let deep = vm.disks().iter().any(|d| d.chain().links.len() > 1);
@@ -228,7 +234,7 @@ async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<()
     vm.close().await.map_err(|e| format!("closing: {e}"))?;
     drop(vm);
     home::check_clean(env, plan.disks.len()).await?;
-    let manifest = home::open(env, plan.growth_bytes).await.map_err(|e| format!("reopening: {e}"))?;
+    let manifest = home::open(env, plan.growth_bytes).map_err(|e| format!("reopening: {e}"))?;
     let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| format!("reopening: {e}"))?;
     check_live(&vm, truth).await
 }

@@ -7,6 +7,7 @@ use blk::volume::Volume;
 use blk::{Buf, ErrorKind};
 use engine::{CommitWhat, Disk, JobState, Vm};
 use sim::{Rng, SimWorld};
+use vmdk::home::Home;
 
 use super::floor::Floor;
 use super::plan::Plan;
@@ -18,6 +19,7 @@ pub struct Control {
     pub truth: Rc<RefCell<Truth>>,
     pub rng: Rng,
     pub floor: Rc<Floor>,
+    pub home: Rc<Home>,
     pub world: SimWorld,
 }
 
@@ -30,6 +32,8 @@ impl Control {
                     0 => self.discard().await?,
                     _ => self.revert().await?,
                 }
+            } else if self.rng.chance(plan.clones) {
+                self.clone_something(plan).await?;
             } else if self.rng.chance(plan.commits) {
                 self.commit_something().await?;
             } else {

@@ -35,6 +35,8 @@ pub struct Plan {
     pub commits: Ratio,
     /// Share of reverts and discards among control steps.
     pub moves: Ratio,
+    /// Share of clones among the other control steps.
+    pub clones: Ratio,
     pub limited_space: bool,
 }
 
@@ -78,6 +80,7 @@ impl Plan {
             mix: draw_mix(&mut rng),
             // Half of the seeds stay on one branch: there commits and guests meet more often.
             moves: Ratio::new(if rng.coin() { 0 } else { rng.between(1, 3) }, 8),
+            clones: Ratio::new(if rng.below(3) == 0 { 2 } else { 0 }, 8),
             commits: Ratio::new(rng.between(2, 6), 8),
             limited_space,
             disks,

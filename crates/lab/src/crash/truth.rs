@@ -2,6 +2,7 @@
 
 use sim::SimWorld;
 
+use super::clones::LinkedClone;
 use super::plan::Plan;
 use crate::oracle::DiskModel;
 
@@ -32,12 +33,14 @@ pub struct Truth {
     pub snapshots: Vec<Known>,
     pub next_name: u64,
     pub moving: Option<Moving>,
+    pub clones: Vec<LinkedClone>,
     // Where a cut falls, for the marks.
     pub recovering: bool,
     pub taking: bool,
     pub folding: bool,
     pub reverting: bool,
     pub discarding: bool,
+    pub cloning: bool,
 }
 
 impl Truth {
@@ -47,11 +50,13 @@ impl Truth {
             snapshots: Vec::new(),
             next_name: 0,
             moving: None,
+            clones: Vec::new(),
             recovering: false,
             taking: false,
             folding: false,
             reverting: false,
             discarding: false,
+            cloning: false,
         }
     }
 
@@ -99,6 +104,7 @@ impl Truth {
             (self.taking && self.folding, "cut in a take during a commit"),
             (self.reverting, "cut in a revert"),
             (self.discarding, "cut in a discard"),
+            (self.cloning, "cut in a clone"),
         ] {
             if happened {
                 world.mark(label);
@@ -108,5 +114,6 @@ impl Truth {
         self.folding = false;
         self.reverting = false;
         self.discarding = false;
+        self.cloning = false;
     }
 }
