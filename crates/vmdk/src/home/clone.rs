@@ -173,7 +173,8 @@ impl Home {
         }
         match from.read_file(name, NVRAM_BYTES_MAX).await {
             Ok(content) => self.replace(name, content).await,
-            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Damaged) => {
+            Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
+            Err(e) if e.kind == ErrorKind::Damaged => {
                 self.notice(format!("the firmware's variables were not copied: {e}"));
                 Ok(())
             }

@@ -139,7 +139,7 @@ impl Home {
         let place = self.dir().path_of("its .vmx");
         let resolved = survey.resolve(&place, paths.iter().map(String::as_str)).await?;
         let local = |written: &str| resolved.get(written);
-        let at = Surroundings { fallback_name: "", local: &local, size_bytes: &BTreeMap::new() };
+        let at = Surroundings { fallback_name: "", id: None, local: &local, size_bytes: &BTreeMap::new() };
         read_disks(&listed, &numbers, &at)
     }
 }

@@ -11,10 +11,13 @@ use super::folders::{Folder, Gate, Place, join, normal, split};
 use super::survey::{Located, Survey};
 use crate::descriptor::Descriptor;
 use crate::probe;
-use crate::text::{TEXT_BYTES_MAX, shown};
+use crate::text::{TEXT_BYTES_MAX, shown, wrong};
 
 /// Enough of a file to tell a descriptor from an extent.
 const PROBE_BYTES: u64 = 1024;
+
+/// Ends of names that are no disk's.
+const NO_DATA: [&str; 5] = ["vmx", "vmsd", "vmsn", "vmem", "nvram"];
 
 /// Reads the descriptor of `layer`.
 pub(super) async fn read(gate: &Gate, layer: &str) -> Result<Descriptor> {
@@ -203,6 +206,12 @@ pub(super) async fn extent_places(survey: &Survey<'_>, link: &Descriptor) -> Res
     for extent in link.extents().iter().filter(|extent| !extent.file.is_empty()) {
         if places.contains_key(&extent.file) {
             continue;
+        }
+        let suffix = extent.file.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+        if NO_DATA.contains(&suffix.as_str()) {
+            let expected =
+                "a file of data: one of this name belongs to the VM, and would be written and removed";
+            return Err(wrong(link.file(), "the file of an extent", shown(&extent.file), expected));
         }
         let place = if extent.file.contains(['/', '\\']) {
             let located = survey.locate(link.file(), &extent.file).await?;

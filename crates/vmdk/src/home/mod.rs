@@ -207,8 +207,25 @@ impl Home {
         let resolved = survey.resolve(&place, paths.iter().map(String::as_str)).await?;
         let size_bytes = self.disk_sizes(&texts.vmx, &resolved).await?;
         let local = |written: &str| resolved.get(written);
-        let at = Surroundings { fallback_name: &files.stem, local: &local, size_bytes: &size_bytes };
+        let id = match state::id(texts.vmx.values(), state::VM_ID)? {
+            None => self.maker_of_tops(&texts.vmx, &resolved).await?,
+            known => known,
+        };
+        let at = Surroundings { fallback_name: &files.stem, id, local: &local, size_bytes: &size_bytes };
         texts.read(&at, || self.random())
+    }
+
+    /// The VM that the running links were made for: a .vmx that has lost its id gets that one again, or its own links would be a
+    /// stranger's.
+    async fn maker_of_tops(&self, vmx: &Vmx, resolved: &survey::Resolved) -> Result<Option<u128>> {
+        for disk in vmx.disks()? {
+            let top = disk.redo.as_ref().unwrap_or(&disk.file_name);
+            let owner = links::read(&self.gate, &resolved.get(top)?.layer).await?.owner();
+            if owner.is_some() {
+                return Ok(owner);
+            }
+        }
+        Ok(None)
     }
 
     async fn disk_sizes(&self, vmx: &Vmx, resolved: &survey::Resolved) -> Result<BTreeMap<Slot, u64>> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use blk::manifest::{Change, LayerName, VmState};
-use blk::{Error, Result};
+use blk::{Error, ErrorKind, Result};
 
 use super::folders::{Place, Rank};
 use super::intent::Intent;
@@ -119,35 +119,51 @@ impl Home {
         Ok(path)
     }
 
-    /// Refuses to remove what another link still reads.
+    /// Refuses to remove what another link still reads: the link under it, or the file of its data.
     async fn collect_removals(
         &self,
         change: &Change,
         survey: &Survey<'_>,
         intent: &mut Intent,
     ) -> Result<()> {
-        if change.remove.is_empty() {
-            return Ok(());
+        let mut extents = BTreeSet::new();
+        for name in &change.remove {
+            let link = links::read(&self.gate, name).await?;
+            extents.extend(self.own_extents(survey, &link).await?.into_iter().map(|place| place.layer));
         }
-        for OwnLink { layer, link, .. } in links::read_own(survey).await? {
-            let moves =
-                change.remove.contains(&layer) || change.reparent.iter().any(|(child, _)| *child == layer);
-            if moves || link.parent_hint().is_none() {
-                continue;
-            }
-            let parent = links::known_parent_of(survey, &link).await?;
-            if let Some(parent) = parent.filter(|parent| change.remove.contains(parent)) {
-                let cause =
-                    format!("{} is to be removed, but it is the parent of {}", shown(&parent), shown(&layer));
+        let own = if change.remove.is_empty() { Vec::new() } else { links::read_own(survey).await? };
+        for OwnLink { layer, link, .. } in own.iter().filter(|own| !change.remove.contains(&own.layer)) {
+            let needs = self.needed_by(survey, layer, link, change).await?;
+            if let Some(gone) =
+                needs.iter().find(|file| change.remove.contains(file) || extents.contains(*file))
+            {
+                let what = if extents.contains(gone) { "holds data" } else { "is the parent" };
+                let cause = format!("{} is to be removed, but it {what} of {}", shown(gone), shown(layer));
                 return Err(Error::refused(self.dir().path(), cause));
             }
         }
-        for name in &change.remove {
-            let link = links::read(&self.gate, name).await?;
-            intent.remove.extend(self.own_extents(survey, &link).await?.into_iter().map(|place| place.layer));
-            intent.remove.push(name.clone());
-        }
+        intent.remove.extend(extents);
+        intent.remove.extend(change.remove.iter().cloned());
         Ok(())
+    }
+
+    /// The files a link that stays reads: its extents, and its parent unless it gets another.
+    async fn needed_by(
+        &self,
+        survey: &Survey<'_>,
+        layer: &LayerName,
+        link: &Descriptor,
+        change: &Change,
+    ) -> Result<Vec<LayerName>> {
+        let mut needed = match links::extent_places(survey, link).await {
+            Ok(places) => places.into_values().map(|place| place.layer).collect(),
+            Err(e) if matches!(e.kind, ErrorKind::Refused | ErrorKind::Damaged) => Vec::new(),
+            Err(e) => return Err(e),
+        };
+        if !change.reparent.iter().any(|(child, _)| child == layer) {
+            needed.extend(links::known_parent_of(survey, link).await?);
+        }
+        Ok(needed)
     }
 
     /// The extents of a link that is to go. One in a folder that is only read from stays there.

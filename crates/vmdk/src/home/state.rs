@@ -37,6 +37,8 @@ pub(super) struct Assigned {
 pub(super) struct Surroundings<'a> {
     /// The VM's name where the .vmx gives none.
     pub fallback_name: &'a str,
+    /// The id to give the VM if the .vmx has none; else one is drawn.
+    pub id: Option<u128>,
     /// Where a path in one of the files leads, or why it leads nowhere.
     pub local: &'a dyn Fn(&str) -> Result<Located>,
     /// The disks' sizes by slot.
@@ -58,7 +60,7 @@ impl Texts {
         at: &Surroundings<'_>,
         mut random: impl FnMut() -> u128,
     ) -> Result<(VmState, Assigned)> {
-        let mut assigned = self.assign(&mut random)?;
+        let mut assigned = self.assign(at.id, &mut random)?;
         let disks = self.vmx.disks()?;
         let numbers = self.number_disks(&disks, &mut assigned)?;
         self.number_snapshot_disks(&numbers, at, &mut assigned)?;
@@ -76,10 +78,11 @@ impl Texts {
     }
 
     /// Gives the VM and every snapshot an id.
-    fn assign(&mut self, random: &mut impl FnMut() -> u128) -> Result<Assigned> {
+    fn assign(&mut self, id_known: Option<u128>, random: &mut impl FnMut() -> u128) -> Result<Assigned> {
         let mut assigned = Assigned::default();
         if id(self.vmx.values(), VM_ID)?.is_none() {
-            self.vmx.values_mut().set(VM_ID, &format!("{:032x}", random()));
+            let new = id_known.unwrap_or_else(&mut *random);
+            self.vmx.values_mut().set(VM_ID, &format!("{new:032x}"));
             assigned.in_vmx = true;
         }
         let mut list = self.vmsd.list().clone();

@@ -44,7 +44,10 @@ fn local(path: &str) -> Result<Located> {
 
 fn read_with(texts: &mut Texts, random: impl FnMut() -> u128) -> Result<(VmState, Assigned)> {
     let size_bytes = BTreeMap::from([(Slot::parse("scsi0:0").unwrap(), 4096)]);
-    texts.read(&Surroundings { fallback_name: "stem", local: &local, size_bytes: &size_bytes }, random)
+    texts.read(
+        &Surroundings { fallback_name: "stem", id: None, local: &local, size_bytes: &size_bytes },
+        random,
+    )
 }
 
 fn read(texts: &mut Texts) -> (VmState, Assigned) {

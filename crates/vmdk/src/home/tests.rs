@@ -196,6 +196,20 @@ fn a_child_that_was_published_is_never_debris() {
 }
 
 #[test]
+fn a_vm_that_lost_its_id_gets_the_one_its_links_carry() {
+    let world = new_world(10);
+    world.run(async |env| {
+        let state = home(&env).await.load().await.unwrap();
+        let state = take_all(&home(&env).await, &state, 1).await.unwrap();
+        let dir = folder(&env).await;
+        let vmx = String::from_utf8(dir.read_file("web.vmx", 1 << 20).await.unwrap()).unwrap();
+        let lines: Vec<&str> = vmx.lines().filter(|line| !line.contains("unstun.id")).collect();
+        dir.replace_file("web.vmx", (lines.join("\n") + "\n").as_bytes()).await.unwrap();
+        assert_eq!(home(&env).await.load().await.unwrap(), state);
+    });
+}
+
+#[test]
 fn a_touch_shows_outside_and_not_inside() {
     let world = new_world(3);
     world.run(async |env| {
@@ -279,6 +293,17 @@ fn what_is_in_use_is_not_removed() {
         let error = home.publish(&no_snapshot).await.unwrap_err();
         assert!(error.to_string().contains("it is the parent of \"web-000001.vmdk\""), "{error}");
         assert_eq!(home.discard_child("web-000001.vmdk").await.unwrap_err().kind, ErrorKind::Refused);
+        // A second descriptor over the base's data: neither it nor that data goes with it.
+        let base = links::read(&home.gate, "web.vmdk").await.unwrap().to_bytes();
+        home.dir().replace_file("twin.vmdk", &base).await.unwrap();
+        let error = home.publish(&remove("twin.vmdk")).await.unwrap_err();
+        assert!(
+            error.to_string().contains("\"web-flat.vmdk\" is to be removed, but it holds data of"),
+            "{error}"
+        );
+        let text = String::from_utf8(base).unwrap().replace("web-flat.vmdk", "web.vmx");
+        home.dir().replace_file("twin.vmdk", text.as_bytes()).await.unwrap();
+        assert_eq!(home.publish(&remove("twin.vmdk")).await.unwrap_err().kind, ErrorKind::Damaged);
         assert_eq!(home.load().await.unwrap(), state);
     });
 }
