@@ -9,6 +9,7 @@ use blk::manifest::{Change, Manifest, NewDisk};
 use blk::reactor::OpenMode;
 use blk::{Dir, Env, Error, Result};
 use engine::Vm;
+use engine::graph::Graph;
 use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
 use vmdk::vmfssparse::Growth;
 
@@ -99,16 +100,18 @@ impl HomeFiles {
         Ok(())
     }
 
-    /// Removes the layers' files of a VM that is closed, wherever they lie; not those that are another VM's.
+    /// Removes the layers' files of a VM that is closed, wherever they lie; not those that are another VM's, and not those of disks
+    /// that were taken out of it.
     pub async fn remove_layers(&self, vm: &Vm) -> Result<()> {
-        let links = self.home.links().await?.into_iter();
-        let remove = links.filter(|link| !link.foreign).map(|link| link.name).collect();
-        let mut next = vm.state();
+        let manifest: &dyn Manifest = &*self.home;
+        let graph = Graph::new(manifest.links().await?);
+        let before = vm.state();
+        let mut next = before.clone();
         next.disks.clear();
         next.snapshots.clear();
         next.folds.clear();
         next.current = None;
-        let manifest: &dyn Manifest = &*self.home;
+        let remove = graph.left_over(&before, &next);
         manifest.publish(&Change { next, remove, ..Change::default() }).await
     }
 

@@ -2,9 +2,12 @@
 //!
 //! Everything lives under the build's folder, on a real file system, so that O_DIRECT is in play.
 
+mod branches;
 mod daemon;
+mod disks;
 mod guest;
 mod home;
+mod import;
 mod kill;
 mod load;
 mod nbd;

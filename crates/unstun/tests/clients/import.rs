@@ -1,0 +1,197 @@
+//! A VM that others made: taken over without a byte of it changed, or in place.
+//!
+//! The folder is one of our own making, with a chain of three links; the copies of VMware's own are read elsewhere.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::daemon::Datastore;
+use crate::guest::seed;
+use crate::tools::{Twin, run_script};
+
+const SIZE: u64 = 48 << 20;
+
+/// Name, SHA-256 and time of change of every file; the time tells of a write that put back what was there.
+fn contents(folder: &Path) -> BTreeMap<String, (String, std::time::SystemTime)> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .map(|path| {
+            let sum = crate::tools::tool("sha256sum", &[path.to_str().unwrap()]);
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            (name, (sum, path.metadata().unwrap().modified().unwrap()))
+        })
+        .collect()
+}
+
+/// A VM's folder that no datastore knows, and a twin of its disk.
+fn foreign_vm(datastore: &Datastore) -> (PathBuf, Twin) {
+    let daemon = datastore.start();
+    datastore.json("vm create esx --disk 48M");
+    let mut twin = Twin::new(datastore, SIZE, seed());
+    for name in ["one", "two"] {
+        twin.scribble(&datastore.uri("esx/disk0"), 15);
+        datastore.json(&format!("snapshot take esx {name}"));
+    }
+    twin.scribble(&datastore.uri("esx/disk0"), 15);
+    datastore.json("vm remove esx");
+    daemon.stop();
+    let folder = datastore.beside("vmware");
+    std::fs::rename(datastore.path().join("esx"), &folder).unwrap();
+    (folder, twin)
+}
+
+#[test]
+fn an_import_leaves_the_folder_as_it_was() {
+    let datastore = Datastore::new();
+    let (folder, mut twin) = foreign_vm(&datastore);
+    let before = contents(&folder);
+    let daemon = datastore.start();
+    let vm = datastore.json(&format!("vm import {} --name web", folder.display()));
+    assert_eq!((&vm["name"], &vm["current_snapshot"]), (&"web".into(), &"as-imported".into()), "{vm}");
+    assert_eq!(vm["home"], datastore.path().join("web").to_str().unwrap());
+    let layers = vm["disks"][0]["layers"].as_array().unwrap();
+    let foreign: Vec<bool> = layers.iter().map(|layer| layer["foreign"].as_bool().unwrap()).collect();
+    assert_eq!(foreign, [true, true, true, false], "{vm}");
+    let uri = datastore.uri("web/disk0");
+    twin.assert_same_as("raw", &uri);
+    twin.scribble(&uri, 20);
+    datastore.json("snapshot take web ours");
+    twin.scribble(&uri, 20);
+    // Over the edge of what is ours: a commit into the folder is refused, a revert to its snapshots is not.
+    let (code, said) = datastore.fails("snapshot commit web as-imported --yes");
+    assert_eq!(code, 3, "{said}");
+    datastore.json("snapshot revert web one --take-first here --yes");
+    datastore.json("snapshot revert web here --yes");
+    datastore.json("snapshot commit web ours --yes");
+    twin.assert_same_as("raw", &uri);
+    daemon.stop();
+    assert_eq!(contents(&folder), before);
+
+    let daemon = datastore.start();
+    let top = datastore.descriptor("web");
+    twin.scribble(&uri, 10);
+    daemon.stop();
+    twin.assert_same_as("vmdk", top.to_str().unwrap());
+    let daemon = datastore.start();
+    datastore.json("vm remove web --delete-disks");
+    daemon.stop();
+    assert_eq!(contents(&folder), before);
+}
+
+#[test]
+fn in_place_the_folder_itself_is_the_home() {
+    let datastore = Datastore::new();
+    let (folder, mut twin) = foreign_vm(&datastore);
+    let daemon = datastore.start();
+    let reader = datastore.json(&format!("vm import {} --name reader", folder.display()));
+    assert_eq!(reader["name"], "reader");
+    let line = format!("vm import {} --in-place --name web", folder.display());
+    let (code, said) = datastore.fails(&line);
+    assert!(code == 3 && said.contains("reader"), "who reads the folder is named: {said}");
+    datastore.json("vm remove reader --delete-disks");
+    let vm = datastore.json(&line);
+    assert_eq!((vm["home"].as_str(), vm["snapshots"].as_u64()), (folder.to_str(), Some(2)), "{vm}");
+    assert_eq!(datastore.fails(&line).0, 3, "once is enough");
+    twin.scribble(&datastore.uri("web/disk0"), 20);
+    daemon.stop();
+
+    // It is known again after a restart, unless it was closed.
+    let daemon = datastore.start();
+    let top = datastore.descriptor("web");
+    assert_eq!(top.parent(), Some(folder.as_path()));
+    twin.assert_same_as("raw", &datastore.uri("web/disk0"));
+    datastore.json("vm close web");
+    twin.assert_same_as("vmdk", top.to_str().unwrap());
+    daemon.stop();
+    let daemon = datastore.start();
+    assert_eq!(datastore.json("vm list")[0]["condition"], "closed");
+    let (code, said) = datastore.fails("vm show web");
+    assert!(code == 3 && said.contains("vm open web"), "{said}");
+    datastore.json("vm open web");
+    twin.assert_same_as("raw", &datastore.uri("web/disk0"));
+    datastore.json("vm remove web");
+    daemon.stop();
+    twin.assert_same_as("vmdk", top.to_str().unwrap());
+    assert!(!folder.join(".unstun").exists(), "nothing of ours is left");
+}
+
+/// QEMU with an image open, until dropped.
+struct Qemu(Child);
+
+impl Qemu {
+    fn open(image: &Path) -> Self {
+        let mut child = Command::new("qemu-io")
+            .args(["-f", "raw", image.to_str().unwrap()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // It answers once the image is open.
+        use std::io::{Read, Write};
+        child.stdin.as_mut().unwrap().write_all(b"length\n").unwrap();
+        let mut answer = [0; 16];
+        child.stdout.as_mut().unwrap().read_exact(&mut answer).unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_folder_somebody_has_open_is_refused() {
+    let datastore = Datastore::new();
+    let (folder, _twin) = foreign_vm(&datastore);
+    let daemon = datastore.start();
+    let before = contents(&folder);
+    let lines = ["", " --in-place"].map(|how| format!("vm import {}{how}", folder.join("esx.vmx").display()));
+    let qemu = Qemu::open(&folder.join("esx-flat.vmdk"));
+    for line in &lines {
+        let (code, said) = datastore.fails(line);
+        assert_eq!(code, 5, "{said}");
+        assert!(said.contains("esx-flat.vmdk") && said.contains(&qemu.0.id().to_string()), "{said}");
+    }
+    drop(qemu);
+    let lock = folder.join("esx.vmdk.lck");
+    File::create(&lock).unwrap();
+    for line in &lines {
+        let (code, said) = datastore.fails(line);
+        assert!(code == 5 && said.contains("esx.vmdk.lck"), "{code}: {said}");
+    }
+    std::fs::remove_file(lock).unwrap();
+    assert_eq!(contents(&folder), before);
+    assert_eq!(datastore.json("vm list"), serde_json::json!([]));
+    assert!(!datastore.path().join("esx").exists(), "nothing is left behind");
+    datastore.json(&lines[0]);
+    daemon.stop();
+}
+
+#[test]
+fn names_that_lead_outside_need_their_root() {
+    let datastore = Datastore::new();
+    let fast = datastore.beside("fast");
+    std::fs::create_dir(&fast).unwrap();
+    let daemon = datastore.start();
+    datastore.json(&format!("vm create web --disk 16M,dir={}", fast.display()));
+    let uri = datastore.uri("web/disk0");
+    run_script(&uri, &["write -P 5 0 1M".to_owned()]);
+    datastore.json("vm remove web");
+    let folder = datastore.beside("moved");
+    std::fs::rename(datastore.path().join("web"), &folder).unwrap();
+    let line = format!("vm import {}", folder.display());
+    let (code, said) = datastore.fails(&line);
+    assert!(code == 3 && said.contains("--allow-root"), "{code}: {said}");
+    let before = contents(&fast);
+    datastore.json(&format!("{line} --allow-root {}", fast.display()));
+    run_script(&uri, &["read -P 5 0 1M".to_owned(), "write -P 6 0 1M".to_owned()]);
+    assert_eq!(contents(&fast), before);
+    daemon.stop();
+}
