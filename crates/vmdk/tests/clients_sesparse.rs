@@ -2,7 +2,7 @@
 //!
 //! The samples are public files that are not ours to hand on: a folder beside the project's, `../shared/samples`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,6 +13,7 @@ use blk::manifest::Manifest;
 use blk::uring::UringReactor;
 use blk::{Buf, Env, ErrorKind, Executor, Result, SECTOR};
 use sim::Rng;
+use vmdk::check::{Target, check};
 use vmdk::home::Home;
 use vmdk::vmfssparse::Growth;
 
@@ -212,4 +213,42 @@ fn a_missing_extent_is_named() {
         assert!(error.place.ends_with("missing-extent-000001.vmdk"), "{error}");
         assert!(error.cause.contains("vmfs_thick-000001-delta.vmdk"), "{error}");
     });
+}
+
+/// The folder of samples as a folder of somebody's disks: on a real file system, and nothing in it changes.
+#[test]
+fn a_check_of_the_samples_names_what_is_wrong() {
+    let Some((_guard, path)) = samples() else { return };
+    let before = listing(&path);
+    let folder = path.clone();
+    let report = run(async move |env| {
+        let dir = env.open_root(folder.to_str().unwrap()).unwrap();
+        check(&dir, Target::Folder).await.unwrap()
+    });
+    let lines: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+    let text = lines.join("\n");
+    for expected in [
+        "missing-extent-000001.vmdk: the extent line is \"vmfs_thick-000001-delta.vmdk\", expected a file, which is not here",
+        "missing-extent-000001.vmdk: parentFileNameHint is \"vmfs_thick.vmdk\"",
+        "sesparse.vmdk: its descriptor is missing",
+        "RW 1048576 SESPARSE \"sesparse.vmdk\"",
+        "monolithicSparse.vmdk: the content is a hosted sparse disk",
+        "streamOptimized.vmdk: the content is a streamOptimized disk",
+        "ext2.vmdk: the content is a hosted sparse disk",
+        "the list of .vmx files is empty",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+    assert_eq!(lines.len(), 7, "{text}");
+    assert_eq!(listing(&path), before, "a check changes nothing");
+}
+
+/// Names, lengths and times of change.
+fn listing(folder: &Path) -> BTreeMap<String, (u64, std::time::SystemTime)> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let facts = entry.metadata().unwrap();
+        (entry.file_name().into_string().unwrap(), (facts.len(), facts.modified().unwrap()))
+    });
+    entries.collect()
 }

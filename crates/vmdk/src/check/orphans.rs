@@ -105,20 +105,21 @@ fn unnamed(
     }
 }
 
-/// `web-flat.vmdk` and `web-delta.vmdk` both give `web.vmdk`.
-fn descriptor_of(extent: &str) -> String {
-    let stem = extent.len().checked_sub(5).and_then(|at| extent.get(..at)).unwrap_or(extent);
-    let ending = ENDINGS.iter().find_map(|ending| stem.strip_suffix(ending));
-    format!("{}.vmdk", ending.unwrap_or(stem))
+/// `web-flat.vmdk` and `web-delta.vmdk` both give `web.vmdk`; other names tell nothing.
+fn descriptor_of(extent: &str) -> Option<String> {
+    let stem = extent.len().checked_sub(".vmdk".len()).and_then(|at| extent.get(..at))?;
+    let name = ENDINGS.iter().find_map(|ending| stem.strip_suffix(ending))?;
+    Some(format!("{name}.vmdk"))
 }
 
 fn lost_descriptor(inventory: &Inventory<'_>, extent: &str, remedy: &str) -> Finding {
+    let descriptor = descriptor_of(extent).map_or("a descriptor".into(), |name| shown(&name));
     Finding {
         severity: Severity::Damage,
         file: inventory.path(extent),
         field: "its descriptor".into(),
         found: "missing".into(),
-        expected: format!("{}, with this file in an extent line", shown(&descriptor_of(extent))),
+        expected: format!("{descriptor}, with this file in an extent line"),
         remedy: remedy.into(),
     }
 }
@@ -136,7 +137,7 @@ fn remedy_for_delta(extent: &str, content: Content, capacity_sectors: Option<u64
 /// A child that is still here knows the CID its parent had.
 fn remedy_for_flat(inventory: &Inventory<'_>, extent: &str, bytes: u64) -> String {
     let name = descriptor_of(extent);
-    let is_parent = |hint: &str| hint.rsplit(['/', '\\']).next() == Some(name.as_str());
+    let is_parent = |hint: &str| name.as_deref() == hint.rsplit(['/', '\\']).next();
     let mut children = inventory.links.values().filter(|link| link.parent_hint().is_some_and(is_parent));
     let cid = children.next().and_then(Descriptor::parent_cid).unwrap_or(0xffff_fffe);
     format!(

@@ -329,8 +329,17 @@ impl<'a> Vm<'a> {
         }
     }
 
+    /// A disk runs on, or a snapshot names, a link of another folder, whose chain may lead back into this one.
+    fn leads_outside(&self) -> bool {
+        let kept =
+            self.list.snapshots.iter().flat_map(|snapshot| &snapshot.disks).map(|disk| &disk.file_name);
+        let mut paths = self.disks.iter().map(|disk| &disk.file_name).chain(kept);
+        paths.any(|path| self.inventory.locate(path) == Place::Outside)
+    }
+
     /// Links that neither a disk, a snapshot nor another link leads to.
     fn check_unreferenced(&self, out: &mut Vec<Finding>) {
+        let may_be_referenced = self.leads_outside();
         let redo = self.disks.iter().filter_map(|disk| self.redo_of(disk)).map(str::to_owned);
         let roots = self.tops.values().map(|top| (*top).to_owned()).chain(self.owned()).chain(redo);
         let mut referenced: BTreeSet<&str> = BTreeSet::new();
@@ -339,6 +348,9 @@ impl<'a> Vm<'a> {
         }
         for (name, link) in &self.inventory.links {
             if referenced.contains(name.as_str()) || self.inventory.children_of(name).next().is_some() {
+                continue;
+            }
+            if may_be_referenced && !link.is_prepared() {
                 continue;
             }
             let (severity, expected, remedy) = if link.is_prepared() {

@@ -2,6 +2,7 @@
 
 mod chains;
 mod extents;
+mod home;
 mod snapshots;
 mod texts;
 mod vm;
