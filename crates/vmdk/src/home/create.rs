@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use blk::file::Lock;
 use blk::layer::Layer;
 use blk::manifest::{DiskMode, DiskState, NewDisk, VmState};
 use blk::{Dir, Error, ErrorKind, Result};
@@ -17,6 +18,12 @@ use crate::text::check_name;
 use crate::vmfssparse::{Facts, VmfsSparse};
 use crate::vmsd::Vmsd;
 use crate::vmx::{Slot, VM_DISKS_MAX, Vmx};
+
+/// Held while a name is chosen in a shared folder.
+const NAMES_LOCK: &str = ".unstun-names";
+/// Choosing takes a few file operations; ten seconds of them is a holder that hangs.
+const LOCK_TRIES: usize = 1000;
+const LOCK_WAIT_US: u64 = 10_000;
 
 /// A VM to make: its name is also that of its files.
 #[derive(Debug, Clone)]
@@ -129,6 +136,7 @@ impl Home {
         leaf: &str,
     ) -> Result<(String, Descriptor)> {
         let parent_link = links::read_in(&parent.folder.dir, &parent.name).await?;
+        let _names = self.lock_names(folder).await?;
         let names = self.child_names(folder, parent, leaf).await?;
         let path = join(&folder.path, &names.descriptor);
         let layer = self.gate.layer_name(&path);
@@ -153,6 +161,20 @@ impl Home {
                 Err(e)
             }
         }
+    }
+
+    /// While a name is chosen in a folder that others use too, nobody else chooses one there. None in the home, where `turn` is enough.
+    pub(super) async fn lock_names(&self, folder: &Folder) -> Result<Option<Lock>> {
+        if folder.path == self.gate.home().path {
+            return Ok(None);
+        }
+        for _ in 1..LOCK_TRIES {
+            match folder.dir.lock(NAMES_LOCK).await {
+                Err(e) if e.kind == ErrorKind::Locked => self.env().sleep_us(LOCK_WAIT_US).await,
+                locked => return locked.map(Some),
+            }
+        }
+        folder.dir.lock(NAMES_LOCK).await.map(Some)
     }
 
     /// Names that are free wherever a link of this disk might come to lie.

@@ -70,6 +70,7 @@ impl Home {
         bytes: u64,
         prepared_for: Option<u128>,
     ) -> Result<LayerName> {
+        let _names = self.lock_names(folder).await?;
         let taken = self.taken_names([folder]).await?;
         let mut free = None;
         for index in 0..NAMES_MAX {

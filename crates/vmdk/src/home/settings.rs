@@ -1,4 +1,4 @@
-//! What a user may change about a home: where its deltas go.
+//! What a user may change about a home, and is told of it: where its deltas go, what VMware left in it.
 
 use blk::Result;
 
@@ -6,6 +6,15 @@ use super::Home;
 use super::survey::Survey;
 
 impl Home {
+    /// Snapshots that VMware's state of the machine (.vmsn) is kept with.
+    pub async fn machine_states(&self) -> Result<u64> {
+        let _turn = self.turn.lock().await;
+        let (_, texts) = self.texts(&Survey::new(&self.gate)).await?;
+        let snapshots = texts.vmsd.list().snapshots.iter();
+        let with_state = snapshots.filter(|snapshot| snapshot.other("filename").is_some_and(|name| !name.is_empty()));
+        Ok(with_state.count() as u64)
+    }
+
     /// The folder that deltas go to, as the .vmx writes it, if they do not lie beside their parents.
     pub async fn snapshot_folder(&self) -> Result<Option<String>> {
         let _turn = self.turn.lock().await;

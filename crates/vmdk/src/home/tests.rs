@@ -88,7 +88,8 @@ async fn evidence_in(env: Env, own: &[&str]) -> (VmState, Vec<String>) {
     let mut names = folder(&env).await.list().await.unwrap();
     for path in own {
         let others = env.open_root(path).unwrap().list().await.unwrap();
-        names.extend(others.into_iter().map(|name| format!("{path}/{name}")));
+        let others = others.into_iter().filter(|name| name != ".unstun-names");
+        names.extend(others.map(|name| format!("{path}/{name}")));
     }
     (state, names.into_iter().filter(|name| !name.ends_with('/')).collect())
 }

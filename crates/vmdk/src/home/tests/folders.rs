@@ -239,6 +239,29 @@ fn homes_that_share_a_folder_leave_each_others_files_alone() {
 }
 
 #[test]
+fn homes_that_choose_names_in_one_folder_at_once_choose_different_ones() {
+    let world = new_world(17);
+    world.run(async |env| {
+        let mut homes = Vec::new();
+        for name in ["a", "b", "c"] {
+            let dir = root(&env).open_dir(name, true).await.unwrap();
+            let own = Folders { own: vec![env.open_root("/fast").unwrap()], ..Folders::default() };
+            let home = Home::create(dir, own, GROWTH, NewVm::new("web", &[DISK_BYTES])).await.unwrap();
+            let vmx = String::from_utf8(home.dir().read_file("web.vmx", 1 << 20).await.unwrap()).unwrap();
+            let vmx = format!("{vmx}workingDir = \"/fast\"\nsnapshot.redoNotWithParent = \"TRUE\"\n");
+            home.dir().replace_file("web.vmx", vmx.as_bytes()).await.unwrap();
+            home.load().await.unwrap();
+            homes.push(home);
+        }
+        let children =
+            futures_util::future::join_all(homes.iter().map(|home| home.create_child("web.vmdk"))).await;
+        let names: BTreeSet<String> =
+            children.into_iter().map(|child| child.unwrap().name().to_owned()).collect();
+        assert_eq!(names.len(), 3, "{names:?}");
+    });
+}
+
+#[test]
 fn change_tracking_ends_with_the_first_write() {
     let world = new_world(16);
     world.run(async |env| {
