@@ -34,8 +34,8 @@ pub struct SnapshotTree {
     pub snapshots: Vec<Snapshot>,
     /// Deltas under the running disks that no snapshot owns.
     pub unowned: Vec<UnownedDelta>,
-    /// Memory states of VMware's (.vmsn, .vmem) that are kept beside the snapshots.
-    pub memory_states: u64,
+    /// Snapshots that VMware's state of the machine (.vmsn, .vmem) is kept with; it goes with them.
+    pub machine_states: u64,
 }
 
 /// For `snapshot consolidate`.

@@ -36,10 +36,10 @@ fn draw_with(tree: &SnapshotTree, lines: &Lines, now: Timestamp) -> String {
         }
     };
     text.push_str(&unowned(&tree.unowned, tree.vm.as_str()));
-    if tree.memory_states > 0 {
+    if tree.machine_states > 0 {
         text.push_str(&format!(
-            "{} memory states of VMware's (.vmsn) are kept; they go with their snapshots\n",
-            tree.memory_states
+            "with {} of them VMware's state of the machine (.vmsn) is kept; it goes with its snapshot\n",
+            tree.machine_states
         ));
     }
     text
@@ -134,7 +134,7 @@ mod tests {
         snapshots[1].current = true;
         snapshots[1].message = "before the upgrade".to_owned();
         snapshots[3].sealed = false;
-        SnapshotTree { vm: "web".parse().unwrap(), snapshots, unowned: vec![], memory_states: 0 }
+        SnapshotTree { vm: "web".parse().unwrap(), snapshots, unowned: vec![], machine_states: 0 }
     }
 
     #[test]
@@ -168,9 +168,9 @@ web
     }
 
     #[test]
-    fn unowned_deltas_and_memory_states_are_counted() {
+    fn unowned_deltas_and_machine_states_are_counted() {
         let mut tree = branches();
-        tree.memory_states = 2;
+        tree.machine_states = 2;
         tree.unowned = vec![UnownedDelta {
             disk: 1,
             descriptor: "/ds/web/web_1-000004.vmdk".into(),
@@ -178,6 +178,6 @@ web
         }];
         let text = drawn(&tree, &PLAIN);
         assert!(text.contains("disk1  web_1-000004.vmdk  12 MiB"), "{text}");
-        assert!(text.contains("snapshot consolidate web") && text.contains("2 memory states"), "{text}");
+        assert!(text.contains("snapshot consolidate web") && text.contains("with 2 of them"), "{text}");
     }
 }

@@ -78,11 +78,16 @@ impl Door {
         Ok(Entering(self.clone()))
     }
 
+    /// Whether somebody is on the way in who is no client yet.
+    pub fn is_entered(&self) -> bool {
+        self.entering.get() > 0
+    }
+
     pub fn leaving(self: &Rc<Self>) -> Leaving {
         Leaving(self.clone())
     }
 
-    fn shut(self: &Rc<Self>) -> Shut {
+    pub fn shut(self: &Rc<Self>) -> Shut {
         self.held.set(self.held.get() + 1);
         Shut(self.clone())
     }

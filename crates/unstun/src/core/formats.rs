@@ -29,8 +29,6 @@ const IGNORE_CONTENT_IDS_NAME: &str = "ignore-content-ids";
 const WORD_BYTES_MAX: u64 = 64;
 /// 256 folders, with paths of up to 4096 bytes.
 const ROOTS_BYTES_MAX: u64 = 2 << 20;
-/// Of VMware's states of a machine's memory and devices.
-const MEMORY_STATE_SUFFIX: &str = ".vmsn";
 
 type Roots = Vec<(FolderKind, String)>;
 
@@ -68,10 +66,9 @@ impl HomeFiles {
         self.home.take_notices()
     }
 
-    pub async fn memory_states(&self) -> Result<u64> {
-        let names = self.dir().list().await?;
-        Ok(names.iter().filter(|name| name.to_ascii_lowercase().ends_with(MEMORY_STATE_SUFFIX)).count()
-            as u64)
+    /// Snapshots that VMware's .vmsn is kept with.
+    pub async fn machine_states(&self) -> Result<u64> {
+        self.home.machine_states().await
     }
 
     pub async fn snapshot_dir(&self) -> Result<Option<PathBuf>> {
@@ -151,15 +148,18 @@ fn open_path(env: &Env, path: &Path) -> Result<Dir> {
     env.open_root(&path.to_string_lossy())
 }
 
-/// Beside its own and its foreign folders a home looks through the datastore, and the homes that lie elsewhere, for others
-/// who read its layers.
+/// A home looks through the datastore, the homes that lie elsewhere and the roots it was allowed for others who read its
+/// layers.
 fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
     let mut folders = Folders::default();
     for (kind, path) in roots {
         let dir = open_path(&node.env, Path::new(path))?;
         match kind {
             FolderKind::Own => folders.own.push(dir),
-            FolderKind::Foreign => folders.foreign.push(dir),
+            FolderKind::Foreign => {
+                folders.search.push(dir.clone());
+                folders.foreign.push(dir);
+            }
         }
     }
     folders.search.push(node.dir.clone());

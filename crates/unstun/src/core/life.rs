@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::door::Who;
+use super::door::{Shut, Who};
 use super::node::{Entry, Node};
 use super::{formats, homes, inuse};
 use crate::api;
@@ -123,14 +123,11 @@ impl Node {
 
     pub async fn vm_close(&self, vm: &VmName, disconnect: bool) -> Result<api::VmClosed> {
         let entry = self.entry(vm.as_str())?;
-        let (clients, _shut) = match disconnect {
-            true => {
-                let (clients, shut) = entry.disconnect(&self.env, &self.doors, Who::All).await?;
-                (clients, Some(shut))
-            }
-            false => (Vec::new(), None),
+        let clients = match disconnect {
+            true => entry.disconnect(&self.env, &self.doors, Who::All).await?.0,
+            false => Vec::new(),
         };
-        entry.refuse_use("close it")?;
+        let _shut = entry.shut_idle("close it")?;
         self.note(&entry, "closed");
         if let Err(error) = self.bring_to_rest(&entry).await {
             self.break_down(vm.as_str(), &entry.home, &error);
@@ -154,7 +151,13 @@ impl Node {
             return Err(Error::not_found(format!("datastore {}: no VM {name:?}", self.root.display())));
         };
         inuse::refuse_locked(std::slice::from_ref(&home))?;
-        let entry = self.open_vm(name, &home).await?;
+        let entry = match self.open_vm(name, &home).await {
+            Ok(entry) => entry,
+            Err(error) => {
+                self.break_down(name, &home, &error);
+                return Err(error);
+            }
+        };
         formats::mark_closed(self, &home, false).await?;
         self.note(&entry, "opened");
         self.show(&entry).await
@@ -171,7 +174,7 @@ impl Node {
             None => self.entry(name)?.home.clone(),
         };
         if let Ok(entry) = self.entry(name) {
-            entry.refuse_use("remove it")?;
+            let _shut = entry.shut_idle("remove it")?;
             entry.refuse_dependants().await?;
             entry.vm.close().await?;
             if delete_disks {
@@ -206,7 +209,7 @@ impl Node {
         if entry.files.has_own_folder(folder) {
             return Ok(entry.clone());
         }
-        entry.refuse_use(&format!("let it use {folder}, for which it is opened again"))?;
+        let _shut = entry.shut_idle(&format!("let it use {folder}, for which it is opened again"))?;
         entry.files.add_own_folder(folder).await?;
         let (name, home) = (entry.name.clone(), entry.home.clone());
         entry.vm.close().await?;
@@ -221,10 +224,13 @@ impl Node {
 }
 
 impl Entry {
-    /// Refuses while anybody is connected or a job is open.
-    pub fn refuse_use(&self, purpose: &str) -> Result<()> {
+    /// Holds the door shut; refuses while anybody is connected or a job is open.
+    fn shut_idle(&self, purpose: &str) -> Result<Shut> {
         let name = &self.name;
         let clients = self.present(Who::All);
+        if self.door.is_entered() {
+            return Err(Error::refused(format!("VM {name}: a client is just connecting; try again")));
+        }
         if !clients.is_empty() {
             let who: Vec<String> = clients.iter().map(ToString::to_string).collect();
             let who = who.join(", ");
@@ -234,7 +240,7 @@ impl Entry {
             let cause = "a commit is under way; wait for it or cancel it (unstun job list)";
             return Err(Error::refused(format!("VM {name}: {cause}, then {purpose}")));
         }
-        Ok(())
+        Ok(self.door.shut())
     }
 
     async fn refuse_dependants(&self) -> Result<()> {

@@ -38,7 +38,7 @@ impl Node {
             vm: vm.clone(),
             snapshots: present::snapshots(&entry, &state, delta_bytes),
             unowned,
-            memory_states: entry.files.memory_states().await?,
+            machine_states: entry.files.machine_states().await?,
         })
     }
 

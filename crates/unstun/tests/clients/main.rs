@@ -2,6 +2,7 @@
 //!
 //! Everything lives under the build's folder, on a real file system, so that O_DIRECT is in play.
 
+mod attach;
 mod branches;
 mod daemon;
 mod disks;

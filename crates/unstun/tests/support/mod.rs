@@ -418,7 +418,7 @@ impl Control for Fake {
             vm,
             snapshots,
             unowned: vec![delta],
-            memory_states: 0,
+            machine_states: 0,
         }))
     }
 
