@@ -117,13 +117,15 @@ pub fn format_age(age_s: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;
     const DAY: i64 = 24 * HOUR;
+    const YEAR: i64 = 365 * DAY;
     match age_s {
         ..1 => "just now".to_owned(),
         1..MINUTE => format!("{age_s} s ago"),
         MINUTE..HOUR => format!("{} min ago", age_s / MINUTE),
         HOUR..DAY => format!("{} h ago", age_s / HOUR),
         _ if age_s < 2 * DAY => "1 day ago".to_owned(),
-        _ => format!("{} days ago", age_s / DAY),
+        _ if age_s < 2 * YEAR => format!("{} days ago", age_s / DAY),
+        _ => format!("{} years ago", age_s / YEAR),
     }
 }
 
@@ -189,6 +191,7 @@ mod tests {
             (3600, "1 h ago"),
             (100_000, "1 day ago"),
             (864_000, "10 days ago"),
+            (100_000_000, "3 years ago"),
         ] {
             assert_eq!(format_age(age_s), text);
         }

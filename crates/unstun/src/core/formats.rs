@@ -27,6 +27,8 @@ const ROOTS_NAME: &str = "roots";
 /// Present where the user said that wrong content ids are to be passed over.
 const IGNORE_CONTENT_IDS_NAME: &str = "ignore-content-ids";
 const WORD_BYTES_MAX: u64 = 64;
+/// As descriptors name it (`createType`).
+const READ_ONLY_FORMAT: &str = "seSparse";
 /// 256 folders, with paths of up to 4096 bytes.
 const ROOTS_BYTES_MAX: u64 = 2 << 20;
 
@@ -221,17 +223,28 @@ pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<(
     Home::refuse_foreign_use(&dir).await?;
     let roots = source.roots.iter().map(|path| (FolderKind::Own, path.clone())).collect();
     let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
-    refuse_read_tops(Home::new(dir.clone(), folders(node, &source.folder, &terms.roots)?, Growth::default()))
+    refuse_tops(Home::new(dir.clone(), folders(node, &source.folder, &terms.roots)?, Growth::default()))
         .await?;
     let own = dir.open_dir(OWN_FOLDER, true).await?;
     terms.write(&own, request.when_full).await?;
     dir.sync().await
 }
 
-/// What runs in place is written: nobody else may read it, a VM that was imported from the same folder for one.
-async fn refuse_read_tops(home: Home) -> Result<()> {
-    let tops: Vec<String> = home.read().await?.disks.into_iter().map(|disk| disk.top).collect();
+/// What runs in place is written: it must be of a format that is, and nobody else may read it, a VM that was imported from
+/// the same folder for one.
+async fn refuse_tops(home: Home) -> Result<()> {
     let manifest: &dyn Manifest = &home;
+    let tops: Vec<String> = home.read().await?.disks.into_iter().map(|disk| disk.top).collect();
+    for top in &tops {
+        let chain = manifest.chain(top).await?;
+        if chain.last().is_some_and(|layer| layer.format.eq_ignore_ascii_case(READ_ONLY_FORMAT)) {
+            let cause = format!(
+                "it is a disk's running layer, of type {READ_ONLY_FORMAT}, which is read and not written"
+            );
+            let remedy = "import without --in-place: writes then go to a child of it";
+            return Err(Error::unsupported(home.dir().path_of(top), format!("{cause}; {remedy}")));
+        }
+    }
     let Some(reader) = manifest.dependants(&tops).await?.into_iter().next() else { return Ok(()) };
     let cause = format!("{} is read by {}; remove that one first", reader.layer, reader.who);
     Err(Error::refused(home.dir().path(), cause))

@@ -195,3 +195,51 @@ fn names_that_lead_outside_need_their_root() {
     assert_eq!(contents(&fast), before);
     daemon.stop();
 }
+
+#[test]
+fn a_top_that_can_only_be_read_is_not_taken_in_place() {
+    let datastore = Datastore::new();
+    let (folder, _twin) = foreign_vm(&datastore);
+    let daemon = datastore.start();
+    // The running layer as ESXi 6.5 and later would have made it; what it holds does not matter here.
+    let top = folder.join("esx-000002.vmdk");
+    let text = std::fs::read_to_string(&top).unwrap();
+    let text = text.replace("vmfsSparse", "seSparse").replace("VMFSSPARSE", "SESPARSE");
+    std::fs::write(&top, text).unwrap();
+    let before = contents(&folder);
+    let (code, said) = datastore.fails(&format!("vm import {} --in-place", folder.display()));
+    assert!(
+        code == 3 && said.contains("esx-000002.vmdk") && said.contains("without --in-place"),
+        "{code}: {said}"
+    );
+    assert_eq!(contents(&folder), before);
+    daemon.stop();
+}
+
+#[test]
+fn what_cannot_be_opened_is_listed_with_its_cause_mended_or_removed() {
+    let datastore = Datastore::new();
+    // An import that a crash cut short: our folder is there, the VM is not.
+    std::fs::create_dir_all(datastore.path().join("half/.unstun")).unwrap();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    daemon.stop();
+    let (extent, away) = (datastore.path().join("web/web-flat.vmdk"), datastore.beside("away"));
+    std::fs::rename(&extent, &away).unwrap();
+
+    let daemon = datastore.start();
+    let list = datastore.json("vm list");
+    for (at, name, cause) in [(0, "half", "no .vmx"), (1, "web", "web-flat.vmdk")] {
+        assert_eq!((&list[at]["name"], &list[at]["condition"]), (&name.into(), &"broken".into()), "{list}");
+        assert!(list[at]["message"].as_str().unwrap().contains(cause), "{list}");
+    }
+    assert_eq!(datastore.fails("vm show web").0, 6);
+    assert_ne!(datastore.fails("vm open web").0, 0);
+    std::fs::rename(&away, &extent).unwrap();
+    datastore.json("vm open web");
+    run_script(&datastore.uri("web/disk0"), &["write -P 1 0 1M".to_owned()]);
+    datastore.json("vm remove half --delete-disks");
+    assert!(!datastore.path().join("half").exists());
+    assert_eq!(datastore.json("vm list").as_array().unwrap().len(), 1);
+    daemon.stop();
+}
