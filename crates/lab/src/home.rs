@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use blk::manifest::Manifest;
 use blk::{Env, Result};
+use engine::Vm;
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
@@ -57,6 +58,17 @@ pub async fn remove(env: &Env, name: &str) -> Result<()> {
         dir.unlink_if_present(file).await?;
     }
     dir.sync().await
+}
+
+/// P5: every layer in the home is one that the state needs.
+pub async fn nothing_leaked(vm: &Rc<Vm>) -> Result<(), String> {
+    let links = vm.manifest().links().await.map_err(|e| format!("reading the links: {e}"))?;
+    let graph = engine::graph::Graph::new(links.clone());
+    let needed = graph.reachable(&vm.state());
+    match links.iter().find(|link| !needed.contains(&link.name)) {
+        Some(link) => Err(format!("{} is left behind: nothing in the state needs it", link.name)),
+        None => Ok(()),
+    }
 }
 
 /// After everything was committed and closed only the base disks and the two texts may be left.

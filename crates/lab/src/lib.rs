@@ -1,5 +1,5 @@
 //! The lab: where engine, formats and simulator meet.
 
 pub mod crash;
-mod home;
+pub mod home;
 pub mod oracle;

@@ -94,7 +94,7 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared) -> Result<(Rc<Vm>, Rc<H
     }
     check_snapshots(&vm, truth).await?;
     truth.borrow_mut().recover(&contents)?;
-    nothing_leaked(&vm).await?;
+    home::nothing_leaked(&vm).await?;
     check_clones(env, plan, truth).await?;
     truth.borrow_mut().recovering = false;
     Ok((vm, manifest))
@@ -237,17 +237,6 @@ async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<()
     let manifest = home::open(env, plan.growth_bytes).map_err(|e| format!("reopening: {e}"))?;
     let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| format!("reopening: {e}"))?;
     check_live(&vm, truth).await
-}
-
-/// P5: every layer in the home is one that the state needs.
-async fn nothing_leaked(vm: &Rc<Vm>) -> Result<(), String> {
-    let links = vm.manifest().links().await.map_err(|e| format!("reading the links: {e}"))?;
-    let graph = engine::graph::Graph::new(links.clone());
-    let needed = graph.reachable(&vm.state());
-    match links.iter().find(|link| !needed.contains(&link.name)) {
-        Some(link) => Err(format!("{} is left behind: nothing in the state needs it", link.name)),
-        None => Ok(()),
-    }
 }
 
 async fn check_live(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {
