@@ -1,7 +1,7 @@
 //! The seam between the API and the engine: what the REST routes ask of the daemon.
 //!
-//! Names and sizes arrive checked. Every call may wait for disk I/O, except that a commit answers with its job as soon
-//! as the start is durable. Absent on purpose: any block of data.
+//! Names and sizes arrive checked. Every call may wait for disk I/O, except that a commit answers with its
+//! job as soon as the start is durable. Absent on purpose: any block of data.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -36,8 +36,8 @@ pub trait Control: Send + Sync {
     /// `Refused` without a nonpersistent disk.
     fn reset_preview(&self, vm: VmName) -> Reply<'_, Loss>;
     fn vm_reset(&self, vm: VmName, disconnect: bool) -> Reply<'_, Loss>;
-    /// Keeps the files unless `delete_disks`. `Refused` while a client is attached, a job is open, or a clone reads
-    /// them.
+    /// Keeps the files unless `delete_disks`. `Refused` while a client is attached, a job is open, or a clone
+    /// reads them.
     fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved>;
 
     fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk>;

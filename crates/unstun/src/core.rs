@@ -1,7 +1,7 @@
 //! The engine behind `Control`: one core thread that runs every VM, and the bridge to it.
 //!
-//! The API's thread sends closures; the core runs each as a task and sends the answer back. Nothing of a guest's data
-//! crosses this bridge.
+//! The API's thread sends closures; the core runs each as a task and sends the answer back. Nothing of a
+//! guest's data crosses this bridge.
 
 mod branches;
 mod bridge;
@@ -35,14 +35,14 @@ pub fn start(datastore: &Datastore, nbd: &[NbdListen]) -> Result<Arc<dyn Control
     Ok(Arc::new(bridge::Bridge::start(datastore, nbd)?))
 }
 
-/// Reads a chain without changing it and writes the disk it shows to a sparse raw file. `progress` is called with
-/// (bytes done, bytes total) after each piece.
+/// Reads a chain without changing it and writes the disk it shows to a sparse raw file. `progress` is called
+/// with (bytes done, bytes total) after each piece.
 pub fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     convert::convert(chain, output, progress)
 }
 
-/// Verifies the folder of a VM, or the chain that ends in the descriptor at `path`, and changes nothing. What is wrong with
-/// the files is in the answer; an error is about the place.
+/// Verifies the folder of a VM, or the chain that ends in the descriptor at `path`, and changes nothing. What
+/// is wrong with the files is in the answer; an error is about the place.
 pub fn check(path: &Path) -> Result<Checked> {
     check::check(path)
 }

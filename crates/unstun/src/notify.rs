@@ -1,5 +1,6 @@
-//! The word to systemd that the daemon serves, or is about to stop (sd_notify(3)): a datagram to the socket that
-//! $NOTIFY_SOCKET names, with `@` for a leading NUL of an abstract name. Without the variable nothing is said.
+//! The word to systemd that the daemon serves, or is about to stop (sd_notify(3)): a datagram to the socket
+//! that $NOTIFY_SOCKET names, with `@` for a leading NUL of an abstract name. Without the variable nothing is
+//! said.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};

@@ -70,6 +70,29 @@ fn exit_codes_tell_what_happened() {
         ("snapshot commit web nothing --yes", 4),
         ("job cancel 7", 4),
         ("convert /nowhere/a.vmdk b.raw", 4),
+        ("snapshot revert web before --dry-run", 0),
+        ("snapshot revert web before", 3),
+        ("snapshot revert web before --yes", 3),
+        ("snapshot revert web nothing --yes", 4),
+        ("snapshot revert web before --yes --disconnect", 0),
+        ("snapshot discard web", 2),
+        ("snapshot discard web before --yes --disconnect", 0),
+        ("snapshot consolidate web --dry-run", 0),
+        ("snapshot consolidate web", 3),
+        ("vm reset web --yes --disconnect", 0),
+        ("vm disk add web 1G,mode=independent-persistent", 0),
+        ("vm disk grow web/disk0 40G", 0),
+        ("vm disk grow web/disk9 40G", 4),
+        ("vm disk set web/disk0 --mode persistent", 0),
+        ("vm disk remove web/disk1 --delete-files", 0),
+        ("vm disk add web --from /nowhere/old.qcow2", 4),
+        ("vm set web", 2),
+        ("vm clone web test1", 2),
+        ("vm clone web@before test1", 0),
+        ("vm import /nowhere/at/all", 4),
+        ("vm close web", 0),
+        ("vm open web", 0),
+        ("check /nowhere/at/all", 4),
         ("snapshot commit web before --yes", 0),
         ("vm remove web", 0),
     ] {
@@ -111,6 +134,39 @@ fn a_detached_commit_returns_its_job() {
     let limited = json(&unstun(daemon.path(), "job limit 1 200M --json"));
     assert_eq!(limited["limit_bytes_s"], 200 << 20);
     assert_eq!(json(&unstun(daemon.path(), "job cancel 1 --json"))["state"], "cancelled");
+}
+
+#[test]
+fn what_throws_data_away_asks_and_says_what_goes() {
+    let daemon = daemon();
+    let output = unstun(daemon.path(), "snapshot revert web before");
+    let said = stderr(&output);
+    for part in ["web to before", "64 MiB", "unix writes to disk0", "--disconnect"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let asked = unstun(daemon.path(), "snapshot revert web before --disconnect");
+    assert!(code(&asked) == 3 && stderr(&asked).contains("--yes reverts without asking"), "{asked:?}");
+    let done = json(&unstun(daemon.path(), "snapshot revert web before --disconnect --yes --json"));
+    assert_eq!((&done["operation"], &done["target"]), (&"revert".into(), &"before".into()));
+}
+
+#[test]
+fn a_check_prints_its_findings_and_ends_with_6_where_there_is_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let descriptor = "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"vmfs\"\n\
+                      RW 2048 VMFS \"gone-flat.vmdk\"\n";
+    std::fs::write(folder.path().join("gone.vmdk"), descriptor).unwrap();
+    let chain = folder.path().join("gone.vmdk");
+    let output = unstun(folder.path(), &format!("check {}", chain.display()));
+    assert_eq!(code(&output), 6, "{output:?}");
+    let line = stdout(&output).lines().next().unwrap();
+    assert!(
+        line.starts_with("damage: ") && line.contains("gone-flat.vmdk") && line.contains("expected"),
+        "{line}"
+    );
+    // One value, findings and all: a check that found something has not failed.
+    let checked = json(&unstun(folder.path(), &format!("check {} --json", chain.display())));
+    assert_eq!(checked["findings"][0]["severity"], "damage");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The bodies of the REST API against bytes nobody sane would send.
 //!
-//! The corpus (`fuzz-corpus/rest_body/`, one file a body, its first byte chooses the route) is replayed here; the same entry
-//! point serves fuzzing.
+//! The corpus (`fuzz-corpus/rest_body/`, one file a body, its first byte chooses the route) is replayed here;
+//! the same entry point serves fuzzing.
 
 use std::path::PathBuf;
 

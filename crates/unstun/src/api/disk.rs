@@ -110,6 +110,7 @@ pub struct Layer {
     pub writable: bool,
     /// In a folder that is not this VM's: read, never written, never removed.
     pub foreign: bool,
-    /// The snapshot whose content ends with this layer; null for the running one and where no snapshot owns it.
+    /// The snapshot whose content ends with this layer; null for the running one and where no snapshot owns
+    /// it.
     pub snapshot: Option<String>,
 }

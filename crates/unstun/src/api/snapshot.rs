@@ -130,8 +130,8 @@ pub struct Loss {
     pub vm: VmName,
     /// `revert`, `discard` or `reset`.
     pub operation: Operation,
-    /// The snapshot whose state the VM runs on afterwards; null where the running state stays, or goes back to no
-    /// snapshot.
+    /// The snapshot whose state the VM runs on afterwards; null where the running state stays, or goes back
+    /// to no snapshot.
     pub target: Option<String>,
     /// The snapshot that keeps the present.
     pub taken: Option<String>,

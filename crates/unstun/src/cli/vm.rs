@@ -49,7 +49,8 @@ pub enum VmCommand {
 #[derive(Debug, Args)]
 pub struct VmCreateArgs {
     pub vm: VmName,
-    /// A disk: its size, and how and where it is kept; may be repeated, sizes alone may be separated by commas
+    /// A disk: its size, and how and where it is kept; may be repeated, sizes alone may be separated by
+    /// commas
     #[arg(long = "disk", value_name = "SIZE[,mode=MODE][,dir=DIR]", required_unless_present = "from")]
     pub disks: Vec<DiskSpecs>,
     /// Fill the last disk from an image that qemu-img can read; without --disk it gets the image's size
@@ -70,13 +71,15 @@ pub struct ImportArgs {
     /// What to call it; else as its .vmx is called
     #[arg(long)]
     pub name: Option<VmName>,
-    /// Write the folder's own files; else writes go to deltas in the datastore, on top of a snapshot `as-imported`
+    /// Write the folder's own files; else writes go to deltas in the datastore, on top of a snapshot
+    /// `as-imported`
     #[arg(long)]
     pub in_place: bool,
     /// A folder outside PATH that its files may lead to; may be repeated
     #[arg(long = "allow-root", value_name = "DIR")]
     pub allow_roots: Vec<PathBuf>,
-    /// Accept links whose parentCID is not their parent's CID: only where the parent's data is known to be unchanged
+    /// Accept links whose parentCID is not their parent's CID: only where the parent's data is known to be
+    /// unchanged
     #[arg(long)]
     pub ignore_content_ids: bool,
     /// What guest writes do while the datastore is full

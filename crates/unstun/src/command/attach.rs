@@ -1,4 +1,5 @@
-//! `unstun attach`: the lines that give a VM's disks to QEMU, libvirt or Proxmox, and how to let their user in.
+//! `unstun attach`: the lines that give a VM's disks to QEMU, libvirt or Proxmox, and how to let their user
+//! in.
 
 mod access;
 mod snippet;

@@ -1,4 +1,5 @@
-//! `unstun snapshot commit` and `consolidate`: says what it will do, asks, starts it, and follows it until it ends.
+//! `unstun snapshot commit` and `consolidate`: says what it will do, asks, starts it, and follows it until it
+//! ends.
 
 use crate::api::{CommitPreview, CommitTarget, Job, JobState};
 use crate::cli::{CommitArgs, ConsolidateArgs, JobArgs};

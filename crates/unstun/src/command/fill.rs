@@ -1,7 +1,7 @@
 //! Filling a new disk from an image: `qemu-img` reads it, and writes it through the disk's own door.
 //!
-//! Through the door, because the daemon has the disk's files open: it is then a client like any other, and whatever the
-//! daemon keeps about the disk (counters, content ids, the mode's rules) stays right.
+//! Through the door, because the daemon has the disk's files open: it is then a client like any other, and
+//! whatever the daemon keeps about the disk (counters, content ids, the mode's rules) stays right.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -49,8 +49,8 @@ impl Source {
         Ok(Source { path, info })
     }
 
-    /// Makes the last of `disks` fit to be filled, and answers the mode it is to have in the end. A nonpersistent disk is filled
-    /// while it is none: what is written to one is what a reset drops.
+    /// Makes the last of `disks` fit to be filled, and answers the mode it is to have in the end. A
+    /// nonpersistent disk is filled while it is none: what is written to one is what a reset drops.
     pub fn prepare(&self, disks: &mut Vec<DiskCreate>) -> Result<DiskMode> {
         let size_bytes = self.info.size_bytes;
         if disks.is_empty() {

@@ -1,5 +1,5 @@
-//! `unstun generate`: man pages and shell completions from the definition of the command line, so that none of them is kept
-//! in the repository and gets old.
+//! `unstun generate`: man pages and shell completions from the definition of the command line, so that none
+//! of them is kept in the repository and gets old.
 
 use std::io::Result as IoResult;
 use std::path::Path;

@@ -36,8 +36,8 @@ pub async fn reset(args: &ResetArgs, client: &Client, output: Output) -> Result<
     output.result(&client.vm_reset(&args.vm, args.loss.disconnect).await?, done)
 }
 
-/// False after a dry run. A client in the way is refused here already, so that nobody is asked in vain; the daemon
-/// looks again.
+/// False after a dry run. A client in the way is refused here already, so that nobody is asked in vain; the
+/// daemon looks again.
 fn agreed(preview: &Loss, args: &LossArgs, output: Output) -> Result<bool> {
     if args.dry_run {
         output.result(preview, describe)?;

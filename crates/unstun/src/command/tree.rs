@@ -52,7 +52,8 @@ struct Drawing<'a> {
 }
 
 impl Drawing<'_> {
-    /// The children of `parent`, and the running state if it is one. Depth is bounded by the 255 links of a chain.
+    /// The children of `parent`, and the running state if it is one. Depth is bounded by the 255 links of a
+    /// chain.
     fn under(&self, parent: Option<&Snapshot>, prefix: &str, text: &mut String) {
         let id = parent.map(|parent| parent.id.as_str());
         let children: Vec<&Snapshot> = self.all.iter().filter(|s| s.parent.as_deref() == id).collect();

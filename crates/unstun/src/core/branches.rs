@@ -1,4 +1,5 @@
-//! Revert, discard and reset: what they lose, said before and after; with the writers sent away first where asked.
+//! Revert, discard and reset: what they lose, said before and after; with the writers sent away first where
+//! asked.
 
 use std::rc::Rc;
 

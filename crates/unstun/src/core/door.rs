@@ -1,4 +1,5 @@
-//! One VM's door: who goes through it is counted, and it can be held shut while the ground under the disks changes.
+//! One VM's door: who goes through it is counted, and it can be held shut while the ground under the disks
+//! changes.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -13,8 +14,8 @@ use super::node::Entry;
 use crate::api::VmClient;
 use crate::error::{Error, Result};
 
-/// Requests of a client that was cut run to their end before it counts as gone. One that waits for space on a full
-/// datastore may never: then whoever asked is told.
+/// Requests of a client that was cut run to their end before it counts as gone. One that waits for space on a
+/// full datastore may never: then whoever asked is told.
 const GONE_WITHIN_US: u64 = 20_000_000;
 
 /// A client between choosing its disk and its first request is not listed under the disk yet.
@@ -94,8 +95,8 @@ impl Door {
 }
 
 impl Entry {
-    /// Ends the sessions of those `who`, and waits until nothing of theirs is under way. Answers who they were; nobody
-    /// comes in as long as the other value lives.
+    /// Ends the sessions of those `who`, and waits until nothing of theirs is under way. Answers who they
+    /// were; nobody comes in as long as the other value lives.
     pub async fn disconnect(&self, env: &Env, doors: &Doors, who: Who) -> Result<(Vec<VmClient>, Shut)> {
         let shut = self.door.shut();
         let clients = self.present(who);

@@ -78,7 +78,8 @@ impl HomeFiles {
         Ok(folder.map(|folder| Path::new(self.dir().path()).join(folder)))
     }
 
-    /// Deltas of later takes go there; `None`: beside their parents again. It must be one of the home's own folders.
+    /// Deltas of later takes go there; `None`: beside their parents again. It must be one of the home's own
+    /// folders.
     pub async fn set_snapshot_dir(&self, folder: Option<&str>) -> Result<()> {
         self.home.set_snapshot_folder(folder).await
     }
@@ -99,8 +100,8 @@ impl HomeFiles {
         Ok(())
     }
 
-    /// Removes the layers' files of a VM that is closed, wherever they lie; not those that are another VM's, and not those of disks
-    /// that were taken out of it.
+    /// Removes the layers' files of a VM that is closed, wherever they lie; not those that are another VM's,
+    /// and not those of disks that were taken out of it.
     pub async fn remove_layers(&self, vm: &Vm) -> Result<()> {
         let manifest: &dyn Manifest = &*self.home;
         let graph = Graph::new(manifest.links().await?);
@@ -150,8 +151,8 @@ fn open_path(env: &Env, path: &Path) -> Result<Dir> {
     env.open_root(&path.to_string_lossy())
 }
 
-/// A home looks through the datastore, the homes that lie elsewhere and the roots it was allowed for others who read its
-/// layers.
+/// A home looks through the datastore, the homes that lie elsewhere and the roots it was allowed for others
+/// who read its layers.
 fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
     let mut folders = Folders::default();
     for (kind, path) in roots {
@@ -230,8 +231,8 @@ pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<(
     dir.sync().await
 }
 
-/// What runs in place is written: it must be of a format that is, and nobody else may read it, a VM that was imported from
-/// the same folder for one.
+/// What runs in place is written: it must be of a format that is, and nobody else may read it, a VM that was
+/// imported from the same folder for one.
 async fn refuse_tops(home: Home) -> Result<()> {
     let manifest: &dyn Manifest = &home;
     let tops: Vec<String> = home.read().await?.disks.into_iter().map(|disk| disk.top).collect();

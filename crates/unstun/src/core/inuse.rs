@@ -1,5 +1,6 @@
-//! Whether QEMU has an image open. It says so with locks on single bytes of the file: 100 to 103 for what it does with it, 200 to
-//! 203 for what it lets nobody else do (QEMU's `block/file-posix.c`: RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE).
+//! Whether QEMU has an image open. It says so with locks on single bytes of the file: 100 to 103 for what it
+//! does with it, 200 to 203 for what it lets nobody else do (QEMU's `block/file-posix.c`: RAW_LOCK_PERM_BASE,
+//! RAW_LOCK_SHARED_BASE).
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -52,7 +53,8 @@ fn check(path: &Path) -> Result<()> {
     ))
 }
 
-/// None without a lock; the process is unknown for locks of an open file description, and those are what QEMU takes.
+/// None without a lock; the process is unknown for locks of an open file description, and those are what QEMU
+/// takes.
 fn holder(file: &File) -> nix::Result<Option<Option<u32>>> {
     let mut lock = libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,

@@ -34,7 +34,8 @@ impl Node {
         Ok(home)
     }
 
-    /// In place the folder becomes the VM's home; else a home in the datastore has deltas on top of the folder's.
+    /// In place the folder becomes the VM's home; else a home in the datastore has deltas on top of the
+    /// folder's.
     pub async fn vm_import(self: &Rc<Self>, request: api::VmImport) -> Result<api::Vm> {
         let source = Source::find(&request)?;
         let name = source.name.as_str();
@@ -168,7 +169,8 @@ impl Node {
         let home = match self.idle_home(name) {
             // An import or a clone that a crash cut short: nobody knows it.
             Some(home) if delete_disks && only_vmx(&home).is_err() => home,
-            // Its layers are asked for who reads them, and that takes an open VM; a broken one says why it is not.
+            // Its layers are asked for who reads them, and that takes an open VM; a broken one says why it is
+            // not.
             Some(home) if delete_disks => self.open_vm(name, &home).await?.home.clone(),
             Some(home) => home,
             None => self.entry(name)?.home.clone(),
@@ -204,7 +206,8 @@ impl Node {
         self.show(&entry).await
     }
 
-    /// The VM with `folder` among those it may write in. It is opened again for that, unless it had it already.
+    /// The VM with `folder` among those it may write in. It is opened again for that, unless it had it
+    /// already.
     pub async fn with_folder(self: &Rc<Self>, entry: &Rc<Entry>, folder: &str) -> Result<Rc<Entry>> {
         if entry.files.has_own_folder(folder) {
             return Ok(entry.clone());

@@ -65,8 +65,8 @@ impl Entry {
     }
 }
 
-/// The deltas of a disk's running chain (base first) on a layer that no snapshot froze. What lies on another VM's layer is a
-/// clone's own ground, and nothing to be folded away.
+/// The deltas of a disk's running chain (base first) on a layer that no snapshot froze. What lies on another
+/// VM's layer is a clone's own ground, and nothing to be folded away.
 pub fn unowned<'a>(state: &VmState, disk: &DiskState, chain: &'a [LayerInfo]) -> Vec<&'a LayerInfo> {
     let frozen = |name: &str| state.snapshots.iter().flat_map(|s| &s.disks).any(|(_, layer)| layer == name);
     let kept = |name: &str| frozen(name) || disk.reset_to.as_deref() == Some(name);

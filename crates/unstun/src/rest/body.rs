@@ -124,8 +124,8 @@ pub const ROUTES: [&str; 14] = [
     "PUT /jobs/{id}/limit",
 ];
 
-/// One of `ROUTES` by the first byte (`a` is the first), and what follows as its body: parsed, and once more as a client
-/// would send it. For hostile bytes, without a daemon.
+/// One of `ROUTES` by the first byte (`a` is the first), and what follows as its body: parsed, and once more
+/// as a client would send it. For hostile bytes, without a daemon.
 pub fn replay(input: &[u8]) -> Result<()> {
     let (first, body) = input.split_first().ok_or_else(|| Error::invalid("no byte to choose a route by"))?;
     let route = ROUTES[usize::from(first.wrapping_sub(b'a')) % ROUTES.len()];

@@ -1,6 +1,7 @@
 //! A VM that others made: taken over without a byte of it changed, or in place.
 //!
-//! The folder is one of our own making, with a chain of three links; the copies of VMware's own are read elsewhere.
+//! The folder is one of our own making, with a chain of three links; the copies of VMware's own are read
+//! elsewhere.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -22,8 +22,9 @@ impl Home {
         Ok(texts.vmx.snapshot_folder()?.map(str::to_owned))
     }
 
-    /// Deltas that are made from now on go to `folder`, which must be one of the home's own; None: beside their parents. Durable
-    /// when it returns. VMware needs both keys: `workingDir` alone moves swap and state, not the deltas.
+    /// Deltas that are made from now on go to `folder`, which must be one of the home's own; None: beside
+    /// their parents. Durable when it returns. VMware needs both keys: `workingDir` alone moves swap and
+    /// state, not the deltas.
     pub async fn set_snapshot_folder(&self, folder: Option<&str>) -> Result<()> {
         let _turn = self.turn.lock().await;
         let (files, mut texts) = self.texts(&Survey::new(&self.gate)).await?;

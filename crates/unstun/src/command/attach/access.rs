@@ -21,7 +21,8 @@ pub fn look(path: &Path) -> Result<AttachSocket> {
     })
 }
 
-/// The name of a user or group, or its number where the file has none. Both files have `NAME:PASSWORD:NUMBER:...` lines.
+/// The name of a user or group, or its number where the file has none. Both files have
+/// `NAME:PASSWORD:NUMBER:...` lines.
 fn named(file: &str, id: u32) -> String {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let found = text.lines().find_map(|line| {
@@ -51,7 +52,8 @@ pub fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String> {
             return lines;
         }
         AttachTo::Libvirt => lines.push(
-            "# USER: libvirt-qemu on Debian and Ubuntu, qemu on Fedora and its kin; nobody if it runs as root".to_owned(),
+            "# USER: libvirt-qemu on Debian and Ubuntu, qemu on Fedora; nothing to do where it is root"
+                .to_owned(),
         ),
         AttachTo::Qemu => lines.push("# USER: whoever starts QEMU".to_owned()),
     }

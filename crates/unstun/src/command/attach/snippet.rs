@@ -7,7 +7,8 @@ use crate::listen::NbdListen;
 const RECONNECT_S: u32 = 60;
 const INDENT: &str = "  ";
 
-/// Arguments to be put behind those of a `qemu-system-*` that has a `virtio-scsi-pci` controller named `scsi0`.
+/// Arguments to be put behind those of a `qemu-system-*` that has a `virtio-scsi-pci` controller named
+/// `scsi0`.
 pub fn qemu(disks: &[Attached]) -> String {
     let mut lines = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
     lines.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
