@@ -17,6 +17,7 @@ mod journal;
 mod life;
 mod node;
 mod operations;
+mod prepare;
 mod present;
 mod ready;
 mod tree;

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
 use super::node::Node;
-use super::ready;
+use super::{inuse, prepare, ready};
 use crate::api::{
     CommitPreview, CommitTarget, Discard, Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job,
     Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed,
@@ -74,17 +74,35 @@ impl Bridge {
     }
 }
 
+impl Bridge {
+    /// A question about what was found out on the asking thread, where a slow file system holds no guest up.
+    fn ask_with<R, T, F, A>(&self, prepared: Result<R>, question: F) -> Reply<'_, T>
+    where
+        R: Send + 'static,
+        T: Send + 'static,
+        F: FnOnce(Rc<Node>, R) -> A + Send + 'static,
+        A: Future<Output = Result<T>> + 'static,
+    {
+        match prepared {
+            Ok(found) => self.ask(move |node| question(node, found)),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
+    }
+}
+
 impl Control for Bridge {
     fn status(&self) -> Reply<'_, Status> {
         self.ask(|node| async move { node.status().await })
     }
 
     fn vm_create(&self, request: VmCreate) -> Reply<'_, Vm> {
-        self.ask(|node| async move { node.vm_create(request).await })
+        self.ask_with(prepare::create(request), |node, request| async move { node.vm_create(request).await })
     }
 
     fn vm_import(&self, request: VmImport) -> Reply<'_, Vm> {
-        self.ask(|node| async move { node.vm_import(request).await })
+        self.ask_with(prepare::import(request), |node, (request, source)| async move {
+            node.vm_import(request, source).await
+        })
     }
 
     fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm> {
@@ -96,11 +114,20 @@ impl Control for Bridge {
     }
 
     fn vm_open(&self, vm: VmName) -> Reply<'_, Vm> {
-        self.ask(|node| async move { node.vm_open(&vm).await })
+        let name = vm.clone();
+        let home = self.ask(|node| async move { Ok(node.idle_home(name.as_str())) });
+        Box::pin(async move {
+            if let Some(home) = home.await? {
+                inuse::refuse_locked(&[home])?;
+            }
+            self.ask(|node| async move { node.vm_open(&vm).await }).await
+        })
     }
 
     fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm> {
-        self.ask(|node| async move { node.vm_set_snapshot_dir(&vm, request).await })
+        self.ask_with(prepare::folder(request.dir), |node, dir| async move {
+            node.vm_set_snapshot_dir(&vm, dir).await
+        })
     }
 
     fn reset_preview(&self, vm: VmName) -> Reply<'_, Loss> {
@@ -124,7 +151,7 @@ impl Control for Bridge {
     }
 
     fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk> {
-        self.ask(|node| async move { node.disk_add(&vm, disk).await })
+        self.ask_with(prepare::disk(disk), |node, disk| async move { node.disk_add(&vm, disk).await })
     }
 
     fn disk_remove(&self, vm: VmName, number: u32, delete_files: bool) -> Reply<'_, DiskRemoved> {

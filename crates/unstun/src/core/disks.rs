@@ -2,8 +2,6 @@
 
 use std::rc::Rc;
 
-use blk::manifest::NewDisk;
-
 use super::node::{Entry, Node};
 use super::present;
 use crate::api;
@@ -13,7 +11,7 @@ use crate::name::VmName;
 impl Node {
     pub async fn disk_add(self: &Rc<Self>, vm: &VmName, disk: api::DiskCreate) -> Result<api::Disk> {
         let mut entry = self.entry(vm.as_str())?;
-        let wanted = self.new_disk(&disk).await?;
+        let wanted = present::new_disk(&disk);
         if let Some(folder) = &wanted.folder {
             entry = self.with_folder(&entry, folder).await?;
         }
@@ -61,14 +59,5 @@ impl Node {
         let shown = self.show(entry).await?;
         let gone = || Error::not_found(format!("VM {}: disk{number} is gone", entry.name));
         shown.disks.into_iter().find(|disk| disk.number == number).ok_or_else(gone)
-    }
-
-    /// Its folder exists when this returns, and is named as everybody else names it.
-    pub async fn new_disk(&self, disk: &api::DiskCreate) -> Result<NewDisk> {
-        let folder = match &disk.dir {
-            Some(dir) => Some(super::homes::existing(dir)?),
-            None => None,
-        };
-        Ok(NewDisk { size_bytes: disk.size_bytes, mode: present::engine_mode(disk.mode), folder })
     }
 }

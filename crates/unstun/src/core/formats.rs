@@ -14,8 +14,8 @@ use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
 use vmdk::vmfssparse::Growth;
 
 use super::homes::CLOSED_NAME;
-use super::life::Source;
 use super::node::{Entry, Node};
+use super::prepare::Source;
 use crate::api::{VmImport, WhenFull};
 
 /// Present in the homes that the daemon serves.

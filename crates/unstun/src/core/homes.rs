@@ -74,20 +74,6 @@ fn parse(place: &str, text: &str) -> Result<BTreeMap<String, PathBuf>> {
     Ok(homes)
 }
 
-/// A folder a user named, which has to be there: the path without links that every file will name it by.
-pub fn existing(dir: &Path) -> Result<String> {
-    let shown = dir.display();
-    let path = dir.canonicalize().map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => Error::not_found(format!("{shown}: no such folder; create it first")),
-        _ => Error::failed(format!("{shown}: {e}")),
-    })?;
-    if !path.is_dir() {
-        return Err(Error::invalid(format!("{shown}: expected a folder")));
-    }
-    let text = path.to_str().map(str::to_owned);
-    text.ok_or_else(|| Error::invalid(format!("{shown}: expected a path in UTF-8")))
-}
-
 pub fn is_closed(home: &Path) -> bool {
     home.join(OWN_FOLDER).join(CLOSED_NAME).exists()
 }

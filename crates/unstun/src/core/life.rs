@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use super::door::{Shut, Who};
 use super::node::{Entry, Node};
-use super::{formats, homes, inuse};
+use super::prepare::{Source, only_vmx};
+use super::{formats, present};
 use crate::api;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::VmName;
@@ -14,14 +15,22 @@ impl Node {
     pub async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
         let name = request.name.as_str();
         let api::Store::Redo = request.store;
+        let _claim = self.claim(name)?;
         let home = self.free_home(name)?;
-        let mut disks = Vec::new();
-        for disk in &request.disks {
-            disks.push(self.new_disk(disk).await?);
-        }
+        let disks = request.disks.iter().map(present::new_disk).collect();
         formats::create_vm(self, name, disks, request.when_full).await?;
-        let entry = self.open_vm(name, &home).await?;
+        let entry = self.open_new(name, &home).await?;
         self.show(&entry).await
+    }
+
+    /// A VM that was just made; what cannot be opened is taken away again.
+    async fn open_new(self: &Rc<Self>, name: &str, home: &Path) -> Result<Rc<Entry>> {
+        let opened = self.open_vm(name, home).await;
+        if opened.is_err() {
+            // What cannot be removed now is listed as broken at the next start.
+            let _ = formats::remove_all(self, home).await;
+        }
+        opened
     }
 
     /// Where a new VM's files will be.
@@ -36,18 +45,15 @@ impl Node {
 
     /// In place the folder becomes the VM's home; else a home in the datastore has deltas on top of the
     /// folder's.
-    pub async fn vm_import(self: &Rc<Self>, request: api::VmImport) -> Result<api::Vm> {
-        let source = Source::find(&request)?;
+    pub async fn vm_import(self: &Rc<Self>, request: api::VmImport, source: Source) -> Result<api::Vm> {
         let name = source.name.as_str();
+        let _claims = (self.claim(name)?, self.claim(&source.folder.to_string_lossy())?);
         if let Some(owner) = self.homes().into_iter().find(|home| *home == source.folder) {
             let cause = format!("{}: is the home of a VM of this datastore already", owner.display());
             return Err(Error::new(ErrorKind::Exists, cause));
         }
         let elsewhere = source.folder.parent() != Some(&self.root);
         let home = self.import_home(&source, request.in_place)?;
-        let mut folders = vec![source.folder.clone()];
-        folders.extend(source.roots.iter().map(PathBuf::from));
-        inuse::refuse_locked(&folders)?;
         let how = match request.in_place {
             true => {
                 formats::adopt(self, &source, &request).await?;
@@ -108,21 +114,17 @@ impl Node {
     pub async fn vm_clone(self: &Rc<Self>, vm: &VmName, request: api::VmClone) -> Result<api::Vm> {
         let parent = self.entry(vm.as_str())?;
         let name = request.name.as_str();
+        let _claim = self.claim(name)?;
         let home = self.free_home(name)?;
         formats::clone(self, &parent, request.snapshot.as_str(), name).await?;
-        let entry = match self.open_vm(name, &home).await {
-            Ok(entry) => entry,
-            Err(error) => {
-                let _ = formats::remove_all(self, &home).await;
-                return Err(error);
-            }
-        };
+        let entry = self.open_new(name, &home).await?;
         self.note(&entry, &format!("cloned from {vm}@{}", request.snapshot));
         self.note(&parent, &format!("{name} was cloned from {}", request.snapshot));
         self.show(&entry).await
     }
 
-    pub async fn vm_close(&self, vm: &VmName, disconnect: bool) -> Result<api::VmClosed> {
+    pub async fn vm_close(self: &Rc<Self>, vm: &VmName, disconnect: bool) -> Result<api::VmClosed> {
+        let _claim = self.claim(vm.as_str())?;
         let entry = self.entry(vm.as_str())?;
         let clients = match disconnect {
             true => entry.disconnect(&self.env, &self.doors, Who::All).await?.0,
@@ -145,13 +147,13 @@ impl Node {
 
     pub async fn vm_open(self: &Rc<Self>, vm: &VmName) -> Result<api::Vm> {
         let name = vm.as_str();
+        let _claim = self.claim(name)?;
         if let Ok(entry) = self.entry(name) {
             return self.show(&entry).await;
         }
         let Some(home) = self.idle_home(name) else {
             return Err(Error::not_found(format!("datastore {}: no VM {name:?}", self.root.display())));
         };
-        inuse::refuse_locked(std::slice::from_ref(&home))?;
         let entry = match self.open_vm(name, &home).await {
             Ok(entry) => entry,
             Err(error) => {
@@ -166,6 +168,7 @@ impl Node {
 
     pub async fn vm_remove(self: &Rc<Self>, vm: &VmName, delete_disks: bool) -> Result<api::VmRemoved> {
         let name = vm.as_str();
+        let _claim = self.claim(name)?;
         let home = match self.idle_home(name) {
             // An import or a clone that a crash cut short: nobody knows it.
             Some(home) if delete_disks && only_vmx(&home).is_err() => home,
@@ -192,13 +195,8 @@ impl Node {
         Ok(api::VmRemoved { name: vm.clone(), home, disks_deleted: delete_disks })
     }
 
-    pub async fn vm_set_snapshot_dir(
-        self: &Rc<Self>,
-        vm: &VmName,
-        request: api::SnapshotDir,
-    ) -> Result<api::Vm> {
+    pub async fn vm_set_snapshot_dir(self: &Rc<Self>, vm: &VmName, dir: Option<String>) -> Result<api::Vm> {
         let mut entry = self.entry(vm.as_str())?;
-        let dir = request.dir.as_deref().map(homes::existing).transpose()?;
         if let Some(dir) = &dir {
             entry = self.with_folder(&entry, dir).await?;
         }
@@ -212,6 +210,7 @@ impl Node {
         if entry.files.has_own_folder(folder) {
             return Ok(entry.clone());
         }
+        let _claim = self.claim(&entry.name)?;
         let _shut = entry.shut_idle(&format!("let it use {folder}, for which it is opened again"))?;
         entry.files.add_own_folder(folder).await?;
         let (name, home) = (entry.name.clone(), entry.home.clone());
@@ -261,41 +260,4 @@ impl Entry {
             format!("VM {}: its layers are read by {}; remove those first", self.name, who.join(", "));
         Err(Error::refused(message))
     }
-}
-
-/// A VM made by others, found.
-pub struct Source {
-    pub name: VmName,
-    pub folder: PathBuf,
-    /// Folders beside it that its files may lead to.
-    pub roots: Vec<String>,
-}
-
-impl Source {
-    fn find(request: &api::VmImport) -> Result<Source> {
-        let given = request.path.as_path();
-        let is_file = given.is_file();
-        let folder = match (is_file, given.parent()) {
-            (true, Some(parent)) => parent,
-            _ => given,
-        };
-        let folder = PathBuf::from(homes::existing(folder)?);
-        let configuration = if is_file { given.to_path_buf() } else { only_vmx(&folder)? };
-        let stem = configuration.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let name = match &request.name {
-            Some(name) => name.clone(),
-            None => stem.parse().map_err(|e| Error::invalid(format!("{e}; name it with --name")))?,
-        };
-        let roots = request.allow_roots.iter().map(|root| homes::existing(root)).collect::<Result<_>>()?;
-        Ok(Source { name, folder, roots })
-    }
-}
-
-/// A folder with two configurations is refused when it is opened; here any will do for the name.
-fn only_vmx(folder: &Path) -> Result<PathBuf> {
-    let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", folder.display()));
-    let entries = folder.read_dir().map_err(failed)?.flatten().map(|entry| entry.path());
-    let is_vmx = |path: &PathBuf| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("vmx"));
-    let none = || Error::not_found(format!("{}: no .vmx file: this folder holds no VM", folder.display()));
-    entries.filter(is_vmx).min().ok_or_else(none)
 }

@@ -1,7 +1,7 @@
 //! What the core's thread holds: the datastore, its VMs, the doors, and the jobs under one numbering.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -46,11 +46,25 @@ pub struct Node {
     closed: RefCell<BTreeMap<String, PathBuf>>,
     /// Homes that lie elsewhere.
     pub registry: Registry,
+    /// Names of VMs, and folders, that somebody is making, opening or taking away right now.
+    claimed: RefCell<BTreeSet<String>>,
     jobs: RefCell<Vec<Tracked>>,
     doors_tasks: RefCell<Vec<JoinHandle<()>>>,
     stopped: Cell<bool>,
     stop_signal: Signal,
     _lock: Lock,
+}
+
+/// A name that is nobody else's to make, open or take away until this is dropped.
+pub struct Claim {
+    node: Rc<Node>,
+    name: String,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.node.claimed.borrow_mut().remove(&self.name);
+    }
 }
 
 struct Broken {
@@ -116,6 +130,7 @@ impl Node {
             broken: RefCell::default(),
             closed: RefCell::default(),
             registry: Registry::read(&own).await?,
+            claimed: RefCell::default(),
             jobs: RefCell::default(),
             doors_tasks: RefCell::default(),
             stopped: Cell::new(false),
@@ -238,6 +253,16 @@ impl Node {
             if known.is_empty() { "there is none".into() } else { format!("there is {}", known.join(", ")) };
         let datastore = self.root.display();
         Err(blk::Error::not_found(format!("datastore {datastore}"), format!("no VM {name:?}; {known}")))
+    }
+
+    /// Two at once would each take the other's folder for its own, or open one home twice.
+    pub fn claim(self: &Rc<Self>, name: &str) -> Result<Claim> {
+        if !self.claimed.borrow_mut().insert(name.to_string()) {
+            return Err(Error::refused(format!(
+                "VM {name}: it is just being made, opened or closed; try again"
+            )));
+        }
+        Ok(Claim { node: self.clone(), name: name.to_string() })
     }
 
     pub fn is_taken(&self, name: &str) -> bool {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use blk::manifest::{DiskMode, LayerInfo, VmState};
+use blk::manifest::{DiskMode, LayerInfo, NewDisk, VmState};
 use engine::{Event, EventKind, JobState};
 use jiff::Timestamp;
 
@@ -214,6 +214,11 @@ fn mode(mode: DiskMode) -> api::DiskMode {
         DiskMode::IndependentPersistent => api::DiskMode::IndependentPersistent,
         DiskMode::IndependentNonpersistent => api::DiskMode::IndependentNonpersistent,
     }
+}
+
+pub fn new_disk(disk: &api::DiskCreate) -> NewDisk {
+    let folder = disk.dir.as_ref().map(|dir| dir.to_string_lossy().into_owned());
+    NewDisk { size_bytes: disk.size_bytes, mode: engine_mode(disk.mode), folder }
 }
 
 pub fn engine_mode(mode: api::DiskMode) -> DiskMode {

@@ -78,3 +78,22 @@ fn a_removed_vm_leaves_its_files_unless_told_otherwise() {
     assert_eq!(datastore.json("vm list"), serde_json::json!([]));
     daemon.stop();
 }
+
+#[test]
+fn of_two_who_make_the_same_vm_one_wins_and_nothing_of_it_is_lost() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    for round in 0..8 {
+        let line = format!("vm create web{round} --disk 16M,16M,16M,16M");
+        let codes: Vec<_> = std::thread::scope(|scope| {
+            let runs: Vec<_> = (0..3).map(|_| scope.spawn(|| datastore.fails(&line).0)).collect();
+            runs.into_iter().map(|run| run.join().unwrap()).collect()
+        });
+        assert_eq!(codes.iter().filter(|&&code| code == 0).count(), 1, "{codes:?}");
+        assert!(codes.iter().all(|code| [0, 3].contains(code)), "{codes:?}");
+        let uri = datastore.uri(&format!("web{round}/disk3"));
+        run_script(&uri, &["write -P 1 0 1M".to_owned(), "read -P 1 0 1M".to_owned()]);
+    }
+    assert_eq!(datastore.json("vm list").as_array().unwrap().len(), 8);
+    daemon.stop();
+}

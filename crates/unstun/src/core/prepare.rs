@@ -1,0 +1,84 @@
+//! What is found out about paths before the core is asked: on the API's thread, because the core serves
+//! guests and must not wait for a file system that is slow to answer.
+
+use std::path::{Path, PathBuf};
+
+use super::inuse;
+use crate::api::{DiskCreate, VmCreate, VmImport};
+use crate::error::{Error, Result};
+use crate::name::VmName;
+
+pub fn create(mut request: VmCreate) -> Result<VmCreate> {
+    request.disks = request.disks.into_iter().map(disk).collect::<Result<_>>()?;
+    Ok(request)
+}
+
+/// Its folder exists, and is named as everybody else names it.
+pub fn disk(disk: DiskCreate) -> Result<DiskCreate> {
+    let dir = folder(disk.dir)?.map(PathBuf::from);
+    Ok(DiskCreate { dir, ..disk })
+}
+
+pub fn folder(dir: Option<PathBuf>) -> Result<Option<String>> {
+    dir.as_deref().map(existing).transpose()
+}
+
+/// Refuses what QEMU has open.
+pub fn import(request: VmImport) -> Result<(VmImport, Source)> {
+    let source = Source::find(&request)?;
+    let mut folders = vec![source.folder.clone()];
+    folders.extend(source.roots.iter().map(PathBuf::from));
+    inuse::refuse_locked(&folders)?;
+    Ok((request, source))
+}
+
+/// A folder a user named, which has to be there: the path without links that every file will name it by.
+fn existing(dir: &Path) -> Result<String> {
+    let shown = dir.display();
+    let path = dir.canonicalize().map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(format!("{shown}: no such folder; create it first")),
+        _ => Error::failed(format!("{shown}: {e}")),
+    })?;
+    if !path.is_dir() {
+        return Err(Error::invalid(format!("{shown}: expected a folder")));
+    }
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| Error::invalid(format!("{shown}: expected a path in UTF-8")))
+}
+
+/// A VM made by others, found.
+pub struct Source {
+    pub name: VmName,
+    pub folder: PathBuf,
+    /// Folders beside it that its files may lead to.
+    pub roots: Vec<String>,
+}
+
+impl Source {
+    fn find(request: &VmImport) -> Result<Source> {
+        let given = request.path.as_path();
+        let is_file = given.is_file();
+        let folder = match (is_file, given.parent()) {
+            (true, Some(parent)) => parent,
+            _ => given,
+        };
+        let folder = PathBuf::from(existing(folder)?);
+        let configuration = if is_file { given.to_path_buf() } else { only_vmx(&folder)? };
+        let stem = configuration.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = match &request.name {
+            Some(name) => name.clone(),
+            None => stem.parse().map_err(|e| Error::invalid(format!("{e}; name it with --name")))?,
+        };
+        let roots = request.allow_roots.iter().map(|root| existing(root)).collect::<Result<_>>()?;
+        Ok(Source { name, folder, roots })
+    }
+}
+
+/// A folder with two configurations is refused when it is opened; here any will do for the name.
+pub fn only_vmx(folder: &Path) -> Result<PathBuf> {
+    let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", folder.display()));
+    let entries = folder.read_dir().map_err(failed)?.flatten().map(|entry| entry.path());
+    let is_vmx = |path: &PathBuf| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("vmx"));
+    let none = || Error::not_found(format!("{}: no .vmx file: this folder holds no VM", folder.display()));
+    entries.filter(is_vmx).min().ok_or_else(none)
+}
