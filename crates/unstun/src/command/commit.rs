@@ -59,8 +59,12 @@ fn describe(preview: &CommitPreview) -> String {
         Some(s) => format!("about {}", format_seconds(s)),
         None => "unknown: nothing was committed here yet".to_owned(),
     };
+    let (verb, what) = match preview.snapshots.is_empty() {
+        true => ("consolidate", preview.vm.to_string()),
+        false => ("commit", subject(&preview.vm, &preview.snapshots)),
+    };
     let lines = fields(&[
-        ("commit", subject(&preview.vm, &preview.snapshots)),
+        (verb, what),
         ("to move", format!("{} at most", format_bytes(preview.bytes_to_move))),
         ("comes back", format_bytes(preview.bytes_freed)),
         ("time", estimate),
@@ -107,12 +111,11 @@ fn failure(job: &Job) -> Error {
 
 fn done(job: &Job) -> String {
     let took = job.ended.map_or(0, |ended| ended.duration_since(job.started).as_secs().max(0));
-    let took = format_seconds(took.unsigned_abs());
-    format!(
-        "committed {} in {took}: {} moved",
-        subject(&job.vm, &job.snapshots),
-        format_bytes(job.bytes_done)
-    )
+    let (took, moved) = (format_seconds(took.unsigned_abs()), format_bytes(job.bytes_done));
+    match job.snapshots.is_empty() {
+        true => format!("consolidated {} in {took}: {moved} moved", job.vm),
+        false => format!("committed {} in {took}: {moved} moved", subject(&job.vm, &job.snapshots)),
+    }
 }
 
 /// `web@a, b`; deltas that no snapshot owns have no name.
