@@ -26,7 +26,10 @@ fn describe(checked: &Checked) -> String {
     let count = |severity| checked.findings.iter().filter(|finding| finding.severity == severity).count();
     let (damage, warnings) = (count(Severity::Damage), count(Severity::Warning));
     text.push_str(&format!("{}: {damage} damaged, {warnings} warnings", checked.path.display()));
-    text
+    match count(Severity::Note) {
+        0 => text,
+        notes => format!("{text}, {notes} notes"),
+    }
 }
 
 fn line(finding: &Finding) -> String {
