@@ -25,7 +25,6 @@ impl Node {
         let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
         entry.vm.revert(wanted, request.take_first.as_ref().map(|name| name.as_str())).await?;
-        self.take_notices(&entry);
         Ok(present_loss(&entry, Operation::Revert, &loss, &request, clients))
     }
 
@@ -41,7 +40,6 @@ impl Node {
         let reverts = entry.vm.discard_preview(request.snapshot.as_str()).await?.reverts;
         let (clients, _shut) = self.make_way(&entry, request.disconnect && reverts).await?;
         let loss = entry.vm.discard(request.snapshot.as_str()).await?;
-        self.take_notices(&entry);
         Ok(present_loss(&entry, Operation::Discard, &loss, &api::Revert::default(), clients))
     }
 

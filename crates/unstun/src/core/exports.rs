@@ -39,6 +39,7 @@ impl Catalogue {
             }
             None => {
                 let (disk, attached) = vm.attach(number, client).await?;
+                self.node.take_notices(&entry);
                 Ok(Attachment { volume: disk, token: Box::new((attached, leaving)) })
             }
         }

@@ -183,7 +183,13 @@ async fn new_home(node: &Node, name: &str, terms: &Terms, when_full: WhenFull) -
     Ok((dir, folders))
 }
 
-pub async fn create_vm(node: &Node, name: &str, disks: Vec<NewDisk>, when_full: WhenFull) -> Result<()> {
+/// This and the next three answer what there is to be told to the user.
+pub async fn create_vm(
+    node: &Node,
+    name: &str,
+    disks: Vec<NewDisk>,
+    when_full: WhenFull,
+) -> Result<Vec<String>> {
     let mut roots = Roots::new();
     for folder in disks.iter().filter_map(|disk| disk.folder.clone()) {
         if !roots.iter().any(|(_, known)| *known == folder) {
@@ -199,7 +205,7 @@ pub async fn create_vm(node: &Node, name: &str, disks: Vec<NewDisk>, when_full: 
 }
 
 /// A home in the datastore for a VM whose folder is only read.
-pub async fn import(node: &Node, source: &Source, request: &VmImport) -> Result<()> {
+pub async fn import(node: &Node, source: &Source, request: &VmImport) -> Result<Vec<String>> {
     let folder = source.folder.to_string_lossy().into_owned();
     let roots = std::iter::once(folder).chain(source.roots.iter().cloned());
     let roots = roots.map(|path| (FolderKind::Foreign, path)).collect();
@@ -219,7 +225,7 @@ pub async fn import(node: &Node, source: &Source, request: &VmImport) -> Result<
 }
 
 /// The VM's own folder becomes a home: all that is added is our folder in it.
-pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<()> {
+pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<Vec<String>> {
     let dir = open_path(&node.env, &source.folder)?;
     Home::refuse_foreign_use(&dir).await?;
     let roots = source.roots.iter().map(|path| (FolderKind::Own, path.clone())).collect();
@@ -228,7 +234,8 @@ pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<(
         .await?;
     let own = dir.open_dir(OWN_FOLDER, true).await?;
     terms.write(&own, request.when_full).await?;
-    dir.sync().await
+    dir.sync().await?;
+    Ok(Vec::new())
 }
 
 /// What runs in place is written: it must be of a format that is, and nobody else may read it, a VM that was
@@ -252,7 +259,7 @@ async fn refuse_tops(home: Home) -> Result<()> {
 }
 
 /// A linked clone of a snapshot, which nobody may take away meanwhile.
-pub async fn clone(node: &Node, parent: &Entry, snapshot: &str, name: &str) -> Result<()> {
+pub async fn clone(node: &Node, parent: &Entry, snapshot: &str, name: &str) -> Result<Vec<String>> {
     let (state, _hold) = parent.vm.hold(snapshot, &format!("the clone {name}")).await?;
     let roots = parent.files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
     let terms = Terms { roots, ignore_content_ids: parent.files.home.ignore_content_ids };
@@ -263,12 +270,13 @@ pub async fn clone(node: &Node, parent: &Entry, snapshot: &str, name: &str) -> R
     clear_up(node, name, made.await).await
 }
 
-/// After a failure nothing refers to the folder yet; what cannot be removed is named by the next attempt.
-async fn clear_up(node: &Node, name: &str, made: Result<Home>) -> Result<()> {
+/// What making it had to say. After a failure nothing refers to the folder yet; what cannot be removed is named by the
+/// next attempt.
+async fn clear_up(node: &Node, name: &str, made: Result<Home>) -> Result<Vec<String>> {
     if made.is_err() {
         let _ = remove_all(node, &node.home(name)).await;
     }
-    made.map(drop)
+    made.map(|home| home.take_notices())
 }
 
 pub async fn read_when_full(home: &Dir) -> Result<WhenFull> {

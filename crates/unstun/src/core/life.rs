@@ -18,8 +18,9 @@ impl Node {
         let _claim = self.claim(name)?;
         let home = self.free_home(name)?;
         let disks = request.disks.iter().map(present::new_disk).collect();
-        formats::create_vm(self, name, disks, request.when_full).await?;
+        let told = formats::create_vm(self, name, disks, request.when_full).await?;
         let entry = self.open_new(name, &home).await?;
+        self.tell(&entry, told);
         self.show(&entry).await
     }
 
@@ -54,14 +55,14 @@ impl Node {
         }
         let elsewhere = source.folder.parent() != Some(&self.root);
         let home = self.import_home(&source, request.in_place)?;
-        let how = match request.in_place {
+        let (told, how) = match request.in_place {
             true => {
-                formats::adopt(self, &source, &request).await?;
-                "in place: its own files are written"
+                let told = formats::adopt(self, &source, &request).await?;
+                (told, "in place: its own files are written")
             }
             false => {
-                formats::import(self, &source, &request).await?;
-                "its folder is not written: what changes is kept here, on top of as-imported"
+                let told = formats::import(self, &source, &request).await?;
+                (told, "its folder is not written: what changes is kept here, on top of as-imported")
             }
         };
         let opened = async {
@@ -77,6 +78,7 @@ impl Node {
                 return Err(error);
             }
         };
+        self.tell(&entry, told);
         self.note(&entry, &format!("imported from {}, {how}", source.folder.display()));
         self.show(&entry).await
     }
@@ -116,8 +118,9 @@ impl Node {
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
         let home = self.free_home(name)?;
-        formats::clone(self, &parent, request.snapshot.as_str(), name).await?;
+        let told = formats::clone(self, &parent, request.snapshot.as_str(), name).await?;
         let entry = self.open_new(name, &home).await?;
+        self.tell(&entry, told);
         self.note(&entry, &format!("cloned from {vm}@{}", request.snapshot));
         self.note(&parent, &format!("{name} was cloned from {}", request.snapshot));
         self.show(&entry).await

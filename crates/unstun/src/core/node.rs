@@ -31,6 +31,9 @@ const LOCK_NAME: &str = "lock";
 const MAP_BYTES_TOTAL: usize = 128 << 20;
 const MAP_BYTES_MIN: usize = 4 << 20;
 
+/// Kept for `vm show`; the events have them all.
+const NOTICES_MAX: usize = 100;
+
 pub struct Node {
     pub env: Env,
     pub root: PathBuf,
@@ -184,11 +187,19 @@ impl Node {
         Ok(entry)
     }
 
-    /// What the files had to say is an event, and stands in `vm show` until the VM is opened again.
+    /// What the files had to say is an event, and stands in `vm show` until the VM is opened again. Asked for after
+    /// whatever may have touched them.
     pub fn take_notices(&self, entry: &Entry) {
-        for notice in entry.files.take_notices() {
-            self.note(entry, &notice);
-            entry.notices.borrow_mut().push(notice);
+        self.tell(entry, entry.files.take_notices());
+    }
+
+    pub fn tell(&self, entry: &Entry, sentences: Vec<String>) {
+        for sentence in sentences {
+            self.note(entry, &sentence);
+            let mut notices = entry.notices.borrow_mut();
+            if notices.len() < NOTICES_MAX {
+                notices.push(sentence);
+            }
         }
     }
 
@@ -217,6 +228,7 @@ impl Node {
 
     fn record(&self, entry: &Entry, event: &engine::Event) {
         self.keep(entry, present::event(entry.next_event(), &entry.name, event));
+        self.take_notices(entry);
     }
 
     /// An event of the home's own, for people.

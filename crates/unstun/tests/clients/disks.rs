@@ -101,6 +101,10 @@ fn disks_in_other_folders_modes_and_their_removal() {
     datastore.json("vm disk set web/disk1 --mode independent-persistent");
     datastore.json("snapshot take web a");
     twin.scribble(&uri, 10);
+    // What a clone does not have is said.
+    let clone = datastore.json("vm clone web@a test1");
+    assert!(clone["notices"][0].as_str().unwrap().contains("disk1"), "{clone}");
+    datastore.json("vm remove test1 --delete-disks");
     // No part of the snapshot, so no part of what is gone back from.
     datastore.json("snapshot revert web a --yes");
     twin.assert_same_as("raw", &uri);
