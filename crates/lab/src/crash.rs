@@ -13,6 +13,7 @@ mod control;
 mod floor;
 mod guest;
 mod moves;
+mod origin;
 mod plan;
 mod truth;
 mod watch;
@@ -54,7 +55,8 @@ pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
 fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     let world = SimWorld::new(plan.seed, plan.world.clone());
     let truth = Rc::new(RefCell::new(Truth::new(plan)));
-    boot::create(&world, plan)?;
+    origin::create(&world, plan, &truth)?;
+    origin::complete(&world, plan)?;
     let mut cuts = 0;
     for number in 0..plan.boots {
         let last = number + 1 == plan.boots;
@@ -70,5 +72,6 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
             }
         }
     }
+    origin::check_source(&world, &truth.borrow())?;
     Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
 }

@@ -14,34 +14,62 @@ fn growth(step_bytes: u64) -> Growth {
     Growth { step_bytes, chunk_bytes: (step_bytes / 4).max(4096) }
 }
 
+/// The folder that is imported from.
+pub const SOURCE: &str = "/src";
+
 pub async fn create(env: &Env, disk_bytes: &[u64]) -> Result<()> {
-    let root = env.open_root("/")?;
-    let dir = root.open_dir(FOLDER, true).await?;
-    root.sync().await?;
+    create_in(env, &path(FOLDER), disk_bytes).await
+}
+
+pub async fn create_in(env: &Env, folder: &str, disk_bytes: &[u64]) -> Result<()> {
+    let dir = env.open_root(folder)?;
     Home::create(dir, Folders::default(), growth(1 << 20), NewVm::new("web", disk_bytes)).await.map(drop)
 }
 
 /// Opens nothing yet. Clones are looked for in the whole datastore.
-pub fn open(env: &Env, growth_bytes: u64) -> Result<Rc<Home>> {
-    let folders = Folders { search: vec![env.open_root("/")?], ..Folders::default() };
+pub fn open(env: &Env, growth_bytes: u64, imported: bool) -> Result<Rc<Home>> {
+    let folders = Folders { search: vec![env.open_root("/")?], ..source_folders(env, imported)? };
     Ok(Rc::new(Home::new(env.open_root(&path(FOLDER))?, folders, growth(growth_bytes))))
+}
+
+pub fn open_source(env: &Env, growth_bytes: u64) -> Result<Rc<Home>> {
+    Ok(Rc::new(Home::new(env.open_root(SOURCE)?, Folders::default(), growth(growth_bytes))))
+}
+
+pub async fn import(env: &Env, growth_bytes: u64) -> Result<()> {
+    let source = open_source(env, growth_bytes)?;
+    let dir = env.open_root(&path(FOLDER))?;
+    Home::import(&source, dir, source_folders(env, true)?, growth(growth_bytes), FOLDER).await.map(drop)
 }
 
 fn path(name: &str) -> String {
     format!("/{name}")
 }
 
-fn clone_folders(env: &Env) -> Result<Folders> {
-    Ok(Folders { foreign: vec![env.open_root(&path(FOLDER))?], ..Folders::default() })
+fn source_folders(env: &Env, imported: bool) -> Result<Folders> {
+    let foreign = if imported { vec![env.open_root(SOURCE)?] } else { Vec::new() };
+    Ok(Folders { foreign, ..Folders::default() })
 }
 
-pub async fn clone(env: &Env, parent: &Home, snapshot: u128, name: &str) -> Result<()> {
+fn clone_folders(env: &Env, imported: bool) -> Result<Folders> {
+    let mut folders = source_folders(env, imported)?;
+    folders.foreign.push(env.open_root(&path(FOLDER))?);
+    Ok(folders)
+}
+
+pub async fn clone(env: &Env, parent: &Home, snapshot: u128, name: &str, imported: bool) -> Result<()> {
     let dir = env.open_root(&path(name))?;
-    parent.clone_to(snapshot, dir, clone_folders(env)?, name).await.map(drop)
+    parent.clone_to(snapshot, dir, clone_folders(env, imported)?, name).await.map(drop)
 }
 
-pub async fn open_clone(env: &Env, name: &str, growth_bytes: u64) -> Result<Rc<dyn Manifest>> {
-    Ok(Rc::new(Home::new(env.open_root(&path(name))?, clone_folders(env)?, growth(growth_bytes))))
+pub async fn open_clone(
+    env: &Env,
+    name: &str,
+    growth_bytes: u64,
+    imported: bool,
+) -> Result<Rc<dyn Manifest>> {
+    let folders = clone_folders(env, imported)?;
+    Ok(Rc::new(Home::new(env.open_root(&path(name))?, folders, growth(growth_bytes))))
 }
 
 /// Whether a .vmx is there: before it comes a folder is no VM.

@@ -14,7 +14,7 @@ const DEFECT_SEEDS_MAX: u64 = 3000;
 const REPEAT_EVERY: u64 = 20;
 
 /// What must have happened at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 16] = [
+const MUST_HAPPEN: [&str; 18] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -31,6 +31,8 @@ const MUST_HAPPEN: [&str; 16] = [
     "cloned",
     "a clone worked",
     "cut in a clone",
+    "reset",
+    "cut in a reset",
 ];
 
 fn setting(name: &str) -> Option<u64> {

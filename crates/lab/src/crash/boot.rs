@@ -20,13 +20,6 @@ use crate::home;
 
 type Shared = Rc<RefCell<Truth>>;
 
-/// Makes the VM, undisturbed.
-pub fn create(world: &SimWorld, plan: &Plan) -> Result<(), String> {
-    let disks = plan.disks.clone();
-    let made = world.run(|env| async move { home::create(&env, &disks).await.map_err(|e| e.to_string()) });
-    made.expect("nothing is cut while the VM is made")
-}
-
 /// None when the power was cut.
 pub fn boot(
     world: &SimWorld,
@@ -77,7 +70,7 @@ fn closed_cleanly(truth: &Shared) {
 async fn recover(env: &Env, plan: &Plan, truth: &Shared) -> Result<(Rc<Vm>, Rc<Home>), String> {
     truth.borrow_mut().recovering = true;
     tell(|| "BOOT".into());
-    let manifest = home::open(env, plan.growth_bytes).map_err(|e| format!("recovery: {e}"))?;
+    let manifest = home::open(env, plan.growth_bytes, plan.imported).map_err(|e| format!("recovery: {e}"))?;
     let vm =
         Vm::open(env.clone(), manifest.clone(), plan.engine).await.map_err(|e| format!("recovery: {e}"))?;
     truth.borrow_mut().folding = vm.jobs().iter().any(|j| !j.state().is_over());
@@ -133,7 +126,7 @@ async fn check_snapshots(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {
 }
 
 async fn adopt_interrupted(vm: &Rc<Vm>, truth: &Shared, name: &str, began: &[u64]) -> Result<(), String> {
-    let contents = view_all(vm, name).await?;
+    let contents = view_all(vm, truth, name).await?;
     let mut truth = truth.borrow_mut();
     for (index, bytes) in contents.iter().enumerate() {
         truth.models[index]
@@ -153,7 +146,7 @@ async fn return_from_commit(
     name: &str,
     before: Option<Vec<Vec<u8>>>,
 ) -> Result<(), String> {
-    let contents = view_all(vm, name).await?;
+    let contents = view_all(vm, truth, name).await?;
     if let Some(before) = before
         && before != contents
     {
@@ -167,9 +160,10 @@ async fn return_from_commit(
     Ok(())
 }
 
-async fn view_all(vm: &Rc<Vm>, name: &str) -> Result<Vec<Vec<u8>>, String> {
+async fn view_all(vm: &Rc<Vm>, truth: &Shared, name: &str) -> Result<Vec<Vec<u8>>, String> {
     let mut contents = Vec::new();
-    for disk in vm.disks() {
+    let persistent = truth.borrow().persistent;
+    for disk in vm.disks().into_iter().take(persistent) {
         let opened = vm.open_view(name, disk.number, "oracle").await;
         let (view, _held) = opened.map_err(|e| format!("snapshot {name}: {e}"))?;
         contents.push(read_all(&view).await.map_err(|e| format!("snapshot {name}: {e}"))?);
@@ -217,26 +211,42 @@ async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<()
     }
     remove_clones(env, truth).await?;
     discard_side_branches(&vm).await?;
-    let sealed = vm.state().snapshots;
-    let deep = vm.disks().iter().any(|d| d.chain().links.len() > 1);
-    if deep || !sealed.is_empty() {
-        let job = vm.commit(&CommitWhat::All).await.map_err(|e| format!("the last commit: {e}"))?;
-        job.wait().await;
-        settle(&vm).await?;
-        if job.bytes_done.get() > job.bytes_total.get() {
-            let (done, total) = (job.bytes_done.get(), job.bytes_total.get());
-            return Err(format!(
-                "the last commit moved {done} bytes, more than the {total} held at its start"
-            ));
-        }
-    }
+    commit_the_rest(&vm, plan).await?;
     check_live(&vm, truth).await?;
+    if plan.nonpersistent_bytes.is_some() {
+        let number = vm.disks()[plan.disks.len()].number;
+        vm.remove_disk(number, true).await.map_err(|e| format!("removing disk{number}: {e}"))?;
+    }
     vm.close().await.map_err(|e| format!("closing: {e}"))?;
     drop(vm);
-    home::check_clean(env, plan.disks.len()).await?;
-    let manifest = home::open(env, plan.growth_bytes).map_err(|e| format!("reopening: {e}"))?;
+    if !plan.imported {
+        home::check_clean(env, plan.disks.len()).await?;
+    }
+    let manifest =
+        home::open(env, plan.growth_bytes, plan.imported).map_err(|e| format!("reopening: {e}"))?;
     let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| format!("reopening: {e}"))?;
     check_live(&vm, truth).await
+}
+
+/// Nothing may be left to do afterwards, except on an imported VM: what rests on the foreign folder stays.
+async fn commit_the_rest(vm: &Rc<Vm>, plan: &Plan) -> Result<(), String> {
+    let disks = vm.disks();
+    let deep = disks[..plan.disks.len()].iter().any(|d| d.chain().links.len() > 1);
+    if !deep && vm.state().snapshots.is_empty() {
+        return Ok(());
+    }
+    let job = match vm.commit(&CommitWhat::All).await {
+        Ok(job) => job,
+        Err(e) if plan.imported && e.kind == blk::ErrorKind::Refused => return Ok(()),
+        Err(e) => return Err(format!("the last commit: {e}")),
+    };
+    job.wait().await;
+    settle(vm).await?;
+    let (done, total) = (job.bytes_done.get(), job.bytes_total.get());
+    if done > total {
+        return Err(format!("the last commit moved {done} bytes, more than the {total} held at its start"));
+    }
+    Ok(())
 }
 
 async fn check_live(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {

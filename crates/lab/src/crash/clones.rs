@@ -43,14 +43,14 @@ impl Control {
             _ => return Ok(()),
         };
         match self.vm.hold(&name, "clone").await {
-            Ok((snapshot, _held)) => self.make_clone(snapshot.id, &contents).await,
+            Ok((snapshot, _held)) => self.make_clone(plan, snapshot.id, &contents).await,
             // A commit is under way, or the snapshot has left meanwhile.
             Err(e) if matches!(e.kind, ErrorKind::Refused | ErrorKind::NotFound) => Ok(()),
             Err(e) => Err(format!("holding {name}: {e}")),
         }
     }
 
-    async fn make_clone(&self, snapshot: u128, contents: &[Vec<u8>]) -> Result<(), String> {
+    async fn make_clone(&self, plan: &Plan, snapshot: u128, contents: &[Vec<u8>]) -> Result<(), String> {
         let name = {
             let mut truth = self.truth.borrow_mut();
             truth.next_name += 1;
@@ -65,7 +65,7 @@ impl Control {
             name
         };
         tell(|| format!("clone {name}"));
-        let made = home::clone(&self.vm.env, &self.home, snapshot, &name).await;
+        let made = home::clone(&self.vm.env, &self.home, snapshot, &name, plan.imported).await;
         tell(|| format!("clone {name} ends {:?}", made.as_ref().map(|_| ())));
         let mut truth = self.truth.borrow_mut();
         truth.cloning = false;
@@ -144,7 +144,7 @@ impl Control {
 }
 
 async fn open(env: &Env, plan: &Plan, name: &str) -> blk::Result<Rc<Vm>> {
-    let manifest = home::open_clone(env, name, plan.growth_bytes).await?;
+    let manifest = home::open_clone(env, name, plan.growth_bytes, plan.imported).await?;
     Vm::open(env.clone(), manifest, plan.engine).await
 }
 

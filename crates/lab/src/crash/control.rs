@@ -28,8 +28,9 @@ impl Control {
         for _ in 0..plan.control_steps {
             self.vm.env.sleep_us(self.rng.below(3000)).await;
             if self.rng.chance(plan.moves) {
-                match self.rng.below(3) {
+                match self.rng.below(4) {
                     0 => self.discard().await?,
+                    1 if plan.nonpersistent_bytes.is_some() => self.reset().await?,
                     _ => self.revert().await?,
                 }
             } else if self.rng.chance(plan.clones) {
@@ -203,7 +204,8 @@ impl Truth {
 /// Reads every disk of a sealed snapshot and compares; remembers it at the first look.
 pub async fn look(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, name: &str) -> Result<(), String> {
     let mut seen = Vec::new();
-    for index in 0..vm.disks().len() {
+    let persistent = truth.borrow().persistent;
+    for index in 0..persistent {
         let number = vm.disks()[index].number;
         let opened = vm.open_view(name, number, "oracle").await;
         let (disk, _view) = match opened {

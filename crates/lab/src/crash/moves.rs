@@ -103,6 +103,30 @@ impl Control {
         }
     }
 
+    /// Drops what was written to the nonpersistent disk.
+    pub async fn reset(&mut self) -> Result<(), String> {
+        self.floor.stop().await;
+        {
+            let mut truth = self.truth.borrow_mut();
+            let index = truth.persistent;
+            let size_bytes = self.vm.disks()[index].size_bytes() as usize;
+            truth.moving = Some(vec![(index, vec![0; size_bytes])]);
+            truth.resetting = true;
+        }
+        let result = self.vm.reset().await;
+        self.truth.borrow_mut().resetting = false;
+        let result = match result {
+            Ok(_) => {
+                self.truth.borrow_mut().moved();
+                self.marks("reset");
+                Ok(())
+            }
+            Err(e) => self.not_moved("reset", e),
+        };
+        self.floor.start();
+        result
+    }
+
     fn not_moved(&self, what: &str, e: blk::Error) -> Result<(), String> {
         self.truth.borrow_mut().moving = None;
         match e.kind == ErrorKind::Refused || e.kind == ErrorKind::NotFound || e.is_no_space() {

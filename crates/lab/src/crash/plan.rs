@@ -22,6 +22,10 @@ pub struct Plan {
     /// Growth step of a delta, bytes.
     pub growth_bytes: u64,
     pub disks: Vec<u64>,
+    /// The VM is imported from a folder with data and a snapshot.
+    pub imported: bool,
+    /// One more disk, whose writes a reset drops.
+    pub nonpersistent_bytes: Option<u64>,
     pub boots: u64,
     pub guests_per_disk: u64,
     pub operations: u64,
@@ -66,11 +70,15 @@ impl Plan {
             fold,
             defects,
         };
+        let imported = rng.below(5) == 0;
         Plan {
             seed,
             world,
             engine,
             growth_bytes: rng.between(1, 4) * (64 << 10),
+            imported,
+            // A revert to the imported state would take away a disk that came later.
+            nonpersistent_bytes: (!imported && rng.below(4) == 0).then_some(300 << 10),
             boots: rng.between(3, 6),
             guests_per_disk: rng.between(1, 4),
             operations: rng.between(20, 120),

@@ -3,6 +3,7 @@
 use sim::SimWorld;
 
 use super::clones::LinkedClone;
+use super::origin::Source;
 use super::plan::Plan;
 use crate::oracle::DiskModel;
 
@@ -31,6 +32,9 @@ pub struct Known {
 pub struct Truth {
     pub models: Vec<DiskModel>,
     pub snapshots: Vec<Known>,
+    /// The first of the disks: those that are part of snapshots.
+    pub persistent: usize,
+    pub source: Source,
     pub next_name: u64,
     pub moving: Option<Moving>,
     pub clones: Vec<LinkedClone>,
@@ -41,13 +45,18 @@ pub struct Truth {
     pub reverting: bool,
     pub discarding: bool,
     pub cloning: bool,
+    pub resetting: bool,
 }
 
 impl Truth {
     pub fn new(plan: &Plan) -> Truth {
         Truth {
-            models: (0..plan.disks.len()).map(|n| DiskModel::new(n as u32)).collect(),
+            models: (0..plan.disks.len() + usize::from(plan.nonpersistent_bytes.is_some()))
+                .map(|n| DiskModel::new(n as u32))
+                .collect(),
             snapshots: Vec::new(),
+            persistent: plan.disks.len(),
+            source: Source::new(),
             next_name: 0,
             moving: None,
             clones: Vec::new(),
@@ -57,6 +66,7 @@ impl Truth {
             reverting: false,
             discarding: false,
             cloning: false,
+            resetting: false,
         }
     }
 
@@ -105,6 +115,7 @@ impl Truth {
             (self.reverting, "cut in a revert"),
             (self.discarding, "cut in a discard"),
             (self.cloning, "cut in a clone"),
+            (self.resetting, "cut in a reset"),
         ] {
             if happened {
                 world.mark(label);
@@ -115,5 +126,6 @@ impl Truth {
         self.reverting = false;
         self.discarding = false;
         self.cloning = false;
+        self.resetting = false;
     }
 }

@@ -31,7 +31,7 @@ fn options() -> Options {
 }
 
 async fn open(env: &blk::Env) -> Result<Scene, String> {
-    let home = home::open(env, GROWTH_BYTES).map_err(|e| e.to_string())?;
+    let home = home::open(env, GROWTH_BYTES, false).map_err(|e| e.to_string())?;
     let vm = Vm::open(env.clone(), home.clone(), options()).await.map_err(|e| e.to_string())?;
     Ok(Scene { vm, home })
 }

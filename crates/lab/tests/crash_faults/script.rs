@@ -154,7 +154,7 @@ async fn cancel_and_consolidate(scene: &Scene) -> Result<(), String> {
 
 async fn clone(scene: &Scene, env: &Env) -> Result<(), String> {
     let (snapshot, _held) = scene.vm.hold("c", "clone").await.map_err(|e| e.to_string())?;
-    said(home::clone(env, &scene.home, snapshot.id, "test1").await)
+    said(home::clone(env, &scene.home, snapshot.id, "test1", false).await)
 }
 
 async fn add_disk(scene: &Scene) -> Result<(), String> {

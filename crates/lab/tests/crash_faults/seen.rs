@@ -40,7 +40,7 @@ impl Seen {
                 continue;
             }
             let opened = async {
-                let home = home::open_clone(env, name, super::GROWTH_BYTES).await?;
+                let home = home::open_clone(env, name, super::GROWTH_BYTES, false).await?;
                 Vm::open(env.clone(), home, super::options()).await
             };
             let vm = opened.await.map_err(|e| format!("{name}: {e}"))?;

@@ -1,0 +1,125 @@
+//! Where a run's VM comes from: made empty, or imported from a folder of VMware files that must stay as it is.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blk::manifest::{DiskMode, NewDisk};
+use blk::volume::Volume;
+use blk::{Buf, Env, SECTOR};
+use engine::Vm;
+use sim::{Rng, SimWorld, View};
+
+use super::control::read_all;
+use super::plan::Plan;
+use super::truth::{Known, Standing, Truth};
+use crate::home;
+
+/// Path and content of each file of the imported folder.
+pub type Source = Vec<(String, Vec<u8>)>;
+
+/// Makes the VM, undisturbed.
+pub fn create(world: &SimWorld, plan: &Rc<Plan>, truth: &Rc<RefCell<Truth>>) -> Result<(), String> {
+    let (plan, shared) = (plan.clone(), truth.clone());
+    let made = world.run(|env| async move {
+        if plan.imported {
+            make_source(&env, &plan, &shared).await?;
+        } else {
+            home::create(&env, &plan.disks).await.map_err(|e| e.to_string())?;
+        }
+        Ok::<(), String>(())
+    });
+    made.expect("nothing is cut while the VM is made")?;
+    let source = files_of(world, home::SOURCE);
+    truth.borrow_mut().source = source;
+    Ok(())
+}
+
+/// Imports, where that is the plan, and adds the disk whose writes a reset drops.
+pub fn complete(world: &SimWorld, plan: &Rc<Plan>) -> Result<(), String> {
+    let plan = plan.clone();
+    let done = world.run(|env| async move {
+        if plan.imported {
+            home::import(&env, plan.growth_bytes).await.map_err(|e| format!("importing: {e}"))?;
+        }
+        let Some(size_bytes) = plan.nonpersistent_bytes else { return Ok(()) };
+        let vm = open(&env, &plan).await?;
+        let mode = DiskMode::IndependentNonpersistent;
+        let disk = NewDisk { size_bytes, mode, folder: None };
+        vm.add_disk(&disk).await.map_err(|e| format!("adding a disk: {e}"))?;
+        vm.close().await.map_err(|e| format!("closing: {e}"))
+    });
+    done.expect("nothing is cut while the VM is made")
+}
+
+async fn open(env: &Env, plan: &Plan) -> Result<Rc<Vm>, String> {
+    let manifest = home::open(env, plan.growth_bytes, plan.imported).map_err(|e| e.to_string())?;
+    Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| e.to_string())
+}
+
+/// A VM with a snapshot and a delta, as another product would leave it.
+async fn make_source(env: &Env, plan: &Plan, truth: &Rc<RefCell<Truth>>) -> Result<(), String> {
+    let fail = |e: blk::Error| format!("making the folder to import: {e}");
+    home::create_in(env, home::SOURCE, &plan.disks).await.map_err(fail)?;
+    let manifest = home::open_source(env, plan.growth_bytes).map_err(fail)?;
+    let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(fail)?;
+    let mut rng = plan.rng(0, 3);
+    scribble(&vm, truth, &mut rng).await?;
+    vm.take("theirs", "").await.map_err(fail)?;
+    note(&vm, truth, "theirs").await?;
+    scribble(&vm, truth, &mut rng).await?;
+    note(&vm, truth, "as-imported").await?;
+    vm.close().await.map_err(fail)
+}
+
+/// A few sectors of each disk, flushed.
+async fn scribble(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, rng: &mut Rng) -> Result<(), String> {
+    for (index, disk) in vm.disks().into_iter().enumerate() {
+        let (disk, _client) = vm.attach(disk.number, "other").await.map_err(|e| e.to_string())?;
+        for _ in 0..12 {
+            let first = rng.below(disk.size_bytes() / SECTOR);
+            let open = truth.borrow_mut().models[index].begin(first, 1);
+            let data = Buf::copy_of(&truth.borrow().models[index].data(&open)).freeze();
+            disk.clone().write(first * SECTOR, data).await.map_err(|e| e.to_string())?;
+            truth.borrow_mut().models[index].end(&open);
+        }
+        disk.clone().flush().await.map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
+/// What the disks show now is what the snapshot `name` has to show for ever.
+async fn note(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, name: &str) -> Result<(), String> {
+    let mut contents = Vec::new();
+    for disk in vm.disks() {
+        contents.push(read_all(&disk).await?);
+    }
+    let mut truth = truth.borrow_mut();
+    for (model, bytes) in truth.models.iter_mut().zip(&contents) {
+        model.replace(bytes);
+    }
+    let now = truth.ticks();
+    let standing = Standing::Sealed { began: now.clone(), ended: now, contents: Some(contents) };
+    truth.snapshots.push(Known { name: name.into(), standing });
+    Ok(())
+}
+
+fn files_of(world: &SimWorld, folder: &str) -> Source {
+    let names = world.list(folder, View::Current).unwrap_or_default();
+    let files = names.into_iter().filter(|name| !name.ends_with('/'));
+    let content = |name: String| {
+        let path = format!("{folder}/{name}");
+        let bytes = world.read_file(&path, View::Current).unwrap_or_default();
+        (path, bytes)
+    };
+    files.map(content).collect()
+}
+
+/// Importing promised not to write there.
+pub fn check_source(world: &SimWorld, truth: &Truth) -> Result<(), String> {
+    let now = files_of(world, home::SOURCE);
+    match now.iter().zip(&truth.source).find(|(a, b)| a != b) {
+        Some(((path, _), _)) => Err(format!("{path} of the imported folder has changed")),
+        None if now.len() != truth.source.len() => Err("the imported folder has other files".into()),
+        None => Ok(()),
+    }
+}
