@@ -6,6 +6,7 @@
 //! The header says "unclean" from creation, or the first write after a seal, until the next seal. While it does, its free
 //! pointer means nothing and is computed from the tables at the next open.
 
+mod budget;
 mod check;
 mod growth;
 mod open;

@@ -10,14 +10,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use blk::Buf;
 use blk::layer::{Stages, TableWrite};
 
+use super::budget::{self, Counted};
 use crate::cowd::{
     Directory, ENTRIES_PER_SECTOR, ENTRY_BYTES, HEADER_BYTES, Header, TABLE_BYTES, TABLE_ENTRIES,
     encode_entries,
 };
 
-/// Tables kept in memory beyond those in use: 4096 * 16 KiB = 64 MiB for a layer that is written all over; they cover
-/// 8 GiB of disk. A sealed layer keeps none.
-pub(super) const TABLES_CACHED_MAX: usize = 4096;
+/// Tables that all layers of a core keep beyond those in use: 3072 * 16 KiB = 48 MiB; they cover 6 GiB of disk. Only
+/// layers that are written keep so many: their first writes need them.
+pub(super) const TABLES_CACHED_MAX: usize = 3072;
+/// Tables a layer keeps that is only read, or any layer when the core's share is used up: 64 * 16 KiB = 1 MiB. What reads
+/// need stays in the resolved map.
+pub(super) const TABLES_READ_MAX: usize = 64;
 
 /// A table is written in pieces of 4 KiB.
 const PIECE_BYTES: usize = 4096;
@@ -46,6 +50,7 @@ pub(super) struct Table {
     dirty: u8,
     captured: u8,
     used: u64,
+    _counted: Counted,
 }
 
 /// The tables of one layer.
@@ -59,6 +64,8 @@ pub(super) struct Tables {
     directory_captured: BTreeSet<usize>,
     ticket: u64,
     clock: u64,
+    /// Has had first writes since it was opened or sealed.
+    written: bool,
 }
 
 impl Tables {
@@ -81,6 +88,7 @@ impl Tables {
 
     /// An empty one for a region that has none, still without space.
     pub fn insert_unpublished(&mut self, region: u32) {
+        self.written = true;
         self.make_room();
         self.insert(region, 0, vec![0; TABLE_ENTRIES], Link::Unpublished);
     }
@@ -88,20 +96,30 @@ impl Tables {
     fn insert(&mut self, region: u32, sector: u32, entries: Vec<u32>, link: Link) {
         assert_eq!(entries.len(), TABLE_ENTRIES, "entries of a table");
         self.clock += 1;
-        let table =
-            Table { entries: entries.into(), sector, pins: 0, link, dirty: 0, captured: 0, used: self.clock };
+        let table = Table {
+            entries: entries.into(),
+            sector,
+            pins: 0,
+            link,
+            dirty: 0,
+            captured: 0,
+            used: self.clock,
+            _counted: Counted::new(),
+        };
         self.loaded.insert(region, table);
     }
 
     /// Drops an eighth of the cache, oldest first, when it is full; what is in use or not durable stays.
     fn make_room(&mut self) {
-        if self.loaded.len() < TABLES_CACHED_MAX {
+        let own = self.loaded.len();
+        let full = own >= TABLES_READ_MAX && (!self.written || budget::loaded() >= TABLES_CACHED_MAX);
+        if !full {
             return;
         }
         let idle = self.loaded.iter().filter(|(_, table)| table.is_idle());
         let mut old: Vec<(u64, u32)> = idle.map(|(region, table)| (table.used, *region)).collect();
         old.sort_unstable();
-        for (_, region) in old.into_iter().take(TABLES_CACHED_MAX / 8) {
+        for (_, region) in old.into_iter().take(own / 8) {
             self.loaded.remove(&region);
         }
     }
@@ -109,6 +127,7 @@ impl Tables {
     /// Drops all that is neither in use nor waiting to be durable: they are read again when asked for.
     pub fn drop_idle(&mut self) {
         self.loaded.retain(|_, table| !table.is_idle());
+        self.written = !self.loaded.is_empty();
     }
 
     /// Lets go of a placement's hold. A table that got no entry meanwhile is forgotten, and its space leaked.
@@ -131,6 +150,7 @@ impl Tables {
         sector: u32,
         step: u32,
     ) {
+        self.written = true;
         let table = self.loaded.get_mut(&region);
         let table =
             table.unwrap_or_else(|| panic!("region {region} was released with a placement under way"));

@@ -144,5 +144,23 @@ fn the_cache_keeps_what_is_in_use() {
         bench.tables.insert_loaded(region + 1000, 1000, vec![0; TABLE_ENTRIES]);
     }
     assert!(bench.tables.loaded.len() <= TABLES_CACHED_MAX);
+    assert_eq!(bench.tables.loaded.len(), budget::loaded());
     assert!(bench.tables.contains(0) && bench.tables.contains(1));
+}
+
+#[test]
+fn a_layer_that_is_only_read_keeps_few_and_gives_way_to_none() {
+    let (mut written, mut read) = (Bench::new(), Bench::new());
+    written.place(0, 64);
+    for region in 0..TABLES_CACHED_MAX as u32 + 10 {
+        read.tables.insert_loaded(region, 1000, vec![0; TABLE_ENTRIES]);
+        assert!(read.tables.loaded.len() <= TABLES_READ_MAX);
+    }
+    for region in 1..TABLES_CACHED_MAX as u32 + 10 {
+        written.tables.insert_loaded(region, 1000, vec![0; TABLE_ENTRIES]);
+    }
+    assert!(written.tables.loaded.len() > TABLES_CACHED_MAX / 2);
+    assert!(budget::loaded() <= TABLES_CACHED_MAX + TABLES_READ_MAX);
+    drop((written, read));
+    assert_eq!(budget::loaded(), 0);
 }

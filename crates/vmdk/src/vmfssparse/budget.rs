@@ -1,0 +1,30 @@
+//! How many grain tables a core keeps in memory. A core is a thread, and the layers of all its VMs share its memory, so
+//! the count is the thread's.
+
+use std::cell::Cell;
+
+thread_local! {
+    static LOADED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// One table in memory; counted until it is dropped.
+#[derive(Debug)]
+pub(super) struct Counted(());
+
+impl Counted {
+    pub fn new() -> Counted {
+        LOADED.set(LOADED.get() + 1);
+        Counted(())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        LOADED.set(LOADED.get() - 1);
+    }
+}
+
+/// Tables in memory on this core.
+pub(super) fn loaded() -> usize {
+    LOADED.get()
+}
