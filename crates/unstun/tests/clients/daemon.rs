@@ -16,17 +16,22 @@ const TEMPORARY: &str = env!("CARGO_TARGET_TMPDIR");
 /// A datastore that outlives the daemons started on it.
 pub struct Datastore {
     folder: TempDir,
+    name: &'static str,
 }
 
 impl Datastore {
     pub fn new() -> Self {
+        Self::called("ds")
+    }
+
+    pub fn called(name: &'static str) -> Self {
         let folder = tempfile::Builder::new().prefix("u").tempdir_in(TEMPORARY).unwrap();
-        std::fs::create_dir(folder.path().join("ds")).unwrap();
-        Self { folder }
+        std::fs::create_dir(folder.path().join(name)).unwrap();
+        Self { folder, name }
     }
 
     pub fn path(&self) -> PathBuf {
-        self.folder.path().join("ds")
+        self.folder.path().join(self.name)
     }
 
     /// A place for files of the test, on the same storage.

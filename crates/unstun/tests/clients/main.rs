@@ -7,6 +7,7 @@ mod branches;
 mod daemon;
 mod disks;
 mod guest;
+mod guides;
 mod home;
 mod import;
 mod kill;

@@ -1,0 +1,233 @@
+//! The guides are followed: every command in `docs/guides` is run, and says what the page shows.
+//!
+//! A block fenced as `console` holds commands, each behind `$ ` and continued behind `> `, and under each the
+//! lines of its output that matter, in their order; `...` stands for anything. A block behind `<!-- run -->` is
+//! run as it stands, other blocks are not. What a reader has already, and the test has not, stands unseen in a
+//! comment: `<!-- run`, commands, `-->`.
+//! Each guide is one shell in a folder of its own, where a daemon serves `./unstun-data`.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::daemon::Datastore;
+
+/// Standard output and errors of each step go here, by the step's number.
+const OUTPUTS: &str = "outputs";
+/// Several times what the longest guide takes; a program that waits for its reader ends with the test.
+const GUIDE_SECONDS_MAX: &str = "60";
+
+/// A command, or an unseen block of them, as one line of a shell's script or several.
+#[derive(Debug, Default, PartialEq)]
+struct Step {
+    /// Counted from 1.
+    line: usize,
+    command: String,
+    expected: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Prose,
+    /// Behind `<!-- run -->`.
+    BeforeScript,
+    /// Run as it stands: a block, or an unseen comment.
+    Script,
+    Console,
+    /// A block that is not run.
+    Other,
+}
+
+fn next_place(place: Place, line: &str) -> Place {
+    match (place, line) {
+        (Place::Prose, "<!-- run") => Place::Script,
+        (Place::Prose, "<!-- run -->") => Place::BeforeScript,
+        (Place::Prose, "```console") => Place::Console,
+        (Place::BeforeScript, _) if line.starts_with("```") => Place::Script,
+        (Place::Prose, _) if line.starts_with("```") => Place::Other,
+        (Place::Script | Place::Console | Place::Other, "```") | (Place::Script, "-->") => Place::Prose,
+        _ => place,
+    }
+}
+
+fn steps(text: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut place = Place::Prose;
+    for (line, text) in (1..).zip(text.lines()) {
+        let before = place;
+        place = next_place(before, text);
+        match place {
+            Place::Script if before != place => steps.push(Step { line, ..Step::default() }),
+            Place::Script => steps.last_mut().expect("it began").command += &format!("{text}\n"),
+            Place::Console if before == place => shown(line, text, &mut steps),
+            _ => {}
+        }
+    }
+    steps
+}
+
+/// A line of a `console` block.
+fn shown(line: usize, text: &str, steps: &mut Vec<Step>) {
+    if let Some(command) = text.strip_prefix("$ ") {
+        steps.push(Step { line, command: format!("{command}\n"), expected: Vec::new() });
+        return;
+    }
+    let step = steps.last_mut().unwrap_or_else(|| panic!("line {line}: output of no command"));
+    match text.strip_prefix("> ") {
+        Some(more) => step.command += &format!("{more}\n"),
+        None => step.expected.push(text.to_owned()),
+    }
+}
+
+/// The first line of `expected` that `output` does not hold behind the ones before.
+fn missing<'a>(expected: &'a [String], output: &str) -> Option<&'a str> {
+    let mut lines = output.lines();
+    expected.iter().find(|line| !lines.any(|said| matches(line, said))).map(String::as_str)
+}
+
+/// Whether a line is the one shown; spaces at its end do not matter.
+fn matches(shown: &str, said: &str) -> bool {
+    let mut pieces = shown.trim_end().split("...");
+    let Some(mut rest) = said.trim_end().strip_prefix(pieces.next().unwrap_or_default()) else {
+        return false;
+    };
+    let pieces: Vec<&str> = pieces.collect();
+    let Some((last, middle)) = pieces.split_last() else { return rest.is_empty() };
+    for piece in middle {
+        let Some(at) = rest.find(piece) else { return false };
+        rest = &rest[at + piece.len()..];
+    }
+    rest.ends_with(last)
+}
+
+/// One shell for all, so that variables and functions last; it ends at the first command that fails.
+fn script(steps: &[Step]) -> String {
+    let mut text = String::new();
+    for (at, step) in steps.iter().enumerate() {
+        let _ = write!(text, "{{\n{}}} >\"$OUTPUTS/{at}\" 2>&1 </dev/null\n", step.command);
+    }
+    text
+}
+
+fn guide(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("two folders up");
+    root.join("docs/guides").join(name).with_extension("md")
+}
+
+fn follow(name: &str) {
+    let page = guide(name);
+    let text = fs::read_to_string(&page).unwrap_or_else(|e| panic!("{}: {e}", page.display()));
+    let steps = steps(&text);
+    assert!(!steps.is_empty(), "{}: nothing to run", page.display());
+    let datastore = Datastore::called("unstun-data");
+    let daemon = datastore.start();
+    let outputs = datastore.beside(OUTPUTS);
+    fs::create_dir(&outputs).unwrap();
+    let status = shell(&datastore, &script(&steps));
+    let said: Vec<String> = (0..steps.len())
+        .map_while(|at| fs::read(outputs.join(at.to_string())).ok())
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .collect();
+    for (step, said) in steps.iter().zip(&said) {
+        let place = || format!("{}:{}: {}", page.display(), step.line, step.command);
+        if let Some(line) = missing(&step.expected, said) {
+            panic!("{}does not say: {line}\nbut: {said}", place());
+        }
+    }
+    let last = &steps[said.len() - 1];
+    assert!(
+        status.success(),
+        "{}:{}: {}{status}: {}",
+        page.display(),
+        last.line,
+        last.command,
+        said[said.len() - 1]
+    );
+    daemon.stop();
+}
+
+fn shell(datastore: &Datastore, script: &str) -> std::process::ExitStatus {
+    let programs = Path::new(env!("CARGO_BIN_EXE_unstun")).parent().expect("in a folder");
+    let path = std::env::var("PATH").unwrap_or_default();
+    Command::new("timeout")
+        .args(["--kill-after=5", GUIDE_SECONDS_MAX, "bash", "-e", "-o", "pipefail", "-c", script])
+        .current_dir(datastore.beside(""))
+        .env("PATH", format!("{}:{path}", programs.display()))
+        .env("OUTPUTS", datastore.beside(OUTPUTS))
+        .env("LC_ALL", "C")
+        .env_remove("UNSTUN_DATASTORE")
+        .status()
+        .unwrap_or_else(|e| panic!("timeout: {e}"))
+}
+
+#[test]
+fn words() {
+    follow("words");
+}
+
+#[test]
+fn first_hour() {
+    follow("first-hour");
+}
+
+#[test]
+fn attach() {
+    follow("attach");
+}
+
+#[test]
+fn back_up() {
+    follow("back-up");
+}
+
+#[test]
+fn leave_vmware() {
+    follow("leave-vmware");
+}
+
+#[test]
+fn recover() {
+    follow("recover");
+}
+
+#[test]
+fn no_guide_is_left_out() {
+    let pages = guide("words").parent().expect("in a folder").read_dir().unwrap();
+    let mut names: Vec<String> = pages.map(|page| page.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    let followed = ["attach.md", "back-up.md", "first-hour.md", "leave-vmware.md", "recover.md", "words.md"];
+    assert_eq!(names, followed);
+}
+
+#[test]
+fn a_page_is_read_as_its_reader_would() {
+    let page =
+        "Text.\n\n<!-- run\na\nb\n-->\n```console\n$ one |\n> two\nout\n$ three\n```\n```sh\n$ never\n```\n";
+    let step = |line, command: &str, expected: &[&str]| Step {
+        line,
+        command: command.to_owned(),
+        expected: expected.iter().map(|&line| line.to_owned()).collect(),
+    };
+    let expected = [step(3, "\na\nb\n", &[]), step(8, "one |\ntwo\n", &["out"]), step(11, "three\n", &[])];
+    assert_eq!(steps(page), expected);
+    assert_eq!(script(&steps(page)).matches("$OUTPUTS/").count(), 4);
+}
+
+#[test]
+fn what_is_not_said_is_missed() {
+    for (shown, said, expected) in [
+        ("taken  web@a", "taken  web@a", true),
+        ("taken  web@a", "taken  web@ab", false),
+        ("stun   ... us", "stun   14 us", true),
+        ("stun   ... us", "stun   14 ms", false),
+        ("a...b...c", "axxbxxc", true),
+        ("a...b...c", "axxcxxb", false),
+        ("...", "", true),
+    ] {
+        assert_eq!(matches(shown, said), expected, "{shown} / {said}");
+    }
+    let lines = ["one".to_owned(), "three".to_owned()];
+    assert_eq!(missing(&lines, "one\ntwo\nthree\n"), None);
+    assert_eq!(missing(&lines, "three\none\n"), Some("three"));
+}
