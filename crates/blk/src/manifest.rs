@@ -146,6 +146,9 @@ pub trait Manifest {
     /// whose ids or sizes contradict each other, a cycle, or more links than `CHAIN_LAYERS_MAX`.
     fn chain<'a>(&'a self, top: &'a str) -> Local<'a, Result<Vec<LayerInfo>>>;
 
+    /// The names in `chain`, with the same refusals and without a look at the files of data.
+    fn chain_names<'a>(&'a self, top: &'a str) -> Local<'a, Result<Vec<LayerName>>>;
+
     /// Every layer that a disk, a snapshot or a fold of the home refers to, with everything under it, and every other
     /// layer in the home's own folders, prepared children apart. Each once; in no order.
     fn links(&self) -> Local<'_, Result<Vec<LayerLink>>>;

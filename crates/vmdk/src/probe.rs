@@ -10,6 +10,8 @@ use crate::text::{TEXT_BYTES_MAX, shown, wrong};
 
 /// Enough of a file to tell a descriptor from an extent.
 pub const HEAD_BYTES: u64 = 1024;
+/// One block of the page cache; descriptors of one or two extents take below 1 KiB.
+const START_BYTES: u64 = 4096;
 
 /// Byte offset of the flags of a hosted sparse header, and the bit that says its grains are compressed.
 const HOSTED_FLAGS: usize = 8;
@@ -72,9 +74,35 @@ pub(crate) async fn head(file: &File) -> Result<Vec<u8>> {
 /// Reads the descriptor `name`, or says what else the file is.
 pub(crate) async fn read_descriptor(dir: &Dir, name: &str) -> Result<Descriptor> {
     let file = dir.open(name, OpenMode::Read).await?;
-    refuse_extent(file.name(), Content::of(&head(&file).await?))?;
-    let bytes = file.read_all(TEXT_BYTES_MAX as u64).await?;
-    Descriptor::parse(file.name(), &bytes)
+    let size = file.size().await?;
+    let start = start_of(&file, size).await?;
+    refuse_extent(file.name(), Content::of(&start))?;
+    parse_from(&file, size, start).await
+}
+
+/// The descriptor `name`; None where the file is something else.
+pub(crate) async fn find_descriptor(dir: &Dir, name: &str) -> Result<Option<Descriptor>> {
+    let file = dir.open(name, OpenMode::Read).await?;
+    let size = file.size().await?;
+    if size == 0 || size > TEXT_BYTES_MAX as u64 {
+        return Ok(None);
+    }
+    let start = start_of(&file, size).await?;
+    match Descriptor::probe(&start) {
+        true => parse_from(&file, size, start).await.map(Some),
+        false => Ok(None),
+    }
+}
+
+/// As much as one read gives; the whole of most descriptors.
+async fn start_of(file: &File, size: u64) -> Result<Vec<u8>> {
+    let (buf, result) = file.read(0, Buf::alloc(size.min(START_BYTES) as usize)).await;
+    result.map(|()| buf.to_vec())
+}
+
+async fn parse_from(file: &File, size: u64, start: Vec<u8>) -> Result<Descriptor> {
+    let whole = if size <= START_BYTES { start } else { file.read_all(TEXT_BYTES_MAX as u64).await? };
+    Descriptor::parse(file.name(), &whole)
 }
 
 /// A descriptor is wanted. Other content that is no text is reported by its parser.

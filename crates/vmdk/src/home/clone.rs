@@ -41,7 +41,7 @@ impl Home {
         let mut clone = Home::new(dir, folders, self.growth);
         clone.ignore_content_ids = self.ignore_content_ids;
         clone.refuse_inhabited().await?;
-        clone.id.set(Some(clone.random()));
+        clone.gate.id.set(Some(clone.random()));
         let vmx = join(&clone.gate.home().path, &format!("{name}.vmx"));
         if !vmx.starts_with('/') {
             return Err(Error::invalid(vmx, "expected an absolute path: the parent notes its clones by it"));
@@ -61,7 +61,8 @@ impl Home {
     }
 
     async fn origin(&self, snapshot: u128, clone: &Home) -> Result<Origin> {
-        let (files, texts, state) = self.read_all().await?;
+        let survey = Survey::new(&self.gate);
+        let (files, texts, state) = self.read_all(&survey).await?;
         let uid = kept::uid_of(&texts, snapshot)?;
         let found = state.snapshots.iter().find(|own| own.id == snapshot).zip(uid);
         let Some((found, uid)) = found else {
@@ -70,7 +71,6 @@ impl Home {
         };
         // Of VMware's snapshots no configuration was kept: the present one serves for what is no disk.
         let vmx = self.kept_configuration(uid).await?.unwrap_or(texts.vmx);
-        let survey = Survey::new(&self.gate);
         let mut disks = Vec::new();
         for mut disk in self.disks_of(&vmx, &survey).await? {
             match found.disks.iter().find(|(number, _)| *number == disk.number) {
@@ -145,7 +145,7 @@ impl Home {
         vmx.values_mut()
             .replace(|key| ours(key) || PLACES.iter().any(|own| own.eq_ignore_ascii_case(key)), []);
         vmx.values_mut().set("displayName", &state.name);
-        if let Some(id) = self.id.get() {
+        if let Some(id) = self.gate.id.get() {
             vmx.values_mut().set(super::state::VM_ID, &format!("{id:032x}"));
         }
         // No path of the origin means anything here, least of all by its last part.
@@ -184,6 +184,7 @@ impl Home {
 
     /// Removes the files of a home that was not to be: its .vmx first.
     pub(super) async fn abandon(&self) -> Result<()> {
+        self.gate.cache.clear();
         let names = self.dir().list().await?;
         let (vmx, others): (Vec<_>, Vec<_>) = names.iter().partition(|name| name.ends_with(".vmx"));
         for name in vmx.into_iter().chain(others).filter(|name| !name.ends_with('/')) {

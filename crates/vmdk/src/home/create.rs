@@ -135,7 +135,7 @@ impl Home {
         parent: &Place,
         leaf: &str,
     ) -> Result<(String, Descriptor)> {
-        let parent_link = links::read_in(&parent.folder.dir, &parent.name).await?;
+        let parent_link = links::read_in(&self.gate, parent).await?;
         let _names = self.lock_names(folder).await?;
         let names = self.child_names(folder, parent, leaf).await?;
         let path = join(&folder.path, &names.descriptor);
@@ -147,7 +147,7 @@ impl Home {
             content_id: self.new_content_id(),
             parent: &self.hint(&place, &parent.layer).await?,
             parent_cid: parent_link.cid(),
-            owner: self.id.get(),
+            owner: self.gate.id.get(),
             note: note_for_child_of(&parent_link),
         };
         let link = child.descriptor(&folder.dir.path_of(&names.descriptor))?;

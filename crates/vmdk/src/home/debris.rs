@@ -23,7 +23,8 @@ impl Home {
             referred.extend(links::known_parent_of(&survey, &own.link).await?);
         }
         for OwnLink { layer, link, at_home } in &all {
-            let ours = link.is_prepared() && !self.is_anothers(link) && (*at_home || link.owner().is_some());
+            let ours =
+                link.is_prepared() && !self.gate.is_anothers(link) && (*at_home || link.owner().is_some());
             if ours && !referred.contains(layer) && !self.prepared.borrow().contains(layer) {
                 self.remove_link(layer, link).await?;
             }
@@ -31,8 +32,14 @@ impl Home {
         Ok(())
     }
 
-    /// The extents go first: the descriptor's mark says whose they are.
     pub(super) async fn remove_link(&self, layer: &str, link: &Descriptor) -> Result<()> {
+        let mut files: Vec<String> = link.extents().iter().map(|extent| extent.file.clone()).collect();
+        files.push(layer.to_owned());
+        self.gate.cache.changing(&files, self.unlink_link(layer, link)).await
+    }
+
+    /// The extents go first: the descriptor's mark says whose they are.
+    async fn unlink_link(&self, layer: &str, link: &Descriptor) -> Result<()> {
         for extent in self.own_extents(&Survey::new(&self.gate), link).await? {
             extent.folder.dir.unlink_if_present(&extent.name).await?;
             extent.folder.dir.sync().await?;
@@ -49,8 +56,9 @@ impl Home {
             if self.gate.rank_of(layer) != Some(Rank::Own) {
                 continue;
             }
-            let Ok(mut link) = links::read(&self.gate, layer).await else { continue };
+            let Ok(link) = links::read(&self.gate, layer).await else { continue };
             if link.is_prepared() {
+                let mut link = (*link).clone();
                 link.clear_prepared();
                 intent.replace.insert(layer.clone(), link.to_bytes());
             }

@@ -25,15 +25,15 @@ impl Home {
     /// descends from a layer of the home.
     pub(super) async fn links(&self) -> Result<Vec<LayerLink>> {
         let _turn = self.turn.lock().await;
-        let (_, _, state) = self.read_all().await?;
         let survey = Survey::new(&self.gate);
+        let (_, _, state) = self.read_all(&survey).await?;
         let mut known: BTreeMap<LayerName, LayerLink> = BTreeMap::new();
         for layer in layers_of(&state) {
             self.follow(&survey, layer.clone(), &mut known).await?;
         }
         let mut nameless: VecDeque<(LayerName, LayerName)> = VecDeque::new();
         for OwnLink { layer, link, at_home } in links::read_own(&survey).await? {
-            if link.is_prepared() || self.is_anothers(&link) {
+            if link.is_prepared() || self.gate.is_anothers(&link) {
                 continue;
             }
             if at_home || link.owner().is_some() {
@@ -77,7 +77,7 @@ impl Home {
     pub(super) async fn dependants(&self, layers: &[LayerName]) -> Result<Vec<Dependant>> {
         let _turn = self.turn.lock().await;
         let survey = Survey::new(&self.gate);
-        let (_, texts, state) = self.read_all().await?;
+        let (_, texts, state) = self.read_all(&survey).await?;
         let mut found = Vec::new();
         for note in self.clone_notes(&texts.vmsd) {
             if !self.may_exist(&survey, &note.vmx).await? {
@@ -110,8 +110,8 @@ impl Home {
             let own = path == self.gate.home().path;
             let shared = self.gate.own().any(|root| root.path == path);
             let names = survey.names(&path).await?;
-            for (name, link) in links::read_folder(&folder.dir, &names).await? {
-                let theirs = if own || shared { self.is_anothers(&link) } else { true };
+            for (name, link) in links::read_folder(&self.gate, &folder, &names).await? {
+                let theirs = if own || shared { self.gate.is_anothers(&link) } else { true };
                 if !theirs || link.is_prepared() {
                     continue;
                 }

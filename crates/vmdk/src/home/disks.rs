@@ -118,7 +118,7 @@ impl Home {
     pub(super) async fn grow(&self, name: &str, size_bytes: u64) -> Result<()> {
         let _turn = self.turn.lock().await;
         let place = self.gate.place(name).await?;
-        let mut link = links::read_in(&place.folder.dir, &place.name).await?;
+        let mut link = (*links::read_in(&self.gate, &place).await?).clone();
         let file = link.file().to_owned();
         check_size(&file, size_bytes)?;
         let refused = |cause: String| Err(Error::refused(&file, format!("it cannot grow: {cause}")));

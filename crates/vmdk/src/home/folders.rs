@@ -4,10 +4,14 @@
 //! and must then lie in the home, or in or below a folder that the caller opened and handed in; from there on every
 //! component is opened by itself. What lies elsewhere is refused by name.
 
+use std::cell::Cell;
+
 use blk::manifest::LayerName;
 use blk::{Dir, Error, Result};
 
+use super::cache::Cache;
 use super::intent::PRIVATE_FOLDER;
+use crate::descriptor::Descriptor;
 use crate::text::{shown, wrong};
 
 /// Folders one home may use beside its own: lines of a file a person can still read.
@@ -156,6 +160,9 @@ impl Place {
 pub(super) struct Gate {
     /// The home first.
     roots: Vec<Folder>,
+    /// The VM's id, once it was read.
+    pub id: Cell<Option<u128>>,
+    pub cache: Cache,
 }
 
 impl Gate {
@@ -172,7 +179,7 @@ impl Gate {
                 roots.push(Folder { path, dir, rank });
             }
         }
-        Self { roots }
+        Self { roots, id: Cell::default(), cache: Cache::default() }
     }
 
     pub fn home(&self) -> &Folder {
@@ -218,6 +225,17 @@ impl Gate {
     pub fn rank_of(&self, layer: &str) -> Option<Rank> {
         let path = self.path_of(layer);
         self.root_of(split(&path).0, &[Rank::Own, Rank::Foreign]).map(|root| root.rank)
+    }
+
+    /// In the home's folder or below: it shares that with nobody.
+    pub fn is_at_home(&self, path: &str) -> bool {
+        let root = self.root_of(split(path).0, &[Rank::Own, Rank::Foreign]);
+        root.is_some_and(|root| root.rank == Rank::Own && root.path == self.home().path)
+    }
+
+    /// Whether another VM made this link.
+    pub fn is_anothers(&self, link: &Descriptor) -> bool {
+        link.owner().zip(self.id.get()).is_some_and(|(owner, id)| owner != id)
     }
 
     /// Opens the folder at `path`, `NotFound` when there is none.

@@ -31,10 +31,11 @@ impl Home {
         let mut home = Home::new(dir, folders, growth);
         home.ignore_content_ids = source.ignore_content_ids;
         home.refuse_inhabited().await?;
-        home.id.set(Some(home.random()));
+        home.gate.id.set(Some(home.random()));
         let (_, texts, state) = {
             let _turn = source.turn.lock().await;
-            source.read_all().await?
+            source.gate.cache.clear();
+            source.read_all(&Survey::new(&source.gate)).await?
         };
         if !state.folds.is_empty() {
             let cause = "commits are under way in it; open it in place and let them end";
@@ -54,7 +55,7 @@ impl Home {
         let found = absolute(source, state);
         let mut next = found.clone();
         next.name = name.into();
-        next.id = self.id.get().unwrap_or_default();
+        next.id = self.gate.id.get().unwrap_or_default();
         for disk in &mut next.disks {
             // VMware drops the writes of a nonpersistent disk at power-on: what it goes back to is what counts.
             let parent = disk.reset_to.clone().unwrap_or_else(|| disk.top.clone());

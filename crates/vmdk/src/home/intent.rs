@@ -91,6 +91,10 @@ impl Intent {
         if self.replace.is_empty() && self.remove.is_empty() {
             return Ok(());
         }
+        gate.cache.changing(self.replace.keys().chain(&self.remove), self.write(gate)).await
+    }
+
+    async fn write(&self, gate: &Gate) -> Result<()> {
         let targets = Target::find_all(gate, &self.tag, self.replace.keys()).await?;
         let removals = Target::find_all(gate, &self.tag, self.remove.iter()).await?;
         if let ([target], true) = (&targets[..], removals.is_empty()) {

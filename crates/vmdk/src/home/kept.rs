@@ -100,7 +100,8 @@ impl Home {
     /// it is now, if the VM still has it.
     pub(super) async fn disks_at(&self, snapshot: u128) -> Result<Option<Vec<DiskState>>> {
         let _turn = self.turn.lock().await;
-        let (_, texts, state) = self.read_all().await?;
+        let survey = Survey::new(&self.gate);
+        let (_, texts, state) = self.read_all(&survey).await?;
         let uid = uid_of(&texts, snapshot)?;
         let found = state.snapshots.iter().find(|own| own.id == snapshot).zip(uid);
         let Some((found, uid)) = found else {
@@ -108,7 +109,6 @@ impl Home {
             return Err(Error::not_found(self.dir().path(), cause));
         };
         let Some(kept) = self.kept_configuration(uid).await? else { return Ok(None) };
-        let survey = Survey::new(&self.gate);
         let mut disks = Vec::new();
         for mut disk in self.disks_of(&kept, &survey).await? {
             if let Some((_, layer)) = found.disks.iter().find(|(number, _)| *number == disk.number) {

@@ -1,49 +1,83 @@
 //! Descriptors of a home: reading them, walking chains, and who is whose child.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::manifest::{CHAIN_LAYERS_MAX, LayerInfo, LayerName};
 use blk::reactor::OpenMode;
-use blk::{Buf, Dir, Error, ErrorKind, Result, SECTOR};
+use blk::{Error, ErrorKind, Result, SECTOR};
 
-use super::folders::{Folder, Gate, Place, join, normal, split};
+use super::cache::Known;
+use super::folders::{Folder, Gate, Place, Rank, join, normal, split};
 use super::survey::{Located, Survey};
 use crate::descriptor::Descriptor;
 use crate::probe;
-use crate::text::{TEXT_BYTES_MAX, shown, wrong};
-
-/// Enough of a file to tell a descriptor from an extent.
-const PROBE_BYTES: u64 = 1024;
+use crate::text::{shown, wrong};
 
 /// Ends of names that are no disk's.
 const NO_DATA: [&str; 5] = ["vmx", "vmsd", "vmsn", "vmem", "nvram"];
 
-/// Reads the descriptor of `layer`.
-pub(super) async fn read(gate: &Gate, layer: &str) -> Result<Descriptor> {
-    let place = gate.place(layer).await?;
-    read_in(&place.folder.dir, &place.name).await
+/// The descriptor of `layer`.
+pub(super) async fn read(gate: &Gate, layer: &str) -> Result<Rc<Descriptor>> {
+    if let Some(Known::Link(link)) = gate.cache.get(&gate.path_of(layer)) {
+        return Ok(link);
+    }
+    read_in(gate, &gate.place(layer).await?).await
 }
 
-pub(super) async fn read_in(dir: &Dir, name: &str) -> Result<Descriptor> {
-    probe::read_descriptor(dir, name).await
+/// Like `read`, of a layer whose place is known.
+pub(super) async fn read_in(gate: &Gate, place: &Place) -> Result<Rc<Descriptor>> {
+    let path = join(&place.folder.path, &place.name);
+    if let Some(Known::Link(link)) = gate.cache.get(&path) {
+        return Ok(link);
+    }
+    let age = gate.cache.age();
+    let link = Rc::new(probe::read_descriptor(&place.folder.dir, &place.name).await?);
+    keep(gate, path, age, Known::Link(link.clone()));
+    Ok(link)
+}
+
+/// Keeps what nobody else writes: see `Cache`.
+fn keep(gate: &Gate, path: String, age: u64, known: Known) {
+    let at_home = gate.is_at_home(&path);
+    let ours = match &known {
+        Known::Link(link) if link.owner().is_some() => link.owner() == gate.id.get(),
+        Known::Link(_) => at_home,
+        Known::NoLink => at_home || gate.cache.is_extent(&path),
+    };
+    if ours && gate.rank_of(&path) == Some(Rank::Own) {
+        gate.cache.keep(path, age, known);
+    }
+}
+
+/// The descriptor at `name` in `folder`; None when the file is something else.
+async fn find_in(gate: &Gate, folder: &Folder, name: &str) -> Result<Option<Rc<Descriptor>>> {
+    let path = join(&folder.path, name);
+    match gate.cache.get(&path) {
+        Some(Known::Link(link)) => return Ok(Some(link)),
+        Some(Known::NoLink) => return Ok(None),
+        None => {}
+    }
+    let age = gate.cache.age();
+    let link = probe::find_descriptor(&folder.dir, name).await?.map(Rc::new);
+    keep(gate, path, age, link.clone().map_or(Known::NoLink, Known::Link));
+    Ok(link)
 }
 
 /// Every readable descriptor of a folder, with its name. What is damaged is passed over here, and reported when it is used.
-pub(super) async fn read_folder(folder: &Dir, names: &BTreeSet<String>) -> Result<Vec<(String, Descriptor)>> {
+pub(super) async fn read_folder(
+    gate: &Gate,
+    folder: &Folder,
+    names: &BTreeSet<String>,
+) -> Result<Vec<(String, Rc<Descriptor>)>> {
     let mut found = Vec::new();
     for name in names {
         let candidate = name.to_ascii_lowercase().ends_with(".vmdk") && !name.ends_with(TEMPORARY_SUFFIX);
         if !candidate {
             continue;
         }
-        let read = async {
-            match looks_like_descriptor(folder, name).await? {
-                true => read_in(folder, name).await.map(Some),
-                false => Ok(None),
-            }
-        };
-        match read.await {
+        match find_in(gate, folder, name).await {
             Ok(descriptor) => found.extend(descriptor.map(|d| (name.clone(), d))),
             // Not found: a child that could not be made is being taken away.
             Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::NotFound) => {
@@ -57,7 +91,7 @@ pub(super) async fn read_folder(folder: &Dir, names: &BTreeSet<String>) -> Resul
 /// One link of an own folder.
 pub(super) struct OwnLink {
     pub layer: LayerName,
-    pub link: Descriptor,
+    pub link: Rc<Descriptor>,
     /// In the home itself, which it shares with nobody.
     pub at_home: bool,
 }
@@ -67,26 +101,12 @@ pub(super) async fn read_own(survey: &Survey<'_>) -> Result<Vec<OwnLink>> {
     let mut found = Vec::new();
     for (index, folder) in survey.gate.own().enumerate() {
         let names = survey.names(&folder.path).await?;
-        for (name, link) in read_folder(&folder.dir, &names).await? {
+        for (name, link) in read_folder(survey.gate, folder, &names).await? {
             let layer = survey.gate.layer_name(&join(&folder.path, &name));
             found.push(OwnLink { layer, link, at_home: index == 0 });
         }
     }
     Ok(found)
-}
-
-async fn looks_like_descriptor(dir: &Dir, name: &str) -> Result<bool> {
-    let file = dir.open(name, OpenMode::Read).await?;
-    let size = file.size().await?;
-    if size == 0 || size > TEXT_BYTES_MAX as u64 {
-        return Ok(false);
-    }
-    if size < PROBE_BYTES {
-        return Ok(Descriptor::probe(&file.read_all(PROBE_BYTES).await?));
-    }
-    let (buf, result) = file.read(0, Buf::alloc(PROBE_BYTES as usize)).await;
-    result?;
-    Ok(Descriptor::probe(&buf))
 }
 
 /// The link under `child`, None for a base. Of several files the hint may mean, the one with the content the child was made on.
@@ -119,9 +139,9 @@ pub(super) async fn chain(
     survey: &Survey<'_>,
     top: &str,
     ignore_content_ids: bool,
-) -> Result<Vec<(LayerName, Descriptor)>> {
+) -> Result<Vec<(LayerName, Rc<Descriptor>)>> {
     let place = || survey.gate.path_of(top);
-    let mut links: Vec<(LayerName, Descriptor)> = Vec::new();
+    let mut links: Vec<(LayerName, Rc<Descriptor>)> = Vec::new();
     let mut seen = BTreeSet::new();
     let mut at = top.to_owned();
     loop {
@@ -133,7 +153,7 @@ pub(super) async fn chain(
             let cause = format!("the chain has more than {CHAIN_LAYERS_MAX} links");
             return Err(Error::refused(place(), format!("{cause}; convert it into a new disk")));
         }
-        let child = links.last().map(|(_, link)| link);
+        let child = links.last().map(|(_, link)| &**link);
         let link = read(survey.gate, &at).await.map_err(|e| missing_parent(e, child))?;
         if let Some(child) = child {
             check_pair(child, &link, ignore_content_ids)?;

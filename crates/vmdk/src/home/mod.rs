@@ -1,7 +1,7 @@
 //! A VM's folder of VMware files as a `Manifest`.
 //!
-//! Everything is read from the files each time it is needed: they are small, and they are the truth. What is kept in memory is
-//! only which children of this session no configuration names yet.
+//! The files are the truth. What is kept in memory is which children of this session no configuration names yet, and `Cache`: the
+//! descriptors as they were last read.
 //!
 //! Order of a take's steps here: the child's descriptor is durable, with a mark that says "prepared", before its extent exists, so that
 //! whatever a crash leaves can be told from a user's file. `publish` takes the mark out together with naming the child.
@@ -9,6 +9,7 @@
 //! A home's layers may lie in several folders, and those folders may be shared: `Gate` lets into them, and what this home made in
 //! one carries its id. In the home itself everything is its own.
 
+mod cache;
 mod clone;
 mod create;
 mod debris;
@@ -26,7 +27,7 @@ mod survey;
 mod touch;
 mod write;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -64,8 +65,6 @@ pub struct Home {
     /// Passes over a `parentCID` that is not the parent's CID: the user says that the parent's data is unchanged.
     pub ignore_content_ids: bool,
     turn: TaskMutex,
-    /// The VM's id, once it was read.
-    id: Cell<Option<u128>>,
     /// Links made in this session that no `publish` has named yet.
     prepared: RefCell<BTreeSet<LayerName>>,
     /// Links that got their content id in this session and have had no child since: nobody depends on it.
@@ -88,7 +87,6 @@ impl Home {
             growth,
             ignore_content_ids: false,
             turn: TaskMutex::default(),
-            id: Cell::default(),
             prepared: RefCell::default(),
             fresh: RefCell::default(),
             notices: RefCell::default(),
@@ -122,7 +120,7 @@ impl Home {
 
     /// An empty change, with the mark of this home's temporary files.
     fn intent(&self) -> Intent {
-        let tag = self.id.get().map_or_else(|| "new".into(), |id| format!("{:08x}", id as u32));
+        let tag = self.gate.id.get().map_or_else(|| "new".into(), |id| format!("{:08x}", id as u32));
         Intent { tag, ..Intent::default() }
     }
 
@@ -149,7 +147,7 @@ impl Home {
         let limit = TEXT_BYTES_MAX as u64;
         let vmx = self.dir().read_file(&files.vmx, limit).await?;
         let vmx = Vmx::parse(&self.dir().path_of(&files.vmx), &vmx)?;
-        self.id.set(state::id(vmx.values(), state::VM_ID)?.or(self.id.get()));
+        self.gate.id.set(state::id(vmx.values(), state::VM_ID)?.or(self.gate.id.get()));
         let path = self.dir().path_of(&files.vmsd);
         let vmsd = match names.contains(&files.vmsd) {
             true => Vmsd::parse(&path, &self.dir().read_file(&files.vmsd, limit).await?)?,
@@ -160,12 +158,13 @@ impl Home {
 
     async fn load(&self) -> Result<VmState> {
         let _turn = self.turn.lock().await;
+        self.gate.cache.clear();
         intent::recover(&self.gate).await?;
         let survey = Survey::new(&self.gate);
         let (files, mut texts) = self.texts(&survey).await?;
         let pruned = self.prune_clones(&survey, &mut texts.vmsd).await?;
         let (state, assigned) = self.read_texts(&survey, &files, &mut texts).await?;
-        self.id.set(Some(state.id));
+        self.gate.id.set(Some(state.id));
         let mut intent = self.intent();
         if assigned.in_vmx {
             intent.replace.insert(files.vmx, texts.vmx.to_bytes());
@@ -179,20 +178,21 @@ impl Home {
         Ok(state)
     }
 
-    /// What `load` would answer, with nothing written: ids that are missing are drawn for this answer alone.
+    /// What `load` would answer, with nothing written: ids that are missing are drawn for this answer alone. The home need not be
+    /// locked.
     pub async fn read(&self) -> Result<VmState> {
         let _turn = self.turn.lock().await;
-        Ok(self.read_all().await?.2)
+        self.gate.cache.clear();
+        Ok(self.read_all(&Survey::new(&self.gate)).await?.2)
     }
 
-    async fn read_all(&self) -> Result<(TextNames, Texts, VmState)> {
+    async fn read_all(&self, survey: &Survey<'_>) -> Result<(TextNames, Texts, VmState)> {
         if intent::is_pending(&self.gate).await? {
             let cause = "a change of this home was interrupted and is not carried out yet; open the VM in place first";
             return Err(Error::refused(self.dir().path(), cause));
         }
-        let survey = Survey::new(&self.gate);
-        let (files, mut texts) = self.texts(&survey).await?;
-        let (state, _) = self.read_texts(&survey, &files, &mut texts).await?;
+        let (files, mut texts) = self.texts(survey).await?;
+        let (state, _) = self.read_texts(survey, &files, &mut texts).await?;
         Ok((files, texts, state))
     }
 
@@ -248,10 +248,15 @@ impl Home {
         Ok(infos)
     }
 
+    async fn chain_names(&self, top: &str) -> Result<Vec<LayerName>> {
+        let chain = links::chain(&Survey::new(&self.gate), top, self.ignore_content_ids).await?;
+        Ok(chain.into_iter().map(|(name, _)| name).collect())
+    }
+
     async fn open(&self, name: &str, writable: bool) -> Result<Rc<dyn Layer>> {
         let _turn = self.turn.lock().await;
         let place = self.gate.place(name).await?;
-        let link = links::read_in(&place.folder.dir, &place.name).await?;
+        let link = links::read_in(&self.gate, &place).await?;
         self.open_link(name, &link, writable && !place.is_foreign()).await
     }
 
@@ -329,6 +334,13 @@ impl Manifest for Home {
             // A change of content ids is several renames: between two of them no chain is right.
             let _turn = self.turn.lock().await;
             self.chain(top).await
+        })
+    }
+
+    fn chain_names<'a>(&'a self, top: &'a str) -> Local<'a, Result<Vec<LayerName>>> {
+        Box::pin(async move {
+            let _turn = self.turn.lock().await;
+            self.chain_names(top).await
         })
     }
 

@@ -91,7 +91,7 @@ impl Home {
             change.reparent.iter().map(|(child, parent)| (child, parent)).collect();
         for name in named.iter().chain(parents.keys().copied()).collect::<BTreeSet<_>>() {
             let place = self.gate.place(name).await?;
-            let mut link = links::read_in(&place.folder.dir, &place.name).await?;
+            let mut link = (*links::read_in(&self.gate, &place).await?).clone();
             if let Some(parent) = parents.get(name) {
                 let cid = links::read(&self.gate, parent).await?.cid();
                 link.set_parent(&self.hint(&place, parent).await?, cid);

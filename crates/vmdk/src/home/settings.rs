@@ -11,7 +11,8 @@ impl Home {
         let _turn = self.turn.lock().await;
         let (_, texts) = self.texts(&Survey::new(&self.gate)).await?;
         let snapshots = texts.vmsd.list().snapshots.iter();
-        let with_state = snapshots.filter(|snapshot| snapshot.other("filename").is_some_and(|name| !name.is_empty()));
+        let with_state =
+            snapshots.filter(|snapshot| snapshot.other("filename").is_some_and(|name| !name.is_empty()));
         Ok(with_state.count() as u64)
     }
 

@@ -7,6 +7,7 @@ use sim::{Action, Cut, Fault, OpKind, Options, SimWorld, View};
 use super::*;
 use crate::testing::{flush, read, root, write};
 
+mod cache;
 mod clone;
 mod folders;
 mod import;
@@ -27,6 +28,12 @@ async fn home(env: &Env) -> Home {
 async fn home_in(env: &Env, own: &[&str]) -> Home {
     let own = own.iter().map(|path| env.open_root(path).unwrap()).collect();
     Home::new(folder(env).await, Folders { own, ..Folders::default() }, GROWTH)
+}
+
+/// Somebody else's hand, while the home is not served: the next start would find it.
+async fn by_hand(home: &Home, name: &str, content: &[u8]) {
+    home.dir().replace_file(name, content).await.unwrap();
+    home.gate.cache.clear();
 }
 
 fn new_world(seed: u64) -> SimWorld {
@@ -259,19 +266,19 @@ fn broken_chains_are_refused_with_file_and_field() {
             } else {
                 bad
             };
-            home.dir().replace_file("bad.vmdk", bad.as_bytes()).await.unwrap();
+            by_hand(&home, "bad.vmdk", bad.as_bytes()).await;
             let error = home.chain("bad.vmdk").await.unwrap_err();
             assert!(error.to_string().contains(message), "{error}");
         }
         // A path into a folder that was moved, with the file beside the child.
         let moved = text.replace("\"web.vmdk\"", "\"/vmfs/volumes/5/web/web.vmdk\"");
-        home.dir().replace_file("moved.vmdk", moved.as_bytes()).await.unwrap();
+        by_hand(&home, "moved.vmdk", moved.as_bytes()).await;
         assert_eq!(home.chain("moved.vmdk").await.unwrap().len(), 2);
         let outside = text.replace("web-000001-delta", "../../etc/passwd");
-        home.dir().replace_file("outside.vmdk", outside.as_bytes()).await.unwrap();
+        by_hand(&home, "outside.vmdk", outside.as_bytes()).await;
         assert_eq!(home.open("outside.vmdk", false).await.err().unwrap().kind, ErrorKind::Refused);
         let other = text.replace("VMFSSPARSE", "SPARSE");
-        home.dir().replace_file("other.vmdk", other.as_bytes()).await.unwrap();
+        by_hand(&home, "other.vmdk", other.as_bytes()).await;
         assert_eq!(home.open("other.vmdk", false).await.err().unwrap().kind, ErrorKind::Unsupported);
     });
 }
@@ -296,14 +303,14 @@ fn what_is_in_use_is_not_removed() {
         assert_eq!(home.discard_child("web-000001.vmdk").await.unwrap_err().kind, ErrorKind::Refused);
         // A second descriptor over the base's data: neither it nor that data goes with it.
         let base = links::read(&home.gate, "web.vmdk").await.unwrap().to_bytes();
-        home.dir().replace_file("twin.vmdk", &base).await.unwrap();
+        by_hand(&home, "twin.vmdk", &base).await;
         let error = home.publish(&remove("twin.vmdk")).await.unwrap_err();
         assert!(
             error.to_string().contains("\"web-flat.vmdk\" is to be removed, but it holds data of"),
             "{error}"
         );
         let text = String::from_utf8(base).unwrap().replace("web-flat.vmdk", "web.vmx");
-        home.dir().replace_file("twin.vmdk", text.as_bytes()).await.unwrap();
+        by_hand(&home, "twin.vmdk", text.as_bytes()).await;
         assert_eq!(home.publish(&remove("twin.vmdk")).await.unwrap_err().kind, ErrorKind::Damaged);
         assert_eq!(home.load().await.unwrap(), state);
     });

@@ -25,7 +25,7 @@ impl Home {
                 format!("{} lies in a folder this VM only reads from, and is not written", shown(name));
             return Err(Error::refused(self.dir().path(), cause));
         }
-        let mut link = links::read_in(&place.folder.dir, &place.name).await?;
+        let mut link = (*links::read_in(&self.gate, &place).await?).clone();
         let tracked = link.change_track_path().map(str::to_owned);
         self.renew_content_id(name, &mut link).await?;
         if let Some(tracked) = tracked {
@@ -43,23 +43,19 @@ impl Home {
         let mut intent = self.intent();
         intent.replace.insert(name.into(), link.to_bytes());
         let survey = Survey::new(&self.gate);
-        for OwnLink { layer, link: mut child, .. } in links::read_own(&survey).await? {
+        for OwnLink { layer, link: child, .. } in links::read_own(&survey).await? {
             let hint = child.parent_hint().unwrap_or_default().to_owned();
             let may_be = base_name(&hint) == base_name(name) && child.parent_cid() == Some(old_cid);
-            if !may_be || layer == name || self.is_anothers(&child) {
+            if !may_be || layer == name || self.gate.is_anothers(&child) {
                 continue;
             }
             if links::known_parent_of(&survey, &child).await?.as_deref() == Some(name) {
+                let mut child = (*child).clone();
                 child.set_parent(&hint, link.cid());
                 intent.replace.insert(layer, child.to_bytes());
             }
         }
         intent.commit(&self.gate).await
-    }
-
-    /// Whether another VM made this link.
-    pub(super) fn is_anothers(&self, link: &Descriptor) -> bool {
-        link.owner().zip(self.id.get()).is_some_and(|(owner, id)| owner != id)
     }
 
     /// VMware's tracking does not follow our writes, and a backup that believed it would miss them. The file is kept, under another
@@ -73,8 +69,12 @@ impl Home {
         // The name is a stranger's: nothing but a tracking file is moved.
         if name.to_ascii_lowercase().ends_with("-ctk.vmdk") && names.contains(name) {
             let aside = format!("{name}{SET_ASIDE}");
-            place.folder.dir.rename(name, &aside).await?;
-            place.folder.dir.sync().await?;
+            let dir = &place.folder.dir;
+            let renamed = async {
+                dir.rename(name, &aside).await?;
+                dir.sync().await
+            };
+            self.gate.cache.changing([&name.to_owned(), &aside], renamed).await?;
             sentence.push_str(&format!("; its file is kept as {}", join(&place.folder.path, &aside)));
         }
         self.notice(sentence);

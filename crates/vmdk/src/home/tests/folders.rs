@@ -272,8 +272,8 @@ fn change_tracking_ends_with_the_first_write() {
                 .replace("# Extent", &format!("changeTrackPath=\"{file}\"\n# Extent"))
         };
         let base = tracked(text_of(&home, "web.vmdk").await, "web-ctk.vmdk");
-        home.dir().replace_file("web.vmdk", base.as_bytes()).await.unwrap();
-        home.dir().replace_file("web-ctk.vmdk", b"tracked").await.unwrap();
+        by_hand(&home, "web.vmdk", base.as_bytes()).await;
+        by_hand(&home, "web-ctk.vmdk", b"tracked").await;
         home.touch("web.vmdk").await.unwrap();
         let text = text_of(&home, "web.vmdk").await;
         assert!(!text.contains("changeTrackPath") && text.contains("version=1\n"), "{text}");
@@ -283,7 +283,7 @@ fn change_tracking_ends_with_the_first_write() {
         assert!(home.take_notices().is_empty());
         // Nothing but a tracking file is moved away.
         let second = tracked(text_of(&home, "web_1.vmdk").await, "web-flat.vmdk");
-        home.dir().replace_file("web_1.vmdk", second.as_bytes()).await.unwrap();
+        by_hand(&home, "web_1.vmdk", second.as_bytes()).await;
         home.touch("web_1.vmdk").await.unwrap();
         assert!(home.open("web.vmdk", true).await.is_ok());
     });

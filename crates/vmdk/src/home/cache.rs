@@ -1,0 +1,92 @@
+//! The descriptors of a home's own folders as they were last read, so that a question costs what it concerns, not what lies in
+//! the home.
+//!
+//! Invariant: what is kept is what the disk says. The home is locked while it is served, so nobody else writes its links: in the
+//! home they are those that name it as their VM, or none; in an own folder that other homes share, those that name it, for each
+//! home writes under free names and only what carries its id. Other files are kept as being no descriptors in the home, and in
+//! shared folders where a kept link names them as its extent. Links of others and everything in folders that are only read
+//! from, or searched, are read each time.
+//!
+//! A write of ours forgets its files before and after. `load`, and a change that failed, forget everything: nobody knows then
+//! what the disk says.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use blk::Result;
+
+use super::folders::{base_name, normal, split};
+use crate::descriptor::Descriptor;
+
+/// What a file was when it was read.
+#[derive(Clone)]
+pub(super) enum Known {
+    Link(Rc<Descriptor>),
+    /// An extent, change tracking: no descriptor.
+    NoLink,
+}
+
+#[derive(Default)]
+pub(super) struct Cache {
+    /// By path; only normal ones, so that each file has one in its folder.
+    known: RefCell<BTreeMap<String, Known>>,
+    /// Counts the times something was forgotten: what was read across one is not kept.
+    age: Cell<u64>,
+}
+
+impl Cache {
+    pub fn get(&self, path: &str) -> Option<Known> {
+        self.known.borrow().get(path).cloned()
+    }
+
+    pub fn age(&self) -> u64 {
+        self.age.get()
+    }
+
+    /// `age` is from before the file was opened.
+    pub fn keep(&self, path: String, age: u64, known: Known) {
+        if age == self.age.get() && normal(&path).as_ref() == Some(&path) {
+            self.known.borrow_mut().insert(path, known);
+        }
+    }
+
+    /// Whether a kept link in the same folder has its data in that file.
+    pub fn is_extent(&self, path: &str) -> bool {
+        let (folder, name) = split(path);
+        self.known.borrow().iter().any(|(known_path, known)| match known {
+            Known::Link(link) => {
+                split(known_path).0 == folder && link.extents().iter().any(|extent| extent.file == name)
+            }
+            Known::NoLink => false,
+        })
+    }
+
+    pub fn clear(&self) {
+        self.known.borrow_mut().clear();
+        self.age.set(self.age.get() + 1);
+    }
+
+    /// By their names alone: a folder may be known by two paths.
+    fn forget(&self, names: &BTreeSet<String>) {
+        self.known.borrow_mut().retain(|path, _| !names.contains(base_name(path)));
+        self.age.set(self.age.get() + 1);
+    }
+
+    /// Does `work`, which changes the files at `paths`.
+    pub async fn changing<'a, T>(
+        &self,
+        paths: impl IntoIterator<Item = &'a String>,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let names: BTreeSet<String> = paths.into_iter().map(|path| base_name(path).to_owned()).collect();
+        // Before as well: the work may never be polled to its end.
+        self.forget(&names);
+        let result = work.await;
+        match &result {
+            Ok(_) => self.forget(&names),
+            Err(_) => self.clear(),
+        }
+        result
+    }
+}
