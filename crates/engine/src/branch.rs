@@ -15,9 +15,10 @@ use futures_util::future::join_all;
 use crate::disk::Disk;
 use crate::event::{DiskTimes, Event, EventKind};
 use crate::graph::Graph;
+use crate::link::all;
 use crate::options::Defect;
 use crate::tree;
-use crate::vm::Vm;
+use crate::vm::{Vm, nothing_changed};
 
 /// What an operation throws away, before (a preview) or after it has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -84,7 +85,8 @@ impl Vm {
             self.take(name, "").await?;
         }
         let _turn = self.operations.lock().await;
-        self.refuse_unquiet(&target)?;
+        // The end of a fold may have renamed its layers since.
+        let target = self.refuse_unquiet(&target)?;
         let plan = self.plan_revert(target.clone()).await?;
         self.carry_out(plan).await?;
         Ok(target)
@@ -119,18 +121,20 @@ impl Vm {
         let plan = self.plan_reset().await?;
         for (number, _) in &plan.grounds {
             self.refuse_clients(Some(*number))?;
+            self.refuse_folding(*number)?;
         }
         self.carry_out(plan).await
     }
 
-    fn refuse_unquiet(&self, target: &SnapshotState) -> Result<()> {
+    /// The target as it is now.
+    fn refuse_unquiet(&self, target: &SnapshotState) -> Result<SnapshotState> {
         self.refuse_when_closed()?;
         self.refuse_clients(None)?;
         self.refuse_open_jobs()?;
-        match self.state.borrow().snapshots.iter().any(|s| s.id == target.id) && self.is_sealed(target.id) {
-            true => Ok(()),
-            false => Err(Error::refused(&self.name, format!("{} is not sealed, or gone", target.name))),
-        }
+        let state = self.state.borrow();
+        let now = state.snapshots.iter().find(|s| s.id == target.id && self.is_sealed(s.id));
+        let gone = || Error::refused(&self.name, format!("{} is not sealed, or gone", target.name));
+        now.cloned().ok_or_else(gone)
     }
 
     fn revert_target(&self, wanted: Option<&str>) -> Result<SnapshotState> {
@@ -153,16 +157,39 @@ impl Vm {
         let mut next = before.clone();
         next.current = Some(target.id);
         next.disks = disks_after_revert(&before, &target, kept.as_deref());
-        for disk in &next.disks {
-            refuse_missing(&self.name, &graph, disk, &target)?;
-        }
-        let has = |number: u32| next.disks.iter().any(|d| d.number == number);
-        let frozen = target.disks.iter().filter(|(n, _)| has(*n));
+        self.refuse_returning(&graph, &before, &next, &target).await?;
+        let frozen = target.disks.iter().filter(|(n, _)| has_disk(&next, *n));
         let grounds = frozen.map(|(n, layer)| (*n, Ground::ChildOf(layer.clone()))).collect();
         let loss = Loss { target: Some(target.name.clone()), reverts: true, ..Loss::default() };
         let configuration = kept.is_some().then_some(target.id);
         let plan = Move { kind: EventKind::Revert, next, grounds, configuration, gone: Vec::new(), loss };
         self.with_loss(plan, &before, &graph).await
+    }
+
+    /// Refuses disks whose layers are not here, and those that would come back to run on a layer that others need as it is.
+    async fn refuse_returning(
+        &self,
+        graph: &Graph,
+        before: &VmState,
+        next: &VmState,
+        target: &SnapshotState,
+    ) -> Result<()> {
+        let frozen = graph.reachable(&VmState { disks: Vec::new(), ..next.clone() });
+        for disk in &next.disks {
+            refuse_missing(&self.name, graph, disk, target)?;
+            let known = target.disks.iter().any(|(n, _)| *n == disk.number)
+                || before.disks.iter().any(|d| d.number == disk.number);
+            if known {
+                continue;
+            }
+            if frozen.contains(&disk.top) || !graph.children(&disk.top).is_empty() {
+                let cause = format!("disk{} would come back on {}", disk.number, disk.top);
+                let why = "which other states rest on; commit or discard those first";
+                return Err(Error::refused(&self.name, format!("{cause}, {why}")));
+            }
+            self.refuse_read_elsewhere(std::slice::from_ref(&disk.top)).await?;
+        }
+        Ok(())
     }
 
     async fn plan_discard(&self, wanted: &str) -> Result<Move> {
@@ -181,13 +208,11 @@ impl Vm {
             loss.target = Some(target.name.clone());
             let kept = self.manifest.disks_at(target.id).await?;
             next.disks = disks_after_revert(&before, &target, kept.as_deref());
-            for disk in &next.disks {
-                refuse_missing(&self.name, &graph, disk, &target)?;
-            }
+            self.refuse_returning(&graph, &before, &next, &target).await?;
             configuration = kept.is_some().then_some(target.id);
             next.current = target.parent;
             for (number, frozen) in &target.disks {
-                if !next.disks.iter().any(|d| d.number == *number) {
+                if !has_disk(&next, *number) {
                     continue;
                 }
                 grounds.push((*number, self.ground_of(&graph, &next, frozen, &before).await?));
@@ -252,6 +277,8 @@ impl Vm {
         if self.options.defects.has(Defect::RemoveSideBranch) {
             plan.loss.layers = graph.left_over(before, &VmState { snapshots: Vec::new(), ..after });
         }
+        // Deltas hold what was written since. A base is a whole disk, of one that came since: it leaves the VM, and its data stays.
+        plan.loss.layers.retain(|layer| graph.parent(layer).is_some());
         for layer in &plan.loss.layers {
             let chain = self.open_chain(layer).await?;
             plan.loss.bytes += chain.last().map_or(0, |top| top.usage().file_bytes);
@@ -265,7 +292,13 @@ impl Vm {
         self.refuse_read_elsewhere(&plan.loss.layers).await?;
         let leaving = self.leaving(&plan);
         self.stop_writes(&leaving, true).await;
-        let built = match self.build_grounds(&plan.grounds).await {
+        let gone: Vec<_> = leaving.iter().filter(|d| !has_disk(&plan.next, d.number)).cloned().collect();
+        let built = async {
+            // Its files stay, and nobody will write its tables later.
+            all(gone.iter().map(|disk| disk.close())).await?;
+            self.build_grounds(&plan.grounds).await
+        };
+        let built = match built.await {
             Ok(built) => built,
             Err(e) => {
                 self.stop_writes(&leaving, false).await;
@@ -288,7 +321,7 @@ impl Vm {
             self.swap_disks(&change.next, &built);
         }
         if let Err(e) = self.publish(change).await {
-            if e.is_no_space() {
+            if nothing_changed(&e) {
                 join_all(built.into_iter().map(|new| self.drop_built(new))).await;
                 self.stop_writes(&leaving, false).await;
             }
@@ -296,8 +329,8 @@ impl Vm {
         }
         let stun_us = self.swap_disks(&self.state(), &built);
         plan.loss.layers.iter().for_each(|layer| self.forget_layer(layer));
-        self.add_returned_disks().await?;
-        self.report_move(plan.kind, &plan.loss, stun_us, (self.env.now_ns() - began_ns) / 1000);
+        self.add_returned_disks().await.inspect_err(|e| self.note_failed_change(e))?;
+        self.report_move(plan.kind, &plan.loss, &gone, stun_us, (self.env.now_ns() - began_ns) / 1000);
         Ok(plan.loss)
     }
 
@@ -359,7 +392,7 @@ impl Vm {
     fn swap_disks(&self, next: &VmState, built: &[Built]) -> u64 {
         let began_ns = self.env.now_ns();
         let mut disks = self.disks.borrow_mut();
-        disks.retain(|d| next.disks.iter().any(|s| s.number == d.number));
+        disks.retain(|d| has_disk(next, d.number));
         for new in built {
             for layer in new.disk.chain().links.last().iter().map(|link| &link.layer) {
                 self.opened(layer);
@@ -398,12 +431,16 @@ impl Vm {
         }
     }
 
-    fn report_move(&self, kind: EventKind, loss: &Loss, stun_us: u64, total_us: u64) {
+    fn report_move(&self, kind: EventKind, loss: &Loss, gone: &[Rc<Disk>], stun_us: u64, total_us: u64) {
         let subject = match &loss.target {
             Some(target) => target.clone(),
             None => loss.snapshots.join(", "),
         };
-        let message = format!("{} layers of {} bytes are gone", loss.layers.len(), loss.bytes);
+        let mut message = format!("{} layers of {} bytes are gone", loss.layers.len(), loss.bytes);
+        for disk in gone {
+            let number = disk.number;
+            message.push_str(&format!("; disk{number} is no disk of the VM any more, its base stays"));
+        }
         let event = self.plain_event(kind, &subject, &message);
         let disks = self.disks();
         let times = disks.iter().map(|d| DiskTimes { number: d.number, stun_us, ..DiskTimes::default() });
@@ -430,6 +467,10 @@ fn disks_after_revert(
         (None, None) => disk.clone(),
     });
     disks.collect()
+}
+
+fn has_disk(state: &VmState, number: u32) -> bool {
+    state.disks.iter().any(|d| d.number == number)
 }
 
 fn refuse_missing(vm: &str, graph: &Graph, disk: &DiskState, target: &SnapshotState) -> Result<()> {

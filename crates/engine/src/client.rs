@@ -1,9 +1,10 @@
 //! Who uses a VM from outside: writable clients on its running disks, readers of its sealed states.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
-use blk::manifest::SnapshotState;
+use blk::manifest::{LayerName, SnapshotState};
 use blk::{Error, Result};
 
 use crate::disk::Disk;
@@ -21,6 +22,8 @@ pub struct Client {
 pub struct View {
     pub snapshot: u128,
     pub client: String,
+    /// For work outside of the engine, with layers opened there: nothing under it may be folded meanwhile.
+    pub still: bool,
 }
 
 /// Users of either kind that have not gone yet.
@@ -52,8 +55,29 @@ impl Vm {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let disk = self.disk(number)?;
+        self.refuse_frozen_top(&disk)?;
         self.touch(&disk.top_name()).await?;
         Ok((disk, self.clients.enter(Client { disk: number, name: client.to_string() })))
+    }
+
+    pub(crate) async fn find_frozen_tops(&self) -> Result<()> {
+        let mut named = self.state();
+        let disks = std::mem::take(&mut named.disks);
+        if !named.snapshots.is_empty() {
+            let needed = self.graph().await?.reachable(&named);
+            let tops = disks.into_iter().map(|disk| disk.top);
+            *self.frozen_tops.borrow_mut() = tops.filter(|top| needed.contains(top)).collect();
+        }
+        Ok(())
+    }
+
+    fn refuse_frozen_top(&self, disk: &Disk) -> Result<()> {
+        if !self.frozen_tops.borrow().contains(&disk.top_name()) {
+            return Ok(());
+        }
+        let cause = format!("it runs in {}, which a snapshot needs as it is", disk.top_name());
+        let remedy = "take a snapshot, and it runs on a child of that layer";
+        Err(Error::refused(&disk.name, format!("{cause}; {remedy}")))
     }
 
     /// Writable clients: (disk number, client).
@@ -83,7 +107,7 @@ impl Vm {
         self.refuse_when_closed()?;
         self.refuse_open_jobs()?;
         let found = self.sealed(snapshot)?;
-        let view = self.views.enter(View { snapshot: found.id, client: client.to_string() });
+        let view = self.views.enter(View { snapshot: found.id, client: client.to_string(), still: true });
         Ok((found, view))
     }
 
@@ -99,7 +123,8 @@ impl Vm {
         let layers = self.open_chain(layer).await?;
         let name = format!("{}/disk{number}@{}", self.name, found.name);
         let disk = Disk::new(self.env.clone(), name, number, layers, true, self.options)?;
-        Ok((disk, self.views.enter(View { snapshot: found.id, client: client.to_string() })))
+        let view = View { snapshot: found.id, client: client.to_string(), still: false };
+        Ok((disk, self.views.enter(view)))
     }
 
     fn sealed(&self, snapshot: &str) -> Result<SnapshotState> {
@@ -122,5 +147,19 @@ impl Vm {
         let name = state.snapshots.iter().find(|s| s.id == id).map_or("?", |s| s.name.as_str());
         let cause = format!("{name} is attached by {client}; disconnect that client first");
         Err(Error::refused(&self.name, cause))
+    }
+
+    /// A view within the engine follows a fold under it; somebody who opens the layers by himself does not.
+    pub(crate) fn refuse_held_still(&self, changing: &BTreeSet<LayerName>) -> Result<()> {
+        let state = self.state.borrow();
+        for view in self.views.all().iter().filter(|view| view.still) {
+            let held = state.snapshots.iter().find(|s| s.id == view.snapshot);
+            if let Some(held) = held.filter(|s| s.disks.iter().any(|(_, layer)| changing.contains(layer))) {
+                let cause =
+                    format!("{} is in use by {}; try again when that has ended", held.name, view.client);
+                return Err(Error::refused(&self.name, cause));
+            }
+        }
+        Ok(())
     }
 }

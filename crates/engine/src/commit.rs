@@ -117,7 +117,8 @@ impl Vm {
         times: &mut Vec<DiskTimes>,
     ) -> Result<()> {
         let result = self.run_steered(job, folds, times).await;
-        if result.is_err() {
+        // Where the end of a fold may or may not be on the device its layer may be gone: writes keep going below it.
+        if result.is_err() && !self.is_broken() {
             folds.iter().filter_map(|f| self.disk(f.disk).ok()).for_each(|disk| disk.forget_idle_fold());
         }
         result
@@ -129,6 +130,8 @@ impl Vm {
         folds: &[FoldState],
         times: &mut Vec<DiskTimes>,
     ) -> Result<()> {
+        let pending: Vec<_> = folds.iter().filter(|f| self.is_pending(job, f)).cloned().collect();
+        self.refuse_outdated(&pending).await?;
         self.steer_tops(job, folds).await?;
         let mut held = Vec::new();
         for fold in folds {

@@ -9,7 +9,7 @@ use crate::disk::Disk;
 use crate::event::EventKind;
 use crate::link::Link;
 use crate::space::SpaceHold;
-use crate::vm::Vm;
+use crate::vm::{Vm, nothing_changed};
 
 impl Vm {
     /// Adds an empty disk. Running clients of the others notice nothing; existing snapshots do not have it.
@@ -28,13 +28,14 @@ impl Vm {
             self.publish(Change { next, ..Change::default() }).await
         };
         if let Err(e) = added.await {
-            for name in [&made.top, &base].into_iter().filter(|_| e.is_no_space()) {
+            for name in [&made.top, &base].into_iter().filter(|_| nothing_changed(&e)) {
                 // What cannot be removed now is debris that the next open removes.
                 let _ = self.manifest.discard_child(name).await;
             }
             return Err(e);
         }
-        let disk = self.build_disk(made.number, &made.top).await?;
+        let disk = self.build_disk(made.number, &made.top).await;
+        let disk = disk.inspect_err(|e| self.note_failed_change(e))?;
         self.disks.borrow_mut().push(disk);
         self.report(self.plain_event(EventKind::Disks, &format!("disk{}", made.number), "added"));
         Ok(made)
@@ -57,9 +58,7 @@ impl Vm {
             remove = self.graph().await?.left_over(&before, &next);
             self.refuse_read_elsewhere(&remove).await?;
         }
-        disk.closing.set(true);
-        disk.close().await?;
-        self.publish(Change { next, remove: remove.clone(), ..Change::default() }).await?;
+        self.change_closed(&disk, Change { next, remove: remove.clone(), ..Change::default() }).await?;
         self.disks.borrow_mut().retain(|d| d.number != number);
         remove.iter().for_each(|layer| self.forget_layer(layer));
         let message = format!("removed, with {} layers", remove.len());
@@ -122,10 +121,13 @@ impl Vm {
             return Ok(());
         }
         self.refuse_snapshotted(&before, &old)?;
+        let disk = self.disk(number)?;
         let mut new = DiskState { mode, ..old.clone() };
         let mut remove = Vec::new();
         if let Some(base) = new.reset_to.take() {
             self.refuse_unreset(number)?;
+            // It will be written again.
+            self.refuse_read_elsewhere(std::slice::from_ref(&base)).await?;
             remove.push(std::mem::replace(&mut new.top, base));
         }
         if mode == DiskMode::IndependentNonpersistent {
@@ -133,13 +135,38 @@ impl Vm {
         }
         let mut next = before;
         next.disks.iter_mut().filter(|d| d.number == number).for_each(|d| *d = new.clone());
-        self.publish(Change { next, remove: remove.clone(), ..Change::default() }).await?;
+        let change = Change { next, remove: remove.clone(), ..Change::default() };
+        if let Err(e) = self.change_closed(&disk, change).await {
+            if nothing_changed(&e) && new.reset_to.is_some() {
+                // What cannot be removed now is debris that the next open removes.
+                let _ = self.manifest.discard_child(&new.top).await;
+            }
+            return Err(e);
+        }
         remove.iter().for_each(|layer| self.forget_layer(layer));
-        if new.top != old.top {
-            self.replace_disk(&new).await?;
+        match new.top == old.top {
+            true => disk.closing.set(false),
+            false => self.replace_disk(&new).await.inspect_err(|e| self.note_failed_change(e))?,
         }
         self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), "another mode"));
         Ok(())
+    }
+
+    /// Publishes a change that ends the disk as it is: what was written to it is durable before. If nothing came of it
+    /// the disk goes on.
+    async fn change_closed(&self, disk: &Rc<Disk>, change: Change) -> Result<()> {
+        disk.closing.set(true);
+        let mut result = disk.close().await;
+        let closed = result.is_ok();
+        if closed {
+            result = self.publish(change).await;
+        }
+        if let Err(e) = &result
+            && (!closed || nothing_changed(e))
+        {
+            disk.closing.set(false);
+        }
+        result
     }
 
     fn no_disk(&self, number: u32) -> Error {

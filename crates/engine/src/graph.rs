@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blk::manifest::{LayerLink, LayerName, VmState};
+use blk::manifest::{DiskState, LayerLink, LayerName, VmState};
 
 /// The layers at one moment. Names that nothing tells of are treated as bases.
 pub struct Graph {
@@ -85,9 +85,10 @@ impl Graph {
         if let Some(owner) = state.snapshots.iter().find(|s| s.disks.iter().any(|(_, l)| l == parent)) {
             return Some(Obstacle::Named(owner.name.clone()));
         }
-        let reset = state.disks.iter().any(|d| d.reset_to.as_ref() == Some(parent));
+        // No take lets a disk run below a delta; a configuration mended by hand may.
+        let in_use = |d: &DiskState| d.top == *parent || d.reset_to.as_ref() == Some(parent);
         let shared = self.children(parent).iter().any(|child| child != delta);
-        (reset || shared).then_some(Obstacle::Shared)
+        (shared || state.disks.iter().any(in_use)).then_some(Obstacle::Shared)
     }
 }
 
@@ -111,7 +112,7 @@ fn roots(state: &VmState) -> impl Iterator<Item = &LayerName> {
 
 #[cfg(test)]
 mod tests {
-    use blk::manifest::{DiskMode, DiskState, SnapshotState};
+    use blk::manifest::{DiskMode, SnapshotState};
 
     use super::*;
 
@@ -174,5 +175,6 @@ mod tests {
         let mut resets = running.clone();
         resets.disks[0].reset_to = Some("base".into());
         assert_eq!(graph.obstacle(&resets, "a"), Some(Obstacle::Shared));
+        assert_eq!(graph.obstacle(&state("base", vec![snapshot(2, "b")]), "a"), Some(Obstacle::Shared));
     }
 }

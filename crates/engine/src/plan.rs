@@ -75,13 +75,28 @@ impl Vm {
         }
         self.refuse_nothing(what, &plan)?;
         self.refuse_unwritable(&plan).await?;
-        let touched: BTreeSet<LayerName> = plan
-            .folds
-            .iter()
-            .flat_map(|f| graph.with_descendants(graph.parent(&f.layer).unwrap_or(&f.layer)))
-            .collect();
-        self.refuse_read_elsewhere(&touched.into_iter().collect::<Vec<_>>()).await?;
+        self.refuse_read_above(&graph, &plan.folds).await?;
         Ok(plan)
+    }
+
+    /// Refuses folds under which somebody outside reads: their targets change, and so do the links above.
+    async fn refuse_read_above(&self, graph: &Graph, folds: &[FoldState]) -> Result<()> {
+        let parents = folds.iter().map(|f| graph.parent(&f.layer).unwrap_or(&f.layer));
+        let changing: BTreeSet<LayerName> = parents.flat_map(|p| graph.with_descendants(p)).collect();
+        self.refuse_held_still(&changing)?;
+        self.refuse_read_elsewhere(&changing.into_iter().collect::<Vec<_>>()).await
+    }
+
+    /// The tree may have changed since the names left it: a job that failed is over, and clones are made then.
+    pub(crate) async fn refuse_outdated(&self, folds: &[FoldState]) -> Result<()> {
+        let (graph, state) = (self.graph().await?, self.state());
+        let blind = self.options.defects.has(Defect::FoldIntoShared);
+        for fold in folds.iter().filter(|f| graph.has(&f.layer)) {
+            if let Some(why) = graph.obstacle(&state, &fold.layer).filter(|_| !blind) {
+                return Err(Error::refused(&self.name, why.sentence(&fold.layer)));
+            }
+        }
+        self.refuse_read_above(&graph, folds).await
     }
 
     /// The end of a side branch has nothing to be folded: its name is all that keeps its state.

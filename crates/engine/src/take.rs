@@ -12,7 +12,7 @@ use crate::event::{DiskTimes, Event, EventKind};
 use crate::link::Link;
 use crate::options::Defect;
 use crate::tree;
-use crate::vm::Vm;
+use crate::vm::{Vm, nothing_changed};
 
 /// A child that exists durably but that nothing refers to yet.
 struct Child {
@@ -37,9 +37,9 @@ impl Vm {
         let early = self.options.defects.has(Defect::SwapBeforePublish);
         let mut stun_us = if early { self.swap(&children) } else { 0 };
         if let Err(e) = self.publish_take(&snapshot, &children).await {
-            // Without space nothing was changed. After any other failure the children are left lying: the record may be
+            // After a failure that may have changed something the children are left lying: the record may be
             // in place, and then the home names them; if not, they are debris that the next open removes.
-            if e.is_no_space() {
+            if nothing_changed(&e) {
                 join_all(children.into_iter().map(|child| self.drop_child(child))).await;
             }
             return Err(e);

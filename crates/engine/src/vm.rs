@@ -7,7 +7,7 @@ use std::rc::{Rc, Weak};
 use blk::layer::Layer;
 use blk::manifest::{Change, DiskMode, LayerName, Manifest, VmState};
 use blk::sync::TaskMutex;
-use blk::{Env, Error, Result};
+use blk::{Env, Error, ErrorKind, Result};
 
 use crate::client::{Client, Present, View};
 use crate::disk::Disk;
@@ -35,6 +35,10 @@ pub struct Vm {
     pub(crate) disks: RefCell<Vec<Rc<Disk>>>,
     /// Layers that are open, by name: one set of tables for a layer, whoever reads it.
     layers: RefCell<BTreeMap<LayerName, Weak<dyn Layer>>>,
+    /// Two that open the same layer at once would each have tables of their own.
+    opening: TaskMutex,
+    /// Running tops that a snapshot rests on, at the opening: no take leaves one, a configuration mended by hand may.
+    pub(crate) frozen_tops: RefCell<BTreeSet<LayerName>>,
     /// Take, commit, revert, changes of disks, and the ends of folds: one at a time.
     pub(crate) operations: TaskMutex,
     /// Folds of one VM run one after the other.
@@ -62,6 +66,8 @@ impl Vm {
             state: RefCell::new(state),
             disks: RefCell::default(),
             layers: RefCell::default(),
+            opening: TaskMutex::default(),
+            frozen_tops: RefCell::default(),
             operations: TaskMutex::default(),
             folding: TaskMutex::default(),
             unsealed: RefCell::default(),
@@ -77,6 +83,7 @@ impl Vm {
             let built = vm.build_disk(disk.number, &disk.top).await?;
             vm.disks.borrow_mut().push(built);
         }
+        vm.find_frozen_tops().await?;
         vm.add_missing_redo().await?;
         // On a datastore that is full already there is nothing to set aside.
         let _ = vm.manifest.reserve(options.reserve_bytes).await;
@@ -92,12 +99,13 @@ impl Vm {
     /// Every layer under `top`, base first, opened for writing where it is the VM's own, so that a later commit can
     /// write into it.
     pub(crate) async fn open_chain(&self, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
+        let _turn = self.opening.lock().await;
         let mut layers = Vec::new();
-        for info in self.manifest.chain(top).await? {
-            let open = self.layers.borrow().get(&info.name).and_then(Weak::upgrade);
+        for name in self.manifest.chain_names(top).await? {
+            let open = self.layers.borrow().get(&name).and_then(Weak::upgrade);
             let layer = match open {
                 Some(layer) => layer,
-                None => self.manifest.open(&info.name, true).await?,
+                None => self.manifest.open(&name, true).await?,
             };
             self.opened(&layer);
             layers.push(layer);
@@ -142,6 +150,19 @@ impl Vm {
         }
     }
 
+    /// A fold works on the disk as it was when it began.
+    pub(crate) fn refuse_folding(&self, number: u32) -> Result<()> {
+        let open = |id: u64| self.jobs.borrow().iter().any(|job| job.id == id && !job.state().is_over());
+        match self.state.borrow().folds.iter().find(|fold| fold.disk == number && open(fold.job)) {
+            Some(fold) => {
+                let cause =
+                    format!("{} is being folded (job {}); wait for it or cancel it", fold.layer, fold.job);
+                Err(Error::refused(&self.name, cause))
+            }
+            None => Ok(()),
+        }
+    }
+
     pub fn disk(&self, number: u32) -> Result<Rc<Disk>> {
         let disks = self.disks.borrow();
         disks.iter().find(|d| d.number == number).cloned().ok_or_else(|| {
@@ -173,19 +194,37 @@ impl Vm {
 
     /// Announces that a layer is about to be written; the home knows whether anybody has to be told.
     pub(crate) async fn touch(&self, layer: &str) -> Result<()> {
-        self.with_reserve(async || self.manifest.touch(layer).await).await
+        self.refuse_when_broken()?;
+        let touched = self.with_reserve(async || self.manifest.touch(layer).await).await;
+        touched.inspect_err(|e| self.note_failed_change(e))
     }
 
     pub(crate) fn refuse_when_closed(&self) -> Result<()> {
         if self.closed.get() {
             return Err(Error::refused(&self.name, "the VM is being closed"));
         }
+        self.refuse_when_broken()
+    }
+
+    /// A change of a home that is in an unknown state would replace the record that a restart completes it from.
+    fn refuse_when_broken(&self) -> Result<()> {
         match &*self.broken.borrow() {
             Some(e) => Err(Error::refused(
                 &self.name,
                 format!("an earlier change of its home failed ({e}); restart unstun"),
             )),
             None => Ok(()),
+        }
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.borrow().is_some()
+    }
+
+    /// Unless the error means that nothing was changed.
+    pub(crate) fn note_failed_change(&self, e: &Error) {
+        if !nothing_changed(e) {
+            self.broken.borrow_mut().get_or_insert_with(|| e.clone());
         }
     }
 
@@ -202,15 +241,12 @@ impl Vm {
         result
     }
 
-    /// Makes the change true on disk, then in memory. Running out of space before the commit point changes nothing;
-    /// after any other failure it is unknown which of the two states is on disk, and only reopening can tell.
+    /// Makes the change true on disk, then in memory. A refusal, and running out of space before the commit point, change
+    /// nothing; after any other failure it is unknown which of the two states is on disk, and only reopening can tell.
     pub(crate) async fn publish(&self, change: Change) -> Result<()> {
-        if let Err(e) = self.with_reserve(async || self.manifest.publish(&change).await).await {
-            if !e.is_no_space() {
-                self.broken.borrow_mut().get_or_insert_with(|| e.clone());
-            }
-            return Err(e);
-        }
+        self.refuse_when_broken()?;
+        let published = self.with_reserve(async || self.manifest.publish(&change).await).await;
+        published.inspect_err(|e| self.note_failed_change(e))?;
         *self.state.borrow_mut() = change.next;
         Ok(())
     }
@@ -285,6 +321,11 @@ impl Vm {
         }
         all(disks.iter().map(|disk| disk.close())).await
     }
+}
+
+/// Devices never refuse: a refusal comes from the checks before the commit point.
+pub(crate) fn nothing_changed(e: &Error) -> bool {
+    e.is_no_space() || e.kind == ErrorKind::Refused
 }
 
 impl Disk {

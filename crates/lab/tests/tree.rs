@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use blk::manifest::{DiskMode, Manifest, NewDisk};
+use blk::manifest::{DiskMode, NewDisk};
 use blk::volume::Volume;
 use blk::{Buf, Env, Errno, ErrorKind, SECTOR};
 use engine::{CommitWhat, Disk, JobState, Options, Vm};
@@ -17,6 +17,11 @@ const IO_MAX: u64 = 1000;
 
 fn world() -> SimWorld {
     SimWorld::new(3, sim::Options::default())
+}
+
+/// Submitted so far; a rule counts all but timers.
+fn ios(world: &SimWorld) -> u64 {
+    OpKind::ALL.iter().filter(|kind| **kind != OpKind::Timer).map(|kind| world.count(*kind).submitted).sum()
 }
 
 fn home(env: &Env) -> Rc<Home> {
@@ -98,10 +103,11 @@ fn a_guest_goes_on_under_a_commit_that_fails() {
             fill(&vm, 0, 10..30, 2).await;
             let (disk, _client) = vm.attach(0, "guest").await.unwrap();
             armed.add_fault(Fault::nth(nth, Action::Fail(Errno::EIO)));
-            let struck = match vm.commit(&CommitWhat::One("a".into())).await {
-                Ok(job) => job.wait().await != JobState::Done,
-                Err(_) => true,
-            };
+            let before = ios(&armed);
+            if let Ok(job) = vm.commit(&CommitWhat::One("a".into())).await {
+                job.wait().await;
+            }
+            let struck = ios(&armed) - before >= nth;
             armed.clear_faults();
             let done = async {
                 for sector in 15..40 {
@@ -129,11 +135,13 @@ fn a_guest_goes_on_under_a_commit_that_fails() {
             }
             lost
         });
-        assert_eq!(lost.unwrap(), Vec::<u64>::new(), "I/O {nth} of the commit failed (struck: {struck})");
-        if !struck && nth > 60 {
+        assert_eq!(lost.unwrap(), Vec::<u64>::new(), "I/O {nth} of the commit failed");
+        if !struck {
+            assert!(nth > 1, "no I/O was struck");
             return;
         }
     }
+    panic!("the commit has more than {IO_MAX} I/Os");
 }
 
 /// A disk that came after the snapshot is no disk of the VM any more, and all its data is still there.
@@ -237,27 +245,26 @@ fn a_failed_commit_does_not_go_on_under_a_clone() {
 /// Unflushed writes of before a change of the mode are covered by a flush after it.
 #[test]
 fn a_flush_covers_what_was_written_before_a_change_of_mode() {
-    let world = world();
-    let prepared = world.run(|env| async move {
-        let (vm, _) = create(&env).await;
-        let number = add(&vm, DiskMode::IndependentPersistent).await;
-        {
-            let (disk, _client) = vm.attach(number, "first").await.unwrap();
-            put(&disk, 3, 9).await.unwrap();
-        }
-        vm.set_mode(number, DiskMode::IndependentNonpersistent).await.unwrap();
-        let (disk, _client) = vm.attach(number, "second").await.unwrap();
-        assert_eq!(get(&disk, 3).await, 9);
-        disk.clone().flush().await.unwrap();
-        number
-    });
-    let number = prepared.unwrap();
-    world.power_cut();
-    let done = world.run(|env| async move {
-        let (vm, _) = open(&env).await;
-        assert_eq!(get(&vm.disk(number).unwrap(), 3).await, 9, "flushed, and lost by the cut");
-    });
-    done.unwrap();
+    for seed in 0..16 {
+        let world = SimWorld::new(seed, sim::Options::default());
+        let prepared = world.run(|env| async move {
+            let (vm, _) = create(&env).await;
+            let number = add(&vm, DiskMode::IndependentPersistent).await;
+            {
+                let (disk, _client) = vm.attach(number, "first").await.unwrap();
+                put(&disk, 3, 9).await.unwrap();
+            }
+            vm.set_mode(number, DiskMode::IndependentNonpersistent).await.unwrap();
+            let (disk, _client) = vm.attach(number, "second").await.unwrap();
+            assert_eq!(get(&disk, 3).await, 9);
+            disk.clone().flush().await.unwrap();
+            number
+        });
+        let number = prepared.unwrap();
+        world.power_cut();
+        let seen = world.run(|env| async move { get(&open(&env).await.0.disk(number).unwrap(), 3).await });
+        assert_eq!(seen, Some(9), "seed {seed}: flushed, and lost by the cut");
+    }
 }
 
 /// A configuration mended by hand points below a snapshot: nothing is written there.
@@ -281,28 +288,6 @@ fn a_running_layer_that_a_snapshot_rests_on_is_not_written() {
         vm.take("mended", "").await.unwrap();
         fill(&vm, 0, 0..4, 2).await;
         assert_eq!(sealed(&vm, "a", 0, 0).await, 1);
-    });
-    done.unwrap();
-}
-
-/// What two readers of the same question open is opened once.
-#[test]
-fn layers_are_opened_once() {
-    let world = world();
-    let done = world.run(|env| async move {
-        let (vm, _) = create(&env).await;
-        vm.take("a", "").await.unwrap();
-        vm.take("b", "").await.unwrap();
-        vm.revert(Some("a"), None).await.unwrap();
-        // b's layer is in no running chain.
-        let both = futures_util::future::join(vm.open_view("b", 0, "first"), vm.discard_preview("b")).await;
-        let (first, _view) = both.0.unwrap();
-        both.1.unwrap();
-        let (second, _view) = vm.open_view("b", 0, "second").await.unwrap();
-        let top = |disk: &Rc<Disk>| disk.chain().top().layer.clone();
-        assert!(Rc::ptr_eq(&top(&first), &top(&second)));
-        let manifest: &Rc<dyn Manifest> = vm.manifest();
-        assert!(manifest.links().await.unwrap().len() >= 3);
     });
     done.unwrap();
 }
