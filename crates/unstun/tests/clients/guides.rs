@@ -105,7 +105,7 @@ fn matches(shown: &str, said: &str) -> bool {
 fn script(steps: &[Step]) -> String {
     let mut text = String::new();
     for (at, step) in steps.iter().enumerate() {
-        let _ = write!(text, "{{\n{}}} >\"$OUTPUTS/{at}\" 2>&1 </dev/null\n", step.command);
+        let _ = writeln!(text, "{{\n{}}} >\"$OUTPUTS/{at}\" 2>&1 </dev/null", step.command);
     }
     text
 }
@@ -135,15 +135,9 @@ fn follow(name: &str) {
             panic!("{}does not say: {line}\nbut: {said}", place());
         }
     }
-    let last = &steps[said.len() - 1];
-    assert!(
-        status.success(),
-        "{}:{}: {}{status}: {}",
-        page.display(),
-        last.line,
-        last.command,
-        said[said.len() - 1]
-    );
+    let last = said.len().checked_sub(1).unwrap_or_else(|| panic!("bash: {status}"));
+    let Step { line, command, .. } = &steps[last];
+    assert!(status.success(), "{}:{line}: {command}{status}: {}", page.display(), said[last]);
     daemon.stop();
 }
 
@@ -202,16 +196,23 @@ fn no_guide_is_left_out() {
 
 #[test]
 fn a_page_is_read_as_its_reader_would() {
-    let page =
-        "Text.\n\n<!-- run\na\nb\n-->\n```console\n$ one |\n> two\nout\n$ three\n```\n```sh\n$ never\n```\n";
+    let unseen = "Text.\n\n<!-- run\na\nb\n-->\n";
+    let console = "```console\n$ one |\n> two\nout\n$ three\n```\n";
+    let others = "```sh\n$ never\n```\n\n<!-- run -->\n```sh\nfour\n```\n";
     let step = |line, command: &str, expected: &[&str]| Step {
         line,
         command: command.to_owned(),
         expected: expected.iter().map(|&line| line.to_owned()).collect(),
     };
-    let expected = [step(3, "\na\nb\n", &[]), step(8, "one |\ntwo\n", &["out"]), step(11, "three\n", &[])];
-    assert_eq!(steps(page), expected);
-    assert_eq!(script(&steps(page)).matches("$OUTPUTS/").count(), 4);
+    let expected = [
+        step(3, "a\nb\n", &[]),
+        step(8, "one |\ntwo\n", &["out"]),
+        step(11, "three\n", &[]),
+        step(18, "four\n", &[]),
+    ];
+    let steps = steps(&format!("{unseen}{console}{others}"));
+    assert_eq!(steps, expected);
+    assert_eq!(script(&steps).matches("$OUTPUTS/").count(), expected.len());
 }
 
 #[test]
