@@ -1,4 +1,4 @@
-"""python3 -m bench --binary target/release/unstun [--quick] [--only serving,snapshot,commit,stun] [--folder DIR]"""
+"""python3 -m bench --binary target/release/unstun [--quick] [--only serving,snapshot,commit,stun,memory] [--folder DIR]"""
 
 import argparse
 import shutil
@@ -9,13 +9,13 @@ from pathlib import Path
 from bench import fio
 from bench.machine import Device, facts
 from bench.report import Report
-from bench.rows import commit, serving, snapshot, stun
+from bench.rows import commit, memory, serving, snapshot, stun
 from bench.servers import Unstun
 
-ROWS = {"serving": serving, "snapshot": snapshot, "commit": commit, "stun": stun}
+ROWS = {"serving": serving, "snapshot": snapshot, "commit": commit, "stun": stun, "memory": memory}
 GIB = 1 << 30
-# The test disk with its overlays and deltas, the deep chain, the busy disk, and the peer's copy.
-ROOM_NEEDED = 24 * GIB
+# The test disk with its overlays and deltas, the deep chain, the busy disk, and the peer's copy; or 31 layers' tables.
+ROOM_NEEDED = 30 * GIB
 
 
 class Bench:
@@ -62,7 +62,7 @@ def main():
     try:
         with Unstun(options.binary.absolute(), folder / "datastore") as unstun:
             bench.unstun = unstun
-            if set(options.only.split(",")) - {"stun"}:
+            if set(options.only.split(",")) - {"stun", "memory"}:
                 unstun.create("web", [bench.size])
                 fio.fill(unstun.target("web"), bench.size, folder)
             for name in options.only.split(","):

@@ -98,6 +98,9 @@ class Unstun(Server):
     def target(self, vm, disk=0):
         return Target(uri=f"nbd+unix:///{vm}/disk{disk}?socket={self.socket}")
 
+    def export(self, name):
+        return Target(uri=f"nbd+unix:///{name}?socket={self.socket}")
+
     def tcp_target(self, vm, disk=0):
         return Target(uri=f"nbd://127.0.0.1:{self.port}/{vm}/disk{disk}")
 

@@ -4,7 +4,7 @@
 //! region may be dropped at any time and is built again from the layers. Entries are updated when a first write
 //! publishes, never before.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -207,9 +207,18 @@ impl Hasher for RegionHasher {
 
 type RegionTable<T> = std::collections::HashMap<u64, T, BuildHasherDefault<RegionHasher>>;
 
+thread_local! {
+    /// Of all maps of this core: disks and views share its memory, and a core is a thread.
+    static RESIDENT_BYTES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A map keeps this much however much the others have: 2 MiB is 80 regions of the densest kind.
+pub const MAP_BYTES_MIN: usize = 2 << 20;
+
 /// The map of one disk.
 pub struct Map {
     state: RefCell<State>,
+    /// Of all maps of the core together, each one's `MAP_BYTES_MIN` apart.
     cap_bytes: usize,
 }
 
@@ -236,6 +245,7 @@ pub enum Found {
 }
 
 impl Map {
+    /// `cap_bytes` bounds this map, and what all maps of the core hold together.
     pub fn new(cap_bytes: usize) -> Map {
         Map { state: RefCell::default(), cap_bytes }
     }
@@ -349,29 +359,30 @@ impl State {
             *stale = true;
         }
         if let Some(resident) = self.regions.get_mut(&number) {
-            self.bytes -= resident.region.bytes();
+            let before = resident.region.bytes();
             resident.region.update(run);
-            self.bytes += resident.region.bytes();
+            let after = resident.region.bytes();
+            self.count(before, after);
         }
     }
 
     fn insert(&mut self, number: u64, region: Region) {
         self.drop_region(number);
-        self.bytes += region.bytes();
+        self.count(0, region.bytes());
         self.regions.insert(number, Resident { region, used: true });
         self.clock.push_back(number);
     }
 
     fn drop_region(&mut self, number: u64) {
         if let Some(gone) = self.regions.remove(&number) {
-            self.bytes -= gone.region.bytes();
+            self.count(gone.region.bytes(), 0);
             self.clock.retain(|&n| n != number);
         }
     }
 
     /// Makes room, sparing `keep` (just built) and, once, what was used since the hand last passed.
     fn evict(&mut self, cap_bytes: usize, keep: u64) {
-        while self.bytes > cap_bytes && self.regions.len() > 1 {
+        while self.is_full(cap_bytes) && self.regions.len() > 1 {
             let number = self.clock.pop_front().expect("resident regions are on the clock");
             let resident = self.regions.get_mut(&number).expect("on the clock means resident");
             if number == keep || std::mem::take(&mut resident.used) {
@@ -379,8 +390,24 @@ impl State {
                 continue;
             }
             let gone = self.regions.remove(&number).expect("just seen");
-            self.bytes -= gone.region.bytes();
+            self.count(gone.region.bytes(), 0);
         }
+    }
+
+    fn is_full(&self, cap_bytes: usize) -> bool {
+        let crowded = self.bytes > MAP_BYTES_MIN && RESIDENT_BYTES.get() > cap_bytes;
+        self.bytes > cap_bytes || crowded
+    }
+
+    fn count(&mut self, before: usize, after: usize) {
+        self.bytes = self.bytes - before + after;
+        RESIDENT_BYTES.set(RESIDENT_BYTES.get() - before + after);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        RESIDENT_BYTES.set(RESIDENT_BYTES.get() - self.bytes);
     }
 }
 

@@ -76,3 +76,26 @@ fn lookups_cross_regions_and_merge() {
     assert_eq!(out.len(), 3);
     assert_eq!(out[1], Piece { start: REGION_BYTES - 512, len: 1024, slot: 2, offset: 8192 });
 }
+
+/// A map that others leave no room keeps its own minimum, and gives back what it had beyond.
+#[test]
+fn all_maps_of_a_core_share_one_cap() {
+    let cap = 2 * MAP_BYTES_MIN;
+    let (first, second) = (Map::new(cap), Map::new(cap));
+    let fill = |map: &Map| {
+        for number in 0..4000 {
+            loaded(map, number);
+            let pieces = (0..64).map(|n| n * 2 * SECTOR);
+            let base = number * REGION_BYTES;
+            pieces.for_each(|at| map.update(Piece { start: base + at, len: SECTOR, slot: 1, offset: 0 }));
+        }
+    };
+    fill(&first);
+    assert!(first.bytes() > MAP_BYTES_MIN, "{} bytes", first.bytes());
+    fill(&second);
+    fill(&first);
+    let both = first.bytes() + second.bytes();
+    assert!(both <= cap + 2 * MAP_BYTES_MIN, "{both} bytes of {cap}");
+    drop((first, second));
+    assert_eq!(RESIDENT_BYTES.get(), 0);
+}

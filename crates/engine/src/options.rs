@@ -31,8 +31,8 @@ impl Default for FoldOptions {
 
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Resolved maps, per disk. 100 GiB of 4 KiB-random runs at 8 KiB a region would be 400 MiB; beyond the cap the
-    /// coldest regions are built again when touched.
+    /// Resolved maps, of all disks and views of a core together. 100 GiB of 4 KiB-random runs at 8 KiB a region would be
+    /// 400 MiB; beyond the cap the coldest regions are built again when touched.
     pub map_cap_bytes: usize,
     pub space_policy: SpacePolicy,
     /// How often a write that waits for space tries again.

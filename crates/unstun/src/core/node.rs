@@ -26,10 +26,9 @@ use crate::listen::NbdListen;
 const OWN_FOLDER: &str = ".unstun";
 /// Held while a daemon serves the datastore.
 const LOCK_NAME: &str = "lock";
-/// Resolved maps and tables of all disks together; divided among them as they are opened, never below
-/// `MAP_BYTES_MIN`.
-const MAP_BYTES_TOTAL: usize = 128 << 20;
-const MAP_BYTES_MIN: usize = 4 << 20;
+/// Resolved maps of all disks and sealed states of the core. With 48 MiB of grain tables and about 40 MiB for everything
+/// else the daemon stays below 256 MiB; what clients have under way comes on top.
+const MAP_BYTES_TOTAL: usize = 96 << 20;
 
 /// Kept for `vm show`; the events have them all.
 const NOTICES_MAX: usize = 100;
@@ -204,13 +203,11 @@ impl Node {
     }
 
     fn options(&self, when_full: WhenFull) -> Options {
-        let disks = 1 + self.entries().iter().map(|e| e.vm.disks().len()).sum::<usize>();
         let space_policy = match when_full {
             WhenFull::Wait => SpacePolicy::Wait,
             WhenFull::Error => SpacePolicy::Error,
         };
-        let map_cap_bytes = (MAP_BYTES_TOTAL / disks.next_power_of_two()).max(MAP_BYTES_MIN);
-        Options { map_cap_bytes, space_policy, ..Options::default() }
+        Options { map_cap_bytes: MAP_BYTES_TOTAL, space_policy, ..Options::default() }
     }
 
     /// Numbers each event and writes it away. Those from before the listener (a recovery) are taken over first.
