@@ -80,17 +80,25 @@ pub(crate) async fn read_descriptor(dir: &Dir, name: &str) -> Result<Descriptor>
     parse_from(&file, size, start).await
 }
 
-/// The descriptor `name`; None where the file is something else.
-pub(crate) async fn find_descriptor(dir: &Dir, name: &str) -> Result<Option<Descriptor>> {
+/// What a file that may be a descriptor is.
+pub(crate) enum Found {
+    Link(Descriptor),
+    Other,
+    /// Not written yet, perhaps.
+    Empty,
+}
+
+/// Reads `name` if it is a descriptor.
+pub(crate) async fn find_descriptor(dir: &Dir, name: &str) -> Result<Found> {
     let file = dir.open(name, OpenMode::Read).await?;
     let size = file.size().await?;
     if size == 0 || size > TEXT_BYTES_MAX as u64 {
-        return Ok(None);
+        return Ok(if size == 0 { Found::Empty } else { Found::Other });
     }
     let start = start_of(&file, size).await?;
     match Descriptor::probe(&start) {
-        true => parse_from(&file, size, start).await.map(Some),
-        false => Ok(None),
+        true => parse_from(&file, size, start).await.map(Found::Link),
+        false => Ok(Found::Other),
     }
 }
 

@@ -12,7 +12,7 @@ use super::cache::Known;
 use super::folders::{Folder, Gate, Place, Rank, join, normal, split};
 use super::survey::{Located, Survey};
 use crate::descriptor::Descriptor;
-use crate::probe;
+use crate::probe::{self, Found};
 use crate::text::{shown, wrong};
 
 /// Ends of names that are no disk's.
@@ -60,9 +60,16 @@ async fn find_in(gate: &Gate, folder: &Folder, name: &str) -> Result<Option<Rc<D
         None => {}
     }
     let age = gate.cache.age();
-    let link = probe::find_descriptor(&folder.dir, name).await?.map(Rc::new);
-    keep(gate, path, age, link.clone().map_or(Known::NoLink, Known::Link));
-    Ok(link)
+    let known = match probe::find_descriptor(&folder.dir, name).await? {
+        Found::Link(link) => Known::Link(Rc::new(link)),
+        Found::Other => Known::NoLink,
+        Found::Empty => return Ok(None),
+    };
+    keep(gate, path, age, known.clone());
+    Ok(match known {
+        Known::Link(link) => Some(link),
+        Known::NoLink => None,
+    })
 }
 
 /// Every readable descriptor of a folder, with its name. What is damaged is passed over here, and reported when it is used.
