@@ -49,6 +49,11 @@ impl Home {
         let _turn = self.turn.lock().await;
         let origin = self.origin(snapshot, &clone).await?;
         self.note_clone(origin.uid, &vmx, true).await?;
+        // Somebody depends on their content ids from now on.
+        for disk in &origin.disks {
+            let layer = self.gate.layer_name(&disk.top);
+            self.fresh.borrow_mut().remove(&layer);
+        }
         match clone.become_clone(&origin, name).await {
             Ok(()) => Ok(clone),
             Err(e) => {

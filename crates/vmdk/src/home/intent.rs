@@ -104,7 +104,7 @@ impl Intent {
                 .stage_file(&target.staged, &self.replace[self.replace.keys().next().expect("one")])
                 .await?;
             target.dir.rename(&target.temporary(), &target.name).await?;
-            return target.dir.sync().await;
+            return target.dir.sync().await.map_err(in_doubt);
         }
         let private = match self.stage(gate, &targets).await {
             Ok(private) => private,
@@ -118,16 +118,17 @@ impl Intent {
             private.sync().await?;
             carry_out(&private, &targets, &removals).await
         };
-        done.await.map_err(|e: Error| match e.kind {
-            ErrorKind::NoSpace => Error::new(ErrorKind::Io, e.place, e.cause),
-            _ => e,
-        })
+        done.await.map_err(in_doubt)
     }
 
     /// Everything up to the rename that is the change. When it fails the record is not in place.
     async fn stage(&self, gate: &Gate, targets: &[Target]) -> Result<Dir> {
         let home = &gate.home().dir;
         let private = home.open_dir(PRIVATE_FOLDER, true).await?;
+        if private.list().await?.iter().any(|name| name == RECORD) {
+            let cause = "a change that failed is still on record here; restart unstun, which completes it";
+            return Err(Error::refused(private.path_of(RECORD), cause));
+        }
         // Waits for all even when one fails, so that none of them creates its file after the clean-up.
         let contents = self.replace.values();
         let staged = targets
@@ -163,6 +164,14 @@ impl Intent {
 async fn unstage(targets: &[Target]) {
     for target in targets {
         let _ = target.dir.unlink_if_present(&target.temporary()).await;
+    }
+}
+
+/// An error after the commit point: callers take other kinds to mean that nothing has changed.
+fn in_doubt(e: Error) -> Error {
+    match e.kind {
+        ErrorKind::Latched | ErrorKind::Cancelled => e,
+        _ => Error::new(ErrorKind::Io, e.place, e.cause),
     }
 }
 
