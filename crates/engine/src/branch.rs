@@ -279,9 +279,12 @@ impl Vm {
         }
         // Deltas hold what was written since. A base is a whole disk, of one that came since: it leaves the VM, and its data stays.
         plan.loss.layers.retain(|layer| graph.parent(layer).is_some());
+        // Held to the end: chains share layers, and each is opened once.
+        let mut open = Vec::new();
         for layer in &plan.loss.layers {
             let chain = self.open_chain(layer).await?;
             plan.loss.bytes += chain.last().map_or(0, |top| top.usage().file_bytes);
+            open.push(chain);
         }
         plan.next.folds.retain(|fold| !plan.loss.layers.contains(&fold.layer));
         Ok(plan)

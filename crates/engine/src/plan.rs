@@ -44,11 +44,15 @@ impl Vm {
     pub(crate) async fn plan_commit(&self, what: &CommitWhat) -> Result<Plan> {
         let graph = self.graph().await?;
         let state = self.state();
-        let gone = match what {
+        let mut gone = match what {
             CommitWhat::One(wanted) => vec![self.one_to_commit(&state, wanted)?],
             CommitWhat::All => running_names(&state),
             CommitWhat::Unowned => Vec::new(),
         };
+        if *what == CommitWhat::All {
+            // Its layers are never written: without the name there would be no way back, and nothing gained.
+            gone.retain(|s| !s.disks.iter().any(|(_, frozen)| graph.is_foreign(frozen)));
+        }
         if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
             return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
         }

@@ -103,6 +103,8 @@ impl Home {
         match self.create_child_extent(&name, &link).await {
             Ok(layer) => Ok(Rc::new(layer)),
             Err(e) => {
+                // A change under way may be about to put the descriptor in place again, with its parent's new content id.
+                let _turn = self.turn.lock().await;
                 // What cannot be removed now is debris with our mark, for the next load.
                 let _ = self.remove_link(&name, &link).await;
                 self.prepared.borrow_mut().remove(&name);
