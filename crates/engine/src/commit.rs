@@ -9,7 +9,7 @@ use crate::chain::FoldRoute;
 use crate::disk::Disk;
 use crate::event::{DiskTimes, Event, EventKind};
 use crate::fold::{Fold, held_bytes};
-use crate::job::{Job, JobState};
+use crate::job::{COMMIT, CONSOLIDATE, Job, JobState};
 use crate::link::Link;
 use crate::options::Defect;
 use crate::tree;
@@ -53,11 +53,12 @@ impl Vm {
         next.last_job = id;
         self.publish(Change { next, ..Change::default() }).await?;
         self.report(self.plain_event(EventKind::CommitStart, &plan.names.join(", "), ""));
-        Ok(self.start_job(id, plan.names.join(", "), folds))
+        let operation = if *what == CommitWhat::Unowned { CONSOLIDATE } else { COMMIT };
+        let job = Job::new(self.env.clone(), id, operation, plan.names.join(", "));
+        Ok(self.start_job(job, folds))
     }
 
-    fn start_job(self: &Rc<Self>, id: u64, subject: String, folds: Vec<FoldState>) -> Rc<Job> {
-        let job = Job::new(self.env.clone(), id, "commit", subject);
+    fn start_job(self: &Rc<Self>, job: Rc<Job>, folds: Vec<FoldState>) -> Rc<Job> {
         self.add_job(job.clone());
         let (vm, worker) = (self.clone(), job.clone());
         self.env.spawn(async move { vm.run_job(worker, folds).await });
@@ -73,7 +74,8 @@ impl Vm {
             let folds: Vec<_> = state.folds.iter().filter(|f| f.job == id && !f.held).cloned().collect();
             let message = format!("a commit goes on: {} deltas are left", folds.len());
             self.report(self.plain_event(EventKind::Recovered, "", &message));
-            self.start_job(id, String::new(), folds);
+            // The home does not remember whose names they were.
+            self.start_job(Job::new(self.env.clone(), id, COMMIT, String::new()), folds);
         }
     }
 

@@ -6,6 +6,11 @@ use std::rc::Rc;
 use blk::sync::Signal;
 use blk::{Env, Error, Result};
 
+/// What a job does: commits names.
+pub const COMMIT: &str = "commit";
+/// Commits deltas that no snapshot owns.
+pub const CONSOLIDATE: &str = "consolidation";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobState {
     Running,
@@ -38,9 +43,9 @@ impl JobState {
 pub struct Job {
     env: Env,
     pub id: u64,
-    /// "commit".
+    /// `COMMIT` or `CONSOLIDATE`.
     pub operation: &'static str,
-    /// The snapshots it is about, separated by commas; empty for one that goes on after a restart.
+    /// The snapshots it is about, separated by commas; empty for a consolidation, and for what goes on after a restart.
     pub subject: String,
     pub started_ns: u64,
     pub started_unix_us: i64,

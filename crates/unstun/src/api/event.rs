@@ -12,6 +12,8 @@ pub enum Operation {
     CommitStart,
     /// As an event: the commit ended. As a job: the whole of it.
     Commit,
+    /// Of a job alone: a commit of the deltas that no snapshot owns.
+    Consolidate,
     CommitCancelled,
     CommitFailed,
     Revert,
@@ -34,6 +36,7 @@ impl Operation {
             Self::Take => "take",
             Self::CommitStart => "commit_start",
             Self::Commit => "commit",
+            Self::Consolidate => "consolidate",
             Self::CommitCancelled => "commit_cancelled",
             Self::CommitFailed => "commit_failed",
             Self::Revert => "revert",

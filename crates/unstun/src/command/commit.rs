@@ -1,7 +1,7 @@
 //! `unstun snapshot commit` and `consolidate`: says what it will do, asks, starts it, and follows it until it
 //! ends.
 
-use crate::api::{CommitPreview, CommitTarget, Job, JobState};
+use crate::api::{CommitPreview, CommitTarget, Job, JobState, Operation};
 use crate::cli::{CommitArgs, ConsolidateArgs, JobArgs};
 use crate::client::Client;
 use crate::command::{Watched, consent, watch};
@@ -112,7 +112,7 @@ fn failure(job: &Job) -> Error {
 fn done(job: &Job) -> String {
     let took = job.ended.map_or(0, |ended| ended.duration_since(job.started).as_secs().max(0));
     let (took, moved) = (format_seconds(took.unsigned_abs()), format_bytes(job.bytes_done));
-    match job.snapshots.is_empty() {
+    match job.operation == Operation::Consolidate {
         true => format!("consolidated {} in {took}: {moved} moved", job.vm),
         false => format!("committed {} in {took}: {moved} moved", subject(&job.vm, &job.snapshots)),
     }

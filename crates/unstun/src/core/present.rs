@@ -130,7 +130,10 @@ pub fn job(tracked: &Tracked) -> api::Job {
     let error = job.error.borrow().clone().map(|e| ErrorBody::from(Error::from(e)).error);
     api::Job {
         id: tracked.id,
-        operation: api::Operation::Commit,
+        operation: match job.operation {
+            engine::job::CONSOLIDATE => api::Operation::Consolidate,
+            _ => api::Operation::Commit,
+        },
         vm: vm_name(&tracked.entry.name),
         snapshots: job.subject.split(", ").filter(|s| !s.is_empty()).map(str::to_string).collect(),
         state,

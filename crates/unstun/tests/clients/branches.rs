@@ -174,6 +174,7 @@ fn a_clone_protects_its_ground_and_consolidate_folds_what_it_leaves() {
 
     datastore.json("vm remove test1 --delete-disks");
     let job = datastore.json("snapshot consolidate web --yes");
+    assert_eq!(job["operation"], "consolidate", "{job}");
     assert_eq!(job["state"], "done", "{job}");
     assert_eq!(datastore.json("vm show web")["needs_consolidation"], false);
     scene.twin.assert_same_as("raw", &scene.uri);
