@@ -11,6 +11,7 @@ mod disks;
 mod door;
 mod exports;
 mod formats;
+mod hold;
 mod homes;
 mod inuse;
 mod journal;
@@ -20,6 +21,7 @@ mod operations;
 mod prepare;
 mod present;
 mod ready;
+mod remove;
 mod tree;
 
 use std::path::Path;

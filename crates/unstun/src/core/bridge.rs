@@ -147,7 +147,14 @@ impl Control for Bridge {
     }
 
     fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved> {
-        self.ask(move |node| async move { node.vm_remove(&vm, delete_disks).await })
+        let name = vm.clone();
+        let home = self.ask(move |node| async move { Ok(node.idle_home(name.as_str())) });
+        Box::pin(async move {
+            if let Some(home) = home.await?.filter(|home| delete_disks && home.is_dir()) {
+                inuse::refuse_locked(&[home])?;
+            }
+            self.ask(move |node| async move { node.vm_remove(&vm, delete_disks).await }).await
+        })
     }
 
     fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk> {

@@ -4,22 +4,23 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use blk::file::Lock;
 use blk::layer::Layer;
-use blk::manifest::{Change, Manifest, NewDisk};
+use blk::manifest::{Manifest, NewDisk};
 use blk::reactor::OpenMode;
 use blk::{Dir, Env, Error, Result};
-use engine::Vm;
-use engine::graph::Graph;
 use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
 use vmdk::vmfssparse::Growth;
 
+use super::hold::lock_source;
 use super::homes::CLOSED_NAME;
 use super::node::{Entry, Node};
 use super::prepare::Source;
+use super::remove::remove_made;
 use crate::api::{VmImport, WhenFull};
 
 /// Present in the homes that the daemon serves.
-const OWN_FOLDER: &str = ".unstun";
+pub(super) const OWN_FOLDER: &str = ".unstun";
 /// What a guest's write does when the datastore is full: one word.
 const WHEN_FULL_NAME: &str = "when-full";
 /// The folders outside the home that its files may lie in.
@@ -100,21 +101,6 @@ impl HomeFiles {
         Ok(())
     }
 
-    /// Removes the layers' files of a VM that is closed, wherever they lie; not those that are another VM's,
-    /// and not those of disks that were taken out of it.
-    pub async fn remove_layers(&self, vm: &Vm) -> Result<()> {
-        let manifest: &dyn Manifest = &*self.home;
-        let graph = Graph::new(manifest.links().await?);
-        let before = vm.state();
-        let mut next = before.clone();
-        next.disks.clear();
-        next.snapshots.clear();
-        next.folds.clear();
-        next.current = None;
-        let remove = graph.left_over(&before, &next);
-        manifest.publish(&Change { next, remove, ..Change::default() }).await
-    }
-
     /// Where a clone of this VM reads.
     fn readable(&self) -> Vec<String> {
         let roots = self.roots.borrow();
@@ -147,8 +133,27 @@ impl Terms {
     }
 }
 
-fn open_path(env: &Env, path: &Path) -> Result<Dir> {
+pub(super) fn open_path(env: &Env, path: &Path) -> Result<Dir> {
     env.open_root(&path.to_string_lossy())
+}
+
+/// No other daemon opens the home until `node.holds` is told to release it.
+pub async fn hold(node: &Node, home: &Path) -> Result<()> {
+    let own = open_path(&node.env, home)?.open_dir(OWN_FOLDER, false).await?;
+    node.holds.take(home, &own).await
+}
+
+/// Held while a VM is imported from `folder`: one that a daemon serves changes under its reader. The datastore's
+/// own folder has this daemon's lock in it.
+async fn hold_source(node: &Node, folder: &Path) -> Result<Option<Lock>> {
+    if folder == node.root {
+        return Ok(None);
+    }
+    match open_path(&node.env, folder)?.open_dir(OWN_FOLDER, false).await {
+        Ok(own) => lock_source(&own).await,
+        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// A home looks through the datastore, the homes that lie elsewhere and the roots it was allowed for others
@@ -210,6 +215,7 @@ pub async fn import(node: &Node, source: &Source, request: &VmImport) -> Result<
     let roots = std::iter::once(folder).chain(source.roots.iter().cloned());
     let roots = roots.map(|path| (FolderKind::Foreign, path)).collect();
     let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
+    let _served_by_nobody = hold_source(node, &source.folder).await?;
     let mut from = Home::new(
         open_path(&node.env, &source.folder)?,
         folders(node, &source.folder, &terms.roots)?,
@@ -224,15 +230,18 @@ pub async fn import(node: &Node, source: &Source, request: &VmImport) -> Result<
     clear_up(node, name, made.await).await
 }
 
-/// The VM's own folder becomes a home: all that is added is our folder in it.
+/// The VM's own folder becomes a home, and is held: all that is added is our folder in it.
 pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<Vec<String>> {
     let dir = open_path(&node.env, &source.folder)?;
     Home::refuse_foreign_use(&dir).await?;
+    // Before anything of it is read; the lock is taken for good when the folder is known to become a home.
+    drop(hold_source(node, &source.folder).await?);
     let roots = source.roots.iter().map(|path| (FolderKind::Own, path.clone())).collect();
     let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
     refuse_tops(Home::new(dir.clone(), folders(node, &source.folder, &terms.roots)?, Growth::default()))
         .await?;
     let own = dir.open_dir(OWN_FOLDER, true).await?;
+    node.holds.take(&source.folder, &own).await?;
     terms.write(&own, request.when_full).await?;
     dir.sync().await?;
     Ok(Vec::new())
@@ -242,8 +251,8 @@ pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<V
 /// imported from the same folder for one.
 async fn refuse_tops(home: Home) -> Result<()> {
     let manifest: &dyn Manifest = &home;
-    let tops: Vec<String> = home.read().await?.disks.into_iter().map(|disk| disk.top).collect();
-    for top in &tops {
+    let disks = home.read().await?.disks;
+    for top in disks.iter().map(|disk| &disk.top) {
         let chain = manifest.chain(top).await?;
         if chain.last().is_some_and(|layer| layer.format.eq_ignore_ascii_case(READ_ONLY_FORMAT)) {
             let cause = format!(
@@ -253,7 +262,10 @@ async fn refuse_tops(home: Home) -> Result<()> {
             return Err(Error::unsupported(home.dir().path_of(top), format!("{cause}; {remedy}")));
         }
     }
-    let Some(reader) = manifest.dependants(&tops).await?.into_iter().next() else { return Ok(()) };
+    // An import reads a nonpersistent disk at what it goes back to, and a disk that becomes persistent writes there.
+    let written = disks.into_iter().flat_map(|disk| std::iter::once(disk.top).chain(disk.reset_to));
+    let written: Vec<String> = written.collect();
+    let Some(reader) = manifest.dependants(&written).await?.into_iter().next() else { return Ok(()) };
     let cause = format!("{} is read by {}; remove that one first", reader.layer, reader.who);
     Err(Error::refused(home.dir().path(), cause))
 }
@@ -274,7 +286,7 @@ pub async fn clone(node: &Node, parent: &Entry, snapshot: &str, name: &str) -> R
 /// next attempt.
 async fn clear_up(node: &Node, name: &str, made: Result<Home>) -> Result<Vec<String>> {
     if made.is_err() {
-        let _ = remove_all(node, &node.home(name)).await;
+        let _ = remove_made(node, &node.home(name)).await;
     }
     made.map(|home| home.take_notices())
 }
@@ -308,39 +320,6 @@ pub async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
         layers.push(manifest.open(&info.name, false).await?);
     }
     Ok(layers)
-}
-
-/// The VM is no longer served. Its files stay, except ours; a folder that is gone has none.
-pub async fn unregister(node: &Node, home: &Path) -> Result<()> {
-    match open_path(&node.env, home) {
-        Ok(dir) => remove_own(&dir).await,
-        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(e),
-    }
-}
-
-async fn remove_own(home: &Dir) -> Result<()> {
-    let own = home.open_dir(OWN_FOLDER, true).await?;
-    for name in own.list().await? {
-        own.unlink_if_present(&name).await?;
-    }
-    home.remove_dir(OWN_FOLDER).await?;
-    home.sync().await
-}
-
-/// A home in the datastore, with all files in it.
-pub async fn remove_all(node: &Node, path: &Path) -> Result<()> {
-    let home = open_path(&node.env, path)?;
-    remove_own(&home).await?;
-    for file in home.list().await? {
-        if !file.ends_with('/') {
-            home.unlink_if_present(&file).await?;
-        }
-    }
-    home.sync().await?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    node.dir.remove_dir(&name).await?;
-    node.dir.sync().await
 }
 
 /// Whether files here bypass the page cache.

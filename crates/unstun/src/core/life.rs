@@ -1,12 +1,12 @@
-//! How VMs come, rest and go: made, imported, cloned, closed, opened, removed.
+//! How VMs come and rest: made, imported, cloned, closed, opened.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::door::{Shut, Who};
 use super::node::{Entry, Node};
-use super::prepare::{Source, only_vmx};
-use super::{formats, present};
+use super::prepare::Source;
+use super::{formats, present, remove};
 use crate::api;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::VmName;
@@ -29,7 +29,7 @@ impl Node {
         let opened = self.open_vm(name, home).await;
         if opened.is_err() {
             // What cannot be removed now is listed as broken at the next start.
-            let _ = formats::remove_all(self, home).await;
+            let _ = remove::remove_made(self, home).await;
         }
         opened
     }
@@ -57,7 +57,8 @@ impl Node {
         let home = self.import_home(&source, request.in_place)?;
         let (told, how) = match request.in_place {
             true => {
-                let told = formats::adopt(self, &source, &request).await?;
+                let adopted = formats::adopt(self, &source, &request).await;
+                let told = adopted.inspect_err(|_| self.holds.release(&home))?;
                 (told, "in place: its own files are written")
             }
             false => {
@@ -108,9 +109,10 @@ impl Node {
     async fn take_back(&self, home: &Path, name: &str, in_place: bool) {
         let _ = self.registry.remove(name).await;
         let _ = match in_place {
-            true => formats::unregister(self, home).await,
-            false => formats::remove_all(self, home).await,
+            true => remove::unregister(&self.env, home).await,
+            false => remove::remove_made(self, home).await.map_err(Error::from),
         };
+        self.holds.release(home);
     }
 
     pub async fn vm_clone(self: &Rc<Self>, vm: &VmName, request: api::VmClone) -> Result<api::Vm> {
@@ -169,35 +171,6 @@ impl Node {
         self.show(&entry).await
     }
 
-    pub async fn vm_remove(self: &Rc<Self>, vm: &VmName, delete_disks: bool) -> Result<api::VmRemoved> {
-        let name = vm.as_str();
-        let _claim = self.claim(name)?;
-        let home = match self.idle_home(name) {
-            // An import or a clone that a crash cut short: nobody knows it.
-            Some(home) if delete_disks && only_vmx(&home).is_err() => home,
-            // Its layers are asked for who reads them, and that takes an open VM; a broken one says why it is
-            // not.
-            Some(home) if delete_disks => self.open_vm(name, &home).await?.home.clone(),
-            Some(home) => home,
-            None => self.entry(name)?.home.clone(),
-        };
-        if let Ok(entry) = self.entry(name) {
-            let _shut = entry.shut_idle("remove it")?;
-            entry.refuse_dependants().await?;
-            entry.vm.close().await?;
-            if delete_disks {
-                entry.files.remove_layers(&entry.vm).await?;
-            }
-        }
-        self.forget(name);
-        self.registry.remove(name).await?;
-        match delete_disks && home.parent() == Some(&self.root) {
-            true => formats::remove_all(self, &home).await?,
-            false => formats::unregister(self, &home).await?,
-        }
-        Ok(api::VmRemoved { name: vm.clone(), home, disks_deleted: delete_disks })
-    }
-
     pub async fn vm_set_snapshot_dir(self: &Rc<Self>, vm: &VmName, dir: Option<String>) -> Result<api::Vm> {
         let mut entry = self.entry(vm.as_str())?;
         if let Some(dir) = &dir {
@@ -217,20 +190,18 @@ impl Node {
         let _shut = entry.shut_idle(&format!("let it use {folder}, for which it is opened again"))?;
         entry.files.add_own_folder(folder).await?;
         let (name, home) = (entry.name.clone(), entry.home.clone());
-        entry.vm.close().await?;
-        match self.open_vm(&name, &home).await {
-            Ok(entry) => Ok(entry),
-            Err(error) => {
-                self.break_down(&name, &home, &error);
-                Err(error)
-            }
-        }
+        // One that did not come to rest is not opened over: what its writers left is not known.
+        let reopened = async {
+            entry.vm.close().await?;
+            self.open_vm(&name, &home).await
+        };
+        reopened.await.inspect_err(|error| self.break_down(&name, &home, error))
     }
 }
 
 impl Entry {
     /// Holds the door shut; refuses while anybody is connected or a job is open.
-    fn shut_idle(&self, purpose: &str) -> Result<Shut> {
+    pub fn shut_idle(&self, purpose: &str) -> Result<Shut> {
         let name = &self.name;
         let clients = self.present(Who::All);
         if self.door.is_entered() {
@@ -246,21 +217,5 @@ impl Entry {
             return Err(Error::refused(format!("VM {name}: {cause}, then {purpose}")));
         }
         Ok(self.door.shut())
-    }
-
-    async fn refuse_dependants(&self) -> Result<()> {
-        let manifest = self.vm.manifest();
-        let own = manifest.links().await?.into_iter().filter(|link| !link.foreign);
-        let layers: Vec<String> = own.map(|link| link.name).collect();
-        let readers = manifest.dependants(&layers).await?;
-        if readers.is_empty() {
-            return Ok(());
-        }
-        let mut who: Vec<String> = readers.into_iter().map(|reader| reader.who).collect();
-        who.sort_unstable();
-        who.dedup();
-        let message =
-            format!("VM {}: its layers are read by {}; remove those first", self.name, who.join(", "));
-        Err(Error::refused(message))
     }
 }

@@ -16,9 +16,10 @@ use jiff::Timestamp;
 use super::bridge::Place;
 use super::door::Door;
 use super::formats::HomeFiles;
+use super::hold::Holds;
 use super::homes::{self, Registry};
 use super::journal::{self, Journal};
-use super::{formats, present};
+use super::{formats, inuse, present};
 use crate::api::{self, WhenFull};
 use crate::error::{Error, ErrorKind, Result};
 use crate::listen::NbdListen;
@@ -48,6 +49,8 @@ pub struct Node {
     closed: RefCell<BTreeMap<String, PathBuf>>,
     /// Homes that lie elsewhere.
     pub registry: Registry,
+    /// The homes that are open, and those being made or taken away.
+    pub holds: Holds,
     /// Names of VMs, and folders, that somebody is making, opening or taking away right now.
     claimed: RefCell<BTreeSet<String>>,
     jobs: RefCell<Vec<Tracked>>,
@@ -132,6 +135,7 @@ impl Node {
             broken: RefCell::default(),
             closed: RefCell::default(),
             registry: Registry::read(&own).await?,
+            holds: Holds::default(),
             claimed: RefCell::default(),
             jobs: RefCell::default(),
             doors_tasks: RefCell::default(),
@@ -156,7 +160,7 @@ impl Node {
                 self.closed.borrow_mut().insert(name, home);
                 continue;
             }
-            if let Err(cause) = self.open_vm(&name, &home).await {
+            if let Err(cause) = self.open_unused(&name, &home).await {
                 eprintln!("unstun: VM {name} is not served: {cause}");
                 self.broken.borrow_mut().insert(name, Broken { home, cause });
             }
@@ -164,7 +168,26 @@ impl Node {
         Ok(())
     }
 
+    /// At the start, where no guest waits for the file system.
+    async fn open_unused(self: &Rc<Self>, name: &str, home: &Path) -> Result<()> {
+        // Of a home that is gone its opening tells.
+        if home.is_dir() {
+            inuse::refuse_locked(&[home.to_path_buf()])?;
+        }
+        self.open_vm(name, home).await.map(drop)
+    }
+
+    /// Held from here until it is closed; one that is opened again was held all the time.
     pub async fn open_vm(self: &Rc<Self>, name: &str, home: &Path) -> Result<Rc<Entry>> {
+        formats::hold(self, home).await?;
+        let opened = self.open_held(name, home).await;
+        if opened.is_err() {
+            self.holds.release(home);
+        }
+        opened
+    }
+
+    async fn open_held(self: &Rc<Self>, name: &str, home: &Path) -> Result<Rc<Entry>> {
         let files = Rc::new(HomeFiles::open(self, home).await?);
         let when_full = formats::read_when_full(files.dir()).await?;
         let vm = Vm::open(self.env.clone(), files.manifest(), self.options(when_full)).await?;
@@ -296,11 +319,13 @@ impl Node {
     /// Not served any more, and known as closed.
     pub fn rest(&self, name: &str, home: &Path) {
         self.forget(name);
+        self.holds.release(home);
         self.closed.borrow_mut().insert(name.to_string(), home.to_path_buf());
     }
 
     pub fn break_down(&self, name: &str, home: &Path, cause: &Error) {
         self.forget(name);
+        self.holds.release(home);
         let broken = Broken { home: home.to_path_buf(), cause: cause.clone() };
         self.broken.borrow_mut().insert(name.to_string(), broken);
     }

@@ -29,7 +29,7 @@ fn contents(folder: &Path) -> BTreeMap<String, (String, std::time::SystemTime)> 
 }
 
 /// A VM's folder that no datastore knows, and a twin of its disk.
-fn foreign_vm(datastore: &Datastore) -> (PathBuf, Twin) {
+pub fn foreign_vm(datastore: &Datastore) -> (PathBuf, Twin) {
     let daemon = datastore.start();
     datastore.json("vm create esx --disk 48M");
     let mut twin = Twin::new(datastore, SIZE, seed());
@@ -121,10 +121,10 @@ fn in_place_the_folder_itself_is_the_home() {
 }
 
 /// QEMU with an image open, until dropped.
-struct Qemu(Child);
+pub struct Qemu(Child);
 
 impl Qemu {
-    fn open(image: &Path) -> Self {
+    pub fn open(image: &Path) -> Self {
         let mut child = Command::new("qemu-io")
             .args(["-f", "raw", image.to_str().unwrap()])
             .stdin(Stdio::piped())
