@@ -36,7 +36,7 @@ clients: ## Real clients: qemu-img, qemu-io, nbdinfo, nbdcopy, fio
 guest: ## A Linux guest under QEMU: what it feels of a take and a commit, a hard reset, a revert
 	@scripts/test.sh guest
 
-soak: ## Crash runs and kill -9 cycles for about an hour (SOAK_MINUTES)
+soak: ## A million power cuts (CRASH_CUTS), then kill -9 cycles for an hour (SOAK_MINUTES)
 	@scripts/soak.sh
 
 fuzz: ## Hostile bytes for every parser: libFuzzer if installed, else properties (FUZZ_MINUTES, 10)

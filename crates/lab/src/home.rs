@@ -5,6 +5,7 @@ use std::rc::Rc;
 use blk::manifest::Manifest;
 use blk::{Env, Result};
 use engine::Vm;
+use vmdk::check::{Severity, Target};
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
@@ -95,6 +96,16 @@ pub async fn nothing_leaked(vm: &Rc<Vm>) -> Result<(), String> {
     let needed = graph.reachable(&vm.state());
     match links.iter().find(|link| !needed.contains(&link.name)) {
         Some(link) => Err(format!("{} is left behind: nothing in the state needs it", link.name)),
+        None => Ok(()),
+    }
+}
+
+/// The folder by itself, without the engine: hints, content ids, sizes, tables, .vmsd and .vmx agree.
+pub async fn is_sound(env: &Env) -> Result<(), String> {
+    let dir = env.open_root(&path(FOLDER)).map_err(|e| e.to_string())?;
+    let report = vmdk::check::check(&dir, Target::Folder).await.map_err(|e| format!("check: {e}"))?;
+    match report.findings.iter().find(|finding| finding.severity == Severity::Damage) {
+        Some(finding) => Err(format!("check finds: {finding}")),
         None => Ok(()),
     }
 }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use blk::Env;
+use blk::manifest::Manifest;
 use engine::{CommitWhat, Vm};
 use sim::{Rng, SimWorld};
 use vmdk::home::Home;
@@ -71,6 +72,9 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared) -> Result<(Rc<Vm>, Rc<H
     truth.borrow_mut().recovering = true;
     tell(|| "BOOT".into());
     let manifest = home::open(env, plan.growth_bytes, plan.imported).map_err(|e| format!("recovery: {e}"))?;
+    // Before a commit that goes on changes the folder again: the home's own recovery alone makes it whole.
+    Manifest::load(&*manifest).await.map_err(|e| format!("recovery: {e}"))?;
+    home::is_sound(env).await?;
     let vm =
         Vm::open(env.clone(), manifest.clone(), plan.engine).await.map_err(|e| format!("recovery: {e}"))?;
     truth.borrow_mut().folding = vm.jobs().iter().any(|j| !j.state().is_over());

@@ -81,6 +81,7 @@ fn look(world: &SimWorld, operation: &Operation) -> Result<Seen, String> {
         Seen::of(&scene.vm).await?.must_equal(&seen, "once its commits have ended")?;
         seen.add_clones(&env, clones).await?;
         scene.vm.close().await.map_err(|e| format!("closing: {e}"))?;
+        home::is_sound(&env).await?;
         Ok(seen)
     });
     looked.expect("no power cut is scheduled")

@@ -16,6 +16,8 @@ use crate::vmx::Vmx;
 /// Our own folder in a VM's home, and the record of a change that is not finished.
 const PRIVATE_FOLDER: &str = ".unstun/";
 const RECORD: &str = "intent";
+/// In the .vmx of a VM that we have opened.
+const VM_ID: &str = "unstun.id";
 
 const REMEDY_TEXT: &str = "correct the line in a copy of the file, or take the file from a backup";
 
@@ -87,22 +89,37 @@ impl<'a> Inventory<'a> {
         self.dir.path_of(name)
     }
 
-    /// Folders get moved, so the file of that name in this folder is meant wherever the path leads (formats 1.4).
+    /// Folders get moved, so the file of that name in this folder is meant wherever the path leads (formats 1.4). Absolute
+    /// paths in the files of a VM of ours are exact: an imported VM's links often have the names of those they rest on.
     pub fn locate(&self, written: &str) -> Place {
+        self.place(written, self.is_ours())
+    }
+
+    fn place(&self, written: &str, exact: bool) -> Place {
         let (folder, name) = match written.rfind(['/', '\\']) {
             Some(at) => (&written[..at], &written[at + 1..]),
             None => ("", written),
         };
-        if self.names.contains(name) {
+        let here = folder.is_empty() || folder == "." || folder == self.dir.path().trim_end_matches('/');
+        if self.names.contains(name) && (here || !exact || !folder.starts_with('/')) {
             return Place::Here(name.into());
         }
-        let here = folder.is_empty() || folder == "." || folder == self.dir.path().trim_end_matches('/');
         if here { Place::Missing } else { Place::Outside }
+    }
+
+    /// Whether the configuration of the folder has been opened by us.
+    fn is_ours(&self) -> bool {
+        self.vmx.values().any(|vmx| vmx.values().keys().any(|key| key.eq_ignore_ascii_case(VM_ID)))
+    }
+
+    /// Where the parent of a link lies.
+    pub fn locate_parent(&self, link: &Descriptor) -> Option<Place> {
+        Some(self.place(link.parent_hint()?, link.owner().is_some()))
     }
 
     /// The parent's name, when it is a readable link of this folder.
     pub fn parent_of(&self, link: &Descriptor) -> Option<&str> {
-        let Place::Here(name) = self.locate(link.parent_hint()?) else { return None };
+        let Place::Here(name) = self.locate_parent(link)? else { return None };
         self.links.get_key_value(&name).map(|(name, _)| name.as_str())
     }
 
