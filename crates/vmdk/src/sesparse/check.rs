@@ -174,6 +174,10 @@ impl SeSparse {
     ) -> Result<()> {
         let mut owned = Bits::new(&window);
         let mut reclaimable = Bits::new(&window);
+        if tables.len() < self.directory.regions().count() {
+            // What a damaged table named is not known, so no grain is known to be nobody's.
+            reclaimable.words.fill(u64::MAX);
+        }
         for region in tables {
             let bytes = self.table_bytes(*region).await?;
             let entries = decode_words(&bytes).take(self.header.grains_in(*region));

@@ -254,6 +254,16 @@ fn cross_references_are_checked() {
     assert_eq!(evidence(&patched(&by_region)).unwrap().1, Vec::<String>::new());
 }
 
+#[test]
+fn grains_of_a_damaged_table_are_not_called_leaks() {
+    let entry = sample().layout().tables + 9 * 8;
+    let world = SimWorld::new(1, Options::default());
+    world.write_file(FILE, &patched(&[(entry, 7 << 60)]));
+    let findings = world.run(async |env| open(&env, CAPACITY).await.unwrap().check().await.unwrap());
+    let findings = findings.expect("nothing waits for ever");
+    assert!(findings.len() == 1 && findings[0].contains("entry 9 of grain table"), "{findings:?}");
+}
+
 proptest! {
     #[test]
     fn hostile_files_never_panic(
