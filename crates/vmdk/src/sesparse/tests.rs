@@ -256,7 +256,7 @@ fn cross_references_are_checked() {
 
 #[test]
 fn grains_of_a_damaged_table_are_not_called_leaks() {
-    let entry = sample().layout().tables + 9 * 8;
+    let entry = sample().layout().tables + TABLE + 9 * 8;
     let world = SimWorld::new(1, Options::default());
     world.write_file(FILE, &patched(&[(entry, 7 << 60)]));
     let findings = world.run(async |env| open(&env, CAPACITY).await.unwrap().check().await.unwrap());
