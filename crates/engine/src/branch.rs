@@ -274,9 +274,6 @@ impl Vm {
             }
         }
         plan.loss.layers = graph.left_over(before, &after);
-        if self.options.defects.has(Defect::RemoveSideBranch) {
-            plan.loss.layers = graph.left_over(before, &VmState { snapshots: Vec::new(), ..after });
-        }
         // Deltas hold what was written since. A base is a whole disk, of one that came since: it leaves the VM, and its data stays.
         plan.loss.layers.retain(|layer| graph.parent(layer).is_some());
         // Held to the end: chains share layers, and each is opened once.

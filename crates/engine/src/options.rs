@@ -95,8 +95,6 @@ pub enum Defect {
     SkipAcrossBranches,
     /// What a clone reads is folded and removed all the same.
     ForgetClones,
-    /// What only a side branch needs is removed with the running one.
-    RemoveSideBranch,
 }
 
 /// A set of planted defects.

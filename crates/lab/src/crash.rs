@@ -26,6 +26,7 @@ use std::rc::Rc;
 use engine::Defects;
 use sim::SimWorld;
 
+use plan::Part;
 pub use plan::Plan;
 use truth::Truth;
 
@@ -60,7 +61,7 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     let mut cuts = 0;
     for number in 0..plan.boots {
         let last = number + 1 == plan.boots;
-        plan.arm(&world, number, last);
+        plan.arm(&world, number, Part::Recovery);
         let result = boot::boot(&world, plan, &truth, number, last);
         match result {
             Some(result) => result.map_err(|e| format!("boot {number}: {e}"))?,

@@ -119,7 +119,6 @@ fn planted_defects_are_found() {
         Defect::FoldIntoShared,
         Defect::SkipAcrossBranches,
         Defect::ForgetClones,
-        Defect::RemoveSideBranch,
     ];
     let mut missed = Vec::new();
     for defect in defects.into_iter().filter(|d| format!("{d:?}").contains(&only)) {

@@ -38,7 +38,7 @@ impl Control {
             } else if self.rng.chance(plan.commits) {
                 self.commit_something().await?;
             } else {
-                self.take().await?;
+                self.take(plan.looks_at_once).await?;
             }
             if self.rng.below(3) == 0 {
                 self.look_at_one().await?;
@@ -47,7 +47,7 @@ impl Control {
         Ok(())
     }
 
-    async fn take(&mut self) -> Result<(), String> {
+    async fn take(&mut self, looks: bool) -> Result<(), String> {
         let (name, began) = self.begin_take();
         tell(|| format!("take {name} begins"));
         let result = self.vm.take(&name, "").await;
@@ -56,7 +56,7 @@ impl Control {
             return Ok(());
         }
         // A look at once: what is still on its way into a state that claims to be sealed shows at the next one.
-        if self.rng.coin() { look(&self.vm, &self.truth, &name).await } else { Ok(()) }
+        if looks || self.rng.below(4) == 0 { look(&self.vm, &self.truth, &name).await } else { Ok(()) }
     }
 
     /// A new name, and the ticks at which its take is called.

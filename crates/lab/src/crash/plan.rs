@@ -1,6 +1,6 @@
 //! What a seed stands for: sizes, shares and cuts. Each seed draws its own mix and leaves whole features out.
 
-use engine::{Defects, FoldOptions, Options, SpacePolicy};
+use engine::{Defect, Defects, FoldOptions, Options, SpacePolicy};
 use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
 use blk::SECTOR;
@@ -30,6 +30,8 @@ pub struct Plan {
     pub guests_per_disk: u64,
     pub operations: u64,
     pub control_steps: u64,
+    /// Every snapshot is looked at when its take has answered; else some are.
+    pub looks_at_once: bool,
     /// Longest write, sectors.
     pub write_sectors_max: u64,
     /// Writes fall into this many sectors, so that they meet.
@@ -70,7 +72,10 @@ impl Plan {
             fold,
             defects,
         };
-        let imported = rng.below(5) == 0;
+        // Other planted defects are looked for on one branch, where guests and commits meet most often.
+        let planted = defects != Defects::default();
+        let plain = planted && !OF_BRANCHES.iter().any(|d| defects.has(*d));
+        let imported = rng.below(5) == 0 && !plain;
         Plan {
             seed,
             world,
@@ -78,17 +83,18 @@ impl Plan {
             growth_bytes: rng.between(1, 4) * (64 << 10),
             imported,
             // A revert to the imported state would take away a disk that came later.
-            nonpersistent_bytes: (!imported && rng.below(4) == 0).then_some(300 << 10),
+            nonpersistent_bytes: (!imported && !plain && rng.below(4) == 0).then_some(300 << 10),
             boots: rng.between(3, 6),
-            guests_per_disk: rng.between(1, 4),
+            guests_per_disk: if plain { 4 } else { rng.between(1, 4) },
             operations: rng.between(20, 120),
-            control_steps: rng.between(2, 10),
+            control_steps: if plain { 8 } else { rng.between(2, 10) },
+            looks_at_once: plain || rng.coin(),
             write_sectors_max: [1, 8, 16, 64][rng.below(4) as usize],
             hot_sectors: [16, 64, 512, 8192][rng.below(4) as usize],
             mix: draw_mix(&mut rng),
             // Half of the seeds stay on one branch: there commits and guests meet more often.
-            moves: Ratio::new(if rng.coin() { 0 } else { rng.between(1, 3) }, 8),
-            clones: Ratio::new(if rng.below(3) == 0 { 2 } else { 0 }, 8),
+            moves: Ratio::new(if plain || rng.coin() { 0 } else { rng.between(1, 3) }, 8),
+            clones: Ratio::new(if !plain && rng.below(3) == 0 { 2 } else { 0 }, 8),
             commits: Ratio::new(rng.between(2, 6), 8),
             limited_space,
             disks,
@@ -103,26 +109,42 @@ impl Plan {
         )
     }
 
-    /// Schedules the boot's cut: anywhere, right at the start (in recovery), or at a step that matters.
-    pub fn arm(&self, world: &SimWorld, boot: u64, last: bool) {
+    /// Schedules the boot's cut where it falls into `part`. It falls anywhere, or at a step that matters.
+    pub fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
         world.cancel_cut();
-        if last {
+        if boot + 1 == self.boots {
             return;
         }
         let mut rng = self.rng(boot, 1 << 32);
         let phase = [Phase::Submitted, Phase::Completing, Phase::Completed][rng.below(3) as usize];
         let kinds = [OpKind::Flush, OpKind::Rename, OpKind::SyncDir, OpKind::Create, OpKind::Unlink];
-        world.cut_at(match rng.below(10) {
-            0..=4 => Cut::Event(1 + rng.below(6000)),
-            5 => Cut::Event(1 + rng.below(60)),
-            6 | 7 => Cut::Event(1 + rng.below(600)),
+        let (chosen, cut) = match rng.below(10) {
+            0..=3 => (Part::Work, Cut::Event(1 + rng.below(6000))),
+            4 | 5 => (Part::Recovery, Cut::Event(1 + rng.below(1200))),
+            6 | 7 => (Part::Work, Cut::Event(1 + rng.below(600))),
             _ => {
                 let kind = kinds[rng.below(5) as usize];
-                Cut::Kind { kind, nth: 1 + rng.below(if kind == OpKind::Flush { 120 } else { 12 }), phase }
+                let nth = 1 + rng.below(if kind == OpKind::Flush { 120 } else { 12 });
+                (Part::Work, Cut::Kind { kind, nth, phase })
             }
-        });
+        };
+        if chosen == part {
+            world.cut_at(cut);
+        }
     }
 }
+
+/// The two parts of a boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Opening the VM, and reading everything.
+    Recovery,
+    /// Guests and user.
+    Work,
+}
+
+/// Wrong orders that show only where there are branches or clones.
+const OF_BRANCHES: [Defect; 3] = [Defect::FoldIntoShared, Defect::SkipAcrossBranches, Defect::ForgetClones];
 
 fn draw_mix(rng: &mut Rng) -> Mix {
     Mix {
