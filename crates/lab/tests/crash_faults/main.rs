@@ -118,7 +118,7 @@ fn check(
         return Ok(false);
     }
     // Half of the time the machine dies too, and what was not flushed with it.
-    if nth % 2 == 0 {
+    if nth.is_multiple_of(2) {
         world.power_cut()
     } else {
         world.kill()
