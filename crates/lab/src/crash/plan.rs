@@ -50,7 +50,7 @@ impl Plan {
     pub fn draw(seed: u64, defects: Defects) -> Plan {
         let mut rng = Rng::new(seed);
         let disks =
-            (0..rng.between(1, 3)).map(|_| rng.between(1, 10) * (512 << 10) + rng.below(2) * 37 * SECTOR);
+            (0..rng.between(1, 3)).map(|_| rng.between(1, 7) * (512 << 10) + rng.below(2) * 37 * SECTOR);
         let disks: Vec<u64> = disks.collect();
         let limited_space = rng.below(6) == 0;
         let world = sim::Options {
