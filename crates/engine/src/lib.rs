@@ -15,6 +15,7 @@ pub mod graph;
 pub mod job;
 pub mod link;
 pub mod map;
+pub mod native;
 pub mod options;
 mod plan;
 mod space;

@@ -1,0 +1,79 @@
+//! What every part of the store shares: the block, where things lie in the file, and the checksum of its pages.
+//! `docs/formats/native.md` has the boxes.
+
+use crc_fast::CrcAlgorithm;
+
+/// The unit of addresses, of the map and of every page of metadata.
+pub const BLOCK: u64 = 4096;
+
+/// Superblocks and room beside them, in blocks.
+pub const HEADER_BLOCKS: u64 = 16;
+
+/// A page's first fields, the same in every kind of page: magic, the store's id, the page's own address, checksum.
+pub const STORE_ID_AT: usize = 8;
+pub const ADDRESS_AT: usize = 16;
+pub const CHECKSUM_AT: usize = 24;
+
+/// Blocks `addr..addr + len` of the store's file. Address 0 is the superblock's and so means "none".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Extent {
+    pub addr: u64,
+    pub len: u64,
+}
+
+impl Extent {
+    pub fn end(&self) -> u64 {
+        self.addr + self.len
+    }
+}
+
+/// What is fixed when a store is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    pub store_id: u64,
+    /// Length of the journal's ring, which lies behind the header.
+    pub journal_pages: u64,
+    /// Blocks of a group, its two bitmap pages included.
+    pub group_blocks: u64,
+}
+
+impl Geometry {
+    pub fn journal_start(&self) -> u64 {
+        HEADER_BLOCKS
+    }
+
+    pub fn groups_start(&self) -> u64 {
+        HEADER_BLOCKS + self.journal_pages
+    }
+
+    pub fn group_start(&self, group: u64) -> u64 {
+        self.groups_start() + group * self.group_blocks
+    }
+
+    /// The group an address lies in; None for the header and the journal.
+    pub fn group_of(&self, addr: u64) -> Option<u64> {
+        Some(addr.checked_sub(self.groups_start())? / self.group_blocks)
+    }
+}
+
+/// CRC-64/NVME over `bytes`, whose own checksum field the caller has zeroed.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
+}
+
+/// The checksum of a page that carries it at `CHECKSUM_AT`, as if that field were zero.
+pub fn page_checksum(page: &[u8]) -> u64 {
+    let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);
+    digest.update(&page[..CHECKSUM_AT]);
+    digest.update(&[0; 8]);
+    digest.update(&page[CHECKSUM_AT + 8..]);
+    digest.finalize()
+}
+
+pub fn get_u64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+pub fn put_u64(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
