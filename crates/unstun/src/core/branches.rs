@@ -24,7 +24,7 @@ impl Node {
         let loss = entry.revert_loss(&request).await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
-        entry.vm.revert(wanted, request.take_first.as_ref().map(|name| name.as_str())).await?;
+        entry.vm.clone().revert(wanted, request.take_first.as_ref().map(|name| name.as_str())).await?;
         Ok(present_loss(&entry, Operation::Revert, &loss, &request, clients))
     }
 
@@ -39,7 +39,7 @@ impl Node {
         // A side branch goes without anybody's noticing.
         let reverts = entry.vm.discard_preview(request.snapshot.as_str()).await?.reverts;
         let (clients, _shut) = self.make_way(&entry, request.disconnect && reverts).await?;
-        let loss = entry.vm.discard(request.snapshot.as_str()).await?;
+        let loss = entry.vm.clone().discard(request.snapshot.as_str()).await?;
         Ok(present_loss(&entry, Operation::Discard, &loss, &api::Revert::default(), clients))
     }
 
@@ -53,7 +53,7 @@ impl Node {
         let entry = self.entry(vm.as_str())?;
         entry.vm.reset_preview().await?;
         let (clients, _shut) = self.make_way(&entry, disconnect).await?;
-        let loss = entry.vm.reset().await?;
+        let loss = entry.vm.clone().reset().await?;
         Ok(present_loss(&entry, Operation::Reset, &loss, &api::Revert::default(), clients))
     }
 

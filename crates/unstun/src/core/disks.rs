@@ -15,7 +15,7 @@ impl Node {
         if let Some(folder) = &wanted.folder {
             entry = self.with_folder(&entry, folder).await?;
         }
-        let made = entry.vm.add_disk(&wanted).await?;
+        let made = entry.vm.clone().add_disk(&wanted).await?;
         self.show_disk(&entry, made.number).await
     }
 
@@ -27,7 +27,7 @@ impl Node {
     ) -> Result<api::DiskRemoved> {
         let entry = self.entry(vm.as_str())?;
         let disk = self.show_disk(&entry, number).await?;
-        entry.vm.remove_disk(number, delete_files).await?;
+        entry.vm.clone().remove_disk(number, delete_files).await?;
         // Foreign layers are not this VM's to leave or to delete.
         let own = disk.layers.into_iter().filter(|layer| !layer.foreign);
         let layers = own.map(|layer| layer.descriptor).collect();
@@ -36,7 +36,7 @@ impl Node {
 
     pub async fn disk_grow(&self, vm: &VmName, number: u32, size_bytes: u64) -> Result<api::DiskGrown> {
         let entry = self.entry(vm.as_str())?;
-        entry.vm.grow_disk(number, size_bytes).await?;
+        entry.vm.clone().grow_disk(number, size_bytes).await?;
         let reconnect: Vec<_> =
             entry.writers().into_iter().filter(|client| client.disk == Some(number)).collect();
         if !reconnect.is_empty() {
@@ -49,7 +49,7 @@ impl Node {
 
     pub async fn disk_set_mode(&self, vm: &VmName, number: u32, mode: api::DiskMode) -> Result<api::Disk> {
         let entry = self.entry(vm.as_str())?;
-        entry.vm.set_mode(number, present::engine_mode(mode)).await?;
+        entry.vm.clone().set_mode(number, present::engine_mode(mode)).await?;
         self.show_disk(&entry, number).await
     }
 

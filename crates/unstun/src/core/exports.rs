@@ -34,13 +34,13 @@ impl Catalogue {
         let leaving = entry.door.leaving();
         match snapshot {
             Some(snapshot) => {
-                let (disk, view) = vm.open_view(snapshot, number, client).await?;
-                Ok(Attachment { volume: disk, token: Box::new((view, leaving)) })
+                let (volume, view) = vm.open_view(snapshot, number, client).await?;
+                Ok(Attachment { volume, token: Box::new((view, leaving)) })
             }
             None => {
-                let (disk, attached) = vm.attach(number, client).await?;
+                let (volume, attached) = vm.attach(number, client).await?;
                 self.node.take_notices(&entry);
-                Ok(Attachment { volume: disk, token: Box::new((attached, leaving)) })
+                Ok(Attachment { volume, token: Box::new((attached, leaving)) })
             }
         }
     }

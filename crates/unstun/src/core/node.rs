@@ -9,7 +9,7 @@ use blk::exec::JoinHandle;
 use blk::file::Lock;
 use blk::sync::Signal;
 use blk::{Dir, Env};
-use engine::{Job, Options, SpacePolicy, Vm};
+use engine::{Job, Machine, Options, SpacePolicy, Vm};
 use export::nbd::Doors;
 use jiff::Timestamp;
 
@@ -81,7 +81,7 @@ struct Broken {
 pub struct Entry {
     /// What the datastore calls it; its files may have another for people.
     pub name: String,
-    pub vm: Rc<Vm>,
+    pub vm: Rc<dyn Machine>,
     pub files: Rc<HomeFiles>,
     pub home: PathBuf,
     pub when_full: WhenFull,
@@ -239,7 +239,7 @@ impl Node {
             self.record(entry, &event);
         }
         let (node, weak) = (Rc::downgrade(self), Rc::downgrade(entry));
-        *entry.vm.on_event.borrow_mut() = Some(Box::new(move |event| {
+        entry.vm.listen(Box::new(move |event| {
             if let (Some(node), Some(entry)) = (node.upgrade(), weak.upgrade()) {
                 node.record(&entry, event);
             }

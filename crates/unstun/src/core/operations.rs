@@ -2,12 +2,11 @@
 
 use std::rc::Rc;
 
-use blk::manifest::LayerInfo;
 use engine::{CommitWhat, Job};
 
 use super::door::Who;
 use super::node::{Entry, Node};
-use super::{formats, present, tree};
+use super::{formats, present};
 use crate::api::{self, CommitTarget};
 use crate::error::{Error, Result};
 use crate::name::VmName;
@@ -51,11 +50,9 @@ impl Node {
 
     async fn summary(&self, entry: &Entry) -> Result<api::VmSummary> {
         let state = entry.vm.state();
-        let mut allocated_bytes = 0;
-        for disk in &state.disks {
-            let layers = self.layers(entry, &disk.top).await?;
-            allocated_bytes += layers.iter().map(|layer| layer.allocated_bytes).sum::<u64>();
-        }
+        let listing = entry.vm.listing().await?;
+        let layers = listing.iter().flat_map(|disk| &disk.layers);
+        let allocated_bytes = layers.map(|layer| layer.allocated_bytes).sum();
         Ok(api::VmSummary {
             name: present::vm_name(&entry.name),
             condition: api::VmCondition::Open,
@@ -76,19 +73,10 @@ impl Node {
         self.show(&entry).await
     }
 
-    pub async fn layers(&self, entry: &Entry, top: &str) -> Result<Vec<LayerInfo>> {
-        Ok(entry.vm.manifest().chain(top).await?)
-    }
-
     pub async fn show(&self, entry: &Rc<Entry>) -> Result<api::Vm> {
         let state = entry.vm.state();
-        let mut disks = Vec::new();
-        let mut unowned = false;
-        for disk in &state.disks {
-            let layers = self.layers(entry, &disk.top).await?;
-            unowned |= !tree::unowned(&state, disk, &layers).is_empty();
-            disks.extend(present::disk(self, entry, &state, disk.number, &layers));
-        }
+        let listing = entry.vm.listing().await?;
+        let disks = listing.iter().filter_map(|disk| present::disk(self, entry, &state, disk)).collect();
         let notices = entry.notices.borrow().clone();
         let current = state.snapshots.iter().find(|s| Some(s.id) == state.current);
         Ok(api::Vm {
@@ -100,7 +88,7 @@ impl Node {
             when_full: entry.when_full,
             current_snapshot: current.map(|s| s.name.clone()),
             snapshots: state.snapshots.len() as u64,
-            needs_consolidation: unowned,
+            needs_consolidation: listing.iter().any(|disk| !disk.unowned.is_empty()),
             nbd_clients: entry.clients(),
             clients: entry.present(Who::All),
             notices,
@@ -114,20 +102,15 @@ impl Node {
         let free_bytes = self.dir.space().await?.free_bytes;
         let mut worst_growth_bytes = 0;
         for entry in self.entries() {
-            for disk in entry.vm.disks() {
-                let chain = disk.chain();
-                let top = &chain.top().layer;
-                if !top.shape().flat {
-                    worst_growth_bytes += disk.size_bytes().saturating_sub(top.usage().held_bytes);
-                }
-            }
+            let disks = entry.vm.disks();
+            worst_growth_bytes += disks.iter().map(|disk| disk.worst_growth_bytes()).sum::<u64>();
         }
         Ok(api::Space { free_bytes, worst_growth_bytes })
     }
 
     pub async fn snapshot_take(&self, vm: &VmName, request: api::SnapshotTake) -> Result<api::SnapshotTaken> {
         let entry = self.entry(vm.as_str())?;
-        let taken = entry.vm.take(request.name.as_str(), &request.message).await?;
+        let taken = entry.vm.clone().take(request.name.as_str(), &request.message).await?;
         // Its own event: another operation may have reported one meanwhile.
         let own = |e: &&api::Event| {
             e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
@@ -167,7 +150,7 @@ impl Node {
 
     pub async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
         let entry = self.entry(vm.as_str())?;
-        let job = entry.vm.commit(&what(&target)).await?;
+        let job = entry.vm.clone().commit(&what(&target)).await?;
         let shown = self.tracked(|t| Rc::ptr_eq(&t.job, &job).then(|| present::job(t)));
         let found = shown.into_iter().flatten().next();
         found.ok_or_else(|| Error::failed(format!("VM {vm}: the job is gone already")))

@@ -1,9 +1,10 @@
 //! The engine's facts in the API's words.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use blk::manifest::{DiskMode, LayerInfo, NewDisk, VmState};
-use engine::{Event, EventKind, JobState};
+use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
 use jiff::Timestamp;
 
 use super::node::{Entry, Node, Tracked};
@@ -85,7 +86,7 @@ pub fn idle(name: &str, home: PathBuf, cause: Option<String>) -> api::VmSummary 
 pub fn home_event(entry: &Entry, message: &str) -> api::Event {
     api::Event {
         id: entry.next_event(),
-        time: time(entry.vm.env.unix_us()),
+        time: time(entry.vm.env().unix_us()),
         vm: vm_name(&entry.name),
         operation: api::Operation::Home,
         snapshot: None,
@@ -150,7 +151,7 @@ pub fn job(tracked: &Tracked) -> api::Job {
 }
 
 fn rate(tracked: &Tracked) -> u64 {
-    let now_ns = tracked.entry.vm.env.now_ns();
+    let now_ns = tracked.entry.vm.env().now_ns();
     let done = tracked.job.bytes_done.get();
     let (at_ns, then, last) = tracked.seen.get();
     let spent_ns = now_ns.saturating_sub(at_ns);
@@ -169,19 +170,13 @@ fn guest_latency_us(entry: &Entry) -> Option<u64> {
     let disks = entry.vm.disks();
     disks
         .iter()
-        .map(|d| d.stats.read_latency_ns.get().max(d.stats.write_latency_ns.get()) / 1000)
+        .map(|d| d.stats().read_latency_ns.get().max(d.stats().write_latency_ns.get()) / 1000)
         .max()
         .filter(|&us| us > 0)
 }
 
-pub fn disk(
-    node: &Node,
-    entry: &Entry,
-    state: &VmState,
-    number: u32,
-    layers: &[LayerInfo],
-) -> Option<api::Disk> {
-    let disk = state.disks.iter().find(|d| d.number == number)?;
+pub fn disk(node: &Node, entry: &Entry, state: &VmState, listed: &DiskLayers) -> Option<api::Disk> {
+    let disk = state.disks.iter().find(|d| d.number == listed.number)?;
     let export = format!("{}/disk{}", entry.name, disk.number);
     Some(api::Disk {
         id: format!("{}-{}", id(state.id), disk.number),
@@ -192,13 +187,13 @@ pub fn disk(
         size_bytes: disk.size_bytes,
         nbd_uri: node.uri(&export),
         descriptor: entry.home.join(&disk.top),
-        layers: layers.iter().map(|l| layer(&entry.home, state, &disk.top, l)).collect(),
-        io: entry.vm.disk(number).map(|d| io(&d)).unwrap_or_default(),
+        layers: listed.layers.iter().map(|l| layer(&entry.home, state, &disk.top, l)).collect(),
+        io: entry.vm.disk(disk.number).map(|d| io(&*d)).unwrap_or_default(),
     })
 }
 
-fn io(disk: &engine::Disk) -> api::DiskIo {
-    let (guest, device) = (&disk.stats, disk.device_counters());
+fn io(disk: &dyn RunningDisk) -> api::DiskIo {
+    let (guest, device) = (disk.stats(), disk.device_counters());
     api::DiskIo {
         guest_reads: guest.reads.get(),
         guest_writes: guest.writes.get(),
@@ -244,11 +239,7 @@ fn layer(home: &Path, state: &VmState, top: &str, info: &LayerInfo) -> api::Laye
     }
 }
 
-pub fn snapshots(
-    entry: &Entry,
-    state: &VmState,
-    delta_bytes: impl Fn(&blk::manifest::SnapshotState) -> u64,
-) -> Vec<api::Snapshot> {
+pub fn snapshots(entry: &Entry, state: &VmState, delta_bytes: &BTreeMap<u128, u64>) -> Vec<api::Snapshot> {
     let mut ordered = Vec::new();
     append_children(&mut ordered, state, None, 0);
     let show = |s: &blk::manifest::SnapshotState| api::Snapshot {
@@ -259,7 +250,7 @@ pub fn snapshots(
         current: state.current == Some(s.id),
         sealed: entry.vm.is_sealed(s.id),
         message: s.description.clone(),
-        delta_bytes: delta_bytes(s),
+        delta_bytes: delta_bytes.get(&s.id).copied().unwrap_or(0),
     };
     ordered.into_iter().map(show).collect()
 }

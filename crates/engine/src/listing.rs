@@ -1,0 +1,127 @@
+//! What lies under a VM's disks: layer by layer, and how much of it each snapshot has on top of it.
+
+use std::collections::BTreeMap;
+
+use blk::Result;
+use blk::manifest::{DiskState, LayerInfo, LayerName, VmState};
+
+use crate::vm::Vm;
+
+/// The layers of one running disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskLayers {
+    pub number: u32,
+    /// Base first, the writable top last.
+    pub layers: Vec<LayerInfo>,
+    /// Those of them that no snapshot owns: what `CommitWhat::Unowned` folds away.
+    pub unowned: Vec<LayerInfo>,
+}
+
+/// Every layer of every branch, by name.
+type Layers = BTreeMap<LayerName, LayerInfo>;
+
+impl Vm {
+    /// Of every running disk, in the order of the state.
+    pub async fn listing(&self) -> Result<Vec<DiskLayers>> {
+        let state = self.state();
+        let mut listing = Vec::with_capacity(state.disks.len());
+        for disk in &state.disks {
+            let layers = self.manifest.chain(&disk.top).await?;
+            let unowned = unowned(&state, disk, &layers);
+            listing.push(DiskLayers { number: disk.number, layers, unowned });
+        }
+        Ok(listing)
+    }
+
+    /// Bytes held by the deltas written on top of each snapshot, on all its branches and disks; by the snapshot's id.
+    pub async fn delta_bytes(&self) -> Result<BTreeMap<u128, u64>> {
+        let state = self.state();
+        let layers = self.all_layers(&state).await?;
+        let mut on_top: BTreeMap<&str, u64> = BTreeMap::new();
+        for layer in layers.values() {
+            if let Some(parent) = &layer.parent {
+                *on_top.entry(parent).or_default() += self.file_bytes(layer);
+            }
+        }
+        let held = |disks: &[(u32, LayerName)]| {
+            disks.iter().filter_map(|(_, frozen)| on_top.get(frozen.as_str())).sum::<u64>()
+        };
+        Ok(state.snapshots.iter().map(|s| (s.id, held(&s.disks))).collect())
+    }
+
+    /// A chain that ends in a layer known from another is not asked for again.
+    async fn all_layers(&self, state: &VmState) -> Result<Layers> {
+        let mut layers = Layers::new();
+        let running = state.disks.iter().map(|disk| &disk.top);
+        let frozen = state.snapshots.iter().rev().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
+        for end in running.chain(frozen) {
+            if !layers.contains_key(end) {
+                let chain = self.manifest.chain(end).await?;
+                layers.extend(chain.into_iter().map(|layer| (layer.name.clone(), layer)));
+            }
+        }
+        Ok(layers)
+    }
+
+    /// An open layer knows what it has in use; of another its files tell, with what was set aside for growth.
+    fn file_bytes(&self, layer: &LayerInfo) -> u64 {
+        let open = self.disks().into_iter().find_map(|disk| disk.link_named(&layer.name));
+        open.map_or(layer.allocated_bytes, |link| link.layer.usage().file_bytes)
+    }
+}
+
+/// The deltas of a disk's running chain (base first) on a layer that no snapshot froze. What lies on another
+/// VM's layer is a clone's own ground, and nothing to be folded away.
+fn unowned(state: &VmState, disk: &DiskState, chain: &[LayerInfo]) -> Vec<LayerInfo> {
+    let frozen = |name: &str| state.snapshots.iter().flat_map(|s| &s.disks).any(|(_, layer)| layer == name);
+    let kept = |name: &str| frozen(name) || disk.reset_to.as_deref() == Some(name);
+    let unowned = |pair: &&[LayerInfo]| !kept(&pair[0].name) && !pair[0].foreign;
+    chain.windows(2).filter(unowned).map(|pair| pair[1].clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use blk::manifest::{DiskMode, SnapshotState};
+
+    use super::*;
+
+    fn layer(name: &str, parent: Option<&str>) -> LayerInfo {
+        LayerInfo {
+            name: name.to_owned(),
+            parent: parent.map(str::to_owned),
+            size_bytes: 512,
+            format: String::new(),
+            allocated_bytes: 0,
+            foreign: false,
+        }
+    }
+
+    #[test]
+    fn a_delta_is_owned_by_the_snapshot_that_froze_what_is_under_it() {
+        let chain = [layer("base", None), layer("d1", Some("base")), layer("d2", Some("d1"))];
+        let mut disk = DiskState {
+            number: 0,
+            slot: "scsi0:0".to_owned(),
+            mode: DiskMode::Persistent,
+            size_bytes: 512,
+            top: "d2".to_owned(),
+            reset_to: None,
+        };
+        let snapshot = SnapshotState {
+            id: 1,
+            uid: 1,
+            parent: None,
+            name: "a".to_owned(),
+            description: String::new(),
+            created_unix_us: 0,
+            disks: vec![(0, "base".to_owned())],
+        };
+        let state = VmState { snapshots: vec![snapshot], ..VmState::default() };
+        let names = |disk: &DiskState| {
+            unowned(&state, disk, &chain).into_iter().map(|layer| layer.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&disk), ["d2"]);
+        disk.reset_to = Some("d1".to_owned());
+        assert!(names(&disk).is_empty());
+    }
+}

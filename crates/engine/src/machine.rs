@@ -1,0 +1,287 @@
+//! A VM as the roof sees it, whatever keeps its disks.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use blk::file::FileCounters;
+use blk::manifest::{DiskMode, DiskState, NewDisk, SnapshotState, VmState};
+use blk::volume::Volume;
+use blk::{Env, Local, Result};
+
+use crate::branch::Loss;
+use crate::client::{Client, View};
+use crate::commit::{CommitPreview, CommitWhat};
+use crate::disk::Disk;
+use crate::event::Event;
+use crate::job::Job;
+use crate::listing::DiskLayers;
+use crate::stats::DiskStats;
+use crate::vm::{Listener, Vm};
+
+/// A volume, and what counts its user until it is dropped.
+pub type Attached<User> = (Rc<dyn Volume>, Rc<User>);
+
+/// A disk as it runs.
+pub trait RunningDisk {
+    fn stats(&self) -> &DiskStats;
+
+    /// I/O that reached the files under the disk, tables included.
+    fn device_counters(&self) -> FileCounters;
+
+    /// What it can still allocate, if its guest writes everything.
+    fn worst_growth_bytes(&self) -> u64;
+}
+
+/// A VM that is open. Snapshots are named by name or id; disks by the N of `diskN`.
+///
+/// Operations happen one at a time, in the order they were asked for. One that is refused, or that finds no space, has
+/// changed nothing.
+pub trait Machine {
+    fn env(&self) -> &Env;
+
+    /// A copy of what the home says now.
+    fn state(&self) -> VmState;
+
+    /// In the order of the state. A revert replaces them.
+    fn disks(&self) -> Vec<Rc<dyn RunningDisk>>;
+
+    /// `NotFound`, with the disks there are.
+    fn disk(&self, number: u32) -> Result<Rc<dyn RunningDisk>>;
+
+    /// Its content can no longer change.
+    fn is_sealed(&self, snapshot: u128) -> bool;
+
+    fn jobs(&self) -> Vec<Rc<Job>>;
+
+    /// The latest, oldest first.
+    fn events(&self) -> Vec<Event>;
+
+    /// Called with each event as it happens, from now on.
+    fn listen(&self, listener: Listener);
+
+    /// Writable clients: (disk number, client).
+    fn clients(&self) -> Vec<(u32, String)>;
+
+    /// Clients on sealed states: (snapshot id, client).
+    fn viewers(&self) -> Vec<(u128, String)>;
+
+    /// Of every running disk, in the order of the state.
+    fn listing(&self) -> Local<'_, Result<Vec<DiskLayers>>>;
+
+    /// Bytes held by what was written on top of each snapshot, on all its branches and disks; by the snapshot's id.
+    fn delta_bytes(&self) -> Local<'_, Result<BTreeMap<u128, u64>>>;
+
+    /// Takes a snapshot of all persistent disks. Resolves when it is sealed.
+    fn take<'a>(self: Rc<Self>, name: &'a str, description: &'a str) -> Local<'a, Result<SnapshotState>>;
+
+    fn commit_preview<'a>(&'a self, what: &'a CommitWhat) -> Local<'a, Result<CommitPreview>>;
+
+    /// When this resolves the names have left the tree, durably.
+    fn commit<'a>(self: Rc<Self>, what: &'a CommitWhat) -> Local<'a, Result<Rc<Job>>>;
+
+    /// What a revert to `wanted` (None: the snapshot the VM runs on from) would throw away. With `keeps_present` a take
+    /// comes first.
+    fn revert_preview<'a>(&'a self, wanted: Option<&'a str>, keeps_present: bool) -> Local<'a, Result<Loss>>;
+
+    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before.
+    fn revert<'a>(
+        self: Rc<Self>,
+        wanted: Option<&'a str>,
+        take_first: Option<&'a str>,
+    ) -> Local<'a, Result<SnapshotState>>;
+
+    fn discard_preview<'a>(&'a self, wanted: &'a str) -> Local<'a, Result<Loss>>;
+
+    /// Throws away what was written since the snapshot, and its name.
+    fn discard<'a>(self: Rc<Self>, wanted: &'a str) -> Local<'a, Result<Loss>>;
+
+    fn reset_preview(&self) -> Local<'_, Result<Loss>>;
+
+    /// Drops what was written to the nonpersistent disks since the last reset.
+    fn reset(self: Rc<Self>) -> Local<'static, Result<Loss>>;
+
+    fn add_disk<'a>(self: Rc<Self>, wanted: &'a NewDisk) -> Local<'a, Result<DiskState>>;
+
+    /// Its data stays, unless `remove_files`; snapshots that have it keep it in any case.
+    fn remove_disk(self: Rc<Self>, number: u32, remove_files: bool) -> Local<'static, Result<()>>;
+
+    fn grow_disk(self: Rc<Self>, number: u32, size_bytes: u64) -> Local<'static, Result<()>>;
+
+    fn set_mode(self: Rc<Self>, number: u32, mode: DiskMode) -> Local<'static, Result<()>>;
+
+    /// A running disk for a writable client.
+    fn attach<'a>(&'a self, number: u32, client: &'a str) -> Local<'a, Result<Attached<Client>>>;
+
+    /// A sealed state of one disk, read-only. The view protects it until it is dropped.
+    fn open_view<'a>(
+        &'a self,
+        snapshot: &'a str,
+        number: u32,
+        client: &'a str,
+    ) -> Local<'a, Result<Attached<View>>>;
+
+    /// A sealed snapshot, and a hold on it for work outside of the engine.
+    fn hold<'a>(&'a self, snapshot: &'a str, client: &'a str)
+    -> Local<'a, Result<(SnapshotState, Rc<View>)>>;
+
+    /// Ends the VM's service: no new writes, those under way complete and are durable. Jobs stop at their next safe point
+    /// and go on when the VM is opened again.
+    fn close(&self) -> Local<'_, Result<()>>;
+}
+
+impl RunningDisk for Disk {
+    fn stats(&self) -> &DiskStats {
+        &self.stats
+    }
+
+    fn device_counters(&self) -> FileCounters {
+        Disk::device_counters(self)
+    }
+
+    /// A flat base has its space; a delta may grow to the size of its disk.
+    fn worst_growth_bytes(&self) -> u64 {
+        let chain = self.chain();
+        let top = &chain.top().layer;
+        match top.shape().flat {
+            true => 0,
+            false => self.size_bytes().saturating_sub(top.usage().held_bytes),
+        }
+    }
+}
+
+impl Machine for Vm {
+    fn env(&self) -> &Env {
+        &self.env
+    }
+
+    fn state(&self) -> VmState {
+        Vm::state(self)
+    }
+
+    fn disks(&self) -> Vec<Rc<dyn RunningDisk>> {
+        Vm::disks(self).into_iter().map(|disk| disk as Rc<dyn RunningDisk>).collect()
+    }
+
+    fn disk(&self, number: u32) -> Result<Rc<dyn RunningDisk>> {
+        Ok(Vm::disk(self, number)?)
+    }
+
+    fn is_sealed(&self, snapshot: u128) -> bool {
+        Vm::is_sealed(self, snapshot)
+    }
+
+    fn jobs(&self) -> Vec<Rc<Job>> {
+        Vm::jobs(self)
+    }
+
+    fn events(&self) -> Vec<Event> {
+        Vm::events(self)
+    }
+
+    fn listen(&self, listener: Listener) {
+        *self.on_event.borrow_mut() = Some(listener);
+    }
+
+    fn clients(&self) -> Vec<(u32, String)> {
+        Vm::clients(self)
+    }
+
+    fn viewers(&self) -> Vec<(u128, String)> {
+        Vm::viewers(self)
+    }
+
+    fn listing(&self) -> Local<'_, Result<Vec<DiskLayers>>> {
+        Box::pin(Vm::listing(self))
+    }
+
+    fn delta_bytes(&self) -> Local<'_, Result<BTreeMap<u128, u64>>> {
+        Box::pin(Vm::delta_bytes(self))
+    }
+
+    fn take<'a>(self: Rc<Self>, name: &'a str, description: &'a str) -> Local<'a, Result<SnapshotState>> {
+        Box::pin(async move { Vm::take(&self, name, description).await })
+    }
+
+    fn commit_preview<'a>(&'a self, what: &'a CommitWhat) -> Local<'a, Result<CommitPreview>> {
+        Box::pin(Vm::commit_preview(self, what))
+    }
+
+    fn commit<'a>(self: Rc<Self>, what: &'a CommitWhat) -> Local<'a, Result<Rc<Job>>> {
+        Box::pin(async move { Vm::commit(&self, what).await })
+    }
+
+    fn revert_preview<'a>(&'a self, wanted: Option<&'a str>, keeps_present: bool) -> Local<'a, Result<Loss>> {
+        Box::pin(Vm::revert_preview(self, wanted, keeps_present))
+    }
+
+    fn revert<'a>(
+        self: Rc<Self>,
+        wanted: Option<&'a str>,
+        take_first: Option<&'a str>,
+    ) -> Local<'a, Result<SnapshotState>> {
+        Box::pin(async move { Vm::revert(&self, wanted, take_first).await })
+    }
+
+    fn discard_preview<'a>(&'a self, wanted: &'a str) -> Local<'a, Result<Loss>> {
+        Box::pin(Vm::discard_preview(self, wanted))
+    }
+
+    fn discard<'a>(self: Rc<Self>, wanted: &'a str) -> Local<'a, Result<Loss>> {
+        Box::pin(async move { Vm::discard(&self, wanted).await })
+    }
+
+    fn reset_preview(&self) -> Local<'_, Result<Loss>> {
+        Box::pin(Vm::reset_preview(self))
+    }
+
+    fn reset(self: Rc<Self>) -> Local<'static, Result<Loss>> {
+        Box::pin(async move { Vm::reset(&self).await })
+    }
+
+    fn add_disk<'a>(self: Rc<Self>, wanted: &'a NewDisk) -> Local<'a, Result<DiskState>> {
+        Box::pin(async move { Vm::add_disk(&self, wanted).await })
+    }
+
+    fn remove_disk(self: Rc<Self>, number: u32, remove_files: bool) -> Local<'static, Result<()>> {
+        Box::pin(async move { Vm::remove_disk(&self, number, remove_files).await })
+    }
+
+    fn grow_disk(self: Rc<Self>, number: u32, size_bytes: u64) -> Local<'static, Result<()>> {
+        Box::pin(async move { Vm::grow_disk(&self, number, size_bytes).await })
+    }
+
+    fn set_mode(self: Rc<Self>, number: u32, mode: DiskMode) -> Local<'static, Result<()>> {
+        Box::pin(async move { Vm::set_mode(&self, number, mode).await })
+    }
+
+    fn attach<'a>(&'a self, number: u32, client: &'a str) -> Local<'a, Result<Attached<Client>>> {
+        Box::pin(async move {
+            let (disk, attached) = Vm::attach(self, number, client).await?;
+            Ok((disk as Rc<dyn Volume>, attached))
+        })
+    }
+
+    fn open_view<'a>(
+        &'a self,
+        snapshot: &'a str,
+        number: u32,
+        client: &'a str,
+    ) -> Local<'a, Result<Attached<View>>> {
+        Box::pin(async move {
+            let (disk, view) = Vm::open_view(self, snapshot, number, client).await?;
+            Ok((disk as Rc<dyn Volume>, view))
+        })
+    }
+
+    fn hold<'a>(
+        &'a self,
+        snapshot: &'a str,
+        client: &'a str,
+    ) -> Local<'a, Result<(SnapshotState, Rc<View>)>> {
+        Box::pin(Vm::hold(self, snapshot, client))
+    }
+
+    fn close(&self) -> Local<'_, Result<()>> {
+        Box::pin(Vm::close(self))
+    }
+}
