@@ -1,0 +1,275 @@
+//! The journal: a ring of pages behind the header that holds what happened since the last checkpoint.
+//!
+//! Records gather in a batch in memory; a batch is written when the next record does not fit, or when a round of
+//! flushes begins. One device flush then makes data and records durable together: a record carries the checksum of
+//! its data, so replay can tell a record whose data was lost.
+//!
+//! What a batch carries of `flushed_lsn` becomes durable one round later. Only then is it certain that no replay will
+//! doubt the records up to there, and their blocks may be overwritten in place.
+//!
+//! Page numbers (`seq`) count over all laps of the ring and never repeat in one epoch. Every opening of the store is
+//! an epoch of its own, durable in a superblock before its first batch: leftovers of an earlier one end a replay.
+
+mod batch;
+#[cfg(test)]
+mod crash_tests;
+mod record;
+mod replay;
+mod rounds;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use blk::sync::Signal;
+use blk::{Env, Error, File};
+
+use super::layout::{BLOCK, Geometry, HEADER_BLOCKS};
+use batch::{Draft, Stamp};
+
+pub use batch::BATCH_PAGES_MAX;
+pub use record::{CHANGE_BYTES_MAX, Record};
+pub use replay::{Replayed, replay};
+
+/// A `Change` of the greatest length: its 32 pages, and one more that its header spills into.
+const CHANGE_PAGES_MAX: u64 = CHANGE_BYTES_MAX as u64 / BLOCK + 1;
+
+/// What guests leave of the ring, so that changes and the checkpoint that makes room never lack it: six changes of
+/// the greatest length, each with an empty batch behind it (6 x 34), the pages passed over where one of them does not
+/// fit before the ring's end (32), and 20 for batches that flushes of the guests' last records write.
+pub const RESERVE_PAGES: u64 = 6 * (CHANGE_PAGES_MAX + 1) + (CHANGE_PAGES_MAX - 1) + 20;
+
+/// The reserve, and as much again for guests: 2 MiB.
+pub const JOURNAL_PAGES_MIN: u64 = 2 * RESERVE_PAGES;
+
+/// A place in the journal: the next batch's page number and the next record's number, which counts from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    pub seq: u64,
+    pub lsn: u64,
+}
+
+/// How a journal goes on.
+#[derive(Debug, Clone, Copy)]
+pub struct Start {
+    /// Greater than that of every batch and superblock before, and already durable in a superblock.
+    pub epoch: u64,
+    /// Where replay ended.
+    pub at: Position,
+    /// The oldest page still needed: where a replay would begin.
+    pub tail: u64,
+    /// Every record up to this one has its data, durably, and a superblock says so: usually all before `at`.
+    pub flushed_lsn: u64,
+    /// The newest one that is durable.
+    pub checkpoint: u64,
+}
+
+pub struct Journal {
+    env: Env,
+    file: File,
+    geometry: Geometry,
+    epoch: u64,
+    state: RefCell<State>,
+    /// A batch's write has ended.
+    written: Signal,
+    /// A round has ended.
+    rounds: Signal,
+    /// `durable` has advanced, or the journal has failed.
+    further: Signal,
+}
+
+struct State {
+    /// None when the last batch is closed.
+    draft: Option<Draft>,
+    /// The page behind the last closed batch, and the next record's number.
+    next: Position,
+    tail: u64,
+    checkpoint: u64,
+    flushed: u64,
+    /// The `flushed_lsn` in the newest closed batch, or in the superblock where there is none.
+    carried: u64,
+    durable: u64,
+    /// Data of `Map` records since the last round began.
+    unflushed_bytes: u64,
+    /// First pages of batches under way.
+    writing: BTreeSet<u64>,
+    /// The first error; nothing is written after it.
+    failed: Option<Error>,
+    rounds: rounds::Rounds,
+}
+
+impl State {
+    /// The page behind everything appended so far.
+    fn end(&self) -> u64 {
+        self.draft.as_ref().map_or(self.next.seq, Draft::end)
+    }
+}
+
+impl Journal {
+    pub fn new(env: Env, file: File, geometry: Geometry, start: Start) -> Rc<Journal> {
+        assert!(geometry.journal_pages >= JOURNAL_PAGES_MIN, "a ring of {} pages", geometry.journal_pages);
+        assert!(start.tail <= start.at.seq && start.flushed_lsn < start.at.lsn, "{start:?}");
+        let state = State {
+            draft: None,
+            next: start.at,
+            tail: start.tail,
+            checkpoint: start.checkpoint,
+            flushed: start.flushed_lsn,
+            carried: start.flushed_lsn,
+            durable: start.flushed_lsn,
+            unflushed_bytes: 0,
+            writing: BTreeSet::new(),
+            failed: None,
+            rounds: rounds::Rounds::default(),
+        };
+        let signals = [Signal::default(), Signal::default(), Signal::default()];
+        let [written, rounds, further] = signals;
+        Rc::new(Journal {
+            env,
+            file,
+            geometry,
+            epoch: start.epoch,
+            state: RefCell::new(state),
+            written,
+            rounds,
+            further,
+        })
+    }
+
+    /// Takes a record up and answers its number. Never waits and never fails; it is durable after a `flush` that is
+    /// called later. Panics when the ring is full: the caller has asked `has_room`, or lives from the reserve.
+    pub fn append(self: &Rc<Self>, record: Record) -> u64 {
+        let len = record.encoded_len();
+        if self.state.borrow().draft.as_ref().is_some_and(|draft| !draft.fits(len)) {
+            self.close();
+        }
+        let mut state = self.state.borrow_mut();
+        let Position { seq, lsn } = state.next;
+        let draft =
+            state.draft.get_or_insert_with(|| Draft::open(self.geometry.journal_pages, seq, lsn, len));
+        draft.push(&record);
+        state.next.lsn += 1;
+        if let Record::Map { len, .. } = record {
+            state.unflushed_bytes += u64::from(len) * BLOCK;
+        }
+        self.assert_inside(&state);
+        lsn
+    }
+
+    fn assert_inside(&self, state: &State) {
+        let used = state.end() - state.tail;
+        let ring = self.geometry.journal_pages;
+        assert!(
+            used <= ring,
+            "{used} pages are needed of a journal of {ring}: the oldest would be overwritten"
+        );
+    }
+
+    /// Closes the open batch and starts its write.
+    fn close(self: &Rc<Self>) {
+        let mut state = self.state.borrow_mut();
+        let Some(draft) = state.draft.take() else { return };
+        let stamp = Stamp {
+            store_id: self.geometry.store_id,
+            epoch: self.epoch,
+            checkpoint: state.checkpoint,
+            flushed_lsn: state.flushed,
+        };
+        state.carried = state.flushed;
+        state.next.seq = draft.end();
+        if state.failed.is_some() {
+            return;
+        }
+        let seq = draft.seq;
+        state.writing.insert(seq);
+        let data = draft.seal(stamp);
+        let journal = self.clone();
+        self.env.spawn_detached(Box::pin(async move { journal.write(seq, data).await }));
+    }
+
+    /// A batch without records: it carries `flushed_lsn`.
+    fn open_empty(&self) {
+        let mut state = self.state.borrow_mut();
+        let Position { seq, lsn } = state.next;
+        state.draft = Some(Draft::open(self.geometry.journal_pages, seq, lsn, 0));
+        self.assert_inside(&state);
+    }
+
+    async fn write(&self, seq: u64, data: blk::Slice) {
+        let page = HEADER_BLOCKS + seq % self.geometry.journal_pages;
+        let result = self.file.write(page * BLOCK, data).await;
+        self.state.borrow_mut().writing.remove(&seq);
+        if let Err(error) = result {
+            self.fail(error);
+        }
+        self.written.notify();
+    }
+
+    fn fail(&self, error: Error) {
+        self.state.borrow_mut().failed.get_or_insert(error);
+        self.further.notify();
+    }
+
+    /// Whether a guest may append one more record. False leaves `RESERVE_PAGES` for changes and the checkpoint.
+    pub fn has_room(&self) -> bool {
+        self.used_pages() + RESERVE_PAGES < self.geometry.journal_pages
+    }
+
+    /// Pages between the oldest still needed and the newest record.
+    pub fn used_pages(&self) -> u64 {
+        let state = self.state.borrow();
+        state.end() - state.tail
+    }
+
+    /// The next record begins a new batch: where a replay from a checkpoint of everything before it begins.
+    pub fn cut(self: &Rc<Self>) -> Position {
+        self.close();
+        self.state.borrow().next
+    }
+
+    /// Checkpoint `checkpoint` is durable, and a replay from it begins at page `tail`.
+    pub fn trim(&self, tail: u64, checkpoint: u64) {
+        let mut state = self.state.borrow_mut();
+        assert!(
+            (state.tail..=state.next.seq).contains(&tail),
+            "trimming to page {tail} of {}..{}",
+            state.tail,
+            state.next.seq
+        );
+        assert!(checkpoint > state.checkpoint, "checkpoint {checkpoint} after {}", state.checkpoint);
+        state.tail = tail;
+        state.checkpoint = checkpoint;
+    }
+
+    /// The newest record, flushed or not; 0 before the first.
+    pub fn last_lsn(&self) -> u64 {
+        self.state.borrow().next.lsn - 1
+    }
+
+    /// Every record up to this one is durable, with its data.
+    pub fn flushed_lsn(&self) -> u64 {
+        self.state.borrow().flushed
+    }
+
+    /// A replay is sure to know that every record up to this one is durable with its data.
+    pub fn durable_flushed_lsn(&self) -> u64 {
+        self.state.borrow().durable
+    }
+
+    /// Data bytes of `Map` records since the last round began.
+    pub fn unflushed_bytes(&self) -> u64 {
+        self.state.borrow().unflushed_bytes
+    }
+
+    /// The error of the write or flush that ended this journal.
+    pub fn failed(&self) -> Option<Error> {
+        self.state.borrow().failed.clone()
+    }
+
+    /// Resolves when `durable_flushed_lsn` next advances, or the journal fails.
+    pub async fn flushed_further(&self) {
+        self.further.wait().await;
+    }
+}

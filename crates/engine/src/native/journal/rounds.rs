@@ -1,0 +1,128 @@
+//! Group commit: callers that come before a round begins share it; those that come later share the next.
+
+use std::rc::Rc;
+
+use blk::Result;
+
+use super::Journal;
+
+/// Rounds are counted from 1 and run one at a time.
+#[derive(Default)]
+pub(super) struct Rounds {
+    wanted: u64,
+    begun: u64,
+    ended: u64,
+}
+
+impl Journal {
+    /// Everything written to the file and appended before this call is durable when it answers, at the cost of one
+    /// device flush. Concurrent callers share rounds. After a failed write or flush every call answers its error: what
+    /// the medium holds is unknown until the store is opened again.
+    pub async fn flush(self: &Rc<Self>) -> Result<()> {
+        let wanted = self.want_round();
+        loop {
+            {
+                let state = self.state.borrow();
+                if let Some(error) = &state.failed {
+                    return Err(error.clone());
+                }
+                if state.rounds.ended >= wanted {
+                    return Ok(());
+                }
+            }
+            self.rounds.wait().await;
+        }
+    }
+
+    /// Asks for a round that begins after this call, and sees to it that one will.
+    fn want_round(self: &Rc<Self>) -> u64 {
+        let rounds = &mut self.state.borrow_mut().rounds;
+        let idle = rounds.ended == rounds.wanted;
+        rounds.wanted = rounds.begun + 1;
+        if idle {
+            let journal = self.clone();
+            self.env.spawn_detached(Box::pin(async move { journal.run_rounds().await }));
+        }
+        rounds.wanted
+    }
+
+    /// A task of its own: a caller that goes away leaves its round to the others.
+    async fn run_rounds(self: Rc<Self>) {
+        loop {
+            self.state.borrow_mut().rounds.begun += 1;
+            if let Err(error) = self.round().await {
+                self.fail(error);
+            }
+            let all_served = {
+                let rounds = &mut self.state.borrow_mut().rounds;
+                rounds.ended = rounds.begun;
+                rounds.ended == rounds.wanted
+            };
+            self.rounds.notify();
+            if all_served {
+                return;
+            }
+        }
+    }
+
+    async fn round(self: &Rc<Self>) -> Result<()> {
+        let covered = self.begin_round();
+        self.batches_written(covered.end).await?;
+        self.file.flush().await?;
+        self.advance(&covered);
+        Ok(())
+    }
+
+    /// Closes what is to be covered. A batch without records is written only where the newest does not carry
+    /// `flushed_lsn` yet: a guest that only overwrites costs nothing but its device flushes.
+    fn begin_round(self: &Rc<Self>) -> Covered {
+        let unconfirmed = {
+            let state = self.state.borrow();
+            state.draft.is_none() && state.carried < state.flushed
+        };
+        if unconfirmed {
+            self.open_empty();
+        }
+        self.close();
+        let mut state = self.state.borrow_mut();
+        state.unflushed_bytes = 0;
+        Covered { end: state.next.seq, last_lsn: state.next.lsn - 1, carried: state.carried }
+    }
+
+    /// Until no write of a batch before page `end` is under way.
+    async fn batches_written(&self, end: u64) -> Result<()> {
+        loop {
+            {
+                let state = self.state.borrow();
+                if let Some(error) = &state.failed {
+                    return Err(error.clone());
+                }
+                if state.writing.first().is_none_or(|&first| first >= end) {
+                    return Ok(());
+                }
+            }
+            self.written.wait().await;
+        }
+    }
+
+    fn advance(&self, covered: &Covered) {
+        let further = {
+            let mut state = self.state.borrow_mut();
+            let further = covered.carried > state.durable;
+            state.flushed = covered.last_lsn;
+            state.durable = covered.carried;
+            further
+        };
+        if further {
+            self.further.notify();
+        }
+    }
+}
+
+/// What a round makes durable.
+struct Covered {
+    end: u64,
+    last_lsn: u64,
+    /// The `flushed_lsn` in the newest batch before `end`.
+    carried: u64,
+}

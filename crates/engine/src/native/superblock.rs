@@ -1,0 +1,307 @@
+//! The superblock: where everything else of a store is found. Two slots are written in turn, so that one is whole
+//! whenever the power goes. `docs/formats/native.md` has the boxes.
+
+use blk::{Buf, Error, ErrorKind, File, Result};
+
+use super::journal::{JOURNAL_PAGES_MIN, Position};
+use super::layout::{
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, Extent, Geometry, STORE_ID_AT, get_u64, page_checksum, put_u64,
+};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"unstunSB");
+
+/// The blocks of slot A and slot B.
+pub const SLOT_BLOCKS: [u64; 2] = [0, 8];
+
+/// A greater major version lays things out in another way; a greater minor one changes nothing that matters here.
+pub const VERSION: (u16, u16) = (1, 0);
+
+/// Features that a program must know to read a store, and to write it. None so far.
+const INCOMPAT_KNOWN: u64 = 0;
+const RO_COMPAT_KNOWN: u64 = 0;
+
+/// A map's entries have 48 bits for an address and for a generation.
+const FIELD_END: u64 = 1 << 48;
+/// Room for sums: at a record a nanosecond it is reached after a century.
+const COUNTER_END: u64 = 1 << 62;
+/// 64 GiB: replay keeps the whole ring's records in memory.
+const JOURNAL_PAGES_MAX: u64 = 1 << 24;
+/// The bits of a group's bitmap page: 4096 bytes less a header of 64.
+const GROUP_BLOCKS_MAX: u64 = (4096 - 64) * 8;
+/// The two bitmap pages and one more.
+const GROUP_BLOCKS_MIN: u64 = 3;
+
+const MAJOR_AT: usize = 32;
+const MINOR_AT: usize = 34;
+/// Words from here on, in the order of `Superblock::words`.
+const WORDS_AT: usize = 40;
+const WORDS: usize = 20;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    pub store_id: u64,
+    /// Major and minor.
+    pub version: (u16, u16),
+    /// Bits: unknown ones are harmless.
+    pub features_compat: u64,
+    /// Bits: with unknown ones a store may be read and not be written.
+    pub features_ro_compat: u64,
+    /// Bits: with unknown ones a store cannot be read.
+    pub features_incompat: u64,
+    /// Number of the opening that wrote it.
+    pub epoch: u64,
+    pub checkpoint: u64,
+    /// The store's generation.
+    pub generation: u64,
+    /// The next lineage node's number.
+    pub next_node: u64,
+    pub journal_pages: u64,
+    pub group_blocks: u64,
+    /// Groups that the file has grown to.
+    pub groups: u64,
+    /// The file has been written up to this block.
+    pub ready_to: u64,
+    /// Where replay begins.
+    pub journal: Position,
+    /// Address 0 where there is none.
+    pub catalogue: Extent,
+    pub catalogue_bytes: u64,
+    pub catalogue_checksum: u64,
+    /// Data of every record up to this one is durable.
+    pub flushed_lsn: u64,
+    pub clean: bool,
+    pub created_unix_us: i64,
+}
+
+impl Superblock {
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            store_id: self.store_id,
+            journal_pages: self.journal_pages,
+            group_blocks: self.group_blocks,
+        }
+    }
+
+    /// The slot this one belongs into: 0 or 1, by turns.
+    pub fn slot(&self) -> usize {
+        (self.checkpoint % 2) as usize
+    }
+
+    fn words(&self) -> [u64; WORDS] {
+        [
+            self.features_compat,
+            self.features_ro_compat,
+            self.features_incompat,
+            self.epoch,
+            self.checkpoint,
+            self.generation,
+            self.next_node,
+            self.journal_pages,
+            self.group_blocks,
+            self.groups,
+            self.ready_to,
+            self.journal.seq,
+            self.journal.lsn,
+            self.catalogue.addr,
+            self.catalogue.len,
+            self.catalogue_bytes,
+            self.catalogue_checksum,
+            self.flushed_lsn,
+            u64::from(self.clean),
+            self.created_unix_us as u64,
+        ]
+    }
+
+    /// The page for `slot`, 0 or 1.
+    pub fn encode(&self, slot: usize) -> Buf {
+        let mut page = Buf::zeroed(BLOCK as usize);
+        put_u64(&mut page, 0, MAGIC);
+        put_u64(&mut page, STORE_ID_AT, self.store_id);
+        put_u64(&mut page, ADDRESS_AT, SLOT_BLOCKS[slot]);
+        page[MAJOR_AT..MAJOR_AT + 2].copy_from_slice(&self.version.0.to_le_bytes());
+        page[MINOR_AT..MINOR_AT + 2].copy_from_slice(&self.version.1.to_le_bytes());
+        for (n, word) in self.words().into_iter().enumerate() {
+            put_u64(&mut page, WORDS_AT + n * 8, word);
+        }
+        let checksum = page_checksum(&page);
+        put_u64(&mut page, CHECKSUM_AT, checksum);
+        page
+    }
+
+    /// Reads the page of `slot`; `name` is the file's. Damaged: magic, checksum or address is not what it should be, or
+    /// a field makes no sense. Unsupported: a later version, or a feature that this one cannot read.
+    pub fn decode(page: &[u8], slot: usize, name: &str) -> Result<Superblock> {
+        let place = format!("{name}: superblock {} (block {})", ["A", "B"][slot], SLOT_BLOCKS[slot]);
+        check_page(page, slot).map_err(|cause| Error::damaged(&*place, cause))?;
+        let superblock = Superblock::fields(page);
+        superblock.check_readable().map_err(|cause| Error::unsupported(&*place, cause))?;
+        superblock.check_fields(page).map_err(|cause| Error::damaged(&*place, cause))?;
+        Ok(superblock)
+    }
+
+    fn fields(page: &[u8]) -> Superblock {
+        let word = |n: usize| get_u64(page, WORDS_AT + n * 8);
+        let half = |at: usize| u16::from_le_bytes([page[at], page[at + 1]]);
+        Superblock {
+            store_id: get_u64(page, STORE_ID_AT),
+            version: (half(MAJOR_AT), half(MINOR_AT)),
+            features_compat: word(0),
+            features_ro_compat: word(1),
+            features_incompat: word(2),
+            epoch: word(3),
+            checkpoint: word(4),
+            generation: word(5),
+            next_node: word(6),
+            journal_pages: word(7),
+            group_blocks: word(8),
+            groups: word(9),
+            ready_to: word(10),
+            journal: Position { seq: word(11), lsn: word(12) },
+            catalogue: Extent { addr: word(13), len: word(14) },
+            catalogue_bytes: word(15),
+            catalogue_checksum: word(16),
+            flushed_lsn: word(17),
+            clean: word(18) == 1,
+            created_unix_us: word(19) as i64,
+        }
+    }
+
+    fn check_readable(&self) -> Result<(), String> {
+        let (major, minor) = self.version;
+        if major != VERSION.0 {
+            return Err(format!(
+                "the store has version {major}.{minor}, this program knows {}.x: use the one it was made with",
+                VERSION.0
+            ));
+        }
+        match self.features_incompat & !INCOMPAT_KNOWN {
+            0 => Ok(()),
+            unknown => Err(format!(
+                "incompatible feature bit {} is set and not known here: the store needs a later program",
+                unknown.trailing_zeros()
+            )),
+        }
+    }
+
+    /// Unsupported, naming the bit, where the store has a feature with which this program may only read it.
+    pub fn check_writable(&self, name: &str) -> Result<()> {
+        match self.features_ro_compat & !RO_COMPAT_KNOWN {
+            0 => Ok(()),
+            unknown => Err(Error::unsupported(
+                name,
+                format!(
+                    "read-only compatible feature bit {} is set and not known here: open the store read-only, or with \
+                     a later program",
+                    unknown.trailing_zeros()
+                ),
+            )),
+        }
+    }
+
+    /// Every field that arithmetic is done with, so that none of it can overflow.
+    fn check_fields(&self, page: &[u8]) -> Result<(), String> {
+        let counters = 0..=COUNTER_END;
+        check("journal_pages", self.journal_pages, JOURNAL_PAGES_MIN..=JOURNAL_PAGES_MAX)?;
+        check("group_blocks", self.group_blocks, GROUP_BLOCKS_MIN..=GROUP_BLOCKS_MAX)?;
+        let groups_max = (FIELD_END - self.geometry().groups_start()) / self.group_blocks;
+        check("groups", self.groups, 0..=groups_max)?;
+        let end = self.geometry().group_start(self.groups);
+        check("ready_to", self.ready_to, 0..=end)?;
+        check("epoch", self.epoch, counters.clone())?;
+        check("checkpoint", self.checkpoint, counters.clone())?;
+        check("generation", self.generation, 0..=FIELD_END - 1)?;
+        check("next node", self.next_node, counters.clone())?;
+        check("journal page number", self.journal.seq, counters.clone())?;
+        check("journal record number", self.journal.lsn, 1..=COUNTER_END)?;
+        check("flushed_lsn", self.flushed_lsn, counters)?;
+        self.check_catalogue(end)?;
+        check("clean flag", get_u64(page, WORDS_AT + 18 * 8), 0..=1)
+    }
+
+    fn check_catalogue(&self, end: u64) -> Result<(), String> {
+        let Extent { addr, len } = self.catalogue;
+        if addr == 0 {
+            return check("length of a catalogue at address 0", len | self.catalogue_bytes, 0..=0);
+        }
+        check("catalogue address", addr, self.geometry().groups_start()..=end - 1)?;
+        check("catalogue blocks", len, 1..=end - addr)?;
+        check("catalogue bytes", self.catalogue_bytes, 1..=len * BLOCK)
+    }
+
+    /// The newest of both slots that is whole, and its slot.
+    ///
+    /// Invalid: not a store. Damaged: it was one, and neither slot can be read, or they are of two stores. Unsupported:
+    /// the newest is of a later program; an older one is then no substitute.
+    pub async fn read(file: &File) -> Result<(Superblock, usize)> {
+        let mut slots = Vec::new();
+        let (mut marked, end) = (false, file.size().await?);
+        for (slot, block) in SLOT_BLOCKS.into_iter().enumerate() {
+            if (block + 1) * BLOCK > end {
+                let place = format!("{}: superblock at block {block}", file.name());
+                slots.push(Err(Error::damaged(place, format!("the file ends before it, at byte {end}"))));
+                continue;
+            }
+            let (page, result) = file.read(block * BLOCK, Buf::alloc(BLOCK as usize)).await;
+            marked |= result.is_err() || get_u64(&page, 0) == MAGIC;
+            slots.push(result.and_then(|()| Superblock::decode(&page, slot, file.name())));
+        }
+        if !marked {
+            return Err(Error::invalid(
+                file.name(),
+                "not a store: neither block 0 nor block 8 is a superblock",
+            ));
+        }
+        let [a, b] = <[_; 2]>::try_from(slots).expect("two slots");
+        choose(file.name(), a, b)
+    }
+
+    /// Writes it into its slot; durable after a flush. The other slot stays as it is.
+    pub async fn write(&self, file: &File) -> Result<()> {
+        let slot = self.slot();
+        file.write(SLOT_BLOCKS[slot] * BLOCK, self.encode(slot)).await
+    }
+}
+
+fn choose(name: &str, a: Result<Superblock>, b: Result<Superblock>) -> Result<(Superblock, usize)> {
+    match (a, b) {
+        (Err(error), _) | (_, Err(error)) if error.kind == ErrorKind::Unsupported => Err(error),
+        (Ok(a), Ok(b)) if a.store_id != b.store_id => {
+            let (a, b) = (a.store_id, b.store_id);
+            Err(Error::damaged(
+                name,
+                format!("superblock A is of store {a:016x}, superblock B of store {b:016x}"),
+            ))
+        }
+        (Ok(a), Ok(b)) if a.checkpoint > b.checkpoint => Ok((a, 0)),
+        (_, Ok(b)) => Ok((b, 1)),
+        (Ok(a), Err(_)) => Ok((a, 0)),
+        (Err(a), Err(b)) => Err(Error::damaged(name, format!("no superblock can be read: {a}; {b}"))),
+    }
+}
+
+/// What tells a page that we wrote there from any other.
+fn check_page(page: &[u8], slot: usize) -> Result<(), String> {
+    let (magic, address, found) = (get_u64(page, 0), get_u64(page, ADDRESS_AT), get_u64(page, CHECKSUM_AT));
+    if magic != MAGIC {
+        return Err(format!("magic is {magic:#018x}, expected {MAGIC:#018x}"));
+    }
+    let expected = page_checksum(page);
+    if found != expected {
+        return Err(format!("checksum is {found:016x}, expected {expected:016x}"));
+    }
+    if address != SLOT_BLOCKS[slot] {
+        return Err(format!("its own address is block {address}, expected {}", SLOT_BLOCKS[slot]));
+    }
+    Ok(())
+}
+
+fn check(field: &str, value: u64, allowed: std::ops::RangeInclusive<u64>) -> Result<(), String> {
+    match allowed.contains(&value) {
+        true => Ok(()),
+        false => Err(format!("{field} is {value}, expected {} to {}", allowed.start(), allowed.end())),
+    }
+}
+
+#[cfg(test)]
+#[path = "superblock_tests.rs"]
+mod tests;
