@@ -4,9 +4,7 @@
 use blk::{Buf, Error, ErrorKind, File, Result};
 
 use super::journal::{JOURNAL_PAGES_MIN, Position};
-use super::layout::{
-    ADDRESS_AT, BLOCK, CHECKSUM_AT, Extent, Geometry, STORE_ID_AT, get_u64, page_checksum, put_u64,
-};
+use super::layout::{ADDRESS_AT, BLOCK, CHECKSUM_AT, Geometry, STORE_ID_AT, get_u64, page_checksum, put_u64};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstunSB");
 
@@ -35,9 +33,19 @@ const MAJOR_AT: usize = 32;
 const MINOR_AT: usize = 34;
 /// Words from here on, in the order of `Superblock::words`.
 const WORDS_AT: usize = 40;
-const WORDS: usize = 20;
+const WORDS: usize = 19;
+const CLEAN: usize = 17;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Where the catalogue's first page lies, and what it must hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CatalogueHead {
+    /// 0: an empty catalogue.
+    pub addr: u64,
+    pub bytes: u64,
+    pub checksum: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
     pub store_id: u64,
     /// Major and minor.
@@ -63,10 +71,7 @@ pub struct Superblock {
     pub ready_to: u64,
     /// Where replay begins.
     pub journal: Position,
-    /// Address 0 where there is none.
-    pub catalogue: Extent,
-    pub catalogue_bytes: u64,
-    pub catalogue_checksum: u64,
+    pub catalogue: CatalogueHead,
     /// Data of every record up to this one is durable.
     pub flushed_lsn: u64,
     pub clean: bool,
@@ -103,9 +108,8 @@ impl Superblock {
             self.journal.seq,
             self.journal.lsn,
             self.catalogue.addr,
-            self.catalogue.len,
-            self.catalogue_bytes,
-            self.catalogue_checksum,
+            self.catalogue.bytes,
+            self.catalogue.checksum,
             self.flushed_lsn,
             u64::from(self.clean),
             self.created_unix_us as u64,
@@ -157,12 +161,10 @@ impl Superblock {
             groups: word(9),
             ready_to: word(10),
             journal: Position { seq: word(11), lsn: word(12) },
-            catalogue: Extent { addr: word(13), len: word(14) },
-            catalogue_bytes: word(15),
-            catalogue_checksum: word(16),
-            flushed_lsn: word(17),
-            clean: word(18) == 1,
-            created_unix_us: word(19) as i64,
+            catalogue: CatalogueHead { addr: word(13), bytes: word(14), checksum: word(15) },
+            flushed_lsn: word(16),
+            clean: word(CLEAN) == 1,
+            created_unix_us: word(18) as i64,
         }
     }
 
@@ -215,17 +217,15 @@ impl Superblock {
         check("journal record number", self.journal.lsn, 1..=COUNTER_END)?;
         check("flushed_lsn", self.flushed_lsn, counters)?;
         self.check_catalogue(end)?;
-        check("clean flag", get_u64(page, WORDS_AT + 18 * 8), 0..=1)
+        check("clean flag", get_u64(page, WORDS_AT + CLEAN * 8), 0..=1)
     }
 
     fn check_catalogue(&self, end: u64) -> Result<(), String> {
-        let Extent { addr, len } = self.catalogue;
+        let CatalogueHead { addr, bytes, .. } = self.catalogue;
         if addr == 0 {
-            return check("length of a catalogue at address 0", len | self.catalogue_bytes, 0..=0);
+            return check("bytes of a catalogue at address 0", bytes, 0..=0);
         }
-        check("catalogue address", addr, self.geometry().groups_start()..=end - 1)?;
-        check("catalogue blocks", len, 1..=end - addr)?;
-        check("catalogue bytes", self.catalogue_bytes, 1..=len * BLOCK)
+        check("catalogue address", addr, self.geometry().groups_start()..=end - 1)
     }
 
     /// The newest of both slots that is whole, and its slot.

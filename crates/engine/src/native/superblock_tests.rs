@@ -21,9 +21,7 @@ fn sample(checkpoint: u64) -> Superblock {
         groups: 2,
         ready_to: 20000,
         journal: Position { seq: 700, lsn: 12_345 },
-        catalogue: Extent { addr: 16_500, len: 3 },
-        catalogue_bytes: 9000,
-        catalogue_checksum: 77,
+        catalogue: CatalogueHead { addr: 16_500, bytes: 9000, checksum: 77 },
         flushed_lsn: 12_000,
         clean: true,
         created_unix_us: -5,
@@ -121,18 +119,24 @@ fn features_decide_what_may_be_done() {
 fn fields_that_make_no_sense_are_named() {
     let base = sample(2);
     let cases = [
-        (Superblock { journal_pages: 3, ..base.clone() }, "journal_pages is 3"),
-        (Superblock { group_blocks: 1 << 20, ..base.clone() }, "group_blocks is 1048576"),
-        (Superblock { groups: 1 << 40, ..base.clone() }, "groups is"),
-        (Superblock { ready_to: 1 << 40, ..base.clone() }, "ready_to is"),
-        (Superblock { generation: 1 << 48, ..base.clone() }, "generation is"),
-        (Superblock { journal: Position { seq: 0, lsn: 0 }, ..base.clone() }, "record number is 0"),
-        (Superblock { catalogue: Extent { addr: 5, len: 1 }, ..base.clone() }, "catalogue address is 5"),
+        (Superblock { journal_pages: 3, ..base }, "journal_pages is 3"),
+        (Superblock { group_blocks: 1 << 20, ..base }, "group_blocks is 1048576"),
+        (Superblock { groups: 1 << 40, ..base }, "groups is"),
+        (Superblock { ready_to: 1 << 40, ..base }, "ready_to is"),
+        (Superblock { generation: 1 << 48, ..base }, "generation is"),
+        (Superblock { journal: Position { seq: 0, lsn: 0 }, ..base }, "record number is 0"),
         (
-            Superblock { catalogue: Extent { addr: 16_500, len: u64::MAX }, ..base.clone() },
-            "catalogue blocks",
+            Superblock { catalogue: CatalogueHead { addr: 5, ..base.catalogue }, ..base },
+            "catalogue address is 5",
         ),
-        (Superblock { catalogue_bytes: 12_289, ..base }, "catalogue bytes is 12289, expected 1 to 12288"),
+        (
+            Superblock { catalogue: CatalogueHead { addr: 0, ..base.catalogue }, ..base },
+            "at address 0 is 9000",
+        ),
+        (
+            Superblock { catalogue: CatalogueHead { addr: 1 << 40, ..base.catalogue }, ..base },
+            "catalogue address",
+        ),
     ];
     for (superblock, cause) in cases {
         let error = Superblock::decode(&superblock.encode(0), 0, "store").unwrap_err();
@@ -183,7 +187,7 @@ proptest! {
         if let Ok(superblock) = Superblock::decode(&page, 0, "store") {
             let geometry = superblock.geometry();
             prop_assert!(geometry.group_start(superblock.groups) <= FIELD_END);
-            prop_assert!(superblock.catalogue.end() <= geometry.group_start(superblock.groups));
+            prop_assert!(superblock.catalogue.addr < geometry.group_start(superblock.groups));
         }
     }
 }

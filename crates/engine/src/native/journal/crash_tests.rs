@@ -8,8 +8,8 @@ use blk::sync::TaskMutex;
 use blk::{Buf, Env, File};
 use sim::{Cut, OpKind, Options, Phase, Rng, SimWorld};
 
-use super::super::layout::{BLOCK, Extent, checksum};
-use super::super::superblock::{Superblock, VERSION};
+use super::super::layout::{BLOCK, checksum};
+use super::super::superblock::{CatalogueHead, Superblock, VERSION};
 use super::tests::{GEOMETRY, open};
 use super::*;
 
@@ -34,7 +34,7 @@ struct Load {
     journal: Rc<Journal>,
     file: File,
     model: Rc<RefCell<Model>>,
-    superblock: RefCell<Superblock>,
+    superblock: Cell<Superblock>,
     checkpoints: TaskMutex,
     world: SimWorld,
     laps: Cell<u64>,
@@ -56,9 +56,7 @@ fn first_superblock() -> Superblock {
         groups: 0,
         ready_to: 0,
         journal: Position { seq: 0, lsn: 1 },
-        catalogue: Extent { addr: 0, len: 0 },
-        catalogue_bytes: 0,
-        catalogue_checksum: 0,
+        catalogue: CatalogueHead::default(),
         flushed_lsn: 0,
         clean: false,
         created_unix_us: 0,
@@ -97,7 +95,7 @@ impl Load {
             checkpoint: superblock.checkpoint,
         };
         let journal = Journal::new(env.clone(), file.clone(), geometry, start);
-        let (superblock, checkpoints) = (RefCell::new(superblock), TaskMutex::default());
+        let (superblock, checkpoints) = (Cell::new(superblock), TaskMutex::default());
         let laps = Cell::new(found.end.seq / geometry.journal_pages);
         Ok(Load { journal, file, model, superblock, checkpoints, world, laps })
     }
@@ -143,14 +141,14 @@ impl Load {
         let _turn = self.checkpoints.lock().await;
         let position = self.journal.cut();
         self.flush().await;
-        let mut superblock = self.superblock.borrow().clone();
+        let mut superblock = self.superblock.get();
         superblock.checkpoint += 1;
         superblock.journal = position;
         superblock.flushed_lsn = self.journal.flushed_lsn();
         superblock.write(&self.file).await.unwrap();
         self.file.flush().await.unwrap();
         self.journal.trim(position.seq, superblock.checkpoint);
-        *self.superblock.borrow_mut() = superblock;
+        self.superblock.set(superblock);
         if position.seq / GEOMETRY.journal_pages > self.laps.get() {
             self.laps.set(position.seq / GEOMETRY.journal_pages);
             self.world.mark("lap");

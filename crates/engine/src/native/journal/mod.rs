@@ -36,12 +36,19 @@ pub use replay::{Replayed, replay};
 /// A `Change` of the greatest length: its 32 pages, and one more that its header spills into.
 const CHANGE_PAGES_MAX: u64 = CHANGE_BYTES_MAX as u64 / BLOCK + 1;
 
-/// What guests leave of the ring, so that changes and the checkpoint that makes room never lack it: six changes of
-/// the greatest length, each with an empty batch behind it (6 x 34), the pages passed over where one of them does not
-/// fit before the ring's end (32), and 20 for batches that flushes of the guests' last records write.
-pub const RESERVE_PAGES: u64 = 6 * (CHANGE_PAGES_MAX + 1) + (CHANGE_PAGES_MAX - 1) + 20;
+/// What one `Change` may use up: the pages passed over where it does not fit before the ring's end, itself, and an
+/// empty batch behind it. 66 pages.
+const CHANGE_ROOM: u64 = (CHANGE_PAGES_MAX - 1) + CHANGE_PAGES_MAX + 1;
 
-/// The reserve, and as much again for guests: 2 MiB.
+/// What is written after guests and changes have been told to wait, by those that were admitted before: 20 pages of
+/// records (83 `Map` each, 1,660 in all), and 64 rounds that close a batch early and need an empty one behind it.
+const ADMITTED_PAGES: u64 = 20 + 64 * 2;
+
+/// What guests leave of the ring: room for four changes of the greatest length (most take a page), so that takes and
+/// removals go on while a checkpoint makes room, and for what is still under way. 412 pages, 1.6 MiB.
+pub const RESERVE_PAGES: u64 = 4 * CHANGE_ROOM + ADMITTED_PAGES;
+
+/// The reserve, and as much again for guests: 3.2 MiB.
 pub const JOURNAL_PAGES_MIN: u64 = 2 * RESERVE_PAGES;
 
 /// A place in the journal: the next batch's page number and the next record's number, which counts from 1.
@@ -139,7 +146,8 @@ impl Journal {
     }
 
     /// Takes a record up and answers its number. Never waits and never fails; it is durable after a `flush` that is
-    /// called later. Panics when the ring is full: the caller has asked `has_room`, or lives from the reserve.
+    /// called later. Panics when the ring is full: the caller has asked `has_room` or, for a
+    /// `Change`, `has_room_for_change`.
     pub fn append(self: &Rc<Self>, record: Record) -> u64 {
         let len = record.encoded_len();
         if self.state.borrow().draft.as_ref().is_some_and(|draft| !draft.fits(len)) {
@@ -212,9 +220,15 @@ impl Journal {
         self.further.notify();
     }
 
-    /// Whether a guest may append one more record. False leaves `RESERVE_PAGES` for changes and the checkpoint.
+    /// Whether a guest may be admitted, to append a few records. False leaves `RESERVE_PAGES` for changes and for
+    /// what is under way.
     pub fn has_room(&self) -> bool {
         self.used_pages() + RESERVE_PAGES < self.geometry.journal_pages
+    }
+
+    /// Whether a `Change` may be appended. False means that it, like guests, must wait for a checkpoint.
+    pub fn has_room_for_change(&self) -> bool {
+        self.used_pages() + CHANGE_ROOM + ADMITTED_PAGES <= self.geometry.journal_pages
     }
 
     /// Pages between the oldest still needed and the newest record.
