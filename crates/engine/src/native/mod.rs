@@ -4,3 +4,4 @@
 pub mod journal;
 pub mod layout;
 pub mod superblock;
+pub mod tree;

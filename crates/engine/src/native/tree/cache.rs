@@ -1,0 +1,150 @@
+//! Nodes in memory: read once, verified once, evicted by second chance.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::rc::Rc;
+
+use blk::{Buf, File, Result};
+use futures_util::future::join_all;
+
+use super::PAGES_AT_ONCE;
+use super::entry::Spot;
+use super::node::Node;
+use crate::native::layout::BLOCK;
+
+/// The pages of one store's maps, through a capped cache.
+pub struct Nodes {
+    pub(super) file: File,
+    pub(super) store_id: u64,
+    pub(super) cache: RefCell<Cache>,
+    loads: Cell<u64>,
+}
+
+impl Nodes {
+    /// `cap_bytes` bounds what the cache keeps, not what is in use.
+    pub fn new(file: File, store_id: u64, cap_bytes: usize) -> Nodes {
+        let cache = Cache { index: Index::default(), ring: Vec::new(), hand: 0, bytes: 0, cap_bytes };
+        Nodes { file, store_id, cache: RefCell::new(cache), loads: Cell::new(0) }
+    }
+
+    /// The page at `addr` is free: nobody will ask for it as it was.
+    pub fn forget(&self, addr: u64) {
+        self.cache.borrow_mut().remove(addr);
+    }
+
+    pub fn resident_bytes(&self) -> usize {
+        self.cache.borrow().bytes
+    }
+
+    /// Pages read so far.
+    pub fn loads(&self) -> u64 {
+        self.loads.get()
+    }
+
+    /// The verified node at a place that is not a hole.
+    pub(super) async fn load(&self, spot: &Spot) -> Result<Rc<Node>> {
+        if let Some(node) = self.cache.borrow().get(spot) {
+            return Ok(node.clone());
+        }
+        self.loads.set(self.loads.get() + 1);
+        let (page, read) = self.file.read(spot.pointer.addr * BLOCK, Buf::alloc(BLOCK as usize)).await;
+        read?;
+        let node = Rc::new(Node::open(self.file.name(), self.store_id, spot, &page)?);
+        self.keep(node.clone());
+        Ok(node)
+    }
+
+    /// Several at once; None for holes.
+    pub(super) async fn load_all(&self, spots: &[Spot]) -> Result<Vec<Option<Rc<Node>>>> {
+        let mut loaded = Vec::with_capacity(spots.len());
+        for some in spots.chunks(PAGES_AT_ONCE) {
+            for result in join_all(some.iter().map(|spot| self.load_if_any(spot))).await {
+                loaded.push(result?);
+            }
+        }
+        Ok(loaded)
+    }
+
+    async fn load_if_any(&self, spot: &Spot) -> Result<Option<Rc<Node>>> {
+        if spot.pointer.is_hole() {
+            return Ok(None);
+        }
+        self.load(spot).await.map(Some)
+    }
+
+    pub(super) fn keep(&self, node: Rc<Node>) {
+        self.cache.borrow_mut().insert(node);
+    }
+}
+
+/// Addresses are dense: one multiplication spreads them, and the order is the same in every run.
+#[derive(Default, Clone, Copy)]
+pub(super) struct AddrHasher(u64);
+
+impl Hasher for AddrHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only addresses are hashed")
+    }
+    fn write_u64(&mut self, addr: u64) {
+        self.0 = addr.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 ^= self.0 >> 29;
+    }
+}
+
+type Index = HashMap<u64, Rc<Node>, BuildHasherDefault<AddrHasher>>;
+
+/// By address. A node answers only for exactly the pointer it was verified against, so that a page whose address was
+/// given to another is never taken for it.
+pub(super) struct Cache {
+    index: Index,
+    /// The same nodes; each knows its seat.
+    ring: Vec<Rc<Node>>,
+    hand: usize,
+    bytes: usize,
+    cap_bytes: usize,
+}
+
+impl Cache {
+    pub fn get(&self, spot: &Spot) -> Option<&Rc<Node>> {
+        let node = self.index.get(&spot.pointer.addr).filter(|node| node.spot == *spot)?;
+        node.used.set(true);
+        Some(node)
+    }
+
+    fn insert(&mut self, node: Rc<Node>) {
+        self.remove(node.spot.pointer.addr);
+        node.used.set(true);
+        node.seat.set(self.ring.len());
+        self.bytes += node.bytes();
+        self.ring.push(node.clone());
+        self.index.insert(node.spot.pointer.addr, node);
+        self.evict();
+    }
+
+    fn remove(&mut self, addr: u64) {
+        let Some(node) = self.index.remove(&addr) else { return };
+        self.bytes -= node.bytes();
+        let seat = node.seat.get();
+        self.ring.swap_remove(seat);
+        if let Some(moved) = self.ring.get(seat) {
+            moved.seat.set(seat);
+        }
+    }
+
+    fn evict(&mut self) {
+        while self.bytes > self.cap_bytes && self.ring.len() > 1 {
+            if self.hand >= self.ring.len() {
+                self.hand = 0;
+            }
+            if self.ring[self.hand].used.replace(false) {
+                self.hand += 1;
+            } else {
+                self.remove(self.ring[self.hand].spot.pointer.addr);
+            }
+        }
+    }
+}

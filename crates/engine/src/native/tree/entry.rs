@@ -1,0 +1,264 @@
+//! The words of the map: entries of leaves, pointers to nodes, roots, and the blocks they cover.
+
+use std::ops::Range;
+
+use blk::{Error, Result};
+
+use crate::native::layout::{BLOCK, get_u64, put_u64};
+
+/// A page's header; entries or pointers follow.
+pub(super) const HEADER_BYTES: usize = 64;
+pub(super) const ENTRY_BYTES: usize = 16;
+pub(super) const POINTER_BYTES: usize = 32;
+/// (4096 - 64) / 16 = 252 blocks, 1008 KiB of disk.
+pub(super) const LEAF_ENTRIES: usize = (BLOCK as usize - HEADER_BYTES) / ENTRY_BYTES;
+/// (4096 - 64) / 32 = 126 children.
+pub(super) const FANOUT: usize = (BLOCK as usize - HEADER_BYTES) / POINTER_BYTES;
+
+/// 252 * 126^7 blocks are 2^56: more than a disk of 2^63 bytes, whose blocks are 2^51, ever needs.
+pub const LEVEL_MAX: u8 = 7;
+
+/// Blocks below a node of each level, and of one level more, which only walks use: 252 * 126^8 is still below 2^64.
+const SPANS: [u64; LEVEL_MAX as usize + 2] = spans();
+
+const fn spans() -> [u64; LEVEL_MAX as usize + 2] {
+    let mut all = [LEAF_ENTRIES as u64; LEVEL_MAX as usize + 2];
+    let mut level = 1;
+    while level < all.len() {
+        all[level] = all[level - 1] * FANOUT as u64;
+        level += 1;
+    }
+    all
+}
+
+/// Blocks below a node of `level`: 252 * 126^level.
+pub fn span(level: u8) -> u64 {
+    SPANS[usize::from(level)]
+}
+
+/// Addresses and births have 48 bits.
+const WORD_BITS: u32 = 48;
+const WORD_MASK: u64 = (1 << WORD_BITS) - 1;
+
+/// Checks what an entry and a pointer have in common; answers address and birth.
+fn split_words(place: u64, born: u64) -> Result<(u64, u64), String> {
+    let (addr, device, flags) = (place & WORD_MASK, place >> WORD_BITS & 0xFF, place >> (WORD_BITS + 8));
+    let (birth, reserved) = (born & WORD_MASK, born >> WORD_BITS);
+    if device != 0 {
+        return Err(format!("device is {device}, expected 0"));
+    }
+    if flags != 0 {
+        return Err(format!("flags are {flags:#x}, expected 0: was it written by a newer version?"));
+    }
+    if reserved != 0 {
+        return Err(format!("reserved bits are {reserved:#x}, expected 0"));
+    }
+    if addr == 0 && birth != 0 {
+        return Err(format!("birth of a hole is {birth}, expected 0"));
+    }
+    Ok((addr, birth))
+}
+
+/// Where one block of a disk lies. All zero: a hole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub addr: u64,
+    pub birth: u64,
+}
+
+impl Entry {
+    pub fn get(bytes: &[u8]) -> Result<Entry, String> {
+        let (addr, birth) = split_words(get_u64(bytes, 0), get_u64(bytes, 8))?;
+        Ok(Entry { addr, birth })
+    }
+
+    pub fn put(&self, bytes: &mut [u8]) {
+        put_u64(bytes, 0, self.addr);
+        put_u64(bytes, 8, self.birth);
+    }
+}
+
+/// A child and what is known of it before it is read. All zero: a hole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pointer {
+    pub addr: u64,
+    pub birth: u64,
+    pub checksum: u64,
+    /// Mapped blocks below it.
+    pub count: u64,
+}
+
+impl Pointer {
+    pub fn is_hole(&self) -> bool {
+        self.addr == 0
+    }
+
+    /// `level` is that of the node it points to.
+    pub(super) fn get(bytes: &[u8], level: u8) -> Result<Pointer, String> {
+        let (addr, birth) = split_words(get_u64(bytes, 0), get_u64(bytes, 8))?;
+        let pointer = Pointer { addr, birth, checksum: get_u64(bytes, 16), count: get_u64(bytes, 24) };
+        if addr == 0 && pointer != Pointer::default() {
+            return Err("a hole has a checksum or a count, expected zeros".to_string());
+        }
+        if addr != 0 && !(1..=span(level)).contains(&pointer.count) {
+            return Err(format!("count is {}, expected 1 to {}", pointer.count, span(level)));
+        }
+        Ok(pointer)
+    }
+
+    pub(super) fn put(&self, bytes: &mut [u8]) {
+        put_u64(bytes, 0, self.addr);
+        put_u64(bytes, 8, self.birth);
+        put_u64(bytes, 16, self.checksum);
+        put_u64(bytes, 24, self.count);
+    }
+}
+
+/// A whole tree. It covers blocks `0..span(level)`; those behind are holes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Root {
+    /// At most `LEVEL_MAX`.
+    pub level: u8,
+    /// Never a hole: a tree without entries is no root at all.
+    pub pointer: Pointer,
+}
+
+impl Root {
+    /// As kept in the catalogue: level u8, 7 zeros, pointer.
+    pub const BYTES: usize = 8 + POINTER_BYTES;
+
+    /// `bytes` are `Root::BYTES`; all zero for a tree without entries.
+    pub fn put(root: Option<&Root>, bytes: &mut [u8]) {
+        bytes.fill(0);
+        if let Some(root) = root {
+            bytes[0] = root.level;
+            root.pointer.put(&mut bytes[8..]);
+        }
+    }
+
+    /// The reverse of `put`. Damaged, at `place`, for what no tree has.
+    pub fn get(bytes: &[u8], place: &str) -> Result<Option<Root>> {
+        let wrong = |cause: String| Error::damaged(place, format!("root of a map: {cause}"));
+        let level = get_u64(bytes, 0);
+        if level > u64::from(LEVEL_MAX) {
+            return Err(wrong(format!("level is {level}, expected at most {LEVEL_MAX}")));
+        }
+        let level = level as u8;
+        let pointer = Pointer::get(&bytes[8..], level).map_err(wrong)?;
+        if pointer.is_hole() && level != 0 {
+            return Err(wrong(format!("level of an empty one is {level}, expected 0")));
+        }
+        Ok((!pointer.is_hole()).then_some(Root { level, pointer }))
+    }
+
+    pub(super) fn spot(&self) -> Spot {
+        Spot { level: self.level, first: 0, pointer: self.pointer }
+    }
+}
+
+/// A place in a tree and what is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub level: u8,
+    pub first: u64,
+    pub pointer: Pointer,
+}
+
+impl Spot {
+    pub fn end(&self) -> u64 {
+        self.first + span(self.level)
+    }
+}
+
+/// What a tree has at one place of itself or of a larger tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    Hole,
+    Page(Pointer),
+    /// The place is over the root, which is the first thing below it at its own level.
+    Above(Root),
+}
+
+impl Source {
+    /// At block 0 of `level`, which is not below the root's.
+    pub fn top(root: Option<&Root>, level: u8) -> Source {
+        match root {
+            None => Source::Hole,
+            Some(root) if root.level == level => Source::Page(root.pointer),
+            Some(root) => Source::Above(*root),
+        }
+    }
+
+    pub fn page(pointer: Pointer) -> Source {
+        if pointer.is_hole() { Source::Hole } else { Source::Page(pointer) }
+    }
+
+    /// Child `index`, which is of `level`; `children` are those of the page, if it is one.
+    pub fn child(&self, level: u8, index: usize, children: &[Pointer]) -> Source {
+        match self {
+            Source::Page(_) => children.get(index).map_or(Source::Hole, |pointer| Source::page(*pointer)),
+            Source::Above(root) if index == 0 => Source::top(Some(root), level),
+            Source::Above(_) | Source::Hole => Source::Hole,
+        }
+    }
+}
+
+/// Blocks of a disk at one place of the file, born together; as long as that is true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mapped {
+    pub start: u64,
+    pub len: u64,
+    /// 0: a hole.
+    pub addr: u64,
+    /// 0 for a hole.
+    pub birth: u64,
+}
+
+impl Mapped {
+    fn is_continued_by(&self, next: &Mapped) -> bool {
+        let addr = if self.addr == 0 { 0 } else { self.addr + self.len };
+        self.start + self.len == next.start && self.birth == next.birth && addr == next.addr
+    }
+}
+
+/// Appends a run, or makes the last one longer if it lies at or behind index `mark`.
+pub(super) fn push_run(out: &mut Vec<Mapped>, mark: usize, run: Mapped) {
+    match out[mark..].last_mut() {
+        Some(last) if last.is_continued_by(&run) => last.len += run.len,
+        _ => out.push(run),
+    }
+}
+
+pub(super) fn push_hole(out: &mut Vec<Mapped>, mark: usize, blocks: Range<u64>) {
+    push_run(out, mark, Mapped { start: blocks.start, len: blocks.end - blocks.start, addr: 0, birth: 0 });
+}
+
+/// What a merge puts at `start..start + len`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Update {
+    pub start: u64,
+    pub len: u64,
+    /// 0: unmap.
+    pub addr: u64,
+    pub birth: u64,
+}
+
+impl Update {
+    pub fn end(&self) -> u64 {
+        self.start + self.len
+    }
+
+    /// What `block`, one of its blocks, becomes.
+    pub(super) fn entry(&self, block: u64) -> Entry {
+        if self.addr == 0 {
+            return Entry::default();
+        }
+        Entry { addr: self.addr + (block - self.start), birth: self.birth }
+    }
+
+    pub(super) fn check(&self, stamp: u64) {
+        assert!(self.len > 0, "an update of no blocks: {self:?}");
+        assert!(self.addr == 0 || self.birth <= stamp, "born after its node, {stamp}: {self:?}");
+        assert!((self.addr + self.len).max(stamp) <= WORD_MASK, "more than {WORD_BITS} bits: {self:?}");
+    }
+}

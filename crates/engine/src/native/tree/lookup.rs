@@ -1,0 +1,154 @@
+//! Where blocks lie: the path of every guest request, and the slower one when a page is missing.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::Result;
+
+use super::PAGES_AT_ONCE;
+use super::cache::{Cache, Nodes};
+use super::entry::{Mapped, Root, Spot, push_hole, span};
+use super::node::Node;
+
+/// What the way down to a block came to.
+enum Way<'a> {
+    Leaf(&'a Node),
+    /// Nothing is mapped from the block up to here.
+    Hole(u64),
+    Missing,
+}
+
+impl Cache {
+    fn way_to(&self, root: Option<&Root>, block: u64) -> Way<'_> {
+        let Some(root) = root.filter(|root| block < span(root.level)) else { return Way::Hole(u64::MAX) };
+        let mut spot = root.spot();
+        while !spot.pointer.is_hole() {
+            let Some(node) = self.get(&spot) else { return Way::Missing };
+            if spot.level == 0 {
+                return Way::Leaf(node);
+            }
+            spot = node.child_at(block);
+        }
+        Way::Hole(spot.end())
+    }
+}
+
+/// Half way down to a block: no further than the parent of leaves, so that these can be read together.
+enum Branch {
+    Node(Rc<Node>),
+    Hole(u64),
+}
+
+impl Nodes {
+    /// Appends the runs of `blocks`, holes included, without I/O. False when a page is missing: `out` is as before.
+    pub fn lookup_cached(&self, root: Option<&Root>, blocks: Range<u64>, out: &mut Vec<Mapped>) -> bool {
+        let cache = self.cache.borrow();
+        let mark = out.len();
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let end = match cache.way_to(root, at) {
+                Way::Leaf(node) => {
+                    let end = node.spot.end().min(blocks.end);
+                    node.push_runs(at..end, mark, out);
+                    end
+                }
+                Way::Hole(end) => {
+                    push_hole(out, mark, at..end.min(blocks.end));
+                    end
+                }
+                Way::Missing => {
+                    out.truncate(mark);
+                    return false;
+                }
+            };
+            at = end;
+        }
+        true
+    }
+
+    /// Appends the runs of `blocks`, holes included. Damaged for a page that is not what its parent says, and the
+    /// medium's errors; `out` is as before then.
+    pub async fn lookup(&self, root: Option<&Root>, blocks: Range<u64>, out: &mut Vec<Mapped>) -> Result<()> {
+        if self.lookup_cached(root, blocks.clone(), out) {
+            return Ok(());
+        }
+        let mark = out.len();
+        let result = self.lookup_reading(root, blocks, mark, out).await;
+        if result.is_err() {
+            out.truncate(mark);
+        }
+        result
+    }
+
+    async fn lookup_reading(
+        &self,
+        root: Option<&Root>,
+        blocks: Range<u64>,
+        mark: usize,
+        out: &mut Vec<Mapped>,
+    ) -> Result<()> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            match self.branch_to(root, at).await? {
+                Branch::Hole(end) => {
+                    push_hole(out, mark, at..end.min(blocks.end));
+                    at = end;
+                }
+                Branch::Node(node) => {
+                    let end = node.spot.end().min(blocks.end);
+                    self.push_below(&node, at..end, mark, out).await?;
+                    at = end;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn branch_to(&self, root: Option<&Root>, block: u64) -> Result<Branch> {
+        let Some(root) = root.filter(|root| block < span(root.level)) else {
+            return Ok(Branch::Hole(u64::MAX));
+        };
+        let mut spot = root.spot();
+        while !spot.pointer.is_hole() {
+            let node = self.load(&spot).await?;
+            if spot.level <= 1 {
+                return Ok(Branch::Node(node));
+            }
+            spot = node.child_at(block);
+        }
+        Ok(Branch::Hole(spot.end()))
+    }
+
+    /// `node` is a leaf or the parent of leaves; `blocks` are its own.
+    async fn push_below(
+        &self,
+        node: &Node,
+        blocks: Range<u64>,
+        mark: usize,
+        out: &mut Vec<Mapped>,
+    ) -> Result<()> {
+        if node.spot.level == 0 {
+            node.push_runs(blocks, mark, out);
+            return Ok(());
+        }
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let ahead: Vec<Spot> =
+                leaves(at, blocks.end).take(PAGES_AT_ONCE).map(|block| node.child_at(block)).collect();
+            for (spot, leaf) in ahead.iter().zip(self.load_all(&ahead).await?) {
+                let end = spot.end().min(blocks.end);
+                match leaf {
+                    Some(leaf) => leaf.push_runs(at..end, mark, out),
+                    None => push_hole(out, mark, at..end),
+                }
+                at = end;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A block of each leaf between `from` and `to`.
+fn leaves(from: u64, to: u64) -> impl Iterator<Item = u64> {
+    (from / span(0)..to.div_ceil(span(0))).map(move |leaf| (leaf * span(0)).max(from))
+}

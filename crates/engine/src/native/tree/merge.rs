@@ -1,0 +1,289 @@
+//! Changes to a map: new nodes from the leaves up to a new root, and what of the old ones nobody else needs.
+//!
+//! Leaves are changed in the order of their blocks. The interior nodes over the current one are open; a node is
+//! written when the next change lies behind it. So each new node is written once, and memory holds one way down and
+//! one window of leaves, however many updates there are.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::{Buf, Error, Local, Result};
+use futures_util::future::join_all;
+
+use super::PAGES_AT_ONCE;
+use super::cache::Nodes;
+use super::entry::*;
+use super::node::{Body, NO_ENTRIES, Node};
+use super::plan::{Planner, Step};
+use crate::native::layout::{BLOCK, Extent};
+
+/// What a merge needs of the store.
+pub trait Ground {
+    /// Whether an old entry, or an old node, that covers `blocks` and was born at `birth` is nobody's but this tree's.
+    /// If it is at some block it must be at the blocks before, and for later births.
+    fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool;
+    /// A free block for a new node.
+    fn place_node(&self) -> Local<'_, Result<u64>>;
+    /// Blocks the tree no longer refers to: exclusive old data or an exclusive old node; after a failed merge the nodes
+    /// that it placed.
+    fn free(&self, addr: u64, len: u64);
+}
+
+/// Puts `updates` (sorted, not overlapping, born no later than `stamp`) into the tree and answers its new root; None
+/// when nothing is mapped any more.
+///
+/// New nodes are born at `stamp`, which is no earlier than the old root's birth. They are written, not flushed. An old
+/// entry is freed if it is exclusive and its block now lies elsewhere, an old node if it is exclusive and replaced; both
+/// only when all is written. `pause` is awaited between windows of leaves. On an error (the medium's, Damaged for old
+/// pages, what `place_node` says, Invalid for a block no tree covers) the old tree is as it was and nothing of it is
+/// freed.
+pub async fn merge(
+    nodes: &Nodes,
+    root: Option<Root>,
+    updates: &[Update],
+    stamp: u64,
+    ground: &dyn Ground,
+    pause: &dyn Fn() -> Local<'static, ()>,
+) -> Result<Option<Root>> {
+    updates.iter().for_each(|update| update.check(stamp));
+    assert!(updates.windows(2).all(|pair| pair[0].end() <= pair[1].start), "updates out of order");
+    assert!(root.is_none_or(|root| root.pointer.birth <= stamp), "merging at {stamp} into {root:?}");
+    let level = level_for(nodes, root.as_ref(), updates)?;
+    let planner = Planner { nodes, ground, root, level, updates };
+    let mut merge = Merge {
+        planner,
+        stamp,
+        open: Vec::new(),
+        root,
+        unwritten: Vec::new(),
+        placed: Vec::new(),
+        data_freed: Vec::new(),
+        nodes_freed: Vec::new(),
+    };
+    let result = merge.run(pause).await;
+    merge.settle(result.is_ok());
+    result.map(|()| merge.root)
+}
+
+/// The lowest level, not below the root's, that covers all that is mapped.
+fn level_for(nodes: &Nodes, root: Option<&Root>, updates: &[Update]) -> Result<u8> {
+    let lowest = root.map_or(0, |root| root.level);
+    let end = updates.iter().rev().find(|update| update.addr != 0).map_or(0, |update| update.end());
+    (lowest..=LEVEL_MAX).find(|level| end <= span(*level)).ok_or_else(|| {
+        let limit = span(LEVEL_MAX);
+        Error::invalid(nodes.file.name(), format!("mapping up to block {end}: a map ends at block {limit}"))
+    })
+}
+
+/// An interior node under change.
+struct Open {
+    level: u8,
+    first: u64,
+    /// None when it is new.
+    old: Option<Pointer>,
+    children: Vec<Pointer>,
+    changed: bool,
+}
+
+impl Open {
+    fn blocks(&self) -> Range<u64> {
+        self.first..self.first + span(self.level)
+    }
+
+    fn index_of(&self, block: u64) -> usize {
+        ((block - self.first) / span(self.level - 1)) as usize
+    }
+}
+
+struct Merge<'a> {
+    planner: Planner<'a>,
+    stamp: u64,
+    /// The way to the last step, the highest first.
+    open: Vec<Open>,
+    root: Option<Root>,
+    unwritten: Vec<(Node, Buf)>,
+    placed: Vec<u64>,
+    data_freed: Vec<Extent>,
+    nodes_freed: Vec<u64>,
+}
+
+type Ways = BTreeMap<(u8, u64), Rc<Node>>;
+
+impl Merge<'_> {
+    async fn run(&mut self, pause: &dyn Fn() -> Local<'static, ()>) -> Result<()> {
+        self.open_above_the_root();
+        let end = span(self.planner.level);
+        let mut at = 0;
+        loop {
+            let window = self.planner.window(at).await?;
+            for step in &window.steps {
+                self.take(step, &window.ways).await?;
+            }
+            self.write().await?;
+            at = window.until;
+            if at >= end {
+                break;
+            }
+            pause().await;
+        }
+        while !self.open.is_empty() {
+            self.close().await?;
+        }
+        self.write().await
+    }
+
+    /// A tree that grows gets nodes over its old root, which is the first thing below them.
+    fn open_above_the_root(&mut self) {
+        let Some(root) = self.root else { return };
+        for level in (root.level + 1..=self.planner.level).rev() {
+            let mut children = vec![Pointer::default(); FANOUT];
+            if level == root.level + 1 {
+                children[0] = root.pointer;
+            }
+            self.open.push(Open { level, first: 0, old: None, children, changed: true });
+        }
+    }
+
+    async fn take(&mut self, step: &Step, ways: &Ways) -> Result<()> {
+        while self.open.last().is_some_and(|open| !open.blocks().contains(&step.first)) {
+            self.close().await?;
+        }
+        self.open_down_to(step, ways);
+        if step.drop {
+            self.set(step.level, step.first, Pointer::default());
+            return Ok(());
+        }
+        self.change_leaf(step).await
+    }
+
+    /// Opens what is missing on the way to the parent of a step.
+    fn open_down_to(&mut self, step: &Step, ways: &Ways) {
+        let top = self.planner.level;
+        let mut level = self.open.last().map_or(top, |open| open.level - 1);
+        while level > step.level {
+            let first = step.first / span(level) * span(level);
+            let old = match self.open.last() {
+                Some(parent) => parent.children[parent.index_of(first)],
+                None => self.root.map_or(Pointer::default(), |root| root.pointer),
+            };
+            let children = if old.is_hole() {
+                vec![Pointer::default(); FANOUT]
+            } else {
+                ways.get(&(level, first)).expect("the way to a step is read").children().to_vec()
+            };
+            let old = (!old.is_hole()).then_some(old);
+            self.open.push(Open { level, first, old, children, changed: false });
+            level -= 1;
+        }
+    }
+
+    async fn change_leaf(&mut self, step: &Step) -> Result<()> {
+        let old = step.node.as_ref().map_or(NO_ENTRIES, |node| node.entries());
+        let mut new = old;
+        let updates = self.planner.updates;
+        for update in &updates[step.updates.clone()] {
+            for block in update.start.max(step.first)..update.end().min(step.blocks().end) {
+                let index = (block - step.first) as usize;
+                new[index] = update.entry(block);
+                if new[index].addr != old[index].addr {
+                    self.free_data(old[index], block);
+                }
+            }
+        }
+        let known = step.node.is_some() || step.source == Source::Hole;
+        if known && new == old {
+            return Ok(());
+        }
+        if let Source::Page(pointer) = step.source {
+            self.free_node(pointer, &step.blocks());
+        }
+        self.add(0, step.first, Body::leaf(&new)).await
+    }
+
+    /// The open node that is deepest is complete.
+    async fn close(&mut self) -> Result<()> {
+        let open = self.open.pop().expect("a node is open");
+        if !open.changed {
+            return Ok(());
+        }
+        if let Some(old) = open.old {
+            self.free_node(old, &open.blocks());
+        }
+        self.add(open.level, open.first, Body::interior(&open.children)).await
+    }
+
+    /// A new node, unless it is empty, and the pointer to it.
+    async fn add(&mut self, level: u8, first: u64, body: Body) -> Result<()> {
+        let mut pointer = Pointer::default();
+        if body.count() > 0 {
+            pointer.addr = self.planner.ground.place_node().await?;
+            pointer.birth = self.stamp;
+            self.placed.push(pointer.addr);
+            let (node, page) = Node::seal(self.planner.nodes.store_id, Spot { level, first, pointer }, body);
+            pointer = node.spot.pointer;
+            self.unwritten.push((node, page));
+        }
+        self.set(level, first, pointer);
+        Ok(())
+    }
+
+    fn set(&mut self, level: u8, first: u64, pointer: Pointer) {
+        match self.open.last_mut() {
+            None => self.root = (!pointer.is_hole()).then_some(Root { level, pointer }),
+            Some(parent) => {
+                assert_eq!(parent.level, level + 1, "the parent is open");
+                let index = parent.index_of(first);
+                parent.children[index] = pointer;
+                parent.changed = true;
+            }
+        }
+    }
+
+    fn free_data(&mut self, old: Entry, block: u64) {
+        if old.addr == 0 || !self.planner.ground.is_exclusive(old.birth, &(block..block + 1)) {
+            return;
+        }
+        match self.data_freed.last_mut() {
+            Some(last) if last.end() == old.addr => last.len += 1,
+            _ => self.data_freed.push(Extent { addr: old.addr, len: 1 }),
+        }
+    }
+
+    fn free_node(&mut self, old: Pointer, blocks: &Range<u64>) {
+        if self.planner.ground.is_exclusive(old.birth, blocks) {
+            self.nodes_freed.push(old.addr);
+        }
+    }
+
+    /// Writes what is complete, neighbours in the file together.
+    async fn write(&mut self) -> Result<()> {
+        let complete = std::mem::take(&mut self.unwritten);
+        for some in complete.chunks(PAGES_AT_ONCE) {
+            let runs =
+                some.chunk_by(|(one, _), (next, _)| one.spot.pointer.addr + 1 == next.spot.pointer.addr);
+            join_all(runs.map(|run| self.write_run(run))).await.into_iter().collect::<Result<()>>()?;
+        }
+        complete.into_iter().for_each(|(node, _)| self.planner.nodes.keep(Rc::new(node)));
+        Ok(())
+    }
+
+    async fn write_run(&self, run: &[(Node, Buf)]) -> Result<()> {
+        let mut pages = Buf::alloc(run.len() * BLOCK as usize);
+        for ((_, page), place) in run.iter().zip(pages.chunks_exact_mut(BLOCK as usize)) {
+            place.copy_from_slice(page);
+        }
+        self.planner.nodes.file.write(run[0].0.spot.pointer.addr * BLOCK, pages).await
+    }
+
+    fn settle(&self, done: bool) {
+        let (nodes, ground) = (self.planner.nodes, self.planner.ground);
+        for addr in if done { &self.nodes_freed } else { &self.placed } {
+            nodes.forget(*addr);
+            ground.free(*addr, 1);
+        }
+        if done {
+            self.data_freed.iter().for_each(|extent| ground.free(extent.addr, extent.len));
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The map of a disk: a copy-on-write tree from its blocks to blocks of the store's file, shared between snapshots.
+//!
+//! A node is a page that never changes once it is written: a change makes new nodes from the leaf up to a new root.
+//! Births never grow on the way down: an entry or pointer was born no later than the node it is in. So whoever knows
+//! that a node was born too early to matter need not look below it.
+
+mod cache;
+mod entry;
+mod lookup;
+mod merge;
+mod node;
+mod plan;
+mod walk;
+
+pub use cache::Nodes;
+pub use entry::{LEVEL_MAX, Mapped, Pointer, Root, Update, span};
+pub use merge::{Ground, merge};
+pub use walk::{Gone, differences, gone, survey};
+
+/// Pages read or written at once by one merge or lookup: enough to keep the lanes of a RAID busy, few enough that a
+/// guest's request does not wait behind them.
+const PAGES_AT_ONCE: usize = 16;
+
+#[cfg(test)]
+mod tests;

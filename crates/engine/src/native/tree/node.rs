@@ -1,0 +1,298 @@
+//! One page of the map: what it looks like on the medium, how it is verified, and its smaller form in memory.
+//!
+//! Header: magic, store id, own address, checksum, birth, first block, count of mapped blocks below (u64 each), level
+//! (u8), zeros; then 252 entries (level 0) or 126 pointers.
+
+use std::cell::Cell;
+use std::fmt::Display;
+use std::ops::Range;
+
+use blk::{Buf, Error, Result};
+
+use super::entry::*;
+use crate::native::layout::{ADDRESS_AT, BLOCK, CHECKSUM_AT, STORE_ID_AT, get_u64, page_checksum, put_u64};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"unstnMAP");
+const BIRTH_AT: usize = 32;
+const FIRST_BLOCK_AT: usize = 40;
+const COUNT_AT: usize = 48;
+/// Level in the first byte; the other seven are zero.
+const LEVEL_AT: usize = 56;
+
+/// A leaf of more runs than this is kept dense: 126 * 16 B are half of its 4032 B.
+const RUNS_MAX: usize = LEAF_ENTRIES / 2;
+
+pub(super) type Entries = [Entry; LEAF_ENTRIES];
+pub(super) const NO_ENTRIES: Entries = [Entry { addr: 0, birth: 0 }; LEAF_ENTRIES];
+
+/// A run within a leaf, holes included: two entries' words with its first index and its length on top. 16 bytes.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    place: u64,
+    born: u64,
+}
+
+const TOP: u32 = 48;
+const LOW: u64 = (1 << TOP) - 1;
+
+impl Run {
+    fn new(start: usize, entry: Entry) -> Run {
+        Run { place: entry.addr | (start as u64) << TOP, born: entry.birth | 1 << TOP }
+    }
+
+    fn start(&self) -> u64 {
+        self.place >> TOP
+    }
+
+    fn end(&self) -> u64 {
+        self.start() + (self.born >> TOP)
+    }
+
+    /// The entry at `index`, which is one of its own.
+    fn entry(&self, index: u64) -> Entry {
+        let addr = self.place & LOW;
+        let addr = if addr == 0 { 0 } else { addr + index - self.start() };
+        Entry { addr, birth: self.born & LOW }
+    }
+
+    /// True when it now has the entry, which is the next one.
+    fn extend(&mut self, entry: Entry) -> bool {
+        let fits = self.entry(self.end()) == entry;
+        self.born += u64::from(fits) << TOP;
+        fits
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Body(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Runs(Box<[Run]>),
+    Dense(Box<Entries>),
+    Pointers(Box<[Pointer]>),
+}
+
+impl Body {
+    pub fn leaf(entries: &Entries) -> Body {
+        let mut runs: Vec<Run> = Vec::new();
+        for (index, entry) in entries.iter().enumerate() {
+            if runs.last_mut().is_none_or(|last| !last.extend(*entry)) {
+                runs.push(Run::new(index, *entry));
+            }
+        }
+        if runs.len() > RUNS_MAX {
+            return Body(Kind::Dense(Box::new(*entries)));
+        }
+        Body(Kind::Runs(runs.into()))
+    }
+
+    pub fn interior(children: &[Pointer]) -> Body {
+        assert_eq!(children.len(), FANOUT, "children of a node");
+        Body(Kind::Pointers(children.into()))
+    }
+
+    /// Mapped blocks below.
+    pub fn count(&self) -> u64 {
+        match &self.0 {
+            Kind::Pointers(children) => children.iter().map(|child| child.count).sum(),
+            _ => self.entries().iter().filter(|entry| entry.addr != 0).count() as u64,
+        }
+    }
+
+    /// Of a leaf.
+    fn entries(&self) -> Entries {
+        let mut entries = NO_ENTRIES;
+        match &self.0 {
+            Kind::Dense(dense) => entries = **dense,
+            Kind::Runs(runs) => {
+                for run in runs {
+                    for index in run.start()..run.end() {
+                        entries[index as usize] = run.entry(index);
+                    }
+                }
+            }
+            Kind::Pointers(_) => unreachable!("entries of an interior node"),
+        }
+        entries
+    }
+
+    fn put(&self, bytes: &mut [u8]) {
+        match &self.0 {
+            Kind::Pointers(children) => {
+                children
+                    .iter()
+                    .zip(bytes.chunks_exact_mut(POINTER_BYTES))
+                    .for_each(|(child, at)| child.put(at));
+            }
+            _ => {
+                let entries = self.entries();
+                entries.iter().zip(bytes.chunks_exact_mut(ENTRY_BYTES)).for_each(|(entry, at)| entry.put(at));
+            }
+        }
+    }
+
+    fn heap_bytes(&self) -> usize {
+        match &self.0 {
+            Kind::Runs(runs) => size_of_val::<[Run]>(runs),
+            Kind::Dense(_) => size_of::<Entries>(),
+            Kind::Pointers(children) => size_of_val::<[Pointer]>(children),
+        }
+    }
+}
+
+/// A verified page, or one made here.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub spot: Spot,
+    body: Body,
+    /// The cache's: used since its hand last passed; where it sits.
+    pub used: Cell<bool>,
+    pub seat: Cell<usize>,
+}
+
+impl Node {
+    fn new(spot: Spot, body: Body) -> Node {
+        Node { spot, body, used: Cell::new(true), seat: Cell::new(0) }
+    }
+
+    /// A new node of `body` and its page. The place names everything of the pointer but count and checksum.
+    pub fn seal(store_id: u64, mut spot: Spot, body: Body) -> (Node, Buf) {
+        spot.pointer.count = body.count();
+        let mut page = Buf::zeroed(BLOCK as usize);
+        put_u64(&mut page, 0, MAGIC);
+        put_u64(&mut page, STORE_ID_AT, store_id);
+        put_u64(&mut page, ADDRESS_AT, spot.pointer.addr);
+        put_u64(&mut page, BIRTH_AT, spot.pointer.birth);
+        put_u64(&mut page, FIRST_BLOCK_AT, spot.first);
+        put_u64(&mut page, COUNT_AT, spot.pointer.count);
+        put_u64(&mut page, LEVEL_AT, u64::from(spot.level));
+        body.put(&mut page[HEADER_BYTES..]);
+        spot.pointer.checksum = page_checksum(&page);
+        put_u64(&mut page, CHECKSUM_AT, spot.pointer.checksum);
+        (Node::new(spot, body), page)
+    }
+
+    /// What the page of store `store_id` at `spot` says. Damaged unless every field is what the way to it promised.
+    pub fn open(name: &str, store_id: u64, spot: &Spot, page: &[u8]) -> Result<Node> {
+        let reader = Reader { name, spot, page };
+        reader.check_header(store_id)?;
+        let body = reader.body()?;
+        let (found, expected) = (body.count(), spot.pointer.count);
+        if found != expected {
+            return Err(reader.wrong("number of mapped blocks", found, expected));
+        }
+        Ok(Node::new(*spot, body))
+    }
+
+    pub fn bytes(&self) -> usize {
+        /// Entry of the cache's index, its seat, the counts of the `Rc`.
+        const OVERHEAD: usize = 64;
+        size_of::<Node>() + OVERHEAD + self.body.heap_bytes()
+    }
+
+    /// Of a leaf none.
+    pub fn children(&self) -> &[Pointer] {
+        if let Kind::Pointers(children) = &self.body.0 { children } else { &[] }
+    }
+
+    /// Of an interior node: the child over `block`, which is below this node.
+    pub fn child_at(&self, block: u64) -> Spot {
+        let level = self.spot.level - 1;
+        let index = (block - self.spot.first) / span(level);
+        let first = self.spot.first + index * span(level);
+        Spot { level, first, pointer: self.children()[index as usize] }
+    }
+
+    /// Of a leaf.
+    pub fn entries(&self) -> Entries {
+        self.body.entries()
+    }
+
+    /// Of a leaf: appends the runs of `blocks`, which are its own.
+    pub fn push_runs(&self, blocks: Range<u64>, mark: usize, out: &mut Vec<Mapped>) {
+        let base = self.spot.first;
+        let range = blocks.start - base..blocks.end - base;
+        let mut push = |start: u64, len: u64, entry: Entry| {
+            push_run(out, mark, Mapped { start: base + start, len, addr: entry.addr, birth: entry.birth });
+        };
+        match &self.body.0 {
+            Kind::Runs(runs) => {
+                let first = runs.partition_point(|run| run.end() <= range.start);
+                for run in runs[first..].iter().take_while(|run| run.start() < range.end) {
+                    let (start, end) = (run.start().max(range.start), run.end().min(range.end));
+                    push(start, end - start, run.entry(start));
+                }
+            }
+            Kind::Dense(entries) => range.for_each(|index| push(index, 1, entries[index as usize])),
+            Kind::Pointers(_) => unreachable!("runs of an interior node"),
+        }
+    }
+}
+
+/// A page and what the way to it promised.
+struct Reader<'a> {
+    name: &'a str,
+    spot: &'a Spot,
+    page: &'a [u8],
+}
+
+impl Reader<'_> {
+    fn damaged(&self, cause: String) -> Error {
+        Error::damaged(self.name, format!("map page at block {}: {cause}", self.spot.pointer.addr))
+    }
+
+    fn wrong(&self, field: &str, found: impl Display, expected: impl Display) -> Error {
+        self.damaged(format!("{field} is {found}, expected {expected}"))
+    }
+
+    fn check(&self, field: &str, at: usize, expected: u64) -> Result<()> {
+        let found = get_u64(self.page, at);
+        if found == expected {
+            return Ok(());
+        }
+        Err(self.wrong(field, format_args!("{found:#x}"), format_args!("{expected:#x}")))
+    }
+
+    fn check_header(&self, store_id: u64) -> Result<()> {
+        let Spot { level, first, pointer } = *self.spot;
+        self.check("magic", 0, MAGIC)?;
+        self.check("store id", STORE_ID_AT, store_id)?;
+        self.check("own address", ADDRESS_AT, pointer.addr)?;
+        self.check("checksum against its content", CHECKSUM_AT, page_checksum(self.page))?;
+        self.check("checksum against its parent", CHECKSUM_AT, pointer.checksum)?;
+        self.check("birth", BIRTH_AT, pointer.birth)?;
+        self.check("level", LEVEL_AT, u64::from(level))?;
+        self.check("first block", FIRST_BLOCK_AT, first)?;
+        self.check("count", COUNT_AT, pointer.count)
+    }
+
+    fn body(&self) -> Result<Body> {
+        let bytes = &self.page[HEADER_BYTES..];
+        if self.spot.level > 0 {
+            let mut children = Vec::with_capacity(FANOUT);
+            for (index, at) in bytes.chunks_exact(POINTER_BYTES).enumerate() {
+                let child = Pointer::get(at, self.spot.level - 1);
+                let child = child.map_err(|cause| self.damaged(format!("pointer {index}: {cause}")))?;
+                self.check_birth("pointer", index, child.birth)?;
+                children.push(child);
+            }
+            return Ok(Body::interior(&children));
+        }
+        let mut entries = NO_ENTRIES;
+        for (index, at) in bytes.chunks_exact(ENTRY_BYTES).enumerate() {
+            entries[index] =
+                Entry::get(at).map_err(|cause| self.damaged(format!("entry {index}: {cause}")))?;
+            self.check_birth("entry", index, entries[index].birth)?;
+        }
+        Ok(Body::leaf(&entries))
+    }
+
+    fn check_birth(&self, what: &str, index: usize, found: u64) -> Result<()> {
+        let latest = self.spot.pointer.birth;
+        if found <= latest {
+            return Ok(());
+        }
+        Err(self.wrong(&format!("birth of {what} {index}"), found, format_args!("at most {latest}")))
+    }
+}

@@ -1,0 +1,120 @@
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::ready;
+use std::ops::Range;
+
+use blk::{Env, File, Local, Result};
+use proptest::prelude::*;
+use sim::{Options, SimWorld};
+
+use super::*;
+use crate::native::layout::HEADER_BLOCKS;
+
+mod merge;
+
+const STORE: u64 = 0x5709_E1D0;
+const FILE: &str = "store";
+const CACHE_BYTES: usize = 1 << 20;
+
+/// What a test's trees hold, block by block: address and birth.
+type Model = BTreeMap<u64, (u64, u64)>;
+
+fn in_world(test: impl AsyncFnOnce(Env) + 'static) -> SimWorld {
+    let world = SimWorld::new(1, Options::default());
+    assert!(world.run(async move |env| test(env).await).is_some());
+    world
+}
+
+async fn create(env: &Env) -> File {
+    env.open_root("/").unwrap().create_new(FILE).await.unwrap()
+}
+
+/// The rest of a store, for one lineage: hands out blocks, never twice, and knows which are in use.
+struct Store {
+    nodes: Nodes,
+    next: Cell<u64>,
+    /// The generation; what was born at it is exclusive.
+    now: Cell<u64>,
+    used: RefCell<BTreeSet<u64>>,
+    node_space: Cell<u64>,
+}
+
+impl Store {
+    fn new(file: File, cap_bytes: usize) -> Store {
+        Store {
+            nodes: Nodes::new(file, STORE, cap_bytes),
+            next: Cell::new(HEADER_BLOCKS),
+            now: Cell::new(1),
+            used: RefCell::default(),
+            node_space: Cell::new(u64::MAX),
+        }
+    }
+
+    fn place(&self, len: u64) -> u64 {
+        let addr = self.next.replace(self.next.get() + len);
+        self.used.borrow_mut().extend(addr..addr + len);
+        addr
+    }
+
+    async fn merge(&self, root: Option<Root>, updates: &[Update]) -> Result<Option<Root>> {
+        let pause = || -> Local<'static, ()> { Box::pin(ready(())) };
+        merge(&self.nodes, root, updates, self.now.get(), self, &pause).await
+    }
+
+    fn map(&self, start: u64, len: u64) -> Update {
+        Update { start, len, addr: self.place(len), birth: self.now.get() }
+    }
+
+    /// All of the mapped blocks in `blocks`.
+    async fn content(&self, root: Option<&Root>, blocks: Range<u64>) -> Result<Model> {
+        let mut runs = Vec::new();
+        self.nodes.lookup(root, blocks.clone(), &mut runs).await?;
+        let mut at = blocks.start;
+        let mut model = Model::new();
+        for run in runs {
+            assert_eq!(run.start, at, "runs follow each other");
+            at += run.len;
+            if run.addr != 0 {
+                model.extend((0..run.len).map(|n| (run.start + n, (run.addr + n, run.birth))));
+            }
+        }
+        assert_eq!(at, blocks.end, "runs cover the range");
+        Ok(model)
+    }
+}
+
+impl Ground for Store {
+    fn is_exclusive(&self, birth: u64, _: &Range<u64>) -> bool {
+        birth >= self.now.get()
+    }
+
+    fn place_node(&self) -> Local<'_, Result<u64>> {
+        let left = self.node_space.get();
+        if left == 0 {
+            return Box::pin(ready(Err(blk::Error::new(blk::ErrorKind::NoSpace, FILE, "full"))));
+        }
+        self.node_space.set(left - 1);
+        Box::pin(ready(Ok(self.place(1))))
+    }
+
+    fn free(&self, addr: u64, len: u64) {
+        for block in addr..addr + len {
+            assert!(self.used.borrow_mut().remove(&block), "block {block} is freed twice");
+        }
+    }
+}
+
+fn unmap(start: u64, len: u64) -> Update {
+    Update { start, len, addr: 0, birth: 0 }
+}
+
+fn apply(model: &mut Model, updates: &[Update]) {
+    for update in updates {
+        for block in update.start..update.end().min(update.start + 4096) {
+            model.remove(&block);
+        }
+        if update.addr != 0 {
+            model.extend((0..update.len).map(|n| (update.start + n, (update.addr + n, update.birth))));
+        }
+    }
+}
