@@ -3,5 +3,6 @@
 
 pub mod journal;
 pub mod layout;
+pub mod space;
 pub mod superblock;
 pub mod tree;

@@ -1,0 +1,155 @@
+//! What a checkpoint does with the space: the young settle, pages are written, frees of the committed come back.
+
+use std::rc::Rc;
+
+use blk::{Buf, Error, Result};
+use futures_util::future::join_all;
+
+use super::group::Use;
+use super::state::{Set, State};
+use super::{Extent, GroupSummary, Space, page};
+use crate::native::layout::BLOCK;
+
+/// Pages written at once.
+const PAGES_AT_ONCE: usize = 16;
+
+impl Space {
+    /// A checkpoint begins: what was placed until now is persisted by it.
+    pub fn freeze(&self) {
+        let mut state = self.state.borrow_mut();
+        state.settle_young();
+        for group in std::mem::take(&mut state.pinned) {
+            state.groups[group].pinned = false;
+        }
+    }
+
+    /// Leaves the persisted set now; may be placed again after `committed` of the checkpoint under way, and `release`.
+    /// The extent comes from the medium: when it is not settled, `write_pages` answers `Damaged`.
+    pub fn free_settled(&self, extent: Extent) {
+        let mut state = self.state.borrow_mut();
+        match state.locate(extent) {
+            Some((group, _)) if !state.is_loaded(group) => state.deferred.push(extent),
+            _ => self.free_loaded(&mut state, extent),
+        }
+    }
+
+    fn free_loaded(&self, state: &mut State, extent: Extent) {
+        if state.is(extent, Use::Settled) {
+            state.shift(extent, Use::Settled, Use::Waiting);
+            state.freed.push(extent);
+            return;
+        }
+        let cause = format!(
+            "blocks {}..{} are freed and the bitmap does not have all of them in use; run a check of the store",
+            extent.addr,
+            extent.addr.saturating_add(extent.len)
+        );
+        self.damage.borrow_mut().get_or_insert_with(|| Error::damaged(self.file.name(), cause));
+    }
+
+    async fn free_deferred(&self) -> Result<()> {
+        loop {
+            let Some(extent) = self.state.borrow().deferred.last().copied() else { return Ok(()) };
+            let located = self.state.borrow().locate(extent);
+            let (group, _) = located.expect("only extents of a group are put off");
+            self.load(group).await?;
+            let mut state = self.state.borrow_mut();
+            if state.is_loaded(group) {
+                state.deferred.pop();
+                self.free_loaded(&mut state, extent);
+            }
+        }
+    }
+
+    /// Writes the pages of groups whose persisted set differs from the committed one, into the slot that does not hold
+    /// the committed page, and answers their summaries in order. Not flushed. The persisted set does not change while
+    /// this is under way. May be called again when it failed, or when the checkpoint did.
+    pub async fn write_pages(self: &Rc<Self>, checkpoint: u64) -> Result<Vec<(u32, GroupSummary)>> {
+        self.free_deferred().await?;
+        if let Some(damage) = self.damage.borrow().clone() {
+            return Err(damage);
+        }
+        let (changed, changes) = {
+            let mut state = self.state.borrow_mut();
+            let freed = std::mem::take(&mut state.freed);
+            state.sealed.extend(freed);
+            (state.changed_groups(), state.settled_changes)
+        };
+        for some in changed.chunks(PAGES_AT_ONCE) {
+            // All of them end before an error is answered: a later page of the same slot must not be overtaken.
+            let written = join_all(some.iter().map(|group| self.write_page(*group, checkpoint))).await;
+            written.into_iter().collect::<Result<()>>()?;
+        }
+        let state = self.state.borrow();
+        assert_eq!(state.settled_changes, changes, "the persisted set changed while its pages were written");
+        let summary = |group: usize| state.groups[group].written.expect("written just now");
+        Ok(changed.into_iter().map(|group| (group as u32, summary(group))).collect())
+    }
+
+    async fn write_page(&self, group: usize, checkpoint: u64) -> Result<()> {
+        let (addr, page, summary) = self.state.borrow().encode(group, checkpoint);
+        self.file.write(addr * BLOCK, page).await?;
+        let mut state = self.state.borrow_mut();
+        state.groups[group].written = Some(summary);
+        // It may have become metadata's meanwhile.
+        state.groups[group].dirty = state.groups[group].meta != summary.meta;
+        state.refresh(group);
+        Ok(())
+    }
+
+    /// The superblock of `checkpoint` is durable.
+    pub fn committed(&self, checkpoint: u64) {
+        let mut state = self.state.borrow_mut();
+        for group in state.changed_groups() {
+            let Some(summary) = state.groups[group].written.take() else { continue };
+            assert_eq!(summary.version, checkpoint, "group {group} was written for another checkpoint");
+            state.groups[group].committed = summary;
+            state.refresh(group);
+        }
+        let sealed = std::mem::take(&mut state.sealed);
+        state.releasable.extend(sealed);
+    }
+
+    /// Summaries of all groups, as of the checkpoint under way once its pages are written: what its catalogue says.
+    pub fn summaries(&self) -> Vec<GroupSummary> {
+        let state = self.state.borrow();
+        state.groups.iter().map(|group| group.written.unwrap_or(group.committed)).collect()
+    }
+
+    /// The persisted set of a group in maximal runs, as it is in memory: the committed one while no checkpoint is under
+    /// way. `Damaged` when the group's page is.
+    pub async fn settled_runs(&self, group: u32) -> Result<Vec<Extent>> {
+        let group = group as usize;
+        loop {
+            self.load(group).await?;
+            let state = self.state.borrow();
+            if let Some(maps) = &state.groups[group].maps {
+                return Ok(maps.settled.runs().map(|run| state.extent(group, run)).collect());
+            }
+        }
+    }
+}
+
+impl State {
+    fn changed_groups(&self) -> Vec<usize> {
+        self.set(Set::Changed).runs().flatten().collect()
+    }
+
+    fn encode(&self, at: usize, checkpoint: u64) -> (u64, Buf, GroupSummary) {
+        let group = &self.groups[at];
+        assert!(
+            checkpoint > group.committed.version,
+            "checkpoint {checkpoint} is not newer than group {at}'s page"
+        );
+        let summary = GroupSummary {
+            free: self.usable() as u32 - group.maps().settled.count() as u32,
+            version: checkpoint,
+            // A crash before the superblock finds the committed page as it was.
+            slot: 1 - group.committed.slot,
+            meta: group.meta,
+            checksum: 0,
+        };
+        let (page, summary) = page::encode(&self.geometry, at as u64, &group.maps().settled, summary);
+        (page::address(&self.geometry, at as u64, summary.slot), page, summary)
+    }
+}

@@ -1,0 +1,335 @@
+//! Room that is not there yet: groups to load, groups to add, and zeros to write ahead.
+//!
+//! Each step is a task of its own with the turn held: a caller that gives up must not leave a zero write under way
+//! that nobody waits for, because its blocks would be placed.
+
+use std::rc::Rc;
+
+use blk::{Buf, Error, ErrorKind, Result};
+use futures_util::future::join_all;
+
+use super::group::{CHUNK, Use};
+use super::state::{Set, State};
+use super::{Extent, GroupSummary, SLOTS, Space};
+use crate::native::layout::BLOCK;
+
+/// How much is kept ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Growth {
+    /// Blocks kept loaded, and zero-written, ahead of placement.
+    pub ahead_blocks: u64,
+    /// Blocks zero-written by one I/O: what a guest's I/O may have to queue behind.
+    pub chunk_blocks: u64,
+}
+
+impl Default for Growth {
+    /// 16 MiB, and 1 MiB.
+    fn default() -> Self {
+        Self { ahead_blocks: (16 << 20) / BLOCK, chunk_blocks: CHUNK as u64 }
+    }
+}
+
+/// What brings placement on.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// There is room by now.
+    Nothing,
+    Load(usize),
+    /// Blocks are held, and will be free.
+    Wait,
+    Prepare(Extent),
+    Grow {
+        meta: bool,
+    },
+}
+
+impl Space {
+    pub(super) async fn find_data_room(self: &Rc<Self>) -> Result<()> {
+        let space = self.clone();
+        self.env.spawn(async move { space.find_data_room_now().await }).join().await
+    }
+
+    async fn find_data_room_now(&self) -> Result<()> {
+        let turn = self.turn.lock().await;
+        let step = self.state.borrow().data_step();
+        if step == Step::Wait {
+            let eased = self.eased.wait();
+            drop(turn);
+            eased.await;
+            return Ok(());
+        }
+        match self.take_step(step).await {
+            Err(e) if e.is_no_space() => self.without_growth(e),
+            other => other,
+        }
+    }
+
+    /// The file does not grow: gaps are left, or nothing.
+    fn without_growth(&self, cause: Error) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        if state.free_meta() < state.reserve || state.free_data() + state.held_data() == 0 {
+            return Err(cause);
+        }
+        state.full = true;
+        Ok(())
+    }
+
+    /// Brings metadata on towards `run` free blocks in one run.
+    pub(super) async fn find_meta_room(self: &Rc<Self>, run: u64) -> Result<()> {
+        if run > self.state.borrow().usable() {
+            return Err(self.no_space(&format!("{run} blocks in one run are more than a group has")));
+        }
+        let space = self.clone();
+        let find = async move {
+            let _turn = space.turn.lock().await;
+            let step = space.state.borrow().meta_step(run);
+            space.take_step(step).await
+        };
+        self.env.spawn(find).join().await
+    }
+
+    async fn take_step(&self, step: Step) -> Result<()> {
+        match step {
+            Step::Nothing | Step::Wait => Ok(()),
+            Step::Load(group) => self.load(group).await,
+            Step::Prepare(rest) => self.prepare(rest).await,
+            Step::Grow { meta } => self.grow(meta).await,
+        }
+    }
+
+    async fn grow(&self, meta: bool) -> Result<()> {
+        let grown = if self.state.borrow().can_grow {
+            self.grow_file().await
+        } else {
+            Err(self.no_space("all of the store's blocks are in groups already"))
+        };
+        let group = match (grown, meta) {
+            (Ok(group), _) => group,
+            (Err(e), true) if e.is_no_space() => self.state.borrow().wholly_free_group().ok_or(e)?,
+            (Err(e), _) => return Err(e),
+        };
+        self.load(group).await?;
+        let mut state = self.state.borrow_mut();
+        // Loading may have read: somebody placed in the group meanwhile.
+        if meta && state.groups[group].is_wholly_free() && state.is_loaded(group) {
+            state.begin_meta(group);
+        }
+        drop(state);
+        self.ahead_blocked.set(false);
+        Ok(())
+    }
+
+    /// Adds a group to the file, as data. `NoSpace` changes nothing.
+    async fn grow_file(&self) -> Result<usize> {
+        let start = self.state.borrow().end();
+        if let Err(e) = self.extend(start).await {
+            // Some file systems keep what a failed allocation did get.
+            if e.is_no_space() {
+                self.file.set_len(start * BLOCK).await?;
+            }
+            return Err(e);
+        }
+        let mut state = self.state.borrow_mut();
+        state.push(GroupSummary::default());
+        state.full = false;
+        Ok(state.groups.len() - 1)
+    }
+
+    /// The page slots are written, so that a checkpoint finds their space also where nothing can be reserved.
+    async fn extend(&self, start: u64) -> Result<()> {
+        let bytes = self.geometry.group_blocks * BLOCK;
+        match self.file.allocate(start * BLOCK, bytes).await {
+            Err(e) if e.kind == ErrorKind::Unsupported => self.file.set_len(start * BLOCK + bytes).await?,
+            other => other?,
+        }
+        self.file.write(start * BLOCK, Buf::zeroed((SLOTS * BLOCK) as usize)).await
+    }
+
+    /// Writes the next chunk of a metadata group, which may be placed then.
+    async fn prepare(&self, rest: Extent) -> Result<()> {
+        let chunk = Extent { addr: rest.addr, len: rest.len.min(self.growth.chunk_blocks) };
+        self.write_zeros(chunk).await?;
+        let mut state = self.state.borrow_mut();
+        state.shift(chunk, Use::Held, Use::Free);
+        let rest = Extent { addr: chunk.end(), len: rest.len - chunk.len };
+        state.preparing = (rest.len > 0).then_some(rest);
+        Ok(())
+    }
+
+    async fn write_zeros(&self, blocks: Extent) -> Result<()> {
+        self.file.write(blocks.addr * BLOCK, Buf::zeroed((blocks.len * BLOCK) as usize)).await
+    }
+
+    fn no_space(&self, cause: &str) -> Error {
+        let totals = self.totals();
+        let cause = format!(
+            "{cause}: {} blocks free for data, {} for metadata, of which {} are kept in reserve; remove snapshots or make \
+             room on the datastore",
+            totals.free_data, totals.free_meta, totals.reserve
+        );
+        Error::new(ErrorKind::NoSpace, self.file.name(), cause)
+    }
+
+    /// Starts background work unless it is under way. Whoever needs the space finds out by himself if it fails.
+    pub(super) fn work_ahead(self: &Rc<Self>) {
+        if self.ahead_blocked.get() || self.working_ahead.replace(true) {
+            return;
+        }
+        let space = self.clone();
+        self.env.spawn_detached(Box::pin(async move {
+            while space.step_ahead().await.unwrap_or(false) {}
+            let still = space.state.borrow().wants_ahead(&space.growth);
+            space.ahead_blocked.set(still);
+            space.working_ahead.set(false);
+        }));
+    }
+
+    /// False when there is nothing left to do.
+    async fn step_ahead(&self) -> Result<bool> {
+        let _turn = self.turn.lock().await;
+        let step = self.state.borrow().ahead_step(&self.growth);
+        if step != Step::Nothing {
+            self.take_step(step).await?;
+            return Ok(true);
+        }
+        if !self.state.borrow().wants_zeros(&self.growth) {
+            return Ok(false);
+        }
+        self.zero_ahead().await?;
+        Ok(true)
+    }
+
+    /// Zero-writes the free blocks of the next chunk, which are held meanwhile.
+    async fn zero_ahead(&self) -> Result<()> {
+        let Some((group, chunk)) = self.state.borrow_mut().next_zero_chunk(self.growth.chunk_blocks) else {
+            return Ok(());
+        };
+        self.load(group).await?;
+        let held = self.state.borrow_mut().hold_free(group, chunk);
+        let written = join_all(held.iter().map(|blocks| self.write_zeros(*blocks))).await;
+        let written: Result<()> = written.into_iter().collect();
+        let mut state = self.state.borrow_mut();
+        held.iter().for_each(|blocks| state.shift(*blocks, Use::Held, Use::Free));
+        if written.is_ok() {
+            state.ready_to = chunk.end();
+        }
+        drop(state);
+        self.eased.notify();
+        written
+    }
+}
+
+impl State {
+    fn data_step(&self) -> Step {
+        if self.free_meta() < self.reserve {
+            return self.more_meta();
+        }
+        if self.room() > 0 {
+            return Step::Nothing;
+        }
+        let cold = if self.fills_gaps() { Set::ColdGappy } else { Set::ColdRoomy };
+        match self.set(cold).next_round(self.data_group, true) {
+            Some(group) => Step::Load(group),
+            None if self.held_data() > 0 => Step::Wait,
+            None => Step::Grow { meta: false },
+        }
+    }
+
+    fn meta_step(&self, run: u64) -> Step {
+        let cold = self.set(Set::ColdMeta).runs().flatten().next();
+        match cold {
+            Some(group) => Step::Load(group),
+            None if run == 1 && self.set(Set::Meta).next(0, true).is_some() => Step::Nothing,
+            None => self.more_meta(),
+        }
+    }
+
+    fn more_meta(&self) -> Step {
+        self.preparing.map_or(Step::Grow { meta: true }, Step::Prepare)
+    }
+
+    /// All of a data group becomes metadata's, piece by piece as it is written.
+    fn begin_meta(&mut self, group: usize) {
+        let blocks = SLOTS as usize..self.group_blocks();
+        self.shift_blocks(group, blocks.clone(), Use::Free, Use::Held);
+        self.set_meta(group);
+        self.preparing = Some(self.extent(group, blocks));
+    }
+
+    fn wholly_free_group(&self) -> Option<usize> {
+        self.groups.iter().position(|group| !group.meta && group.is_wholly_free())
+    }
+
+    /// Whether background work has something to do.
+    pub fn wants_ahead(&self, growth: &Growth) -> bool {
+        self.wants_room(growth) || self.wants_meta() || self.wants_zeros(growth)
+    }
+
+    fn wants_room(&self, growth: &Growth) -> bool {
+        self.room() < growth.ahead_blocks
+    }
+
+    /// A quarter more than the reserve, so that data need not wait for the reserve.
+    fn wants_meta(&self) -> bool {
+        self.preparing.is_some() || self.free_meta() < self.reserve + self.reserve / 4
+    }
+
+    /// Whether fewer data blocks than wanted are ready between the highest placed and `ready_to`.
+    fn wants_zeros(&self, growth: &Growth) -> bool {
+        let Some(first) = self.geometry.group_of(self.frontier).filter(|_| self.can_grow) else {
+            return false;
+        };
+        let mut ready = 0;
+        for group in first..self.groups.len() as u64 {
+            let start = self.geometry.group_start(group);
+            let from = start.max(self.frontier);
+            if from >= self.ready_to || ready >= growth.ahead_blocks {
+                break;
+            }
+            if !self.groups[group as usize].meta {
+                ready += self.ready_to.min(start + self.geometry.group_blocks) - from;
+            }
+        }
+        ready < growth.ahead_blocks && self.ready_to < self.end()
+    }
+
+    fn ahead_step(&self, growth: &Growth) -> Step {
+        if self.wants_meta() {
+            return self.more_meta();
+        }
+        if !self.wants_room(growth) {
+            return Step::Nothing;
+        }
+        let cold = if self.fills_gaps() { Set::ColdGappy } else { Set::ColdRoomy };
+        match self.set(cold).next_round(self.data_group, true) {
+            Some(group) => Step::Load(group),
+            None if self.can_grow => Step::Grow { meta: false },
+            None => Step::Nothing,
+        }
+    }
+
+    /// The group and the blocks that are zero-written next; None when `ready_to` only passed over a metadata group.
+    fn next_zero_chunk(&mut self, chunk_blocks: u64) -> Option<(usize, Extent)> {
+        let group = self.geometry.group_of(self.ready_to).expect("behind the journal");
+        let end = self.geometry.group_start(group + 1);
+        if self.groups[group as usize].meta {
+            self.ready_to = end;
+            return None;
+        }
+        let addr = self.ready_to.max(self.geometry.group_start(group) + SLOTS);
+        Some((group as usize, Extent { addr, len: chunk_blocks.min(end - addr) }))
+    }
+
+    /// Keeps the free blocks of a chunk from placement, and answers them.
+    fn hold_free(&mut self, group: usize, chunk: Extent) -> Vec<Extent> {
+        let (_, blocks) = self.locate_own(chunk);
+        let mut held = Vec::new();
+        let mut from = blocks.start;
+        while let Some(at) = self.groups[group].maps().busy.next(from, false).filter(|at| *at < blocks.end) {
+            from = at + self.groups[group].maps().busy.run(at, false, blocks.end - at);
+            self.shift_blocks(group, at..from, Use::Free, Use::Held);
+            held.push(self.extent(group, at..from));
+        }
+        held
+    }
+}

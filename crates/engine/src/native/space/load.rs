@@ -1,0 +1,93 @@
+//! Groups come into memory when they are needed, and go when too many are there.
+
+use std::rc::Rc;
+
+use blk::{Buf, Error, Result};
+
+use super::bits::Bits;
+use super::state::{Set, State};
+use super::{Extent, GroupSummary, SLOTS, Space, page};
+use crate::native::layout::BLOCK;
+
+/// Maps of groups in memory. Groups that are changing stay, whatever their number.
+pub const RESIDENT_BYTES_MAX: usize = 32 << 20;
+
+/// Maps of one group: busy, young, settled, waiting.
+const MAPS: usize = 4;
+
+/// Groups whose maps fit into `bytes`, four at least: one each for lanes, gaps, metadata, and the one that comes.
+pub(super) fn groups_within(bytes: usize, group_blocks: u64) -> usize {
+    (bytes / (MAPS * group_blocks.div_ceil(8) as usize)).max(4)
+}
+
+impl Space {
+    /// Makes sure that the groups of `addrs` are loaded, and keeps them so until the next `freeze`: for replay.
+    /// Addresses outside of all groups are passed over. `Damaged` when a page is not what the catalogue says.
+    pub async fn load_for(self: &Rc<Self>, addrs: impl Iterator<Item = u64>) -> Result<()> {
+        for addr in addrs {
+            let Some((group, _)) = self.state.borrow().locate(Extent { addr, len: 1 }) else { continue };
+            self.load(group).await?;
+            let mut state = self.state.borrow_mut();
+            if !std::mem::replace(&mut state.groups[group].pinned, true) {
+                state.pinned.push(group);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn load(&self, group: usize) -> Result<()> {
+        loop {
+            if self.state.borrow().is_loaded(group) {
+                return Ok(());
+            }
+            let summary = self.state.borrow().groups[group].committed;
+            let settled = self.read_settled(group, summary).await;
+            let mut state = self.state.borrow_mut();
+            // Another may have loaded the group meanwhile, changed it and let it go again.
+            if state.groups[group].committed != summary || state.is_loaded(group) {
+                continue;
+            }
+            let settled = settled?;
+            state.make_room_for_maps(self.resident_groups_max.get());
+            state.install(group, settled);
+            return Ok(());
+        }
+    }
+
+    /// A group of version 0 was never written: all of it is free.
+    async fn read_settled(&self, group: usize, summary: GroupSummary) -> Result<Bits> {
+        if summary.version == 0 {
+            return Ok(Bits::new(self.geometry.group_blocks as usize));
+        }
+        if u64::from(summary.slot) >= SLOTS {
+            let cause = format!(
+                "the catalogue puts group {group}'s page into slot {}, expected 0 or 1",
+                summary.slot
+            );
+            return Err(Error::damaged(self.file.name(), cause));
+        }
+        let addr = page::address(&self.geometry, group as u64, summary.slot);
+        let (page, result) = self.file.read(addr * BLOCK, Buf::alloc(BLOCK as usize)).await;
+        result?;
+        page::decode(self.file.name(), &self.geometry, group as u64, &page, summary)
+    }
+}
+
+impl State {
+    /// Second chance: a group used since the hand passed last stays for another round.
+    fn make_room_for_maps(&mut self, groups_max: usize) {
+        let loaded = self.set(Set::Loaded).count();
+        let mut looks = 2 * loaded;
+        let mut excess = (loaded + 1).saturating_sub(groups_max);
+        while excess > 0 && looks > 0 {
+            let group = self.set(Set::Loaded).next_round(self.eviction_hand, true).expect("some are loaded");
+            self.eviction_hand = (group + 1) % self.groups.len();
+            looks -= 1;
+            let touched = std::mem::take(&mut self.groups[group].touched);
+            if !touched && self.groups[group].is_quiet() {
+                self.evict(group);
+                excess -= 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Where new blocks lie.
+
+use super::Extent;
+use super::bits::LANE;
+use super::group::Use;
+use super::state::{Set, State};
+
+/// What a placement asks for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    /// Blocks, at most.
+    pub want: u64,
+    /// Address where they would best lie.
+    pub near: Option<u64>,
+    /// Guest block modulo 16: where in a lane they lie, so that its neighbours find their place beside it.
+    pub phase: u64,
+}
+
+impl State {
+    /// Data blocks from loaded groups, which become young. Scans words from where the last search ended; a search that
+    /// finds nothing in a group is not repeated there, because the sets know.
+    pub fn place_data(&mut self, wish: Wish) -> Option<Extent> {
+        assert!(wish.want > 0, "nothing wanted");
+        if self.free_meta() < self.reserve {
+            return None;
+        }
+        let found = self.find_near(wish).or_else(|| self.find_lane(wish)).or_else(|| self.find_gap(wish))?;
+        self.shift(found, Use::Free, Use::Young);
+        self.frontier = self.frontier.max(found.end());
+        Some(found)
+    }
+
+    /// A run of free blocks from `at` of a loaded group on.
+    fn free_run(&self, group: usize, at: usize, want: u64) -> Extent {
+        let max = usize::try_from(want).unwrap_or(usize::MAX);
+        let len = self.groups[group].maps().busy.run(at, false, max);
+        self.extent(group, at..at + len)
+    }
+
+    fn find_near(&self, wish: Wish) -> Option<Extent> {
+        let wanted = Extent { addr: wish.near?, len: 1 };
+        let (group, blocks) = self.locate(wanted)?;
+        if self.groups[group].meta || !self.is(wanted, Use::Free) {
+            return None;
+        }
+        Some(self.free_run(group, blocks.start, wish.want))
+    }
+
+    fn find_lane(&mut self, wish: Wish) -> Option<Extent> {
+        let group = self.set(Set::Roomy).next_round(self.data_group, true)?;
+        self.data_group = group;
+        let cursor = self.groups[group].lane_cursor;
+        let lane = self.groups[group].maps().busy.next_empty_lane(cursor).expect("the set has roomy groups");
+        self.groups[group].lane_cursor = lane;
+        Some(self.free_run(group, lane + wish.phase as usize % LANE, wish.want))
+    }
+
+    fn find_gap(&mut self, wish: Wish) -> Option<Extent> {
+        if !self.fills_gaps() {
+            return None;
+        }
+        let group = self.set(Set::Gappy).next_round(self.gap_group, true)?;
+        self.gap_group = group;
+        let cursor = self.groups[group].gap_cursor;
+        let gap = self.groups[group].maps().busy.next_round(cursor, false).expect("the set has gappy groups");
+        self.groups[group].gap_cursor = gap;
+        Some(self.free_run(group, gap, wish.want))
+    }
+
+    /// Metadata blocks from loaded groups, settled at once: the first free ones.
+    pub fn place_meta(&mut self, want: u64) -> Option<Extent> {
+        assert!(want > 0, "nothing wanted");
+        let group = self.set(Set::Meta).next_round(self.meta_group, true)?;
+        self.meta_group = group;
+        let cursor = self.groups[group].gap_cursor;
+        let at = self.groups[group].maps().busy.next_round(cursor, false).expect("the set has free blocks");
+        self.groups[group].gap_cursor = at;
+        let found = self.free_run(group, at, want);
+        self.shift(found, Use::Free, Use::Settled);
+        Some(found)
+    }
+
+    /// Exactly `len` metadata blocks in one run, from loaded groups.
+    pub fn place_meta_run(&mut self, len: u64) -> Option<Extent> {
+        let mut from = 0;
+        while let Some(group) = self.set(Set::Meta).next(from, true) {
+            if let Some(at) = self.find_run(group, len as usize) {
+                let found = self.extent(group, at..at + len as usize);
+                self.shift(found, Use::Free, Use::Settled);
+                return Some(found);
+            }
+            from = group + 1;
+        }
+        None
+    }
+
+    fn find_run(&self, group: usize, len: usize) -> Option<usize> {
+        let busy = &self.groups[group].maps().busy;
+        let mut from = 0;
+        while let Some(at) = busy.next(from, false) {
+            let found = busy.run(at, false, len);
+            if found == len {
+                return Some(at);
+            }
+            from = at + found;
+        }
+        None
+    }
+}

@@ -1,0 +1,78 @@
+//! Freed space goes back to the file system, a whole free MiB at a time.
+
+use std::rc::Rc;
+
+use blk::{ErrorKind, Result};
+
+use super::group::{CHUNK, Use};
+use super::state::{Set, State};
+use super::{Extent, Space};
+use crate::native::layout::BLOCK;
+
+impl Space {
+    /// Punches up to `chunks` whole free MiB of data groups in which something was freed since they were punched, one
+    /// after another; no block of them is placed meanwhile. Answers the bytes given back; 0: there is nothing to punch.
+    pub async fn punch(self: &Rc<Self>, chunks: usize) -> Result<u64> {
+        let mut bytes = 0;
+        for _ in 0..chunks {
+            let space = self.clone();
+            // A task of its own: a caller that gives up must not leave a punch under way in blocks that are placed.
+            match self.env.spawn(async move { space.punch_next().await }).join().await? {
+                0 => break,
+                punched => bytes += punched,
+            }
+        }
+        Ok(bytes)
+    }
+
+    async fn punch_next(&self) -> Result<u64> {
+        let mut from = 0;
+        loop {
+            let group = self.state.borrow().set(Set::Freed).next(from, true);
+            let Some(group) = group.filter(|_| !self.never_punches.get()) else { return Ok(0) };
+            from = group + 1;
+            self.load(group).await?;
+            let chunk = self.state.borrow_mut().hold_chunk(group);
+            if let Some(chunk) = chunk {
+                return self.punch_chunk(chunk).await;
+            }
+        }
+    }
+
+    async fn punch_chunk(&self, chunk: Extent) -> Result<u64> {
+        let punched = self.file.zero(chunk.addr * BLOCK, chunk.len * BLOCK, true).await;
+        self.state.borrow_mut().shift(chunk, Use::Held, Use::Free);
+        self.eased.notify();
+        match punched {
+            Ok(()) => Ok(chunk.len * BLOCK),
+            Err(e) if e.kind == ErrorKind::Unsupported => {
+                self.never_punches.set(true);
+                Ok(0)
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl State {
+    /// Takes the next wholly free chunk of a group that is to be punched. What is not wholly free is forgotten: the free
+    /// that makes it so notes it again. A group with held blocks is left for later.
+    fn hold_chunk(&mut self, group: usize) -> Option<Extent> {
+        if self.groups[group].count(Use::Held) > 0 || !self.is_loaded(group) || self.groups[group].meta {
+            return None;
+        }
+        let mut found = None;
+        while found.is_none() && self.groups[group].freed_chunks != 0 {
+            let chunk = self.groups[group].freed_chunks.trailing_zeros() as usize;
+            self.groups[group].freed_chunks &= !(1 << chunk);
+            let blocks = chunk * CHUNK..(chunk + 1) * CHUNK;
+            let free =
+                blocks.end <= self.group_blocks() && self.groups[group].maps().is(blocks.clone(), Use::Free);
+            found = free.then_some(blocks);
+        }
+        self.refresh(group);
+        let blocks = found?;
+        self.shift_blocks(group, blocks.clone(), Use::Free, Use::Held);
+        Some(self.extent(group, blocks))
+    }
+}

@@ -1,0 +1,302 @@
+//! All groups, and what is known about them at a glance. No I/O.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::bits::{Bits, LANE};
+use super::group::{Group, Maps, USES, Use};
+use super::{Extent, Geometry, GroupSummary, SLOTS, Totals};
+
+/// Sets of groups, so that nobody looks at all of them.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Set {
+    Loaded,
+    /// Loaded data groups with a free lane; with a free block.
+    Roomy,
+    Gappy,
+    /// Loaded metadata groups with a free block.
+    Meta,
+    /// The same of those that are not loaded, as far as is known.
+    ColdRoomy,
+    ColdGappy,
+    ColdMeta,
+    Young,
+    /// Those whose page the next checkpoint writes.
+    Changed,
+    /// Data groups with chunks to look at for punching.
+    Freed,
+}
+
+const SETS: usize = 10;
+
+pub(super) struct State {
+    pub geometry: Geometry,
+    pub groups: Vec<Group>,
+    sets: [Bits; SETS],
+    /// Blocks by `Use`, of data groups and of metadata groups.
+    totals: [[u64; USES]; 2],
+    /// Free lanes, and free blocks, of loaded data groups.
+    lanes: u64,
+    loaded_free: u64,
+    pub reserve: u64,
+    /// The file did not grow when it was tried last: gaps are filled.
+    pub full: bool,
+    pub can_grow: bool,
+    /// The group that placement of data goes on in, and of metadata.
+    pub data_group: usize,
+    pub meta_group: usize,
+    pub gap_group: usize,
+    /// End of the highest data placed.
+    pub frontier: u64,
+    pub ready_to: u64,
+    /// Young blocks displaced by the record with this lsn, in order.
+    pub waiting: VecDeque<(u64, Extent)>,
+    /// Left the persisted set since the last page was written; before it, in the checkpoint under way.
+    pub freed: Vec<Extent>,
+    pub sealed: Vec<Extent>,
+    /// Freed while their group was not loaded; still settled.
+    pub deferred: Vec<Extent>,
+    /// Of committed checkpoints.
+    pub releasable: Vec<Extent>,
+    /// Rest of a new metadata group that is not written yet.
+    pub preparing: Option<Extent>,
+    /// Changes of the persisted set, counted.
+    pub settled_changes: u64,
+    pub eviction_hand: usize,
+    /// Groups that stay loaded for replay.
+    pub pinned: Vec<usize>,
+}
+
+impl State {
+    pub fn new(geometry: Geometry, summaries: Vec<GroupSummary>, can_grow: bool, ready_to: u64) -> State {
+        let mut state = State {
+            geometry,
+            groups: Vec::with_capacity(summaries.len()),
+            sets: Default::default(),
+            totals: [[0; USES]; 2],
+            lanes: 0,
+            loaded_free: 0,
+            reserve: 0,
+            full: false,
+            can_grow,
+            data_group: 0,
+            meta_group: 0,
+            gap_group: 0,
+            frontier: 0,
+            ready_to: ready_to.max(geometry.groups_start()),
+            waiting: VecDeque::new(),
+            freed: Vec::new(),
+            sealed: Vec::new(),
+            deferred: Vec::new(),
+            releasable: Vec::new(),
+            preparing: None,
+            settled_changes: 0,
+            eviction_hand: 0,
+            pinned: Vec::new(),
+        };
+        summaries.into_iter().for_each(|summary| state.push(summary));
+        state
+    }
+
+    pub fn push(&mut self, summary: GroupSummary) {
+        let group = self.groups.len();
+        self.groups.push(Group::new(summary, self.group_blocks()));
+        self.sets.iter_mut().for_each(|set| set.grow(group + 1));
+        self.change_totals(group, |total, count| total + count);
+        self.refresh(group);
+    }
+
+    pub fn group_blocks(&self) -> usize {
+        self.geometry.group_blocks as usize
+    }
+
+    /// Blocks of a group that may be placed.
+    pub fn usable(&self) -> u64 {
+        self.geometry.group_blocks - SLOTS
+    }
+
+    /// Block behind the last group.
+    pub fn end(&self) -> u64 {
+        self.geometry.group_start(self.groups.len() as u64)
+    }
+
+    pub fn set(&self, set: Set) -> &Bits {
+        &self.sets[set as usize]
+    }
+
+    /// The group of `extent` and its blocks counted from the group's start. None when it is not wholly inside of the
+    /// usable blocks of one group.
+    pub fn locate(&self, extent: Extent) -> Option<(usize, Range<usize>)> {
+        let group = self.geometry.group_of(extent.addr)?;
+        let start = extent.addr - self.geometry.group_start(group.min(self.groups.len() as u64));
+        let end = start.checked_add(extent.len)?;
+        let inside = group < self.groups.len() as u64
+            && start >= SLOTS
+            && extent.len > 0
+            && end <= self.geometry.group_blocks;
+        inside.then_some((group as usize, start as usize..end as usize))
+    }
+
+    /// Like `locate`, of what this allocator gave out.
+    pub fn locate_own(&self, extent: Extent) -> (usize, Range<usize>) {
+        self.locate(extent).unwrap_or_else(|| panic!("{extent:?} was never placed"))
+    }
+
+    pub fn extent(&self, group: usize, blocks: Range<usize>) -> Extent {
+        let addr = self.geometry.group_start(group as u64) + blocks.start as u64;
+        Extent { addr, len: blocks.len() as u64 }
+    }
+
+    pub fn is_loaded(&self, group: usize) -> bool {
+        self.groups[group].maps.is_some()
+    }
+
+    /// Whether all of `extent` is in `state`. False when its group is not loaded or it is no extent of one group.
+    pub fn is(&self, extent: Extent, state: Use) -> bool {
+        self.locate(extent).is_some_and(|(group, blocks)| {
+            self.groups[group].maps.as_ref().is_some_and(|maps| maps.is(blocks, state))
+        })
+    }
+
+    /// Panics when a block of `extent` is not in state `from`.
+    pub fn shift(&mut self, extent: Extent, from: Use, to: Use) {
+        let (group, blocks) = self.locate_own(extent);
+        self.shift_blocks(group, blocks, from, to);
+    }
+
+    pub fn shift_blocks(&mut self, group: usize, blocks: Range<usize>, from: Use, to: Use) {
+        let len = blocks.len() as u64;
+        self.groups[group].shift(blocks, from, to);
+        let totals = &mut self.totals[usize::from(self.groups[group].meta)];
+        totals[from as usize] -= len;
+        totals[to as usize] += len;
+        self.settled_changes += u64::from(from == Use::Settled || to == Use::Settled);
+        self.refresh(group);
+    }
+
+    /// Back to free from a use that wrote to it.
+    pub fn free(&mut self, extent: Extent, from: Use) {
+        let (group, blocks) = self.locate_own(extent);
+        self.groups[group].note_freed(blocks.clone());
+        self.shift_blocks(group, blocks, from, Use::Free);
+    }
+
+    pub fn settle_young(&mut self) {
+        let mut from = 0;
+        while let Some(group) = self.set(Set::Young).next(from, true) {
+            self.change_totals(group, |total, count| total - count);
+            self.groups[group].settle();
+            self.change_totals(group, |total, count| total + count);
+            self.refresh(group);
+            from = group + 1;
+        }
+        self.settled_changes += 1;
+    }
+
+    pub fn set_meta(&mut self, group: usize) {
+        self.change_totals(group, |total, count| total - count);
+        self.groups[group].meta = true;
+        self.groups[group].dirty = true;
+        self.change_totals(group, |total, count| total + count);
+        self.refresh(group);
+    }
+
+    fn change_totals(&mut self, group: usize, change: impl Fn(u64, u64) -> u64) {
+        let group = &self.groups[group];
+        let totals = &mut self.totals[usize::from(group.meta)];
+        for (total, count) in totals.iter_mut().zip(group.counts) {
+            *total = change(*total, u64::from(count));
+        }
+    }
+
+    pub fn install(&mut self, group: usize, settled: Bits) {
+        let maps = Maps::new(self.group_blocks(), settled);
+        self.groups[group].install(maps);
+        self.refresh(group);
+    }
+
+    pub fn evict(&mut self, group: usize) {
+        assert!(self.groups[group].is_quiet(), "group {group} is still needed");
+        self.groups[group].maps = None;
+        self.refresh(group);
+    }
+
+    /// Puts a group into the sets it belongs to.
+    pub fn refresh(&mut self, at: usize) {
+        let group = &self.groups[at];
+        let (loaded, data, free) = (group.maps.is_some(), !group.meta, group.count(Use::Free) > 0);
+        let lanes = group.lanes_at_most();
+        let member = |set: Set| match set {
+            Set::Loaded => loaded,
+            Set::Roomy => loaded && data && lanes > 0,
+            Set::Gappy => loaded && data && free,
+            Set::Meta => loaded && !data && free,
+            Set::ColdRoomy => !loaded && data && lanes > 0,
+            Set::ColdGappy => !loaded && data && free,
+            Set::ColdMeta => !loaded && !data && free,
+            Set::Young => group.count(Use::Young) > 0,
+            Set::Changed => group.dirty || group.written.is_some(),
+            Set::Freed => data && group.freed_chunks != 0,
+        };
+        for set in ALL_SETS {
+            self.sets[set as usize].put(at, member(set));
+        }
+        let counted = if loaded && data { (lanes, group.count(Use::Free)) } else { (0, 0) };
+        let before = std::mem::replace(&mut self.groups[at].counted, counted);
+        self.lanes = self.lanes + u64::from(counted.0) - u64::from(before.0);
+        self.loaded_free = self.loaded_free + u64::from(counted.1) - u64::from(before.1);
+    }
+
+    fn total(&self, meta: bool, state: Use) -> u64 {
+        self.totals[usize::from(meta)][state as usize]
+    }
+
+    pub fn free_data(&self) -> u64 {
+        self.total(false, Use::Free)
+    }
+
+    pub fn free_meta(&self) -> u64 {
+        self.total(true, Use::Free)
+    }
+
+    pub fn held_data(&self) -> u64 {
+        self.total(false, Use::Held)
+    }
+
+    /// Gaps are filled, rather than lanes begun, while less than half of the data groups is used.
+    pub fn fills_gaps(&self) -> bool {
+        let all: u64 = self.totals[0].iter().sum();
+        self.full || !self.can_grow || 2 * (all - self.free_data()) < all
+    }
+
+    /// Blocks that placement of data finds without loading or growing.
+    pub fn room(&self) -> u64 {
+        if self.fills_gaps() { self.loaded_free } else { self.lanes * LANE as u64 }
+    }
+
+    pub fn totals(&self) -> Totals {
+        let both = |state: Use| self.total(false, state) + self.total(true, state);
+        Totals {
+            grown: self.groups.len() as u64 * self.usable(),
+            used: both(Use::Young) + both(Use::Settled),
+            waiting: both(Use::Waiting),
+            held: both(Use::Held),
+            free_data: self.free_data(),
+            free_meta: self.free_meta(),
+            reserve: self.reserve,
+        }
+    }
+}
+
+const ALL_SETS: [Set; SETS] = [
+    Set::Loaded,
+    Set::Roomy,
+    Set::Gappy,
+    Set::Meta,
+    Set::ColdRoomy,
+    Set::ColdGappy,
+    Set::ColdMeta,
+    Set::Young,
+    Set::Changed,
+    Set::Freed,
+];
