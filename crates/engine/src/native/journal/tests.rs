@@ -263,6 +263,27 @@ fn leftovers_of_an_earlier_epoch_are_never_read() {
     });
 }
 
+/// A batch is the next one only by its record's number and by where the one before it ended.
+#[test]
+fn whole_batches_that_do_not_follow_are_no_part_of_the_journal() {
+    in_world(&world(), async |env| {
+        let last = Position { seq: GEOMETRY.journal_pages - 1, lsn: 1 };
+        let journal = journal(&env, Start { at: last, tail: last.seq, ..START }).await;
+        flushed(&journal, [map(1)]).await;
+        journal.flush().await.unwrap();
+        let found = read(&env, last, 1, 1).await.unwrap();
+        assert_eq!((numbers(&found), found.end, found.flushed_lsn), (vec![1], journal.cut(), 1));
+        // The batch at the ring's end holds record 1; the one behind it, on the next lap, begins with record 2.
+        let from = Position { lsn: 2, ..last };
+        assert_eq!(read(&env, from, 1, 1).await.unwrap().end, from);
+        let from = Position { seq: last.seq - 1, lsn: 2 };
+        assert_eq!(read(&env, from, 1, 1).await.unwrap().end, from);
+        let from = Position { seq: last.seq + 1, lsn: 1 };
+        let error = read(&env, from, 1, 1).await.unwrap_err();
+        assert!(error.cause.contains("records up to 1 were durable"), "{error}");
+    });
+}
+
 #[test]
 fn an_old_superblock_is_found_out() {
     in_world(&world(), async |env| {
