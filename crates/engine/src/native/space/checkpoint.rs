@@ -63,7 +63,7 @@ impl Space {
 
     /// Writes the pages of groups whose persisted set differs from the committed one, into the slot that does not hold
     /// the committed page, and answers their summaries in order. Not flushed. The persisted set does not change while
-    /// this is under way. May be called again when it failed, or when the checkpoint did.
+    /// this is under way, and nobody gives it up half-way. May be called again when it failed, or when the checkpoint did.
     pub async fn write_pages(self: &Rc<Self>, checkpoint: u64) -> Result<Vec<(u32, GroupSummary)>> {
         self.free_deferred().await?;
         if let Some(damage) = self.damage.borrow().clone() {

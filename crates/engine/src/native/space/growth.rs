@@ -181,13 +181,14 @@ impl Space {
             let still = space.state.borrow().wants_ahead(&space.growth);
             space.ahead_blocked.set(still);
             space.working_ahead.set(false);
+            space.eased.notify();
         }));
     }
 
     /// False when there is nothing left to do.
     async fn step_ahead(&self) -> Result<bool> {
         let _turn = self.turn.lock().await;
-        let step = self.state.borrow().ahead_step(&self.growth);
+        let step = self.state.borrow().ahead_step(&self.growth, self.resident_groups_max.get());
         if step != Step::Nothing {
             self.take_step(step).await?;
             return Ok(true);
@@ -293,7 +294,7 @@ impl State {
         ready < growth.ahead_blocks && self.ready_to < self.end()
     }
 
-    fn ahead_step(&self, growth: &Growth) -> Step {
+    fn ahead_step(&self, growth: &Growth, resident_groups_max: usize) -> Step {
         if self.wants_meta() {
             return self.more_meta();
         }
@@ -302,9 +303,9 @@ impl State {
         }
         let cold = if self.fills_gaps() { Set::ColdGappy } else { Set::ColdRoomy };
         match self.set(cold).next_round(self.data_group, true) {
-            Some(group) => Step::Load(group),
+            Some(group) if self.may_load_ahead(resident_groups_max) => Step::Load(group),
             None if self.can_grow => Step::Grow { meta: false },
-            None => Step::Nothing,
+            _ => Step::Nothing,
         }
     }
 

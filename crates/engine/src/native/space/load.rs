@@ -5,6 +5,7 @@ use std::rc::Rc;
 use blk::{Buf, Error, Result};
 
 use super::bits::Bits;
+use super::group::Use;
 use super::state::{Set, State};
 use super::{Extent, GroupSummary, SLOTS, Space, page};
 use crate::native::layout::BLOCK;
@@ -74,20 +75,40 @@ impl Space {
 }
 
 impl State {
-    /// Second chance: a group used since the hand passed last stays for another round.
+    /// Groups without a free block go first: placement has no use for them.
     fn make_room_for_maps(&mut self, groups_max: usize) {
         let loaded = self.set(Set::Loaded).count();
+        let excess = (loaded + 1).saturating_sub(groups_max);
+        let excess = self.evict_some(excess, loaded, |state, group| !state.has_free(group));
+        self.evict_some(excess, loaded, |_, _| true);
+    }
+
+    /// Second chance: a group used since the hand passed last stays for another round. Answers how many are left to go.
+    fn evict_some(&mut self, mut excess: usize, loaded: usize, may_go: fn(&State, usize) -> bool) -> usize {
         let mut looks = 2 * loaded;
-        let mut excess = (loaded + 1).saturating_sub(groups_max);
         while excess > 0 && looks > 0 {
-            let group = self.set(Set::Loaded).next_round(self.eviction_hand, true).expect("some are loaded");
+            let Some(group) = self.set(Set::Loaded).next_round(self.eviction_hand, true) else { break };
             self.eviction_hand = (group + 1) % self.groups.len();
             looks -= 1;
-            let touched = std::mem::take(&mut self.groups[group].touched);
-            if !touched && self.groups[group].is_quiet() {
+            if !may_go(self, group) || !self.groups[group].is_quiet() {
+                continue;
+            }
+            if !std::mem::take(&mut self.groups[group].touched) {
                 self.evict(group);
                 excess -= 1;
             }
         }
+        excess
+    }
+
+    fn has_free(&self, group: usize) -> bool {
+        self.groups[group].count(Use::Free) > 0
+    }
+
+    /// Whether a group can be loaded without letting one go that placement has a use for.
+    pub(super) fn may_load_ahead(&self, groups_max: usize) -> bool {
+        let mut loaded = self.set(Set::Loaded).runs().flatten();
+        self.set(Set::Loaded).count() < groups_max
+            || loaded.any(|group| !self.has_free(group) && self.groups[group].is_quiet())
     }
 }

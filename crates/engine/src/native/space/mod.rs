@@ -81,7 +81,7 @@ pub struct Space {
     state: RefCell<State>,
     /// Held by who loads for placement, lets the file grow, or writes zeros.
     turn: TaskMutex,
-    /// Held blocks became free.
+    /// Held blocks became free, or work ahead ended.
     eased: Signal,
     working_ahead: Cell<bool>,
     /// Work ahead came to its end before all was ready; something must change first.
@@ -262,4 +262,8 @@ impl Space {
 }
 
 #[cfg(test)]
+mod growth_tests;
+#[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! Files that grow and fill up, devices that do not grow, zeros ahead, and punching.
+
+use std::cell::Cell;
+
+use blk::{Buf, Errno, ErrorKind};
+use sim::{Action, Fault, OpKind, Options, SimWorld};
+
+use super::tests::{FILE, GEOMETRY, SMALL, checkpoint, in_world, open, quiet, release_all, run_in, store};
+use super::*;
+use crate::native::layout::BLOCK;
+
+/// What a block device is: all groups from the start.
+fn device(env: &Env, file: &File, groups: usize) -> Rc<Space> {
+    let summaries = vec![GroupSummary::default(); groups];
+    Space::open(env.clone(), file.clone(), GEOMETRY, summaries, 0, SMALL, false)
+}
+
+#[test]
+fn a_device_gives_metadata_a_free_group_and_keeps_the_reserve() {
+    in_world(async |env| {
+        let file = store(&env).await;
+        file.set_len(GEOMETRY.group_start(3) * BLOCK).await.unwrap();
+        let space = device(&env, &file, 3);
+        space.set_reserve(100);
+        let mut placed = 0;
+        let error = loop {
+            match space.place(9, None, 0).await {
+                Ok(extent) => placed += extent.len,
+                Err(e) => break e,
+            }
+        };
+        assert_eq!((error.kind, placed), (ErrorKind::NoSpace, 2 * 126));
+        quiet(&space).await;
+        assert_eq!((space.totals().free_meta, space.totals().free_data), (126, 0));
+        space.place_meta(27).await.unwrap();
+        assert_eq!(space.place_meta_run(100).await.map_err(|e| e.kind), Err(ErrorKind::NoSpace));
+        assert_eq!(space.place_meta_run(99).await.map(|extent| extent.len), Ok(99));
+        assert!(space.place_meta(1).await.is_err_and(|e| e.is_no_space()));
+        // Data in use keeps its groups; what comes free of data does not become the reserve unless a group is free.
+        let data = Extent { addr: GEOMETRY.group_start(2) + 2, len: 126 };
+        space.free_young(data, 1);
+        release_all(&space);
+        let extent = space.place(1, None, 0).await;
+        assert!(extent.is_err_and(|e| e.is_no_space()), "the third group became metadata's");
+        space.place_meta_run(126).await.unwrap();
+        space.set_reserve(0);
+        assert!(space.place(1, None, 0).await.is_err_and(|e| e.is_no_space()));
+    });
+}
+
+#[test]
+fn a_full_file_system_loses_nothing_at_any_step() {
+    let groups_bytes = GEOMETRY.group_blocks * BLOCK;
+    for step in 0..24 {
+        let world = SimWorld::new(step, Options::default());
+        let capacity = step * groups_bytes / 5;
+        world.set_capacity(Some(capacity + 20 * BLOCK));
+        let theirs = world.clone();
+        let refused = Rc::new(Cell::new(0));
+        let count = refused.clone();
+        run_in(&world, async move |env| {
+            let file = store(&env).await;
+            let space = open(&env, &file, GEOMETRY, Vec::new());
+            let (mut number, mut used) = (0, 0);
+            for round in 0..40 {
+                let before = space.totals().used;
+                assert_eq!(before, used);
+                let placed =
+                    if round % 4 == 3 { space.place_meta(9).await } else { space.place(20, None, 0).await };
+                match placed {
+                    Ok(extent) => used += extent.len,
+                    Err(e) => {
+                        assert!(e.is_no_space(), "{e}");
+                        assert_eq!(space.totals().used, before);
+                        count.set(count.get() + 1);
+                    }
+                }
+                if round % 7 == 6 && number + 1 < 5 {
+                    number += 1;
+                    space.freeze();
+                    checkpoint(&space, number).await;
+                }
+            }
+            theirs.set_capacity(None);
+            space.place(20, None, 0).await.unwrap();
+            space.place_meta(20).await.unwrap();
+            space.freeze();
+            checkpoint(&space, 9).await;
+            let again = open(&env, &file, GEOMETRY, space.summaries());
+            assert_eq!(again.totals().used, space.totals().used);
+            for group in 0..space.groups() as u32 {
+                let runs = again.settled_runs(group).await.unwrap();
+                assert_eq!(runs, space.settled_runs(group).await.unwrap());
+            }
+        });
+        assert!(refused.get() > 0 || step > 9, "capacity {capacity}");
+    }
+}
+
+#[test]
+fn a_growth_that_fails_halfway_leaves_the_file_as_it_was() {
+    for kind in [OpKind::Allocate, OpKind::Write] {
+        let world = SimWorld::new(3, Options::default());
+        world.add_fault(Fault::nth(1, Action::Fail(Errno::ENOSPC)).of(kind).named(FILE));
+        run_in(&world, async |env| {
+            let file = store(&env).await;
+            let space = open(&env, &file, GEOMETRY, Vec::new());
+            assert!(space.place(1, None, 0).await.is_err_and(|e| e.is_no_space()));
+            assert_eq!((space.totals(), space.groups()), (Totals::default(), 0));
+            assert!(file.size().await.unwrap() <= GEOMETRY.groups_start() * BLOCK);
+            space.place(1, None, 0).await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn zeros_are_written_ahead_and_never_over_data() {
+    let world = in_world(async |env| {
+        let file = store(&env).await;
+        let space = open(&env, &file, GEOMETRY, Vec::new());
+        let mut placed = Vec::new();
+        for round in 0..60u64 {
+            let extent = space.place(1 + round % 5, None, round).await.unwrap();
+            // Written at once, while zeros are under way round it.
+            file.write(extent.addr * BLOCK, Buf::copy_of(&vec![7; (extent.len * BLOCK) as usize]))
+                .await
+                .unwrap();
+            placed.push(extent);
+        }
+        quiet(&space).await;
+        let frontier = placed.iter().map(Extent::end).max().unwrap();
+        let end = GEOMETRY.group_start(space.groups());
+        assert!(
+            space.ready_to() >= end.min(frontier + SMALL.ahead_blocks),
+            "{} {frontier}",
+            space.ready_to()
+        );
+        for extent in placed {
+            let (bytes, result) =
+                file.read(extent.addr * BLOCK, Buf::alloc((extent.len * BLOCK) as usize)).await;
+            result.unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 7), "{extent:?}");
+        }
+        assert_eq!(space.totals().held, 0);
+    });
+    assert!(world.count(OpKind::Write).submitted > 100);
+}
+
+const WIDE: Geometry = Geometry { store_id: 5, journal_pages: 4, group_blocks: 1024 };
+
+#[test]
+fn whole_free_mebibytes_are_punched_once() {
+    let world = SimWorld::new(9, Options::default());
+    let theirs = world.clone();
+    run_in(&world, async move |env| {
+        let file = store(&env).await;
+        let space = open(&env, &file, WIDE, Vec::new());
+        let placed = space.place(1000, None, 0).await.unwrap();
+        assert_eq!(placed.len, 1000);
+        quiet(&space).await;
+        let before = theirs.allocated_bytes(FILE).unwrap();
+        assert_eq!(space.punch(9).await.unwrap(), 0, "fresh space is not punched");
+        let freed = Extent { addr: placed.addr, len: 800 };
+        space.free_young(freed, 1);
+        assert_eq!(space.punch(9).await.unwrap(), 0, "what waits is not punched");
+        release_all(&space);
+        assert_eq!(space.punch(9).await.unwrap(), 2 << 20);
+        assert_eq!(theirs.allocated_bytes(FILE).unwrap(), before - (2 << 20));
+        assert_eq!(space.punch(9).await.unwrap(), 0, "punched already");
+        let again = space.place(1, Some(WIDE.group_start(0) + 300), 0).await.unwrap();
+        space.unplace(again);
+        assert_eq!(space.punch(9).await.unwrap(), 1 << 20);
+    });
+}
+
+#[test]
+fn nothing_is_placed_where_a_punch_is_under_way() {
+    let world = SimWorld::new(2, Options::default());
+    world.add_fault(Fault::nth(1, Action::Delay { ns: 1 << 30 }).of(OpKind::Punch));
+    run_in(&world, async |env| {
+        let file = store(&env).await;
+        let space = open(&env, &file, WIDE, Vec::new());
+        let placed = space.place(1000, None, 0).await.unwrap();
+        quiet(&space).await;
+        space.free_young(placed, 1);
+        release_all(&space);
+        let punching = space.clone();
+        let punch = env.spawn(async move { punching.punch(1).await.unwrap() });
+        // The punch takes longer than this.
+        file.flush().await.unwrap();
+        let held = Extent { addr: WIDE.group_start(0) + 256, len: 256 };
+        let mut others = Vec::new();
+        for at in 0..256 {
+            others.extend(space.try_place(1, Some(held.addr + at), 0));
+        }
+        assert_eq!(space.totals().held, 256, "the punch is still under way");
+        assert!(others.iter().all(|extent| !(held.addr..held.end()).contains(&extent.addr)));
+        assert_eq!(punch.join().await, 1 << 20);
+        assert!(space.try_place(1, Some(held.addr), 0).is_some_and(|extent| extent.addr == held.addr));
+    });
+}
