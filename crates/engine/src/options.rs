@@ -95,6 +95,20 @@ pub enum Defect {
     SkipAcrossBranches,
     /// What a clone reads is folded and removed all the same.
     ForgetClones,
+    /// Native: a redirect is overwritten in place before a replay is sure not to doubt its data.
+    EarlyFlushedLsn,
+    /// Native: freed space is used again at once.
+    EarlyReuse,
+    /// Native: what was born in the predecessor's own generation counts as the dropped state's.
+    WrongBirth,
+    /// Native: what a dropped state's successor still shows is freed.
+    IgnoreSuccessor,
+    /// Native: a checkpoint takes up redirects whose records are not durable.
+    CheckpointBeforeJournal,
+    /// Native: the superblock is written before the pages it speaks of are durable.
+    SuperblockBeforePages,
+    /// Native: records without their data are left out of a recovery, and of that one only.
+    ForgetVoids,
 }
 
 /// A set of planted defects.

@@ -1,8 +1,27 @@
 //! The native store: disks whose snapshots are metadata. Redirect on the first write after a snapshot, in place
 //! afterwards. The format and its invariants: `docs/formats/native.md`.
 
+pub mod bytes;
+pub mod catalogue;
+pub mod change;
+mod checkpoint;
+pub mod disk;
 pub mod journal;
 pub mod layout;
+pub mod lineage;
+mod reclaim;
+mod recover;
 pub mod space;
+pub mod store;
+pub mod stored;
 pub mod superblock;
+mod table;
+mod tend;
+#[cfg(test)]
+mod tests;
 pub mod tree;
+mod view;
+
+pub use disk::{DiskTerms, NativeDisk};
+pub use recover::NewStore;
+pub use store::{Store, StoreOptions};

@@ -33,7 +33,7 @@ const MAJOR_AT: usize = 32;
 const MINOR_AT: usize = 34;
 /// Words from here on, in the order of `Superblock::words`.
 const WORDS_AT: usize = 40;
-const WORDS: usize = 19;
+const WORDS: usize = 20;
 const CLEAN: usize = 17;
 
 /// Where the catalogue's first page lies, and what it must hold.
@@ -76,9 +76,36 @@ pub struct Superblock {
     pub flushed_lsn: u64,
     pub clean: bool,
     pub created_unix_us: i64,
+    /// Of the opening whose batch lies at `journal`: replay believes none that is older.
+    pub journal_epoch: u64,
 }
 
 impl Superblock {
+    /// Of an empty store.
+    pub fn first(geometry: &Geometry, created_unix_us: i64) -> Superblock {
+        Superblock {
+            store_id: geometry.store_id,
+            version: VERSION,
+            features_compat: 0,
+            features_ro_compat: 0,
+            features_incompat: 0,
+            epoch: 0,
+            checkpoint: 0,
+            generation: 1,
+            next_node: 1,
+            journal_pages: geometry.journal_pages,
+            group_blocks: geometry.group_blocks,
+            groups: 0,
+            ready_to: geometry.groups_start(),
+            journal: Position { seq: 0, lsn: 1 },
+            catalogue: CatalogueHead::default(),
+            flushed_lsn: 0,
+            clean: true,
+            created_unix_us,
+            journal_epoch: 0,
+        }
+    }
+
     pub fn geometry(&self) -> Geometry {
         Geometry {
             store_id: self.store_id,
@@ -113,6 +140,7 @@ impl Superblock {
             self.flushed_lsn,
             u64::from(self.clean),
             self.created_unix_us as u64,
+            self.journal_epoch,
         ]
     }
 
@@ -165,6 +193,7 @@ impl Superblock {
             flushed_lsn: word(16),
             clean: word(CLEAN) == 1,
             created_unix_us: word(18) as i64,
+            journal_epoch: word(19),
         }
     }
 
@@ -210,6 +239,7 @@ impl Superblock {
         let end = self.geometry().group_start(self.groups);
         check("ready_to", self.ready_to, 0..=end)?;
         check("epoch", self.epoch, counters.clone())?;
+        check("journal epoch", self.journal_epoch, 0..=self.epoch)?;
         check("checkpoint", self.checkpoint, counters.clone())?;
         check("generation", self.generation, 0..=FIELD_END - 1)?;
         check("next node", self.next_node, counters.clone())?;

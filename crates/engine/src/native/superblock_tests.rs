@@ -25,6 +25,7 @@ fn sample(checkpoint: u64) -> Superblock {
         flushed_lsn: 12_000,
         clean: true,
         created_unix_us: -5,
+        journal_epoch: 2,
     }
 }
 

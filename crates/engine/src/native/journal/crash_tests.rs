@@ -60,6 +60,7 @@ fn first_superblock() -> Superblock {
         flushed_lsn: 0,
         clean: false,
         created_unix_us: 0,
+        journal_epoch: 0,
     }
 }
 

@@ -14,10 +14,13 @@ use crate::native::layout::BLOCK;
 const PAGES_AT_ONCE: usize = 16;
 
 impl Space {
-    /// A checkpoint begins: what was placed until now is persisted by it.
-    pub fn freeze(&self) {
+    /// A checkpoint begins: what was placed until now is persisted by it. `unpublished` is placed, and no record speaks
+    /// of it yet: it stays young.
+    pub fn freeze(&self, unpublished: &[Extent]) {
         let mut state = self.state.borrow_mut();
+        unpublished.iter().for_each(|extent| state.shift(*extent, Use::Young, Use::Held));
         state.settle_young();
+        unpublished.iter().for_each(|extent| state.shift(*extent, Use::Held, Use::Young));
         for group in std::mem::take(&mut state.pinned) {
             state.groups[group].pinned = false;
         }
@@ -59,6 +62,12 @@ impl Space {
                 self.free_loaded(&mut state, extent);
             }
         }
+    }
+
+    /// Groups whose pages `write_pages` would write now, in order.
+    pub async fn groups_to_write(&self) -> Result<Vec<u64>> {
+        self.free_deferred().await?;
+        Ok(self.state.borrow().changed_groups().into_iter().map(|group| group as u64).collect())
     }
 
     /// Writes the pages of groups whose persisted set differs from the committed one, into the slot that does not hold

@@ -210,8 +210,9 @@ fn is_a_way(from: Use, to: Use) -> bool {
     matches!(
         (from, to),
         (Free, Young | Settled | Held)
-            | (Young, Settled | Waiting | Free)
+            | (Young, Settled | Waiting | Free | Held)
             | (Settled, Waiting)
-            | (Waiting | Held, Free)
+            | (Waiting, Free)
+            | (Held, Free | Young)
     )
 }

@@ -195,7 +195,7 @@ impl Run {
     }
 
     async fn checkpoint(&mut self) {
-        self.space.freeze();
+        self.space.freeze(&[]);
         for (is, _) in self.model.borrow_mut().blocks.values_mut() {
             *is = if *is == Is::Young { Is::Settled } else { *is };
         }

@@ -1,0 +1,105 @@
+//! Little-endian fields of variable records, read without trust.
+
+use blk::{Error, Result};
+
+use super::change::Key;
+
+#[derive(Default)]
+pub struct Writer(Vec<u8>);
+
+impl Writer {
+    pub fn u8(&mut self, value: u8) -> &mut Self {
+        self.0.push(value);
+        self
+    }
+
+    pub fn u32(&mut self, value: u32) -> &mut Self {
+        self.0.extend_from_slice(&value.to_le_bytes());
+        self
+    }
+
+    pub fn u64(&mut self, value: u64) -> &mut Self {
+        self.0.extend_from_slice(&value.to_le_bytes());
+        self
+    }
+
+    pub fn u128(&mut self, value: u128) -> &mut Self {
+        self.0.extend_from_slice(&value.to_le_bytes());
+        self
+    }
+
+    /// A length of 32 bits, then the bytes.
+    pub fn bytes(&mut self, value: &[u8]) -> &mut Self {
+        self.u32(value.len() as u32).0.extend_from_slice(value);
+        self
+    }
+
+    pub fn key(&mut self, key: &Key) -> &mut Self {
+        self.u8(key.kind).u128(key.major).u64(key.minor)
+    }
+
+    pub fn done(self) -> Vec<u8> {
+        self.0
+    }
+
+    /// Bytes so far.
+    pub fn position(&self) -> usize {
+        self.0.len()
+    }
+}
+
+pub struct Reader<'a> {
+    rest: &'a [u8],
+    place: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(bytes: &'a [u8], place: &'a str) -> Reader<'a> {
+        Reader { rest: bytes, place }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    pub fn u8(&mut self, what: &str) -> Result<u8> {
+        Ok(self.take(1, what)?[0])
+    }
+
+    pub fn u32(&mut self, what: &str) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.take(4, what)?.try_into().expect("four bytes")))
+    }
+
+    pub fn u64(&mut self, what: &str) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.take(8, what)?.try_into().expect("eight bytes")))
+    }
+
+    pub fn u128(&mut self, what: &str) -> Result<u128> {
+        Ok(u128::from_le_bytes(self.take(16, what)?.try_into().expect("sixteen bytes")))
+    }
+
+    pub fn bytes(&mut self, what: &str) -> Result<&'a [u8]> {
+        let len = self.u32(what)?;
+        self.take(len as usize, what)
+    }
+
+    pub fn text(&mut self, what: &str) -> Result<String> {
+        let bytes = self.bytes(what)?;
+        let text = std::str::from_utf8(bytes);
+        Ok(text.map_err(|e| Error::damaged(self.place, format!("{what}: not UTF-8 ({e})")))?.to_string())
+    }
+
+    pub fn key(&mut self) -> Result<Key> {
+        Ok(Key { kind: self.u8("kind of item")?, major: self.u128("key")?, minor: self.u64("key")? })
+    }
+
+    fn take(&mut self, len: usize, what: &str) -> Result<&'a [u8]> {
+        if len > self.rest.len() {
+            let cause = format!("{what}: {} bytes left, expected {len}", self.rest.len());
+            return Err(Error::damaged(self.place, cause));
+        }
+        let (taken, rest) = self.rest.split_at(len);
+        self.rest = rest;
+        Ok(taken)
+    }
+}

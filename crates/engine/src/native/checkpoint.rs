@@ -1,0 +1,290 @@
+//! A checkpoint: what the journal has gathered goes into the trees, and one superblock makes all of it true.
+//!
+//! Order: everything running is frozen between two polls, and the journal goes on in a new batch; the redirects up to
+//! there become durable; tables are merged into new pages; a step of giving space back; the bitmaps of the groups and
+//! the catalogue; a flush; the superblock; a flush. A crash before the last leaves the old state and the journal whole.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::{Env, Local, Result};
+
+use super::catalogue::Catalogue;
+use super::change::Key;
+use super::journal::Position;
+use super::layout::Extent;
+use super::lineage::Node;
+use super::space::GroupSummary;
+use super::store::Store;
+use super::stored::{NodeItem, encode_group, group_key, node_key};
+use super::superblock::Superblock;
+use super::tree::{Ground, merge};
+use super::view::View;
+use crate::options::Defect;
+
+/// Longest rest of a merge between two batches of pages.
+const REST_US_MAX: u64 = 20_000;
+
+/// The store at one moment.
+struct Frozen {
+    journal: Position,
+    generation: u64,
+    next_node: u64,
+    items: Vec<(Key, Option<Vec<u8>>)>,
+    /// Nodes whose item changes, with the view that is theirs at this moment.
+    nodes: Vec<(u64, NodeItem, Rc<View>)>,
+    /// Views to merge, each after the one below it.
+    views: Vec<Rc<View>>,
+}
+
+impl Store {
+    /// Whether there is a reason to write one now.
+    pub(super) fn wants_checkpoint(&self) -> bool {
+        let journal = self.journal.used_pages() > self.geometry.journal_pages / 2;
+        journal
+            || self.pending_runs() > self.options.pending_runs_max
+            || self.deepest.get() > self.options.pending_depth_max
+    }
+
+    /// Merges and writes everything. Guests go on meanwhile.
+    pub async fn checkpoint(&self) -> Result<()> {
+        let _turn = self.checkpoint_turn.lock().await;
+        self.refuse_when_broken()?;
+        let result = self.write_checkpoint().await;
+        // Without space everything in memory is still right, and the next attempt carries all of it.
+        if let Err(e) = result.as_ref()
+            && !e.is_no_space()
+        {
+            self.break_down(e);
+        }
+        self.progress.notify();
+        result
+    }
+
+    async fn write_checkpoint(&self) -> Result<()> {
+        let frozen = self.freeze();
+        if !self.options.defects.has(Defect::CheckpointBeforeJournal) {
+            // A merged redirect counts as settled: it must be past the point where replay doubts its data.
+            while self.journal.durable_flushed_lsn() < frozen.journal.lsn - 1 {
+                self.journal.flush().await?;
+            }
+        }
+        let merged = self.merge_views(&frozen.views).await;
+        self.note_nodes(&frozen);
+        merged?;
+        self.lineage.borrow_mut().forget_removed();
+        let reclaimed = self.reclaim_step().await?;
+        let mut catalogue = self.catalogue.take();
+        let written = self.write_catalogue(&mut catalogue, &frozen).await;
+        *self.catalogue.borrow_mut() = catalogue;
+        let superblock = written?;
+        if !self.options.defects.has(Defect::SuperblockBeforePages) {
+            self.file.flush().await?;
+        }
+        superblock.write(&self.file).await?;
+        self.file.flush().await?;
+        self.committed(superblock, reclaimed);
+        Ok(())
+    }
+
+    async fn merge_views(&self, views: &[Rc<View>]) -> Result<()> {
+        for view in views {
+            self.merge_view(view).await?;
+        }
+        Ok(())
+    }
+
+    /// No await: one moment for all disks.
+    fn freeze(&self) -> Frozen {
+        let generation = self.generation.get();
+        let lineage = self.lineage.borrow();
+        let mut changed = self.changed_nodes.take();
+        for node in lineage.all().filter(|node| node.is_running()) {
+            node.freeze(generation);
+        }
+        let mut views = Vec::new();
+        for node in lineage.all() {
+            if add_unmerged(&node.current_view(), &mut views) {
+                changed.insert(node.id);
+            }
+        }
+        views.iter().for_each(|view: &Rc<View>| view.listed.set(false));
+        self.deepest.set(0);
+        self.space.freeze(&self.unpublished.borrow());
+        Frozen {
+            journal: self.journal.cut(),
+            generation,
+            next_node: self.next_node.get(),
+            items: self.changed_items.take().into_iter().collect(),
+            nodes: changed.iter().filter_map(|id| lineage.get(*id)).map(|node| item_of(&node)).collect(),
+            views,
+        }
+    }
+
+    async fn merge_view(&self, view: &Rc<View>) -> Result<()> {
+        let Some(below) = view.below() else { return Ok(()) };
+        let below = below.root().expect("merged before those above it");
+        let updates = view.with_table(|table| table.updates()).expect("what lies over another has a table");
+        let ground = MergeGround { store: self, parent: view.parent, freed: RefCell::default() };
+        let pace = Pace::new(self);
+        let merged = merge(&self.nodes, below, &updates, view.stamp, &ground, &|| pace.rest()).await;
+        self.freed.borrow_mut().append(&mut ground.freed.borrow_mut());
+        let runs = view.merged(merged?);
+        self.pending.update(|pending| pending - runs);
+        Ok(())
+    }
+
+    /// The items of nodes as of the freeze, with the roots that the merges have made. A view that could not be merged
+    /// keeps its node among the changed.
+    fn note_nodes(&self, frozen: &Frozen) {
+        let mut stored = self.stored.borrow_mut();
+        for (id, item, view) in &frozen.nodes {
+            match view.root() {
+                Some(root) => stored.set(*id, NodeItem { root, ..*item }),
+                None => drop(self.changed_nodes.borrow_mut().insert(*id)),
+            }
+        }
+    }
+
+    async fn write_catalogue(&self, catalogue: &mut Catalogue, frozen: &Frozen) -> Result<Superblock> {
+        let mut superblock = self.superblock.get();
+        superblock.checkpoint += 1;
+        frozen.items.iter().for_each(|(key, value)| catalogue.set(*key, value.clone()));
+        for (id, item) in self.stored.borrow_mut().take_dirty() {
+            catalogue.set(node_key(id), item.map(|item| item.encode()));
+        }
+        self.settle_places(catalogue).await?;
+        for (group, summary) in self.space.write_pages(superblock.checkpoint).await? {
+            catalogue.set(group_key(u64::from(group)), Some(encode_group(&summary)));
+        }
+        superblock.catalogue = catalogue.write(&self.file, self.id()).await?;
+        superblock.generation = frozen.generation;
+        superblock.next_node = frozen.next_node;
+        superblock.journal = frozen.journal;
+        superblock.journal_epoch = superblock.epoch;
+        superblock.groups = self.space.groups();
+        superblock.ready_to = self.space.ready_to();
+        superblock.flushed_lsn = frozen.journal.lsn - 1;
+        superblock.clean = self.closed.get();
+        Ok(superblock)
+    }
+
+    /// Takes and gives back space until the groups that change are all known: their items are part of the catalogue.
+    async fn settle_places(&self, catalogue: &mut Catalogue) -> Result<()> {
+        let mut known = BTreeSet::new();
+        loop {
+            self.give_up().await?;
+            let before = known.len();
+            for group in self.space.groups_to_write().await? {
+                if known.insert(group) {
+                    catalogue.touch(group_key(group), || encode_group(&GroupSummary::default()));
+                }
+            }
+            let mut freed = Vec::new();
+            let placed = catalogue.place(&self.space, &mut freed).await;
+            let settled = freed.is_empty() && known.len() == before;
+            self.freed.borrow_mut().append(&mut freed);
+            placed?;
+            if settled && self.space.groups_to_write().await?.len() == before {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What merges and earlier attempts found free leaves the settled space.
+    async fn give_up(&self) -> Result<()> {
+        let freed = self.freed.take();
+        let loaded = self.space.load_for(freed.iter().map(|extent| extent.addr)).await;
+        if let Err(e) = loaded {
+            self.freed.borrow_mut().extend(freed);
+            return Err(e);
+        }
+        freed.into_iter().for_each(|extent| self.space.free_settled(extent));
+        Ok(())
+    }
+
+    fn committed(&self, superblock: Superblock, reclaimed: u64) {
+        self.superblock.set(superblock);
+        self.journal.trim(superblock.journal.seq, superblock.checkpoint);
+        self.space.committed(superblock.checkpoint);
+        self.reclaimed_blocks.set(self.reclaimed_blocks.get() + reclaimed);
+        self.set_reserve();
+        self.checkpoints.set(self.checkpoints.get() + 1);
+        self.work.notify();
+    }
+
+    pub(super) fn pending_runs(&self) -> usize {
+        self.pending.get()
+    }
+}
+
+/// Appends the views under `view` that are not merged, lowest first. False when it is merged.
+fn add_unmerged(view: &Rc<View>, views: &mut Vec<Rc<View>>) -> bool {
+    let mut chain = Vec::new();
+    let mut at = view.root().is_none().then(|| view.clone());
+    while let Some(unmerged) = at.filter(|v| v.root().is_none()) {
+        at = unmerged.below();
+        chain.push(unmerged);
+    }
+    let found = !chain.is_empty();
+    views.extend(chain.into_iter().rev().filter(|v| !v.listed.replace(true)));
+    found
+}
+
+fn item_of(node: &Node) -> (u64, NodeItem, Rc<View>) {
+    let item = NodeItem {
+        parent: node.parent.get(),
+        sealed: node.sealed.get(),
+        size_blocks: node.size_blocks.get(),
+        dropped: node.dropped.get(),
+        cursor: node.cursor.get(),
+        root: None,
+    };
+    (node.id, item, node.current_view())
+}
+
+/// What a merge asks of the store.
+struct MergeGround<'a> {
+    store: &'a Store,
+    parent: u64,
+    freed: RefCell<Vec<Extent>>,
+}
+
+impl Ground for MergeGround<'_> {
+    fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool {
+        self.store.lineage.borrow().is_exclusive(self.parent, birth, blocks)
+    }
+
+    fn place_node(&self) -> Local<'_, Result<u64>> {
+        Box::pin(async { Ok(self.store.space.place_meta(1).await?.addr) })
+    }
+
+    fn free(&self, addr: u64, len: u64) {
+        self.freed.borrow_mut().push(Extent { addr, len });
+    }
+}
+
+/// Work that lets guests go first: it rests as long as it worked, unless the journal is nearly full.
+struct Pace {
+    env: Env,
+    worked_from_ns: Rc<Cell<u64>>,
+    hurries: bool,
+}
+
+impl Pace {
+    fn new(store: &Store) -> Pace {
+        let hurries = store.journal.used_pages() > store.geometry.journal_pages / 4 * 3;
+        Pace { env: store.env.clone(), worked_from_ns: Rc::new(Cell::new(store.env.now_ns())), hurries }
+    }
+
+    fn rest(&self) -> Local<'static, ()> {
+        let (env, from) = (self.env.clone(), self.worked_from_ns.clone());
+        let us = if self.hurries { 0 } else { ((env.now_ns() - from.get()) / 1000).min(REST_US_MAX) };
+        Box::pin(async move {
+            env.sleep_us(us).await;
+            from.set(env.now_ns());
+        })
+    }
+}

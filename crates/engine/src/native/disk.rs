@@ -1,0 +1,437 @@
+//! A native disk as the doors see it: a running node, or a sealed one that is only read.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::sync::RangeLock;
+use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
+use futures_util::future::join_all;
+
+use super::layout::{BLOCK, Extent, checksum};
+use super::lineage::Node;
+use super::store::Store;
+use super::table::Found;
+use super::view::Scratch;
+use crate::link::all;
+use crate::options::{Defect, SpacePolicy};
+use crate::stats::DiskStats;
+
+/// Blocks of one redirect: a record counts them in 32 bits, and their data is read again as one in a recovery.
+const REDIRECT_BLOCKS_MAX: u64 = (1 << 20) / BLOCK;
+/// Neighbours are kept together in units of 64 KiB, so that what a snapshot scatters is still read in large pieces.
+const UNIT_BLOCKS: u64 = 16;
+const ZERO_CHUNK_BYTES: u64 = 1 << 20;
+
+pub struct NativeDisk {
+    pub store: Rc<Store>,
+    pub node: Rc<Node>,
+    /// For messages: `web/disk0`.
+    pub name: String,
+    pub number: u32,
+    pub read_only: bool,
+    pub stats: DiskStats,
+    policy: SpacePolicy,
+    space_retry_us: u64,
+    /// Ranges with a write at work, in blocks: overlapping writes happen one after the other, in one order.
+    writes: RangeLock,
+    pub(super) closing: Cell<bool>,
+    under_way: Cell<usize>,
+    /// Where the last redirect ended, on the disk and in the store: a stream goes on there.
+    stream: Cell<(u64, u64)>,
+    scratch: RefCell<Vec<Scratch>>,
+}
+
+/// How a disk behaves; the same for all disks of a VM.
+#[derive(Debug, Clone, Copy)]
+pub struct DiskTerms {
+    pub policy: SpacePolicy,
+    pub space_retry_us: u64,
+}
+
+impl NativeDisk {
+    pub fn new(
+        store: &Rc<Store>,
+        node: Rc<Node>,
+        name: String,
+        number: u32,
+        terms: DiskTerms,
+    ) -> Rc<NativeDisk> {
+        Rc::new(NativeDisk {
+            store: store.clone(),
+            name,
+            number,
+            read_only: !node.is_running(),
+            node,
+            stats: DiskStats::default(),
+            policy: terms.policy,
+            space_retry_us: terms.space_retry_us,
+            writes: RangeLock::default(),
+            closing: Cell::new(false),
+            under_way: Cell::new(0),
+            stream: Cell::new((0, 0)),
+            scratch: RefCell::default(),
+        })
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.node.size_blocks.get() * BLOCK
+    }
+
+    pub fn requests_under_way(&self) -> usize {
+        self.under_way.get()
+    }
+
+    fn check_range(&self, offset: u64, len: u64) -> Result<()> {
+        if offset.checked_add(len).is_none_or(|end| end > self.size_bytes()) {
+            let cause = format!("{len} bytes at {offset} reach past the disk's {} bytes", self.size_bytes());
+            return Err(Error::invalid(&self.name, cause));
+        }
+        Ok(())
+    }
+
+    fn check_write(&self, offset: u64, len: u64) -> Result<()> {
+        if self.read_only {
+            return Err(Error::new(ErrorKind::Refused, &self.name, "a sealed snapshot cannot be written"));
+        }
+        if self.closing.get() {
+            return Err(Error::new(ErrorKind::Cancelled, &self.name, "the disk is being closed"));
+        }
+        self.check_range(offset, len)
+    }
+
+    /// Runs `work` with what is known of `blocks`, in order; the caller is admitted.
+    async fn with_found<T>(
+        &self,
+        blocks: Range<u64>,
+        work: impl AsyncFnOnce(&[Found]) -> Result<T>,
+    ) -> Result<T> {
+        let mut scratch = self.scratch.borrow_mut().pop().unwrap_or_default();
+        let result = match self.store.find(&self.node, blocks, &mut scratch).await {
+            Ok(()) => work(&scratch.found).await,
+            Err(e) => Err(e),
+        };
+        self.scratch.borrow_mut().push(scratch);
+        result
+    }
+
+    /// Whether a write may go to the block's present place: nobody else shows it, and a replay will not doubt it.
+    fn is_in_place(&self, found: &Found) -> bool {
+        let journal = &self.store.journal;
+        let settled = match self.store.options.defects.has(Defect::EarlyFlushedLsn) {
+            true => journal.last_lsn(),
+            false => journal.durable_flushed_lsn(),
+        };
+        !found.is_hole() && found.birth > self.node.since.get() && found.lsn <= settled
+    }
+
+    async fn read_range(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
+        let began_ns = self.store.env.now_ns();
+        let _admitted = (self.store.reads.enter(), self.count());
+        let blocks = blocks_of(offset, buf.len() as u64);
+        let mut kept = Some(buf);
+        let result = self
+            .with_found(blocks, async |found| {
+                let (buf, result) = self.read_found(found, offset, kept.take().expect("taken once")).await;
+                kept = Some(buf);
+                result
+            })
+            .await;
+        let buf = kept.expect("put back");
+        self.stats.read_done(buf.len(), self.store.env.now_ns() - began_ns, result.is_ok());
+        self.store.requests.update(|n| n + 1);
+        (buf, result)
+    }
+
+    async fn read_found(&self, found: &[Found], offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
+        if let [only] = found {
+            if only.is_hole() {
+                buf.fill(0);
+                return (buf, Ok(()));
+            }
+            return self.store.file.read(only.addr * BLOCK + (offset - only.start * BLOCK), buf).await;
+        }
+        let end = offset + buf.len() as u64;
+        let parts = found.iter().map(async |f| {
+            let (from, to) = (offset.max(f.start * BLOCK), end.min(f.end() * BLOCK));
+            let len = (to - from) as usize;
+            if f.is_hole() {
+                return (from, Buf::zeroed(len), Ok(()));
+            }
+            let (part, result) =
+                self.store.file.read(f.addr * BLOCK + (from - f.start * BLOCK), Buf::alloc(len)).await;
+            (from, part, result)
+        });
+        let mut result = Ok(());
+        for (from, part, outcome) in join_all(parts).await {
+            let at = (from - offset) as usize;
+            buf[at..at + part.len()].copy_from_slice(&part);
+            result = result.and(outcome);
+        }
+        (buf, result)
+    }
+
+    async fn write_range(&self, offset: u64, data: Slice) -> Result<()> {
+        let began_ns = self.store.env.now_ns();
+        let len = data.len();
+        let result = self.retry_for_space(async || self.write_once(offset, data.clone()).await).await;
+        self.stats.write_done(len, self.store.env.now_ns() - began_ns, result.is_ok());
+        self.store.requests.update(|n| n + 1);
+        result
+    }
+
+    /// Between two tries neither range nor admission is held: whoever would free space must be able to pass.
+    async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+        loop {
+            self.store.wait_for_room().await?;
+            match once().await {
+                Err(e) if e.is_no_space() && self.policy == SpacePolicy::Wait && !self.closing.get() => {
+                    self.store.starved.set(true);
+                    self.store.work.notify();
+                    self.store.env.sleep_us(self.space_retry_us).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    async fn write_once(&self, offset: u64, data: Slice) -> Result<()> {
+        let blocks = blocks_of(offset, data.len() as u64);
+        let _range = self.writes.lock(blocks.clone()).await;
+        self.check_write(offset, data.len() as u64)?;
+        let _admitted = (self.store.writes.enter(), self.count());
+        self.with_found(blocks, async |found| {
+            if let [only] = found
+                && self.is_in_place(only)
+            {
+                return self.overwrite(only, offset, data).await;
+            }
+            self.write_found(found, offset, data).await
+        })
+        .await
+    }
+
+    async fn overwrite(&self, found: &Found, offset: u64, data: Slice) -> Result<()> {
+        self.store.file.write(found.addr * BLOCK + (offset - found.start * BLOCK), data).await
+    }
+
+    /// Stretches that may be overwritten are; what lies between is redirected, stretch by stretch.
+    async fn write_found(&self, found: &[Found], offset: u64, data: Slice) -> Result<()> {
+        let end = offset + data.len() as u64;
+        let mut stretches: Vec<(bool, &[Found])> = Vec::new();
+        let mut from = 0;
+        for at in 0..found.len() {
+            let in_place = self.is_in_place(&found[at]);
+            let joins = !in_place && found.get(at + 1).is_some_and(|next| !self.is_in_place(next));
+            if !joins {
+                stretches.push((in_place, &found[from..=at]));
+                from = at + 1;
+            }
+        }
+        let writes = stretches.into_iter().map(async |(in_place, found)| {
+            let first = offset.max(found[0].start * BLOCK);
+            let last = end.min(found[found.len() - 1].end() * BLOCK);
+            let part = data.slice((first - offset) as usize..(last - offset) as usize);
+            match in_place {
+                true => self.overwrite(&found[0], first, part).await,
+                false => self.redirect(found, first, part).await,
+            }
+        });
+        all(writes).await
+    }
+
+    /// New blocks for a stretch: whole ones, so the parts of the first and the last that the write leaves out are read.
+    async fn redirect(&self, found: &[Found], offset: u64, data: Slice) -> Result<()> {
+        self.stats.first_writes.update(|n| n + 1);
+        let blocks = blocks_of(offset, data.len() as u64);
+        let whole = self.whole_blocks(found, &blocks, offset, data).await?;
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let want = (blocks.end - at).min(REDIRECT_BLOCKS_MAX);
+            let extent = self.place(at, want).await?;
+            let from = ((at - blocks.start) * BLOCK) as usize;
+            let part = whole.slice(from..from + (extent.len * BLOCK) as usize);
+            let sum = checksum(&part);
+            if let Err(e) = self.store.file.write(extent.addr * BLOCK, part).await {
+                self.store.unplace(extent);
+                return Err(e);
+            }
+            self.store.publish(&self.node, at, extent, sum);
+            at += extent.len;
+            self.stream.set((at, extent.end()));
+        }
+        Ok(())
+    }
+
+    async fn place(&self, block: u64, want: u64) -> Result<Extent> {
+        // A stream goes on where it was; else neighbours are kept together.
+        let (stream_block, stream_addr) = self.stream.get();
+        let near = match stream_block == block && stream_addr != 0 {
+            true => Some(stream_addr),
+            false => self.node.active.borrow().near(block, UNIT_BLOCKS),
+        };
+        self.store.place(want, near, block % UNIT_BLOCKS).await
+    }
+
+    async fn whole_blocks(
+        &self,
+        found: &[Found],
+        blocks: &Range<u64>,
+        offset: u64,
+        data: Slice,
+    ) -> Result<Slice> {
+        let (start, end) = (blocks.start * BLOCK, blocks.end * BLOCK);
+        if offset == start && offset + data.len() as u64 == end {
+            return Ok(data);
+        }
+        let mut whole = Buf::alloc((end - start) as usize);
+        for block in [blocks.start, blocks.end - 1] {
+            let part =
+                found.iter().find(|f| f.start <= block && block < f.end()).expect("found covers its blocks");
+            let (old, result) =
+                self.read_found(std::slice::from_ref(part), block * BLOCK, Buf::alloc(BLOCK as usize)).await;
+            result?;
+            let at = (block * BLOCK - start) as usize;
+            whole[at..at + BLOCK as usize].copy_from_slice(&old);
+        }
+        let at = (offset - start) as usize;
+        whole[at..at + data.len()].copy_from_slice(&data);
+        Ok(whole.freeze())
+    }
+
+    /// The whole blocks inside of `range` lose their space; what is left of it at the ends is answered.
+    async fn unmap(&self, range: Range<u64>) -> Result<[Range<u64>; 2]> {
+        let blocks = range.start.div_ceil(BLOCK)..range.end / BLOCK;
+        if blocks.start >= blocks.end {
+            return Ok([range.clone(), range.end..range.end]);
+        }
+        self.retry_for_space(async || {
+            let _range = self.writes.lock(blocks.clone()).await;
+            self.check_write(range.start, range.end - range.start)?;
+            let _admitted = (self.store.writes.enter(), self.count());
+            self.store.unmap_mapped(&self.node, blocks.clone()).await
+        })
+        .await?;
+        Ok([range.start..blocks.start * BLOCK, blocks.end * BLOCK..range.end])
+    }
+
+    async fn zero_range(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
+        self.check_write(range.start, range.end - range.start)?;
+        let rest = match mode.no_hole {
+            true => [range.clone(), range.end..range.end],
+            false => self.unmap(range).await?,
+        };
+        if mode.fast_only && rest.iter().any(|r| r.start < r.end) {
+            let cause = "zeroing this range means writing zeros: it must stay allocated, or begins or ends inside a block";
+            return Err(Error::new(ErrorKind::Unsupported, &self.name, cause));
+        }
+        for part in rest.into_iter().filter(|r| r.start < r.end) {
+            let zeros = Buf::zeroed(ZERO_CHUNK_BYTES.min(part.end - part.start) as usize).freeze();
+            let mut at = part.start;
+            while at < part.end {
+                let len = ZERO_CHUNK_BYTES.min(part.end - at);
+                self.write_range(at, zeros.slice(0..len as usize)).await?;
+                at += len;
+            }
+        }
+        Ok(())
+    }
+
+    async fn status_of(&self, range: Range<u64>) -> Result<Vec<BlockStatus>> {
+        self.check_range(range.start, range.end - range.start)?;
+        let _admitted = self.store.reads.enter();
+        let blocks = blocks_of(range.start, range.end - range.start);
+        self.with_found(blocks, async |found| {
+            let mut out: Vec<BlockStatus> = Vec::new();
+            for f in found {
+                let len = range.end.min(f.end() * BLOCK) - range.start.max(f.start * BLOCK);
+                let hole = f.is_hole();
+                match out.last_mut() {
+                    Some(last) if last.hole == hole => last.len += len,
+                    _ => out.push(BlockStatus { len, hole, zero: hole }),
+                }
+            }
+            Ok(out)
+        })
+        .await
+    }
+
+    async fn flush_now(&self) -> Result<()> {
+        let began_ns = self.store.env.now_ns();
+        let result = self.store.flush().await;
+        self.stats.flush_done(self.store.env.now_ns() - began_ns, result.is_ok());
+        self.store.requests.update(|n| n + 1);
+        result
+    }
+
+    fn count(&self) -> UnderWay<'_> {
+        self.under_way.update(|n| n + 1);
+        UnderWay(&self.under_way)
+    }
+
+    /// No new writes; those admitted have ended.
+    pub async fn drain_writes(&self) {
+        let drained = self.store.writes.drain();
+        drained.await;
+    }
+}
+
+struct UnderWay<'a>(&'a Cell<usize>);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.update(|n| n - 1);
+    }
+}
+
+/// Blocks that hold a range of bytes.
+fn blocks_of(offset: u64, len: u64) -> Range<u64> {
+    offset / BLOCK..(offset + len).div_ceil(BLOCK)
+}
+
+impl Volume for NativeDisk {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo {
+            size_bytes: self.size_bytes(),
+            read_only: self.read_only,
+            preferred_bytes: BLOCK as u32,
+            fast_zero: !self.read_only,
+        }
+    }
+
+    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+        Box::pin(async move {
+            match self.check_range(offset, buf.len() as u64) {
+                Ok(()) => self.read_range(offset, buf).await,
+                Err(e) => (buf, Err(e)),
+            }
+        })
+    }
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            self.check_write(offset, data.len() as u64)?;
+            self.write_range(offset, data).await
+        })
+    }
+
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+        Box::pin(async move { if self.read_only { Ok(()) } else { self.flush_now().await } })
+    }
+
+    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            self.check_write(range.start, range.end - range.start)?;
+            self.unmap(range).await.map(drop)
+        })
+    }
+
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
+        Box::pin(async move { self.zero_range(range, mode).await })
+    }
+
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+        Box::pin(async move { self.status_of(range).await })
+    }
+}

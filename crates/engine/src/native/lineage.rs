@@ -1,0 +1,181 @@
+//! Who descends from whom: running disks are the leaves, sealed states are between them and the roots.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::{Error, Result};
+
+use super::layout::Extent;
+use super::table::{Held, Table};
+use super::tree::Root;
+use super::view::View;
+
+/// No node: a lineage begins there.
+pub const NONE: u64 = 0;
+
+/// One state of one disk: running, or sealed by a take.
+pub struct Node {
+    pub id: u64,
+    pub parent: Cell<u64>,
+    /// The generation that ended with the take that sealed it, or with its drop; 0 while it runs.
+    pub sealed: Cell<u64>,
+    pub size_blocks: Cell<u64>,
+    /// Nobody names it any more; its space comes back when at most one other rests on it.
+    pub dropped: Cell<bool>,
+    /// Of a dropped node: what lies below this block has been given back, or belongs to its child now.
+    pub cursor: Cell<u64>,
+    /// What was born after this generation belongs to this node alone, and not to those it descends from.
+    pub since: Cell<u64>,
+    /// Redirects since the running node's view was frozen.
+    pub active: RefCell<Table>,
+    pub view: RefCell<Rc<View>>,
+}
+
+impl Node {
+    pub fn new(id: u64, parent: u64, size_blocks: u64, view: Rc<View>) -> Node {
+        Node {
+            id,
+            parent: Cell::new(parent),
+            sealed: Cell::new(0),
+            size_blocks: Cell::new(size_blocks),
+            dropped: Cell::new(false),
+            cursor: Cell::new(0),
+            since: Cell::new(0),
+            active: RefCell::default(),
+            view: RefCell::new(view),
+        }
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.sealed.get() == 0
+    }
+
+    pub fn current_view(&self) -> Rc<View> {
+        self.view.borrow().clone()
+    }
+
+    /// Puts what was redirected so far into a view: O(1), whatever it holds.
+    pub fn freeze(&self, stamp: u64) -> Rc<View> {
+        let table = self.active.take();
+        if !table.is_empty() {
+            let below = self.current_view();
+            *self.view.borrow_mut() = View::pending(table, below, stamp, self.parent.get());
+        }
+        self.current_view()
+    }
+
+    /// The tree, where a checkpoint has merged all of it.
+    pub fn root(&self) -> Option<Option<Root>> {
+        self.current_view().root()
+    }
+
+    /// Answers by how many runs the table has grown.
+    pub fn put(&self, start: u64, held: Held, displaced: &mut Vec<Extent>) -> isize {
+        let mut active = self.active.borrow_mut();
+        let before = active.len() as isize;
+        active.insert(start, held, displaced);
+        active.len() as isize - before
+    }
+}
+
+/// All nodes of a store.
+#[derive(Default)]
+pub struct Lineage {
+    nodes: BTreeMap<u64, Rc<Node>>,
+    children: BTreeMap<u64, BTreeSet<u64>>,
+    dropped: BTreeSet<u64>,
+    /// Nodes given back, and what their children descend from now: for views that were frozen before.
+    forward: BTreeMap<u64, u64>,
+}
+
+impl Lineage {
+    pub fn add(&mut self, node: Node) -> Rc<Node> {
+        let node = Rc::new(node);
+        self.children.entry(node.parent.get()).or_default().insert(node.id);
+        self.nodes.insert(node.id, node.clone());
+        self.settle_since(&node);
+        if node.dropped.get() {
+            self.dropped.insert(node.id);
+        }
+        node
+    }
+
+    pub fn drop_node(&mut self, node: &Rc<Node>) {
+        node.dropped.set(true);
+        self.dropped.insert(node.id);
+    }
+
+    pub fn dropped(&self) -> Vec<u64> {
+        self.dropped.iter().copied().collect()
+    }
+
+    pub fn get(&self, id: u64) -> Option<Rc<Node>> {
+        self.nodes.get(&id).cloned()
+    }
+
+    pub fn known(&self, id: u64, place: &str) -> Result<Rc<Node>> {
+        self.get(id)
+            .ok_or_else(|| Error::damaged(place, format!("it speaks of node {id}, which is not there")))
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Rc<Node>> {
+        self.nodes.values()
+    }
+
+    pub fn reparent(&mut self, node: &Rc<Node>, parent: u64) {
+        if let Some(siblings) = self.children.get_mut(&node.parent.get()) {
+            siblings.remove(&node.id);
+        }
+        self.children.entry(parent).or_default().insert(node.id);
+        node.parent.set(parent);
+        self.settle_since(node);
+    }
+
+    /// The node has been given back: its only child comes to rest on its parent.
+    pub fn remove(&mut self, id: u64) {
+        let Some(node) = self.nodes.remove(&id) else { return };
+        self.dropped.remove(&id);
+        for child in self.children.remove(&id).unwrap_or_default() {
+            let child = self.nodes[&child].clone();
+            self.reparent(&child, node.parent.get());
+        }
+        if let Some(siblings) = self.children.get_mut(&node.parent.get()) {
+            siblings.remove(&id);
+        }
+        self.forward.values_mut().filter(|to| **to == id).for_each(|to| *to = node.parent.get());
+        self.forward.insert(id, node.parent.get());
+    }
+
+    /// Every view that was frozen before the last removal is merged.
+    pub fn forget_removed(&mut self) {
+        self.forward.clear();
+    }
+
+    /// Derives `since` of all nodes: after a load, when parents and children came in any order.
+    pub fn settle(&self) {
+        for node in self.nodes.values() {
+            self.settle_since(node);
+        }
+    }
+
+    fn settle_since(&self, node: &Node) {
+        let parent = self.nodes.get(&node.parent.get());
+        node.since.set(parent.map_or(0, |parent| parent.sealed.get()));
+    }
+
+    /// Whether space born at `birth`, shown at `blocks` by a state that descends from `parent`, is of no use to any
+    /// other. Where the parent is being given back, what lies behind its cursor is its child's already.
+    pub fn is_exclusive(&self, parent: u64, birth: u64, blocks: &Range<u64>) -> bool {
+        let parent = self.forward.get(&parent).copied().unwrap_or(parent);
+        let Some(parent) = self.nodes.get(&parent) else { return true };
+        birth > parent.sealed.get()
+            || (parent.dropped.get() && blocks.end <= parent.cursor.get() && birth > parent.since.get())
+    }
+
+    /// Dropped nodes whose space can come back: nobody rests on them, or one other.
+    pub fn reclaimable(&self) -> impl Iterator<Item = u64> {
+        self.dropped.iter().copied().filter(|id| self.children.get(id).is_none_or(|set| set.len() <= 1))
+    }
+}

@@ -1,0 +1,136 @@
+//! Giving space back: what a dropped state held, and no other shows.
+//!
+//! It happens inside checkpoints, a piece each, with the trees as this checkpoint has them: what is freed and how far
+//! the work has come (the cursor) become durable together, so a crash repeats nothing and forgets nothing. A dropped
+//! node with one child is compared with that child; what was born after the node's parent and is not in the child is
+//! nobody's. With two or more children it stays, hidden, until one of them goes.
+
+use blk::{ErrorKind, Result};
+
+use super::layout::Extent;
+use super::store::Store;
+use super::stored::NodeItem;
+use super::tree::{Gone, gone};
+use crate::options::Defect;
+
+/// The end of every disk.
+const ALL: u64 = u64::MAX;
+
+impl Store {
+    /// Whether there is space to give back now.
+    pub fn has_to_reclaim(&self) -> bool {
+        self.next_to_reclaim().is_some()
+    }
+
+    /// Nodes dropped whose space has not come back, hidden ones with several children included.
+    pub fn dropped_nodes(&self) -> Vec<u64> {
+        self.lineage.borrow().dropped()
+    }
+
+    /// Blocks given back by this process.
+    pub fn reclaimed_blocks(&self) -> u64 {
+        self.reclaimed_blocks.get()
+    }
+
+    /// Their space stays for now, and their dropped states with it.
+    pub fn hold_back(&self, nodes: &[u64], held: bool) {
+        let mut held_back = self.held_back.borrow_mut();
+        for node in nodes {
+            match held {
+                true => held_back.insert(*node),
+                false => held_back.remove(node),
+            };
+        }
+        self.work.notify();
+    }
+
+    fn next_to_reclaim(&self) -> Option<u64> {
+        let held_back = self.held_back.borrow();
+        let begun = self.reclaiming.get();
+        if begun != 0 {
+            return (!held_back.contains(&begun)).then_some(begun);
+        }
+        self.lineage.borrow().reclaimable().find(|id| !held_back.contains(id))
+    }
+
+    /// One step, within a checkpoint. Answers the blocks that it found free.
+    pub(super) async fn reclaim_step(&self) -> Result<u64> {
+        let (mut freed, mut budget) = (0, self.options.reclaim_pages);
+        while let Some(id) = self.next_to_reclaim()
+            && budget > 0
+        {
+            let Some(item) = self.ready_item(id) else { break };
+            budget = budget.saturating_sub(1);
+            match self.reclaim_piece(id, item, &mut budget, &mut freed).await {
+                Ok(()) => {}
+                // A damaged page of a state that nobody names any more takes nobody's data along.
+                Err(e) if e.kind == ErrorKind::Damaged => self.leave_damaged(id, e),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(freed)
+    }
+
+    /// The node as of this checkpoint's moment: dropped by then, and with at most one child then.
+    fn ready_item(&self, id: u64) -> Option<NodeItem> {
+        let stored = self.stored.borrow();
+        stored.get(id).filter(|item| item.dropped && stored.children(id).len() <= 1).copied()
+    }
+
+    async fn reclaim_piece(
+        &self,
+        id: u64,
+        item: NodeItem,
+        budget: &mut usize,
+        blocks: &mut u64,
+    ) -> Result<()> {
+        let (child, since) = {
+            let stored = self.stored.borrow();
+            let child = stored.children(id).first().and_then(|child| stored.get(*child).copied());
+            (child.and_then(|child| child.root), stored.sealed(item.parent))
+        };
+        let child = if self.options.defects.has(Defect::IgnoreSuccessor) { None } else { child };
+        let mut freed = Vec::new();
+        let mut visit = |gone: Gone| {
+            let (extent, birth) = match gone {
+                Gone::Data(data) => (Extent { addr: data.addr, len: data.len }, data.birth),
+                Gone::Node { addr, birth, .. } => (Extent { addr, len: 1 }, birth),
+            };
+            let early = self.options.defects.has(Defect::WrongBirth);
+            if birth > since || (early && birth == since && since > 0) {
+                freed.push(extent);
+            }
+        };
+        self.reclaiming.set(id);
+        let loads = self.nodes.loads();
+        let cursor =
+            gone(&self.nodes, item.root.as_ref(), child.as_ref(), item.cursor, ALL, *budget, &mut visit)
+                .await?;
+        *budget = budget.saturating_sub((self.nodes.loads() - loads) as usize);
+        *blocks += freed.iter().map(|extent| extent.len).sum::<u64>();
+        self.freed.borrow_mut().append(&mut freed);
+        self.advance(id, item, cursor);
+        Ok(())
+    }
+
+    fn advance(&self, id: u64, item: NodeItem, cursor: u64) {
+        let (mut stored, mut lineage) = (self.stored.borrow_mut(), self.lineage.borrow_mut());
+        if cursor == ALL {
+            stored.remove(id);
+            lineage.remove(id);
+            self.changed_nodes.borrow_mut().remove(&id);
+            self.reclaiming.set(0);
+            return;
+        }
+        stored.set(id, NodeItem { cursor, ..item });
+        if let Some(node) = lineage.get(id) {
+            node.cursor.set(cursor);
+        }
+    }
+
+    fn leave_damaged(&self, id: u64, cause: blk::Error) {
+        self.reclaiming.set(0);
+        self.held_back.borrow_mut().insert(id);
+        self.damage.borrow_mut().push(cause);
+    }
+}

@@ -1,0 +1,286 @@
+//! Making a store, and opening one: the last checkpoint, and on top of it what the journal has.
+//!
+//! A record above `flushed_lsn` counts only if its data is there. One whose data is not is declared void, durably,
+//! before anything new happens: a later replay, which will know better what was flushed, must not bring it back.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use blk::{Buf, Env, Error, ErrorKind, File, Result};
+use futures_util::StreamExt;
+use futures_util::stream;
+
+use super::catalogue::Catalogue;
+use super::change::{Op, decode, encode};
+use super::journal::{Journal, Position, Record, Replayed, Start, replay};
+use super::layout::{BLOCK, Extent, Geometry, checksum};
+use super::lineage::{Lineage, Node};
+use super::space::{GroupSummary, Growth, Space, groups_within};
+use super::store::{Parts, Store, StoreOptions};
+use super::stored::{NodeItem, Stored, decode_group, group_key, node_key};
+use super::superblock::Superblock;
+use super::table::Held;
+use super::tree::Nodes;
+use super::view::View;
+
+/// Data read at once to be compared with its checksum.
+const COMPARED_AT_ONCE: usize = 16;
+/// What keeps a change of voids well inside one record: 17 bytes each.
+const VOIDS_PER_RECORD: usize = 1000;
+
+/// How a new store is laid out.
+#[derive(Debug, Clone, Copy)]
+pub struct NewStore {
+    pub journal_pages: u64,
+    pub group_blocks: u64,
+}
+
+impl Default for NewStore {
+    /// A journal of 64 MiB and groups of 126 MiB.
+    fn default() -> Self {
+        NewStore { journal_pages: 16 << 10, group_blocks: super::space::GROUP_BLOCKS_MAX }
+    }
+}
+
+impl Store {
+    /// Writes an empty store into `file`; durable when it answers.
+    pub async fn format(env: &Env, file: &File, new: NewStore) -> Result<()> {
+        let geometry = Geometry {
+            store_id: env.random() | 1,
+            journal_pages: new.journal_pages,
+            group_blocks: new.group_blocks,
+        };
+        let superblock = Superblock::first(&geometry, env.unix_us());
+        if file.size().await? < geometry.groups_start() * BLOCK {
+            file.set_len(geometry.groups_start() * BLOCK).await?;
+        }
+        superblock.write(file).await?;
+        file.flush().await
+    }
+
+    /// Opens a store and finishes what a crash interrupted. `can_grow`: a file, not a block device.
+    pub async fn open(
+        env: Env,
+        file: File,
+        options: StoreOptions,
+        growth: Growth,
+        can_grow: bool,
+    ) -> Result<Rc<Store>> {
+        let (superblock, _) = Superblock::read(&file).await?;
+        superblock.check_writable(file.name())?;
+        let geometry = superblock.geometry();
+        let catalogue = Catalogue::read(&file, geometry.store_id, superblock.catalogue).await?;
+        let found =
+            replay(&file, &geometry, superblock.journal, superblock.journal_epoch, superblock.checkpoint)
+                .await?;
+        let found = Replayed { flushed_lsn: found.flushed_lsn.max(superblock.flushed_lsn), ..found };
+        let changes = Changes::read(&file, found).await?;
+        let opened = begin_epoch(&file, superblock, &changes).await?;
+        let journal = Journal::new(env.clone(), file.clone(), geometry, opened.start());
+        let summaries = summaries(&catalogue, groups_within(&geometry, file.size().await?), file.name())?;
+        let ready_to = opened.superblock.ready_to;
+        let space = Space::open(env.clone(), file.clone(), geometry, summaries, ready_to, growth, can_grow);
+        let (lineage, stored) = read_nodes(&catalogue, file.name())?;
+        let nodes = Nodes::new(file.clone(), geometry.store_id, options.map_cache_bytes);
+        let parts = Parts {
+            file,
+            geometry,
+            nodes,
+            space,
+            journal,
+            lineage,
+            catalogue,
+            stored,
+            superblock: opened.superblock,
+        };
+        let store = Store::assemble(env, options, parts);
+        store.repeat(&changes).await?;
+        store.void(&changes).await?;
+        store.set_reserve();
+        store.tend();
+        Ok(store)
+    }
+
+    /// Applies the journal's records in their order. Space that contradicts them makes the store read-only.
+    async fn repeat(&self, changes: &Changes) -> Result<()> {
+        if let Err(e) = self.space.load_for(changes.addresses()).await {
+            self.break_down(&e);
+        }
+        for (lsn, record) in changes.valid() {
+            match record {
+                Record::Map { node, start, len, addr, birth, .. } => {
+                    let extent = Extent { addr: *addr, len: u64::from(*len) };
+                    self.note_space(self.space.replay_place(extent));
+                    let held = Held { len: extent.len, addr: *addr, birth: *birth, lsn };
+                    self.repeat_put(*node, *start, held)?;
+                }
+                Record::Unmap { node, start, len, birth } => {
+                    self.repeat_put(*node, *start, Held { len: *len, addr: 0, birth: *birth, lsn })?;
+                }
+                Record::Change(bytes) => {
+                    let place = format!("{}: record {lsn}", self.path());
+                    self.apply(&decode(bytes, &place)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn repeat_put(&self, node: u64, start: u64, held: Held) -> Result<()> {
+        let node = self.node(node)?;
+        let mut displaced = Vec::new();
+        let grown = node.put(start, held, &mut displaced);
+        self.pending.set(self.pending.get().wrapping_add_signed(grown));
+        for extent in displaced {
+            self.note_space(self.space.replay_free(extent));
+        }
+        Ok(())
+    }
+
+    /// Reads need no space: the disks are served, and nothing is written.
+    fn note_space(&self, result: Result<()>) {
+        if let Err(e) = result
+            && self.broken().is_none()
+        {
+            self.break_down(&e);
+        }
+    }
+
+    /// Makes it durable that records without their data never happened.
+    async fn void(&self, changes: &Changes) -> Result<()> {
+        if changes.void.is_empty() || self.options.defects.has(crate::options::Defect::ForgetVoids) {
+            return Ok(());
+        }
+        let voids: Vec<Op> = changes.void.iter().map(|lsn| Op::Void { first: *lsn, last: *lsn }).collect();
+        for some in voids.chunks(VOIDS_PER_RECORD) {
+            self.journal.append(Record::Change(encode(some)));
+        }
+        self.journal.flush().await
+    }
+}
+
+/// What the journal has, and which of it counts.
+struct Changes {
+    records: Vec<(u64, Record)>,
+    /// Records whose data was not flushed and is not there.
+    void: BTreeSet<u64>,
+    /// Records declared void by an earlier recovery.
+    voided: BTreeSet<u64>,
+    end: Position,
+    flushed_lsn: u64,
+    epoch: u64,
+}
+
+impl Changes {
+    async fn read(file: &File, found: Replayed) -> Result<Changes> {
+        let Replayed { records, end, flushed_lsn, epoch } = found;
+        let mut voided = BTreeSet::new();
+        for (lsn, record) in &records {
+            let Record::Change(bytes) = record else { continue };
+            for op in decode(bytes, &format!("{}: record {lsn}", file.name()))? {
+                if let Op::Void { first, last } = op {
+                    let known = records.iter().map(|(lsn, _)| *lsn);
+                    voided.extend(known.filter(|lsn| (first..=last).contains(lsn)));
+                }
+            }
+        }
+        let doubtful = records.iter().filter(|(lsn, _)| *lsn > flushed_lsn && !voided.contains(lsn));
+        let mut compared = stream::iter(doubtful.map(|(lsn, record)| is_there(file, *lsn, record)))
+            .buffer_unordered(COMPARED_AT_ONCE);
+        let mut void = BTreeSet::new();
+        while let Some(result) = compared.next().await {
+            let (lsn, there) = result?;
+            if !there {
+                void.insert(lsn);
+            }
+        }
+        drop(compared);
+        Ok(Changes { records, void, voided, end, flushed_lsn, epoch })
+    }
+
+    fn valid(&self) -> impl Iterator<Item = (u64, &Record)> {
+        let counts = |lsn: &u64| !self.void.contains(lsn) && !self.voided.contains(lsn);
+        self.records.iter().filter(move |(lsn, _)| counts(lsn)).map(|(lsn, record)| (*lsn, record))
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = u64> {
+        self.valid().filter_map(|(_, record)| match record {
+            Record::Map { addr, .. } => Some(*addr),
+            _ => None,
+        })
+    }
+}
+
+async fn is_there(file: &File, lsn: u64, record: &Record) -> Result<(u64, bool)> {
+    let Record::Map { len, addr, checksum: expected, .. } = record else { return Ok((lsn, true)) };
+    let (data, result) = file.read(addr * BLOCK, Buf::alloc(*len as usize * BLOCK as usize)).await;
+    match result {
+        Ok(()) => Ok((lsn, checksum(&data) == *expected)),
+        // The file had not grown that far when the power went.
+        Err(e) if e.kind == ErrorKind::Damaged => Ok((lsn, false)),
+        Err(e) => Err(e),
+    }
+}
+
+/// A store that has an epoch of its own from here on: what an earlier one still writes is not believed any more.
+struct Opened {
+    superblock: Superblock,
+    at: Position,
+}
+
+impl Opened {
+    fn start(&self) -> Start {
+        Start {
+            epoch: self.superblock.epoch,
+            at: self.at,
+            tail: self.superblock.journal.seq,
+            flushed_lsn: self.superblock.flushed_lsn,
+            checkpoint: self.superblock.checkpoint,
+        }
+    }
+}
+
+async fn begin_epoch(file: &File, old: Superblock, changes: &Changes) -> Result<Opened> {
+    // What was read may have been in the device's cache alone.
+    file.flush().await?;
+    let flushed_lsn = match changes.void.is_empty() {
+        true => changes.end.lsn - 1,
+        false => changes.flushed_lsn,
+    };
+    let epoch = old.epoch.max(changes.epoch) + 1;
+    let superblock = Superblock { epoch, checkpoint: old.checkpoint + 1, flushed_lsn, clean: false, ..old };
+    superblock.write(file).await?;
+    file.flush().await?;
+    Ok(Opened { superblock, at: changes.end })
+}
+
+fn summaries(catalogue: &Catalogue, groups: u64, place: &str) -> Result<Vec<GroupSummary>> {
+    (0..groups)
+        .map(|group| match catalogue.items.get(&group_key(group)) {
+            Some(bytes) => decode_group(bytes, place),
+            None => Ok(GroupSummary::default()),
+        })
+        .collect()
+}
+
+fn read_nodes(catalogue: &Catalogue, place: &str) -> Result<(Lineage, Stored)> {
+    let (mut lineage, mut stored) = (Lineage::default(), Stored::default());
+    for (key, bytes) in catalogue.items.range(node_key(0)..=node_key(u64::MAX)) {
+        let item = NodeItem::decode(bytes, place)?;
+        // Its pages belong to a generation that is over: nothing is merged under this stamp any more.
+        let node = Node::new(key.minor, item.parent, item.size_blocks, View::tree(item.root, item.sealed));
+        node.sealed.set(item.sealed);
+        node.dropped.set(item.dropped);
+        node.cursor.set(item.cursor);
+        lineage.add(node);
+        stored.load(key.minor, item);
+    }
+    for (id, item) in stored.all() {
+        if item.parent != 0 && stored.get(item.parent).is_none() {
+            let cause = format!("node {id} descends from node {}, which is not there", item.parent);
+            return Err(Error::damaged(place, cause));
+        }
+    }
+    lineage.settle();
+    Ok((lineage, stored))
+}

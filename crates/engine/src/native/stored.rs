@@ -1,0 +1,140 @@
+//! The lineage as the last checkpoint has it: what a crash would bring back, before the journal is replayed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blk::Result;
+
+use super::bytes::{Reader, Writer};
+use super::change::Key;
+use super::space::GroupSummary;
+use super::tree::Root;
+
+/// Kinds of items that the store keeps for itself; those of its users begin at 16.
+pub const GROUP: u8 = 1;
+pub const NODE: u8 = 2;
+pub const USER_KINDS: u8 = 16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeItem {
+    pub parent: u64,
+    pub sealed: u64,
+    pub size_blocks: u64,
+    pub dropped: bool,
+    pub cursor: u64,
+    pub root: Option<Root>,
+}
+
+pub fn node_key(id: u64) -> Key {
+    Key { kind: NODE, major: 0, minor: id }
+}
+
+pub fn group_key(group: u64) -> Key {
+    Key { kind: GROUP, major: 0, minor: group }
+}
+
+impl NodeItem {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.u64(self.parent).u64(self.sealed).u64(self.size_blocks);
+        out.u8(u8::from(self.dropped)).u64(self.cursor);
+        let mut root = [0; Root::BYTES];
+        Root::put(self.root.as_ref(), &mut root);
+        out.bytes(&root);
+        out.done()
+    }
+
+    pub fn decode(bytes: &[u8], place: &str) -> Result<NodeItem> {
+        let mut input = Reader::new(bytes, place);
+        Ok(NodeItem {
+            parent: input.u64("parent of a node")?,
+            sealed: input.u64("generation of a node")?,
+            size_blocks: input.u64("size of a node")?,
+            dropped: input.u8("a node's dropped mark")? != 0,
+            cursor: input.u64("cursor of a node")?,
+            root: Root::get(input.bytes("root of a node")?, place)?,
+        })
+    }
+}
+
+#[derive(Default)]
+pub struct Stored {
+    nodes: BTreeMap<u64, NodeItem>,
+    children: BTreeMap<u64, BTreeSet<u64>>,
+    /// Changed since they were written.
+    dirty: BTreeSet<u64>,
+}
+
+impl Stored {
+    pub fn load(&mut self, id: u64, item: NodeItem) {
+        self.children.entry(item.parent).or_default().insert(id);
+        self.nodes.insert(id, item);
+    }
+
+    pub fn get(&self, id: u64) -> Option<&NodeItem> {
+        self.nodes.get(&id)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = (u64, &NodeItem)> {
+        self.nodes.iter().map(|(id, item)| (*id, item))
+    }
+
+    pub fn children(&self, id: u64) -> Vec<u64> {
+        self.children.get(&id).map(|set| set.iter().copied().collect()).unwrap_or_default()
+    }
+
+    pub fn set(&mut self, id: u64, item: NodeItem) {
+        if let Some(old) = self.nodes.get(&id) {
+            self.children.entry(old.parent).or_default().remove(&id);
+        }
+        self.load(id, item);
+        self.dirty.insert(id);
+    }
+
+    /// The node has been given back: its only child comes to rest on its parent.
+    pub fn remove(&mut self, id: u64) {
+        let Some(item) = self.nodes.remove(&id) else { return };
+        for child in self.children.remove(&id).unwrap_or_default() {
+            let below = NodeItem { parent: item.parent, ..self.nodes[&child] };
+            self.set(child, below);
+        }
+        self.children.entry(item.parent).or_default().remove(&id);
+        self.dirty.insert(id);
+    }
+
+    /// What the catalogue has to be told.
+    pub fn take_dirty(&mut self) -> Vec<(u64, Option<NodeItem>)> {
+        let dirty = std::mem::take(&mut self.dirty);
+        dirty.into_iter().map(|id| (id, self.nodes.get(&id).copied())).collect()
+    }
+
+    /// A node whose space is given back in part; 0 is none.
+    pub fn half_reclaimed(&self) -> u64 {
+        self.nodes.iter().find(|(_, item)| item.dropped && item.cursor > 0).map_or(0, |(id, _)| *id)
+    }
+
+    /// The generation that ended when the node was sealed; 0 where there is none.
+    pub fn sealed(&self, id: u64) -> u64 {
+        self.nodes.get(&id).map_or(0, |item| item.sealed)
+    }
+}
+
+pub fn encode_group(summary: &GroupSummary) -> Vec<u8> {
+    let mut out = Writer::default();
+    out.u32(summary.free)
+        .u64(summary.version)
+        .u8(summary.slot)
+        .u8(u8::from(summary.meta))
+        .u64(summary.checksum);
+    out.done()
+}
+
+pub fn decode_group(bytes: &[u8], place: &str) -> Result<GroupSummary> {
+    let mut input = Reader::new(bytes, place);
+    Ok(GroupSummary {
+        free: input.u32("free blocks of a group")?,
+        version: input.u64("version of a group")?,
+        slot: input.u8("slot of a group")? & 1,
+        meta: input.u8("a group's metadata mark")? != 0,
+        checksum: input.u64("checksum of a group")?,
+    })
+}

@@ -1,0 +1,172 @@
+//! Redirects that are not in a tree yet: runs of blocks, the newest of each. In memory; the journal has them too.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::layout::Extent;
+use super::tree::Update;
+
+/// A run of blocks at one place, as a record put it there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    pub len: u64,
+    /// 0: the blocks read as zeros and have no space.
+    pub addr: u64,
+    pub birth: u64,
+    pub lsn: u64,
+}
+
+/// What a lookup found for a run of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    pub start: u64,
+    pub len: u64,
+    /// 0: reads as zeros.
+    pub addr: u64,
+    pub birth: u64,
+    /// Of the record that put it there; 0 once a checkpoint has settled it.
+    pub lsn: u64,
+}
+
+impl Found {
+    pub fn end(&self) -> u64 {
+        self.start + self.len
+    }
+
+    pub fn is_hole(&self) -> bool {
+        self.addr == 0
+    }
+}
+
+/// Keyed by first block; runs never overlap.
+#[derive(Default)]
+pub struct Table(BTreeMap<u64, Held>);
+
+impl Table {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Runs in it: what bounds its memory.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Puts a run over whatever was there. The space of what it covers goes to `displaced`.
+    pub fn insert(&mut self, start: u64, held: Held, displaced: &mut Vec<Extent>) {
+        let blocks = start..start + held.len;
+        self.cut_at(blocks.start);
+        self.cut_at(blocks.end);
+        while let Some((&at, old)) = self.0.range(blocks.clone()).next() {
+            if old.addr != 0 {
+                displaced.push(Extent { addr: old.addr, len: old.len });
+            }
+            self.0.remove(&at);
+        }
+        self.0.insert(start, held);
+    }
+
+    /// Makes `at` the start of a run, if one reaches across it.
+    fn cut_at(&mut self, at: u64) {
+        let Some((&start, held)) = self.0.range_mut(..at).next_back() else { return };
+        if start + held.len <= at {
+            return;
+        }
+        let mut tail = *held;
+        held.len = at - start;
+        tail.len -= held.len;
+        tail.addr += if tail.addr == 0 { 0 } else { held.len };
+        self.0.insert(at, tail);
+    }
+
+    /// The run that holds `block`, cut to begin there.
+    fn at(&self, block: u64) -> Option<Found> {
+        let (&start, held) = self.0.range(..=block).next_back()?;
+        (block < start + held.len).then(|| clip(start, held, block..start + held.len))
+    }
+
+    /// What is known of the blocks from `blocks.start` on: a run, or (None) how far nothing is.
+    pub fn next(&self, blocks: &Range<u64>) -> (Option<Found>, u64) {
+        if self.0.is_empty() {
+            return (None, blocks.end);
+        }
+        if let Some(found) = self.at(blocks.start) {
+            let len = found.len.min(blocks.end - blocks.start);
+            return (Some(Found { len, ..found }), blocks.start + len);
+        }
+        let next = self.0.range(blocks.clone()).next();
+        (None, next.map_or(blocks.end, |(&start, _)| start))
+    }
+
+    /// Where the neighbours of `block` in the same unit of `unit` blocks lie, moved on to where `block` would.
+    pub fn near(&self, block: u64, unit: u64) -> Option<u64> {
+        let first = block / unit * unit;
+        let before = self.0.range(first..block).next_back().filter(|(_, held)| held.addr != 0);
+        if let Some((&start, held)) = before {
+            return Some(held.addr + (block - start));
+        }
+        let after = self.0.range(block..first + unit).next().filter(|(_, held)| held.addr != 0);
+        after.and_then(|(&start, held)| held.addr.checked_sub(start - block))
+    }
+
+    pub fn updates(&self) -> Vec<Update> {
+        let update = |(&start, held): (&u64, &Held)| Update {
+            start,
+            len: held.len,
+            addr: held.addr,
+            birth: held.birth,
+        };
+        self.0.iter().map(update).collect()
+    }
+
+    pub fn runs(&self) -> impl Iterator<Item = (u64, Held)> {
+        self.0.iter().map(|(&start, &held)| (start, held))
+    }
+}
+
+fn clip(start: u64, held: &Held, to: Range<u64>) -> Found {
+    let addr = if held.addr == 0 { 0 } else { held.addr + (to.start - start) };
+    Found { start: to.start, len: to.end - to.start, addr, birth: held.birth, lsn: held.lsn }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(len: u64, addr: u64, lsn: u64) -> Held {
+        Held { len, addr, birth: 1, lsn }
+    }
+
+    #[test]
+    fn a_newer_run_cuts_what_it_covers() {
+        let (mut table, mut gone) = (Table::default(), Vec::new());
+        table.insert(10, held(10, 100, 1), &mut gone);
+        table.insert(13, held(2, 500, 2), &mut gone);
+        assert_eq!(gone, [Extent { addr: 103, len: 2 }]);
+        let runs: Vec<_> = table.runs().map(|(start, h)| (start, h.len, h.addr)).collect();
+        assert_eq!(runs, [(10, 3, 100), (13, 2, 500), (15, 5, 105)]);
+        gone.clear();
+        table.insert(0, held(100, 0, 3), &mut gone);
+        assert_eq!(gone.iter().map(|e| e.len).sum::<u64>(), 10);
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn a_lookup_tells_runs_and_how_far_nothing_is_known() {
+        let (mut table, mut gone) = (Table::default(), Vec::new());
+        table.insert(10, held(4, 100, 7), &mut gone);
+        assert_eq!(table.next(&(0..20)), (None, 10));
+        let found = Found { start: 12, len: 2, addr: 102, birth: 1, lsn: 7 };
+        assert_eq!(table.next(&(12..20)), (Some(found), 14));
+        assert_eq!(table.next(&(14..20)), (None, 20));
+    }
+
+    #[test]
+    fn neighbours_say_where_a_block_would_lie() {
+        let (mut table, mut gone) = (Table::default(), Vec::new());
+        table.insert(18, held(1, 1002, 1), &mut gone);
+        assert_eq!(table.near(20, 16), Some(1004));
+        assert_eq!(table.near(16, 16), Some(1000));
+        assert_eq!(table.near(15, 16), None);
+    }
+}

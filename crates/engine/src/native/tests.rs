@@ -1,0 +1,138 @@
+//! The store whole, in the simulated world.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blk::volume::Volume;
+use blk::{Buf, Env, Result};
+use sim::SimWorld;
+
+use super::change::Op;
+use super::space::Growth;
+use super::*;
+use crate::options::SpacePolicy;
+
+const TERMS: DiskTerms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 1000 };
+const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 512 };
+
+async fn open(env: &Env) -> Result<Rc<Store>> {
+    let dir = env.open_root("/")?;
+    let file = match dir.create_new("store").await {
+        Ok(file) => {
+            Store::format(env, &file, NEW).await?;
+            dir.sync().await?;
+            file
+        }
+        Err(_) => dir.open("store", blk::reactor::OpenMode::Write).await?,
+    };
+    let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
+    Store::open(env.clone(), file, options, Growth::default(), true).await
+}
+
+fn disk(store: &Rc<Store>, node: u64) -> Rc<NativeDisk> {
+    NativeDisk::new(store, store.node(node).unwrap(), format!("node{node}"), 0, TERMS)
+}
+
+async fn fill(disk: &Rc<NativeDisk>, block: u64, count: usize, byte: u8) {
+    let mut buf = Buf::alloc(count * 4096);
+    buf.fill(byte);
+    disk.clone().write(block * 4096, buf.freeze()).await.unwrap();
+}
+
+async fn shows(disk: &Rc<NativeDisk>, block: u64) -> u8 {
+    let (buf, result) = disk.clone().read(block * 4096, Buf::alloc(4096)).await;
+    result.unwrap();
+    assert!(buf.iter().all(|byte| *byte == buf[0]), "block {block} is mixed");
+    buf[0]
+}
+
+fn run<F: Future<Output = ()> + 'static>(world: &SimWorld, work: impl FnOnce(Env) -> F) {
+    world.run(work).expect("nothing cuts the power");
+}
+
+#[test]
+fn snapshots_branches_and_what_comes_back() {
+    let world = SimWorld::new(1, sim::Options::default());
+    run(&world, |env| async move {
+        let store = open(&env).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 100_000 }]).unwrap();
+        let base = disk(&store, 1);
+        for n in 0..100 {
+            fill(&base, n * 50, 3, 1).await;
+        }
+        store.flush().await.unwrap();
+        let used = store.space.totals().used;
+        store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
+        for n in 0..50 {
+            fill(&base, n * 50 + 1, 1, 2).await;
+        }
+        store.checkpoint().await.unwrap();
+        assert_eq!((shows(&base, 0).await, shows(&base, 1).await, shows(&base, 4951).await), (1, 2, 1));
+        let sealed = disk(&store, 2);
+        assert_eq!((shows(&sealed, 1).await, shows(&sealed, 3).await), (1, 0));
+        store.change(&[Op::Branch { from: 2, node: 3 }]).unwrap();
+        let branch = disk(&store, 3);
+        fill(&branch, 0, 1, 3).await;
+        assert_eq!((shows(&branch, 0).await, shows(&branch, 1).await, shows(&base, 0).await), (3, 1, 1));
+        assert!(store.space.totals().used > used);
+        store.change(&[Op::Drop { node: 3 }, Op::Drop { node: 2 }]).unwrap();
+        while !store.dropped_nodes().is_empty() {
+            store.progress.wait().await;
+        }
+        assert_eq!((shows(&base, 0).await, shows(&base, 1).await, shows(&base, 4951).await), (1, 2, 1));
+        store.close().await.unwrap();
+    });
+    run(&world, |env| async move {
+        let store = open(&env).await.unwrap();
+        let base = disk(&store, 1);
+        for n in 0..100 {
+            let expected = if n < 50 { 2 } else { 1 };
+            assert_eq!((shows(&base, n * 50).await, shows(&base, n * 50 + 1).await), (1, expected), "{n}");
+        }
+        store.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_cut_keeps_what_was_flushed() {
+    for event in (5..400).step_by(7) {
+        let world = SimWorld::new(event, sim::Options::default());
+        run(&world, |env| async move { drop(open(&env).await.unwrap()) });
+        world.cut_at(sim::Cut::Event(event));
+        let flushed: Rc<RefCell<u8>> = Rc::default();
+        let seen = flushed.clone();
+        world.run(move |env| async move {
+            let store = open(&env).await.unwrap();
+            store.change(&[Op::Create { node: 1, size_blocks: 100_000 }]).unwrap();
+            let base = disk(&store, 1);
+            for round in 1..40 {
+                for n in 0..8 {
+                    fill(&base, n * 700, 2, round).await;
+                }
+                store.flush().await.unwrap();
+                *seen.borrow_mut() = round;
+                if round % 5 == 0 {
+                    store.change(&[Op::Take { running: 1, sealed: 100 + u64::from(round) }]).unwrap();
+                }
+                if round % 7 == 0 {
+                    store.checkpoint().await.unwrap();
+                }
+            }
+        });
+        world.power_cut();
+        let flushed = *flushed.borrow();
+        run(&world, move |env| async move {
+            let store = open(&env).await.unwrap();
+            if flushed > 0 {
+                let base = disk(&store, 1);
+                for n in 0..8 {
+                    let (buf, result) = base.clone().read(n * 700 * 4096, Buf::alloc(8192)).await;
+                    result.unwrap();
+                    let strange = buf.iter().find(|byte| **byte != flushed && **byte != flushed + 1);
+                    assert_eq!(strange, None, "event {event}: after {flushed}");
+                }
+            }
+            store.close().await.unwrap();
+        });
+    }
+}

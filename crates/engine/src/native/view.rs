@@ -1,0 +1,160 @@
+//! A state of a disk that no longer changes: tables of redirects over a tree, until a checkpoint has merged them into
+//! a tree of its own.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::Result;
+
+use super::table::{Found, Table};
+use super::tree::{Mapped, Nodes, Root};
+
+/// Immutable content; only how it is held changes, when a checkpoint merges it.
+pub struct View {
+    /// Generation of the nodes that a merge of its table makes: no younger than any sealed state that shows them.
+    pub stamp: u64,
+    /// The node that this one descended from while the table was filled: what was born after that is replaced for good.
+    pub parent: u64,
+    held: RefCell<HeldAs>,
+    /// Counted already, among those that a checkpoint is to merge.
+    pub listed: Cell<bool>,
+}
+
+enum HeldAs {
+    Tree(Option<Root>),
+    Pending { table: Table, below: Rc<View> },
+}
+
+impl View {
+    pub fn tree(root: Option<Root>, stamp: u64) -> Rc<View> {
+        View::new(HeldAs::Tree(root), stamp, 0)
+    }
+
+    pub fn pending(table: Table, below: Rc<View>, stamp: u64, parent: u64) -> Rc<View> {
+        View::new(HeldAs::Pending { table, below }, stamp, parent)
+    }
+
+    fn new(held: HeldAs, stamp: u64, parent: u64) -> Rc<View> {
+        Rc::new(View { stamp, parent, held: RefCell::new(held), listed: Cell::new(false) })
+    }
+
+    /// None while it is not merged.
+    pub fn root(&self) -> Option<Option<Root>> {
+        match &*self.held.borrow() {
+            HeldAs::Tree(root) => Some(*root),
+            HeldAs::Pending { .. } => None,
+        }
+    }
+
+    pub fn below(&self) -> Option<Rc<View>> {
+        match &*self.held.borrow() {
+            HeldAs::Tree(_) => None,
+            HeldAs::Pending { below, .. } => Some(below.clone()),
+        }
+    }
+
+    pub fn with_table<T>(&self, look: impl FnOnce(&Table) -> T) -> Option<T> {
+        match &*self.held.borrow() {
+            HeldAs::Tree(_) => None,
+            HeldAs::Pending { table, .. } => Some(look(table)),
+        }
+    }
+
+    /// A checkpoint has written its tree: the same content, in another place. Answers the runs its table had.
+    pub fn merged(&self, root: Option<Root>) -> usize {
+        let runs = self.with_table(Table::len).unwrap_or(0);
+        *self.held.borrow_mut() = HeldAs::Tree(root);
+        runs
+    }
+
+    /// Tables over the nearest tree.
+    pub fn depth(&self) -> usize {
+        let mut depth = 0;
+        let mut at = self.below();
+        while let Some(view) = at {
+            depth += 1;
+            at = view.below();
+        }
+        depth
+    }
+
+    /// Appends what is known of `blocks` from memory; false when a page of the tree is missing there (`out` may then
+    /// hold a part).
+    pub fn find_cached(&self, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> bool {
+        match &*self.held.borrow() {
+            HeldAs::Tree(root) => {
+                out.mapped.clear();
+                if !nodes.lookup_cached(root.as_ref(), blocks, &mut out.mapped) {
+                    return false;
+                }
+                out.take_mapped();
+                true
+            }
+            HeldAs::Pending { table, below } => {
+                find_over(table, blocks, out, |gap, out| below.find_cached(nodes, gap, out))
+            }
+        }
+    }
+
+    /// As `find_cached`, reading what is missing.
+    pub async fn find(self: &Rc<Self>, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> Result<()> {
+        let mut open = vec![(self.clone(), blocks)];
+        while let Some((view, blocks)) = open.pop() {
+            let root = match &*view.held.borrow() {
+                HeldAs::Tree(root) => *root,
+                HeldAs::Pending { table, below } => {
+                    find_over(table, blocks, out, |gap, _| {
+                        open.push((below.clone(), gap));
+                        true
+                    });
+                    continue;
+                }
+            };
+            out.mapped.clear();
+            nodes.lookup(root.as_ref(), blocks, &mut out.mapped).await?;
+            out.take_mapped();
+        }
+        Ok(())
+    }
+}
+
+/// Asks `table` first and `gap` for what it does not know. False as soon as `gap` says so.
+pub fn find_over(
+    table: &Table,
+    blocks: Range<u64>,
+    out: &mut Scratch,
+    mut gap: impl FnMut(Range<u64>, &mut Scratch) -> bool,
+) -> bool {
+    let mut at = blocks.start;
+    while at < blocks.end {
+        let (found, end) = table.next(&(at..blocks.end));
+        match found {
+            Some(found) => out.found.push(found),
+            None if !gap(at..end, out) => return false,
+            None => {}
+        }
+        at = end;
+    }
+    true
+}
+
+/// What lookups fill, used again and again: the hot path allocates nothing.
+#[derive(Default)]
+pub struct Scratch {
+    pub found: Vec<Found>,
+    mapped: Vec<Mapped>,
+}
+
+impl Scratch {
+    pub fn clear(&mut self) {
+        self.found.clear();
+        self.mapped.clear();
+    }
+
+    fn take_mapped(&mut self) {
+        let found = |m: &Mapped| Found { start: m.start, len: m.len, addr: m.addr, birth: m.birth, lsn: 0 };
+        self.found.extend(self.mapped.iter().map(found));
+        self.mapped.clear();
+    }
+}
