@@ -117,12 +117,13 @@ impl Cache {
 
     fn insert(&mut self, node: Rc<Node>) {
         self.remove(node.spot.pointer.addr);
-        node.used.set(true);
+        node.used.set(false);
         node.seat.set(self.ring.len());
         self.bytes += node.bytes();
         self.ring.push(node.clone());
-        self.index.insert(node.spot.pointer.addr, node);
-        self.evict();
+        let addr = node.spot.pointer.addr;
+        self.index.insert(addr, node);
+        self.evict(addr);
     }
 
     fn remove(&mut self, addr: u64) {
@@ -135,15 +136,18 @@ impl Cache {
         }
     }
 
-    fn evict(&mut self) {
+    /// Makes room, sparing the newest node and, once, what was used again since the hand last passed.
+    fn evict(&mut self, newest: u64) {
         while self.bytes > self.cap_bytes && self.ring.len() > 1 {
             if self.hand >= self.ring.len() {
                 self.hand = 0;
             }
-            if self.ring[self.hand].used.replace(false) {
-                self.hand += 1;
-            } else {
-                self.remove(self.ring[self.hand].spot.pointer.addr);
+            let node = &self.ring[self.hand];
+            let addr = node.spot.pointer.addr;
+            // The last of the ring takes the seat of what goes; the hand passes it too.
+            self.hand += 1;
+            if !node.used.replace(false) && addr != newest {
+                self.remove(addr);
             }
         }
     }

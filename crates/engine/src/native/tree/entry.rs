@@ -259,6 +259,7 @@ impl Update {
     pub(super) fn check(&self, stamp: u64) {
         assert!(self.len > 0, "an update of no blocks: {self:?}");
         assert!(self.addr == 0 || self.birth <= stamp, "born after its node, {stamp}: {self:?}");
-        assert!((self.addr + self.len).max(stamp) <= WORD_MASK, "more than {WORD_BITS} bits: {self:?}");
+        assert!(self.addr == 0 || self.addr + self.len <= WORD_MASK, "more than {WORD_BITS} bits: {self:?}");
+        assert!(stamp <= WORD_MASK, "generation {stamp} has more than {WORD_BITS} bits");
     }
 }

@@ -153,7 +153,7 @@ pub(super) struct Node {
 
 impl Node {
     fn new(spot: Spot, body: Body) -> Node {
-        Node { spot, body, used: Cell::new(true), seat: Cell::new(0) }
+        Node { spot, body, used: Cell::new(false), seat: Cell::new(0) }
     }
 
     /// A new node of `body` and its page. The place names everything of the pointer but count and checksum.

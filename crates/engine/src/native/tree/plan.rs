@@ -98,6 +98,9 @@ impl Planner<'_> {
         window: &mut Window,
     ) {
         let blocks = first..first + span(level);
+        if blocks.end <= at {
+            return;
+        }
         let updates = self.touching(first.max(at)..blocks.end);
         let touching = &self.updates[updates.clone()];
         if touching.is_empty() || source == Source::Hole && touching.iter().all(|update| update.addr == 0) {
@@ -114,7 +117,7 @@ impl Planner<'_> {
     fn touching(&self, blocks: Range<u64>) -> Range<usize> {
         let from = self.updates.partition_point(|update| update.end() <= blocks.start);
         let to = self.updates.partition_point(|update| update.start < blocks.end);
-        from..to.max(from)
+        from..to
     }
 
     /// Whether something at or below the place could be exclusive: what is below was born no later, and what lies at the

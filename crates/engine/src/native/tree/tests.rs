@@ -8,9 +8,12 @@ use proptest::prelude::*;
 use sim::{Options, SimWorld};
 
 use super::*;
-use crate::native::layout::HEADER_BLOCKS;
+use crate::native::layout::{BLOCK, HEADER_BLOCKS};
 
+mod damage;
+mod lookup;
 mod merge;
+mod walk;
 
 const STORE: u64 = 0x5709_E1D0;
 const FILE: &str = "store";
@@ -33,8 +36,11 @@ async fn create(env: &Env) -> File {
 struct Store {
     nodes: Nodes,
     next: Cell<u64>,
-    /// The generation; what was born at it is exclusive.
-    now: Cell<u64>,
+    /// Generation of the last take; what was born later is exclusive.
+    sealed: Cell<u64>,
+    /// The take before it, which counts for what ends at or before `cursor`: there the last one has been given up.
+    sealed_before: Cell<u64>,
+    cursor: Cell<u64>,
     used: RefCell<BTreeSet<u64>>,
     node_space: Cell<u64>,
 }
@@ -44,10 +50,21 @@ impl Store {
         Store {
             nodes: Nodes::new(file, STORE, cap_bytes),
             next: Cell::new(HEADER_BLOCKS),
-            now: Cell::new(1),
+            sealed: Cell::new(0),
+            sealed_before: Cell::new(0),
+            cursor: Cell::new(0),
             used: RefCell::default(),
             node_space: Cell::new(u64::MAX),
         }
+    }
+
+    fn now(&self) -> u64 {
+        self.sealed.get() + 1
+    }
+
+    fn take(&self) {
+        self.sealed_before.set(self.sealed.get());
+        self.sealed.set(self.now());
     }
 
     fn place(&self, len: u64) -> u64 {
@@ -58,11 +75,26 @@ impl Store {
 
     async fn merge(&self, root: Option<Root>, updates: &[Update]) -> Result<Option<Root>> {
         let pause = || -> Local<'static, ()> { Box::pin(ready(())) };
-        merge(&self.nodes, root, updates, self.now.get(), self, &pause).await
+        merge(&self.nodes, root, updates, self.now(), self, &pause).await
     }
 
     fn map(&self, start: u64, len: u64) -> Update {
-        Update { start, len, addr: self.place(len), birth: self.now.get() }
+        Update { start, len, addr: self.place(len), birth: self.now() }
+    }
+
+    /// Every block that these trees refer to, checked to be in use.
+    async fn reachable(&self, roots: &[Option<Root>]) -> BTreeSet<u64> {
+        let mut all = BTreeSet::new();
+        for root in roots {
+            let mut visit = |gone: Gone| match gone {
+                Gone::Data(run) => all.extend(run.addr..run.addr + run.len),
+                Gone::Node { addr, .. } => {
+                    all.insert(addr);
+                }
+            };
+            survey(&self.nodes, root.as_ref(), &mut visit, &mut |error| panic!("{error}")).await.unwrap();
+        }
+        all
     }
 
     /// All of the mapped blocks in `blocks`.
@@ -84,8 +116,9 @@ impl Store {
 }
 
 impl Ground for Store {
-    fn is_exclusive(&self, birth: u64, _: &Range<u64>) -> bool {
-        birth >= self.now.get()
+    fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool {
+        let sealed = if blocks.end <= self.cursor.get() { &self.sealed_before } else { &self.sealed };
+        birth > sealed.get()
     }
 
     fn place_node(&self) -> Local<'_, Result<u64>> {
@@ -110,7 +143,7 @@ fn unmap(start: u64, len: u64) -> Update {
 
 fn apply(model: &mut Model, updates: &[Update]) {
     for update in updates {
-        for block in update.start..update.end().min(update.start + 4096) {
+        for block in update.start..update.end().min(update.start + 6000) {
             model.remove(&block);
         }
         if update.addr != 0 {

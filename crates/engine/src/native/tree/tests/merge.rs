@@ -1,5 +1,9 @@
 //! Merges and look-ups against a plain map.
 
+use std::rc::Rc;
+
+use blk::ErrorKind;
+
 use super::*;
 
 /// Blocks where something happens: around the ends of nodes of every level up to 4.
@@ -10,14 +14,16 @@ fn places() -> impl Strategy<Value = u64> {
 }
 
 #[derive(Debug, Clone)]
-struct Batch {
+pub struct Batch {
     /// Start, length, unmapped.
-    changes: Vec<(u64, u64, bool)>,
-    take: bool,
+    pub changes: Vec<(u64, u64, bool)>,
+    pub take: bool,
 }
 
-fn batches() -> impl Strategy<Value = Vec<Batch>> {
-    let change = (places(), 1u64..400, prop::bool::weighted(0.3));
+pub fn batches() -> impl Strategy<Value = Vec<Batch>> {
+    // Seldom more leaves than are changed at once.
+    let len = prop_oneof![15 => 1u64..400, 1 => 4000u64..6000];
+    let change = (places(), len, prop::bool::weighted(0.3));
     let batch = (prop::collection::vec(change, 1..12), any::<bool>())
         .prop_map(|(changes, take)| Batch { changes, take });
     prop::collection::vec(batch, 1..8)
@@ -36,11 +42,11 @@ pub fn updates(store: &Store, changes: &[(u64, u64, bool)]) -> Vec<Update> {
     out
 }
 
-async fn check(store: &Store, root: Option<&Root>, model: &Model) {
+pub async fn check(store: &Store, root: Option<&Root>, model: &Model) {
     let edges = [0, span(1), 3 * span(1), span(2), span(3), 2 * span(3) + span(1)];
     let mut found = Model::new();
     for edge in edges {
-        let blocks = edge.saturating_sub(400)..edge + 5 * span(0);
+        let blocks = edge.saturating_sub(400)..edge + 40 * span(0);
         let some = store.content(root, blocks.clone()).await.unwrap();
         assert_eq!(
             store.content(root, blocks.start + 7..blocks.start + 9).await.unwrap().len(),
@@ -55,26 +61,132 @@ async fn check(store: &Store, root: Option<&Root>, model: &Model) {
 async fn play(env: Env, batches: Vec<Batch>, cap_bytes: usize) {
     let store = Store::new(create(&env).await, cap_bytes);
     let (mut root, mut model) = (None, Model::new());
-    let mut sealed = Vec::new();
+    let mut kept = Vec::new();
     for batch in batches {
         let updates = updates(&store, &batch.changes);
         root = store.merge(root, &updates).await.unwrap();
         apply(&mut model, &updates);
         check(&store, root.as_ref(), &model).await;
+        assert_eq!(store.merge(root, &updates).await.unwrap(), root, "the same again changes nothing");
         if batch.take {
-            sealed.push((root, model.clone()));
-            store.now.set(store.now.get() + 1);
+            kept.push((root, model.clone()));
+            store.take();
         }
     }
-    for (root, model) in &sealed {
+    kept.push((root, model));
+    for (root, model) in &kept {
         check(&store, root.as_ref(), model).await;
     }
+    let roots: Vec<Option<Root>> = kept.iter().map(|(root, _)| *root).collect();
+    assert!(store.reachable(&roots).await == *store.used.borrow(), "in use is what a kept tree refers to");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_tree_holds_what_was_merged_into_it(batches in batches(), tiny_cache in any::<bool>()) {
+    fn trees_hold_what_was_merged_and_free_the_rest_once(batches in batches(), tiny_cache in any::<bool>()) {
         in_world(async move |env| play(env, batches, if tiny_cache { 1 } else { CACHE_BYTES }).await);
     }
+
+    #[test]
+    fn a_failed_merge_changes_nothing(batches in batches(), room in 0u64..6) {
+        in_world(async move |env| {
+            let store = Store::new(create(&env).await, CACHE_BYTES);
+            let (mut root, mut model) = (None, Model::new());
+            for batch in batches {
+                let updates = updates(&store, &batch.changes);
+                let used = store.used.borrow().clone();
+                store.node_space.set(room);
+                let result = store.merge(root, &updates).await;
+                store.node_space.set(u64::MAX);
+                match result {
+                    Ok(new) => {
+                        root = new;
+                        apply(&mut model, &updates);
+                    }
+                    Err(error) => {
+                        assert!(error.is_no_space(), "{error}");
+                        assert!(used == *store.used.borrow(), "nothing was freed, nothing is left");
+                    }
+                }
+                check(&store, root.as_ref(), &model).await;
+            }
+        });
+    }
+}
+
+#[test]
+fn changes_far_apart_go_in_window_by_window() {
+    in_world(async |env| {
+        let store = Store::new(create(&env).await, 1);
+        let (mut root, mut model, mut kept) = (None, Model::new(), Vec::new());
+        for (step, len) in [(span(1) / 3, 5), (span(1) / 7, 2), (span(0) / 2, 1)] {
+            let changes: Vec<(u64, u64, bool)> = (0..150).map(|n| (n * step, len, n % 5 == 4)).collect();
+            let updates = updates(&store, &changes);
+            root = store.merge(root, &updates).await.unwrap();
+            apply(&mut model, &updates);
+            assert!(store.content(root.as_ref(), 0..span(2)).await.unwrap() == model);
+            kept.push(root);
+            store.take();
+        }
+        assert!(store.reachable(&kept).await == *store.used.borrow());
+    });
+}
+
+#[test]
+fn a_tree_grows_to_the_level_it_needs_and_goes_when_empty() {
+    in_world(async |env| {
+        let store = Store::new(create(&env).await, CACHE_BYTES);
+        let mut root = None;
+        for level in 0..5 {
+            let block = if level == 0 { 0 } else { span(level - 1) };
+            root = store.merge(root, &[store.map(block, 1)]).await.unwrap();
+            assert_eq!(root.map(|root| root.level), Some(level));
+        }
+        let far = [unmap(span(5), 1 << 40)];
+        assert_eq!(store.merge(root, &far).await.unwrap(), root, "an unmap never makes a tree grow");
+        assert_eq!(store.merge(root, &[unmap(0, 1 << 50)]).await.unwrap(), None);
+        assert_eq!(*store.used.borrow(), BTreeSet::new());
+        let beyond = store.merge(None, &[store.map(span(LEVEL_MAX) - 1, 2)]).await.unwrap_err();
+        assert_eq!(beyond.kind, ErrorKind::Invalid);
+    });
+}
+
+#[test]
+fn what_is_dropped_or_replaced_whole_is_read_only_for_what_it_frees() {
+    in_world(async |env| {
+        let store = Store::new(create(&env).await, 1);
+        let all = [store.map(0, 20 * span(0))];
+        let root = store.merge(None, &all).await.unwrap();
+        store.take();
+        let loads = store.nodes.loads();
+        assert_eq!(store.merge(root, &[unmap(0, 20 * span(0))]).await.unwrap(), None);
+        let after_drop = store.nodes.loads();
+        assert!(after_drop - loads <= 4, "{} pages read to drop shared ones", after_drop - loads);
+        let new = store.merge(root, &[store.map(0, 20 * span(0))]).await.unwrap();
+        let reads = store.nodes.loads() - after_drop;
+        assert!(reads <= 4, "{reads} pages read to replace shared ones");
+        let reads = store.nodes.loads();
+        assert_eq!(store.merge(new, &[unmap(0, 20 * span(0))]).await.unwrap(), None);
+        assert!(store.nodes.loads() - reads >= 20, "exclusive entries are found by reading");
+        assert!(store.reachable(&[root]).await == *store.used.borrow());
+    });
+}
+
+#[test]
+fn neighbouring_pages_are_written_together_and_the_guest_gets_its_turn() {
+    in_world(async |env| {
+        let file = create(&env).await;
+        let store = Store::new(file.clone(), CACHE_BYTES);
+        let turns = Rc::new(Cell::new(0));
+        let count = turns.clone();
+        let pause = move || -> Local<'static, ()> {
+            count.set(count.get() + 1);
+            Box::pin(ready(()))
+        };
+        let updates = [store.map(0, 64 * span(0))];
+        merge(&store.nodes, None, &updates, store.now(), &store, &pause).await.unwrap();
+        assert_eq!((file.counters().writes, file.counters().reads), (5, 0));
+        assert!(turns.get() >= 3, "{} pauses in 64 leaves", turns.get());
+    });
 }
