@@ -127,7 +127,7 @@ impl Vm {
         Ok((disk, self.views.enter(view)))
     }
 
-    fn sealed(&self, snapshot: &str) -> Result<SnapshotState> {
+    pub(crate) fn sealed(&self, snapshot: &str) -> Result<SnapshotState> {
         let state = self.state.borrow();
         let found = tree::find(&state, snapshot)?;
         if !self.is_sealed(found.id) {

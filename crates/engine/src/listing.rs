@@ -17,6 +17,15 @@ pub struct DiskLayers {
     pub unowned: Vec<LayerInfo>,
 }
 
+/// What a VM takes on the datastore, with all its branches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Use {
+    /// By what is its own.
+    pub allocated_bytes: u64,
+    /// By what it reads and another VM owns: the ground of a clone or of an import.
+    pub shared_bytes: u64,
+}
+
 /// Every layer of every branch, by name.
 type Layers = BTreeMap<LayerName, LayerInfo>;
 
@@ -47,6 +56,18 @@ impl Vm {
             disks.iter().filter_map(|(_, frozen)| on_top.get(frozen.as_str())).sum::<u64>()
         };
         Ok(state.snapshots.iter().map(|s| (s.id, held(&s.disks))).collect())
+    }
+
+    pub async fn used(&self) -> Result<Use> {
+        let layers = self.all_layers(&self.state()).await?;
+        let mut used = Use::default();
+        for layer in layers.values() {
+            match layer.foreign {
+                true => used.shared_bytes += layer.allocated_bytes,
+                false => used.allocated_bytes += layer.allocated_bytes,
+            }
+        }
+        Ok(used)
     }
 
     /// A chain that ends in a layer known from another is not asked for again.

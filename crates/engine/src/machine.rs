@@ -11,10 +11,11 @@ use blk::{Env, Local, Result};
 use crate::branch::Loss;
 use crate::client::{Client, View};
 use crate::commit::{CommitPreview, CommitWhat};
+use crate::difference::{Between, Differences};
 use crate::disk::Disk;
 use crate::event::Event;
 use crate::job::Job;
-use crate::listing::DiskLayers;
+use crate::listing::{DiskLayers, Use};
 use crate::stats::DiskStats;
 use crate::vm::{Listener, Vm};
 
@@ -70,6 +71,11 @@ pub trait Machine {
 
     /// Bytes held by what was written on top of each snapshot, on all its branches and disks; by the snapshot's id.
     fn delta_bytes(&self) -> Local<'_, Result<BTreeMap<u128, u64>>>;
+
+    fn used(&self) -> Local<'_, Result<Use>>;
+
+    /// What differs between two states of a disk, a part at a time.
+    fn differences<'a>(&'a self, between: Between<'a>) -> Local<'a, Result<Differences>>;
 
     /// Takes a snapshot of all persistent disks. Resolves when it is sealed.
     fn take<'a>(self: Rc<Self>, name: &'a str, description: &'a str) -> Local<'a, Result<SnapshotState>>;
@@ -196,6 +202,14 @@ impl Machine for Vm {
 
     fn delta_bytes(&self) -> Local<'_, Result<BTreeMap<u128, u64>>> {
         Box::pin(Vm::delta_bytes(self))
+    }
+
+    fn used(&self) -> Local<'_, Result<Use>> {
+        Box::pin(Vm::used(self))
+    }
+
+    fn differences<'a>(&'a self, between: Between<'a>) -> Local<'a, Result<Differences>> {
+        Box::pin(Vm::differences(self, between))
     }
 
     fn take<'a>(self: Rc<Self>, name: &'a str, description: &'a str) -> Local<'a, Result<SnapshotState>> {

@@ -59,6 +59,8 @@ pub enum Command {
     /// Take, commit, revert and discard snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
+    /// What a VM takes on the datastore, and each of its snapshots
+    Space { vm: VmName },
     /// Follow and steer the work in the background
     #[command(subcommand)]
     Job(JobCommand),

@@ -14,9 +14,10 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    CommitPreview, CommitTarget, Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved,
-    DiskSetMode, Event, Job, JobLimit, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree,
-    Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmRemoved, VmSummary,
+    CommitPreview, CommitTarget, Diff, Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow,
+    DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss, Revert, SnapshotDir, SnapshotTake,
+    SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmRemoved, VmSpace,
+    VmSummary,
 };
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
@@ -58,6 +59,10 @@ impl Client {
 
     pub async fn vm_show(&self, vm: &VmName) -> Result<Vm> {
         self.get(&format!("/vms/{vm}")).await
+    }
+
+    pub async fn vm_space(&self, vm: &VmName) -> Result<VmSpace> {
+        self.get(&format!("/vms/{vm}/space")).await
     }
 
     pub async fn vm_remove(&self, vm: &VmName, delete_disks: bool) -> Result<VmRemoved> {
@@ -116,6 +121,10 @@ impl Client {
 
     pub async fn snapshot_tree(&self, vm: &VmName) -> Result<SnapshotTree> {
         self.get(&format!("/vms/{vm}/snapshots")).await
+    }
+
+    pub async fn snapshot_diff(&self, vm: &VmName, request: &Diff) -> Result<Differences> {
+        self.call(Method::POST, &format!("/vms/{vm}/diff"), Some(request)).await
     }
 
     pub async fn commit_preview(&self, vm: &VmName, target: &CommitTarget) -> Result<CommitPreview> {

@@ -7,9 +7,9 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::api::{
-    CommitPreview, CommitTarget, Discard, Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job,
-    Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed,
-    VmCreate, VmImport, VmRemoved, VmSummary,
+    CommitPreview, CommitTarget, Diff, Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode,
+    DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
+    Vm, VmClone, VmClosed, VmCreate, VmImport, VmRemoved, VmSpace, VmSummary,
 };
 use crate::error::Result;
 use crate::name::VmName;
@@ -29,6 +29,7 @@ pub trait Control: Send + Sync {
     /// By name.
     fn vm_list(&self) -> Reply<'_, Vec<VmSummary>>;
     fn vm_show(&self, vm: VmName) -> Reply<'_, Vm>;
+    fn vm_space(&self, vm: VmName) -> Reply<'_, VmSpace>;
     /// `Refused` while a client writes, unless it is to be disconnected.
     fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed>;
     fn vm_open(&self, vm: VmName) -> Reply<'_, Vm>;
@@ -49,6 +50,8 @@ pub trait Control: Send + Sync {
     /// Answers once the snapshot is sealed.
     fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken>;
     fn snapshot_tree(&self, vm: VmName) -> Reply<'_, SnapshotTree>;
+    /// A part of the answer; `Refused` while a commit moves blocks.
+    fn snapshot_diff(&self, vm: VmName, request: Diff) -> Reply<'_, Differences>;
     /// `Refused` where there is nothing to commit.
     fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview>;
     /// Answers with the job, the names already gone from the tree.

@@ -7,6 +7,7 @@ mod branches;
 mod bridge;
 mod check;
 mod convert;
+mod difference;
 mod disks;
 mod door;
 mod exports;

@@ -61,6 +61,14 @@ async fn from_the_api(actual: &mut Actual) {
     let taken = client.snapshot_take(&name, &take).await.unwrap();
     let tree = client.snapshot_tree(&name).await.unwrap();
     let event = client.events(&name, 0).await.unwrap().remove(0);
+    let diff = Diff { disk: 0, from: (&take.name).into(), to: None, start_bytes: 0 };
+    let differences = client.snapshot_diff(&name, &diff).await.unwrap();
+    let used = client.vm_space(&name).await.unwrap();
+    actual.add("Diff", &diff);
+    actual.add("Differences", &differences);
+    actual.add("DiskRange", &differences.ranges[0]);
+    actual.add("VmSpace", &used);
+    actual.add("SnapshotSpace", &used.snapshots[0]);
     actual.add("Status", &client.status().await.unwrap());
     actual.add("VmSummary", &client.vm_list().await.unwrap()[0]);
     actual.add("Vm", &vm);

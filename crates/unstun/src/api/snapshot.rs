@@ -168,3 +168,40 @@ impl Loss {
         }
     }
 }
+
+/// Body of `POST /vms/VM/diff`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Diff {
+    /// N of `diskN`.
+    pub disk: u32,
+    pub from: SnapshotRef,
+    /// Null for the running state.
+    #[serde(default)]
+    pub to: Option<SnapshotRef>,
+    /// Where the answer is to begin.
+    #[serde(default)]
+    pub start_bytes: u64,
+}
+
+/// What differs between two states of a disk: over REST a part of it, from `snapshot diff` all of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Differences {
+    pub vm: VmName,
+    pub disk: u32,
+    pub from: String,
+    pub to: Option<String>,
+    /// Of the disk in the later state.
+    pub size_bytes: u64,
+    pub start_bytes: u64,
+    /// Up to where this answers; `size_bytes` when that is all.
+    pub end_bytes: u64,
+    /// Rising, apart from each other; what is not in them reads the same in both states.
+    pub ranges: Vec<DiskRange>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskRange {
+    pub start_bytes: u64,
+    pub length_bytes: u64,
+}

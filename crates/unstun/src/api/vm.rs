@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{Disk, DiskCreate, Space, Store, WhenFull};
@@ -165,4 +166,30 @@ pub struct VmClosed {
     pub home: PathBuf,
     /// Those that were disconnected.
     pub clients: Vec<VmClient>,
+}
+
+/// `space`: what a VM takes, and what keeps it from being less.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmSpace {
+    pub vm: VmName,
+    pub store: Store,
+    /// Sum over the disks, as the guest sees them.
+    pub logical_bytes: u64,
+    /// By what is its own, with all its snapshots.
+    pub allocated_bytes: u64,
+    /// By what it reads and others own: the ground of a clone or of an import.
+    pub shared_bytes: u64,
+    /// Parents before children, older siblings first.
+    pub snapshots: Vec<SnapshotSpace>,
+    pub space: Space,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotSpace {
+    pub id: String,
+    pub name: String,
+    pub created: Timestamp,
+    pub age_s: u64,
+    /// Held by what was written on top of it, on all its branches and disks.
+    pub delta_bytes: u64,
 }

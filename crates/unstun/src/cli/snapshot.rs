@@ -19,6 +19,16 @@ pub enum SnapshotCommand {
     },
     /// Draw a VM's snapshots and where it runs
     Tree { vm: VmName },
+    /// Print the ranges of the disks that differ between two states: what an incremental backup has to copy
+    Diff {
+        vm: VmName,
+        /// The earlier state, by its snapshot
+        #[arg(value_name = "A")]
+        from: SnapshotRef,
+        /// The later state; without it the running one
+        #[arg(value_name = "B")]
+        to: Option<SnapshotRef>,
+    },
     /// Keep everything written since the take, give up the way back
     Commit(CommitArgs),
     /// Go back to a snapshot and keep it; without NAME to the one the VM runs on

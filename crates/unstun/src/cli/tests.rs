@@ -51,6 +51,9 @@ fn every_documented_line_parses() {
         "unstun attach web --as libvirt",
         "unstun generate man /tmp/m",
         "unstun snapshot tree web",
+        "unstun snapshot diff web before-upgrade after",
+        "unstun snapshot diff web before-upgrade",
+        "unstun space web",
         "unstun snapshot commit web before-upgrade",
         "unstun snapshot commit web@before-upgrade --yes",
         "unstun snapshot commit web --all",
@@ -97,6 +100,8 @@ fn nonsense_is_a_usage_error() {
         "unstun vm clone web@a",
         "unstun vm reset web --yes --dry-run",
         "unstun snapshot revert web --take-first a/b",
+        "unstun snapshot diff web",
+        "unstun space",
         "unstun attach web --as vmware",
     ] {
         assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");

@@ -4,6 +4,7 @@ mod attach;
 mod check;
 mod commit;
 mod convert;
+mod difference;
 mod disk;
 mod event;
 mod fill;
@@ -12,6 +13,7 @@ mod job;
 mod loss;
 pub mod progress;
 mod snapshot;
+mod space;
 mod status;
 mod tree;
 mod up;
@@ -57,6 +59,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
     match command {
         Command::Status => status::run(client, output).await,
         Command::Vm(command) => vm::run(command, client, output).await,
+        Command::Space { vm } => space::run(vm, client, output).await,
         Command::Snapshot(command) => snapshot::run(command, client, output).await,
         Command::Job(command) => job::run(command, client, output).await,
         Command::Events(args) => event::run(args, client, output).await,

@@ -3,7 +3,7 @@
 use crate::api::{CommitTarget, Discard, SnapshotTake, SnapshotTaken};
 use crate::cli::{SnapshotCommand, VmAndName};
 use crate::client::Client;
-use crate::command::{commit, loss, tree, vm};
+use crate::command::{commit, difference, loss, tree, vm};
 use crate::error::{Error, Result};
 use crate::name;
 use crate::output::{Output, fields};
@@ -18,6 +18,9 @@ pub async fn run(command: &SnapshotCommand, client: &Client, output: Output) -> 
             output.result(&client.snapshot_take(&vm, &request).await?, taken)
         }
         SnapshotCommand::Tree { vm } => output.result(&client.snapshot_tree(vm).await?, tree::draw),
+        SnapshotCommand::Diff { vm, from, to } => {
+            difference::run(vm, from, to.as_ref(), client, output).await
+        }
         SnapshotCommand::Commit(args) => commit::run(args, client, output).await,
         SnapshotCommand::Revert(args) => loss::revert(args, client, output).await,
         SnapshotCommand::Discard(args) => loss::discard(args, client, output).await,

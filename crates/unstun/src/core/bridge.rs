@@ -10,9 +10,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::node::Node;
 use super::{inuse, prepare, ready};
 use crate::api::{
-    CommitPreview, CommitTarget, Discard, Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job,
-    Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed,
-    VmCreate, VmImport, VmRemoved, VmSummary,
+    CommitPreview, CommitTarget, Diff, Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode,
+    DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
+    Vm, VmClone, VmClosed, VmCreate, VmImport, VmRemoved, VmSpace, VmSummary,
 };
 use crate::control::{Control, Reply};
 use crate::datastore::Datastore;
@@ -146,6 +146,10 @@ impl Control for Bridge {
         self.ask(|node| async move { node.vm_show(&vm).await })
     }
 
+    fn vm_space(&self, vm: VmName) -> Reply<'_, VmSpace> {
+        self.ask(|node| async move { node.vm_space(&vm).await })
+    }
+
     fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved> {
         let name = vm.clone();
         let home = self.ask(move |node| async move { Ok(node.idle_home(name.as_str())) });
@@ -179,6 +183,10 @@ impl Control for Bridge {
 
     fn snapshot_tree(&self, vm: VmName) -> Reply<'_, SnapshotTree> {
         self.ask(|node| async move { node.snapshot_tree(&vm).await })
+    }
+
+    fn snapshot_diff(&self, vm: VmName, request: Diff) -> Reply<'_, Differences> {
+        self.ask(|node| async move { node.snapshot_diff(&vm, request).await })
     }
 
     fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview> {

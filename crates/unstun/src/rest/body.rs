@@ -6,8 +6,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::{
-    CommitTarget, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Revert, SnapshotDir,
-    SnapshotTake, VmClone, VmCreate, VmImport,
+    CommitTarget, Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Revert,
+    SnapshotDir, SnapshotTake, VmClone, VmCreate, VmImport,
 };
 use crate::error::{Error, Result};
 use crate::{name, units};
@@ -34,6 +34,7 @@ pub fn parse<T: Request>(bytes: &[u8]) -> Result<T> {
 }
 
 impl Request for CommitTarget {}
+impl Request for Diff {}
 impl Request for DiskSetMode {}
 impl Request for Disconnect {}
 impl Request for Discard {}
@@ -107,7 +108,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 }
 
 /// Every route that has a body, with the path under `/api/v1`; previews take their command's.
-pub const ROUTES: [&str; 14] = [
+pub const ROUTES: [&str; 15] = [
     "POST /vms",
     "POST /import",
     "POST /vms/{vm}/clone",
@@ -122,6 +123,7 @@ pub const ROUTES: [&str; 14] = [
     "POST /vms/{vm}/revert",
     "POST /vms/{vm}/discard",
     "PUT /jobs/{id}/limit",
+    "POST /vms/{vm}/diff",
 ];
 
 /// One of `ROUTES` by the first byte (`a` is the first), and what follows as its body: parsed, and once more
@@ -151,6 +153,7 @@ pub fn accept(route: &str, bytes: &[u8]) -> Result<Vec<u8>> {
         "POST /vms/{vm}/revert" => again::<Revert>(bytes),
         "POST /vms/{vm}/discard" => again::<Discard>(bytes),
         "PUT /jobs/{id}/limit" => again::<JobLimit>(bytes),
+        "POST /vms/{vm}/diff" => again::<Diff>(bytes),
         _ => Err(Error::not_found(format!("{route}: no route with a body"))),
     }
 }

@@ -4,7 +4,7 @@ use axum::extract::State;
 use serde::Serialize;
 
 use super::{Answer, Body, Parameter, Shared, answer};
-use crate::api::{CommitTarget, Discard, Revert, SnapshotTake};
+use crate::api::{CommitTarget, Diff, Discard, Revert, SnapshotTake};
 use crate::name::VmName;
 
 pub async fn tree(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
@@ -17,6 +17,14 @@ pub async fn take(
     Body(request): Body<SnapshotTake>,
 ) -> Answer<impl Serialize> {
     answer(control.snapshot_take(vm, request).await)
+}
+
+pub async fn diff(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<Diff>,
+) -> Answer<impl Serialize> {
+    answer(control.snapshot_diff(vm, request).await)
 }
 
 pub async fn commit_preview(

@@ -23,6 +23,10 @@ pub async fn show(State(control): Shared, Parameter(vm): Parameter<VmName>) -> A
     answer(control.vm_show(vm).await)
 }
 
+pub async fn space(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
+    answer(control.vm_space(vm).await)
+}
+
 pub async fn clone(
     State(control): Shared,
     Parameter(vm): Parameter<VmName>,

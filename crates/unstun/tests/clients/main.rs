@@ -5,6 +5,7 @@
 mod attach;
 mod branches;
 mod daemon;
+mod difference;
 mod disks;
 mod guest;
 mod guides;

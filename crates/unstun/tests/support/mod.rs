@@ -307,6 +307,42 @@ impl Control for Fake {
         ready(self.state().vm(&vm).cloned())
     }
 
+    fn vm_space(&self, vm: VmName) -> Reply<'_, VmSpace> {
+        let state = self.state();
+        let snapshot = |s: &Snapshot| SnapshotSpace {
+            id: s.id.clone(),
+            name: s.name.clone(),
+            created: s.created,
+            age_s: 60,
+            delta_bytes: s.delta_bytes,
+        };
+        ready(state.tree(&vm).map(|tree| VmSpace {
+            vm: vm.clone(),
+            store: Store::Redo,
+            logical_bytes: 1 << 30,
+            allocated_bytes: DELTA_BYTES,
+            shared_bytes: 0,
+            snapshots: tree.iter().map(snapshot).collect(),
+            space: space(),
+        }))
+    }
+
+    /// Two parts, and a range that goes on from one into the other.
+    fn snapshot_diff(&self, vm: VmName, request: Diff) -> Reply<'_, Differences> {
+        let (start_bytes, end_bytes) = if request.start_bytes == 0 { (512, 1024) } else { (1024, 2048) };
+        let state = self.state();
+        ready(state.vm(&vm).map(|_| Differences {
+            vm: vm.clone(),
+            disk: request.disk,
+            from: request.from.to_string(),
+            to: request.to.map(|to| to.to_string()),
+            size_bytes: 2048,
+            start_bytes: request.start_bytes,
+            end_bytes,
+            ranges: vec![DiskRange { start_bytes, length_bytes: 512 }],
+        }))
+    }
+
     fn vm_import(&self, request: VmImport) -> Reply<'_, Vm> {
         let name = request.name.unwrap_or_else(|| "imported".parse().unwrap());
         let disks = vec![DiskCreate::new(1 << 30)];

@@ -1,0 +1,33 @@
+//! `unstun space`.
+
+use crate::api::VmSpace;
+use crate::client::Client;
+use crate::command::vm;
+use crate::error::Result;
+use crate::name::VmName;
+use crate::output::{Output, align_right, fields, table};
+use crate::units::{format_bytes, format_seconds};
+
+pub async fn run(vm: &VmName, client: &Client, output: Output) -> Result<()> {
+    output.result(&client.vm_space(vm).await?, describe)
+}
+
+fn describe(space: &VmSpace) -> String {
+    let lines = fields(&[
+        ("VM", space.vm.to_string()),
+        ("logical", format_bytes(space.logical_bytes)),
+        ("allocated", format_bytes(space.allocated_bytes)),
+        ("shared", format_bytes(space.shared_bytes)),
+        ("room", vm::space(&space.space)),
+    ]);
+    if space.snapshots.is_empty() {
+        return lines;
+    }
+    let mut table = table(&["snapshot", "age", "on top of it"]);
+    for snapshot in &space.snapshots {
+        let row = [&snapshot.name, &format_seconds(snapshot.age_s), &format_bytes(snapshot.delta_bytes)];
+        table.add_row(row);
+    }
+    align_right(&mut table, &[1, 2]);
+    format!("{lines}{table}")
+}
