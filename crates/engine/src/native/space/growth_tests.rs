@@ -77,14 +77,14 @@ fn a_full_file_system_loses_nothing_at_any_step() {
                 }
                 if round % 7 == 6 && number + 1 < 5 {
                     number += 1;
-                    space.freeze();
+                    space.freeze(&[]);
                     checkpoint(&space, number).await;
                 }
             }
             theirs.set_capacity(None);
             space.place(20, None, 0).await.unwrap();
             space.place_meta(20).await.unwrap();
-            space.freeze();
+            space.freeze(&[]);
             checkpoint(&space, 9).await;
             let again = open(&env, &file, GEOMETRY, space.summaries());
             assert_eq!(again.totals().used, space.totals().used);

@@ -78,13 +78,13 @@ fn a_checkpoint_holds_what_was_settled_and_slots_take_turns() {
         let file = store(&env).await;
         let space = open(&env, &file, GEOMETRY, Vec::new());
         let kept = space.place(8, None, 0).await.unwrap();
-        space.freeze();
+        space.freeze(&[]);
         let young = space.place(3, Some(kept.end()), 8).await.unwrap();
         assert_eq!(checkpoint(&space, 4).await[0].1.slot, 1);
-        space.freeze();
+        space.freeze(&[]);
         assert_eq!(checkpoint(&space, 5).await[0].1.slot, 0);
         space.free_settled(young);
-        space.freeze();
+        space.freeze(&[]);
         assert!(space.take_releasable(u64::MAX).is_empty());
         let written = space.write_pages(6).await.unwrap();
         assert_eq!((written[0].1.slot, written[0].1.version, written[0].1.free), (1, 6, 126 - 8));
@@ -144,7 +144,7 @@ async fn two_versions(env: &Env) -> Vec<GroupSummary> {
         for _ in 0..3 {
             space.place(50, None, 0).await.unwrap();
         }
-        space.freeze();
+        space.freeze(&[]);
         space.place_meta(5).await.unwrap();
         checkpoint(&space, number).await;
     }
@@ -235,7 +235,7 @@ fn frees_of_what_is_not_in_use_stop_the_checkpoint() {
         for (addr, len) in hostile {
             let space = open(&env, &file, GEOMETRY, vec![GroupSummary::default(); 1]);
             space.place(1, None, 0).await.unwrap();
-            space.freeze();
+            space.freeze(&[]);
             space.free_settled(Extent { addr, len });
             assert_eq!(
                 space.write_pages(1).await.map_err(|e| e.kind),
@@ -254,7 +254,7 @@ fn replay_brings_young_blocks_back() {
         let file = store(&env).await;
         let space = open(&env, &file, GEOMETRY, Vec::new());
         let kept = space.place(4, None, 0).await.unwrap();
-        space.freeze();
+        space.freeze(&[]);
         checkpoint(&space, 1).await;
         let young = space.place(4, None, 0).await.unwrap();
         let again = open(&env, &file, GEOMETRY, space.summaries());
@@ -280,14 +280,14 @@ fn groups_that_rest_leave_memory_and_come_back() {
             for _ in 0..4 {
                 placed.push(space.place(60, None, 0).await.unwrap());
             }
-            space.freeze();
+            space.freeze(&[]);
             checkpoint(&space, number).await;
         }
         let loaded = |space: &Space| space.state.borrow().groups.iter().filter(|g| g.maps.is_some()).count();
         assert!(space.groups() > 10 && loaded(&space) <= 4, "{} of {}", loaded(&space), space.groups());
         // Freed while most groups rest; the checkpoint fetches them.
         placed.iter().for_each(|extent| space.free_settled(*extent));
-        space.freeze();
+        space.freeze(&[]);
         checkpoint(&space, 20).await;
         release_all(&space);
         assert_eq!(space.totals().used, 0);
