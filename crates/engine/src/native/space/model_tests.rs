@@ -200,10 +200,11 @@ impl Run {
             *is = if *is == Is::Young { Is::Settled } else { *is };
         }
         for _ in 0..self.rng.below(8) {
-            match self.rng.below(4) {
+            match self.rng.below(5) {
                 0 => self.place_meta().await,
                 1 => self.place().await,
                 2 => self.free_settled(),
+                3 => self.release(),
                 _ => self.free_young(),
             }
         }

@@ -93,12 +93,21 @@ fn a_checkpoint_holds_what_was_settled_and_slots_take_turns() {
         let again = open(&env, &file, GEOMETRY, committed);
         let both = Extent { addr: kept.addr, len: 11 };
         assert_eq!(again.settled_runs(0).await.unwrap(), [both]);
+        let late = Extent { addr: kept.addr, len: 1 };
+        space.free_settled(late);
         space.committed(6);
-        assert_eq!(space.take_releasable(0), [young]);
-        assert_eq!((space.totals().waiting, space.totals().used), (3, 8));
+        assert_eq!(
+            space.take_releasable(u64::MAX),
+            [young],
+            "what was freed behind the pages is of the next"
+        );
+        assert_eq!((space.totals().waiting, space.totals().used), (4, 7));
         space.release(vec![young]);
+        assert_eq!(checkpoint(&space, 7).await.len(), 1);
+        assert_eq!(space.take_releasable(0), [late]);
+        space.release(vec![late]);
         assert_eq!(space.totals().waiting, 0);
-        assert_eq!(checkpoint(&space, 7).await, [], "nothing changed");
+        assert_eq!(checkpoint(&space, 8).await, [], "nothing changed");
     });
 }
 
