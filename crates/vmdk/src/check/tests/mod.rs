@@ -32,6 +32,26 @@ type Row = (Severity, &'static str, &'static str, &'static str, &'static str, &'
 /// What is planted, and all that is then found.
 type Case = (&'static str, fn(&mut Files), &'static [Row]);
 
+/// A link that nothing leads to any more.
+const fn unreferred(link: &'static str) -> Row {
+    (Warning, link, "the link", "not referred to by the .vmx or the .vmsd", "leads to it", "keep it")
+}
+
+/// A file of data without its descriptor; `line` is the end of the text that would replace it.
+const fn nameless(extent: &'static str, descriptor: &'static str, line: &'static str) -> Row {
+    (Damage, extent, "its descriptor", "missing", descriptor, line)
+}
+
+/// A disk whose running link is not made on what the current snapshot, "two", holds; `field` names the disk.
+const fn beside_current(field: &'static str, found: &'static str, expected: &'static str) -> Row {
+    (Warning, "web.vmsd", field, found, expected, "do not commit or revert")
+}
+
+/// An extent that another descriptor names too.
+const fn shared(link: &'static str, extent: &'static str, expected: &'static str) -> Row {
+    (Damage, link, "the extent line", extent, expected, "move the other away")
+}
+
 /// A small VMFSsparse delta, closed.
 fn delta() -> Vec<u8> {
     let world = SimWorld::new(1, Options::default());

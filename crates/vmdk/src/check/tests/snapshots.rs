@@ -114,13 +114,10 @@ const SNAPSHOTS: &[Case] = &[
             );
         },
         &[
-            (
-                Warning,
-                "web.vmsd",
+            beside_current(
                 "the current snapshot \"two\", fileName of scsi0:0",
                 "\"web-000003.vmdk\"",
                 "a link under \"web-000002.vmdk\"",
-                "do not commit or revert",
             ),
             (
                 Warning,
