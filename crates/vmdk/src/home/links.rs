@@ -185,8 +185,16 @@ fn check_pair(child: &Descriptor, parent: &Descriptor, ignore_content_ids: bool)
     if wanted != parent.cid() && !ignore_content_ids {
         let cause =
             format!("parentCID is {wanted:08x}, but the CID of {} is {:08x}", parent.file(), parent.cid());
-        let remedy = "the parent was written after this child was made, so what the child does not hold may be wrong; \
-             only if the parent's data is known to be unchanged, set parentCID to that value";
+        let remedy = match away_from_hint(child, parent) {
+            Some(hint) => format!(
+                "that file was found by its name alone, and is likely another: the parent is {}, which cannot be opened \
+                 here; bring it within reach, or copy the disk from its export",
+                shown(hint)
+            ),
+            None => "the parent was written after this child was made, so what the child does not hold may be wrong; \
+                     only if the parent's data is known to be unchanged, set parentCID to that value"
+                .into(),
+        };
         return Err(Error::damaged(child.file(), format!("{cause}; {remedy}")));
     }
     let (own, below) = (child.capacity_sectors(), parent.capacity_sectors());
@@ -195,6 +203,13 @@ fn check_pair(child: &Descriptor, parent: &Descriptor, ignore_content_ids: bool)
         return Err(Error::damaged(child.file(), format!("{cause}, expected the same along the chain")));
     }
     Ok(())
+}
+
+/// The hint of a child of ours whose parent was looked for elsewhere. Our absolute hints are exact, and the links of imports and
+/// clones are often called like those they rest on.
+fn away_from_hint<'a>(child: &'a Descriptor, parent: &Descriptor) -> Option<&'a str> {
+    let hint = child.parent_hint().filter(|hint| hint.starts_with('/') && child.owner().is_some())?;
+    (normal(hint) != normal(parent.file())).then_some(hint)
 }
 
 /// What a descriptor says, with the space its files take.

@@ -288,3 +288,30 @@ fn change_tracking_ends_with_the_first_write() {
         assert!(home.open("web.vmdk", true).await.is_ok());
     });
 }
+
+#[test]
+fn a_file_of_the_parents_name_elsewhere_is_not_taken_for_a_parent_that_was_written() {
+    let world = new_world(19);
+    world.run(async |env| {
+        let home = home(&env).await;
+        let state = home.load().await.unwrap();
+        let state = take_all(&home, &state, 1).await.unwrap();
+        let top = &state.disks[0].top;
+        let text = text_of(&home, top).await.replace("Hint=\"web.vmdk\"", "Hint=\"/elsewhere/web.vmdk\"");
+        by_hand(&home, top, text.as_bytes()).await;
+        assert_eq!(home.chain(top).await.unwrap().len(), 2, "moved, with the content the child was made on");
+        let parent = links::read(&home.gate, "web.vmdk").await.unwrap().cid();
+        let text = text.replace(&format!("parentCID={parent:08x}"), "parentCID=0badcafe");
+        by_hand(&home, top, text.as_bytes()).await;
+        let error = home.chain(top).await.unwrap_err().to_string();
+        assert!(
+            error.contains("the parent is \"/elsewhere/web.vmdk\"") && !error.contains("set parentCID"),
+            "{error}"
+        );
+        // VMware's paths mean the file beside it, wherever they lead.
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("# unstun")).collect();
+        by_hand(&home, top, (lines.join("\n") + "\n").as_bytes()).await;
+        let error = home.chain(top).await.unwrap_err().to_string();
+        assert!(error.contains("set parentCID"), "{error}");
+    });
+}
