@@ -51,18 +51,29 @@ impl<'a> NewVm<'a> {
 
 impl Home {
     /// Makes a VM with thin flat disks in a folder that is empty, or holds our private folder alone. Durable when this returns;
-    /// until the .vmx is there, which comes last, the folder is no VM.
+    /// until the .vmx is there, which comes last, the folder is no VM. When it fails the files it made are removed again.
     pub async fn create(dir: Dir, folders: Folders, growth: Growth, vm: NewVm<'_>) -> Result<Home> {
         vm.check(dir.path())?;
         let home = Home::new(dir, folders, growth);
         home.refuse_inhabited().await?;
         let mut state = VmState { name: vm.name.into(), ..VmState::default() };
+        match home.create_files(&vm, &mut state).await {
+            Ok(()) => Ok(home),
+            Err(e) => {
+                home.remove_created(&state).await;
+                Err(e)
+            }
+        }
+    }
+
+    /// `state` gets each disk that is finished.
+    async fn create_files(&self, vm: &NewVm<'_>, state: &mut VmState) -> Result<()> {
         for (index, disk) in vm.disks.iter().enumerate() {
             let number = u32::try_from(index).unwrap_or(u32::MAX);
             // Bounded by VM_DISKS_MAX above.
             let Some(slot) = Slot::for_new_disk(index) else { break };
-            let folder = home.disk_folder(disk).await?;
-            let top = home.create_base(&folder, vm.name, disk.size_bytes, None).await?;
+            let folder = self.disk_folder(disk).await?;
+            let top = self.create_base(&folder, vm.name, disk.size_bytes, None).await?;
             state.disks.push(DiskState {
                 number,
                 slot: slot.to_string(),
@@ -73,12 +84,22 @@ impl Home {
             });
         }
         let vmsd = format!("{}.vmsd", vm.name);
-        home.dir().replace_file(&vmsd, &Vmsd::create(&vmsd).to_bytes()).await?;
+        self.dir().replace_file(&vmsd, &Vmsd::create(&vmsd).to_bytes()).await?;
         let name = format!("{}.vmx", vm.name);
         let mut vmx = Vmx::create(&name, vm.name, &[])?;
-        write::write_disks(&mut vmx, &state, &|path: &str| Ok(Located { layer: path.into(), exists: true }))?;
-        home.dir().replace_file(&name, &vmx.to_bytes()).await?;
-        Ok(home)
+        write::write_disks(&mut vmx, state, &|path: &str| Ok(Located { layer: path.into(), exists: true }))?;
+        self.dir().replace_file(&name, &vmx.to_bytes()).await
+    }
+
+    /// Of a home that was not to be. Disks in other folders too: nobody would know there whose they are.
+    async fn remove_created(&self, state: &VmState) {
+        // What cannot be removed now is no VM; the error that led here is the one to be told.
+        let _ = self.abandon().await;
+        for disk in &state.disks {
+            if let Ok(link) = links::read(&self.gate, &disk.top).await {
+                let _ = self.remove_link(&disk.top, &link).await;
+            }
+        }
     }
 
     /// A VM is made where nothing else is; only our private folder may be there before it.

@@ -18,8 +18,9 @@ use crate::keyvalue::KeyValues;
 use crate::text::{TEXT_BYTES_MAX, decimal, wrong};
 
 /// The only folder of ours in a VM's home.
-pub(super) const PRIVATE_FOLDER: &str = ".unstun";
-const RECORD: &str = "intent";
+pub(crate) const PRIVATE_FOLDER: &str = ".unstun";
+/// The change that is not carried out yet, in that folder.
+pub(crate) const RECORD: &str = "intent";
 
 /// Files to put in place of others, and files to remove. Names are plain (in the home), `.unstun/NAME`, or absolute paths in
 /// folders of the home's own.
@@ -103,7 +104,10 @@ impl Intent {
                 .dir
                 .stage_file(&target.staged, &self.replace[self.replace.keys().next().expect("one")])
                 .await?;
-            target.dir.rename(&target.temporary(), &target.name).await?;
+            if let Err(e) = target.dir.rename(&target.temporary(), &target.name).await {
+                unstage(&targets).await;
+                return Err(e);
+            }
             return target.dir.sync().await.map_err(in_doubt);
         }
         let private = match self.stage(gate, &targets).await {
