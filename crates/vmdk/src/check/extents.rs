@@ -3,7 +3,7 @@
 use blk::reactor::OpenMode;
 use blk::{Buf, File, Result, SECTOR};
 
-use super::finding::{Finding, Severity};
+use super::finding::{Finding, REMEDY_CUT, Severity};
 use super::inventory::{Inventory, Place};
 use super::keyword_of;
 use crate::cowd;
@@ -159,9 +159,7 @@ async fn check_flat(
             field: "the length".into(),
             found: format!("{size} bytes"),
             expected: format!("at least {needed}, as {} says: the file was cut", shown(name)),
-            remedy:
-                "copy the file again, or take it from a backup; what is missing must not be filled with zeros"
-                    .into(),
+            remedy: REMEDY_CUT.into(),
         });
     }
     Ok(())

@@ -58,10 +58,20 @@ impl Finding {
             remedy: own_remedy.unwrap_or(if cut { REMEDY_CUT } else { remedy }).into(),
         }
     }
+
+    /// Stands behind `last` for those of its kind that are not listed.
+    pub(super) fn of_the_rest(last: &Finding, count: usize) -> Self {
+        Self {
+            field: "the number of faults".into(),
+            found: format!("{count} more than are listed"),
+            expected: "none".into(),
+            ..last.clone()
+        }
+    }
 }
 
 /// What was cut off must not be made up.
-const REMEDY_CUT: &str =
+pub(super) const REMEDY_CUT: &str =
     "copy the file again, or take it from a backup; what is missing must not be filled with zeros";
 
 impl fmt::Display for Finding {
@@ -93,13 +103,8 @@ impl Findings {
     /// The last one says how many were left out.
     pub fn into_vec(mut self) -> Vec<Finding> {
         if let Some(last) = self.kept.last().filter(|_| self.more > 0) {
-            let more = Finding {
-                field: "the number of faults".into(),
-                found: format!("{} more than are listed", self.more),
-                expected: "none".into(),
-                ..last.clone()
-            };
-            self.kept.push(more);
+            let rest = Finding::of_the_rest(last, self.more);
+            self.kept.push(rest);
         }
         self.kept
     }

@@ -8,16 +8,11 @@ use blk::{Dir, Result};
 
 use super::finding::{Finding, Severity};
 use crate::descriptor::Descriptor;
+use crate::home::{PRIVATE_FOLDER, RECORD, VM_ID};
 use crate::probe::{self, Content};
 use crate::text::TEXT_BYTES_MAX;
 use crate::vmsd::Vmsd;
 use crate::vmx::Vmx;
-
-/// Our own folder in a VM's home, and the record of a change that is not finished.
-const PRIVATE_FOLDER: &str = ".unstun/";
-const RECORD: &str = "intent";
-/// In the .vmx of a VM that we have opened.
-const VM_ID: &str = "unstun.id";
 
 const REMEDY_TEXT: &str = "correct the line in a copy of the file, or take the file from a backup";
 
@@ -144,18 +139,18 @@ impl<'a> Inventory<'a> {
                 out.push(finding);
             }
         }
-        if !self.names.contains(PRIVATE_FOLDER) {
+        if !self.names.contains(&format!("{PRIVATE_FOLDER}/")) {
             return;
         }
         let record = async {
-            let names = self.dir.open_dir(PRIVATE_FOLDER.trim_end_matches('/'), false).await?.list().await?;
+            let names = self.dir.open_dir(PRIVATE_FOLDER, false).await?.list().await?;
             Ok::<bool, blk::Error>(names.iter().any(|name| name == RECORD))
         };
         match record.await {
             Ok(false) => {}
             Ok(true) => out.push(Finding {
                 severity: Severity::Warning,
-                file: self.path(&format!("{PRIVATE_FOLDER}{RECORD}")),
+                file: self.path(&format!("{PRIVATE_FOLDER}/{RECORD}")),
                 field: "the record of a change".into(),
                 found: "present".into(),
                 expected: "none: a change of this folder was interrupted".into(),

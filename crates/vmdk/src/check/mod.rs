@@ -47,6 +47,17 @@ impl Report {
 /// Findings of one report: what a hostile folder can make us say. A line is about 300 bytes, so 3 MB.
 const REPORT_FINDINGS_MAX: usize = 10_000;
 
+/// The worst; one more says how many there are.
+fn bounded(mut findings: Vec<Finding>) -> Vec<Finding> {
+    let more = findings.len().saturating_sub(REPORT_FINDINGS_MAX);
+    findings.truncate(REPORT_FINDINGS_MAX);
+    if let Some(last) = findings.last().filter(|_| more > 0) {
+        let rest = Finding::of_the_rest(last, more);
+        findings.push(rest);
+    }
+    findings
+}
+
 /// Looks at `what` in `dir`. Fails only when the folder itself cannot be listed or has no file of that name.
 pub async fn check(dir: &Dir, what: Target<'_>) -> Result<Report> {
     let mut out = Vec::new();
@@ -57,8 +68,7 @@ pub async fn check(dir: &Dir, what: Target<'_>) -> Result<Report> {
     }
     out.sort_by(|a, b| (a.severity, &a.file).cmp(&(b.severity, &b.file)));
     out.dedup();
-    out.truncate(REPORT_FINDINGS_MAX);
-    Ok(Report { findings: out })
+    Ok(Report { findings: bounded(out) })
 }
 
 async fn check_folder(inventory: &Inventory<'_>, out: &mut Vec<Finding>) {

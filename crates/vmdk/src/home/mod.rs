@@ -52,6 +52,8 @@ pub use create::NewVm;
 use folders::Gate;
 pub use folders::{FolderKind, Folders, format_roots, parse_roots};
 use intent::Intent;
+pub(crate) use intent::{PRIVATE_FOLDER, RECORD};
+pub(crate) use state::VM_ID;
 use state::{Assigned, Surroundings, Texts};
 use survey::Survey;
 

@@ -14,7 +14,7 @@ use crate::text::{decimal, shown, wrong};
 use crate::vmsd::{Snapshot, SnapshotDisk, Vmsd};
 use crate::vmx::{Slot, Vmx, VmxDisk};
 
-pub(super) const VM_ID: &str = "unstun.id";
+pub(crate) const VM_ID: &str = "unstun.id";
 /// The next number of a disk that was never used.
 pub(super) const DISK_COUNT: &str = "unstun.diskCount";
 pub(super) const SNAPSHOT_ID: &str = "unstun.id";
