@@ -4,55 +4,20 @@
 //! which also removes the layers that nobody needs any more; then the disks in memory are replaced between two polls.
 //! No writable client may be attached: a disk that changes under its guest ruins the guest's file systems.
 
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use blk::layer::Layer;
-use blk::manifest::{Change, DiskMode, DiskState, LayerName, SnapshotState, VmState};
+use blk::manifest::{Change, LayerName, SnapshotState, VmState};
 use blk::{Error, Result};
 use futures_util::future::join_all;
 
 use crate::disk::Disk;
 use crate::event::{DiskTimes, Event, EventKind};
-use crate::graph::Graph;
+use crate::ground::{Ground, Loss, Move, has_disk};
 use crate::link::all;
 use crate::options::Defect;
 use crate::tree;
 use crate::vm::{Vm, nothing_changed};
-
-/// What an operation throws away, before (a preview) or after it has.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Loss {
-    /// The snapshot that the VM runs on from; None for a reset and where the running state stays.
-    pub target: Option<String>,
-    /// Names that leave the tree.
-    pub snapshots: Vec<String>,
-    /// Whose files go.
-    pub layers: Vec<LayerName>,
-    /// Of the files that go, tables included.
-    pub bytes: u64,
-    /// The running state changes: no writable client may be attached.
-    pub reverts: bool,
-}
-
-/// Where a disk is to run on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Ground {
-    /// On a new, empty child of this layer.
-    ChildOf(LayerName),
-    /// In this layer itself: nobody else needs it as it is.
-    Itself(LayerName),
-}
-
-/// A change of ground. `next` still has the old tops of the disks in `grounds`.
-struct Move {
-    kind: EventKind,
-    next: VmState,
-    grounds: Vec<(u32, Ground)>,
-    configuration: Option<u128>,
-    gone: Vec<u128>,
-    loss: Loss,
-}
 
 /// A disk ready to take the place of another.
 struct Built {
@@ -148,143 +113,6 @@ impl Vm {
                 })
             }
         }
-    }
-
-    async fn plan_revert(&self, target: SnapshotState) -> Result<Move> {
-        let graph = self.graph().await?;
-        let before = self.state();
-        let kept = self.manifest.disks_at(target.id).await?;
-        let mut next = before.clone();
-        next.current = Some(target.id);
-        next.disks = disks_after_revert(&before, &target, kept.as_deref());
-        self.refuse_returning(&graph, &before, &next, &target).await?;
-        let frozen = target.disks.iter().filter(|(n, _)| has_disk(&next, *n));
-        let grounds = frozen.map(|(n, layer)| (*n, Ground::ChildOf(layer.clone()))).collect();
-        let loss = Loss { target: Some(target.name.clone()), reverts: true, ..Loss::default() };
-        let configuration = kept.is_some().then_some(target.id);
-        let plan = Move { kind: EventKind::Revert, next, grounds, configuration, gone: Vec::new(), loss };
-        self.with_loss(plan, &before, &graph).await
-    }
-
-    /// Refuses disks whose layers are not here, and those that would come back to run on a layer that others need as it is.
-    async fn refuse_returning(
-        &self,
-        graph: &Graph,
-        before: &VmState,
-        next: &VmState,
-        target: &SnapshotState,
-    ) -> Result<()> {
-        let frozen = graph.reachable(&VmState { disks: Vec::new(), ..next.clone() });
-        for disk in &next.disks {
-            refuse_missing(&self.name, graph, disk, target)?;
-            let known = target.disks.iter().any(|(n, _)| *n == disk.number)
-                || before.disks.iter().any(|d| d.number == disk.number);
-            if known {
-                continue;
-            }
-            if frozen.contains(&disk.top) || !graph.children(&disk.top).is_empty() {
-                let cause = format!("disk{} would come back on {}", disk.number, disk.top);
-                let why = "which other states rest on; commit or discard those first";
-                return Err(Error::refused(&self.name, format!("{cause}, {why}")));
-            }
-            self.refuse_read_elsewhere(std::slice::from_ref(&disk.top)).await?;
-        }
-        Ok(())
-    }
-
-    async fn plan_discard(&self, wanted: &str) -> Result<Move> {
-        let graph = self.graph().await?;
-        let before = self.state();
-        let target = tree::find(&before, wanted)?.clone();
-        let gone = tree::with_later(&before, target.id);
-        let running = before.current.is_some_and(|current| gone.contains(&current));
-        let mut next = before.clone();
-        next.snapshots.retain(|s| !gone.contains(&s.id));
-        let mut loss = Loss { reverts: running, ..Loss::default() };
-        loss.snapshots = names_of(&before, &gone);
-        let mut grounds = Vec::new();
-        let mut configuration = None;
-        if running {
-            loss.target = Some(target.name.clone());
-            let kept = self.manifest.disks_at(target.id).await?;
-            next.disks = disks_after_revert(&before, &target, kept.as_deref());
-            self.refuse_returning(&graph, &before, &next, &target).await?;
-            configuration = kept.is_some().then_some(target.id);
-            next.current = target.parent;
-            for (number, frozen) in &target.disks {
-                if !has_disk(&next, *number) {
-                    continue;
-                }
-                grounds.push((*number, self.ground_of(&graph, &next, frozen, &before).await?));
-            }
-        }
-        let plan = Move { kind: EventKind::Discard, next, grounds, configuration, gone, loss };
-        self.with_loss(plan, &before, &graph).await
-    }
-
-    /// The frozen layer itself when, with the branch gone, nobody else needs it as it is.
-    async fn ground_of(
-        &self,
-        graph: &Graph,
-        next: &VmState,
-        frozen: &LayerName,
-        before: &VmState,
-    ) -> Result<Ground> {
-        let mut others = next.clone();
-        others.disks.clear();
-        let needed = graph.reachable(&others);
-        // Children that no state of ours reaches are a stranger's files: they need their parent all the same.
-        let known = graph.reachable(before);
-        let stranger = graph.children(frozen).iter().any(|child| !known.contains(child));
-        let read = self.refuse_read_elsewhere(std::slice::from_ref(frozen)).await.is_err();
-        let writable = self.opened_writable(frozen).await?;
-        Ok(match needed.contains(frozen) || stranger || read || graph.is_foreign(frozen) || !writable {
-            true => Ground::ChildOf(frozen.clone()),
-            false => Ground::Itself(frozen.clone()),
-        })
-    }
-
-    async fn opened_writable(&self, layer: &str) -> Result<bool> {
-        let chain = self.open_chain(layer).await?;
-        Ok(chain.last().is_some_and(|top| top.shape().writable))
-    }
-
-    async fn plan_reset(&self) -> Result<Move> {
-        let graph = self.graph().await?;
-        let before = self.state();
-        let resets = before.disks.iter().filter_map(|d| Some((d.number, d.reset_to.clone()?)));
-        let grounds: Vec<_> = resets.map(|(n, base)| (n, Ground::ChildOf(base))).collect();
-        if grounds.is_empty() {
-            let cause = "none of its disks is independent-nonpersistent, so there is nothing to reset";
-            return Err(Error::refused(&self.name, cause));
-        }
-        let loss = Loss { reverts: true, ..Loss::default() };
-        let (next, kind) = (before.clone(), EventKind::Reset);
-        let plan = Move { kind, next, grounds, configuration: None, gone: Vec::new(), loss };
-        self.with_loss(plan, &before, &graph).await
-    }
-
-    /// What goes when the disks have left their old tops.
-    async fn with_loss(&self, mut plan: Move, before: &VmState, graph: &Graph) -> Result<Move> {
-        let mut after = plan.next.clone();
-        for (number, ground) in &plan.grounds {
-            let (Ground::ChildOf(layer) | Ground::Itself(layer)) = ground;
-            for disk in after.disks.iter_mut().filter(|d| d.number == *number) {
-                disk.top = layer.clone();
-            }
-        }
-        plan.loss.layers = graph.left_over(before, &after);
-        // Deltas hold what was written since. A base is a whole disk, of one that came since: it leaves the VM, and its data stays.
-        plan.loss.layers.retain(|layer| graph.parent(layer).is_some());
-        // Held to the end: chains share layers, and each is opened once.
-        let mut open = Vec::new();
-        for layer in &plan.loss.layers {
-            let chain = self.open_chain(layer).await?;
-            plan.loss.bytes += chain.last().map_or(0, |top| top.usage().file_bytes);
-            open.push(chain);
-        }
-        plan.next.folds.retain(|fold| !plan.loss.layers.contains(&fold.layer));
-        Ok(plan)
     }
 
     async fn carry_out(self: &Rc<Self>, mut plan: Move) -> Result<Loss> {
@@ -446,43 +274,4 @@ impl Vm {
         let times = disks.iter().map(|d| DiskTimes { number: d.number, stun_us, ..DiskTimes::default() });
         self.report(Event { stun_us, total_us, disks: times.collect(), ..event });
     }
-}
-
-/// The disks of the VM once it has gone back: those it had at the take where that is known. What takes do not freeze
-/// goes on as it is now.
-fn disks_after_revert(
-    before: &VmState,
-    target: &SnapshotState,
-    kept: Option<&[DiskState]>,
-) -> Vec<DiskState> {
-    let frozen =
-        |number: u32| target.disks.iter().find(|(n, _)| *n == number).map(|(_, layer)| layer.clone());
-    let now = |number: u32| before.disks.iter().find(|d| d.number == number);
-    let list = kept.unwrap_or(&before.disks);
-    let disks = list.iter().map(|disk| match (frozen(disk.number), now(disk.number)) {
-        (Some(layer), _) => {
-            DiskState { top: layer, mode: DiskMode::Persistent, reset_to: None, ..disk.clone() }
-        }
-        (None, Some(present)) => DiskState { slot: disk.slot.clone(), ..present.clone() },
-        (None, None) => disk.clone(),
-    });
-    disks.collect()
-}
-
-fn has_disk(state: &VmState, number: u32) -> bool {
-    state.disks.iter().any(|d| d.number == number)
-}
-
-fn refuse_missing(vm: &str, graph: &Graph, disk: &DiskState, target: &SnapshotState) -> Result<()> {
-    if graph.has(&disk.top) {
-        return Ok(());
-    }
-    let cause =
-        format!("disk{} of {} needs the layer {}, which is not here", disk.number, target.name, disk.top);
-    Err(Error::refused(vm, format!("{cause}; bring its files back first")))
-}
-
-fn names_of(state: &VmState, ids: &[u128]) -> Vec<String> {
-    let wanted: BTreeSet<u128> = ids.iter().copied().collect();
-    state.snapshots.iter().filter(|s| wanted.contains(&s.id)).map(|s| s.name.clone()).collect()
 }

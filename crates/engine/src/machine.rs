@@ -8,12 +8,12 @@ use blk::manifest::{DiskMode, DiskState, NewDisk, SnapshotState, VmState};
 use blk::volume::Volume;
 use blk::{Env, Local, Result};
 
-use crate::branch::Loss;
 use crate::client::{Client, View};
 use crate::commit::{CommitPreview, CommitWhat};
 use crate::difference::{Between, Differences};
 use crate::disk::Disk;
 use crate::event::Event;
+use crate::ground::Loss;
 use crate::job::Job;
 use crate::listing::{DiskLayers, Use};
 use crate::stats::DiskStats;
