@@ -78,7 +78,8 @@ pub fn parse_rate(text: &str) -> Result<Option<u64>, String> {
 pub fn format_bytes(bytes: u64) -> String {
     let (mut unit, mut shift) = ("B", 0);
     for (name, candidate) in [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50)] {
-        if bytes >> candidate == 0 {
+        // What would be shown as 1024.00 of the smaller unit is 1.00 of this one: from half a hundredth below.
+        if bytes < (1u64 << candidate) - (1u64 << candidate) / 204_800 {
             break;
         }
         (unit, shift) = (name, candidate);
@@ -180,6 +181,10 @@ mod tests {
         assert_eq!(format_bytes(0), "0 B");
         assert_eq!(format_bytes(20 << 30), "20 GiB");
         assert_eq!(format_bytes(3 << 29), "1.50 GiB");
+        assert_eq!(format_bytes((1 << 30) - (1 << 20)), "1023 MiB");
+        assert_eq!(format_bytes((1 << 30) - (8 << 10)), "1023.99 MiB");
+        assert_eq!(format_bytes((1 << 30) - (4 << 10)), "1.00 GiB");
+        assert_eq!(format_bytes((1 << 10) - 1), "1023 B");
         assert_eq!(format_bytes(u64::MAX), "16384.00 PiB");
         assert_eq!(format_us(412), "412 us");
         assert_eq!(format_us(12_650_000), "12.65 s");

@@ -25,11 +25,15 @@ fn describe(checked: &Checked) -> String {
     let mut text: String = checked.findings.iter().map(|finding| line(finding) + "\n").collect();
     let count = |severity| checked.findings.iter().filter(|finding| finding.severity == severity).count();
     let (damage, warnings) = (count(Severity::Damage), count(Severity::Warning));
-    text.push_str(&format!("{}: {damage} damaged, {warnings} warnings", checked.path.display()));
+    text.push_str(&format!("{}: {damage} damaged, {}", checked.path.display(), counted(warnings, "warning")));
     match count(Severity::Note) {
         0 => text,
-        notes => format!("{text}, {notes} notes"),
+        notes => format!("{text}, {}", counted(notes, "note")),
     }
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn line(finding: &Finding) -> String {
