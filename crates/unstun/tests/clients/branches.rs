@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::daemon::{Datastore, copy};
+use crate::daemon::{Daemon, Datastore, copy};
 use crate::guest::seed;
 use crate::nbd::Nbd;
 use crate::tools::{Twin, assert_same, run_script};
@@ -37,6 +37,11 @@ impl<'a> Scene<'a> {
         self.datastore.json(&format!("snapshot take web {name}"));
     }
 
+    fn scribble_and_take(&mut self, name: &str) {
+        self.scribble();
+        self.take(name);
+    }
+
     /// The running disk shows `name`'s state, and so does its twin from now on.
     fn is_at(&self, name: &str) {
         assert_same(&self.state(name), "raw", &self.uri);
@@ -48,6 +53,13 @@ impl<'a> Scene<'a> {
         let name = |snapshot: &Value| snapshot["name"].as_str().unwrap().to_owned();
         tree["snapshots"].as_array().unwrap().iter().map(name).collect()
     }
+
+    /// Of the files too, once nobody serves them.
+    fn ends_as_its_twin(self, daemon: Daemon<'_>) {
+        let top = self.datastore.descriptor("web");
+        daemon.stop();
+        self.twin.assert_same_as("vmdk", top.to_str().unwrap());
+    }
 }
 
 #[test]
@@ -55,10 +67,8 @@ fn revert_goes_back_and_keeps_what_it_is_told_to() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let mut scene = Scene::new(&datastore);
-    scene.scribble();
-    scene.take("a");
-    scene.scribble();
-    scene.take("b");
+    scene.scribble_and_take("a");
+    scene.scribble_and_take("b");
     scene.scribble();
     copy(&scene.twin.path, &scene.state("now"));
 
@@ -82,9 +92,7 @@ fn revert_goes_back_and_keeps_what_it_is_told_to() {
     scene.is_at("b");
     assert_eq!(scene.names(), ["a", "b", "now"]);
     scene.scribble();
-    let top = datastore.descriptor("web");
-    daemon.stop();
-    scene.twin.assert_same_as("vmdk", top.to_str().unwrap());
+    scene.ends_as_its_twin(daemon);
 }
 
 #[test]
@@ -92,8 +100,7 @@ fn a_client_that_writes_is_named_and_sent_away_only_when_told() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let mut scene = Scene::new(&datastore);
-    scene.scribble();
-    scene.take("a");
+    scene.scribble_and_take("a");
     scene.scribble();
     let mut guest = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
     guest.flush().unwrap();
@@ -117,15 +124,12 @@ fn discard_drops_a_side_branch_and_leads_back_on_the_running_one() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let mut scene = Scene::new(&datastore);
-    scene.scribble();
-    scene.take("a");
-    scene.scribble();
-    scene.take("side");
+    scene.scribble_and_take("a");
+    scene.scribble_and_take("side");
     scene.scribble();
     datastore.json("snapshot revert web a --yes");
     scene.is_at("a");
-    scene.scribble();
-    scene.take("b");
+    scene.scribble_and_take("b");
     // The side branch is not the running one: a guest may stay.
     let guest = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
     datastore.json("snapshot discard web side --yes");
@@ -137,9 +141,7 @@ fn discard_drops_a_side_branch_and_leads_back_on_the_running_one() {
     datastore.json("snapshot discard web a --yes --disconnect");
     scene.is_at("a");
     assert!(scene.names().is_empty());
-    let top = datastore.descriptor("web");
-    daemon.stop();
-    scene.twin.assert_same_as("vmdk", top.to_str().unwrap());
+    scene.ends_as_its_twin(daemon);
 }
 
 #[test]
@@ -147,10 +149,8 @@ fn a_clone_protects_its_ground_and_consolidate_folds_what_it_leaves() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let mut scene = Scene::new(&datastore);
-    scene.scribble();
-    scene.take("a");
-    scene.scribble();
-    scene.take("b");
+    scene.scribble_and_take("a");
+    scene.scribble_and_take("b");
     let clone = datastore.json("vm clone web@b test1");
     assert_eq!(clone["needs_consolidation"], false, "{clone}");
     let twin_of_clone = datastore.uri("test1/disk0");
@@ -180,7 +180,5 @@ fn a_clone_protects_its_ground_and_consolidate_folds_what_it_leaves() {
     scene.twin.assert_same_as("raw", &scene.uri);
     assert_eq!(datastore.fails("snapshot consolidate web --yes").0, 3, "nothing is left");
     assert_eq!(scene.names(), ["a"]);
-    let top = datastore.descriptor("web");
-    daemon.stop();
-    scene.twin.assert_same_as("vmdk", top.to_str().unwrap());
+    scene.ends_as_its_twin(daemon);
 }

@@ -3,7 +3,8 @@
 use crate::daemon::Datastore;
 use crate::guest::seed;
 use crate::nbd::Nbd;
-use crate::tools::{Twin, assert_same, run_script, tool};
+use crate::programs::tool;
+use crate::tools::{Twin, assert_same, run_script};
 
 const MIB: u64 = 1 << 20;
 

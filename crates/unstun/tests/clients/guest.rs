@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::mpsc::Sender;
 
 use crate::nbd::{Command, Nbd};
+use crate::random::Random;
 
 const BLOCK: u64 = 4096;
 const SECTOR: usize = 512;
@@ -17,23 +18,6 @@ const DEPTH: usize = 16;
 const WRITES_PER_FLUSH: u64 = 40;
 /// Progress is told once in so many writes.
 const TELL_EVERY: u64 = 50;
-
-/// SplitMix64: one number of state, the same everywhere.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}
 
 /// From `UNSTUN_SEED`, else always the same; printed, so that a failure names it.
 pub fn seed() -> u64 {
@@ -179,13 +163,9 @@ fn stamped(block: usize, number: u64) -> Vec<u8> {
 }
 
 fn stamp_sector(block: usize, number: u64) -> Vec<u8> {
-    let mut random = Random(number ^ (block as u64) << 40);
-    let mut bytes = Vec::with_capacity(SECTOR);
-    bytes.extend((block as u64).to_le_bytes());
-    bytes.extend(number.to_le_bytes());
-    while bytes.len() < SECTOR {
-        bytes.extend(random.next().to_le_bytes());
-    }
+    let mut bytes = [block as u64, number].map(u64::to_le_bytes).concat();
+    let rest = (SECTOR - bytes.len()) as u64;
+    bytes.extend(Random(number ^ (block as u64) << 40).bytes(rest));
     bytes
 }
 

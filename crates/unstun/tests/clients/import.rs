@@ -21,7 +21,7 @@ fn contents(folder: &Path) -> BTreeMap<String, (String, std::time::SystemTime)> 
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries
         .map(|path| {
-            let sum = crate::tools::tool("sha256sum", &[path.to_str().unwrap()]);
+            let sum = crate::programs::tool("sha256sum", &[path.to_str().unwrap()]);
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
             (name, (sum, path.metadata().unwrap().modified().unwrap()))
         })

@@ -6,7 +6,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use crate::daemon::Datastore;
-use crate::guest::{Guest, Random, seed};
+use crate::guest::{Guest, seed};
+use crate::random::Random;
 
 const SIZE: u64 = 24 << 20;
 const CYCLES: u64 = 5;

@@ -15,6 +15,8 @@ mod import;
 mod kill;
 mod load;
 mod nbd;
+mod programs;
+mod random;
 mod refusals;
 mod removal;
 mod serving;

@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use crate::daemon::Datastore;
 use crate::guest::seed;
-use crate::tools::{Twin, assert_same, tool};
+use crate::programs::tool;
+use crate::tools::{Twin, assert_same};
 
 const MIB: u64 = 1 << 20;
 

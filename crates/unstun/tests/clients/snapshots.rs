@@ -5,7 +5,8 @@ use std::thread;
 use crate::daemon::{Datastore, copy};
 use crate::guest::seed;
 use crate::nbd::Nbd;
-use crate::tools::{Twin, assert_same, run_script, tool, try_tool};
+use crate::programs::{tool, try_tool};
+use crate::tools::{Twin, assert_same, run_script};
 
 const SIZE: u64 = 64 << 20;
 

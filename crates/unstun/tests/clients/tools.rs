@@ -1,29 +1,10 @@
-//! Programs of other people, and a raw file that is told the same as the disk.
+//! A raw file that is told the same as the disk, and QEMU as the judge of both.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
 
 use crate::daemon::Datastore;
-use crate::guest::Random;
-
-pub fn try_tool(program: &str, arguments: &[&str]) -> Output {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
-    output.unwrap_or_else(|e| panic!("{program}: {e}; `make setup` installs it"))
-}
-
-/// Standard output; fails with everything the program said.
-pub fn tool(program: &str, arguments: &[&str]) -> String {
-    let output = try_tool(program, arguments);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{program} {}: {}\n{said}{}",
-        arguments.join(" "),
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    said
-}
+use crate::programs::tool;
+use crate::random::Random;
 
 pub fn assert_same(raw: &Path, format: &str, other: &str) {
     tool("qemu-img", &["compare", "-f", "raw", "-F", format, raw.to_str().unwrap(), other]);

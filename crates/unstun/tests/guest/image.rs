@@ -2,32 +2,9 @@
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use crate::daemon::Datastore;
-
-/// Those that make and check file systems may be out of a user's path.
-const SYSTEM_PROGRAMS: &str = "/usr/sbin:/sbin";
-
-/// Standard output; fails with everything the program said.
-pub fn tool(program: &str, arguments: &[&str]) -> String {
-    let path = std::env::var("PATH").unwrap_or_default();
-    let output = Command::new(program)
-        .args(arguments)
-        .env("PATH", format!("{path}:{SYSTEM_PROGRAMS}"))
-        .stdin(Stdio::null())
-        .output()
-        .unwrap_or_else(|e| panic!("{program}: {e}; `make setup` installs it"));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{program} {}: {}\n{said}{}",
-        arguments.join(" "),
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    said
-}
+use crate::programs::tool;
 
 /// Fills a disk nobody has written to yet with an empty file system.
 pub fn make_file_system(datastore: &Datastore, export: &str, kind: &str, size_bytes: u64) {

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{BufWriter, Result, Write};
 use std::path::{Path, PathBuf};
 
-use crate::image::tool;
+use crate::programs::tool;
 
 pub const INIT: &str = "/init";
 /// Files `NN-name.ko`: to be loaded in the order of their names.

@@ -15,6 +15,10 @@ mod image;
 mod initramfs;
 mod inside;
 mod machine;
+#[path = "../clients/programs.rs"]
+mod programs;
+#[path = "../clients/random.rs"]
+mod random;
 mod reset;
 mod reverted;
 mod wire;

@@ -1,8 +1,9 @@
 //! A revert gives a guest its old files again, exactly.
 
 use crate::daemon::Datastore;
-use crate::image::{assert_clean, copy_out, tool};
+use crate::image::{assert_clean, copy_out};
 use crate::machine::Machine;
+use crate::programs::tool;
 use crate::reset::{DISKS, mount, new_file_systems, unmount};
 use crate::wire::Ask;
 

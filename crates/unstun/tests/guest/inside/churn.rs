@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
 use super::Result;
-use super::random::Random;
+use crate::random::Random;
 
 /// So many files are kept; then the oldest goes for each new one.
 const KEPT: u64 = 48;

@@ -2,7 +2,6 @@
 
 mod churn;
 mod network;
-mod random;
 mod tree;
 mod writer;
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::Result;
-use super::random::Random;
 use crate::initramfs::SHA256SUM;
+use crate::random::Random;
 
 const FOLDERS: [&str; 4] = ["files", "files/a", "files/a/b", "files/c"];
 const FILES: u64 = 60;

@@ -13,7 +13,7 @@ use rustix::time::{
 };
 
 use super::Result;
-use super::random::Random;
+use crate::random::Random;
 use crate::wire::Gap;
 
 const PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };

@@ -1,4 +1,4 @@
-//! SplitMix64: content that its place determines, the same in every boot.
+//! SplitMix64: one number of state, and the same content from it everywhere and in every boot.
 
 pub struct Random(pub u64);
 
