@@ -5,37 +5,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::rc::Rc;
 
-use blk::layer::{Layer, Where};
+use blk::layer::Where;
 use blk::manifest::Manifest;
-use blk::uring::UringReactor;
-use blk::{Buf, Env, ErrorKind, Executor, Result, SECTOR};
+use blk::{Env, ErrorKind, SECTOR};
 use sim::Rng;
 use vmdk::check::{Target, check};
 use vmdk::home::Home;
-use vmdk::vmfssparse::Growth;
 
+mod support;
 #[path = "../src/sesparse/testing.rs"]
 #[allow(dead_code)]
 mod testing;
 
+use support::layers::show;
+use support::{GROWTH, convert, run, scratch};
 use testing::{GRAIN, Image};
-
-const GROWTH: Growth = Growth { step_bytes: 1 << 20, chunk_bytes: 256 << 10 };
-
-fn run<T: 'static, F: Future<Output = T> + 'static>(main: impl FnOnce(Env) -> F) -> T {
-    let executor = Executor::new(Rc::new(UringReactor::new().unwrap()));
-    let env = executor.env();
-    executor.run(main(env)).expect("nothing is under way and the test is not done")
-}
-
-fn scratch() -> (tempfile::TempDir, PathBuf) {
-    let folder = tempfile::Builder::new().prefix("sesparse").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().to_path_buf();
-    (folder, path)
-}
 
 fn home(env: &Env, folder: &Path) -> Home {
     Home::new(env.open_root(folder.to_str().unwrap()).unwrap(), vmdk::home::Folders::default(), GROWTH)
@@ -52,24 +37,6 @@ fn describe(folder: &Path, name: &str, kind: (&str, &str), extent: &str, sectors
          RW {sectors} {keyword} \"{extent}\"\n"
     );
     std::fs::write(folder.join(name), text).unwrap();
-}
-
-async fn read(layer: &dyn Layer, absent: &[u8]) -> Result<Vec<u8>> {
-    let mut content = absent.to_vec();
-    for run in layer.lookup(0..content.len() as u64).await? {
-        let part = &mut content[run.start as usize..run.end() as usize];
-        match run.place {
-            Where::Parent => {}
-            Where::Zero => part.fill(0),
-            Where::Data { file, offset } => {
-                let buf = Buf::alloc(part.len());
-                let (buf, result) = layer.files()[usize::from(file)].read(offset, buf).await;
-                result?;
-                part.copy_from_slice(&buf);
-            }
-        }
-    }
-    Ok(content)
 }
 
 fn write_image(path: &Path, image: &Image) {
@@ -125,16 +92,12 @@ fn qemu_and_we_read_the_same() {
             let layer = home.open("web-000001.vmdk", true).await.unwrap();
             assert!(!layer.shape().writable, "whatever was asked for");
             assert_eq!(layer.check().await.unwrap(), Vec::<String>::new(), "seed {seed}");
-            read(&*layer, &base).await.unwrap()
+            let mut content = base;
+            show(&*layer, 0, &mut content).await.unwrap();
+            content
         });
-        let arguments = ["convert", "-f", "vmdk", "-O", "raw", "web-000001.vmdk", "out.raw"];
-        let output = Command::new("qemu-img").args(arguments).current_dir(&path).output();
-        let output = output.expect("qemu-img is installed by scripts/setup.sh");
-        assert!(output.status.success(), "seed {seed}: {}", String::from_utf8_lossy(&output.stderr));
-        assert!(
-            std::fs::read(path.join("out.raw")).unwrap() == ours,
-            "seed {seed}: qemu-img reads something else"
-        );
+        let theirs = convert(&path, "web-000001.vmdk");
+        assert!(theirs == ours, "seed {seed}: qemu-img reads something else");
     }
 }
 
@@ -175,7 +138,8 @@ fn a_delta_that_esxi_wrote() {
         assert_eq!(runs.len(), 2, "{runs:?}");
         assert!(matches!(runs[0].place, Where::Data { .. }) && runs[0].len == HELD, "{runs:?}");
         assert_eq!((runs[1].place, runs[1].start), (Where::Parent, HELD));
-        let content = read(&*layer, &vec![0; HELD as usize + GRAIN as usize]).await.unwrap();
+        let mut content = vec![0; HELD as usize + GRAIN as usize];
+        show(&*layer, 0, &mut content).await.unwrap();
         assert!(content[..HELD as usize].iter().all(|byte| *byte == 0x61));
         assert!(content[HELD as usize..].iter().all(|byte| *byte == 0));
         assert_eq!(layer.check().await.unwrap(), Vec::<String>::new());

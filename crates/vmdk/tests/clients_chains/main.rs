@@ -4,53 +4,29 @@
 //! `UNSTUN_SEED=n cargo test -p vmdk --release --test clients_chains` begins with the tree of seed n.
 
 mod base;
-mod layers;
 #[path = "../../src/sesparse/testing.rs"]
 #[allow(dead_code)]
 mod sesparse;
+#[path = "../support/mod.rs"]
+mod support;
 mod tree;
 
 use std::io::{Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::rc::Rc;
+use std::path::Path;
 
+use blk::ErrorKind;
 use blk::manifest::Manifest;
-use blk::uring::UringReactor;
-use blk::{Env, ErrorKind, Executor};
 use sim::Rng;
 use vmdk::home::{Folders, Home};
-use vmdk::vmfssparse::Growth;
 
 use base::{BASES, Base};
-use layers::WRITES_MAX;
+use support::layers::{self, WRITES_MAX};
+use support::{GROWTH, qemu_img, run, scratch};
 use tree::Tree;
-
-const GROWTH: Growth = Growth { step_bytes: 1 << 20, chunk_bytes: 256 << 10 };
 
 /// Two of each kind of base.
 const TREES: u64 = 16;
 const CHILDREN_MAX: u64 = 10;
-
-fn run<F: Future<Output = ()> + 'static>(main: impl FnOnce(Env) -> F) {
-    let executor = Executor::new(Rc::new(UringReactor::new().unwrap()));
-    let env = executor.env();
-    executor.run(main(env)).expect("nothing is under way and the test is not done");
-}
-
-fn scratch() -> (tempfile::TempDir, PathBuf) {
-    let folder = tempfile::Builder::new().prefix("chains").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().to_path_buf();
-    (folder, path)
-}
-
-fn qemu_img(folder: &Path, arguments: &[&str]) -> String {
-    let output = Command::new("qemu-img").args(arguments).current_dir(folder).output();
-    let output = output.expect("qemu-img is installed by scripts/setup.sh");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "qemu-img {}: {errors}", arguments.join(" "));
-    String::from_utf8(output.stdout).unwrap()
-}
 
 fn write_at(path: &Path, at: u64, bytes: &[u8]) {
     let mut file = std::fs::File::options().write(true).create(true).truncate(false).open(path).unwrap();

@@ -10,9 +10,10 @@ use sim::Rng;
 use vmdk::home::{Folders, Home};
 
 use crate::base::{self, Base};
-use crate::layers::{WRITES_MAX, seal, show, write_randomly};
 use crate::sesparse::{GRAIN, Image};
-use crate::{GROWTH, qemu_img, scratch, write_at};
+use crate::support::layers::{WRITES_MAX, seal, show, write_randomly};
+use crate::support::{GROWTH, convert, qemu_img, scratch};
+use crate::write_at;
 
 const DEPTH_MAX: usize = 8;
 const FOLDERS: [&str; 3] = ["web", "linked clone", "fast"];
@@ -241,9 +242,7 @@ impl Tree {
 
     /// What QEMU shows.
     pub fn convert(&self, node: usize) -> Vec<u8> {
-        let path = text(&self.path(node));
-        qemu_img(&self.root, &["convert", "-f", "vmdk", "-O", "raw", &path, "out.raw"]);
-        std::fs::read(self.root.join("out.raw")).unwrap()
+        convert(&self.root, &text(&self.path(node)))
     }
 
     /// QEMU finds the same links, and each as long as we do.

@@ -8,12 +8,16 @@ use sim::Rng;
 /// A session's writes.
 pub const WRITES_MAX: u64 = 20;
 
-/// Random runs of sectors: single ones, pages, some across the edges of tables.
+/// Random runs of sectors: single ones, pages, in their places or not, some across the edges of tables.
 pub async fn write_randomly(rng: &mut Rng, layer: &dyn Layer, start: u64, content: &mut [u8], writes: u64) {
     let sectors = content.len() as u64 / SECTOR;
     for _ in 0..writes {
         let length = [1, 3, 8, 64, 700, 5000][rng.below(6) as usize].min(sectors);
-        let at = (rng.below(sectors - length + 1) * SECTOR) as usize;
+        let mut at = rng.below(sectors - length + 1);
+        if length % 8 == 0 && rng.coin() {
+            at = at / 8 * 8;
+        }
+        let at = (at * SECTOR) as usize;
         let part = &mut content[at..at + (length * SECTOR) as usize];
         rng.fill(part);
         write(layer, start + at as u64, part).await;
