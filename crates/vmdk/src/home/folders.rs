@@ -121,10 +121,9 @@ pub(super) fn base_name(path: &str) -> &str {
 
 pub(super) fn outside(place: &str, written: &str) -> Error {
     let cause = format!("it names {}, which lies outside this VM's folders", shown(written));
-    Error::refused(
-        place,
-        format!("{cause}, and nothing there is opened; allow its folder with --allow-root DIR"),
-    )
+    // Not every command has that option: a conversion opens one folder.
+    let remedy = "import the VM with --allow-root DIR for its folder, or copy the disk from its export";
+    Error::refused(place, format!("{cause}, and nothing there is opened; {remedy}"))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

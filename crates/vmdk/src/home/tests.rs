@@ -9,6 +9,7 @@ use crate::testing::{flush, read, root, write};
 
 mod cache;
 mod clone;
+mod faults;
 mod folders;
 mod import;
 mod tree;
@@ -399,28 +400,6 @@ fn a_power_cut_anywhere_in_the_end_of_a_commit_leaves_one_of_the_two_chains() {
         Ok(next)
     };
     cut_everywhere(&[], prepare, step);
-}
-
-#[test]
-fn running_out_of_space_before_the_commit_point_changes_nothing_and_after_it_is_no_lack_of_space() {
-    for nth in 1..400 {
-        let world = new_world(7);
-        let before = world.run(async |env| home(&env).await.load().await.unwrap()).unwrap();
-        let (state, faults) = (before.clone(), world.clone());
-        let outcome = world.run(async move |env| {
-            let home = home(&env).await;
-            faults.add_fault(Fault::nth(nth, Action::Fail(blk::Errno::ENOSPC)));
-            take_all(&home, &state, 1).await
-        });
-        world.clear_faults();
-        let (after, _) = world.run(evidence).unwrap();
-        match outcome.unwrap() {
-            Ok(state) => assert_eq!(after, state),
-            Err(e) if e.is_no_space() => assert_eq!(after, before, "operation {nth}: {e}"),
-            Err(_) => {}
-        }
-    }
-    assert!(new_world(7).count(OpKind::Rename).completed > 0);
 }
 
 #[test]

@@ -290,31 +290,6 @@ fn change_tracking_ends_with_the_first_write() {
 }
 
 #[test]
-fn a_vm_that_could_not_be_made_leaves_nothing_in_the_folders_of_its_disks() {
-    let mut failed = 0;
-    for nth in 1.. {
-        let world = SimWorld::new(18, Options::default());
-        let faults = world.clone();
-        let made = world.run(async move |env| {
-            let dir = root(&env).open_dir("web", true).await.unwrap();
-            let own = Folders { own: vec![env.open_root("/fast").unwrap()], ..Folders::default() };
-            let mut vm = NewVm::new("web", &[DISK_BYTES, DISK_BYTES, DISK_BYTES]);
-            vm.disks[0].folder = Some("/fast".into());
-            vm.disks[2].folder = Some("/fast".into());
-            faults.add_fault(Fault::nth(nth, Action::Fail(blk::Errno::EIO)));
-            Home::create(dir, own, GROWTH, vm).await.map(drop)
-        });
-        if made.unwrap().is_ok() {
-            break;
-        }
-        failed += 1;
-        let fast = world.list("fast", View::Current).unwrap_or_default();
-        assert!(fast.iter().all(|name| name == ".unstun-names"), "operation {nth}: {fast:?}");
-    }
-    assert!(failed > 20, "{failed} operations in all");
-}
-
-#[test]
 fn a_file_of_the_parents_name_elsewhere_is_not_taken_for_a_parent_that_was_written() {
     let world = new_world(19);
     world.run(async |env| {
