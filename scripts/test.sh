@@ -127,5 +127,6 @@ for name in "${wanted[@]}"; do
     # Nothing after these can say anything useful.
     [[ $status != 0 && ($name == setup || $name == build) ]] && break
 done
-printf '\n%s%d passed, %d failed\n' "$summary" "$passed" "$failed"
+printf -v total '%-8s %5d passed %5d failed %5d s\n' total "$passed" "$failed" "$SECONDS"
+printf '\n%s%s%d passed, %d failed\n' "$summary" "$total" "$passed" "$failed"
 ((failed == 0))
