@@ -103,16 +103,7 @@ impl Vm {
     }
 
     fn revert_target(&self, wanted: Option<&str>) -> Result<SnapshotState> {
-        let state = self.state.borrow();
-        match wanted {
-            Some(name) => tree::find(&state, name).cloned(),
-            None => {
-                let latest = state.snapshots.iter().find(|s| Some(s.id) == state.current);
-                latest.cloned().ok_or_else(|| {
-                    Error::refused(&self.name, "it runs on from no snapshot, so there is none to revert to")
-                })
-            }
-        }
+        tree::revert_target(&self.state.borrow(), wanted).cloned()
     }
 
     async fn carry_out(self: &Rc<Self>, mut plan: Move) -> Result<Loss> {

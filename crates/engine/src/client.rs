@@ -36,7 +36,7 @@ impl<T> Default for Present<T> {
 }
 
 impl<T> Present<T> {
-    fn enter(&self, user: T) -> Rc<T> {
+    pub(crate) fn enter(&self, user: T) -> Rc<T> {
         let user = Rc::new(user);
         let mut all = self.0.borrow_mut();
         all.retain(|known| known.strong_count() > 0);
@@ -44,7 +44,7 @@ impl<T> Present<T> {
         user
     }
 
-    fn all(&self) -> Vec<Rc<T>> {
+    pub(crate) fn all(&self) -> Vec<Rc<T>> {
         self.0.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 }

@@ -171,6 +171,11 @@ impl Job {
         self.state()
     }
 
+    /// Resolves when the user, or the work, changes something about it after this call.
+    pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
+        self.changed.wait()
+    }
+
     /// A safe point of the worker: waits while paused. `Cancelled` ends the work.
     pub(crate) async fn checkpoint(&self) -> Result<()> {
         loop {

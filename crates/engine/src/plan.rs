@@ -45,8 +45,8 @@ impl Vm {
         let graph = self.graph().await?;
         let state = self.state();
         let mut gone = match what {
-            CommitWhat::One(wanted) => vec![self.one_to_commit(&state, wanted)?],
-            CommitWhat::All => running_names(&state),
+            CommitWhat::One(wanted) => vec![tree::one_to_commit(&state, wanted)?.clone()],
+            CommitWhat::All => tree::running_names(&state),
             CommitWhat::Unowned => Vec::new(),
         };
         if *what == CommitWhat::All {
@@ -103,22 +103,6 @@ impl Vm {
         self.refuse_read_above(&graph, folds).await
     }
 
-    /// The end of a side branch has nothing to be folded: its name is all that keeps its state.
-    fn one_to_commit(&self, state: &VmState, wanted: &str) -> Result<SnapshotState> {
-        let found = tree::find(state, wanted)?;
-        let leaf = !state.snapshots.iter().any(|s| s.parent == Some(found.id));
-        if leaf && !tree::is_running(state, found.id) {
-            let cause = format!("{} is the end of a side branch: nothing was written since", found.name);
-            return Err(Error::refused(
-                &self.name,
-                format!(
-                    "{cause}, and without its name its state would be lost; if that is meant, discard it"
-                ),
-            ));
-        }
-        Ok(found.clone())
-    }
-
     fn refuse_nothing(&self, what: &CommitWhat, plan: &Plan) -> Result<()> {
         let foreign = plan.stays.iter().find(|(_, why)| *why == Obstacle::Foreign);
         let idle = plan.folds.is_empty() && (plan.gone.is_empty() || foreign.is_some());
@@ -164,20 +148,6 @@ impl Obstacle {
             Obstacle::Shared => format!("{layer} stays: another branch reads the layer under it"),
         }
     }
-}
-
-/// The running state's snapshots, latest first.
-fn running_names(state: &VmState) -> Vec<SnapshotState> {
-    let mut names: Vec<SnapshotState> = Vec::new();
-    let mut at = state.current;
-    while let Some(s) = at.and_then(|id| state.snapshots.iter().find(|s| s.id == id)) {
-        if names.iter().any(|known| known.id == s.id) {
-            break;
-        }
-        names.push(s.clone());
-        at = s.parent;
-    }
-    names
 }
 
 /// The deltas that were opened on the layers a snapshot froze.

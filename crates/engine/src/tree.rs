@@ -31,6 +31,43 @@ pub fn find<'a>(state: &'a VmState, wanted: &str) -> Result<&'a SnapshotState> {
     }
 }
 
+/// The snapshot a revert to `wanted` goes to; None: the one that the VM runs on from.
+pub fn revert_target<'a>(state: &'a VmState, wanted: Option<&str>) -> Result<&'a SnapshotState> {
+    if let Some(name) = wanted {
+        return find(state, name);
+    }
+    let latest = state.snapshots.iter().find(|s| Some(s.id) == state.current);
+    latest.ok_or_else(|| {
+        Error::refused(&state.name, "it runs on from no snapshot, so there is none to revert to")
+    })
+}
+
+/// The end of a side branch has nothing to be committed: its name is all that keeps its state.
+pub fn one_to_commit<'a>(state: &'a VmState, wanted: &str) -> Result<&'a SnapshotState> {
+    let found = find(state, wanted)?;
+    let leaf = !state.snapshots.iter().any(|s| s.parent == Some(found.id));
+    if leaf && !is_running(state, found.id) {
+        let cause = format!("{} is the end of a side branch: nothing was written since", found.name);
+        let why = "without its name its state would be lost; if that is meant, discard it";
+        return Err(Error::refused(&state.name, format!("{cause}, and {why}")));
+    }
+    Ok(found)
+}
+
+/// The running state's snapshots, latest first.
+pub fn running_names(state: &VmState) -> Vec<SnapshotState> {
+    let mut names: Vec<SnapshotState> = Vec::new();
+    let mut at = state.current;
+    while let Some(s) = at.and_then(|id| state.snapshots.iter().find(|s| s.id == id)) {
+        if names.iter().any(|known| known.id == s.id) {
+            break;
+        }
+        names.push(s.clone());
+        at = s.parent;
+    }
+    names
+}
+
 pub fn check_name(state: &VmState, name: &str, description: &str) -> Result<()> {
     let expected = format!("expected 1 to {NAME_BYTES_MAX} bytes without control characters, '/' and '@'");
     let bad = name.is_empty()

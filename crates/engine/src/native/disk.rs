@@ -14,6 +14,7 @@ use super::lineage::Node;
 use super::store::Store;
 use super::table::Found;
 use super::view::Scratch;
+use crate::disk::SpaceListener;
 use crate::link::all;
 use crate::options::{Defect, SpacePolicy};
 use crate::stats::DiskStats;
@@ -38,6 +39,8 @@ pub struct NativeDisk {
     writes: RangeLock,
     pub(super) closing: Cell<bool>,
     under_way: Cell<usize>,
+    waiting_for_space: Cell<u32>,
+    on_space: RefCell<Option<SpaceListener>>,
     /// Where the last redirect ended, on the disk and in the store: a stream goes on there.
     stream: Cell<(u64, u64)>,
     scratch: RefCell<Vec<Scratch>>,
@@ -70,13 +73,39 @@ impl NativeDisk {
             writes: RangeLock::default(),
             closing: Cell::new(false),
             under_way: Cell::new(0),
+            waiting_for_space: Cell::new(0),
+            on_space: RefCell::default(),
             stream: Cell::new((0, 0)),
             scratch: RefCell::default(),
         })
     }
 
     pub fn size_bytes(&self) -> u64 {
-        self.node.size_blocks.get() * BLOCK
+        self.node.size_bytes()
+    }
+
+    /// Bytes that have space, as of the last checkpoint, and what was redirected since.
+    pub fn mapped_bytes(&self) -> u64 {
+        let merged = self.node.root().flatten().map_or(0, |root| root.pointer.count);
+        let pending: u64 = self.node.active.borrow().runs().map(|(_, held)| held.len).sum();
+        ((merged + pending) * BLOCK).min(self.size_bytes())
+    }
+
+    /// Told when writes begin (true) and cease (false) to wait for space.
+    pub(super) fn tell_of_space(&self, listener: SpaceListener) {
+        *self.on_space.borrow_mut() = Some(listener);
+    }
+
+    /// One more (or one less) write waits for space; the first and the last of them are told.
+    fn waits_for_space(&self, begins: bool) {
+        let before = self.waiting_for_space.get();
+        let after = if begins { before + 1 } else { before - 1 };
+        self.waiting_for_space.set(after);
+        if before.min(after) == 0
+            && let Some(tell) = &*self.on_space.borrow()
+        {
+            tell(begins);
+        }
     }
 
     pub fn requests_under_way(&self) -> usize {
@@ -183,17 +212,25 @@ impl NativeDisk {
 
     /// Between two tries neither range nor admission is held: whoever would free space must be able to pass.
     async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-        loop {
+        let mut waiting = false;
+        let result = loop {
             self.store.wait_for_room().await?;
             match once().await {
                 Err(e) if e.is_no_space() && self.policy == SpacePolicy::Wait && !self.closing.get() => {
+                    if !std::mem::replace(&mut waiting, true) {
+                        self.waits_for_space(true);
+                    }
                     self.store.starved.set(true);
                     self.store.work.notify();
                     self.store.env.sleep_us(self.space_retry_us).await;
                 }
-                other => return other,
+                other => break other,
             }
+        };
+        if waiting {
+            self.waits_for_space(false);
         }
+        result
     }
 
     async fn write_once(&self, offset: u64, data: Slice) -> Result<()> {
@@ -368,12 +405,6 @@ impl NativeDisk {
     fn count(&self) -> UnderWay<'_> {
         self.under_way.update(|n| n + 1);
         UnderWay(&self.under_way)
-    }
-
-    /// No new writes; those admitted have ended.
-    pub async fn drain_writes(&self) {
-        let drained = self.store.writes.drain();
-        drained.await;
     }
 }
 

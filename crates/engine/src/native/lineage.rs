@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use blk::{Error, Result};
 
-use super::layout::Extent;
+use super::layout::{BLOCK, Extent};
 use super::table::{Held, Table};
 use super::tree::Root;
 use super::view::View;
@@ -50,6 +50,10 @@ impl Node {
 
     pub fn is_running(&self) -> bool {
         self.sealed.get() == 0
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.size_blocks.get() * BLOCK
     }
 
     pub fn current_view(&self) -> Rc<View> {
@@ -174,8 +178,16 @@ impl Lineage {
             || (parent.dropped.get() && blocks.end <= parent.cursor.get() && birth > parent.since.get())
     }
 
+    pub fn children(&self, id: u64) -> Vec<u64> {
+        self.children.get(&id).map(|set| set.iter().copied().collect()).unwrap_or_default()
+    }
+
+    pub fn is_reclaimable(&self, id: u64) -> bool {
+        self.dropped.contains(&id) && self.children.get(&id).is_none_or(|set| set.len() <= 1)
+    }
+
     /// Dropped nodes whose space can come back: nobody rests on them, or one other.
     pub fn reclaimable(&self) -> impl Iterator<Item = u64> {
-        self.dropped.iter().copied().filter(|id| self.children.get(id).is_none_or(|set| set.len() <= 1))
+        self.dropped.iter().copied().filter(|id| self.is_reclaimable(*id))
     }
 }

@@ -20,8 +20,11 @@ mod tend;
 #[cfg(test)]
 mod tests;
 pub mod tree;
+mod usage;
 mod view;
+pub mod vm;
 
 pub use disk::{DiskTerms, NativeDisk};
 pub use recover::NewStore;
 pub use store::{Store, StoreOptions};
+pub use vm::{NativeVm, NewNativeVm};

@@ -15,7 +15,7 @@ use crate::options::SpacePolicy;
 const TERMS: DiskTerms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 1000 };
 const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 512 };
 
-async fn open(env: &Env) -> Result<Rc<Store>> {
+pub async fn open_store(env: &Env) -> Result<Rc<Store>> {
     let dir = env.open_root("/")?;
     let file = match dir.create_new("store").await {
         Ok(file) => {
@@ -46,7 +46,7 @@ async fn shows(disk: &Rc<NativeDisk>, block: u64) -> u8 {
     buf[0]
 }
 
-fn run<F: Future<Output = ()> + 'static>(world: &SimWorld, work: impl FnOnce(Env) -> F) {
+pub fn run<F: Future<Output = ()> + 'static>(world: &SimWorld, work: impl FnOnce(Env) -> F) {
     world.run(work).expect("nothing cuts the power");
 }
 
@@ -54,7 +54,7 @@ fn run<F: Future<Output = ()> + 'static>(world: &SimWorld, work: impl FnOnce(Env
 fn snapshots_branches_and_what_comes_back() {
     let world = SimWorld::new(1, sim::Options::default());
     run(&world, |env| async move {
-        let store = open(&env).await.unwrap();
+        let store = open_store(&env).await.unwrap();
         store.change(&[Op::Create { node: 1, size_blocks: 100_000 }]).unwrap();
         let base = disk(&store, 1);
         for n in 0..100 {
@@ -83,7 +83,7 @@ fn snapshots_branches_and_what_comes_back() {
         store.close().await.unwrap();
     });
     run(&world, |env| async move {
-        let store = open(&env).await.unwrap();
+        let store = open_store(&env).await.unwrap();
         let base = disk(&store, 1);
         for n in 0..100 {
             let expected = if n < 50 { 2 } else { 1 };
@@ -97,12 +97,12 @@ fn snapshots_branches_and_what_comes_back() {
 fn a_cut_keeps_what_was_flushed() {
     for event in (5..400).step_by(7) {
         let world = SimWorld::new(event, sim::Options::default());
-        run(&world, |env| async move { drop(open(&env).await.unwrap()) });
+        run(&world, |env| async move { drop(open_store(&env).await.unwrap()) });
         world.cut_at(sim::Cut::Event(event));
         let flushed: Rc<RefCell<u8>> = Rc::default();
         let seen = flushed.clone();
         world.run(move |env| async move {
-            let store = open(&env).await.unwrap();
+            let store = open_store(&env).await.unwrap();
             store.change(&[Op::Create { node: 1, size_blocks: 100_000 }]).unwrap();
             let base = disk(&store, 1);
             for round in 1..40 {
@@ -122,7 +122,7 @@ fn a_cut_keeps_what_was_flushed() {
         world.power_cut();
         let flushed = *flushed.borrow();
         run(&world, move |env| async move {
-            let store = open(&env).await.unwrap();
+            let store = open_store(&env).await.unwrap();
             if flushed > 0 {
                 let base = disk(&store, 1);
                 for n in 0..8 {

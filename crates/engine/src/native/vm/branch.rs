@@ -1,0 +1,248 @@
+//! Going elsewhere in the tree: revert, discard, reset. Another root for the disks that run, in one record.
+
+use std::rc::Rc;
+
+use blk::manifest::{DiskMode, DiskState, SnapshotState, VmState};
+use blk::{Error, Result};
+
+use super::super::change::Op;
+use super::super::disk::NativeDisk;
+use super::NativeVm;
+use super::items::{layer_name, node_of};
+use super::registry::{SNAPSHOTS_PER_CHANGE, drop_snapshot};
+use crate::branch::Loss;
+use crate::event::{DiskTimes, Event, EventKind};
+use crate::tree;
+
+/// Disks that go on from other nodes.
+struct Move {
+    kind: EventKind,
+    head: VmState,
+    ops: Vec<Op>,
+    /// Running disks whose content is thrown away.
+    leaving: Vec<u32>,
+    loss: Loss,
+}
+
+impl NativeVm {
+    pub async fn revert_preview(&self, wanted: Option<&str>, keeps_present: bool) -> Result<Loss> {
+        let plan = self.plan_revert(&self.revert_target(wanted)?)?;
+        let bytes = if keeps_present { 0 } else { self.only_in(&plan.ops).await? };
+        Ok(Loss { bytes, ..plan.loss })
+    }
+
+    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before.
+    pub async fn revert(
+        self: &Rc<Self>,
+        wanted: Option<&str>,
+        take_first: Option<&str>,
+    ) -> Result<SnapshotState> {
+        // Chosen before the take: "the latest" does not mean the one that is taken now.
+        let target = self.revert_target(wanted)?;
+        self.refuse_clients(None)?;
+        if let Some(name) = take_first {
+            self.take(name, "").await?;
+        }
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        self.refuse_clients(None)?;
+        let target = self.sealed(&format!("{:032x}", target.id))?;
+        let plan = self.plan_revert(&target)?;
+        self.carry_out(plan).await?;
+        Ok(target)
+    }
+
+    pub async fn discard_preview(&self, wanted: &str) -> Result<Loss> {
+        let (plan, gone) = self.plan_discard(wanted)?;
+        let drops = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).chain(plan.ops);
+        let bytes = self.only_in(&drops.collect::<Vec<_>>()).await?;
+        Ok(Loss { bytes, ..plan.loss })
+    }
+
+    /// Throws away what was written since the snapshot, every later snapshot of that branch included, and its name.
+    pub async fn discard(self: &Rc<Self>, wanted: &str) -> Result<Loss> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let (plan, gone) = self.plan_discard(wanted)?;
+        if plan.loss.reverts {
+            self.refuse_clients(None)?;
+        }
+        let ids: Vec<u128> = gone.iter().map(|s| s.id).collect();
+        self.refuse_viewed(&ids)?;
+        if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
+            return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
+        }
+        let loss = self.carry_out(plan).await?;
+        // The latest first: whatever a crash leaves has its parents.
+        for some in gone.rchunks(SNAPSHOTS_PER_CHANGE) {
+            let ops = some.iter().flat_map(|s| drop_snapshot(self.id(), s)).collect();
+            self.change(self.head(), ops)?;
+            self.forget_snapshots(some);
+        }
+        self.store.flush().await?;
+        Ok(loss)
+    }
+
+    pub async fn reset_preview(&self) -> Result<Loss> {
+        let plan = self.plan_reset()?;
+        let bytes = self.only_in(&plan.ops).await?;
+        Ok(Loss { bytes, ..plan.loss })
+    }
+
+    /// Drops what was written to the nonpersistent disks since the last reset.
+    pub async fn reset(self: &Rc<Self>) -> Result<Loss> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let plan = self.plan_reset()?;
+        for number in &plan.leaving {
+            self.refuse_clients(Some(*number))?;
+        }
+        self.carry_out(plan).await
+    }
+
+    fn revert_target(&self, wanted: Option<&str>) -> Result<SnapshotState> {
+        let state = self.state.borrow();
+        tree::revert_target(&state, wanted).cloned()
+    }
+
+    /// Disks that came since the snapshot stay as they are; one that has left since comes back.
+    fn plan_revert(&self, target: &SnapshotState) -> Result<Move> {
+        let mut head = self.head();
+        head.current = Some(target.id);
+        let (mut ops, mut leaving) = (Vec::new(), Vec::new());
+        for (number, layer) in &target.disks {
+            let node = self.store.new_node_id();
+            ops.push(Op::Branch { from: node_of(layer), node });
+            let size_bytes = self.store.node(node_of(layer))?.size_bytes();
+            match head.disks.iter_mut().find(|d| d.number == *number) {
+                Some(disk) => {
+                    ops.push(Op::Drop { node: node_of(&disk.top) });
+                    leaving.push(*number);
+                    (disk.top, disk.size_bytes) = (layer_name(node), size_bytes);
+                }
+                None => head.disks.push(DiskState {
+                    number: *number,
+                    slot: self.slot_at(target, *number),
+                    mode: DiskMode::Persistent,
+                    size_bytes,
+                    top: layer_name(node),
+                    reset_to: None,
+                }),
+            }
+        }
+        let loss = Loss { target: Some(target.name.clone()), reverts: true, ..Loss::default() };
+        Ok(Move { kind: EventKind::Revert, head, ops, leaving, loss })
+    }
+
+    /// What becomes of the running disks, and the snapshots that go.
+    fn plan_discard(&self, wanted: &str) -> Result<(Move, Vec<SnapshotState>)> {
+        let (target, gone, running) = {
+            let state = self.state.borrow();
+            let target = tree::find(&state, wanted)?.clone();
+            let ids = tree::with_later(&state, target.id);
+            let gone: Vec<_> = state.snapshots.iter().filter(|s| ids.contains(&s.id)).cloned().collect();
+            (target, gone, state.current.is_some_and(|current| ids.contains(&current)))
+        };
+        let names = gone.iter().map(|s| s.name.clone()).collect();
+        let plan = match running {
+            true => {
+                let mut plan = self.plan_revert(&target)?;
+                plan.head.current = target.parent;
+                plan
+            }
+            false => Move {
+                kind: EventKind::Discard,
+                head: self.head(),
+                ops: Vec::new(),
+                leaving: Vec::new(),
+                loss: Loss::default(),
+            },
+        };
+        let loss = Loss { snapshots: names, ..plan.loss };
+        Ok((Move { kind: EventKind::Discard, loss, ..plan }, gone))
+    }
+
+    fn plan_reset(&self) -> Result<Move> {
+        let mut head = self.head();
+        let (mut ops, mut leaving) = (Vec::new(), Vec::new());
+        for disk in &mut head.disks {
+            let Some(reset) = &disk.reset_to else { continue };
+            let node = self.store.new_node_id();
+            ops.push(Op::Branch { from: node_of(reset), node });
+            ops.push(Op::Drop { node: node_of(&disk.top) });
+            disk.top = layer_name(node);
+            leaving.push(disk.number);
+        }
+        if ops.is_empty() {
+            let cause = "it has no nonpersistent disks, so there is nothing to reset";
+            return Err(Error::refused(&self.name, cause));
+        }
+        Ok(Move {
+            kind: EventKind::Reset,
+            head,
+            ops,
+            leaving,
+            loss: Loss { reverts: true, ..Loss::default() },
+        })
+    }
+
+    async fn carry_out(self: &Rc<Self>, plan: Move) -> Result<Loss> {
+        let began_ns = self.env.now_ns();
+        let leaving: Vec<_> =
+            self.disks().into_iter().filter(|disk| plan.leaving.contains(&disk.number)).collect();
+        self.stop_writes(&leaving, true).await;
+        let disks = plan.head.disks.clone();
+        let numbers: Vec<u32> = match plan.ops.is_empty() {
+            true => Vec::new(),
+            false => disks.iter().map(|disk| disk.number).collect(),
+        };
+        let swap_ns = self.env.now_ns();
+        if let Err(e) = self.change(plan.head, plan.ops) {
+            self.stop_writes(&leaving, false).await;
+            return Err(e);
+        }
+        self.put_disks(&disks)?;
+        let stun_us = (self.env.now_ns() - swap_ns).div_ceil(1000);
+        self.store.flush().await?;
+        let subject = plan.loss.target.clone().unwrap_or_default();
+        let event = self.plain_event(plan.kind, &subject, "");
+        let times = |number: &u32| DiskTimes { number: *number, stun_us, ..DiskTimes::default() };
+        self.report(Event {
+            stun_us,
+            total_us: (self.env.now_ns() - began_ns) / 1000,
+            disks: numbers.iter().map(times).collect(),
+            ..event
+        });
+        Ok(plan.loss)
+    }
+
+    /// The disks in memory become those of the state; one whose node is the same stays.
+    pub(super) fn put_disks(self: &Rc<Self>, states: &[DiskState]) -> Result<()> {
+        let known = self.disks();
+        let disk = |state: &DiskState| {
+            let node = node_of(&state.top);
+            match known.iter().find(|d| d.number == state.number && d.node.id == node) {
+                Some(disk) => Ok(disk.clone()),
+                None => self.disk_on(state.number, node),
+            }
+        };
+        let disks: Vec<Rc<NativeDisk>> = states.iter().map(disk).collect::<Result<_>>()?;
+        *self.disks.borrow_mut() = disks;
+        Ok(())
+    }
+
+    pub(super) fn forget_snapshots(&self, gone: &[SnapshotState]) {
+        let (mut state, mut slots) = (self.state.borrow_mut(), self.slots.borrow_mut());
+        state.snapshots.retain(|s| !gone.iter().any(|g| g.id == s.id));
+        gone.iter().for_each(|s| drop(slots.remove(&s.id)));
+    }
+
+    /// Bytes that only the nodes dropped by `ops` hold.
+    pub(super) async fn only_in(&self, ops: &[Op]) -> Result<u64> {
+        let drops = ops.iter().filter_map(|op| match op {
+            Op::Drop { node } => Some(*node),
+            _ => None,
+        });
+        self.store.held_only_by(&drops.collect::<Vec<_>>()).await
+    }
+}

@@ -1,0 +1,142 @@
+//! Commit: the names leave the tree and their states are dropped; nothing is copied. The job is the space coming back.
+
+use std::pin::pin;
+use std::rc::Rc;
+
+use blk::manifest::SnapshotState;
+use blk::{Error, Result};
+use futures_util::future::select;
+
+use super::super::change::Op;
+use super::super::layout::BLOCK;
+use super::NativeVm;
+use super::items::{node_of, put_vm};
+use super::registry::{SNAPSHOTS_PER_CHANGE, drop_snapshot};
+use crate::commit::{CommitPreview, CommitWhat};
+use crate::event::{Event, EventKind};
+use crate::job::{COMMIT, CONSOLIDATE, Job, JobState};
+use crate::tree;
+
+impl NativeVm {
+    pub async fn commit_preview(&self, what: &CommitWhat) -> Result<CommitPreview> {
+        let gone = self.plan_commit(what)?;
+        let ops: Vec<Op> = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).collect();
+        Ok(CommitPreview {
+            names: gone.iter().map(|s| s.name.clone()).collect(),
+            bytes_to_move: 0,
+            bytes_freed: self.only_in(&ops).await?,
+            layers: 0,
+            stays: Vec::new(),
+        })
+    }
+
+    /// When this returns the names have left the tree, durably.
+    pub async fn commit(self: &Rc<Self>, what: &CommitWhat) -> Result<Rc<Job>> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let gone = self.plan_commit(what)?;
+        let ids: Vec<u128> = gone.iter().map(|s| s.id).collect();
+        self.refuse_viewed(&ids)?;
+        let mut nodes: Vec<u64> =
+            gone.iter().flat_map(|s| &s.disks).map(|(_, layer)| node_of(layer)).collect();
+        nodes.extend(std::mem::take(&mut *self.given_up.borrow_mut()));
+        self.store.hold_back(&nodes, false);
+        for some in gone.chunks(SNAPSHOTS_PER_CHANGE) {
+            self.let_names_go(some)?;
+        }
+        let id = self.state.borrow().last_job + 1;
+        self.state.borrow_mut().last_job = id;
+        self.store.change(&[put_vm(&self.head())])?;
+        self.store.flush().await?;
+        let names: Vec<_> = gone.iter().map(|s| s.name.clone()).collect();
+        let names = names.join(", ");
+        self.report(self.plain_event(EventKind::CommitStart, &names, ""));
+        let operation = if *what == CommitWhat::Unowned { CONSOLIDATE } else { COMMIT };
+        let job = Job::new(self.env.clone(), id, operation, names);
+        self.add_job(job.clone());
+        let (vm, worker) = (self.clone(), job.clone());
+        self.env.spawn_detached(Box::pin(async move { vm.watch_space_come_back(worker, nodes).await }));
+        Ok(job)
+    }
+
+    fn plan_commit(&self, what: &CommitWhat) -> Result<Vec<SnapshotState>> {
+        let state = self.state.borrow();
+        let gone = match what {
+            CommitWhat::One(wanted) => vec![tree::one_to_commit(&state, wanted)?.clone()],
+            CommitWhat::All => tree::running_names(&state),
+            CommitWhat::Unowned => Vec::new(),
+        };
+        if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
+            return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
+        }
+        if gone.is_empty() && self.given_up.borrow().is_empty() {
+            let cause = match what {
+                CommitWhat::Unowned => "nothing to consolidate: a native disk has no deltas",
+                _ => "nothing to commit: it has no snapshots",
+            };
+            return Err(Error::refused(&self.name, cause));
+        }
+        Ok(gone)
+    }
+
+    /// Their children move up; their states are dropped.
+    fn let_names_go(&self, gone: &[SnapshotState]) -> Result<()> {
+        let ids: Vec<u128> = gone.iter().map(|s| s.id).collect();
+        let next = tree::after_names_leave(&self.state.borrow(), &ids, Vec::new());
+        let mut ops: Vec<Op> = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).collect();
+        {
+            let state = self.state.borrow();
+            let before = |id: u128| state.snapshots.iter().find(|s| s.id == id).and_then(|s| s.parent);
+            let moved = next.snapshots.iter().filter(|s| before(s.id) != s.parent);
+            ops.extend(moved.map(|s| self.put_again(s)));
+        }
+        let snapshots = next.snapshots.clone();
+        self.change(next, ops)?;
+        self.forget_snapshots(gone);
+        self.state.borrow_mut().snapshots = snapshots;
+        Ok(())
+    }
+
+    /// The store gives the space back by itself; the job tells how far it is, and can hold it back.
+    async fn watch_space_come_back(self: Rc<Self>, job: Rc<Job>, nodes: Vec<u64>) {
+        let began_ns = self.env.now_ns();
+        let bytes = self.store.held_only_by(&nodes).await.unwrap_or(0);
+        job.bytes_total.set(bytes);
+        let (state, kind) = loop {
+            let left = self.store.left_to_reclaim(&nodes);
+            if left.is_empty() {
+                job.bytes_done.set(job.bytes_done.get().max(bytes));
+                break (JobState::Done, EventKind::Commit);
+            }
+            if job.is_stopped_for_close() {
+                break (JobState::Cancelled, EventKind::CommitCancelled);
+            }
+            if job.is_cancelled() {
+                self.store.hold_back(&left, true);
+                self.given_up.borrow_mut().extend(left);
+                break (JobState::Cancelled, EventKind::CommitCancelled);
+            }
+            if let Some(e) = self.store.broken() {
+                *job.error.borrow_mut() = Some(e);
+                break (JobState::Failed, EventKind::CommitFailed);
+            }
+            self.follow(&job, &left).await;
+        };
+        let event = self.plain_event(kind, &job.subject, "");
+        self.report(Event { total_us: (self.env.now_ns() - began_ns) / 1000, ..event });
+        job.set_state(state);
+    }
+
+    /// One look: waits for the store to have come further, or for the user.
+    async fn follow(&self, job: &Job, left: &[u64]) {
+        let (changed, progress) = (job.changed(), self.store.progress.wait());
+        self.store.hold_back(left, job.state() == JobState::Paused);
+        let before = self.store.reclaimed_blocks();
+        select(pin!(changed), pin!(progress)).await;
+        let bytes = (self.store.reclaimed_blocks() - before) * BLOCK;
+        if bytes > 0 && job.limit() > 0 {
+            self.store.hold_back(left, true);
+        }
+        job.moved(bytes).await;
+    }
+}

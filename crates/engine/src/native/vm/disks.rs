@@ -1,0 +1,116 @@
+//! Changes of a VM's list of disks: one more, one less, a larger one, another mode.
+
+use std::rc::Rc;
+
+use blk::manifest::{DiskMode, DiskState, NewDisk};
+use blk::{Error, Result};
+
+use super::super::change::Op;
+use super::super::layout::BLOCK;
+use super::NativeVm;
+use super::items::{layer_name, node_of};
+use super::registry::{freeze, plan_disk};
+use crate::event::EventKind;
+
+impl NativeVm {
+    /// Adds an empty disk. Running clients of the others notice nothing; existing snapshots do not have it.
+    pub async fn add_disk(self: &Rc<Self>, wanted: &NewDisk) -> Result<DiskState> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let (mut head, mut ops) = (self.head(), Vec::new());
+        let disk = plan_disk(&self.store, &head, wanted, &mut ops)?;
+        head.disks.push(disk.clone());
+        let disks = head.disks.clone();
+        self.change(head, ops)?;
+        self.put_disks(&disks)?;
+        self.store.flush().await?;
+        self.report(self.plain_event(EventKind::Disks, &format!("disk{}", disk.number), "added"));
+        Ok(disk)
+    }
+
+    /// Takes a disk out of the VM and gives its space back. Snapshots that have it keep it.
+    pub async fn remove_disk(self: &Rc<Self>, number: u32, remove_files: bool) -> Result<()> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        self.refuse_clients(Some(number))?;
+        let disk = self.disk(number)?;
+        if !remove_files {
+            let cause =
+                format!("disk{number} is native: it has no files that could stay when it leaves the VM");
+            let remedy = "say that its data goes too (--remove-files); snapshots that have it keep it";
+            return Err(Error::refused(&self.name, format!("{cause}; {remedy}")));
+        }
+        let mut head = self.head();
+        let at = head.disks.iter().position(|d| d.number == number).expect("it is among the disks");
+        let gone = head.disks.remove(at);
+        self.stop_writes(std::slice::from_ref(&disk), true).await;
+        let nodes = std::iter::once(&gone.top).chain(&gone.reset_to);
+        let ops = nodes.map(|layer| Op::Drop { node: node_of(layer) }).collect();
+        let disks = head.disks.clone();
+        if let Err(e) = self.change(head, ops) {
+            disk.closing.set(false);
+            return Err(e);
+        }
+        self.put_disks(&disks)?;
+        self.store.flush().await?;
+        self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), "removed"));
+        Ok(())
+    }
+
+    /// A client that is attached has to connect again to see the new size.
+    pub async fn grow_disk(&self, number: u32, size_bytes: u64) -> Result<()> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let disk = self.disk(number)?;
+        let now = disk.size_bytes();
+        if size_bytes <= now || !size_bytes.is_multiple_of(BLOCK) {
+            let cause = format!("it has {now} bytes and was asked to grow to {size_bytes}");
+            let expected = format!("expected more, and a multiple of {BLOCK}: a disk never becomes smaller");
+            return Err(Error::invalid(&disk.name, format!("{cause}; {expected}")));
+        }
+        self.store.change(&[Op::Resize { node: disk.node.id, size_blocks: size_bytes / BLOCK }])?;
+        if let Some(state) = self.state.borrow_mut().disks.iter_mut().find(|d| d.number == number) {
+            state.size_bytes = size_bytes;
+        }
+        self.store.flush().await?;
+        self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), "grown"));
+        Ok(())
+    }
+
+    /// Makes a disk part of snapshots or not, or its writes ones that a reset drops. What it holds stays.
+    pub async fn set_mode(&self, number: u32, mode: DiskMode) -> Result<()> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        self.refuse_clients(Some(number))?;
+        self.disk(number)?;
+        self.refuse_snapshotted(number)?;
+        let (mut head, mut ops) = (self.head(), Vec::new());
+        let disk = head.disks.iter_mut().find(|d| d.number == number).expect("it is among the disks");
+        if disk.mode == mode {
+            return Ok(());
+        }
+        disk.mode = mode;
+        if let Some(reset) = disk.reset_to.take() {
+            ops.push(Op::Drop { node: node_of(&reset) });
+        }
+        if mode == DiskMode::IndependentNonpersistent {
+            disk.reset_to = Some(layer_name(freeze(&self.store, node_of(&disk.top), &mut ops)));
+        }
+        self.change(head, ops)?;
+        self.store.flush().await?;
+        self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), "another mode"));
+        Ok(())
+    }
+
+    /// A snapshot that has a disk could not be reverted to if takes passed the disk over from now on.
+    fn refuse_snapshotted(&self, number: u32) -> Result<()> {
+        let state = self.state.borrow();
+        match state.snapshots.iter().find(|s| s.disks.iter().any(|(n, _)| *n == number)) {
+            Some(s) => {
+                let cause = format!("snapshot {} has disk{number}", s.name);
+                Err(Error::refused(&self.name, format!("{cause}; commit or discard its snapshots first")))
+            }
+            None => Ok(()),
+        }
+    }
+}

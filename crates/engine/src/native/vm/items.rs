@@ -1,0 +1,115 @@
+//! A VM in the catalogue: one item for what it is now, one for each snapshot. Nodes of the store stand where a redo VM
+//! has layers; they are named `n` and their number.
+
+use blk::manifest::{DiskMode, DiskState, SnapshotState, VmState};
+use blk::{Error, Result};
+
+use super::super::bytes::{Reader, Writer};
+use super::super::change::{Key, Op};
+use super::super::store::Store;
+use super::super::stored::USER_KINDS;
+
+pub const VM: u8 = USER_KINDS;
+pub const SNAPSHOT: u8 = USER_KINDS + 1;
+
+/// Where a disk was when a snapshot was taken: what brings it back if it leaves the VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptSlot {
+    pub number: u32,
+    pub slot: String,
+}
+
+pub fn layer_name(node: u64) -> String {
+    format!("n{node}")
+}
+
+/// The node a layer's name stands for. Names come from this room alone.
+pub fn node_of(layer: &str) -> u64 {
+    layer.strip_prefix('n').and_then(|number| number.parse().ok()).expect("a node's own name")
+}
+
+pub fn vm_key(id: u128) -> Key {
+    Key { kind: VM, major: id, minor: 0 }
+}
+
+pub fn snapshot_key(vm: u128, uid: u32) -> Key {
+    Key { kind: SNAPSHOT, major: vm, minor: u64::from(uid) }
+}
+
+pub fn put_vm(state: &VmState) -> Op {
+    let mut out = Writer::default();
+    out.bytes(state.name.as_bytes()).u128(state.current.unwrap_or(0)).u32(state.last_uid).u64(state.last_job);
+    for disk in &state.disks {
+        out.u32(disk.number).bytes(disk.slot.as_bytes()).u8(mode_byte(disk.mode)).u64(node_of(&disk.top));
+        out.u64(disk.reset_to.as_deref().map_or(0, node_of));
+    }
+    Op::Put { key: vm_key(state.id), value: out.done() }
+}
+
+pub fn put_snapshot(vm: u128, snapshot: &SnapshotState, slots: &[KeptSlot]) -> Op {
+    let mut out = Writer::default();
+    out.u128(snapshot.id).u128(snapshot.parent.unwrap_or(0)).u64(snapshot.created_unix_us as u64);
+    out.bytes(snapshot.name.as_bytes()).bytes(snapshot.description.as_bytes());
+    for (number, layer) in &snapshot.disks {
+        let slot = slots.iter().find(|kept| kept.number == *number).map_or("", |kept| kept.slot.as_str());
+        out.u32(*number).u64(node_of(layer)).bytes(slot.as_bytes());
+    }
+    Op::Put { key: snapshot_key(vm, snapshot.uid), value: out.done() }
+}
+
+fn mode_byte(mode: DiskMode) -> u8 {
+    match mode {
+        DiskMode::Persistent => 0,
+        DiskMode::IndependentPersistent => 1,
+        DiskMode::IndependentNonpersistent => 2,
+    }
+}
+
+fn mode_of(byte: u8, place: &str) -> Result<DiskMode> {
+    match byte {
+        0 => Ok(DiskMode::Persistent),
+        1 => Ok(DiskMode::IndependentPersistent),
+        2 => Ok(DiskMode::IndependentNonpersistent),
+        _ => Err(Error::damaged(place, format!("mode of a disk: found {byte}, expected 0 to 2"))),
+    }
+}
+
+pub fn read_name(value: &[u8], place: &str) -> Result<String> {
+    Reader::new(value, place).text("name of a VM")
+}
+
+pub fn read_vm(store: &Store, id: u128, value: &[u8]) -> Result<VmState> {
+    let place = format!("{}: VM {id:032x}", store.path());
+    let mut input = Reader::new(value, &place);
+    let mut state = VmState { name: input.text("name of a VM")?, id, ..VmState::default() };
+    state.current = Some(input.u128("current snapshot")?).filter(|id| *id != 0);
+    state.last_uid = input.u32("last number of a snapshot")?;
+    state.last_job = input.u64("last number of a job")?;
+    while !input.is_empty() {
+        let (number, slot) = (input.u32("number of a disk")?, input.text("slot of a disk")?);
+        let mode = mode_of(input.u8("mode of a disk")?, &place)?;
+        let (node, reset) = (input.u64("node of a disk")?, input.u64("node of a reset")?);
+        let size_bytes = store.node(node)?.size_bytes();
+        let reset_to = (reset != 0).then(|| layer_name(reset));
+        state.disks.push(DiskState { number, slot, mode, size_bytes, top: layer_name(node), reset_to });
+    }
+    Ok(state)
+}
+
+pub fn read_snapshot(store: &Store, key: Key, value: &[u8]) -> Result<(SnapshotState, Vec<KeptSlot>)> {
+    let place = format!("{}: snapshot {} of VM {:032x}", store.path(), key.minor, key.major);
+    let mut input = Reader::new(value, &place);
+    let id = input.u128("id of a snapshot")?;
+    let parent = Some(input.u128("parent of a snapshot")?).filter(|id| *id != 0);
+    let created_unix_us = input.u64("time of a snapshot")? as i64;
+    let (name, description) = (input.text("name of a snapshot")?, input.text("description of a snapshot")?);
+    let (mut disks, mut slots) = (Vec::new(), Vec::new());
+    while !input.is_empty() {
+        let (number, node) = (input.u32("number of a disk")?, input.u64("node of a disk")?);
+        store.node(node)?;
+        slots.push(KeptSlot { number, slot: input.text("slot of a disk")? });
+        disks.push((number, layer_name(node)));
+    }
+    let uid = key.minor as u32;
+    Ok((SnapshotState { id, uid, parent, name, description, created_unix_us, disks }, slots))
+}

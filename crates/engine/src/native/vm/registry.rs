@@ -1,0 +1,176 @@
+//! VMs in a store's catalogue: listed, made, cloned, removed.
+
+use std::collections::BTreeMap;
+
+use blk::manifest::{DiskMode, DiskState, NewDisk, SnapshotState, VmState};
+use blk::{Error, Result};
+
+use super::super::change::{Key, Op};
+use super::super::layout::BLOCK;
+use super::super::store::Store;
+use super::NativeVm;
+use super::items::{self, KeptSlot, layer_name, node_of, put_snapshot, put_vm, snapshot_key, vm_key};
+
+/// Controllers have slots 0 to 15, of which 7 is the controller's own.
+const SLOTS_PER_CONTROLLER: u32 = 15;
+/// What keeps a change of dropped snapshots inside one record: a snapshot of 12 disks takes 135 bytes.
+pub(super) const SNAPSHOTS_PER_CHANGE: usize = 500;
+
+/// A VM to make.
+#[derive(Debug, Clone)]
+pub struct NewNativeVm<'a> {
+    pub name: &'a str,
+    pub disks: &'a [NewDisk],
+}
+
+impl Store {
+    /// Ids and names.
+    pub async fn vms(&self) -> Result<Vec<(u128, String)>> {
+        let found = self.items(items::VM).await;
+        found.iter().map(|(key, value)| Ok((key.major, items::read_name(value, self.path())?))).collect()
+    }
+
+    pub(super) async fn read_vm(&self, id: u128) -> Result<(VmState, BTreeMap<u128, Vec<KeptSlot>>)> {
+        let found = self.items(items::VM).await;
+        let value = found.iter().find(|(key, _)| key.major == id).map(|(_, value)| value);
+        let missing = || Error::not_found(self.path(), format!("no VM {id:032x}"));
+        let mut state = items::read_vm(self, id, value.ok_or_else(missing)?)?;
+        let mut slots = BTreeMap::new();
+        for (key, value) in self.items(items::SNAPSHOT).await.iter().filter(|(key, _)| key.major == id) {
+            let (snapshot, kept) = items::read_snapshot(self, *key, value)?;
+            slots.insert(snapshot.id, kept);
+            state.snapshots.push(snapshot);
+        }
+        Ok((state, slots))
+    }
+
+    /// Makes a VM with empty disks; durable when it answers its id.
+    pub async fn create_vm(&self, new: NewNativeVm<'_>) -> Result<u128> {
+        let id = new_id(self);
+        let mut state = VmState { name: new.name.to_string(), id, ..VmState::default() };
+        let mut ops = Vec::new();
+        for wanted in new.disks {
+            let disk = plan_disk(self, &state, wanted, &mut ops)?;
+            state.disks.push(disk);
+        }
+        ops.push(put_vm(&state));
+        self.change(&ops)?;
+        self.flush().await?;
+        Ok(id)
+    }
+
+    /// Removes a VM that is not open: its nodes are dropped, and their space comes back in the background. Clones keep
+    /// what they read.
+    pub async fn remove_vm(&self, id: u128) -> Result<()> {
+        let (state, _) = self.read_vm(id).await?;
+        for some in state.snapshots.chunks(SNAPSHOTS_PER_CHANGE) {
+            let ops: Vec<Op> = some.iter().flat_map(|snapshot| drop_snapshot(id, snapshot)).collect();
+            self.change(&ops)?;
+            self.flush().await?;
+        }
+        let nodes = state.disks.iter().flat_map(|d| std::iter::once(&d.top).chain(&d.reset_to));
+        let mut ops: Vec<Op> = nodes.map(|layer| Op::Drop { node: node_of(layer) }).collect();
+        ops.push(Op::Delete { key: vm_key(id) });
+        self.change(&ops)?;
+        self.flush().await
+    }
+}
+
+pub(super) fn drop_snapshot(vm: u128, snapshot: &SnapshotState) -> Vec<Op> {
+    let key: Key = snapshot_key(vm, snapshot.uid);
+    let drops = snapshot.disks.iter().map(|(_, layer)| Op::Drop { node: node_of(layer) });
+    std::iter::once(Op::Delete { key }).chain(drops).collect()
+}
+
+fn new_id(store: &Store) -> u128 {
+    u128::from(store.env.random()) << 64 | u128::from(store.env.random())
+}
+
+/// The next free number and slot, and the operations that make the disk.
+pub(super) fn plan_disk(
+    store: &Store,
+    state: &VmState,
+    wanted: &NewDisk,
+    ops: &mut Vec<Op>,
+) -> Result<DiskState> {
+    if wanted.size_bytes == 0 || !wanted.size_bytes.is_multiple_of(BLOCK) {
+        let cause = format!("a native disk of {} bytes: expected a multiple of {BLOCK}", wanted.size_bytes);
+        return Err(Error::invalid(&state.name, cause));
+    }
+    if let Some(folder) = &wanted.folder {
+        let cause = format!("a native disk lies in its datastore, not in {folder}");
+        return Err(Error::refused(&state.name, format!("{cause}; move the VM there, or make a redo VM")));
+    }
+    let number = state.disks.iter().map(|d| d.number + 1).max().unwrap_or(0);
+    let node = store.new_node_id();
+    ops.push(Op::Create { node, size_blocks: wanted.size_bytes / BLOCK });
+    let mut disk = DiskState {
+        number,
+        slot: free_slot(state),
+        mode: wanted.mode,
+        size_bytes: wanted.size_bytes,
+        top: layer_name(node),
+        reset_to: None,
+    };
+    if wanted.mode == DiskMode::IndependentNonpersistent {
+        disk.reset_to = Some(layer_name(freeze(store, node, ops)));
+    }
+    Ok(disk)
+}
+
+/// Seals the content of a running node in a new one.
+pub(super) fn freeze(store: &Store, running: u64, ops: &mut Vec<Op>) -> u64 {
+    let sealed = store.new_node_id();
+    ops.push(Op::Take { running, sealed });
+    sealed
+}
+
+pub(super) fn free_slot(state: &VmState) -> String {
+    let slot = |n: u32| {
+        let (controller, at) = (n / SLOTS_PER_CONTROLLER, n % SLOTS_PER_CONTROLLER);
+        format!("scsi{controller}:{}", if at < 7 { at } else { at + 1 })
+    };
+    let taken = |slot: &String| state.disks.iter().any(|d| d.slot == *slot);
+    (0..).map(slot).find(|slot| !taken(slot)).expect("there are more slots than disks")
+}
+
+impl NativeVm {
+    /// A VM of its own with a snapshot's content; durable when it answers its id.
+    pub async fn clone_to(&self, snapshot: &str, name: &str) -> Result<u128> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let source = self.sealed(snapshot)?;
+        let id = new_id(&self.store);
+        let mut state = VmState { name: name.to_string(), id, ..VmState::default() };
+        let mut ops = Vec::new();
+        for (number, layer) in &source.disks {
+            let (from, node) = (node_of(layer), self.store.new_node_id());
+            ops.push(Op::Branch { from, node });
+            state.disks.push(DiskState {
+                number: *number,
+                slot: self.slot_at(&source, *number),
+                mode: DiskMode::Persistent,
+                size_bytes: self.store.node(from)?.size_bytes(),
+                top: layer_name(node),
+                reset_to: None,
+            });
+        }
+        ops.push(put_vm(&state));
+        self.store.change(&ops)?;
+        self.store.flush().await?;
+        Ok(id)
+    }
+
+    /// The slot a disk had when the snapshot was taken.
+    pub(super) fn slot_at(&self, snapshot: &SnapshotState, number: u32) -> String {
+        let slots = self.slots.borrow();
+        let kept = slots.get(&snapshot.id).and_then(|kept| kept.iter().find(|k| k.number == number));
+        kept.map(|kept| kept.slot.clone()).unwrap_or_default()
+    }
+
+    pub(super) fn put_again(&self, snapshot: &SnapshotState) -> Op {
+        let slots = self.slots.borrow();
+        let kept = slots.get(&snapshot.id).map(Vec::as_slice).unwrap_or_default();
+        put_snapshot(self.id(), snapshot, kept)
+    }
+}

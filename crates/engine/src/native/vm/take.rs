@@ -1,0 +1,89 @@
+//! Take: one record for all disks, between two polls; then the writes that were under way end, and a flush seals it.
+
+use blk::manifest::{DiskMode, DiskState, SnapshotState};
+use blk::{Error, Result};
+
+use super::NativeVm;
+use super::items::{KeptSlot, layer_name, node_of, put_snapshot};
+use super::registry::freeze;
+use crate::event::{DiskTimes, Event, EventKind};
+use crate::options::Defect;
+use crate::tree;
+
+impl NativeVm {
+    /// Takes a snapshot of all persistent disks. Resolves when it is sealed: its content can no longer change.
+    pub async fn take(&self, name: &str, description: &str) -> Result<SnapshotState> {
+        let began_ns = self.env.now_ns();
+        let turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let persistent = self.persistent();
+        self.check_take(name, description, &persistent)?;
+        let swap_ns = self.env.now_ns();
+        let snapshot = self.seal_nodes(name, description, &persistent)?;
+        let stun_us = (self.env.now_ns() - swap_ns).div_ceil(1000);
+        self.unsealed.borrow_mut().insert(snapshot.id);
+        let drained = self.store.drain_writes();
+        if !self.store.options.defects.has(Defect::SealWithoutDrain) {
+            drained.await;
+        }
+        let drained_ns = self.env.now_ns();
+        self.store.flush().await?;
+        drop(turn);
+        self.unsealed.borrow_mut().remove(&snapshot.id);
+        let total_us = (self.env.now_ns() - began_ns) / 1000;
+        let times = |disk: &DiskState| DiskTimes {
+            number: disk.number,
+            drain_us: (drained_ns - swap_ns) / 1000,
+            flush_us: (self.env.now_ns() - drained_ns) / 1000,
+            stun_us,
+            ..DiskTimes::default()
+        };
+        let event = self.plain_event(EventKind::Take, name, &format!("sealed after {total_us} us"));
+        self.report(Event { stun_us, total_us, disks: persistent.iter().map(times).collect(), ..event });
+        Ok(snapshot)
+    }
+
+    fn persistent(&self) -> Vec<DiskState> {
+        let state = self.state.borrow();
+        state.disks.iter().filter(|d| d.mode == DiskMode::Persistent).cloned().collect()
+    }
+
+    fn check_take(&self, name: &str, description: &str, disks: &[DiskState]) -> Result<()> {
+        let state = self.state.borrow();
+        tree::check_name(&state, name, description)?;
+        if disks.is_empty() {
+            let cause = "none of its disks is part of snapshots (all are independent)";
+            return Err(Error::refused(&self.name, cause));
+        }
+        if state.last_uid == u32::MAX {
+            return Err(Error::refused(&self.name, "snapshot numbers are used up"));
+        }
+        Ok(())
+    }
+
+    /// The swap of all disks: no await.
+    fn seal_nodes(&self, name: &str, description: &str, disks: &[DiskState]) -> Result<SnapshotState> {
+        let mut head = self.head();
+        let mut ops = Vec::new();
+        let sealed = |disk: &DiskState, ops: &mut _| {
+            (disk.number, layer_name(freeze(&self.store, node_of(&disk.top), ops)))
+        };
+        let snapshot = SnapshotState {
+            id: u128::from(self.env.random()) << 64 | u128::from(self.env.random()),
+            uid: head.last_uid + 1,
+            parent: head.current,
+            name: name.to_string(),
+            description: description.to_string(),
+            created_unix_us: self.env.unix_us(),
+            disks: disks.iter().map(|disk| sealed(disk, &mut ops)).collect(),
+        };
+        let slot = |disk: &DiskState| KeptSlot { number: disk.number, slot: disk.slot.clone() };
+        let slots: Vec<KeptSlot> = disks.iter().map(slot).collect();
+        ops.push(put_snapshot(head.id, &snapshot, &slots));
+        (head.last_uid, head.current) = (snapshot.uid, Some(snapshot.id));
+        self.change(head, ops)?;
+        self.state.borrow_mut().snapshots.push(snapshot.clone());
+        self.slots.borrow_mut().insert(snapshot.id, slots);
+        Ok(snapshot)
+    }
+}

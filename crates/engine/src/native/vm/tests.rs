@@ -1,0 +1,161 @@
+//! A native VM's verbs, in the simulated world.
+
+use std::rc::Rc;
+
+use blk::manifest::{DiskMode, NewDisk};
+use blk::volume::Volume;
+use blk::{Buf, Env, ErrorKind};
+
+use super::super::tests::{open_store, run};
+use super::super::{NativeVm, NewNativeVm, Store};
+use crate::commit::CommitWhat;
+use crate::job::JobState;
+use crate::options::Options;
+
+const DISK_BYTES: u64 = 64 << 20;
+
+fn disk(mode: DiskMode) -> NewDisk {
+    NewDisk { size_bytes: DISK_BYTES, mode, folder: None }
+}
+
+async fn make(env: &Env, modes: &[DiskMode]) -> (Rc<Store>, Rc<NativeVm>) {
+    let store = open_store(env).await.unwrap();
+    let disks: Vec<NewDisk> = modes.iter().map(|mode| disk(*mode)).collect();
+    let id = store.create_vm(NewNativeVm { name: "web", disks: &disks }).await.unwrap();
+    let vm = NativeVm::open(&store, id, Options::default()).await.unwrap();
+    (store, vm)
+}
+
+async fn write(vm: &NativeVm, number: u32, byte: u8) {
+    let mut buf = Buf::alloc(64 << 10);
+    buf.fill(byte);
+    vm.disk(number).unwrap().write(1 << 20, buf.freeze()).await.unwrap();
+}
+
+async fn shows(vm: &NativeVm, number: u32) -> u8 {
+    let (buf, result) = vm.disk(number).unwrap().read((1 << 20) + 512, Buf::alloc(512)).await;
+    result.unwrap();
+    buf[0]
+}
+
+#[test]
+fn takes_reverts_discards_and_commits() {
+    let world = sim::SimWorld::new(3, sim::Options::default());
+    run(&world, |env| async move {
+        let (store, vm) = make(&env, &[DiskMode::Persistent, DiskMode::Persistent]).await;
+        write(&vm, 0, 1).await;
+        vm.take("one", "first").await.unwrap();
+        write(&vm, 0, 2).await;
+        write(&vm, 1, 2).await;
+        vm.take("two", "").await.unwrap();
+        write(&vm, 0, 3).await;
+        vm.revert(Some("one"), Some("three")).await.unwrap();
+        assert_eq!((shows(&vm, 0).await, shows(&vm, 1).await), (1, 0));
+        write(&vm, 0, 4).await;
+        vm.revert(Some("three"), None).await.unwrap();
+        assert_eq!((shows(&vm, 0).await, shows(&vm, 1).await), (3, 2));
+        let loss = vm.discard("two").await.unwrap();
+        assert_eq!(loss.snapshots, ["two", "three"]);
+        assert_eq!((shows(&vm, 0).await, shows(&vm, 1).await), (2, 2));
+        let job = vm.commit(&CommitWhat::One("one".into())).await.unwrap();
+        assert_eq!(job.wait().await, JobState::Done);
+        assert_eq!((shows(&vm, 0).await, shows(&vm, 1).await), (2, 2));
+        assert!(vm.state().snapshots.is_empty() && vm.state().current.is_none());
+        let refused = vm.commit(&CommitWhat::All).await.err().map(|e| e.kind);
+        assert_eq!(refused, Some(ErrorKind::Refused));
+        vm.close().await.unwrap();
+        store.close().await.unwrap();
+    });
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        let (id, name) = store.vms().await.unwrap().remove(0);
+        assert_eq!(name, "web");
+        let vm = NativeVm::open(&store, id, Options::default()).await.unwrap();
+        assert_eq!((shows(&vm, 0).await, shows(&vm, 1).await), (2, 2));
+        vm.close().await.unwrap();
+        store.close().await.unwrap();
+    });
+}
+
+#[test]
+fn clones_live_on_when_their_parent_goes() {
+    let world = sim::SimWorld::new(4, sim::Options::default());
+    run(&world, |env| async move {
+        let (store, vm) = make(&env, &[DiskMode::Persistent]).await;
+        write(&vm, 0, 1).await;
+        vm.take("gold", "").await.unwrap();
+        write(&vm, 0, 2).await;
+        let mut clones = Vec::new();
+        for n in 0..20 {
+            let id = vm.clone_to("gold", &format!("test{n}")).await.unwrap();
+            clones.push(NativeVm::open(&store, id, Options::default()).await.unwrap());
+        }
+        write(&clones[3], 0, 3).await;
+        let id = vm.id();
+        vm.close().await.unwrap();
+        drop(vm);
+        store.remove_vm(id).await.unwrap();
+        for (n, clone) in clones.iter().enumerate() {
+            assert_eq!(shows(clone, 0).await, if n == 3 { 3 } else { 1 });
+        }
+        let used = store.space.totals().used;
+        for clone in &clones[1..] {
+            clone.close().await.unwrap();
+            store.remove_vm(clone.id()).await.unwrap();
+        }
+        while !store.dropped_nodes().is_empty() {
+            store.progress.wait().await;
+        }
+        assert_eq!(shows(&clones[0], 0).await, 1);
+        assert!(store.space.totals().used < used);
+        store.close().await.unwrap();
+    });
+}
+
+#[test]
+fn modes_resets_growth_and_disks_that_come_and_go() {
+    let world = sim::SimWorld::new(5, sim::Options::default());
+    run(&world, |env| async move {
+        let modes = [DiskMode::IndependentNonpersistent, DiskMode::Persistent];
+        let (store, vm) = make(&env, &modes).await;
+        write(&vm, 0, 7).await;
+        vm.reset().await.unwrap();
+        assert_eq!(shows(&vm, 0).await, 0);
+        vm.set_mode(0, DiskMode::IndependentPersistent).await.unwrap();
+        write(&vm, 0, 8).await;
+        vm.take("one", "").await.unwrap();
+        vm.grow_disk(1, 2 * DISK_BYTES).await.unwrap();
+        let added = vm.add_disk(&disk(DiskMode::Persistent)).await.unwrap();
+        assert_eq!((added.number, added.slot.as_str()), (2, "scsi0:2"));
+        vm.remove_disk(1, true).await.unwrap();
+        vm.revert(Some("one"), None).await.unwrap();
+        assert_eq!(vm.disks().len(), 3);
+        assert_eq!(vm.disk(1).unwrap().size_bytes(), DISK_BYTES);
+        assert_eq!(shows(&vm, 0).await, 8);
+        vm.close().await.unwrap();
+        store.close().await.unwrap();
+    });
+}
+
+#[test]
+fn differences_and_what_only_a_state_holds() {
+    let world = sim::SimWorld::new(6, sim::Options::default());
+    run(&world, |env| async move {
+        let (store, vm) = make(&env, &[DiskMode::Persistent]).await;
+        write(&vm, 0, 1).await;
+        vm.take("one", "").await.unwrap();
+        let nodes = |name: &str| {
+            let state = vm.state();
+            let snapshot = state.snapshots.iter().find(|s| s.name == name).unwrap().clone();
+            vec![super::items::node_of(&snapshot.disks[0].1)]
+        };
+        write(&vm, 0, 2).await;
+        let one = nodes("one");
+        assert!((64 << 10..80 << 10).contains(&store.held_only_by(&one).await.unwrap()));
+        let running = vm.disk(0).unwrap().node.id;
+        let (ranges, end) = store.differences(Some(one[0]), running, 0, 100).await.unwrap();
+        assert_eq!((ranges, end), (vec![1 << 20..(1 << 20) + (64 << 10)], DISK_BYTES));
+        vm.close().await.unwrap();
+        store.close().await.unwrap();
+    });
+}
