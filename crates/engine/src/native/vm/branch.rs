@@ -10,8 +10,8 @@ use super::super::disk::NativeDisk;
 use super::NativeVm;
 use super::items::{layer_name, node_of};
 use super::registry::{SNAPSHOTS_PER_CHANGE, drop_snapshot};
-use crate::branch::Loss;
 use crate::event::{DiskTimes, Event, EventKind};
+use crate::ground::Loss;
 use crate::tree;
 
 /// Disks that go on from other nodes.
