@@ -22,6 +22,7 @@ pub mod map;
 pub mod native;
 pub mod options;
 mod plan;
+pub mod relocate;
 mod space;
 pub mod stats;
 pub mod take;

@@ -80,6 +80,9 @@ pub trait Machine {
     /// Takes a snapshot of all persistent disks. Resolves when it is sealed.
     fn take<'a>(self: Rc<Self>, name: &'a str, description: &'a str) -> Local<'a, Result<SnapshotState>>;
 
+    /// A take under the id, the names and the time of another VM's snapshot: a move goes on.
+    fn take_copy<'a>(self: Rc<Self>, original: &'a SnapshotState) -> Local<'a, Result<SnapshotState>>;
+
     fn commit_preview<'a>(&'a self, what: &'a CommitWhat) -> Local<'a, Result<CommitPreview>>;
 
     /// When this resolves the names have left the tree, durably.
@@ -214,6 +217,10 @@ impl Machine for Vm {
 
     fn take<'a>(self: Rc<Self>, name: &'a str, description: &'a str) -> Local<'a, Result<SnapshotState>> {
         Box::pin(async move { Vm::take(&self, name, description).await })
+    }
+
+    fn take_copy<'a>(self: Rc<Self>, original: &'a SnapshotState) -> Local<'a, Result<SnapshotState>> {
+        Box::pin(async move { Vm::take_copy(&self, original).await })
     }
 
     fn commit_preview<'a>(&'a self, what: &'a CommitWhat) -> Local<'a, Result<CommitPreview>> {

@@ -28,10 +28,19 @@ impl Vm {
     /// Order: children created and durable; the home's one commit point; the swap in memory of all disks between two
     /// polls; then, outside of any gate, the writes under way in the parents complete and the parents are flushed.
     pub async fn take(self: &Rc<Self>, name: &str, description: &str) -> Result<SnapshotState> {
+        self.take_as(tree::new_snapshot(&self.env, name, description)).await
+    }
+
+    /// A take under the id, the names and the time of another VM's snapshot.
+    pub async fn take_copy(self: &Rc<Self>, original: &SnapshotState) -> Result<SnapshotState> {
+        self.take_as(original.clone()).await
+    }
+
+    async fn take_as(self: &Rc<Self>, label: SnapshotState) -> Result<SnapshotState> {
         let began_ns = self.env.now_ns();
         let turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        let snapshot = self.plan_take(name, description)?;
+        let snapshot = self.plan_take(label)?;
         let disks = self.snapshotted();
         let children = self.create_children(&disks).await?;
         let early = self.options.defects.has(Defect::SwapBeforePublish);
@@ -66,9 +75,9 @@ impl Vm {
         Ok(snapshot)
     }
 
-    fn plan_take(&self, name: &str, description: &str) -> Result<SnapshotState> {
+    fn plan_take(&self, label: SnapshotState) -> Result<SnapshotState> {
         let state = self.state.borrow();
-        tree::check_name(&state, name, description)?;
+        tree::check_name(&state, &label.name, &label.description)?;
         let disks = self.snapshotted();
         if disks.is_empty() {
             return Err(Error::refused(
@@ -87,13 +96,10 @@ impl Vm {
             .checked_add(1)
             .ok_or_else(|| Error::refused(&self.name, "snapshot numbers are used up"))?;
         Ok(SnapshotState {
-            id: u128::from(self.env.random()) << 64 | u128::from(self.env.random()),
             uid,
             parent: state.current,
-            name: name.to_string(),
-            description: description.to_string(),
-            created_unix_us: self.env.unix_us(),
             disks: disks.iter().map(|d| (d.number, d.top_name())).collect(),
+            ..label
         })
     }
 

@@ -1,7 +1,7 @@
 //! The snapshot tree: pure functions over a VM's state. Nothing here does I/O.
 
 use blk::manifest::{Change, FoldState, LayerName, SnapshotState, VmState};
-use blk::{Error, Result};
+use blk::{Env, Error, Result};
 
 /// Longest snapshot name and description, in bytes: what VMware's own tools still show whole.
 pub const NAME_BYTES_MAX: usize = 80;
@@ -28,6 +28,19 @@ pub fn find<'a>(state: &'a VmState, wanted: &str) -> Result<&'a SnapshotState> {
                 format!("{} snapshots are named {wanted:?}; use an id: {}", ids.len(), ids.join(", ")),
             ))
         }
+    }
+}
+
+/// A snapshot that is about to be taken; number, parent and disks come from the VM.
+pub fn new_snapshot(env: &Env, name: &str, description: &str) -> SnapshotState {
+    SnapshotState {
+        id: u128::from(env.random()) << 64 | u128::from(env.random()),
+        uid: 0,
+        parent: None,
+        name: name.to_string(),
+        description: description.to_string(),
+        created_unix_us: env.unix_us(),
+        disks: Vec::new(),
     }
 }
 

@@ -205,6 +205,10 @@ impl Machine for NativeVm {
         Box::pin(async move { NativeVm::take(&self, name, description).await })
     }
 
+    fn take_copy<'a>(self: Rc<Self>, original: &'a SnapshotState) -> Local<'a, Result<SnapshotState>> {
+        Box::pin(async move { NativeVm::take_copy(&self, original).await })
+    }
+
     fn commit_preview<'a>(&'a self, what: &'a CommitWhat) -> Local<'a, Result<CommitPreview>> {
         Box::pin(NativeVm::commit_preview(self, what))
     }

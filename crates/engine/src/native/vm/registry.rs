@@ -10,6 +10,7 @@ use super::super::layout::BLOCK;
 use super::super::store::Store;
 use super::NativeVm;
 use super::items::{self, KeptSlot, layer_name, node_of, put_snapshot, put_vm, snapshot_key, vm_key};
+use crate::relocate::refuse_unmovable;
 
 /// Controllers have slots 0 to 15, of which 7 is the controller's own.
 const SLOTS_PER_CONTROLLER: u32 = 15;
@@ -52,6 +53,23 @@ impl Store {
         for wanted in new.disks {
             let disk = plan_disk(self, &state, wanted, &mut ops)?;
             state.disks.push(disk);
+        }
+        ops.push(put_vm(&state));
+        self.change(&ops)?;
+        self.flush().await?;
+        Ok(id)
+    }
+
+    /// Makes a VM with the disks of another, empty: the target of a move. Durable when it answers its id.
+    pub async fn create_vm_like(&self, name: &str, disks: &[DiskState]) -> Result<u128> {
+        refuse_unmovable(name, disks)?;
+        let id = new_id(self);
+        let mut state = VmState { name: name.to_string(), id, ..VmState::default() };
+        let mut ops = Vec::new();
+        for disk in disks {
+            let wanted = NewDisk { size_bytes: disk.size_bytes, mode: disk.mode, folder: None };
+            let made = plan_disk(self, &state, &wanted, &mut ops)?;
+            state.disks.push(DiskState { number: disk.number, slot: disk.slot.clone(), ..made });
         }
         ops.push(put_vm(&state));
         self.change(&ops)?;

@@ -13,13 +13,23 @@ use crate::tree;
 impl NativeVm {
     /// Takes a snapshot of all persistent disks. Resolves when it is sealed: its content can no longer change.
     pub async fn take(&self, name: &str, description: &str) -> Result<SnapshotState> {
+        self.take_as(tree::new_snapshot(&self.env, name, description)).await
+    }
+
+    /// A take under the id, the names and the time of another VM's snapshot.
+    pub async fn take_copy(&self, original: &SnapshotState) -> Result<SnapshotState> {
+        self.take_as(original.clone()).await
+    }
+
+    async fn take_as(&self, label: SnapshotState) -> Result<SnapshotState> {
+        let name = label.name.clone();
         let began_ns = self.env.now_ns();
         let turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let persistent = self.persistent();
-        self.check_take(name, description, &persistent)?;
+        self.check_take(&name, &label.description, &persistent)?;
         let swap_ns = self.env.now_ns();
-        let snapshot = self.seal_nodes(name, description, &persistent)?;
+        let snapshot = self.seal_nodes(label, &persistent)?;
         let stun_us = (self.env.now_ns() - swap_ns).div_ceil(1000);
         self.unsealed.borrow_mut().insert(snapshot.id);
         let drained = self.store.drain_writes();
@@ -38,7 +48,7 @@ impl NativeVm {
             stun_us,
             ..DiskTimes::default()
         };
-        let event = self.plain_event(EventKind::Take, name, &format!("sealed after {total_us} us"));
+        let event = self.plain_event(EventKind::Take, &name, &format!("sealed after {total_us} us"));
         self.report(Event { stun_us, total_us, disks: persistent.iter().map(times).collect(), ..event });
         Ok(snapshot)
     }
@@ -62,20 +72,17 @@ impl NativeVm {
     }
 
     /// The swap of all disks: no await.
-    fn seal_nodes(&self, name: &str, description: &str, disks: &[DiskState]) -> Result<SnapshotState> {
+    fn seal_nodes(&self, label: SnapshotState, disks: &[DiskState]) -> Result<SnapshotState> {
         let mut head = self.head();
         let mut ops = Vec::new();
         let sealed = |disk: &DiskState, ops: &mut _| {
             (disk.number, layer_name(freeze(&self.store, node_of(&disk.top), ops)))
         };
         let snapshot = SnapshotState {
-            id: u128::from(self.env.random()) << 64 | u128::from(self.env.random()),
             uid: head.last_uid + 1,
             parent: head.current,
-            name: name.to_string(),
-            description: description.to_string(),
-            created_unix_us: self.env.unix_us(),
             disks: disks.iter().map(|disk| sealed(disk, &mut ops)).collect(),
+            ..label
         };
         let slot = |disk: &DiskState| KeptSlot { number: disk.number, slot: disk.slot.clone() };
         let slots: Vec<KeptSlot> = disks.iter().map(slot).collect();

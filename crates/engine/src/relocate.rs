@@ -1,0 +1,342 @@
+//! A VM moves into another store while its guests run: its snapshots one after the other, then what runs, with every new
+//! write going to both sides, and at last one step from which the other side alone is the VM.
+//!
+//! The source is whole until that step, and whoever asked for the move decides what the step is. Until then a crash, a
+//! cancel or an error of the target leaves the source as it was, and the target is debris.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::manifest::{DiskMode, DiskState, SnapshotState, VmState};
+use blk::sync::{RangeGuard, RangeLock};
+use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::{Buf, Env, Error, Local, Result, Slice};
+use futures_util::future::{join, join_all};
+
+use crate::client::Client;
+use crate::difference::Between;
+use crate::job::Job;
+use crate::link::all;
+use crate::machine::Machine;
+
+/// Copied under one range lock: the longest a guest write can wait for the copy.
+const PIECE_BYTES: u64 = 64 << 10;
+/// Pieces of a sealed state under way at once: nobody writes there.
+const SEALED_PIECE_BYTES: u64 = 1 << 20;
+/// What is asked of a map at once.
+const STATUS_BYTES: u64 = 1 << 30;
+/// While guests are active the copy rests this many times the time its piece took.
+const YIELD_FACTOR: u64 = 2;
+const REST_US_MAX: u64 = 50_000;
+
+/// A disk on its way: reads come from the source, writes go to both sides, until `finish` makes it the target alone.
+pub struct Mirror {
+    source: Rc<dyn Volume>,
+    target: Rc<dyn Volume>,
+    moved: Cell<bool>,
+    /// Writes and the copy: overlapping ones happen one after the other, in one order on both sides.
+    ranges: RangeLock,
+    /// The first write that the target did not take: what it holds is worth nothing from there.
+    failed: RefCell<Option<Error>>,
+    writes: Cell<u64>,
+}
+
+impl Mirror {
+    pub fn new(source: Rc<dyn Volume>, target: Rc<dyn Volume>) -> Rc<Mirror> {
+        Rc::new(Mirror {
+            source,
+            target,
+            moved: Cell::new(false),
+            ranges: RangeLock::default(),
+            failed: RefCell::default(),
+            writes: Cell::new(0),
+        })
+    }
+
+    fn current(&self) -> Rc<dyn Volume> {
+        if self.moved.get() { self.target.clone() } else { self.source.clone() }
+    }
+
+    /// The guest's answer is the source's; the target's failure ends the move, not the guest.
+    fn note(&self, result: Result<()>) {
+        if let Err(e) = result {
+            self.failed.borrow_mut().get_or_insert(e);
+        }
+    }
+
+    fn refuse_when_failed(&self) -> Result<()> {
+        self.failed.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Runs the same change on both sides, or, once moved, on the target.
+    async fn change(
+        &self,
+        range: Range<u64>,
+        on: impl Fn(Rc<dyn Volume>) -> Local<'static, Result<()>>,
+    ) -> Result<()> {
+        let _held = self.ranges.lock(range).await;
+        self.writes.update(|n| n + 1);
+        if self.moved.get() || self.failed.borrow().is_some() {
+            return on(self.current()).await;
+        }
+        let (source, target) = join(on(self.source.clone()), on(self.target.clone())).await;
+        self.note(target);
+        source
+    }
+
+    async fn copy_piece(&self, range: Range<u64>) -> Result<()> {
+        let _held = self.ranges.lock(range.clone()).await;
+        self.refuse_when_failed()?;
+        copy(&self.source, &self.target, range).await
+    }
+}
+
+impl Volume for Mirror {
+    fn info(&self) -> VolumeInfo {
+        self.current().info()
+    }
+
+    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+        self.current().read(offset, buf)
+    }
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
+        let range = offset..offset + data.len() as u64;
+        Box::pin(async move { self.change(range, |side| side.write(offset, data.clone())).await })
+    }
+
+    /// The source is the VM: the target is flushed when it becomes it.
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+        self.current().flush()
+    }
+
+    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
+        // What a side shows after a discard is its own affair, and the two must not differ.
+        let mode = ZeroMode::default();
+        Box::pin(async move {
+            match self.moved.get() {
+                true => self.target.clone().discard(range).await,
+                false => self.change(range.clone(), |side| side.write_zeroes(range.clone(), mode)).await,
+            }
+        })
+    }
+
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
+        // The source alone says whether it is fast; the target then has to follow anyhow.
+        Box::pin(async move {
+            let slow = ZeroMode { fast_only: false, ..mode };
+            let target = Rc::as_ptr(&self.target).cast::<()>();
+            self.change(range.clone(), |side| {
+                let is_target = Rc::as_ptr(&side).cast::<()>() == target;
+                side.write_zeroes(range.clone(), if is_target { slow } else { mode })
+            })
+            .await
+        })
+    }
+
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+        self.current().status(range)
+    }
+}
+
+async fn copy(source: &Rc<dyn Volume>, target: &Rc<dyn Volume>, range: Range<u64>) -> Result<()> {
+    let len = (range.end - range.start) as usize;
+    let (buf, read) = source.clone().read(range.start, Buf::alloc(len)).await;
+    read?;
+    // A state that is built on another may have to be told of zeros.
+    if buf.iter().all(|byte| *byte == 0) {
+        return target.clone().write_zeroes(range, ZeroMode::default()).await;
+    }
+    target.clone().write(range.start, buf.freeze()).await
+}
+
+/// A move under way.
+pub struct Relocation {
+    env: Env,
+    source: Rc<dyn Machine>,
+    /// With the same disks, empty, and no snapshots.
+    target: Rc<dyn Machine>,
+    job: Rc<Job>,
+    mirrors: RefCell<Vec<(u32, Rc<Mirror>)>>,
+    /// Who keeps both sides' disks in use until the move is over.
+    clients: RefCell<Vec<Rc<Client>>>,
+}
+
+impl Relocation {
+    pub fn new(source: Rc<dyn Machine>, target: Rc<dyn Machine>, job: Rc<Job>) -> Relocation {
+        let env = source.env().clone();
+        Relocation { env, source, target, job, mirrors: RefCell::default(), clients: RefCell::default() }
+    }
+
+    /// Copies every snapshot, parents first. Guests go on; takes and commits of the source must not.
+    pub async fn copy_snapshots(&self) -> Result<()> {
+        let state = self.source.state();
+        let mut at: Option<SnapshotState> = None;
+        for snapshot in parents_first(&state) {
+            self.job.checkpoint().await?;
+            if let Some(parent) = snapshot.parent
+                && at.as_ref().is_some_and(|at| at.id != parent)
+            {
+                self.target.clone().revert(Some(&hex(parent)), None).await?;
+                at = state.snapshots.iter().find(|s| s.id == parent).cloned();
+            }
+            for (number, _) in &snapshot.disks {
+                self.copy_sealed(*number, at.as_ref(), &snapshot).await?;
+            }
+            self.target.clone().take_copy(&snapshot).await?;
+            at = Some(snapshot);
+        }
+        if let Some(current) = state.current.filter(|id| at.as_ref().is_some_and(|at| at.id != *id)) {
+            self.target.clone().revert(Some(&hex(current)), None).await?;
+        }
+        Ok(())
+    }
+
+    /// What `to` shows other than `from`, into the target's running disk.
+    async fn copy_sealed(&self, number: u32, from: Option<&SnapshotState>, to: &SnapshotState) -> Result<()> {
+        let (source, _view) = self.source.open_view(&hex(to.id), number, "a move").await?;
+        let (target, _client) = self.target.attach(number, "a move").await?;
+        let from = from.filter(|from| from.disks.iter().any(|(n, _)| *n == number));
+        let mut start = 0;
+        while let Some((ranges, end)) = self.next_ranges(number, from, Some(to), &source, start).await? {
+            for piece in pieces(&ranges, SEALED_PIECE_BYTES) {
+                self.job.checkpoint().await?;
+                let len = piece.end - piece.start;
+                copy(&source, &target, piece).await?;
+                self.job.moved(len).await;
+            }
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// The next part of what has to be copied, and up to where it goes; None at the end.
+    async fn next_ranges(
+        &self,
+        number: u32,
+        from: Option<&SnapshotState>,
+        to: Option<&SnapshotState>,
+        source: &Rc<dyn Volume>,
+        start: u64,
+    ) -> Result<Option<(Vec<Range<u64>>, u64)>> {
+        let size = source.info().size_bytes;
+        if start >= size {
+            return Ok(None);
+        }
+        if let Some(from) = from {
+            let (from, to) = (hex(from.id), to.map(|to| hex(to.id)));
+            let between = Between { disk: number, from: &from, to: to.as_deref(), start };
+            let found = self.source.differences(between).await?;
+            return Ok(Some((found.ranges, found.end)));
+        }
+        let mut ranges = Vec::new();
+        let mut at = start;
+        let asked = start..size.min(start + STATUS_BYTES);
+        for status in source.clone().status(asked).await? {
+            if !status.zero {
+                ranges.push(at..at + status.len);
+            }
+            at += status.len;
+        }
+        Ok(Some((ranges, at)))
+    }
+
+    /// Volumes that write to both sides, by disk. From when they serve the guests `copy_running` may begin.
+    pub async fn mirrors(&self) -> Result<Vec<(u32, Rc<Mirror>)>> {
+        for disk in self.source.state().disks {
+            let (source, on_source) = self.source.attach(disk.number, "a move").await?;
+            let (target, on_target) = self.target.attach(disk.number, "a move").await?;
+            self.clients.borrow_mut().extend([on_source, on_target]);
+            self.mirrors.borrow_mut().push((disk.number, Mirror::new(source, target)));
+        }
+        Ok(self.mirrors.borrow().clone())
+    }
+
+    /// Copies what the guests have written since the latest snapshot, yielding to them.
+    pub async fn copy_running(&self) -> Result<()> {
+        let state = self.source.state();
+        let current = state.snapshots.iter().find(|s| Some(s.id) == state.current).cloned();
+        let mirrors = self.mirrors.borrow().clone();
+        for (number, mirror) in &mirrors {
+            let from = current.as_ref().filter(|s| s.disks.iter().any(|(n, _)| n == number));
+            let mut start = 0;
+            while let Some((ranges, end)) =
+                self.next_ranges(*number, from, None, &mirror.source, start).await?
+            {
+                for piece in pieces(&ranges, PIECE_BYTES) {
+                    self.copy_yielding(&mirrors, mirror, piece).await?;
+                }
+                start = end;
+            }
+        }
+        Ok(())
+    }
+
+    async fn copy_yielding(
+        &self,
+        mirrors: &[(u32, Rc<Mirror>)],
+        mirror: &Mirror,
+        piece: Range<u64>,
+    ) -> Result<()> {
+        self.job.checkpoint().await?;
+        let writes = || mirrors.iter().map(|(_, m)| m.writes.get()).sum::<u64>();
+        let (before, began_ns, len) = (writes(), self.env.now_ns(), piece.end - piece.start);
+        mirror.copy_piece(piece).await?;
+        self.job.moved(len).await;
+        if writes() != before {
+            let rest_us = (self.env.now_ns() - began_ns) / 1000 * YIELD_FACTOR;
+            self.env.sleep_us(rest_us.min(REST_US_MAX)).await;
+        }
+        Ok(())
+    }
+
+    /// Holds all writes back, makes both sides durable, and runs `step`, which makes the target the VM, durably. From
+    /// there the mirrors are the target alone. Answers the microseconds that writes were held back.
+    pub async fn finish(&self, step: impl AsyncFnOnce() -> Result<()>) -> Result<u64> {
+        let mirrors = self.mirrors.borrow().clone();
+        // Most of it is durable before anybody has to wait.
+        all(mirrors.iter().map(|(_, mirror)| mirror.target.clone().flush())).await?;
+        let began_ns = self.env.now_ns();
+        let _held: Vec<RangeGuard> =
+            join_all(mirrors.iter().map(|(_, mirror)| mirror.ranges.lock(0..u64::MAX))).await;
+        for (_, mirror) in &mirrors {
+            mirror.refuse_when_failed()?;
+        }
+        all(mirrors.iter().map(|(_, mirror)| mirror.source.clone().flush())).await?;
+        all(mirrors.iter().map(|(_, mirror)| mirror.target.clone().flush())).await?;
+        step().await?;
+        mirrors.iter().for_each(|(_, mirror)| mirror.moved.set(true));
+        self.clients.borrow_mut().clear();
+        Ok((self.env.now_ns() - began_ns).div_ceil(1000))
+    }
+}
+
+fn hex(id: u128) -> String {
+    format!("{id:032x}")
+}
+
+/// A snapshot is numbered after its parent, and keeps its number when it moves up.
+fn parents_first(state: &VmState) -> Vec<SnapshotState> {
+    let mut ordered = state.snapshots.clone();
+    ordered.sort_by_key(|s| s.uid);
+    ordered
+}
+
+fn pieces(ranges: &[Range<u64>], unit: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+    ranges.iter().flat_map(move |range| {
+        let (start, end) = (range.start, range.end);
+        (start / unit..end.div_ceil(unit)).map(move |n| start.max(n * unit)..end.min((n + 1) * unit))
+    })
+}
+
+/// Disks as a target of a move has to make them: what a reset goes back to is not known there.
+pub fn refuse_unmovable(vm: &str, disks: &[DiskState]) -> Result<()> {
+    match disks.iter().find(|disk| disk.mode == DiskMode::IndependentNonpersistent) {
+        Some(disk) => {
+            let cause = format!("disk{} is nonpersistent: a move would keep what a reset drops", disk.number);
+            Err(Error::refused(vm, format!("{cause}; reset it and make it persistent first")))
+        }
+        None => Ok(()),
+    }
+}
