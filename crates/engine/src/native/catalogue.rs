@@ -225,6 +225,11 @@ impl Catalogue {
         packed.into_iter().map(|(key, bytes)| (key, bytes.done())).collect()
     }
 
+    /// The medium has all of it.
+    pub fn is_written(&self) -> bool {
+        self.dirty.is_empty() && self.placed.is_empty()
+    }
+
     /// Every block the catalogue itself takes: for the check.
     pub fn extents(&self) -> impl Iterator<Item = Extent> {
         let chunks = self.chunks.values().flat_map(|blob| blob.extents.iter());

@@ -4,8 +4,10 @@
 pub mod bytes;
 pub mod catalogue;
 pub mod change;
+pub mod check;
 mod checkpoint;
 pub mod disk;
+mod ground;
 pub mod journal;
 pub mod layout;
 pub mod lineage;

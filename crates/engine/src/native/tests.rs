@@ -16,6 +16,10 @@ const TERMS: DiskTerms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 
 const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 512 };
 
 pub async fn open_store(env: &Env) -> Result<Rc<Store>> {
+    open_store_with(env, StoreOptions { reserve_blocks: 64, ..StoreOptions::default() }).await
+}
+
+pub async fn open_store_with(env: &Env, options: StoreOptions) -> Result<Rc<Store>> {
     let dir = env.open_root("/")?;
     let file = match dir.create_new("store").await {
         Ok(file) => {
@@ -25,15 +29,14 @@ pub async fn open_store(env: &Env) -> Result<Rc<Store>> {
         }
         Err(_) => dir.open("store", blk::reactor::OpenMode::Write).await?,
     };
-    let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
     Store::open(env.clone(), file, options, Growth::default(), true).await
 }
 
-fn disk(store: &Rc<Store>, node: u64) -> Rc<NativeDisk> {
+pub fn disk(store: &Rc<Store>, node: u64) -> Rc<NativeDisk> {
     NativeDisk::new(store, store.node(node).unwrap(), format!("node{node}"), 0, TERMS)
 }
 
-async fn fill(disk: &Rc<NativeDisk>, block: u64, count: usize, byte: u8) {
+pub async fn fill(disk: &Rc<NativeDisk>, block: u64, count: usize, byte: u8) {
     let mut buf = Buf::alloc(count * 4096);
     buf.fill(byte);
     disk.clone().write(block * 4096, buf.freeze()).await.unwrap();

@@ -58,6 +58,10 @@ impl Bits {
         self.words.len() * WORD
     }
 
+    pub fn get(&self, at: usize) -> bool {
+        self.words[at / WORD] & 1 << (at % WORD) != 0
+    }
+
     pub fn put(&mut self, at: usize, value: bool) {
         let mask = 1 << (at % WORD);
         let word = &mut self.words[at / WORD];

@@ -56,7 +56,7 @@ impl Space {
     }
 
     /// A group of version 0 was never written: all of it is free.
-    async fn read_settled(&self, group: usize, summary: GroupSummary) -> Result<Bits> {
+    pub(super) async fn read_settled(&self, group: usize, summary: GroupSummary) -> Result<Bits> {
         if summary.version == 0 {
             return Ok(Bits::new(self.geometry.group_blocks as usize));
         }

@@ -8,6 +8,7 @@
 //! Groups are read when they are needed. Placement looks at loaded groups only, without I/O; `place` brings groups in,
 //! and lets the file grow by whole groups. Background work keeps groups loaded and space zero-written ahead.
 
+mod audit;
 mod bits;
 mod checkpoint;
 mod group;
@@ -24,6 +25,7 @@ use std::rc::Rc;
 use blk::sync::{Signal, TaskMutex};
 use blk::{Env, Error, File, Result};
 
+pub use self::audit::{Marks, Retained, Tick};
 use self::group::Use;
 pub use self::growth::Growth;
 pub use self::load::RESIDENT_BYTES_MAX;
@@ -89,6 +91,8 @@ pub struct Space {
     /// The file system cannot punch.
     never_punches: Cell<bool>,
     resident_groups_max: Cell<usize>,
+    /// Who looks at a committed state, and needs what checkpoints free to stay as it is.
+    retainers: Cell<usize>,
     /// The first contradiction between the trees and the bitmaps: no page is written any more.
     damage: RefCell<Option<Error>>,
 }
@@ -122,6 +126,7 @@ impl Space {
             ahead_blocked: Cell::new(false),
             never_punches: Cell::new(false),
             resident_groups_max: Cell::new(groups_max),
+            retainers: Cell::new(0),
             damage: RefCell::new(None),
         })
     }
@@ -187,10 +192,14 @@ impl Space {
     }
 
     /// Blocks freed by records up to `durable_flushed_lsn` and by committed checkpoints. They stay out of use until the
-    /// caller has seen every read and write end that was admitted before now, and calls `release`.
+    /// caller has seen every read and write end that was admitted before now, and calls `release`. What checkpoints freed
+    /// waits longer while it is retained.
     pub fn take_releasable(&self, durable_flushed_lsn: u64) -> Vec<Extent> {
         let mut state = self.state.borrow_mut();
-        let mut batch = std::mem::take(&mut state.releasable);
+        let mut batch = match self.retainers.get() {
+            0 => std::mem::take(&mut state.releasable),
+            _ => Vec::new(),
+        };
         while state.waiting.front().is_some_and(|(lsn, _)| *lsn <= durable_flushed_lsn) {
             batch.extend(state.waiting.pop_front().map(|(_, extent)| extent));
         }

@@ -15,7 +15,7 @@ mod walk;
 pub use cache::Nodes;
 pub use entry::{LEVEL_MAX, Mapped, Pointer, Root, Update, span};
 pub use merge::{Ground, merge};
-pub use walk::{Gone, differences, gone, survey};
+pub use walk::{Gone, Seen, differences, gone, has_page, survey};
 
 /// Pages read or written at once by one merge or lookup: enough to keep the lanes of a RAID busy, few enough that a
 /// guest's request does not wait behind them.

@@ -86,13 +86,14 @@ impl Store {
     async fn reachable(&self, roots: &[Option<Root>]) -> BTreeSet<u64> {
         let mut all = BTreeSet::new();
         for root in roots {
-            let mut visit = |gone: Gone| match gone {
-                Gone::Data(run) => all.extend(run.addr..run.addr + run.len),
-                Gone::Node { addr, .. } => {
+            let mut visit = |seen: Seen| match seen {
+                Seen::Data(run) => all.extend(run.addr..run.addr + run.len),
+                Seen::Page { addr, .. } => {
                     all.insert(addr);
                 }
+                damage => panic!("{damage:?}"),
             };
-            survey(&self.nodes, root.as_ref(), &mut visit, &mut |error| panic!("{error}")).await.unwrap();
+            survey(&self.nodes, root.as_ref(), None, 0..u64::MAX, &mut visit).await.unwrap();
         }
         all
     }

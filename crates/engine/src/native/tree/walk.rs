@@ -59,16 +59,51 @@ pub async fn differences(
     done
 }
 
-/// All that a tree refers to, each node after what is below it. A page that cannot be read or is damaged goes to
-/// `damaged` and counts as a node without content.
+/// What a survey meets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seen {
+    /// Never a hole, and never over the end of a leaf.
+    Data(Mapped),
+    Page {
+        addr: u64,
+        birth: u64,
+        level: u8,
+        first: u64,
+    },
+    /// The page cannot be read or is not what its parent says: it counts as one without content.
+    Damaged {
+        addr: u64,
+        level: u8,
+        first: u64,
+        error: Error,
+    },
+    /// The same of a page of the ground: what follows within these blocks may be the ground's too.
+    Blind(Range<u64>),
+}
+
+/// What `root` refers to within `blocks` and `ground` does not at the same place, like `gone`, and goes on behind
+/// damage: pages that end in `blocks.start + 1..=blocks.end`, each after all below it.
 pub async fn survey(
     nodes: &Nodes,
     root: Option<&Root>,
-    visit: &mut dyn FnMut(Gone),
-    damaged: &mut dyn FnMut(Error),
+    ground: Option<&Root>,
+    blocks: Range<u64>,
+    visit: &mut dyn FnMut(Seen),
 ) -> Result<()> {
-    let mut task = SurveyTask { inner: GoneTask { visit }, damaged };
-    compare(nodes, root, None, 0..u64::MAX, usize::MAX, &mut task).await.map(|_| ())
+    compare(nodes, root, ground, blocks, usize::MAX, &mut SurveyTask { visit }).await.map(|_| ())
+}
+
+/// Whether the page at `addr` is the tree's node of `level` over `block`. Not where a page on the way is damaged.
+pub async fn has_page(nodes: &Nodes, root: Option<&Root>, level: u8, block: u64, addr: u64) -> bool {
+    let root = root.filter(|root| root.level >= level && block < span(root.level));
+    let Some(mut spot) = root.map(Root::spot) else { return false };
+    while spot.level > level && !spot.pointer.is_hole() {
+        match nodes.load(&spot).await {
+            Ok(node) => spot = node.child_at(block),
+            Err(_) => return false,
+        }
+    }
+    spot.level == level && spot.pointer.addr == addr
 }
 
 /// What is done with two trees side by side, `a` and `b`.
@@ -77,11 +112,17 @@ trait Task {
     fn wants(&self, a: &Source, b: &Source) -> bool;
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>);
     /// All below a page of `a` is done.
-    fn end_of(&mut self, _pointer: &Pointer, _level: u8) {}
+    fn end_of(&mut self, _page: &Spot) {}
     /// An error makes the walk fail; otherwise it goes on behind the page.
-    fn failed(&mut self, error: Error) -> Result<()> {
+    fn failed(&mut self, _side: Side, _page: &Spot, error: Error) -> Result<()> {
         Err(error)
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    A,
+    B,
 }
 
 /// A leaf's entries; holes where there is none.
@@ -103,46 +144,56 @@ impl Task for GoneTask<'_> {
     }
 
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) {
-        let (old, new) = (a.entries(), b.entries());
-        let mut runs = Vec::new();
-        for block in blocks {
-            let index = (block % span(0)) as usize;
-            let Entry { addr, birth } = old[index];
-            if addr != 0 && addr != new[index].addr {
-                push_run(&mut runs, 0, Mapped { start: block, len: 1, addr, birth });
-            }
-        }
-        runs.into_iter().for_each(|run| (self.visit)(Gone::Data(run)));
+        only_in(blocks, a, b).into_iter().for_each(|run| (self.visit)(Gone::Data(run)));
     }
 
-    fn end_of(&mut self, pointer: &Pointer, level: u8) {
-        (self.visit)(Gone::Node { addr: pointer.addr, birth: pointer.birth, level });
+    fn end_of(&mut self, page: &Spot) {
+        let Spot { level, pointer: Pointer { addr, birth, .. }, .. } = *page;
+        (self.visit)(Gone::Node { addr, birth, level });
     }
+}
+
+/// The runs that `a` has and `b` has not at the same place.
+fn only_in(blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) -> Vec<Mapped> {
+    let (a, b) = (a.entries(), b.entries());
+    let mut runs = Vec::new();
+    for block in blocks {
+        let index = (block % span(0)) as usize;
+        let Entry { addr, birth } = a[index];
+        if addr != 0 && addr != b[index].addr {
+            push_run(&mut runs, 0, Mapped { start: block, len: 1, addr, birth });
+        }
+    }
+    runs
 }
 
 struct SurveyTask<'a> {
-    inner: GoneTask<'a>,
-    damaged: &'a mut dyn FnMut(Error),
+    visit: &'a mut dyn FnMut(Seen),
 }
 
 impl Task for SurveyTask<'_> {
-    fn wants(&self, a: &Source, b: &Source) -> bool {
-        self.inner.wants(a, b)
+    fn wants(&self, a: &Source, _: &Source) -> bool {
+        *a != Source::Hole
     }
 
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) {
-        self.inner.leaf(blocks, a, b);
+        only_in(blocks, a, b).into_iter().for_each(|run| (self.visit)(Seen::Data(run)));
     }
 
-    fn end_of(&mut self, pointer: &Pointer, level: u8) {
-        self.inner.end_of(pointer, level);
+    fn end_of(&mut self, page: &Spot) {
+        let Spot { level, first, pointer: Pointer { addr, birth, .. } } = *page;
+        (self.visit)(Seen::Page { addr, birth, level, first });
     }
 
-    fn failed(&mut self, error: Error) -> Result<()> {
+    fn failed(&mut self, side: Side, page: &Spot, error: Error) -> Result<()> {
         if !matches!(error.kind, ErrorKind::Damaged | ErrorKind::Io) {
             return Err(error);
         }
-        (self.damaged)(error);
+        let Spot { level, first, pointer } = *page;
+        (self.visit)(match side {
+            Side::A => Seen::Damaged { addr: pointer.addr, level, first, error },
+            Side::B => Seen::Blind(first..page.end()),
+        });
         Ok(())
     }
 }
@@ -231,23 +282,28 @@ impl Pair {
         Ok(a == b)
     }
 
+    /// The page of one side.
+    fn page(&self, source: &Source) -> Option<Spot> {
+        let Source::Page(pointer) = *source else { return None };
+        Some(Spot { level: self.level, first: self.first, pointer })
+    }
+
     async fn load(&mut self, nodes: &Nodes, task: &mut dyn Task) -> Result<()> {
-        let (level, first) = (self.level, self.first);
-        let load = async |source: Source| match source {
-            Source::Page(pointer) => nodes.load(&Spot { level, first, pointer }).await.map(Some),
-            Source::Hole | Source::Above(_) => Ok(None),
+        let load = async |page: Option<Spot>| match page {
+            Some(page) => nodes.load(&page).await.map(Some).map_err(|error| (page, error)),
+            None => Ok(None),
         };
-        let (a, b) = join(load(self.a), load(self.b)).await;
-        self.a_node = a.or_else(|error| task.failed(error).map(|()| None))?;
-        self.b_node = b.or_else(|error| task.failed(error).map(|()| None))?;
+        let (a, b) = join(load(self.page(&self.a)), load(self.page(&self.b))).await;
+        self.b_node = b.or_else(|(page, error)| task.failed(Side::B, &page, error).map(|()| None))?;
+        self.a_node = a.or_else(|(page, error)| task.failed(Side::A, &page, error).map(|()| None))?;
         Ok(())
     }
 
     fn finish(&self, to: u64, task: &mut dyn Task) {
-        if let Source::Page(pointer) = &self.a
+        if let Some(page) = self.page(&self.a)
             && self.end() <= to
         {
-            task.end_of(pointer, self.level);
+            task.end_of(&page);
         }
     }
 }
@@ -273,7 +329,11 @@ async fn compare(
         if child.first >= blocks.end {
             return Ok(blocks.end);
         }
-        if child.is_same(nodes)? || !task.wants(&child.a, &child.b) {
+        let same = child.is_same(nodes).or_else(|error| {
+            let page = child.page(&child.a).expect("two pages of one address");
+            task.failed(Side::A, &page, error).map(|()| true)
+        })?;
+        if same || !task.wants(&child.a, &child.b) {
             continue;
         }
         if asked >= budget && child.first > blocks.start {

@@ -151,21 +151,56 @@ fn a_survey_goes_on_behind_a_damaged_page() {
         let store = Store::new(file.clone(), 1);
         let root = store.merge(None, &[store.map(0, 3 * span(0))]).await.unwrap();
         let mut leaves = Vec::new();
-        let mut visit = |gone| {
-            if let Gone::Node { addr, level: 0, .. } = gone {
+        let mut visit = |seen| {
+            if let Seen::Page { addr, level: 0, .. } = seen {
                 leaves.push(addr);
             }
         };
-        survey(&store.nodes, root.as_ref(), &mut visit, &mut |error| panic!("{error}")).await.unwrap();
+        survey(&store.nodes, root.as_ref(), None, 0..u64::MAX, &mut visit).await.unwrap();
         file.write(leaves[1] * BLOCK + 512, blk::Buf::zeroed(512)).await.unwrap();
-        let (mut blocks, mut nodes, mut errors) = (0, 0, Vec::new());
-        let mut visit = |gone| match gone {
-            Gone::Data(run) => blocks += run.len,
-            Gone::Node { .. } => nodes += 1,
+        let (mut blocks, mut pages, mut damage) = (0, 0, Vec::new());
+        let mut visit = |seen| match seen {
+            Seen::Data(run) => blocks += run.len,
+            Seen::Page { .. } => pages += 1,
+            other => damage.push(other),
         };
         let store = Store::new(file, CACHE_BYTES);
-        survey(&store.nodes, root.as_ref(), &mut visit, &mut |error| errors.push(error)).await.unwrap();
-        assert_eq!((blocks, nodes, errors.len()), (2 * span(0), 4, 1));
-        assert!(errors[0].cause.contains(&format!("block {}: checksum", leaves[1])), "{}", errors[0]);
+        survey(&store.nodes, root.as_ref(), None, 0..u64::MAX, &mut visit).await.unwrap();
+        assert_eq!((blocks, pages, damage.len()), (2 * span(0), 4, 1));
+        let Seen::Damaged { addr, level, first, error } = &damage[0] else { panic!("{damage:?}") };
+        assert_eq!((*addr, *level, *first), (leaves[1], 0, span(0)));
+        assert!(error.cause.contains(&format!("block {}: checksum", leaves[1])), "{error}");
+        for (addr, has) in [(leaves[1], true), (leaves[0], false)] {
+            assert_eq!(has_page(&store.nodes, root.as_ref(), 0, span(0) + 3, addr).await, has);
+        }
+    });
+}
+
+#[test]
+fn a_survey_over_a_damaged_ground_says_where_it_is_blind() {
+    in_world(async |env| {
+        let file = create(&env).await;
+        let store = Store::new(file.clone(), 1);
+        let ground = store.merge(None, &[store.map(0, 3 * span(0))]).await.unwrap();
+        store.take();
+        let root = store.merge(ground, &[store.map(5, 1), store.map(span(0), 2)]).await.unwrap();
+        let mut leaves = Vec::new();
+        let mut visit = |seen| {
+            if let Seen::Page { addr, level: 0, .. } = seen {
+                leaves.push(addr);
+            }
+        };
+        survey(&store.nodes, ground.as_ref(), None, 0..u64::MAX, &mut visit).await.unwrap();
+        file.write(leaves[0] * BLOCK + 512, blk::Buf::zeroed(512)).await.unwrap();
+        let mut met = Vec::new();
+        let mut visit = |seen| met.push(seen);
+        survey(&store.nodes, root.as_ref(), ground.as_ref(), 0..u64::MAX, &mut visit).await.unwrap();
+        assert_eq!(met[0], Seen::Blind(0..span(0)));
+        let data = |seen: &Seen| if let Seen::Data(run) = seen { run.len } else { 0 };
+        assert_eq!(
+            met.iter().map(data).sum::<u64>(),
+            span(0) + 2,
+            "the leaf whose ground is not known, and two"
+        );
     });
 }

@@ -1,0 +1,255 @@
+//! A sound store has no findings, whatever was done with it; planted damage is found and named.
+
+use std::rc::Rc;
+
+use blk::{Buf, Env};
+use proptest::prelude::*;
+use sim::SimWorld;
+
+use super::*;
+use crate::native::StoreOptions;
+use crate::native::change::Op;
+use crate::native::layout::{BLOCK, Extent};
+use crate::native::store::Store;
+use crate::native::table::Held;
+use crate::native::tests::{disk, fill, open_store, open_store_with, run};
+use crate::native::tree::{Seen, survey};
+
+const SIZE_BLOCKS: u64 = 100_000;
+
+fn in_world(test: impl AsyncFnOnce(Env) + 'static) {
+    let world = SimWorld::new(1, sim::Options::default());
+    run(&world, |env| async move { test(env).await });
+}
+
+/// Node 1 runs on node 2, and node 3 is a branch of that.
+async fn family(env: &Env) -> Rc<Store> {
+    let store = open_store(env).await.unwrap();
+    store.change(&[Op::Create { node: 1, size_blocks: SIZE_BLOCKS }]).unwrap();
+    let base = disk(&store, 1);
+    for n in 0..20 {
+        fill(&base, n * 300, 3, 1).await;
+    }
+    store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
+    fill(&base, 0, 1, 2).await;
+    store.change(&[Op::Branch { from: 2, node: 3 }]).unwrap();
+    fill(&disk(&store, 3), 900, 1, 3).await;
+    let report = store.check().await.unwrap();
+    assert!(report.is_sound(), "{report:?}");
+    assert_eq!((report.data_blocks, report.states.len()), (62, 3));
+    store
+}
+
+/// Puts into a node's table what no write would.
+async fn plant(store: &Rc<Store>, node: u64, start: u64, held: Held) -> Report {
+    let grown = store.node(node).unwrap().put(start, held, &mut Vec::new());
+    store.pending.set(store.pending.get().wrapping_add_signed(grown));
+    store.check().await.unwrap()
+}
+
+/// What a node refers to within its first leaf.
+async fn first_leaf(store: &Store, node: u64) -> Vec<Seen> {
+    let mut met = Vec::new();
+    let root = store.node(node).unwrap().root().unwrap();
+    survey(&store.nodes, root.as_ref(), None, 0..252, &mut |seen| met.push(seen)).await.unwrap();
+    met
+}
+
+async fn data_at(store: &Store, node: u64) -> u64 {
+    match first_leaf(store, node).await[0] {
+        Seen::Data(run) => run.addr,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+async fn flip(store: &Store, addr: u64, at: usize) {
+    let (mut page, result) = store.file.read(addr * BLOCK, Buf::alloc(BLOCK as usize)).await;
+    result.unwrap();
+    page[at] ^= 1;
+    store.file.write(addr * BLOCK, page.freeze()).await.unwrap();
+}
+
+fn faults(report: &Report) -> Vec<Fault> {
+    report.findings.iter().map(|finding| finding.fault).collect()
+}
+
+fn hurt(report: &Report) -> (Vec<u64>, Vec<u64>) {
+    (report.hurt.iter().copied().collect(), report.whole().collect())
+}
+
+#[test]
+fn a_damaged_map_page_is_named_with_all_who_show_it() {
+    in_world(async |env| {
+        let store = family(&env).await;
+        let shared = first_leaf(&store, 3).await;
+        let Seen::Page { addr, .. } = shared[shared.len() - 1] else { panic!("{shared:?}") };
+        flip(&store, addr, 100).await;
+        let report = store.check().await.unwrap();
+        assert_eq!(faults(&report), [Fault::Map], "no leaks where maps are missing: {report:?}");
+        let finding = &report.findings[0];
+        assert_eq!(finding.extent, Some(Extent { addr, len: 1 }));
+        assert!(finding.to_string().contains(&format!("map page at block {addr}: checksum")), "{finding}");
+        assert_eq!(hurt(&report), (vec![2, 3], vec![1]), "node 1 has a leaf of its own there");
+        assert_eq!(finding.hurt[0], Hurt { node: 2, bytes: 0..252 * BLOCK });
+    });
+}
+
+#[test]
+fn damaged_bitmaps_catalogues_and_superblocks_hurt_no_state() {
+    in_world(async |env| {
+        let store = family(&env).await;
+        let superblock = store.superblock.get();
+        let (page, group) = (0..superblock.groups)
+            .find_map(|group| {
+                let summary = store.space.summaries()[group as usize];
+                let page = store.geometry.group_start(group) + u64::from(summary.slot);
+                (summary.version > 0 && !summary.meta).then_some((page, group))
+            })
+            .unwrap();
+        flip(&store, page, 200).await;
+        flip(&store, superblock.catalogue.addr, 3000).await;
+        flip(&store, 8, 77).await;
+        let report = store.check_committed().await.unwrap();
+        assert_eq!(faults(&report), [Fault::Superblock, Fault::Catalogue, Fault::Bitmap]);
+        assert!(report.findings[0].to_string().contains("superblock B (block 8): checksum"));
+        let catalogue = format!("block {}: checksum", superblock.catalogue.addr);
+        assert!(report.findings[1].to_string().contains(&catalogue), "{}", report.findings[1]);
+        assert!(report.findings[2].to_string().contains(&format!("bitmap page of group {group}")));
+        assert_eq!(hurt(&report), (vec![], vec![1, 2, 3]));
+    });
+}
+
+#[test]
+fn what_nothing_refers_to_is_leaked() {
+    in_world(async |env| {
+        let store = family(&env).await;
+        let meta = store.space.place_meta(1).await.unwrap();
+        let data = store.space.place(1, None, 0).await.unwrap();
+        fill(&disk(&store, 1), 0, 1, 9).await;
+        store.checkpoint().await.unwrap();
+        let report = store.check_committed().await.unwrap();
+        let leaked: Vec<_> = report.findings.iter().map(|f| (f.fault, f.extent.unwrap())).collect();
+        let mut expected = [(Fault::Leaked, meta), (Fault::Leaked, data)];
+        expected.sort();
+        assert_eq!(leaked, expected);
+        assert_eq!(hurt(&report), (vec![], vec![1, 2, 3]));
+    });
+}
+
+#[test]
+fn what_two_use_is_doubled_and_what_the_bitmap_lacks_is_unmarked() {
+    in_world(async |env| {
+        let store = family(&env).await;
+        let birth = store.generation.get();
+        let addr = data_at(&store, 2).await + 1;
+        let report = plant(&store, 1, 5000, Held { len: 2, addr, birth, lsn: 0 }).await;
+        assert_eq!(faults(&report), [Fault::Doubled]);
+        let finding = &report.findings[0];
+        assert_eq!(finding.extent, Some(Extent { addr, len: 2 }));
+        assert!(finding.to_string().contains("used 2 times, expected once: by node 1, node 2"), "{finding}");
+        assert!(finding.hurt.contains(&Hurt { node: 1, bytes: 5000 * BLOCK..5002 * BLOCK }));
+        assert!(finding.hurt.contains(&Hurt { node: 3, bytes: BLOCK..3 * BLOCK }), "{finding}");
+
+        let free = store.space.place(1, None, 0).await.unwrap();
+        store.space.unplace(free);
+        let report = plant(&store, 3, 7000, Held { len: 1, addr: free.addr, birth, lsn: 0 }).await;
+        assert_eq!(faults(&report), [Fault::Doubled, Fault::Unmarked]);
+        assert_eq!(report.findings[1].extent, Some(free));
+        assert_eq!(report.findings[1].hurt, [Hurt { node: 3, bytes: 7000 * BLOCK..7001 * BLOCK }]);
+    });
+}
+
+#[test]
+fn what_lies_nowhere_or_was_born_before_is_named() {
+    in_world(async |env| {
+        let store = family(&env).await;
+        let birth = store.generation.get();
+        let report = plant(&store, 1, 5000, Held { len: 1, addr: 3, birth, lsn: 0 }).await;
+        assert_eq!(faults(&report), [Fault::Place]);
+        assert_eq!(report.findings[0].hurt, [Hurt { node: 1, bytes: 5000 * BLOCK..5001 * BLOCK }]);
+        let placed = store.space.place(1, None, 0).await.unwrap();
+        let report = plant(&store, 3, 6000, Held { len: 1, addr: placed.addr, birth: 1, lsn: 0 }).await;
+        assert_eq!(faults(&report), [Fault::Place, Fault::Birth]);
+        assert!(
+            report.findings[1].to_string().contains("born in generation 1, expected 2 to 2"),
+            "{report:?}"
+        );
+    });
+}
+
+#[test]
+fn what_a_check_looks_at_is_not_placed_again() {
+    in_world(async |env| {
+        let store = family(&env).await;
+        let before = store.space.totals();
+        let retained = store.space.retain();
+        store.change(&[Op::Drop { node: 3 }]).unwrap();
+        while !store.dropped_nodes().is_empty() {
+            store.progress.wait().await;
+        }
+        store.checkpoint().await.unwrap();
+        assert!(store.space.totals().waiting > 0);
+        drop(retained);
+        store.checkpoint().await.unwrap();
+        while store.space.totals().waiting > 0 {
+            store.progress.wait().await;
+        }
+        assert!(store.space.totals().used <= before.used);
+    });
+}
+
+/// Random changes of a few disks; the lineage keeps at most a dozen nodes.
+async fn step(store: &Rc<Store>, kind: u8, at: u64, which: usize) {
+    let nodes: Vec<_> = {
+        let lineage = store.lineage.borrow();
+        lineage.all().filter(|node| !node.dropped.get()).cloned().collect()
+    };
+    let (running, sealed): (Vec<_>, Vec<_>) = nodes.iter().partition(|node| node.is_running());
+    let pick =
+        |from: &[&Rc<crate::native::lineage::Node>]| (!from.is_empty()).then(|| from[which % from.len()].id);
+    match (kind, pick(&running), pick(&sealed)) {
+        (0..8, Some(node), _) => fill(&disk(store, node), at * 61 % 9000, 1 + (at % 7) as usize, 1).await,
+        (8, Some(node), _) => {
+            let node = store.node(node).unwrap();
+            store.unmap_mapped(&node, at * 61 % 9000..at * 61 % 9000 + at).await.unwrap();
+        }
+        (9 | 10, Some(running), _) if nodes.len() < 12 => {
+            let sealed = store.new_node_id();
+            store.change(&[Op::Take { running, sealed }]).unwrap();
+        }
+        (11, _, Some(from)) if nodes.len() < 12 => {
+            let node = store.new_node_id();
+            store.change(&[Op::Branch { from, node }]).unwrap();
+        }
+        (12 | 13, _, Some(node)) => {
+            store.change(&[Op::Drop { node }]).unwrap();
+        }
+        (14, Some(node), _) if running.len() > 1 => {
+            store.change(&[Op::Drop { node }]).unwrap();
+        }
+        _ => store.checkpoint().await.unwrap(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn a_sound_store_has_no_findings(
+        steps in proptest::collection::vec((0u8..16, 0u64..200, 0usize..8, any::<bool>()), 1..120),
+        reclaim_pages in 1usize..6,
+    ) {
+        in_world(async move |env| {
+            let options = StoreOptions { reserve_blocks: 64, reclaim_pages, ..StoreOptions::default() };
+            let store = open_store_with(&env, options).await.unwrap();
+            store.change(&[Op::Create { node: 1, size_blocks: SIZE_BLOCKS }]).unwrap();
+            for (kind, at, which, looks) in steps {
+                step(&store, kind, at, which).await;
+                if looks {
+                    let report = store.check().await.unwrap();
+                    assert!(report.is_sound() && report.behind.is_none(), "{report:#?}");
+                }
+            }
+            store.close().await.unwrap();
+        });
+    }
+}

@@ -1,0 +1,84 @@
+//! What a state has of its own. Nodes descend from each other, and a tree is compared with that of the state it came
+//! from: what it refers to and the other does not at the same place was made by its own writes, and by nobody else's.
+//! So over all nodes every page and every data block comes up exactly once.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::stored::NodeItem;
+use super::tree::Root;
+
+/// The lineage of one committed state, by node.
+pub type Items = BTreeMap<u64, NodeItem>;
+
+/// A stretch of a disk over one ground.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    pub start: u64,
+    pub end: u64,
+    pub ground: Option<Root>,
+    /// What the node has of its own there was born after this generation.
+    pub since: u64,
+}
+
+impl Piece {
+    pub fn blocks(&self) -> Range<u64> {
+        self.start..self.end
+    }
+}
+
+/// The pieces of a node's tree that count, in order. Where its own space is given back already, in blocks before its
+/// cursor, nothing does; where that of its parent is, the ground is the parent's parent.
+pub fn pieces(items: &Items, id: u64) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let Some(item) = items.get(&id) else { return pieces };
+    let mut end = u64::MAX;
+    let mut ground = items.get(&item.parent);
+    // A damaged lineage may go round in a circle.
+    for _ in 0..=items.len() {
+        let given_back = ground.filter(|ground| ground.dropped).map_or(0, |ground| ground.cursor);
+        let start = item.cursor.max(given_back);
+        if start < end {
+            let since = ground.map_or(0, |ground| ground.sealed);
+            pieces.push(Piece { start, end, ground: ground.and_then(|ground| ground.root), since });
+            end = start;
+        }
+        if start <= item.cursor {
+            break;
+        }
+        ground = ground.and_then(|ground| items.get(&ground.parent));
+    }
+    pieces.reverse();
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(parent: u64, sealed: u64, cursor: u64) -> NodeItem {
+        NodeItem { parent, sealed, size_blocks: 1000, dropped: cursor > 0, cursor, root: None }
+    }
+
+    fn grounds(items: &Items, id: u64) -> Vec<(Range<u64>, u64)> {
+        pieces(items, id).iter().map(|piece| (piece.blocks(), piece.since)).collect()
+    }
+
+    #[test]
+    fn the_ground_is_the_parent_unless_that_is_given_back() {
+        let mut items = Items::from([(1, item(0, 5, 0)), (2, item(1, 7, 0)), (3, item(2, 0, 0))]);
+        assert_eq!(grounds(&items, 1), [(0..u64::MAX, 0)]);
+        assert_eq!(grounds(&items, 3), [(0..u64::MAX, 7)]);
+        items.insert(2, item(1, 7, 504));
+        assert_eq!(grounds(&items, 2), [(504..u64::MAX, 5)]);
+        assert_eq!(grounds(&items, 3), [(0..504, 5), (504..u64::MAX, 7)]);
+        items.insert(1, item(0, 5, 252));
+        assert_eq!(grounds(&items, 3), [(0..252, 0), (252..504, 5), (504..u64::MAX, 7)]);
+    }
+
+    #[test]
+    fn a_circle_ends() {
+        let items = Items::from([(1, item(2, 5, 9)), (2, item(1, 7, 9))]);
+        assert!(grounds(&items, 1).len() <= 3);
+    }
+}
