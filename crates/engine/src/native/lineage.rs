@@ -19,7 +19,8 @@ pub const NONE: u64 = 0;
 pub struct Node {
     pub id: u64,
     pub parent: Cell<u64>,
-    /// The generation that ended with the take that sealed it, or with its drop; 0 while it runs.
+    /// The generation that ended with the take that sealed it; the one in which it was dropped, if it still ran then; 0
+    /// while it runs.
     pub sealed: Cell<u64>,
     pub size_blocks: Cell<u64>,
     /// Nobody names it any more; its space comes back when at most one other rests on it.
@@ -170,7 +171,7 @@ impl Lineage {
     }
 
     /// Whether space born at `birth`, shown at `blocks` by a state that descends from `parent`, is of no use to any
-    /// other. Where the parent is being given back, what lies behind its cursor is its child's already.
+    /// other. Where the parent is being given back, what lies below its cursor is its child's already.
     pub fn is_exclusive(&self, parent: u64, birth: u64, blocks: &Range<u64>) -> bool {
         let parent = self.forward.get(&parent).copied().unwrap_or(parent);
         let Some(parent) = self.nodes.get(&parent) else { return true };

@@ -11,7 +11,7 @@ use super::record::Record;
 pub const BATCH_PAGES_MAX: u64 = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstunJB");
-/// 11 fields in 82 bytes, the rest zero.
+/// 12 fields in 82 bytes, the rest zero.
 pub(super) const HEADER_BYTES: usize = 96;
 
 const EPOCH_AT: usize = 32;

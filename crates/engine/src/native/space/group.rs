@@ -16,7 +16,7 @@ pub(super) enum Use {
     Settled,
     /// Freed, but a crash could bring its reference back, or an I/O may still be under way.
     Waiting,
-    /// Free, and kept from placement while it is zero-written or punched.
+    /// Free, and kept from placement while it is zero-written or punched; within a freeze, young and not to settle.
     Held,
 }
 

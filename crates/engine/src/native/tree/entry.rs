@@ -15,7 +15,7 @@ pub(super) const LEAF_ENTRIES: usize = (BLOCK as usize - HEADER_BYTES) / ENTRY_B
 /// (4096 - 64) / 32 = 126 children.
 pub(super) const FANOUT: usize = (BLOCK as usize - HEADER_BYTES) / POINTER_BYTES;
 
-/// 252 * 126^7 blocks are 2^56: more than a disk of 2^63 bytes, whose blocks are 2^51, ever needs.
+/// 252 * 126^7 blocks are more than 2^56, and a disk of 2^63 bytes has 2^51 of them.
 pub const LEVEL_MAX: u8 = 7;
 
 /// Blocks below a node of each level, and of one level more, which only walks use: 252 * 126^8 is still below 2^64.
