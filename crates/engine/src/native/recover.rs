@@ -25,6 +25,8 @@ use super::view::View;
 
 /// Data read at once to be compared with its checksum.
 const COMPARED_AT_ONCE: usize = 16;
+/// Zeros written by one I/O.
+const ZEROS_BYTES: u64 = 1 << 20;
 /// What keeps a change of voids well inside one record: 17 bytes each.
 const VOIDS_PER_RECORD: usize = 1000;
 
@@ -51,9 +53,7 @@ impl Store {
             group_blocks: new.group_blocks,
         };
         let superblock = Superblock::first(&geometry, env.unix_us());
-        if file.size().await? < geometry.groups_start() * BLOCK {
-            file.set_len(geometry.groups_start() * BLOCK).await?;
-        }
+        write_zeros(file, geometry.groups_start() * BLOCK).await?;
         superblock.write(file).await?;
         file.flush().await
     }
@@ -155,8 +155,25 @@ impl Store {
         for some in voids.chunks(VOIDS_PER_RECORD) {
             self.journal.append(Record::Change(encode(some)));
         }
-        self.journal.flush().await
+        // What earlier records displaced is free already: nothing may be placed while a replay would still doubt the data
+        // of those that are left.
+        while self.journal.durable_flushed_lsn() < self.journal.last_lsn() {
+            self.journal.flush().await?;
+        }
+        Ok(())
     }
+}
+
+/// Zeros up to `end`, in bytes: a journal must find its space also where the file system is full.
+async fn write_zeros(file: &File, end: u64) -> Result<()> {
+    let zeros = Buf::zeroed(ZEROS_BYTES as usize).freeze();
+    let mut at = 0;
+    while at < end {
+        let len = ZEROS_BYTES.min(end - at);
+        file.write(at, zeros.slice(0..len as usize)).await?;
+        at += len;
+    }
+    Ok(())
 }
 
 /// What the journal has, and which of it counts.
