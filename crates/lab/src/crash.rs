@@ -10,13 +10,13 @@
 mod boot;
 mod clones;
 mod control;
-mod floor;
+pub(crate) mod floor;
 mod guest;
 mod moves;
 mod origin;
 mod plan;
 mod truth;
-mod watch;
+pub(crate) mod watch;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,5 +1,7 @@
 //! The lab: where engine, formats and simulator meet.
 
+pub mod campaign;
 pub mod crash;
 pub mod home;
+pub mod native;
 pub mod oracle;

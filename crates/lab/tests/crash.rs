@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::{Defect, Defects};
+use lab::campaign::{on_all_cores, setting};
 use lab::crash;
 
 const CUTS_DEFAULT: u64 = 10_000;
@@ -34,24 +35,6 @@ const MUST_HAPPEN: [&str; 18] = [
     "reset",
     "cut in a reset",
 ];
-
-fn setting(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .filter(|v| !v.is_empty())
-        .map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v}")))
-}
-
-/// Calls `run` with rising seeds from as many threads as there are cores, until it answers false.
-fn on_all_cores(run: impl Fn(u64) -> bool + Sync) {
-    let next = AtomicU64::new(0);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..cores {
-            scope.spawn(|| while run(next.fetch_add(1, Ordering::Relaxed)) {});
-        }
-    });
-}
 
 #[test]
 fn power_cuts_break_no_promise() {

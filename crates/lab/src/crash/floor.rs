@@ -27,6 +27,10 @@ impl Floor {
         self.requests.drain().await;
     }
 
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.get()
+    }
+
     pub fn start(&self) {
         self.stopped.set(false);
         self.started.notify();

@@ -139,7 +139,7 @@ impl NativeVm {
 
 impl Store {
     /// Everything admitted as a write before now has ended.
-    pub(in super::super) fn drain_writes(&self) -> impl Future<Output = ()> + use<> {
+    pub fn drain_writes(&self) -> impl Future<Output = ()> + use<> {
         self.writes.drain()
     }
 }

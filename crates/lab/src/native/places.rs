@@ -1,0 +1,67 @@
+//! Which parts of a disk a run uses. Disks are large, so that their maps have several levels; what is written lies in a
+//! few windows, so that a disk can be read whole at every boot. The model numbers the windows' sectors without gaps.
+
+use std::ops::Range;
+
+use blk::SECTOR;
+use engine::native::layout::BLOCK;
+use sim::Rng;
+
+pub const SECTORS_PER_BLOCK: u64 = BLOCK / SECTOR;
+/// Blocks that one leaf of the map covers, and those that one page over leaves does: where the windows lie.
+const LEAF_BLOCKS: u64 = 252;
+const SECOND_LEVEL_BLOCKS: u64 = 126 * LEAF_BLOCKS;
+
+/// Windows in rising order, in blocks of the disk. Growing adds windows at the end, so a state that is older has a
+/// prefix of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    windows: Vec<Range<u64>>,
+    pub size_blocks: u64,
+}
+
+impl Places {
+    /// A window at the start, and some around the edges of leaves and of the page over them.
+    pub fn draw(rng: &mut Rng) -> Places {
+        let first = rng.between(2, 48);
+        let leaves = rng.below(6);
+        let half = rng.between(1, 6);
+        let edges = (1..=leaves).map(|leaf| leaf * LEAF_BLOCKS);
+        let edges = edges.chain((rng.below(4) == 0).then_some(SECOND_LEVEL_BLOCKS));
+        let around = edges.map(|edge| edge - half..edge + half);
+        let windows: Vec<Range<u64>> = std::iter::once(0..first).chain(around).collect();
+        let size_blocks = windows.last().expect("the first").end + rng.below(3);
+        Places { windows, size_blocks }
+    }
+
+    /// The same with a window in the `blocks` that the disk grows by.
+    pub fn grown(&self, blocks: u64) -> Places {
+        let mut windows = self.windows.clone();
+        windows.push(self.size_blocks..self.size_blocks + blocks);
+        Places { windows, size_blocks: self.size_blocks + blocks }
+    }
+
+    /// Sectors of all windows.
+    pub fn sectors(&self) -> u64 {
+        self.windows.iter().map(|w| (w.end - w.start) * SECTORS_PER_BLOCK).sum()
+    }
+
+    /// Where a sector of the model lies on the disk, in bytes, and how many sectors follow it in its window, itself
+    /// counted.
+    pub fn on_disk(&self, sector: u64) -> (u64, u64) {
+        let mut left = sector;
+        for window in &self.windows {
+            let sectors = (window.end - window.start) * SECTORS_PER_BLOCK;
+            if left < sectors {
+                return (window.start * BLOCK + left * SECTOR, sectors - left);
+            }
+            left -= sectors;
+        }
+        panic!("sector {sector} of {}", self.sectors());
+    }
+
+    /// In bytes of the disk.
+    pub fn windows(&self) -> impl Iterator<Item = Range<u64>> {
+        self.windows.iter().map(|w| w.start * BLOCK..w.end * BLOCK)
+    }
+}

@@ -1,0 +1,201 @@
+//! What a seed stands for: sizes, limits, shares and cuts.
+
+use engine::native::space::Growth;
+use engine::native::{DiskTerms, NewStore, StoreOptions};
+use engine::{Defects, SpacePolicy};
+use sim::{Cut, Device, OpKind, Phase, Rng, SimWorld};
+
+use super::places::Places;
+
+/// The smallest ring there may be.
+const JOURNAL_PAGES: u64 = engine::native::journal::JOURNAL_PAGES_MIN;
+/// Groups of a store on a device that cannot grow.
+const FIXED_BLOCKS: u64 = 1200;
+
+/// Shares of a guest's operations, in parts of their sum.
+#[derive(Debug, Clone, Copy)]
+pub struct Mix {
+    pub write: u64,
+    pub read: u64,
+    pub flush: u64,
+    pub zero: u64,
+    pub discard: u64,
+}
+
+/// Shares of a user's steps, in parts of their sum.
+#[derive(Debug, Clone, Copy)]
+pub struct Steps {
+    pub take: u64,
+    pub remove: u64,
+    pub revert: u64,
+    pub branch: u64,
+    pub checkpoint: u64,
+    pub grow: u64,
+    pub look: u64,
+    pub hold: u64,
+}
+
+/// What the store's file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ground {
+    File,
+    /// A file whose file system is full for a while.
+    CrowdedFile,
+    /// A block device with this many blocks behind the journal.
+    Device(u64),
+}
+
+pub struct Plan {
+    pub seed: u64,
+    pub world: sim::Options,
+    pub layout: NewStore,
+    pub options: StoreOptions,
+    pub growth: Growth,
+    pub terms: DiskTerms,
+    pub ground: Ground,
+    /// The journal begins here, so that some come to their ring's end.
+    pub journal_from: u64,
+    pub disks: Vec<Places>,
+    pub boots: u64,
+    /// The power goes again soon after each recovery.
+    pub restless: bool,
+    pub guests: u64,
+    pub operations: u64,
+    pub user_steps: u64,
+    /// Longest write, sectors.
+    pub write_sectors_max: u64,
+    /// Writes of whole blocks alone.
+    pub whole_blocks: bool,
+    /// Writes fall into this many sectors, so that they meet.
+    pub hot_sectors: u64,
+    pub mix: Mix,
+    pub steps: Steps,
+    /// Snapshots there may be at once: each is read whole at every boot.
+    pub snapshots_max: usize,
+}
+
+impl Plan {
+    pub fn draw(seed: u64, defects: Defects) -> Plan {
+        let mut rng = Rng::new(seed);
+        let ground = match rng.below(8) {
+            0 => Ground::CrowdedFile,
+            1 => Ground::Device(FIXED_BLOCKS + rng.below(600)),
+            _ => Ground::File,
+        };
+        let restless = rng.below(4) == 0;
+        let waits = rng.coin() && !matches!(ground, Ground::Device(_));
+        let world = sim::Options {
+            device: Device::scrambled(),
+            logical_block: if rng.below(4) == 0 { 4096 } else { 512 },
+            ..sim::Options::default()
+        };
+        let journal_pages = JOURNAL_PAGES + rng.below(40);
+        Plan {
+            seed,
+            world,
+            layout: NewStore { journal_pages, group_blocks: [64, 96, 200, 512][rng.below(4) as usize] },
+            options: draw_options(&mut rng, defects),
+            growth: Growth {
+                ahead_blocks: [4, 32, 128][rng.below(3) as usize],
+                chunk_blocks: [2, 16, 64][rng.below(3) as usize],
+            },
+            terms: DiskTerms {
+                policy: if waits { SpacePolicy::Wait } else { SpacePolicy::Error },
+                space_retry_us: 500,
+            },
+            ground,
+            journal_from: if rng.coin() { journal_pages - rng.between(1, 60) } else { 0 },
+            disks: (0..rng.between(1, 3)).map(|_| Places::draw(&mut rng)).collect(),
+            boots: if restless { rng.between(6, 14) } else { rng.between(3, 7) },
+            restless,
+            guests: rng.between(1, 8),
+            operations: rng.between(10, 80),
+            user_steps: rng.between(2, 14),
+            write_sectors_max: [1, 8, 16, 128][rng.below(4) as usize],
+            whole_blocks: rng.below(4) == 0,
+            hot_sectors: [8, 64, 256, 8192][rng.below(4) as usize],
+            mix: draw_mix(&mut rng),
+            steps: draw_steps(&mut rng),
+            snapshots_max: rng.between(1, 8) as usize,
+        }
+    }
+
+    pub fn rng(&self, boot: u64, task: u64) -> Rng {
+        Rng::new(
+            self.seed
+                ^ (boot + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                ^ (task + 1).wrapping_mul(0xD1B5_4A32_D192_ED03),
+        )
+    }
+
+    /// Schedules the boot's cut where it falls into `part`.
+    pub fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
+        if part == Part::Work {
+            world.cancel_cut();
+        }
+        if boot + 1 == self.boots {
+            return;
+        }
+        let mut rng = self.rng(boot, 1 << 32);
+        let phase = [Phase::Submitted, Phase::Completing, Phase::Completed][rng.below(3) as usize];
+        let scale = 1 << if self.restless { rng.between(3, 9) } else { rng.between(5, 13) };
+        let (chosen, cut) = match rng.below(10) {
+            0..=5 => (Part::Work, Cut::Event(1 + rng.below(scale))),
+            6 => (Part::Recovery, Cut::Event(1 + rng.below(80))),
+            7 => (Part::Recovery, Cut::Event(1 + rng.below(1000))),
+            _ => {
+                let nth = 1 + rng.below(60);
+                (Part::Work, Cut::Kind { kind: OpKind::Flush, nth, phase })
+            }
+        };
+        if chosen == part {
+            world.cut_at(cut);
+        }
+    }
+}
+
+/// The two parts of a boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Opening the store, and reading everything.
+    Recovery,
+    /// Guests and user.
+    Work,
+}
+
+fn draw_options(rng: &mut Rng, defects: Defects) -> StoreOptions {
+    StoreOptions {
+        map_cache_bytes: [16 << 10, 64 << 10, 1 << 20][rng.below(3) as usize],
+        pending_runs_max: [4, 24, 100, 2000][rng.below(4) as usize],
+        pending_depth_max: rng.between(1, 8) as usize,
+        flush_us: [300, 3000, 1_000_000][rng.below(3) as usize],
+        flush_bytes: [16 << 10, 256 << 10, 64 << 20][rng.below(3) as usize],
+        reserve_blocks: rng.between(16, 48),
+        reclaim_pages: [1, 2, 8, 64][rng.below(4) as usize],
+        reclaim_rest: rng.below(3),
+        defects,
+    }
+}
+
+fn draw_mix(rng: &mut Rng) -> Mix {
+    Mix {
+        write: rng.between(4, 12),
+        read: rng.between(1, 6),
+        flush: rng.between(0, 4),
+        zero: rng.below(2),
+        discard: rng.below(2),
+    }
+}
+
+fn draw_steps(rng: &mut Rng) -> Steps {
+    Steps {
+        take: rng.between(2, 8),
+        remove: rng.between(1, 6),
+        revert: rng.below(3),
+        branch: rng.below(3),
+        checkpoint: rng.below(4),
+        grow: rng.below(2),
+        look: rng.below(3),
+        hold: rng.below(2),
+    }
+}
