@@ -92,8 +92,8 @@ class Unstun(Server):
         except RuntimeError:
             return None
 
-    def create(self, vm, sizes):
-        self.json("vm", "create", vm, *(f"--disk={size}" for size in sizes))
+    def create(self, vm, sizes, store="redo"):
+        self.json("vm", "create", vm, f"--store={store}", *(f"--disk={size}" for size in sizes))
 
     def target(self, vm, disk=0):
         return Target(uri=f"nbd+unix:///{vm}/disk{disk}?socket={self.socket}")
