@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::layout::Extent;
-use super::tree::Update;
+use super::tree::{Update, span};
+
+/// Blocks that a leaf of a tree covers.
+const LEAF_BLOCKS: u64 = span(0);
 
 /// A run of blocks at one place, as a record put it there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,35 +43,56 @@ impl Found {
 
 /// Keyed by first block; runs never overlap.
 #[derive(Default)]
-pub struct Table(BTreeMap<u64, Held>);
+pub struct Table {
+    runs: BTreeMap<u64, Held>,
+    leaves: u64,
+}
 
 impl Table {
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.runs.is_empty()
     }
 
     /// Runs in it: what bounds its memory.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.runs.len()
+    }
+
+    /// Leaves of a tree that a merge of it may have to write at most.
+    pub fn leaves(&self) -> u64 {
+        self.leaves
+    }
+
+    /// Of the leaves that a run touches, those with no run yet. A hole over many leaves changes its first and its last,
+    /// and drops those between.
+    fn new_leaves(&self, blocks: &Range<u64>, hole: bool) -> u64 {
+        let (first, last) = (blocks.start / LEAF_BLOCKS, (blocks.end - 1) / LEAF_BLOCKS);
+        let is_new =
+            |leaf: &u64| self.runs.range(leaf * LEAF_BLOCKS..(leaf + 1) * LEAF_BLOCKS).next().is_none();
+        match hole && last > first {
+            true => 2,
+            false => (first..=last).filter(is_new).count() as u64,
+        }
     }
 
     /// Puts a run over whatever was there. The space of what it covers goes to `displaced`.
     pub fn insert(&mut self, start: u64, held: Held, displaced: &mut Vec<Extent>) {
         let blocks = start..start + held.len;
+        self.leaves += self.new_leaves(&blocks, held.addr == 0);
         self.cut_at(blocks.start);
         self.cut_at(blocks.end);
-        while let Some((&at, old)) = self.0.range(blocks.clone()).next() {
+        while let Some((&at, old)) = self.runs.range(blocks.clone()).next() {
             if old.addr != 0 {
                 displaced.push(Extent { addr: old.addr, len: old.len });
             }
-            self.0.remove(&at);
+            self.runs.remove(&at);
         }
-        self.0.insert(start, held);
+        self.runs.insert(start, held);
     }
 
     /// Makes `at` the start of a run, if one reaches across it.
     fn cut_at(&mut self, at: u64) {
-        let Some((&start, held)) = self.0.range_mut(..at).next_back() else { return };
+        let Some((&start, held)) = self.runs.range_mut(..at).next_back() else { return };
         if start + held.len <= at {
             return;
         }
@@ -76,36 +100,39 @@ impl Table {
         held.len = at - start;
         tail.len -= held.len;
         tail.addr += if tail.addr == 0 { 0 } else { held.len };
-        self.0.insert(at, tail);
+        self.runs.insert(at, tail);
     }
 
     /// The run that holds `block`, cut to begin there.
     fn at(&self, block: u64) -> Option<Found> {
-        let (&start, held) = self.0.range(..=block).next_back()?;
+        let (&start, held) = self.runs.range(..=block).next_back()?;
         (block < start + held.len).then(|| clip(start, held, block..start + held.len))
     }
 
     /// What is known of the blocks from `blocks.start` on: a run, or (None) how far nothing is.
     pub fn next(&self, blocks: &Range<u64>) -> (Option<Found>, u64) {
-        if self.0.is_empty() {
+        if self.runs.is_empty() {
             return (None, blocks.end);
         }
         if let Some(found) = self.at(blocks.start) {
             let len = found.len.min(blocks.end - blocks.start);
             return (Some(Found { len, ..found }), blocks.start + len);
         }
-        let next = self.0.range(blocks.clone()).next();
+        if blocks.end - blocks.start == 1 {
+            return (None, blocks.end);
+        }
+        let next = self.runs.range(blocks.clone()).next();
         (None, next.map_or(blocks.end, |(&start, _)| start))
     }
 
     /// Where the neighbours of `block` in the same unit of `unit` blocks lie, moved on to where `block` would.
     pub fn near(&self, block: u64, unit: u64) -> Option<u64> {
         let first = block / unit * unit;
-        let before = self.0.range(first..block).next_back().filter(|(_, held)| held.addr != 0);
+        let before = self.runs.range(first..block).next_back().filter(|(_, held)| held.addr != 0);
         if let Some((&start, held)) = before {
             return Some(held.addr + (block - start));
         }
-        let after = self.0.range(block..first + unit).next().filter(|(_, held)| held.addr != 0);
+        let after = self.runs.range(block..first + unit).next().filter(|(_, held)| held.addr != 0);
         after.and_then(|(&start, held)| held.addr.checked_sub(start - block))
     }
 
@@ -116,11 +143,11 @@ impl Table {
             addr: held.addr,
             birth: held.birth,
         };
-        self.0.iter().map(update).collect()
+        self.runs.iter().map(update).collect()
     }
 
     pub fn runs(&self) -> impl Iterator<Item = (u64, Held)> {
-        self.0.iter().map(|(&start, &held)| (start, held))
+        self.runs.iter().map(|(&start, &held)| (start, held))
     }
 }
 
@@ -149,6 +176,19 @@ mod tests {
         table.insert(0, held(100, 0, 3), &mut gone);
         assert_eq!(gone.iter().map(|e| e.len).sum::<u64>(), 10);
         assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn leaves_are_counted_once() {
+        let (mut table, mut gone) = (Table::default(), Vec::new());
+        for block in [0, 3, LEAF_BLOCKS - 1, LEAF_BLOCKS, 7 * LEAF_BLOCKS] {
+            table.insert(block, held(1, 100, 1), &mut gone);
+        }
+        assert_eq!(table.leaves(), 3);
+        table.insert(2 * LEAF_BLOCKS - 1, held(2, 200, 2), &mut gone);
+        assert_eq!(table.leaves(), 4);
+        table.insert(0, held(1000 * LEAF_BLOCKS, 0, 3), &mut gone);
+        assert_eq!(table.leaves(), 6);
     }
 
     #[test]

@@ -32,8 +32,8 @@ const fn spans() -> [u64; LEVEL_MAX as usize + 2] {
 }
 
 /// Blocks below a node of `level`: 252 * 126^level.
-pub fn span(level: u8) -> u64 {
-    SPANS[usize::from(level)]
+pub const fn span(level: u8) -> u64 {
+    SPANS[level as usize]
 }
 
 /// Addresses and births have 48 bits.
