@@ -2,14 +2,10 @@
 //! from: what it refers to and the other does not at the same place was made by its own writes, and by nobody else's.
 //! So over all nodes every page and every data block comes up exactly once.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::stored::NodeItem;
 use super::tree::Root;
-
-/// The lineage of one committed state, by node.
-pub type Items = BTreeMap<u64, NodeItem>;
 
 /// A stretch of a disk over one ground.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,20 +18,25 @@ pub struct Piece {
 }
 
 impl Piece {
+    /// All of a disk, whatever its age.
+    pub const ALL: Piece = Piece { start: 0, end: u64::MAX, ground: None, since: 0 };
+
     pub fn blocks(&self) -> Range<u64> {
         self.start..self.end
     }
 }
 
+/// Ancestors looked at for one node: a damaged lineage may go round in a circle.
+const ANCESTORS_MAX: usize = 1 << 20;
+
 /// The pieces of a node's tree that count, in order. Where its own space is given back already, in blocks before its
 /// cursor, nothing does; where that of its parent is, the ground is the parent's parent.
-pub fn pieces(items: &Items, id: u64) -> Vec<Piece> {
+pub fn pieces(id: u64, item_of: &dyn Fn(u64) -> Option<NodeItem>) -> Vec<Piece> {
     let mut pieces = Vec::new();
-    let Some(item) = items.get(&id) else { return pieces };
+    let Some(item) = item_of(id) else { return pieces };
     let mut end = u64::MAX;
-    let mut ground = items.get(&item.parent);
-    // A damaged lineage may go round in a circle.
-    for _ in 0..=items.len() {
+    let mut ground = item_of(item.parent);
+    for _ in 0..ANCESTORS_MAX {
         let given_back = ground.filter(|ground| ground.dropped).map_or(0, |ground| ground.cursor);
         let start = item.cursor.max(given_back);
         if start < end {
@@ -46,7 +47,7 @@ pub fn pieces(items: &Items, id: u64) -> Vec<Piece> {
         if start <= item.cursor {
             break;
         }
-        ground = ground.and_then(|ground| items.get(&ground.parent));
+        ground = ground.and_then(|ground| item_of(ground.parent));
     }
     pieces.reverse();
     pieces
@@ -54,14 +55,18 @@ pub fn pieces(items: &Items, id: u64) -> Vec<Piece> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+
+    type Items = BTreeMap<u64, NodeItem>;
 
     fn item(parent: u64, sealed: u64, cursor: u64) -> NodeItem {
         NodeItem { parent, sealed, size_blocks: 1000, dropped: cursor > 0, cursor, root: None }
     }
 
     fn grounds(items: &Items, id: u64) -> Vec<(Range<u64>, u64)> {
-        pieces(items, id).iter().map(|piece| (piece.blocks(), piece.since)).collect()
+        pieces(id, &|id| items.get(&id).copied()).iter().map(|piece| (piece.blocks(), piece.since)).collect()
     }
 
     #[test]

@@ -1,56 +1,163 @@
-//! How much space states hold, and where two of them differ: answers from the trees, read as far as they differ.
+//! How much space states hold: read from their trees as far as they differ.
 
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blk::Result;
 
+use super::difference::{PAGES_AT_ONCE, item_now};
+use super::ground::{Piece, pieces};
 use super::layout::BLOCK;
-use super::lineage::Node;
+use super::lineage::Lineage;
 use super::store::Store;
-use super::tree::{Gone, Root, differences, gone};
+use super::tree::{Gone, Root, gone};
 
-impl Store {
-    /// The tree of a node, with everything written so far in it.
-    async fn merged_root(&self, node: &Node) -> Result<Option<Root>> {
-        loop {
-            let view = node.current_view();
-            if node.active.borrow().is_empty()
-                && let Some(root) = view.root()
-            {
-                return Ok(root);
-            }
-            self.checkpoint().await?;
-            // Guests go on: what they wrote meanwhile is no part of the answer.
-            if let Some(root) = node.root() {
-                return Ok(root);
+/// What one state has, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NodeUse {
+    /// Of its disk, with space.
+    pub mapped: u64,
+    /// Comes back when this state alone is dropped: data, and pages of its map.
+    pub own: u64,
+    pub own_maps: u64,
+    /// Mapped, and shown by others too.
+    pub shared: u64,
+}
+
+/// What a store has, in bytes. `grown` is the sum of `used`, `waiting`, `held` and `free`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StoreUse {
+    pub grown: u64,
+    pub used: u64,
+    /// Freed, and in use again as soon as that is durable.
+    pub waiting: u64,
+    /// Free, and being written or punched.
+    pub held: u64,
+    pub free: u64,
+    /// Of `free`: kept for snapshots, checkpoints and the giving back of space.
+    pub reserve: u64,
+    /// Redirects in memory that no checkpoint has merged yet: a number.
+    pub pending_runs: u64,
+}
+
+/// Blocks that come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Held {
+    data: u64,
+    maps: u64,
+}
+
+/// A state that goes, with the one that then shows what of it is still shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Part {
+    node: u64,
+    heir: Option<u64>,
+    pieces: Vec<Piece>,
+}
+
+/// States that go, and what is left of them.
+struct Farewell<'a> {
+    lineage: &'a Lineage,
+    gone: &'a dyn Fn(u64) -> bool,
+    /// For a node that goes: the only one left of it and of what rests on it. None: nothing.
+    left: BTreeMap<u64, Option<u64>>,
+}
+
+impl Farewell<'_> {
+    /// Who stays of the children of a node, or rests on them: none, one, or more (cut to two).
+    fn heirs(&mut self, id: u64) -> Vec<u64> {
+        let mut heirs = Vec::new();
+        for child in self.lineage.children(id) {
+            heirs.extend(self.left_of(child));
+            if heirs.len() > 1 {
+                break;
             }
         }
+        heirs
     }
 
-    /// Bytes that come back if each of `nodes` is dropped alone.
-    pub async fn held_only_by(&self, nodes: &[u64]) -> Result<u64> {
-        let mut blocks = 0;
-        for id in nodes {
-            let Ok(node) = self.node(*id) else { continue };
-            let children = self.lineage.borrow().children(*id);
-            if children.len() > 1 {
+    /// A node that goes stays, hidden, while two or more rest on it. Without recursion: chains are long.
+    fn left_of(&mut self, id: u64) -> Option<u64> {
+        if !(self.gone)(id) {
+            return Some(id);
+        }
+        if let Some(left) = self.left.get(&id) {
+            return *left;
+        }
+        let mut way = vec![id];
+        self.left.insert(id, None);
+        while let Some(at) = way.last().copied() {
+            let children = self.lineage.children(at);
+            let open = children.iter().find(|child| (self.gone)(**child) && !self.left.contains_key(child));
+            if let Some(open) = open {
+                self.left.insert(*open, None);
+                way.push(*open);
                 continue;
             }
-            let old = self.merged_root(&node).await?;
-            let new = match children.first().and_then(|child| self.node(*child).ok()) {
-                Some(child) => self.merged_root(&child).await?,
-                None => None,
-            };
-            let _admitted = self.reads.enter();
-            let since = node.since.get();
-            let mut add = |found: Gone| match found {
-                Gone::Data(data) if data.birth > since => blocks += data.len,
-                Gone::Node { birth, .. } if birth > since => blocks += 1,
-                _ => {}
-            };
-            gone(&self.nodes, old.as_ref(), new.as_ref(), 0, u64::MAX, usize::MAX, &mut add).await?;
+            let left = children.iter().filter_map(|child| match (self.gone)(*child) {
+                true => self.left[child],
+                false => Some(*child),
+            });
+            let left: Vec<u64> = left.take(2).collect();
+            self.left.insert(at, if left.len() > 1 { Some(at) } else { left.first().copied() });
+            way.pop();
         }
-        Ok(blocks * BLOCK)
+        self.left[&id]
+    }
+}
+
+impl Store {
+    /// Bytes that come back when all of `nodes` are dropped. What only several of them show together counts once.
+    pub async fn held_only_by(&self, nodes: &[u64]) -> Result<u64> {
+        let held = self.held(nodes).await?;
+        Ok((held.data + held.maps) * BLOCK)
+    }
+
+    pub async fn node_use(&self, node: u64) -> Result<NodeUse> {
+        let held = self.held(&[node]).await?;
+        let mapped = item_now(&*self.node(node)?).root.map_or(0, |root| root.pointer.count);
+        Ok(NodeUse {
+            mapped: mapped * BLOCK,
+            own: held.data * BLOCK,
+            own_maps: held.maps * BLOCK,
+            shared: mapped.saturating_sub(held.data) * BLOCK,
+        })
+    }
+
+    /// Bytes of a node's disk that it has from the next state before it that is not one of `own`: a clone from what it
+    /// was made of.
+    pub async fn shared_with_others(&self, node: u64, own: &BTreeSet<u64>) -> Result<u64> {
+        let Some(ground) = self.ground_of(node, own) else { return Ok(0) };
+        let (items, _retained) = self.merged_items(&[node, ground]).await?;
+        let mut own = Held::default();
+        self.add_held(items[0].root, items[1].root, &Piece::ALL, &mut own).await?;
+        let mapped = items[0].root.map_or(0, |root| root.pointer.count);
+        Ok(mapped.saturating_sub(own.data) * BLOCK)
+    }
+
+    fn ground_of(&self, node: u64, own: &BTreeSet<u64>) -> Option<u64> {
+        let lineage = self.lineage.borrow();
+        let mut seen = BTreeSet::new();
+        let mut at = lineage.get(node)?;
+        while seen.insert(at.id) {
+            at = lineage.get(at.parent.get())?;
+            if !at.dropped.get() && !own.contains(&at.id) {
+                return Some(at.id);
+            }
+        }
+        None
+    }
+
+    pub fn store_use(&self) -> StoreUse {
+        let totals = self.space.totals();
+        StoreUse {
+            grown: totals.grown * BLOCK,
+            used: totals.used * BLOCK,
+            waiting: totals.waiting * BLOCK,
+            held: totals.held * BLOCK,
+            free: (totals.free_data + totals.free_meta) * BLOCK,
+            reserve: totals.reserve * BLOCK,
+            pending_runs: self.pending_runs() as u64,
+        }
     }
 
     /// Of `nodes`, those whose space can come back and has not.
@@ -60,28 +167,177 @@ impl Store {
         nodes.iter().filter(ready).copied().collect()
     }
 
-    /// Ranges of bytes from `start` on in which `to` differs from `from` (None: from nothing), and up to where this
-    /// answers. Reads about `pages` pages of each.
-    pub async fn differences(
-        &self,
-        from: Option<u64>,
-        to: u64,
-        start: u64,
-        pages: usize,
-    ) -> Result<(Vec<Range<u64>>, u64)> {
-        let old = match from {
-            Some(from) => self.merged_root(&*self.node(from)?).await?,
-            None => None,
+    async fn held(&self, nodes: &[u64]) -> Result<Held> {
+        let dropped: BTreeSet<u64> = nodes.iter().copied().collect();
+        let mut parts = self.comes_back(&dropped);
+        let _retained = loop {
+            let involved: Vec<u64> =
+                parts.iter().flat_map(|part| part.heir.into_iter().chain([part.node])).collect();
+            let merged = self.merged_items(&involved).await;
+            // Meanwhile states may have come, gone, or been given back.
+            let again = self.comes_back(&dropped);
+            match merged {
+                Err(e) if involved.iter().all(|id| self.node(*id).is_ok()) => return Err(e),
+                Ok((_, retained)) if again == parts => break retained,
+                _ => parts = again,
+            }
         };
-        let node = self.node(to)?;
-        let new = self.merged_root(&node).await?;
-        let _admitted = self.reads.enter();
-        let mut ranges = Vec::new();
-        let mut add = |blocks: Range<u64>| ranges.push(blocks.start * BLOCK..blocks.end * BLOCK);
-        let blocks = start / BLOCK..node.size_blocks.get();
-        let end =
-            differences(&self.nodes, old.as_ref(), new.as_ref(), blocks.start, blocks.end, pages, &mut add)
-                .await?;
-        Ok((ranges, end.saturating_mul(BLOCK)))
+        let root_of = |id: u64| self.node(id).ok().and_then(|node| item_now(&node).root);
+        let roots: Vec<_> =
+            parts.iter().map(|part| (root_of(part.node), part.heir.and_then(root_of))).collect();
+        let mut held = Held::default();
+        for (part, (root, heir)) in parts.iter().zip(roots) {
+            for piece in &part.pieces {
+                self.add_held(root, heir, piece, &mut held).await?;
+            }
+        }
+        Ok(held)
+    }
+
+    /// The states whose space comes back when `dropped` go.
+    fn comes_back(&self, dropped: &BTreeSet<u64>) -> Vec<Part> {
+        let lineage = self.lineage.borrow();
+        let is_gone = |id: u64| lineage.get(id).is_none_or(|node| node.dropped.get());
+        let goes = |id: u64| dropped.contains(&id) || is_gone(id);
+        let mut now = Farewell { lineage: &lineage, gone: &is_gone, left: BTreeMap::new() };
+        let mut then = Farewell { lineage: &lineage, gone: &goes, left: BTreeMap::new() };
+        let mut all: BTreeSet<u64> =
+            dropped.iter().copied().filter(|id| lineage.get(*id).is_some()).collect();
+        // Hidden ones may have stayed for the sake of those that go now.
+        let mut seen = BTreeSet::new();
+        for id in all.clone() {
+            let parent =
+                |id: u64| lineage.get(lineage.get(id)?.parent.get()).filter(|node| node.dropped.get());
+            let mut at = parent(id);
+            while let Some(node) = at.filter(|node| seen.insert(node.id)) {
+                if now.heirs(node.id).len() > 1 {
+                    all.insert(node.id);
+                }
+                at = parent(node.id);
+            }
+        }
+        let item_of = |id: u64| lineage.get(id).map(|node| item_now(&node));
+        let mut parts = Vec::new();
+        for node in all {
+            let heirs = then.heirs(node);
+            if heirs.len() < 2 {
+                parts.push(Part { node, heir: heirs.first().copied(), pieces: pieces(node, &item_of) });
+            }
+        }
+        parts
+    }
+
+    async fn add_held(
+        &self,
+        root: Option<Root>,
+        heir: Option<Root>,
+        piece: &Piece,
+        held: &mut Held,
+    ) -> Result<()> {
+        let mut from = piece.start;
+        while from < piece.end {
+            let mut add = |found: Gone| match found {
+                Gone::Data(data) if data.birth > piece.since => held.data += data.len,
+                Gone::Node { birth, .. } if birth > piece.since => held.maps += 1,
+                _ => {}
+            };
+            let (root, heir) = (root.as_ref(), heir.as_ref());
+            from = gone(&self.nodes, root, heir, from, piece.end, PAGES_AT_ONCE, &mut add).await?;
+            self.env.sleep_us(0).await;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use blk::Env;
+    use sim::SimWorld;
+
+    use super::super::change::Op;
+    use super::super::tests::{disk, fill, open_store, run};
+    use super::*;
+
+    fn in_world(test: impl AsyncFnOnce(Env) + 'static) {
+        let world = SimWorld::new(1, sim::Options::default());
+        run(&world, |env| async move { test(env).await });
+    }
+
+    /// Node 1 runs on 2 on 3, oldest last, and node 4 is a branch of 3.
+    async fn family(env: &Env) -> Rc<Store> {
+        let store = open_store(env).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 100_000 }]).unwrap();
+        let base = disk(&store, 1);
+        fill(&base, 0, 100, 1).await;
+        store.change(&[Op::Take { running: 1, sealed: 3 }]).unwrap();
+        fill(&base, 0, 40, 2).await;
+        store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
+        fill(&base, 20, 30, 3).await;
+        store.change(&[Op::Branch { from: 3, node: 4 }]).unwrap();
+        fill(&disk(&store, 4), 500, 10, 4).await;
+        store
+    }
+
+    async fn data(store: &Store, nodes: &[u64]) -> u64 {
+        store.held(nodes).await.unwrap().data
+    }
+
+    /// What was in use before and is not when the nodes are dropped and given back.
+    async fn comes_back(store: &Rc<Store>, nodes: &[u64]) -> u64 {
+        store.checkpoint().await.unwrap();
+        let before = store.store_use().used;
+        let ops: Vec<Op> = nodes.iter().map(|node| Op::Drop { node: *node }).collect();
+        store.change(&ops).unwrap();
+        while store.has_to_reclaim() {
+            store.progress.wait().await;
+        }
+        before - store.store_use().used
+    }
+
+    #[test]
+    fn what_a_state_holds_alone_and_what_several_hold() {
+        in_world(async |env| {
+            let store = family(&env).await;
+            assert_eq!(data(&store, &[1]).await, 30);
+            assert_eq!(data(&store, &[2]).await, 20, "0..20 node 1 still shows");
+            assert_eq!(data(&store, &[3]).await, 0, "two rest on it");
+            assert_eq!(data(&store, &[4]).await, 10);
+            assert_eq!(data(&store, &[1, 2]).await, 70);
+            assert_eq!(data(&store, &[3, 4]).await, 10 + 40, "node 2 still shows 40..100, and not 0..40");
+            assert_eq!(data(&store, &[2, 3, 4, 4, 77]).await, 10 + 50 + 20);
+            assert_eq!(data(&store, &[1, 2, 3, 4]).await, 100 + 40 + 30 + 10);
+            let known = store.node_use(2).await.unwrap();
+            assert_eq!((known.mapped, known.own, known.shared), (100 * BLOCK, 20 * BLOCK, 80 * BLOCK));
+            let own = BTreeSet::from([1, 2]);
+            assert_eq!(store.shared_with_others(1, &own).await.unwrap(), 50 * BLOCK);
+            assert_eq!(store.shared_with_others(1, &BTreeSet::from([1, 2, 3])).await.unwrap(), 0);
+            store.close().await.unwrap();
+        });
+    }
+
+    #[test]
+    fn what_is_foretold_comes_back() {
+        for nodes in [&[2][..], &[4], &[3, 4], &[1, 2], &[2, 3, 4], &[1, 2, 3, 4]] {
+            in_world(async move |env| {
+                let store = family(&env).await;
+                let foretold = store.held_only_by(nodes).await.unwrap();
+                assert_eq!(comes_back(&store, nodes).await, foretold, "{nodes:?}");
+                store.close().await.unwrap();
+            });
+        }
+    }
+
+    #[test]
+    fn a_hidden_state_comes_back_with_the_last_but_one_that_rests_on_it() {
+        in_world(async |env| {
+            let store = family(&env).await;
+            assert_eq!(comes_back(&store, &[3]).await, 0);
+            let foretold = store.held_only_by(&[4]).await.unwrap();
+            assert_eq!(data(&store, &[4]).await, 10 + 40);
+            assert_eq!(comes_back(&store, &[4]).await, foretold);
+            store.close().await.unwrap();
+        });
     }
 }

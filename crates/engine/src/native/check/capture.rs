@@ -7,7 +7,6 @@ use blk::{Buf, Error, Result};
 use super::report::{Fault, Hurt, Report};
 use crate::native::catalogue::Catalogue;
 use crate::native::change::Key;
-use crate::native::ground::Items;
 use crate::native::layout::{BLOCK, Extent};
 use crate::native::space::{GroupSummary, Marks, Retained};
 use crate::native::store::Store;
@@ -31,6 +30,8 @@ pub struct Committed {
     _retained: Retained,
 }
 
+/// Nodes by id.
+type Items = BTreeMap<u64, NodeItem>;
 type CatalogueItems = BTreeMap<Key, Vec<u8>>;
 
 impl Committed {

@@ -192,7 +192,7 @@ pub async fn for_all(
         if n % NODES_AT_ONCE == 0 {
             env.sleep_us(0).await;
         }
-        for piece in pieces(&committed.items, *id) {
+        for piece in pieces(*id, &|id| committed.items.get(&id).copied()) {
             let mut blind_to = 0;
             let mut see = |seen: Seen| {
                 if let Seen::Blind(blocks) = &seen {

@@ -1,6 +1,6 @@
 //! The VM as the roof sees it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use blk::file::FileCounters;
@@ -79,10 +79,13 @@ impl NativeVm {
             let sealed = state.snapshots.iter().flat_map(|s| &s.disks).map(|(_, layer)| node_of(layer));
             (disks, sealed.collect::<Vec<_>>())
         };
-        let mapped: u64 = self.disks().iter().map(|disk| disk.mapped_bytes()).sum();
-        let own = self.store.held_only_by(&disks).await?;
-        let allocated_bytes = own + self.store.held_only_by(&snapshots).await?;
-        Ok(Use { allocated_bytes, shared_bytes: mapped.saturating_sub(own) })
+        let own: BTreeSet<u64> = disks.iter().chain(&snapshots).copied().collect();
+        let mut shared_bytes = 0;
+        for disk in disks {
+            shared_bytes += self.store.shared_with_others(disk, &own).await?;
+        }
+        let all: Vec<u64> = own.into_iter().collect();
+        Ok(Use { allocated_bytes: self.store.held_only_by(&all).await?, shared_bytes })
     }
 
     async fn differences(&self, between: Between<'_>) -> Result<Differences> {
