@@ -48,7 +48,7 @@ pub struct Status {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {
     pub free_bytes: u64,
-    /// What all deltas of the datastore together can still allocate.
+    /// What all deltas and native disks of the datastore together can still allocate.
     pub worst_growth_bytes: u64,
 }
 
@@ -58,9 +58,12 @@ impl Space {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Store {
+    /// One file for all disks of the datastore; snapshots are metadata in it.
+    #[default]
+    Native,
     /// VMware-style delta chains.
     Redo,
 }

@@ -17,6 +17,7 @@ mod homes;
 mod inuse;
 mod journal;
 mod life;
+mod native;
 mod node;
 mod operations;
 mod prepare;

@@ -186,7 +186,7 @@ fn take_and_show_say_whether_the_room_suffices() {
     for line in ["vm show web", "snapshot take web second"] {
         let output = unstun(daemon.path(), line);
         assert!(
-            stdout(&output).contains("100 GiB free; the deltas can grow by 20 GiB at worst"),
+            stdout(&output).contains("100 GiB free; disks and deltas can grow by 20 GiB at worst"),
             "{output:?}"
         );
     }

@@ -231,7 +231,12 @@ fn every_word_is_on_the_page() {
         words.push(spelled(condition));
     }
     words.extend([AttachTo::Qemu, AttachTo::Libvirt, AttachTo::Proxmox].map(spelled));
-    words.extend([spelled(Store::Redo), spelled(WhenFull::Wait), spelled(WhenFull::Error)]);
+    words.extend([
+        spelled(Store::Native),
+        spelled(Store::Redo),
+        spelled(WhenFull::Wait),
+        spelled(WhenFull::Error),
+    ]);
     for word in words {
         assert!(PAGE.contains(&format!("`{word}`")), "{word}");
     }

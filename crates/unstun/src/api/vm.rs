@@ -15,6 +15,7 @@ use crate::name::{SnapshotRef, VmName};
 pub struct VmCreate {
     pub name: VmName,
     pub disks: Vec<DiskCreate>,
+    #[serde(default)]
     pub store: Store,
     #[serde(default)]
     pub when_full: WhenFull,

@@ -57,7 +57,7 @@ pub struct VmCreateArgs {
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
     /// How snapshots are kept
-    #[arg(long, value_enum, default_value_t = StoreArg::Redo)]
+    #[arg(long, value_enum, default_value_t = StoreArg::Native)]
     pub store: StoreArg,
     /// What guest writes do while the datastore is full
     #[arg(long, value_enum, default_value_t = WhenFullArg::Wait)]
@@ -163,6 +163,8 @@ pub struct DiskAddArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum StoreArg {
+    /// Inside of the store: taking, reverting, cloning and dropping cost nothing
+    Native,
     /// VMware-style delta chains
     Redo,
 }
@@ -178,6 +180,7 @@ pub enum WhenFullArg {
 impl From<StoreArg> for api::Store {
     fn from(arg: StoreArg) -> Self {
         match arg {
+            StoreArg::Native => Self::Native,
             StoreArg::Redo => Self::Redo,
         }
     }

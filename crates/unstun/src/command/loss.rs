@@ -67,9 +67,16 @@ fn describe(loss: &Loss) -> String {
     if !loss.snapshots.is_empty() {
         lines.push(("names that go", loss.snapshots.join(", ")));
     }
-    let files =
-        if loss.layers.len() == 1 { "1 layer".into() } else { format!("{} layers", loss.layers.len()) };
-    lines.push(("lost", format!("{} in {files}", format_bytes(loss.bytes_lost))));
+    let bytes = format_bytes(loss.bytes_lost);
+    lines.push((
+        "lost",
+        match loss.layers.len() {
+            // Native disks have none.
+            0 => bytes,
+            1 => format!("{bytes} in 1 layer"),
+            layers => format!("{bytes} in {layers} layers"),
+        },
+    ));
     if !loss.clients.is_empty() {
         lines.push(("clients", connected(&loss.clients)));
     }

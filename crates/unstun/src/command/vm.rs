@@ -189,15 +189,15 @@ fn table_row(table: &mut comfy_table::Table, cells: [&str; 4]) {
     table.add_row(cells);
 }
 
-/// Free space against what every delta of the datastore could still grow by.
+/// Free space against what the disks and deltas of the datastore could still grow by.
 pub fn space(space: &Space) -> String {
     let (free, growth) = (format_bytes(space.free_bytes), format_bytes(space.worst_growth_bytes));
     if space.is_enough() {
-        return format!("{free} free; the deltas can grow by {growth} at worst, which fits");
+        return format!("{free} free; disks and deltas can grow by {growth} at worst, which fits");
     }
     let short = format_bytes(space.worst_growth_bytes - space.free_bytes);
     format!(
-        "{free} free, but the deltas can grow by {growth} at worst: {short} short if guests rewrite everything"
+        "{free} free, but disks and deltas can grow by {growth} at worst: {short} short if guests rewrite everything"
     )
 }
 

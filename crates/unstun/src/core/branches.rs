@@ -6,7 +6,7 @@ use std::rc::Rc;
 use engine::Loss;
 
 use super::door::{Shut, Who};
-use super::node::{Entry, Node};
+use super::node::{Entry, Kept, Node};
 use super::present;
 use crate::api::{self, Operation, VmClient};
 use crate::error::Result;
@@ -85,13 +85,18 @@ fn present_loss(
     request: &api::Revert,
     clients: Vec<VmClient>,
 ) -> api::Loss {
+    let layers = match entry.kept {
+        Kept::Redo(_) => loss.layers.iter().map(|layer| entry.home.join(layer)).collect(),
+        // No file goes: the space is given back inside of the store.
+        Kept::Native(_) => Vec::new(),
+    };
     let mut shown = api::Loss {
         vm: present::vm_name(&entry.name),
         operation,
         target: loss.target.clone(),
         taken: request.take_first.as_ref().map(ToString::to_string),
         snapshots: loss.snapshots.clone(),
-        layers: loss.layers.iter().map(|layer| entry.home.join(layer)).collect(),
+        layers,
         bytes_lost: loss.bytes,
         reverts: loss.reverts,
         clients,

@@ -46,7 +46,7 @@ impl Node {
         };
         Ok(api::VmSpace {
             vm: vm.clone(),
-            store: api::Store::Redo,
+            store: entry.kept.store(),
             logical_bytes: state.disks.iter().map(|disk| disk.size_bytes).sum(),
             allocated_bytes: used.allocated_bytes,
             shared_bytes: used.shared_bytes,

@@ -121,11 +121,7 @@ impl Terms {
     }
 
     async fn write(&self, own: &Dir, when_full: WhenFull) -> Result<()> {
-        let word = match when_full {
-            WhenFull::Wait => "wait\n",
-            WhenFull::Error => "error\n",
-        };
-        own.replace_file(WHEN_FULL_NAME, word.as_bytes()).await?;
+        write_when_full(own, when_full).await?;
         if self.ignore_content_ids {
             own.replace_file(IGNORE_CONTENT_IDS_NAME, b"by the user's word\n").await?;
         }
@@ -271,13 +267,19 @@ async fn refuse_tops(home: Home) -> Result<()> {
 }
 
 /// A linked clone of a snapshot, which nobody may take away meanwhile.
-pub async fn clone(node: &Node, parent: &Entry, snapshot: &str, name: &str) -> Result<Vec<String>> {
+pub async fn clone(
+    node: &Node,
+    parent: &Entry,
+    files: &HomeFiles,
+    snapshot: &str,
+    name: &str,
+) -> Result<Vec<String>> {
     let (state, _hold) = parent.vm.hold(snapshot, &format!("the clone {name}")).await?;
-    let roots = parent.files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
-    let terms = Terms { roots, ignore_content_ids: parent.files.home.ignore_content_ids };
+    let roots = files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
+    let terms = Terms { roots, ignore_content_ids: files.home.ignore_content_ids };
     let made = async {
         let (dir, folders) = new_home(node, name, &terms, parent.when_full).await?;
-        parent.files.home.clone_to(state.id, dir, folders, name).await
+        files.home.clone_to(state.id, dir, folders, name).await
     };
     clear_up(node, name, made.await).await
 }
@@ -289,6 +291,14 @@ async fn clear_up(node: &Node, name: &str, made: Result<Home>) -> Result<Vec<Str
         let _ = remove_made(node, &node.home(name)).await;
     }
     made.map(|home| home.take_notices())
+}
+
+pub async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()> {
+    let word = match when_full {
+        WhenFull::Wait => "wait\n",
+        WhenFull::Error => "error\n",
+    };
+    own.replace_file(WHEN_FULL_NAME, word.as_bytes()).await
 }
 
 pub async fn read_when_full(home: &Dir) -> Result<WhenFull> {

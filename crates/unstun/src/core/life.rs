@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::door::{Shut, Who};
-use super::node::{Entry, Node};
+use super::node::{Entry, Kept, Node};
 use super::prepare::Source;
-use super::{formats, present, remove};
+use super::{formats, native, present, remove};
 use crate::api;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::VmName;
@@ -14,11 +14,16 @@ use crate::name::VmName;
 impl Node {
     pub async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
         let name = request.name.as_str();
-        let api::Store::Redo = request.store;
         let _claim = self.claim(name)?;
         let home = self.free_home(name)?;
-        let disks = request.disks.iter().map(present::new_disk).collect();
-        let told = formats::create_vm(self, name, disks, request.when_full).await?;
+        let disks: Vec<_> = request.disks.iter().map(present::new_disk).collect();
+        let told = match request.store {
+            api::Store::Redo => formats::create_vm(self, name, disks, request.when_full).await?,
+            api::Store::Native => {
+                native::create_vm(self, name, &disks, request.when_full).await?;
+                Vec::new()
+            }
+        };
         let entry = self.open_new(name, &home).await?;
         self.tell(&entry, told);
         self.show(&entry).await
@@ -28,6 +33,7 @@ impl Node {
     async fn open_new(self: &Rc<Self>, name: &str, home: &Path) -> Result<Rc<Entry>> {
         let opened = self.open_vm(name, home).await;
         if opened.is_err() {
+            let _ = native::remove_vm(self, home).await;
             // What cannot be removed now is listed as broken at the next start.
             let _ = remove::remove_made(self, home).await;
         }
@@ -120,7 +126,14 @@ impl Node {
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
         let home = self.free_home(name)?;
-        let told = formats::clone(self, &parent, request.snapshot.as_str(), name).await?;
+        let snapshot = request.snapshot.as_str();
+        let told = match &parent.kept {
+            Kept::Redo(files) => formats::clone(self, &parent, files, snapshot, name).await?,
+            Kept::Native(vm) => {
+                native::clone(self, vm, snapshot, name, parent.when_full).await?;
+                Vec::new()
+            }
+        };
         let entry = self.open_new(name, &home).await?;
         self.tell(&entry, told);
         self.note(&entry, &format!("cloned from {vm}@{}", request.snapshot));
@@ -176,19 +189,20 @@ impl Node {
         if let Some(dir) = &dir {
             entry = self.with_folder(&entry, dir).await?;
         }
-        entry.files.set_snapshot_dir(dir.as_deref()).await?;
+        entry.files("make deltas of")?.set_snapshot_dir(dir.as_deref()).await?;
         self.show(&entry).await
     }
 
     /// The VM with `folder` among those it may write in. It is opened again for that, unless it had it
     /// already.
     pub async fn with_folder(self: &Rc<Self>, entry: &Rc<Entry>, folder: &str) -> Result<Rc<Entry>> {
-        if entry.files.has_own_folder(folder) {
+        let files = entry.files("keep in a folder of its own")?;
+        if files.has_own_folder(folder) {
             return Ok(entry.clone());
         }
         let _claim = self.claim(&entry.name)?;
         let _shut = entry.shut_idle(&format!("let it use {folder}, for which it is opened again"))?;
-        entry.files.add_own_folder(folder).await?;
+        files.add_own_folder(folder).await?;
         let (name, home) = (entry.name.clone(), entry.home.clone());
         // One that did not come to rest is not opened over: what its writers left is not known.
         let reopened = async {

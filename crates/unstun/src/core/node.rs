@@ -9,6 +9,7 @@ use blk::exec::JoinHandle;
 use blk::file::Lock;
 use blk::sync::Signal;
 use blk::{Dir, Env};
+use engine::native::NativeVm;
 use engine::{Job, Machine, Options, SpacePolicy, Vm};
 use export::nbd::Doors;
 use jiff::Timestamp;
@@ -19,6 +20,7 @@ use super::formats::HomeFiles;
 use super::hold::Holds;
 use super::homes::{self, Registry};
 use super::journal::{self, Journal};
+use super::native::{self, Native};
 use super::{formats, inuse, present};
 use crate::api::{self, WhenFull};
 use crate::error::{Error, ErrorKind, Result};
@@ -51,6 +53,7 @@ pub struct Node {
     pub registry: Registry,
     /// The homes that are open, and those being made or taken away.
     pub holds: Holds,
+    pub native: Native,
     /// Names of VMs, and folders, that somebody is making, opening or taking away right now.
     claimed: RefCell<BTreeSet<String>>,
     jobs: RefCell<Vec<Tracked>>,
@@ -77,12 +80,30 @@ struct Broken {
     cause: Error,
 }
 
+/// What keeps a VM's disks.
+#[derive(Clone)]
+pub enum Kept {
+    /// Files in its home.
+    Redo(Rc<HomeFiles>),
+    /// The datastore's store.
+    Native(Rc<NativeVm>),
+}
+
+impl Kept {
+    pub fn store(&self) -> api::Store {
+        match self {
+            Kept::Redo(_) => api::Store::Redo,
+            Kept::Native(_) => api::Store::Native,
+        }
+    }
+}
+
 /// One VM and what the daemon keeps about it.
 pub struct Entry {
     /// What the datastore calls it; its files may have another for people.
     pub name: String,
     pub vm: Rc<dyn Machine>,
-    pub files: Rc<HomeFiles>,
+    pub kept: Kept,
     pub home: PathBuf,
     pub when_full: WhenFull,
     pub events: RefCell<Vec<api::Event>>,
@@ -94,6 +115,17 @@ pub struct Entry {
 impl Entry {
     pub fn clients(&self) -> u64 {
         (self.vm.clients().len() + self.vm.viewers().len()) as u64
+    }
+
+    /// Refuses `purpose` where the disks are not files of the home.
+    pub fn files(&self, purpose: &str) -> Result<&Rc<HomeFiles>> {
+        match &self.kept {
+            Kept::Redo(files) => Ok(files),
+            Kept::Native(_) => {
+                let cause = "its disks are native and lie in the datastore's store";
+                Err(Error::refused(format!("VM {}: {cause}; there is nothing to {purpose}", self.name)))
+            }
+        }
     }
 
     pub fn next_event(&self) -> u64 {
@@ -123,6 +155,7 @@ impl Node {
             ),
             _ => e.into(),
         })?;
+        let native = Native::new(env.clone(), dir.clone());
         let node = Rc::new(Node {
             env,
             root: place.root.clone(),
@@ -136,6 +169,7 @@ impl Node {
             closed: RefCell::default(),
             registry: Registry::read(&own).await?,
             holds: Holds::default(),
+            native,
             claimed: RefCell::default(),
             jobs: RefCell::default(),
             doors_tasks: RefCell::default(),
@@ -154,6 +188,12 @@ impl Node {
             if self.root.join(name).join(OWN_FOLDER).is_dir() {
                 found.insert(name.to_string(), self.root.join(name));
             }
+        }
+        let known: Vec<_> = found.clone().into_iter().collect();
+        match native::find_homeless(self, &known).await {
+            Ok(homeless) => found.extend(homeless),
+            // Its VMs say so one by one.
+            Err(e) => eprintln!("unstun: {e}"),
         }
         for (name, home) in found {
             if homes::is_closed(&home) {
@@ -188,13 +228,12 @@ impl Node {
     }
 
     async fn open_held(self: &Rc<Self>, name: &str, home: &Path) -> Result<Rc<Entry>> {
-        let files = Rc::new(HomeFiles::open(self, home).await?);
-        let when_full = formats::read_when_full(files.dir()).await?;
-        let vm = Vm::open(self.env.clone(), files.manifest(), self.options(when_full)).await?;
+        let when_full = formats::read_when_full(&formats::open_path(&self.env, home)?).await?;
+        let (vm, kept) = self.open_kept(home, self.options(when_full)).await?;
         let entry = Rc::new(Entry {
             name: name.to_string(),
             vm,
-            files,
+            kept,
             home: home.to_path_buf(),
             when_full,
             events: RefCell::new(journal::read(home)),
@@ -209,10 +248,22 @@ impl Node {
         Ok(entry)
     }
 
+    async fn open_kept(&self, home: &Path, options: Options) -> Result<(Rc<dyn Machine>, Kept)> {
+        if let Some(id) = native::mark(&self.env, home).await? {
+            let vm = native::open_vm(self, id, options).await?;
+            return Ok((vm.clone(), Kept::Native(vm)));
+        }
+        let files = Rc::new(HomeFiles::open(self, home).await?);
+        let vm = Vm::open(self.env.clone(), files.manifest(), options).await?;
+        Ok((vm, Kept::Redo(files)))
+    }
+
     /// What the files had to say is an event, and stands in `vm show` until the VM is opened again. Asked for after
     /// whatever may have touched them.
     pub fn take_notices(&self, entry: &Entry) {
-        self.tell(entry, entry.files.take_notices());
+        if let Kept::Redo(files) = &entry.kept {
+            self.tell(entry, files.take_notices());
+        }
     }
 
     pub fn tell(&self, entry: &Entry, sentences: Vec<String>) {
@@ -379,6 +430,7 @@ impl Node {
         for entry in self.entries() {
             result = result.and(entry.vm.close().await.map_err(Error::from));
         }
+        result = result.and(self.native.close().await.map_err(Error::from));
         self.stopped.set(true);
         self.stop_signal.notify();
         result

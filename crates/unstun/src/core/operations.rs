@@ -1,11 +1,12 @@
 //! What the API asks, done with the engine.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use engine::{CommitWhat, Job};
 
 use super::door::Who;
-use super::node::{Entry, Node};
+use super::node::{Entry, Kept, Node};
 use super::{formats, present};
 use crate::api::{self, CommitTarget};
 use crate::error::{Error, Result};
@@ -59,7 +60,7 @@ impl Node {
             message: None,
             home: entry.home.clone(),
             id: Some(present::id(state.id)),
-            store: api::Store::Redo,
+            store: entry.kept.store(),
             disks: Some(state.disks.len() as u64),
             size_bytes: Some(state.disks.iter().map(|disk| disk.size_bytes).sum()),
             allocated_bytes: Some(allocated_bytes),
@@ -77,14 +78,18 @@ impl Node {
         let state = entry.vm.state();
         let listing = entry.vm.listing().await?;
         let disks = listing.iter().filter_map(|disk| present::disk(self, entry, &state, disk)).collect();
+        let snapshot_dir = match &entry.kept {
+            Kept::Redo(files) => files.snapshot_dir().await?,
+            Kept::Native(_) => None,
+        };
         let notices = entry.notices.borrow().clone();
         let current = state.snapshots.iter().find(|s| Some(s.id) == state.current);
         Ok(api::Vm {
             id: present::id(state.id),
             name: present::vm_name(&entry.name),
             home: entry.home.clone(),
-            snapshot_dir: entry.files.snapshot_dir().await?,
-            store: api::Store::Redo,
+            snapshot_dir,
+            store: entry.kept.store(),
             when_full: entry.when_full,
             current_snapshot: current.map(|s| s.name.clone()),
             snapshots: state.snapshots.len() as u64,
@@ -116,9 +121,11 @@ impl Node {
             e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
         };
         let stun_us = entry.events.borrow().iter().rev().find(own).map_or(0, |e| e.stun_us);
-        let tree = self.snapshot_tree(vm).await?;
+        let state = entry.vm.state();
+        // Nothing lies on top of it yet.
+        let shown = present::snapshots(&entry, &state, &BTreeMap::new());
         let id = present::id(taken.id);
-        let snapshot = tree.snapshots.into_iter().find(|s| s.id == id);
+        let snapshot = shown.into_iter().find(|s| s.id == id);
         let gone =
             || Error::failed(format!("VM {vm}: snapshot {} was committed at once by another", taken.name));
         Ok(api::SnapshotTaken {

@@ -1,13 +1,14 @@
 //! The engine's facts in the API's words.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use blk::manifest::{DiskMode, LayerInfo, NewDisk, VmState};
+use blk::manifest::{DiskMode, LayerInfo, NewDisk, SnapshotState, VmState};
 use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
 use jiff::Timestamp;
 
-use super::node::{Entry, Node, Tracked};
+use super::native;
+use super::node::{Entry, Kept, Node, Tracked};
 use crate::api;
 use crate::error::{Error, ErrorBody};
 use crate::name::VmName;
@@ -71,9 +72,9 @@ pub fn idle(name: &str, home: PathBuf, cause: Option<String>) -> api::VmSummary 
         name: vm_name(name),
         condition,
         message: cause,
+        store: if native::is_marked(&home) { api::Store::Native } else { api::Store::Redo },
         home,
         id: None,
-        store: api::Store::Redo,
         disks: None,
         size_bytes: None,
         allocated_bytes: None,
@@ -182,12 +183,16 @@ pub fn disk(node: &Node, entry: &Entry, state: &VmState, listed: &DiskLayers) ->
         id: format!("{}-{}", id(state.id), disk.number),
         number: disk.number,
         slot: disk.slot.clone(),
-        store: api::Store::Redo,
+        store: entry.kept.store(),
         mode: mode(disk.mode),
         size_bytes: disk.size_bytes,
         nbd_uri: node.uri(&export),
-        descriptor: entry.home.join(&disk.top),
-        layers: listed.layers.iter().map(|l| layer(&entry.home, state, &disk.top, l)).collect(),
+        descriptor: layer_path(node, entry, &disk.top),
+        layers: listed
+            .layers
+            .iter()
+            .map(|l| layer(layer_path(node, entry, &l.name), state, &disk.top, l))
+            .collect(),
         io: entry.vm.disk(disk.number).map(|d| io(&*d)).unwrap_or_default(),
     })
 }
@@ -227,10 +232,18 @@ pub fn engine_mode(mode: api::DiskMode) -> DiskMode {
     }
 }
 
-fn layer(home: &Path, state: &VmState, top: &str, info: &LayerInfo) -> api::Layer {
+/// Where a layer's content is: its descriptor, or the store that has all of them.
+pub fn layer_path(node: &Node, entry: &Entry, name: &str) -> PathBuf {
+    match entry.kept {
+        Kept::Redo(_) => entry.home.join(name),
+        Kept::Native(_) => node.native.path(),
+    }
+}
+
+fn layer(descriptor: PathBuf, state: &VmState, top: &str, info: &LayerInfo) -> api::Layer {
     let owner = state.snapshots.iter().find(|s| s.disks.iter().any(|(_, layer)| *layer == info.name));
     api::Layer {
-        descriptor: home.join(&info.name),
+        descriptor,
         format: info.format.to_lowercase(),
         allocated_bytes: info.allocated_bytes,
         writable: info.name == top,
@@ -240,9 +253,7 @@ fn layer(home: &Path, state: &VmState, top: &str, info: &LayerInfo) -> api::Laye
 }
 
 pub fn snapshots(entry: &Entry, state: &VmState, delta_bytes: &BTreeMap<u128, u64>) -> Vec<api::Snapshot> {
-    let mut ordered = Vec::new();
-    append_children(&mut ordered, state, None, 0);
-    let show = |s: &blk::manifest::SnapshotState| api::Snapshot {
+    let show = |s: &SnapshotState| api::Snapshot {
         id: id(s.id),
         name: s.name.clone(),
         parent: s.parent.map(id),
@@ -252,21 +263,21 @@ pub fn snapshots(entry: &Entry, state: &VmState, delta_bytes: &BTreeMap<u128, u6
         message: s.description.clone(),
         delta_bytes: delta_bytes.get(&s.id).copied().unwrap_or(0),
     };
-    ordered.into_iter().map(show).collect()
+    in_tree_order(state).into_iter().map(show).collect()
 }
 
-/// Parents before children, older siblings first. `depth` guards against a parent loop in a damaged home.
-fn append_children<'a>(
-    out: &mut Vec<&'a blk::manifest::SnapshotState>,
-    state: &'a VmState,
-    parent: Option<u128>,
-    depth: usize,
-) {
-    if depth > state.snapshots.len() {
-        return;
+/// Parents before children, older siblings first. Those of a circle of parents, in a damaged home, are left out.
+fn in_tree_order(state: &VmState) -> Vec<&SnapshotState> {
+    let mut children: BTreeMap<Option<u128>, Vec<&SnapshotState>> = BTreeMap::new();
+    for snapshot in &state.snapshots {
+        children.entry(snapshot.parent).or_default().push(snapshot);
     }
-    for snapshot in state.snapshots.iter().filter(|s| s.parent == parent) {
-        out.push(snapshot);
-        append_children(out, state, Some(snapshot.id), depth + 1);
+    let mut ordered = Vec::with_capacity(state.snapshots.len());
+    let mut open = children.remove(&None).unwrap_or_default();
+    open.reverse();
+    while let Some(snapshot) = open.pop() {
+        ordered.push(snapshot);
+        open.extend(children.remove(&Some(snapshot.id)).unwrap_or_default().into_iter().rev());
     }
+    ordered
 }

@@ -11,7 +11,8 @@ use engine::graph::Graph;
 use vmdk::vmx::Vmx;
 
 use super::formats::{self, HomeFiles, OWN_FOLDER, open_path};
-use super::node::{Entry, Node};
+use super::native;
+use super::node::{Entry, Kept, Node};
 use super::prepare::only_vmx;
 use crate::api;
 use crate::error::{Error, Result};
@@ -59,14 +60,21 @@ impl Node {
     /// listed as broken.
     async fn empty_open(&self, entry: &Rc<Entry>, delete_disks: bool) -> Result<()> {
         let _shut = entry.shut_idle("remove it")?;
-        refuse_readers(&entry.name, &*entry.files.manifest()).await?;
-        if delete_disks {
-            entry.files.removal(&entry.vm.state()).await?;
+        match &entry.kept {
+            Kept::Redo(files) => {
+                refuse_readers(&entry.name, &*files.manifest()).await?;
+                if delete_disks {
+                    files.removal(&entry.vm.state()).await?;
+                }
+            }
+            Kept::Native(_) => refuse_to_lose(&entry.name, delete_disks)?,
         }
         let emptied = async {
             entry.vm.close().await?;
-            if delete_disks {
-                entry.files.remove_layers(&entry.vm.state()).await?;
+            match &entry.kept {
+                Kept::Redo(files) if delete_disks => files.remove_layers(&entry.vm.state()).await?,
+                Kept::Redo(_) => {}
+                Kept::Native(_) => native::remove_vm(self, &entry.home).await?,
             }
             Ok::<(), Error>(())
         };
@@ -80,11 +88,17 @@ impl Node {
             held => held?,
         }
         let emptied = match delete_disks {
+            _ if native::is_marked(home) => self.empty_native(name, home, delete_disks).await,
             true if only_vmx(home).is_err() => refuse_lost(self, home).await,
             true => self.empty_home(name, home).await,
             false => Ok(()),
         };
         emptied.inspect_err(|_| self.holds.release(home))
+    }
+
+    async fn empty_native(&self, name: &str, home: &Path, delete_disks: bool) -> Result<()> {
+        refuse_to_lose(name, delete_disks)?;
+        Ok(native::remove_vm(self, home).await?)
     }
 
     async fn empty_home(&self, name: &str, home: &Path) -> Result<()> {
@@ -119,6 +133,17 @@ impl HomeFiles {
     async fn remove_layers(&self, before: &VmState) -> blk::Result<()> {
         let change = self.removal(before).await?;
         self.manifest().publish(&change).await
+    }
+}
+
+/// Without its home a native VM would lie in the store where nobody finds it.
+fn refuse_to_lose(vm: &str, delete_disks: bool) -> Result<()> {
+    match delete_disks {
+        true => Ok(()),
+        false => Err(Error::refused(format!(
+            "VM {vm}: its disks are native and have no files to leave behind; --delete-disks removes them too, `unstun \
+             vm close {vm}` only stops serving it"
+        ))),
     }
 }
 

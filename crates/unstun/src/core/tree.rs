@@ -1,6 +1,6 @@
 //! The snapshot tree with what its branches hold.
 
-use super::node::Node;
+use super::node::{Kept, Node};
 use super::present;
 use crate::api;
 use crate::error::Result;
@@ -15,15 +15,19 @@ impl Node {
         for disk in entry.vm.listing().await? {
             unowned.extend(disk.unowned.into_iter().map(|layer| api::UnownedDelta {
                 disk: disk.number,
-                descriptor: entry.home.join(&layer.name),
+                descriptor: present::layer_path(self, &entry, &layer.name),
                 allocated_bytes: layer.allocated_bytes,
             }));
         }
+        let machine_states = match &entry.kept {
+            Kept::Redo(files) => files.machine_states().await?,
+            Kept::Native(_) => 0,
+        };
         Ok(api::SnapshotTree {
             vm: vm.clone(),
             snapshots: present::snapshots(&entry, &state, &delta_bytes),
             unowned,
-            machine_states: entry.files.machine_states().await?,
+            machine_states,
         })
     }
 }

@@ -20,7 +20,7 @@ struct Scene<'a> {
 
 impl<'a> Scene<'a> {
     fn new(datastore: &'a Datastore) -> Self {
-        datastore.json("vm create web --disk 64M");
+        datastore.json("vm create web --store redo --disk 64M");
         Self { datastore, twin: Twin::new(datastore, SIZE, seed()), uri: datastore.uri("web/disk0") }
     }
 

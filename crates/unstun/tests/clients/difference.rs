@@ -16,7 +16,7 @@ fn the_ranges_written_between_two_snapshots_are_named() {
     const MIB: u64 = 1 << 20;
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 64M,64M");
+    datastore.json("vm create web --store redo --disk 64M,64M");
     let write = |script: &str| run_script(&datastore.uri("web/disk0"), &[script.to_owned()]);
     write("write -P 1 0 8M");
     datastore.json("snapshot take web a");

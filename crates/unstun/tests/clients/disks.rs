@@ -25,7 +25,7 @@ fn a_disk_is_filled_from_another_image() {
     let convert = ["convert", "-f", "raw", "-O", "qcow2", twin.path.to_str().unwrap(), path];
     tool("qemu-img", &convert);
 
-    let vm = datastore.json(&format!("vm create web --from {path}"));
+    let vm = datastore.json(&format!("vm create web --store redo --from {path}"));
     assert_eq!(vm["disks"][0]["size_bytes"], 24 * MIB, "{vm}");
     // Holes stay holes.
     assert_eq!(vm["disks"][0]["layers"][0]["allocated_bytes"], 6 * MIB, "{vm}");
@@ -57,7 +57,7 @@ fn a_disk_is_filled_from_another_image() {
 fn a_disk_without_deltas_grows_under_its_guest() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 16M");
+    datastore.json("vm create web --store redo --disk 16M");
     let uri = datastore.uri("web/disk0");
     let mut guest = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
     let grown = datastore.json("vm disk grow web/disk0 40M");
@@ -91,7 +91,7 @@ fn disks_in_other_folders_modes_and_their_removal() {
     let fast = datastore.beside("fast");
     std::fs::create_dir(&fast).unwrap();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 16M");
+    datastore.json("vm create web --store redo --disk 16M");
     let disk = datastore.json(&format!("vm disk add web 16M,dir={}", fast.display()));
     assert!(disk["descriptor"].as_str().unwrap().starts_with(fast.to_str().unwrap()), "{disk}");
     assert_eq!(disk["number"], 1);

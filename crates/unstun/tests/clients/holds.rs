@@ -53,8 +53,8 @@ fn a_home_that_another_daemon_serves_is_refused() {
 fn a_start_leaves_out_a_vm_whose_disk_somebody_has_open() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 16M");
-    datastore.json("vm create free --disk 16M");
+    datastore.json("vm create web --store redo --disk 16M");
+    datastore.json("vm create free --store redo --disk 16M");
     daemon.stop();
     let qemu = Qemu::open(&datastore.path().join("web/web-flat.vmdk"));
     let daemon = datastore.start();
@@ -74,7 +74,7 @@ fn a_start_leaves_out_a_vm_whose_disk_somebody_has_open() {
 fn in_place_asks_who_reads_what_a_reset_goes_back_to() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create esx --disk 16M,mode=independent-nonpersistent");
+    datastore.json("vm create esx --store redo --disk 16M,mode=independent-nonpersistent");
     datastore.json("vm remove esx");
     let folder = datastore.beside("vmware");
     fs::rename(datastore.path().join("esx"), &folder).unwrap();

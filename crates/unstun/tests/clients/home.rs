@@ -42,7 +42,7 @@ fn links(home: &Path) -> usize {
 fn qemu_reads_the_chain_after_each_step() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 80M");
+    datastore.json("vm create web --store redo --disk 80M");
     daemon.stop();
     let mut twin = Twin::new(&datastore, SIZE, seed());
     let home = datastore.path().join("web");

@@ -31,7 +31,7 @@ fn contents(folder: &Path) -> BTreeMap<String, (String, std::time::SystemTime)> 
 /// A VM's folder that no datastore knows, and a twin of its disk.
 pub fn foreign_vm(datastore: &Datastore) -> (PathBuf, Twin) {
     let daemon = datastore.start();
-    datastore.json("vm create esx --disk 48M");
+    datastore.json("vm create esx --store redo --disk 48M");
     let mut twin = Twin::new(datastore, SIZE, seed());
     for name in ["one", "two"] {
         twin.scribble(&datastore.uri("esx/disk0"), 15);
@@ -181,7 +181,7 @@ fn names_that_lead_outside_need_their_root() {
     let fast = datastore.beside("fast");
     std::fs::create_dir(&fast).unwrap();
     let daemon = datastore.start();
-    datastore.json(&format!("vm create web --disk 16M,dir={}", fast.display()));
+    datastore.json(&format!("vm create web --store redo --disk 16M,dir={}", fast.display()));
     let uri = datastore.uri("web/disk0");
     run_script(&uri, &["write -P 5 0 1M".to_owned()]);
     datastore.json("vm remove web");
@@ -223,7 +223,7 @@ fn what_cannot_be_opened_is_listed_with_its_cause_mended_or_removed() {
     // An import that a crash cut short: our folder is there, the VM is not.
     std::fs::create_dir_all(datastore.path().join("half/.unstun")).unwrap();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 16M");
+    datastore.json("vm create web --store redo --disk 16M");
     daemon.stop();
     let (extent, away) = (datastore.path().join("web/web-flat.vmdk"), datastore.beside("away"));
     std::fs::rename(&extent, &away).unwrap();

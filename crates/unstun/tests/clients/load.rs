@@ -96,7 +96,7 @@ fn fio_verifies_through_takes_and_commits() {
 fn a_commit_is_paused_limited_cancelled_and_finished_later() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 256M");
+    datastore.json("vm create web --store redo --disk 256M");
     let mut fio = Fio::verify(&datastore.uri("web/disk0"), 192);
     datastore.json("snapshot take web a");
     wait_for_writes(&datastore, &mut fio, 20_000);

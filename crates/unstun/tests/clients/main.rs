@@ -14,6 +14,7 @@ mod home;
 mod import;
 mod kill;
 mod load;
+mod native;
 mod nbd;
 mod programs;
 mod random;

@@ -52,7 +52,7 @@ fn exit_codes_tell_the_kinds_of_no_apart() {
 fn the_preview_says_what_a_commit_will_do() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 16M");
+    datastore.json("vm create web --store redo --disk 16M");
     datastore.json("snapshot take web a");
     run_script(&datastore.uri("web/disk0"), &["write -P 1 0 1M".to_owned(), "flush".to_owned()]);
     let preview = datastore.json("snapshot commit web a --dry-run");
@@ -69,8 +69,8 @@ fn the_preview_says_what_a_commit_will_do() {
 fn a_removed_vm_leaves_its_files_unless_told_otherwise() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create kept --disk 16M");
-    datastore.json("vm create gone --disk 16M");
+    datastore.json("vm create kept --store redo --disk 16M");
+    datastore.json("vm create gone --store redo --disk 16M");
     datastore.json("vm remove kept");
     datastore.json("vm remove gone --delete-disks");
     assert!(datastore.path().join("kept/kept-flat.vmdk").exists());

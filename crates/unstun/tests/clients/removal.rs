@@ -20,7 +20,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn a_removal_that_is_refused_leaves_the_vm_served() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 16M");
+    datastore.json("vm create web --store redo --disk 16M");
     let uri = datastore.uri("web/disk0");
     run_script(&uri, &["write -P 1 0 1M".to_owned()]);
     datastore.json("snapshot take web a");
@@ -65,7 +65,7 @@ fn the_users_own_files_stay() {
     }
     let daemon = datastore.start();
     datastore.json(&format!("vm import {} --in-place", inside.display()));
-    datastore.json("vm create web --disk 16M");
+    datastore.json("vm create web --store redo --disk 16M");
     let own = datastore.path().join("web");
     fs::write(own.join("notes.txt"), b"mine").unwrap();
     datastore.json("vm remove esx --delete-disks");
@@ -80,7 +80,7 @@ fn the_users_own_files_stay() {
 fn layers_without_their_vmx_are_not_removed_on_a_guess() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 16M");
+    datastore.json("vm create web --store redo --disk 16M");
     daemon.stop();
     let home = datastore.path().join("web");
     let (vmx, away) = (home.join("web.vmx"), datastore.beside("web.vmx"));

@@ -86,7 +86,7 @@ fn qemu_img_and_nbdcopy_copy_both_ways() {
 fn nbdinfo_sees_sizes_flags_and_every_export() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 48M,1000448");
+    datastore.json("vm create web --store redo --disk 48M,1000448");
     datastore.json("snapshot take web before");
     let info: Value =
         serde_json::from_str(&tool("nbdinfo", &["--json", &datastore.uri("web/disk0")])).unwrap();

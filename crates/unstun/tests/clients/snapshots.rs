@@ -64,7 +64,7 @@ fn twelve_disks_are_taken_at_one_instant_and_committed() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let sizes = ["8M"; 12].join(",");
-    datastore.json(&format!("vm create many --disk {sizes}"));
+    datastore.json(&format!("vm create many --store redo --disk {sizes}"));
     for disk in 0..12 {
         let pattern = format!("write -P {} 0 8M", disk + 1);
         run_script(&datastore.uri(&format!("many/disk{disk}")), &[pattern]);

@@ -156,7 +156,7 @@ fn delta_bytes(datastore: &Datastore) -> u64 {
 
 /// A VM with data in its base and an empty delta on it.
 fn prepare(datastore: &Datastore, options: &str) {
-    datastore.json(&format!("vm create web --disk 256M {options}"));
+    datastore.json(&format!("vm create web --store redo --disk 256M {options}"));
     let mut nbd = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
     for chunk in 0..BASE_CHUNKS {
         assert_eq!(write_chunk(&mut nbd, chunk).unwrap(), 0);

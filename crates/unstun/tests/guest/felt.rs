@@ -22,7 +22,7 @@ pub fn twelve_disks_feel_no_take_and_no_commit() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let sizes = [&["64M"; RAW_DISKS][..], &["512M"; FILE_SYSTEMS.len()]].concat().join(",");
-    datastore.json(&format!("vm create web --disk {sizes}"));
+    datastore.json(&format!("vm create web --store redo --disk {sizes}"));
     for (disk, kind) in FILE_SYSTEMS {
         make_file_system(&datastore, &format!("web/{disk}"), kind, FILE_SYSTEM_BYTES);
     }

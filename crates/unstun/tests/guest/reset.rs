@@ -16,7 +16,7 @@ const TRIES_MAX: usize = 5;
 const STEPS: u64 = 60;
 
 pub fn new_file_systems(datastore: &Datastore) {
-    datastore.json("vm create web --disk 512M,512M");
+    datastore.json("vm create web --store redo --disk 512M,512M");
     for (disk, kind) in DISKS {
         make_file_system(datastore, &format!("web/{disk}"), kind, SIZE_BYTES);
     }

@@ -1,0 +1,214 @@
+//! VMs whose disks are native: one store in a datastore's folder, and a home for each VM that says which of it it is.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blk::dir::TEMPORARY_SUFFIX;
+use blk::manifest::NewDisk;
+use blk::reactor::OpenMode;
+use blk::sync::TaskMutex;
+use blk::{Dir, Env, Error, ErrorKind, Result};
+use engine::Options;
+use engine::native::space::Growth;
+use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
+
+use super::formats::{OWN_FOLDER, open_path, write_when_full};
+use super::node::Node;
+use super::remove::remove_made;
+use crate::api::WhenFull;
+
+/// In the datastore's folder.
+const STORE_NAME: &str = "store.unstun";
+/// In a home's own folder: the VM's id in the store, as 32 hexadecimal digits.
+pub const MARK_NAME: &str = "native";
+const MARK_BYTES_MAX: u64 = 64;
+
+/// The datastore's store; made with the first native VM.
+pub struct Native {
+    env: Env,
+    dir: Dir,
+    store: RefCell<Option<Rc<Store>>>,
+    /// Two that open it at once would each have a journal of their own.
+    opening: TaskMutex,
+}
+
+impl Native {
+    pub fn new(env: Env, dir: Dir) -> Native {
+        Native { env, dir, store: RefCell::default(), opening: TaskMutex::default() }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        Path::new(self.dir.path()).join(STORE_NAME)
+    }
+
+    /// None before it was needed.
+    pub fn opened(&self) -> Option<Rc<Store>> {
+        self.store.borrow().clone()
+    }
+
+    async fn exists(&self) -> Result<bool> {
+        Ok(self.dir.list().await?.iter().any(|name| name == STORE_NAME))
+    }
+
+    /// `NotFound` where none was made yet.
+    pub async fn open(&self) -> Result<Rc<Store>> {
+        let _turn = self.opening.lock().await;
+        self.open_in_turn().await
+    }
+
+    pub async fn open_or_make(&self) -> Result<Rc<Store>> {
+        let _turn = self.opening.lock().await;
+        if !self.exists().await? {
+            self.make().await?;
+        }
+        self.open_in_turn().await
+    }
+
+    async fn open_in_turn(&self) -> Result<Rc<Store>> {
+        if let Some(store) = self.opened() {
+            return Ok(store);
+        }
+        let file = self.dir.open(STORE_NAME, OpenMode::Write).await?;
+        let options = StoreOptions::default();
+        let store = Store::open(self.env.clone(), file, options, Growth::default(), true).await?;
+        *self.store.borrow_mut() = Some(store.clone());
+        Ok(store)
+    }
+
+    /// Under another name first: a store is whole, or there is none.
+    async fn make(&self) -> Result<()> {
+        let making = format!("{STORE_NAME}{TEMPORARY_SUFFIX}");
+        self.dir.unlink_if_present(&making).await?;
+        let file = self.dir.create_new(&making).await?;
+        Store::format(&self.env, &file, NewStore::default()).await?;
+        drop(file);
+        self.dir.rename(&making, STORE_NAME).await?;
+        self.dir.sync().await
+    }
+
+    pub async fn close(&self) -> Result<()> {
+        match self.opened() {
+            Some(store) => store.close().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// Which VM of the store a home is; None for one with files of its own.
+pub async fn mark(env: &Env, home: &Path) -> Result<Option<u128>> {
+    let own = open_path(env, home)?.open_dir(OWN_FOLDER, false).await?;
+    let text = match own.read_file(MARK_NAME, MARK_BYTES_MAX).await {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind == ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let text = String::from_utf8_lossy(&text);
+    let id = u128::from_str_radix(text.trim_ascii(), 16).map_err(|_| {
+        let cause = format!("found {:?}, expected the id of a VM", text.trim_ascii());
+        Error::damaged(own.path_of(MARK_NAME), cause)
+    })?;
+    Ok(Some(id))
+}
+
+/// As `mark`, from what the file system shows at once; for VMs at rest.
+pub fn is_marked(home: &Path) -> bool {
+    home.join(OWN_FOLDER).join(MARK_NAME).exists()
+}
+
+async fn write_mark(own: &Dir, id: u128) -> Result<()> {
+    own.replace_file(MARK_NAME, format!("{id:032x}\n").as_bytes()).await
+}
+
+/// A home in the datastore, not marked yet.
+async fn new_home(node: &Node, name: &str, when_full: WhenFull) -> Result<Dir> {
+    let dir = node.dir.open_dir(name, true).await?;
+    node.dir.sync().await?;
+    let own = dir.open_dir(OWN_FOLDER, true).await?;
+    write_when_full(&own, when_full).await?;
+    dir.sync().await?;
+    Ok(own)
+}
+
+/// A VM with empty disks; it is one from the moment its home is marked.
+pub async fn create_vm(node: &Node, name: &str, disks: &[NewDisk], when_full: WhenFull) -> Result<()> {
+    let made = async {
+        let store = node.native.open_or_make().await?;
+        let own = new_home(node, name, when_full).await?;
+        let id = store.create_vm(NewNativeVm { name, disks }).await?;
+        adopt(&store, &own, id).await
+    };
+    clear_up(node, name, made.await).await
+}
+
+/// A VM that runs on from a snapshot of another.
+pub async fn clone(
+    node: &Node,
+    parent: &NativeVm,
+    snapshot: &str,
+    name: &str,
+    when_full: WhenFull,
+) -> Result<()> {
+    let made = async {
+        let own = new_home(node, name, when_full).await?;
+        let id = parent.clone_to(snapshot, name).await?;
+        adopt(&parent.store, &own, id).await
+    };
+    clear_up(node, name, made.await).await
+}
+
+async fn adopt(store: &Rc<Store>, own: &Dir, id: u128) -> Result<()> {
+    let marked = write_mark(own, id).await;
+    if marked.is_err() {
+        // What cannot be removed now gets a home at the next start.
+        let _ = store.remove_vm(id).await;
+    }
+    marked
+}
+
+async fn clear_up(node: &Node, name: &str, made: Result<()>) -> Result<()> {
+    if made.is_err() {
+        // What cannot be removed is named by the next attempt.
+        let _ = remove_made(node, &node.home(name)).await;
+    }
+    made
+}
+
+pub async fn open_vm(node: &Node, id: u128, options: Options) -> Result<Rc<NativeVm>> {
+    let store = node.native.open().await?;
+    NativeVm::open(&store, id, options).await
+}
+
+/// Takes a VM that is not open out of the store, if it is there.
+pub async fn remove_vm(node: &Node, home: &Path) -> Result<()> {
+    let Some(id) = mark(&node.env, home).await? else { return Ok(()) };
+    match node.native.open().await?.remove_vm(id).await {
+        Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// VMs of the store that no home is marked with (a crash came before the mark, or somebody removed the folder) get one.
+/// Those whose name is taken are told.
+pub async fn find_homeless(node: &Node, known: &[(String, PathBuf)]) -> Result<Vec<(String, PathBuf)>> {
+    if !node.native.exists().await? {
+        return Ok(Vec::new());
+    }
+    let store = node.native.open().await?;
+    let mut marked = Vec::new();
+    for (_, home) in known {
+        // A home that is gone, or damaged, says so when it is opened.
+        marked.extend(mark(&node.env, home).await.ok().flatten());
+    }
+    let mut found = Vec::new();
+    for (id, name) in store.vms().await?.into_iter().filter(|(id, _)| !marked.contains(id)) {
+        if known.iter().chain(&found).any(|(taken, _)| *taken == name) {
+            eprintln!("unstun: {}: VM {name} ({id:032x}) has no folder, and its name is taken", store.path());
+            continue;
+        }
+        write_mark(&new_home(node, &name, WhenFull::default()).await?, id).await?;
+        let home = node.home(&name);
+        found.push((name, home));
+    }
+    Ok(found)
+}
