@@ -172,6 +172,10 @@ impl Relocation {
     /// Copies every snapshot, parents first. Guests go on; takes and commits of the source must not.
     pub async fn copy_snapshots(&self) -> Result<()> {
         let state = self.source.state();
+        if state.current.is_none() && !state.snapshots.is_empty() {
+            let cause = "it has snapshots and runs on from none of them, which the other side could not tell";
+            return Err(Error::refused(&state.name, format!("{cause}; take a snapshot, then move it")));
+        }
         let mut at: Option<SnapshotState> = None;
         for snapshot in parents_first(&state) {
             self.job.checkpoint().await?;
@@ -199,7 +203,9 @@ impl Relocation {
         let (target, _client) = self.target.attach(number, "a move").await?;
         let from = from.filter(|from| from.disks.iter().any(|(n, _)| *n == number));
         let mut start = 0;
-        while let Some((ranges, end)) = self.next_ranges(number, from, Some(to), &source, start).await? {
+        while let Some((ranges, end)) =
+            self.next_ranges(number, from, Some(to), (&source, &target), start).await?
+        {
             for piece in pieces(&ranges, SEALED_PIECE_BYTES) {
                 self.job.checkpoint().await?;
                 let len = piece.end - piece.start;
@@ -211,13 +217,14 @@ impl Relocation {
         Ok(())
     }
 
-    /// The next part of what has to be copied, and up to where it goes; None at the end.
+    /// The next part of what has to be copied, and up to where it goes; None at the end. Without a state that both sides
+    /// share that is all that the source shows, and all that the target has to forget.
     async fn next_ranges(
         &self,
         number: u32,
         from: Option<&SnapshotState>,
         to: Option<&SnapshotState>,
-        source: &Rc<dyn Volume>,
+        (source, target): (&Rc<dyn Volume>, &Rc<dyn Volume>),
         start: u64,
     ) -> Result<Option<(Vec<Range<u64>>, u64)>> {
         let size = source.info().size_bytes;
@@ -230,16 +237,10 @@ impl Relocation {
             let found = self.source.differences(between).await?;
             return Ok(Some((found.ranges, found.end)));
         }
-        let mut ranges = Vec::new();
-        let mut at = start;
-        let asked = start..size.min(start + STATUS_BYTES);
-        for status in source.clone().status(asked).await? {
-            if !status.zero {
-                ranges.push(at..at + status.len);
-            }
-            at += status.len;
-        }
-        Ok(Some((ranges, at)))
+        let end = size.min(start + STATUS_BYTES);
+        let mut ranges = shown(source, start..end).await?;
+        ranges.extend(shown(target, start..end).await?);
+        Ok(Some((joined(ranges), end)))
     }
 
     /// Volumes that write to both sides, by disk. From when they serve the guests `copy_running` may begin.
@@ -262,7 +263,7 @@ impl Relocation {
             let from = current.as_ref().filter(|s| s.disks.iter().any(|(n, _)| n == number));
             let mut start = 0;
             while let Some((ranges, end)) =
-                self.next_ranges(*number, from, None, &mirror.source, start).await?
+                self.next_ranges(*number, from, None, (&mirror.source, &mirror.target), start).await?
             {
                 for piece in pieces(&ranges, PIECE_BYTES) {
                     self.copy_yielding(&mirrors, mirror, piece).await?;
@@ -310,6 +311,34 @@ impl Relocation {
         self.clients.borrow_mut().clear();
         Ok((self.env.now_ns() - began_ns).div_ceil(1000))
     }
+}
+
+/// What of `range` does not read as zeros for sure.
+async fn shown(volume: &Rc<dyn Volume>, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+    let mut found = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        for status in volume.clone().status(at..range.end).await? {
+            if !status.zero {
+                found.push(at..at + status.len);
+            }
+            at += status.len;
+        }
+    }
+    Ok(found)
+}
+
+/// In order and apart from each other.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut apart: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match apart.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => apart.push(range),
+        }
+    }
+    apart
 }
 
 fn hex(id: u128) -> String {

@@ -28,19 +28,19 @@ impl Vm {
     /// Order: children created and durable; the home's one commit point; the swap in memory of all disks between two
     /// polls; then, outside of any gate, the writes under way in the parents complete and the parents are flushed.
     pub async fn take(self: &Rc<Self>, name: &str, description: &str) -> Result<SnapshotState> {
-        self.take_as(tree::new_snapshot(&self.env, name, description)).await
+        self.take_as(tree::new_snapshot(&self.env, name, description), false).await
     }
 
     /// A take under the id, the names and the time of another VM's snapshot.
     pub async fn take_copy(self: &Rc<Self>, original: &SnapshotState) -> Result<SnapshotState> {
-        self.take_as(original.clone()).await
+        self.take_as(original.clone(), true).await
     }
 
-    async fn take_as(self: &Rc<Self>, label: SnapshotState) -> Result<SnapshotState> {
+    async fn take_as(self: &Rc<Self>, label: SnapshotState, copied: bool) -> Result<SnapshotState> {
         let began_ns = self.env.now_ns();
         let turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        let snapshot = self.plan_take(label)?;
+        let snapshot = self.plan_take(label, copied)?;
         let disks = self.snapshotted();
         let children = self.create_children(&disks).await?;
         let early = self.options.defects.has(Defect::SwapBeforePublish);
@@ -75,7 +75,7 @@ impl Vm {
         Ok(snapshot)
     }
 
-    fn plan_take(&self, label: SnapshotState) -> Result<SnapshotState> {
+    fn plan_take(&self, label: SnapshotState, copied: bool) -> Result<SnapshotState> {
         let state = self.state.borrow();
         tree::check_name(&state, &label.name, &label.description)?;
         let disks = self.snapshotted();
@@ -97,7 +97,7 @@ impl Vm {
             .ok_or_else(|| Error::refused(&self.name, "snapshot numbers are used up"))?;
         Ok(SnapshotState {
             uid,
-            parent: state.current,
+            parent: if copied { label.parent } else { state.current },
             disks: disks.iter().map(|d| (d.number, d.top_name())).collect(),
             ..label
         })

@@ -8,7 +8,7 @@ use blk::{Buf, Env, SECTOR};
 use engine::native::space::Growth as StoreGrowth;
 use engine::native::{NativeVm, NewStore, Store, StoreOptions};
 use engine::relocate::{Mirror, Relocation};
-use engine::{Job, Machine, Options, Vm};
+use engine::{CommitWhat, Job, Machine, Options, Vm};
 use sim::SimWorld;
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
@@ -54,7 +54,7 @@ async fn scribble(env: &Env, disk: &Rc<dyn Volume>, writes: u64) {
     }
 }
 
-/// `a` and `b` in a row, `c` on a branch from `a`, and the running state on `b`.
+/// `a`, and on it `b` and `c`; at times `a` is committed and both are roots. The running state is on `b`.
 async fn grow(env: &Env, vm: Rc<dyn Machine>) {
     for (name, onto) in [("a", None), ("c", Some("a")), ("b", None)] {
         for number in 0..2 {
@@ -65,6 +65,9 @@ async fn grow(env: &Env, vm: Rc<dyn Machine>) {
         if let Some(onto) = onto {
             vm.clone().revert(Some(onto), None).await.unwrap();
         }
+    }
+    if env.random().is_multiple_of(2) {
+        vm.clone().commit(&CommitWhat::One("a".into())).await.unwrap().wait().await;
     }
 }
 

@@ -13,15 +13,15 @@ use crate::tree;
 impl NativeVm {
     /// Takes a snapshot of all persistent disks. Resolves when it is sealed: its content can no longer change.
     pub async fn take(&self, name: &str, description: &str) -> Result<SnapshotState> {
-        self.take_as(tree::new_snapshot(&self.env, name, description)).await
+        self.take_as(tree::new_snapshot(&self.env, name, description), false).await
     }
 
     /// A take under the id, the names and the time of another VM's snapshot.
     pub async fn take_copy(&self, original: &SnapshotState) -> Result<SnapshotState> {
-        self.take_as(original.clone()).await
+        self.take_as(original.clone(), true).await
     }
 
-    async fn take_as(&self, label: SnapshotState) -> Result<SnapshotState> {
+    async fn take_as(&self, label: SnapshotState, copied: bool) -> Result<SnapshotState> {
         let name = label.name.clone();
         let began_ns = self.env.now_ns();
         let turn = self.operations.lock().await;
@@ -29,7 +29,7 @@ impl NativeVm {
         let persistent = self.persistent();
         self.check_take(&name, &label.description, &persistent)?;
         let swap_ns = self.env.now_ns();
-        let snapshot = self.seal_nodes(label, &persistent)?;
+        let snapshot = self.seal_nodes(label, copied, &persistent)?;
         let stun_us = (self.env.now_ns() - swap_ns).div_ceil(1000);
         self.unsealed.borrow_mut().insert(snapshot.id);
         let drained = self.store.drain_writes();
@@ -72,7 +72,7 @@ impl NativeVm {
     }
 
     /// The swap of all disks: no await.
-    fn seal_nodes(&self, label: SnapshotState, disks: &[DiskState]) -> Result<SnapshotState> {
+    fn seal_nodes(&self, label: SnapshotState, copied: bool, disks: &[DiskState]) -> Result<SnapshotState> {
         let mut head = self.head();
         let mut ops = Vec::new();
         let sealed = |disk: &DiskState, ops: &mut _| {
@@ -80,7 +80,7 @@ impl NativeVm {
         };
         let snapshot = SnapshotState {
             uid: head.last_uid + 1,
-            parent: head.current,
+            parent: if copied { label.parent } else { head.current },
             disks: disks.iter().map(|disk| sealed(disk, &mut ops)).collect(),
             ..label
         };
