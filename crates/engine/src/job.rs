@@ -10,6 +10,8 @@ use blk::{Env, Error, Result};
 pub const COMMIT: &str = "commit";
 /// Commits deltas that no snapshot owns.
 pub const CONSOLIDATE: &str = "consolidation";
+/// Reads all that a native store holds.
+pub const SCRUB: &str = "scrub";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobState {
@@ -43,7 +45,7 @@ impl JobState {
 pub struct Job {
     env: Env,
     pub id: u64,
-    /// `COMMIT` or `CONSOLIDATE`.
+    /// `COMMIT`, `CONSOLIDATE` or `SCRUB`.
     pub operation: &'static str,
     /// The snapshots it is about, separated by commas; empty for a consolidation, and for what goes on after a restart.
     pub subject: String,

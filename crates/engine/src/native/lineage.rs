@@ -125,6 +125,11 @@ impl Lineage {
             .ok_or_else(|| Error::damaged(place, format!("it speaks of node {id}, which is not there")))
     }
 
+    /// The first of those from `id` on.
+    pub fn next(&self, id: u64) -> Option<Rc<Node>> {
+        self.nodes.range(id..).next().map(|(_, node)| node.clone())
+    }
+
     pub fn all(&self) -> impl Iterator<Item = &Rc<Node>> {
         self.nodes.values()
     }

@@ -6,6 +6,7 @@
 
 mod capture;
 mod report;
+mod scrub;
 mod verdict;
 mod walk;
 

@@ -14,6 +14,7 @@ use crate::native::store::Store;
 use crate::native::table::Held;
 use crate::native::tests::{disk, fill, open_store, open_store_with, run};
 use crate::native::tree::{Seen, survey};
+use crate::options::{Defect, Defects};
 
 const SIZE_BLOCKS: u64 = 100_000;
 
@@ -51,7 +52,7 @@ async fn plant(store: &Rc<Store>, node: u64, start: u64, held: Held) -> Report {
 async fn first_leaf(store: &Store, node: u64) -> Vec<Seen> {
     let mut met = Vec::new();
     let root = store.node(node).unwrap().root().unwrap();
-    survey(&store.nodes, root.as_ref(), None, 0..252, &mut |seen| met.push(seen)).await.unwrap();
+    survey(&store.nodes, root.as_ref(), None, 0..252, usize::MAX, &mut |seen| met.push(seen)).await.unwrap();
     met
 }
 
@@ -195,6 +196,40 @@ fn what_a_check_looks_at_is_not_placed_again() {
             store.progress.wait().await;
         }
         assert!(store.space.totals().used <= before.used);
+    });
+}
+
+/// A state between two others is dropped and given back the wrong way.
+async fn give_back_wrongly(env: &Env, defect: Defect) -> Report {
+    let defects = Defects::only(defect);
+    let options = StoreOptions { reserve_blocks: 64, defects, ..StoreOptions::default() };
+    let store = open_store_with(env, options).await.unwrap();
+    store.change(&[Op::Create { node: 1, size_blocks: SIZE_BLOCKS }]).unwrap();
+    let base = disk(&store, 1);
+    fill(&base, 0, 100, 1).await;
+    store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
+    fill(&base, 0, 40, 2).await;
+    store.change(&[Op::Take { running: 1, sealed: 3 }]).unwrap();
+    fill(&base, 45, 15, 3).await;
+    assert!(store.check().await.unwrap().is_sound());
+    store.change(&[Op::Drop { node: 3 }]).unwrap();
+    while store.has_to_reclaim() {
+        store.progress.wait().await;
+    }
+    store.check().await.unwrap()
+}
+
+#[test]
+fn space_given_back_wrongly_is_found_with_whose_it_was() {
+    in_world(async |env| {
+        let report = give_back_wrongly(&env, Defect::WrongBirth).await;
+        assert!(faults(&report).contains(&Fault::Unmarked), "{report:#?}");
+        assert_eq!(hurt(&report), (vec![2], vec![1]));
+    });
+    in_world(async |env| {
+        let report = give_back_wrongly(&env, Defect::IgnoreSuccessor).await;
+        assert!(faults(&report).contains(&Fault::Unmarked), "{report:#?}");
+        assert_eq!(hurt(&report), (vec![1], vec![2]));
     });
 }
 

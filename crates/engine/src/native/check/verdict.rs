@@ -7,7 +7,8 @@ use blk::{Env, Error, Result};
 use super::report::{Fault, Hurt, Report};
 use super::walk::{Doubt, Spot, Walk, for_all};
 use crate::native::layout::{BLOCK, Extent};
-use crate::native::tree::{Seen, has_page, span};
+use crate::native::stored::NodeItem;
+use crate::native::tree::{Nodes, Seen, has_page, span};
 
 /// States asked, and groups compared, before others get their turn.
 const AT_ONCE: usize = 64;
@@ -115,34 +116,43 @@ impl Walk<'_> {
         }
     }
 
-    /// The kept states that show an extent at a spot, with the bytes that they have there.
     async fn showing(&self, env: &Env, extent: Extent, spot: Spot) -> Vec<Hurt> {
-        let mut hurt = Vec::new();
-        if !self.report.has_room() {
-            return hurt;
+        match self.report.has_room() {
+            true => showing(env, &self.committed.nodes, self.committed.kept(), extent, spot).await,
+            false => Vec::new(),
         }
-        for (n, (node, item)) in self.committed.kept().enumerate() {
-            if n % AT_ONCE == 0 {
-                env.sleep_us(0).await;
-            }
-            let root = item.root.as_ref();
-            let shows = match spot.level {
-                Some(level) => has_page(&self.committed.nodes, root, level, spot.block, extent.addr).await,
-                None => {
-                    let mut found = Vec::new();
-                    let first = spot.block..spot.block + 1;
-                    let looked = self.committed.nodes.lookup(root, first, &mut found).await;
-                    looked.is_ok() && found.iter().any(|run| run.addr == extent.addr)
-                }
-            };
-            let blocks = spot.level.map_or(extent.len, span);
-            let end = spot.block.saturating_add(blocks).min(item.size_blocks);
-            if shows && spot.block < end {
-                hurt.push(Hurt { node, bytes: spot.block * BLOCK..end * BLOCK });
-            }
-        }
-        hurt
     }
+}
+
+/// Which of the `kept` states show an extent at a spot, with the bytes that they have there.
+pub async fn showing<'a>(
+    env: &Env,
+    nodes: &Nodes,
+    kept: impl Iterator<Item = (u64, &'a NodeItem)>,
+    extent: Extent,
+    spot: Spot,
+) -> Vec<Hurt> {
+    let mut hurt = Vec::new();
+    for (n, (node, item)) in kept.enumerate() {
+        if n % AT_ONCE == 0 {
+            env.sleep_us(0).await;
+        }
+        let root = item.root.as_ref();
+        let shows = match spot.level {
+            Some(level) => has_page(nodes, root, level, spot.block, extent.addr).await,
+            None => {
+                let mut found = Vec::new();
+                let looked = nodes.lookup(root, spot.block..spot.block + 1, &mut found).await;
+                looked.is_ok() && found.iter().any(|run| run.addr == extent.addr)
+            }
+        };
+        let blocks = spot.level.map_or(extent.len, span);
+        let end = spot.block.saturating_add(blocks).min(item.size_blocks);
+        if shows && spot.block < end {
+            hurt.push(Hurt { node, bytes: spot.block * BLOCK..end * BLOCK });
+        }
+    }
+    hurt
 }
 
 impl Suspect {

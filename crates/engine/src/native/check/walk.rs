@@ -200,8 +200,8 @@ pub async fn for_all(
                 }
                 visit(*id, &piece, seen, blind_to);
             };
-            survey(&committed.nodes, item.root.as_ref(), piece.ground.as_ref(), piece.blocks(), &mut see)
-                .await?;
+            let (root, ground) = (item.root.as_ref(), piece.ground.as_ref());
+            survey(&committed.nodes, root, ground, piece.blocks(), usize::MAX, &mut see).await?;
         }
     }
     Ok(())

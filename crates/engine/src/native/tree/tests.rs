@@ -93,7 +93,7 @@ impl Store {
                 }
                 damage => panic!("{damage:?}"),
             };
-            survey(&self.nodes, root.as_ref(), None, 0..u64::MAX, &mut visit).await.unwrap();
+            survey(&self.nodes, root.as_ref(), None, 0..u64::MAX, usize::MAX, &mut visit).await.unwrap();
         }
         all
     }

@@ -81,16 +81,17 @@ pub enum Seen {
     Blind(Range<u64>),
 }
 
-/// What `root` refers to within `blocks` and `ground` does not at the same place, like `gone`, and goes on behind
-/// damage: pages that end in `blocks.start + 1..=blocks.end`, each after all below it.
+/// What `root` refers to within `blocks` and `ground` does not at the same place, and goes on behind damage: pages that
+/// end in `blocks.start + 1..=blocks.end`, each after all below it. Budget and answer as of `gone`.
 pub async fn survey(
     nodes: &Nodes,
     root: Option<&Root>,
     ground: Option<&Root>,
     blocks: Range<u64>,
+    budget: usize,
     visit: &mut dyn FnMut(Seen),
-) -> Result<()> {
-    compare(nodes, root, ground, blocks, usize::MAX, &mut SurveyTask { visit }).await.map(|_| ())
+) -> Result<u64> {
+    compare(nodes, root, ground, blocks, budget, &mut SurveyTask { visit }).await
 }
 
 /// Whether the page at `addr` is the tree's node of `level` over `block`. Not where a page on the way is damaged.

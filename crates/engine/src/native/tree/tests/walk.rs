@@ -156,7 +156,7 @@ fn a_survey_goes_on_behind_a_damaged_page() {
                 leaves.push(addr);
             }
         };
-        survey(&store.nodes, root.as_ref(), None, 0..u64::MAX, &mut visit).await.unwrap();
+        survey(&store.nodes, root.as_ref(), None, 0..u64::MAX, usize::MAX, &mut visit).await.unwrap();
         file.write(leaves[1] * BLOCK + 512, blk::Buf::zeroed(512)).await.unwrap();
         let (mut blocks, mut pages, mut damage) = (0, 0, Vec::new());
         let mut visit = |seen| match seen {
@@ -165,7 +165,7 @@ fn a_survey_goes_on_behind_a_damaged_page() {
             other => damage.push(other),
         };
         let store = Store::new(file, CACHE_BYTES);
-        survey(&store.nodes, root.as_ref(), None, 0..u64::MAX, &mut visit).await.unwrap();
+        survey(&store.nodes, root.as_ref(), None, 0..u64::MAX, usize::MAX, &mut visit).await.unwrap();
         assert_eq!((blocks, pages, damage.len()), (2 * span(0), 4, 1));
         let Seen::Damaged { addr, level, first, error } = &damage[0] else { panic!("{damage:?}") };
         assert_eq!((*addr, *level, *first), (leaves[1], 0, span(0)));
@@ -190,11 +190,11 @@ fn a_survey_over_a_damaged_ground_says_where_it_is_blind() {
                 leaves.push(addr);
             }
         };
-        survey(&store.nodes, ground.as_ref(), None, 0..u64::MAX, &mut visit).await.unwrap();
+        survey(&store.nodes, ground.as_ref(), None, 0..u64::MAX, usize::MAX, &mut visit).await.unwrap();
         file.write(leaves[0] * BLOCK + 512, blk::Buf::zeroed(512)).await.unwrap();
         let mut met = Vec::new();
         let mut visit = |seen| met.push(seen);
-        survey(&store.nodes, root.as_ref(), ground.as_ref(), 0..u64::MAX, &mut visit).await.unwrap();
+        survey(&store.nodes, root.as_ref(), ground.as_ref(), 0..u64::MAX, usize::MAX, &mut visit).await.unwrap();
         assert_eq!(met[0], Seen::Blind(0..span(0)));
         let data = |seen: &Seen| if let Seen::Data(run) = seen { run.len } else { 0 };
         assert_eq!(
