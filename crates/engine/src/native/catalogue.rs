@@ -150,7 +150,7 @@ impl Catalogue {
             match space.place_meta(pages - blob.pages()).await {
                 Ok(extent) => blob.extents.push(extent),
                 Err(e) => {
-                    freed.append(&mut blob.extents);
+                    blob.extents.into_iter().for_each(|extent| space.unplace_meta(extent));
                     return Err(e);
                 }
             }
@@ -172,26 +172,43 @@ impl Catalogue {
         }
     }
 
-    /// Writes what changed to the places found; not flushed.
+    /// Writes what changed to the places found; not flushed. On an error nothing has changed here, and it may be called
+    /// again.
     pub async fn write(&mut self, file: &File, store_id: u64) -> Result<CatalogueHead> {
-        for first in std::mem::take(&mut self.dirty) {
+        for first in self.dirty.clone() {
             for (key, bytes) in self.pack(first) {
-                let blob = self.write_placed(file, store_id, Part::Chunk(key), &bytes).await?;
-                self.chunks.insert(key, blob);
+                self.write_placed(file, store_id, Part::Chunk(key), &bytes).await?;
             }
         }
         let directory = self.directory_bytes();
-        self.directory = self.write_placed(file, store_id, Part::Directory, &directory).await?;
-        let blob = self.write_placed(file, store_id, Part::Head, &encoded_blob(&self.directory)).await?;
-        self.head = Some(blob.extents[0]);
-        Ok(CatalogueHead { addr: blob.extents[0].addr, bytes: blob.bytes, checksum: blob.checksum })
+        self.write_placed(file, store_id, Part::Directory, &directory).await?;
+        let head = encoded_blob(&self.placed[&Part::Directory]);
+        self.write_placed(file, store_id, Part::Head, &head).await?;
+        Ok(self.settle())
     }
 
-    async fn write_placed(&mut self, file: &File, store_id: u64, part: Part, bytes: &[u8]) -> Result<Blob> {
-        let mut blob = self.placed.remove(&part).expect("placed before it is written");
+    async fn write_placed(&mut self, file: &File, store_id: u64, part: Part, bytes: &[u8]) -> Result<()> {
+        let blob = self.placed.get_mut(&part).expect("placed before it is written");
         (blob.bytes, blob.checksum) = (bytes.len() as u64, checksum(bytes));
-        write_blob(file, store_id, &blob, bytes).await?;
-        Ok(blob)
+        write_blob(file, store_id, blob, bytes).await
+    }
+
+    /// All is written: what was placed is the catalogue.
+    fn settle(&mut self) -> CatalogueHead {
+        let mut head = CatalogueHead::default();
+        for (part, blob) in std::mem::take(&mut self.placed) {
+            match part {
+                Part::Chunk(key) => drop(self.chunks.insert(key, blob)),
+                Part::Directory => self.directory = blob,
+                Part::Head => {
+                    let at = blob.extents[0];
+                    self.head = Some(at);
+                    head = CatalogueHead { addr: at.addr, bytes: blob.bytes, checksum: blob.checksum };
+                }
+            }
+        }
+        self.dirty.clear();
+        head
     }
 
     /// As it will be: places found count, whatever lies there now.

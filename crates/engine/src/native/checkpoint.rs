@@ -12,7 +12,6 @@ use std::rc::Rc;
 use blk::{Env, Local, Result};
 
 use super::catalogue::Catalogue;
-use super::change::Key;
 use super::journal::Position;
 use super::layout::Extent;
 use super::lineage::Node;
@@ -32,7 +31,6 @@ struct Frozen {
     journal: Position,
     generation: u64,
     next_node: u64,
-    items: Vec<(Key, Option<Vec<u8>>)>,
     /// Nodes whose item changes, with the view that is theirs at this moment.
     nodes: Vec<(u64, NodeItem, Rc<View>)>,
     /// Views to merge, each after the one below it.
@@ -52,18 +50,19 @@ impl Store {
     pub async fn checkpoint(&self) -> Result<()> {
         let _turn = self.checkpoint_turn.lock().await;
         self.refuse_when_broken()?;
-        let result = self.write_checkpoint().await;
-        // Without space everything in memory is still right, and the next attempt carries all of it.
-        if let Err(e) = result.as_ref()
-            && !e.is_no_space()
-        {
-            self.break_down(e);
-        }
+        let result = match self.prepare_checkpoint().await {
+            // Everything in memory is still right, and the next attempt carries all of it.
+            Err(e) if e.is_no_space() => Err(e),
+            // Beyond that, nobody knows which of two superblocks the medium has.
+            prepared => self.commit_checkpoint(prepared).await.inspect_err(|e| self.break_down(e)),
+        };
         self.progress.notify();
         result
     }
 
-    async fn write_checkpoint(&self) -> Result<()> {
+    /// Writes all that the next superblock refers to, and answers that superblock and the blocks given back. NoSpace
+    /// loses nothing of what was frozen.
+    async fn prepare_checkpoint(&self) -> Result<(Superblock, u64)> {
         let frozen = self.freeze();
         if !self.options.defects.has(Defect::CheckpointBeforeJournal) {
             // A merged redirect counts as settled: it must be past the point where replay doubts its data.
@@ -79,7 +78,11 @@ impl Store {
         let mut catalogue = self.catalogue.take();
         let written = self.write_catalogue(&mut catalogue, &frozen).await;
         *self.catalogue.borrow_mut() = catalogue;
-        let superblock = written?;
+        Ok((written?, reclaimed))
+    }
+
+    async fn commit_checkpoint(&self, prepared: Result<(Superblock, u64)>) -> Result<()> {
+        let (superblock, reclaimed) = prepared?;
         if !self.options.defects.has(Defect::SuperblockBeforePages) {
             self.file.flush().await?;
         }
@@ -113,11 +116,12 @@ impl Store {
         views.iter().for_each(|view: &Rc<View>| view.listed.set(false));
         self.deepest.set(0);
         self.space.freeze(&self.unpublished.borrow());
+        let mut catalogue = self.catalogue.borrow_mut();
+        self.changed_items.take().into_iter().for_each(|(key, value)| catalogue.set(key, value));
         Frozen {
             journal: self.journal.cut(),
             generation,
             next_node: self.next_node.get(),
-            items: self.changed_items.take().into_iter().collect(),
             nodes: changed.iter().filter_map(|id| lineage.get(*id)).map(|node| item_of(&node)).collect(),
             views,
         }
@@ -151,7 +155,6 @@ impl Store {
     async fn write_catalogue(&self, catalogue: &mut Catalogue, frozen: &Frozen) -> Result<Superblock> {
         let mut superblock = self.superblock.get();
         superblock.checkpoint += 1;
-        frozen.items.iter().for_each(|(key, value)| catalogue.set(*key, value.clone()));
         for (id, item) in self.stored.borrow_mut().take_dirty() {
             catalogue.set(node_key(id), item.map(|item| item.encode()));
         }
@@ -259,6 +262,10 @@ impl Ground for MergeGround<'_> {
 
     fn place_node(&self) -> Local<'_, Result<u64>> {
         Box::pin(async { Ok(self.store.space.place_meta(1).await?.addr) })
+    }
+
+    fn unplace_node(&self, addr: u64) {
+        self.store.space.unplace_meta(Extent { addr, len: 1 });
     }
 
     fn free(&self, addr: u64, len: u64) {

@@ -172,17 +172,26 @@ impl Space {
 
     /// Starts background work unless it is under way. Whoever needs the space finds out by himself if it fails.
     pub(super) fn work_ahead(self: &Rc<Self>) {
-        if self.ahead_blocked.get() || self.working_ahead.replace(true) {
+        if self.stopped.get() || self.ahead_blocked.get() || self.working_ahead.replace(true) {
             return;
         }
         let space = self.clone();
         self.env.spawn_detached(Box::pin(async move {
-            while space.step_ahead().await.unwrap_or(false) {}
+            while !space.stopped.get() && space.step_ahead().await.unwrap_or(false) {}
             let still = space.state.borrow().wants_ahead(&space.growth);
             space.ahead_blocked.set(still);
             space.working_ahead.set(false);
             space.eased.notify();
         }));
+    }
+
+    /// Ends background work: when this answers no I/O of it is under way.
+    pub async fn stop(&self) {
+        self.stopped.set(true);
+        while self.working_ahead.get() {
+            self.eased.wait().await;
+        }
+        drop(self.turn.lock().await);
     }
 
     /// False when there is nothing left to do.

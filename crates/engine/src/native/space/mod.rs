@@ -86,6 +86,8 @@ pub struct Space {
     /// Held blocks became free, or work ahead ended.
     eased: Signal,
     working_ahead: Cell<bool>,
+    /// No more work ahead is begun.
+    stopped: Cell<bool>,
     /// Work ahead came to its end before all was ready; something must change first.
     ahead_blocked: Cell<bool>,
     /// The file system cannot punch.
@@ -123,6 +125,7 @@ impl Space {
             turn: TaskMutex::default(),
             eased: Signal::default(),
             working_ahead: Cell::new(false),
+            stopped: Cell::new(false),
             ahead_blocked: Cell::new(false),
             never_punches: Cell::new(false),
             resident_groups_max: Cell::new(groups_max),
@@ -182,6 +185,15 @@ impl Space {
             }
             self.find_meta_room(len).await?;
         }
+    }
+
+    /// Metadata blocks of the checkpoint under way that nothing has come to refer to, and no I/O is under way to: free at
+    /// once, so that attempts that fail do not use up the space of those that follow.
+    pub fn unplace_meta(&self, extent: Extent) {
+        let mut state = self.state.borrow_mut();
+        state.shift(extent, Use::Settled, Use::Waiting);
+        state.free(extent, Use::Waiting);
+        self.ahead_blocked.set(false);
     }
 
     /// Placed since the last freeze, and displaced by the record `lsn`. Records come in order.

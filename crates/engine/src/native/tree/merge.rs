@@ -25,8 +25,9 @@ pub trait Ground {
     fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool;
     /// A free block for a new node.
     fn place_node(&self) -> Local<'_, Result<u64>>;
-    /// Blocks the tree no longer refers to: exclusive old data or an exclusive old node; after a failed merge the nodes
-    /// that it placed.
+    /// The merge failed: a node that it placed is nobody's, and its write has ended.
+    fn unplace_node(&self, addr: u64);
+    /// Blocks the tree no longer refers to: exclusive old data or an exclusive old node.
     fn free(&self, addr: u64, len: u64);
 }
 
@@ -278,12 +279,17 @@ impl Merge<'_> {
 
     fn settle(&self, done: bool) {
         let (nodes, ground) = (self.planner.nodes, self.planner.ground);
-        for addr in if done { &self.nodes_freed } else { &self.placed } {
+        if !done {
+            for addr in &self.placed {
+                nodes.forget(*addr);
+                ground.unplace_node(*addr);
+            }
+            return;
+        }
+        for addr in &self.nodes_freed {
             nodes.forget(*addr);
             ground.free(*addr, 1);
         }
-        if done {
-            self.data_freed.iter().for_each(|extent| ground.free(extent.addr, extent.len));
-        }
+        self.data_freed.iter().for_each(|extent| ground.free(extent.addr, extent.len));
     }
 }

@@ -131,6 +131,10 @@ impl Ground for Store {
         Box::pin(ready(Ok(self.place(1))))
     }
 
+    fn unplace_node(&self, addr: u64) {
+        self.free(addr, 1);
+    }
+
     fn free(&self, addr: u64, len: u64) {
         for block in addr..addr + len {
             assert!(self.used.borrow_mut().remove(&block), "block {block} is freed twice");
