@@ -63,8 +63,8 @@ impl Store {
             budget = budget.saturating_sub(1);
             match self.reclaim_piece(id, item, &mut budget, &mut freed).await {
                 Ok(()) => {}
-                // A damaged page of a state that nobody names any more takes nobody's data along.
-                Err(e) if e.kind == ErrorKind::Damaged => self.leave_damaged(id, e),
+                // A page of a state that nobody names any more takes nobody's data along.
+                Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Io) => self.leave_damaged(id, e),
                 Err(e) => return Err(e),
             }
         }
@@ -91,15 +91,15 @@ impl Store {
         };
         let child = if self.options.defects.has(Defect::IgnoreSuccessor) { None } else { child };
         let mut freed = Vec::new();
-        let mut visit = |gone: Gone| {
-            let (extent, birth) = match gone {
-                Gone::Data(data) => (Extent { addr: data.addr, len: data.len }, data.birth),
-                Gone::Node { addr, birth, .. } => (Extent { addr, len: 1 }, birth),
-            };
-            let early = self.options.defects.has(Defect::WrongBirth);
-            if birth > since || (early && birth == since && since > 0) {
-                freed.push(extent);
+        let early = self.options.defects.has(Defect::WrongBirth);
+        let is_own = |birth: u64| birth > since || (early && birth == since && since > 0);
+        let mut visit = |gone: Gone| match gone {
+            Gone::Data(data) if is_own(data.birth) => freed.push(Extent { addr: data.addr, len: data.len }),
+            Gone::Node { addr, birth, .. } if is_own(birth) => {
+                self.nodes.forget(addr);
+                freed.push(Extent { addr, len: 1 });
             }
+            _ => {}
         };
         self.reclaiming.set(id);
         let loads = self.nodes.loads();

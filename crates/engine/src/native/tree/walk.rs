@@ -3,8 +3,10 @@
 //! A node is reported when its end is reached. So over consecutive calls each is reported once, whatever the other
 //! tree becomes between them behind the block that has been reached.
 
+use std::future::poll_fn;
 use std::ops::Range;
 use std::rc::Rc;
+use std::task::Poll;
 
 use blk::{Error, ErrorKind, Result};
 use futures_util::future::join;
@@ -12,6 +14,9 @@ use futures_util::future::join;
 use super::cache::Nodes;
 use super::entry::*;
 use super::node::{Entries, NO_ENTRIES, Node};
+
+/// Nodes looked at before others get their turn: some 10 us where all of them are in memory.
+const NODES_PER_TURN: usize = 4;
 
 /// Something a tree refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -309,6 +314,19 @@ impl Pair {
     }
 }
 
+/// Everybody who is ready goes first.
+async fn give_way() {
+    let mut gone_behind = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut gone_behind, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 async fn compare(
     nodes: &Nodes,
     a: Option<&Root>,
@@ -341,6 +359,9 @@ async fn compare(
             return Ok(child.first);
         }
         asked += 1;
+        if asked % NODES_PER_TURN == 0 {
+            give_way().await;
+        }
         child.load(nodes, task).await?;
         if child.level > 0 {
             way.push(child);
