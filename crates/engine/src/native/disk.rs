@@ -113,6 +113,14 @@ impl NativeDisk {
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {
+        // Its blocks may be another's by now.
+        if self.node.dropped.get() {
+            return Err(Error::new(
+                ErrorKind::Refused,
+                &self.name,
+                "it was discarded: nothing of it is left",
+            ));
+        }
         if offset.checked_add(len).is_none_or(|end| end > self.size_bytes()) {
             let cause = format!("{len} bytes at {offset} reach past the disk's {} bytes", self.size_bytes());
             return Err(Error::invalid(&self.name, cause));
@@ -155,6 +163,7 @@ impl NativeDisk {
         !found.is_hole() && found.birth > self.node.since.get() && found.lsn <= settled
     }
 
+    /// Of a range that was checked in the same poll.
     async fn read_range(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
         let began_ns = self.store.env.now_ns();
         let _admitted = (self.store.reads.enter(), self.count());
@@ -214,8 +223,12 @@ impl NativeDisk {
     async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let mut waiting = false;
         let result = loop {
-            self.store.wait_for_room().await?;
+            if let Err(e) = self.store.wait_for_room().await {
+                break Err(e);
+            }
             match once().await {
+                // What it did so far stays, and is overwritten in place after the checkpoint that makes room.
+                Err(e) if e.is_no_space() && !self.store.journal.has_room() && !self.closing.get() => {}
                 Err(e) if e.is_no_space() && self.policy == SpacePolicy::Wait && !self.closing.get() => {
                     if !std::mem::replace(&mut waiting, true) {
                         self.waits_for_space(true);
@@ -294,7 +307,7 @@ impl NativeDisk {
                 self.store.unplace(extent);
                 return Err(e);
             }
-            self.store.publish(&self.node, at, extent, sum);
+            self.store.publish(&self.node, at, extent, sum)?;
             at += extent.len;
             self.stream.set((at, extent.end()));
         }

@@ -81,7 +81,7 @@ pub struct Store {
     /// Items and nodes changed since the last freeze.
     pub(super) changed_items: RefCell<BTreeMap<Key, Option<Vec<u8>>>>,
     pub(super) changed_nodes: RefCell<BTreeSet<u64>>,
-    /// As of the last checkpoint; whoever has the turn takes it out.
+    /// As of the last checkpoint, and the items frozen for the one under way; whoever has the turn takes it out.
     pub(super) catalogue: RefCell<Catalogue>,
     pub(super) stored: RefCell<Stored>,
     pub(super) superblock: Cell<Superblock>,
@@ -94,7 +94,7 @@ pub struct Store {
     pub(super) reads: Rc<Admission>,
     pub(super) writes: Rc<Admission>,
     /// Something to do for the one who tends the store.
-    pub(super) work: Signal,
+    pub(super) work: Rc<Signal>,
     /// Runs in all tables, merged ones apart.
     pub(super) pending: Cell<usize>,
     /// A write found no space: a checkpoint may have some to give.
@@ -112,6 +112,9 @@ pub struct Store {
     /// Guest requests completed, over all disks: whether guests are active.
     pub(super) requests: Cell<u64>,
     pub(super) closed: Cell<bool>,
+    pub(super) ending: Signal,
+    /// Somebody tends the store: what he does may be under way.
+    pub(super) tended: Cell<bool>,
     /// Found by work that went on without what was damaged.
     pub(super) damage: RefCell<Vec<Error>>,
     /// Why nothing more is written.
@@ -156,7 +159,7 @@ impl Store {
             freed: RefCell::default(),
             reads: Rc::default(),
             writes: Rc::default(),
-            work: Signal::default(),
+            work: Rc::default(),
             pending: Cell::new(0),
             starved: Cell::new(false),
             deepest: Cell::new(0),
@@ -167,6 +170,8 @@ impl Store {
             held_back: RefCell::default(),
             requests: Cell::new(0),
             closed: Cell::new(false),
+            ending: Signal::default(),
+            tended: Cell::new(false),
             damage: RefCell::default(),
             broken: RefCell::new(None),
         })
@@ -350,14 +355,35 @@ impl Store {
         Ok(())
     }
 
-    /// Data that is complete, though not durable, becomes the node's: map, record and space change together.
-    pub(super) fn publish(&self, node: &Node, start: u64, extent: Extent, checksum: u64) {
+    /// Whether blocks of a node may change place now. A node that was sealed or dropped meanwhile has nobody to merge what
+    /// is put there. NoSpace: the journal is full; whoever let go of all that it holds may wait for room and try again.
+    fn may_record(&self, node: &Node) -> Result<()> {
+        if !node.is_running() {
+            let cause = format!("node {} was sealed or dropped while a write to it was under way", node.id);
+            return Err(Error::new(ErrorKind::Cancelled, self.path(), cause));
+        }
+        match self.journal.has_room_for_record() {
+            true => Ok(()),
+            false => {
+                Err(Error::new(ErrorKind::NoSpace, self.path(), "the journal is full until a checkpoint"))
+            }
+        }
+    }
+
+    /// Data that is complete, though not durable, becomes the node's: map, record and space change together. On an error
+    /// its space is free again.
+    pub(super) fn publish(&self, node: &Node, start: u64, extent: Extent, checksum: u64) -> Result<()> {
+        if let Err(e) = self.may_record(node) {
+            self.unplace(extent);
+            return Err(e);
+        }
         let birth = self.generation.get();
         let Extent { addr, len } = extent;
         let lsn =
             self.journal.append(Record::Map { node: node.id, start, len: len as u32, addr, birth, checksum });
         self.placed(extent);
         self.put(node, start, Held { len, addr, birth, lsn });
+        Ok(())
     }
 
     /// Space for data that is about to be written; `publish` or `unplace` follows.
@@ -382,24 +408,23 @@ impl Store {
     }
 
     /// The blocks read as zeros from here on, and their space is the store's again.
-    pub(super) fn unmap(&self, node: &Node, blocks: Range<u64>) {
+    fn unmap(&self, node: &Node, blocks: Range<u64>) -> Result<()> {
+        self.may_record(node)?;
         let (start, len, birth) = (blocks.start, blocks.end - blocks.start, self.generation.get());
         let lsn = self.journal.append(Record::Unmap { node: node.id, start, len, birth });
         self.put(node, start, Held { len, addr: 0, birth, lsn });
+        Ok(())
     }
 
     /// Unmaps what of `blocks` has space. Of a long range nothing is looked up: that would read the map of all of it.
     pub(super) async fn unmap_mapped(&self, node: &Node, blocks: Range<u64>) -> Result<()> {
         if blocks.end - blocks.start > LOOKED_UP_MAX {
-            self.unmap(node, blocks);
-            return Ok(());
+            return self.unmap(node, blocks);
         }
         let mut scratch = Scratch::default();
         self.find(node, blocks, &mut scratch).await?;
-        for found in scratch.found.iter().filter(|found| !found.is_hole()) {
-            self.unmap(node, found.start..found.end());
-        }
-        Ok(())
+        let mut mapped = scratch.found.iter().filter(|found| !found.is_hole());
+        mapped.try_for_each(|found| self.unmap(node, found.start..found.end()))
     }
 
     fn put(&self, node: &Node, start: u64, held: Held) {
@@ -435,14 +460,30 @@ impl Store {
         self.refuse_when_broken()
     }
 
-    /// Ends all work: what is in memory is merged and durable afterwards.
+    /// Ends all work: what is in memory is merged and durable afterwards, and the file is left alone.
     pub async fn close(&self) -> Result<()> {
         self.closed.set(true);
         self.work.notify();
+        self.ending.notify();
+        let written = self.write_all().await;
+        while self.tended.get() {
+            self.progress.wait().await;
+        }
+        self.space.stop().await;
+        written
+    }
+
+    async fn write_all(&self) -> Result<()> {
         if self.broken().is_some() {
             return Ok(());
         }
         self.flush().await?;
         self.checkpoint().await
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.work.notify();
     }
 }

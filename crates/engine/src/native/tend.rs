@@ -20,6 +20,7 @@ const REST_US_MAX: u64 = 1_000_000;
 impl Store {
     /// Begins to tend; ends with `close`, or with the last user.
     pub(super) fn tend(self: &Rc<Self>) {
+        self.tended.set(true);
         let (env, store) = (self.env.clone(), Rc::downgrade(self));
         self.env.spawn_detached(Box::pin(async move { tend_while_used(env, store).await }));
     }
@@ -47,7 +48,8 @@ impl Store {
             self.checkpoint().await?;
             if self.requests.get() != before {
                 let rest_us = (self.env.now_ns() - began_ns) / 1000 * self.options.reclaim_rest;
-                self.env.sleep_us(rest_us.min(REST_US_MAX)).await;
+                let rest = self.env.sleep_us(rest_us.min(REST_US_MAX));
+                select(pin!(self.ending.wait()), pin!(rest)).await;
             }
         }
         self.put_back().await;
@@ -75,25 +77,34 @@ impl Store {
 async fn tend_while_used(env: Env, store: Weak<Store>) {
     let mut waited_out = false;
     loop {
-        let Some(store) = store.upgrade() else { return };
-        if store.ends() {
-            return;
-        }
-        let work = store.work.wait();
-        let looked = store.look_after(waited_out).await;
-        if store.ends() {
-            return;
-        }
-        let patience_us = match looked {
-            Ok(()) => store.patience_us(),
-            Err(_) => Some(RETRY_US),
+        let Some(used) = store.upgrade() else { return };
+        let signal = used.work.clone();
+        let work = signal.wait();
+        let looked = match used.ends() {
+            true => Ok(()),
+            false => used.look_after(waited_out).await,
         };
-        waited_out = match patience_us {
-            None => {
+        if used.ends() {
+            used.tended.set(false);
+            used.progress.notify();
+            return;
+        }
+        let patience_us = used.patience_us();
+        // Whoever waits does not keep the store alive.
+        drop(used);
+        waited_out = match (looked, patience_us) {
+            // Guests who wait for space ask again and again.
+            (Err(_), _) => {
+                env.sleep_us(RETRY_US).await;
+                false
+            }
+            (Ok(()), None) => {
                 work.await;
                 false
             }
-            Some(us) => matches!(select(pin!(work), pin!(env.sleep_us(us))).await, Either::Right(_)),
+            (Ok(()), Some(us)) => {
+                matches!(select(pin!(work), pin!(env.sleep_us(us))).await, Either::Right(_))
+            }
         };
     }
 }

@@ -40,6 +40,9 @@ const CHANGE_PAGES_MAX: u64 = CHANGE_BYTES_MAX as u64 / BLOCK + 1;
 /// empty batch behind it. 66 pages.
 const CHANGE_ROOM: u64 = (CHANGE_PAGES_MAX - 1) + CHANGE_PAGES_MAX + 1;
 
+/// What a `Map` or an `Unmap` may use up: a page of its own, one that it spills into, and an empty batch behind it.
+const RECORD_ROOM: u64 = 3;
+
 /// What is written after guests and changes have been told to wait, by those that were admitted before: 20 pages of
 /// records (83 `Map` each, 1,660 in all), and 64 rounds that close a batch early and need an empty one behind it.
 const ADMITTED_PAGES: u64 = 20 + 64 * 2;
@@ -224,6 +227,12 @@ impl Journal {
     /// what is under way.
     pub fn has_room(&self) -> bool {
         self.used_pages() + RESERVE_PAGES < self.geometry.journal_pages
+    }
+
+    /// Whether a guest that was admitted may append a record. False leaves what is kept for changes: the guest gives
+    /// way and comes again.
+    pub fn has_room_for_record(&self) -> bool {
+        self.used_pages() + RECORD_ROOM + 4 * CHANGE_ROOM <= self.geometry.journal_pages
     }
 
     /// Whether a `Change` may be appended. False means that it, like guests, must wait for a checkpoint.
