@@ -12,6 +12,8 @@ mod ground;
 pub mod journal;
 pub mod layout;
 pub mod lineage;
+#[cfg(test)]
+mod ordeal_tests;
 mod reclaim;
 mod recover;
 pub mod space;

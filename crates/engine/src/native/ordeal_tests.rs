@@ -1,0 +1,353 @@
+//! Random work on one store, with power cuts at any point; afterwards every state shows what it may, and
+//! the bitmaps have exactly what the trees and the catalogue refer to.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use blk::reactor::OpenMode;
+use blk::volume::Volume;
+use blk::{Buf, Env, Result};
+use futures_util::future::join_all;
+use sim::{Cut, SimWorld};
+
+use super::change::{Key, Op};
+use super::disk::{DiskTerms, NativeDisk};
+use super::layout::BLOCK;
+use super::recover::NewStore;
+use super::space::Growth;
+use super::store::{Store, StoreOptions};
+use super::tree::{Gone, gone};
+use crate::options::SpacePolicy;
+
+const TERMS: DiskTerms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 1000 };
+const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 128 };
+const AHEAD: Growth = Growth { ahead_blocks: 64, chunk_blocks: 16 };
+const DISK_BLOCKS: u64 = 70_000;
+/// Where the guests write: some leaves, near and far.
+const PLACES: [u64; 6] = [0, 240, 500, 1000, 31_740, 69_000];
+const PLACE_BLOCKS: u64 = 24;
+const ITEM: Key = Key { kind: 16, major: 1, minor: 1 };
+
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
+
+/// What the bytes of a block may show: the last value flushed, and all issued since.
+type Content = BTreeMap<u64, Vec<u8>>;
+
+#[derive(Default)]
+struct Model {
+    /// States as of now, by node: running or not, and what they show.
+    nodes: BTreeMap<u64, (bool, Content)>,
+    /// Those that a crash must bring back.
+    durable: BTreeSet<u64>,
+    item: u64,
+    durable_item: u64,
+    next: u64,
+    stamp: u8,
+}
+
+impl Model {
+    fn pick(&self, rng: &mut Rng, running: bool) -> Option<u64> {
+        let all: Vec<u64> = self.nodes.iter().filter(|(_, n)| n.0 == running).map(|(id, _)| *id).collect();
+        (!all.is_empty()).then(|| all[rng.next(all.len() as u64) as usize])
+    }
+
+    fn issue(&mut self, node: u64, blocks: std::ops::Range<u64>, value: u8) {
+        let content = &mut self.nodes.get_mut(&node).unwrap().1;
+        blocks.for_each(|block| content.entry(block).or_insert_with(|| vec![0]).push(value));
+    }
+
+    /// All that was issued is there and durable.
+    fn flushed(&mut self) {
+        for (_, content) in self.nodes.values_mut() {
+            content.values_mut().for_each(|values| drop(values.drain(..values.len() - 1)));
+        }
+        self.durable = self.nodes.keys().copied().collect();
+        self.durable_item = self.item;
+    }
+}
+
+async fn open(env: &Env) -> Result<Rc<Store>> {
+    let dir = env.open_root("/")?;
+    let file = match dir.list().await?.is_empty() {
+        true => {
+            let file = dir.create_new("store").await?;
+            Store::format(env, &file, NEW).await?;
+            dir.sync().await?;
+            file
+        }
+        false => dir.open("store", OpenMode::Write).await?,
+    };
+    let options = StoreOptions {
+        reserve_blocks: 40,
+        map_cache_bytes: 20_000,
+        pending_runs_max: 200,
+        pending_depth_max: 3,
+        reclaim_pages: 3,
+        flush_us: 20_000,
+        ..StoreOptions::default()
+    };
+    Store::open(env.clone(), file, options, AHEAD, true).await
+}
+
+struct Guests {
+    store: Rc<Store>,
+    disks: BTreeMap<u64, Rc<NativeDisk>>,
+}
+
+impl Guests {
+    fn disk(&mut self, node: u64) -> Rc<NativeDisk> {
+        let store = &self.store;
+        let made = || NativeDisk::new(store, store.node(node).unwrap(), format!("node{node}"), 0, TERMS);
+        self.disks.entry(node).or_insert_with(made).clone()
+    }
+
+    async fn write_some(&mut self, model: &RefCell<Model>, rng: &mut Rng) {
+        let Some(node) = model.borrow().pick(rng, true) else { return };
+        let disk = self.disk(node);
+        let mut places: BTreeSet<u64> = BTreeSet::new();
+        for _ in 0..1 + rng.next(5) {
+            places.insert(PLACES[rng.next(6) as usize]);
+        }
+        let mut works = Vec::new();
+        for place in places {
+            let start = place + rng.next(PLACE_BLOCKS);
+            let len = 1 + rng.next(PLACE_BLOCKS - (start - place));
+            let unmaps = rng.next(4) == 0;
+            let value = {
+                let mut model = model.borrow_mut();
+                model.stamp = model.stamp % 250 + 1;
+                let value = if unmaps { 0 } else { model.stamp };
+                model.issue(node, start..start + len, value);
+                value
+            };
+            let disk = disk.clone();
+            works.push(async move {
+                if unmaps {
+                    return disk.discard(start * BLOCK..(start + len) * BLOCK).await;
+                }
+                let mut buf = Buf::alloc((len * BLOCK) as usize);
+                buf.fill(value);
+                disk.write(start * BLOCK, buf.freeze()).await
+            });
+        }
+        for result in join_all(works).await {
+            if let Err(e) = result {
+                assert!(self.store.broken().is_some(), "{e}");
+            }
+        }
+    }
+
+    fn change(&mut self, model: &RefCell<Model>, rng: &mut Rng) {
+        let mut model = model.borrow_mut();
+        model.next += 1;
+        let id = model.next + 10;
+        let mut ops = Vec::new();
+        let mut after = Vec::new();
+        match rng.next(4) {
+            0 | 1 => {
+                let Some(running) = model.pick(rng, true) else { return };
+                ops.push(Op::Take { running, sealed: id });
+                after.push((id, Some((false, model.nodes[&running].1.clone()))));
+            }
+            2 => {
+                let Some(from) = model.pick(rng, false) else { return };
+                ops.push(Op::Branch { from, node: id });
+                after.push((id, Some((true, model.nodes[&from].1.clone()))));
+            }
+            _ => {
+                let running = rng.next(3) == 0;
+                let Some(node) = model.pick(rng, running) else { return };
+                if running && model.nodes.values().filter(|n| n.0).count() == 1 {
+                    return;
+                }
+                ops.push(Op::Drop { node });
+                after.push((node, None));
+            }
+        }
+        ops.push(Op::Put { key: ITEM, value: model.next.to_le_bytes().to_vec() });
+        if self.store.change(&ops).is_err() {
+            return;
+        }
+        model.item = model.next;
+        for (id, state) in after {
+            match state {
+                Some(state) => drop(model.nodes.insert(id, state)),
+                None => {
+                    model.nodes.remove(&id);
+                    model.durable.remove(&id);
+                }
+            }
+        }
+    }
+
+    async fn step(&mut self, model: &RefCell<Model>, rng: &mut Rng) {
+        match rng.next(16) {
+            0..=8 => self.write_some(model, rng).await,
+            9..=11 => self.change(model, rng),
+            12 => drop(self.store.checkpoint().await),
+            13 => {
+                let store = self.store.clone();
+                self.store.env.spawn(async move { drop(store.checkpoint().await) });
+            }
+            14 => self.store.env.sleep_us(rng.next(60_000)).await,
+            _ => {
+                if self.store.flush().await.is_ok() {
+                    model.borrow_mut().flushed();
+                }
+            }
+        }
+    }
+}
+
+/// Every state shows what it may.
+async fn verify(store: &Rc<Store>, nodes: &BTreeMap<u64, (bool, Content)>, what: &str) {
+    for (id, (_, content)) in nodes {
+        let disk = NativeDisk::new(store, store.node(*id).unwrap(), format!("node{id}"), 0, TERMS);
+        for place in PLACES {
+            let read = disk.clone().read(place * BLOCK, Buf::alloc((PLACE_BLOCKS * BLOCK) as usize));
+            let (buf, result) = read.await;
+            result.unwrap();
+            for (n, block) in buf.chunks_exact(BLOCK as usize).enumerate() {
+                let at = place + n as u64;
+                let may = content.get(&at).cloned().unwrap_or_else(|| vec![0]);
+                let strange = block.iter().find(|byte| !may.contains(byte));
+                assert_eq!(strange, None, "{what}: node {id}, block {at}: expected one of {may:?}");
+            }
+        }
+    }
+}
+
+/// Nothing is leaked and nothing is owned twice, once all that can come back has.
+async fn exact(store: &Rc<Store>, what: &str) {
+    while store.has_to_reclaim() && store.broken().is_none() {
+        store.progress.wait().await;
+    }
+    for tries in 0.. {
+        let Err(e) = store.checkpoint().await else { break };
+        if store.broken().is_some() {
+            return;
+        }
+        assert!(e.is_no_space() && tries < 10, "{what}: {e}");
+    }
+    let mut used: BTreeMap<u64, u64> = BTreeMap::new();
+    let roots: Vec<_> = store.stored.borrow().all().map(|(_, item)| item.root).collect();
+    for root in roots {
+        let mut visit = |gone: Gone| match gone {
+            Gone::Data(run) => (0..run.len).for_each(|n| {
+                let block = used.entry(run.addr + n).or_insert(run.start + n);
+                assert_eq!(*block, run.start + n, "{what}: address {} is two blocks", run.addr + n);
+            }),
+            Gone::Node { addr, .. } => drop(used.insert(addr, u64::MAX)),
+        };
+        gone(&store.nodes, root.as_ref(), None, 0, u64::MAX, usize::MAX, &mut visit).await.unwrap();
+    }
+    let catalogue: Vec<_> = store.catalogue.borrow().extents().collect();
+    for extent in catalogue {
+        (extent.addr..extent.end()).for_each(|addr| assert!(used.insert(addr, u64::MAX).is_none(), "{what}"));
+    }
+    let mut settled = BTreeSet::new();
+    for group in 0..store.space.groups() {
+        for run in store.space.settled_runs(group as u32).await.unwrap() {
+            settled.extend(run.addr..run.end());
+        }
+    }
+    let used: BTreeSet<u64> = used.into_keys().collect();
+    let leaked: Vec<_> = settled.difference(&used).collect();
+    let lost: Vec<_> = used.difference(&settled).collect();
+    assert!(leaked.is_empty() && lost.is_empty(), "{what}: leaked {leaked:?}, not marked {lost:?}");
+}
+
+async fn item(store: &Store) -> u64 {
+    let items = store.items(ITEM.kind).await;
+    items.first().map_or(0, |(_, value)| u64::from_le_bytes(value[..].try_into().unwrap()))
+}
+
+/// Work until the power goes or `steps` are done.
+async fn work(env: Env, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
+    let store = open(&env).await.unwrap();
+    let mut rng = Rng(seed * 0x9E37_79B9 + 1);
+    if model.borrow().nodes.is_empty() {
+        store.change(&[Op::Create { node: 1, size_blocks: DISK_BLOCKS }]).unwrap();
+        store.flush().await.unwrap();
+        model.borrow_mut().nodes.insert(1, (true, Content::new()));
+        model.borrow_mut().flushed();
+    }
+    let mut guests = Guests { store: store.clone(), disks: BTreeMap::new() };
+    for _ in 0..steps {
+        guests.step(&model, &mut rng).await;
+        if store.broken().is_some() {
+            return;
+        }
+    }
+    verify(&store, &model.borrow().nodes.clone(), "at work").await;
+    exact(&store, "at work").await;
+    drop(guests);
+    if store.close().await.is_ok() {
+        model.borrow_mut().flushed();
+    }
+}
+
+/// What a crash left is what the model allows; the model follows it.
+async fn look_again(env: Env, model: Rc<RefCell<Model>>, what: String) {
+    let store = open(&env).await.unwrap();
+    assert!(store.broken().is_none(), "{what}: {:?}", store.broken());
+    let model = &mut *model.borrow_mut();
+    let durable = model.durable.clone();
+    model.nodes.retain(|id, _| durable.contains(id));
+    verify(&store, &model.nodes, &what).await;
+    let found = item(&store).await;
+    assert!(found >= model.durable_item, "{what}: item {found}, flushed was {}", model.durable_item);
+    exact(&store, &what).await;
+    verify(&store, &model.nodes, &what).await;
+    store.close().await.unwrap();
+}
+
+fn crashes(world: &SimWorld, model: &Rc<RefCell<Model>>, seed: u64, what: &str) {
+    let (kept, name) = (model.clone(), what.to_string());
+    world.power_cut();
+    // Now and then the power goes again while it recovers.
+    if seed.is_multiple_of(3) {
+        world.cut_at(Cut::Event(1 + seed % 90));
+        let ended = world.run(move |env| async move { drop(open(&env).await) });
+        world.cancel_cut();
+        if ended.is_none() {
+            world.power_cut();
+        }
+    }
+    world.run(move |env| look_again(env, kept, name)).expect("nothing cuts the power");
+}
+
+#[test]
+fn random_work_leaves_what_it_should() {
+    for seed in 1..40 {
+        let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
+        let model = Rc::new(RefCell::new(Model::default()));
+        let kept = model.clone();
+        world.run(move |env| work(env, kept, seed, 150)).expect("nothing cuts the power");
+        world.run(move |env| look_again(env, model, format!("seed {seed}"))).expect("nothing cuts it");
+    }
+}
+
+#[test]
+fn a_cut_at_any_point_loses_nothing_that_was_flushed() {
+    for seed in 1..400 {
+        let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
+        world.run(|env| async move { drop(open(&env).await.unwrap()) }).unwrap();
+        let model = Rc::new(RefCell::new(Model::default()));
+        let kept = model.clone();
+        world.cut_at(Cut::Event(20 + seed * 37 % 2500));
+        if world.run(move |env| work(env, kept, seed, 120)).is_none() {
+            crashes(&world, &model, seed, &format!("seed {seed}"));
+        }
+    }
+}
