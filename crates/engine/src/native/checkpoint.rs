@@ -67,7 +67,8 @@ impl Store {
         if !self.options.defects.has(Defect::CheckpointBeforeJournal) {
             // A merged redirect counts as settled: it must be past the point where replay doubts its data.
             while self.journal.durable_flushed_lsn() < frozen.journal.lsn - 1 {
-                self.journal.flush().await?;
+                // A journal that failed is not tried again, whatever it failed of.
+                self.flush().await?;
             }
         }
         let merged = self.merge_views(&frozen.views).await;

@@ -1,4 +1,4 @@
-//! Random work on one store, with power cuts at any point; afterwards every state shows what it may, and
+//! Random work on one store, with power cuts and failing I/O at any point; afterwards every state shows what it may, and
 //! the bitmaps have exactly what the trees and the catalogue refer to.
 
 use std::cell::RefCell;
@@ -7,9 +7,9 @@ use std::rc::Rc;
 
 use blk::reactor::OpenMode;
 use blk::volume::Volume;
-use blk::{Buf, Env, Result};
+use blk::{Buf, Env, Errno, Result};
 use futures_util::future::join_all;
-use sim::{Cut, SimWorld};
+use sim::{Action, Cut, Fault, OpKind, SimWorld};
 
 use super::change::{Key, Op};
 use super::disk::{DiskTerms, NativeDisk};
@@ -349,5 +349,21 @@ fn a_cut_at_any_point_loses_nothing_that_was_flushed() {
         if world.run(move |env| work(env, kept, seed, 120)).is_none() {
             crashes(&world, &model, seed, &format!("seed {seed}"));
         }
+    }
+}
+
+#[test]
+fn space_that_runs_out_at_any_point_loses_nothing() {
+    for seed in 1..150 {
+        let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
+        world.run(|env| async move { drop(open(&env).await.unwrap()) }).unwrap();
+        let model = Rc::new(RefCell::new(Model::default()));
+        let fault = Fault::nth(5 + seed * 13 % 700, Action::Fail(Errno::ENOSPC));
+        world.add_fault(if seed % 2 == 0 { fault.of(OpKind::Write) } else { fault });
+        let kept = model.clone();
+        world.run(move |env| work(env, kept, seed, 120)).expect("nothing cuts the power");
+        world.clear_faults();
+        let what = format!("seed {seed}");
+        world.run(move |env| look_again(env, model, what)).expect("nothing cuts the power");
     }
 }
