@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use blk::{Error, Result};
 
+use super::change::Op;
 use super::layout::{BLOCK, Extent};
 use super::table::{Held, Table};
 use super::tree::Root;
@@ -53,6 +54,14 @@ impl Node {
         self.sealed.get() == 0
     }
 
+    fn state(&self) -> State {
+        match (self.dropped.get(), self.is_running()) {
+            (true, _) => State::Dropped,
+            (false, true) => State::Running,
+            (false, false) => State::Sealed,
+        }
+    }
+
     pub fn size_bytes(&self) -> u64 {
         self.size_blocks.get() * BLOCK
     }
@@ -82,6 +91,23 @@ impl Node {
         let before = active.len() as isize;
         active.insert(start, held, displaced);
         active.len() as isize - before
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    Sealed,
+    Dropped,
+}
+
+/// Records and the map's entries have 48 bits for a block of a disk: 1 EiB.
+const DISK_BLOCKS_MAX: u64 = 1 << 48;
+
+fn check_size(blocks: u64) -> Result<(), String> {
+    match blocks <= DISK_BLOCKS_MAX {
+        true => Ok(()),
+        false => Err(format!("a disk of {blocks} blocks, expected at most {DISK_BLOCKS_MAX}")),
     }
 }
 
@@ -161,6 +187,48 @@ impl Lineage {
     /// Every view that was frozen before the last removal is merged.
     pub fn forget_removed(&mut self) {
         self.forward.clear();
+    }
+
+    /// Whether all of `ops` can become true, one after the other: a change happens whole or not at all.
+    pub fn check(&self, ops: &[Op]) -> Result<(), String> {
+        let mut after: BTreeMap<u64, State> = BTreeMap::new();
+        for op in ops {
+            let is =
+                |id: u64| after.get(&id).copied().or_else(|| self.nodes.get(&id).map(|node| node.state()));
+            let expect = |id: u64, fits: fn(Option<State>) -> bool| match is(id) {
+                found if fits(found) => Ok(()),
+                found => Err(format!("{op:?}: node {id} is {found:?}")),
+            };
+            let (id, state) = match *op {
+                Op::Create { node, size_blocks } => {
+                    expect(node, |found| found.is_none())?;
+                    check_size(size_blocks)?;
+                    (node, State::Running)
+                }
+                Op::Take { running, sealed } => {
+                    expect(running, |found| found == Some(State::Running))?;
+                    expect(sealed, |found| found.is_none())?;
+                    (sealed, State::Sealed)
+                }
+                Op::Branch { from, node } => {
+                    expect(from, |found| found == Some(State::Sealed))?;
+                    expect(node, |found| found.is_none())?;
+                    (node, State::Running)
+                }
+                Op::Drop { node } => {
+                    expect(node, |found| found.is_some_and(|state| state != State::Dropped))?;
+                    (node, State::Dropped)
+                }
+                Op::Resize { node, size_blocks } => {
+                    expect(node, |found| found == Some(State::Running))?;
+                    check_size(size_blocks)?;
+                    continue;
+                }
+                Op::Put { .. } | Op::Delete { .. } | Op::Void { .. } => continue,
+            };
+            after.insert(id, state);
+        }
+        Ok(())
     }
 
     /// Derives `since` of all nodes: after a load, when parents and children came in any order.

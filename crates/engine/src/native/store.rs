@@ -260,6 +260,7 @@ impl Store {
 
     /// The same for a change that has just been made and for one that the journal replays.
     pub(super) fn apply(&self, ops: &[Op]) -> Result<()> {
+        self.lineage.borrow().check(ops).map_err(|cause| Error::damaged(self.path(), cause))?;
         let generation = self.generation.get();
         let mut took = false;
         for op in ops {
