@@ -112,10 +112,11 @@ impl Store {
                     let extent = Extent { addr: *addr, len: u64::from(*len) };
                     self.note_space(self.space.replay_place(extent));
                     let held = Held { len: extent.len, addr: *addr, birth: *birth, lsn };
-                    self.repeat_put(*node, *start, held)?;
+                    self.repeat_put(*node, *start, held).map_err(|cause| self.wrong(lsn, &cause))?;
                 }
                 Record::Unmap { node, start, len, birth } => {
-                    self.repeat_put(*node, *start, Held { len: *len, addr: 0, birth: *birth, lsn })?;
+                    let held = Held { len: *len, addr: 0, birth: *birth, lsn };
+                    self.repeat_put(*node, *start, held).map_err(|cause| self.wrong(lsn, &cause))?;
                 }
                 Record::Change(bytes) => {
                     let place = format!("{}: record {lsn}", self.path());
@@ -126,8 +127,17 @@ impl Store {
         Ok(())
     }
 
-    fn repeat_put(&self, node: u64, start: u64, held: Held) -> Result<()> {
-        let node = self.node(node)?;
+    fn wrong(&self, lsn: u64, cause: &str) -> Error {
+        Error::damaged(self.path(), format!("journal record {lsn}: {cause}"))
+    }
+
+    fn repeat_put(&self, node: u64, start: u64, held: Held) -> Result<(), String> {
+        let known = self.lineage.borrow().get(node).filter(|node| node.is_running());
+        let node = known.ok_or_else(|| format!("blocks of node {node}, which does not run"))?;
+        let now = self.generation.get();
+        if held.birth != now {
+            return Err(format!("birth is {}, expected {now}", held.birth));
+        }
         let mut displaced = Vec::new();
         let grown = node.put(start, held, &mut displaced);
         self.pending.set(self.pending.get().wrapping_add_signed(grown));
@@ -151,7 +161,13 @@ impl Store {
         if changes.void.is_empty() || self.options.defects.has(crate::options::Defect::ForgetVoids) {
             return Ok(());
         }
-        let voids: Vec<Op> = changes.void.iter().map(|lsn| Op::Void { first: *lsn, last: *lsn }).collect();
+        let mut voids: Vec<Op> = Vec::new();
+        for lsn in &changes.void {
+            match voids.last_mut() {
+                Some(Op::Void { last, .. }) if *last + 1 == *lsn => *last = *lsn,
+                _ => voids.push(Op::Void { first: *lsn, last: *lsn }),
+            }
+        }
         for some in voids.chunks(VOIDS_PER_RECORD) {
             self.journal.append(Record::Change(encode(some)));
         }
@@ -196,8 +212,8 @@ impl Changes {
             let Record::Change(bytes) = record else { continue };
             for op in decode(bytes, &format!("{}: record {lsn}", file.name()))? {
                 if let Op::Void { first, last } = op {
-                    let known = records.iter().map(|(lsn, _)| *lsn);
-                    voided.extend(known.filter(|lsn| (first..=last).contains(lsn)));
+                    let (oldest, newest) = (records[0].0, records[records.len() - 1].0);
+                    voided.extend(first.max(oldest)..=last.min(newest));
                 }
             }
         }

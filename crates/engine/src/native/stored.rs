@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blk::Result;
+use blk::{Error, Result};
 
 use super::bytes::{Reader, Writer};
 use super::change::Key;
@@ -51,9 +51,17 @@ impl NodeItem {
             size_blocks: input.u64("size of a node")?,
             dropped: input.u8("a node's dropped mark")? != 0,
             cursor: input.u64("cursor of a node")?,
-            root: Root::get(input.bytes("root of a node")?, place)?,
+            root: decode_root(input.bytes("root of a node")?, place)?,
         })
     }
+}
+
+fn decode_root(bytes: &[u8], place: &str) -> Result<Option<Root>> {
+    if bytes.len() != Root::BYTES {
+        let cause = format!("root of a node: {} bytes, expected {}", bytes.len(), Root::BYTES);
+        return Err(Error::damaged(place, cause));
+    }
+    Root::get(bytes, place)
 }
 
 #[derive(Default)]

@@ -5,6 +5,7 @@ use blk::{Buf, Error, ErrorKind, File, Result};
 
 use super::journal::{JOURNAL_PAGES_MIN, Position};
 use super::layout::{ADDRESS_AT, BLOCK, CHECKSUM_AT, Geometry, STORE_ID_AT, get_u64, page_checksum, put_u64};
+use super::space::GROUP_BLOCKS_MIN;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstunSB");
 
@@ -26,8 +27,6 @@ const COUNTER_END: u64 = 1 << 62;
 const JOURNAL_PAGES_MAX: u64 = 1 << 24;
 /// The bits of a group's bitmap page: 4096 bytes less a header of 64.
 const GROUP_BLOCKS_MAX: u64 = (4096 - 64) * 8;
-/// The two bitmap pages and one more.
-const GROUP_BLOCKS_MIN: u64 = 3;
 
 const MAJOR_AT: usize = 32;
 const MINOR_AT: usize = 34;
