@@ -51,6 +51,8 @@ pub(super) struct Group {
     pub counted: (u32, u32),
     /// Used since the last round of eviction.
     pub touched: bool,
+    /// The freeze behind which a block of it became young last, counted as `State::freezes`; 0: none yet.
+    pub placed_in: u64,
     /// Loaded for replay: stays until the next freeze.
     pub pinned: bool,
     /// Where the next search for a lane and for a gap begins.
@@ -129,6 +131,7 @@ impl Group {
             lanes: None,
             counted: (0, 0),
             touched: false,
+            placed_in: 0,
             pinned: false,
             lane_cursor: 0,
             gap_cursor: 0,

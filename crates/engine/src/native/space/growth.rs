@@ -111,7 +111,7 @@ impl Space {
         self.load(group).await?;
         let mut state = self.state.borrow_mut();
         // Loading may have read: somebody placed in the group meanwhile.
-        if meta && state.groups[group].is_wholly_free() && state.is_loaded(group) {
+        if meta && state.may_become_meta(group) && state.is_loaded(group) {
             state.begin_meta(group);
         }
         drop(state);
@@ -267,7 +267,14 @@ impl State {
     }
 
     fn wholly_free_group(&self) -> Option<usize> {
-        self.groups.iter().position(|group| !group.meta && group.is_wholly_free())
+        (0..self.groups.len()).find(|group| self.may_become_meta(*group))
+    }
+
+    /// Not where data was placed since the last freeze, even if it is gone: records that a replay begins with may speak
+    /// of it.
+    fn may_become_meta(&self, group: usize) -> bool {
+        let group = &self.groups[group];
+        !group.meta && group.is_wholly_free() && group.placed_in != self.freezes
     }
 
     /// Whether background work has something to do.

@@ -40,6 +40,9 @@ fn a_device_gives_metadata_a_free_group_and_keeps_the_reserve() {
         let data = Extent { addr: GEOMETRY.group_start(2) + 2, len: 126 };
         space.free_young(data, 1);
         release_all(&space);
+        assert!(space.place(1, None, 0).await.is_err_and(|e| e.is_no_space()));
+        assert_eq!(space.totals().free_data, 126, "a replay may still place data there");
+        space.freeze(&[]);
         let extent = space.place(1, None, 0).await;
         assert!(extent.is_err_and(|e| e.is_no_space()), "the third group became metadata's");
         space.place_meta_run(126).await.unwrap();

@@ -60,6 +60,8 @@ pub(super) struct State {
     pub releasable: Vec<Extent>,
     /// Rest of a new metadata group that is not written yet.
     pub preparing: Option<Extent>,
+    /// Freezes so far, and one.
+    pub freezes: u64,
     /// Changes of the persisted set, counted.
     pub settled_changes: u64,
     pub eviction_hand: usize,
@@ -90,6 +92,7 @@ impl State {
             deferred: Vec::new(),
             releasable: Vec::new(),
             preparing: None,
+            freezes: 1,
             settled_changes: 0,
             eviction_hand: 0,
             pinned: Vec::new(),
@@ -167,6 +170,9 @@ impl State {
     pub fn shift_blocks(&mut self, group: usize, blocks: Range<usize>, from: Use, to: Use) {
         let len = blocks.len() as u64;
         self.groups[group].shift(blocks, from, to);
+        if to == Use::Young {
+            self.groups[group].placed_in = self.freezes;
+        }
         let totals = &mut self.totals[usize::from(self.groups[group].meta)];
         totals[from as usize] -= len;
         totals[to as usize] += len;
@@ -182,6 +188,7 @@ impl State {
     }
 
     pub fn settle_young(&mut self) {
+        self.freezes += 1;
         let mut from = 0;
         while let Some(group) = self.set(Set::Young).next(from, true) {
             self.change_totals(group, |total, count| total - count);
