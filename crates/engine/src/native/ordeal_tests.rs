@@ -289,7 +289,8 @@ async fn work(env: Env, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
             return;
         }
     }
-    verify(&store, &model.borrow().nodes.clone(), "at work").await;
+    let nodes = model.borrow().nodes.clone();
+    verify(&store, &nodes, "at work").await;
     exact(&store, "at work").await;
     drop(guests);
     if store.close().await.is_ok() {
@@ -297,11 +298,11 @@ async fn work(env: Env, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
     }
 }
 
-/// What a crash left is what the model allows; the model follows it.
+/// What a crash left is what the model allows.
 async fn look_again(env: Env, model: Rc<RefCell<Model>>, what: String) {
     let store = open(&env).await.unwrap();
     assert!(store.broken().is_none(), "{what}: {:?}", store.broken());
-    let model = &mut *model.borrow_mut();
+    let mut model = model.take();
     let durable = model.durable.clone();
     model.nodes.retain(|id, _| durable.contains(id));
     verify(&store, &model.nodes, &what).await;
