@@ -139,3 +139,49 @@ fn a_cut_keeps_what_was_flushed() {
         });
     }
 }
+
+/// All metadata blocks that there are.
+async fn exhaust(store: &Rc<Store>) -> Vec<space::Extent> {
+    let mut placed = Vec::new();
+    while let Ok(extent) = store.space.place_meta(1000).await {
+        placed.push(extent);
+    }
+    placed
+}
+
+#[test]
+fn what_a_checkpoint_without_space_has_begun_the_next_one_ends() {
+    let world = SimWorld::new(1, sim::Options::default());
+    let key = change::Key { kind: stored::USER_KINDS, major: 7, minor: 7 };
+    let inside = world.clone();
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 100_000 }]).unwrap();
+        let base = disk(&store, 1);
+        for n in 0..50 {
+            fill(&base, n * 300, 1, 1).await;
+        }
+        store
+            .change(&[Op::Put { key, value: b"kept".to_vec() }, Op::Take { running: 1, sealed: 2 }])
+            .unwrap();
+        inside.set_capacity(Some(inside.used_bytes()));
+        let all = exhaust(&store).await;
+        assert!(store.checkpoint().await.unwrap_err().is_no_space());
+        assert_eq!(store.items(key.kind).await, [(key, b"kept".to_vec())]);
+        inside.set_capacity(None);
+        store.freed.borrow_mut().extend(all);
+        store.checkpoint().await.unwrap();
+        let report = store.check_committed().await.unwrap();
+        assert!(report.is_sound(), "{report:?}");
+        store.close().await.unwrap();
+    });
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        assert_eq!(store.items(key.kind).await, [(key, b"kept".to_vec())]);
+        let base = disk(&store, 2);
+        for n in 0..50 {
+            assert_eq!(shows(&base, n * 300).await, 1);
+        }
+        store.close().await.unwrap();
+    });
+}

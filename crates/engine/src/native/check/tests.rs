@@ -1,5 +1,6 @@
 //! A sound store has no findings, whatever was done with it; planted damage is found and named.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use blk::{Buf, Env};
@@ -264,6 +265,73 @@ async fn step(store: &Rc<Store>, kind: u8, at: u64, which: usize) {
         }
         _ => store.checkpoint().await.unwrap(),
     }
+}
+
+/// Guests that write, takes, drops and checkpoints, until they are told to end.
+async fn work(store: Rc<Store>, ends: Rc<Cell<bool>>) {
+    let mut at = 1;
+    while !ends.get() {
+        for kind in [0, 1, 9, 2, 12, 8, 11, 3, 14, 15] {
+            at = (at * 5 + 3) % 199;
+            step(&store, kind, at, at as usize).await;
+        }
+    }
+}
+
+#[test]
+fn a_check_among_guests_finds_nothing() {
+    let world = SimWorld::new(1, sim::Options::default());
+    let capacity = world.clone();
+    run(&world, |env| async move {
+        let options = StoreOptions { reserve_blocks: 64, reclaim_pages: 4, ..StoreOptions::default() };
+        let store = open_store_with(&env, options).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: SIZE_BLOCKS }]).unwrap();
+        fill(&disk(&store, 1), 0, 1500, 1).await;
+        store.checkpoint().await.unwrap();
+        // Little room: what is given back is soon used again.
+        capacity.set_capacity(Some(capacity.used_bytes() + (16 << 20)));
+        let ends = Rc::new(Cell::new(false));
+        let guests = env.spawn(work(store.clone(), ends.clone()));
+        let before = store.checkpoints.get();
+        for _ in 0..60 {
+            let report = store.check_committed().await.unwrap();
+            assert!(report.is_sound(), "{report:#?}");
+        }
+        assert!(
+            store.checkpoints.get() > before + 60,
+            "{} checkpoints meanwhile",
+            store.checkpoints.get() - before
+        );
+        ends.set(true);
+        guests.join().await;
+        store.close().await.unwrap();
+    });
+}
+
+/// One write a snapshot, all over the disk.
+#[test]
+fn ten_thousand_snapshots_cost_what_differs_between_them() {
+    in_world(async |env| {
+        let store = open_store(&env).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: SIZE_BLOCKS }]).unwrap();
+        fill(&disk(&store, 1), 0, 2000, 1).await;
+        for sealed in 10..10_010 {
+            fill(&disk(&store, 1), sealed * 7919 % SIZE_BLOCKS, 1, 2).await;
+            store.change(&[Op::Take { running: 1, sealed }]).unwrap();
+        }
+        store.checkpoint().await.unwrap();
+        let before = store.file.counters().reads;
+        let report = store.check_committed().await.unwrap();
+        assert!(report.is_sound(), "{:?}", report.findings);
+        let reads = store.file.counters().reads - before;
+        // Each has a leaf of its own and two or three pages over it, which are read for it and for the one after it.
+        assert!(
+            report.pages < 42_000 && reads < 2 * report.pages + 1000,
+            "{} pages, {reads} reads",
+            report.pages
+        );
+        store.close().await.unwrap();
+    });
 }
 
 proptest! {
