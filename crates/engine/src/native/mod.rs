@@ -1,6 +1,7 @@
 //! The native store: disks whose snapshots are metadata. Redirect on the first write after a snapshot, in place
 //! afterwards. The format and its invariants: `docs/formats/native.md`.
 
+mod blocks;
 pub mod bytes;
 pub mod catalogue;
 pub mod change;

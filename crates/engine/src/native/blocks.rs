@@ -1,0 +1,152 @@
+//! Where the blocks of a node lie, and how they come to lie elsewhere: map, record and space change together.
+
+use std::ops::Range;
+
+use blk::{Error, ErrorKind, Result};
+
+use super::journal::Record;
+use super::layout::{BLOCK, Extent};
+use super::lineage::Node;
+use super::store::Store;
+use super::table::Held;
+use super::view::{Scratch, find_over};
+
+/// The reserve follows the runs in memory in steps.
+const RESERVE_STEP_RUNS: usize = 64;
+
+/// Blocks of a discard whose map is looked at first, to leave out what has no space: 64 MiB.
+const LOOKED_UP_MAX: u64 = (64 << 20) / BLOCK;
+
+impl Store {
+    /// Where `blocks` of a node lie, from memory alone; false when pages have to be read.
+    pub(super) fn find_cached(&self, node: &Node, blocks: Range<u64>, out: &mut Scratch) -> bool {
+        out.clear();
+        let view = node.view.borrow();
+        find_over(&node.active.borrow(), blocks, out, |gap, out| view.find_cached(&self.nodes, gap, out))
+    }
+
+    /// Where `blocks` of a node lie, in order. The caller is admitted as a reader or a writer: what is found is not
+    /// used again before it ends.
+    pub(super) async fn find(&self, node: &Node, blocks: Range<u64>, out: &mut Scratch) -> Result<()> {
+        if self.find_cached(node, blocks.clone(), out) {
+            return Ok(());
+        }
+        out.clear();
+        let mut gaps = Vec::new();
+        let view = node.current_view();
+        find_over(&node.active.borrow(), blocks, out, |gap, _| {
+            gaps.push(gap);
+            true
+        });
+        for gap in gaps {
+            view.find(&self.nodes, gap, out).await?;
+        }
+        out.found.sort_unstable_by_key(|found| found.start);
+        Ok(())
+    }
+
+    /// Whether blocks of a node may change place now. A node that was sealed or dropped meanwhile has nobody to merge what
+    /// is put there. NoSpace: the journal is full; whoever let go of all that it holds may wait for room and try again.
+    fn may_record(&self, node: &Node) -> Result<()> {
+        if !node.is_running() {
+            let cause = format!("node {} was sealed or dropped while a write to it was under way", node.id);
+            return Err(Error::new(ErrorKind::Cancelled, self.path(), cause));
+        }
+        match self.journal.has_room_for_record() {
+            true => Ok(()),
+            false => {
+                Err(Error::new(ErrorKind::NoSpace, self.path(), "the journal is full until a checkpoint"))
+            }
+        }
+    }
+
+    /// Data that is complete, though not durable, becomes the node's: map, record and space change together. On an error
+    /// its space is free again.
+    pub(super) fn publish(&self, node: &Node, start: u64, extent: Extent, checksum: u64) -> Result<()> {
+        if let Err(e) = self.may_record(node) {
+            self.unplace(extent);
+            return Err(e);
+        }
+        let birth = self.generation.get();
+        let Extent { addr, len } = extent;
+        let lsn =
+            self.journal.append(Record::Map { node: node.id, start, len: len as u32, addr, birth, checksum });
+        self.placed(extent);
+        self.put(node, start, Held { len, addr, birth, lsn });
+        Ok(())
+    }
+
+    /// Space for data that is about to be written; `publish` or `unplace` follows.
+    pub(super) async fn place(&self, want: u64, near: Option<u64>, phase: u64) -> Result<Extent> {
+        let extent = match self.space.try_place(want, near, phase) {
+            Some(extent) => extent,
+            None => self.space.place(want, near, phase).await?,
+        };
+        self.unpublished.borrow_mut().push(extent);
+        Ok(extent)
+    }
+
+    pub(super) fn unplace(&self, extent: Extent) {
+        self.placed(extent);
+        self.space.unplace(extent);
+    }
+
+    fn placed(&self, extent: Extent) {
+        let mut unpublished = self.unpublished.borrow_mut();
+        let at = unpublished.iter().position(|e| *e == extent).expect("placed before");
+        unpublished.swap_remove(at);
+    }
+
+    /// The blocks read as zeros from here on, and their space is the store's again.
+    fn unmap(&self, node: &Node, blocks: Range<u64>) -> Result<()> {
+        self.may_record(node)?;
+        let (start, len, birth) = (blocks.start, blocks.end - blocks.start, self.generation.get());
+        let lsn = self.journal.append(Record::Unmap { node: node.id, start, len, birth });
+        self.put(node, start, Held { len, addr: 0, birth, lsn });
+        Ok(())
+    }
+
+    /// Unmaps what of `blocks` has space. Of a long range nothing is looked up: that would read the map of all of it.
+    pub(super) async fn unmap_mapped(&self, node: &Node, blocks: Range<u64>) -> Result<()> {
+        if blocks.end - blocks.start > LOOKED_UP_MAX {
+            return self.unmap(node, blocks);
+        }
+        let mut scratch = Scratch::default();
+        self.find(node, blocks, &mut scratch).await?;
+        let mut mapped = scratch.found.iter().filter(|found| !found.is_hole());
+        mapped.try_for_each(|found| self.unmap(node, found.start..found.end()))
+    }
+
+    fn put(&self, node: &Node, start: u64, held: Held) {
+        let mut displaced = Vec::new();
+        let grown = node.put(start, held, &mut displaced);
+        self.pending.set(self.pending.get().wrapping_add_signed(grown));
+        for extent in displaced {
+            self.space.free_young(extent, held.lsn);
+        }
+        if self.pending.get().is_multiple_of(RESERVE_STEP_RUNS) {
+            self.set_reserve();
+        }
+        if self.wants_checkpoint() || self.journal.unflushed_bytes() >= self.options.flush_bytes {
+            self.work.notify();
+        }
+    }
+
+    /// Sets aside what the next checkpoint may need at most: a leaf for every run, the interior nodes over as many
+    /// leaves, the catalogue.
+    pub(super) fn set_reserve(&self) {
+        let leaves = (self.pending.get() + RESERVE_STEP_RUNS) as u64;
+        self.space.set_reserve(leaves + leaves / 64 + self.options.reserve_blocks);
+    }
+
+    /// Guests wait where a checkpoint has fallen behind: the journal is full, or memory is.
+    pub(super) async fn wait_for_room(&self) -> Result<()> {
+        while !self.journal.has_room() || self.pending_runs() > 2 * self.options.pending_runs_max {
+            self.refuse_when_broken()?;
+            let progress = self.progress.wait();
+            self.work.notify();
+            progress.await;
+        }
+        self.refuse_when_broken()
+    }
+}
