@@ -1,4 +1,4 @@
-"""python3 -m bench --binary target/release/unstun [--quick] [--only serving,snapshot,commit,stun,memory] [--folder DIR]"""
+"""python3 -m bench --binary target/release/unstun [--quick] [--only serving,...,native] [--folder DIR]"""
 
 import argparse
 import shutil
@@ -9,10 +9,10 @@ from pathlib import Path
 from bench import fio
 from bench.machine import Device, facts
 from bench.report import Report
-from bench.rows import commit, memory, serving, snapshot, stun
+from bench.rows import commit, memory, native, serving, snapshot, stun
 from bench.servers import Unstun
 
-ROWS = {"serving": serving, "snapshot": snapshot, "commit": commit, "stun": stun, "memory": memory}
+ROWS = {"serving": serving, "snapshot": snapshot, "commit": commit, "stun": stun, "memory": memory, "native": native}
 GIB = 1 << 30
 # The test disk with its overlays and deltas, the deep chain, the busy disk, and the peer's copy; or 31 layers' tables.
 ROOM_NEEDED = 30 * GIB
@@ -28,6 +28,8 @@ class Bench:
         self.rounds = 2 if quick else 5
         self.rounds_few = 1 if quick else 3
         self.size = (2 if quick else 4) * GIB
+        # More than three checkpoints' worth of blocks.
+        self.native_size = (6 if quick else 12) * GIB
         self.depths = (1, 8, 32) if quick else (1, 8, 32, 128)
         self.takes = 20 if quick else 100
         self.report = Report()

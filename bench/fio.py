@@ -110,6 +110,23 @@ def parse(job):
     )
 
 
+def seconds_log(folder):
+    """Options with which `by_second` finds the IOPS of each second."""
+    for old in Path(folder).glob("seconds_iops*.log"):
+        old.unlink()
+    return ["--write_iops_log=seconds", "--log_avg_msec=1000"]
+
+
+def by_second(folder):
+    [log] = Path(folder).glob("seconds_iops*.log")
+    seconds = {}
+    for line in log.read_text().splitlines():
+        at_ms, iops = (int(field) for field in line.split(",")[:2])
+        second = round(at_ms / 1000)
+        seconds[second] = seconds.get(second, 0) + iops
+    return [seconds[second] for second in sorted(seconds)]
+
+
 def run(target, load, folder):
     return Running(target, load, folder).wait()
 

@@ -38,3 +38,12 @@ def attach(path, export):
             return connection
         if kind & 1 << 31:
             raise RuntimeError(f"{export}: refused with {kind:#x}")
+
+
+def serves(path, export):
+    """Whether a client gets as far as reading."""
+    try:
+        attach(path, export).close()
+    except (OSError, RuntimeError):
+        return False
+    return True

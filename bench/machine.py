@@ -35,6 +35,13 @@ def storage_bytes(pid):
     return int(fields["read_bytes"]), int(fields["write_bytes"])
 
 
+def resident_bytes(pid):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError("no VmRSS")
+
+
 @dataclass
 class DeviceCount:
     reads: int

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 from bench.fio import Target
+from bench.idle_client import serves
+from bench.rest import Rest
 
 START_S = 20
 STOP_S = 60
@@ -16,19 +18,19 @@ STOP_S = 60
 class Server:
     """A process that serves until it is stopped; its output goes to a log."""
 
-    def __init__(self, name, command, log):
+    def __init__(self, name, command, log, env=None):
         self.name = name
         self.log = Path(log)
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env)
         self.pid = self.process.pid
 
-    def wait_until(self, ready):
+    def wait_until(self, ready, look_s=0.05):
         deadline = time.monotonic() + START_S
         while not ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} does not serve:\n{self.log.read_text()}")
-            time.sleep(0.05)
+            time.sleep(look_s)
 
     def stop(self):
         if self.process.poll() is None:
@@ -65,15 +67,20 @@ def accepts_tcp(port):
 class Unstun(Server):
     """The daemon and its command line; `--json` is the only way anything is learned from it."""
 
-    def __init__(self, binary, datastore):
+    def __init__(self, binary, datastore, waits_for=None):
+        """`waits_for`: an export that a client can attach to from then on; else until the daemon answers."""
         self.binary = str(binary)
         self.datastore = Path(datastore)
         self.datastore.mkdir(parents=True, exist_ok=True)
         self.socket = self.datastore / "bench.sock"
         self.port = free_port()
+        self.rest = Rest(self.datastore)
         doors = ["--nbd", f"unix:{self.socket}", "--nbd", f"127.0.0.1:{self.port}"]
         super().__init__("unstun", [*self.command(), "up", *doors], self.datastore / "daemon.log")
-        self.wait_until(lambda: self.try_json("status") is not None)
+        if waits_for:
+            self.wait_until(lambda: serves(self.socket, waits_for), look_s=0.002)
+        else:
+            self.wait_until(lambda: self.try_json("status") is not None)
 
     def command(self):
         return [self.binary, "--datastore", str(self.datastore)]
@@ -112,12 +119,19 @@ class Unstun(Server):
                 return descriptor.parent / line.split('"')[1]
         raise RuntimeError(f"{descriptor}: no extent line")
 
+    def store_file(self):
+        """Of all native disks of the datastore."""
+        return self.datastore / "store.unstun"
+
     def take(self, vm, name):
         return self.json("snapshot", "take", vm, name)
 
     def commit(self, vm, name):
         """Waits for its end."""
         return self.json("snapshot", "commit", vm, name, "--yes")
+
+    def commit_all(self, vm):
+        return self.json("snapshot", "commit", vm, "--all", "--yes")
 
     def start_commit(self, vm, name):
         return self.json("snapshot", "commit", vm, name, "--yes", "--detach")["id"]
@@ -139,7 +153,7 @@ class Unstun(Server):
 class QemuStorageDaemon(Server):
     """The main peer: raw or a qcow2 overlay on it, io_uring, O_DIRECT. Locks off: the file is shared in turns."""
 
-    def __init__(self, base, folder, overlay=None, tcp=False):
+    def __init__(self, base, folder, overlay=None, tcp=False, overlay_options="cluster_size=64k"):
         folder = Path(folder)
         tag = "overlay" if overlay else "raw"
         self.socket, self.monitor = folder / f"qsd-{tag}.sock", folder / f"qsd-{tag}.qmp"
@@ -149,8 +163,8 @@ class QemuStorageDaemon(Server):
         command += ["--blockdev", f"driver=file,node-name=base-file,filename={base},{access}"]
         command += ["--blockdev", "driver=raw,node-name=base,file=base-file"]
         if overlay:
-            create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(base), str(overlay)]
-            subprocess.run(create, check=True)
+            create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(base)]
+            subprocess.run([*create, "-o", overlay_options, str(overlay)], check=True)
             command += ["--blockdev", f"driver=file,node-name=top-file,filename={overlay},{access}"]
             command += ["--blockdev", "driver=qcow2,node-name=overlay,file=top-file,backing=base"]
         door = f"addr.type=inet,addr.host=127.0.0.1,addr.port={self.port}" if tcp else f"addr.type=unix,addr.path={self.socket}"
@@ -170,10 +184,14 @@ class QemuStorageDaemon(Server):
 
 
 class Nbdkit(Server):
-    def __init__(self, base, folder):
+    def __init__(self, base, folder, filters=()):
         self.base = base
         self.socket = Path(folder) / "nbdkit.sock"
-        super().__init__("nbdkit", ["nbdkit", "-f", "-U", str(self.socket), "file", str(base)], Path(folder) / "nbdkit.log")
+        self.socket.unlink(missing_ok=True)
+        command = ["nbdkit", "-f", "-U", str(self.socket), *(f"--filter={name}" for name in filters), "file", str(base)]
+        # A copy-on-write filter keeps what is written in a file there, without a name.
+        env = {**os.environ, "TMPDIR": str(folder)}
+        super().__init__("nbdkit", command, Path(folder) / "nbdkit.log", env)
         self.wait_until(lambda: accepts(self.socket))
 
     def target(self):

@@ -22,8 +22,12 @@ HOLD_S = 0.2
 
 
 def measure(bench):
+    of_store(bench, "redo")
+
+
+def of_store(bench, store):
     unstun = bench.unstun
-    unstun.create("twelve", [DISK_SIZE] * DISKS)
+    unstun.create("twelve", [DISK_SIZE] * DISKS, store)
     for disk in range(DISKS):
         fio.fill(unstun.target("twelve", disk), DISK_SIZE, bench.folder)
     probes = start_probes(bench)
@@ -41,8 +45,9 @@ def measure(bench):
         probes.stop()
     events = unstun.json("events", "twelve")
     unstun.json("vm", "remove", "twelve", "--delete-disks")
-    inside(bench, events)
-    outside(bench, events, quiet_ms)
+    kind = "" if store == "redo" else f"{store}: "
+    inside(bench, events, kind)
+    outside(bench, events, quiet_ms, kind)
 
 
 def start_probes(bench):
@@ -74,12 +79,12 @@ class Probes:
         self.process.wait(fio.PATIENCE_S)
 
 
-def inside(bench, events):
+def inside(bench, events, kind):
     takes = [event["stun_us"] for event in events if event["operation"] == "take"]
     others = [event["stun_us"] for event in events if event["operation"] in ("commit_start", "commit")]
     worst = max(takes + others)
     measured = f"worst {worst} us: takes {max(takes)}, commits {max(others, default=0)}"
-    what = f"stun in the engine, {DISKS} disks, {len(takes)} takes and commits"
+    what = f"{kind}stun in the engine, {DISKS} disks, {len(takes)} takes and commits"
     bench.report.add(Figure(what, "<= 1000 us", measured, worst <= 1000))
 
 
@@ -103,7 +108,7 @@ def event_ms(event):
     return datetime.fromisoformat(event["time"]).timestamp() * 1000
 
 
-def outside(bench, events, quiet_ms):
+def outside(bench, events, quiet_ms, label):
     span = BEFORE_MS + AFTER_MS
     moments = {
         kind: [event_ms(event) for event in events if event["operation"] == kind]
@@ -123,5 +128,5 @@ def outside(bench, events, quiet_ms):
     note = f"worst {max(with_take):.2f} with, {max(without):.2f} without"
     if others:
         note += f"; around commits p99 {p99(others):.2f}"
-    what = "longest gap of a QD1 writer per disk, around a take"
+    what = f"{label}longest gap of a QD1 writer per disk, around a take"
     bench.report.add(Figure(what, "<= +2 ms at p99", measured, extra <= 2, note))
