@@ -97,6 +97,25 @@ fn a_damaged_map_page_is_named_with_all_who_show_it() {
 }
 
 #[test]
+fn a_store_that_is_read_only_is_checked_as_it_was() {
+    in_world(async |env| {
+        let store = family(&env).await;
+        let own = first_leaf(&store, 1).await;
+        let Seen::Page { addr, .. } = own[own.len() - 1] else { panic!("{own:?}") };
+        // The merge needs the page.
+        fill(&disk(&store, 1), 7, 1, 4).await;
+        flip(&store, addr, 100).await;
+        store.nodes.forget(addr);
+        let report = store.check().await.unwrap();
+        assert!(report.behind.is_some() && store.broken().is_some());
+        assert_eq!(faults(&report), [Fault::Map], "{report:?}");
+        assert_eq!(hurt(&report), (vec![1], vec![2, 3]));
+        let again = store.check().await.unwrap();
+        assert!(again.behind.is_some() && again.findings == report.findings);
+    });
+}
+
+#[test]
 fn damaged_bitmaps_catalogues_and_superblocks_hurt_no_state() {
     in_world(async |env| {
         let store = family(&env).await;
