@@ -6,7 +6,7 @@ use blk::{Error, ErrorKind, Result};
 
 use super::journal::Record;
 use super::layout::{BLOCK, Extent};
-use super::lineage::Node;
+use super::lineage::{Grown, Node};
 use super::store::Store;
 use super::table::Held;
 use super::view::{Scratch, find_over};
@@ -114,13 +114,14 @@ impl Store {
         let mut scratch = Scratch::default();
         self.find(node, blocks, &mut scratch).await?;
         let mut mapped = scratch.found.iter().filter(|found| !found.is_hole());
-        mapped.try_for_each(|found| self.unmap(node, found.start..found.end()))
+        let Some(first) = mapped.next() else { return Ok(()) };
+        // One record: a hole in it costs nothing.
+        self.unmap(node, first.start..mapped.next_back().unwrap_or(first).end())
     }
 
     fn put(&self, node: &Node, start: u64, held: Held) {
         let mut displaced = Vec::new();
-        let grown = node.put(start, held, &mut displaced);
-        self.pending.set(self.pending.get().wrapping_add_signed(grown));
+        self.count(node.put(start, held, &mut displaced));
         for extent in displaced {
             self.space.free_young(extent, held.lsn);
         }
@@ -132,11 +133,17 @@ impl Store {
         }
     }
 
-    /// Sets aside what the next checkpoint may need at most: a leaf for every run, the interior nodes over as many
-    /// leaves, the catalogue.
+    /// Takes note of by how much a node's table has grown.
+    pub(super) fn count(&self, grown: Grown) {
+        self.pending.set(self.pending.get().wrapping_add_signed(grown.runs));
+        self.pending_pages.update(|pages| pages + grown.pages);
+    }
+
+    /// Sets aside what the next checkpoint may need: the pages that merges write, three for each run until the next look,
+    /// and the catalogue.
     pub(super) fn set_reserve(&self) {
-        let leaves = (self.pending.get() + RESERVE_STEP_RUNS) as u64;
-        self.space.set_reserve(leaves + leaves / 64 + self.options.reserve_blocks);
+        let soon = RESERVE_STEP_RUNS as u64 * 3;
+        self.space.set_reserve(self.pending_pages.get() + soon + self.options.reserve_blocks);
     }
 
     /// Guests wait where a checkpoint has fallen behind: the journal is full, or memory is.

@@ -15,6 +15,7 @@ use super::layout::{
     ADDRESS_AT, BLOCK, CHECKSUM_AT, Extent, STORE_ID_AT, checksum, get_u64, page_checksum, put_u64,
 };
 use super::space::Space;
+use super::stored::USER_KINDS;
 use super::superblock::CatalogueHead;
 
 /// "unstCATA".
@@ -87,6 +88,12 @@ impl Catalogue {
         Ok(catalogue)
     }
 
+    /// What the store's users keep here.
+    pub fn user_items(&self) -> BTreeMap<Key, Vec<u8>> {
+        let first = Key { kind: USER_KINDS, ..FIRST_KEY };
+        self.items.range(first..).map(|(key, value)| (*key, value.clone())).collect()
+    }
+
     fn mark(&mut self, key: Key) {
         let chunk = self.chunks.range(..=key).next_back().map_or(FIRST_KEY, |(first, _)| *first);
         self.dirty.insert(chunk);
@@ -112,6 +119,11 @@ impl Catalogue {
     pub async fn place(&mut self, space: &Rc<Space>, freed: &mut Vec<Extent>) -> Result<()> {
         let mut pieces = BTreeMap::new();
         for first in self.dirty.clone() {
+            if self.is_empty_chunk(first) {
+                self.dirty.remove(&first);
+                freed.extend(self.chunks.remove(&first).into_iter().flat_map(|blob| blob.extents));
+                continue;
+            }
             pieces.extend(self.pack(first).into_iter().map(|(key, bytes)| (Part::Chunk(key), bytes.len())));
         }
         self.placed.retain(|part, blob| {
@@ -132,6 +144,14 @@ impl Catalogue {
             [Extent { len: 1, .. }] => Ok(()),
             _ => Err(Error::refused("catalogue", "its directory is in too many pieces for one page")),
         }
+    }
+
+    /// Its keys go to the chunk before it.
+    fn is_empty_chunk(&self, first: Key) -> bool {
+        let next =
+            self.chunks.range((Bound::Excluded(first), Bound::Unbounded)).next().map(|(next, _)| *next);
+        let item = self.items.range(first..).next().map(|(key, _)| *key);
+        first != FIRST_KEY && item.is_none_or(|item| next.is_some_and(|next| item >= next))
     }
 
     async fn place_blob(

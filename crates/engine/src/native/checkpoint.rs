@@ -138,6 +138,7 @@ impl Store {
         self.freed.borrow_mut().append(&mut ground.freed.borrow_mut());
         let runs = view.merged(merged?);
         self.pending.update(|pending| pending - runs);
+        self.pending_pages.update(|pages| pages.saturating_sub(view.pages));
         Ok(())
     }
 

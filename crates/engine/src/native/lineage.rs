@@ -10,7 +10,7 @@ use blk::{Error, Result};
 use super::change::Op;
 use super::layout::{BLOCK, Extent};
 use super::table::{Held, Table};
-use super::tree::Root;
+use super::tree::{LEVEL_MAX, Root, span};
 use super::view::View;
 
 /// No node: a lineage begins there.
@@ -74,8 +74,9 @@ impl Node {
     pub fn freeze(&self, stamp: u64) -> Rc<View> {
         let table = self.active.take();
         if !table.is_empty() {
-            let below = self.current_view();
-            *self.view.borrow_mut() = View::pending(table, below, stamp, self.parent.get());
+            let (below, pages) =
+                (self.current_view(), table.leaves() + interior_pages(self.size_blocks.get()));
+            *self.view.borrow_mut() = View::pending(table, below, stamp, (self.parent.get(), pages));
         }
         self.current_view()
     }
@@ -85,12 +86,13 @@ impl Node {
         self.current_view().root()
     }
 
-    /// Answers by how many runs the table has grown.
-    pub fn put(&self, start: u64, held: Held, displaced: &mut Vec<Extent>) -> isize {
+    pub fn put(&self, start: u64, held: Held, displaced: &mut Vec<Extent>) -> Grown {
         let mut active = self.active.borrow_mut();
-        let before = active.len() as isize;
+        let (runs, leaves) = (active.len() as isize, active.leaves());
+        // The interior pages over the leaves, counted once for a table.
+        let upper = if active.is_empty() { interior_pages(self.size_blocks.get()) } else { 0 };
         active.insert(start, held, displaced);
-        active.len() as isize - before
+        Grown { runs: active.len() as isize - runs, pages: active.leaves() - leaves + upper }
     }
 }
 
@@ -102,13 +104,33 @@ enum State {
 }
 
 /// Records and the map's entries have 48 bits for a block of a disk: 1 EiB.
-const DISK_BLOCKS_MAX: u64 = 1 << 48;
+pub const DISK_BLOCKS_MAX: u64 = 1 << 48;
 
 fn check_size(blocks: u64) -> Result<(), String> {
     match blocks <= DISK_BLOCKS_MAX {
         true => Ok(()),
         false => Err(format!("a disk of {blocks} blocks, expected at most {DISK_BLOCKS_MAX}")),
     }
+}
+
+/// By how much a table has grown.
+pub struct Grown {
+    pub runs: isize,
+    /// Pages that merging it may write in addition.
+    pub pages: u64,
+}
+
+/// Pages above the leaves of a map of this size, all levels together.
+fn interior_pages(size_blocks: u64) -> u64 {
+    let mut pages = 0;
+    for level in 1..=LEVEL_MAX {
+        let these = size_blocks.div_ceil(span(level)).max(1);
+        pages += these;
+        if these == 1 {
+            break;
+        }
+    }
+    pages
 }
 
 /// All nodes of a store.
@@ -260,8 +282,21 @@ impl Lineage {
         self.dropped.contains(&id) && self.children.get(&id).is_none_or(|set| set.len() <= 1)
     }
 
-    /// Dropped nodes whose space can come back: nobody rests on them, or one other.
-    pub fn reclaimable(&self) -> impl Iterator<Item = u64> {
-        self.dropped.iter().copied().filter(|id| self.is_reclaimable(*id))
+    /// The next node whose space can come back: one that has been given back in part before others. While a node is half
+    /// given back its neighbours wait: they would be compared with what is not whole.
+    pub fn next_to_reclaim(&self, held_back: &BTreeSet<u64>) -> Option<u64> {
+        let ready =
+            || self.dropped.iter().copied().filter(|id| self.is_reclaimable(*id) && !held_back.contains(id));
+        ready().find(|id| self.is_half_reclaimed(*id)).or_else(|| {
+            ready().find(|id| {
+                let parent = self.nodes[id].parent.get();
+                let mut neighbours = self.children(*id).into_iter().chain([parent]);
+                !neighbours.any(|near| self.is_half_reclaimed(near))
+            })
+        })
+    }
+
+    fn is_half_reclaimed(&self, id: u64) -> bool {
+        self.nodes.get(&id).is_some_and(|node| node.dropped.get() && node.cursor.get() > 0)
     }
 }

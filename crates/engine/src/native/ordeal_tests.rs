@@ -268,7 +268,7 @@ async fn exact(store: &Rc<Store>, what: &str) {
 }
 
 async fn item(store: &Store) -> u64 {
-    let items = store.items(ITEM.kind).await;
+    let items = store.items(ITEM.kind);
     items.first().map_or(0, |(_, value)| u64::from_le_bytes(value[..].try_into().unwrap()))
 }
 

@@ -45,12 +45,7 @@ impl Store {
     }
 
     fn next_to_reclaim(&self) -> Option<u64> {
-        let held_back = self.held_back.borrow();
-        let begun = self.reclaiming.get();
-        if begun != 0 {
-            return (!held_back.contains(&begun)).then_some(begun);
-        }
-        self.lineage.borrow().reclaimable().find(|id| !held_back.contains(id))
+        self.lineage.borrow().next_to_reclaim(&self.held_back.borrow())
     }
 
     /// One step, within a checkpoint. Answers the blocks that it found free.
@@ -101,7 +96,6 @@ impl Store {
             }
             _ => {}
         };
-        self.reclaiming.set(id);
         let loads = self.nodes.loads();
         let cursor =
             gone(&self.nodes, item.root.as_ref(), child.as_ref(), item.cursor, ALL, *budget, &mut visit)
@@ -119,7 +113,6 @@ impl Store {
             stored.remove(id);
             lineage.remove(id);
             self.changed_nodes.borrow_mut().remove(&id);
-            self.reclaiming.set(0);
             return;
         }
         stored.set(id, NodeItem { cursor, ..item });
@@ -129,7 +122,6 @@ impl Store {
     }
 
     fn leave_damaged(&self, id: u64, cause: blk::Error) {
-        self.reclaiming.set(0);
         self.held_back.borrow_mut().insert(id);
         self.damage.borrow_mut().push(cause);
     }

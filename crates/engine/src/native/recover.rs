@@ -77,7 +77,13 @@ impl Store {
         let changes = Changes::read(&file, found).await?;
         let opened = begin_epoch(&file, superblock, &changes).await?;
         let journal = Journal::new(env.clone(), file.clone(), geometry, opened.start());
-        let summaries = summaries(&catalogue, groups_within(&geometry, file.size().await?), file.name())?;
+        let groups = groups_within(&geometry, file.size().await?);
+        if groups < superblock.groups {
+            let cause =
+                format!("its length holds {groups} groups, expected {}: it was cut", superblock.groups);
+            return Err(Error::damaged(file.name(), format!("{cause}; bring the missing end back")));
+        }
+        let summaries = summaries(&catalogue, groups, file.name())?;
         let ready_to = opened.superblock.ready_to;
         let space = Space::open(env.clone(), file.clone(), geometry, summaries, ready_to, growth, can_grow);
         let (lineage, stored) = read_nodes(&catalogue, file.name())?;
@@ -139,8 +145,7 @@ impl Store {
             return Err(format!("birth is {}, expected {now}", held.birth));
         }
         let mut displaced = Vec::new();
-        let grown = node.put(start, held, &mut displaced);
-        self.pending.set(self.pending.get().wrapping_add_signed(grown));
+        self.count(node.put(start, held, &mut displaced));
         for extent in displaced {
             self.note_space(self.space.replay_free(extent));
         }

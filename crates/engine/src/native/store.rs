@@ -70,6 +70,8 @@ pub struct Store {
     /// Ends with the next take.
     pub(super) generation: Cell<u64>,
     pub(super) next_node: Cell<u64>,
+    /// The users' items as they are now.
+    items: RefCell<BTreeMap<Key, Vec<u8>>>,
     /// Items and nodes changed since the last freeze.
     pub(super) changed_items: RefCell<BTreeMap<Key, Option<Vec<u8>>>>,
     pub(super) changed_nodes: RefCell<BTreeSet<u64>>,
@@ -89,6 +91,8 @@ pub struct Store {
     pub(super) work: Rc<Signal>,
     /// Runs in all tables, merged ones apart.
     pub(super) pending: Cell<usize>,
+    /// Pages that merging them may write at most.
+    pub(super) pending_pages: Cell<u64>,
     /// A write found no space: a checkpoint may have some to give.
     pub(super) starved: Cell<bool>,
     /// Tables over a tree, of the deepest node.
@@ -96,17 +100,18 @@ pub struct Store {
     /// A checkpoint is durable, or something was given back.
     pub(super) progress: Signal,
     pub(super) checkpoints: Cell<u64>,
-    /// The node whose space is being given back, from the first step to the last.
-    pub(super) reclaiming: Cell<u64>,
     pub(super) reclaimed_blocks: Cell<u64>,
     /// Dropped nodes whose space stays for now: their jobs are paused.
     pub(super) held_back: RefCell<BTreeSet<u64>>,
     /// Guest requests completed, over all disks: whether guests are active.
     pub(super) requests: Cell<u64>,
     pub(super) closed: Cell<bool>,
-    pub(super) ending: Signal,
-    /// Somebody tends the store: what he does may be under way.
-    pub(super) tended: Cell<bool>,
+    /// Tasks that tend the store: what they do may be under way.
+    pub(super) tended: Cell<u32>,
+    /// When records that wait for a flush get one, and 0 where none waits.
+    pub(super) flush_due_ns: Cell<u64>,
+    /// Freed space has been put back up to this record.
+    pub(super) put_back_to: Cell<u64>,
     /// Found by work that went on without what was damaged.
     pub(super) damage: RefCell<Vec<Error>>,
     /// Why nothing more is written.
@@ -129,7 +134,6 @@ pub(super) struct Parts {
 impl Store {
     pub(super) fn assemble(env: Env, options: StoreOptions, parts: Parts) -> Rc<Store> {
         let superblock = parts.superblock;
-        let reclaiming = parts.stored.half_reclaimed();
         Rc::new(Store {
             env,
             options,
@@ -141,6 +145,7 @@ impl Store {
             lineage: RefCell::new(parts.lineage),
             generation: Cell::new(superblock.generation),
             next_node: Cell::new(superblock.next_node),
+            items: RefCell::new(parts.catalogue.user_items()),
             changed_items: RefCell::default(),
             changed_nodes: RefCell::default(),
             catalogue: RefCell::new(parts.catalogue),
@@ -153,17 +158,18 @@ impl Store {
             writes: Rc::default(),
             work: Rc::default(),
             pending: Cell::new(0),
+            pending_pages: Cell::new(0),
             starved: Cell::new(false),
             deepest: Cell::new(0),
             progress: Signal::default(),
             checkpoints: Cell::new(0),
-            reclaiming: Cell::new(reclaiming),
             reclaimed_blocks: Cell::new(0),
             held_back: RefCell::default(),
             requests: Cell::new(0),
             closed: Cell::new(false),
-            ending: Signal::default(),
-            tended: Cell::new(false),
+            tended: Cell::new(0),
+            flush_due_ns: Cell::new(0),
+            put_back_to: Cell::new(0),
             damage: RefCell::default(),
             broken: RefCell::new(None),
         })
@@ -207,19 +213,10 @@ impl Store {
     }
 
     /// Items of a kind, as they are now.
-    pub async fn items(&self, kind: u8) -> Vec<(Key, Vec<u8>)> {
-        let _turn = self.checkpoint_turn.lock().await;
-        let mut found: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
-        for (key, value) in self.catalogue.borrow().items.iter().filter(|(key, _)| key.kind == kind) {
-            found.insert(*key, value.clone());
-        }
-        for (key, value) in self.changed_items.borrow().iter().filter(|(key, _)| key.kind == kind) {
-            match value {
-                Some(value) => found.insert(*key, value.clone()),
-                None => found.remove(key),
-            };
-        }
-        found.into_iter().collect()
+    pub fn items(&self, kind: u8) -> Vec<(Key, Vec<u8>)> {
+        let items = self.items.borrow();
+        let first = Key { kind, major: 0, minor: 0 };
+        items.range(first..).take_while(|(key, _)| key.kind == kind).map(|(k, v)| (*k, v.clone())).collect()
     }
 
     /// Makes `ops` true in memory at once, all of them, and durable with the next flush. No await: the swap of a take.
@@ -244,8 +241,10 @@ impl Store {
     /// Everything that completed before this call is durable when it answers.
     pub async fn flush(&self) -> Result<()> {
         let flushed = self.journal.flush().await;
-        if let Err(e) = &flushed {
-            self.break_down(e);
+        match &flushed {
+            Err(e) => self.break_down(e),
+            Ok(()) if self.journal.durable_flushed_lsn() > self.put_back_to.get() => self.work.notify(),
+            Ok(()) => {}
         }
         flushed
     }
@@ -311,9 +310,11 @@ impl Store {
                 changed.insert(node);
             }
             Op::Put { key, ref value } => {
+                self.items.borrow_mut().insert(key, value.clone());
                 self.changed_items.borrow_mut().insert(key, Some(value.clone()));
             }
             Op::Delete { key } => {
+                self.items.borrow_mut().remove(&key);
                 self.changed_items.borrow_mut().insert(key, None);
             }
             Op::Void { .. } => {}
@@ -325,9 +326,8 @@ impl Store {
     pub async fn close(&self) -> Result<()> {
         self.closed.set(true);
         self.work.notify();
-        self.ending.notify();
         let written = self.write_all().await;
-        while self.tended.get() {
+        while self.tended.get() > 0 {
             self.progress.wait().await;
         }
         self.space.stop().await;

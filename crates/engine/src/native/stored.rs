@@ -115,11 +115,6 @@ impl Stored {
         dirty.into_iter().map(|id| (id, self.nodes.get(&id).copied())).collect()
     }
 
-    /// A node whose space is given back in part; 0 is none.
-    pub fn half_reclaimed(&self) -> u64 {
-        self.nodes.iter().find(|(_, item)| item.dropped && item.cursor > 0).map_or(0, |(id, _)| *id)
-    }
-
     /// The generation that ended when the node was sealed; 0 where there is none.
     pub fn sealed(&self, id: u64) -> u64 {
         self.nodes.get(&id).map_or(0, |item| item.sealed)

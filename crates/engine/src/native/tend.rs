@@ -1,11 +1,12 @@
-//! What a store does by itself: flushes that bound the window of doubt, checkpoints, freed space put back to use, dropped
-//! states given back. One task, that sleeps while there is nothing to do.
+//! What a store does by itself: flushes that bound the window of doubt, freed space put back to use, and checkpoints, in
+//! which dropped states are given back. Three tasks, since a checkpoint may take long and the others may not wait for
+//! it; each sleeps while there is nothing to do.
 
 use std::pin::pin;
 use std::rc::{Rc, Weak};
 
 use blk::{Env, Result};
-use futures_util::future::{Either, select};
+use futures_util::future::select;
 
 use super::store::Store;
 use crate::options::Defect;
@@ -18,51 +19,49 @@ const PUNCHED_AT_ONCE: usize = 16;
 const REST_US_MAX: u64 = 1_000_000;
 
 impl Store {
-    /// Begins to tend; ends with `close`, or with the last user.
+    /// Begins to tend; ends with `close`, or with the last user. Each answers when it wants to look again, in
+    /// microseconds; None is when somebody says that there is work.
     pub(super) fn tend(self: &Rc<Self>) {
-        self.tended.set(true);
+        self.start(async |store: &Store| store.flush_in_time().await);
+        self.start(async |store: &Store| store.put_back().await);
+        self.start(async |store: &Store| store.make_room().await);
+    }
+
+    fn start(self: &Rc<Self>, work: impl AsyncFn(&Store) -> Result<Option<u64>> + 'static) {
+        self.tended.update(|tasks| tasks + 1);
         let (env, store) = (self.env.clone(), Rc::downgrade(self));
-        self.env.spawn_detached(Box::pin(async move { tend_while_used(env, store).await }));
+        self.env.spawn_detached(Box::pin(async move { tend_while_used(env, store, work).await }));
     }
 
     fn ends(&self) -> bool {
         self.closed.get() || self.broken().is_some()
     }
 
-    /// Until when the next look may wait; None is until somebody says so.
-    fn patience_us(&self) -> Option<u64> {
-        let unconfirmed = self.journal.last_lsn() > self.journal.durable_flushed_lsn();
-        unconfirmed.then_some(self.options.flush_us)
-    }
-
-    async fn look_after(&self, waited_out: bool) -> Result<()> {
-        if waited_out || self.journal.unflushed_bytes() >= self.options.flush_bytes {
+    /// A redirect waits for a flush no longer than the options say.
+    async fn flush_in_time(&self) -> Result<Option<u64>> {
+        if self.journal.last_lsn() == self.journal.durable_flushed_lsn() {
+            self.flush_due_ns.set(0);
+            return Ok(None);
+        }
+        let now_ns = self.env.now_ns();
+        if self.flush_due_ns.get() == 0 {
+            self.flush_due_ns.set(now_ns + self.options.flush_us * 1000);
+        }
+        if now_ns >= self.flush_due_ns.get() || self.journal.unflushed_bytes() >= self.options.flush_bytes {
             self.flush().await?;
+            self.flush_due_ns.set(self.env.now_ns() + self.options.flush_us * 1000);
         }
-        self.put_back().await;
-        if self.wants_checkpoint() || self.starved.take() {
-            self.checkpoint().await?;
-        } else if self.has_to_reclaim() {
-            let began_ns = self.env.now_ns();
-            let before = self.requests.get();
-            self.checkpoint().await?;
-            if self.requests.get() != before {
-                let rest_us = (self.env.now_ns() - began_ns) / 1000 * self.options.reclaim_rest;
-                let rest = self.env.sleep_us(rest_us.min(REST_US_MAX));
-                select(pin!(self.ending.wait()), pin!(rest)).await;
-            }
-        }
-        self.put_back().await;
-        self.space.punch(PUNCHED_AT_ONCE).await.map(drop)
+        Ok(Some((self.flush_due_ns.get().saturating_sub(self.env.now_ns()) / 1000).max(1)))
     }
 
     /// Freed space is used again when what freed it is durable and nobody admitted before may still look at it.
-    async fn put_back(&self) {
+    async fn put_back(&self) -> Result<Option<u64>> {
         let early = self.options.defects.has(Defect::EarlyReuse);
         let durable = if early { u64::MAX } else { self.journal.durable_flushed_lsn() };
+        self.put_back_to.set(durable);
         let batch = self.space.take_releasable(durable);
         if batch.is_empty() {
-            return;
+            return Ok(None);
         }
         if !early {
             let (reads, writes) = (self.reads.drain(), self.writes.drain());
@@ -71,40 +70,59 @@ impl Store {
         }
         self.space.release(batch);
         self.progress.notify();
+        // Whoever punches looks again.
+        self.work.notify();
+        Ok(None)
+    }
+
+    async fn make_room(&self) -> Result<Option<u64>> {
+        if self.wants_checkpoint() || self.starved.take() {
+            self.checkpoint().await?;
+        } else if self.has_to_reclaim() {
+            let (began_ns, before) = (self.env.now_ns(), self.requests.get());
+            self.checkpoint().await?;
+            if self.requests.get() != before {
+                self.rest((self.env.now_ns() - began_ns) / 1000 * self.options.reclaim_rest).await;
+            }
+        }
+        self.space.punch(PUNCHED_AT_ONCE).await?;
+        Ok(None)
+    }
+
+    /// Guests have their turn, unless one of them needs the next checkpoint.
+    async fn rest(&self, us: u64) {
+        let until_ns = self.env.now_ns() + us.min(REST_US_MAX) * 1000;
+        while self.env.now_ns() < until_ns && !self.ends() && !self.wants_checkpoint() && !self.starved.get()
+        {
+            select(pin!(self.work.wait()), pin!(self.env.sleep_until(until_ns))).await;
+        }
     }
 }
 
-async fn tend_while_used(env: Env, store: Weak<Store>) {
-    let mut waited_out = false;
+async fn tend_while_used(
+    env: Env,
+    store: Weak<Store>,
+    work: impl AsyncFn(&Store) -> Result<Option<u64>> + 'static,
+) {
     loop {
         let Some(used) = store.upgrade() else { return };
         let signal = used.work.clone();
-        let work = signal.wait();
-        let looked = match used.ends() {
-            true => Ok(()),
-            false => used.look_after(waited_out).await,
-        };
+        let told = signal.wait();
+        let looked = if used.ends() { Ok(None) } else { work(&used).await };
         if used.ends() {
-            used.tended.set(false);
+            used.tended.update(|tasks| tasks - 1);
             used.progress.notify();
             return;
         }
-        let patience_us = used.patience_us();
         // Whoever waits does not keep the store alive.
         drop(used);
-        waited_out = match (looked, patience_us) {
+        match looked {
             // Guests who wait for space ask again and again.
-            (Err(_), _) => {
-                env.sleep_us(RETRY_US).await;
-                false
+            Err(_) => env.sleep_us(RETRY_US).await,
+            Ok(None) => told.await,
+            Ok(Some(us)) => {
+                select(pin!(told), pin!(env.sleep_us(us))).await;
             }
-            (Ok(()), None) => {
-                work.await;
-                false
-            }
-            (Ok(()), Some(us)) => {
-                matches!(select(pin!(work), pin!(env.sleep_us(us))).await, Either::Right(_))
-            }
-        };
+        }
     }
 }

@@ -167,7 +167,7 @@ fn what_a_checkpoint_without_space_has_begun_the_next_one_ends() {
         inside.set_capacity(Some(inside.used_bytes()));
         let all = exhaust(&store).await;
         assert!(store.checkpoint().await.unwrap_err().is_no_space());
-        assert_eq!(store.items(key.kind).await, [(key, b"kept".to_vec())]);
+        assert_eq!(store.items(key.kind), [(key, b"kept".to_vec())]);
         inside.set_capacity(None);
         store.freed.borrow_mut().extend(all);
         store.checkpoint().await.unwrap();
@@ -177,7 +177,7 @@ fn what_a_checkpoint_without_space_has_begun_the_next_one_ends() {
     });
     run(&world, |env| async move {
         let store = open_store(&env).await.unwrap();
-        assert_eq!(store.items(key.kind).await, [(key, b"kept".to_vec())]);
+        assert_eq!(store.items(key.kind), [(key, b"kept".to_vec())]);
         let base = disk(&store, 2);
         for n in 0..50 {
             assert_eq!(shows(&base, n * 300).await, 1);

@@ -16,6 +16,8 @@ pub struct View {
     pub stamp: u64,
     /// The node that this one descended from while the table was filled: what was born after that is replaced for good.
     pub parent: u64,
+    /// Pages that a merge of its table may write.
+    pub pages: u64,
     held: RefCell<HeldAs>,
     /// Counted already, among those that a checkpoint is to merge.
     pub listed: Cell<bool>,
@@ -28,15 +30,16 @@ enum HeldAs {
 
 impl View {
     pub fn tree(root: Option<Root>, stamp: u64) -> Rc<View> {
-        View::new(HeldAs::Tree(root), stamp, 0)
+        View::new(HeldAs::Tree(root), stamp, (0, 0))
     }
 
-    pub fn pending(table: Table, below: Rc<View>, stamp: u64, parent: u64) -> Rc<View> {
-        View::new(HeldAs::Pending { table, below }, stamp, parent)
+    /// `ground`: the node it descends from, and the pages that a merge of it may write.
+    pub fn pending(table: Table, below: Rc<View>, stamp: u64, ground: (u64, u64)) -> Rc<View> {
+        View::new(HeldAs::Pending { table, below }, stamp, ground)
     }
 
-    fn new(held: HeldAs, stamp: u64, parent: u64) -> Rc<View> {
-        Rc::new(View { stamp, parent, held: RefCell::new(held), listed: Cell::new(false) })
+    fn new(held: HeldAs, stamp: u64, (parent, pages): (u64, u64)) -> Rc<View> {
+        Rc::new(View { stamp, parent, pages, held: RefCell::new(held), listed: Cell::new(false) })
     }
 
     /// None while it is not merged.

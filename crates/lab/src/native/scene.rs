@@ -99,7 +99,7 @@ impl Scene {
 
     /// What the store keeps: the nodes of every machine, or of every snapshot.
     pub async fn items(&self, kind: u8) -> BTreeMap<u64, Vec<u64>> {
-        let items = self.store.items(kind).await;
+        let items = self.store.items(kind);
         items.into_iter().map(|(key, value)| (key.minor, nodes_of(&value))).collect()
     }
 

@@ -9,7 +9,7 @@ use super::super::change::Op;
 use super::super::disk::NativeDisk;
 use super::NativeVm;
 use super::items::{layer_name, node_of};
-use super::registry::{SNAPSHOTS_PER_CHANGE, drop_snapshot};
+use super::registry::{drop_snapshot, snapshots_per_change};
 use crate::event::{DiskTimes, Event, EventKind};
 use crate::ground::Loss;
 use crate::tree;
@@ -74,7 +74,7 @@ impl NativeVm {
         }
         let loss = self.carry_out(plan).await?;
         // The latest first: whatever a crash leaves has its parents.
-        for some in gone.rchunks(SNAPSHOTS_PER_CHANGE) {
+        for some in gone.rchunks(snapshots_per_change(self.disks().len())) {
             let ops = some.iter().flat_map(|s| drop_snapshot(self.id(), s)).collect();
             self.change(self.head(), ops)?;
             self.forget_snapshots(some);

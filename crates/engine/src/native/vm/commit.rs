@@ -11,7 +11,7 @@ use super::super::change::Op;
 use super::super::layout::BLOCK;
 use super::NativeVm;
 use super::items::{node_of, put_vm};
-use super::registry::{SNAPSHOTS_PER_CHANGE, drop_snapshot};
+use super::registry::{drop_snapshot, snapshots_per_change};
 use crate::commit::{CommitPreview, CommitWhat};
 use crate::event::{Event, EventKind};
 use crate::job::{COMMIT, CONSOLIDATE, Job, JobState};
@@ -41,7 +41,7 @@ impl NativeVm {
             gone.iter().flat_map(|s| &s.disks).map(|(_, layer)| node_of(layer)).collect();
         nodes.extend(std::mem::take(&mut *self.given_up.borrow_mut()));
         self.store.hold_back(&nodes, false);
-        for some in gone.chunks(SNAPSHOTS_PER_CHANGE) {
+        for some in gone.chunks(snapshots_per_change(self.disks().len())) {
             self.let_names_go(some)?;
         }
         let id = self.state.borrow().last_job + 1;

@@ -9,7 +9,7 @@ use super::super::change::Op;
 use super::super::layout::BLOCK;
 use super::NativeVm;
 use super::items::{layer_name, node_of};
-use super::registry::{freeze, plan_disk};
+use super::registry::{EXPECTED_SIZE, freeze, is_size, plan_disk};
 use crate::event::EventKind;
 
 impl NativeVm {
@@ -63,9 +63,9 @@ impl NativeVm {
         self.refuse_when_closed()?;
         let disk = self.disk(number)?;
         let now = disk.size_bytes();
-        if size_bytes <= now || !size_bytes.is_multiple_of(BLOCK) {
+        if size_bytes <= now || !is_size(size_bytes) {
             let cause = format!("it has {now} bytes and was asked to grow to {size_bytes}");
-            let expected = format!("expected more, and a multiple of {BLOCK}: a disk never becomes smaller");
+            let expected = format!("{EXPECTED_SIZE}, and more than now: a disk never becomes smaller");
             return Err(Error::invalid(&disk.name, format!("{cause}; {expected}")));
         }
         self.store.change(&[Op::Resize { node: disk.node.id, size_blocks: size_bytes / BLOCK }])?;

@@ -7,6 +7,7 @@ use blk::{Error, Result};
 
 use super::super::change::{Key, Op};
 use super::super::layout::BLOCK;
+use super::super::lineage::DISK_BLOCKS_MAX;
 use super::super::store::Store;
 use super::NativeVm;
 use super::items::{self, KeptSlot, layer_name, node_of, put_snapshot, put_vm, snapshot_key, vm_key};
@@ -14,8 +15,13 @@ use crate::relocate::refuse_unmovable;
 
 /// Controllers have slots 0 to 15, of which 7 is the controller's own.
 const SLOTS_PER_CONTROLLER: u32 = 15;
-/// What keeps a change of dropped snapshots inside one record: a snapshot of 12 disks takes 135 bytes.
-pub(super) const SNAPSHOTS_PER_CHANGE: usize = 500;
+/// Of one record of 128 KiB, what dropped snapshots may take; the rest is for the VM's item and for children that move up.
+const DROPS_BYTES_MAX: usize = 64 << 10;
+
+/// What keeps a change of dropped snapshots inside one record: a key each, and a node for each disk.
+pub(super) fn snapshots_per_change(disks: usize) -> usize {
+    (DROPS_BYTES_MAX / (32 + 16 * disks)).max(1)
+}
 
 /// A VM to make.
 #[derive(Debug, Clone)]
@@ -27,17 +33,17 @@ pub struct NewNativeVm<'a> {
 impl Store {
     /// Ids and names.
     pub async fn vms(&self) -> Result<Vec<(u128, String)>> {
-        let found = self.items(items::VM).await;
+        let found = self.items(items::VM);
         found.iter().map(|(key, value)| Ok((key.major, items::read_name(value, self.path())?))).collect()
     }
 
     pub(super) async fn read_vm(&self, id: u128) -> Result<(VmState, BTreeMap<u128, Vec<KeptSlot>>)> {
-        let found = self.items(items::VM).await;
+        let found = self.items(items::VM);
         let value = found.iter().find(|(key, _)| key.major == id).map(|(_, value)| value);
         let missing = || Error::not_found(self.path(), format!("no VM {id:032x}"));
         let mut state = items::read_vm(self, id, value.ok_or_else(missing)?)?;
         let mut slots = BTreeMap::new();
-        for (key, value) in self.items(items::SNAPSHOT).await.iter().filter(|(key, _)| key.major == id) {
+        for (key, value) in self.items(items::SNAPSHOT).iter().filter(|(key, _)| key.major == id) {
             let (snapshot, kept) = items::read_snapshot(self, *key, value)?;
             slots.insert(snapshot.id, kept);
             state.snapshots.push(snapshot);
@@ -81,7 +87,7 @@ impl Store {
     /// what they read.
     pub async fn remove_vm(&self, id: u128) -> Result<()> {
         let (state, _) = self.read_vm(id).await?;
-        for some in state.snapshots.chunks(SNAPSHOTS_PER_CHANGE) {
+        for some in state.snapshots.chunks(snapshots_per_change(state.disks.len())) {
             let ops: Vec<Op> = some.iter().flat_map(|snapshot| drop_snapshot(id, snapshot)).collect();
             self.change(&ops)?;
             self.flush().await?;
@@ -111,8 +117,8 @@ pub(super) fn plan_disk(
     wanted: &NewDisk,
     ops: &mut Vec<Op>,
 ) -> Result<DiskState> {
-    if wanted.size_bytes == 0 || !wanted.size_bytes.is_multiple_of(BLOCK) {
-        let cause = format!("a native disk of {} bytes: expected a multiple of {BLOCK}", wanted.size_bytes);
+    if !is_size(wanted.size_bytes) {
+        let cause = format!("a native disk of {} bytes: {EXPECTED_SIZE}", wanted.size_bytes);
         return Err(Error::invalid(&state.name, cause));
     }
     if let Some(folder) = &wanted.folder {
@@ -134,6 +140,12 @@ pub(super) fn plan_disk(
         disk.reset_to = Some(layer_name(freeze(store, node, ops)));
     }
     Ok(disk)
+}
+
+pub(super) const EXPECTED_SIZE: &str = "expected a multiple of 4096, up to 1 EiB";
+
+pub(super) fn is_size(bytes: u64) -> bool {
+    bytes > 0 && bytes.is_multiple_of(BLOCK) && bytes / BLOCK <= DISK_BLOCKS_MAX
 }
 
 /// Seals the content of a running node in a new one.

@@ -194,7 +194,9 @@ fn a_survey_over_a_damaged_ground_says_where_it_is_blind() {
         file.write(leaves[0] * BLOCK + 512, blk::Buf::zeroed(512)).await.unwrap();
         let mut met = Vec::new();
         let mut visit = |seen| met.push(seen);
-        survey(&store.nodes, root.as_ref(), ground.as_ref(), 0..u64::MAX, usize::MAX, &mut visit).await.unwrap();
+        survey(&store.nodes, root.as_ref(), ground.as_ref(), 0..u64::MAX, usize::MAX, &mut visit)
+            .await
+            .unwrap();
         assert_eq!(met[0], Seen::Blind(0..span(0)));
         let data = |seen: &Seen| if let Seen::Data(run) = seen { run.len } else { 0 };
         assert_eq!(
