@@ -23,7 +23,6 @@ use crate::stats::DiskStats;
 const REDIRECT_BLOCKS_MAX: u64 = (1 << 20) / BLOCK;
 /// Neighbours are kept together in units of 64 KiB, so that what a snapshot scatters is still read in large pieces.
 const UNIT_BLOCKS: u64 = 16;
-const ZERO_CHUNK_BYTES: u64 = 1 << 20;
 
 pub struct NativeDisk {
     pub store: Rc<Store>,
@@ -36,7 +35,7 @@ pub struct NativeDisk {
     policy: SpacePolicy,
     space_retry_us: u64,
     /// Ranges with a write at work, in blocks: overlapping writes happen one after the other, in one order.
-    writes: RangeLock,
+    pub(super) writes: RangeLock,
     pub(super) closing: Cell<bool>,
     under_way: Cell<usize>,
     waiting_for_space: Cell<u32>,
@@ -128,7 +127,7 @@ impl NativeDisk {
         Ok(())
     }
 
-    fn check_write(&self, offset: u64, len: u64) -> Result<()> {
+    pub(super) fn check_write(&self, offset: u64, len: u64) -> Result<()> {
         if self.read_only {
             return Err(Error::new(ErrorKind::Refused, &self.name, "a sealed snapshot cannot be written"));
         }
@@ -210,7 +209,7 @@ impl NativeDisk {
         (buf, result)
     }
 
-    async fn write_range(&self, offset: u64, data: Slice) -> Result<()> {
+    pub(super) async fn write_range(&self, offset: u64, data: Slice) -> Result<()> {
         let began_ns = self.store.env.now_ns();
         let len = data.len();
         let result = self.retry_for_space(async || self.write_once(offset, data.clone()).await).await;
@@ -220,7 +219,7 @@ impl NativeDisk {
     }
 
     /// Between two tries neither range nor admission is held: whoever would free space must be able to pass.
-    async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    pub(super) async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let mut waiting = false;
         let result = loop {
             if let Err(e) = self.store.wait_for_room().await {
@@ -350,44 +349,6 @@ impl NativeDisk {
         Ok(whole.freeze())
     }
 
-    /// The whole blocks inside of `range` lose their space; what is left of it at the ends is answered.
-    async fn unmap(&self, range: Range<u64>) -> Result<[Range<u64>; 2]> {
-        let blocks = range.start.div_ceil(BLOCK)..range.end / BLOCK;
-        if blocks.start >= blocks.end {
-            return Ok([range.clone(), range.end..range.end]);
-        }
-        self.retry_for_space(async || {
-            let _range = self.writes.lock(blocks.clone()).await;
-            self.check_write(range.start, range.end - range.start)?;
-            let _admitted = (self.store.writes.enter(), self.count());
-            self.store.unmap_mapped(&self.node, blocks.clone()).await
-        })
-        .await?;
-        Ok([range.start..blocks.start * BLOCK, blocks.end * BLOCK..range.end])
-    }
-
-    async fn zero_range(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
-        self.check_write(range.start, range.end - range.start)?;
-        let rest = match mode.no_hole {
-            true => [range.clone(), range.end..range.end],
-            false => self.unmap(range).await?,
-        };
-        if mode.fast_only && rest.iter().any(|r| r.start < r.end) {
-            let cause = "zeroing this range means writing zeros: it must stay allocated, or begins or ends inside a block";
-            return Err(Error::new(ErrorKind::Unsupported, &self.name, cause));
-        }
-        for part in rest.into_iter().filter(|r| r.start < r.end) {
-            let zeros = Buf::zeroed(ZERO_CHUNK_BYTES.min(part.end - part.start) as usize).freeze();
-            let mut at = part.start;
-            while at < part.end {
-                let len = ZERO_CHUNK_BYTES.min(part.end - at);
-                self.write_range(at, zeros.slice(0..len as usize)).await?;
-                at += len;
-            }
-        }
-        Ok(())
-    }
-
     async fn status_of(&self, range: Range<u64>) -> Result<Vec<BlockStatus>> {
         self.check_range(range.start, range.end - range.start)?;
         let _admitted = self.store.reads.enter();
@@ -415,13 +376,13 @@ impl NativeDisk {
         result
     }
 
-    fn count(&self) -> UnderWay<'_> {
+    pub(super) fn count(&self) -> UnderWay<'_> {
         self.under_way.update(|n| n + 1);
         UnderWay(&self.under_way)
     }
 }
 
-struct UnderWay<'a>(&'a Cell<usize>);
+pub(super) struct UnderWay<'a>(&'a Cell<usize>);
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {

@@ -29,6 +29,7 @@ pub mod tree;
 mod usage;
 mod view;
 pub mod vm;
+mod zero;
 
 pub use disk::{DiskTerms, NativeDisk};
 pub use recover::NewStore;

@@ -1,0 +1,52 @@
+//! Ranges that are to read as zeros: whole blocks lose their space, and only what is left of a block is written.
+
+use std::ops::Range;
+
+use blk::volume::ZeroMode;
+use blk::{Buf, Error, ErrorKind, Result};
+
+use super::disk::NativeDisk;
+use super::layout::BLOCK;
+
+/// Zeros are written from one shared buffer of this size.
+const ZERO_CHUNK_BYTES: u64 = 1 << 20;
+
+impl NativeDisk {
+    /// The whole blocks inside of `range` lose their space; what is left of it at the ends is answered.
+    pub(super) async fn unmap(&self, range: Range<u64>) -> Result<[Range<u64>; 2]> {
+        let blocks = range.start.div_ceil(BLOCK)..range.end / BLOCK;
+        if blocks.start >= blocks.end {
+            return Ok([range.clone(), range.end..range.end]);
+        }
+        self.retry_for_space(async || {
+            let _range = self.writes.lock(blocks.clone()).await;
+            self.check_write(range.start, range.end - range.start)?;
+            let _admitted = (self.store.writes.enter(), self.count());
+            self.store.unmap_mapped(&self.node, blocks.clone()).await
+        })
+        .await?;
+        Ok([range.start..blocks.start * BLOCK, blocks.end * BLOCK..range.end])
+    }
+
+    pub(super) async fn zero_range(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
+        self.check_write(range.start, range.end - range.start)?;
+        let rest = match mode.no_hole {
+            true => [range.clone(), range.end..range.end],
+            false => self.unmap(range).await?,
+        };
+        if mode.fast_only && rest.iter().any(|r| r.start < r.end) {
+            let cause = "zeroing this range means writing zeros: it must stay allocated, or begins or ends inside a block";
+            return Err(Error::new(ErrorKind::Unsupported, &self.name, cause));
+        }
+        for part in rest.into_iter().filter(|r| r.start < r.end) {
+            let zeros = Buf::zeroed(ZERO_CHUNK_BYTES.min(part.end - part.start) as usize).freeze();
+            let mut at = part.start;
+            while at < part.end {
+                let len = ZERO_CHUNK_BYTES.min(part.end - at);
+                self.write_range(at, zeros.slice(0..len as usize)).await?;
+                at += len;
+            }
+        }
+        Ok(())
+    }
+}
