@@ -8,6 +8,8 @@ use blk::{Env, Error, Result};
 
 /// What a job does: commits names.
 pub const COMMIT: &str = "commit";
+/// Moves a VM into another store.
+pub const MOVE: &str = "move";
 /// Commits deltas that no snapshot owns.
 pub const CONSOLIDATE: &str = "consolidation";
 /// Reads all that a native store holds.
@@ -45,7 +47,7 @@ impl JobState {
 pub struct Job {
     env: Env,
     pub id: u64,
-    /// `COMMIT`, `CONSOLIDATE` or `SCRUB`.
+    /// `COMMIT`, `CONSOLIDATE`, `MOVE` or `SCRUB`.
     pub operation: &'static str,
     /// The snapshots it is about, separated by commas; empty for a consolidation, and for what goes on after a restart.
     pub subject: String,
@@ -101,6 +103,19 @@ impl Job {
         }
         self.state.set(state);
         self.changed.notify();
+    }
+
+    /// The work is over: done, ended by a cancel, or failed.
+    pub fn end(&self, result: Result<()>) {
+        let state = match result {
+            Ok(()) => JobState::Done,
+            Err(_) if self.is_cancelled() => JobState::Cancelled,
+            Err(e) => {
+                *self.error.borrow_mut() = Some(e);
+                JobState::Failed
+            }
+        };
+        self.set_state(state);
     }
 
     pub fn ended_unix_us(&self) -> Option<i64> {

@@ -68,6 +68,15 @@ pub enum Store {
     Redo,
 }
 
+impl Store {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Redo => "redo",
+        }
+    }
+}
+
 /// What a guest's write does while the datastore has no space left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -22,7 +22,9 @@ pub use disk::{DiskSpec, DiskSpecs, ModeArg};
 pub use snapshot::{
     CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, VmAndName,
 };
-pub use vm::{CloneArgs, DiskAddArgs, DiskCommand, ImportArgs, ResetArgs, SetArgs, VmCommand, VmCreateArgs};
+pub use vm::{
+    CloneArgs, DiskAddArgs, DiskCommand, ImportArgs, MoveArgs, ResetArgs, SetArgs, VmCommand, VmCreateArgs,
+};
 
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \
 6 damage found.\nVM@NAME is accepted wherever VM NAME is. Sizes are in powers of 1024 (20G, 512M) or plain bytes.";

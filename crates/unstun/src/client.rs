@@ -16,8 +16,8 @@ use tokio::net::UnixStream;
 use crate::api::{
     CommitPreview, CommitTarget, Diff, Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow,
     DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss, Revert, SnapshotDir, SnapshotTake,
-    SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmRemoved, VmSpace,
-    VmSummary,
+    SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved,
+    VmSpace, VmSummary,
 };
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
@@ -75,6 +75,10 @@ impl Client {
 
     pub async fn vm_clone(&self, vm: &VmName, request: &VmClone) -> Result<Vm> {
         self.call(Method::POST, &format!("/vms/{vm}/clone"), Some(request)).await
+    }
+
+    pub async fn vm_move(&self, vm: &VmName, request: &VmMove) -> Result<Job> {
+        self.call(Method::POST, &format!("/vms/{vm}/move"), Some(request)).await
     }
 
     pub async fn vm_close(&self, vm: &VmName, disconnect: bool) -> Result<VmClosed> {

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use crate::api::{
     CommitPreview, CommitTarget, Diff, Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode,
     DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
-    Vm, VmClone, VmClosed, VmCreate, VmImport, VmRemoved, VmSpace, VmSummary,
+    Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
 };
 use crate::error::Result;
 use crate::name::VmName;
@@ -26,6 +26,8 @@ pub trait Control: Send + Sync {
     fn vm_import(&self, request: VmImport) -> Reply<'_, Vm>;
     /// The new VM; the snapshot is protected as long as it lives.
     fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm>;
+    /// Answers with the job; its clients stay attached. `Refused` while somebody reads a snapshot of it.
+    fn vm_move(&self, vm: VmName, request: VmMove) -> Reply<'_, Job>;
     /// By name.
     fn vm_list(&self) -> Reply<'_, Vec<VmSummary>>;
     fn vm_show(&self, vm: VmName) -> Reply<'_, Vm>;

@@ -17,6 +17,7 @@ mod homes;
 mod inuse;
 mod journal;
 mod life;
+mod moves;
 mod native;
 mod node;
 mod operations;
@@ -24,6 +25,8 @@ mod prepare;
 mod present;
 mod ready;
 mod remove;
+mod settle;
+mod switch;
 mod tree;
 
 use std::path::Path;

@@ -113,6 +113,7 @@ pub fn router(control: Arc<dyn Control>) -> Router {
         .route("/vms/{vm}", get(vms::show).delete(vms::remove))
         .route("/vms/{vm}/space", get(vms::space))
         .route("/vms/{vm}/clone", post(vms::clone))
+        .route("/vms/{vm}/move", post(vms::relocate))
         .route("/vms/{vm}/close", post(vms::close))
         .route("/vms/{vm}/open", post(vms::open))
         .route("/vms/{vm}/snapshot-dir", put(vms::set_snapshot_dir))

@@ -116,6 +116,9 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     actual.add("VmClient", &loss.clients[0]);
     actual.add("VmImport", &import);
     actual.add("VmClone", &clone);
+    let moving = VmMove { disk: None, store: Store::Redo };
+    assert_eq!(client.vm_move(name, &moving).await.unwrap().operation, Operation::Move);
+    actual.add("VmMove", &moving);
     actual.add("Disconnect", &Disconnect::default());
     actual.add("VmClosed", &client.vm_close(name, true).await.unwrap());
     let dir = SnapshotDir { dir: Some("/fast".into()) };
@@ -200,6 +203,7 @@ fn every_word_is_on_the_page() {
         O::Take,
         O::CommitStart,
         O::Commit,
+        O::Move,
         O::CommitCancelled,
         O::CommitFailed,
         O::SpaceExhausted,

@@ -14,6 +14,8 @@ pub enum Operation {
     Commit,
     /// Of a job alone: a commit of the deltas that no snapshot owns.
     Consolidate,
+    /// Of a job alone: a VM goes into another store.
+    Move,
     CommitCancelled,
     CommitFailed,
     Revert,
@@ -37,6 +39,7 @@ impl Operation {
             Self::CommitStart => "commit_start",
             Self::Commit => "commit",
             Self::Consolidate => "consolidate",
+            Self::Move => "move",
             Self::CommitCancelled => "commit_cancelled",
             Self::CommitFailed => "commit_failed",
             Self::Revert => "revert",

@@ -52,6 +52,16 @@ pub struct VmClone {
     pub name: VmName,
 }
 
+/// Body of `POST /vms/VM/move`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmMove {
+    /// Null for all disks; N where `diskN` is the only one.
+    #[serde(default)]
+    pub disk: Option<u32>,
+    pub store: Store,
+}
+
 /// Body of `PUT /vms/VM/snapshot-dir`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -26,6 +26,8 @@ pub enum VmCommand {
     Set(SetArgs),
     /// Make a VM that runs on from a snapshot of another (a linked clone)
     Clone(CloneArgs),
+    /// Move a VM into another store while its guest runs, with its snapshots
+    Move(MoveArgs),
     /// Bring a VM's files to rest, for other tools; `vm open` serves it again
     Close {
         vm: VmName,
@@ -94,6 +96,19 @@ pub struct CloneArgs {
     pub state: String,
     /// The VM to make
     pub new: VmName,
+}
+
+#[derive(Debug, Args)]
+pub struct MoveArgs {
+    /// The VM; VM/diskN where that is its only disk
+    #[arg(value_name = "VM[/diskN]")]
+    pub what: String,
+    /// The store to move to
+    #[arg(long, value_enum)]
+    pub store: StoreArg,
+    /// Start it and return, without following its progress
+    #[arg(long)]
+    pub detach: bool,
 }
 
 #[derive(Debug, Args)]

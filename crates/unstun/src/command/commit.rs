@@ -73,21 +73,24 @@ fn describe(preview: &CommitPreview) -> String {
     format!("{lines}{stays}{}", preview.warning)
 }
 
-fn started(job: &Job) -> String {
+pub fn started(job: &Job) -> String {
     format!("job {} started; follow it with `unstun job list`, stop it with `unstun job cancel {0}`", job.id)
 }
 
-fn finish(watched: Watched, output: Output) -> Result<()> {
+pub fn finish(watched: Watched, output: Output) -> Result<()> {
     let job = match watched {
         Watched::Ended(job) => job,
         Watched::Detached(job) => return Err(detached(&job)),
     };
     match job.state {
         JobState::Done => output.result(&job, done),
-        JobState::Cancelled => Err(Error::new(
-            ErrorKind::Cancelled,
-            format!("job {} was cancelled: the rest of its delta stays, and no snapshot owns it", job.id),
-        )),
+        JobState::Cancelled => {
+            let left = match job.operation {
+                Operation::Move => "the VM stays where it was",
+                _ => "the rest of its delta stays, and no snapshot owns it",
+            };
+            Err(Error::new(ErrorKind::Cancelled, format!("job {} was cancelled: {left}", job.id)))
+        }
         _ => Err(failure(&job)),
     }
 }
@@ -112,9 +115,10 @@ fn failure(job: &Job) -> Error {
 fn done(job: &Job) -> String {
     let took = job.ended.map_or(0, |ended| ended.duration_since(job.started).as_secs().max(0));
     let (took, moved) = (format_seconds(took.unsigned_abs()), format_bytes(job.bytes_done));
-    match job.operation == Operation::Consolidate {
-        true => format!("consolidated {} in {took}: {moved} moved", job.vm),
-        false => format!("committed {} in {took}: {moved} moved", subject(&job.vm, &job.snapshots)),
+    match job.operation {
+        Operation::Consolidate => format!("consolidated {} in {took}: {moved} moved", job.vm),
+        Operation::Move => format!("moved {} in {took}: {moved} copied", job.vm),
+        _ => format!("committed {} in {took}: {moved} moved", subject(&job.vm, &job.snapshots)),
     }
 }
 

@@ -1,12 +1,12 @@
 //! `unstun vm`.
 
 use crate::api::{
-    Disk, DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmRemoved,
-    VmSummary,
+    Disk, DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmMove,
+    VmRemoved, VmSummary,
 };
-use crate::cli::{CloneArgs, ImportArgs, SetArgs, VmCommand, VmCreateArgs};
+use crate::cli::{CloneArgs, ImportArgs, MoveArgs, SetArgs, VmCommand, VmCreateArgs};
 use crate::client::Client;
-use crate::command::{disk, fill, loss};
+use crate::command::{commit, disk, fill, loss, watch};
 use crate::error::{Error, Result};
 use crate::name;
 use crate::output::{Output, align_right, fields, table};
@@ -23,6 +23,7 @@ pub async fn run(command: &VmCommand, client: &Client, output: Output) -> Result
         VmCommand::Disk(command) => disk::run(command, client, output).await,
         VmCommand::Set(args) => set(args, client, output).await,
         VmCommand::Clone(args) => clone(args, client, output).await,
+        VmCommand::Move(args) => relocate(args, client, output).await,
         VmCommand::Close { vm, disconnect } => {
             output.result(&client.vm_close(vm, *disconnect).await?, closed)
         }
@@ -89,6 +90,21 @@ async fn clone(args: &CloneArgs, client: &Client, output: Output) -> Result<()> 
     let request = VmClone { snapshot: snapshot.ok_or_else(missing)?, name: args.new.clone() };
     let made = client.vm_clone(&vm, &request).await?;
     output.result(&made, |made| titled(&format!("cloned from {}", args.state), made))
+}
+
+async fn relocate(args: &MoveArgs, client: &Client, output: Output) -> Result<()> {
+    let (vm, disk) = match args.what.contains('/') {
+        true => {
+            let disk: name::DiskRef = args.what.parse().map_err(Error::invalid)?;
+            (disk.vm, Some(disk.number))
+        }
+        false => (args.what.parse().map_err(Error::invalid)?, None),
+    };
+    let job = client.vm_move(&vm, &VmMove { disk, store: args.store.into() }).await?;
+    match args.detach {
+        true => output.result(&job, commit::started),
+        false => commit::finish(watch(client, job).await?, output),
+    }
 }
 
 fn titled(title: &str, vm: &Vm) -> String {

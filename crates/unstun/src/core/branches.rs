@@ -20,7 +20,7 @@ impl Node {
     }
 
     pub async fn snapshot_revert(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
-        let entry = self.entry(vm.as_str())?;
+        let entry = self.entry_to_change(vm.as_str())?;
         let loss = entry.revert_loss(&request).await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
@@ -35,7 +35,7 @@ impl Node {
     }
 
     pub async fn snapshot_discard(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
-        let entry = self.entry(vm.as_str())?;
+        let entry = self.entry_to_change(vm.as_str())?;
         // A side branch goes without anybody's noticing.
         let reverts = entry.vm.discard_preview(request.snapshot.as_str()).await?.reverts;
         let (clients, _shut) = self.make_way(&entry, request.disconnect && reverts).await?;
@@ -50,7 +50,7 @@ impl Node {
     }
 
     pub async fn vm_reset(&self, vm: &VmName, disconnect: bool) -> Result<api::Loss> {
-        let entry = self.entry(vm.as_str())?;
+        let entry = self.entry_to_change(vm.as_str())?;
         entry.vm.reset_preview().await?;
         let (clients, _shut) = self.make_way(&entry, disconnect).await?;
         let loss = entry.vm.clone().reset().await?;

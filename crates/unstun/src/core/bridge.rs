@@ -12,7 +12,7 @@ use super::{inuse, prepare, ready};
 use crate::api::{
     CommitPreview, CommitTarget, Diff, Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode,
     DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
-    Vm, VmClone, VmClosed, VmCreate, VmImport, VmRemoved, VmSpace, VmSummary,
+    Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
 };
 use crate::control::{Control, Reply};
 use crate::datastore::Datastore;
@@ -107,6 +107,10 @@ impl Control for Bridge {
 
     fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm> {
         self.ask(|node| async move { node.vm_clone(&vm, request).await })
+    }
+
+    fn vm_move(&self, vm: VmName, request: VmMove) -> Reply<'_, Job> {
+        self.ask(move |node| async move { node.vm_move(&vm, request).await })
     }
 
     fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed> {

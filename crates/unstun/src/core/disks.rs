@@ -10,7 +10,7 @@ use crate::name::VmName;
 
 impl Node {
     pub async fn disk_add(self: &Rc<Self>, vm: &VmName, disk: api::DiskCreate) -> Result<api::Disk> {
-        let mut entry = self.entry(vm.as_str())?;
+        let mut entry = self.entry_to_change(vm.as_str())?;
         let wanted = present::new_disk(&disk);
         if let Some(folder) = &wanted.folder {
             entry = self.with_folder(&entry, folder).await?;
@@ -25,7 +25,7 @@ impl Node {
         number: u32,
         delete_files: bool,
     ) -> Result<api::DiskRemoved> {
-        let entry = self.entry(vm.as_str())?;
+        let entry = self.entry_to_change(vm.as_str())?;
         let disk = self.show_disk(&entry, number).await?;
         entry.vm.clone().remove_disk(number, delete_files).await?;
         // Foreign layers are not this VM's to leave or to delete.
@@ -35,7 +35,7 @@ impl Node {
     }
 
     pub async fn disk_grow(&self, vm: &VmName, number: u32, size_bytes: u64) -> Result<api::DiskGrown> {
-        let entry = self.entry(vm.as_str())?;
+        let entry = self.entry_to_change(vm.as_str())?;
         entry.vm.clone().grow_disk(number, size_bytes).await?;
         let reconnect: Vec<_> =
             entry.writers().into_iter().filter(|client| client.disk == Some(number)).collect();
@@ -48,7 +48,7 @@ impl Node {
     }
 
     pub async fn disk_set_mode(&self, vm: &VmName, number: u32, mode: api::DiskMode) -> Result<api::Disk> {
-        let entry = self.entry(vm.as_str())?;
+        let entry = self.entry_to_change(vm.as_str())?;
         entry.vm.clone().set_mode(number, present::engine_mode(mode)).await?;
         self.show_disk(&entry, number).await
     }

@@ -11,6 +11,7 @@ use export::nbd::Doors;
 use futures_util::future::{Either, select};
 
 use super::node::Entry;
+use super::switch::Guests;
 use crate::api::VmClient;
 use crate::error::{Error, Result};
 
@@ -38,6 +39,7 @@ pub struct Door {
     entering: Cell<usize>,
     /// Somebody left, or came in after all.
     changed: Signal,
+    pub guests: Guests,
 }
 
 /// Shut until dropped.
@@ -82,6 +84,18 @@ impl Door {
     /// Whether somebody is on the way in who is no client yet.
     pub fn is_entered(&self) -> bool {
         self.entering.get() > 0
+    }
+
+    /// Holds it shut once nobody is on the way in.
+    pub async fn shut_behind(self: &Rc<Self>) -> Shut {
+        let shut = self.shut();
+        loop {
+            let changed = self.changed.wait();
+            if !self.is_entered() {
+                return shut;
+            }
+            changed.await;
+        }
     }
 
     pub fn leaving(self: &Rc<Self>) -> Leaving {

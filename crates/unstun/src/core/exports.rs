@@ -40,7 +40,9 @@ impl Catalogue {
             None => {
                 let (volume, attached) = vm.attach(number, client).await?;
                 self.node.take_notices(&entry);
-                Ok(Attachment { volume, token: Box::new((attached, leaving)) })
+                let guests = &entry.door.guests;
+                let (switch, guest) = (guests.switch(number, volume), guests.enter(attached));
+                Ok(Attachment { volume: switch, token: Box::new((guest, leaving)) })
             }
         }
     }

@@ -205,6 +205,13 @@ pub async fn create_vm(
     clear_up(node, name, made.await).await
 }
 
+/// Files for a VM in a home that has been one, with others in it than ours refused.
+pub async fn create_in(node: &Node, home: &Path, name: &str, disks: Vec<NewDisk>) -> Result<()> {
+    let folders = folders(node, home, &Roots::new())?;
+    let dir = open_path(&node.env, home)?;
+    Home::create(dir, folders, Growth::default(), NewVm { name, disks }).await.map(drop)
+}
+
 /// A home in the datastore for a VM whose folder is only read.
 pub async fn import(node: &Node, source: &Source, request: &VmImport) -> Result<Vec<String>> {
     let folder = source.folder.to_string_lossy().into_owned();

@@ -33,7 +33,7 @@ impl Node {
     async fn open_new(self: &Rc<Self>, name: &str, home: &Path) -> Result<Rc<Entry>> {
         let opened = self.open_vm(name, home).await;
         if opened.is_err() {
-            let _ = native::remove_vm(self, home).await;
+            let _ = native::remove_marked(self, home).await;
             // What cannot be removed now is listed as broken at the next start.
             let _ = remove::remove_made(self, home).await;
         }
@@ -122,7 +122,7 @@ impl Node {
     }
 
     pub async fn vm_clone(self: &Rc<Self>, vm: &VmName, request: api::VmClone) -> Result<api::Vm> {
-        let parent = self.entry(vm.as_str())?;
+        let parent = self.entry_to_change(vm.as_str())?;
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
         let home = self.free_home(name)?;
@@ -185,7 +185,7 @@ impl Node {
     }
 
     pub async fn vm_set_snapshot_dir(self: &Rc<Self>, vm: &VmName, dir: Option<String>) -> Result<api::Vm> {
-        let mut entry = self.entry(vm.as_str())?;
+        let mut entry = self.entry_to_change(vm.as_str())?;
         if let Some(dir) = &dir {
             entry = self.with_folder(&entry, dir).await?;
         }
@@ -226,6 +226,7 @@ impl Entry {
             let who = who.join(", ");
             return Err(Error::refused(format!("VM {name}: {who}; disconnect them first, then {purpose}")));
         }
+        self.refuse_when_moving()?;
         if self.vm.jobs().iter().any(|job| !job.state().is_over()) {
             let cause = "a commit is under way; wait for it or cancel it (unstun job list)";
             return Err(Error::refused(format!("VM {name}: {cause}, then {purpose}")));

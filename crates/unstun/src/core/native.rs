@@ -116,8 +116,15 @@ pub fn is_marked(home: &Path) -> bool {
     home.join(OWN_FOLDER).join(MARK_NAME).exists()
 }
 
-async fn write_mark(own: &Dir, id: u128) -> Result<()> {
-    own.replace_file(MARK_NAME, format!("{id:032x}\n").as_bytes()).await
+/// Durable: which VM of the store the home is from now on, if any.
+pub async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
+    match id {
+        Some(id) => own.replace_file(MARK_NAME, format!("{id:032x}\n").as_bytes()).await,
+        None => {
+            own.unlink_if_present(MARK_NAME).await?;
+            own.sync().await
+        }
+    }
 }
 
 /// A home in the datastore, not marked yet.
@@ -158,7 +165,7 @@ pub async fn clone(
 }
 
 async fn adopt(store: &Rc<Store>, own: &Dir, id: u128) -> Result<()> {
-    let marked = write_mark(own, id).await;
+    let marked = set_mark(own, Some(id)).await;
     if marked.is_err() {
         // What cannot be removed now gets a home at the next start.
         let _ = store.remove_vm(id).await;
@@ -179,9 +186,16 @@ pub async fn open_vm(node: &Node, id: u128, options: Options) -> Result<Rc<Nativ
     NativeVm::open(&store, id, options).await
 }
 
+/// Takes the VM that a home is, and that is not open, out of the store.
+pub async fn remove_marked(node: &Node, home: &Path) -> Result<()> {
+    match mark(&node.env, home).await? {
+        Some(id) => remove_vm(node, id).await,
+        None => Ok(()),
+    }
+}
+
 /// Takes a VM that is not open out of the store, if it is there.
-pub async fn remove_vm(node: &Node, home: &Path) -> Result<()> {
-    let Some(id) = mark(&node.env, home).await? else { return Ok(()) };
+pub async fn remove_vm(node: &Node, id: u128) -> Result<()> {
     match node.native.open().await?.remove_vm(id).await {
         Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
         removed => removed,
@@ -206,7 +220,7 @@ pub async fn find_homeless(node: &Node, known: &[(String, PathBuf)]) -> Result<V
             eprintln!("unstun: {}: VM {name} ({id:032x}) has no folder, and its name is taken", store.path());
             continue;
         }
-        write_mark(&new_home(node, &name, WhenFull::default()).await?, id).await?;
+        set_mark(&new_home(node, &name, WhenFull::default()).await?, Some(id)).await?;
         let home = node.home(&name);
         found.push((name, home));
     }

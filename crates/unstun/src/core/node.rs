@@ -9,6 +9,7 @@ use blk::exec::JoinHandle;
 use blk::file::Lock;
 use blk::sync::Signal;
 use blk::{Dir, Env};
+use engine::job::MOVE;
 use engine::native::NativeVm;
 use engine::{Job, Machine, Options, SpacePolicy, Vm};
 use export::nbd::Doors;
@@ -21,7 +22,7 @@ use super::hold::Holds;
 use super::homes::{self, Registry};
 use super::journal::{self, Journal};
 use super::native::{self, Native};
-use super::{formats, inuse, present};
+use super::{formats, inuse, present, settle};
 use crate::api::{self, WhenFull};
 use crate::error::{Error, ErrorKind, Result};
 use crate::listen::NbdListen;
@@ -110,11 +111,23 @@ pub struct Entry {
     /// What opening its files found worth saying.
     pub notices: RefCell<Vec<String>>,
     pub door: Rc<Door>,
+    /// The job that moves it; 0 is none.
+    pub moving: Cell<u64>,
 }
 
 impl Entry {
     pub fn clients(&self) -> u64 {
         (self.vm.clients().len() + self.vm.viewers().len()) as u64
+    }
+
+    pub fn refuse_when_moving(&self) -> blk::Result<()> {
+        match self.moving.get() {
+            0 => Ok(()),
+            job => {
+                let cause = format!("it is being moved (job {job}); wait for that or cancel it");
+                Err(blk::Error::refused(format!("VM {}", self.name), cause))
+            }
+        }
     }
 
     /// Refuses `purpose` where the disks are not files of the home.
@@ -189,13 +202,19 @@ impl Node {
                 found.insert(name.to_string(), self.root.join(name));
             }
         }
-        let known: Vec<_> = found.clone().into_iter().collect();
+        let known: Vec<_> = found.into_iter().collect();
+        self.open_each(known.clone()).await;
+        // Those that moves have left are gone now.
         match native::find_homeless(self, &known).await {
-            Ok(homeless) => found.extend(homeless),
+            Ok(homeless) => self.open_each(homeless).await,
             // Its VMs say so one by one.
             Err(e) => eprintln!("unstun: {e}"),
         }
-        for (name, home) in found {
+        Ok(())
+    }
+
+    async fn open_each(self: &Rc<Self>, homes: Vec<(String, PathBuf)>) {
+        for (name, home) in homes {
             if homes::is_closed(&home) {
                 self.closed.borrow_mut().insert(name, home);
                 continue;
@@ -205,7 +224,6 @@ impl Node {
                 self.broken.borrow_mut().insert(name, Broken { home, cause });
             }
         }
-        Ok(())
     }
 
     /// At the start, where no guest waits for the file system.
@@ -239,6 +257,7 @@ impl Node {
             events: RefCell::new(journal::read(home)),
             notices: RefCell::default(),
             door: Rc::default(),
+            moving: Cell::new(0),
         });
         self.listen_to(&entry);
         self.take_notices(&entry);
@@ -249,6 +268,7 @@ impl Node {
     }
 
     async fn open_kept(&self, home: &Path, options: Options) -> Result<(Rc<dyn Machine>, Kept)> {
+        settle::settle(self, home).await?;
         if let Some(id) = native::mark(&self.env, home).await? {
             let vm = native::open_vm(self, id, options).await?;
             return Ok((vm.clone(), Kept::Native(vm)));
@@ -276,7 +296,7 @@ impl Node {
         }
     }
 
-    fn options(&self, when_full: WhenFull) -> Options {
+    pub fn options(&self, when_full: WhenFull) -> Options {
         let space_policy = match when_full {
             WhenFull::Wait => SpacePolicy::Wait,
             WhenFull::Error => SpacePolicy::Error,
@@ -284,11 +304,32 @@ impl Node {
         Options { map_cap_bytes: MAP_BYTES_TOTAL, space_policy, ..Options::default() }
     }
 
+    /// The VM as it is after its move, in the place of what it was.
+    pub fn replace_entry(self: &Rc<Self>, old: &Entry, vm: Rc<dyn Machine>, kept: Kept) {
+        let entry = Rc::new(Entry {
+            name: old.name.clone(),
+            vm,
+            kept,
+            home: old.home.clone(),
+            when_full: old.when_full,
+            events: RefCell::new(old.events.take()),
+            notices: RefCell::default(),
+            door: old.door.clone(),
+            moving: Cell::new(0),
+        });
+        self.listen(&entry);
+        self.vms.borrow_mut().insert(old.name.clone(), entry);
+    }
+
     /// Numbers each event and writes it away. Those from before the listener (a recovery) are taken over first.
     fn listen_to(self: &Rc<Self>, entry: &Rc<Entry>) {
         for event in entry.vm.events() {
             self.record(entry, &event);
         }
+        self.listen(entry);
+    }
+
+    fn listen(self: &Rc<Self>, entry: &Rc<Entry>) {
         let (node, weak) = (Rc::downgrade(self), Rc::downgrade(entry));
         entry.vm.listen(Box::new(move |event| {
             if let (Some(node), Some(entry)) = (node.upgrade(), weak.upgrade()) {
@@ -305,6 +346,10 @@ impl Node {
     /// An event of the home's own, for people.
     pub fn note(&self, entry: &Entry, message: &str) {
         self.keep(entry, present::home_event(entry, message));
+    }
+
+    pub fn note_stun(&self, entry: &Entry, message: &str, stun_us: u64) {
+        self.keep(entry, api::Event { stun_us, ..present::home_event(entry, message) });
     }
 
     fn keep(&self, entry: &Entry, event: api::Event) {
@@ -336,6 +381,12 @@ impl Node {
             if known.is_empty() { "there is none".into() } else { format!("there is {}", known.join(", ")) };
         let datastore = self.root.display();
         Err(blk::Error::not_found(format!("datastore {datastore}"), format!("no VM {name:?}; {known}")))
+    }
+
+    pub fn entry_to_change(&self, name: &str) -> blk::Result<Rc<Entry>> {
+        let entry = self.entry(name)?;
+        entry.refuse_when_moving()?;
+        Ok(entry)
     }
 
     /// Two at once would each take the other's folder for its own, or open one home twice.
@@ -410,6 +461,18 @@ impl Node {
         jobs.iter().map(look).collect()
     }
 
+    pub fn next_job(&self) -> u64 {
+        // Those of the VMs that were not seen yet come first.
+        self.tracked(|t| t.id).last().map_or(1, |id| id + 1)
+    }
+
+    /// A job of the daemon's own, under `next_job`'s number.
+    pub fn track(&self, entry: &Rc<Entry>, job: &Rc<Job>) {
+        let seen = Cell::new((job.started_ns, 0, 0));
+        let tracked = Tracked { id: job.id, entry: entry.clone(), job: job.clone(), seen };
+        self.jobs.borrow_mut().push(tracked);
+    }
+
     pub fn doors_open(&self, task: JoinHandle<()>) {
         self.doors_tasks.borrow_mut().push(task);
     }
@@ -426,6 +489,7 @@ impl Node {
         for task in self.doors_tasks.take() {
             task.join().await;
         }
+        self.end_moves().await;
         let mut result = Ok(());
         for entry in self.entries() {
             result = result.and(entry.vm.close().await.map_err(Error::from));
@@ -434,6 +498,16 @@ impl Node {
         self.stopped.set(true);
         self.stop_signal.notify();
         result
+    }
+
+    /// Until the step a VM is where it was; the other side goes.
+    async fn end_moves(&self) {
+        let moves = self.tracked(|t| (t.job.operation == MOVE).then(|| t.job.clone()));
+        for job in moves.into_iter().flatten() {
+            // One that has ended needs no cancel.
+            let _ = job.cancel();
+            job.wait().await;
+        }
     }
 
     pub fn uri(&self, export: &str) -> String {

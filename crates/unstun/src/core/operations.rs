@@ -114,7 +114,7 @@ impl Node {
     }
 
     pub async fn snapshot_take(&self, vm: &VmName, request: api::SnapshotTake) -> Result<api::SnapshotTaken> {
-        let entry = self.entry(vm.as_str())?;
+        let entry = self.entry_to_change(vm.as_str())?;
         let taken = entry.vm.clone().take(request.name.as_str(), &request.message).await?;
         // Its own event: another operation may have reported one meanwhile.
         let own = |e: &&api::Event| {
@@ -156,7 +156,7 @@ impl Node {
     }
 
     pub async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
-        let entry = self.entry(vm.as_str())?;
+        let entry = self.entry_to_change(vm.as_str())?;
         let job = entry.vm.clone().commit(&what(&target)).await?;
         let shown = self.tracked(|t| Rc::ptr_eq(&t.job, &job).then(|| present::job(t)));
         let found = shown.into_iter().flatten().next();

@@ -134,6 +134,7 @@ pub fn job(tracked: &Tracked) -> api::Job {
         id: tracked.id,
         operation: match job.operation {
             engine::job::CONSOLIDATE => api::Operation::Consolidate,
+            engine::job::MOVE => api::Operation::Move,
             _ => api::Operation::Commit,
         },
         vm: vm_name(&tracked.entry.name),

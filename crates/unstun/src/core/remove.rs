@@ -74,7 +74,7 @@ impl Node {
             match &entry.kept {
                 Kept::Redo(files) if delete_disks => files.remove_layers(&entry.vm.state()).await?,
                 Kept::Redo(_) => {}
-                Kept::Native(_) => native::remove_vm(self, &entry.home).await?,
+                Kept::Native(_) => native::remove_marked(self, &entry.home).await?,
             }
             Ok::<(), Error>(())
         };
@@ -98,7 +98,7 @@ impl Node {
 
     async fn empty_native(&self, name: &str, home: &Path, delete_disks: bool) -> Result<()> {
         refuse_to_lose(name, delete_disks)?;
-        Ok(native::remove_vm(self, home).await?)
+        Ok(native::remove_marked(self, home).await?)
     }
 
     async fn empty_home(&self, name: &str, home: &Path) -> Result<()> {
@@ -130,7 +130,7 @@ impl HomeFiles {
         Ok(Change { next, remove, ..Change::default() })
     }
 
-    async fn remove_layers(&self, before: &VmState) -> blk::Result<()> {
+    pub async fn remove_layers(&self, before: &VmState) -> blk::Result<()> {
         let change = self.removal(before).await?;
         self.manifest().publish(&change).await
     }
@@ -147,7 +147,8 @@ fn refuse_to_lose(vm: &str, delete_disks: bool) -> Result<()> {
     }
 }
 
-async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> Result<()> {
+/// Of layers of a VM's own, other VMs.
+pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> Result<()> {
     let own = manifest.links().await?.into_iter().filter(|link| !link.foreign);
     let layers: Vec<String> = own.map(|link| link.name).collect();
     let mut who: Vec<String> =
@@ -221,22 +222,29 @@ async fn remove_files(node: &Node, home: &Path) -> Result<()> {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
-    let Ok(vmx) = only_vmx(home) else {
+    if only_vmx(home).is_err() {
         return match is_made(node, home, &dir).await? {
             true => Ok(remove_made(node, home).await?),
             false => Ok(remove_folder(node, home, &dir).await?),
         };
-    };
+    }
+    remove_configuration(&dir, home).await?;
+    Ok(remove_folder(node, home, &dir).await?)
+}
+
+/// What VMware keeps beside the layers.
+pub async fn remove_configuration(dir: &Dir, home: &Path) -> blk::Result<()> {
+    let Ok(vmx) = only_vmx(home) else { return Ok(()) };
     let stem = vmx.file_stem().unwrap_or_default().to_string_lossy();
     let vmx = vmx.file_name().unwrap_or_default().to_string_lossy();
-    let variables = nvram(&dir, &vmx).await;
+    let variables = nvram(dir, &vmx).await;
     let known = |name: &String| is_of(name, &stem) || *name == NAMES_LOCK || variables.as_ref() == Some(name);
     for name in dir.list().await?.iter().filter(|name| **name != vmx).filter(|name| known(name)) {
         dir.unlink_if_present(name).await?;
     }
     // The last: with it the folder is a VM.
     dir.unlink_if_present(&vmx).await?;
-    Ok(remove_folder(node, home, &dir).await?)
+    dir.sync().await
 }
 
 /// Whether the file is one of those that VMware keeps beside the disks of a VM called `stem`: its configuration,
@@ -259,10 +267,15 @@ async fn nvram(dir: &Dir, vmx: &str) -> Option<String> {
 /// A home that the daemon was just making, in a folder that was empty.
 pub async fn remove_made(node: &Node, home: &Path) -> blk::Result<()> {
     let dir = open_path(&node.env, home)?;
+    remove_made_files(&dir).await?;
+    remove_folder(node, home, &dir).await
+}
+
+pub async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
     for name in dir.list().await?.iter().filter(|name| has_kind(name, &MADE_KINDS) || *name == NAMES_LOCK) {
         dir.unlink_if_present(name).await?;
     }
-    remove_folder(node, home, &dir).await
+    dir.sync().await
 }
 
 async fn remove_folder(node: &Node, home: &Path, dir: &Dir) -> blk::Result<()> {

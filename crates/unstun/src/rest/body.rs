@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{
     CommitTarget, Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Revert,
-    SnapshotDir, SnapshotTake, VmClone, VmCreate, VmImport,
+    SnapshotDir, SnapshotTake, VmClone, VmCreate, VmImport, VmMove,
 };
 use crate::error::{Error, Result};
 use crate::{name, units};
@@ -40,6 +40,7 @@ impl Request for Disconnect {}
 impl Request for Discard {}
 impl Request for Revert {}
 impl Request for VmClone {}
+impl Request for VmMove {}
 
 impl Request for VmCreate {
     fn check(&self) -> std::result::Result<(), String> {
@@ -108,7 +109,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 }
 
 /// Every route that has a body, with the path under `/api/v1`; previews take their command's.
-pub const ROUTES: [&str; 15] = [
+pub const ROUTES: [&str; 16] = [
     "POST /vms",
     "POST /import",
     "POST /vms/{vm}/clone",
@@ -124,6 +125,7 @@ pub const ROUTES: [&str; 15] = [
     "POST /vms/{vm}/discard",
     "PUT /jobs/{id}/limit",
     "POST /vms/{vm}/diff",
+    "POST /vms/{vm}/move",
 ];
 
 /// One of `ROUTES` by the first byte (`a` is the first), and what follows as its body: parsed, and once more
@@ -154,6 +156,7 @@ pub fn accept(route: &str, bytes: &[u8]) -> Result<Vec<u8>> {
         "POST /vms/{vm}/discard" => again::<Discard>(bytes),
         "PUT /jobs/{id}/limit" => again::<JobLimit>(bytes),
         "POST /vms/{vm}/diff" => again::<Diff>(bytes),
+        "POST /vms/{vm}/move" => again::<VmMove>(bytes),
         _ => Err(Error::not_found(format!("{route}: no route with a body"))),
     }
 }

@@ -4,7 +4,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
 use super::{Answer, Body, Parameter, Parameters, Shared, answer};
-use crate::api::{Disconnect, SnapshotDir, VmClone, VmCreate, VmImport};
+use crate::api::{Disconnect, SnapshotDir, VmClone, VmCreate, VmImport, VmMove};
 use crate::name::VmName;
 
 pub async fn list(State(control): Shared) -> Answer<impl Serialize> {
@@ -33,6 +33,14 @@ pub async fn clone(
     Body(request): Body<VmClone>,
 ) -> Answer<impl Serialize> {
     answer(control.vm_clone(vm, request).await)
+}
+
+pub async fn relocate(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<VmMove>,
+) -> Answer<impl Serialize> {
+    answer(control.vm_move(vm, request).await)
 }
 
 pub async fn close(

@@ -14,6 +14,7 @@ mod home;
 mod import;
 mod kill;
 mod load;
+mod moves;
 mod native;
 mod nbd;
 mod programs;

@@ -193,6 +193,12 @@ impl Control for Fake {
         }
     }
 
+    fn vm_move(&self, vm: VmName, _: VmMove) -> Reply<'_, Job> {
+        let mut state = self.state();
+        let moving = state.commit(&vm, &CommitTarget::Unowned);
+        ready(moving.map(|job| Job { operation: Operation::Move, ..job }))
+    }
+
     fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed> {
         let home = self.state().vm(&vm).map(|vm| vm.home.clone());
         let clients = if disconnect { vec![client()] } else { Vec::new() };

@@ -1,0 +1,92 @@
+//! What is left when a move has ended, failed, or met a crash: one side of it is the VM, the other goes.
+//!
+//! While a VM moves, a line in its home says where to and names the native side. The mark of native VMs is the step: with
+//! it the store's side is the VM, without it the files are.
+
+use std::path::Path;
+
+use blk::{Dir, Error, ErrorKind, Result};
+
+use super::formats::{HomeFiles, OWN_FOLDER, open_path};
+use super::native;
+use super::node::Node;
+use super::remove::{remove_configuration, remove_made_files};
+use crate::api::Store;
+
+/// In a home's own folder: `native ID` or `redo ID`.
+const MOVING_NAME: &str = "moving";
+const LINE_BYTES_MAX: u64 = 64;
+/// A VM that ran under VMware has its firmware's variables beside its configuration.
+const VARIABLES: &str = ".nvram";
+
+async fn own(node: &Node, home: &Path) -> Result<Dir> {
+    open_path(&node.env, home)?.open_dir(OWN_FOLDER, false).await
+}
+
+/// Durable before anything else of the move is; `id` is the VM in the store, on whichever side that is.
+pub async fn begin(node: &Node, home: &Path, to: Store, id: u128) -> Result<()> {
+    let word = match to {
+        Store::Native => "native",
+        Store::Redo => "redo",
+    };
+    own(node, home).await?.replace_file(MOVING_NAME, format!("{word} {id:032x}\n").as_bytes()).await
+}
+
+/// The step: from here the VM is on the other side.
+pub async fn step(node: &Node, home: &Path, to: Store, id: u128) -> Result<()> {
+    native::set_mark(&own(node, home).await?, (to == Store::Native).then_some(id)).await
+}
+
+/// Removes the side that is not the VM, if there was a move.
+pub async fn settle(node: &Node, home: &Path) -> Result<()> {
+    let own = own(node, home).await?;
+    let Some((to, id)) = begun(&own).await? else { return Ok(()) };
+    match (native::mark(&node.env, home).await?, to) {
+        (Some(_), Store::Native) => remove_files(node, home).await?,
+        (Some(_), Store::Redo) => remove_made_files(&open_path(&node.env, home)?).await?,
+        (None, _) => {
+            if let Err(e) = native::remove_vm(node, id).await {
+                // The VM itself is whole; what is left of the other side goes at another start.
+                eprintln!("unstun: {}: what a move has left stays for now: {e}", home.display());
+                return Ok(());
+            }
+        }
+    }
+    own.unlink_if_present(MOVING_NAME).await?;
+    own.sync().await
+}
+
+async fn begun(own: &Dir) -> Result<Option<(Store, u128)>> {
+    let bytes = match own.read_file(MOVING_NAME, LINE_BYTES_MAX).await {
+        Err(e) if e.kind == ErrorKind::NotFound => return Ok(None),
+        read => read?,
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    let (word, id) = text.trim_ascii().split_once(' ').unwrap_or_default();
+    let to = match word {
+        "native" => Some(Store::Native),
+        "redo" => Some(Store::Redo),
+        _ => None,
+    };
+    let read = to.zip(u128::from_str_radix(id, 16).ok());
+    read.map(Some).ok_or_else(|| {
+        let cause = format!("found {:?}, expected `native ID` or `redo ID`", text.trim_ascii());
+        Error::damaged(own.path_of(MOVING_NAME), cause)
+    })
+}
+
+/// Layers, and what is beside them; the settings of a VM that ran under VMware stay.
+async fn remove_files(node: &Node, home: &Path) -> Result<()> {
+    let files = HomeFiles::open(node, home).await?;
+    let names = files.dir().list().await?;
+    if !names.iter().any(|name| name.to_ascii_lowercase().ends_with(".vmx")) {
+        return Ok(());
+    }
+    let state = files.manifest().load().await?;
+    files.manifest().reserve(0).await?;
+    files.remove_layers(&state).await?;
+    match names.iter().any(|name| name.to_ascii_lowercase().ends_with(VARIABLES)) {
+        true => Ok(()),
+        false => remove_configuration(files.dir(), home).await,
+    }
+}

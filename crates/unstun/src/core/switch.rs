@@ -1,0 +1,197 @@
+//! What a door serves of a running disk: the volume that it is now. A move puts another in its place, between two polls
+//! and under the clients that are attached.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::{Rc, Weak};
+
+use blk::sync::Admission;
+use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::{Buf, Local, Result, Slice};
+use engine::{Client, Machine};
+
+pub struct Switch {
+    current: RefCell<Rc<dyn Volume>>,
+    /// Changes under way, in the volumes that it was too. Reads and flushes may end where they began.
+    changes: Rc<Admission>,
+}
+
+impl Switch {
+    fn new(volume: Rc<dyn Volume>) -> Rc<Switch> {
+        Rc::new(Switch { current: RefCell::new(volume), changes: Rc::default() })
+    }
+
+    pub fn current(&self) -> Rc<dyn Volume> {
+        self.current.borrow().clone()
+    }
+
+    /// From the next request on `volume` is the disk. Resolves when the changes under way before have ended.
+    pub fn replace(&self, volume: Rc<dyn Volume>) -> impl Future<Output = ()> + use<> {
+        *self.current.borrow_mut() = volume;
+        self.changes.drain()
+    }
+
+    fn change(
+        &self,
+        on: impl FnOnce(Rc<dyn Volume>) -> Local<'static, Result<()>>,
+    ) -> Local<'static, Result<()>> {
+        let admitted = self.changes.enter();
+        let change = on(self.current());
+        Box::pin(async move {
+            let result = change.await;
+            drop(admitted);
+            result
+        })
+    }
+}
+
+impl Volume for Switch {
+    fn info(&self) -> VolumeInfo {
+        self.current().info()
+    }
+
+    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+        self.current().read(offset, buf)
+    }
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
+        self.change(|volume| volume.write(offset, data))
+    }
+
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+        self.current().flush()
+    }
+
+    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
+        self.change(|volume| volume.discard(range))
+    }
+
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
+        self.change(|volume| volume.write_zeroes(range, mode))
+    }
+
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+        self.current().status(range)
+    }
+}
+
+/// A client of a running disk, counted by the VM that the disk belongs to now.
+pub struct Guest {
+    number: u32,
+    name: String,
+    counted: RefCell<Rc<Client>>,
+}
+
+/// Who uses a VM's running disks through its door.
+#[derive(Default)]
+pub struct Guests {
+    switches: RefCell<BTreeMap<u32, Weak<Switch>>>,
+    clients: RefCell<Vec<Weak<Guest>>>,
+}
+
+impl Guests {
+    /// The disk that `volume` is now; every client of it gets the same one.
+    pub fn switch(&self, number: u32, volume: Rc<dyn Volume>) -> Rc<Switch> {
+        let mut switches = self.switches.borrow_mut();
+        if let Some(known) = switches.get(&number).and_then(Weak::upgrade) {
+            return known;
+        }
+        let switch = Switch::new(volume);
+        switches.insert(number, Rc::downgrade(&switch));
+        switch
+    }
+
+    pub fn enter(&self, counted: Rc<Client>) -> Rc<Guest> {
+        let (number, name) = (counted.disk, counted.name.clone());
+        let guest = Rc::new(Guest { number, name, counted: RefCell::new(counted) });
+        let mut clients = self.clients.borrow_mut();
+        clients.retain(|known| known.strong_count() > 0);
+        clients.push(Rc::downgrade(&guest));
+        guest
+    }
+
+    /// Those who are there, each with what counts it in `vm`. Nobody may come in meanwhile.
+    pub async fn counted_by(&self, vm: &dyn Machine) -> Result<Vec<(Rc<Guest>, Rc<Client>)>> {
+        let present: Vec<_> = self.clients.borrow().iter().filter_map(Weak::upgrade).collect();
+        let mut counted = Vec::with_capacity(present.len());
+        for guest in present {
+            let (_, client) = vm.attach(guest.number, &guest.name).await?;
+            counted.push((guest, client));
+        }
+        Ok(counted)
+    }
+}
+
+impl Guest {
+    pub fn count_as(&self, client: Rc<Client>) {
+        *self.counted.borrow_mut() = client;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use blk::Executor;
+    use blk::uring::UringReactor;
+
+    use super::*;
+
+    /// A disk of which only the flushes are counted.
+    #[derive(Default)]
+    struct Disk(Cell<u32>);
+
+    impl Volume for Disk {
+        fn info(&self) -> VolumeInfo {
+            VolumeInfo { size_bytes: 512, read_only: false, preferred_bytes: 512, fast_zero: false }
+        }
+
+        fn read(self: Rc<Self>, _: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+            Box::pin(std::future::ready((buf, Ok(()))))
+        }
+
+        fn write(self: Rc<Self>, _: u64, _: Slice) -> Local<'static, Result<()>> {
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+            self.0.set(self.0.get() + 1);
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn discard(self: Rc<Self>, _: Range<u64>) -> Local<'static, Result<()>> {
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn write_zeroes(self: Rc<Self>, _: Range<u64>, _: ZeroMode) -> Local<'static, Result<()>> {
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn status(self: Rc<Self>, _: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+            Box::pin(std::future::ready(Ok(Vec::new())))
+        }
+    }
+
+    #[test]
+    fn a_disk_is_replaced_under_its_clients_and_its_writes_are_waited_for() {
+        let executor = Executor::new(Rc::new(UringReactor::new().unwrap()));
+        let done = executor.run(async {
+            let guests = Guests::default();
+            let (old, new) = (Rc::new(Disk::default()), Rc::new(Disk::default()));
+            let switch = guests.switch(0, old.clone());
+            assert!(Rc::ptr_eq(&switch, &guests.switch(0, new.clone())), "one for all clients");
+            let write = switch.clone().write(0, Buf::zeroed(512).freeze());
+            let drained = std::pin::pin!(switch.replace(new.clone()));
+            let drained = match futures_util::future::select(drained, std::future::ready(())).await {
+                futures_util::future::Either::Left(_) => panic!("a write was under way"),
+                futures_util::future::Either::Right(((), drained)) => drained,
+            };
+            write.await.unwrap();
+            drained.await;
+            switch.clone().flush().await.unwrap();
+            assert_eq!((old.0.get(), new.0.get()), (0, 1));
+        });
+        assert!(done.is_some());
+    }
+}
