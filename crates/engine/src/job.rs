@@ -122,6 +122,10 @@ impl Job {
         self.ended.get().map(|(_, unix_us)| unix_us)
     }
 
+    pub fn now_ns(&self) -> u64 {
+        self.env.now_ns()
+    }
+
     /// Time from the start to the end, or to now.
     pub fn spent_ns(&self) -> u64 {
         self.ended.get().map_or_else(|| self.env.now_ns(), |(ns, _)| ns) - self.started_ns

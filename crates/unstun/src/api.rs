@@ -47,6 +47,7 @@ pub struct Status {
 /// Room on the datastore against the worst case: every delta may grow to the size of its disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {
+    /// On the file system, and free inside of the store.
     pub free_bytes: u64,
     /// What all deltas and native disks of the datastore together can still allocate.
     pub worst_growth_bytes: u64,

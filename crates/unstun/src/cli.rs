@@ -70,8 +70,10 @@ pub enum Command {
     Events(EventsArgs),
     /// The lines that attach a VM's disks to QEMU, libvirt or Proxmox
     Attach(AttachArgs),
-    /// Verify a folder of VMware files, or one chain, read-only and without a daemon
+    /// Verify the datastore's store while it is in use; with PATH VMware files, read-only and without a daemon
     Check(CheckArgs),
+    /// Verify the datastore's store, and read every block of data in it
+    Scrub,
     /// Write a VMware disk chain as one sparse raw file, without a daemon
     Convert(ConvertArgs),
     /// Put load on a VM while a snapshot is taken, lived with and committed (about 40 s)
@@ -164,7 +166,7 @@ impl From<AttachTo> for api::AttachTo {
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// A VM's folder, its .vmx, or the descriptor of a chain's last link
-    pub path: PathBuf,
+    pub path: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    CommitPreview, CommitTarget, Diff, Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow,
+    Checked, CommitPreview, CommitTarget, Diff, Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow,
     DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss, Revert, SnapshotDir, SnapshotTake,
     SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved,
     VmSpace, VmSummary,
@@ -157,6 +157,18 @@ impl Client {
 
     pub async fn events(&self, vm: &VmName, after: u64) -> Result<Vec<Event>> {
         self.get(&format!("/vms/{vm}/events?after={after}")).await
+    }
+
+    pub async fn store_check(&self) -> Result<Checked> {
+        self.call(Method::POST, "/check", NO_BODY).await
+    }
+
+    pub async fn store_scrub(&self) -> Result<Job> {
+        self.call(Method::POST, "/scrub", NO_BODY).await
+    }
+
+    pub async fn store_scrubbed(&self) -> Result<Checked> {
+        self.get("/scrub").await
     }
 
     pub async fn job_list(&self) -> Result<Vec<Job>> {

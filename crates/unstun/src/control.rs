@@ -7,7 +7,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::api::{
-    CommitPreview, CommitTarget, Diff, Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode,
+    Checked, CommitPreview, CommitTarget, Diff, Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode,
     DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
     Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
 };
@@ -64,6 +64,13 @@ pub trait Control: Send + Sync {
     fn snapshot_revert(&self, vm: VmName, request: Revert) -> Reply<'_, Loss>;
     fn discard_preview(&self, vm: VmName, request: Discard) -> Reply<'_, Loss>;
     fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss>;
+
+    /// Of the store, while it is in use. `NotFound` without one.
+    fn store_check(&self) -> Reply<'_, Checked>;
+    /// Answers with the job.
+    fn store_scrub(&self) -> Reply<'_, Job>;
+    /// What the last scrub has found.
+    fn store_scrubbed(&self) -> Reply<'_, Checked>;
 
     /// Oldest first; ended jobs stay listed until the daemon stops.
     fn job_list(&self) -> Reply<'_, Vec<Job>>;

@@ -25,6 +25,7 @@ mod prepare;
 mod present;
 mod ready;
 mod remove;
+mod scrub;
 mod settle;
 mod switch;
 mod tree;

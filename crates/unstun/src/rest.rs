@@ -108,6 +108,8 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
 pub fn router(control: Arc<dyn Control>) -> Router {
     let v1 = Router::new()
         .route("/status", get(status))
+        .route("/check", post(check))
+        .route("/scrub", get(scrubbed).post(scrub))
         .route("/import", post(vms::import))
         .route("/vms", get(vms::list).post(vms::create))
         .route("/vms/{vm}", get(vms::show).delete(vms::remove))
@@ -177,4 +179,16 @@ fn answer<T: Serialize>(result: Result<T>) -> Answer<T> {
 
 async fn status(State(control): Shared) -> Answer<impl Serialize> {
     answer(control.status().await)
+}
+
+async fn check(State(control): Shared) -> Answer<impl Serialize> {
+    answer(control.store_check().await)
+}
+
+async fn scrub(State(control): Shared) -> Answer<impl Serialize> {
+    answer(control.store_scrub().await)
+}
+
+async fn scrubbed(State(control): Shared) -> Answer<impl Serialize> {
+    answer(control.store_scrubbed().await)
 }

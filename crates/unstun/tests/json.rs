@@ -119,6 +119,8 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     let moving = VmMove { disk: None, store: Store::Redo };
     assert_eq!(client.vm_move(name, &moving).await.unwrap().operation, Operation::Move);
     actual.add("VmMove", &moving);
+    assert_eq!(client.store_check().await.unwrap(), client.store_scrubbed().await.unwrap());
+    assert_eq!(client.store_scrub().await.unwrap().vm, None);
     actual.add("Disconnect", &Disconnect::default());
     actual.add("VmClosed", &client.vm_close(name, true).await.unwrap());
     let dir = SnapshotDir { dir: Some("/fast".into()) };
@@ -204,6 +206,7 @@ fn every_word_is_on_the_page() {
         O::CommitStart,
         O::Commit,
         O::Move,
+        O::Scrub,
         O::CommitCancelled,
         O::CommitFailed,
         O::SpaceExhausted,

@@ -16,6 +16,8 @@ pub enum Operation {
     Consolidate,
     /// Of a job alone: a VM goes into another store.
     Move,
+    /// Of a job alone: all that the store holds is read.
+    Scrub,
     CommitCancelled,
     CommitFailed,
     Revert,
@@ -40,6 +42,7 @@ impl Operation {
             Self::Commit => "commit",
             Self::Consolidate => "consolidate",
             Self::Move => "move",
+            Self::Scrub => "scrub",
             Self::CommitCancelled => "commit_cancelled",
             Self::CommitFailed => "commit_failed",
             Self::Revert => "revert",

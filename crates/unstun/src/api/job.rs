@@ -43,7 +43,8 @@ impl JobState {
 pub struct Job {
     pub id: u64,
     pub operation: Operation,
-    pub vm: VmName,
+    /// Null for a scrub, which is of the whole store.
+    pub vm: Option<VmName>,
     pub snapshots: Vec<String>,
     pub state: JobState,
     pub started: Timestamp,

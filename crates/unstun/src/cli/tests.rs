@@ -50,6 +50,8 @@ fn every_documented_line_parses() {
         "unstun snapshot discard web before-upgrade --disconnect",
         "unstun snapshot consolidate web --yes --detach",
         "unstun check /srv/web",
+        "unstun check",
+        "unstun scrub",
         "unstun attach web",
         "unstun attach web --as libvirt",
         "unstun generate man /tmp/m",

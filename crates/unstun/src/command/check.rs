@@ -1,22 +1,37 @@
-//! `unstun check`: offline, read-only, one line a finding.
+//! `unstun check` and `scrub`: one line a finding. Files are read here, without a daemon; the store by whoever serves it.
 
 use std::io::ErrorKind as IoKind;
+use std::path::Path;
 
 use crate::api::{Checked, Finding, Severity};
-use crate::cli::CheckArgs;
+use crate::client::Client;
+use crate::command::{commit, watch};
 use crate::core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Output;
 
-/// Answers the exit code.
-pub fn run(args: &CheckArgs, output: Output) -> Result<u8> {
-    let shown = args.path.display();
-    let path = args.path.canonicalize().map_err(|e| match e.kind() {
+/// This and the next two answer the exit code.
+pub fn files(path: &Path, output: Output) -> Result<u8> {
+    let shown = path.display();
+    let path = path.canonicalize().map_err(|e| match e.kind() {
         IoKind::NotFound => Error::not_found(format!("{shown}: no such file or folder")),
         _ => Error::failed(format!("{shown}: {e}")),
     })?;
-    let checked = core::check(&path)?;
-    output.result(&checked, describe)?;
+    tell(&core::check(&path)?, output)
+}
+
+pub async fn store(client: &Client, output: Output) -> Result<u8> {
+    tell(&client.store_check().await?, output)
+}
+
+/// Follows the job; what it has found is told when it has ended.
+pub async fn scrub(client: &Client, output: Output) -> Result<u8> {
+    commit::ended(watch(client, client.store_scrub().await?).await?)?;
+    tell(&client.store_scrubbed().await?, output)
+}
+
+fn tell(checked: &Checked, output: Output) -> Result<u8> {
+    output.result(checked, describe)?;
     let damaged = checked.findings.iter().any(|finding| finding.severity == Severity::Damage);
     Ok(if damaged { ErrorKind::Damaged.exit_code() } else { 0 })
 }

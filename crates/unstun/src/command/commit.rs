@@ -78,15 +78,21 @@ pub fn started(job: &Job) -> String {
 }
 
 pub fn finish(watched: Watched, output: Output) -> Result<()> {
+    output.result(&ended(watched)?, done)
+}
+
+/// The job, if it came to its end.
+pub fn ended(watched: Watched) -> Result<Job> {
     let job = match watched {
         Watched::Ended(job) => job,
         Watched::Detached(job) => return Err(detached(&job)),
     };
     match job.state {
-        JobState::Done => output.result(&job, done),
+        JobState::Done => Ok(job),
         JobState::Cancelled => {
             let left = match job.operation {
                 Operation::Move => "the VM stays where it was",
+                Operation::Scrub => "the rest was not read",
                 _ => "the rest of its delta stays, and no snapshot owns it",
             };
             Err(Error::new(ErrorKind::Cancelled, format!("job {} was cancelled: {left}", job.id)))
@@ -116,9 +122,9 @@ fn done(job: &Job) -> String {
     let took = job.ended.map_or(0, |ended| ended.duration_since(job.started).as_secs().max(0));
     let (took, moved) = (format_seconds(took.unsigned_abs()), format_bytes(job.bytes_done));
     match job.operation {
-        Operation::Consolidate => format!("consolidated {} in {took}: {moved} moved", job.vm),
-        Operation::Move => format!("moved {} in {took}: {moved} copied", job.vm),
-        _ => format!("committed {} in {took}: {moved} moved", subject(&job.vm, &job.snapshots)),
+        Operation::Consolidate => format!("consolidated {} in {took}: {moved} moved", owner(job)),
+        Operation::Move => format!("moved {} in {took}: {moved} copied", owner(job)),
+        _ => format!("committed {} in {took}: {moved} moved", of_job(job)),
     }
 }
 
@@ -128,4 +134,16 @@ pub fn subject(vm: &VmName, snapshots: &[String]) -> String {
         [] => format!("{vm}: deltas that no snapshot owns"),
         names => format!("{vm}@{}", names.join(", ")),
     }
+}
+
+/// What a job is of.
+pub fn of_job(job: &Job) -> String {
+    match (&job.vm, job.operation) {
+        (Some(vm), Operation::Commit | Operation::Consolidate) => subject(vm, &job.snapshots),
+        _ => owner(job),
+    }
+}
+
+fn owner(job: &Job) -> String {
+    job.vm.as_ref().map_or("the store".to_owned(), ToString::to_string)
 }

@@ -28,7 +28,7 @@ fn list(jobs: &[Job]) -> String {
         table.add_row([
             job.id.to_string(),
             job.operation.as_str().to_owned(),
-            commit::subject(&job.vm, &job.snapshots),
+            commit::of_job(job),
             job.state.as_str().to_owned(),
             format_bytes(job.bytes_done),
             format_bytes(job.bytes_total),

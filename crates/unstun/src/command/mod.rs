@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 use tokio::runtime::Runtime;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{CheckArgs, Cli, Command};
 use crate::client::Client;
 use crate::datastore::Datastore;
 use crate::demo;
@@ -35,15 +35,28 @@ pub use progress::{Watched, watch};
 /// Answers the exit code: a check that found damage has done what it was asked.
 pub fn run(cli: &Cli, output: Output) -> Result<u8> {
     match &cli.command {
-        Command::Check(args) => check::run(args, output),
+        Command::Check(CheckArgs { path: Some(path) }) => check::files(path, output),
+        Command::Check(_) => {
+            let client = Client::new(&Datastore::for_client(named(cli).as_deref())?);
+            runtime()?.block_on(check::store(&client, output))
+        }
+        Command::Scrub => {
+            let client = Client::new(&Datastore::for_client(named(cli).as_deref())?);
+            runtime()?.block_on(check::scrub(&client, output))
+        }
         _ => run_others(cli, output).map(|()| 0),
     }
 }
 
-fn run_others(cli: &Cli, output: Output) -> Result<()> {
+fn named(cli: &Cli) -> Option<PathBuf> {
     // An empty variable counts as unset: shells make it easy to pass one.
     let variable = std::env::var_os("UNSTUN_DATASTORE").filter(|value| !value.is_empty()).map(PathBuf::from);
-    let named = cli.global.datastore.as_deref().or(variable.as_deref());
+    cli.global.datastore.clone().or(variable)
+}
+
+fn run_others(cli: &Cli, output: Output) -> Result<()> {
+    let named = named(cli);
+    let named = named.as_deref();
     match &cli.command {
         Command::Up(args) => up::run(named, args, output),
         Command::Convert(args) => convert::run(args, output),
@@ -65,8 +78,8 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Events(args) => event::run(args, client, output).await,
         Command::Attach(args) => attach::run(args, client, output).await,
         Command::Demo => demo::run(client, output, &demo::Plan::default()).await,
-        Command::Up(_) | Command::Convert(_) | Command::Generate(_) | Command::Check(_) => {
-            unreachable!("run without a client")
+        Command::Up(_) | Command::Convert(_) | Command::Generate(_) | Command::Check(_) | Command::Scrub => {
+            unreachable!("run elsewhere")
         }
     }
 }

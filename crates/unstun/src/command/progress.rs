@@ -77,7 +77,7 @@ mod tests {
         let job = Job {
             id: 1,
             operation: crate::api::Operation::Commit,
-            vm: "web".parse().unwrap(),
+            vm: "web".parse().ok(),
             snapshots: vec!["a".into()],
             state: JobState::Running,
             started: "2026-11-20T12:00:00Z".parse().unwrap(),

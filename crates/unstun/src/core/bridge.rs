@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::node::Node;
 use super::{inuse, prepare, ready};
 use crate::api::{
-    CommitPreview, CommitTarget, Diff, Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode,
+    Checked, CommitPreview, CommitTarget, Diff, Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode,
     DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
     Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
 };
@@ -215,6 +215,18 @@ impl Control for Bridge {
 
     fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
         self.ask(|node| async move { node.snapshot_discard(&vm, request).await })
+    }
+
+    fn store_check(&self) -> Reply<'_, Checked> {
+        self.ask(|node| async move { node.store_check().await })
+    }
+
+    fn store_scrub(&self) -> Reply<'_, Job> {
+        self.ask(|node| async move { node.store_scrub().await })
+    }
+
+    fn store_scrubbed(&self) -> Reply<'_, Checked> {
+        self.ask(|node| async move { node.store_scrubbed() })
     }
 
     fn job_list(&self) -> Reply<'_, Vec<Job>> {

@@ -60,7 +60,7 @@ impl Node {
         let id = self.next_job();
         let job = Job::new(self.env.clone(), id, MOVE, String::new());
         job.bytes_total.set(bytes);
-        self.track(&entry, &job);
+        self.track(Some(&entry), &job);
         entry.moving.set(id);
         self.note(&entry, &format!("moving to the {} store (job {id})", request.store.as_str()));
         let (node, worker) = (self.clone(), job.clone());

@@ -47,6 +47,12 @@ impl Native {
         self.store.borrow().clone()
     }
 
+    /// Inside of the store, for guests.
+    pub fn free_bytes(&self) -> u64 {
+        let used = self.opened().map(|store| store.store_use());
+        used.map_or(0, |used| used.free.saturating_sub(used.reserve))
+    }
+
     async fn exists(&self) -> Result<bool> {
         Ok(self.dir.list().await?.iter().any(|name| name == STORE_NAME))
     }

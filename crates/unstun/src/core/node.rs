@@ -9,7 +9,7 @@ use blk::exec::JoinHandle;
 use blk::file::Lock;
 use blk::sync::Signal;
 use blk::{Dir, Env};
-use engine::job::MOVE;
+use engine::job::{MOVE, SCRUB};
 use engine::native::NativeVm;
 use engine::{Job, Machine, Options, SpacePolicy, Vm};
 use export::nbd::Doors;
@@ -58,6 +58,8 @@ pub struct Node {
     /// Names of VMs, and folders, that somebody is making, opening or taking away right now.
     claimed: RefCell<BTreeSet<String>>,
     jobs: RefCell<Vec<Tracked>>,
+    /// Of the last scrub that ended.
+    pub scrubbed: RefCell<Option<api::Checked>>,
     doors_tasks: RefCell<Vec<JoinHandle<()>>>,
     stopped: Cell<bool>,
     stop_signal: Signal,
@@ -149,7 +151,8 @@ impl Entry {
 /// A job under the daemon's own number: two VMs number theirs alike.
 pub struct Tracked {
     pub id: u64,
-    pub entry: Rc<Entry>,
+    /// None for work on the whole store.
+    pub entry: Option<Rc<Entry>>,
     pub job: Rc<Job>,
     /// (time, bytes done, rate) at the last look, for the rate.
     pub seen: Cell<(u64, u64, u64)>,
@@ -185,6 +188,7 @@ impl Node {
             native,
             claimed: RefCell::default(),
             jobs: RefCell::default(),
+            scrubbed: RefCell::default(),
             doors_tasks: RefCell::default(),
             stopped: Cell::new(false),
             stop_signal: Signal::default(),
@@ -436,7 +440,7 @@ impl Node {
         self.vms.borrow_mut().remove(name);
         self.broken.borrow_mut().remove(name);
         self.closed.borrow_mut().remove(name);
-        self.jobs.borrow_mut().retain(|t| t.entry.name != name);
+        self.jobs.borrow_mut().retain(|t| t.entry.as_ref().is_none_or(|entry| entry.name != name));
     }
 
     /// Every home the datastore knows, served or not.
@@ -455,7 +459,7 @@ impl Node {
                 }
                 let id = jobs.last().map_or(0, |t| t.id) + 1;
                 let seen = Cell::new((job.started_ns, 0, 0));
-                jobs.push(Tracked { id, entry: entry.clone(), job, seen });
+                jobs.push(Tracked { id, entry: Some(entry.clone()), job, seen });
             }
         }
         jobs.iter().map(look).collect()
@@ -467,9 +471,9 @@ impl Node {
     }
 
     /// A job of the daemon's own, under `next_job`'s number.
-    pub fn track(&self, entry: &Rc<Entry>, job: &Rc<Job>) {
+    pub fn track(&self, entry: Option<&Rc<Entry>>, job: &Rc<Job>) {
         let seen = Cell::new((job.started_ns, 0, 0));
-        let tracked = Tracked { id: job.id, entry: entry.clone(), job: job.clone(), seen };
+        let tracked = Tracked { id: job.id, entry: entry.cloned(), job: job.clone(), seen };
         self.jobs.borrow_mut().push(tracked);
     }
 
@@ -489,7 +493,7 @@ impl Node {
         for task in self.doors_tasks.take() {
             task.join().await;
         }
-        self.end_moves().await;
+        self.end_own_jobs().await;
         let mut result = Ok(());
         for entry in self.entries() {
             result = result.and(entry.vm.close().await.map_err(Error::from));
@@ -500,10 +504,11 @@ impl Node {
         result
     }
 
-    /// Until the step a VM is where it was; the other side goes.
-    async fn end_moves(&self) {
-        let moves = self.tracked(|t| (t.job.operation == MOVE).then(|| t.job.clone()));
-        for job in moves.into_iter().flatten() {
+    /// Until the step of a move a VM is where it was; the other side goes.
+    async fn end_own_jobs(&self) {
+        let own = |t: &Tracked| matches!(t.job.operation, MOVE | SCRUB);
+        let jobs = self.tracked(|t| own(t).then(|| t.job.clone()));
+        for job in jobs.into_iter().flatten() {
             // One that has ended needs no cancel.
             let _ = job.cancel();
             job.wait().await;

@@ -104,7 +104,7 @@ impl Node {
 
     /// Every delta may grow to the size of its disk: the worst that can come.
     pub async fn space(&self) -> Result<api::Space> {
-        let free_bytes = self.dir.space().await?.free_bytes;
+        let free_bytes = self.dir.space().await?.free_bytes + self.native.free_bytes();
         let mut worst_growth_bytes = 0;
         for entry in self.entries() {
             let disks = entry.vm.disks();

@@ -135,9 +135,10 @@ pub fn job(tracked: &Tracked) -> api::Job {
         operation: match job.operation {
             engine::job::CONSOLIDATE => api::Operation::Consolidate,
             engine::job::MOVE => api::Operation::Move,
+            engine::job::SCRUB => api::Operation::Scrub,
             _ => api::Operation::Commit,
         },
-        vm: vm_name(&tracked.entry.name),
+        vm: tracked.entry.as_ref().map(|entry| vm_name(&entry.name)),
         snapshots: job.subject.split(", ").filter(|s| !s.is_empty()).map(str::to_string).collect(),
         state,
         started: time(job.started_unix_us),
@@ -147,13 +148,13 @@ pub fn job(tracked: &Tracked) -> api::Job {
         rate_bytes_s: if state == api::JobState::Running { rate(tracked) } else { 0 },
         limit_bytes_s: Some(job.limit()).filter(|&l| l > 0),
         eta_s: job.eta_s(),
-        guest_latency_us: guest_latency_us(&tracked.entry),
+        guest_latency_us: tracked.entry.as_deref().and_then(guest_latency_us),
         error,
     }
 }
 
 fn rate(tracked: &Tracked) -> u64 {
-    let now_ns = tracked.entry.vm.env().now_ns();
+    let now_ns = tracked.job.now_ns();
     let done = tracked.job.bytes_done.get();
     let (at_ns, then, last) = tracked.seen.get();
     let spent_ns = now_ns.saturating_sub(at_ns);

@@ -145,7 +145,7 @@ async fn finish_earlier_run(
 ) -> Result<()> {
     let tree = client.snapshot_tree(vm).await?;
     let mut open = client.job_list().await?;
-    open.retain(|job| job.vm == *vm && job.state.is_open());
+    open.retain(|job| job.vm.as_ref() == Some(vm) && job.state.is_open());
     if tree.snapshots.iter().any(|s| s.name == snapshot.as_str()) {
         output.note(&format!("committing {vm}@{snapshot}, which an earlier demo left"));
         let target = crate::api::CommitTarget::Snapshot(snapshot.into());

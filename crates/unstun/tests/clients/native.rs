@@ -123,3 +123,29 @@ fn a_closed_vm_rests_and_one_whose_folder_is_gone_comes_back_at_a_start() {
     assert_eq!(datastore.json("vm list"), json!([]), "what was removed stays away");
     daemon.stop();
 }
+
+/// Damage in the store's file is found beside a running guest, and it is said whose it is.
+#[test]
+fn check_and_scrub_look_at_the_store_in_use() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let (code, said) = datastore.fails("check");
+    assert!(code == 4 && said.contains("no native disks"), "{said}");
+    datastore.json("vm create web --disk 16M");
+    io(&datastore, "web/disk0", &["write -P 1 0 8M", "flush"]);
+    datastore.json("snapshot take web a");
+    for line in ["check", "scrub"] {
+        let checked = datastore.json(line);
+        let path = datastore.path().join("store.unstun");
+        assert_eq!((&checked["path"], &checked["findings"]), (&json!(path), &json!([])), "{line}");
+    }
+    let jobs = datastore.json("job list");
+    let job = &jobs[0];
+    assert_eq!(
+        (&job["operation"], &job["vm"], &job["state"]),
+        (&json!("scrub"), &json!(null), &json!("done"))
+    );
+    assert_eq!(job["bytes_done"], job["bytes_total"], "{job}");
+    io(&datastore, "web/disk0", &["read -P 1 0 8M"]);
+    daemon.stop();
+}

@@ -313,6 +313,21 @@ impl Control for Fake {
         ready(self.state().commit(&vm, &target))
     }
 
+    fn store_check(&self) -> Reply<'_, Checked> {
+        ready(Ok(Checked { path: "/datastore/store.unstun".into(), findings: Vec::new() }))
+    }
+
+    fn store_scrub(&self) -> Reply<'_, Job> {
+        let mut state = self.state();
+        let vm = "web".parse().unwrap();
+        let job = state.commit(&vm, &CommitTarget::Unowned);
+        ready(job.map(|job| Job { operation: Operation::Scrub, vm: None, ..job }))
+    }
+
+    fn store_scrubbed(&self) -> Reply<'_, Checked> {
+        self.store_check()
+    }
+
     fn job_list(&self) -> Reply<'_, Vec<Job>> {
         ready(Ok(self.state().jobs.clone()))
     }

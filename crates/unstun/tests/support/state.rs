@@ -130,7 +130,7 @@ impl State {
         let job = Job {
             id: self.jobs.len() as u64 + 1,
             operation: Operation::Commit,
-            vm: vm.clone(),
+            vm: Some(vm.clone()),
             snapshots,
             state: JobState::Running,
             started: TIME.parse().unwrap(),

@@ -1,0 +1,147 @@
+//! The datastore's store checked while it is in use, and read to the last block.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use engine::Job;
+use engine::job::SCRUB;
+use engine::native::check::{Fault, Finding, Report};
+
+use super::node::{Kept, Node};
+use crate::api::{self, Checked, Severity};
+use crate::error::{Error, Result};
+
+impl Node {
+    pub async fn store_check(&self) -> Result<Checked> {
+        let store = self.store_there().await?;
+        let report = store.check().await?;
+        Ok(self.checked(&report))
+    }
+
+    /// One at a time.
+    pub async fn store_scrub(self: &Rc<Self>) -> Result<api::Job> {
+        let store = self.store_there().await?;
+        let open = self.tracked(|t| (t.job.operation == SCRUB && !t.job.state().is_over()).then_some(t.id));
+        if let Some(id) = open.into_iter().flatten().next() {
+            return Err(Error::refused(format!("a scrub is under way already (job {id})")));
+        }
+        let id = self.next_job();
+        let job = Job::new(self.env.clone(), id, SCRUB, String::new());
+        self.track(None, &job);
+        *self.scrubbed.borrow_mut() = None;
+        let (node, worker) = (self.clone(), job.clone());
+        self.env.spawn_detached(Box::pin(async move {
+            // Its error stands in the job.
+            if let Ok(report) = store.scrub(&worker).await {
+                let checked = node.checked(&report);
+                *node.scrubbed.borrow_mut() = Some(checked);
+            }
+        }));
+        self.job_do(id, |_| Ok(()))
+    }
+
+    /// What the last scrub has found.
+    pub fn store_scrubbed(&self) -> Result<Checked> {
+        let found = self.scrubbed.borrow().clone();
+        found.ok_or_else(|| {
+            Error::not_found("no scrub has ended since the start of the daemon; see unstun scrub")
+        })
+    }
+
+    async fn store_there(&self) -> Result<Rc<engine::native::Store>> {
+        match self.native.open().await {
+            Err(e) if e.kind == blk::ErrorKind::NotFound => {
+                let cause = format!("datastore {}: has no native disks, so no store", self.root.display());
+                Err(Error::not_found(format!("{cause}; `unstun check PATH` looks at files")))
+            }
+            opened => Ok(opened?),
+        }
+    }
+
+    fn checked(&self, report: &Report) -> Checked {
+        let owners = self.owners();
+        let file = self.native.path().display().to_string();
+        let mut findings: Vec<_> =
+            report.findings.iter().map(|found| present(found, &file, &owners)).collect();
+        if let Some(behind) = &report.behind {
+            findings.push(note(&file, format!("checked as of checkpoint {}: {behind}", report.checkpoint)));
+        }
+        if report.more > 0 {
+            findings.push(note(&file, format!("{} more findings, which are not listed", report.more)));
+        }
+        Checked { path: self.native.path(), findings }
+    }
+
+    /// What each node of the store is called: `web/disk0`, `web/disk0@a`.
+    fn owners(&self) -> BTreeMap<u64, String> {
+        let mut owners = BTreeMap::new();
+        let node = |layer: &str| layer.strip_prefix('n').and_then(|number| number.parse().ok());
+        for entry in self.entries().iter().filter(|entry| matches!(entry.kept, Kept::Native(_))) {
+            let state = entry.vm.state();
+            for disk in &state.disks {
+                let name = format!("{}/disk{}", entry.name, disk.number);
+                owners.extend(node(&disk.top).map(|node| (node, name)));
+            }
+            for snapshot in &state.snapshots {
+                for (number, layer) in &snapshot.disks {
+                    let name = format!("{}/disk{number}@{}", entry.name, snapshot.name);
+                    owners.extend(node(layer).map(|node| (node, name)));
+                }
+            }
+        }
+        owners
+    }
+}
+
+fn note(file: &str, found: String) -> api::Finding {
+    api::Finding {
+        severity: Severity::Note,
+        file: file.to_owned(),
+        field: "report".to_owned(),
+        found,
+        expected: "all of the store, as it is now".to_owned(),
+        remedy: "mend what is above, and check again".to_owned(),
+    }
+}
+
+fn present(finding: &Finding, file: &str, owners: &BTreeMap<u64, String>) -> api::Finding {
+    let hurt: Vec<String> = finding
+        .hurt
+        .iter()
+        .map(|hurt| {
+            let who = owners.get(&hurt.node).cloned().unwrap_or_else(|| format!("node {}", hurt.node));
+            format!("{who} bytes {} to {}", hurt.bytes.start, hurt.bytes.end)
+        })
+        .collect();
+    let hurts = if hurt.is_empty() { String::new() } else { format!("; hurts {}", hurt.join(", ")) };
+    let (severity, field, expected, remedy) = words(finding.fault);
+    api::Finding {
+        severity,
+        file: file.to_owned(),
+        field: field.to_owned(),
+        found: format!("{}{hurts}", finding.error),
+        expected: expected.to_owned(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+/// Severity, what is at fault, what was expected there, and what to do.
+fn words(fault: Fault) -> (Severity, &'static str, &'static str, &'static str) {
+    const WHOLE: &str = "what was written there";
+    const COPY: &str = "copy what can be read to another datastore, and restore the rest from a backup";
+    match fault {
+        Fault::Superblock => (Severity::Damage, "superblock", WHOLE, COPY),
+        Fault::Catalogue => (Severity::Damage, "catalogue", WHOLE, COPY),
+        Fault::Lineage => (Severity::Damage, "lineage", "states that agree with each other", COPY),
+        Fault::Map => (Severity::Damage, "map", WHOLE, COPY),
+        Fault::Data => (Severity::Damage, "data", "a block that can be read", COPY),
+        Fault::Place => (Severity::Damage, "map", "a place for data of its kind", COPY),
+        Fault::Doubled => (Severity::Damage, "map", "one owner of a block", COPY),
+        Fault::Unmarked => (Severity::Damage, "bitmap", "a block in use that is marked as such", COPY),
+        Fault::Birth => (Severity::Damage, "map", "the birth of what the state wrote itself", COPY),
+        Fault::Bitmap => {
+            (Severity::Warning, "bitmap", WHOLE, "nothing: its space is not used, data is whole")
+        }
+        Fault::Leaked => (Severity::Warning, "bitmap", "free space", "nothing: space is lost, data is whole"),
+    }
+}
