@@ -41,7 +41,7 @@ def arguments():
     parser = argparse.ArgumentParser(prog="bench", description="Measures the figures beside their peers.")
     parser.add_argument("--binary", type=Path, required=True, help="the unstun binary")
     parser.add_argument("--folder", type=Path, default=Path("target/bench"), help="on the storage to measure")
-    parser.add_argument("--quick", action="store_true", help="few rounds, about 5 minutes")
+    parser.add_argument("--quick", action="store_true", help="few rounds, about 12 minutes")
     parser.add_argument("--only", default=",".join(ROWS), help="groups, separated by commas")
     options = parser.parse_args()
     unknown = set(options.only.split(",")) - set(ROWS)

@@ -136,6 +136,9 @@ class Unstun(Server):
     def start_commit(self, vm, name):
         return self.json("snapshot", "commit", vm, name, "--yes", "--detach")["id"]
 
+    def start_move(self, vm, store):
+        return self.json("vm", "move", vm, f"--store={store}", "--detach")["id"]
+
     def job(self, number):
         return next(job for job in self.json("job", "list") if job["id"] == number)
 

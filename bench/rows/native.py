@@ -4,9 +4,10 @@ import time
 
 from bench import fio
 from bench.fio import Load
+from bench.machine import storage_bytes
 from bench.native_store import StoreFile
 from bench.report import Figure, Spread, ratios
-from bench.rows import native_events, native_long, native_peers, native_reads, stun
+from bench.rows import native_events, native_long, native_move, native_peers, native_reads, stun
 from bench.rows.serving import Subject, rotate
 from bench.rows.snapshot import flushes, per_guest_io
 
@@ -27,28 +28,31 @@ def measure(bench):
     flushes(bench, "native", "native: ", 1)
     first_writes(bench)
     reclaim(bench)
+    steady(bench, "overwritten at random under a snapshot since")
     unstun.json("vm", "remove", "native", "--delete-disks")
     native_reads.measure(bench)
     stun.of_store(bench, "native")
     native_long.measure(bench)
+    native_move.measure(bench)
     native_peers.measure(bench)
     native_events.measure(bench)
 
 
-def steady(bench):
-    """Beside a flat redo disk of the same daemon, written whole in the same order."""
+def steady(bench, how="fully allocated"):
+    """Beside a flat redo disk of the same daemon, written whole in order."""
     unstun = bench.unstun
     load = Load(bench.size, bench.seconds)
     io = per_guest_io(bench, "native", load)
     measured = f"{io.requests:.3f} requests, {io.size:.3f} in bytes by the kernel"
     met = abs(io.requests - 1) <= 0.01 and abs(io.size - 1) <= 0.01
-    bench.report.add(Figure("native, fully allocated: device I/Os per guest I/O", "1.00", measured, met))
+    bench.report.add(Figure(f"native, {how}: device I/Os per guest I/O", "1.00", measured, met))
     native = Subject("native", unstun.target("native"), unstun.pid)
     redo = Subject("redo", unstun.target("web"), unstun.pid)
     rotate(bench, [native, redo], load)
     cost = f"{Spread(native.cpu_us).middle:.1f} us, redo {Spread(redo.cpu_us).middle:.1f} us"
     cost += f"; IOPS {ratios(native.iops, redo.iops).text()} of redo's"
-    bench.report.at_most("native: CPU per I/O, of a flat redo disk's", ratios(native.cpu_us, redo.cpu_us), 1.05, cost)
+    what = f"native, {how}: CPU per I/O, of a flat redo disk's"
+    bench.report.at_most(what, ratios(native.cpu_us, redo.cpu_us), 1.05, cost)
 
 
 def first_writes(bench):
@@ -56,15 +60,23 @@ def first_writes(bench):
     unstun, target = bench.unstun, bench.unstun.target("native")
     before = fio.run(target, Load(bench.native_size, 10, rw="randwrite"), bench.folder).iops
     unstun.take("native", "first")
-    began = time.monotonic()
+    began, moved = time.monotonic(), written(unstun)
     seconds, checkpoints = until_checkpoints(bench, target, Load(bench.native_size, 0, rw="randwrite", once=True))
     took = time.monotonic() - began
+    guest, device = (after - at_first for after, at_first in zip(written(unstun), moved))
     leaves = bench.native_size // LEAF_BYTES
     where = f"disk of {bench.native_size >> 30} GiB, map {leaves * 4096 / CACHE_BYTES:.2f} of the map cache"
     note = f"{where}; {checkpoints} checkpoints, {took:.0f} s, slowest second {min(seconds[:-1]) / before:.2f}"
+    note += f"; {device / guest:.2f} bytes written a guest's byte"
     what = "native, fresh snapshot, first writes only"
     bench.report.at_least(f"{what}, first 10 s, of before", Spread([mean(seconds[:10]) / before]), 0.98)
     bench.report.at_least(f"{what}, three checkpoints, of before", Spread([mean(seconds) / before]), 0.9, note)
+
+
+def written(unstun):
+    """Bytes: by the guest, and by the daemon on the storage."""
+    writes = unstun.json("vm", "show", "native")["disks"][0]["io"]["guest_writes"]
+    return writes * 4096, storage_bytes(unstun.pid)[1]
 
 
 def mean(values):
