@@ -102,6 +102,8 @@ impl Node {
                 Ok(Side { vm: vm.clone(), kept: Kept::Native(vm), native: id, store: Store::Native })
             }
             Kept::Native(vm) => {
+                // What is there is somebody's, and would go with a move that fails.
+                settle::refuse_inhabited(self, home).await?;
                 settle::begin(self, home, store, vm.id()).await?;
                 let disks = disks.iter().map(|disk| NewDisk {
                     size_bytes: disk.size_bytes,

@@ -82,7 +82,12 @@ impl Node {
             Kept::Redo(files) => files.snapshot_dir().await?,
             Kept::Native(_) => None,
         };
-        let notices = entry.notices.borrow().clone();
+        let mut notices = entry.notices.borrow().clone();
+        if let Kept::Native(vm) = &entry.kept
+            && let Some(cause) = vm.store.broken()
+        {
+            notices.push(format!("the store is read-only: {cause}"));
+        }
         let current = state.snapshots.iter().find(|s| Some(s.id) == state.current);
         Ok(api::Vm {
             id: present::id(state.id),

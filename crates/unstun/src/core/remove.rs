@@ -74,7 +74,7 @@ impl Node {
             match &entry.kept {
                 Kept::Redo(files) if delete_disks => files.remove_layers(&entry.vm.state()).await?,
                 Kept::Redo(_) => {}
-                Kept::Native(_) => native::remove_marked(self, &entry.home).await?,
+                Kept::Native(vm) => native::remove_vm(self, vm.id()).await?,
             }
             Ok::<(), Error>(())
         };

@@ -23,6 +23,19 @@ async fn own(node: &Node, home: &Path) -> Result<Dir> {
     open_path(&node.env, home)?.open_dir(OWN_FOLDER, false).await
 }
 
+/// Files can be made in a home that has none but ours.
+pub async fn refuse_inhabited(node: &Node, home: &Path) -> Result<()> {
+    let dir = open_path(&node.env, home)?;
+    let names = dir.list().await?;
+    match names.iter().find(|name| name.trim_end_matches('/') != OWN_FOLDER) {
+        Some(name) => {
+            let cause = "is in the folder that the VM's files are to be made in; put it elsewhere first";
+            Err(Error::refused(dir.path_of(name), cause))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Durable before anything else of the move is; `id` is the VM in the store, on whichever side that is.
 pub async fn begin(node: &Node, home: &Path, to: Store, id: u128) -> Result<()> {
     let word = match to {

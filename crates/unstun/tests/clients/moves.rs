@@ -89,6 +89,12 @@ fn one_client_stays_attached_and_is_counted_on_the_other_side() {
         assert!(found == code && said.contains(word), "{line}: {found}: {said}");
     }
     drop(reader);
+    let settings = datastore.path().join("web").join("web.nvram");
+    std::fs::write(&settings, b"mine").unwrap();
+    let (code, said) = datastore.fails("vm move web --store redo");
+    assert!(code == 3 && said.contains("web.nvram"), "{said}");
+    assert_eq!(std::fs::read(&settings).unwrap(), b"mine");
+    assert_eq!(datastore.json("vm show web")["store"], "native");
     daemon.stop();
 }
 

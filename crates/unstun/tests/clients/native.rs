@@ -114,6 +114,7 @@ fn a_closed_vm_rests_and_one_whose_folder_is_gone_comes_back_at_a_start() {
     io(&datastore, "web/disk0", &["read -P 1 0 1M"]);
     io(&datastore, "gone/disk0", &["read -P 2 0 1M"]);
     datastore.json("vm close web");
+    std::fs::remove_dir_all(datastore.path().join("gone")).unwrap();
     for vm in ["web", "gone"] {
         datastore.json(&format!("vm remove {vm} --delete-disks"));
     }
