@@ -128,7 +128,9 @@ impl Store {
         if self.pending.get().is_multiple_of(RESERVE_STEP_RUNS) {
             self.set_reserve();
         }
-        if self.wants_checkpoint() || self.journal.unflushed_bytes() >= self.options.flush_bytes {
+        // The first one since all were flushed: whoever flushes in time sleeps until he is told.
+        let first = self.flush_due_ns.get() == 0;
+        if first || self.wants_checkpoint() || self.journal.unflushed_bytes() >= self.options.flush_bytes {
             self.work.notify();
         }
     }

@@ -110,6 +110,10 @@ pub struct Store {
     pub(super) tended: Cell<u32>,
     /// When records that wait for a flush get one, and 0 where none waits.
     pub(super) flush_due_ns: Cell<u64>,
+    /// When the next piece may be given back to the file system under guests that are active, and what they had asked by the
+    /// last look.
+    pub(super) punch_due_ns: Cell<u64>,
+    pub(super) requests_at_punch: Cell<u64>,
     /// Freed space has been put back up to this record.
     pub(super) put_back_to: Cell<u64>,
     /// Found by work that went on without what was damaged.
@@ -169,6 +173,8 @@ impl Store {
             closed: Cell::new(false),
             tended: Cell::new(0),
             flush_due_ns: Cell::new(0),
+            punch_due_ns: Cell::new(0),
+            requests_at_punch: Cell::new(0),
             put_back_to: Cell::new(0),
             damage: RefCell::default(),
             broken: RefCell::new(None),

@@ -15,6 +15,9 @@ use crate::options::Defect;
 const RETRY_US: u64 = 250_000;
 /// Whole free MiB given back to the file system at each look.
 const PUNCHED_AT_ONCE: usize = 16;
+/// While guests are active one at a time, and no more often than this: a file system holds back all I/O on the file while
+/// it punches.
+const PUNCH_US: u64 = 100_000;
 /// Longest rest between two steps of giving space back.
 const REST_US_MAX: u64 = 1_000_000;
 
@@ -85,8 +88,18 @@ impl Store {
                 self.rest((self.env.now_ns() - began_ns) / 1000 * self.options.reclaim_rest).await;
             }
         }
-        self.space.punch(PUNCHED_AT_ONCE).await?;
-        Ok(None)
+        self.punch().await
+    }
+
+    async fn punch(&self) -> Result<Option<u64>> {
+        let idle = self.requests_at_punch.replace(self.requests.get()) == self.requests.get();
+        let now_ns = self.env.now_ns();
+        if !idle && now_ns < self.punch_due_ns.get() {
+            return Ok(Some(PUNCH_US));
+        }
+        self.punch_due_ns.set(now_ns + PUNCH_US * 1000);
+        let punched = self.space.punch(if idle { PUNCHED_AT_ONCE } else { 1 }).await?;
+        Ok((punched > 0).then_some(PUNCH_US))
     }
 
     /// Guests have their turn, unless one of them needs the next checkpoint.

@@ -270,10 +270,11 @@ impl State {
         self.total(false, Use::Held)
     }
 
-    /// Gaps are filled, rather than lanes begun, while less than half of the data groups is used.
+    /// Gaps are filled, rather than lanes begun, while less than three quarters of the data groups are used: each lane that
+    /// is begun for one block makes the file grow by sixteen, and they are zero-written first.
     pub fn fills_gaps(&self) -> bool {
         let all: u64 = self.totals[0].iter().sum();
-        self.full || !self.can_grow || 2 * (all - self.free_data()) < all
+        self.full || !self.can_grow || 4 * (all - self.free_data()) < 3 * all
     }
 
     /// Blocks that placement of data finds without loading or growing.
