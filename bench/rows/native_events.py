@@ -28,6 +28,8 @@ def measure(bench):
             unstun.create(vm, [size], "native")
         scatter(bench, unstun.target("large"))
         fio.fill(unstun.target("small"), SMALL_SIZE, bench.folder)
+    # At rest: all of it is in the map.
+    with Unstun(bench.unstun.binary, folder) as unstun:
         operations(bench, unstun)
         fill_journal(bench, unstun)
     recover(bench, folder)

@@ -6,7 +6,7 @@ from bench import fio
 from bench.fio import Load
 from bench.report import Figure, Spread
 
-SIZE = 1 << 30
+SIZE = 512 << 20
 LAYERS = 4
 LAYER_WRITES = 5000
 MOVE_S = 180
@@ -33,6 +33,6 @@ def measure(bench):
         state = f"{job['state']}: {job['error']}" if job else f"not after {MOVE_S - 10} s"
         bench.report.add(Figure(what, "ends", state, False))
     else:
-        note = f"1 GiB in {took:.0f} s, IOPS {during.iops / before.iops:.2f} of before, longest {during.max_us / 1000:.0f} ms"
+        note = f"512 MiB in {took:.0f} s, IOPS {during.iops / before.iops:.2f} of before, longest {during.max_us / 1000:.0f} ms"
         bench.report.at_most(f"{what}: p99 of before", Spread([during.p99_us / before.p99_us]), 2, note)
     unstun.json("vm", "remove", "chain", "--delete-disks")
