@@ -15,6 +15,7 @@ pub mod layout;
 pub mod lineage;
 #[cfg(test)]
 mod ordeal_tests;
+mod preview;
 mod reclaim;
 mod recover;
 pub mod space;

@@ -27,7 +27,7 @@ struct Move {
 impl NativeVm {
     pub async fn revert_preview(&self, wanted: Option<&str>, keeps_present: bool) -> Result<Loss> {
         let plan = self.plan_revert(&self.revert_target(wanted)?)?;
-        let bytes = if keeps_present { 0 } else { self.only_in(&plan.ops).await? };
+        let bytes = if keeps_present { 0 } else { self.written_in(&plan.ops).await? };
         Ok(Loss { bytes, ..plan.loss })
     }
 
@@ -55,7 +55,7 @@ impl NativeVm {
     pub async fn discard_preview(&self, wanted: &str) -> Result<Loss> {
         let (plan, gone) = self.plan_discard(wanted)?;
         let drops = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).chain(plan.ops);
-        let bytes = self.only_in(&drops.collect::<Vec<_>>()).await?;
+        let bytes = self.written_in(&drops.collect::<Vec<_>>()).await?;
         Ok(Loss { bytes, ..plan.loss })
     }
 
@@ -85,7 +85,7 @@ impl NativeVm {
 
     pub async fn reset_preview(&self) -> Result<Loss> {
         let plan = self.plan_reset()?;
-        let bytes = self.only_in(&plan.ops).await?;
+        let bytes = self.written_in(&plan.ops).await?;
         Ok(Loss { bytes, ..plan.loss })
     }
 
@@ -239,10 +239,19 @@ impl NativeVm {
 
     /// Bytes that only the nodes dropped by `ops` hold.
     pub(super) async fn only_in(&self, ops: &[Op]) -> Result<u64> {
-        let drops = ops.iter().filter_map(|op| match op {
-            Op::Drop { node } => Some(*node),
-            _ => None,
-        });
-        self.store.held_only_by(&drops.collect::<Vec<_>>()).await
+        self.store.held_only_by(&dropped(ops)).await
     }
+
+    /// Bytes written in the nodes dropped by `ops`.
+    async fn written_in(&self, ops: &[Op]) -> Result<u64> {
+        self.store.written_in(&dropped(ops)).await
+    }
+}
+
+fn dropped(ops: &[Op]) -> Vec<u64> {
+    let node = |op: &Op| match op {
+        Op::Drop { node } => Some(*node),
+        _ => None,
+    };
+    ops.iter().filter_map(node).collect()
 }

@@ -49,6 +49,9 @@ fn takes_reverts_discards_and_commits() {
         write(&vm, 1, 2).await;
         vm.take("two", "").await.unwrap();
         write(&vm, 0, 3).await;
+        assert_eq!(vm.revert_preview(Some("one"), false).await.unwrap().bytes, 64 << 10);
+        vm.store.checkpoint().await.unwrap();
+        assert_eq!(vm.revert_preview(Some("one"), false).await.unwrap().bytes, 64 << 10);
         vm.revert(Some("one"), Some("three")).await.unwrap();
         assert_eq!((shows(&vm, 0).await, shows(&vm, 1).await), (1, 0));
         write(&vm, 0, 4).await;

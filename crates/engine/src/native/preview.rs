@@ -1,0 +1,64 @@
+//! What a revert or a discard would throw away, told at once: no checkpoint is waited for, and only so much is read.
+
+use std::rc::Rc;
+
+use blk::Result;
+
+use super::layout::BLOCK;
+use super::lineage::Node;
+use super::store::Store;
+use super::tree::{Gone, Root, gone};
+use super::view::View;
+
+/// Pages of maps read for one state: more was written than anybody weighs by the byte.
+const PAGES_MAX: usize = 512;
+
+impl Store {
+    /// Bytes written in `nodes` since the states they descend from: those redirected since the last checkpoint, and what
+    /// differs in the trees, as far as `PAGES_MAX` pages tell. A block that was written in both counts twice.
+    pub async fn written_in(&self, nodes: &[u64]) -> Result<u64> {
+        let mut blocks = 0;
+        for id in nodes {
+            if let Ok(node) = self.node(*id) {
+                blocks += self.written(&node).await?;
+            }
+        }
+        Ok(blocks * BLOCK)
+    }
+
+    async fn written(&self, node: &Node) -> Result<u64> {
+        let _retained = self.space.retain();
+        let active: u64 =
+            node.active.borrow().runs().filter(|(_, held)| held.addr != 0).map(|(_, held)| held.len).sum();
+        let (pending, root) = merged_below(node.current_view(), node.parent.get());
+        let parent = self.lineage.borrow().get(node.parent.get());
+        let ground = parent.and_then(|parent| merged_below(parent.current_view(), 0).1);
+        let (since, mut merged) = (node.since.get(), 0);
+        let mut add = |found: Gone| {
+            if let Gone::Data(data) = found
+                && data.birth > since
+            {
+                merged += data.len;
+            }
+        };
+        gone(&self.nodes, root.as_ref(), ground.as_ref(), 0, u64::MAX, PAGES_MAX, &mut add).await?;
+        Ok(active + pending + merged)
+    }
+}
+
+/// Blocks in the tables above the nearest tree that belong to a node over `parent`, and that tree.
+fn merged_below(view: Rc<View>, parent: u64) -> (u64, Option<Root>) {
+    let (mut blocks, mut at) = (0, view);
+    loop {
+        if let Some(root) = at.root() {
+            return (blocks, root);
+        }
+        if at.parent == parent {
+            let mapped = |table: &super::table::Table| -> u64 {
+                table.runs().filter(|(_, held)| held.addr != 0).map(|(_, held)| held.len).sum()
+            };
+            blocks += at.with_table(mapped).unwrap_or(0);
+        }
+        at = at.below().expect("what is no tree lies over another");
+    }
+}
