@@ -1,5 +1,5 @@
 //! A Linux guest under QEMU (emulated, TCG) on disks of ours: what it feels of a take and a commit, and what it finds
-//! after a hard reset and after a revert.
+//! after a hard reset, a revert, and a crash of both sides.
 //!
 //! This program is both sides. On the host it runs the scenarios below. Started as process 1 of the guest, out of an
 //! initramfs made of itself and of Debian's kernel modules, it is the guest's init and does what the host asks for.
@@ -15,6 +15,7 @@ mod image;
 mod initramfs;
 mod inside;
 mod machine;
+mod native;
 #[path = "../clients/programs.rs"]
 mod programs;
 #[path = "../clients/random.rs"]
@@ -27,9 +28,10 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const SCENARIOS: [(&str, fn()); 3] = [
+const SCENARIOS: [(&str, fn()); 4] = [
     ("twelve_disks_feel_no_take_and_no_commit", felt::twelve_disks_feel_no_take_and_no_commit),
     ("file_systems_survive_a_reset_amid_a_commit", reset::file_systems_survive_a_reset_amid_a_commit),
+    ("a_native_vm_survives_moves_and_a_crash_of_all", native::a_native_vm_survives_moves_and_a_crash_of_all),
     ("revert_brings_back_exactly_the_old_files", reverted::revert_brings_back_exactly_the_old_files),
 ];
 

@@ -15,8 +15,9 @@ const TRIES_MAX: usize = 5;
 /// Steps of every churn between two events.
 const STEPS: u64 = 60;
 
-pub fn new_file_systems(datastore: &Datastore) {
-    datastore.json("vm create web --store redo --disk 512M,512M");
+/// On a VM `web` in `store`.
+pub fn new_file_systems(datastore: &Datastore, store: &str) {
+    datastore.json(&format!("vm create web --store {store} --disk 512M,512M"));
     for (disk, kind) in DISKS {
         make_file_system(datastore, &format!("web/{disk}"), kind, SIZE_BYTES);
     }
@@ -35,7 +36,7 @@ pub fn unmount(machine: &mut Machine<'_>) {
 }
 
 /// Asks until every churn has made so many files more.
-fn churn_on(machine: &mut Machine<'_>) -> Durable {
+pub fn churn_on(machine: &mut Machine<'_>) -> Durable {
     let before: Durable = machine.ask(&Ask::Churned);
     loop {
         let now: Durable = machine.ask(&Ask::Churned);
@@ -68,7 +69,7 @@ fn commit_slowly(datastore: &Datastore, machine: &mut Machine<'_>) -> u64 {
 pub fn file_systems_survive_a_reset_amid_a_commit() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    new_file_systems(&datastore);
+    new_file_systems(&datastore, "redo");
     let mut machine = Machine::start(&datastore, "web", DISKS.len());
     mount(&mut machine);
     machine.ask::<()>(&Ask::StartChurn);

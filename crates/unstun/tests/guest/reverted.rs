@@ -11,10 +11,21 @@ fn trees(machine: &mut Machine<'_>) -> Vec<String> {
     DISKS.iter().map(|(disk, _)| machine.ask(&Ask::Tree { disk: disk.to_string() })).collect()
 }
 
+/// The daemon hears of QEMU's end on its own: asks until it has.
+pub fn revert(datastore: &Datastore, snapshot: &str) {
+    let reverted = loop {
+        let output = datastore.run(&format!("snapshot revert web {snapshot} --yes"));
+        if output.status.code() != Some(3) {
+            break output;
+        }
+    };
+    assert!(reverted.status.success(), "{}", String::from_utf8_lossy(&reverted.stderr));
+}
+
 pub fn revert_brings_back_exactly_the_old_files() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    new_file_systems(&datastore);
+    new_file_systems(&datastore, "redo");
     let mut machine = Machine::start(&datastore, "web", DISKS.len());
     mount(&mut machine);
     machine.ask::<()>(&Ask::Fill { generation: 1 });
@@ -38,14 +49,7 @@ pub fn revert_brings_back_exactly_the_old_files() {
     }
     assert!(trees(&mut machine) == changed, "a refusal changed files");
     machine.quit();
-    // The daemon hears of QEMU's end on its own: ask until it has.
-    let reverted = loop {
-        let output = datastore.run("snapshot revert web before --yes");
-        if output.status.code() != Some(3) {
-            break output;
-        }
-    };
-    assert!(reverted.status.success(), "{}", String::from_utf8_lossy(&reverted.stderr));
+    revert(&datastore, "before");
     for ((disk, _), sealed) in DISKS.iter().zip(&sealed) {
         let now = datastore.uri(&format!("web/{disk}"));
         tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", sealed.to_str().unwrap(), &now]);
