@@ -33,6 +33,8 @@ pub struct Node {
     /// Redirects since the running node's view was frozen.
     pub active: RefCell<Table>,
     pub view: RefCell<Rc<View>>,
+    /// Pages that merging `active` may write.
+    pages: Cell<u64>,
 }
 
 impl Node {
@@ -47,6 +49,7 @@ impl Node {
             since: Cell::new(0),
             active: RefCell::default(),
             view: RefCell::new(view),
+            pages: Cell::new(0),
         }
     }
 
@@ -74,8 +77,7 @@ impl Node {
     pub fn freeze(&self, stamp: u64) -> Rc<View> {
         let table = self.active.take();
         if !table.is_empty() {
-            let (below, pages) =
-                (self.current_view(), table.leaves() + interior_pages(self.size_blocks.get()));
+            let (below, pages) = (self.current_view(), self.pages.take());
             *self.view.borrow_mut() = View::pending(table, below, stamp, (self.parent.get(), pages));
         }
         self.current_view()
@@ -88,11 +90,12 @@ impl Node {
 
     pub fn put(&self, start: u64, held: Held, displaced: &mut Vec<Extent>) -> Grown {
         let mut active = self.active.borrow_mut();
-        let (runs, leaves) = (active.len() as isize, active.leaves());
-        // The interior pages over the leaves, counted once for a table.
-        let upper = if active.is_empty() { interior_pages(self.size_blocks.get()) } else { 0 };
+        let (runs, leaves, size_blocks) = (active.len() as isize, active.leaves(), self.size_blocks.get());
         active.insert(start, held, displaced);
-        Grown { runs: active.len() as isize - runs, pages: active.leaves() - leaves + upper }
+        let pages =
+            merge_pages(active.leaves(), size_blocks).saturating_sub(merge_pages(leaves, size_blocks));
+        self.pages.update(|before| before + pages);
+        Grown { runs: active.len() as isize - runs, pages }
     }
 }
 
@@ -120,17 +123,11 @@ pub struct Grown {
     pub pages: u64,
 }
 
-/// Pages above the leaves of a map of this size, all levels together.
-fn interior_pages(size_blocks: u64) -> u64 {
-    let mut pages = 0;
-    for level in 1..=LEVEL_MAX {
-        let these = size_blocks.div_ceil(span(level)).max(1);
-        pages += these;
-        if these == 1 {
-            break;
-        }
-    }
-    pages
+/// Pages that a merge into `leaves` leaves of a map of this size writes at most: those, and of each level above as many, or
+/// all that there are.
+fn merge_pages(leaves: u64, size_blocks: u64) -> u64 {
+    let above = (1..=LEVEL_MAX).map(|level| leaves.min(size_blocks.div_ceil(span(level)).max(1)));
+    leaves + above.sum::<u64>()
 }
 
 /// All nodes of a store.

@@ -69,6 +69,12 @@ impl Store {
         let (superblock, _) = Superblock::read(&file).await?;
         superblock.check_writable(file.name())?;
         let geometry = superblock.geometry();
+        let groups = groups_within(&geometry, file.size().await?);
+        if groups < superblock.groups {
+            let cause =
+                format!("its length holds {groups} groups, expected {}: it was cut", superblock.groups);
+            return Err(Error::damaged(file.name(), format!("{cause}; bring the missing end back")));
+        }
         let catalogue = Catalogue::read(&file, geometry.store_id, superblock.catalogue).await?;
         let found =
             replay(&file, &geometry, superblock.journal, superblock.journal_epoch, superblock.checkpoint)
@@ -77,12 +83,6 @@ impl Store {
         let changes = Changes::read(&file, found).await?;
         let opened = begin_epoch(&file, superblock, &changes).await?;
         let journal = Journal::new(env.clone(), file.clone(), geometry, opened.start());
-        let groups = groups_within(&geometry, file.size().await?);
-        if groups < superblock.groups {
-            let cause =
-                format!("its length holds {groups} groups, expected {}: it was cut", superblock.groups);
-            return Err(Error::damaged(file.name(), format!("{cause}; bring the missing end back")));
-        }
         let summaries = summaries(&catalogue, groups, file.name())?;
         let ready_to = opened.superblock.ready_to;
         let space = Space::open(env.clone(), file.clone(), geometry, summaries, ready_to, growth, can_grow);
