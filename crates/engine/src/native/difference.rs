@@ -54,7 +54,7 @@ impl Store {
     /// The nodes with trees that have all that was written before the call. What they refer to stays as it is while
     /// `Retained` lives.
     pub(super) async fn merged_items(&self, nodes: &[u64]) -> Result<(Vec<NodeItem>, Retained)> {
-        let retained = self.space.retain();
+        let retained = self.space.retain(self.work.clone());
         let mut is_fresh = self.are_merged(nodes)?;
         loop {
             let nodes: Vec<_> = nodes.iter().map(|id| self.node(*id)).collect::<Result<_>>()?;

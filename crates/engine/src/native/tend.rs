@@ -60,8 +60,8 @@ impl Store {
     /// Freed space is used again when what freed it is durable and nobody admitted before may still look at it.
     async fn put_back(&self) -> Result<Option<u64>> {
         let early = self.options.defects.has(Defect::EarlyReuse);
-        let durable = if early { u64::MAX } else { self.journal.durable_flushed_lsn() };
-        self.put_back_to.set(durable);
+        self.put_back_to.set(self.journal.durable_flushed_lsn());
+        let durable = if early { u64::MAX } else { self.put_back_to.get() };
         let batch = self.space.take_releasable(durable);
         if batch.is_empty() {
             return Ok(None);

@@ -185,3 +185,21 @@ fn what_a_checkpoint_without_space_has_begun_the_next_one_ends() {
         store.close().await.unwrap();
     });
 }
+
+#[test]
+fn a_redirect_that_nobody_flushes_is_flushed_in_time() {
+    let world = SimWorld::new(3, sim::Options::default());
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 1000 }]).unwrap();
+        store.flush().await.unwrap();
+        // One turn for the flush, one to carry its number, one to spare.
+        let in_time_us = 3 * store.options.flush_us;
+        env.sleep_us(in_time_us).await;
+        fill(&disk(&store, 1), 0, 1, 1).await;
+        assert!(store.journal.durable_flushed_lsn() < store.journal.last_lsn());
+        env.sleep_us(in_time_us).await;
+        assert_eq!(store.journal.durable_flushed_lsn(), store.journal.last_lsn());
+        store.close().await.unwrap();
+    });
+}

@@ -38,7 +38,7 @@ impl Committed {
     /// None when too little is left to go on with.
     pub async fn capture(store: &Store, report: &mut Report) -> Result<Option<(Committed, Marks)>> {
         let _turn = store.checkpoint_turn.lock().await;
-        let retained = store.space.retain();
+        let retained = store.space.retain(store.work.clone());
         let superblock = store.superblock.get();
         report.checkpoint = superblock.checkpoint;
         check_superblocks(store, &superblock, report).await;

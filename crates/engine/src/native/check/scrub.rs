@@ -87,7 +87,7 @@ impl Store {
 
     /// Answers where the next step begins, and the bytes read.
     async fn scrub_step(&self, nodes: &Nodes, at: At, report: &mut Report) -> Result<Option<(At, u64)>> {
-        let _retained = self.space.retain();
+        let _retained = self.space.retain(self.work.clone());
         let Some(part) = self.next_part(at).await? else { return Ok(None) };
         let (mut runs, mut lost) = (Vec::new(), Vec::new());
         let mut visit = |seen: Seen| match seen {

@@ -203,7 +203,7 @@ fn what_a_check_looks_at_is_not_placed_again() {
     in_world(async |env| {
         let store = family(&env).await;
         let before = store.space.totals();
-        let retained = store.space.retain();
+        let retained = store.space.retain(store.work.clone());
         store.change(&[Op::Drop { node: 3 }]).unwrap();
         while !store.dropped_nodes().is_empty() {
             store.progress.wait().await;

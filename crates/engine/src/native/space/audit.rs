@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use blk::Error;
+use blk::sync::Signal;
 use futures_util::future::join_all;
 
 use super::bits::Bits;
@@ -75,19 +76,25 @@ impl Marks {
     }
 }
 
-/// While it lives nothing that a checkpoint frees is placed again.
-pub struct Retained(Rc<Space>);
+/// While it lives nothing that a checkpoint frees is placed again. The last one tells `over` that it may be.
+pub struct Retained {
+    space: Rc<Space>,
+    over: Rc<Signal>,
+}
 
 impl Drop for Retained {
     fn drop(&mut self) {
-        self.0.retainers.update(|n| n - 1);
+        self.space.retainers.update(|n| n - 1);
+        if self.space.retainers.get() == 0 {
+            self.over.notify();
+        }
     }
 }
 
 impl Space {
-    pub fn retain(self: &Rc<Self>) -> Retained {
+    pub fn retain(self: &Rc<Self>, over: Rc<Signal>) -> Retained {
         self.retainers.update(|n| n + 1);
-        Retained(self.clone())
+        Retained { space: self.clone(), over }
     }
 
     /// The blocks in use by the pages that `summaries` describe, read from the medium. A page that cannot be read or is
