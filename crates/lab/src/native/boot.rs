@@ -23,6 +23,8 @@ const MAPPED_EVERY: u64 = 3;
 
 /// How often a boot reads the journal by itself, to know what the recovery has to do.
 const JOURNAL_EVERY: u64 = 5;
+/// One boot of so many checks the last checkpoint, and one everything.
+const CHECKED_EVERY: u64 = 4;
 
 /// None when the power was cut.
 pub fn boot(
@@ -108,10 +110,14 @@ fn fill_up(env: &Env, scene: &Rc<Scene>) {
 
 impl Scene {
     /// Compares what the store has with what it must have.
-    async fn recover(self: &Rc<Scene>) -> Result<(), String> {
+    pub async fn recover(self: &Rc<Scene>) -> Result<(), String> {
         self.truth.borrow_mut().store = Some(self.store.clone());
         if let Some(e) = self.store.broken() {
             return Err(format!("the store is read-only: {e}"));
+        }
+        let checked = (self.plan.seed / 2 + self.boot) % CHECKED_EVERY;
+        if checked == 0 {
+            self.check_committed("as it was found").await?;
         }
         self.check_snapshots().await?;
         self.check_machines().await?;
@@ -121,6 +127,9 @@ impl Scene {
         }
         if (self.plan.seed + self.boot).is_multiple_of(MAPPED_EVERY) {
             self.check_mapped().await?;
+        }
+        if checked == 1 {
+            self.check_all("with what was replayed").await?;
         }
         self.truth.borrow_mut().doing.recovering = false;
         Ok(())
@@ -257,7 +266,7 @@ impl Scene {
     }
 
     /// A clean stop makes everything durable that had completed.
-    fn closed_cleanly(&self) {
+    pub fn closed_cleanly(&self) {
         for machine in self.truth.borrow_mut().machines.values_mut() {
             for disk in &mut machine.disks {
                 let now = disk.model.flush_begins();
@@ -267,7 +276,7 @@ impl Scene {
     }
 
     /// With the faults over: everything is right, everything that is dropped gives its space back, and it stays so.
-    async fn finish(self: &Rc<Scene>) -> Result<(), String> {
+    pub async fn finish(self: &Rc<Scene>) -> Result<(), String> {
         self.world.set_capacity(None);
         let sealed = self.truth.borrow().sealed();
         for number in &sealed {
@@ -282,28 +291,19 @@ impl Scene {
         for number in sealed {
             user.remove_snapshot(number).await?;
         }
-        self.check_given_back().await?;
+        self.wait_for_space().await?;
+        self.check_all("at the end").await?;
         self.check_live().await?;
         self.store.close().await.map_err(|e| format!("closing: {e}"))?;
         let again = Scene::open(&self.env, &self.world, &self.plan, &self.truth, self.boot).await;
         let again = again.map_err(|e| format!("opening it once more: {e}"))?;
         again.start(super::FIRST_MACHINE).map_err(|e| format!("starting once more: {e}"))?;
         again.check_live().await?;
+        again.check_all("once more").await?;
         again.store.close().await.map_err(|e| format!("closing once more: {e}"))
     }
 
-    /// Nothing dropped is left: every running node alone shows what it holds.
-    async fn check_given_back(&self) -> Result<(), String> {
-        while !self.store.dropped_nodes().is_empty() {
-            if let Some(e) = self.store.broken() {
-                return Err(format!("while space is given back: {e}"));
-            }
-            self.env.sleep_us(1000).await;
-        }
-        Ok(())
-    }
-
-    async fn check_live(&self) -> Result<(), String> {
+    pub async fn check_live(&self) -> Result<(), String> {
         let numbers: Vec<u64> = self.running.borrow().keys().copied().collect();
         for number in numbers {
             let disks = self.machine(number).disks.borrow().clone();

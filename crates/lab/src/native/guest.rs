@@ -18,7 +18,7 @@ pub struct Guest {
 }
 
 /// One request: where it goes.
-struct Target {
+pub struct Target {
     machine: u64,
     index: usize,
     disk: Rc<NativeDisk>,
@@ -82,7 +82,14 @@ impl Guest {
             first -= first % SECTORS_PER_BLOCK;
             count = count.next_multiple_of(SECTORS_PER_BLOCK);
         }
-        let (offset, room) = places.on_disk(first);
+        drop(truth);
+        self.target_at(machine, index, first, count)
+    }
+
+    /// `count` sectors at the model's sector `first`, as far as the window goes.
+    pub fn target_at(&self, machine: &RunningMachine, index: usize, first: u64, count: u64) -> Target {
+        let mut truth = self.scene.truth.borrow_mut();
+        let (offset, room) = truth.disk(machine.number, index).places.on_disk(first);
         let disk = machine.disks.borrow()[index].clone();
         Target { machine: machine.number, index, disk, first, count: count.min(room), offset }
     }
@@ -113,7 +120,7 @@ impl Guest {
         Ok(())
     }
 
-    async fn write(&mut self, target: &Target) -> Result<(), String> {
+    pub async fn write(&mut self, target: &Target) -> Result<(), String> {
         let open = self.begin(target, None);
         let data = self.scene.truth.borrow_mut().model(target.machine, target.index).data(&open);
         target.tell(|| format!("write {} begins", open.sequence));
@@ -126,7 +133,7 @@ impl Guest {
         self.end(target, &open, "write", result)
     }
 
-    async fn zero(&mut self, target: &Target) -> Result<(), String> {
+    pub async fn zero(&mut self, target: &Target) -> Result<(), String> {
         let open = self.begin(target, Some(false));
         target.tell(|| "zeroing begins".into());
         let mode = ZeroMode { no_hole: self.rng.below(3) == 0, ..ZeroMode::default() };
@@ -134,14 +141,14 @@ impl Guest {
         self.end(target, &open, "zeroing", result)
     }
 
-    async fn discard(&mut self, target: &Target) -> Result<(), String> {
+    pub async fn discard(&mut self, target: &Target) -> Result<(), String> {
         let open = self.begin(target, Some(true));
         target.tell(|| "discard begins".into());
         let result = target.disk.clone().discard(target.range()).await;
         self.end(target, &open, "discard", result)
     }
 
-    async fn read(&mut self, target: &Target) -> Result<(), String> {
+    pub async fn read(&mut self, target: &Target) -> Result<(), String> {
         let began = self.scene.truth.borrow_mut().model(target.machine, target.index).now();
         let buf = Buf::alloc((target.count * SECTOR) as usize);
         let (buf, result) = target.disk.clone().read(target.offset, buf).await;
@@ -151,7 +158,7 @@ impl Guest {
         checked.map_err(|e| format!("machine {}: {e}", target.machine))
     }
 
-    async fn flush(&mut self, target: &Target) -> Result<(), String> {
+    pub async fn flush(&mut self, target: &Target) -> Result<(), String> {
         let began = self.scene.truth.borrow_mut().model(target.machine, target.index).flush_begins();
         target.disk.clone().flush().await.map_err(|e| format!("flush: {e}"))?;
         tell(|| format!("  machine {} disk {} flushed (from tick {began})", target.machine, target.index));

@@ -34,6 +34,13 @@ impl Places {
         Places { windows, size_blocks }
     }
 
+    /// Around the edges of the first two leaves.
+    pub fn scripted() -> Places {
+        let around = |edge: u64| edge - 4..edge + 4;
+        let windows = vec![0..16, around(LEAF_BLOCKS), around(2 * LEAF_BLOCKS)];
+        Places { windows, size_blocks: 2 * LEAF_BLOCKS + 4 }
+    }
+
     /// The same with a window in the `blocks` that the disk grows by.
     pub fn grown(&self, blocks: u64) -> Places {
         let mut windows = self.windows.clone();

@@ -12,6 +12,9 @@ const JOURNAL_PAGES: u64 = engine::native::journal::JOURNAL_PAGES_MIN;
 /// Groups of a store on a device that cannot grow.
 const FIXED_BLOCKS: u64 = 1200;
 
+/// Of what the scripted plan leaves to chance.
+const SCRIPTED_SEED: u64 = 4;
+
 /// Shares of a guest's operations, in parts of their sum.
 #[derive(Debug, Clone, Copy)]
 pub struct Mix {
@@ -33,6 +36,7 @@ pub struct Steps {
     pub grow: u64,
     pub look: u64,
     pub hold: u64,
+    pub check: u64,
 }
 
 /// What the store's file is.
@@ -72,6 +76,10 @@ pub struct Plan {
     pub steps: Steps,
     /// Snapshots there may be at once: each is read whole at every boot.
     pub snapshots_max: usize,
+    /// Machines there may be at once, the first included.
+    pub machines_max: usize,
+    /// The power goes.
+    pub cuts: bool,
 }
 
 impl Plan {
@@ -117,6 +125,52 @@ impl Plan {
             mix: draw_mix(&mut rng),
             steps: draw_steps(&mut rng),
             snapshots_max: rng.between(1, 8) as usize,
+            machines_max: 3,
+            cuts: true,
+        }
+    }
+
+    /// A tree of many states that nothing disturbs.
+    pub fn tree(seed: u64) -> Plan {
+        let plan = Plan::draw(seed, Defects::default());
+        let steps = Steps { take: 12, remove: 3, revert: 2, branch: 3, ..plan.steps };
+        Plan {
+            ground: Ground::File,
+            boots: 3,
+            guests: 2,
+            operations: 150,
+            user_steps: 200,
+            snapshots_max: 64,
+            machines_max: 6,
+            cuts: false,
+            steps,
+            ..plan
+        }
+    }
+
+    /// For operations one by one: one disk of three leaves, and everything small.
+    pub fn scripted() -> Plan {
+        let plan = Plan::draw(SCRIPTED_SEED, Defects::default());
+        let options = StoreOptions {
+            map_cache_bytes: 64 << 10,
+            pending_runs_max: 64,
+            flush_us: 1_000_000,
+            flush_bytes: 64 << 20,
+            reclaim_pages: 2,
+            ..plan.options
+        };
+        Plan {
+            world: sim::Options::default(),
+            layout: NewStore { group_blocks: 96, ..plan.layout },
+            options,
+            growth: Growth { ahead_blocks: 32, chunk_blocks: 16 },
+            terms: DiskTerms { policy: SpacePolicy::Error, space_retry_us: 500 },
+            ground: Ground::File,
+            disks: vec![Places::scripted()],
+            snapshots_max: 64,
+            machines_max: 8,
+            cuts: false,
+            ..plan
         }
     }
 
@@ -133,7 +187,7 @@ impl Plan {
         if part == Part::Work {
             world.cancel_cut();
         }
-        if boot + 1 == self.boots {
+        if boot + 1 == self.boots || !self.cuts {
             return;
         }
         let mut rng = self.rng(boot, 1 << 32);
@@ -197,5 +251,6 @@ fn draw_steps(rng: &mut Rng) -> Steps {
         grow: rng.below(2),
         look: rng.below(3),
         hold: rng.below(2),
+        check: rng.below(2),
     }
 }

@@ -12,8 +12,6 @@ use super::truth::{DiskTruth, MachineTruth, Move, SnapshotTruth, Standing};
 use crate::crash::watch::tell;
 use crate::oracle::DiskModel;
 
-/// Machines there may be at once, the first included.
-const MACHINES_MAX: usize = 3;
 /// The sequence numbers of a branch begin at its number times this: they are told from those of all others.
 const BRANCH_SEQUENCES: u64 = 1 << 40;
 /// Blocks a disk may grow by.
@@ -34,8 +32,10 @@ impl User {
     }
 
     async fn step(&mut self) -> Result<(), String> {
-        let Steps { take, remove, revert, branch, checkpoint, grow, look, hold } = self.scene.plan.steps;
-        let mut at = self.rng.below(take + remove + revert + branch + checkpoint + grow + look + hold);
+        let Steps { take, remove, revert, branch, checkpoint, grow, look, hold, check } =
+            self.scene.plan.steps;
+        let mut at =
+            self.rng.below(take + remove + revert + branch + checkpoint + grow + look + hold + check);
         let mut falls = |share: u64| {
             let hit = at < share;
             at = at.wrapping_sub(share);
@@ -55,8 +55,10 @@ impl User {
             self.grow().await
         } else if falls(look) {
             self.look_at_one().await
-        } else {
+        } else if falls(hold) {
             self.hold().await
+        } else {
+            self.scene.check_committed("while guests run").await
         }
     }
 
@@ -94,7 +96,7 @@ impl User {
     }
 
     /// One change for all disks; sealed once what was under way has ended and is durable.
-    async fn take(&mut self) -> Result<(), String> {
+    pub async fn take(&mut self) -> Result<(), String> {
         if self.scene.truth.borrow().snapshots.len() >= self.scene.plan.snapshots_max {
             return self.remove_something().await;
         }
@@ -205,7 +207,7 @@ impl User {
     }
 
     /// A machine's guests stop, and its disks go on from a snapshot: its own or another's.
-    async fn revert(&mut self) -> Result<(), String> {
+    pub async fn revert(&mut self) -> Result<(), String> {
         let Some(number) = self.any_sealed() else { return Ok(()) };
         let machine = self.any_machine();
         let machine = self.scene.machine(machine);
@@ -244,9 +246,9 @@ impl User {
     }
 
     /// A new machine on a snapshot.
-    async fn branch(&mut self) -> Result<(), String> {
+    pub async fn branch(&mut self) -> Result<(), String> {
         let Some(number) = self.any_sealed() else { return Ok(()) };
-        if self.scene.truth.borrow().machines.len() >= MACHINES_MAX {
+        if self.scene.truth.borrow().machines.len() >= self.scene.plan.machines_max {
             return self.remove_something().await;
         }
         let contents = self.scene.look(number).await?;
@@ -285,7 +287,7 @@ impl User {
         self.scene.start(machine).map_err(|e| e.to_string())
     }
 
-    async fn checkpoint(&mut self) -> Result<(), String> {
+    pub async fn checkpoint(&mut self) -> Result<(), String> {
         self.scene.truth.borrow_mut().doing.checkpointing = true;
         let written = self.scene.store.checkpoint().await;
         self.scene.truth.borrow_mut().doing.checkpointing = false;
@@ -297,7 +299,7 @@ impl User {
         Ok(())
     }
 
-    async fn grow(&mut self) -> Result<(), String> {
+    pub async fn grow(&mut self) -> Result<(), String> {
         let machine = self.any_machine();
         let index = self.rng.below(self.scene.plan.disks.len() as u64) as usize;
         let blocks = self.rng.between(1, GROWN_BLOCKS_MAX);
