@@ -26,8 +26,7 @@ def measure(bench):
     fio.fill(unstun.target("native"), bench.native_size, bench.folder)
     steady(bench)
     flushes(bench, "native", "native: ", 1)
-    first_writes(bench)
-    reclaim(bench)
+    reclaim(bench, first_writes(bench))
     steady(bench, "overwritten at random under a snapshot since")
     unstun.json("vm", "remove", "native", "--delete-disks")
     native_reads.measure(bench)
@@ -56,7 +55,8 @@ def steady(bench, how="fully allocated"):
 
 
 def first_writes(bench):
-    """No block is visited twice: every write after the take is a first write, until three checkpoints are durable."""
+    """No block is visited twice: every write after the take is a first write, until three checkpoints are durable.
+    Answers the bytes written."""
     unstun, target = bench.unstun, bench.unstun.target("native")
     before = fio.run(target, Load(bench.native_size, 10, rw="randwrite"), bench.folder).iops
     unstun.take("native", "first")
@@ -71,6 +71,7 @@ def first_writes(bench):
     what = "native, fresh snapshot, first writes only"
     bench.report.at_least(f"{what}, first 10 s, of before", Spread([mean(seconds[:10]) / before]), 0.98)
     bench.report.at_least(f"{what}, three checkpoints, of before", Spread([mean(seconds) / before]), 0.9, note)
+    return guest
 
 
 def written(unstun):
@@ -99,8 +100,8 @@ def until_checkpoints(bench, target, load, wanted=CHECKPOINTS):
     return fio.by_second(bench.folder), checkpoints
 
 
-def reclaim(bench):
-    """The snapshot of before holds what the first writes left of the old disk. The load runs from the drop to the end."""
+def reclaim(bench, held):
+    """The snapshot of before holds what the first writes replaced. The load runs from the drop to the end."""
     target = bench.unstun.target("native")
     before = fio.run(target, Load(bench.native_size, bench.seconds * 2), bench.folder)
     running = fio.Running(target, Load(bench.native_size, RECLAIM_S), bench.folder)
@@ -115,6 +116,6 @@ def reclaim(bench):
     if job is None:
         bench.report.add(Figure(what, "ends", f"not after {RECLAIM_S - 10} s", False))
         return
-    note = f"{job['bytes_total'] / (1 << 20):.0f} MiB back in {took:.1f} s"
+    note = f"{held / (1 << 20):.0f} MiB back in {took:.1f} s"
     bench.report.at_least(f"{what}: IOPS of before", Spread([during.iops / before.iops]), 0.95, note)
     bench.report.at_most(f"{what}: p99 of before", Spread([during.p99_us / before.p99_us]), 1.5)
