@@ -27,7 +27,7 @@ impl Store {
     }
 
     async fn written(&self, node: &Node) -> Result<u64> {
-        let _retained = self.space.retain();
+        let _retained = self.space.retain(self.work.clone());
         let active: u64 =
             node.active.borrow().runs().filter(|(_, held)| held.addr != 0).map(|(_, held)| held.len).sum();
         let (pending, root) = merged_below(node.current_view(), node.parent.get());
