@@ -12,6 +12,8 @@ const JOURNAL_PAGES: u64 = engine::native::journal::JOURNAL_PAGES_MIN;
 /// Groups of a store on a device that cannot grow.
 const FIXED_BLOCKS: u64 = 1200;
 
+/// One seed of so many checkpoints all the time.
+const EAGER_EVERY: u64 = 5;
 /// Of what the scripted plan leaves to chance.
 const SCRIPTED_SEED: u64 = 4;
 
@@ -84,6 +86,21 @@ pub struct Plan {
 
 impl Plan {
     pub fn draw(seed: u64, defects: Defects) -> Plan {
+        let plan = Plan::draw_any(seed, defects);
+        if !seed.is_multiple_of(EAGER_EVERY) {
+            return plan;
+        }
+        // Checkpoints without end, over few blocks that are written again and again and seldom flushed: what is merged
+        // is overwritten while the checkpoint is under way.
+        let options = StoreOptions { pending_runs_max: 4, flush_us: 1_000_000, ..plan.options };
+        let steps = Steps { checkpoint: 20, ..plan.steps };
+        let mix = Mix { write: 12, flush: 2, ..plan.mix };
+        let (hot_sectors, write_sectors_max) = (plan.hot_sectors.min(64), plan.write_sectors_max.min(16));
+        let (guests, user_steps) = (plan.guests.max(4), 14);
+        Plan { options, steps, mix, hot_sectors, write_sectors_max, guests, user_steps, ..plan }
+    }
+
+    fn draw_any(seed: u64, defects: Defects) -> Plan {
         let mut rng = Rng::new(seed);
         let ground = match rng.below(8) {
             0 => Ground::CrowdedFile,
