@@ -28,6 +28,8 @@ mod remove;
 mod scrub;
 mod settle;
 mod switch;
+mod told;
+mod tracked;
 mod tree;
 
 use std::path::Path;

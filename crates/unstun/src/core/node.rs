@@ -11,7 +11,7 @@ use blk::sync::Signal;
 use blk::{Dir, Env};
 use engine::job::{MOVE, SCRUB};
 use engine::native::NativeVm;
-use engine::{Job, Machine, Options, SpacePolicy, Vm};
+use engine::{Machine, Options, SpacePolicy, Vm};
 use export::nbd::Doors;
 use jiff::Timestamp;
 
@@ -22,7 +22,8 @@ use super::hold::Holds;
 use super::homes::{self, Registry};
 use super::journal::{self, Journal};
 use super::native::{self, Native};
-use super::{formats, inuse, present, settle};
+use super::tracked::Tracked;
+use super::{formats, inuse, settle};
 use crate::api::{self, WhenFull};
 use crate::error::{Error, ErrorKind, Result};
 use crate::listen::NbdListen;
@@ -33,9 +34,6 @@ const LOCK_NAME: &str = "lock";
 /// Resolved maps of all disks and sealed states of the core. With 48 MiB of grain tables and about 40 MiB for everything
 /// else the daemon stays below 256 MiB; what clients have under way comes on top.
 const MAP_BYTES_TOTAL: usize = 96 << 20;
-
-/// Kept for `vm show`; the events have them all.
-const NOTICES_MAX: usize = 100;
 
 pub struct Node {
     pub env: Env,
@@ -57,7 +55,7 @@ pub struct Node {
     pub native: Native,
     /// Names of VMs, and folders, that somebody is making, opening or taking away right now.
     claimed: RefCell<BTreeSet<String>>,
-    jobs: RefCell<Vec<Tracked>>,
+    pub(super) jobs: RefCell<Vec<Tracked>>,
     /// Of the last scrub that ended.
     pub scrubbed: RefCell<Option<api::Checked>>,
     doors_tasks: RefCell<Vec<JoinHandle<()>>>,
@@ -146,16 +144,6 @@ impl Entry {
     pub fn next_event(&self) -> u64 {
         self.events.borrow().last().map_or(0, |event| event.id) + 1
     }
-}
-
-/// A job under the daemon's own number: two VMs number theirs alike.
-pub struct Tracked {
-    pub id: u64,
-    /// None for work on the whole store.
-    pub entry: Option<Rc<Entry>>,
-    pub job: Rc<Job>,
-    /// (time, bytes done, rate) at the last look, for the rate.
-    pub seen: Cell<(u64, u64, u64)>,
 }
 
 impl Node {
@@ -282,24 +270,6 @@ impl Node {
         Ok((vm, Kept::Redo(files)))
     }
 
-    /// What the files had to say is an event, and stands in `vm show` until the VM is opened again. Asked for after
-    /// whatever may have touched them.
-    pub fn take_notices(&self, entry: &Entry) {
-        if let Kept::Redo(files) = &entry.kept {
-            self.tell(entry, files.take_notices());
-        }
-    }
-
-    pub fn tell(&self, entry: &Entry, sentences: Vec<String>) {
-        for sentence in sentences {
-            self.note(entry, &sentence);
-            let mut notices = entry.notices.borrow_mut();
-            if notices.len() < NOTICES_MAX {
-                notices.push(sentence);
-            }
-        }
-    }
-
     pub fn options(&self, when_full: WhenFull) -> Options {
         let space_policy = match when_full {
             WhenFull::Wait => SpacePolicy::Wait,
@@ -323,45 +293,6 @@ impl Node {
         });
         self.listen(&entry);
         self.vms.borrow_mut().insert(old.name.clone(), entry);
-    }
-
-    /// Numbers each event and writes it away. Those from before the listener (a recovery) are taken over first.
-    fn listen_to(self: &Rc<Self>, entry: &Rc<Entry>) {
-        for event in entry.vm.events() {
-            self.record(entry, &event);
-        }
-        self.listen(entry);
-    }
-
-    fn listen(self: &Rc<Self>, entry: &Rc<Entry>) {
-        let (node, weak) = (Rc::downgrade(self), Rc::downgrade(entry));
-        entry.vm.listen(Box::new(move |event| {
-            if let (Some(node), Some(entry)) = (node.upgrade(), weak.upgrade()) {
-                node.record(&entry, event);
-            }
-        }));
-    }
-
-    fn record(&self, entry: &Entry, event: &engine::Event) {
-        self.keep(entry, present::event(entry.next_event(), &entry.name, event));
-        self.take_notices(entry);
-    }
-
-    /// An event of the home's own, for people.
-    pub fn note(&self, entry: &Entry, message: &str) {
-        self.keep(entry, present::home_event(entry, message));
-    }
-
-    pub fn note_stun(&self, entry: &Entry, message: &str, stun_us: u64) {
-        self.keep(entry, api::Event { stun_us, ..present::home_event(entry, message) });
-    }
-
-    fn keep(&self, entry: &Entry, event: api::Event) {
-        self.journal.append(&entry.home, &event);
-        let mut events = entry.events.borrow_mut();
-        events.push(event);
-        let surplus = events.len().saturating_sub(journal::EVENTS_MAX);
-        events.drain(..surplus);
     }
 
     pub fn entries(&self) -> Vec<Rc<Entry>> {
@@ -447,34 +378,6 @@ impl Node {
     pub fn homes(&self) -> Vec<PathBuf> {
         let served = self.entries().into_iter().map(|entry| entry.home.clone());
         served.chain(self.idle().into_iter().map(|(_, home, _)| home)).collect()
-    }
-
-    /// All jobs, numbered in the order they were first seen.
-    pub fn tracked<T>(&self, look: impl Fn(&Tracked) -> T) -> Vec<T> {
-        let mut jobs = self.jobs.borrow_mut();
-        for entry in self.entries() {
-            for job in entry.vm.jobs() {
-                if jobs.iter().any(|t| Rc::ptr_eq(&t.job, &job)) {
-                    continue;
-                }
-                let id = jobs.last().map_or(0, |t| t.id) + 1;
-                let seen = Cell::new((job.started_ns, 0, 0));
-                jobs.push(Tracked { id, entry: Some(entry.clone()), job, seen });
-            }
-        }
-        jobs.iter().map(look).collect()
-    }
-
-    pub fn next_job(&self) -> u64 {
-        // Those of the VMs that were not seen yet come first.
-        self.tracked(|t| t.id).last().map_or(1, |id| id + 1)
-    }
-
-    /// A job of the daemon's own, under `next_job`'s number.
-    pub fn track(&self, entry: Option<&Rc<Entry>>, job: &Rc<Job>) {
-        let seen = Cell::new((job.started_ns, 0, 0));
-        let tracked = Tracked { id: job.id, entry: entry.cloned(), job: job.clone(), seen };
-        self.jobs.borrow_mut().push(tracked);
     }
 
     pub fn doors_open(&self, task: JoinHandle<()>) {

@@ -8,7 +8,8 @@ use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
 use jiff::Timestamp;
 
 use super::native;
-use super::node::{Entry, Kept, Node, Tracked};
+use super::node::{Entry, Kept, Node};
+use super::tracked::Tracked;
 use crate::api;
 use crate::error::{Error, ErrorBody};
 use crate::name::VmName;

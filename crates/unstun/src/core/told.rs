@@ -1,0 +1,69 @@
+//! What is told of a VM: its events, numbered and written away, and what its files had to say.
+
+use std::rc::Rc;
+
+use super::node::{Entry, Kept, Node};
+use super::{journal, present};
+use crate::api;
+
+/// Kept for `vm show`; the events have them all.
+const NOTICES_MAX: usize = 100;
+
+impl Node {
+    /// What the files had to say is an event, and stands in `vm show` until the VM is opened again. Asked for after
+    /// whatever may have touched them.
+    pub fn take_notices(&self, entry: &Entry) {
+        if let Kept::Redo(files) = &entry.kept {
+            self.tell(entry, files.take_notices());
+        }
+    }
+
+    pub fn tell(&self, entry: &Entry, sentences: Vec<String>) {
+        for sentence in sentences {
+            self.note(entry, &sentence);
+            let mut notices = entry.notices.borrow_mut();
+            if notices.len() < NOTICES_MAX {
+                notices.push(sentence);
+            }
+        }
+    }
+
+    /// Numbers each event and writes it away. Those from before the listener (a recovery) are taken over first.
+    pub(super) fn listen_to(self: &Rc<Self>, entry: &Rc<Entry>) {
+        for event in entry.vm.events() {
+            self.record(entry, &event);
+        }
+        self.listen(entry);
+    }
+
+    pub(super) fn listen(self: &Rc<Self>, entry: &Rc<Entry>) {
+        let (node, weak) = (Rc::downgrade(self), Rc::downgrade(entry));
+        entry.vm.listen(Box::new(move |event| {
+            if let (Some(node), Some(entry)) = (node.upgrade(), weak.upgrade()) {
+                node.record(&entry, event);
+            }
+        }));
+    }
+
+    fn record(&self, entry: &Entry, event: &engine::Event) {
+        self.keep(entry, present::event(entry.next_event(), &entry.name, event));
+        self.take_notices(entry);
+    }
+
+    /// An event of the home's own, for people.
+    pub fn note(&self, entry: &Entry, message: &str) {
+        self.keep(entry, present::home_event(entry, message));
+    }
+
+    pub fn note_stun(&self, entry: &Entry, message: &str, stun_us: u64) {
+        self.keep(entry, api::Event { stun_us, ..present::home_event(entry, message) });
+    }
+
+    fn keep(&self, entry: &Entry, event: api::Event) {
+        self.journal.append(&entry.home, &event);
+        let mut events = entry.events.borrow_mut();
+        events.push(event);
+        let surplus = events.len().saturating_sub(journal::EVENTS_MAX);
+        events.drain(..surplus);
+    }
+}

@@ -1,0 +1,48 @@
+//! Jobs of all VMs, and of none, under one numbering: two VMs number theirs alike.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use engine::Job;
+
+use super::node::{Entry, Node};
+
+/// A job under the daemon's own number: two VMs number theirs alike.
+pub struct Tracked {
+    pub id: u64,
+    /// None for work on the whole store.
+    pub entry: Option<Rc<Entry>>,
+    pub job: Rc<Job>,
+    /// (time, bytes done, rate) at the last look, for the rate.
+    pub seen: Cell<(u64, u64, u64)>,
+}
+
+impl Node {
+    /// All jobs, numbered in the order they were first seen.
+    pub fn tracked<T>(&self, look: impl Fn(&Tracked) -> T) -> Vec<T> {
+        let mut jobs = self.jobs.borrow_mut();
+        for entry in self.entries() {
+            for job in entry.vm.jobs() {
+                if jobs.iter().any(|t| Rc::ptr_eq(&t.job, &job)) {
+                    continue;
+                }
+                let id = jobs.last().map_or(0, |t| t.id) + 1;
+                let seen = Cell::new((job.started_ns, 0, 0));
+                jobs.push(Tracked { id, entry: Some(entry.clone()), job, seen });
+            }
+        }
+        jobs.iter().map(look).collect()
+    }
+
+    pub fn next_job(&self) -> u64 {
+        // Those of the VMs that were not seen yet come first.
+        self.tracked(|t| t.id).last().map_or(1, |id| id + 1)
+    }
+
+    /// A job of the daemon's own, under `next_job`'s number.
+    pub fn track(&self, entry: Option<&Rc<Entry>>, job: &Rc<Job>) {
+        let seen = Cell::new((job.started_ns, 0, 0));
+        let tracked = Tracked { id: job.id, entry: entry.cloned(), job: job.clone(), seen };
+        self.jobs.borrow_mut().push(tracked);
+    }
+}
