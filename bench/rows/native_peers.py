@@ -117,16 +117,24 @@ def xfs(folder):
         mount.rmdir()
 
 
+def of_before(pairs):
+    return Spread([with_snapshot / at_first for with_snapshot, at_first in pairs])
+
+
+def rate(pairs):
+    return Spread([with_snapshot for with_snapshot, _ in pairs]).middle
+
+
 def report(bench, results, missing):
-    ours = Spread([with_snapshot / at_first for with_snapshot, at_first in results.pop("native")])
-    rate = Spread
-    bench.report.at_least("native, peers' row: first writes after a snapshot, of before", ours, 0.95)
+    pairs = results.pop("native")
+    ours, note = of_before(pairs), f"{rate(pairs):.0f} IOPS"
+    bench.report.at_least("native, peers' row: first writes after a snapshot, of before", ours, 0.95, note)
     for name, pairs in results.items():
         what = f"the same, {name}"
         if not pairs:
             bench.report.add(Figure(what, "", f"not measured: {missing}"))
             continue
-        theirs = Spread([with_snapshot / at_first for with_snapshot, at_first in pairs])
-        note = f"{rate([pair[0] for pair in pairs]).middle:.0f} IOPS" + (", page cache" if "nbdkit" in name else "")
+        theirs = of_before(pairs)
+        note = f"{rate(pairs):.0f} IOPS" + (", page cache" if "nbdkit" in name else "")
         wins = ours.middle > theirs.middle
         bench.report.add(Figure(what, f"below {ours.middle:.2f}", theirs.text(), wins, note))
