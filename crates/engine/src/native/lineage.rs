@@ -109,7 +109,10 @@ enum State {
 /// Records and the map's entries have 48 bits for a block of a disk: 1 EiB.
 pub const DISK_BLOCKS_MAX: u64 = 1 << 48;
 
-fn check_size(blocks: u64) -> Result<(), String> {
+/// Records have 48 bits for a node's number. Numbers count up and never come again: a thousand a second last 9,000 years.
+const NODES_MAX: u64 = (1 << 48) - 1;
+
+pub fn check_size(blocks: u64) -> Result<(), String> {
     match blocks <= DISK_BLOCKS_MAX {
         true => Ok(()),
         false => Err(format!("a disk of {blocks} blocks, expected at most {DISK_BLOCKS_MAX}")),
@@ -218,20 +221,24 @@ impl Lineage {
                 found if fits(found) => Ok(()),
                 found => Err(format!("{op:?}: node {id} is {found:?}")),
             };
+            let expect_new = |id: u64| match id <= NODES_MAX {
+                true => expect(id, |found| found.is_none()),
+                false => Err(format!("{op:?}: node {id}, expected at most {NODES_MAX}")),
+            };
             let (id, state) = match *op {
                 Op::Create { node, size_blocks } => {
-                    expect(node, |found| found.is_none())?;
+                    expect_new(node)?;
                     check_size(size_blocks)?;
                     (node, State::Running)
                 }
                 Op::Take { running, sealed } => {
                     expect(running, |found| found == Some(State::Running))?;
-                    expect(sealed, |found| found.is_none())?;
+                    expect_new(sealed)?;
                     (sealed, State::Sealed)
                 }
                 Op::Branch { from, node } => {
                     expect(from, |found| found == Some(State::Sealed))?;
-                    expect(node, |found| found.is_none())?;
+                    expect_new(node)?;
                     (node, State::Running)
                 }
                 Op::Drop { node } => {

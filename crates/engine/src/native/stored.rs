@@ -6,6 +6,7 @@ use blk::{Error, Result};
 
 use super::bytes::{Reader, Writer};
 use super::change::Key;
+use super::lineage::check_size;
 use super::space::GroupSummary;
 use super::tree::Root;
 
@@ -45,10 +46,13 @@ impl NodeItem {
 
     pub fn decode(bytes: &[u8], place: &str) -> Result<NodeItem> {
         let mut input = Reader::new(bytes, place);
+        let (parent, sealed) = (input.u64("parent of a node")?, input.u64("generation of a node")?);
+        let size_blocks = input.u64("size of a node")?;
+        check_size(size_blocks).map_err(|cause| Error::damaged(place, cause))?;
         Ok(NodeItem {
-            parent: input.u64("parent of a node")?,
-            sealed: input.u64("generation of a node")?,
-            size_blocks: input.u64("size of a node")?,
+            parent,
+            sealed,
+            size_blocks,
             dropped: input.u8("a node's dropped mark")? != 0,
             cursor: input.u64("cursor of a node")?,
             root: decode_root(input.bytes("root of a node")?, place)?,

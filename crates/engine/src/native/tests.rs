@@ -203,3 +203,18 @@ fn a_redirect_that_nobody_flushes_is_flushed_in_time() {
         store.close().await.unwrap();
     });
 }
+
+#[test]
+fn numbers_and_sizes_out_of_range_are_refused() {
+    let world = SimWorld::new(4, sim::Options::default());
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        for op in
+            [Op::Create { node: u64::MAX, size_blocks: 1 }, Op::Create { node: 1, size_blocks: u64::MAX }]
+        {
+            assert!(store.change(&[op]).unwrap_err().cause.contains("expected at most"));
+        }
+        assert!(store.node(1).is_err());
+        store.close().await.unwrap();
+    });
+}

@@ -24,7 +24,7 @@ use crate::machine::{Attached, Machine, RunningDisk};
 use crate::stats::DiskStats;
 use crate::vm::Listener;
 
-/// Pages of maps read on each side for one answer about differences, and ranges in it.
+/// Pages of maps read on each side for one answer about differences.
 const DIFFERENCE_PAGES_MAX: usize = 4096;
 
 impl RunningDisk for NativeDisk {

@@ -25,7 +25,7 @@ use super::store::Store;
 use crate::client::{Client, Present, View};
 use crate::event::{Event, EventKind};
 use crate::job::Job;
-use crate::options::{Options, SpacePolicy};
+use crate::options::Options;
 use crate::tree;
 use crate::vm::Listener;
 
@@ -90,10 +90,6 @@ impl NativeVm {
 
     pub fn id(&self) -> u128 {
         self.state.borrow().id
-    }
-
-    pub fn policy(&self) -> SpacePolicy {
-        self.terms.policy
     }
 
     fn disk_on(self: &Rc<Self>, number: u32, node: u64) -> Result<Rc<NativeDisk>> {

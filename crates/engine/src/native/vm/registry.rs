@@ -87,7 +87,8 @@ impl Store {
     /// what they read.
     pub async fn remove_vm(&self, id: u128) -> Result<()> {
         let (state, _) = self.read_vm(id).await?;
-        for some in state.snapshots.chunks(snapshots_per_change(state.disks.len())) {
+        // The latest first: whatever a crash leaves has its parents.
+        for some in state.snapshots.rchunks(snapshots_per_change(state.disks.len())) {
             let ops: Vec<Op> = some.iter().flat_map(|snapshot| drop_snapshot(id, snapshot)).collect();
             self.change(&ops)?;
             self.flush().await?;
