@@ -5,3 +5,5 @@ pub mod crash;
 pub mod home;
 pub mod native;
 pub mod oracle;
+pub mod run;
+pub mod subject;

@@ -1,0 +1,167 @@
+use serde::{Deserialize, Serialize};
+
+use super::row::{Phase, Row};
+
+/// Version of the record's fields. It grows when one changes its meaning or goes, not when one comes.
+pub const SCHEMA: u32 = 1;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Clock {
+    /// Simulated: a second of it is not a second of anybody's life.
+    Virtual,
+    Real,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    Complete,
+    /// By the user; what was sampled until then is there.
+    Interrupted,
+    /// The subject could not go on, and why. What was sampled until then is there.
+    Failed(String),
+}
+
+/// Where the value of a model's constant comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConstantSource {
+    DataSheet,
+    Measured,
+    /// Chosen so that the experiment's baseline row comes out; no other row may enter.
+    FittedToBaseline,
+    /// Assumed, because nobody published it.
+    Declared,
+}
+
+/// A number a model rests on, printed with every result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Constant {
+    pub name: String,
+    pub value: f64,
+    /// As in "us", "bytes"; empty for a plain number.
+    pub unit: String,
+    pub source: ConstantSource,
+    /// Where exactly: the data sheet, the article, the reason.
+    pub note: String,
+}
+
+/// Of the machine, its kernel, the programs measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fact {
+    pub name: String,
+    pub value: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PhaseSpan {
+    pub phase: Phase,
+    /// For people: "IOmeter stopped, delete drains".
+    pub label: String,
+    pub begin_us: u64,
+    pub end_us: u64,
+}
+
+/// What reached the storage, since the subject began. For a VM's host that is below all of its layers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    /// Of `reads` and `writes`, those of grain tables, maps and journals.
+    pub table_reads: u64,
+    pub table_writes: u64,
+    /// Of the bytes, those a commit moved.
+    pub commit_read_bytes: u64,
+    pub commit_written_bytes: u64,
+}
+
+/// Latencies of the completions within one interval, microseconds. All zero where nothing completed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    pub mean_us: f64,
+    pub p50_us: f64,
+    pub p95_us: f64,
+    pub p99_us: f64,
+    pub max_us: f64,
+}
+
+/// One interval of one run, all disks and workers together. Counts are within the interval.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Begin of the interval.
+    pub at_us: u64,
+    pub interval_us: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    pub read_latency: Spread,
+    pub write_latency: Spread,
+    /// None where nobody can see below the subject.
+    pub host: Option<Counters>,
+    /// The longest time within which no I/O completed although one was under way.
+    pub gap_us: u64,
+}
+
+/// A time during which new guest I/O was held back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stun {
+    /// Its begin.
+    pub at_us: u64,
+    pub stun_us: u64,
+    /// None: all disks of the VM.
+    pub disk: Option<u32>,
+    pub cause: String,
+}
+
+/// One heartbeat, as a ping once a second would be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beat {
+    pub at_us: u64,
+    pub lost: bool,
+}
+
+/// Something worth a line under the chart: "take", "round 3 began".
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    pub at_us: u64,
+    pub text: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    pub schema: u32,
+    /// Of the experiment, as the catalogue names it, or of the imported file.
+    pub experiment: String,
+    pub title: String,
+    /// Article, author, year; or the files imported.
+    pub source: String,
+    /// "esx", "redo", "native", "qemu", "hooks", "imported"...
+    pub subject: String,
+    pub hypothesis: Option<String>,
+    /// Name of the storage model, or the directory.
+    pub storage: String,
+    pub clock: Clock,
+    pub seed: u64,
+    /// How to repeat it.
+    pub command: String,
+    pub began_unix_us: i64,
+    pub machine: Vec<Fact>,
+    pub constants: Vec<Constant>,
+    /// What the model does not have, a sentence each.
+    pub left_out: Vec<String>,
+    pub notes: Vec<String>,
+    pub phases: Vec<PhaseSpan>,
+    pub samples: Vec<Sample>,
+    pub stuns: Vec<Stun>,
+    pub beats: Vec<Beat>,
+    pub marks: Vec<Mark>,
+    /// What was measured, phase by phase, beside what was published where something was.
+    pub rows: Vec<Row>,
+    pub end: End,
+}

@@ -1,0 +1,55 @@
+//! What is measured: the disks of one VM, and the verbs of its snapshots.
+
+use std::rc::Rc;
+
+use blk::volume::Volume;
+use blk::{Local, Result};
+
+use crate::run::{Counters, Stun};
+
+/// How a commit ended, or that it did not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CommitEnd {
+    Done,
+    /// The stack gave up by its own rules, and is in the state it describes.
+    GaveUp(String),
+}
+
+/// How far a commit is. Bytes that can be told only at the end are 0 before.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CommitProgress {
+    pub done_bytes: u64,
+    /// None: the stack does not know, as with rounds of helpers that may grow.
+    pub total_bytes: Option<u64>,
+    /// Bytes each helper delta held when its round ended; empty for stacks without helpers.
+    pub helper_bytes: Vec<u64>,
+}
+
+/// One stack under test, on real or modelled storage. Everything runs on one core, in the time of one `Env`.
+///
+/// An error of a verb is a result of the run, not its end: the runner writes it down and stops the load.
+pub trait Subject {
+    /// What the volumes are served by: "native", "redo", "esx", "qemu".
+    fn name(&self) -> &str;
+
+    /// What the load goes to. The same volumes for the whole run.
+    fn disks(&self) -> Vec<Rc<dyn Volume>>;
+
+    /// Since the subject began; None where nobody can see below it.
+    fn counters(&self) -> Option<Counters>;
+
+    /// Stuns since the last call, as the stack counts them.
+    fn take_stuns(&self) -> Vec<Stun>;
+
+    /// Resolves when the snapshot is there.
+    fn take<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>>;
+
+    /// Folds what was written since `name` back. Resolves when the commit has ended, however long that is; dropped,
+    /// it stops being waited for, and `close` ends it.
+    fn commit<'a>(&'a self, name: &'a str) -> Local<'a, Result<CommitEnd>>;
+
+    fn progress(&self) -> CommitProgress;
+
+    /// Ends what is under way and removes what the subject made.
+    fn close(&self) -> Local<'_, Result<()>>;
+}
