@@ -5,5 +5,8 @@ pub mod crash;
 pub mod home;
 pub mod native;
 pub mod oracle;
+pub mod probe;
 pub mod run;
+pub mod runner;
 pub mod subject;
+pub mod workload;

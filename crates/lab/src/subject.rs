@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use blk::volume::Volume;
-use blk::{Local, Result};
+use blk::{Error, Local, Result};
 
 use crate::run::{Counters, Stun};
 
@@ -38,7 +38,7 @@ pub trait Subject {
     /// Since the subject began; None where nobody can see below it.
     fn counters(&self) -> Option<Counters>;
 
-    /// Stuns since the last call, as the stack counts them.
+    /// Stuns since the last call, as the stack counts them. Their begin is by the clock of the `Env`, in microseconds.
     fn take_stuns(&self) -> Vec<Stun>;
 
     /// Resolves when the snapshot is there.
@@ -49,6 +49,13 @@ pub trait Subject {
     fn commit<'a>(&'a self, name: &'a str) -> Local<'a, Result<CommitEnd>>;
 
     fn progress(&self) -> CommitProgress;
+
+    /// The disks as the snapshot has them, for a backup; read-only, and in use until they are dropped.
+    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<Vec<Rc<dyn Volume>>>> {
+        Box::pin(async move {
+            Err(Error::unsupported(name, format!("{}: its snapshots cannot be read", self.name())))
+        })
+    }
 
     /// Ends what is under way and removes what the subject made.
     fn close(&self) -> Local<'_, Result<()>>;

@@ -1,0 +1,5 @@
+//! What is seen of a run while it goes: samples per interval, gaps, heartbeats.
+
+mod heartbeat;
+
+pub use heartbeat::Heartbeat;

@@ -1,0 +1,160 @@
+use std::ops::Range;
+
+use blk::SECTOR;
+use serde::{Deserialize, Serialize};
+
+/// I/Os one worker may have under way: IOmeter's and fio's largest useful depth is a queue of NVMe, 1024 entries.
+pub const OUTSTANDING_MAX: u32 = 1024;
+/// The largest request of the NBD door.
+pub const BLOCK_BYTES_MAX: u32 = 32 << 20;
+
+/// When a worker issues its next I/O.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Pacing {
+    /// When one of its own has completed, after the delay. What IOmeter does.
+    #[default]
+    Closed,
+    /// At fixed times, whatever has completed: what cannot be issued in time waits, and its latency counts from when it
+    /// was due. What fio does with a rate and an ignored think time.
+    Open { interval_us: u64 },
+}
+
+/// A further line of an access specification, with its share of the worker's I/Os.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Access {
+    /// Of the worker's I/Os.
+    pub percent: u8,
+    pub block_bytes: u32,
+    pub read_percent: u8,
+    pub random_percent: u8,
+}
+
+/// One thread of load on one disk: IOmeter's worker, fio's job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Worker {
+    pub name: String,
+    /// Of the subject's disks, from 0.
+    #[serde(default)]
+    pub disk: u32,
+    pub block_bytes: u32,
+    /// The rest are writes; decided for each I/O.
+    pub read_percent: u8,
+    /// Decided for each run of I/Os; the others begin where the I/O issued last has ended.
+    pub random_percent: u8,
+    /// I/Os that follow one another from each random place, as with fio's `randread:8`.
+    #[serde(default = "one")]
+    pub sequential_run: u32,
+    /// Before each burst, while I/Os complete.
+    #[serde(default)]
+    pub delay_us: u64,
+    /// I/Os issued without a delay between them.
+    #[serde(default = "one")]
+    pub burst: u32,
+    /// Under way at most.
+    #[serde(default = "one")]
+    pub outstanding: u32,
+    /// Places of random I/Os are multiples of it. 0: a sector, as IOmeter has it.
+    #[serde(default)]
+    pub align_bytes: u32,
+    /// Where its part of the disk begins. IOmeter: starting sector.
+    #[serde(default)]
+    pub first_byte: u64,
+    /// Length of its part. 0: until the end of the disk. IOmeter: maximum disk size.
+    #[serde(default)]
+    pub working_set_bytes: u64,
+    #[serde(default)]
+    pub pacing: Pacing,
+    /// Other sizes and ratios among its I/Os; what they leave of 100 percent is as said above.
+    #[serde(default)]
+    pub mix: Vec<Access>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl Worker {
+    /// The bytes it reads and writes, of a disk of that size.
+    pub fn range(&self, disk_bytes: u64) -> Range<u64> {
+        let end = match self.working_set_bytes {
+            0 => disk_bytes / SECTOR * SECTOR,
+            bytes => self.first_byte.saturating_add(bytes),
+        };
+        self.first_byte..end
+    }
+
+    /// Distance of places for random I/O, bytes.
+    pub fn step_bytes(&self) -> u64 {
+        match self.align_bytes {
+            0 => SECTOR,
+            bytes => u64::from(bytes),
+        }
+    }
+
+    /// Of its largest I/O.
+    pub fn largest_bytes(&self) -> u32 {
+        self.mix.iter().map(|access| access.block_bytes).fold(self.block_bytes, u32::max)
+    }
+
+    pub(super) fn check(&self, disk_bytes: u64) -> Result<(), String> {
+        self.check_access()?;
+        let within = |name: &str, value: u32, most: u32| match (1..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(format!("{name} = {value}: 1 to {most} are possible")),
+        };
+        within("outstanding", self.outstanding, OUTSTANDING_MAX)?;
+        within("burst", self.burst, u32::MAX)?;
+        within("sequential_run", self.sequential_run, u32::MAX)?;
+        if !self.step_bytes().is_multiple_of(SECTOR) {
+            return Err(format!("align_bytes = {}: not a multiple of {SECTOR}", self.align_bytes));
+        }
+        if self.pacing == (Pacing::Open { interval_us: 0 }) {
+            return Err("pacing: an interval of 0 us is no pace; leave it out for as fast as possible".into());
+        }
+        self.check_range(disk_bytes)
+    }
+
+    fn check_access(&self) -> Result<(), String> {
+        let own = Access {
+            percent: 100,
+            block_bytes: self.block_bytes,
+            read_percent: self.read_percent,
+            random_percent: self.random_percent,
+        };
+        for access in self.mix.iter().chain([&own]) {
+            let Access { percent, block_bytes, read_percent, random_percent } = *access;
+            if !(1..=BLOCK_BYTES_MAX).contains(&block_bytes) || !u64::from(block_bytes).is_multiple_of(SECTOR)
+            {
+                return Err(format!(
+                    "block_bytes = {block_bytes}: multiples of {SECTOR} until {BLOCK_BYTES_MAX} are possible"
+                ));
+            }
+            if let Some(percent) = [percent, read_percent, random_percent].iter().find(|p| **p > 100) {
+                return Err(format!("{percent} percent: 0 to 100 are possible"));
+            }
+        }
+        match self.mix.iter().map(|access| u32::from(access.percent)).sum::<u32>() {
+            0..=100 => Ok(()),
+            sum => Err(format!("mix: its shares are {sum} percent together, at most 100")),
+        }
+    }
+
+    fn check_range(&self, disk_bytes: u64) -> Result<(), String> {
+        let range = self.range(disk_bytes);
+        if !range.start.is_multiple_of(SECTOR) || !range.end.is_multiple_of(SECTOR) {
+            return Err(format!("bytes {}..{}: not multiples of {SECTOR}", range.start, range.end));
+        }
+        if range.end > disk_bytes {
+            return Err(format!("works until byte {}, its disk has {disk_bytes}", range.end));
+        }
+        let largest = u64::from(self.largest_bytes());
+        if range.end.saturating_sub(range.start) < largest {
+            let len = range.end.saturating_sub(range.start);
+            return Err(format!("works on {len} bytes, and has I/Os of {largest}"));
+        }
+        Ok(())
+    }
+}
