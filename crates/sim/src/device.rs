@@ -1,124 +1,34 @@
-//! How long the medium takes: the place for device models.
+//! How long the medium takes: the place for device models, and the only one.
 //!
-//! `Device` says what an operation costs, `Lanes` how many are served at once. A model with state (seek position,
-//! cache, flash translation) belongs here too, behind `Lanes::finish_at_ns`, and nowhere else.
+//! [`Device`] is without memory and what crash tests use. [`Storage`] is what the lab measures on: units (LUNs) of
+//! [`Model`]s that know positions, queues and caches, and a rule for which file lies where. Models nest: a disk array
+//! is a [`Cached`] over a [`Group`] of [`Disk`]s. All parameters are plain numbers; where they come from is the
+//! caller's to say.
+//!
+//! A model at work is a [`Server`]. It is told of a request when that is submitted, says when it wants to be called
+//! next, and names what is done then; in between it may reorder as it likes. It knows no content: what a request does
+//! to the bytes is `machine`'s, at the completion.
 
-use crate::kind::OpKind;
-use crate::rng::Rng;
-
-/// Service time of one operation: base + size + a uniform draw from `0..=jitter_ns`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cost {
-    pub base_ns: u64,
-    pub per_kib_ns: u64,
-    pub jitter_ns: u64,
-}
-
-/// Parameters of a device without memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Device {
-    pub read: Cost,
-    pub write: Cost,
-    /// Flush and SyncDir.
-    pub flush: Cost,
-    /// Names, sizes, space, locks.
-    pub names: Cost,
-    /// Operations served at the same time; more wait in order of submission.
-    pub lanes: u32,
-}
-
-/// Lanes a device may have; the earliest free one is searched linearly.
-const LANES_MAX: u32 = 256;
-
-impl Device {
-    /// Jitter far above the base: completions come in any order. What crash tests want.
-    pub fn scrambled() -> Device {
-        let cost = |base_ns, jitter_ns| Cost { base_ns, per_kib_ns: 100, jitter_ns };
-        Device {
-            read: cost(2_000, 100_000),
-            write: cost(2_000, 100_000),
-            flush: cost(20_000, 200_000),
-            names: cost(1_000, 20_000),
-            lanes: 32,
-        }
-    }
-
-    /// The same time for every operation of a kind, in order: for tests about order itself.
-    pub fn steady(latency_ns: u64) -> Device {
-        let cost = Cost { base_ns: latency_ns, per_kib_ns: 0, jitter_ns: 0 };
-        Device { read: cost, write: cost, flush: cost, names: cost, lanes: 32 }
-    }
-
-    fn cost(&self, kind: OpKind) -> Cost {
-        match kind {
-            OpKind::Read => self.read,
-            OpKind::Write => self.write,
-            OpKind::Flush | OpKind::SyncDir => self.flush,
-            _ => self.names,
-        }
-    }
-}
-
-/// The device at work.
-pub(crate) struct Lanes {
-    device: Device,
-    busy_until_ns: Vec<u64>,
-}
-
-impl Lanes {
-    pub fn new(device: Device) -> Lanes {
-        let lanes = device.lanes;
-        assert!((1..=LANES_MAX).contains(&lanes), "{lanes} lanes, 1 to {LANES_MAX} can be simulated");
-        Lanes { device, busy_until_ns: vec![0; lanes as usize] }
-    }
-
-    /// When an operation submitted now will be done. `len` counts only where data moves.
-    pub fn finish_at_ns(&mut self, now_ns: u64, kind: OpKind, len: u64, rng: &mut Rng) -> u64 {
-        let cost = self.device.cost(kind);
-        let kib = if matches!(kind, OpKind::Read | OpKind::Write) { len.div_ceil(1024) } else { 0 };
-        let service_ns = cost.base_ns + cost.per_kib_ns * kib + rng.between(0, cost.jitter_ns);
-        let lane = self.earliest_lane(now_ns);
-        let done = self.busy_until_ns[lane].max(now_ns) + service_ns;
-        self.busy_until_ns[lane] = done;
-        done
-    }
-
-    fn earliest_lane(&self, now_ns: u64) -> usize {
-        let mut best = 0;
-        for (lane, &until) in self.busy_until_ns.iter().enumerate() {
-            if until <= now_ns {
-                return lane;
-            }
-            if until < self.busy_until_ns[best] {
-                best = lane;
-            }
-        }
-        best
-    }
-
-    /// Power came back: nothing is being served.
-    pub fn reset(&mut self) {
-        self.busy_until_ns.fill(0);
-    }
-}
-
+mod disk;
+mod group;
+mod model;
+mod place;
+mod plain;
+mod queue;
+mod seek;
+mod server;
 #[cfg(test)]
-mod tests {
-    use super::*;
+mod trial;
+mod units;
 
-    #[test]
-    fn a_full_device_queues() {
-        let mut rng = Rng::new(0);
-        let mut lanes = Lanes::new(Device { lanes: 2, ..Device::steady(10) });
-        let done: Vec<u64> = (0..5).map(|_| lanes.finish_at_ns(0, OpKind::Write, 4096, &mut rng)).collect();
-        assert_eq!(done, [10, 10, 20, 20, 30]);
-    }
+pub use disk::{Buffers, Disk, Tags};
+pub use group::{Group, Level};
+pub use model::Model;
+pub use place::Place;
+pub use plain::{Cost, Device};
+pub use seek::Seek;
+pub use units::{Calls, Storage, Unit};
 
-    #[test]
-    fn a_scrambled_device_overtakes() {
-        let mut rng = Rng::new(0);
-        let mut lanes = Lanes::new(Device::scrambled());
-        let done: Vec<u64> = (0..8).map(|_| lanes.finish_at_ns(0, OpKind::Write, 4096, &mut rng)).collect();
-        assert!(!done.is_sorted());
-    }
-}
+pub(crate) use place::{Layout, Piece, Placement, ZoneId};
+pub(crate) use server::{Access, NEVER_NS};
+pub(crate) use units::{Admitted, Media};

@@ -10,8 +10,11 @@ use std::ops::Range;
 use blk::reactor::FileExtent;
 use blk::{Errno, Slice};
 
-use crate::content::{Content, EffectId, PAGE, SECTOR};
+use crate::bytes::Bytes;
+use crate::content::{EffectId, PAGE, SECTOR};
+use crate::device::Layout;
 use crate::interval::IntervalSet;
+use crate::options::ContentMode;
 use crate::rng::Rng;
 use crate::survival::Survival;
 
@@ -36,9 +39,10 @@ struct Change {
     removed: Vec<Range<u64>>,
 }
 
-#[derive(Default)]
 pub(crate) struct FileNode {
-    content: Content,
+    bytes: Bytes,
+    /// Where it lies on devices with places.
+    pub layout: Layout,
     size: u64,
     allocated: IntervalSet,
     changes: VecDeque<Change>,
@@ -62,6 +66,17 @@ pub(crate) fn byte_range(offset: u64, len: u64) -> Result<Range<u64>, Errno> {
 }
 
 impl FileNode {
+    pub fn new(mode: ContentMode) -> FileNode {
+        FileNode {
+            bytes: Bytes::new(mode),
+            layout: Layout::default(),
+            size: 0,
+            allocated: IntervalSet::default(),
+            changes: VecDeque::new(),
+            first_change: 0,
+        }
+    }
+
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -73,14 +88,14 @@ impl FileNode {
     /// Fills `out` as far as the file reaches and returns how far that was.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> usize {
         let len = self.size.saturating_sub(offset).min(out.len() as u64) as usize;
-        self.content.read(offset, &mut out[..len]);
+        self.bytes.read(offset, &mut out[..len]);
         len
     }
 
     /// What a cut that loses everything unflushed would leave.
     pub fn read_durable(&self, offset: u64, out: &mut [u8]) -> usize {
         let len = self.durable_size().saturating_sub(offset).min(out.len() as u64) as usize;
-        self.content.read_durable(offset, &mut out[..len]);
+        self.bytes.read_durable(offset, &mut out[..len]);
         len
     }
 
@@ -95,7 +110,7 @@ impl FileNode {
         if range.is_empty() {
             return extents;
         }
-        for page in self.content.data_pages(pages_of(&range)) {
+        for page in self.bytes.data_pages(pages_of(&range), &self.allocated) {
             let start = (page * PAGE).max(range.start);
             let end = ((page + 1) * PAGE).min(range.end);
             match extents.last_mut() {
@@ -110,13 +125,26 @@ impl FileNode {
     pub fn write_in_place(&mut self, offset: u64, data: &Slice) -> Option<EffectId> {
         let range = byte_range(offset, data.len() as u64).ok()?;
         let in_place = range.end <= self.size && self.allocated.covers(&pages_of(&range));
-        in_place.then(|| self.content.expose(range, Some(data.clone())))
+        let content = self.bytes.durable().filter(|_| in_place)?;
+        Some(content.expose(range, Some(data.clone())))
     }
 
     pub fn complete(&mut self, effect: EffectId, stamp: u64) {
-        self.content.complete(effect, stamp);
-        if let Some(covers) = self.content.overdue() {
+        let Some(content) = self.bytes.durable() else { return };
+        content.complete(effect, stamp);
+        if let Some(covers) = content.overdue() {
             self.persist(covers);
+        }
+    }
+
+    /// Bytes, or zeros, that are there from now on.
+    fn apply(&mut self, range: Range<u64>, data: Option<Slice>, stamp: u64) {
+        match self.bytes.durable() {
+            Some(content) => {
+                let effect = content.expose(range, data);
+                self.complete(effect, stamp);
+            }
+            None => self.bytes.apply(range, data.as_ref()),
         }
     }
 
@@ -125,8 +153,7 @@ impl FileNode {
         let range = byte_range(offset, data.len() as u64)?;
         self.claim(pages_of(&range), self.size.max(range.end), stamp, room)?;
         let len = data.len() as u64;
-        let effect = self.content.expose(range, Some(data));
-        self.complete(effect, stamp);
+        self.apply(range, Some(data), stamp);
         Ok(len)
     }
 
@@ -137,7 +164,8 @@ impl FileNode {
             return;
         }
         let mut torn = |sectors: u8| sectors & rng.u64() as u8;
-        let effect = self.content.expose_part(range, Some(data.clone()), &mut torn);
+        let Some(content) = self.bytes.durable() else { return };
+        let effect = content.expose_part(range, Some(data.clone()), &mut torn);
         self.complete(effect, stamp);
     }
 
@@ -162,6 +190,9 @@ impl FileNode {
     }
 
     fn log(&mut self, change: Change) {
+        if self.bytes.durable().is_none() {
+            return;
+        }
         if self.changes.len() >= CHANGES_MAX {
             self.persist(self.changes[CHANGES_MAX / 2].stamp + 1);
         }
@@ -169,7 +200,7 @@ impl FileNode {
     }
 
     fn last_change(&self) -> u64 {
-        self.first_change + self.changes.len() as u64 - 1
+        (self.first_change + self.changes.len() as u64).saturating_sub(1)
     }
 
     /// Zeros the range as far as the file reaches; the size stays. Without `punch` the range stays or gets allocated.
@@ -183,8 +214,7 @@ impl FileNode {
         } else {
             self.claim(pages_of(&range), self.size, stamp, room)?;
         }
-        let effect = self.content.expose(range, None);
-        self.complete(effect, stamp);
+        self.apply(range, None, stamp);
         Ok(())
     }
 
@@ -223,8 +253,10 @@ impl FileNode {
     }
 
     fn truncate_bytes(&mut self, range: Range<u64>, data: Option<Slice>, stamp: u64) {
-        let effect = self.content.expose(range, data);
-        self.content.bind(effect, self.last_change());
+        let change = self.last_change();
+        let Some(content) = self.bytes.durable() else { return self.bytes.apply(range, data.as_ref()) };
+        let effect = content.expose(range, data);
+        content.bind(effect, change);
         self.complete(effect, stamp);
     }
 
@@ -233,7 +265,7 @@ impl FileNode {
     fn shortened_sector(&self, len: u64) -> Option<Slice> {
         let keep = (len % SECTOR) as usize;
         let mut sector = [0; SECTOR as usize];
-        self.content.read(len - keep as u64, &mut sector);
+        self.bytes.read(len - keep as u64, &mut sector);
         if keep == 0 || sector[keep..].iter().all(|&byte| byte == 0) {
             return None;
         }
@@ -243,7 +275,8 @@ impl FileNode {
 
     /// Makes durable whatever completed before `covers`: bytes, size and space.
     pub fn persist(&mut self, covers: u64) {
-        self.content.persist(covers);
+        let Some(content) = self.bytes.durable() else { return };
+        content.persist(covers);
         let settled = self.changes.iter().take_while(|change| change.stamp < covers).count();
         self.changes.drain(..settled);
         self.first_change += settled as u64;
@@ -251,13 +284,14 @@ impl FileNode {
 
     /// Power is lost. Space is the caller's to count anew.
     pub fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
-        let pending = self.content.pending_ranges();
+        let Some(content) = self.bytes.durable() else { return };
+        let pending = content.pending_ranges();
         if pending.is_empty() && self.changes.is_empty() {
             return;
         }
         let kept = survival.prefix(rng, self.changes.len());
+        let spared = content.cut(survival, self.first_change + kept as u64, rng);
         self.undo_after(kept);
-        let spared = self.content.cut(survival, self.first_change + kept as u64, rng);
         self.first_change += self.changes.len() as u64;
         self.changes.clear();
         self.drop_beyond_size(&pending);
@@ -283,8 +317,9 @@ impl FileNode {
     fn drop_beyond_size(&mut self, pending: &[Range<u64>]) {
         let last_sector = self.size..self.size.next_multiple_of(SECTOR);
         let beyond = pending.iter().map(|range| range.start.max(self.size)..range.end);
+        let Some(content) = self.bytes.durable() else { return };
         for range in beyond.chain([last_sector]).filter(|range| !range.is_empty()) {
-            self.content.edit_durable(range, |bytes| bytes.fill(0));
+            content.edit_durable(range, |bytes| bytes.fill(0));
         }
     }
 
@@ -294,7 +329,7 @@ impl FileNode {
         let range = offset..offset + bytes.len() as u64;
         self.size = self.size.max(range.end);
         room.used_pages += count(&self.allocated.insert(pages_of(&range)));
-        self.content.put_durable(offset, bytes);
+        self.bytes.put(offset, bytes);
     }
 
     /// The medium decays: one durable bit changes, under whatever is pending. False beyond the durable size.
@@ -303,7 +338,7 @@ impl FileNode {
         if self.read_durable(offset, &mut byte) == 0 {
             return false;
         }
-        self.content.put_durable(offset, &[byte[0] ^ (1 << (bit % 8))]);
+        self.bytes.put(offset, &[byte[0] ^ (1 << (bit % 8))]);
         true
     }
 }

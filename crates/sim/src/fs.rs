@@ -7,8 +7,10 @@ use blk::Errno;
 use blk::reactor::Space;
 
 use crate::content::PAGE;
+use crate::device::{Piece, Placement, ZoneId};
 use crate::dir::{Change, DirNode, NodeId};
 use crate::file::{FileNode, Room};
+use crate::options::ContentMode;
 use crate::rng::Rng;
 use crate::survival::Survival;
 
@@ -35,19 +37,24 @@ struct Node {
     /// Durable names and pending links.
     pins: u32,
     locked: bool,
+    /// Where its extents come from.
+    zone: ZoneId,
 }
 
 pub(crate) struct FileSystem {
     nodes: Vec<Option<Node>>,
     free: Vec<NodeId>,
     pub room: Room,
+    mode: ContentMode,
+    /// None: all of it lies on one device without places.
+    placement: Option<Placement>,
 }
 
 impl FileSystem {
-    pub fn new(capacity_bytes: Option<u64>) -> FileSystem {
+    pub fn new(capacity_bytes: Option<u64>, mode: ContentMode, placement: Option<Placement>) -> FileSystem {
         let room = Room { capacity_pages: capacity_bytes.unwrap_or(UNLIMITED_BYTES) / PAGE, used_pages: 0 };
-        let mut fs = FileSystem { nodes: Vec::new(), free: Vec::new(), room };
-        let root = fs.add(Body::Dir(DirNode::default()));
+        let mut fs = FileSystem { nodes: Vec::new(), free: Vec::new(), room, mode, placement };
+        let root = fs.add(Body::Dir(DirNode::default()), 0);
         assert_eq!(root, ROOT);
         fs.node_mut(ROOT).links = 1;
         fs
@@ -62,8 +69,8 @@ impl FileSystem {
         Space { total_bytes: self.room.capacity_pages * PAGE, free_bytes: free_pages * PAGE }
     }
 
-    fn add(&mut self, body: Body) -> NodeId {
-        let node = Some(Node { body, links: 0, opens: 0, pins: 0, locked: false });
+    fn add(&mut self, body: Body, zone: ZoneId) -> NodeId {
+        let node = Some(Node { body, links: 0, opens: 0, pins: 0, locked: false, zone });
         if let Some(id) = self.free.pop() {
             self.nodes[id as usize] = node;
             return id;
@@ -113,6 +120,27 @@ impl FileSystem {
         matches!(self.node(id).body, Body::Dir(_))
     }
 
+    /// Where a range of a file lies. Only where there are places.
+    pub fn locate(&mut self, id: NodeId, offset: u64, len: u64, out: &mut Vec<Piece>) {
+        let node = self.nodes[id as usize].as_mut().expect("a referenced node lives");
+        if let (Body::File(file), Some(placement)) = (&mut node.body, &mut self.placement) {
+            placement.locate(node.zone, &mut file.layout, offset, len, out);
+        }
+    }
+
+    /// Gives a range its place before anybody touches it.
+    pub fn reserve_place(&mut self, id: NodeId, offset: u64, len: u64) {
+        let node = self.nodes[id as usize].as_mut().expect("a referenced node lives");
+        if let (Body::File(file), Some(placement)) = (&mut node.body, &mut self.placement) {
+            placement.reserve(node.zone, &mut file.layout, offset, len);
+        }
+    }
+
+    /// The unit that a file or directory lies on.
+    pub fn unit(&self, id: NodeId) -> u32 {
+        self.placement.as_ref().map_or(0, |placement| placement.unit(self.node(id).zone))
+    }
+
     pub fn lookup(&self, dir: NodeId, name: &str) -> Result<NodeId, Errno> {
         self.dir(dir)?.get(name).ok_or(Errno::ENOENT)
     }
@@ -125,8 +153,11 @@ impl FileSystem {
         if self.node(dir).links == 0 {
             return Err(Errno::ENOENT);
         }
-        let body = if folder { Body::Dir(DirNode::default()) } else { Body::File(Box::default()) };
-        let node = self.add(body);
+        let file = || Body::File(Box::new(FileNode::new(self.mode)));
+        let body = if folder { Body::Dir(DirNode::default()) } else { file() };
+        let above = self.node(dir).zone;
+        let zone = self.placement.as_ref().map_or(above, |placement| placement.zone(name, above));
+        let node = self.add(body, zone);
         self.node_mut(node).links = 1;
         self.node_mut(node).pins = 1;
         let change = Change::Link { name: name.to_string(), node };
@@ -224,6 +255,9 @@ impl FileSystem {
     fn remove(&mut self, id: NodeId) {
         let node = self.nodes[id as usize].take().expect("a referenced node lives");
         self.free.push(id);
+        if let (Body::File(file), Some(placement)) = (&node.body, &mut self.placement) {
+            placement.give_back(node.zone, &file.layout);
+        }
         if let Body::Dir(dir) = node.body {
             let orphans: Vec<NodeId> = dir.pinned().collect();
             orphans.into_iter().for_each(|orphan| self.release(orphan, |node| node.pins -= 1));

@@ -29,7 +29,7 @@ impl IntervalSet {
     }
 
     /// The parts of `range` that are in the set, in order.
-    fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<'_> {
         let Range { start, end } = range.clone();
         let before = self.ranges.range(..start).next_back();
         let inside = self.ranges.range(start..end.max(start));
@@ -37,6 +37,11 @@ impl IntervalSet {
             let (s, e) = (s.max(start), e.min(end));
             (s < e).then_some(s..e)
         })
+    }
+
+    /// The numbers of `range` that are in the set, in order.
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
+        self.overlapping(&range).flatten()
     }
 
     /// Adds a range and returns the parts that were new.

@@ -16,6 +16,7 @@
 //!
 //! Absent on purpose: real time, threads, real files, and any randomness that is not drawn from the seed.
 
+mod bytes;
 mod content;
 mod device;
 mod dir;
@@ -23,6 +24,7 @@ mod fault;
 mod file;
 mod fs;
 mod interval;
+mod kept;
 mod kind;
 mod machine;
 mod options;
@@ -35,10 +37,10 @@ mod survival;
 mod trace;
 mod world;
 
-pub use device::{Cost, Device};
+pub use device::{Buffers, Calls, Cost, Device, Disk, Group, Level, Model, Place, Seek, Storage, Tags, Unit};
 pub use fault::{Action, Cut, Fault, Phase};
 pub use kind::OpKind;
-pub use options::Options;
+pub use options::{ContentMode, Options};
 pub use outside::{Damage, View};
 pub use reactor::SimReactor;
 pub use rng::{Ratio, Rng};

@@ -14,12 +14,12 @@ use blk::Errno;
 use blk::reactor::{Handle, Limits, Op, Outcome, Token};
 
 use crate::content::EffectId;
-use crate::device::Lanes;
+use crate::device::{Access, Admitted, Media, NEVER_NS, Piece, Placement};
 use crate::dir::NodeId;
 use crate::fault::{Action, Faults};
 use crate::fs::{EBADF, FileSystem};
 use crate::kind::{OpKind, describe};
-use crate::options::Options;
+use crate::options::{ContentMode, Options};
 use crate::rng::Rng;
 use crate::trace::{Facts, Trace, hash_name};
 
@@ -70,6 +70,10 @@ pub(crate) struct Slot {
     node: Option<NodeId>,
     /// Number of the event of its submission: a flush covers what completed at earlier events.
     submitted_event: u64,
+    /// Completions of the media that are outstanding; 0 where the time was known at the submission.
+    parts: u32,
+    /// From the last of them to the completion.
+    delay_ns: u64,
     forgotten: bool,
     waker: Option<Waker>,
 }
@@ -103,13 +107,16 @@ pub(crate) struct Machine {
     pub flush_lies: bool,
     pub sync_dir_lies: bool,
     pub opens: Vec<Option<Open>>,
-    pub lanes: Lanes,
+    pub media: Media,
     pub slots: Vec<Slot>,
     pub free: Vec<u32>,
     pub due: BinaryHeap<Reverse<(u64, u64, u32)>>,
     sequence: u64,
     pub idle_turns: u64,
     no_name: Rc<str>,
+    /// Room for what one call needs.
+    pieces: Vec<Piece>,
+    arrived: Vec<u32>,
 }
 
 impl Machine {
@@ -123,6 +130,7 @@ impl Machine {
             direct: true,
         };
         let mut rng = Rng::new(seed);
+        let placement = options.storage.as_ref().map(|s| Placement::new(s.extent_bytes, &s.places));
         Machine {
             seed,
             limits,
@@ -130,7 +138,7 @@ impl Machine {
             rng,
             now_ns: 0,
             events: 0,
-            fs: FileSystem::new(options.capacity_bytes),
+            fs: FileSystem::new(options.capacity_bytes, options.content, placement),
             faults: Faults::default(),
             trace: Trace::new(options.trace_events),
             power: Power::On,
@@ -138,13 +146,15 @@ impl Machine {
             flush_lies: false,
             sync_dir_lies: false,
             opens: Vec::new(),
-            lanes: Lanes::new(options.device),
+            media: Media::new(options.device, options.storage.as_ref(), seed),
             slots: Vec::new(),
             free: Vec::new(),
             due: BinaryHeap::new(),
             sequence: 0,
             idle_turns: 0,
             no_name: "".into(),
+            pieces: Vec::new(),
+            arrived: Vec::new(),
             options,
         }
     }
@@ -159,16 +169,24 @@ impl Machine {
         }
         let (facts, node) = self.facts(&op);
         let action = if self.faults.any() { self.faults.strike(facts.kind, &facts.name) } else { None };
-        let done_ns = self.done_ns(&op, &facts, action);
+        let id = self.reserve();
+        let when = self.admit(id, &op, &facts, node);
+        let delay_ns = match action {
+            Some(Action::Delay { ns }) => ns,
+            _ => 0,
+        };
         let submitted_event = self.events + 1;
         if let Some(node) = node {
             self.fs.open(node);
         }
         let work = self.start(op, node, action);
-        let slot = Slot { work, facts, node, submitted_event, forgotten: false, waker: None };
-        let id = self.place(slot);
-        self.sequence += 1;
-        self.due.push(Reverse((done_ns, self.sequence, id)));
+        let mut slot =
+            Slot { work, facts, node, submitted_event, parts: 0, delay_ns, forgotten: false, waker: None };
+        match when {
+            Admitted::At(done_ns) => self.schedule(done_ns.saturating_add(delay_ns), id),
+            Admitted::Parts(parts) => slot.parts = parts,
+        }
+        self.slots[id as usize] = slot;
         self.submitted(id);
         if action == Some(Action::PowerOff) {
             self.power = Power::Off;
@@ -189,15 +207,43 @@ impl Machine {
         (Facts { kind, name, name_hash, offset, len }, open.map(|open| open.node))
     }
 
-    fn done_ns(&mut self, op: &Op, facts: &Facts, action: Option<Action>) -> u64 {
+    /// Asks whatever serves it when it will be done.
+    fn admit(&mut self, id: u32, op: &Op, facts: &Facts, node: Option<NodeId>) -> Admitted {
         if let Op::Timer { at_ns } = op {
-            return self.now_ns.max(*at_ns);
+            return Admitted::At(self.now_ns.max(*at_ns));
         }
-        let extra_ns = match action {
-            Some(Action::Delay { ns }) => ns,
-            _ => 0,
+        let units = match &mut self.media {
+            Media::Plain(lanes) => {
+                return Admitted::At(lanes.finish_at_ns(self.now_ns, facts.kind, facts.len, &mut self.rng));
+            }
+            Media::Placed(units) => units,
         };
-        self.lanes.finish_at_ns(self.now_ns, facts.kind, facts.len, &mut self.rng).saturating_add(extra_ns)
+        let Some(node) = node else { return Admitted::At(self.now_ns) };
+        let access = match facts.kind {
+            OpKind::Read => Access::Read,
+            OpKind::Write => Access::Write,
+            OpKind::Flush | OpKind::SyncDir => Access::Flush,
+            kind => {
+                if let Op::Allocate { offset, len, .. } = op {
+                    self.fs.reserve_place(node, *offset, *len);
+                }
+                return Admitted::At(self.now_ns + units.call_ns(self.fs.unit(node), kind));
+            }
+        };
+        self.pieces.clear();
+        match access {
+            Access::Flush => self.pieces.push(Piece { unit: self.fs.unit(node), at: 0, len: 0 }),
+            _ => self.fs.locate(node, facts.offset, facts.len, &mut self.pieces),
+        }
+        match self.pieces.is_empty() {
+            true => Admitted::At(self.now_ns),
+            false => units.submit(self.now_ns, access, &self.pieces, id),
+        }
+    }
+
+    fn schedule(&mut self, at_ns: u64, id: u32) {
+        self.sequence += 1;
+        self.due.push(Reverse((at_ns, self.sequence, id)));
     }
 
     fn start(&mut self, op: Op, node: Option<NodeId>, action: Option<Action>) -> Work {
@@ -208,6 +254,9 @@ impl Machine {
             return Work::Failing(op, errno);
         }
         let Some(node) = node else { return Work::Waiting(op) };
+        if self.options.content != ContentMode::Durable {
+            return Work::Waiting(op);
+        }
         match op {
             Op::Read { .. } if self.rng.coin() => Work::Answered(self.perform(op, node, 0)),
             Op::Write { offset, ref data, .. } if self.rng.coin() => {
@@ -244,12 +293,23 @@ impl Machine {
         if fits { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    fn place(&mut self, slot: Slot) -> u32 {
+    /// A slot of its own for an operation.
+    fn reserve(&mut self) -> u32 {
         if let Some(id) = self.free.pop() {
-            self.slots[id as usize] = slot;
             return id;
         }
-        self.slots.push(slot);
+        let facts =
+            Facts { kind: OpKind::Timer, name: self.no_name.clone(), name_hash: 0, offset: 0, len: 0 };
+        self.slots.push(Slot {
+            work: Work::Free,
+            facts,
+            node: None,
+            submitted_event: 0,
+            parts: 0,
+            delay_ns: 0,
+            forgotten: false,
+            waker: None,
+        });
         u32::try_from(self.slots.len() - 1).ok().filter(|&id| id != DEAD.0).expect("fewer than 2^32 - 1")
     }
 
@@ -265,6 +325,9 @@ impl Machine {
 
     /// Moves the clock to the next completion.
     pub fn step(&mut self) -> Step {
+        if self.power == Power::On {
+            self.run_media(self.faults.cut_at_ns().unwrap_or(NEVER_NS));
+        }
         let Some(&Reverse((due_ns, _, id))) = self.due.peek() else { return Step::Nothing };
         if self.power == Power::Off {
             return Step::Nothing;
@@ -287,6 +350,32 @@ impl Machine {
         }
         self.due.pop();
         self.complete(id)
+    }
+
+    /// Lets the media work until the next completion is known, but not beyond `until_ns`.
+    fn run_media(&mut self, until_ns: u64) {
+        loop {
+            let at_ns = self.media.next_ns();
+            let due_ns = self.due.peek().map_or(NEVER_NS, |Reverse((due_ns, ..))| *due_ns);
+            let Media::Placed(units) = &mut self.media else { return };
+            if at_ns == NEVER_NS || at_ns > due_ns.min(until_ns) {
+                return;
+            }
+            self.now_ns = self.now_ns.max(at_ns);
+            let mut arrived = std::mem::take(&mut self.arrived);
+            units.advance(self.now_ns, &mut arrived);
+            arrived.drain(..).for_each(|id| self.part_done(id));
+            self.arrived = arrived;
+        }
+    }
+
+    fn part_done(&mut self, id: u32) {
+        let slot = &mut self.slots[id as usize];
+        slot.parts -= 1;
+        if slot.parts == 0 {
+            let at_ns = self.now_ns.saturating_add(slot.delay_ns);
+            self.schedule(at_ns, id);
+        }
     }
 
     fn complete(&mut self, id: u32) -> Step {
@@ -389,10 +478,13 @@ impl Machine {
         self.idle_turns += 1;
         assert!(self.idle_turns < IDLE_TURNS_MAX, "{}: a task spins", self.place_and_time());
         let until_ns = self.now_ns + TURN_NS;
+        if self.power == Power::On {
+            self.run_media(until_ns.min(self.faults.cut_at_ns().unwrap_or(NEVER_NS)));
+        }
         match self.due.peek() {
             Some(&Reverse((due_ns, _, _))) if due_ns <= until_ns => self.step(),
             _ if self.power == Power::On && self.faults.cut_at_ns().is_none() => {
-                self.now_ns = until_ns;
+                self.now_ns = self.now_ns.max(until_ns);
                 Step::Nothing
             }
             _ => Step::Nothing,

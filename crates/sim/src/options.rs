@@ -1,12 +1,28 @@
 //! What kind of world a test wants.
 
-use crate::device::Device;
+use crate::device::{Device, Storage};
 use crate::rng::Ratio;
+
+/// What becomes of the bytes that are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ContentMode {
+    /// Visible when the operation completes or before, and lost or torn by a power cut until flushed.
+    #[default]
+    Durable,
+    /// Take effect at the completion, and stay. Buffers are kept, not copied. No power can be cut.
+    Applied,
+    /// Not kept: files have sizes and space, and read as zeros. For subjects that need times alone.
+    Absent,
+}
 
 /// Fixed for the life of a world. Faults are scheduled on the world itself.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// What everything lies on where there is no `storage`.
     pub device: Device,
+    /// Devices with positions, queues and caches.
+    pub storage: Option<Storage>,
+    pub content: ContentMode,
     /// Alignment demanded of transfers, as with O_DIRECT: 512 or 4096 bytes.
     pub logical_block: u32,
     /// Alignment demanded of memory addresses, bytes.
@@ -28,6 +44,8 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             device: Device::scrambled(),
+            storage: None,
+            content: ContentMode::Durable,
             logical_block: 512,
             memory_align: 512,
             max_io: 64 << 20,

@@ -49,7 +49,7 @@ impl Machine {
         self.free.clear();
         self.due.clear();
         self.opens.clear();
-        self.lanes.reset();
+        self.media.reset();
         self.idle_turns = 0;
         self.boot += 1;
         self.power = Power::On;

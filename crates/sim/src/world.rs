@@ -10,7 +10,7 @@ use blk::{Env, Executor};
 use crate::fault::{Cut, Fault};
 use crate::kind::OpKind;
 use crate::machine::{Machine, Power};
-use crate::options::Options;
+use crate::options::{ContentMode, Options};
 use crate::outside::{Damage, View};
 use crate::reactor::SimReactor;
 use crate::trace::{KindCount, TraceEvent};
@@ -75,7 +75,13 @@ impl SimWorld {
 
     /// The power fails, now if it was not off already: what is left of the medium is decided by the seed. Between runs.
     pub fn power_cut(&self) {
+        self.must_keep_books();
         self.machine.borrow_mut().lose_power();
+    }
+
+    fn must_keep_books(&self) {
+        let mode = self.machine.borrow().options.content;
+        assert!(mode == ContentMode::Durable, "{mode:?} content does not know what a power cut would leave");
     }
 
     /// Only the process ends: everything submitted happens, nothing is lost, handles and locks are gone. Between runs.
@@ -92,6 +98,7 @@ impl SimWorld {
 
     /// Schedules the one next cut; replaces an earlier schedule.
     pub fn cut_at(&self, cut: Cut) {
+        self.must_keep_books();
         let mut machine = self.machine.borrow_mut();
         let (events, now_ns) = (machine.events, machine.now_ns);
         machine.faults.arm(cut, events, now_ns);

@@ -1,0 +1,85 @@
+//! A file's bytes, in the way the world wants them kept.
+
+use std::ops::Range;
+
+use blk::Slice;
+
+use crate::content::Content;
+use crate::interval::IntervalSet;
+use crate::kept::Kept;
+use crate::options::ContentMode;
+
+pub(crate) enum Bytes {
+    Durable(Content),
+    Applied(Kept),
+    Absent,
+}
+
+impl Bytes {
+    pub fn new(mode: ContentMode) -> Bytes {
+        match mode {
+            ContentMode::Durable => Bytes::Durable(Content::default()),
+            ContentMode::Applied => Bytes::Applied(Kept::default()),
+            ContentMode::Absent => Bytes::Absent,
+        }
+    }
+
+    /// The bookkeeping of what a power cut may take back, if there is one.
+    pub fn durable(&mut self) -> Option<&mut Content> {
+        match self {
+            Bytes::Durable(content) => Some(content),
+            _ => None,
+        }
+    }
+
+    /// What a reader sees now.
+    pub fn read(&self, offset: u64, out: &mut [u8]) {
+        match self {
+            Bytes::Durable(content) => content.read(offset, out),
+            Bytes::Applied(kept) => kept.read(offset, out),
+            Bytes::Absent => out.fill(0),
+        }
+    }
+
+    /// What would be left if every pending write were lost.
+    pub fn read_durable(&self, offset: u64, out: &mut [u8]) {
+        match self {
+            Bytes::Durable(content) => content.read_durable(offset, out),
+            _ => self.read(offset, out),
+        }
+    }
+
+    /// A write, or zeros, that take effect for good. Not for `Durable`, whose writes complete one by one.
+    pub fn apply(&mut self, range: Range<u64>, data: Option<&Slice>) {
+        match (self, data) {
+            (Bytes::Applied(kept), Some(data)) => kept.write(range.start, data),
+            (Bytes::Applied(kept), None) => kept.zero(range),
+            (Bytes::Absent, _) => {}
+            (Bytes::Durable(_), _) => unreachable!("a durable write is exposed, and completes"),
+        }
+    }
+
+    /// Puts bytes in place as durable: fixtures and decay.
+    pub fn put(&mut self, offset: u64, bytes: &[u8]) {
+        match self {
+            Bytes::Durable(content) => content.put_durable(offset, bytes),
+            _ => {
+                let range = offset..offset + bytes.len() as u64;
+                self.apply(range, Some(&blk::Buf::copy_of(bytes).freeze()));
+            }
+        }
+    }
+
+    /// Pages in `range` that may hold something other than zeros; where nothing is kept, those with space.
+    pub fn data_pages<'a>(
+        &'a self,
+        range: Range<u64>,
+        allocated: &'a IntervalSet,
+    ) -> Box<dyn Iterator<Item = u64> + 'a> {
+        match self {
+            Bytes::Durable(content) => Box::new(content.data_pages(range)),
+            Bytes::Applied(kept) => Box::new(kept.data_pages(range)),
+            Bytes::Absent => Box::new(allocated.within(range)),
+        }
+    }
+}

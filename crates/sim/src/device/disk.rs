@@ -1,0 +1,243 @@
+//! A rotating disk: what it is, where its head is, and what its buffers hold.
+//!
+//! Addresses fill a track, then the tracks of a cylinder, then the next cylinder. Each track begins later than the one
+//! before by the time of the shortest seek, so that a transfer may go on over its end. Simplified: no zones, no
+//! defects; the disk writes through.
+
+use super::seek::Seek;
+use super::server::{Access, Request};
+
+/// Parameters of a rotating disk. Times in ns.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Disk {
+    /// Requests beyond the end begin again at the start: where they are is all that matters.
+    pub capacity_bytes: u64,
+    pub revolution_ns: u64,
+    pub track_bytes: u64,
+    pub tracks_per_cylinder: u64,
+    pub seek: Seek,
+    /// To another track of the same cylinder.
+    pub switch_ns: u64,
+    /// A write has to be on its track more exactly than a read.
+    pub write_settle_ns: u64,
+    /// Of each command, whatever it finds.
+    pub overhead_ns: u64,
+    pub buffers: Buffers,
+    pub tags: Tags,
+}
+
+/// Memory that reads leave behind, filled on while the head has nothing else to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Buffers {
+    /// 0 is a disk without.
+    pub count: u32,
+    pub bytes: u64,
+    /// Time on the cable.
+    pub per_kib_ns: u64,
+}
+
+/// How the disk chooses what it does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tags {
+    /// Requests the disk sees at once; 1 serves in order.
+    pub depth: u32,
+    /// Of those, how many it compares: the oldest and others at random. A disk that always found the shortest access
+    /// of all would gain more than real ones do.
+    pub compared: u32,
+    /// A request that has waited longer goes first.
+    pub patience_ns: u64,
+}
+
+impl Disk {
+    pub(crate) fn track(&self, at: u64) -> u64 {
+        at % self.capacity_bytes / self.track_bytes
+    }
+
+    pub(crate) fn cylinder(&self, at: u64) -> u64 {
+        self.track(at) / self.tracks_per_cylinder
+    }
+
+    fn cylinders(&self) -> u64 {
+        (self.capacity_bytes / self.track_bytes / self.tracks_per_cylinder).max(1)
+    }
+
+    /// The shortest seek, by which tracks are skewed.
+    fn skew_ns(&self) -> u64 {
+        self.seek.time_ns(1.0 / self.cylinders() as f64).max(self.switch_ns)
+    }
+
+    /// When in its revolution a byte passes the head.
+    fn angle_ns(&self, at: u64) -> u64 {
+        let on_track = self.media_ns(at % self.capacity_bytes % self.track_bytes);
+        (on_track + self.track(at) * self.skew_ns()) % self.revolution_ns
+    }
+
+    /// Time of so many bytes under the head.
+    fn media_ns(&self, bytes: u64) -> u64 {
+        (u128::from(bytes) * u128::from(self.revolution_ns) / u128::from(self.track_bytes)) as u64
+    }
+
+    fn media_bytes(&self, ns: u64) -> u64 {
+        (u128::from(ns) * u128::from(self.track_bytes) / u128::from(self.revolution_ns)) as u64
+    }
+
+    fn transfer_ns(&self, at: u64, len: u64) -> u64 {
+        let crossings = (at % self.track_bytes + len.max(1) - 1) / self.track_bytes;
+        self.media_ns(len) + crossings * self.skew_ns()
+    }
+
+    fn cable_ns(&self, len: u64) -> u64 {
+        self.overhead_ns + self.buffers.per_kib_ns * len.div_ceil(1024)
+    }
+
+    fn move_ns(&self, from_track: u64, to_track: u64) -> u64 {
+        let cylinders = (from_track / self.tracks_per_cylinder).abs_diff(to_track / self.tracks_per_cylinder);
+        match cylinders {
+            0 if from_track == to_track => 0,
+            0 => self.switch_ns,
+            n => self.seek.time_ns(n as f64 / self.cylinders() as f64),
+        }
+    }
+}
+
+struct Segment {
+    start: u64,
+    end: u64,
+    /// As far as it will be filled.
+    limit: u64,
+    used: u64,
+}
+
+/// Head and buffers at work.
+pub(crate) struct Arm {
+    track: u64,
+    segments: Vec<Segment>,
+    /// The segment being filled by a head that reads on, and since when.
+    reading_on: Option<(usize, u64)>,
+    uses: u64,
+}
+
+impl Arm {
+    pub fn new() -> Arm {
+        Arm { track: 0, segments: Vec::new(), reading_on: None, uses: 0 }
+    }
+
+    pub fn distance(&self, disk: &Disk, at: u64) -> u64 {
+        (self.track / disk.tracks_per_cylinder).abs_diff(disk.cylinder(at))
+    }
+
+    /// A read the buffers hold, or a flush: done then, without the head.
+    pub fn without_head(&mut self, disk: &Disk, now_ns: u64, request: &Request) -> Option<u64> {
+        match request.access {
+            Access::Flush => Some(now_ns + disk.overhead_ns),
+            Access::Write => {
+                self.forget(request);
+                None
+            }
+            Access::Read => {
+                self.settle(disk, now_ns);
+                let end = request.at + request.len;
+                let holds = |s: &Segment| s.start <= request.at && end <= s.end;
+                let found = self.segments.iter().position(holds)?;
+                self.use_on(disk, found, end);
+                Some(now_ns + disk.cable_ns(request.len))
+            }
+        }
+    }
+
+    fn use_on(&mut self, disk: &Disk, segment: usize, end: u64) {
+        self.uses += 1;
+        let segment = &mut self.segments[segment];
+        segment.used = self.uses;
+        segment.start = segment.start.max(end.saturating_sub(disk.buffers.bytes));
+        segment.limit = segment.limit.max(end + disk.buffers.bytes);
+    }
+
+    fn forget(&mut self, written: &Request) {
+        let end = written.at + written.len;
+        for segment in self.segments.iter_mut().filter(|s| s.start < end && written.at < s.end) {
+            (segment.start, segment.end, segment.limit) = (0, 0, 0);
+        }
+    }
+
+    /// Writes down how far the head has read on.
+    fn settle(&mut self, disk: &Disk, now_ns: u64) {
+        if let Some((at, since_ns)) = self.reading_on {
+            let segment = &mut self.segments[at];
+            let read = disk.media_bytes(now_ns.saturating_sub(since_ns));
+            segment.end = (segment.end + read).min(segment.limit).max(segment.end);
+            self.reading_on = Some((at, now_ns.max(since_ns)));
+        }
+    }
+
+    /// How long a request takes if it begins now.
+    pub fn time_ns(&self, disk: &Disk, now_ns: u64, request: &Request) -> u64 {
+        if let Some(ns) = self.on_the_way_ns(disk, now_ns, request) {
+            return ns;
+        }
+        let settle_ns = if request.access == Access::Write { disk.write_settle_ns } else { 0 };
+        let moved_ns = disk.overhead_ns + disk.move_ns(self.track, disk.track(request.at)) + settle_ns;
+        let arrived = (now_ns + moved_ns) % disk.revolution_ns;
+        let turn_ns = (disk.angle_ns(request.at) + disk.revolution_ns - arrived) % disk.revolution_ns;
+        moved_ns + turn_ns + disk.transfer_ns(request.at, request.len)
+    }
+
+    /// The head is reading on towards it.
+    fn on_the_way_ns(&self, disk: &Disk, now_ns: u64, request: &Request) -> Option<u64> {
+        let (at, since_ns) = self.reading_on.filter(|_| request.access == Access::Read)?;
+        let segment = &self.segments[at];
+        let end = request.at + request.len;
+        if request.at < segment.start || request.at > segment.end || end > segment.limit {
+            return None;
+        }
+        let arrives_ns = since_ns + disk.media_ns(end.saturating_sub(segment.end));
+        Some(disk.cable_ns(request.len).max(arrives_ns.saturating_sub(now_ns)))
+    }
+
+    /// The head has done the request at `done_ns`.
+    pub fn move_to(&mut self, disk: &Disk, done_ns: u64, request: &Request, on_the_way: bool) {
+        let end = request.at + request.len;
+        self.track = disk.track(end.saturating_sub(1));
+        if request.access == Access::Write {
+            return self.reading_on = None;
+        }
+        match self.reading_on.filter(|_| on_the_way) {
+            Some((segment, _)) => {
+                self.settle(disk, done_ns);
+                self.use_on(disk, segment, end);
+            }
+            None => self.begin_segment(disk, done_ns, request.at, end),
+        }
+    }
+
+    fn begin_segment(&mut self, disk: &Disk, done_ns: u64, start: u64, end: u64) {
+        let Buffers { count, bytes, .. } = disk.buffers;
+        self.reading_on = None;
+        if count == 0 {
+            return;
+        }
+        self.uses += 1;
+        let segment =
+            Segment { start: start.max(end.saturating_sub(bytes)), end, limit: end + bytes, used: self.uses };
+        let at = if self.segments.len() < count as usize {
+            self.segments.push(segment);
+            self.segments.len() - 1
+        } else {
+            let oldest = (0..self.segments.len()).min_by_key(|&n| self.segments[n].used);
+            let oldest = oldest.expect("one at least");
+            self.segments[oldest] = segment;
+            oldest
+        };
+        self.reading_on = Some((at, done_ns));
+    }
+
+    /// The head is wanted elsewhere: what it has read on stays, and no more comes.
+    pub fn leave(&mut self, disk: &Disk, now_ns: u64) {
+        self.settle(disk, now_ns);
+        self.reading_on = None;
+    }
+
+    pub fn is_on_the_way(&self, disk: &Disk, now_ns: u64, request: &Request) -> bool {
+        self.on_the_way_ns(disk, now_ns, request).is_some()
+    }
+}

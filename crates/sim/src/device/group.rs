@@ -1,0 +1,332 @@
+//! Several devices as one: mirror, stripes, stripes with parity.
+//!
+//! A request becomes steps: each is a set of requests to members, and begins when the one before is done. Only a small
+//! write over parity has two: what was there is read, then data and parity are written.
+
+use super::model::Model;
+use super::server::{Access, Below, NEVER_NS, Request, Server};
+use crate::rng::Rng;
+
+/// Members of one kind.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Group {
+    pub level: Level,
+    pub members: u32,
+    /// Consecutive bytes on one member; of no meaning to a mirror.
+    pub strip_bytes: u64,
+    pub member: Box<Model>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// RAID-1. A read goes to the member with fewer requests, or else to the nearer head; a write goes to all.
+    Mirror,
+    /// RAID-0; over mirrors RAID-10.
+    Stripe,
+    /// RAID-5, the parity rotating. A small write reads and writes what is cheaper: old data and old parity, or the rest
+    /// of the stripe.
+    Parity,
+}
+
+impl Group {
+    /// Members that hold data in each row of strips.
+    fn data_members(&self) -> u64 {
+        u64::from(self.members) - u64::from(self.level == Level::Parity)
+    }
+}
+
+/// One request to one member.
+struct Part {
+    member: usize,
+    access: Access,
+    at: u64,
+    len: u64,
+}
+
+/// A request of the caller's that is under way.
+struct Parent {
+    tag: u32,
+    left: u32,
+    /// What follows when `left` is 0.
+    then: Vec<Part>,
+}
+
+pub(crate) struct Members {
+    group: Group,
+    members: Vec<Below>,
+    parents: Vec<Parent>,
+    free: Vec<u32>,
+    arrived: Vec<u32>,
+}
+
+impl Members {
+    pub fn new(group: Group, rng: &mut Rng) -> Members {
+        let least = if group.level == Level::Parity { 3 } else { 1 };
+        assert!(group.members >= least, "{:?} of {} members", group.level, group.members);
+        assert!(group.strip_bytes > 0 || group.level == Level::Mirror, "strips of 0 bytes");
+        let members = (0..group.members).map(|_| Below::new(group.member.server(rng))).collect();
+        Members { group, members, parents: Vec::new(), free: Vec::new(), arrived: Vec::new() }
+    }
+
+    /// The first step, and the one after it.
+    fn steps(&self, request: &Request) -> (Vec<Part>, Vec<Part>) {
+        let whole = |member| Part { member, access: request.access, at: request.at, len: request.len };
+        let everybody = || (0..self.members.len()).map(whole).collect();
+        match (self.group.level, request.access) {
+            (_, Access::Flush) => (everybody(), Vec::new()),
+            (Level::Mirror, Access::Read) => (vec![whole(self.nearest(request.at))], Vec::new()),
+            (Level::Mirror, Access::Write) => (everybody(), Vec::new()),
+            (Level::Parity, Access::Write) => self.parity_write(request),
+            _ => (self.strips(request).map(|strip| self.part(request.access, &strip)).collect(), Vec::new()),
+        }
+    }
+
+    fn nearest(&self, at: u64) -> usize {
+        let cost = |member: &usize| {
+            let below = &self.members[*member];
+            (below.waiting(), below.distance(at))
+        };
+        (0..self.members.len()).min_by_key(cost).expect("a member at least")
+    }
+
+    fn strips(&self, request: &Request) -> impl Iterator<Item = Strip> + use<> {
+        let (strip_bytes, width) = (self.group.strip_bytes, self.group.data_members());
+        let (mut at, end) = (request.at, request.at + request.len);
+        std::iter::from_fn(move || {
+            let len = (strip_bytes - at % strip_bytes).min(end - at);
+            let number = at / strip_bytes;
+            let strip = Strip { row: number / width, column: number % width, skip: at % strip_bytes, len };
+            at += len;
+            (len > 0).then_some(strip)
+        })
+    }
+
+    /// The member a column of a row is on. With parity the row's parity sits one member further to the left each row.
+    fn member(&self, row: u64, column: u64) -> usize {
+        let members = u64::from(self.group.members);
+        match self.group.level {
+            Level::Parity => ((self.parity_member(row) as u64 + 1 + column) % members) as usize,
+            _ => column as usize,
+        }
+    }
+
+    fn parity_member(&self, row: u64) -> usize {
+        let members = u64::from(self.group.members);
+        (members - 1 - row % members) as usize
+    }
+
+    fn part(&self, access: Access, strip: &Strip) -> Part {
+        let at = strip.row * self.group.strip_bytes + strip.skip;
+        Part { member: self.member(strip.row, strip.column), access, at, len: strip.len }
+    }
+
+    fn parity_write(&self, request: &Request) -> (Vec<Part>, Vec<Part>) {
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        let strips: Vec<Strip> = self.strips(request).collect();
+        for row in strips.chunk_by(|a, b| a.row == b.row) {
+            self.parity_row(row, &mut reads, &mut writes);
+        }
+        if reads.is_empty() { (writes, Vec::new()) } else { (reads, writes) }
+    }
+
+    /// Everything one row of strips needs. `row` is not empty.
+    fn parity_row(&self, row: &[Strip], reads: &mut Vec<Part>, writes: &mut Vec<Part>) {
+        let (number, width) = (row[0].row, self.group.data_members());
+        let first = row.iter().map(|strip| strip.skip).min().expect("not empty");
+        let end = row.iter().map(|strip| strip.skip + strip.len).max().expect("not empty");
+        let base = number * self.group.strip_bytes;
+        let parity =
+            |access| Part { member: self.parity_member(number), access, at: base + first, len: end - first };
+        let is_whole = |strip: &Strip| strip.len == end - first;
+        let others = (0..width).filter(|column| !row.iter().any(|s| s.column == *column && is_whole(s)));
+        let others: Vec<u64> = others.collect();
+        if others.len() <= row.len() {
+            let rest =
+                others.iter().map(|&column| Strip { row: number, column, skip: first, len: end - first });
+            reads.extend(rest.map(|strip| self.part(Access::Read, &strip)));
+        } else {
+            reads.extend(row.iter().map(|strip| self.part(Access::Read, strip)));
+            reads.push(parity(Access::Read));
+        }
+        writes.extend(row.iter().map(|strip| self.part(Access::Write, strip)));
+        writes.push(parity(Access::Write));
+    }
+
+    fn begin(&mut self, now_ns: u64, parent: u32, parts: &[Part]) {
+        for Part { member, access, at, len } in parts {
+            let request = Request { tag: parent, access: *access, at: *at, len: *len };
+            self.members[*member].submit(now_ns, request);
+        }
+    }
+
+    fn add(&mut self, parent: Parent) -> u32 {
+        if let Some(id) = self.free.pop() {
+            self.parents[id as usize] = parent;
+            return id;
+        }
+        self.parents.push(parent);
+        self.parents.len() as u32 - 1
+    }
+
+    fn arrive(&mut self, now_ns: u64, id: u32, done: &mut Vec<u32>) {
+        let parent = &mut self.parents[id as usize];
+        parent.left -= 1;
+        if parent.left > 0 {
+            return;
+        }
+        let then = std::mem::take(&mut parent.then);
+        if then.is_empty() {
+            done.push(parent.tag);
+            self.free.push(id);
+            return;
+        }
+        parent.left = then.len() as u32;
+        self.begin(now_ns, id, &then);
+    }
+}
+
+/// Part of a request within one strip.
+struct Strip {
+    row: u64,
+    column: u64,
+    skip: u64,
+    len: u64,
+}
+
+impl Server for Members {
+    fn submit(&mut self, now_ns: u64, request: Request) -> Option<u64> {
+        let (first, then) = self.steps(&request);
+        if first.is_empty() {
+            return Some(now_ns);
+        }
+        let id = self.add(Parent { tag: request.tag, left: first.len() as u32, then });
+        self.begin(now_ns, id, &first);
+        None
+    }
+
+    fn next_ns(&self) -> u64 {
+        self.members.iter().map(Below::next_ns).min().unwrap_or(NEVER_NS)
+    }
+
+    fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
+        let mut arrived = std::mem::take(&mut self.arrived);
+        for member in self.members.iter_mut().filter(|member| member.next_ns() <= now_ns) {
+            member.advance(now_ns, &mut arrived);
+        }
+        arrived.drain(..).for_each(|id| self.arrive(now_ns, id, done));
+        self.arrived = arrived;
+    }
+
+    fn waiting(&self) -> usize {
+        self.parents.len() - self.free.len()
+    }
+
+    fn distance(&self, at: u64) -> u64 {
+        self.members[0].distance(at)
+    }
+
+    fn reset(&mut self) {
+        self.members.iter_mut().for_each(Below::reset);
+        self.parents.clear();
+        self.free.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial::*;
+    use super::*;
+
+    fn group(level: Level, members: u32) -> Model {
+        let member = Box::new(Model::Disk(sas_10k()));
+        Model::Group(Group { level, members, strip_bytes: 64 << 10, member })
+    }
+
+    const SPAN: u64 = 100 * GIB;
+
+    #[test]
+    fn a_mirror_reads_twice_as_fast_at_depth_and_writes_like_one_disk() {
+        let rate =
+            |model: &Model, depth, access| load(model, depth, 20_000, random(access, 4096, SPAN)).per_s;
+        let (one, pair) = (Model::Disk(sas_10k()), group(Level::Mirror, 2));
+        assert_near(
+            rate(&pair, 16, Access::Read),
+            2.0 * rate(&one, 8, Access::Read),
+            0.08,
+            "reads/s at depth",
+        );
+        let (alone, both) = (rate(&one, 1, Access::Write), rate(&pair, 1, Access::Write));
+        assert!(both < alone && both > 0.75 * alone, "{both} writes/s, one disk {alone}");
+        let nearer = rate(&pair, 1, Access::Read) / rate(&one, 1, Access::Read);
+        assert!((1.02..1.3).contains(&nearer), "the nearer head gains x{nearer}");
+    }
+
+    /// Reads old data and old parity, writes both: a write costs two accesses on each of two disks, the second a
+    /// revolution behind the first.
+    #[test]
+    fn a_small_write_over_parity_is_four_accesses() {
+        let Model::Group(params) = group(Level::Parity, 5) else { unreachable!("a group") };
+        let members = Members::new(params, &mut Rng::new(0));
+        let write = |at, len| {
+            let (first, then) = members.steps(&Request { tag: 0, access: Access::Write, at, len });
+            (first.len(), then.len())
+        };
+        assert_eq!(write(0, 4096), (2, 2));
+        assert_eq!(write(256 << 10, 256 << 10), (5, 0), "a whole row needs no reads");
+        assert_eq!(write(0, 192 << 10), (1, 4), "the rest of the row is less to read");
+        let (pace, read) = (
+            load(&group(Level::Parity, 5), 1, 5_000, random(Access::Write, 4096, SPAN)),
+            load(&group(Level::Parity, 5), 1, 5_000, random(Access::Read, 4096, SPAN)),
+        );
+        let extra_ns = pace.mean_ns - read.mean_ns;
+        assert!(
+            (5.5e6..9e6).contains(&extra_ns),
+            "a revolution and the slower of two disks: {extra_ns} ns more"
+        );
+    }
+
+    #[test]
+    fn strips_and_parity_meet_on_no_member() {
+        let Model::Group(params) = group(Level::Parity, 4) else { unreachable!("a group") };
+        let members = Members::new(params, &mut Rng::new(0));
+        let mut parities = [0; 4];
+        for row in 0..40 {
+            let mut used = vec![members.parity_member(row)];
+            parities[used[0]] += 1;
+            used.extend((0..3).map(|column| members.member(row, column)));
+            used.sort_unstable();
+            assert_eq!(used, [0, 1, 2, 3], "row {row}");
+        }
+        assert_eq!(parities, [10; 4]);
+    }
+
+    #[test]
+    fn stripes_of_mirrors_share_the_load() {
+        let pair = group(Level::Mirror, 2);
+        let four = Model::Group(Group {
+            level: Level::Stripe,
+            members: 4,
+            strip_bytes: 64 << 10,
+            member: Box::new(pair.clone()),
+        });
+        let one = load(&pair, 8, 20_000, random(Access::Read, 4096, SPAN)).per_s;
+        let all = load(&four, 32, 40_000, random(Access::Read, 4096, 4 * SPAN)).per_s;
+        assert!((3.4..=4.4).contains(&(all / one)), "{all} reads/s of four pairs, {one} of one");
+    }
+
+    /// Seed 000's baseline: two workers, 70 % random in 1 GB each, reads 510/s and writes 250/s at about four each.
+    #[test]
+    fn the_10k_pair_is_near_the_published_baseline() {
+        let worker = |access, base: u64| -> Next<'static> {
+            let mut at = base;
+            Box::new(move |rng: &mut Rng| {
+                at = if rng.below(100) < 70 { base + rng.below(GIB / 4096) * 4096 } else { at + 4096 };
+                (access, at, 4096)
+            })
+        };
+        let workers = vec![(4, worker(Access::Read, 0)), (4, worker(Access::Write, 0))];
+        let found = load_all(&group(Level::Mirror, 2), 50_000, workers);
+        assert_near(found[0].per_s, 510.0, 0.25, "reads/s");
+        assert_near(found[1].per_s, 250.0, 0.25, "writes/s");
+    }
+}

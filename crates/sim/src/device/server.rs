@@ -1,0 +1,132 @@
+//! What a model at work is asked, and the parts most of them share.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// What moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+    /// What was acknowledged has to be safe.
+    Flush,
+}
+
+/// One request to one device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Request {
+    /// The caller's: comes back when it is done. Several requests may carry the same.
+    pub tag: u32,
+    pub access: Access,
+    /// Byte on the device.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Nothing is under way.
+pub(crate) const NEVER_NS: u64 = u64::MAX;
+
+/// A model at work. Time never goes back between two calls.
+pub(crate) trait Server {
+    /// Takes a request in. An answer is the time at which it will be done, and nothing more is heard of it; without
+    /// one, `advance` names it.
+    fn submit(&mut self, now_ns: u64, request: Request) -> Option<u64>;
+
+    /// When `advance` wants to be called next; `NEVER_NS` when nothing is under way.
+    fn next_ns(&self) -> u64;
+
+    /// The clock is at `now_ns`, which is not later than `next_ns`. Adds the tags of what is done.
+    fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>);
+
+    /// Requests accepted and not done, as far as it matters to whoever has a choice of servers.
+    fn waiting(&self) -> usize {
+        0
+    }
+
+    /// How far the head is from a byte; 0 where there is no head.
+    fn distance(&self, _at: u64) -> u64 {
+        0
+    }
+
+    /// The power came back: nothing is under way.
+    fn reset(&mut self);
+}
+
+/// Things that happen at known times, in order; ties in order of insertion.
+#[derive(Default)]
+pub(crate) struct Timers {
+    due: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    sequence: u64,
+}
+
+impl Timers {
+    pub fn push(&mut self, at_ns: u64, tag: u32) {
+        self.sequence += 1;
+        self.due.push(Reverse((at_ns, self.sequence, tag)));
+    }
+
+    pub fn next_ns(&self) -> u64 {
+        self.due.peek().map_or(NEVER_NS, |Reverse((at_ns, ..))| *at_ns)
+    }
+
+    pub fn pop_due(&mut self, now_ns: u64) -> Option<u32> {
+        if self.next_ns() > now_ns {
+            return None;
+        }
+        self.due.pop().map(|Reverse((_, _, tag))| tag)
+    }
+
+    pub fn clear(&mut self) {
+        self.due.clear();
+    }
+}
+
+/// A server below another one: everything is heard of through `advance`, also what was known at submission.
+pub(crate) struct Below {
+    server: Box<dyn Server>,
+    known: Timers,
+}
+
+impl Below {
+    pub fn new(server: Box<dyn Server>) -> Below {
+        Below { server, known: Timers::default() }
+    }
+
+    /// As the server answers.
+    pub fn submit_known(&mut self, now_ns: u64, request: Request) -> Option<u64> {
+        self.server.submit(now_ns, request)
+    }
+
+    pub fn submit(&mut self, now_ns: u64, request: Request) {
+        if let Some(done_ns) = self.server.submit(now_ns, request) {
+            self.known.push(done_ns, request.tag);
+        }
+    }
+
+    pub fn next_ns(&self) -> u64 {
+        self.known.next_ns().min(self.server.next_ns())
+    }
+
+    pub fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
+        while let Some(tag) = self.known.pop_due(now_ns) {
+            done.push(tag);
+        }
+        if self.server.next_ns() <= now_ns {
+            self.server.advance(now_ns, done);
+        }
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.server.waiting()
+    }
+
+    pub fn distance(&self, at: u64) -> u64 {
+        self.server.distance(at)
+    }
+
+    pub fn reset(&mut self) {
+        self.server.reset();
+        self.known.clear();
+    }
+}

@@ -1,0 +1,160 @@
+//! What the world's files lie on: one plain device, or units of models with placed files.
+
+use super::model::Model;
+use super::place::{Piece, Place};
+use super::plain::{Device, Lanes};
+use super::server::{Access, Below, NEVER_NS, Request};
+use crate::kind::OpKind;
+use crate::rng::Rng;
+
+/// Devices that know positions, queues and caches, and which file lies where.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Storage {
+    /// At least one. The first takes what no place names.
+    pub units: Vec<Unit>,
+    pub places: Vec<Place>,
+    /// In which files get their space, bytes: a block of the file system.
+    pub extent_bytes: u64,
+}
+
+/// One LUN.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unit {
+    pub model: Model,
+    pub calls: Calls,
+}
+
+/// What operations on names, sizes, locks and space cost: so many calls of so long, side by side with everything else.
+/// Directories that are synced and files that are flushed ask the model too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Calls {
+    pub call_ns: u64,
+    pub open: u32,
+    pub create: u32,
+    pub lock: u32,
+    /// Renames, removals, growth, reservations, zeroing, holes.
+    pub change: u32,
+    /// Sizes, lists, extents, space.
+    pub ask: u32,
+}
+
+impl Storage {
+    /// One unit, files placed in MiB as they come.
+    pub fn of(model: Model) -> Storage {
+        let unit = Unit { model, calls: Calls::default() };
+        Storage { units: vec![unit], places: Vec::new(), extent_bytes: 1 << 20 }
+    }
+}
+
+impl Calls {
+    fn ns(&self, kind: OpKind) -> u64 {
+        let calls = match kind {
+            OpKind::Open | OpKind::OpenDir => self.open,
+            OpKind::Create => self.create,
+            OpKind::Lock => self.lock,
+            OpKind::Allocate | OpKind::Zero | OpKind::Punch | OpKind::SetLen => self.change,
+            OpKind::Rename | OpKind::Unlink | OpKind::RemoveDir => self.change,
+            _ => self.ask,
+        };
+        u64::from(calls) * self.call_ns
+    }
+}
+
+/// Units at work.
+pub(crate) struct Units {
+    units: Vec<(Below, Calls)>,
+    /// Earliest of all units.
+    next_ns: u64,
+}
+
+/// When a request is done.
+pub(crate) enum Admitted {
+    At(u64),
+    /// So many completions will carry its tag.
+    Parts(u32),
+}
+
+impl Units {
+    fn new(storage: &Storage, rng: &mut Rng) -> Units {
+        assert!(!storage.units.is_empty(), "storage has a unit at least");
+        let known = |place: &Place| (place.unit as usize) < storage.units.len();
+        assert!(storage.places.iter().all(known), "a place names a unit that is not there");
+        let units = storage.units.iter().map(|unit| (Below::new(unit.model.server(rng)), unit.calls));
+        Units { units: units.collect(), next_ns: NEVER_NS }
+    }
+
+    /// A request that may lie in several pieces.
+    pub fn submit(&mut self, now_ns: u64, access: Access, pieces: &[Piece], tag: u32) -> Admitted {
+        if let [piece] = pieces {
+            let below = &mut self.units[piece.unit as usize].0;
+            let request = Request { tag, access, at: piece.at, len: piece.len };
+            let Some(done_ns) = below.submit_known(now_ns, request) else {
+                self.next_ns = self.next_ns.min(below.next_ns());
+                return Admitted::Parts(1);
+            };
+            return Admitted::At(done_ns);
+        }
+        for piece in pieces {
+            let below = &mut self.units[piece.unit as usize].0;
+            below.submit(now_ns, Request { tag, access, at: piece.at, len: piece.len });
+            self.next_ns = self.next_ns.min(below.next_ns());
+        }
+        Admitted::Parts(pieces.len() as u32)
+    }
+
+    /// An operation that moves no data.
+    pub fn call_ns(&self, unit: u32, kind: OpKind) -> u64 {
+        self.units[unit as usize].1.ns(kind)
+    }
+
+    pub fn next_ns(&self) -> u64 {
+        self.next_ns
+    }
+
+    pub fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
+        let mut next_ns = NEVER_NS;
+        for (below, _) in &mut self.units {
+            if below.next_ns() <= now_ns {
+                below.advance(now_ns, done);
+            }
+            next_ns = next_ns.min(below.next_ns());
+        }
+        self.next_ns = next_ns;
+    }
+
+    fn reset(&mut self) {
+        self.units.iter_mut().for_each(|(below, _)| below.reset());
+        self.next_ns = NEVER_NS;
+    }
+}
+
+/// What serves a machine.
+pub(crate) enum Media {
+    Plain(Lanes),
+    Placed(Box<Units>),
+}
+
+impl Media {
+    pub fn new(device: Device, storage: Option<&Storage>, seed: u64) -> Media {
+        match storage {
+            // A stream of its own: the world's draws are the same on any storage.
+            Some(storage) => Media::Placed(Box::new(Units::new(storage, &mut Rng::new(!seed)))),
+            None => Media::Plain(Lanes::new(device)),
+        }
+    }
+
+    /// When the media want to be advanced.
+    pub fn next_ns(&self) -> u64 {
+        match self {
+            Media::Plain(_) => NEVER_NS,
+            Media::Placed(units) => units.next_ns(),
+        }
+    }
+
+    pub fn reset(&mut self) {
+        match self {
+            Media::Plain(lanes) => lanes.reset(),
+            Media::Placed(units) => units.reset(),
+        }
+    }
+}
