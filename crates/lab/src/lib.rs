@@ -2,6 +2,7 @@
 
 pub mod campaign;
 pub mod crash;
+pub mod experiment;
 pub mod home;
 pub mod native;
 pub mod oracle;

@@ -1,0 +1,209 @@
+//! The published experiments, and anybody's own: what was measured where, in what steps, and which figures came out.
+//!
+//! An experiment is a TOML file. Those that ship are in `experiments/`, embedded, and known by the file's name; any
+//! other is read by its path. Keys carry their units, sizes are those of the article, and what an article does not say
+//! is an [`Unknown`] with the values that are plausible.
+
+mod catalogue;
+mod check;
+mod parse;
+mod scale;
+
+pub use catalogue::{find, names, shipped};
+pub use parse::parse;
+use serde::{Deserialize, Serialize};
+
+use crate::probe::Heartbeat;
+use crate::run::{Phase, Quantity, Use};
+use crate::runner::Step;
+use crate::workload::Worker;
+
+/// One file of the catalogue.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    /// The file's, without its ending.
+    #[serde(skip)]
+    pub name: String,
+    pub title: String,
+    /// Article, author, year.
+    pub source: String,
+    /// Model, by its name or the path of its TOML.
+    pub storage: String,
+    /// Whose baseline the model's free constants are fitted to; None: this experiment's own, if it has one.
+    #[serde(default)]
+    pub fitted_on: Option<String>,
+    /// Of the samples: what the authors' tools averaged over.
+    #[serde(default = "one")]
+    pub interval_seconds: u32,
+    /// Slips of the source, what was inferred and from what.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    pub esx: Esx,
+    #[serde(default)]
+    pub scale: Option<Scale>,
+    /// None: nobody pinged the VM.
+    #[serde(default)]
+    pub heartbeat: Option<Heartbeat>,
+    #[serde(rename = "disk")]
+    pub disks: Vec<Disk>,
+    /// None: an idle VM.
+    #[serde(default, rename = "worker")]
+    pub workers: Vec<Worker>,
+    #[serde(rename = "step")]
+    pub steps: Vec<Step>,
+    #[serde(default)]
+    pub published: Vec<Published>,
+    #[serde(default, rename = "unknown")]
+    pub unknowns: Vec<Unknown>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// What VMware's side of it was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Esx {
+    pub release: Release,
+    pub format: Format,
+    /// The disks are deltas over read-only bases from the start.
+    #[serde(default)]
+    pub linked_clone: bool,
+    /// Deltas lie on a device of their own, of this model; None: beside the disks.
+    #[serde(default)]
+    pub delta_storage: Option<String>,
+}
+
+/// Decides how a commit is carried out, and what a stun costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Release {
+    #[serde(rename = "3.5")]
+    Esx35,
+    #[serde(rename = "4.0")]
+    Esx40,
+    #[serde(rename = "5.0")]
+    Esx50,
+    #[serde(rename = "5.5")]
+    Esx55,
+    #[serde(rename = "6.0")]
+    Esx60,
+    #[serde(rename = "7.0")]
+    Esx70,
+}
+
+/// Of the deltas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    VmfsSparse,
+    SeSparse,
+    /// No deltas: the array's own snapshots.
+    VVol,
+}
+
+/// A smaller run in place of one that would take too long to simulate. Rates stay what they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scale {
+    /// Disks, what workers work on, and caches of tables are divided by it.
+    pub size: u32,
+    /// All durations are divided by it, and predicted ones multiplied.
+    pub time: u32,
+    /// Why this changes nothing that is compared.
+    pub note: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    pub name: String,
+    pub size_bytes: u64,
+    /// Disks like this one.
+    #[serde(default = "one")]
+    pub times: u32,
+}
+
+/// One cell of an article's tables and graphs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    pub phase: Phase,
+    pub quantity: Quantity,
+    /// Of which step of that phase, by its label; None: all of them.
+    #[serde(default)]
+    pub span: Option<String>,
+    /// Of a commit's seconds.
+    #[serde(default)]
+    pub part: Option<Part>,
+    /// Of which of the phase's stuns, from 1; None: all of them, added up.
+    #[serde(default)]
+    pub stun: Option<u32>,
+    /// None: the article says something, and no figure.
+    #[serde(default)]
+    pub value: Option<f64>,
+    pub r#use: Use,
+    #[serde(default)]
+    pub note: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Until what the delta held when the commit was asked for has been copied.
+    FirstRound,
+}
+
+/// An input that nobody published: the first value is what a single run has, all together make the band.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unknown {
+    pub input: Input,
+    pub values: Vec<u64>,
+    #[serde(default)]
+    pub note: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Input {
+    /// Of each worker.
+    Outstanding,
+    /// Of each worker.
+    AlignBytes,
+    /// Of each worker.
+    WorkingSetBytes,
+    /// Of the steps of the phase `snapshot` that run for a time.
+    SnapshotSeconds,
+}
+
+impl Experiment {
+    /// Of each disk, bytes, in full size.
+    pub fn disk_bytes(&self) -> Vec<u64> {
+        let each = |disk: &Disk| std::iter::repeat_n(disk.size_bytes, disk.times as usize);
+        self.disks.iter().flat_map(each).collect()
+    }
+
+    /// The experiment with another value for something that is not known.
+    pub fn with(&self, input: Input, value: u64) -> Experiment {
+        let mut other = self.clone();
+        let narrow = u32::try_from(value).unwrap_or(u32::MAX);
+        for worker in &mut other.workers {
+            match input {
+                Input::Outstanding => worker.outstanding = narrow,
+                Input::AlignBytes => worker.align_bytes = narrow,
+                Input::WorkingSetBytes => worker.working_set_bytes = value,
+                Input::SnapshotSeconds => {}
+            }
+        }
+        if input == Input::SnapshotSeconds {
+            scale::set_snapshot_seconds(&mut other.steps, value);
+        }
+        other
+    }
+
+    pub fn has_baseline(&self) -> bool {
+        self.published.iter().any(|cell| cell.r#use == Use::Baseline && cell.value.is_some())
+    }
+}

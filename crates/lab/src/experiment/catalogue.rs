@@ -1,0 +1,147 @@
+//! The experiments that ship, and how one is found.
+
+use std::path::Path;
+
+use blk::{Error, ErrorKind, Result};
+
+use super::{Experiment, parse};
+
+macro_rules! embedded {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../../../experiments/", $name, ".toml")))),*]
+    };
+}
+
+/// In the order of their articles.
+const SHIPPED: &[(&str, &str)] = embedded![
+    "zandboer-paced",
+    "zandboer-saturated",
+    "zandboer-linked-clone",
+    "zandboer-separate-lun",
+    "zandboer-more-disks",
+    "zandboer-ssd-mirror",
+    "topry-raid5",
+    "sightler-5.5",
+    "sightler-6.0",
+    "sightler-writes",
+    "powerstore-vmfs",
+    "powerstore-vvol",
+    "v7000-sas",
+    "v7000-tiered",
+    "v7000-full-ssd",
+    "v7000-ssd-write-cache",
+    "backup-window",
+    "chain-depth",
+    "forty-snapshots",
+];
+
+/// Largest experiment file that is read: the longest of those that ship has 10 KiB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SHIPPED.iter().map(|(name, _)| *name)
+}
+
+/// All that ship.
+pub fn shipped() -> Result<Vec<Experiment>> {
+    SHIPPED.iter().map(|(name, text)| parse(name, &format!("{name}.toml"), text)).collect()
+}
+
+/// The experiment of that name, or the one in the file of that path.
+pub fn find(name: &str) -> Result<Experiment> {
+    if let Some((name, text)) = SHIPPED.iter().find(|(shipped, _)| *shipped == name) {
+        return parse(name, &format!("{name}.toml"), text);
+    }
+    let path = Path::new(name);
+    let looks_like_path = name.contains('/') || path.extension().is_some_and(|e| e == "toml");
+    if !looks_like_path {
+        let names: Vec<&str> = names().collect();
+        let cause = format!(
+            "no experiment of this name ships; there are {}; a file needs its .toml",
+            names.join(", ")
+        );
+        return Err(Error::not_found(name, cause));
+    }
+    let text = read(path).map_err(|e| Error::new(kind(&e), name, e.to_string()))?;
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    parse(&stem, name, &text)
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let bytes = std::fs::metadata(path)?.len();
+    if bytes > FILE_BYTES_MAX {
+        let cause = format!("{bytes} bytes: an experiment has at most {FILE_BYTES_MAX}");
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, cause));
+    }
+    std::fs::read_to_string(path)
+}
+
+fn kind(error: &std::io::Error) -> ErrorKind {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+        std::io::ErrorKind::InvalidData => ErrorKind::Invalid,
+        _ => ErrorKind::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::Use;
+
+    #[test]
+    fn all_that_ship_are_read_and_lead_back_to_their_sources() {
+        let shipped = shipped().expect("every file parses");
+        assert_eq!(shipped.len(), 19);
+        for experiment in &shipped {
+            assert!(!experiment.source.is_empty() && !experiment.published.is_empty(), "{}", experiment.name);
+            if let Some(other) = &experiment.fitted_on {
+                assert!(find(other).unwrap().has_baseline(), "{} is fitted on {other}", experiment.name);
+            }
+        }
+    }
+
+    /// What the reference holds for tests of a mechanism: 000 T1 has 8 cells with its convergence, T2 7, 001 one more
+    /// than its lines for each sum and each count of pings, 002 two rates, two durations and a bandwidth, 003 4 and 1.
+    #[test]
+    fn every_published_cell_is_there() {
+        let count = |name: &str, r#use: Use| {
+            let published = find(name).unwrap().published;
+            published.iter().filter(|cell| cell.r#use == r#use && cell.value.is_some()).count()
+        };
+        let expected = [
+            ("zandboer-paced", 3, 9),
+            ("zandboer-saturated", 3, 7),
+            ("sightler-5.5", 0, 17),
+            ("sightler-6.0", 0, 17),
+            ("powerstore-vmfs", 1, 2),
+            ("powerstore-vvol", 1, 3),
+            ("v7000-sas", 1, 3),
+            ("v7000-tiered", 1, 2),
+        ];
+        for (name, baseline, predict) in expected {
+            assert_eq!(
+                (count(name, Use::Baseline), count(name, Use::Predict)),
+                (baseline, predict),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_lines_of_the_stuns_add_up_to_what_is_printed_for_all() {
+        for (name, sum) in [("sightler-5.5", 12_648_914.0), ("sightler-6.0", 827_626.0)] {
+            let published = find(name).unwrap().published;
+            let lines = published.iter().filter(|cell| cell.stun.is_some());
+            assert_eq!(lines.filter_map(|cell| cell.value).sum::<f64>(), sum, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_does_not_ship_is_told_with_those_that_do() {
+        let error = find("zandbor").unwrap_err();
+        assert_eq!(error.kind, ErrorKind::NotFound);
+        assert!(error.cause.contains("zandboer-paced"), "{error}");
+        assert_eq!(find("nowhere/my.toml").unwrap_err().kind, ErrorKind::NotFound);
+    }
+}
