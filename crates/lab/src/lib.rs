@@ -6,6 +6,7 @@ pub mod experiment;
 pub mod home;
 pub mod native;
 pub mod oracle;
+pub mod plain;
 pub mod probe;
 pub mod run;
 pub mod runner;

@@ -3,8 +3,16 @@
 //! A workload is a function of its seed. The same description and the same code drive volumes of the simulated world and
 //! real ones: what is loaded is a `Volume`, time is `Env`.
 
+mod driver;
+mod generator;
+mod pace;
+mod stamps;
+mod target;
 mod worker;
 
+pub use driver::Driver;
+pub use generator::{Generator, Io};
+pub use stamps::Stamps;
 pub use worker::{Access, OUTSTANDING_MAX, Pacing, Worker};
 
 use serde::{Deserialize, Serialize};

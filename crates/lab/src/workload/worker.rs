@@ -56,7 +56,7 @@ pub struct Worker {
     /// Under way at most.
     #[serde(default = "one")]
     pub outstanding: u32,
-    /// Places of random I/Os are multiples of it. 0: a sector, as IOmeter has it.
+    /// I/Os begin at multiples of it. 0: a sector, as IOmeter has it.
     #[serde(default)]
     pub align_bytes: u32,
     /// Where its part of the disk begins. IOmeter: starting sector.
@@ -151,8 +151,8 @@ impl Worker {
             return Err(format!("works until byte {}, its disk has {disk_bytes}", range.end));
         }
         let largest = u64::from(self.largest_bytes());
-        if range.end.saturating_sub(range.start) < largest {
-            let len = range.end.saturating_sub(range.start);
+        let len = range.end.saturating_sub(range.start.next_multiple_of(self.step_bytes()));
+        if len < largest {
             return Err(format!("works on {len} bytes, and has I/Os of {largest}"));
         }
         Ok(())

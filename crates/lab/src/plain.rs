@@ -1,0 +1,62 @@
+//! A flat file as a disk: what a guest without snapshots has, and the floor that everything else is compared with.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::{Buf, File, Local, Result, Slice};
+
+/// What clients are told to prefer.
+const PREFERRED_BYTES: u32 = 4096;
+
+pub struct Plain {
+    file: File,
+    size_bytes: u64,
+}
+
+impl Plain {
+    /// The file has that size.
+    pub fn new(file: File, size_bytes: u64) -> Plain {
+        Plain { file, size_bytes }
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Volume for Plain {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo {
+            size_bytes: self.size_bytes,
+            read_only: false,
+            preferred_bytes: PREFERRED_BYTES,
+            fast_zero: false,
+        }
+    }
+
+    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+        Box::pin(async move { self.file.read(offset, buf).await })
+    }
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
+        Box::pin(async move { self.file.write(offset, data).await })
+    }
+
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+        Box::pin(async move { self.file.flush().await })
+    }
+
+    fn discard(self: Rc<Self>, _range: Range<u64>) -> Local<'static, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, _mode: ZeroMode) -> Local<'static, Result<()>> {
+        Box::pin(async move { self.file.zero(range.start, range.end - range.start, false).await })
+    }
+
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+        let all = BlockStatus { len: range.end - range.start, hole: false, zero: false };
+        Box::pin(async move { Ok(vec![all]) })
+    }
+}

@@ -1,0 +1,65 @@
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blk::volume::Volume;
+use blk::{Buf, Slice};
+use sim::Rng;
+
+use super::stamps::Stamps;
+
+/// One disk under load, with what its sectors must show.
+pub struct Target {
+    number: u32,
+    volume: Rc<dyn Volume>,
+    stamps: Option<RefCell<Stamps>>,
+    /// What is written where nothing is verified: bytes that neither compress nor repeat within one I/O.
+    pattern: RefCell<Slice>,
+}
+
+impl Target {
+    pub fn new(number: u32, volume: Rc<dyn Volume>, verify: bool) -> Target {
+        let stamps = verify.then(|| RefCell::new(Stamps::new(number, volume.info().size_bytes)));
+        Target { number, volume, stamps, pattern: RefCell::new(Buf::alloc(0).freeze()) }
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.volume.info().size_bytes
+    }
+
+    /// `floors` is room for the caller's next reads too.
+    pub async fn read(&self, offset: u64, buf: Buf, floors: &mut Vec<u32>) -> (Buf, Result<(), String>) {
+        if let Some(stamps) = &self.stamps {
+            stamps.borrow().note(offset, buf.len() as u64, floors);
+        }
+        let (buf, result) = self.volume.clone().read(offset, buf).await;
+        let result = match (result, &self.stamps) {
+            (Err(e), _) => Err(format!("disk {}: reading {} bytes at {offset}: {e}", self.number, buf.len())),
+            (Ok(()), Some(stamps)) => stamps.borrow().check(offset, &buf, floors),
+            (Ok(()), None) => Ok(()),
+        };
+        (buf, result)
+    }
+
+    pub async fn write(&self, offset: u64, len: u32) -> Result<(), String> {
+        let failed = |e| format!("disk {}: writing {len} bytes at {offset}: {e}", self.number);
+        let Some(stamps) = &self.stamps else {
+            let data = self.pattern(len as usize);
+            return self.volume.clone().write(offset, data).await.map_err(failed);
+        };
+        let mut data = Buf::alloc(len as usize);
+        let open = stamps.borrow_mut().begin(offset, &mut data)?;
+        let result = self.volume.clone().write(offset, data.freeze()).await;
+        stamps.borrow_mut().end(open, offset, u64::from(len));
+        result.map_err(failed)
+    }
+
+    fn pattern(&self, len: usize) -> Slice {
+        let mut pattern = self.pattern.borrow_mut();
+        if pattern.len() < len {
+            let mut bytes = Buf::alloc(len);
+            Rng::new(u64::from(self.number)).fill(&mut bytes);
+            *pattern = bytes.freeze();
+        }
+        pattern.slice(0..len)
+    }
+}
