@@ -45,6 +45,10 @@ impl Drop for Listener {
 }
 
 impl Socket {
+    pub(crate) fn connected(env: Env, handle: Handle, peer: String) -> Socket {
+        Socket { env, handle, peer }
+    }
+
     /// For messages and for "who is attached".
     pub fn peer(&self) -> &str {
         &self.peer

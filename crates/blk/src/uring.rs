@@ -26,17 +26,20 @@ mod work;
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use self::core::Core;
 use self::files::FilesThread;
-use self::open::Opened;
+use self::open::{Kind, Opened};
 pub use self::raw::{RandomLoad, Rng, run_raw};
 use self::ring::Ring;
 use self::wake::EventWaker;
 use crate::error::{Errno, Error, ErrorKind, Result};
+use crate::exec::Env;
 use crate::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
+use crate::socket::Socket;
 
 /// Transfers that may wait for one system call: it is the larger part of a submission's cost, and four share it
 /// while the device still starts early.
@@ -91,6 +94,14 @@ impl UringReactor {
     /// Listens on "HOST:PORT". Accepted connections send without delay and notice a vanished peer after two minutes.
     pub fn listen_tcp(&self, address: &str) -> Result<Handle> {
         net::listen_tcp(address).map(|opened| self.adopt(opened))
+    }
+
+    /// Takes over a connected stream, for programs that are somebody's client. `peer` is for messages.
+    pub fn adopt_stream(&self, fd: OwnedFd, env: Env, peer: &str) -> Socket {
+        // Fails on a Unix socket, which has no delay to switch off.
+        net::tune_tcp(&fd);
+        let handle = self.adopt(Opened { fd, kind: Kind::Stream, notice: None });
+        Socket::connected(env, handle, peer.to_string())
     }
 
     /// The address of a TCP handle: which port "HOST:0" came to.

@@ -8,6 +8,7 @@ pub mod native;
 pub mod oracle;
 pub mod plain;
 pub mod probe;
+pub mod real;
 pub mod run;
 pub mod runner;
 pub mod subject;

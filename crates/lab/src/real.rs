@@ -1,0 +1,20 @@
+//! Stacks on real storage, as subjects. They are measured through what every user has: NBD, files, block devices, and the
+//! stack's own commands or API. No private door into our engine.
+
+mod core;
+mod file;
+mod hooks;
+mod nbd;
+mod program;
+mod qemu;
+mod qmp;
+mod reflink;
+mod rest;
+mod server;
+mod stack;
+mod unstun;
+mod verbs;
+
+pub use self::core::World;
+pub use self::hooks::Hooks;
+pub use self::stack::{Site, Stack, Store};

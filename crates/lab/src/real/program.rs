@@ -1,0 +1,110 @@
+//! Other people's programs: started, watched, ended by their own id when their time is over.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use blk::{Errno, Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+/// Of what a program prints this much is kept, its end.
+const OUTPUT_KEPT_BYTES: usize = 16 << 10;
+
+/// Standard output of a program that ended with 0 within `limit`, at most its last 16 KiB. Otherwise an error with its
+/// last lines; one that took longer is killed, with everything it started.
+pub fn run(command: &mut Command, limit: Duration) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut child = command.spawn().map_err(|e| not_started(&name, &e))?;
+    let stdout = gather(child.stdout.take().expect("piped"));
+    let stderr = gather(child.stderr.take().expect("piped"));
+    let in_time = ends_within(&child, limit);
+    if !matches!(in_time, Ok(true)) {
+        kill_all(&child);
+    }
+    let status = child.wait().map_err(|e| Errno::from(e).at(&name, "waiting for it"))?;
+    let (said, complained) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
+    let words = last_lines(if complained.trim().is_empty() { &said } else { &complained });
+    if !in_time? {
+        let cause = format!("stopped after {} s, its time limit; it said: {words}", limit.as_secs());
+        return Err(Error::new(ErrorKind::Cancelled, name, cause));
+    }
+    if !status.success() {
+        return Err(Error::new(ErrorKind::Io, name, format!("{status}: {words}")));
+    }
+    Ok(said)
+}
+
+pub fn not_started(name: &str, error: &std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(name, "no such program on this machine; install it"),
+        _ => Error::new(ErrorKind::Io, name, format!("starting it: {error}")),
+    }
+}
+
+/// Whether the child ends within `limit`.
+pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
+    let failed = |e: rustix::io::Errno| Errno::from(e).at("a child process", "watching it");
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).map_err(failed)?;
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).map_err(failed)?;
+    Ok(ended > 0)
+}
+
+/// The child leads a group of its own, so what it started goes too.
+fn kill_all(child: &Child) {
+    // It may have ended in this moment.
+    let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+}
+
+fn gather(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        let mut piece = [0; 4096];
+        while let Ok(read) = from.read(&mut piece)
+            && read > 0
+        {
+            kept.extend_from_slice(&piece[..read]);
+            let surplus = kept.len().saturating_sub(OUTPUT_KEPT_BYTES);
+            kept.drain(..surplus);
+        }
+        String::from_utf8_lossy(&kept).into_owned()
+    })
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<_> = text.trim().lines().rev().take(3).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, limit_ms: u64) -> Result<String> {
+        run(Command::new("sh").args(["-c", script]), Duration::from_millis(limit_ms))
+    }
+
+    #[test]
+    fn what_it_prints_is_kept() {
+        assert_eq!(shell("echo taken", 60_000).unwrap(), "taken\n");
+        let error = shell("echo no such VM >&2; exit 3", 60_000).unwrap_err();
+        assert!(error.cause.contains("no such VM") && error.cause.contains('3'), "{error}");
+    }
+
+    #[test]
+    fn one_that_hangs_is_ended_with_what_it_started() {
+        let error = shell("echo begun; sleep 1000 & sleep 1000", 50).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Cancelled);
+        assert!(error.cause.contains("begun"), "{error}");
+    }
+
+    #[test]
+    fn one_that_is_not_installed_is_named() {
+        let error = run(&mut Command::new("no-such-program"), Duration::from_secs(1)).unwrap_err();
+        assert!(error.kind == ErrorKind::NotFound && error.place == "no-such-program");
+    }
+}

@@ -1,0 +1,127 @@
+//! QEMU's own way: qemu-storage-daemon over a raw file, an external qcow2 snapshot, and its active commit.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use blk::{Error, ErrorKind, Result};
+use serde_json::json;
+
+use super::program;
+use super::qmp::Qmp;
+use super::server::Server;
+use super::verbs::{Verbs, Watch};
+use crate::subject::CommitEnd;
+
+const CREATE_LIMIT: Duration = Duration::from_secs(60);
+/// Between two looks at a commit.
+const LOOK: Duration = Duration::from_millis(50);
+/// I/O as a careful admin sets it up: past the page cache, through io_uring.
+const ACCESS: &str = "aio=io_uring,cache.direct=on";
+
+pub struct Qemu {
+    folder: PathBuf,
+    server: Server,
+    qmp: Qmp,
+    /// The node that guests reach: the raw file, or the topmost overlay.
+    top: String,
+}
+
+impl Qemu {
+    /// Serves `folder/disk.raw`, which exists, as the export `disk`.
+    pub fn start(folder: &Path) -> Result<Qemu> {
+        let monitor = folder.join("qmp.sock");
+        let base = folder.join("disk.raw");
+        let mut command = Command::new("qemu-storage-daemon");
+        command
+            .arg("--blockdev")
+            .arg(format!("driver=file,node-name=file,filename={},{ACCESS}", base.display()));
+        command.args(["--blockdev", "driver=raw,node-name=base,file=file"]);
+        command.arg("--nbd-server").arg(format!("addr.type=unix,addr.path={}", socket(folder).display()));
+        command.args(["--export", "type=nbd,id=disk,node-name=base,name=disk,writable=on"]);
+        command.arg("--chardev").arg(format!("socket,id=qmp,path={},server=on,wait=off", monitor.display()));
+        command.args(["--monitor", "chardev=qmp"]);
+        let mut found = None;
+        let server = Server::start(&mut command, folder, || {
+            found = Qmp::connect(&monitor).ok();
+            found.is_some() && socket(folder).exists()
+        })?;
+        let qmp = found.expect("ready means that it answered");
+        Ok(Qemu { folder: folder.to_owned(), server, qmp, top: "base".into() })
+    }
+
+    pub fn uri(folder: &Path) -> String {
+        format!("nbd+unix:///disk?socket={}", socket(folder).display())
+    }
+
+    fn overlay(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.qcow2"))
+    }
+
+    /// (moved, whole, whether the rest can be merged in a pause) of the commit; None once it is over.
+    fn commit_state(&mut self) -> Result<Option<(u64, u64, bool)>> {
+        let jobs = self.qmp.call("query-block-jobs", json!({}))?;
+        let Some(job) = jobs.as_array().and_then(|jobs| jobs.iter().find(|job| job["device"] == "commit"))
+        else {
+            return Ok(None);
+        };
+        let number = |field: &str| job[field].as_u64().unwrap_or(0);
+        Ok(Some((number("offset"), number("len"), job["ready"] == true)))
+    }
+}
+
+fn socket(folder: &Path) -> PathBuf {
+    folder.join("nbd.sock")
+}
+
+impl Verbs for Qemu {
+    fn take(&mut self, name: &str) -> Result<()> {
+        let overlay = self.overlay(name);
+        let base = self.folder.join("disk.raw");
+        let mut create = Command::new("qemu-img");
+        create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&base).arg(&overlay);
+        program::run(&mut create, CREATE_LIMIT)?;
+        let node = format!("{name}-node");
+        let file =
+            json!({ "driver": "file", "filename": overlay, "aio": "io_uring", "cache": { "direct": true } });
+        let wanted = json!({ "driver": "qcow2", "node-name": node, "file": file, "backing": null });
+        self.qmp.call("blockdev-add", wanted)?;
+        self.qmp.call("blockdev-snapshot", json!({ "node": self.top, "overlay": node }))?;
+        self.top = node;
+        Ok(())
+    }
+
+    /// The active commit of the topmost overlay: it is `ready` when what is left could be merged in a pause.
+    fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd> {
+        let node = format!("{name}-node");
+        if node != self.top {
+            let cause = format!("{name} is not the latest snapshot; QEMU's active commit folds that one");
+            return Err(Error::new(ErrorKind::Unsupported, "qemu", cause));
+        }
+        self.qmp.call("block-commit", json!({ "job-id": "commit", "device": node }))?;
+        let mut completes = false;
+        while let Some((done, total, ready)) = self.commit_state()? {
+            let mut progress = watch.progress.lock().expect("no panic inside");
+            (progress.done_bytes, progress.total_bytes) = (done, Some(total));
+            drop(progress);
+            if ready && !completes {
+                self.qmp.call("block-job-complete", json!({ "device": "commit" }))?;
+                completes = true;
+            }
+            std::thread::park_timeout(LOOK);
+        }
+        self.top = "base".into();
+        self.qmp.call("blockdev-del", json!({ "node-name": node }))?;
+        let overlay = self.overlay(name);
+        std::fs::remove_file(&overlay)
+            .map_err(|e| blk::Errno::from(e).at(overlay.display().to_string(), "removing the overlay"))?;
+        Ok(CommitEnd::Done)
+    }
+
+    /// Its counters are of the exported node, not of the files under it.
+    fn look(&mut self, _: &Watch) {}
+
+    fn close(&mut self) -> Result<()> {
+        self.server.stop()
+    }
+}

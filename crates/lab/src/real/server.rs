@@ -1,0 +1,83 @@
+//! A program that serves a disk for the length of a run: started here, ended here by its own id.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use blk::{Errno, Error, ErrorKind, Result};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::program::{ends_within, not_started};
+
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// A daemon ends its jobs at a safe point and writes what it holds back.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// Between two looks at a server that is starting.
+const LOOK: Duration = Duration::from_millis(5);
+
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    name: String,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Its output goes to a file in `folder`. Returns when `is_ready`.
+    pub fn start(command: &mut Command, folder: &Path, mut is_ready: impl FnMut() -> bool) -> Result<Server> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let log = folder.join("server.log");
+        let failed = |e: std::io::Error| Errno::from(e).at(log.display().to_string(), "making the log");
+        let (out, err) =
+            (File::create(&log).map_err(failed)?, File::options().append(true).open(&log).map_err(failed)?);
+        let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn();
+        let child = child.map_err(|e| not_started(&name, &e))?;
+        let server = Server { child, name, log };
+        let began = now();
+        while !is_ready() {
+            if ends_within(&server.child, LOOK)? {
+                return Err(server.complaint("it ended while starting"));
+            }
+            if began.elapsed() > START_LIMIT {
+                return Err(
+                    server.complaint(&format!("it does not answer after {} s", START_LIMIT.as_secs()))
+                );
+            }
+        }
+        Ok(server)
+    }
+
+    fn complaint(&self, what: &str) -> Error {
+        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let last: Vec<_> = said.trim().lines().rev().take(3).collect();
+        let last: Vec<_> = last.into_iter().rev().collect();
+        Error::new(ErrorKind::Io, &self.name, format!("{what}: {}", last.join(" / ")))
+    }
+
+    pub fn stop(&mut self) -> Result<()> {
+        // Gone already, perhaps: then the wait below says so.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        if !ends_within(&self.child, STOP_LIMIT)? {
+            // The same.
+            let _ = self.child.kill();
+        }
+        self.child.wait().map_err(|e| Errno::from(e).at(&self.name, "waiting for its end"))?;
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            // Nobody is left who could be told.
+            let _ = self.stop();
+        }
+    }
+}
+
+/// Here and nowhere else in the lab: a child of ours starts in real time.
+#[allow(clippy::disallowed_methods)]
+fn now() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,121 @@
+//! Which stack, and how one is set up for a run.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blk::volume::Volume;
+use blk::{Errno, Error, Result};
+
+use super::core::World;
+use super::file::FileVolume;
+use super::hooks::Hooks;
+use super::nbd;
+use super::qemu::Qemu;
+use super::reflink::Reflinks;
+use super::unstun::Daemon;
+use super::verbs::{Outside, Verbs};
+use crate::subject::Subject;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stack {
+    /// Our daemon, with disks of this store.
+    Unstun(Store),
+    Qemu,
+    Reflink,
+    /// Somebody else's: NBD URIs, files or block devices to load, and commands.
+    Hooks {
+        disks: Vec<String>,
+        hooks: Hooks,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    Native,
+    Redo,
+}
+
+/// Where a stack is set up. The folder is the run's own.
+pub struct Site<'a> {
+    pub folder: &'a Path,
+    /// The binary of our daemon.
+    pub program: &'a Path,
+    /// The VM's disks. Of somebody else's stack they are what they are.
+    pub disk_bytes: &'a [u64],
+}
+
+impl Stack {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Stack::Unstun(Store::Native) => "native",
+            Stack::Unstun(Store::Redo) => "redo",
+            Stack::Qemu => "qemu",
+            Stack::Reflink => "reflink",
+            Stack::Hooks { .. } => "hooks",
+        }
+    }
+
+    /// By the name that `lab compare` takes; hooks come with more than a name.
+    pub fn by_name(name: &str) -> Option<Stack> {
+        let known = [Stack::Unstun(Store::Native), Stack::Unstun(Store::Redo), Stack::Qemu, Stack::Reflink];
+        known.into_iter().find(|stack| stack.name() == name)
+    }
+
+    /// Starts what serves the disks, and attaches to them. Everything ends with the subject.
+    pub fn open(&self, world: &World, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
+        let (disks, verbs) = match self {
+            Stack::Unstun(_) => self.open_unstun(world, site)?,
+            Stack::Qemu => open_qemu(world, site)?,
+            Stack::Reflink => open_reflink(world, site)?,
+            Stack::Hooks { disks, hooks } => {
+                let volumes = disks.iter().map(|disk| open_disk(world, disk)).collect::<Result<_>>()?;
+                (volumes, Box::new(hooks.clone()) as Box<dyn Verbs>)
+            }
+        };
+        Ok(Outside::new(self.name(), world.env(), disks, verbs))
+    }
+
+    fn open_unstun(&self, world: &World, site: &Site<'_>) -> Result<Opened> {
+        let daemon = Daemon::start(site.program, site.folder, self.name(), site.disk_bytes)?;
+        let uris = (0..site.disk_bytes.len()).map(|disk| Daemon::uri(site.folder, disk));
+        let disks = uris.map(|uri| open_disk(world, &uri)).collect::<Result<_>>()?;
+        Ok((disks, Box::new(daemon)))
+    }
+}
+
+type Opened = (Vec<Rc<dyn Volume>>, Box<dyn Verbs>);
+
+fn open_qemu(world: &World, site: &Site<'_>) -> Result<Opened> {
+    make_raw(site, "qemu")?;
+    let qemu = Qemu::start(site.folder)?;
+    Ok((vec![open_disk(world, &Qemu::uri(site.folder))?], Box::new(qemu)))
+}
+
+fn open_reflink(world: &World, site: &Site<'_>) -> Result<Opened> {
+    Reflinks::probe(site.folder)?;
+    let disk = make_raw(site, "reflink")?;
+    let volume = open_disk(world, &disk.to_string_lossy())?;
+    Ok((vec![volume], Box::new(Reflinks { disk })))
+}
+
+/// The one disk of a stack that has no VMs.
+fn make_raw(site: &Site<'_>, stack: &str) -> Result<PathBuf> {
+    let [bytes] = site.disk_bytes else {
+        let cause = format!("{} disks; this stack is measured with one", site.disk_bytes.len());
+        return Err(Error::unsupported(stack, cause));
+    };
+    let path = site.folder.join("disk.raw");
+    let made = File::create_new(&path).and_then(|file| file.set_len(*bytes));
+    made.map_err(|e| Errno::from(e).at(path.display().to_string(), "making the disk"))?;
+    Ok(path)
+}
+
+/// An NBD URI, a file or a block device.
+fn open_disk(world: &World, target: &str) -> Result<Rc<dyn Volume>> {
+    if target.starts_with("nbd") && target.contains("://") {
+        return Ok(nbd::connect(world, target)?);
+    }
+    let (env, path) = (world.env(), PathBuf::from(target));
+    Ok(world.run(async move { FileVolume::open(&env, &path).await })?)
+}

@@ -1,0 +1,122 @@
+//! Our own daemon, measured through what every user has: REST for the verbs, NBD for the load.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use blk::{Error, ErrorKind, Result};
+use serde_json::{Value, json};
+
+use super::rest::Rest;
+use super::server::Server;
+use super::verbs::{DatedStun, Verbs, Watch};
+use crate::run::Counters;
+use crate::subject::CommitEnd;
+
+const VM: &str = "lab";
+/// Between two looks at a commit.
+const LOOK: Duration = Duration::from_millis(20);
+
+pub struct Daemon {
+    server: Server,
+    rest: Rest,
+    /// Events up to this one have been told.
+    told: u64,
+}
+
+impl Daemon {
+    /// `program` is the binary under test. The VM's disks are new.
+    pub fn start(program: &Path, folder: &Path, store: &str, disk_bytes: &[u64]) -> Result<Daemon> {
+        let datastore = folder.join("datastore");
+        std::fs::create_dir_all(&datastore)
+            .map_err(|e| blk::Errno::from(e).at(datastore.display().to_string(), "making the datastore"))?;
+        let rest = Rest { socket: datastore.join(".unstun/api.sock") };
+        let mut command = Command::new(program);
+        command.arg("--datastore").arg(&datastore).args(["up", "--nbd"]);
+        command.arg(format!("unix:{}", socket(folder).display()));
+        let server = Server::start(&mut command, folder, || rest.get("/status").is_ok())?;
+        let disks: Vec<_> = disk_bytes.iter().map(|bytes| json!({ "size_bytes": bytes })).collect();
+        rest.post("/vms", &json!({ "name": VM, "disks": disks, "store": store }))?;
+        Ok(Daemon { server, rest, told: 0 })
+    }
+
+    pub fn uri(folder: &Path, disk: usize) -> String {
+        format!("nbd+unix:///{VM}/disk{disk}?socket={}", socket(folder).display())
+    }
+
+    fn wait_for(&self, job: u64, watch: &Watch) -> Result<CommitEnd> {
+        loop {
+            let job = self.rest.get(&format!("/jobs/{job}"))?;
+            let mut progress = watch.progress.lock().expect("no panic inside");
+            progress.done_bytes = job["bytes_done"].as_u64().unwrap_or(0);
+            progress.total_bytes = job["bytes_total"].as_u64();
+            drop(progress);
+            match job["state"].as_str().unwrap_or("") {
+                "done" => return Ok(CommitEnd::Done),
+                "failed" | "cancelled" => {
+                    let cause =
+                        job["error"]["message"].as_str().unwrap_or("the job was cancelled").to_string();
+                    return Err(Error::new(ErrorKind::Io, "commit", cause));
+                }
+                _ => std::thread::park_timeout(LOOK),
+            }
+        }
+    }
+
+    fn look_at_stuns(&mut self, watch: &Watch) -> Result<()> {
+        let events = self.rest.get(&format!("/vms/{VM}/events?after={}", self.told))?;
+        for event in events.as_array().into_iter().flatten() {
+            self.told = event["id"].as_u64().unwrap_or(self.told);
+            let Some(stun_us) = event["stun_us"].as_u64().filter(|&us| us > 0) else { continue };
+            let time = event["time"].as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
+            let Some(time) = time else { continue };
+            let cause = event["operation"].as_str().unwrap_or("").to_string();
+            let stun = DatedStun { end_unix_us: time.as_microsecond(), stun_us, cause };
+            watch.stuns.lock().expect("no panic inside").push(stun);
+        }
+        Ok(())
+    }
+}
+
+fn socket(folder: &Path) -> PathBuf {
+    folder.join("nbd.sock")
+}
+
+fn counters(vm: &Value) -> Counters {
+    let disks = vm["disks"].as_array().into_iter().flatten();
+    disks.fold(Counters::default(), |sum, disk| {
+        let count = |field: &str| disk["io"][field].as_u64().unwrap_or(0);
+        Counters {
+            reads: sum.reads + count("device_reads"),
+            writes: sum.writes + count("device_writes"),
+            flushes: sum.flushes + count("device_flushes"),
+            ..sum
+        }
+    })
+}
+
+impl Verbs for Daemon {
+    fn take(&mut self, name: &str) -> Result<()> {
+        self.rest.post(&format!("/vms/{VM}/snapshots"), &json!({ "name": name })).map(drop)
+    }
+
+    fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd> {
+        let job = self.rest.post(&format!("/vms/{VM}/commit"), &json!({ "snapshot": name }))?;
+        let number = job["id"].as_u64().unwrap_or(0);
+        let ended = self.wait_for(number, watch);
+        self.look(watch);
+        ended
+    }
+
+    fn look(&mut self, watch: &Watch) {
+        if let Ok(vm) = self.rest.get(&format!("/vms/{VM}")) {
+            *watch.counters.lock().expect("no panic inside") = Some(counters(&vm));
+        }
+        // Looked for again the next time.
+        let _ = self.look_at_stuns(watch);
+    }
+
+    fn close(&mut self) -> Result<()> {
+        self.server.stop()
+    }
+}

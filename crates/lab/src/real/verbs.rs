@@ -1,0 +1,198 @@
+//! The verbs of a stack outside of this process: they block, so they run on a thread of their own.
+//!
+//! The core asks by a closure and awaits the answer; nothing of the load waits for a verb.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::{Rc, Weak};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+
+use blk::volume::Volume;
+use blk::{Env, Error, ErrorKind, Local, Result};
+
+use crate::run::{Counters, Stun};
+use crate::subject::{CommitEnd, CommitProgress, Subject};
+
+/// What both threads see of the verb under way.
+#[derive(Debug, Default)]
+pub struct Watch {
+    pub progress: Mutex<CommitProgress>,
+    pub counters: Mutex<Option<Counters>>,
+    /// Stuns as the stack counts them, on the machine's calendar.
+    pub stuns: Mutex<Vec<DatedStun>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatedStun {
+    /// Its end, microseconds since 1970: stacks log a stun when it is over.
+    pub end_unix_us: i64,
+    pub stun_us: u64,
+    pub cause: String,
+}
+
+/// A stack's own means. Each call blocks until the stack has answered or its time is over.
+pub trait Verbs: Send {
+    fn take(&mut self, name: &str) -> Result<()>;
+
+    fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd>;
+
+    /// Fills `watch` with what the stack counts; called between verbs, once an interval.
+    fn look(&mut self, watch: &Watch);
+
+    /// Ends what is under way, and removes what was made for the run.
+    fn close(&mut self) -> Result<()>;
+}
+
+/// What the thread answered, and the task that waits for it.
+type Answer<T> = (Option<Result<T>>, Option<Waker>);
+type Work = Box<dyn FnOnce(&mut dyn Verbs) + Send>;
+
+/// A stack outside of this process, as a subject.
+pub struct Outside {
+    name: String,
+    env: Env,
+    disks: RefCell<Vec<Rc<dyn Volume>>>,
+    watch: Arc<Watch>,
+    work: RefCell<Option<Sender<Work>>>,
+    thread: RefCell<Option<JoinHandle<()>>>,
+    /// Verbs and looks that wait for their answer.
+    busy: Cell<u32>,
+    this: Weak<Outside>,
+}
+
+impl Outside {
+    pub fn new(name: &str, env: Env, disks: Vec<Rc<dyn Volume>>, mut verbs: Box<dyn Verbs>) -> Rc<Outside> {
+        let (sender, receiver) = channel::<Work>();
+        let thread = std::thread::spawn(move || {
+            while let Ok(work) = receiver.recv() {
+                work(verbs.as_mut());
+            }
+            // Whoever gave up waiting, or panicked, has not closed: children must not be left behind.
+            let _ = verbs.close();
+        });
+        Rc::new_cyclic(|this| Outside {
+            name: name.to_string(),
+            env,
+            disks: RefCell::new(disks),
+            watch: Arc::default(),
+            work: RefCell::new(Some(sender)),
+            thread: RefCell::new(Some(thread)),
+            busy: Cell::new(0),
+            this: this.clone(),
+        })
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        verb: impl FnOnce(&mut dyn Verbs, &Watch) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let gone = || Error::new(ErrorKind::Cancelled, &self.name, "the subject was closed");
+        let answer: Arc<Mutex<Answer<T>>> = Arc::new(Mutex::new((None, None)));
+        let (out, watch) = (answer.clone(), self.watch.clone());
+        let work: Work = Box::new(move |verbs| {
+            let result = verb(verbs, &watch);
+            let mut out = out.lock().expect("no panic inside");
+            out.0 = Some(result);
+            out.1.take().into_iter().for_each(Waker::wake);
+        });
+        let sent = self.work.borrow().as_ref().is_some_and(|sender| sender.send(work).is_ok());
+        if !sent {
+            return Err(gone());
+        }
+        self.busy.set(self.busy.get() + 1);
+        let result = poll_fn(|cx| {
+            let mut answer = answer.lock().expect("no panic inside");
+            if let Some(result) = answer.0.take() {
+                return Poll::Ready(result);
+            }
+            answer.1 = Some(cx.waker().clone());
+            Poll::Pending
+        });
+        let result = result.await;
+        self.busy.set(self.busy.get() - 1);
+        result
+    }
+
+    /// Asks the stack what it counts, unless something is under way.
+    fn look(&self) {
+        if self.busy.get() > 0 {
+            return;
+        }
+        let Some(this) = self.this.upgrade() else { return };
+        self.env.spawn_detached(Box::pin(async move {
+            // What could not be seen stays as it was.
+            let looked = this.ask(|verbs, watch| {
+                verbs.look(watch);
+                Ok(())
+            });
+            let _ = looked.await;
+        }));
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        self.work.take();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed there.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Subject for Outside {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn disks(&self) -> Vec<Rc<dyn Volume>> {
+        self.disks.borrow().clone()
+    }
+
+    /// As the stack had them at the last look, which is the call before: an answer takes its time.
+    fn counters(&self) -> Option<Counters> {
+        self.look();
+        *self.watch.counters.lock().expect("no panic inside")
+    }
+
+    fn take_stuns(&self) -> Vec<Stun> {
+        let stuns = std::mem::take(&mut *self.watch.stuns.lock().expect("no panic inside"));
+        let now_us = (self.env.now_ns() / 1000) as i64;
+        let began_unix_us = self.env.unix_us() - now_us;
+        let on_our_clock = |stun: DatedStun| {
+            let begin = stun.end_unix_us - began_unix_us - stun.stun_us as i64;
+            Stun { at_us: begin.max(0) as u64, stun_us: stun.stun_us, disk: None, cause: stun.cause }
+        };
+        stuns.into_iter().map(on_our_clock).collect()
+    }
+
+    fn take<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>> {
+        let name = name.to_string();
+        Box::pin(self.ask(move |verbs, watch| {
+            verbs.take(&name)?;
+            verbs.look(watch);
+            Ok(())
+        }))
+    }
+
+    fn commit<'a>(&'a self, name: &'a str) -> Local<'a, Result<CommitEnd>> {
+        let name = name.to_string();
+        Box::pin(self.ask(move |verbs, watch| verbs.commit(&name, watch)))
+    }
+
+    fn progress(&self) -> CommitProgress {
+        self.watch.progress.lock().expect("no panic inside").clone()
+    }
+
+    fn close(&self) -> Local<'_, Result<()>> {
+        Box::pin(async move {
+            self.disks.borrow_mut().clear();
+            let closed = self.ask(|verbs, _| verbs.close()).await;
+            self.work.take();
+            closed
+        })
+    }
+}
