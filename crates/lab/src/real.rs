@@ -2,7 +2,6 @@
 //! stack's own commands or API. No private door into our engine.
 
 mod core;
-mod file;
 mod hooks;
 mod nbd;
 mod program;

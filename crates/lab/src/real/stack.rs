@@ -4,17 +4,18 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use blk::reactor::OpenMode;
 use blk::volume::Volume;
-use blk::{Errno, Error, Result};
+use blk::{Env, Errno, Error, Result};
 
 use super::core::World;
-use super::file::FileVolume;
 use super::hooks::Hooks;
 use super::nbd;
 use super::qemu::Qemu;
 use super::reflink::Reflinks;
 use super::unstun::Daemon;
 use super::verbs::{Outside, Verbs};
+use crate::plain::Plain;
 use crate::subject::Subject;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,5 +118,15 @@ fn open_disk(world: &World, target: &str) -> Result<Rc<dyn Volume>> {
         return Ok(nbd::connect(world, target)?);
     }
     let (env, path) = (world.env(), PathBuf::from(target));
-    Ok(world.run(async move { FileVolume::open(&env, &path).await })?)
+    Ok(Rc::new(world.run(async move { open_file(&env, &path).await })?))
+}
+
+async fn open_file(env: &Env, path: &Path) -> Result<Plain> {
+    let place = path.display().to_string();
+    let whole = std::path::absolute(path).map_err(|e| Error::invalid(&place, e.to_string()))?;
+    let named = whole.parent().and_then(Path::to_str).zip(whole.file_name().and_then(|name| name.to_str()));
+    let (folder, name) = named.ok_or_else(|| Error::invalid(&place, "not the path of a file"))?;
+    let file = env.open_root(folder)?.open(name, OpenMode::Write).await?;
+    let size_bytes = file.size().await?;
+    Ok(Plain::new(file, size_bytes))
 }
