@@ -9,6 +9,7 @@ pub mod oracle;
 pub mod plain;
 pub mod probe;
 pub mod real;
+pub mod report;
 pub mod run;
 pub mod runner;
 pub mod subject;

@@ -1,0 +1,21 @@
+//! What is shown of runs: pages, charts, tables, workbooks. Pure functions of `Record`s: no clock, no files.
+//!
+//! Records may be imported, so every name and text in them comes from strangers: each writer escapes what it is given.
+
+mod chart;
+pub mod csv;
+pub mod html;
+pub mod json;
+mod scale;
+mod series;
+mod summary;
+pub mod svg;
+mod table;
+#[cfg(test)]
+mod tests;
+pub mod text;
+mod words;
+pub mod xlsx;
+
+pub use summary::{Figures, figures};
+pub use table::{Cell, Comparison, Line, comparisons};

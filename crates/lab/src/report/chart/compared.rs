@@ -1,0 +1,110 @@
+//! Charts of several runs of one experiment.
+
+use maud::{Markup, html};
+
+use super::{COLOURS, Curve, Frame, Text, document, px, shortened};
+use crate::report::scale::Scale;
+use crate::report::series::{BINS_MAX, extent, rate, thin};
+use crate::report::summary::{Figures, figures};
+use crate::report::words;
+use crate::run::Record;
+
+/// Lines that are told apart on one chart.
+const OVERLAID_MAX: usize = 8;
+/// Bars of one phase.
+const BARS_MAX: usize = 16;
+const HEIGHT: f64 = 250.0;
+
+/// A colour for each run, and dashes when they are used up.
+fn class(n: usize) -> String {
+    format!("s{}{}", n % COLOURS, if n < COLOURS { "" } else { " dashed" })
+}
+
+/// All guest I/O of each, on one axis. None for fewer than two with samples.
+pub fn overlay(records: &[&Record]) -> Option<Markup> {
+    let sampled: Vec<_> = records.iter().filter(|r| !r.samples.is_empty()).take(OVERLAID_MAX).collect();
+    let curves: Vec<_> = sampled
+        .iter()
+        .enumerate()
+        .map(|(n, record)| Curve {
+            name: words::label(record),
+            class: class(n) + " fine",
+            pieces: thin(&record.samples, BINS_MAX / 2, |s| rate(s.reads.saturating_add(s.writes), s)),
+        })
+        .collect();
+    let (begin_us, end_us) = sampled.iter().map(|r| extent(r)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))?;
+    let y = Scale::linear(curves.iter().map(Curve::high).fold(0.0, f64::max));
+    let frame = Frame {
+        title: "Guest IOPS of each, reads and writes together",
+        unit: "I/Os per second",
+        begin_us,
+        end_us,
+        y,
+        tick: words::number,
+        height: HEIGHT,
+    };
+    (curves.len() > 1).then(|| frame.draw(&curves, &html! {}, &html! {}))
+}
+
+/// Mean guest IOPS phase by phase, a bar for each run. None for fewer than two runs.
+pub fn bars(records: &[&Record]) -> Option<Markup> {
+    let shown = &records[..records.len().min(BARS_MAX)];
+    let figures: Vec<Vec<Figures>> = shown.iter().map(|r| figures(r)).collect();
+    let mut phases: Vec<&'static str> = Vec::new();
+    let with_load = figures.iter().flatten().filter(|f| f.iops().is_some_and(|iops| iops > 0.0));
+    with_load.for_each(|f| {
+        if !phases.contains(&f.phase) {
+            phases.push(f.phase)
+        }
+    });
+    let iops = |of: &[Figures], phase: &str| of.iter().find(|f| f.phase == phase).and_then(Figures::iops);
+    let all = figures.iter().flat_map(|of| phases.iter().filter_map(|phase| iops(of, phase)));
+    let y = Scale::linear(all.fold(0.0, f64::max));
+    let names: Vec<_> = shown.iter().enumerate().map(|(n, r)| (words::label(r), class(n))).collect();
+    let step = (super::WIDTH - super::LEFT - super::RIGHT) / phases.len().max(1) as f64;
+    let inside = html! {
+        (super::value_axis(&y, words::number, HEIGHT))
+        @for (place, phase) in phases.iter().enumerate() {
+            @let group = Group { left: super::LEFT + place as f64 * step, step, phase };
+            (group.draw(&y, &figures.iter().map(|of| iops(of, phase)).collect::<Vec<_>>(), &names))
+        }
+    };
+    let entries = names.iter().map(|(name, class)| (name.as_str(), class.as_str()));
+    let title = "Guest IOPS by phase, means";
+    (shown.len() > 1 && !phases.is_empty())
+        .then(|| document(title, "I/Os per second", HEIGHT, entries, &inside))
+}
+
+/// The bars of one phase.
+struct Group<'a> {
+    left: f64,
+    step: f64,
+    phase: &'a str,
+}
+
+impl Group<'_> {
+    fn draw(&self, y: &Scale, values: &[Option<f64>], names: &[(String, String)]) -> Markup {
+        const MARGIN: f64 = 0.12;
+        let each = self.step * (1.0 - 2.0 * MARGIN) / values.len() as f64;
+        let bottom = super::TOP + HEIGHT;
+        html! {
+            @for (n, (value, (name, class))) in values.iter().zip(names).enumerate() {
+                @if let Some(value) = value {
+                    @let tall = y.place(*value) * HEIGHT;
+                    @let x = self.left + self.step * MARGIN + n as f64 * each;
+                    rect class={ "bar " (class) } x=(px(x)) y=(px(bottom - tall)) width=(px(each * 0.9)) height=(px(tall)) {
+                        title { (Text(name)) ", " (self.phase) ": " (words::number(*value)) " IOPS" }
+                    }
+                    @if each > 34.0 {
+                        text class="tick" x=(px(x + each * 0.45)) y=(px(bottom - tall - 4.0)) text-anchor="middle" {
+                            (words::number(*value))
+                        }
+                    }
+                }
+            }
+            text class="key" x=(px(self.left + self.step / 2.0)) y=(px(bottom + 22.0)) text-anchor="middle" {
+                (shortened(self.phase, (self.step / super::CHAR) as usize))
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What lies on a chart beside its lines: phases, stuns, heartbeats, marks.
+
+use std::collections::BTreeSet;
+
+use maud::{Markup, html};
+
+use super::{CHAR, Frame, Text, px, shortened};
+use crate::report::words;
+use crate::run::{Mark, PhaseSpan, Record, Stun};
+
+/// A stun of a millisecond in a run of minutes would be a thousandth of this wide.
+const WIDTH_MIN: f64 = 1.2;
+/// Numbers below a chart that are still told apart.
+const MARKS_MAX: usize = 24;
+
+/// Shaded, with their names where there is room.
+pub fn phases(frame: &Frame<'_>, spans: &[PhaseSpan]) -> Markup {
+    html! { @for span in spans { (phase(frame, span)) } }
+}
+
+fn phase(frame: &Frame<'_>, span: &PhaseSpan) -> Markup {
+    const MARGIN: f64 = 8.0;
+    let (x, end) = (frame.x(span.begin_us as f64), frame.x(span.end_us as f64));
+    let (width, name) = (end - x, words::phase(span.phase));
+    let label = if span.label.is_empty() { name } else { &span.label };
+    let room = ((width - MARGIN) / CHAR).max(0.0) as usize;
+    let fitting = [label, name].into_iter().find(|text| text.chars().count() <= room);
+    let shown = fitting.map_or_else(|| shortened(name, room), str::to_owned);
+    html! {
+        g class={ "phase " (name) } {
+            rect x=(px(x)) y=(px(super::TOP)) width=(px(width.max(0.0))) height=(px(frame.height)) {
+                title { (name) ": " (Text(label)) }
+            }
+            @if room > 2 {
+                text x=(px(x + MARGIN / 2.0)) y=(px(super::TOP + 14.0)) { (Text(&shown)) }
+            }
+        }
+    }
+}
+
+/// Over the whole height, each at least wide enough to be seen; those that fall on one place are drawn once.
+pub fn stuns(frame: &Frame<'_>, stuns: &[Stun]) -> Markup {
+    let mut taken = BTreeSet::new();
+    let width = |s: &Stun| frame.x((s.at_us.saturating_add(s.stun_us)) as f64) - frame.x(s.at_us as f64);
+    let shown =
+        stuns.iter().filter(|s| width(s) > WIDTH_MIN || taken.insert(px(frame.x(s.at_us as f64).round())));
+    html! {
+        @for stun in shown {
+            rect class="stun" x=(px(frame.x(stun.at_us as f64))) y=(px(super::TOP))
+                width=(px(width(stun).max(WIDTH_MIN))) height=(px(frame.height)) {
+                title { (stun_text(stun)) }
+            }
+        }
+    }
+}
+
+pub fn stun_text(stun: &Stun) -> String {
+    let disk = stun.disk.map_or("all disks".into(), |disk| format!("disk {disk}"));
+    let (length, at) = (words::time(stun.stun_us as f64), words::time(stun.at_us as f64));
+    let cause =
+        if stun.cause.is_empty() { String::new() } else { format!(", {}", words::plain(&stun.cause)) };
+    format!("stun of {length} at {at}, {disk}{cause}")
+}
+
+/// Below the box: lost heartbeats as strokes, and the numbers of marks.
+pub fn strip(frame: &Frame<'_>, record: &Record) -> Markup {
+    let y = frame.bottom() + 2.0;
+    let mut taken = BTreeSet::new();
+    let lost = record.beats.iter().filter(|b| b.lost).map(|b| frame.x(b.at_us as f64));
+    let lost: Vec<f64> = lost.filter(|x| taken.insert(px(x.round()))).collect();
+    html! {
+        @for x in lost {
+            rect class="lost" x=(px(x - 1.0)) y=(px(y)) width="2" height="6" { title { "heartbeat lost" } }
+        }
+        (marks(frame, &record.marks))
+    }
+}
+
+fn marks(frame: &Frame<'_>, marks: &[Mark]) -> Markup {
+    if marks.len() > MARKS_MAX {
+        return html! {};
+    }
+    let y = frame.bottom();
+    html! {
+        @for (n, mark) in marks.iter().enumerate() {
+            @let x = frame.x(mark.at_us as f64);
+            g class="mark" {
+                line x1=(px(x)) x2=(px(x)) y1=(px(super::TOP)) y2=(px(y)) {}
+                text x=(px(x)) y=(px(y + 18.0)) text-anchor="middle" {
+                    (n + 1) title { (Text(&mark.text)) }
+                }
+            }
+        }
+    }
+}
+
+/// The legend of what is not a line, for the page.
+pub fn has_strip(record: &Record) -> bool {
+    !record.stuns.is_empty() || record.beats.iter().any(|beat| beat.lost)
+}

@@ -1,0 +1,141 @@
+//! Samples and rows as CSV, a line each with a header, for spreadsheets and scripts.
+
+use blk::{Error, ErrorKind, Result};
+use csv::Writer;
+
+use super::words;
+use crate::run::{Counters, Record, Spread};
+
+const SAMPLE_HEADER: [&str; 24] = [
+    "experiment",
+    "subject",
+    "hypothesis",
+    "at_us",
+    "interval_us",
+    "reads",
+    "writes",
+    "read_bytes",
+    "written_bytes",
+    "read_mean_us",
+    "read_p50_us",
+    "read_p95_us",
+    "read_p99_us",
+    "read_max_us",
+    "write_mean_us",
+    "write_p50_us",
+    "write_p95_us",
+    "write_p99_us",
+    "write_max_us",
+    "host_reads",
+    "host_writes",
+    "host_table_reads",
+    "host_table_writes",
+    "gap_us",
+];
+
+const ROW_HEADER: [&str; 14] = [
+    "experiment",
+    "subject",
+    "hypothesis",
+    "default",
+    "storage",
+    "phase",
+    "quantity",
+    "published",
+    "predicted",
+    "error",
+    "use",
+    "band_low",
+    "band_high",
+    "note",
+];
+
+/// One line an interval. Host columns are empty where nobody could see below the subject.
+pub fn samples(records: &[Record]) -> Result<String> {
+    let mut out = Writer::from_writer(Vec::new());
+    out.write_record(SAMPLE_HEADER).map_err(failed)?;
+    for record in records {
+        for sample in &record.samples {
+            let mut line = names(record);
+            line.extend(
+                [sample.at_us, sample.interval_us, sample.reads, sample.writes].map(|n| n.to_string()),
+            );
+            line.extend([sample.read_bytes, sample.written_bytes].map(|n| n.to_string()));
+            line.extend(spread(&sample.read_latency));
+            line.extend(spread(&sample.write_latency));
+            line.extend(host(sample.host.as_ref()));
+            line.push(sample.gap_us.to_string());
+            out.write_record(&line).map_err(failed)?;
+        }
+    }
+    finish(out)
+}
+
+/// One line a figure, published and predicted; `error` is relative, 0.1 for 10 % too high.
+pub fn rows(records: &[Record]) -> Result<String> {
+    let mut out = Writer::from_writer(Vec::new());
+    out.write_record(ROW_HEADER).map_err(failed)?;
+    for group in super::comparisons(records) {
+        for line in &group.lines {
+            for (record, cell) in group.records.iter().zip(&line.cells) {
+                let number = |value: Option<f64>| value.map(|v| v.to_string()).unwrap_or_default();
+                let [_, subject, hypothesis] = names(record).try_into().unwrap_or_default();
+                out.write_record([
+                    text(line.experiment),
+                    subject,
+                    hypothesis,
+                    record.rows.iter().any(|row| row.default).to_string(),
+                    text(&record.storage),
+                    words::phase(line.phase).into(),
+                    key(line.quantity),
+                    number(line.published),
+                    number(cell.predicted),
+                    number(cell.error),
+                    words::r#use(line.r#use).into(),
+                    number(cell.band.map(|(low, _)| low)),
+                    number(cell.band.map(|(_, high)| high)),
+                    text(&line.notes.join("; ")),
+                ])
+                .map_err(failed)?;
+            }
+        }
+    }
+    finish(out)
+}
+
+/// As in JSON: "reads_per_s".
+fn key(quantity: crate::run::Quantity) -> String {
+    serde_json::to_value(quantity).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn names(record: &Record) -> Vec<String> {
+    vec![
+        text(&record.experiment),
+        text(&record.subject),
+        text(record.hypothesis.as_deref().unwrap_or_default()),
+    ]
+}
+
+fn spread(s: &Spread) -> [String; 5] {
+    [s.mean_us, s.p50_us, s.p95_us, s.p99_us, s.max_us].map(|us| format!("{us:.1}"))
+}
+
+fn host(counters: Option<&Counters>) -> [String; 4] {
+    let Some(c) = counters else { return Default::default() };
+    [c.reads, c.writes, c.table_reads, c.table_writes].map(|n| n.to_string())
+}
+
+/// Spreadsheets run a cell that begins like a formula; a name from a stranger must not.
+fn text(text: &str) -> String {
+    let text = words::plain(text);
+    if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text }
+}
+
+fn failed(e: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Io, "CSV", e.to_string())
+}
+
+fn finish(out: Writer<Vec<u8>>) -> Result<String> {
+    let bytes = out.into_inner().map_err(failed)?;
+    String::from_utf8(bytes).map_err(failed)
+}

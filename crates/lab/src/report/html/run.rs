@@ -1,0 +1,180 @@
+//! One run: its charts, and the table behind them.
+
+use maud::{Markup, html};
+
+use super::figure;
+use crate::report::chart;
+use crate::report::series::{self, BINS_MAX};
+use crate::report::summary::{Figures, figures};
+use crate::report::words;
+use crate::run::{End, Record, Sample};
+
+/// Lines of the table of samples; the CSV has all.
+const TABLE_LINES_MAX: usize = 240;
+/// Lines of the tables of stuns and of marks.
+const EVENTS_MAX: usize = 200;
+
+/// `named`: there are others; `folded`: they matter more.
+pub fn section(record: &Record, named: bool, folded: bool) -> Markup {
+    let inside = html! {
+        @if record.end != End::Complete { p.warning { "This run did not end by itself: " (words::end(&record.end)) } }
+        (charts(record))
+        (phases(record))
+        (events(record))
+        (samples(record))
+    };
+    html! {
+        @if folded {
+            details.run { summary { (words::label(record)) " on " (record.storage) } (inside) }
+        } @else {
+            section.run {
+                @if named { h3.subject { (words::label(record)) @if !record.storage.is_empty() { " on " (record.storage) } } }
+                (inside)
+            }
+        }
+    }
+}
+
+fn charts(record: &Record) -> Markup {
+    let each = record.samples.len().div_ceil(BINS_MAX);
+    let interval = record.samples.first().map_or(0, |sample| sample.interval_us);
+    html! {
+        div.charts { @for (_, chart) in chart::all_of(record) { (figure(Some(chart))) } }
+        @if each > 1 {
+            p.legend {
+                "Each point of a line joins " (each) " intervals of " (words::time(interval as f64))
+                ": the line is their mean, the band reaches from the lowest to the highest of them."
+            }
+        }
+        @if chart::has_strip(record) {
+            p.legend {
+                @if !record.stuns.is_empty() { span.swatch.stun {} "stun (drawn at least a hair wide) " }
+                @if record.beats.iter().any(|beat| beat.lost) { span.swatch.lost {} "heartbeat lost, below the chart" }
+            }
+        }
+    }
+}
+
+fn phases(record: &Record) -> Markup {
+    let figures = figures(record);
+    html! {
+        h4 { "Phase by phase" }
+        div.scroll { table.dense {
+            thead { tr {
+                th scope="col" { "phase" }
+                @for name in ["begins", "lasts", "reads/s", "writes/s", "MB/s", "host reads/s", "host writes/s",
+                    "mean latency", "99 %", "maximum", "stuns", "lost beats"] {
+                    th.n scope="col" { (name) }
+                }
+            } }
+            tbody { @for phase in &figures { (phase_row(phase)) } }
+        } }
+        p.legend { "99 %: the median of the intervals' own 99th percentiles, the worse of reads and writes." }
+    }
+}
+
+fn phase_row(f: &Figures) -> Markup {
+    let number = |value: Option<f64>| value.map_or_else(|| "-".into(), words::number);
+    let time = |value: Option<f64>| value.map_or_else(|| "-".into(), words::time);
+    let each = |ratio: Option<f64>| ratio.map(|ratio| format!("{ratio:.2} a guest's")).unwrap_or_default();
+    let stuns = (f.stuns > 0).then(|| words::time(f.stun_total_us as f64));
+    let beats = (f.beats > 0).then(|| f.beats_lost.to_string());
+    let dash = || "-".to_owned();
+    let cells = [
+        (words::time(f.begin_us as f64), String::new()),
+        (words::time(f.end_us.saturating_sub(f.begin_us) as f64), String::new()),
+        (number(f.reads_per_s), String::new()),
+        (number(f.writes_per_s), String::new()),
+        (number(f.mb_per_s), String::new()),
+        (number(f.host_reads_per_s), each(f.host_read_ratio())),
+        (number(f.host_writes_per_s), each(f.host_write_ratio())),
+        (time(f.mean_us), String::new()),
+        (time(f.p99_us), String::new()),
+        (time(f.max_us), String::new()),
+        (
+            stuns.unwrap_or_else(dash),
+            if f.stuns > 1 { format!("{} of them", f.stuns) } else { String::new() },
+        ),
+        (beats.unwrap_or_else(dash), if f.beats > 0 { format!("of {}", f.beats) } else { String::new() }),
+    ];
+    html! {
+        tr {
+            th scope="row" { (f.phase) @if !f.label.is_empty() { small { (f.label) } } }
+            @for (cell, more) in &cells { td.n { (cell) @if !more.is_empty() { small { (more) } } } }
+        }
+    }
+}
+
+fn events(record: &Record) -> Markup {
+    html! {
+        @if !record.stuns.is_empty() {
+            details { summary { "Stuns (" (record.stuns.len()) ")" }
+                table {
+                    thead { tr { th { "#" } th.n { "at" } th.n { "length" } th { "disk" } th { "cause" } } }
+                    tbody { @for (n, stun) in record.stuns.iter().take(EVENTS_MAX).enumerate() {
+                        tr {
+                            td.n { (n + 1) }
+                            td.n { (words::time(stun.at_us as f64)) }
+                            td.n { (words::time(stun.stun_us as f64)) }
+                            td { @if let Some(disk) = stun.disk { (disk) } @else { "all" } }
+                            td { (stun.cause) }
+                        }
+                    } }
+                }
+                (more(record.stuns.len()))
+            }
+        }
+        @if !record.marks.is_empty() {
+            details { summary { "Marks (" (record.marks.len()) ")" }
+                ol.marks { @for mark in record.marks.iter().take(EVENTS_MAX) {
+                    li { span.at { (words::time(mark.at_us as f64)) } " " (mark.text) }
+                } }
+                (more(record.marks.len()))
+            }
+        }
+    }
+}
+
+fn more(count: usize) -> Markup {
+    html! { @if count > EVENTS_MAX { p.legend { "The first " (EVENTS_MAX) " of " (count) "; the JSON has all." } } }
+}
+
+/// What the charts show, for those who cannot see them or want figures.
+fn samples(record: &Record) -> Markup {
+    if record.samples.is_empty() {
+        return html! {};
+    }
+    let each = record.samples.len().div_ceil(TABLE_LINES_MAX);
+    html! {
+        details {
+            summary { "Samples (" (record.samples.len()) @if each > 1 { ", " (each) " to a line" } ")" }
+            div.scroll { table {
+                thead { tr {
+                    @for name in ["at", "reads/s", "writes/s", "host reads/s", "host writes/s", "read latency", "write latency", "gap"] {
+                        th.n scope="col" { (name) }
+                    }
+                } }
+                tbody { @for group in record.samples.chunks(each) { (sample_row(group)) } }
+            } }
+        }
+    }
+}
+
+fn sample_row(group: &[Sample]) -> Markup {
+    let mean = |value: &dyn Fn(&Sample) -> Option<f64>, show: fn(f64) -> String| {
+        let bin = series::thin(group, 1, value).first().and_then(|piece| piece.first().copied());
+        bin.map_or_else(|| "-".into(), |bin| show(bin.mean))
+    };
+    let gap = group.iter().map(|s| s.gap_us).max().unwrap_or(0);
+    let cells = [
+        words::time(group[0].at_us as f64),
+        mean(&|s| series::rate(s.reads, s), words::number),
+        mean(&|s| series::rate(s.writes, s), words::number),
+        mean(&|s| series::rate(s.host?.reads, s), words::number),
+        mean(&|s| series::rate(s.host?.writes, s), words::number),
+        mean(&|s| series::latency(&s.read_latency, |l| l.mean_us), words::time),
+        mean(&|s| series::latency(&s.write_latency, |l| l.mean_us), words::time),
+        words::time(gap as f64),
+    ];
+    html! { tr { @for cell in &cells { td.n { (cell) } } } }
+}

@@ -1,0 +1,138 @@
+//! Published against predicted.
+
+use maud::{Markup, html};
+
+use super::percent_within;
+use crate::report::table::{Cell, Comparison, Line};
+use crate::report::words;
+use crate::run::{Quantity, Use};
+
+/// Nothing where there are no rows.
+pub fn published(group: &Comparison<'_>) -> Markup {
+    if group.lines.is_empty() {
+        return html! {};
+    }
+    let heading = if group.has_published() { "Published against predicted" } else { "Figures" };
+    let wide = group.has_published();
+    let mut notes: Vec<&str> = Vec::new();
+    let all = group.lines.iter().flat_map(|line| &line.notes);
+    all.for_each(|note| {
+        if !notes.contains(note) {
+            notes.push(note)
+        }
+    });
+    html! {
+        h3 { (heading) }
+        div.scroll {
+            table.figures {
+                thead { (head(group, wide)) }
+                tbody { @for line in &group.lines { (row(group, line, wide, &notes)) } }
+                @if wide { tfoot { (score(group)) } }
+            }
+        }
+        @if wide { (legend(group)) }
+        @if !notes.is_empty() { ol.footnotes { @for note in &notes { li { (note) } } } }
+    }
+}
+
+fn head(group: &Comparison<'_>, wide: bool) -> Markup {
+    let frozen = |column: usize| group.records[column].rows.iter().any(|row| row.default);
+    html! {
+        tr {
+            th scope="col" { "phase" }
+            th scope="col" { "figure" }
+            @if wide { th.n scope="col" { "published" } th scope="col" { "use" } }
+            @for (column, record) in group.records.iter().enumerate() {
+                th.n scope="col" colspan=[wide.then_some("2")] {
+                    (words::label(record))
+                    @if frozen(column) && group.records.len() > 1 { " " span.frozen { "frozen" } }
+                }
+            }
+        }
+    }
+}
+
+fn row(group: &Comparison<'_>, line: &Line<'_>, wide: bool, notes: &[&str]) -> Markup {
+    html! {
+        tr class=(words::r#use(line.r#use)) {
+            td { (words::phase(line.phase)) }
+            th scope="row" {
+                (line.name(group.experiment))
+                @for (n, note) in notes.iter().enumerate().filter(|(_, note)| line.notes.contains(note)) {
+                    sup title=(note) { " " (n + 1) }
+                }
+            }
+            @if wide {
+                td.n { (optional(line.quantity, line.published)) }
+                td { (words::r#use(line.r#use)) }
+            }
+            @for cell in &line.cells { (value(line, cell)) @if wide { (error(line, cell)) } }
+        }
+    }
+}
+
+fn optional(quantity: Quantity, value: Option<f64>) -> String {
+    value.map_or_else(|| "-".into(), |value| words::value(quantity, value))
+}
+
+fn value(line: &Line<'_>, cell: &Cell) -> Markup {
+    html! {
+        td.n {
+            (optional(line.quantity, cell.predicted))
+            @if let Some((low, high)) = cell.band {
+                small { (words::value(line.quantity, low)) " to " (words::value(line.quantity, high)) }
+            }
+        }
+    }
+}
+
+/// A baseline row is what the model was fitted to: its error is shown and earns no mark.
+fn error(line: &Line<'_>, cell: &Cell) -> Markup {
+    let counted = line.r#use == Use::Predict;
+    let class = match cell.within {
+        Some(true) if counted => "n error hit",
+        Some(false) if counted => "n error miss",
+        _ => "n error",
+    };
+    let mark = match cell.within {
+        Some(true) if counted => "\u{2713}",
+        Some(false) if counted => "\u{2717}",
+        _ => "",
+    };
+    let text = match (line.quantity, cell.error, line.published.zip(cell.predicted)) {
+        (Quantity::Converged, ..) => String::new(),
+        (_, Some(error), _) if !cell.judged => words::times(error),
+        (Quantity::PingsLost, _, Some((published, predicted))) => format!("{:+}", predicted - published),
+        (_, Some(error), _) => words::percent(error),
+        _ => String::new(),
+    };
+    html! { td class=(class) { (text) @if !mark.is_empty() { " " span.tick { (mark) } } } }
+}
+
+fn score(group: &Comparison<'_>) -> Markup {
+    html! {
+        tr {
+            th scope="row" colspan="4" { "predicted rows within " (percent_within()) }
+            @for column in 0..group.records.len() {
+                @let (within, all) = group.score(column);
+                td.n colspan="2" { (within) " of " (all) }
+            }
+        }
+    }
+}
+
+fn legend(group: &Comparison<'_>) -> Markup {
+    let bands = group.lines.iter().flat_map(|line| &line.cells).any(|cell| cell.band.is_some());
+    html! {
+        p.legend {
+            b { "baseline" } ": the storage model is fitted to it, its error says nothing. "
+            b { "predict" } ": has to come out of the mechanism; \u{2713} within " (percent_within())
+            " (pings: within 4), \u{2717} beyond. "
+            @if group.lines.iter().flat_map(|line| &line.cells).any(|cell| cell.predicted.is_some() && !cell.judged) {
+                "Subjects that are not the published one are given as multiples of it, and not judged. "
+            }
+            b { "check" } ": qualitative or derived, not counted."
+            @if bands { " Small figures below a value are its lowest and highest over an input nobody published." }
+        }
+    }
+}

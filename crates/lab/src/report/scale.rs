@@ -1,0 +1,154 @@
+//! Axes: where a value lies, and which values are written beside it.
+
+/// Of values; `place` answers 0 at the low end and 1 at the high one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scale {
+    Linear {
+        high: f64,
+        step: f64,
+    },
+    /// Whole powers of ten.
+    Log {
+        low: f64,
+        high: f64,
+    },
+}
+
+/// Intervals on a value axis, about.
+const STEPS: f64 = 5.0;
+/// Labels on a time axis, at most: each is up to 60 units wide on a chart of 800.
+const TIME_TICKS_MAX: u64 = 12;
+
+impl Scale {
+    /// From 0 to a round number not below `high`.
+    pub fn linear(high: f64) -> Self {
+        let high = if high.is_finite() && high > 0.0 { high } else { 1.0 };
+        let step = round_step(high / STEPS);
+        Self::Linear { high: (high / step).ceil() * step, step }
+    }
+
+    /// Over all decades between `low` and `high`, both positive.
+    pub fn log(low: f64, high: f64) -> Self {
+        let low = 10f64.powf(low.max(1e-3).log10().floor());
+        let high = 10f64.powf(high.max(low).min(1e18).log10().ceil());
+        Self::Log { low, high: high.max(low * 10.0) }
+    }
+
+    pub fn place(&self, value: f64) -> f64 {
+        let place = match *self {
+            Self::Linear { high, .. } => value / high,
+            Self::Log { low, high } => (value.max(low) / low).log10() / (high / low).log10(),
+        };
+        place.clamp(0.0, 1.0)
+    }
+
+    pub fn ticks(&self) -> Vec<f64> {
+        match *self {
+            Self::Linear { high, step } => {
+                let count = (high / step).round() as u32;
+                (0..=count).map(|n| f64::from(n) * step).collect()
+            }
+            Self::Log { low, high } => {
+                let decades = (high / low).log10().round() as i32;
+                (0..=decades).map(|n| low * 10f64.powi(n)).collect()
+            }
+        }
+    }
+}
+
+/// 1, 2 or 5 times a power of ten, not below `about`.
+fn round_step(about: f64) -> f64 {
+    let power = 10f64.powf(about.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|step| *step >= about).unwrap_or(about)
+}
+
+const SECOND: u64 = 1_000_000;
+const MINUTE: u64 = 60 * SECOND;
+const HOUR: u64 = 60 * MINUTE;
+const DAY: u64 = 24 * HOUR;
+
+/// Microseconds between two labels, as clocks are divided.
+const TIME_STEPS: [u64; 27] = [
+    1,
+    10,
+    100,
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    SECOND,
+    2 * SECOND,
+    5 * SECOND,
+    10 * SECOND,
+    20 * SECOND,
+    MINUTE,
+    2 * MINUTE,
+    5 * MINUTE,
+    10 * MINUTE,
+    30 * MINUTE,
+    HOUR,
+    3 * HOUR,
+    6 * HOUR,
+    DAY,
+    7 * DAY,
+];
+
+/// Times and their labels within `begin..=end`, microseconds.
+pub fn time_ticks(begin: u64, end: u64) -> Vec<(u64, String)> {
+    let span = end.saturating_sub(begin).max(1);
+    let longest = TIME_STEPS[TIME_STEPS.len() - 1];
+    let step = TIME_STEPS.into_iter().find(|step| span / step <= TIME_TICKS_MAX);
+    let step = step.unwrap_or_else(|| (span / TIME_TICKS_MAX).next_multiple_of(longest));
+    let first = begin.div_ceil(step);
+    (first..=end / step).map(|n| (n * step, time_label(n * step, step))).collect()
+}
+
+fn time_label(at: u64, step: u64) -> String {
+    match step {
+        _ if at == 0 => "0".into(),
+        s if s < 1_000 => format!("{at} us"),
+        s if s < SECOND => format!("{} ms", at / 1_000),
+        s if s < MINUTE => format!("{} s", at / SECOND),
+        s if s < HOUR => format!("{} min", at / MINUTE),
+        s if s < DAY => format!("{} h", at / HOUR),
+        _ => format!("{} d", at / DAY),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_end_on_round_numbers_above_what_they_hold() {
+        for (high, top) in [(0.0, 1.0), (510.0, 600.0), (1.0, 1.0), (93_000.0, 100_000.0), (0.03, 0.03)] {
+            let scale = Scale::linear(high);
+            let ticks = scale.ticks();
+            let last = ticks[ticks.len() - 1];
+            assert!((last - top).abs() < top * 1e-9, "{high}: {ticks:?}");
+            assert!(ticks.len() <= 7, "{ticks:?}");
+        }
+        let scale = Scale::log(150.0, 2_100_000.0);
+        assert_eq!(scale.ticks().first(), Some(&100.0));
+        assert_eq!(scale.place(100.0), 0.0);
+        assert_eq!(scale.place(1e7), 1.0);
+        assert!((scale.place(1e4) - 0.4).abs() < 1e-9);
+    }
+
+    #[test]
+    fn any_length_of_time_has_a_handful_of_labels() {
+        for span in
+            [1, 7, 950, 12_345, 3 * SECOND, 980 * SECOND, 5 * HOUR, 40 * DAY, 4_000 * DAY, u64::MAX / 2]
+        {
+            let ticks = time_ticks(0, span);
+            assert!((1..=TIME_TICKS_MAX as usize + 1).contains(&ticks.len()), "{span}: {ticks:?}");
+        }
+        let labels: Vec<_> = time_ticks(0, 980 * SECOND).into_iter().map(|(_, label)| label).collect();
+        assert_eq!(labels[..3], ["0", "2 min", "4 min"]);
+    }
+}

@@ -1,0 +1,34 @@
+//! Each chart as a file of its own.
+
+use super::chart;
+use super::words::{file_stem, label};
+use crate::run::Record;
+
+/// Names that are safe on any file system, without folders, and the files' text. Names are told apart by number.
+pub fn files(records: &[Record]) -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    for group in super::comparisons(records) {
+        let stem = file_stem(group.experiment);
+        let compared =
+            [("phases", chart::bars(&group.records)), ("guest-iops", chart::overlay(&group.records))];
+        for (name, drawing) in compared {
+            files.extend(drawing.map(|d| (format!("{stem}-compared-{name}"), chart::standalone(&d))));
+        }
+        for record in &group.records {
+            let stem = format!("{stem}-{}", file_stem(&label(record)));
+            let charts = chart::all_of(record).into_iter();
+            files.extend(charts.map(|(name, d)| (format!("{stem}-{name}"), chart::standalone(&d))));
+        }
+    }
+    numbered(files)
+}
+
+fn numbered(files: Vec<(String, String)>) -> Vec<(String, String)> {
+    let mut seen = std::collections::BTreeMap::<String, usize>::new();
+    let name = |(name, text): (String, String)| {
+        let count = seen.entry(name.to_ascii_lowercase()).or_default();
+        *count += 1;
+        (if *count == 1 { format!("{name}.svg") } else { format!("{name}-{count}.svg") }, text)
+    };
+    files.into_iter().map(name).collect()
+}

@@ -1,0 +1,176 @@
+//! Published against predicted: one line a figure, one column a record.
+
+use std::collections::BTreeMap;
+
+use super::words;
+use crate::run::{Phase, Quantity, Record, Row, Use};
+
+/// Half of this either way is what two careful people read off one graph; the aim of the lab.
+pub const WITHIN: f64 = 0.25;
+/// A ping is lost or not by its moment: the published log times alone move the count by this.
+const PINGS_WITHIN: f64 = 4.0;
+
+/// All records of one experiment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison<'a> {
+    pub experiment: &'a str,
+    pub records: Vec<&'a Record>,
+    pub lines: Vec<Line<'a>>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Line<'a> {
+    /// Of the row; differs from the record's in files of many jobs.
+    pub experiment: &'a str,
+    pub phase: Phase,
+    pub quantity: Quantity,
+    pub published: Option<f64>,
+    pub r#use: Use,
+    /// Notes of all records' rows, each once.
+    pub notes: Vec<&'a str>,
+    /// In the order of the records.
+    pub cells: Vec<Cell>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cell {
+    pub predicted: Option<f64>,
+    pub band: Option<(f64, f64)>,
+    /// Relative: 0.1 is 10 % too high. None where nothing was published or predicted.
+    pub error: Option<f64>,
+    pub within: Option<bool>,
+    /// Whether the record stands for what was published; another stack may differ from it, and should.
+    pub judged: bool,
+}
+
+/// What all published rows were measured on, as a subject.
+const PUBLISHED_SUBJECT: &str = "esx";
+
+impl Cell {
+    fn new(record: &Record, row: &Row) -> Self {
+        let judged = record.subject == PUBLISHED_SUBJECT;
+        let both = row.published.zip(row.predicted).filter(|(p, q)| p.is_finite() && q.is_finite());
+        Self {
+            predicted: row.predicted,
+            band: row.band,
+            error: both.and_then(|(published, predicted)| error(published, predicted)),
+            within: both
+                .filter(|_| judged)
+                .map(|(published, predicted)| within(row.quantity, published, predicted)),
+            judged,
+        }
+    }
+}
+
+fn error(published: f64, predicted: f64) -> Option<f64> {
+    if published == predicted {
+        return Some(0.0);
+    }
+    (published != 0.0).then(|| (predicted - published) / published)
+}
+
+fn within(quantity: Quantity, published: f64, predicted: f64) -> bool {
+    let allowed = match quantity {
+        Quantity::Converged => 0.0,
+        Quantity::PingsLost => PINGS_WITHIN,
+        _ => WITHIN * published.abs(),
+    };
+    (predicted - published).abs() <= allowed
+}
+
+/// Rows of one experiment may repeat: a stun for each of twelve disks. They are told apart by their number.
+type Key<'a> = (&'a str, Phase, Quantity, usize);
+
+fn keyed(record: &Record) -> Vec<(Key<'_>, &Row)> {
+    let mut seen: BTreeMap<(&str, Phase, Quantity), usize> = BTreeMap::new();
+    let key = |row| -> (Key<'_>, &Row) {
+        let Row { experiment, phase, quantity, .. }: &Row = row;
+        let count = seen.entry((experiment, *phase, *quantity)).or_default();
+        *count += 1;
+        ((experiment.as_str(), *phase, *quantity, *count), row)
+    };
+    record.rows.iter().map(key).collect()
+}
+
+/// Experiments in the order of their first record.
+pub fn comparisons(records: &[Record]) -> Vec<Comparison<'_>> {
+    let mut groups: Vec<Comparison<'_>> = Vec::new();
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    for record in records {
+        let place = *places.entry(&record.experiment).or_insert_with(|| {
+            groups.push(Comparison {
+                experiment: &record.experiment,
+                records: Vec::new(),
+                lines: Vec::new(),
+            });
+            groups.len() - 1
+        });
+        groups[place].records.push(record);
+    }
+    for group in &mut groups {
+        group.lines = lines(&group.records);
+    }
+    groups
+}
+
+fn lines<'a>(records: &[&'a Record]) -> Vec<Line<'a>> {
+    let mut lines: Vec<Line<'a>> = Vec::new();
+    let mut places: BTreeMap<Key<'a>, usize> = BTreeMap::new();
+    for (column, record) in records.iter().enumerate() {
+        for (key, row) in keyed(record) {
+            let place = *places.entry(key).or_insert_with(|| {
+                lines.push(Line::new(row, records.len()));
+                lines.len() - 1
+            });
+            lines[place].put(column, record, row);
+        }
+    }
+    lines.sort_by_key(|line| line.phase);
+    lines
+}
+
+impl<'a> Line<'a> {
+    fn new(row: &'a Row, columns: usize) -> Self {
+        Self {
+            experiment: &row.experiment,
+            phase: row.phase,
+            quantity: row.quantity,
+            published: None,
+            r#use: row.r#use,
+            notes: Vec::new(),
+            cells: vec![Cell::default(); columns],
+        }
+    }
+
+    fn put(&mut self, column: usize, record: &Record, row: &'a Row) {
+        self.cells[column] = Cell::new(record, row);
+        self.published = self.published.or(row.published);
+        if !row.note.is_empty() && !self.notes.contains(&row.note.as_str()) {
+            self.notes.push(&row.note);
+        }
+    }
+
+    /// What happened, and to which experiment where that is not clear.
+    pub fn name(&self, group: &str) -> String {
+        let name = words::quantity(self.quantity);
+        if self.experiment == group { name.into() } else { format!("{name}, {}", self.experiment) }
+    }
+}
+
+impl Comparison<'_> {
+    /// Of the figures that had to come out of the mechanism: how many are within, and how many there are.
+    pub fn score(&self, column: usize) -> (usize, usize) {
+        let counted = self.lines.iter().filter(|line| line.r#use == Use::Predict);
+        let within: Vec<bool> = counted.filter_map(|line| line.cells[column].within).collect();
+        (within.iter().filter(|w| **w).count(), within.len())
+    }
+
+    pub fn has_published(&self) -> bool {
+        self.lines.iter().any(|line| line.published.is_some())
+    }
+
+    /// Of the frozen hypothesis; the first where there is none.
+    pub fn default_column(&self) -> usize {
+        self.records.iter().position(|r| r.rows.iter().any(|row| row.default)).unwrap_or(0)
+    }
+}

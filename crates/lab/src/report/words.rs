@@ -1,0 +1,181 @@
+//! Quantities, phases and figures in words: the same on a page, in a workbook and on a terminal.
+
+use crate::run::{Clock, ConstantSource, End, Phase, Quantity, Record, Use};
+
+pub fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Prepare => "prepare",
+        Phase::Baseline => "baseline",
+        Phase::PrepareSnapshot => "prepare-snapshot",
+        Phase::Snapshot => "snapshot",
+        Phase::Commit => "commit",
+        Phase::Drain => "drain",
+        Phase::After => "after",
+    }
+}
+
+pub fn quantity(quantity: Quantity) -> &'static str {
+    match quantity {
+        Quantity::ReadsPerS => "guest reads/s",
+        Quantity::WritesPerS => "guest writes/s",
+        Quantity::Iops => "guest IOPS",
+        Quantity::MbPerS => "guest MB/s",
+        Quantity::LatencyUs => "guest latency",
+        Quantity::HostReadsPerS => "host reads/s",
+        Quantity::HostWritesPerS => "host writes/s",
+        Quantity::HostReadRatio => "host reads per guest read",
+        Quantity::HostWriteRatio => "host writes per guest write",
+        Quantity::StunUs => "stun",
+        Quantity::PingsLost => "pings lost",
+        Quantity::Seconds => "duration",
+        Quantity::Converged => "converged",
+        Quantity::HelperBytes => "helper delta",
+    }
+}
+
+pub fn r#use(r#use: Use) -> &'static str {
+    match r#use {
+        Use::Baseline => "baseline",
+        Use::Predict => "predict",
+        Use::Check => "check",
+    }
+}
+
+pub fn source(source: ConstantSource) -> &'static str {
+    match source {
+        ConstantSource::DataSheet => "data sheet",
+        ConstantSource::Measured => "measured",
+        ConstantSource::FittedToBaseline => "fitted to baseline",
+        ConstantSource::Declared => "declared",
+    }
+}
+
+pub fn clock(clock: Clock) -> &'static str {
+    match clock {
+        Clock::Virtual => "virtual",
+        Clock::Real => "real",
+    }
+}
+
+pub fn end(end: &End) -> String {
+    match end {
+        End::Complete => "complete".into(),
+        End::Interrupted => "interrupted: what was sampled until then is shown".into(),
+        End::Failed(why) => format!("failed: {why}"),
+    }
+}
+
+/// What tells this record from the others of its experiment: "esx F'", "native".
+pub fn label(record: &Record) -> String {
+    match &record.hypothesis {
+        Some(hypothesis) => format!("{} {hypothesis}", record.subject),
+        None => record.subject.clone(),
+    }
+}
+
+/// A value of `quantity`, with its unit where that is not part of the quantity's name.
+pub fn value(quantity: Quantity, value: f64) -> String {
+    match quantity {
+        Quantity::LatencyUs | Quantity::StunUs => time(value),
+        Quantity::Seconds => time(value * 1e6),
+        Quantity::HelperBytes => bytes(value),
+        Quantity::Converged if value == 0.0 => "no".into(),
+        Quantity::Converged => "yes".into(),
+        Quantity::HostReadRatio | Quantity::HostWriteRatio => format!("{value:.2}"),
+        _ => number(value),
+    }
+}
+
+/// About three significant digits, thousands apart.
+pub fn number(value: f64) -> String {
+    let magnitude = value.abs();
+    if !value.is_finite() {
+        return "-".into();
+    }
+    if value == 0.0 {
+        return "0".into();
+    }
+    match magnitude {
+        m if m >= 99.95 => grouped(value),
+        m if m >= 9.995 => trim(format!("{value:.1}")),
+        m if m >= 0.1 => trim(format!("{value:.2}")),
+        m if m >= 0.001 => trim(format!("{value:.4}")),
+        _ => format!("{value:.1e}"),
+    }
+}
+
+/// A constant is shown with all its digits; it was typed by somebody.
+pub fn exact(value: f64) -> String {
+    if value.fract() == 0.0 && value.abs() < 1e15 { grouped(value) } else { format!("{value}") }
+}
+
+fn trim(text: String) -> String {
+    text.trim_end_matches('0').trim_end_matches('.').into()
+}
+
+/// Whole, with a comma between thousands.
+fn grouped(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut out = String::from(if value < 0.0 { "-" } else { "" });
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Microseconds as people read them.
+pub fn time(us: f64) -> String {
+    match us.abs() {
+        m if m < 999.5 => format!("{} us", number(us)),
+        m if m < 999.5e3 => format!("{} ms", number(us / 1e3)),
+        _ => format!("{} s", number(us / 1e6)),
+    }
+}
+
+pub fn bytes(value: f64) -> String {
+    const KIB: f64 = 1024.0;
+    match value.abs() {
+        m if m < KIB => format!("{} B", number(value)),
+        m if m < KIB.powi(2) => format!("{} KiB", number(value / KIB)),
+        m if m < KIB.powi(3) => format!("{} MiB", number(value / KIB.powi(2))),
+        _ => format!("{} GiB", number(value / KIB.powi(3))),
+    }
+}
+
+/// A relative error: "-15 %".
+pub fn percent(fraction: f64) -> String {
+    let percent = fraction * 100.0;
+    match percent.abs() {
+        m if m < 0.5 => "0 %".into(),
+        m if m < 1e5 => format!("{percent:+.0} %"),
+        _ => times(fraction),
+    }
+}
+
+/// An error as a multiple of what was published: "x 3.6".
+pub fn times(fraction: f64) -> String {
+    format!("x {}", number(fraction + 1.0))
+}
+
+/// `text` without control characters, which XML and terminals would take for something else.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// Date and time in UTC; empty where a run began at no time of anybody's calendar.
+pub fn began(unix_us: i64) -> String {
+    let at = jiff::Timestamp::from_microsecond(unix_us).ok().filter(|_| unix_us != 0);
+    at.map(|at| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()).unwrap_or_default()
+}
+
+/// Of a name, what is safe in a file's name on any system.
+pub fn file_stem(name: &str) -> String {
+    const CHARS_MAX: usize = 80;
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let stem: String = name.chars().take(CHARS_MAX).map(safe).collect();
+    let stem = stem.trim_matches(['.', '-']);
+    if stem.is_empty() { "run".into() } else { stem.into() }
+}

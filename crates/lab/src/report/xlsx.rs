@@ -1,0 +1,243 @@
+//! One workbook: figures, phases, constants, stuns, and a sheet of samples with native charts for each run.
+
+mod samples;
+mod sheet;
+
+use blk::{Error, ErrorKind, Result};
+use rust_xlsxwriter::{Chart, ChartType, DocProperties, ExcelDateTime, Workbook, Worksheet, XlsxError};
+use sheet::Sheet;
+
+use super::summary::figures;
+use super::table::{Comparison, Line, comparisons};
+use super::words;
+use crate::run::{Record, Use};
+
+/// Runs with a sheet of samples. A workbook of all hypotheses of all experiments would not open in a minute; the others
+/// are in the JSON and CSV.
+pub const SAMPLE_SHEETS_MAX: usize = 24;
+
+/// The same records give the same bytes.
+pub fn workbook(records: &[Record]) -> Result<Vec<u8>> {
+    build(records).map_err(|e| Error::new(ErrorKind::Io, "workbook", e.to_string()))
+}
+
+fn build(records: &[Record]) -> Result<Vec<u8>, XlsxError> {
+    let mut workbook = Workbook::new();
+    workbook.set_properties(&properties(records)?);
+    let groups = comparisons(records);
+    overview(workbook.add_worksheet(), records)?;
+    published(workbook.add_worksheet(), &groups)?;
+    phases(workbook.add_worksheet(), records)?;
+    stuns(workbook.add_worksheet(), records)?;
+    constants(workbook.add_worksheet(), records)?;
+    for (n, record) in records.iter().enumerate().take(SAMPLE_SHEETS_MAX) {
+        if !record.samples.is_empty() {
+            samples::write(workbook.add_worksheet(), &sheet_of(n), record)?;
+        }
+    }
+    workbook.save_to_buffer()
+}
+
+/// Names of strangers are no names of sheets: they are long, and may hold what formulas are made of.
+fn sheet_of(n: usize) -> String {
+    format!("Run {}", n + 1)
+}
+
+/// A date of its own, or the crate would write today's.
+fn properties(records: &[Record]) -> Result<DocProperties, XlsxError> {
+    let began = records.first().map_or(0, |record| record.began_unix_us) / 1_000_000;
+    let created = ExcelDateTime::from_timestamp(began).or_else(|_| ExcelDateTime::from_timestamp(0))?;
+    Ok(DocProperties::new().set_title("What a snapshot costs").set_creation_datetime(&created))
+}
+
+fn overview(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
+    let mut sheet = Sheet::new(worksheet, "Runs")?;
+    let heads = [
+        "sheet",
+        "experiment",
+        "title",
+        "subject",
+        "hypothesis",
+        "storage",
+        "clock",
+        "seed",
+        "began",
+        "end",
+        "source",
+        "command",
+    ];
+    sheet.header(&heads)?;
+    for (n, record) in records.iter().enumerate() {
+        let has_sheet = n < SAMPLE_SHEETS_MAX && !record.samples.is_empty();
+        sheet.text(&if has_sheet { sheet_of(n) } else { String::new() })?;
+        for text in [&record.experiment, &record.title, &record.subject] {
+            sheet.text(text)?;
+        }
+        sheet.text(record.hypothesis.as_deref().unwrap_or_default())?;
+        sheet.text(&record.storage)?;
+        sheet.text(words::clock(record.clock))?;
+        sheet.text(&record.seed.to_string())?;
+        sheet.text(&words::began(record.began_unix_us))?;
+        sheet.text(&words::end(&record.end))?;
+        sheet.text(&record.source)?;
+        sheet.text(&record.command)?;
+        sheet.next();
+    }
+    sheet.finish(&[8.0, 22.0, 40.0, 10.0, 10.0, 18.0, 28.0, 10.0, 22.0, 14.0, 40.0, 60.0])
+}
+
+fn published(worksheet: &mut Worksheet, groups: &[Comparison<'_>]) -> Result<(), XlsxError> {
+    let mut sheet = Sheet::new(worksheet, "Figures")?;
+    let heads = [
+        "experiment",
+        "phase",
+        "figure",
+        "use",
+        "subject",
+        "published",
+        "predicted",
+        "error",
+        "within 25 %",
+        "band low",
+        "band high",
+        "note",
+    ];
+    sheet.header(&heads)?;
+    for group in groups {
+        for line in &group.lines {
+            figure(&mut sheet, group, line)?;
+        }
+    }
+    sheet.finish(&[22.0, 16.0, 28.0, 10.0, 14.0, 12.0, 12.0, 9.0, 11.0, 12.0, 12.0, 70.0])
+}
+
+fn figure(sheet: &mut Sheet<'_>, group: &Comparison<'_>, line: &Line<'_>) -> Result<(), XlsxError> {
+    for (record, cell) in group.records.iter().zip(&line.cells) {
+        sheet.text(line.experiment)?;
+        sheet.text(words::phase(line.phase))?;
+        sheet.text(words::quantity(line.quantity))?;
+        sheet.text(words::r#use(line.r#use))?;
+        sheet.text(&words::label(record))?;
+        sheet.number(line.published)?;
+        sheet.number(cell.predicted)?;
+        sheet.percent(cell.error)?;
+        let counted = cell.within.filter(|_| line.r#use == Use::Predict);
+        sheet.text(counted.map_or("", |within| if within { "yes" } else { "no" }))?;
+        sheet.number(cell.band.map(|(low, _)| low))?;
+        sheet.number(cell.band.map(|(_, high)| high))?;
+        sheet.text(&line.notes.join("; "))?;
+        sheet.next();
+    }
+    Ok(())
+}
+
+fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
+    let mut sheet = Sheet::new(worksheet, "Phases")?;
+    let heads = [
+        "run",
+        "phase",
+        "begins s",
+        "lasts s",
+        "reads/s",
+        "writes/s",
+        "MB/s",
+        "host reads/s",
+        "host writes/s",
+        "mean ms",
+        "99 % ms",
+        "max ms",
+        "stuns",
+        "stunned ms",
+        "lost beats",
+    ];
+    sheet.header(&heads)?;
+    for record in records {
+        for f in figures(record) {
+            sheet.text(&words::label(record))?;
+            sheet.text(f.phase)?;
+            sheet.number(Some(f.begin_us as f64 / 1e6))?;
+            sheet.number(Some(f.end_us.saturating_sub(f.begin_us) as f64 / 1e6))?;
+            for value in [f.reads_per_s, f.writes_per_s, f.mb_per_s, f.host_reads_per_s, f.host_writes_per_s]
+            {
+                sheet.number(value)?;
+            }
+            for us in [f.mean_us, f.p99_us, f.max_us] {
+                sheet.number(us.map(|us| us / 1e3))?;
+            }
+            sheet.number(Some(f.stuns as f64))?;
+            sheet.number(Some(f.stun_total_us as f64 / 1e3))?;
+            sheet.number(Some(f.beats_lost as f64))?;
+            sheet.next();
+        }
+    }
+    if sheet.rows() > 0 {
+        sheet.chart(16, &phase_chart(sheet.rows()))?;
+    }
+    sheet.finish(&[16.0, 18.0])
+}
+
+/// Guest reads and writes, a group of bars for each phase of each run.
+fn phase_chart(rows: u32) -> Chart {
+    let mut chart = Chart::new(ChartType::Column);
+    for column in [4, 5] {
+        let series = chart.add_series();
+        series.set_name(("Phases", 0, column));
+        series.set_categories(("Phases", 1, 0, rows, 1)).set_values(("Phases", 1, column, rows, column));
+    }
+    chart.title().set_name("Guest I/Os per second");
+    chart.set_width(900).set_height(380);
+    chart
+}
+
+fn stuns(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
+    let mut sheet = Sheet::new(worksheet, "Stuns")?;
+    sheet.header(&["run", "at s", "stun ms", "disk", "cause"])?;
+    for record in records {
+        for stun in &record.stuns {
+            if sheet.is_full() {
+                break;
+            }
+            sheet.text(&words::label(record))?;
+            sheet.number(Some(stun.at_us as f64 / 1e6))?;
+            sheet.number(Some(stun.stun_us as f64 / 1e3))?;
+            sheet.text(&stun.disk.map_or("all".into(), |disk| disk.to_string()))?;
+            sheet.text(&stun.cause)?;
+            sheet.next();
+        }
+    }
+    if sheet.rows() > 0 {
+        let mut chart = Chart::new(ChartType::Column);
+        chart.add_series().set_name("stun, ms").set_values(("Stuns", 1, 2, sheet.rows(), 2));
+        chart.title().set_name("Stuns in their order, ms");
+        sheet.chart(6, &chart)?;
+    }
+    sheet.finish(&[16.0, 12.0, 12.0, 8.0, 40.0])
+}
+
+fn constants(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
+    let mut sheet = Sheet::new(worksheet, "Constants")?;
+    sheet.header(&["run", "kind", "name", "value", "unit", "source", "note"])?;
+    for record in records {
+        let label = words::label(record);
+        for c in &record.constants {
+            for text in [label.as_str(), "constant", &c.name] {
+                sheet.text(text)?;
+            }
+            sheet.number(Some(c.value))?;
+            for text in [c.unit.as_str(), words::source(c.source), &c.note] {
+                sheet.text(text)?;
+            }
+            sheet.next();
+        }
+        let facts = record.machine.iter().map(|f| ("machine", f.name.as_str(), f.value.as_str()));
+        let left_out = record.left_out.iter().map(|text| ("left out", "", text.as_str()));
+        let notes = record.notes.iter().map(|text| ("note", "", text.as_str()));
+        for (kind, name, text) in facts.chain(left_out).chain(notes) {
+            for text in [label.as_str(), kind, name, "", "", "", text] {
+                sheet.text(text)?;
+            }
+            sheet.next();
+        }
+    }
+    sheet.finish(&[16.0, 10.0, 30.0, 12.0, 8.0, 18.0, 80.0])
+}

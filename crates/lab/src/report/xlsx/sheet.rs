@@ -1,0 +1,94 @@
+//! A sheet filled cell by cell, row by row.
+
+use rust_xlsxwriter::{Chart, Color, Format, FormatBorder, Worksheet, XlsxError};
+
+/// Excel's own limit is 1,048,576 rows; the header is one of them, and a chart goes below nothing.
+pub const ROWS_MAX: u32 = 1_000_000;
+/// Characters of a cell, by the file format.
+const CELL_CHARS_MAX: usize = 32_767;
+
+pub struct Sheet<'a> {
+    worksheet: &'a mut Worksheet,
+    row: u32,
+    column: u16,
+    percent: Format,
+}
+
+impl<'a> Sheet<'a> {
+    pub fn new(worksheet: &'a mut Worksheet, name: &str) -> Result<Self, XlsxError> {
+        worksheet.set_name(name)?;
+        Ok(Self { worksheet, row: 0, column: 0, percent: Format::new().set_num_format("+0 %;-0 %;0 %") })
+    }
+
+    /// Row 0, which stays in view.
+    pub fn header(&mut self, names: &[&str]) -> Result<(), XlsxError> {
+        let format = Format::new().set_bold().set_background_color(Color::RGB(0x00e8_eef4));
+        let format = format.set_border_bottom(FormatBorder::Thin).set_text_wrap();
+        for name in names {
+            self.worksheet.write_string_with_format(self.row, self.column, *name, &format)?;
+            self.column += 1;
+        }
+        self.worksheet.set_freeze_panes(1, 0)?;
+        self.next();
+        Ok(())
+    }
+
+    /// A string is never read as a formula, whatever it begins with.
+    pub fn text(&mut self, text: &str) -> Result<(), XlsxError> {
+        if !text.is_empty() {
+            let text: String = super::words::plain(text).chars().take(CELL_CHARS_MAX).collect();
+            self.worksheet.write_string(self.row, self.column, text)?;
+        }
+        self.column += 1;
+        Ok(())
+    }
+
+    /// Empty where there is none.
+    pub fn number(&mut self, value: Option<f64>) -> Result<(), XlsxError> {
+        if let Some(value) = value.filter(|v| v.is_finite()) {
+            self.worksheet.write_number(self.row, self.column, value)?;
+        }
+        self.column += 1;
+        Ok(())
+    }
+
+    pub fn percent(&mut self, fraction: Option<f64>) -> Result<(), XlsxError> {
+        if let Some(value) = fraction.filter(|v| v.is_finite()) {
+            self.worksheet.write_number_with_format(self.row, self.column, value, &self.percent)?;
+        }
+        self.column += 1;
+        Ok(())
+    }
+
+    pub fn next(&mut self) {
+        self.row += 1;
+        self.column = 0;
+    }
+
+    /// Without the header.
+    pub fn rows(&self) -> u32 {
+        self.row.saturating_sub(1)
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.rows() >= ROWS_MAX
+    }
+
+    /// At the top, from `column` on.
+    pub fn chart(&mut self, column: u16, chart: &Chart) -> Result<(), XlsxError> {
+        self.chart_at(1, column, chart)
+    }
+
+    pub fn chart_at(&mut self, row: u32, column: u16, chart: &Chart) -> Result<(), XlsxError> {
+        self.worksheet.insert_chart(row, column, chart)?;
+        Ok(())
+    }
+
+    /// Widths in characters, from the first column on.
+    pub fn finish(self, widths: &[f64]) -> Result<(), XlsxError> {
+        for (column, width) in (0..).zip(widths) {
+            self.worksheet.set_column_width(column, *width)?;
+        }
+        Ok(())
+    }
+}
