@@ -9,24 +9,33 @@
 //! next, and names what is done then; in between it may reorder as it likes. It knows no content: what a request does
 //! to the bytes is `machine`'s, at the completion.
 
+mod cached;
 mod disk;
+mod flash;
 mod group;
+mod lru;
 mod model;
 mod place;
 mod plain;
 mod queue;
+mod remote;
 mod seek;
 mod server;
+mod tiered;
 #[cfg(test)]
 mod trial;
 mod units;
 
+pub use cached::Cached;
 pub use disk::{Buffers, Disk, Tags};
+pub use flash::Flash;
 pub use group::{Group, Level};
 pub use model::Model;
 pub use place::Place;
 pub use plain::{Cost, Device};
+pub use remote::Remote;
 pub use seek::Seek;
+pub use tiered::Tiered;
 pub use units::{Calls, Storage, Unit};
 
 pub(crate) use place::{Layout, Piece, Placement, ZoneId};

@@ -37,7 +37,10 @@ mod survival;
 mod trace;
 mod world;
 
-pub use device::{Buffers, Calls, Cost, Device, Disk, Group, Level, Model, Place, Seek, Storage, Tags, Unit};
+pub use device::{
+    Buffers, Cached, Calls, Cost, Device, Disk, Flash, Group, Level, Model, Place, Remote, Seek, Storage,
+    Tags, Tiered, Unit,
+};
 pub use fault::{Action, Cut, Fault, Phase};
 pub use kind::OpKind;
 pub use options::{ContentMode, Options};

@@ -17,6 +17,7 @@ use crate::content::EffectId;
 use crate::device::{Access, Admitted, Media, NEVER_NS, Piece, Placement};
 use crate::dir::NodeId;
 use crate::fault::{Action, Faults};
+use crate::file::byte_range;
 use crate::fs::{EBADF, FileSystem};
 use crate::kind::{OpKind, describe};
 use crate::options::{ContentMode, Options};
@@ -224,8 +225,10 @@ impl Machine {
             OpKind::Write => Access::Write,
             OpKind::Flush | OpKind::SyncDir => Access::Flush,
             kind => {
-                if let Op::Allocate { offset, len, .. } = op {
-                    self.fs.reserve_place(node, *offset, *len);
+                match op {
+                    Op::Allocate { offset, len, .. } => self.fs.reserve_place(node, *offset, *len),
+                    Op::SetLen { len, .. } => self.fs.reserve_place(node, 0, *len),
+                    _ => {}
                 }
                 return Admitted::At(self.now_ns + units.call_ns(self.fs.unit(node), kind));
             }
@@ -233,6 +236,7 @@ impl Machine {
         self.pieces.clear();
         match access {
             Access::Flush => self.pieces.push(Piece { unit: self.fs.unit(node), at: 0, len: 0 }),
+            _ if byte_range(facts.offset, facts.len).is_err() => {}
             _ => self.fs.locate(node, facts.offset, facts.len, &mut self.pieces),
         }
         match self.pieces.is_empty() {

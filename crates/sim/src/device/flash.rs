@@ -1,0 +1,122 @@
+//! Flash: a latency, so many at once, and a cap. An SSD, an NVMe drive, or a whole all-flash array.
+
+use super::server::{Access, NEVER_NS, Request, Server};
+
+/// Parameters of flash. Times in ns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flash {
+    pub read_ns: u64,
+    pub write_ns: u64,
+    pub flush_ns: u64,
+    /// On top, by size.
+    pub read_per_kib_ns: u64,
+    pub write_per_kib_ns: u64,
+    /// Requests served at the same time; more wait in order.
+    pub lanes: u32,
+    /// Every request passes one narrow place before it is served: 1 / gap is the most requests a second...
+    pub gap_ns: u64,
+    /// ...and 1 / gap_per_kib the most bytes.
+    pub gap_per_kib_ns: u64,
+}
+
+/// Lanes flash may have; the earliest free one is searched linearly.
+const LANES_MAX: u32 = 1024;
+
+pub(crate) struct Lanes {
+    flash: Flash,
+    free_at_ns: Vec<u64>,
+    narrow_free_ns: u64,
+}
+
+impl Lanes {
+    pub fn new(flash: Flash) -> Lanes {
+        let lanes = flash.lanes;
+        assert!((1..=LANES_MAX).contains(&lanes), "{lanes} lanes, 1 to {LANES_MAX} can be simulated");
+        Lanes { flash, free_at_ns: vec![0; lanes as usize], narrow_free_ns: 0 }
+    }
+
+    fn service_ns(&self, access: Access, kib: u64) -> u64 {
+        match access {
+            Access::Read => self.flash.read_ns + self.flash.read_per_kib_ns * kib,
+            Access::Write => self.flash.write_ns + self.flash.write_per_kib_ns * kib,
+            Access::Flush => self.flash.flush_ns,
+        }
+    }
+}
+
+/// The first free lane, or else the one that will be.
+fn earliest(free_at_ns: &[u64], now_ns: u64) -> usize {
+    let mut best = 0;
+    for (lane, &at_ns) in free_at_ns.iter().enumerate() {
+        if at_ns <= now_ns {
+            return lane;
+        }
+        if at_ns < free_at_ns[best] {
+            best = lane;
+        }
+    }
+    best
+}
+
+impl Server for Lanes {
+    fn submit(&mut self, now_ns: u64, request: Request) -> Option<u64> {
+        let kib = request.len.div_ceil(1024);
+        let passed_ns = self.narrow_free_ns.max(now_ns) + self.flash.gap_ns + self.flash.gap_per_kib_ns * kib;
+        self.narrow_free_ns = passed_ns;
+        let lane = earliest(&self.free_at_ns, passed_ns);
+        let done_ns = self.free_at_ns[lane].max(passed_ns) + self.service_ns(request.access, kib);
+        self.free_at_ns[lane] = done_ns;
+        Some(done_ns)
+    }
+
+    fn next_ns(&self) -> u64 {
+        NEVER_NS
+    }
+
+    fn advance(&mut self, _now_ns: u64, _done: &mut Vec<u32>) {}
+
+    fn reset(&mut self) {
+        self.free_at_ns.fill(0);
+        self.narrow_free_ns = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::Model;
+    use super::super::trial::*;
+    use super::*;
+
+    const FLASH: Flash = Flash {
+        read_ns: 350_000,
+        write_ns: 350_000,
+        flush_ns: 50_000,
+        read_per_kib_ns: 0,
+        write_per_kib_ns: 0,
+        lanes: 32,
+        gap_ns: 0,
+        gap_per_kib_ns: 0,
+    };
+
+    /// Requests under way = rate x latency.
+    #[test]
+    fn little_s_law_holds_at_every_depth() {
+        for depth in [1, 8, 32, 128] {
+            let found = load(&Model::Flash(FLASH), depth, 50_000, random(Access::Read, 8192, GIB));
+            assert_near(found.per_s * found.mean_ns / 1e9, f64::from(depth), 0.01, "under way");
+            let busy = depth.min(32);
+            assert_near(found.per_s, f64::from(busy) / 350e-6, 0.01, "reads/s");
+        }
+    }
+
+    #[test]
+    fn the_caps_on_requests_and_on_bytes_hold() {
+        let per_s =
+            |flash, len| load(&Model::Flash(flash), 128, 50_000, random(Access::Write, len, GIB)).per_s;
+        let few = Flash { lanes: 128, gap_ns: 20_000, ..FLASH };
+        assert_near(per_s(few, 4096), 50_000.0, 0.01, "writes/s");
+        // 1 GB/s is 1024 ns a KiB.
+        let narrow = Flash { lanes: 128, gap_per_kib_ns: 1024, ..FLASH };
+        assert_near(per_s(narrow, 65_536) * 65_536.0 / 1e9, 1.0, 0.01, "GB/s");
+    }
+}

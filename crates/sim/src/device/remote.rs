@@ -1,0 +1,188 @@
+//! A server behind a network: NFS. Each call takes a round trip and time of one of the server's threads, and moves its
+//! bytes over one wire.
+
+use super::model::Model;
+use super::server::{Access, Below, Request, Server, Timers};
+use crate::rng::Rng;
+
+/// Parameters of a file server. Times in ns.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Remote {
+    pub round_trip_ns: u64,
+    /// Of a thread, for each call.
+    pub server_ns: u64,
+    pub threads: u32,
+    /// Of the wire, both ways together.
+    pub per_kib_ns: u64,
+    /// What the server keeps its files on.
+    pub back: Box<Model>,
+}
+
+/// Threads a server may have; the earliest free one is searched linearly.
+const THREADS_MAX: u32 = 1024;
+
+enum Stage {
+    /// On its way, or waiting for a thread.
+    Coming,
+    /// With the device behind.
+    Served,
+    Answered,
+}
+
+struct Call {
+    request: Request,
+    stage: Stage,
+}
+
+pub(crate) struct FileServer {
+    remote: Remote,
+    back: Below,
+    threads_free_ns: Vec<u64>,
+    wire_free_ns: u64,
+    calls: Vec<Call>,
+    free: Vec<u32>,
+    timers: Timers,
+    arrived: Vec<u32>,
+}
+
+impl FileServer {
+    pub fn new(remote: Remote, rng: &mut Rng) -> FileServer {
+        let threads = remote.threads;
+        assert!(
+            (1..=THREADS_MAX).contains(&threads),
+            "{threads} threads, 1 to {THREADS_MAX} can be simulated"
+        );
+        FileServer {
+            back: Below::new(remote.back.server(rng)),
+            threads_free_ns: vec![0; threads as usize],
+            wire_free_ns: 0,
+            calls: Vec::new(),
+            free: Vec::new(),
+            timers: Timers::default(),
+            arrived: Vec::new(),
+            remote,
+        }
+    }
+
+    /// When the bytes that go in one direction are over, if they begin now.
+    fn over_the_wire_ns(&mut self, now_ns: u64, request: &Request, with_data: Access) -> u64 {
+        if request.access != with_data {
+            return now_ns;
+        }
+        self.wire_free_ns =
+            self.wire_free_ns.max(now_ns) + self.remote.per_kib_ns * request.len.div_ceil(1024);
+        self.wire_free_ns
+    }
+
+    /// When a thread has looked at a call that arrives at `at_ns`.
+    fn seen_ns(&mut self, at_ns: u64) -> u64 {
+        let free = self.threads_free_ns.iter_mut().min().expect("a thread at least");
+        *free = at_ns.max(*free) + self.remote.server_ns;
+        *free
+    }
+
+    fn answer(&mut self, now_ns: u64, id: u32) {
+        let request = self.calls[id as usize].request;
+        let sent_ns = self.over_the_wire_ns(now_ns, &request, Access::Read);
+        self.calls[id as usize].stage = Stage::Answered;
+        self.timers.push(sent_ns + self.remote.round_trip_ns / 2, id);
+    }
+}
+
+impl Server for FileServer {
+    fn submit(&mut self, now_ns: u64, request: Request) -> Option<u64> {
+        let call = Call { request, stage: Stage::Coming };
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.calls[id as usize] = call;
+                id
+            }
+            None => {
+                self.calls.push(call);
+                self.calls.len() as u32 - 1
+            }
+        };
+        let sent_ns = self.over_the_wire_ns(now_ns, &request, Access::Write);
+        let seen_ns = self.seen_ns(sent_ns + self.remote.round_trip_ns / 2);
+        self.timers.push(seen_ns, id);
+        None
+    }
+
+    fn next_ns(&self) -> u64 {
+        self.timers.next_ns().min(self.back.next_ns())
+    }
+
+    fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
+        while let Some(id) = self.timers.pop_due(now_ns) {
+            let call = &mut self.calls[id as usize];
+            if let Stage::Coming = call.stage {
+                call.stage = Stage::Served;
+                self.back.submit(now_ns, Request { tag: id, ..call.request });
+            } else {
+                done.push(call.request.tag);
+                self.free.push(id);
+            }
+        }
+        let mut arrived = std::mem::take(&mut self.arrived);
+        self.back.advance(now_ns, &mut arrived);
+        arrived.drain(..).for_each(|id| self.answer(now_ns, id));
+        self.arrived = arrived;
+    }
+
+    fn waiting(&self) -> usize {
+        self.calls.len() - self.free.len()
+    }
+
+    fn reset(&mut self) {
+        self.back.reset();
+        self.threads_free_ns.fill(0);
+        self.wire_free_ns = 0;
+        self.calls.clear();
+        self.free.clear();
+        self.timers.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::flash::Flash;
+    use super::super::trial::*;
+    use super::*;
+
+    fn server(threads: u32) -> Model {
+        let back = Flash {
+            read_ns: 100_000,
+            write_ns: 200_000,
+            flush_ns: 200_000,
+            read_per_kib_ns: 0,
+            write_per_kib_ns: 0,
+            lanes: 64,
+            gap_ns: 0,
+            gap_per_kib_ns: 0,
+        };
+        Model::Remote(Remote {
+            round_trip_ns: 400_000,
+            server_ns: 50_000,
+            threads,
+            // 1 Gbit/s.
+            per_kib_ns: 8_192,
+            back: Box::new(Model::Flash(back)),
+        })
+    }
+
+    #[test]
+    fn a_call_takes_a_round_trip_a_thread_a_device_and_a_wire() {
+        let read = load(&server(8), 1, 500, random(Access::Read, 4096, GIB));
+        assert_near(read.mean_ns, 400e3 + 50e3 + 100e3 + 4.0 * 8192.0, 0.001, "read, ns");
+        let write = load(&server(8), 1, 500, random(Access::Write, 4096, GIB));
+        assert_near(write.mean_ns, 400e3 + 50e3 + 200e3 + 4.0 * 8192.0, 0.001, "write, ns");
+    }
+
+    #[test]
+    fn threads_and_wire_are_the_caps() {
+        let one_thread = load(&server(1), 64, 20_000, random(Access::Read, 512, GIB));
+        assert_near(one_thread.per_s, 20_000.0, 0.01, "calls/s of one thread");
+        let wide = load(&server(8), 32, 5_000, random(Access::Read, 65_536, GIB));
+        assert_near(wide.per_s * 65_536.0, 125e6, 0.01, "bytes/s of the wire");
+    }
+}
