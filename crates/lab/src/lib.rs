@@ -12,5 +12,6 @@ pub mod real;
 pub mod report;
 pub mod run;
 pub mod runner;
+pub mod storage;
 pub mod subject;
 pub mod workload;

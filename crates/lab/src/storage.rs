@@ -1,0 +1,149 @@
+//! Storage models by name, each constant with its unit and where it comes from.
+//!
+//! A model is a TOML file: a tree of parts (`kind` = disk, flash, mirror, stripe, parity, cached, tiered, remote) whose
+//! numbers are constants `{ value, unit, source, note }`. A constant's name is its place in the tree,
+//! `back.member.overhead`. The files that ship are in `experiments/storage`; a user's own is read the same way.
+//!
+//! ```
+//! use lab::storage::{StorageModel, fit};
+//!
+//! let pair = StorageModel::named("sas-10k-pair").unwrap();
+//! let options = sim::Options {
+//!     storage: Some(pair.storage()),
+//!     content: sim::ContentMode::Applied,
+//!     ..sim::Options::default()
+//! };
+//! let world = sim::SimWorld::new(1, options);
+//! world.run(|env| async move {
+//!     // A file is placed where it is first touched; the heads and queues are the model's from here on.
+//!     let file = env.open_root("/").unwrap().create_new("disk").await.unwrap();
+//!     file.allocate(0, 4 << 30).await.unwrap();
+//!     file.write(1 << 30, blk::Buf::zeroed(4096)).await.unwrap();
+//! });
+//! assert!(world.now_ns() > 1_000_000);
+//!
+//! // Fitting one constant to a baseline row; nothing else of an experiment may enter.
+//! let measure = |model: &StorageModel| 1e9 / model.value("member.overhead").unwrap();
+//! let fitted = fit::fit(&pair, "member.overhead", 0.01..1.0, 5_000.0, 0.01, measure).unwrap();
+//! assert!((measure(&fitted) / 5_000.0 - 1.0).abs() < 0.01);
+//! ```
+//!
+//! Deltas on a LUN of their own: [`StorageModel::beside`]. Far away on the same one: [`StorageModel::far`].
+
+mod build;
+pub mod fit;
+mod parse;
+mod presets;
+mod unit;
+
+use blk::{Error, Result};
+use sim::{Place, Storage};
+
+use crate::run::{Constant, ConstantSource};
+use build::Part;
+pub use presets::names;
+
+/// A device or array whose every number has a source.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StorageModel {
+    /// As experiments name it, or the file it was read from.
+    pub name: String,
+    pub title: String,
+    /// What the model does not have, a sentence each.
+    pub left_out: Vec<String>,
+    part: Part,
+    constants: Vec<Constant>,
+}
+
+impl StorageModel {
+    /// One that ships. Errors: `NotFound`, with the names there are.
+    pub fn named(name: &str) -> Result<StorageModel> {
+        let Some((text, place)) = presets::text(name) else {
+            let known = names().collect::<Vec<_>>().join(", ");
+            return Err(Error::not_found(name, format!("no storage model of this name; there are {known}")));
+        };
+        parse::parse(name, &place, text)
+    }
+
+    /// From the text of a file; `place` is its name as the user knows it.
+    ///
+    /// Errors: `Invalid`, with `place:line`, the key, what was found and what is possible.
+    pub fn parse(name: &str, place: &str, text: &str) -> Result<StorageModel> {
+        parse::parse(name, place, text)
+    }
+
+    /// All of them, in the order of the file: to be printed under every result.
+    pub fn constants(&self) -> &[Constant] {
+        &self.constants
+    }
+
+    /// In nanoseconds, bytes, bytes a second or pieces, whatever the file's unit is. Errors: `NotFound`.
+    pub fn value(&self, constant: &str) -> Result<f64> {
+        let found =
+            self.constants.iter().find(|c| c.name == constant).ok_or_else(|| self.unknown(constant))?;
+        Ok(unit::base(found))
+    }
+
+    /// The same model with another value for one constant, in the constant's own unit.
+    ///
+    /// Errors: `NotFound` with the names there are, `Invalid` where the device would not work.
+    pub fn with(
+        &self,
+        constant: &str,
+        value: f64,
+        source: ConstantSource,
+        note: &str,
+    ) -> Result<StorageModel> {
+        let mut model = self.clone();
+        let found = model.constants.iter_mut().find(|c| c.name == constant);
+        let found = found.ok_or_else(|| self.unknown(constant))?;
+        (found.value, found.source, found.note) = (value, source, note.to_string());
+        model.check().map_err(|(_, cause)| Error::invalid(self.name.as_str(), cause))?;
+        Ok(model)
+    }
+
+    fn unknown(&self, constant: &str) -> Error {
+        let known = self.constants.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
+        Error::not_found(&self.name, format!("no constant {constant}; there are {known}"))
+    }
+
+    /// The same model with the constants that were fitted for another one, in every part of the same kind: what one
+    /// disk was fitted to holds for the disks of an array. Constants without such a part are left out.
+    pub fn with_fitted(&self, other: &StorageModel) -> Result<StorageModel> {
+        let mut model = self.clone();
+        for fitted in other.constants.iter().filter(|c| c.source == ConstantSource::FittedToBaseline) {
+            let (prefix, key) =
+                fitted.name.rsplit_once('.').map_or(("", fitted.name.as_str()), |(p, k)| (p, k));
+            let Some(kind) = other.part.kind_of(prefix) else { continue };
+            for prefix in self.part.prefixes_of(kind) {
+                let name = format!("{prefix}{key}");
+                let own = model.constants.iter_mut().find(|c| c.name == name);
+                own.into_iter().for_each(|own| *own = Constant { name: name.clone(), ..fitted.clone() });
+            }
+        }
+        model.check().map_err(|(_, cause)| Error::invalid(self.name.as_str(), cause))?;
+        Ok(model)
+    }
+
+    /// How many constants were fitted to a baseline.
+    pub fn fitted(&self) -> usize {
+        self.constants.iter().filter(|c| c.source == ConstantSource::FittedToBaseline).count()
+    }
+
+    /// One LUN of this model that everything lies on, as the simulator wants it.
+    pub fn storage(&self) -> Storage {
+        Storage { units: vec![self.unit()], places: Vec::new(), extent_bytes: build::EXTENT_BYTES }
+    }
+
+    /// Files and folders whose name contains `part` lie on a second LUN.
+    pub fn beside(&self, other: &StorageModel, part: &str) -> Storage {
+        let place = Place { part: part.to_string(), unit: 1, from_bytes: 0 };
+        Storage { units: vec![self.unit(), other.unit()], places: vec![place], ..self.storage() }
+    }
+
+    /// Files and folders whose name contains `part` lie from an address on.
+    pub fn far(&self, part: &str, from_bytes: u64) -> Storage {
+        let place = Place { part: part.to_string(), unit: 0, from_bytes };
+        Storage { places: vec![place], ..self.storage() }
+    }
+}

@@ -1,0 +1,129 @@
+//! Fits one constant to a baseline figure, by bisection.
+//!
+//! At most two constants of a model may be fitted, and no more than an experiment has baseline figures; what enters is
+//! the baseline alone.
+
+use std::ops::Range;
+
+use blk::{Error, Result};
+
+use super::StorageModel;
+use crate::run::ConstantSource;
+
+/// Constants of one model that may be fitted.
+pub const FITTED_MAX: usize = 2;
+/// Halvings: 2^-40 of the range is below the resolution of any figure.
+const STEPS_MAX: u32 = 40;
+
+/// The model with `constant` chosen from `range` (in its own unit) so that `measure` comes within `tolerance` (a share)
+/// of `target`. `measure` must rise or fall throughout; which, is seen at the ends.
+///
+/// Errors: `NotFound`, `Refused` for a third constant, `Invalid` where the target is not between the ends.
+pub fn fit(
+    model: &StorageModel,
+    constant: &str,
+    range: Range<f64>,
+    target: f64,
+    tolerance: f64,
+    mut measure: impl FnMut(&StorageModel) -> f64,
+) -> Result<StorageModel> {
+    let already =
+        model.constants().iter().any(|c| c.name == constant && c.source == ConstantSource::FittedToBaseline);
+    if !already && model.fitted() >= FITTED_MAX {
+        let cause = format!("{} constants are fitted already, at most {FITTED_MAX} may be", model.fitted());
+        return Err(Error::refused(&model.name, cause));
+    }
+    let note = format!("fitted to {target} of the baseline");
+    let at = |value| model.with(constant, value, ConstantSource::FittedToBaseline, &note);
+    let near = |found: f64| (found / target - 1.0).abs() <= tolerance;
+    let (mut low, mut high) = (range.start, range.end);
+    let (first, last) = (measure(&at(low)?), measure(&at(high)?));
+    for (value, found) in [(low, first), (high, last)] {
+        if near(found) {
+            return at(value);
+        }
+    }
+    if (first < target) == (last < target) {
+        let cause =
+            format!("{constant} from {low} to {high} gives {first} to {last}; {target} is not between");
+        return Err(Error::invalid(&model.name, cause));
+    }
+    let rises = first < last;
+    for _ in 0..STEPS_MAX {
+        let middle = (low + high) / 2.0;
+        let found = measure(&at(middle)?);
+        if near(found) {
+            return at(middle);
+        }
+        if (found < target) == rises { low = middle } else { high = middle }
+    }
+    at((low + high) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use blk::ErrorKind;
+
+    use super::*;
+
+    fn pair() -> StorageModel {
+        StorageModel::named("sas-10k-pair").expect("ships")
+    }
+
+    /// Reads a second of one reader, in virtual time.
+    fn reads_per_s(model: &StorageModel) -> f64 {
+        const READS: u64 = 300;
+        let options = sim::Options {
+            storage: Some(model.storage()),
+            content: sim::ContentMode::Absent,
+            ..sim::Options::default()
+        };
+        let world = sim::SimWorld::new(1, options);
+        world.run(|env| async move {
+            let file = env.open_root("/").unwrap().create_new("disk").await.unwrap();
+            file.allocate(0, 4 << 30).await.unwrap();
+            for _ in 0..READS {
+                let at = env.random() % (1 << 20) * 4096;
+                file.read(at, blk::Buf::alloc(4096)).await.1.unwrap();
+            }
+        });
+        READS as f64 * 1e9 / world.now_ns() as f64
+    }
+
+    #[test]
+    fn a_constant_meets_a_figure_and_says_that_it_was_fitted() {
+        let fitted = fit(&pair(), "member.overhead", 0.05..8.0, 150.0, 0.01, reads_per_s).unwrap();
+        assert!((reads_per_s(&fitted) / 150.0 - 1.0).abs() <= 0.01);
+        let constant = fitted.constants().iter().find(|c| c.name == "member.overhead").unwrap();
+        assert_eq!(constant.source, ConstantSource::FittedToBaseline);
+        assert!((0.05..8.0).contains(&constant.value) && constant.note.contains("150"));
+        assert_eq!((pair().fitted(), fitted.fitted()), (0, 1));
+    }
+
+    #[test]
+    fn what_one_disk_was_fitted_to_holds_for_the_disks_of_an_array() {
+        let source = ConstantSource::FittedToBaseline;
+        let fitted = pair().with("member.overhead", 0.2, source, "a baseline").unwrap();
+        for (name, constant) in
+            [("sas-10k-raid10", "member.member.overhead"), ("sas-10k-raid5", "back.member.overhead")]
+        {
+            let array = StorageModel::named(name).unwrap().with_fitted(&fitted).unwrap();
+            assert_eq!(array.value(constant).unwrap(), 200_000.0, "{name}");
+            assert_eq!(array.fitted(), 1);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_fitted_is_refused() {
+        let kind = |result: Result<StorageModel>| result.unwrap_err().kind;
+        let never = |_: &StorageModel| -> f64 { unreachable!("refused before") };
+        assert_eq!(kind(fit(&pair(), "member.colour", 0.0..1.0, 1.0, 0.1, never)), ErrorKind::NotFound);
+        assert_eq!(kind(fit(&pair(), "members", 0.0..2.0, 1.0, 0.1, never)), ErrorKind::Invalid);
+        let flat = |_: &StorageModel| 5.0;
+        assert_eq!(kind(fit(&pair(), "member.overhead", 0.1..1.0, 9.0, 0.1, flat)), ErrorKind::Invalid);
+        let source = ConstantSource::FittedToBaseline;
+        let two = pair().with("member.overhead", 0.2, source, "").unwrap();
+        let two = two.with("member.seek_base", 0.3, source, "").unwrap();
+        assert_eq!(kind(fit(&two, "member.switch", 0.1..0.2, 1.0, 0.1, never)), ErrorKind::Refused);
+    }
+}
