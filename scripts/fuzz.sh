@@ -8,7 +8,7 @@ PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 minutes=${FUZZ_MINUTES:-10}
 
 # Target and the room that keeps its corpus; what is found on the way stays in fuzz/corpus.
-TARGETS=(descriptor:vmdk vmfssparse:vmdk sesparse:vmdk vmsd:vmdk vmx:vmdk negotiate:export transmit:export rest_body:unstun)
+TARGETS=(descriptor:vmdk vmfssparse:vmdk sesparse:vmdk vmsd:vmdk vmx:vmdk negotiate:export transmit:export rest_body:unstun import:lab)
 
 coverage_guided() {
     local pair target
@@ -28,8 +28,8 @@ properties() {
     cargo test --release --locked --workspace --no-run
     export PROPTEST_CASES=${PROPTEST_CASES:-20000}
     while ((SECONDS < minutes * 60)); do
-        # Descriptors, tables of deltas, .vmx and .vmsd, whole folders; then NBD negotiation and transmission.
-        cargo test --quiet --release --locked --workspace --lib -- check cowd descriptor keyvalue sesparse vmfssparse vmsd vmx
+        # Descriptors, tables of deltas, .vmx and .vmsd, whole folders, imports; then NBD negotiation and transmission.
+        cargo test --quiet --release --locked --workspace --lib -- check cowd descriptor import keyvalue sesparse vmfssparse vmsd vmx
         cargo test --quiet --release --locked --workspace --test 'hostile*'
         rounds=$((rounds + 1))
     done

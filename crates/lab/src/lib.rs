@@ -4,6 +4,7 @@ pub mod campaign;
 pub mod crash;
 pub mod experiment;
 pub mod home;
+pub mod import;
 pub mod native;
 pub mod oracle;
 pub mod plain;

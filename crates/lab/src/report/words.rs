@@ -129,6 +129,7 @@ fn grouped(value: f64) -> String {
 /// Microseconds as people read them.
 pub fn time(us: f64) -> String {
     match us.abs() {
+        0.0 => "0".into(),
         m if m < 999.5 => format!("{} us", number(us)),
         m if m < 999.5e3 => format!("{} ms", number(us / 1e3)),
         _ => format!("{} s", number(us / 1e6)),

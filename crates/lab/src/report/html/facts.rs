@@ -49,6 +49,7 @@ fn constants(constants: &[Said<'_, Constant>], all: usize) -> Markup {
         return html! {};
     }
     let fitted = constants.iter().filter(|c| c.what.source == ConstantSource::FittedToBaseline).count();
+    let shared = constants.iter().any(|said| said.by.len() < all);
     html! {
         h3 { "Constants and their sources" }
         p {
@@ -56,7 +57,7 @@ fn constants(constants: &[Said<'_, Constant>], all: usize) -> Markup {
             " to the baseline row and to no other."
         }
         div.scroll { table {
-            thead { tr { th { "constant" } th.n { "value" } th { "source" } th { "where from" } th { "of" } } }
+            thead { tr { th { "constant" } th.n { "value" } th { "source" } th { "where from" } @if shared { th { "of" } } } }
             tbody { @for said in constants {
                 @let constant = said.what;
                 tr class={ @if constant.source == ConstantSource::FittedToBaseline { "fitted" } } {
@@ -64,7 +65,7 @@ fn constants(constants: &[Said<'_, Constant>], all: usize) -> Markup {
                     td.n { (words::exact(constant.value)) " " (constant.unit) }
                     td { (words::source(constant.source)) }
                     td { (constant.note) }
-                    td { (by(said, all)) }
+                    @if shared { td { (by(said, all)) } }
                 }
             } }
         } }

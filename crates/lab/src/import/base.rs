@@ -1,0 +1,73 @@
+//! What all imports have in common: the record they start from, intervals of counts.
+
+use super::{SAMPLES_MAX, Skipped, Skips, text};
+use crate::run::{Clock, End, Phase, Quantity, Record, Row, SCHEMA, Sample, Use};
+
+/// An imported record without measurements.
+pub fn record(name: &str, title: &str) -> Record {
+    Record {
+        schema: SCHEMA,
+        experiment: text(name),
+        title: title.into(),
+        source: format!("imported from {}", text(name)),
+        subject: "imported".into(),
+        hypothesis: None,
+        storage: String::new(),
+        clock: Clock::Real,
+        seed: 0,
+        command: format!("unstun lab import {}", text(name)),
+        began_unix_us: 0,
+        machine: Vec::new(),
+        constants: Vec::new(),
+        left_out: Vec::new(),
+        notes: Vec::new(),
+        phases: Vec::new(),
+        samples: Vec::new(),
+        stuns: Vec::new(),
+        beats: Vec::new(),
+        marks: Vec::new(),
+        rows: Vec::new(),
+        end: End::Complete,
+    }
+}
+
+/// A figure that was measured, beside nothing published.
+pub fn measured(experiment: &str, quantity: Quantity, value: f64) -> Row {
+    Row {
+        experiment: text(experiment),
+        phase: Phase::Baseline,
+        quantity,
+        published: None,
+        predicted: Some(value),
+        r#use: Use::Check,
+        hypothesis: None,
+        default: false,
+        band: None,
+        note: String::new(),
+    }
+}
+
+pub fn note_skipped(record: &mut Record, skipped: &[Skipped]) {
+    record.notes.extend(skipped.iter().map(|skipped| format!("Skipped: {skipped}")));
+}
+
+/// Rates times time, as a count. Rates of strangers may be anything.
+pub fn count(per_s: f64, interval_us: u64) -> u64 {
+    let count = per_s * interval_us as f64 / 1e6;
+    // A cast saturates, and makes nothing of what is no number.
+    count.round() as u64
+}
+
+/// Keeps a sample while there is room; says once that there is none.
+pub fn push(record: &mut Record, sample: Sample, line: u64, skips: &mut Skips) {
+    match record.samples.len().cmp(&SAMPLES_MAX) {
+        std::cmp::Ordering::Less => record.samples.push(sample),
+        _ if record.notes.iter().any(|note| note.starts_with(FULL)) => {}
+        _ => {
+            skips.at(line, format!("only the first {SAMPLES_MAX} intervals are kept"));
+            record.notes.push(format!("{FULL} after {SAMPLES_MAX} intervals."));
+        }
+    }
+}
+
+const FULL: &str = "The import ends";

@@ -1,0 +1,4 @@
+//! fio: its JSON output and its logs.
+
+pub mod json;
+pub mod log;

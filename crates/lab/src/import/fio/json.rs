@@ -1,0 +1,185 @@
+//! fio's JSON output: jobs, or `client_stats` of a server run; warnings before it are passed over.
+
+use blk::{Error, Result};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::super::{Lines, Skips, base, text};
+use crate::run::{Fact, Phase, PhaseSpan, Quantity, Record, Sample, Spread};
+
+/// A file of a thousand jobs with all bins is 30 MB.
+const BYTES_MAX: u64 = 256 << 20;
+/// Jobs kept; more are summed up all the same.
+const JOBS_MAX: usize = 1_000;
+
+#[derive(Deserialize)]
+struct Output {
+    #[serde(rename = "fio version", default)]
+    version: String,
+    #[serde(default)]
+    timestamp_ms: Option<i64>,
+    #[serde(default)]
+    timestamp: Option<i64>,
+    #[serde(default)]
+    jobs: Vec<Value>,
+    #[serde(default)]
+    client_stats: Vec<Value>,
+}
+
+#[derive(Deserialize)]
+struct Job {
+    #[serde(default)]
+    jobname: String,
+    #[serde(default)]
+    error: i64,
+    #[serde(default)]
+    read: Direction,
+    #[serde(default)]
+    write: Direction,
+}
+
+#[derive(Default, Deserialize)]
+struct Direction {
+    #[serde(default)]
+    io_bytes: u64,
+    #[serde(default)]
+    iops: f64,
+    /// Milliseconds.
+    #[serde(default)]
+    runtime: u64,
+    #[serde(default)]
+    total_ios: u64,
+    clat_ns: Option<Latency>,
+    lat_ns: Option<Latency>,
+    /// Before version 3: microseconds.
+    clat: Option<Latency>,
+    lat: Option<Latency>,
+}
+
+#[derive(Default, Deserialize)]
+struct Latency {
+    #[serde(default)]
+    max: f64,
+    #[serde(default)]
+    mean: f64,
+    #[serde(default)]
+    percentile: std::collections::BTreeMap<String, f64>,
+}
+
+impl Direction {
+    /// Percentiles are of completion latency; mean and maximum too, or the two would not go together.
+    fn spread(&self) -> Spread {
+        let kinds = [(&self.clat_ns, 1e3), (&self.lat_ns, 1e3), (&self.clat, 1.0), (&self.lat, 1.0)];
+        let Some((latency, unit)) = kinds.into_iter().find_map(|(l, unit)| Some((l.as_ref()?, unit))) else {
+            return Spread::default();
+        };
+        let at = |wanted: f64| {
+            let found = latency.percentile.iter().find(|(name, _)| name.parse() == Ok(wanted));
+            found.map_or(0.0, |(_, value)| value / unit)
+        };
+        Spread {
+            mean_us: latency.mean / unit,
+            p50_us: at(50.0),
+            p95_us: at(95.0),
+            p99_us: at(99.0),
+            max_us: latency.max / unit,
+        }
+    }
+}
+
+pub fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Result<Vec<Record>> {
+    let bytes = lines.rest(BYTES_MAX).map_err(|e| Error::new(blk::ErrorKind::Io, name, e.to_string()))?;
+    let too_long = || Error::unsupported(name, format!("more than {BYTES_MAX} bytes of JSON"));
+    let bytes = bytes.ok_or_else(too_long)?;
+    let begin = begin(&bytes);
+    if begin > 0 {
+        let lines = bytes[..begin].iter().filter(|b| **b == b'\n').count();
+        skips.file(format!("{lines} lines before the JSON"));
+    }
+    // What follows the object, as a second run's output, is another file's business.
+    let mut outputs = serde_json::Deserializer::from_slice(&bytes[begin..]).into_iter::<Output>();
+    let output = outputs.next().unwrap_or_else(|| Err(serde::de::Error::custom("no object")));
+    let output = output.map_err(|e| Error::damaged(name, format!("fio's JSON: {e}")))?;
+    Ok(record(name, output, skips).into_iter().collect())
+}
+
+/// The first line that is an object's.
+fn begin(bytes: &[u8]) -> usize {
+    let mut at = 0;
+    for line in bytes.split_inclusive(|b| *b == b'\n') {
+        if line.first() == Some(&b'{') {
+            return at;
+        }
+        at += line.len();
+    }
+    0
+}
+
+fn record(name: &str, output: Output, skips: &mut Skips) -> Option<Record> {
+    let all = if output.jobs.is_empty() { output.client_stats } else { output.jobs };
+    let mut record = base::record(name, "A run of fio");
+    let mut jobs = Vec::new();
+    for (n, value) in all.into_iter().enumerate() {
+        match serde_json::from_value::<Job>(value) {
+            // fio sums its clients up in a job of this name; they are here already.
+            Ok(job) if job.jobname == "All clients" => {}
+            Ok(job) => jobs.push(job),
+            Err(e) => skips.file(format!("job {n}: {e}")),
+        }
+    }
+    record.machine.push(Fact { name: "fio".into(), value: text(&output.version) });
+    let ended = output.timestamp_ms.or(output.timestamp.and_then(|s| s.checked_mul(1_000)));
+    let sample = sum(&jobs);
+    let ended_us = ended.and_then(|ms| ms.checked_mul(1_000)).unwrap_or(0);
+    record.began_unix_us = ended_us.saturating_sub_unsigned(sample.interval_us).max(0);
+    let span =
+        PhaseSpan { phase: Phase::Baseline, label: String::new(), begin_us: 0, end_us: sample.interval_us };
+    record.phases.push(span);
+    record.samples.push(sample);
+    record.notes.push("fio's JSON has totals alone: one interval. Its logs have the course of time.".into());
+    jobs.iter().take(JOBS_MAX).for_each(|job| rows(&mut record, job));
+    (!jobs.is_empty()).then_some(record)
+}
+
+fn rows(record: &mut Record, job: &Job) {
+    let name = &job.jobname;
+    if job.error != 0 {
+        record.notes.push(format!("Job {} ended with error {}.", text(name), job.error));
+    }
+    for (direction, quantity) in [(&job.read, Quantity::ReadsPerS), (&job.write, Quantity::WritesPerS)] {
+        if direction.total_ios == 0 && direction.iops == 0.0 {
+            continue;
+        }
+        let mut latency = base::measured(name, Quantity::LatencyUs, direction.spread().mean_us);
+        latency.note = if quantity == Quantity::ReadsPerS { "of reads" } else { "of writes" }.into();
+        record.rows.extend([base::measured(name, quantity, direction.iops), latency]);
+    }
+}
+
+/// All jobs as one interval as long as the longest; percentiles do not add up, so only a lone job has them.
+fn sum(jobs: &[Job]) -> Sample {
+    let directions = || jobs.iter().flat_map(|job| [&job.read, &job.write]);
+    let longest = directions().map(|d| d.runtime).max().unwrap_or(0);
+    let interval_us = longest.saturating_mul(1_000);
+    let mut sample = Sample { interval_us, ..Sample::default() };
+    for job in jobs {
+        sample.reads = sample.reads.saturating_add(job.read.total_ios);
+        sample.writes = sample.writes.saturating_add(job.write.total_ios);
+        sample.read_bytes = sample.read_bytes.saturating_add(job.read.io_bytes);
+        sample.written_bytes = sample.written_bytes.saturating_add(job.write.io_bytes);
+    }
+    sample.read_latency = joined(jobs.iter().map(|job| &job.read));
+    sample.write_latency = joined(jobs.iter().map(|job| &job.write));
+    sample
+}
+
+fn joined<'a>(directions: impl Iterator<Item = &'a Direction>) -> Spread {
+    let with_ios: Vec<_> = directions.filter(|d| d.total_ios > 0).collect();
+    if let [one] = with_ios[..] {
+        return one.spread();
+    }
+    let ios: f64 = with_ios.iter().map(|d| d.total_ios as f64).sum();
+    let total: f64 = with_ios.iter().map(|d| d.spread().mean_us * d.total_ios as f64).sum();
+    let max_us = with_ios.iter().map(|d| d.spread().max_us).fold(0.0, f64::max);
+    Spread { mean_us: if ios > 0.0 { total / ios } else { 0.0 }, max_us, ..Spread::default() }
+}

@@ -1,0 +1,4 @@
+//! IOmeter, 2006 and 1.1: configurations and results.
+
+pub mod config;
+pub mod results;

@@ -1,0 +1,173 @@
+//! Lines of a file of unknown encoding and length: UTF-8 with or without a mark, UTF-16 as Windows' shell writes it.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+/// The longest line there is: the header of 50,000 counters at 150 bytes each is 7.5 MB.
+const LINE_BYTES_MAX: u64 = 32 << 20;
+/// What the format is told by.
+const HEAD_BYTES: u64 = 64 << 10;
+
+pub struct Lines<'a> {
+    head: String,
+    input: Box<dyn BufRead + 'a>,
+    bytes: Vec<u8>,
+    line: String,
+    number: u64,
+    failure: Option<String>,
+}
+
+impl<'a> Lines<'a> {
+    pub fn new(input: &'a mut dyn BufRead) -> io::Result<Self> {
+        let mut first = Vec::new();
+        (&mut *input).take(HEAD_BYTES).read_to_end(&mut first)?;
+        let (mark, order) = encoding(&first);
+        let rest = first.split_off(mark);
+        let all = io::Cursor::new(rest.clone()).chain(input);
+        let (head, input): (Vec<u8>, Box<dyn BufRead + 'a>) = match order {
+            None => (rest, Box::new(all)),
+            Some(order) => {
+                let mut head = Vec::new();
+                Utf16::new(rest.as_slice(), order).read_to_end(&mut head)?;
+                (head, Box::new(BufReader::new(Utf16::new(all, order))))
+            }
+        };
+        let head = String::from_utf8_lossy(&head).into_owned();
+        Ok(Self { head, input, bytes: Vec::new(), line: String::new(), number: 0, failure: None })
+    }
+
+    /// The first bytes as text; its last line may be cut.
+    pub fn head(&self) -> &str {
+        &self.head
+    }
+
+    /// Of the line read last, from 1.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Why reading ended before the file did.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// The next line without its end. None at the end of the file, and where it cannot be read further.
+    pub fn next(&mut self) -> Option<&str> {
+        self.bytes.clear();
+        let read = self.input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut self.bytes);
+        match read {
+            Ok(0) => return None,
+            Ok(_) if self.bytes.len() as u64 == LINE_BYTES_MAX && self.bytes.last() != Some(&b'\n') => {
+                self.number += 1;
+                self.failure = Some(format!("a line longer than {LINE_BYTES_MAX} bytes"));
+                return None;
+            }
+            Ok(_) => {}
+            Err(e) => {
+                self.failure = Some(e.to_string());
+                return None;
+            }
+        }
+        self.number += 1;
+        self.line.clear();
+        self.line.push_str(String::from_utf8_lossy(&self.bytes).trim_end_matches(['\r', '\n']));
+        Some(&self.line)
+    }
+
+    /// Everything that is left, at most `bytes_max`; None where there is more.
+    pub fn rest(&mut self, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        self.input.by_ref().take(bytes_max + 1).read_to_end(&mut bytes)?;
+        Ok((bytes.len() as u64 <= bytes_max).then_some(bytes))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Little,
+    Big,
+}
+
+/// Bytes of the mark, and the order of UTF-16.
+fn encoding(first: &[u8]) -> (usize, Option<Order>) {
+    match first {
+        [0xef, 0xbb, 0xbf, ..] => (3, None),
+        [0xff, 0xfe, ..] => (2, Some(Order::Little)),
+        [0xfe, 0xff, ..] => (2, Some(Order::Big)),
+        _ => (0, None),
+    }
+}
+
+/// Decodes UTF-16 into UTF-8; half of a pair becomes the mark of what cannot be decoded.
+struct Utf16<R> {
+    input: R,
+    order: Order,
+    ready: Vec<u8>,
+    taken: usize,
+    high: Option<u16>,
+}
+
+impl<R: Read> Utf16<R> {
+    fn new(input: R, order: Order) -> Self {
+        Self { input, order, ready: Vec::new(), taken: 0, high: None }
+    }
+
+    /// Decodes some more; nothing is ready at the end.
+    fn refill(&mut self) -> io::Result<()> {
+        const BYTES: u64 = 16 << 10;
+        let mut bytes = Vec::new();
+        self.input.by_ref().take(BYTES).read_to_end(&mut bytes)?;
+        let units = bytes.chunks_exact(2).map(|pair| match self.order {
+            Order::Little => u16::from_le_bytes([pair[0], pair[1]]),
+            Order::Big => u16::from_be_bytes([pair[0], pair[1]]),
+        });
+        let mut units: Vec<u16> = self.high.take().into_iter().chain(units).collect();
+        let is_high = |unit: &u16| (0xd800..0xdc00).contains(unit);
+        if !bytes.is_empty() && units.last().is_some_and(is_high) {
+            self.high = units.pop();
+        }
+        let decoded = char::decode_utf16(units).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER));
+        self.ready = decoded.collect::<String>().into_bytes();
+        self.taken = 0;
+        Ok(())
+    }
+}
+
+impl<R: Read> Read for Utf16<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.taken == self.ready.len() {
+            self.refill()?;
+        }
+        let ready = &self.ready[self.taken..];
+        let len = ready.len().min(out.len());
+        out[..len].copy_from_slice(&ready[..len]);
+        self.taken += len;
+        Ok(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(bytes: &[u8]) -> Vec<String> {
+        let mut input = bytes;
+        let mut lines = Lines::new(&mut input).unwrap();
+        std::iter::from_fn(|| lines.next().map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn lines_of_any_encoding_are_the_same() {
+        let text = "Reply\r\n\r\nS\u{fc}den \u{1f4be}\nlast";
+        let lines = ["Reply", "", "S\u{fc}den \u{1f4be}", "last"];
+        assert_eq!(all(text.as_bytes()), lines);
+        assert_eq!(all(format!("\u{feff}{text}").as_bytes()), lines);
+        let little: Vec<u8> = format!("\u{feff}{text}").encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let big: Vec<u8> = format!("\u{feff}{text}").encode_utf16().flat_map(u16::to_be_bytes).collect();
+        assert_eq!(
+            (all(&little), all(&big)),
+            (lines.map(str::to_owned).into(), lines.map(str::to_owned).into())
+        );
+        assert_eq!(all(b"caf\xe9\n"), ["caf\u{fffd}"]);
+        assert_eq!(all(&[0xff, 0xfe, 0x41]).len(), 0);
+    }
+}

@@ -1,0 +1,189 @@
+//! Performance counters, as Windows' performance monitor and `esxtop -b` write them: one very long header, then a line an
+//! interval.
+
+mod column;
+mod row;
+
+use std::collections::BTreeMap;
+
+use blk::{Error, Result};
+use column::{Column, Layer, Role, column};
+use row::{Row, Rows};
+
+use super::fields::Fields;
+use super::{Lines, Selection, Skips, base, text};
+use crate::run::{Fact, Record};
+
+/// Columns read of each line: disks and VMs of the largest host, all their counters.
+const COLUMNS_MAX: usize = 20_000;
+/// Names told in a message or a note.
+const EXAMPLES: usize = 8;
+
+/// A column that counts.
+struct Wanted {
+    place: usize,
+    layer: Layer,
+    role: Role,
+    scale: f64,
+    /// Whose it is: an index into the disks of the header.
+    disk: usize,
+}
+
+/// Of the first line; of its tens of thousands of names only those of wanted disks are kept.
+#[derive(Default)]
+struct Header {
+    separator: u8,
+    /// Minutes from the local times to UTC.
+    bias_minutes: i64,
+    columns: usize,
+    wanted: Vec<Wanted>,
+    disks: usize,
+    guests: Vec<String>,
+    hosts: Vec<String>,
+    zone: String,
+}
+
+pub fn read(
+    name: &str,
+    lines: &mut Lines<'_>,
+    selection: &Selection,
+    skips: &mut Skips,
+) -> Result<Vec<Record>> {
+    let mut fields = Fields::default();
+    let header = header(name, lines.next().unwrap_or_default(), selection, &mut fields, skips)?;
+    let mut rows = Rows::default();
+    let mut number = 1;
+    while let Some(line) = lines.next() {
+        number += 1;
+        if line.trim().is_empty() {
+            continue;
+        }
+        fields.split(line, header.separator);
+        if fields.len() < header.columns {
+            skips.at(number, format!("cut after {} of {} columns", fields.len(), header.columns));
+        }
+        rows.add(Row::new(&fields, &header, number, skips), number, skips);
+    }
+    let mut record = base::record(name, "Performance counters");
+    rows.into_record(&mut record, header.bias_minutes, skips);
+    describe(&mut record, &header);
+    Ok(Some(record).filter(|record| !record.samples.is_empty()).into_iter().collect())
+}
+
+/// What separates is what stands behind the first field, whose name has none of these.
+fn separator(line: &str) -> u8 {
+    let is_tab = line.trim_start_matches('"').starts_with("(PDH-TSV");
+    let commas = line.find(',').unwrap_or(usize::MAX);
+    let semicolons = line.find(';').unwrap_or(usize::MAX);
+    match is_tab || (line.contains('\t') && !line.contains("\",\"")) {
+        true => b'\t',
+        false if semicolons < commas => b';',
+        false => b',',
+    }
+}
+
+fn header(
+    name: &str,
+    line: &str,
+    selection: &Selection,
+    fields: &mut Fields,
+    skips: &mut Skips,
+) -> Result<Header> {
+    let separator = separator(line);
+    fields.split(line.trim_start(), separator);
+    let mut header = Header { separator, columns: fields.len(), ..Header::default() };
+    zone(&mut header, fields.get(0));
+    let mut disks: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    let (mut dropped, mut offered) = (0, Vec::new());
+    for (place, path) in fields.iter().enumerate().skip(1) {
+        let Some(column) = column(path) else { continue };
+        if !is_selected(&column, selection) {
+            if offered.len() < EXAMPLES {
+                offered.push(text(path));
+            }
+            continue;
+        }
+        if header.wanted.len() >= COLUMNS_MAX {
+            dropped += 1;
+            continue;
+        }
+        let next = disks.len();
+        let disk = *disks.entry((column.category, column.instance)).or_insert(next);
+        let Column { layer, role, scale, .. } = column;
+        header.wanted.push(Wanted { place, layer, role, scale, disk });
+    }
+    if dropped > 0 {
+        skips.file(format!("{dropped} of the wanted columns beyond the first {COLUMNS_MAX}"));
+    }
+    header.disks = disks.len();
+    let names: Vec<(usize, &str)> = disks.iter().map(|((_, instance), disk)| (*disk, *instance)).collect();
+    keep_the_finest(&mut header, &names, skips);
+    match header.wanted.is_empty() {
+        true => Err(nothing_wanted(name, &header, &offered)),
+        false => Ok(header),
+    }
+}
+
+fn is_selected(column: &Column<'_>, selection: &Selection) -> bool {
+    let has = |text: &str, part: &Option<String>| {
+        part.as_ref().is_none_or(|part| text.to_lowercase().contains(&part.to_lowercase()))
+    };
+    // A VM's name says nothing about the devices of its host.
+    let vm = column.layer == Layer::Host || has(column.vm(), &selection.vm);
+    vm && has(column.instance, &selection.disk) && has(column.counter, &selection.counter)
+}
+
+/// Sums go where their parts are there too; latencies behind what they weigh by.
+fn keep_the_finest(header: &mut Header, names: &[(usize, &str)], skips: &mut Skips) {
+    let has_parts = header.wanted.iter().any(|w| w.layer == Layer::Guest);
+    let before = header.wanted.len();
+    header.wanted.retain(|w| !has_parts || w.layer != Layer::GuestSum);
+    if header.wanted.len() < before {
+        skips.file(format!("{} columns that are sums of others", before - header.wanted.len()));
+    }
+    header.wanted.sort_by_key(|w| matches!(w.role, Role::ReadLatency | Role::WriteLatency));
+    for (disk, name) in names {
+        let mut of_disk = header.wanted.iter().filter(|w| w.disk == *disk);
+        match of_disk.next().map(|w| w.layer) {
+            Some(Layer::Host) => header.hosts.push(text(name)),
+            Some(_) => header.guests.push(text(name)),
+            None => {}
+        }
+    }
+}
+
+/// `(PDH-CSV 4.0) (SE Asia Standard Time)(-420)`
+fn zone(header: &mut Header, first: &str) {
+    let mut parts = first.split('(').map(|part| part.trim_end().trim_end_matches(')'));
+    let (Some(minutes), Some(zone)) = (parts.next_back(), parts.next_back()) else { return };
+    const DAY_MINUTES: i64 = 24 * 60;
+    header.bias_minutes = minutes.parse().ok().filter(|m: &i64| m.abs() <= DAY_MINUTES).unwrap_or(0);
+    header.zone = text(zone);
+}
+
+fn nothing_wanted(name: &str, header: &Header, offered: &[String]) -> Error {
+    let there = match offered {
+        [] => "none of them counts reads or writes of a disk by a name known here (English ones)".into(),
+        some => format!("there are {}", some.join(", ")),
+    };
+    Error::unsupported(name, format!("{} columns, and none that is wanted; {there}", header.columns))
+}
+
+fn describe(record: &mut Record, header: &Header) {
+    let list = |names: &[String]| {
+        let more = names.len().saturating_sub(EXAMPLES);
+        let shown = names.iter().take(EXAMPLES).cloned().collect::<Vec<_>>().join(", ");
+        if more > 0 { format!("{shown} and {more} more") } else { shown }
+    };
+    record.machine.push(Fact { name: "time zone".into(), value: header.zone.clone() });
+    record.machine.push(Fact { name: "disks".into(), value: list(&header.guests) });
+    if !header.hosts.is_empty() {
+        record.machine.push(Fact { name: "below them".into(), value: list(&header.hosts) });
+    }
+    let (wanted, columns) = (header.wanted.len(), header.columns);
+    record.notes.push(format!(
+        "{wanted} of {columns} columns are read, summed up over {} disks.",
+        header.guests.len()
+    ));
+    record.notes.push("Counters are means of their interval: there are no percentiles.".into());
+}

@@ -1,0 +1,119 @@
+//! What a column counts: `\\host\category(instance)\counter`. The instance may have parentheses and colons.
+
+/// Where a counter looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layer {
+    /// A disk of a VM, or of the machine that was asked.
+    Guest,
+    /// The same I/O again, of all disks of a VM or volumes of a disk; counted where nothing finer is there.
+    GuestSum,
+    /// A device or datastore of the host.
+    Host,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Reads,
+    Writes,
+    ReadBytes,
+    WriteBytes,
+    ReadLatency,
+    WriteLatency,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Column<'a> {
+    pub category: &'a str,
+    pub instance: &'a str,
+    pub counter: &'a str,
+    pub layer: Layer,
+    pub role: Role,
+    /// Into I/Os or bytes a second, or microseconds.
+    pub scale: f64,
+}
+
+const MIB: f64 = 1_048_576.0;
+
+/// Counters of esxtop first, then of Windows.
+const COUNTERS: [(&str, Role, f64); 12] = [
+    ("Reads/sec", Role::Reads, 1.0),
+    ("Writes/sec", Role::Writes, 1.0),
+    ("MBytes Read/sec", Role::ReadBytes, MIB),
+    ("MBytes Written/sec", Role::WriteBytes, MIB),
+    ("Average MilliSec/Read", Role::ReadLatency, 1e3),
+    ("Average MilliSec/Write", Role::WriteLatency, 1e3),
+    ("Disk Reads/sec", Role::Reads, 1.0),
+    ("Disk Writes/sec", Role::Writes, 1.0),
+    ("Disk Read Bytes/sec", Role::ReadBytes, 1.0),
+    ("Disk Write Bytes/sec", Role::WriteBytes, 1.0),
+    ("Avg. Disk sec/Read", Role::ReadLatency, 1e6),
+    ("Avg. Disk sec/Write", Role::WriteLatency, 1e6),
+];
+
+/// None for what is no disk's.
+pub fn column(path: &str) -> Option<Column<'_>> {
+    let (category, instance, counter) = parts(path)?;
+    let (_, role, scale) = *COUNTERS.iter().find(|(name, ..)| name.eq_ignore_ascii_case(counter))?;
+    let layer = match category {
+        "Virtual Disk" if is_disk(instance) => Layer::Guest,
+        "Virtual Disk" => Layer::GuestSum,
+        "PhysicalDisk" if instance != "_Total" => Layer::Guest,
+        "LogicalDisk" if instance != "_Total" => Layer::GuestSum,
+        "Physical Disk SCSI Device" | "Physical Disk NFS Volume" => Layer::Host,
+        _ => return None,
+    };
+    Some(Column { category, instance, counter, layer, role, scale })
+}
+
+/// Category, instance, counter; the instance ends with the last `)\`.
+fn parts(path: &str) -> Option<(&str, &str, &str)> {
+    let path = match path.strip_prefix("\\\\") {
+        Some(with_host) => with_host.split_once('\\')?.1,
+        None => path.strip_prefix('\\')?,
+    };
+    let (object, counter) = path.rsplit_once(")\\")?;
+    let (category, instance) = object.split_once('(')?;
+    Some((category, instance, counter))
+}
+
+/// `SQL01:scsi0:1`, and not the VM itself.
+fn is_disk(instance: &str) -> bool {
+    [":scsi", ":sata", ":nvme", ":ide"].iter().any(|bus| instance.contains(bus))
+}
+
+impl Column<'_> {
+    /// The VM of a virtual disk; empty of others.
+    pub fn vm(&self) -> &str {
+        match self.category {
+            "Virtual Disk" if is_disk(self.instance) => {
+                self.instance.rsplitn(3, ':').last().unwrap_or_default()
+            }
+            "Virtual Disk" => self.instance,
+            _ => "",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instances_have_parentheses_and_colons() {
+        let path = r"\\local\Virtual Disk(SQL01 (104c07ff-3663-44fb-9d89-a563c801611c):scsi0:1)\Reads/sec";
+        let found = column(path).unwrap();
+        assert_eq!((found.layer, found.role), (Layer::Guest, Role::Reads));
+        assert_eq!(found.vm(), "SQL01 (104c07ff-3663-44fb-9d89-a563c801611c)");
+        let found = column(r"\\SERVER\PhysicalDisk(1 E:)\Avg. Disk sec/Write").unwrap();
+        assert_eq!((found.instance, found.scale), ("1 E:", 1e6));
+        assert_eq!(column(r"\\local\Virtual Disk(SQL01)\Writes/sec").unwrap().layer, Layer::GuestSum);
+        for other in [
+            r"\\local\Memory\Memory Overcommit (1 Minute Avg)",
+            r"\\S\PhysicalDisk(_Total)\Disk Reads/sec",
+            "",
+            "(",
+        ] {
+            assert_eq!(column(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Lines of counters as intervals.
+
+use super::super::number::{self, Ambiguous};
+use super::super::{SAMPLES_MAX, Skips, base, fields::Fields};
+use super::{Header, Layer, Role};
+use crate::run::{Counters, Record, Sample, Spread};
+
+/// Per second, of all columns together.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rates {
+    reads: f64,
+    writes: f64,
+    read_bytes: f64,
+    written_bytes: f64,
+}
+
+impl Rates {
+    fn add(&mut self, role: Role, value: f64) {
+        match role {
+            Role::Reads => self.reads += value,
+            Role::Writes => self.writes += value,
+            Role::ReadBytes => self.read_bytes += value,
+            Role::WriteBytes => self.written_bytes += value,
+            Role::ReadLatency | Role::WriteLatency => {}
+        }
+    }
+}
+
+/// A mean over disks, each weighing what it did.
+#[derive(Debug, Clone, Copy, Default)]
+struct Weighted {
+    sum_us: f64,
+    weight: f64,
+    max_us: f64,
+}
+
+impl Weighted {
+    fn add(&mut self, us: f64, weight: f64) {
+        self.sum_us += us * weight;
+        self.weight += weight;
+        self.max_us = self.max_us.max(us);
+    }
+
+    /// Of disks without a count of their I/Os the worst is told.
+    fn spread(&self) -> Spread {
+        let mean_us = if self.weight > 0.0 { self.sum_us / self.weight } else { self.max_us };
+        Spread { mean_us, ..Spread::default() }
+    }
+}
+
+pub struct Row {
+    time: Ambiguous,
+    guest: Rates,
+    host: Option<Rates>,
+    read_latency: Weighted,
+    write_latency: Weighted,
+    /// Whether anything was sampled at all.
+    has_values: bool,
+}
+
+impl Row {
+    /// One line; blanks are no samples, and words are said.
+    pub fn new(fields: &Fields, header: &Header, line: u64, skips: &mut Skips) -> Self {
+        let mut row = Self {
+            time: number::date_time(fields.get(0)),
+            guest: Rates::default(),
+            host: None,
+            read_latency: Weighted::default(),
+            write_latency: Weighted::default(),
+            has_values: false,
+        };
+        let mut weights = vec![(0.0, 0.0); header.disks];
+        for column in &header.wanted {
+            let text = fields.get(column.place);
+            let value = number::parse(text).filter(|value| *value >= 0.0).map(|value| value * column.scale);
+            let Some(value) = value else {
+                if !text.is_empty() {
+                    skips.at(
+                        line,
+                        format!("column {}: no number: {:?}", column.place + 1, super::super::text(text)),
+                    );
+                }
+                continue;
+            };
+            row.has_values = true;
+            row.add(column, value, &mut weights[column.disk]);
+        }
+        row
+    }
+
+    /// `weight`: of reads and of writes of this disk so far; latencies come behind them in the header's order.
+    fn add(&mut self, column: &super::Wanted, value: f64, weight: &mut (f64, f64)) {
+        if column.layer == Layer::Host {
+            self.host.get_or_insert_default().add(column.role, value);
+            return;
+        }
+        match column.role {
+            Role::Reads => weight.0 += value,
+            Role::Writes => weight.1 += value,
+            Role::ReadLatency => self.read_latency.add(value, weight.0),
+            Role::WriteLatency => self.write_latency.add(value, weight.1),
+            Role::ReadBytes | Role::WriteBytes => {}
+        }
+        self.guest.add(column.role, value);
+    }
+
+    fn sample(&self, at_us: u64, interval_us: u64) -> Sample {
+        let count = |per_s: f64| base::count(per_s, interval_us);
+        let host = self.host.map(|host| Counters {
+            reads: count(host.reads),
+            writes: count(host.writes),
+            read_bytes: count(host.read_bytes),
+            written_bytes: count(host.written_bytes),
+            ..Counters::default()
+        });
+        Sample {
+            at_us,
+            interval_us,
+            reads: count(self.guest.reads),
+            writes: count(self.guest.writes),
+            read_bytes: count(self.guest.read_bytes),
+            written_bytes: count(self.guest.written_bytes),
+            read_latency: self.read_latency.spread(),
+            write_latency: self.write_latency.spread(),
+            host,
+            gap_us: 0,
+        }
+    }
+}
+
+/// All lines; whether days or months come first is known at the last of them.
+#[derive(Default)]
+pub struct Rows {
+    rows: Vec<Row>,
+    /// Lines seen behind the header.
+    pub lines: u64,
+}
+
+impl Rows {
+    pub fn add(&mut self, row: Row, line: u64, skips: &mut Skips) {
+        self.lines += 1;
+        if row.time.month_first.is_none() && row.time.day_first.is_none() {
+            skips.at(line, "no time in the first column");
+        } else if self.rows.len() < SAMPLES_MAX {
+            self.rows.push(row);
+        } else if self.rows.len() == SAMPLES_MAX {
+            skips.at(line, format!("only the first {SAMPLES_MAX} lines are kept"));
+        }
+    }
+
+    /// A rate at a time is of the interval that ends there: the first line only begins one.
+    pub fn into_record(self, record: &mut Record, bias_minutes: i64, skips: &mut Skips) {
+        let order = self.order(record);
+        let mut before: Option<i64> = None;
+        let mut first = 0;
+        for (row, line) in self.rows.iter().zip(2..) {
+            let Some(now) = order(&row.time) else {
+                skips.at(line, "its date is not as those of the other lines");
+                continue;
+            };
+            match before.replace(now) {
+                None => first = now,
+                Some(before) if now > before && row.has_values => {
+                    record.samples.push(row.sample(before.abs_diff(first), now.abs_diff(before)));
+                }
+                Some(before) if now > before => skips.at(line, "no sample in any of the columns"),
+                Some(_) => skips.at(line, "its time is not after that of the line before"),
+            }
+        }
+        record.began_unix_us = first.saturating_add(bias_minutes.saturating_mul(60_000_000));
+        if self.rows.len() == 1 {
+            skips.file("one line alone: a rate needs the time since the line before");
+        }
+    }
+
+    /// Counters are written month first, whatever the locale; a file where that makes no dates, or runs backwards, was
+    /// written by something else.
+    fn order(&self, record: &mut Record) -> fn(&Ambiguous) -> Option<i64> {
+        let sound = |of: fn(&Ambiguous) -> Option<i64>| {
+            self.rows.iter().all(|row| of(&row.time).is_some())
+                && self.rows.is_sorted_by_key(|row| of(&row.time))
+        };
+        if !sound(|t| t.month_first) && sound(|t| t.day_first) {
+            record.notes.push("Dates are read with the day first.".into());
+            return |time| time.day_first;
+        }
+        |time| time.month_first
+    }
+}

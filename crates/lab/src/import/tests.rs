@@ -1,0 +1,40 @@
+//! Small files in the exact syntax of each tool (`fuzz-corpus/`), and what nobody sane would write.
+
+mod hostile;
+mod syntax;
+
+use super::{Format, Imported, Selection, import};
+
+const ICF: &str = include_str!("../../fuzz-corpus/import/iometer.icf");
+const RESULTS: &str = include_str!("../../fuzz-corpus/import/iometer-results.csv");
+const INSTANT: &str = include_str!("../../fuzz-corpus/import/iometer-instantaneous.csv");
+const FIO: &str = include_str!("../../fuzz-corpus/import/fio.json");
+const ESXTOP: &str = include_str!("../../fuzz-corpus/import/esxtop.csv");
+const PERFMON: &str = include_str!("../../fuzz-corpus/import/perfmon.csv");
+const VMWARE: &str = include_str!("../../fuzz-corpus/import/vmware.log");
+const LINUX_PING: &str = include_str!("../../fuzz-corpus/import/ping-linux.txt");
+const WINDOWS_PING: &str = include_str!("../../fuzz-corpus/import/ping-windows.txt");
+const FIO_LOG: &str = include_str!("../../fuzz-corpus/import/fio_lat.1.log");
+
+/// Each format once, under a name that says nothing but to fio's logs.
+const SOUND: [(&str, &str, Format); 10] = [
+    ("a", ICF, Format::IometerConfig),
+    ("b", RESULTS, Format::IometerResults),
+    ("c", INSTANT, Format::IometerResults),
+    ("d", FIO, Format::FioJson),
+    ("e", ESXTOP, Format::Pdh),
+    ("f", PERFMON, Format::Pdh),
+    ("g", VMWARE, Format::VmwareLog),
+    ("h", LINUX_PING, Format::Ping),
+    ("i", WINDOWS_PING, Format::Ping),
+    ("x_lat.1.log", FIO_LOG, Format::FioLog),
+];
+
+fn imported(name: &str, bytes: &[u8]) -> blk::Result<Imported> {
+    let mut input = bytes;
+    import(name, &mut input, &Selection::default())
+}
+
+fn read(text: &str) -> Imported {
+    imported("file", text.as_bytes()).expect("read")
+}
