@@ -1,5 +1,97 @@
 //! A protocol, carried out on a subject: load, takes and commits at their times, and what was measured meanwhile.
+//!
+//! What goes wrong is a result: a verb that fails, hangs or does not converge, an I/O that fails, an interruption. The
+//! record has what was sampled until then, and says how it ended.
 
+mod backup;
+mod measure;
 mod protocol;
+mod recorder;
+mod steps;
+mod watch;
 
+use std::path::PathBuf;
+use std::pin::pin;
+use std::rc::Rc;
+
+use blk::Env;
+use futures_util::future::{Either, select};
 pub use protocol::{Action, Protocol, Step};
+pub use recorder::{Recorder, read};
+use steps::Steps;
+use watch::Watch;
+pub use watch::{Audience, FIRST_ROUND, Progress};
+
+use crate::probe::Meter;
+use crate::run::{End, Record};
+use crate::subject::Subject;
+use crate::workload::{Driver, Workload};
+
+/// A subject that has not closed by then hangs: as long as a take may take.
+const CLOSE_US: u64 = 900_000_000;
+
+/// What is to be run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Says what it is; its lists are filled by the run.
+    pub head: Record,
+    pub workload: Workload,
+    pub protocol: Protocol,
+    /// Where the run is kept while it goes; see `read`.
+    pub path: Option<PathBuf>,
+}
+
+/// Runs the plan and closes the subject. The workload's seed is the record's.
+pub async fn run(env: &Env, subject: Rc<dyn Subject>, plan: Plan, audience: Audience) -> Record {
+    let Plan { head, workload, protocol, path } = plan;
+    let seed = head.seed;
+    let recorder = match Recorder::new(head.clone(), protocol.heartbeat, path.as_deref()) {
+        Ok(recorder) => recorder,
+        Err(e) => {
+            let place = path.map(|path| path.display().to_string()).unwrap_or_default();
+            let end = End::Failed(format!("{place}: making the run's file: {e}"));
+            return Record { end, ..head };
+        }
+    };
+    let meter = Rc::new(Meter::new(env.now_ns()));
+    let driver = match Driver::new(env, &subject.disks(), &workload, seed, meter.clone()) {
+        Ok(driver) => driver,
+        Err(e) => return recorder.end(0, End::Failed(e)),
+    };
+    if protocol.interval_us == 0 {
+        return recorder.end(0, End::Failed("interval_us = 0: a sample has a length".into()));
+    }
+    let mut watch = Watch::new(env, subject, driver, meter, recorder, audience, protocol.interval_us);
+    let mut ended = Ok(());
+    let mut steps = Steps::new(&mut watch);
+    for step in &protocol.steps {
+        ended = steps.carry_out(step).await;
+        if ended.is_err() {
+            break;
+        }
+    }
+    if ended.is_ok() {
+        ended = steps.set_load(false).await;
+    }
+    wind_up(watch, ended.err().unwrap_or(End::Complete)).await
+}
+
+/// Stops what still runs, closes the subject, and ends the record. Nobody is asked any more whether to go on.
+async fn wind_up(mut watch: Watch, end: End) -> Record {
+    watch.finish();
+    let at_us = watch.now_us();
+    watch.driver.halt();
+    let subject = watch.subject.clone();
+    let closed = watch.env.spawn(async move { subject.close().await });
+    let name = watch.subject.name().to_string();
+    let nap = watch.env.sleep_us(CLOSE_US);
+    match select(pin!(closed.join()), pin!(nap)).await {
+        Either::Left((Ok(()), _)) => {}
+        Either::Left((Err(e), _)) => watch.recorder.note(format!("closing {name}: {e}")),
+        Either::Right(_) => watch.recorder.note(format!("closing {name}: it does not end")),
+    }
+    watch.recorder.end(at_us, end)
+}
+
+#[cfg(test)]
+mod tests;

@@ -165,3 +165,33 @@ pub struct Record {
     pub rows: Vec<Row>,
     pub end: End,
 }
+
+impl Record {
+    /// Of a run that has not begun.
+    pub fn head(experiment: &str, subject: &str, storage: &str, clock: Clock, seed: u64) -> Record {
+        Record {
+            schema: SCHEMA,
+            experiment: experiment.to_string(),
+            title: String::new(),
+            source: String::new(),
+            subject: subject.to_string(),
+            hypothesis: None,
+            storage: storage.to_string(),
+            clock,
+            seed,
+            command: String::new(),
+            began_unix_us: 0,
+            machine: Vec::new(),
+            constants: Vec::new(),
+            left_out: Vec::new(),
+            notes: Vec::new(),
+            phases: Vec::new(),
+            samples: Vec::new(),
+            stuns: Vec::new(),
+            beats: Vec::new(),
+            marks: Vec::new(),
+            rows: Vec::new(),
+            end: End::Complete,
+        }
+    }
+}

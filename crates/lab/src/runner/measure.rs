@@ -1,0 +1,111 @@
+use crate::run::{Beat, Counters, PhaseSpan, Quantity, Record, Row, Use};
+
+/// IOmeter's megabyte, and that of the articles: 90,000 I/Os of 8 KiB a second are "700 MB/s".
+const MB: f64 = (1 << 20) as f64;
+
+/// A span of a record, and which part of it counts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Span {
+    pub span: PhaseSpan,
+    /// After the warm-up; None: no sample counts.
+    pub counted_from_us: Option<u64>,
+    /// The load ran: that nothing completed is a figure then.
+    pub loaded: bool,
+}
+
+/// A measured figure, as a row of the record without anything published.
+pub fn row(record: &Record, span: &PhaseSpan, quantity: Quantity, value: f64, note: &str) -> Row {
+    Row {
+        experiment: record.experiment.clone(),
+        phase: span.phase,
+        quantity,
+        published: None,
+        predicted: Some(value),
+        r#use: Use::Check,
+        hypothesis: record.hypothesis.clone(),
+        default: false,
+        band: None,
+        note: if note.is_empty() { span.label.clone() } else { note.to_string() },
+    }
+}
+
+/// What the samples, stuns and beats within a span come to. A sample lies within one span, or in none.
+pub fn measure(record: &Record, span: &Span, beats: Option<&[Beat]>) -> Vec<Row> {
+    let sums = Sums::of(record, span);
+    let mut figures = Vec::new();
+    if sums.seconds > 0.0 && span.loaded {
+        sums.guest(&mut figures);
+    }
+    if let Some(host) = sums.host.filter(|_| sums.seconds > 0.0) {
+        sums.host(host, &mut figures);
+    }
+    let (begin_us, end_us) = (span.span.begin_us, span.span.end_us);
+    let within = |at_us: u64| begin_us <= at_us && at_us < end_us.max(begin_us + 1);
+    if let Some(beats) = beats {
+        let lost = beats.iter().filter(|beat| beat.lost && within(beat.at_us)).count();
+        figures.push((Quantity::PingsLost, lost as f64));
+    }
+    let mut rows: Vec<Row> = Vec::with_capacity(figures.len());
+    rows.extend(figures.into_iter().map(|(quantity, value)| row(record, &span.span, quantity, value, "")));
+    let stuns = record.stuns.iter().filter(|stun| within(stun.at_us));
+    rows.extend(
+        stuns.map(|stun| row(record, &span.span, Quantity::StunUs, stun.stun_us as f64, &stun.cause)),
+    );
+    rows
+}
+
+#[derive(Default)]
+struct Sums {
+    seconds: f64,
+    reads: f64,
+    writes: f64,
+    bytes: f64,
+    latency_us: f64,
+    host: Option<(f64, f64)>,
+}
+
+impl Sums {
+    fn of(record: &Record, span: &Span) -> Sums {
+        let mut sums = Sums::default();
+        let from_us = span.counted_from_us.unwrap_or(u64::MAX);
+        // A phase has the latest samples at most, so they are looked for from the end.
+        let counted = record.samples.iter().rev().take_while(|sample| sample.at_us >= from_us);
+        for sample in counted.filter(|s| s.at_us + s.interval_us <= span.span.end_us) {
+            sums.seconds += sample.interval_us as f64 / 1e6;
+            sums.reads += sample.reads as f64;
+            sums.writes += sample.writes as f64;
+            sums.bytes += (sample.read_bytes + sample.written_bytes) as f64;
+            sums.latency_us += sample.read_latency.mean_us * sample.reads as f64;
+            sums.latency_us += sample.write_latency.mean_us * sample.writes as f64;
+            if let Some(Counters { reads, writes, .. }) = sample.host {
+                let (r, w) = sums.host.unwrap_or_default();
+                sums.host = Some((r + reads as f64, w + writes as f64));
+            }
+        }
+        sums
+    }
+
+    fn guest(&self, figures: &mut Vec<(Quantity, f64)>) {
+        let ios = self.reads + self.writes;
+        figures.extend([
+            (Quantity::ReadsPerS, self.reads / self.seconds),
+            (Quantity::WritesPerS, self.writes / self.seconds),
+            (Quantity::Iops, ios / self.seconds),
+            (Quantity::MbPerS, self.bytes / MB / self.seconds),
+        ]);
+        if ios > 0.0 {
+            figures.push((Quantity::LatencyUs, self.latency_us / ios));
+        }
+    }
+
+    fn host(&self, (reads, writes): (f64, f64), figures: &mut Vec<(Quantity, f64)>) {
+        figures.push((Quantity::HostReadsPerS, reads / self.seconds));
+        figures.push((Quantity::HostWritesPerS, writes / self.seconds));
+        if self.reads > 0.0 {
+            figures.push((Quantity::HostReadRatio, reads / self.reads));
+        }
+        if self.writes > 0.0 {
+            figures.push((Quantity::HostWriteRatio, writes / self.writes));
+        }
+    }
+}

@@ -1,0 +1,212 @@
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::measure::{Span, measure, row};
+use crate::probe::Heartbeat;
+use crate::run::{Beat, End, Mark, Phase, PhaseSpan, Quantity, Record, Row, Sample, Stun};
+
+/// One line of a run's file: a record in the making, as JSON. The first is the head, the last the end; a file without an
+/// end is that of a run that was broken off.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Line {
+    /// Its lists are empty.
+    Head {
+        record: Box<Record>,
+        heartbeat: Option<Heartbeat>,
+    },
+    Begin {
+        phase: Phase,
+        label: String,
+        at_us: u64,
+        counted_from_us: Option<u64>,
+        loaded: bool,
+    },
+    Finish {
+        at_us: u64,
+    },
+    Sample(Sample),
+    Stun(Stun),
+    Mark(Mark),
+    Row(Row),
+    Note(String),
+    End {
+        at_us: u64,
+        end: End,
+    },
+}
+
+/// Makes a record, and keeps on file what there is of it at any time.
+pub struct Recorder {
+    record: Record,
+    heartbeat: Option<Heartbeat>,
+    /// The span under way.
+    span: Option<Span>,
+    /// Of everything seen.
+    latest_us: u64,
+    file: Option<File>,
+}
+
+impl Recorder {
+    /// `head` says what is run on what; its lists are filled from now on.
+    pub fn new(head: Record, heartbeat: Option<Heartbeat>, path: Option<&Path>) -> io::Result<Recorder> {
+        let file = path.map(File::create).transpose()?;
+        let mut recorder = Recorder::empty(head, heartbeat);
+        recorder.file = file;
+        let record = Box::new(recorder.record.clone());
+        recorder.write(&Line::Head { record, heartbeat });
+        Ok(recorder)
+    }
+
+    fn empty(record: Record, heartbeat: Option<Heartbeat>) -> Recorder {
+        Recorder { record, heartbeat, span: None, latest_us: 0, file: None }
+    }
+
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// `warm_up_us`: of its samples, what does not count; None: none counts, for what is over in no time.
+    pub fn begin(&mut self, phase: Phase, label: &str, at_us: u64, warm_up_us: Option<u64>, loaded: bool) {
+        let counted_from_us = warm_up_us.map(|us| at_us.saturating_add(us));
+        self.add(Line::Begin { phase, label: label.to_string(), at_us, counted_from_us, loaded });
+    }
+
+    /// The span ends, and what it came to becomes rows.
+    pub fn finish(&mut self, at_us: u64) {
+        self.add(Line::Finish { at_us });
+    }
+
+    pub fn sample(&mut self, sample: Sample) {
+        self.add(Line::Sample(sample));
+    }
+
+    pub fn stun(&mut self, stun: Stun) {
+        self.add(Line::Stun(stun));
+    }
+
+    pub fn mark(&mut self, at_us: u64, text: impl Into<String>) {
+        self.add(Line::Mark(Mark { at_us, text: text.into() }));
+    }
+
+    pub fn is_in_span(&self) -> bool {
+        self.span.is_some()
+    }
+
+    /// A figure of the span under way.
+    pub fn figure(&mut self, quantity: Quantity, value: f64, note: &str) {
+        let span = &self.span.as_ref().expect("figures are those of a span").span;
+        let row = row(&self.record, span, quantity, value, note);
+        self.add(Line::Row(row));
+    }
+
+    pub fn note(&mut self, text: impl Into<String>) {
+        self.add(Line::Note(text.into()));
+    }
+
+    pub fn end(mut self, at_us: u64, end: End) -> Record {
+        self.add(Line::End { at_us, end });
+        self.record
+    }
+
+    fn add(&mut self, line: Line) {
+        self.write(&line);
+        self.apply(line);
+    }
+
+    /// A file that cannot be written does not end the run: the record says so.
+    fn write(&mut self, line: &Line) {
+        let Some(file) = &mut self.file else { return };
+        let mut text = serde_json::to_vec(line).expect("a record is plain data");
+        text.push(b'\n');
+        if let Err(e) = file.write_all(&text) {
+            self.file = None;
+            self.record.notes.push(format!("the run's file is not complete: {e}"));
+        }
+    }
+
+    fn apply(&mut self, line: Line) {
+        match line {
+            Line::Head { .. } => {}
+            Line::Begin { phase, label, at_us, counted_from_us, loaded } => {
+                self.seen(at_us);
+                let span = PhaseSpan { phase, label, begin_us: at_us, end_us: at_us };
+                self.span = Some(Span { span, counted_from_us, loaded });
+            }
+            Line::Finish { at_us } => self.close_span(at_us),
+            Line::Sample(sample) => {
+                self.seen(sample.at_us + sample.interval_us);
+                self.record.samples.push(sample);
+            }
+            Line::Stun(stun) => {
+                self.seen(stun.at_us + stun.stun_us);
+                self.record.stuns.push(stun);
+            }
+            Line::Mark(mark) => {
+                self.seen(mark.at_us);
+                self.record.marks.push(mark);
+            }
+            Line::Row(row) => self.record.rows.push(row),
+            Line::Note(text) => self.record.notes.push(text),
+            Line::End { at_us, end } => {
+                self.close_span(at_us);
+                self.seen(at_us);
+                self.record.beats = self.beats(self.latest_us).unwrap_or_default();
+                self.record.end = end;
+            }
+        }
+    }
+
+    fn seen(&mut self, at_us: u64) {
+        self.latest_us = self.latest_us.max(at_us);
+    }
+
+    fn beats(&self, end_us: u64) -> Option<Vec<Beat>> {
+        self.heartbeat.map(|heartbeat| heartbeat.beats(end_us, &self.record.stuns))
+    }
+
+    fn close_span(&mut self, at_us: u64) {
+        let Some(mut span) = self.span.take() else { return };
+        self.seen(at_us);
+        span.span.end_us = at_us;
+        let beats = self.beats(at_us);
+        let rows = measure(&self.record, &span, beats.as_deref());
+        self.record.rows.extend(rows);
+        self.record.phases.push(span.span);
+    }
+}
+
+/// A run's file as a record. What a crash or an interruption left counts until its last whole line.
+pub fn read(path: &Path) -> io::Result<Record> {
+    let mut lines = BufReader::new(File::open(path)?).lines();
+    let bad = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
+    let first =
+        lines.next().ok_or_else(|| bad("an empty file; a run's file begins with its head".into()))??;
+    let mut recorder = match serde_json::from_str(&first) {
+        Ok(Line::Head { record, heartbeat }) => Recorder::empty(*record, heartbeat),
+        Ok(_) => return Err(bad("line 1: not the head that a run's file begins with".into())),
+        Err(e) => return Err(bad(format!("line 1: {e}"))),
+    };
+    for (n, line) in lines.enumerate() {
+        match line
+            .map_err(|e| e.to_string())
+            .and_then(|l| serde_json::from_str(&l).map_err(|e| e.to_string()))
+        {
+            Ok(Line::End { at_us, end }) => return Ok(recorder.end(at_us, end)),
+            Ok(line) => recorder.apply(line),
+            Err(e) => {
+                recorder.note(format!(
+                    "line {} of the run's file is not whole, the rest is left out: {e}",
+                    n + 2
+                ));
+                break;
+            }
+        }
+    }
+    recorder.note("the run was broken off: this is what had been sampled");
+    let at_us = recorder.latest_us;
+    Ok(recorder.end(at_us, End::Interrupted))
+}

@@ -1,0 +1,251 @@
+use std::future::pending;
+use std::pin::{Pin, pin};
+
+use blk::Result as Answer;
+
+use super::backup::Copier;
+use super::protocol::{Action, Step};
+use super::watch::{Ended, Watch};
+use crate::run::{End, Quantity};
+use crate::subject::CommitEnd;
+
+/// I/Os under way when the load stops have so long: what a guest's own SCSI layer waits (60 s), with its one retry.
+const STOP_US: u64 = 120_000_000;
+/// A take that has not ended by then hangs: vCenter's time limit for tasks, 15 minutes.
+const TAKE_US: u64 = 900_000_000;
+
+/// A commit under way.
+type Commit = Pin<Box<dyn Future<Output = Answer<CommitEnd>>>>;
+
+/// Carries out a protocol's steps. An error is the end of the run.
+pub struct Steps<'a> {
+    pub watch: &'a mut Watch,
+    /// One that outlived its step, and since when it goes on.
+    commit: Option<(Commit, u64)>,
+}
+
+impl<'a> Steps<'a> {
+    pub fn new(watch: &'a mut Watch) -> Steps<'a> {
+        Steps { watch, commit: None }
+    }
+
+    pub async fn carry_out(&mut self, step: &Step) -> Result<(), End> {
+        self.watch.go_on()?;
+        match &step.action {
+            Action::Prepare { block_bytes, outstanding } => {
+                self.prepare(step, *block_bytes, *outstanding).await
+            }
+            Action::Run { seconds, warm_up_seconds } => {
+                self.set_load(true).await?;
+                self.watch.begin(step.phase, step.label_or("run"), Some(us(*warm_up_seconds)), true);
+                self.pass(*seconds).await
+            }
+            Action::Idle { seconds } => {
+                self.set_load(false).await?;
+                self.watch.begin(step.phase, step.label_or("idle"), Some(0), false);
+                self.pass(*seconds).await
+            }
+            Action::Take { name, count, load } => {
+                self.set_load(*load).await?;
+                self.take(step, &names(name, *count)).await
+            }
+            Action::Commit { name, count, limit_seconds, load } => {
+                self.set_load(*load).await?;
+                self.commit(step, &names(name, *count), *limit_seconds, *load).await
+            }
+            Action::Drain { limit_seconds } => self.drain(step, *limit_seconds).await,
+            Action::Backup { name, block_bytes, outstanding, bytes, limit_seconds, load } => {
+                self.set_load(*load).await?;
+                let copier = Copier { block_bytes: *block_bytes, outstanding: *outstanding, bytes: *bytes };
+                self.backup(step, name, copier, *limit_seconds).await
+            }
+        }
+    }
+
+    pub async fn set_load(&mut self, on: bool) -> Result<(), End> {
+        if on {
+            self.watch.driver.start();
+            return Ok(());
+        }
+        let driver = self.watch.driver.clone();
+        match self.watch.wait(pin!(driver.stop()), Some(STOP_US)).await? {
+            Ended::Done(()) => Ok(()),
+            Ended::Limit => Err(End::Failed(format!(
+                "the load was stopped, and after {} s I/Os are still under way: the disks hang",
+                STOP_US / 1_000_000
+            ))),
+        }
+    }
+
+    async fn pass(&mut self, seconds: f64) -> Result<(), End> {
+        self.watch.wait(pin!(pending::<()>()), Some(us(seconds))).await?;
+        self.watch.finish();
+        Ok(())
+    }
+
+    async fn prepare(&mut self, step: &Step, block_bytes: u32, outstanding: u32) -> Result<(), End> {
+        self.set_load(false).await?;
+        self.watch.begin(step.phase, step.label_or("prepare"), Some(0), true);
+        let (driver, began_us) = (self.watch.driver.clone(), self.watch.now_us());
+        let waited = self.watch.wait(pin!(driver.prepare(block_bytes, outstanding)), None).await;
+        // An interruption leaves its writers: they end with the I/O under way.
+        driver.halt();
+        waited?;
+        self.watch.go_on()?;
+        self.seconds_since(began_us);
+        self.watch.finish();
+        Ok(())
+    }
+
+    async fn take(&mut self, step: &Step, names: &[String]) -> Result<(), End> {
+        self.watch.begin(step.phase, step.label_or("take"), None, false);
+        let began_us = self.watch.now_us();
+        for name in names {
+            self.mark(format!("take of {name}"));
+            let (subject, wanted) = (self.watch.subject.clone(), name.clone());
+            let taken = self.watch.env.spawn(async move { subject.take(&wanted).await });
+            match self.watch.wait(pin!(taken.join()), Some(TAKE_US)).await? {
+                Ended::Done(Ok(())) => {}
+                Ended::Done(Err(e)) => return Err(End::Failed(format!("take of {name}: {e}"))),
+                Ended::Limit => {
+                    let seconds = TAKE_US / 1_000_000;
+                    return Err(End::Failed(format!("take of {name}: no end after {seconds} s")));
+                }
+            }
+        }
+        self.seconds_since(began_us);
+        self.watch.finish();
+        Ok(())
+    }
+
+    async fn commit(
+        &mut self,
+        step: &Step,
+        names: &[String],
+        limit_seconds: Option<f64>,
+        loaded: bool,
+    ) -> Result<(), End> {
+        if self.commit.is_some() {
+            return Err(End::Failed(format!(
+                "commit of {}: the one before goes on; drain it first",
+                names[0]
+            )));
+        }
+        self.watch.begin(step.phase, step.label_or("commit"), Some(0), loaded);
+        let began_us = self.watch.now_us();
+        for name in names {
+            self.mark(format!("commit of {name}"));
+            let (subject, wanted) = (self.watch.subject.clone(), name.clone());
+            let commit = self.watch.env.spawn(async move { subject.commit(&wanted).await });
+            self.watch.commit_begins();
+            self.commit = Some((Box::pin(commit.join()), self.watch.now_us()));
+            let limit_us =
+                limit_seconds.map(|seconds| us(seconds).saturating_sub(self.watch.now_us() - began_us));
+            if !self.wait_for_commit(limit_us).await? {
+                self.watch.finish();
+                return Ok(());
+            }
+        }
+        self.seconds_since(began_us);
+        self.watch.recorder.figure(Quantity::Converged, 1.0, step.label_or("commit"));
+        self.watch.finish();
+        Ok(())
+    }
+
+    /// False: not converged, which has been told.
+    async fn wait_for_commit(&mut self, limit_us: Option<u64>) -> Result<bool, End> {
+        let (commit, since_us) = self.commit.as_mut().expect("a commit is under way");
+        let since_us = *since_us;
+        let text = match self.watch.wait(commit.as_mut(), limit_us).await? {
+            Ended::Limit => {
+                let seconds = (self.watch.now_us() - since_us) / 1_000_000;
+                format!("not converged after {seconds} s")
+            }
+            Ended::Done(ended) => {
+                self.commit = None;
+                self.watch.commit_ended();
+                self.mark("commit ended".into());
+                match ended {
+                    Ok(CommitEnd::Done) => return Ok(true),
+                    Ok(CommitEnd::GaveUp(why)) => format!("gave up: {why}"),
+                    Err(e) => {
+                        self.watch.recorder.figure(Quantity::Converged, 0.0, &format!("failed: {e}"));
+                        return Err(End::Failed(format!("commit: {e}")));
+                    }
+                }
+            }
+        };
+        self.mark(format!("commit {text}"));
+        self.watch.recorder.figure(Quantity::Converged, 0.0, &text);
+        Ok(false)
+    }
+
+    async fn drain(&mut self, step: &Step, limit_seconds: Option<f64>) -> Result<(), End> {
+        self.set_load(false).await?;
+        if self.commit.is_none() {
+            return Ok(());
+        }
+        self.watch.begin(step.phase, step.label_or("drain"), Some(0), false);
+        let began_us = self.watch.now_us();
+        if self.wait_for_commit(limit_seconds.map(us)).await? {
+            self.seconds_since(began_us);
+            self.watch.recorder.figure(Quantity::Converged, 1.0, step.label_or("drain"));
+        }
+        self.watch.finish();
+        Ok(())
+    }
+
+    async fn backup(
+        &mut self,
+        step: &Step,
+        name: &str,
+        copier: Copier,
+        limit_seconds: Option<f64>,
+    ) -> Result<(), End> {
+        self.watch.begin(step.phase, step.label_or("backup"), Some(0), self.watch.driver.is_running());
+        let began_us = self.watch.now_us();
+        let (subject, env, wanted) = (self.watch.subject.clone(), self.watch.env.clone(), name.to_string());
+        let copied =
+            self.watch.env.spawn(async move { copier.run(env, subject.frozen(&wanted).await?).await });
+        match self.watch.wait(pin!(copied.join()), limit_seconds.map(us)).await? {
+            Ended::Done(Ok(bytes)) => {
+                self.mark(format!("{bytes} bytes of {name} copied out"));
+                self.seconds_since(began_us);
+            }
+            Ended::Done(Err(e)) => return Err(End::Failed(format!("backup of {name}: {e}"))),
+            Ended::Limit => {
+                let seconds = (self.watch.now_us() - began_us) / 1_000_000;
+                self.mark(format!("backup of {name}: not ended after {seconds} s"));
+            }
+        }
+        self.watch.finish();
+        Ok(())
+    }
+
+    fn mark(&mut self, text: String) {
+        let now_us = self.watch.now_us();
+        self.watch.recorder.mark(now_us, text);
+    }
+
+    fn seconds_since(&mut self, began_us: u64) {
+        let seconds = (self.watch.now_us() - began_us) as f64 / 1e6;
+        self.watch.recorder.figure(Quantity::Seconds, seconds, "");
+    }
+}
+
+impl Step {
+    fn label_or<'a>(&'a self, action: &'a str) -> &'a str {
+        if self.label.is_empty() { action } else { &self.label }
+    }
+}
+
+fn us(seconds: f64) -> u64 {
+    (seconds * 1e6) as u64
+}
+
+fn names(name: &str, count: Option<u32>) -> Vec<String> {
+    match count {
+        None => vec![name.to_string()],
+        Some(count) => (1..=count).map(|n| format!("{name}-{n}")).collect(),
+    }
+}

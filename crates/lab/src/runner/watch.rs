@@ -1,0 +1,257 @@
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use blk::Env;
+use futures_util::future::{Either, select};
+
+use super::recorder::Recorder;
+use crate::probe::{Meter, Totals};
+use crate::run::{Counters, End, Phase, Quantity, Stun};
+use crate::subject::{CommitProgress, Subject};
+use crate::workload::Driver;
+
+/// How often the run is looked at: an interruption, the subject's stuns and rounds are seen that late at most.
+const LOOK_NS: u64 = 200_000_000;
+/// A row of a commit's seconds with this note: until what the delta held when the commit was asked for was copied.
+pub const FIRST_ROUND: &str = "first round";
+
+/// What a user may see of a run that goes on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Progress {
+    pub phase: Phase,
+    pub label: String,
+    /// Since the run began.
+    pub at_us: u64,
+    /// Of the step; None where nobody knows.
+    pub left_us: Option<u64>,
+    pub reads_per_s: f64,
+    pub writes_per_s: f64,
+    /// Of the commit under way.
+    pub commit: Option<CommitProgress>,
+}
+
+/// Who looks on, and may end it.
+#[derive(Clone)]
+pub struct Audience {
+    pub progress: Rc<dyn Fn(&Progress)>,
+    /// Set from anywhere: the run ends with what was sampled.
+    pub interrupted: Arc<AtomicBool>,
+}
+
+impl Audience {
+    /// Nobody.
+    pub fn none() -> Audience {
+        Audience { progress: Rc::new(|_| {}), interrupted: Arc::default() }
+    }
+}
+
+/// How something that was waited for came out.
+pub enum Ended<T> {
+    Done(T),
+    /// The time was over before.
+    Limit,
+}
+
+/// A run that is being looked at.
+pub struct Watch {
+    pub env: Env,
+    pub subject: Rc<dyn Subject>,
+    pub driver: Driver,
+    pub meter: Rc<Meter>,
+    pub recorder: Recorder,
+    audience: Audience,
+    began_ns: u64,
+    interval_ns: u64,
+    /// When the sample under way began, and when it ends.
+    sampled_ns: u64,
+    sample_ns: u64,
+    host: Option<Counters>,
+    step: (Phase, String),
+    /// When the last look was, and what had completed.
+    looked: (u64, Totals),
+    /// When the commit under way was asked for, and the rounds of it that were seen.
+    commit: Option<(u64, usize)>,
+}
+
+impl Watch {
+    pub fn new(
+        env: &Env,
+        subject: Rc<dyn Subject>,
+        driver: Driver,
+        meter: Rc<Meter>,
+        recorder: Recorder,
+        audience: Audience,
+        interval_us: u64,
+    ) -> Watch {
+        let now_ns = env.now_ns();
+        // What was there before the run is not the run's.
+        drop(subject.take_stuns());
+        Watch {
+            env: env.clone(),
+            host: subject.counters(),
+            subject,
+            driver,
+            looked: (now_ns, meter.totals()),
+            meter,
+            recorder,
+            audience,
+            began_ns: now_ns,
+            interval_ns: interval_us * 1000,
+            sampled_ns: now_ns,
+            sample_ns: now_ns + interval_us * 1000,
+            step: (Phase::Prepare, String::new()),
+            commit: None,
+        }
+    }
+
+    /// Since the run began.
+    pub fn now_us(&self) -> u64 {
+        self.env.now_ns() / 1000 - self.began_ns / 1000
+    }
+
+    /// A span begins, with a sample of its own.
+    pub fn begin(&mut self, phase: Phase, label: &str, warm_up_us: Option<u64>, loaded: bool) {
+        self.sample();
+        self.step = (phase, label.to_string());
+        let now_us = self.now_us();
+        self.recorder.begin(phase, label, now_us, warm_up_us, loaded);
+        // A sample lies before the end of the warm-up, or after it.
+        if let Some(us) = warm_up_us.filter(|us| *us > 0) {
+            self.sample_ns = self.sample_ns.min(self.env.now_ns().saturating_add(us.saturating_mul(1000)));
+        }
+    }
+
+    pub fn finish(&mut self) {
+        self.look();
+        self.sample();
+        let now_us = self.now_us();
+        self.recorder.finish(now_us);
+    }
+
+    pub fn commit_begins(&mut self) {
+        self.commit = Some((self.env.now_ns(), self.subject.progress().helper_bytes.len()));
+    }
+
+    pub fn commit_ended(&mut self) {
+        self.note_rounds();
+        self.commit = None;
+    }
+
+    /// Waits for `work` while the run is sampled. An error is the end of the run: it was interrupted, or the load failed.
+    pub async fn wait<T>(
+        &mut self,
+        mut work: Pin<&mut dyn Future<Output = T>>,
+        limit_us: Option<u64>,
+    ) -> Result<Ended<T>, End> {
+        let limit_ns = limit_us.map(|us| self.env.now_ns().saturating_add(us.saturating_mul(1000)));
+        loop {
+            let next_look_ns = self.env.now_ns() + LOOK_NS;
+            let wake_ns = next_look_ns.min(self.sample_ns).min(limit_ns.unwrap_or(u64::MAX));
+            let done = {
+                let nap = pin!(self.env.sleep_until(wake_ns));
+                match select(work.as_mut(), nap).await {
+                    Either::Left((value, _)) => Some(value),
+                    Either::Right(_) => None,
+                }
+            };
+            self.look();
+            if let Some(value) = done {
+                return Ok(Ended::Done(value));
+            }
+            self.go_on()?;
+            if limit_ns.is_some_and(|limit| self.env.now_ns() >= limit) {
+                return Ok(Ended::Limit);
+            }
+            self.tell(limit_ns);
+        }
+    }
+
+    /// Whether nothing speaks against going on.
+    pub fn go_on(&self) -> Result<(), End> {
+        if let Some(failure) = self.driver.failure() {
+            return Err(End::Failed(failure));
+        }
+        match self.audience.interrupted.load(Ordering::Relaxed) {
+            true => Err(End::Interrupted),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes in what has happened.
+    fn look(&mut self) {
+        for stun in self.subject.take_stuns() {
+            let at_us = stun.at_us.saturating_sub(self.began_ns / 1000);
+            self.recorder.stun(Stun { at_us, ..stun });
+        }
+        self.note_rounds();
+        if self.env.now_ns() >= self.sample_ns {
+            self.sample();
+        }
+    }
+
+    /// Ends the interval under way; one without a length goes on instead.
+    fn sample(&mut self) {
+        let now_ns = self.env.now_ns();
+        self.sample_ns = now_ns + self.interval_ns;
+        if now_ns / 1000 == self.sampled_ns / 1000 {
+            return;
+        }
+        self.sampled_ns = now_ns;
+        let mut sample = self.meter.cut(now_ns);
+        let host = self.subject.counters();
+        sample.host = host.zip(self.host).map(|(now, before)| since(now, before));
+        self.host = host;
+        sample.at_us = sample.at_us.saturating_sub(self.began_ns / 1000);
+        self.recorder.sample(sample);
+    }
+
+    /// Rounds of helpers that have ended since the last look.
+    fn note_rounds(&mut self) {
+        let Some((began_ns, seen)) = self.commit.filter(|_| self.recorder.is_in_span()) else { return };
+        let rounds = self.subject.progress().helper_bytes;
+        let now_ns = self.env.now_ns();
+        for (n, bytes) in rounds.iter().enumerate().skip(seen) {
+            let at_us = self.now_us();
+            self.recorder.mark(at_us, format!("round {} ended, its helper holds {bytes} bytes", n + 1));
+            if n == 0 {
+                let seconds = (now_ns - began_ns) as f64 / 1e9;
+                self.recorder.figure(Quantity::Seconds, seconds, FIRST_ROUND);
+            }
+            self.recorder.figure(Quantity::HelperBytes, *bytes as f64, &format!("round {}", n + 1));
+        }
+        self.commit = Some((began_ns, rounds.len().max(seen)));
+    }
+
+    fn tell(&mut self, limit_ns: Option<u64>) {
+        let (now_ns, totals) = (self.env.now_ns(), self.meter.totals());
+        let (before_ns, before) = std::mem::replace(&mut self.looked, (now_ns, totals));
+        let rate = |now: u64, then: u64| (now - then) as f64 * 1e9 / (now_ns - before_ns).max(1) as f64;
+        (self.audience.progress)(&Progress {
+            phase: self.step.0,
+            label: self.step.1.clone(),
+            at_us: self.now_us(),
+            left_us: limit_ns.map(|limit| (limit - now_ns) / 1000),
+            reads_per_s: rate(totals.reads, before.reads),
+            writes_per_s: rate(totals.writes, before.writes),
+            commit: self.commit.map(|_| self.subject.progress()),
+        });
+    }
+}
+
+/// What was counted in between. Counters of a stack that was opened again begin anew.
+fn since(now: Counters, before: Counters) -> Counters {
+    let part = |field: fn(&Counters) -> u64| field(&now).saturating_sub(field(&before));
+    Counters {
+        reads: part(|c| c.reads),
+        writes: part(|c| c.writes),
+        flushes: part(|c| c.flushes),
+        read_bytes: part(|c| c.read_bytes),
+        written_bytes: part(|c| c.written_bytes),
+        table_reads: part(|c| c.table_reads),
+        table_writes: part(|c| c.table_writes),
+        commit_read_bytes: part(|c| c.commit_read_bytes),
+        commit_written_bytes: part(|c| c.commit_written_bytes),
+    }
+}
