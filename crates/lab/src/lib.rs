@@ -5,6 +5,7 @@ pub mod crash;
 pub mod experiment;
 pub mod home;
 pub mod import;
+pub mod modelled;
 pub mod native;
 pub mod oracle;
 pub mod plain;

@@ -1,0 +1,119 @@
+//! Our own engine as a subject on modelled storage, in virtual time; and a flat disk beside it.
+//!
+//! Every run has a world of its own on the thread that asks for it, so as many run side by side as there are threads.
+//! A run is a function of its seed: `Outcome::event_hash` is the proof.
+
+mod flat;
+mod held;
+mod machine;
+
+use std::rc::Rc;
+
+use blk::{Env, Result};
+pub use flat::Flat;
+pub use machine::MachineSubject;
+use serde::{Deserialize, Serialize};
+use sim::{ContentMode, Options, SimWorld};
+
+use crate::run::{Counters, End, Record};
+use crate::runner::{self, Audience, Plan};
+use crate::subject::Subject;
+
+/// What serves the disks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// VMware-style delta chains, by our engine.
+    Redo,
+    /// Our own store.
+    Native,
+    /// A flat file each; snapshots cost nothing and are somebody else's, as those of an array.
+    Plain,
+}
+
+impl Engine {
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::Redo => "redo",
+            Engine::Native => "native",
+            Engine::Plain => "plain",
+        }
+    }
+
+    /// A VM with disks of these sizes (bytes, multiples of 4 KiB), newly made.
+    pub async fn make(self, env: &Env, world: &SimWorld, disk_bytes: &[u64]) -> Result<Rc<dyn Subject>> {
+        Ok(match self {
+            Engine::Redo => Rc::new(MachineSubject::redo(env, world, disk_bytes).await?),
+            Engine::Native => Rc::new(MachineSubject::native(env, world, disk_bytes).await?),
+            Engine::Plain => Rc::new(Flat::make(env, world, disk_bytes).await?),
+        })
+    }
+}
+
+/// What came of a modelled run.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    pub record: Record,
+    /// Folded over all that happened in the world.
+    pub event_hash: u64,
+}
+
+/// For long runs: content stays without a word about power cuts, and no number of I/Os is too many.
+pub fn world_options(below: Options) -> Options {
+    Options { content: ContentMode::Applied, events_max: u64::MAX, ..below }
+}
+
+/// Runs a plan on what `make` makes, in a world of its own. A subject that cannot be made is a failed run.
+pub fn run<F>(
+    options: Options,
+    plan: Plan,
+    audience: Audience,
+    make: impl FnOnce(Env, SimWorld) -> F + 'static,
+) -> Outcome
+where
+    F: Future<Output = Result<Rc<dyn Subject>>> + 'static,
+{
+    let world = SimWorld::new(plan.head.seed, options);
+    let inside = world.clone();
+    let record = world.run(move |env| async move {
+        match make(env.clone(), inside).await {
+            Ok(subject) => runner::run(&env, subject, plan, audience).await,
+            Err(e) => Record { end: End::Failed(format!("making the VM: {e}")), ..plan.head },
+        }
+    });
+    let record = record.expect("nobody cuts the power of a modelled run");
+    Outcome { record, event_hash: world.event_hash() }
+}
+
+/// Runs a plan on one of our engines.
+pub fn run_engine(
+    engine: Engine,
+    disk_bytes: Vec<u64>,
+    options: Options,
+    plan: Plan,
+    audience: Audience,
+) -> Outcome {
+    run(
+        options,
+        plan,
+        audience,
+        move |env, world| async move { engine.make(&env, &world, &disk_bytes).await },
+    )
+}
+
+/// What has reached the storage of a world, whoever asked for it.
+pub fn storage_counters(world: &SimWorld) -> Counters {
+    use sim::OpKind::{Flush, Read, SyncDir, Write};
+    let (read, written) = (world.count(Read), world.count(Write));
+    Counters {
+        reads: read.submitted,
+        writes: written.submitted,
+        flushes: world.count(Flush).submitted + world.count(SyncDir).submitted,
+        read_bytes: read.bytes,
+        written_bytes: written.bytes,
+        ..Counters::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;
