@@ -16,4 +16,5 @@ pub mod run;
 pub mod runner;
 pub mod storage;
 pub mod subject;
+pub mod vmware;
 pub mod workload;

@@ -1,0 +1,31 @@
+//! VMware as it was: disks with snapshots, and commits, at the cost the articles measured.
+//!
+//! What is published is built (formats, growth, both ways of committing, what a stun does); what is not is a named
+//! hypothesis ([`rules::Hypothesis`]): how many I/Os the layer of deltas keeps under way, and when it reads its tables. The
+//! bytes are real, so the same code runs on real files and is verified there; only what it costs is VMware's.
+//!
+//! A grain's place is known from memory and the I/Os that would find it are issued beside. Nothing here recovers from a
+//! power cut: tables are written for their cost and for other readers.
+
+mod cache;
+mod chain;
+mod commit;
+mod delta;
+mod disk;
+mod fills;
+mod format;
+mod frozen;
+mod gate;
+mod host;
+mod map;
+mod mover;
+mod path;
+pub mod rules;
+pub mod spec;
+mod stun;
+mod turns;
+mod vm;
+
+pub use delta::Growth;
+pub use format::Format;
+pub use vm::Esx;

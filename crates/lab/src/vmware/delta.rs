@@ -1,0 +1,263 @@
+//! One delta: what it holds, its tables in the file, and how the file grows.
+
+mod growth;
+mod tables;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::sync::RangeLock;
+use blk::{Buf, Dir, File, Result};
+
+pub use growth::{Growth, RECORDS_FILE_BYTES};
+
+use super::cache::Cache;
+use super::format::{Format, Layout};
+use super::host::{Host, Purpose};
+use super::map::{Map, REGION_GRAINS};
+use super::rules::Rules;
+use super::turns::Turns;
+
+/// What every delta of a VM has in common.
+pub struct Kind {
+    pub format: Format,
+    pub rules: Rules,
+    pub growth: Growth,
+    /// The file system's own records, which growth writes; None: it has none that we pay for, as on NFS.
+    pub records: Option<File>,
+}
+
+pub struct Delta {
+    pub name: String,
+    pub file: File,
+    pub layout: Layout,
+    kind: Rc<Kind>,
+    host: Rc<Host>,
+    state: RefCell<State>,
+    growing: Turns,
+    /// One write of a table page at a time, by page: the last one must be the newest.
+    pages_written: RangeLock,
+    /// Whose turn it is, where the rules have a lock per delta.
+    pub turns: Turns,
+    /// Growth steps so far.
+    steps: Cell<u64>,
+}
+
+struct State {
+    map: Map,
+    cache: Cache,
+    /// First byte that nothing uses.
+    free: u64,
+    /// Length of the file.
+    size: u64,
+    /// Pages whose entries have not reached the file, where tables are written at flushes.
+    dirty: BTreeSet<u64>,
+}
+
+/// Where the first bytes of a range are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Byte of the delta's file; None: not held.
+    pub at: Option<u64>,
+    pub len: u64,
+}
+
+impl Delta {
+    /// Makes the empty delta `name` of a disk of `disk_bytes`.
+    pub async fn create(
+        dir: &Dir,
+        name: &str,
+        disk_bytes: u64,
+        kind: Rc<Kind>,
+        host: Rc<Host>,
+    ) -> Result<Delta> {
+        let file = dir.create_new(name).await?;
+        let layout = Layout::new(kind.format, disk_bytes);
+        file.set_len(layout.data_at).await?;
+        let header = layout.header(name, disk_bytes)?;
+        host.write(&file, 0, header.freeze(), Purpose::Table).await?;
+        let pages = layout.regions * layout.format.pages_per_table();
+        let state = State {
+            map: Map::new(layout.regions),
+            cache: Cache::new(kind.rules.table_cache, pages),
+            free: layout.data_at,
+            size: layout.data_at,
+            dirty: BTreeSet::new(),
+        };
+        Ok(Delta {
+            name: name.to_string(),
+            file,
+            layout,
+            kind,
+            host,
+            state: RefCell::new(state),
+            growing: Turns::default(),
+            pages_written: RangeLock::default(),
+            turns: Turns::default(),
+            steps: Cell::new(0),
+        })
+    }
+
+    /// Bytes of the disk it holds.
+    pub fn held_bytes(&self) -> u64 {
+        self.state.borrow().map.held() * self.grain()
+    }
+
+    fn grain(&self) -> u64 {
+        self.layout.format.grain_bytes()
+    }
+
+    /// The first bytes of `range`, as far as they are together.
+    pub fn find(&self, range: &Range<u64>) -> Found {
+        let grain = self.grain();
+        let (first, inside) = (range.start / grain, range.start % grain);
+        let wanted = range.end.div_ceil(grain) - first;
+        let stretch = self.state.borrow().map.find(first, wanted);
+        Found {
+            at: stretch.at.map(|at| at * grain + inside),
+            len: (stretch.count * grain - inside).min(range.end - range.start),
+        }
+    }
+
+    /// What is left of `range` when held bytes are taken off both ends.
+    pub fn trim(&self, mut range: Range<u64>) -> Range<u64> {
+        while !range.is_empty() {
+            let found = self.find(&range);
+            if found.at.is_none() {
+                break;
+            }
+            range.start += found.len;
+        }
+        let mut end = range.start;
+        let mut at = range.start;
+        while at < range.end {
+            let found = self.find(&(at..range.end));
+            at += found.len;
+            if found.at.is_none() {
+                end = at;
+            }
+        }
+        range.start..end
+    }
+
+    /// The first byte from `from` on that it holds, and the end of what it holds there, at most `limit` bytes on.
+    pub fn next_held(&self, from: u64, limit: u64) -> Option<Range<u64>> {
+        let grain = self.grain();
+        let state = self.state.borrow();
+        let start = state.map.next_held(from / grain)? * grain;
+        let start = start.max(from);
+        let mut end = start;
+        while end - start < limit && end / self.layout.format.region_bytes() < self.layout.regions {
+            let stretch = state.map.find(end / grain, (start + limit - end).div_ceil(grain));
+            if stretch.at.is_none() {
+                break;
+            }
+            end += stretch.count * grain;
+        }
+        Some(start..end.min(start + limit))
+    }
+
+    /// Gives grains to what the delta does not hold of `range`, whole grains. Answers the stretch from the first to the
+    /// last of them, None where nothing was missing. Nothing runs between the reservation and the answer.
+    pub async fn reserve(&self, range: &Range<u64>) -> Result<Option<Range<u64>>> {
+        loop {
+            let needed = self.missing_bytes(range);
+            if needed == 0 {
+                return Ok(None);
+            }
+            let end = self.state.borrow().free + needed;
+            if end <= self.state.borrow().size {
+                return Ok(Some(self.place(range)));
+            }
+            self.grow(end).await?;
+        }
+    }
+
+    /// Room for the missing grains of `range` and for tables that are not there yet.
+    fn missing_bytes(&self, range: &Range<u64>) -> u64 {
+        let state = self.state.borrow();
+        let grain = self.grain();
+        let (mut at, end) = (range.start / grain, range.end / grain);
+        let mut bytes = 0;
+        while at < end {
+            let stretch = state.map.find(at, end - at);
+            if stretch.at.is_none() {
+                bytes += stretch.count * grain;
+            }
+            at += stretch.count;
+        }
+        let regions = self.regions_of(range);
+        if bytes > 0 && self.layout.fixed_table_at(0).is_none() {
+            let new = regions.filter(|&region| state.map.table_at(region).is_none()).count();
+            bytes += new as u64 * self.layout.format.table_bytes();
+        }
+        bytes
+    }
+
+    fn regions_of(&self, range: &Range<u64>) -> Range<u64> {
+        let region = self.layout.format.region_bytes();
+        range.start / region..range.end.div_ceil(region)
+    }
+
+    /// There is room: `missing_bytes` of it.
+    fn place(&self, range: &Range<u64>) -> Range<u64> {
+        let grain = self.grain();
+        let state = &mut *self.state.borrow_mut();
+        let (mut at, end) = (range.start / grain, range.end / grain);
+        let mut placed: Option<Range<u64>> = None;
+        while at < end {
+            let stretch = state.map.find(at, end - at);
+            if stretch.at.is_none() {
+                state.place_table(&self.layout, at / REGION_GRAINS);
+                state.map.insert(at, stretch.count, state.free / grain);
+                state.free += stretch.count * grain;
+                let start = placed.map_or(at, |placed| placed.start);
+                placed = Some(start..at + stretch.count);
+            }
+            at += stretch.count;
+        }
+        let placed = placed.expect("something was missing");
+        placed.start * grain..placed.end * grain
+    }
+
+    /// Reads `range`, which it holds, piece by piece: one I/O at a time, as the committer does.
+    pub async fn read_held(&self, range: Range<u64>) -> Result<Buf> {
+        let mut whole = Buf::alloc((range.end - range.start) as usize);
+        let mut at = range.start;
+        while at < range.end {
+            let found = self.find(&(at..range.end));
+            let place = found.at.expect("the committer reads what is held");
+            let single = found.len == range.end - range.start;
+            let part = if single {
+                std::mem::replace(&mut whole, Buf::alloc(0))
+            } else {
+                Buf::alloc(found.len as usize)
+            };
+            let (part, result) = self.host.read(&self.file, place, part, Purpose::Commit).await;
+            result?;
+            if single {
+                return Ok(part);
+            }
+            let inside = (at - range.start) as usize;
+            whole[inside..inside + part.len()].copy_from_slice(&part);
+            at += found.len;
+        }
+        Ok(whole)
+    }
+}
+
+impl State {
+    fn place_table(&mut self, layout: &Layout, region: u64) {
+        if self.map.table_at(region).is_some() {
+            return;
+        }
+        let grain = layout.format.grain_bytes();
+        let at = layout.fixed_table_at(region).unwrap_or_else(|| {
+            self.free += layout.format.table_bytes();
+            self.free - layout.format.table_bytes()
+        });
+        self.map.set_table(region, at / grain);
+    }
+}

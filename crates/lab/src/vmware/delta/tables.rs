@@ -1,0 +1,132 @@
+//! A delta's tables as I/Os: look-ups that are not in memory, and entries on their way into the file.
+
+use std::ops::Range;
+
+use blk::{Buf, Result, SECTOR};
+
+use super::Delta;
+use crate::vmware::host::Purpose;
+use crate::vmware::map::REGION_GRAINS;
+use crate::vmware::rules::{TABLE_PAGE_BYTES, TableCache, TableWrites};
+
+impl Delta {
+    /// Table pages that have the entries of `range`, numbered through all tables.
+    fn pages(&self, range: &Range<u64>) -> Range<u64> {
+        let page_bytes = self.layout.format.page_grains() * self.grain();
+        range.start / page_bytes..range.end.div_ceil(page_bytes)
+    }
+
+    /// Where the page is in the file; None where its table does not exist.
+    fn page_at(&self, page: u64) -> Option<u64> {
+        let per_table = self.layout.format.pages_per_table();
+        let table = self.state.borrow().map.table_at(page / per_table)?;
+        Some(table * self.grain() + page % per_table * TABLE_PAGE_BYTES)
+    }
+
+    /// Reads the table pages of `range` that exist and are not in memory.
+    pub async fn look_up(&self, range: &Range<u64>) -> Result<()> {
+        for page in self.pages(range) {
+            let Some(at) = self.page_at(page) else { continue };
+            if self.state.borrow_mut().cache.hit(page) {
+                continue;
+            }
+            let buf = Buf::alloc(TABLE_PAGE_BYTES as usize);
+            self.host.read(&self.file, at, buf, Purpose::Table).await.1?;
+            self.state.borrow_mut().cache.insert(page);
+        }
+        Ok(())
+    }
+
+    /// Reads the whole table that covers `offset`, as a committer does before it moves what the table names.
+    pub async fn read_table(&self, offset: u64) -> Result<()> {
+        let format = self.layout.format;
+        let first = offset / format.region_bytes() * format.pages_per_table();
+        let Some(at) = self.page_at(first) else { return Ok(()) };
+        if self.kind.rules.table_cache == TableCache::Everything {
+            return Ok(());
+        }
+        let buf = Buf::alloc(format.table_bytes() as usize);
+        self.host.read(&self.file, at, buf, Purpose::Table).await.1
+    }
+
+    /// The entries of `range` have changed: they reach the file now, or at the next flush.
+    pub async fn write_tables(&self, range: &Range<u64>) -> Result<()> {
+        if self.kind.rules.table_writes == TableWrites::AtFlush {
+            let pages = self.pages(range);
+            self.state.borrow_mut().dirty.extend(pages);
+            return Ok(());
+        }
+        self.write_pages(self.pages(range)).await
+    }
+
+    /// Data, then the tables that point to it.
+    pub async fn flush(&self) -> Result<()> {
+        self.host.flush(&self.file).await?;
+        let dirty = std::mem::take(&mut self.state.borrow_mut().dirty);
+        if dirty.is_empty() {
+            return Ok(());
+        }
+        for page in dirty {
+            self.write_pages(page..page + 1).await?;
+        }
+        self.host.flush(&self.file).await
+    }
+
+    async fn write_pages(&self, pages: Range<u64>) -> Result<()> {
+        let per_table = self.layout.format.pages_per_table();
+        let mut page = pages.start;
+        while page < pages.end {
+            let region = page / per_table;
+            let is_new = self.state.borrow_mut().map.is_table_new(region);
+            let (first, count) = if is_new { (region * per_table, per_table) } else { (page, 1) };
+            self.write_table_part(first, count).await?;
+            if is_new {
+                self.write_directory(region).await?;
+            }
+            page = first + count;
+        }
+        Ok(())
+    }
+
+    async fn write_table_part(&self, first: u64, count: u64) -> Result<()> {
+        let _turn = self.pages_written.lock(first..first + count).await;
+        let at = self.page_at(first).expect("a table that is written has a place");
+        let data = self.encode_pages(first, count).freeze();
+        self.host.write(&self.file, at, data, Purpose::Table).await?;
+        let mut state = self.state.borrow_mut();
+        (first..first + count).for_each(|page| state.cache.insert(page));
+        Ok(())
+    }
+
+    fn encode_pages(&self, first: u64, count: u64) -> Buf {
+        let format = self.layout.format;
+        let mut out = Buf::zeroed((count * TABLE_PAGE_BYTES) as usize);
+        let from = first * format.page_grains();
+        // Pages of one table, so grains of one region.
+        self.state.borrow().map.each_held(from, count * format.page_grains(), |grain, count, at| {
+            for n in 0..count {
+                format.encode(&mut out, grain + n - from, at + n);
+            }
+        });
+        out
+    }
+
+    /// The sector of the directory that has the region's entry.
+    async fn write_directory(&self, region: u64) -> Result<()> {
+        let format = self.layout.format;
+        let entry_bytes = format.table_bytes() / REGION_GRAINS;
+        let per_sector = SECTOR / entry_bytes;
+        let first = region / per_sector * per_sector;
+        // Directory sectors share the lock of table pages, behind the last of those.
+        let page = self.layout.regions * format.pages_per_table() + region / per_sector;
+        let _turn = self.pages_written.lock(page..page + 1).await;
+        let mut out = Buf::zeroed(SECTOR as usize);
+        for (index, region) in (first..self.layout.regions.min(first + per_sector)).enumerate() {
+            if let Some(at) = self.state.borrow().map.table_at(region) {
+                format.encode(&mut out, index as u64, at);
+            }
+        }
+        let at = self.layout.directory_at + first * entry_bytes;
+        self.host.write(&self.file, at, out.freeze(), Purpose::Table).await
+    }
+}

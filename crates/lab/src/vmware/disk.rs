@@ -1,0 +1,155 @@
+//! One disk of the VM: its chain, and what a guest asks of it.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::sync::RangeLock;
+use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::{Buf, Local, Result, Slice};
+
+use super::chain::Chain;
+use super::fills::Fills;
+use super::gate::Gate;
+use super::host::{Host, Purpose};
+use super::rules::Rules;
+use super::turns::Turns;
+
+/// Zeros that one write carries.
+const ZERO_BYTES: u64 = 1 << 20;
+
+pub struct Disk {
+    pub index: u32,
+    /// Of the base, in the VM's directory.
+    pub file_name: String,
+    pub size_bytes: u64,
+    pub rules: Rules,
+    pub host: Rc<Host>,
+    pub gate: Rc<Gate>,
+    /// Replaced only while the gate is closed.
+    chain: RefCell<Rc<Chain>>,
+    /// Whose turn it is, where the rules say that something is done one at a time per disk.
+    pub turns: Turns,
+    /// Guest writes under way, and the piece that a mirroring committer copies: overlapping ones in order of arrival.
+    pub writes: RangeLock,
+    pub fills: Fills,
+    /// While a commit mirrors: bytes below this one are the same in the topmost delta and in what lies below it.
+    pub mirrored_to: Cell<Option<u64>>,
+}
+
+impl Disk {
+    pub fn new(
+        index: u32,
+        file_name: String,
+        size_bytes: u64,
+        rules: Rules,
+        host: Rc<Host>,
+        gate: Rc<Gate>,
+        chain: Chain,
+    ) -> Disk {
+        Disk {
+            index,
+            file_name,
+            size_bytes,
+            rules,
+            host,
+            gate,
+            chain: RefCell::new(Rc::new(chain)),
+            turns: Turns::default(),
+            writes: RangeLock::default(),
+            fills: Fills::default(),
+            mirrored_to: Cell::new(None),
+        }
+    }
+
+    pub fn chain(&self) -> Rc<Chain> {
+        self.chain.borrow().clone()
+    }
+
+    /// The caller has closed the gate, and nothing is under way.
+    pub fn set_chain(&self, chain: Chain) {
+        *self.chain.borrow_mut() = Rc::new(chain);
+    }
+
+    async fn read_guest(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
+        let _inside = self.gate.enter().await;
+        let chain = self.chain();
+        if chain.deltas.is_empty() {
+            return self.host.read(&chain.base, offset, buf, Purpose::Guest).await;
+        }
+        self.read_chain(&chain, offset, buf).await
+    }
+
+    async fn write_guest(&self, offset: u64, data: Slice) -> Result<()> {
+        let _inside = self.gate.enter().await;
+        let chain = self.chain();
+        if chain.deltas.is_empty() {
+            return self.host.write(&chain.base, offset, data, Purpose::Guest).await;
+        }
+        self.write_chain(&chain, offset, data).await
+    }
+
+    /// The topmost delta, and below it what a mirroring commit writes.
+    async fn flush_guest(&self) -> Result<()> {
+        let _inside = self.gate.enter().await;
+        let chain = self.chain();
+        let written = if self.mirrored_to.get().is_some() { 2 } else { 1 };
+        for delta in chain.deltas.iter().rev().take(written) {
+            delta.flush().await?;
+        }
+        if chain.deltas.len() < written {
+            self.host.flush(&chain.base).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_zeros(&self, range: Range<u64>) -> Result<()> {
+        let len = ZERO_BYTES.min(range.end - range.start);
+        let zeros = Buf::zeroed(len as usize).freeze();
+        for at in range.clone().step_by(ZERO_BYTES as usize) {
+            let len = ZERO_BYTES.min(range.end - at) as usize;
+            self.write_guest(at, zeros.slice(0..len)).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Volume for Disk {
+    fn info(&self) -> VolumeInfo {
+        let preferred_bytes = super::format::DISK_ALIGN as u32;
+        VolumeInfo { size_bytes: self.size_bytes, read_only: false, preferred_bytes, fast_zero: false }
+    }
+
+    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+        Box::pin(async move { self.read_guest(offset, buf).await })
+    }
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
+        Box::pin(async move { self.write_guest(offset, data).await })
+    }
+
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+        Box::pin(async move { self.flush_guest().await })
+    }
+
+    /// Deltas of that time had no way to give a grain back.
+    fn discard(self: Rc<Self>, _: Range<u64>) -> Local<'static, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            if mode.fast_only {
+                let cause = "zeros are written here, byte by byte";
+                return Err(blk::Error::unsupported(format!("disk {}", self.index), cause));
+            }
+            self.write_zeros(range).await
+        })
+    }
+
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+        Box::pin(
+            async move { Ok(vec![BlockStatus { len: range.end - range.start, hole: false, zero: false }]) },
+        )
+    }
+}

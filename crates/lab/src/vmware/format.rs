@@ -1,0 +1,156 @@
+//! The two formats of deltas: sizes, and where in the file things are.
+//!
+//! VMFSsparse is written as it is documented and opens with `vmdk`'s reader. SEsparse is written in its proportions (grain
+//! size, table size, tables before grains), which is what decides its cost; nobody else could open it.
+
+use std::ops::Range;
+
+use blk::{Buf, Result};
+use vmdk::cowd;
+
+use super::map::REGION_GRAINS;
+use super::rules::TABLE_PAGE_BYTES;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// "COWD": 512-byte grains, tables of 16 KiB that cover 2 MiB and are allocated at first touch among the data.
+    VmfsSparse,
+    /// 4 KiB grains, tables of 32 KiB that cover 16 MiB and have their places at the start of the file.
+    SeSparse,
+}
+
+/// Sizes of disks are multiples of this, so that no grain is cut at the end.
+pub const DISK_ALIGN: u64 = 4096;
+
+const SE_MAGIC: u64 = 0xCAFE_BABE;
+const SE_VERSION: u64 = 0x0000_0002_0000_0001;
+/// Type of an SEsparse entry whose grain is in the file, in its uppermost four bits.
+const SE_ALLOCATED: u64 = 3 << 60;
+/// Begins of SEsparse's tables and grains, bytes.
+const SE_PART_ALIGN: u64 = 1 << 20;
+
+impl Format {
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::VmfsSparse => "VMFSsparse",
+            Format::SeSparse => "SEsparse",
+        }
+    }
+
+    pub fn grain_bytes(self) -> u64 {
+        match self {
+            Format::VmfsSparse => 512,
+            Format::SeSparse => 4096,
+        }
+    }
+
+    fn entry_bytes(self) -> u64 {
+        match self {
+            Format::VmfsSparse => cowd::ENTRY_BYTES as u64,
+            Format::SeSparse => 8,
+        }
+    }
+
+    pub fn table_bytes(self) -> u64 {
+        REGION_GRAINS * self.entry_bytes()
+    }
+
+    /// What a table covers of the disk.
+    pub fn region_bytes(self) -> u64 {
+        REGION_GRAINS * self.grain_bytes()
+    }
+
+    pub fn pages_per_table(self) -> u64 {
+        self.table_bytes() / TABLE_PAGE_BYTES
+    }
+
+    /// Grains whose entries are on one table page.
+    pub fn page_grains(self) -> u64 {
+        TABLE_PAGE_BYTES / self.entry_bytes()
+    }
+
+    /// Puts the entry of a grain at `at` of the file into `out`, whose `index`-th entry it is.
+    pub fn encode(self, out: &mut [u8], index: u64, at: u64) {
+        let start = (index * self.entry_bytes()) as usize;
+        match self {
+            Format::VmfsSparse => out[start..start + 4].copy_from_slice(&(at as u32).to_le_bytes()),
+            Format::SeSparse => out[start..start + 8].copy_from_slice(&(SE_ALLOCATED | at).to_le_bytes()),
+        }
+    }
+
+    /// The grains a range of bytes touches, as bytes.
+    pub fn round_out(self, range: &Range<u64>) -> Range<u64> {
+        let grain = self.grain_bytes();
+        range.start / grain * grain..range.end.next_multiple_of(grain)
+    }
+}
+
+/// Where things are in one delta's file, bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Layout {
+    pub format: Format,
+    pub regions: u64,
+    pub directory_at: u64,
+    /// SEsparse: the first table's place.
+    tables_at: u64,
+    /// Length of an empty delta; from here on the file is data, and VMFSsparse's tables among it.
+    pub data_at: u64,
+}
+
+impl Layout {
+    pub fn new(format: Format, disk_bytes: u64) -> Layout {
+        let regions = disk_bytes.div_ceil(format.region_bytes());
+        let directory_at = match format {
+            Format::VmfsSparse => cowd::HEADER_BYTES as u64,
+            Format::SeSparse => DISK_ALIGN,
+        };
+        let directory_end = directory_at + regions * format.entry_bytes();
+        let (tables_at, data_at) = match format {
+            Format::VmfsSparse => (0, directory_end.next_multiple_of(DISK_ALIGN)),
+            Format::SeSparse => {
+                let tables_at = directory_end.next_multiple_of(SE_PART_ALIGN);
+                (tables_at, (tables_at + regions * format.table_bytes()).next_multiple_of(SE_PART_ALIGN))
+            }
+        };
+        Layout { format, regions, directory_at, tables_at, data_at }
+    }
+
+    /// Where a region's table is before anything is written; None: it gets room among the data.
+    pub fn fixed_table_at(&self, region: u64) -> Option<u64> {
+        match self.format {
+            Format::VmfsSparse => None,
+            Format::SeSparse => Some(self.tables_at + region * self.format.table_bytes()),
+        }
+    }
+
+    /// The first sectors of an empty delta.
+    pub fn header(&self, file: &str, disk_bytes: u64) -> Result<Buf> {
+        match self.format {
+            Format::VmfsSparse => {
+                Ok(Buf::copy_of(cowd::Header::create(file, disk_bytes / blk::SECTOR)?.bytes()))
+            }
+            Format::SeSparse => {
+                let mut header = Buf::zeroed(DISK_ALIGN as usize);
+                for (at, word) in [SE_MAGIC, SE_VERSION, disk_bytes / blk::SECTOR].into_iter().enumerate() {
+                    header[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
+                }
+                Ok(header)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_cover_what_is_documented() {
+        let (cowd, se) = (Format::VmfsSparse, Format::SeSparse);
+        assert_eq!((cowd.table_bytes(), cowd.region_bytes()), (16 << 10, 2 << 20));
+        assert_eq!((se.table_bytes(), se.region_bytes()), (32 << 10, 16 << 20));
+        assert_eq!(cowd.pages_per_table() * cowd.page_grains(), REGION_GRAINS);
+        // 200 GiB: 400 MiB of tables before the first grain.
+        assert_eq!(Layout::new(se, 200 << 30).data_at, (400 << 20) + (1 << 20));
+    }
+}

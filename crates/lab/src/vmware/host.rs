@@ -1,0 +1,61 @@
+//! Every I/O that reaches the storage, counted: what the host's own counters would show.
+
+use std::cell::Cell;
+
+use blk::{Buf, File, Result, Slice};
+
+use crate::run::Counters;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Guest,
+    /// Grain tables, directories, and the file system's own records.
+    Table,
+    Commit,
+}
+
+#[derive(Default)]
+pub struct Host {
+    counters: Cell<Counters>,
+}
+
+impl Host {
+    pub fn counters(&self) -> Counters {
+        self.counters.get()
+    }
+
+    pub async fn read(&self, file: &File, offset: u64, buf: Buf, purpose: Purpose) -> (Buf, Result<()>) {
+        let bytes = buf.len() as u64;
+        let mut counters = self.counters.get();
+        counters.reads += 1;
+        counters.read_bytes += bytes;
+        match purpose {
+            Purpose::Guest => {}
+            Purpose::Table => counters.table_reads += 1,
+            Purpose::Commit => counters.commit_read_bytes += bytes,
+        }
+        self.counters.set(counters);
+        file.read(offset, buf).await
+    }
+
+    pub async fn write(&self, file: &File, offset: u64, data: Slice, purpose: Purpose) -> Result<()> {
+        let bytes = data.len() as u64;
+        let mut counters = self.counters.get();
+        counters.writes += 1;
+        counters.written_bytes += bytes;
+        match purpose {
+            Purpose::Guest => {}
+            Purpose::Table => counters.table_writes += 1,
+            Purpose::Commit => counters.commit_written_bytes += bytes,
+        }
+        self.counters.set(counters);
+        file.write(offset, data).await
+    }
+
+    pub async fn flush(&self, file: &File) -> Result<()> {
+        let mut counters = self.counters.get();
+        counters.flushes += 1;
+        self.counters.set(counters);
+        file.flush().await
+    }
+}

@@ -1,0 +1,195 @@
+//! Which grains a delta holds and where: runs, per table, in order of address.
+//!
+//! A run is 8 bytes whatever its length, so a delta of 4 KiB random writes takes 2 MiB of memory per GiB, and one that
+//! was written in order next to none.
+
+/// Entries of a grain table in both formats, and so grains of a region.
+pub const REGION_GRAINS: u64 = 4096;
+
+/// Grains that lie together in the disk and in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    /// Within the region.
+    first: u16,
+    count: u16,
+    /// Grain of the file.
+    at: u32,
+}
+
+/// What one grain table says.
+#[derive(Default, Clone)]
+struct Region {
+    runs: Vec<Run>,
+    /// Grain of the file where the table begins; 0: there is none.
+    table_at: u32,
+    /// The table has reached the file.
+    table_written: bool,
+}
+
+/// A stretch of grains, held together or missing together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch {
+    /// Grain of the file; None: not held.
+    pub at: Option<u64>,
+    pub count: u64,
+}
+
+pub struct Map {
+    regions: Vec<Region>,
+    held: u64,
+}
+
+impl Map {
+    pub fn new(regions: u64) -> Map {
+        Map { regions: vec![Region::default(); regions as usize], held: 0 }
+    }
+
+    /// Grains held.
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    fn region(&self, grain: u64) -> &Region {
+        &self.regions[(grain / REGION_GRAINS) as usize]
+    }
+
+    /// The stretch that begins at `grain`, of at most `limit` grains, and not beyond its region.
+    pub fn find(&self, grain: u64, limit: u64) -> Stretch {
+        let runs = &self.region(grain).runs;
+        let first = (grain % REGION_GRAINS) as u16;
+        let next = runs.partition_point(|run| run.first <= first);
+        if let Some(run) = next.checked_sub(1).map(|before| runs[before])
+            && first < run.first + run.count
+        {
+            let inside = first - run.first;
+            let count = u64::from(run.count - inside).min(limit);
+            return Stretch { at: Some(u64::from(run.at) + u64::from(inside)), count };
+        }
+        let end = runs.get(next).map_or(REGION_GRAINS, |run| u64::from(run.first));
+        Stretch { at: None, count: (end - u64::from(first)).min(limit) }
+    }
+
+    /// The first grain from `grain` on that is held.
+    pub fn next_held(&self, grain: u64) -> Option<u64> {
+        let mut within = grain % REGION_GRAINS;
+        for index in (grain / REGION_GRAINS) as usize..self.regions.len() {
+            let runs = &self.regions[index].runs;
+            let at = runs.partition_point(|run| u64::from(run.first + run.count) <= within);
+            if let Some(run) = runs.get(at) {
+                return Some(index as u64 * REGION_GRAINS + within.max(u64::from(run.first)));
+            }
+            within = 0;
+        }
+        None
+    }
+
+    /// Holds `count` grains from `grain` on, none of which was held and all of one region, at `at` of the file.
+    pub fn insert(&mut self, grain: u64, count: u64, at: u64) {
+        debug_assert_eq!(self.find(grain, count), Stretch { at: None, count });
+        self.held += count;
+        let at = u32::try_from(at).expect("a delta's file is below 2^32 grains");
+        let runs = &mut self.regions[(grain / REGION_GRAINS) as usize].runs;
+        let new = Run { first: (grain % REGION_GRAINS) as u16, count: count as u16, at };
+        let next = runs.partition_point(|run| run.first < new.first);
+        if let Some(before) = next.checked_sub(1).map(|before| &mut runs[before])
+            && before.first + before.count == new.first
+            && before.at + u32::from(before.count) == new.at
+        {
+            before.count += new.count;
+            return;
+        }
+        runs.insert(next, new);
+    }
+
+    /// Grain of the file where the region's table begins.
+    pub fn table_at(&self, region: u64) -> Option<u64> {
+        let at = self.regions[region as usize].table_at;
+        (at != 0).then_some(u64::from(at))
+    }
+
+    pub fn set_table(&mut self, region: u64, at: u64) {
+        self.regions[region as usize].table_at =
+            u32::try_from(at).expect("a delta's file is below 2^32 grains");
+    }
+
+    /// True once per region: its whole table is to be written, not a page of it.
+    pub fn is_table_new(&mut self, region: u64) -> bool {
+        !std::mem::replace(&mut self.regions[region as usize].table_written, true)
+    }
+
+    /// Tells the held stretches of `count` grains from `grain` on, all of one region: (grain, count, grain of the file).
+    pub fn each_held(&self, grain: u64, count: u64, mut tell: impl FnMut(u64, u64, u64)) {
+        let (mut at, end) = (grain, grain + count);
+        while at < end {
+            let stretch = self.find(at, end - at);
+            if let Some(place) = stretch.at {
+                tell(at, stretch.count, place);
+            }
+            at += stretch.count;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(at: u64, count: u64) -> Stretch {
+        Stretch { at: Some(at), count }
+    }
+
+    fn hole(count: u64) -> Stretch {
+        Stretch { at: None, count }
+    }
+
+    #[test]
+    fn stretches_end_at_runs_and_regions() {
+        let mut map = Map::new(3);
+        map.insert(4090, 6, 50);
+        map.insert(4096, 8, 100);
+        map.insert(10, 2, 60);
+        assert_eq!(map.find(0, 100), hole(10));
+        assert_eq!(map.find(11, 100), held(61, 1));
+        assert_eq!(map.find(4092, 100), held(52, 4));
+        assert_eq!(map.find(4096, 3), held(100, 3));
+        assert_eq!(map.find(4104, 10_000), hole(4088));
+        assert_eq!(map.next_held(12), Some(4090));
+        assert_eq!(map.next_held(4100), Some(4100));
+        assert_eq!(map.next_held(4104), None);
+        assert_eq!(map.held(), 16);
+    }
+
+    #[test]
+    fn what_is_written_in_order_is_one_run() {
+        let mut map = Map::new(1);
+        for n in 0..512 {
+            map.insert(n * 8, 8, 100 + n * 8);
+        }
+        assert_eq!(map.regions[0].runs.len(), 1);
+        assert_eq!(map.find(0, 5000), held(100, 4096));
+    }
+
+    /// Against a table with an entry per grain.
+    #[test]
+    fn a_map_equals_a_table() {
+        let mut rng = sim::Rng::new(5);
+        let mut map = Map::new(2);
+        let mut table = vec![0u64; 2 * REGION_GRAINS as usize];
+        let mut free = 40;
+        for _ in 0..2000 {
+            let grain = rng.below(2 * REGION_GRAINS);
+            let hole = map.find(grain, 1 + rng.below(20));
+            if hole.at.is_none() {
+                map.insert(grain, hole.count, free);
+                for n in 0..hole.count {
+                    table[(grain + n) as usize] = free + n;
+                }
+                free += hole.count + rng.below(2);
+            }
+        }
+        for grain in 0..2 * REGION_GRAINS {
+            let expected = table[grain as usize];
+            assert_eq!(map.find(grain, 1), Stretch { at: (expected != 0).then_some(expected), count: 1 });
+        }
+    }
+}

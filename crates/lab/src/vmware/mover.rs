@@ -1,0 +1,92 @@
+//! Copying a delta into what lies below it: pieces in order of address, one under way at a time.
+
+use std::ops::Range;
+
+use blk::{Error, Result};
+
+use super::chain::Chain;
+use super::disk::Disk;
+use super::rules::Serial;
+use super::vm::Vm;
+
+impl Vm {
+    /// Copies all of a delta that nobody writes any more. Answers the bytes.
+    pub(super) async fn copy_frozen(&self, disk: &Disk, level: usize) -> Result<u64> {
+        let chain = disk.chain();
+        let source = &chain.deltas[level];
+        let (mut at, mut bytes) = (0, 0);
+        while let Some(piece) = source.next_held(at, self.spec.rules.piece_bytes) {
+            self.check_stopping()?;
+            self.copy_piece(disk, &chain, level, at, piece.clone()).await?;
+            at = piece.end;
+            bytes += piece.end - piece.start;
+        }
+        self.flush_below(&chain, level).await?;
+        Ok(bytes)
+    }
+
+    /// `before` is where the last piece ended: the table is read when the next piece lies under another one.
+    async fn copy_piece(
+        &self,
+        disk: &Disk,
+        chain: &Chain,
+        level: usize,
+        before: u64,
+        piece: Range<u64>,
+    ) -> Result<()> {
+        let source = &chain.deltas[level];
+        let turn = match self.spec.rules.serial {
+            Serial::Delta => Some(source.turns.take().await),
+            _ => None,
+        };
+        let region = source.layout.format.region_bytes();
+        let new_table = before == 0 || (before - 1) / region != piece.start / region;
+        if new_table {
+            source.read_table(piece.start).await?;
+        }
+        let len = piece.end - piece.start;
+        let data = source.read_held(piece.clone()).await?;
+        disk.write_below(chain, level, piece.start, data.freeze()).await?;
+        self.state.borrow_mut().progress.done_bytes += len;
+        drop(turn);
+        Ok(())
+    }
+
+    /// Copies the topmost delta while it is written: what the cursor has passed is the same on both sides from then on.
+    pub(super) async fn copy_mirroring(&self, disk: &Disk) -> Result<()> {
+        let chain = disk.chain();
+        let level = chain.deltas.len() - 1;
+        let (source, limit) = (&chain.deltas[level], self.spec.rules.piece_bytes);
+        let mut at = 0;
+        disk.mirrored_to.set(Some(at));
+        while at < disk.size_bytes {
+            self.check_stopping()?;
+            let end = source.next_held(at, limit).map_or(disk.size_bytes, |piece| piece.end);
+            // From the cursor on, so that what was missing before the piece and comes now waits, or is seen below.
+            let own = disk.writes.lock(at..end).await;
+            match source.next_held(at, limit).filter(|piece| piece.start < end) {
+                Some(piece) => {
+                    let piece = piece.start..piece.end.min(end);
+                    self.copy_piece(disk, &chain, level, at, piece.clone()).await?;
+                    at = piece.end;
+                }
+                None => at = end,
+            }
+            disk.mirrored_to.set(Some(at));
+            drop(own);
+        }
+        self.flush_below(&chain, level).await
+    }
+
+    /// What a delta goes for must be durable before it goes.
+    pub(super) async fn flush_below(&self, chain: &Chain, level: usize) -> Result<()> {
+        match level.checked_sub(1) {
+            Some(below) => chain.deltas[below].flush().await,
+            None => self.host.flush(&chain.base).await,
+        }
+    }
+
+    pub(super) fn check_stopping(&self) -> Result<()> {
+        if self.stopping.get() { Err(Error::cancelled("the commit")) } else { Ok(()) }
+    }
+}

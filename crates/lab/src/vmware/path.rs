@@ -1,0 +1,185 @@
+//! The path of a guest's I/O through a chain of deltas, as the rules have it.
+//!
+//! A read looks each delta up, newest first, until everything is found; then it reads the data. A write that meets grains
+//! in the topmost delta goes there; else it gets new ones, its data is written, then the tables. Which of these steps
+//! exclude which is the hypothesis.
+
+use std::ops::Range;
+
+use blk::{Buf, Result, Slice};
+use futures_util::future::join;
+
+use super::chain::Chain;
+use super::delta::Delta;
+use super::disk::Disk;
+use super::host::Purpose;
+use super::rules::Serial;
+use super::turns::Turn;
+
+/// For whom a delta is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Writer {
+    /// Under the rules.
+    Guest,
+    /// The committer, or a guest's write that goes to both sides: the delta below is nobody else's.
+    Commit,
+}
+
+impl Disk {
+    pub(super) async fn read_chain(&self, chain: &Chain, offset: u64, buf: Buf) -> (Buf, Result<()>) {
+        let range = offset..offset + buf.len() as u64;
+        let held = match self.look_up(chain, range.clone()).await {
+            Ok(held) => held,
+            Err(error) => return (buf, Err(error)),
+        };
+        // From here to the submission of the reads nothing else runs.
+        self.fills.passed(&range).await;
+        let answer = chain.read(&self.host, chain.deltas.len(), offset, buf).await;
+        drop(held);
+        answer
+    }
+
+    /// Reads tables, newest delta first, until nothing of the range is left. What it returns is held through the data.
+    async fn look_up(&self, chain: &Chain, range: Range<u64>) -> Result<Option<Turn>> {
+        let serial = self.rules.serial;
+        let mut held = match serial {
+            Serial::Everything | Serial::Tables => Some(self.turns.take().await),
+            Serial::Nothing | Serial::Delta => None,
+        };
+        let mut left = range;
+        for delta in chain.deltas.iter().rev() {
+            if serial == Serial::Delta {
+                drop(held.take());
+                held = Some(delta.turns.take().await);
+            }
+            delta.look_up(&left).await?;
+            left = delta.trim(left);
+            if left.is_empty() {
+                break;
+            }
+        }
+        Ok(held.filter(|_| serial != Serial::Tables))
+    }
+
+    /// The gate has let it in, and the chain has a delta.
+    pub(super) async fn write_chain(&self, chain: &Chain, offset: u64, data: Slice) -> Result<()> {
+        let top = chain.deltas.len() - 1;
+        let range = offset..offset + data.len() as u64;
+        let delta = &chain.deltas[top];
+        let grains = delta.layout.format.round_out(&range);
+        let _own = self.writes.lock(grains.clone()).await;
+        if self.mirrored_to.get().is_none_or(|to| to <= range.start) {
+            return self.write_delta(chain, top, offset, data, Writer::Guest).await;
+        }
+        let above = self.write_delta(chain, top, offset, data.clone(), Writer::Guest);
+        let below = self.write_below(chain, top, offset, data);
+        // A grain that is completed from below must not meet itself there, reserved and not yet written.
+        if top > 0 && grains != range && !delta.trim(grains).is_empty() {
+            above.await?;
+            return below.await;
+        }
+        let (above, below) = join(above, below).await;
+        above.and(below)
+    }
+
+    /// Into what lies below the delta `level`.
+    pub(super) async fn write_below(
+        &self,
+        chain: &Chain,
+        level: usize,
+        offset: u64,
+        data: Slice,
+    ) -> Result<()> {
+        match level.checked_sub(1) {
+            Some(below) => self.write_delta(chain, below, offset, data, Writer::Commit).await,
+            None => self.host.write(&chain.base, offset, data, Purpose::Commit).await,
+        }
+    }
+
+    async fn write_delta(
+        &self,
+        chain: &Chain,
+        level: usize,
+        offset: u64,
+        data: Slice,
+        writer: Writer,
+    ) -> Result<()> {
+        let delta = &*chain.deltas[level];
+        let range = offset..offset + data.len() as u64;
+        let purpose = if writer == Writer::Guest { Purpose::Guest } else { Purpose::Commit };
+        let mut turn = self.turn_of_write(delta, writer).await;
+        if writer == Writer::Guest && self.rules.look_up_on_write {
+            delta.look_up(&range).await?;
+        }
+        let grains = delta.layout.format.round_out(&range);
+        let Some(new) = delta.reserve(&grains).await? else {
+            self.release_for_data(&mut turn);
+            return delta.write_held(&self.host, offset, data, purpose).await;
+        };
+        // Begun at the instant of the reservation: from now on readers find grains that nobody has
+        // written. What a commit writes is held above, where readers look first.
+        let fill = (writer == Writer::Guest).then(|| self.fills.begin(new.clone()));
+        self.release_for_data(&mut turn);
+        let (offset, data) = self.whole_grains(chain, level, &new, offset, data).await?;
+        delta.write_held(&self.host, offset, data, purpose).await?;
+        drop(fill);
+        if turn.is_none() {
+            turn = self.turn_of_write(delta, writer).await;
+        }
+        let written = delta.write_tables(&new).await;
+        drop(turn);
+        written
+    }
+
+    async fn turn_of_write(&self, delta: &Delta, writer: Writer) -> Option<Turn> {
+        match (writer, self.rules.serial) {
+            (Writer::Commit, _) | (_, Serial::Nothing) => None,
+            (_, Serial::Everything | Serial::Tables) => Some(self.turns.take().await),
+            (_, Serial::Delta) => Some(delta.turns.take().await),
+        }
+    }
+
+    /// Only where whole I/Os exclude one another does the turn last through written data.
+    fn release_for_data(&self, turn: &mut Option<Turn>) {
+        if self.rules.serial != Serial::Everything {
+            drop(turn.take());
+        }
+    }
+
+    /// A new grain that the data covers in part is completed from below: read, modified, written.
+    async fn whole_grains(
+        &self,
+        chain: &Chain,
+        level: usize,
+        new: &Range<u64>,
+        offset: u64,
+        data: Slice,
+    ) -> Result<(u64, Slice)> {
+        let end = offset + data.len() as u64;
+        // A partial grain at either end is new exactly when the new stretch reaches beyond the data.
+        let (start, past) = (new.start.min(offset), new.end.max(end));
+        if (start, past) == (offset, end) {
+            return Ok((offset, data));
+        }
+        let mut whole = Buf::alloc((past - start) as usize);
+        for gap in [start..offset, end..past] {
+            let inside = (gap.start - start) as usize;
+            let part = self.read_lower(chain, level, gap).await?;
+            whole[inside..inside + part.len()].copy_from_slice(&part);
+        }
+        let inside = (offset - start) as usize;
+        whole[inside..inside + data.len()].copy_from_slice(&data);
+        Ok((start, whole.freeze()))
+    }
+
+    /// What lies below the delta `level`, its tables looked up first.
+    async fn read_lower(&self, chain: &Chain, level: usize, range: Range<u64>) -> Result<Buf> {
+        let buf = Buf::alloc((range.end - range.start) as usize);
+        if range.is_empty() {
+            return Ok(buf);
+        }
+        chain.look_up(level, range.clone()).await?;
+        let (buf, result) = chain.read(&self.host, level, range.start, buf).await;
+        result.map(|()| buf)
+    }
+}

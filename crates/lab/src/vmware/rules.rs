@@ -1,0 +1,180 @@
+//! What the layer of deltas does one at a time, and which tables it reads: the hypotheses.
+//!
+//! None of this is published. Each hypothesis is a set of [`Rules`]; the path through the deltas asks the rules and never
+//! the hypothesis.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Unit in which tables are read, written and kept in memory, bytes. The exact size hardly matters: 512 bytes to 16 KiB
+/// move the saturated rates of the 2009 article by 5 %.
+pub const TABLE_PAGE_BYTES: u64 = 4096;
+
+/// Table pages an SEsparse delta keeps: 256 MiB of pages of 4 KiB, the size of the metadata cache that later hosts show
+/// in their options.
+const LATER_CACHE_PAGES: u32 = 65_536;
+
+/// What is done one at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Serial {
+    Nothing,
+    /// Table look-up and allocation, per disk; data beside them.
+    Tables,
+    /// Whole guest I/Os, per disk that has a delta.
+    Everything,
+    /// Per delta: a read from its look-up to the end of its data, a change of tables, and the committer's piece. Written
+    /// data goes beside.
+    Delta,
+}
+
+/// Table pages kept in memory, per open delta.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TableCache {
+    Nothing,
+    Pages(u32),
+    Everything,
+}
+
+/// When the table of a first write reaches the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TableWrites {
+    /// Before the write is acknowledged.
+    WithEachFirstWrite,
+    /// At the guest's next flush, after the data, each page once.
+    AtFlush,
+}
+
+/// How the layer of deltas works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    pub serial: Serial,
+    /// A write looks its range up before it goes anywhere, as a read does.
+    pub look_up_on_write: bool,
+    pub table_cache: TableCache,
+    pub table_writes: TableWrites,
+    /// What the committer moves at once, bytes; one such piece is under way at a time.
+    pub piece_bytes: u64,
+}
+
+/// The published articles say none of this; each name is one guess, and all are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hypothesis {
+    C,
+    M,
+    F,
+    FPrime,
+    D,
+    K,
+    S,
+}
+
+impl Hypothesis {
+    /// In the order of the columns.
+    pub const ALL: [Hypothesis; 7] = [
+        Hypothesis::C,
+        Hypothesis::M,
+        Hypothesis::F,
+        Hypothesis::FPrime,
+        Hypothesis::D,
+        Hypothesis::K,
+        Hypothesis::S,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Hypothesis::C => "C",
+            Hypothesis::M => "M",
+            Hypothesis::F => "F",
+            Hypothesis::FPrime => "F'",
+            Hypothesis::D => "D",
+            Hypothesis::K => "K",
+            Hypothesis::S => "S",
+        }
+    }
+
+    /// One sentence for a table's legend.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Hypothesis::C => "everything concurrent, tables not cached",
+            Hypothesis::M => {
+                "look-up and allocation one at a time per disk, tables not cached, data beside them"
+            }
+            Hypothesis::F => "one guest I/O at a time per disk with a delta, each looks its table up",
+            Hypothesis::FPrime => "as F, but a write needs no look-up: the 2009 article's own count",
+            Hypothesis::D => {
+                "a lock per delta, held by reads through their data and by the committer for each piece; written data \
+                 outside of it, no look-up for a write"
+            }
+            Hypothesis::K => "as M with all tables in memory",
+            Hypothesis::S => "everything concurrent, 256 MiB of tables in memory per delta",
+        }
+    }
+
+    pub fn rules(self) -> Rules {
+        let rules = |serial, look_up_on_write, table_cache| Rules {
+            serial,
+            look_up_on_write,
+            table_cache,
+            table_writes: TableWrites::WithEachFirstWrite,
+            piece_bytes: PIECE_BYTES,
+        };
+        let none = TableCache::Nothing;
+        match self {
+            Hypothesis::C => rules(Serial::Nothing, true, none),
+            Hypothesis::M => rules(Serial::Tables, true, none),
+            Hypothesis::F => rules(Serial::Everything, true, none),
+            Hypothesis::FPrime => rules(Serial::Everything, false, none),
+            Hypothesis::D => rules(Serial::Delta, false, none),
+            Hypothesis::K => rules(Serial::Tables, true, TableCache::Everything),
+            Hypothesis::S => rules(Serial::Nothing, true, TableCache::Pages(LATER_CACHE_PAGES)),
+        }
+    }
+}
+
+/// What the committer moves at once. The articles do not say; 64 KiB is what VMware's own copies are seen to use.
+pub const PIECE_BYTES: u64 = 64 << 10;
+
+impl Rules {
+    /// Our own redo layers as their committers would meet them: tables in memory, written behind the data at a flush,
+    /// nothing one at a time.
+    pub fn redo() -> Rules {
+        Rules {
+            serial: Serial::Nothing,
+            look_up_on_write: false,
+            table_cache: TableCache::Everything,
+            table_writes: TableWrites::AtFlush,
+            piece_bytes: PIECE_BYTES,
+        }
+    }
+}
+
+impl fmt::Display for Hypothesis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Hypothesis {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Hypothesis, String> {
+        let all = Hypothesis::ALL;
+        all.into_iter().find(|h| h.name().eq_ignore_ascii_case(text)).ok_or_else(|| {
+            let names = all.map(Hypothesis::name).join(", ");
+            format!("hypothesis {text:?}: expected one of {names}")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_hypothesis_is_found_by_its_name() {
+        for hypothesis in Hypothesis::ALL {
+            assert_eq!(hypothesis.name().to_lowercase().parse(), Ok(hypothesis));
+        }
+        assert!("G".parse::<Hypothesis>().unwrap_err().contains("F'"));
+    }
+}

@@ -1,0 +1,326 @@
+//! Which ESX, and how its VM is set up: what is published of each version, and what had to be declared.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::delta::Growth;
+use super::format::Format;
+use super::rules::{Hypothesis, Rules, TABLE_PAGE_BYTES, TableCache};
+use crate::run::{Constant, ConstantSource};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    Esx35,
+    Esx40,
+    Esx55,
+    Esx60,
+    Esx70,
+}
+
+/// How a running disk's newest snapshot is committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommitWay {
+    /// A helper delta takes the writes while the frozen one is copied; then the helper is to be copied, and so on.
+    Helper(HelperRule),
+    /// One pass; writes behind the copier go to both sides.
+    Mirror,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HelperRule {
+    pub last: LastRound,
+    pub waits: Waits,
+    /// Rounds per disk after which something else happens; None: it goes on for ever.
+    pub rounds_max: Option<u32>,
+    pub at_limit: AtLimit,
+}
+
+/// When a helper is small enough to be merged while the VM is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastRound {
+    Bytes(u64),
+    /// By the rate of the round before.
+    EstimatedUs(u64),
+}
+
+/// What passes between two rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waits {
+    Nothing,
+    /// 5, 10, 20, then 30 minutes to the ninth round, then 60.
+    Growing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtLimit {
+    /// However long it takes.
+    MergeStopped,
+    /// The disk keeps its delta, and "consolidation is needed".
+    GiveUp,
+}
+
+/// Whose files are closed and opened again when one disk's commit takes a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Touched {
+    AllDisks,
+    OneDisk,
+}
+
+/// What a file operation of a stun costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileOperation {
+    DeclaredUs(u64),
+    /// What opening a file in the VM's directory takes, each time.
+    OfDirectory,
+}
+
+/// `checkpoint_us + (closes + opens + creations) * file_operation` over the touched disks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StunCost {
+    pub checkpoint_us: u64,
+    pub file_operation: FileOperation,
+    pub touched: Touched,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Snapshots {
+    Deltas,
+    /// The array keeps them (vVol): nothing on the path, no stun; a commit is one operation.
+    Metadata {
+        operation_us: u64,
+    },
+}
+
+/// One VM and the host it runs on.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// What the subject is called.
+    pub name: String,
+    pub format: Format,
+    pub rules: Rules,
+    pub growth: Growth,
+    /// The datastore is VMFS, which writes records of its own when a file grows; else NFS.
+    pub vmfs: bool,
+    pub commit: CommitWay,
+    pub stun: StunCost,
+    pub snapshots: Snapshots,
+    /// Sizes, bytes.
+    pub disks: Vec<u64>,
+    /// Every disk begins as a delta over a base that is never written.
+    pub linked_clone: bool,
+    /// The base's space is reserved at once.
+    pub thick: bool,
+}
+
+/// Stopping and resuming a VM, files apart. Nobody publishes it; of the order that logs of idle VMs show.
+const CHECKPOINT_US: u64 = 10_000;
+/// Helpers of 3.5 and 4.0 are merged stopped below 16 MB: the 2009 article.
+const LAST_ROUND_BYTES: u64 = 16 << 20;
+/// Helpers of 5.x are merged stopped when that takes 12 s at most: VMware's own authors.
+const LAST_ROUND_US: u64 = 12_000_000;
+/// Rounds of 5.x before it merges stopped.
+const ROUNDS_MAX: u32 = 10;
+
+impl HelperRule {
+    /// 3.5 and 4.0: round after round, without a limit anybody met within 980 s.
+    pub fn by_size() -> HelperRule {
+        let last = LastRound::Bytes(LAST_ROUND_BYTES);
+        HelperRule { last, waits: Waits::Nothing, rounds_max: None, at_limit: AtLimit::GiveUp }
+    }
+
+    /// 5.x. `snapshot.asyncConsolidate.forceSync` is on unless an administrator turns it off.
+    pub fn by_time() -> HelperRule {
+        let last = LastRound::EstimatedUs(LAST_ROUND_US);
+        HelperRule {
+            last,
+            waits: Waits::Growing,
+            rounds_max: Some(ROUNDS_MAX),
+            at_limit: AtLimit::MergeStopped,
+        }
+    }
+}
+
+impl Waits {
+    /// Between round `round` (from 1) and the next.
+    pub fn after(self, round: u32) -> u64 {
+        let minutes = match (self, round) {
+            (Waits::Nothing, _) => 0,
+            (_, 1) => 5,
+            (_, 2) => 10,
+            (_, 3) => 20,
+            (_, 4..=9) => 30,
+            _ => 60,
+        };
+        minutes * 60 * 1_000_000
+    }
+}
+
+impl Version {
+    pub const ALL: [Version; 5] =
+        [Version::Esx35, Version::Esx40, Version::Esx55, Version::Esx60, Version::Esx70];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Version::Esx35 => "3.5",
+            Version::Esx40 => "4.0",
+            Version::Esx55 => "5.5",
+            Version::Esx60 => "6.0",
+            Version::Esx70 => "7.0",
+        }
+    }
+
+    /// Of a disk below 2 TB on the file system of that time.
+    pub fn format(self) -> Format {
+        match self {
+            Version::Esx70 => Format::SeSparse,
+            _ => Format::VmfsSparse,
+        }
+    }
+
+    /// The default; the others are columns beside it.
+    pub fn hypothesis(self) -> Hypothesis {
+        match self {
+            Version::Esx35 | Version::Esx40 | Version::Esx55 => Hypothesis::FPrime,
+            Version::Esx60 | Version::Esx70 => Hypothesis::S,
+        }
+    }
+
+    /// Why it is built as it is.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Version::Esx35 | Version::Esx40 => {
+                "helper rounds until one is below 16 MB, as the 2009 article observed; one guest I/O at a time, because \
+                 host reads double at 32 a second, so nothing useful is cached; steps of a commit reopen every disk"
+            }
+            Version::Esx55 => {
+                "helper rounds until merging takes 12 s; VMFSsparse below 2 TB; the logged stuns fall with every disk \
+                 that is done, so each step reopens them all"
+            }
+            Version::Esx60 => {
+                "mirrored commit, one pass; the logged stuns are the same for every disk, so a step reopens one; a \
+                 table cache, as its host options show"
+            }
+            Version::Esx70 => {
+                "SEsparse for every disk on VMFS6; 20,000 IOPS on a sub-millisecond array are out of reach of one I/O \
+                 at a time and of uncached tables"
+            }
+        }
+    }
+
+    fn commit(self) -> CommitWay {
+        match self {
+            Version::Esx35 | Version::Esx40 => CommitWay::Helper(HelperRule::by_size()),
+            Version::Esx55 => CommitWay::Helper(HelperRule::by_time()),
+            Version::Esx60 | Version::Esx70 => CommitWay::Mirror,
+        }
+    }
+
+    fn touched(self) -> Touched {
+        match self {
+            Version::Esx35 | Version::Esx40 | Version::Esx55 => Touched::AllDisks,
+            Version::Esx60 | Version::Esx70 => Touched::OneDisk,
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Version {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Version, String> {
+        Version::ALL.into_iter().find(|v| v.name() == text).ok_or_else(|| {
+            let names = Version::ALL.map(Version::name).join(", ");
+            format!("ESX version {text:?}: expected one of {names}")
+        })
+    }
+}
+
+impl Spec {
+    /// A VM with these disks on VMFS, under the version's own hypothesis.
+    pub fn esx(version: Version, disks: Vec<u64>) -> Spec {
+        let stun = StunCost {
+            checkpoint_us: CHECKPOINT_US,
+            file_operation: FileOperation::OfDirectory,
+            touched: version.touched(),
+        };
+        Spec {
+            name: "esx".into(),
+            format: version.format(),
+            rules: version.hypothesis().rules(),
+            growth: Growth::observed(),
+            vmfs: true,
+            commit: version.commit(),
+            stun,
+            snapshots: Snapshots::Deltas,
+            disks,
+            linked_clone: false,
+            thick: true,
+        }
+    }
+
+    /// VMware's ways of committing without VMware's other costs, to be compared with our drain: the same format as our
+    /// redo layers, tables in memory and written at flushes, nothing one at a time, stuns no longer than their own I/O.
+    pub fn redo(mirror: bool, disks: Vec<u64>) -> Spec {
+        let commit = if mirror {
+            CommitWay::Mirror
+        } else {
+            CommitWay::Helper(HelperRule { waits: Waits::Nothing, ..HelperRule::by_time() })
+        };
+        let file_operation = FileOperation::DeclaredUs(0);
+        Spec {
+            name: if mirror { "redo:mirror" } else { "redo:helper" }.into(),
+            format: Format::VmfsSparse,
+            rules: Rules::redo(),
+            vmfs: false,
+            commit,
+            stun: StunCost { checkpoint_us: 0, file_operation, touched: Touched::OneDisk },
+            thick: false,
+            ..Spec::esx(Version::Esx60, disks)
+        }
+    }
+
+    /// Every number the model rests on.
+    pub fn constants(&self) -> Vec<Constant> {
+        let constant = |name: &str, value: u64, unit: &str, source, note: &str| Constant {
+            name: name.into(),
+            value: value as f64,
+            unit: unit.into(),
+            source,
+            note: note.into(),
+        };
+        let (known, declared) = (ConstantSource::DataSheet, ConstantSource::Declared);
+        let mut all = vec![
+            constant("grain", self.format.grain_bytes(), "bytes", known, self.format.name()),
+            constant("grain table", self.format.table_bytes(), "bytes", known, self.format.name()),
+            constant("growth step", self.growth.step_bytes, "bytes", known, "2009 article; VMware support"),
+            constant("table page", TABLE_PAGE_BYTES, "bytes", declared, "unit of table I/O; hardly matters"),
+            constant(
+                "committer's piece",
+                self.rules.piece_bytes,
+                "bytes",
+                declared,
+                "one under way at a time",
+            ),
+            constant(
+                "checkpoint",
+                self.stun.checkpoint_us,
+                "us",
+                declared,
+                "stopping and resuming, files apart",
+            ),
+        ];
+        if let FileOperation::DeclaredUs(us) = self.stun.file_operation {
+            all.push(constant("file operation", us, "us", declared, "closing, opening or creating a file"));
+        }
+        if let TableCache::Pages(pages) = self.rules.table_cache {
+            let bytes = u64::from(pages) * TABLE_PAGE_BYTES;
+            all.push(constant("table cache", bytes, "bytes", known, "host option; taken per open delta"));
+        }
+        all
+    }
+}

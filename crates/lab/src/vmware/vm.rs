@@ -1,0 +1,264 @@
+//! The VM as a subject: its disks, its snapshots, its stuns.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use blk::sync::Signal;
+use blk::volume::Volume;
+use blk::{Dir, Env, Error, File, Local, Result};
+
+use super::chain::Chain;
+use super::delta::{Delta, Kind, RECORDS_FILE_BYTES};
+use super::disk::Disk;
+use super::format::DISK_ALIGN;
+use super::frozen::Frozen;
+use super::gate::Gate;
+use super::host::Host;
+use super::spec::{Snapshots, Spec};
+use crate::run::{Counters, Stun};
+use crate::subject::{CommitEnd, CommitProgress, Subject};
+
+/// The file that stands for the records of the file system.
+const RECORDS_FILE: &str = "vmfs-records";
+
+/// A VM of [`Spec`] in a directory, or in two: the second for its deltas.
+pub struct Esx(Rc<Vm>);
+
+pub(super) struct Vm {
+    pub env: Env,
+    pub dir: Dir,
+    pub delta_dir: Dir,
+    pub spec: Spec,
+    pub disks: Vec<Rc<Disk>>,
+    pub host: Rc<Host>,
+    pub gate: Rc<Gate>,
+    pub state: RefCell<State>,
+    /// A commit ends at its next piece.
+    pub stopping: Cell<bool>,
+    kind: Rc<Kind>,
+    committed: Signal,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// Oldest first; the n-th one's delta lies above n others, and above the clone's own.
+    snapshots: Vec<String>,
+    committing: bool,
+    pub stuns: Vec<Stun>,
+    pub progress: CommitProgress,
+    /// Names of deltas that nobody uses and that are still there.
+    pub dropped: Vec<String>,
+    /// Names of all deltas that are there.
+    pub delta_files: Vec<String>,
+    deltas_made: u64,
+}
+
+impl Esx {
+    /// Makes the VM's files: bases of zeros in `dir`, deltas in `delta_dir` when they come. Their directories may lie on
+    /// different devices.
+    pub async fn create(env: Env, dir: Dir, delta_dir: Dir, spec: Spec) -> Result<Esx> {
+        check_sizes(&dir, &spec)?;
+        let (host, gate) = (Rc::new(Host::default()), Rc::new(Gate::default()));
+        let mut disks = Vec::new();
+        for (index, &size_bytes) in spec.disks.iter().enumerate() {
+            let file_name = format!("disk{index}-flat.vmdk");
+            let base = create_base(&dir, &file_name, size_bytes, spec.thick).await?;
+            let chain = Chain { base, deltas: Vec::new() };
+            let (host, gate, rules) = (host.clone(), gate.clone(), spec.rules);
+            disks.push(Rc::new(Disk::new(index as u32, file_name, size_bytes, rules, host, gate, chain)));
+        }
+        let records = if spec.vmfs {
+            Some(create_base(&dir, RECORDS_FILE, RECORDS_FILE_BYTES, true).await?)
+        } else {
+            None
+        };
+        let kind = Rc::new(Kind { format: spec.format, rules: spec.rules, growth: spec.growth, records });
+        let vm = Vm {
+            env,
+            dir,
+            delta_dir,
+            spec,
+            disks,
+            host,
+            gate,
+            state: RefCell::default(),
+            stopping: Cell::new(false),
+            kind,
+            committed: Signal::default(),
+        };
+        if vm.spec.linked_clone {
+            vm.add_deltas().await?;
+        }
+        Ok(Esx(Rc::new(vm)))
+    }
+}
+
+async fn create_base(dir: &Dir, name: &str, bytes: u64, thick: bool) -> Result<File> {
+    let file = dir.create_new(name).await?;
+    file.set_len(bytes).await?;
+    if thick {
+        file.allocate(0, bytes).await?;
+    }
+    Ok(file)
+}
+
+fn check_sizes(dir: &Dir, spec: &Spec) -> Result<()> {
+    match spec.disks.iter().find(|&&size| size == 0 || size % DISK_ALIGN != 0) {
+        None if !spec.disks.is_empty() => Ok(()),
+        None => Err(Error::invalid(dir.path(), "a VM without disks")),
+        Some(size) => {
+            let cause = format!("a disk of {size} bytes, expected a multiple of {DISK_ALIGN}");
+            Err(Error::invalid(dir.path(), cause))
+        }
+    }
+}
+
+impl Vm {
+    async fn add_deltas(&self) -> Result<()> {
+        for disk in &self.disks {
+            self.add_delta(disk).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn create_delta(&self, disk: &Disk) -> Result<Rc<Delta>> {
+        let name = {
+            let mut state = self.state.borrow_mut();
+            state.deltas_made += 1;
+            let name = format!("disk{}-{:06}-delta.vmdk", disk.index, state.deltas_made);
+            state.delta_files.push(name.clone());
+            name
+        };
+        let (kind, host) = (self.kind.clone(), self.host.clone());
+        Ok(Rc::new(Delta::create(&self.delta_dir, &name, disk.size_bytes, kind, host).await?))
+    }
+
+    /// Deltas below the first snapshot's.
+    fn first_level(&self) -> usize {
+        usize::from(self.spec.linked_clone)
+    }
+
+    fn position(&self, name: &str) -> Result<usize> {
+        let state = self.state.borrow();
+        state.snapshots.iter().position(|snapshot| snapshot == name).ok_or_else(|| {
+            Error::not_found(name, format!("no such snapshot; there are {:?}", state.snapshots))
+        })
+    }
+
+    fn refuse_while_committing(&self, name: &str) -> Result<()> {
+        if self.state.borrow().committing {
+            return Err(Error::refused(name, "a commit is under way"));
+        }
+        Ok(())
+    }
+
+    async fn take(&self, name: &str) -> Result<()> {
+        self.refuse_while_committing(name)?;
+        if self.position(name).is_ok() {
+            return Err(Error::refused(name, "there is a snapshot of this name"));
+        }
+        if self.spec.snapshots == Snapshots::Deltas {
+            self.stunned(format!("snapshot {name:?} taken"), self.add_deltas()).await?;
+        }
+        self.state.borrow_mut().snapshots.push(name.to_string());
+        Ok(())
+    }
+
+    async fn commit(&self, position: usize) -> Result<CommitEnd> {
+        let end = match self.spec.snapshots {
+            Snapshots::Deltas => self.commit_level(self.first_level() + position).await?,
+            Snapshots::Metadata { operation_us } => {
+                self.env.sleep_us(operation_us).await;
+                CommitEnd::Done
+            }
+        };
+        if end == CommitEnd::Done {
+            self.state.borrow_mut().snapshots.remove(position);
+        }
+        Ok(end)
+    }
+
+    /// What there is to be moved when a commit begins; helpers come on top of it.
+    fn begin_commit(&self, position: usize) {
+        let level = self.first_level() + position;
+        let held = self.disks.iter().filter_map(|disk| Some(disk.chain().deltas.get(level)?.held_bytes()));
+        let total_bytes = Some(held.sum());
+        let mut state = self.state.borrow_mut();
+        state.committing = true;
+        state.progress = CommitProgress { total_bytes, ..CommitProgress::default() };
+    }
+
+    fn end_commit(&self) {
+        self.state.borrow_mut().committing = false;
+        self.committed.notify();
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.stopping.set(true);
+        while self.state.borrow().committing {
+            self.committed.wait().await;
+        }
+        let deltas = std::mem::take(&mut self.state.borrow_mut().delta_files);
+        for name in deltas {
+            self.delta_dir.unlink_if_present(&name).await?;
+        }
+        for disk in &self.disks {
+            self.dir.unlink_if_present(&disk.file_name).await?;
+        }
+        self.dir.unlink_if_present(RECORDS_FILE).await
+    }
+}
+
+impl Subject for Esx {
+    fn name(&self) -> &str {
+        &self.0.spec.name
+    }
+
+    fn disks(&self) -> Vec<Rc<dyn Volume>> {
+        self.0.disks.iter().map(|disk| disk.clone() as Rc<dyn Volume>).collect()
+    }
+
+    fn counters(&self) -> Option<Counters> {
+        Some(self.0.host.counters())
+    }
+
+    fn take_stuns(&self) -> Vec<Stun> {
+        std::mem::take(&mut self.0.state.borrow_mut().stuns)
+    }
+
+    fn take<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>> {
+        Box::pin(self.0.take(name))
+    }
+
+    fn commit<'a>(&'a self, name: &'a str) -> Local<'a, Result<CommitEnd>> {
+        Box::pin(async move {
+            self.0.refuse_while_committing(name)?;
+            let position = self.0.position(name)?;
+            self.0.begin_commit(position);
+            let vm = self.0.clone();
+            let task = self.0.env.spawn(async move {
+                let end = vm.commit(position).await;
+                vm.end_commit();
+                end
+            });
+            task.join().await
+        })
+    }
+
+    fn progress(&self) -> CommitProgress {
+        self.0.state.borrow().progress.clone()
+    }
+
+    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<Vec<Rc<dyn Volume>>>> {
+        Box::pin(async move {
+            self.0.refuse_while_committing(name)?;
+            let levels = self.0.first_level() + self.0.position(name)?;
+            let frozen = |disk: &Rc<Disk>| Rc::new(Frozen::new(disk.clone(), levels)) as Rc<dyn Volume>;
+            Ok(self.0.disks.iter().map(frozen).collect())
+        })
+    }
+
+    fn close(&self) -> Local<'_, Result<()>> {
+        Box::pin(self.0.close())
+    }
+}

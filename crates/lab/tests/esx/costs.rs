@@ -1,0 +1,154 @@
+//! Closed forms: host I/Os per guest I/O, and what goes on beside what. Every I/O takes 1 ms.
+
+use std::rc::Rc;
+
+use blk::Env;
+use blk::reactor::OpenMode;
+use lab::run::Counters;
+use lab::subject::Subject;
+use lab::vmware::Esx;
+use lab::vmware::rules::Hypothesis;
+use lab::vmware::spec::{Spec, Version};
+
+use crate::support::{MS, SNAPSHOT, create, disk, read, spec, steady, write};
+
+const DISK: u64 = 64 << 20;
+const BLOCK: usize = 4096;
+
+/// A VM with a snapshot, in whose delta the first 4 KiB of the first four tables' regions are.
+async fn prepared(env: &Env, spec: Spec) -> Rc<Esx> {
+    let esx = create(env, spec).await;
+    esx.take(SNAPSHOT).await.unwrap();
+    for region in 0..4 {
+        write(&disk(&esx), region * (2 << 20), BLOCK).await;
+    }
+    esx
+}
+
+fn under(hypothesis: Hypothesis) -> Spec {
+    Spec { rules: hypothesis.rules(), ..spec(Version::Esx35, DISK) }
+}
+
+/// (host reads, host writes) that something costs.
+async fn cost(esx: &Esx, work: impl Future<Output = ()>) -> (u64, u64) {
+    let before = esx.counters().unwrap();
+    work.await;
+    let after = esx.counters().unwrap();
+    (after.reads - before.reads, after.writes - before.writes)
+}
+
+async fn costs(env: Env, hypothesis: Hypothesis) -> [(u64, u64); 4] {
+    let esx = prepared(&env, under(hypothesis)).await;
+    let disk = disk(&esx);
+    [
+        cost(&esx, async { drop(read(&disk, 0, BLOCK).await) }).await,
+        cost(&esx, write(&disk, 0, BLOCK)).await,
+        cost(&esx, write(&disk, 64 << 10, BLOCK)).await,
+        cost(&esx, async { drop(read(&disk, 32 << 20, BLOCK).await) }).await,
+    ]
+}
+
+#[test]
+fn host_ios_per_guest_io_are_the_articles() {
+    let of = |hypothesis| steady(move |env| costs(env, hypothesis)).0;
+    // A read, an overwrite, a first write, a read under no table.
+    assert_eq!(of(Hypothesis::FPrime), [(2, 0), (0, 1), (0, 2), (1, 0)]);
+    assert_eq!(of(Hypothesis::D), [(2, 0), (0, 1), (0, 2), (1, 0)]);
+    assert_eq!(of(Hypothesis::F), [(2, 0), (1, 1), (1, 2), (1, 0)]);
+    assert_eq!(of(Hypothesis::C), of(Hypothesis::F));
+    assert_eq!(of(Hypothesis::M), of(Hypothesis::F));
+    assert_eq!(of(Hypothesis::K), [(1, 0), (0, 1), (0, 2), (1, 0)]);
+}
+
+/// Milliseconds until four I/Os, begun at once, have all ended.
+async fn four(env: Env, hypothesis: Hypothesis, is_read: bool) -> u64 {
+    let esx = prepared(&env, under(hypothesis)).await;
+    let begin = env.now_ns();
+    let tasks: Vec<_> = (0..4)
+        .map(|region| {
+            let disk = disk(&esx);
+            let at = region * (2 << 20);
+            env.spawn(async move {
+                match is_read {
+                    true => drop(read(&disk, at, BLOCK).await),
+                    false => write(&disk, at, BLOCK).await,
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.join().await;
+    }
+    (env.now_ns() - begin) / MS
+}
+
+#[test]
+fn what_is_serial_takes_its_time() {
+    let ms = |hypothesis, is_read| steady(move |env| four(env, hypothesis, is_read)).0;
+    let both = |hypothesis| (ms(hypothesis, true), ms(hypothesis, false));
+    assert_eq!(both(Hypothesis::C), (2, 2));
+    // Four look-ups in turn, the last one's data behind it.
+    assert_eq!(both(Hypothesis::M), (5, 5));
+    assert_eq!(both(Hypothesis::F), (8, 8));
+    assert_eq!(both(Hypothesis::FPrime), (8, 4));
+    assert_eq!(both(Hypothesis::D), (8, 1));
+    assert_eq!(both(Hypothesis::K), (1, 1));
+}
+
+#[test]
+fn counters_are_what_the_guest_did() {
+    let (counters, _) = steady(|env| async move {
+        let esx = prepared(&env, under(Hypothesis::FPrime)).await;
+        let before = esx.counters().unwrap();
+        for _ in 0..1024 {
+            drop(read(&disk(&esx), 0, BLOCK).await);
+            write(&disk(&esx), 0, BLOCK).await;
+        }
+        let after = esx.counters().unwrap();
+        Counters {
+            reads: after.reads - before.reads,
+            writes: after.writes - before.writes,
+            table_reads: after.table_reads - before.table_reads,
+            table_writes: after.table_writes - before.table_writes,
+            ..Counters::default()
+        }
+    });
+    let expected = Counters { reads: 2048, writes: 1024, table_reads: 1024, ..Counters::default() };
+    assert_eq!(counters, expected);
+}
+
+#[test]
+fn a_file_grows_in_steps_of_16_mib() {
+    let ((counters, sizes), _) = steady(|env| async move {
+        let esx = create(&env, under(Hypothesis::FPrime)).await;
+        esx.take(SNAPSHOT).await.unwrap();
+        let before = esx.counters().unwrap();
+        for n in 0..512 {
+            write(&disk(&esx), n * (64 << 10), 64 << 10).await;
+        }
+        let dir = env.open_root("/").unwrap();
+        let delta = dir.open("disk0-000001-delta.vmdk", OpenMode::Read).await.unwrap();
+        let size = delta.size().await.unwrap();
+        (esx.counters().unwrap().writes - before.writes, size)
+    });
+    // 32 MiB of data and 16 tables: three steps of 5 records, and per region its directory sector.
+    assert_eq!(sizes, 4096 + (48 << 20));
+    assert_eq!(counters, 512 * 2 + 16 + 3 * 5);
+}
+
+#[test]
+fn sesparse_modifies_grains_that_a_write_covers_in_part() {
+    let (costs, _) = steady(|env| async move {
+        let esx = prepared(&env, spec(Version::Esx70, DISK)).await;
+        let disk = disk(&esx);
+        [
+            // Two new grains, half of each: both halves come from below.
+            cost(&esx, write(&disk, (1 << 20) + 2048, BLOCK)).await,
+            // The same again: they are there.
+            cost(&esx, write(&disk, (1 << 20) + 2048, BLOCK)).await,
+            cost(&esx, write(&disk, 1 << 19, BLOCK)).await,
+            cost(&esx, async { drop(read(&disk, 1 << 19, BLOCK).await) }).await,
+        ]
+    });
+    assert_eq!(costs, [(2, 2), (0, 1), (0, 2), (1, 0)]);
+}
