@@ -75,9 +75,11 @@ impl Chain {
 
     /// Reads the tables that a read of `range` through the oldest `levels` deltas needs, newest first.
     pub async fn look_up(&self, levels: usize, mut range: Range<u64>) -> Result<()> {
-        for delta in self.deltas[..levels].iter().rev() {
+        for (level, delta) in self.deltas[..levels].iter().enumerate().rev() {
             delta.look_up(&range).await?;
-            range = delta.trim(range);
+            if level > 0 {
+                range = delta.trim(range);
+            }
             if range.is_empty() {
                 break;
             }

@@ -126,6 +126,10 @@ impl Delta {
         while !range.is_empty() {
             let found = self.find(&range);
             if found.at.is_none() {
+                // The usual cases end here: all of it held, or none.
+                if found.len == range.end - range.start {
+                    return range;
+                }
                 break;
             }
             range.start += found.len;

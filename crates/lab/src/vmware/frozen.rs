@@ -16,7 +16,7 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// The oldest `levels` deltas. A commit that changes them while this is in use is the caller's mistake.
+    /// The oldest `levels` deltas. No commit changes them while this is in use.
     pub fn new(disk: Rc<Disk>, levels: usize) -> Frozen {
         let chain = disk.chain();
         Frozen { disk, chain, levels }

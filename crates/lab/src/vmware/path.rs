@@ -47,13 +47,15 @@ impl Disk {
             Serial::Nothing | Serial::Delta => None,
         };
         let mut left = range;
-        for delta in chain.deltas.iter().rev() {
+        for (level, delta) in chain.deltas.iter().enumerate().rev() {
             if serial == Serial::Delta {
                 drop(held.take());
                 held = Some(delta.turns.take().await);
             }
             delta.look_up(&left).await?;
-            left = delta.trim(left);
+            if level > 0 {
+                left = delta.trim(left);
+            }
             if left.is_empty() {
                 break;
             }

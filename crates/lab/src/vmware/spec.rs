@@ -12,6 +12,7 @@ use crate::run::{Constant, ConstantSource};
 pub enum Version {
     Esx35,
     Esx40,
+    Esx50,
     Esx55,
     Esx60,
     Esx70,
@@ -156,13 +157,14 @@ impl Waits {
 }
 
 impl Version {
-    pub const ALL: [Version; 5] =
-        [Version::Esx35, Version::Esx40, Version::Esx55, Version::Esx60, Version::Esx70];
+    pub const ALL: [Version; 6] =
+        [Version::Esx35, Version::Esx40, Version::Esx50, Version::Esx55, Version::Esx60, Version::Esx70];
 
     pub fn name(self) -> &'static str {
         match self {
             Version::Esx35 => "3.5",
             Version::Esx40 => "4.0",
+            Version::Esx50 => "5.0",
             Version::Esx55 => "5.5",
             Version::Esx60 => "6.0",
             Version::Esx70 => "7.0",
@@ -180,7 +182,7 @@ impl Version {
     /// The default; the others are columns beside it.
     pub fn hypothesis(self) -> Hypothesis {
         match self {
-            Version::Esx35 | Version::Esx40 | Version::Esx55 => Hypothesis::FPrime,
+            Version::Esx35 | Version::Esx40 | Version::Esx50 | Version::Esx55 => Hypothesis::FPrime,
             Version::Esx60 | Version::Esx70 => Hypothesis::S,
         }
     }
@@ -192,7 +194,7 @@ impl Version {
                 "helper rounds until one is below 16 MB, as the 2009 article observed; one guest I/O at a time, because \
                  host reads double at 32 a second, so nothing useful is cached; steps of a commit reopen every disk"
             }
-            Version::Esx55 => {
+            Version::Esx50 | Version::Esx55 => {
                 "helper rounds until merging takes 12 s; VMFSsparse below 2 TB; the logged stuns fall with every disk \
                  that is done, so each step reopens them all"
             }
@@ -210,14 +212,14 @@ impl Version {
     fn commit(self) -> CommitWay {
         match self {
             Version::Esx35 | Version::Esx40 => CommitWay::Helper(HelperRule::by_size()),
-            Version::Esx55 => CommitWay::Helper(HelperRule::by_time()),
+            Version::Esx50 | Version::Esx55 => CommitWay::Helper(HelperRule::by_time()),
             Version::Esx60 | Version::Esx70 => CommitWay::Mirror,
         }
     }
 
     fn touched(self) -> Touched {
         match self {
-            Version::Esx35 | Version::Esx40 | Version::Esx55 => Touched::AllDisks,
+            Version::Esx35 | Version::Esx40 | Version::Esx50 | Version::Esx55 => Touched::AllDisks,
             Version::Esx60 | Version::Esx70 => Touched::OneDisk,
         }
     }

@@ -1,7 +1,7 @@
 //! The VM as a subject: its disks, its snapshots, its stuns.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use blk::sync::Signal;
 use blk::volume::Volume;
@@ -51,6 +51,10 @@ pub(super) struct State {
     /// Names of all deltas that are there.
     pub delta_files: Vec<String>,
     deltas_made: u64,
+    /// Why the last commit did not end: disks are served as they are, and no snapshot comes or goes.
+    left_undone: Option<String>,
+    /// What backups read.
+    frozen: Vec<Weak<Frozen>>,
 }
 
 impl Esx {
@@ -146,7 +150,11 @@ impl Vm {
     }
 
     fn refuse_while_committing(&self, name: &str) -> Result<()> {
-        if self.state.borrow().committing {
+        let state = self.state.borrow();
+        if let Some(why) = &state.left_undone {
+            return Err(Error::refused(name, format!("consolidation is needed: {why}")));
+        }
+        if state.committing {
             return Err(Error::refused(name, "a commit is under way"));
         }
         Ok(())
@@ -162,6 +170,24 @@ impl Vm {
         }
         self.state.borrow_mut().snapshots.push(name.to_string());
         Ok(())
+    }
+
+    fn refuse_under_backup(&self, name: &str) -> Result<()> {
+        self.state.borrow_mut().frozen.retain(|frozen| frozen.strong_count() > 0);
+        if self.state.borrow().frozen.is_empty() {
+            return Ok(());
+        }
+        Err(Error::refused(name, "a backup reads a frozen disk; end it first"))
+    }
+
+    fn frozen_disks(&self, levels: usize) -> Vec<Rc<dyn Volume>> {
+        let mut state = self.state.borrow_mut();
+        let frozen = self.disks.iter().map(|disk| {
+            let frozen = Rc::new(Frozen::new(disk.clone(), levels));
+            state.frozen.push(Rc::downgrade(&frozen));
+            frozen as Rc<dyn Volume>
+        });
+        frozen.collect()
     }
 
     async fn commit(&self, position: usize) -> Result<CommitEnd> {
@@ -188,8 +214,15 @@ impl Vm {
         state.progress = CommitProgress { total_bytes, ..CommitProgress::default() };
     }
 
-    fn end_commit(&self) {
-        self.state.borrow_mut().committing = false;
+    fn end_commit(&self, end: &Result<CommitEnd>) {
+        let mut state = self.state.borrow_mut();
+        state.committing = false;
+        state.left_undone = match end {
+            Ok(CommitEnd::Done) => None,
+            Ok(CommitEnd::GaveUp(why)) => Some(why.clone()),
+            Err(error) => Some(error.to_string()),
+        };
+        drop(state);
         self.committed.notify();
     }
 
@@ -233,12 +266,13 @@ impl Subject for Esx {
     fn commit<'a>(&'a self, name: &'a str) -> Local<'a, Result<CommitEnd>> {
         Box::pin(async move {
             self.0.refuse_while_committing(name)?;
+            self.0.refuse_under_backup(name)?;
             let position = self.0.position(name)?;
             self.0.begin_commit(position);
             let vm = self.0.clone();
             let task = self.0.env.spawn(async move {
                 let end = vm.commit(position).await;
-                vm.end_commit();
+                vm.end_commit(&end);
                 end
             });
             task.join().await
@@ -253,8 +287,7 @@ impl Subject for Esx {
         Box::pin(async move {
             self.0.refuse_while_committing(name)?;
             let levels = self.0.first_level() + self.0.position(name)?;
-            let frozen = |disk: &Rc<Disk>| Rc::new(Frozen::new(disk.clone(), levels)) as Rc<dyn Volume>;
-            Ok(self.0.disks.iter().map(frozen).collect())
+            Ok(self.0.frozen_disks(levels))
         })
     }
 

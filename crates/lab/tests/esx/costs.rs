@@ -137,6 +137,22 @@ fn a_file_grows_in_steps_of_16_mib() {
 }
 
 #[test]
+fn redo_layers_write_their_tables_at_flushes() {
+    let (costs, _) = steady(|env| async move {
+        let esx = prepared(&env, Spec::redo(false, vec![DISK])).await;
+        let disk = disk(&esx);
+        [
+            // Of the four regions: a table and its directory's sector each.
+            cost(&esx, async { disk.clone().flush().await.unwrap() }).await,
+            cost(&esx, write(&disk, 64 << 10, BLOCK)).await,
+            cost(&esx, async { disk.clone().flush().await.unwrap() }).await,
+            cost(&esx, async { drop(read(&disk, 64 << 10, BLOCK).await) }).await,
+        ]
+    });
+    assert_eq!(costs, [(0, 8), (0, 1), (0, 1), (1, 0)]);
+}
+
+#[test]
 fn sesparse_modifies_grains_that_a_write_covers_in_part() {
     let (costs, _) = steady(|env| async move {
         let esx = prepared(&env, spec(Version::Esx70, DISK)).await;

@@ -3,5 +3,6 @@
 mod bytes;
 mod commits;
 mod costs;
+mod setups;
 mod stuns;
 mod support;
