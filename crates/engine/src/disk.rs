@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use crate::chain::{Chain, FoldRoute, Slots};
 use crate::link::{Link, all};
 use crate::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
-use crate::options::{Defect, Options};
+use crate::options::{Defect, Options, SpacePolicy};
 use crate::space::Holds;
 use crate::stats::DiskStats;
 
@@ -26,6 +26,8 @@ pub struct Disk {
     size_bytes: Cell<u64>,
     pub read_only: bool,
     pub options: Options,
+    /// Begins as the options say.
+    pub(crate) space_policy: Cell<SpacePolicy>,
     pub stats: DiskStats,
     pub(crate) chain: RefCell<Rc<Chain>>,
     pub(crate) map: Map,
@@ -72,6 +74,7 @@ impl Disk {
             size_bytes: Cell::new(size_bytes),
             read_only,
             options,
+            space_policy: Cell::new(options.space_policy),
             stats: DiskStats::default(),
             chain: RefCell::new(Rc::new(Chain { links, fold: None })),
             map: Map::new(options.map_cap_bytes),

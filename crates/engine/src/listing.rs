@@ -22,7 +22,7 @@ pub struct DiskLayers {
 pub struct Use {
     /// By what is its own.
     pub allocated_bytes: u64,
-    /// By what it reads and another VM owns: the ground of a clone or of an import.
+    /// By what it shows and another VM shows too: the ground of a clone or of an import, and what clones read of it.
     pub shared_bytes: u64,
 }
 

@@ -16,6 +16,7 @@ use crate::event::Event;
 use crate::ground::Loss;
 use crate::job::Job;
 use crate::listing::{DiskLayers, Use};
+use crate::options::SpacePolicy;
 use crate::stats::DiskStats;
 use crate::vm::{Listener, Vm};
 
@@ -59,6 +60,9 @@ pub trait Machine {
 
     /// Called with each event as it happens, from now on.
     fn listen(&self, listener: Listener);
+
+    /// What guests' writes do from now on when there is no space.
+    fn set_space_policy(&self, policy: SpacePolicy);
 
     /// Writable clients: (disk number, client).
     fn clients(&self) -> Vec<(u32, String)>;
@@ -189,6 +193,11 @@ impl Machine for Vm {
 
     fn listen(&self, listener: Listener) {
         *self.on_event.borrow_mut() = Some(listener);
+    }
+
+    fn set_space_policy(&self, policy: SpacePolicy) {
+        self.space_policy.set(policy);
+        Vm::disks(self).iter().for_each(|disk| disk.space_policy.set(policy));
     }
 
     fn clients(&self) -> Vec<(u32, String)> {

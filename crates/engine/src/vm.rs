@@ -15,7 +15,7 @@ use crate::event::{Event, EventKind};
 use crate::graph::Graph;
 use crate::job::Job;
 use crate::link::all;
-use crate::options::Options;
+use crate::options::{Options, SpacePolicy};
 use crate::space::{SpaceHold, set_aside};
 
 /// Events kept in memory; the daemon writes them away as they come.
@@ -30,6 +30,8 @@ pub struct Vm {
     pub env: Env,
     pub name: String,
     pub options: Options,
+    /// Begins as the options say.
+    pub(crate) space_policy: Cell<SpacePolicy>,
     pub(crate) manifest: Rc<dyn Manifest>,
     pub(crate) state: RefCell<VmState>,
     pub(crate) disks: RefCell<Vec<Rc<Disk>>>,
@@ -62,6 +64,7 @@ impl Vm {
             env,
             name: state.name.clone(),
             options,
+            space_policy: Cell::new(options.space_policy),
             manifest,
             state: RefCell::new(state),
             disks: RefCell::default(),
@@ -131,6 +134,7 @@ impl Vm {
     pub(crate) fn disk_over(self: &Rc<Self>, number: u32, layers: Vec<Rc<dyn Layer>>) -> Result<Rc<Disk>> {
         let name = format!("{}/disk{number}", self.name);
         let disk = Disk::new(self.env.clone(), name, number, layers, false, self.options)?;
+        disk.space_policy.set(self.space_policy.get());
         self.watch_space(&disk);
         Ok(disk)
     }

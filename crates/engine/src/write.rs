@@ -37,7 +37,7 @@ impl Disk {
             match once().await {
                 Err(e)
                     if e.is_no_space()
-                        && self.options.space_policy == SpacePolicy::Wait
+                        && self.space_policy.get() == SpacePolicy::Wait
                         && !self.closing.get() =>
                 {
                     if !std::mem::replace(&mut waiting, true) {

@@ -34,7 +34,8 @@ async fn native_like(env: &Env, source: &dyn Machine) -> (Rc<Store>, Rc<NativeVm
     Store::format(env, &file, NewStore { journal_pages: 1024, group_blocks: 512 }).await.unwrap();
     let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
     let store = Store::open(env.clone(), file, options, StoreGrowth::default(), true).await.unwrap();
-    let id = store.create_vm_like("moved", &source.state().disks).await.unwrap();
+    let id = store.new_vm_id();
+    store.create_vm_like(id, "moved", &source.state().disks).await.unwrap();
     let vm = NativeVm::open(&store, id, Options::default()).await.unwrap();
     (store, vm)
 }

@@ -3,6 +3,7 @@
 //! Times are RFC 3339 in UTC, sizes in bytes, units in the field's name. Identities are 128 bits as 32 hexadecimal
 //! digits. A field that does not apply is null, never absent. Fields are added, not renamed.
 
+mod datastore;
 mod disk;
 mod event;
 mod job;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+pub use datastore::*;
 pub use disk::*;
 pub use event::*;
 pub use job::*;
@@ -28,7 +30,7 @@ pub struct Status {
     pub version: String,
     pub pid: u32,
     pub started: Timestamp,
-    /// Absolute.
+    /// The main one; absolute.
     pub datastore: PathBuf,
     pub free_bytes: u64,
     pub total_bytes: u64,
@@ -42,6 +44,8 @@ pub struct Status {
     pub snapshots: u64,
     /// Queued, running, paused or waiting for space.
     pub open_jobs: u64,
+    /// The main one first; the numbers above are over all of them, room and `direct_io` the main one's.
+    pub datastores: Vec<Datastore>,
 }
 
 /// Room on the datastore against the worst case: every delta may grow to the size of its disk.

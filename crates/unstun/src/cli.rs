@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::command;
 use crate::error::ErrorBody;
 use crate::listen::NbdListen;
-use crate::name::VmName;
+use crate::name::{DatastoreName, VmName};
 use crate::output::Output;
 use crate::{api, units};
 
@@ -41,8 +41,9 @@ pub struct Cli {
 
 #[derive(Debug, Args)]
 pub struct Global {
-    /// The datastore's folder; else $UNSTUN_DATASTORE, else ./unstun-data if it exists, else /var/lib/unstun
-    #[arg(long, value_name = "DIR", global = true)]
+    /// The datastore's folder; else $UNSTUN_DATASTORE, else ./unstun-data if it exists, else /var/lib/unstun. Of a daemon
+    /// with several: that one, by its folder or its name
+    #[arg(long, value_name = "DIR|NAME", global = true)]
     pub datastore: Option<PathBuf>,
     /// Print JSON (see docs/cli-json.md)
     #[arg(long, global = true)]
@@ -55,6 +56,9 @@ pub enum Command {
     Up(UpArgs),
     /// What the daemon serves, and the room it has
     Status,
+    /// Serve further datastores beside the one the daemon was started on
+    #[command(subcommand)]
+    Datastore(DatastoreCommand),
     /// Create, import, clone, change and remove VMs
     #[command(subcommand)]
     Vm(VmCommand),
@@ -70,9 +74,9 @@ pub enum Command {
     Events(EventsArgs),
     /// The lines that attach a VM's disks to QEMU, libvirt or Proxmox
     Attach(AttachArgs),
-    /// Verify the datastore's store while it is in use; with PATH VMware files, read-only and without a daemon
+    /// Verify the datastores' stores while they are in use; with PATH VMware files, read-only and without a daemon
     Check(CheckArgs),
-    /// Verify the datastore's store, and read every block of data in it
+    /// Verify the datastores' stores, and read every block of data in them
     Scrub,
     /// Write a VMware disk chain as one sparse raw file, without a daemon
     Convert(ConvertArgs),
@@ -88,6 +92,47 @@ pub struct UpArgs {
     /// Serve NBD on unix:PATH or HOST:PORT instead of DATASTORE/.unstun/nbd.sock; may be repeated
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub nbd: Vec<NbdListen>,
+    /// What the maps of native disks may take in memory, for each datastore: more keeps random I/O on large disks from
+    /// reading maps
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_map_cache)]
+    pub map_cache: usize,
+}
+
+/// The way to a leaf is at most five pages of 4 KiB: a thousand requests at once on cold disks find room.
+const MAP_CACHE_BYTES_MIN: u64 = 16 << 20;
+/// Beyond it the numbers are a mistake: 1 TiB of maps is 250 TiB of disks.
+const MAP_CACHE_BYTES_MAX: u64 = 1 << 40;
+
+fn parse_map_cache(text: &str) -> Result<usize, String> {
+    let bytes = units::parse_bytes(text)?;
+    if !(MAP_CACHE_BYTES_MIN..=MAP_CACHE_BYTES_MAX).contains(&bytes) {
+        let (min, max) = (units::format_bytes(MAP_CACHE_BYTES_MIN), units::format_bytes(MAP_CACHE_BYTES_MAX));
+        return Err(format!("{text:?}: expected {min} to {max}"));
+    }
+    usize::try_from(bytes).map_err(|e| e.to_string())
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DatastoreCommand {
+    /// Serve another datastore, now and after every restart
+    Add {
+        /// Its folder, or the device that `create` made one of; and what to call it, else as that is called
+        #[arg(value_name = "[NAME=]PATH")]
+        what: String,
+    },
+    /// Make a datastore of a whole block device, or of a file of fixed size; without a daemon
+    Create {
+        /// Such as /dev/disk/by-id/...
+        #[arg(value_name = "DEVICE")]
+        path: PathBuf,
+        /// Overwrite what is on it; there is no way back
+        #[arg(long)]
+        force: bool,
+    },
+    /// List the datastores, with their room
+    List,
+    /// Stop serving a datastore; all that is in it stays
+    Remove { name: DatastoreName },
 }
 
 #[derive(Debug, Subcommand)]

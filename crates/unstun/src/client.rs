@@ -14,14 +14,14 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    Checked, CommitPreview, CommitTarget, Diff, Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow,
-    DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss, Revert, SnapshotDir, SnapshotTake,
-    SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved,
-    VmSpace, VmSummary,
+    Checked, CommitPreview, CommitTarget, Datastore as Listed, DatastoreAdd, DatastoreRemoved, Diff,
+    Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event,
+    Job, JobLimit, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone,
+    VmClosed, VmCreate, VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
 };
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
-use crate::name::{DiskRef, VmName};
+use crate::name::{DatastoreName, DiskRef, VmName};
 
 /// Events are the longest answer: at about 200 bytes each, over 300,000 of them.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -34,11 +34,52 @@ fn disk_path(disk: &DiskRef) -> String {
 pub struct Client {
     datastore: PathBuf,
     socket: PathBuf,
+    /// The one of the daemon's datastores that a command means, where it names one.
+    within: Option<Within>,
+}
+
+/// One of a daemon's datastores.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Within {
+    Name(DatastoreName),
+    /// Absolute, without links.
+    Folder(PathBuf),
 }
 
 impl Client {
     pub fn new(datastore: &Datastore) -> Self {
-        Self { datastore: datastore.root().to_owned(), socket: datastore.api_socket() }
+        Self { datastore: datastore.root().to_owned(), socket: datastore.api_socket(), within: None }
+    }
+
+    pub fn of(datastore: &Datastore, within: Option<Within>) -> Self {
+        Self { within, ..Self::new(datastore) }
+    }
+
+    /// None: the command names none, and the main one is meant where it matters.
+    pub async fn within(&self) -> Result<Option<DatastoreName>> {
+        match &self.within {
+            None => Ok(None),
+            Some(within) => self.named(within).await.map(Some),
+        }
+    }
+
+    /// `NotFound` where the daemon does not serve it.
+    pub async fn named(&self, within: &Within) -> Result<DatastoreName> {
+        let all = self.datastore_list().await?;
+        let found = all.iter().find(|one| match within {
+            Within::Name(name) => one.name == *name,
+            Within::Folder(path) => one.path == *path,
+        });
+        found.map(|one| one.name.clone()).ok_or_else(|| {
+            let known: Vec<_> =
+                all.iter().map(|one| format!("{} ({})", one.name, one.path.display())).collect();
+            let wanted = match within {
+                Within::Name(name) => name.to_string(),
+                Within::Folder(path) => path.display().to_string(),
+            };
+            let remedy = "`unstun datastore add` serves another";
+            Error::not_found(format!("no datastore {wanted}; there is {}; {remedy}", known.join(", ")))
+        })
     }
 
     pub fn datastore(&self) -> &Path {
@@ -159,16 +200,28 @@ impl Client {
         self.get(&format!("/vms/{vm}/events?after={after}")).await
     }
 
-    pub async fn store_check(&self) -> Result<Checked> {
-        self.call(Method::POST, "/check", NO_BODY).await
+    pub async fn store_check(&self, datastore: &DatastoreName) -> Result<Checked> {
+        self.call(Method::POST, &format!("/check?datastore={datastore}"), NO_BODY).await
     }
 
-    pub async fn store_scrub(&self) -> Result<Job> {
-        self.call(Method::POST, "/scrub", NO_BODY).await
+    pub async fn store_scrub(&self, datastore: &DatastoreName) -> Result<Job> {
+        self.call(Method::POST, &format!("/scrub?datastore={datastore}"), NO_BODY).await
     }
 
-    pub async fn store_scrubbed(&self) -> Result<Checked> {
-        self.get("/scrub").await
+    pub async fn store_scrubbed(&self, datastore: &DatastoreName) -> Result<Checked> {
+        self.get(&format!("/scrub?datastore={datastore}")).await
+    }
+
+    pub async fn datastore_list(&self) -> Result<Vec<Listed>> {
+        self.get("/datastores").await
+    }
+
+    pub async fn datastore_add(&self, request: &DatastoreAdd) -> Result<Listed> {
+        self.call(Method::POST, "/datastores", Some(request)).await
+    }
+
+    pub async fn datastore_remove(&self, name: &DatastoreName) -> Result<DatastoreRemoved> {
+        self.call(Method::DELETE, &format!("/datastores/{name}"), NO_BODY).await
     }
 
     pub async fn job_list(&self) -> Result<Vec<Job>> {

@@ -7,12 +7,13 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::api::{
-    Checked, CommitPreview, CommitTarget, Diff, Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode,
-    DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
-    Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
+    Checked, CommitPreview, CommitTarget, Datastore, DatastoreAdd, DatastoreRemoved, Diff, Differences,
+    Discard, Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Revert, SnapshotDir,
+    SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove,
+    VmRemoved, VmSpace, VmSummary,
 };
 use crate::error::Result;
-use crate::name::VmName;
+use crate::name::{DatastoreName, VmName};
 
 /// Boxed, because the API holds the engine as one trait object; a call costs a request, not an I/O.
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
@@ -65,12 +66,20 @@ pub trait Control: Send + Sync {
     fn discard_preview(&self, vm: VmName, request: Discard) -> Reply<'_, Loss>;
     fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss>;
 
-    /// Of the store, while it is in use. `NotFound` without one.
-    fn store_check(&self) -> Reply<'_, Checked>;
+    /// Of a datastore's store, while it is in use; None: of the main one. `NotFound` without one.
+    fn store_check(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked>;
     /// Answers with the job.
-    fn store_scrub(&self) -> Reply<'_, Job>;
+    fn store_scrub(&self, datastore: Option<DatastoreName>) -> Reply<'_, Job>;
     /// What the last scrub has found.
-    fn store_scrubbed(&self) -> Reply<'_, Checked>;
+    fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked>;
+
+    /// The main one first.
+    fn datastore_list(&self) -> Reply<'_, Vec<Datastore>>;
+    /// Served from now on, and by every later daemon. `Exists` if the name or the folder is taken, `Locked` while another
+    /// daemon serves it.
+    fn datastore_add(&self, request: DatastoreAdd) -> Reply<'_, Datastore>;
+    /// Its VMs are not served any more. `Refused` for the main one, and while a client is attached or a job is open.
+    fn datastore_remove(&self, name: DatastoreName) -> Reply<'_, DatastoreRemoved>;
 
     /// Oldest first; ended jobs stay listed until the daemon stops.
     fn job_list(&self) -> Reply<'_, Vec<Job>>;

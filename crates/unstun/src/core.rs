@@ -7,15 +7,19 @@ mod branches;
 mod bridge;
 mod check;
 mod convert;
+mod departure;
+mod device;
 mod difference;
 mod disks;
 mod door;
+mod entry;
 mod exports;
 mod formats;
 mod hold;
 mod homes;
 mod inuse;
 mod journal;
+mod known;
 mod life;
 mod moves;
 mod native;
@@ -27,23 +31,33 @@ mod ready;
 mod remove;
 mod scrub;
 mod settle;
+mod signature;
+mod site;
+mod sites;
 mod switch;
 mod told;
 mod tracked;
 mod tree;
+mod way;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::api::{Checked, Converted};
+use crate::api::{Checked, Converted, DatastoreCreated};
 use crate::control::Control;
-use crate::datastore::Datastore;
 use crate::error::Result;
-use crate::listen::NbdListen;
 
-/// Locks and recovers the datastore, starts the engine on a thread of its own and serves NBD on `nbd`.
-pub fn start(datastore: &Datastore, nbd: &[NbdListen]) -> Result<Arc<dyn Control>> {
-    Ok(Arc::new(bridge::Bridge::start(datastore, nbd)?))
+pub use bridge::Place;
+
+/// Locks and recovers the datastores, starts the engine on a thread of its own and serves NBD.
+pub fn start(place: Place) -> Result<Arc<dyn Control>> {
+    Ok(Arc::new(bridge::Bridge::start(place)?))
+}
+
+/// Makes an empty store of a block device, or of a file of fixed size, for `datastore add`. Refused where something is on
+/// it, unless `force`.
+pub fn create_datastore(path: &Path, force: bool) -> Result<DatastoreCreated> {
+    device::create(path, force)
 }
 
 /// Reads a chain without changing it and writes the disk it shows to a sparse raw file. `progress` is called

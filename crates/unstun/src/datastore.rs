@@ -4,11 +4,22 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::listen::{self, NbdListen};
+use crate::name::DatastoreName;
 
 pub const LOCAL_DEFAULT: &str = "unstun-data";
 pub const SYSTEM_DEFAULT: &str = "/var/lib/unstun";
 /// Everything of ours that is not a VM's home.
 const OWN_FOLDER: &str = ".unstun";
+/// In the own folder of a datastore that was added to another's daemon: a line with the folder of that other one, whose
+/// socket answers for both.
+pub const SERVED_BY_NAME: &str = "served-by";
+/// Of a datastore whose folder is called as no datastore can be.
+const NAMELESS: &str = "main";
+
+/// As its folder is called.
+pub fn name_of(root: &Path) -> Result<DatastoreName, String> {
+    root.file_name().unwrap_or_default().to_string_lossy().parse()
+}
 
 /// An existing folder; absolute.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +64,16 @@ impl Datastore {
             return Err(Error::invalid(format!("datastore {shown} ({how}): expected a folder")));
         }
         Ok(Self { root })
+    }
+
+    pub fn name(&self) -> DatastoreName {
+        name_of(&self.root).unwrap_or_else(|_| NAMELESS.parse().expect("a sound name"))
+    }
+
+    /// The one whose daemon serves this one: itself, unless it was added to another.
+    pub fn served_by(&self) -> Self {
+        let line = std::fs::read_to_string(self.own_folder().join(SERVED_BY_NAME));
+        line.map_or_else(|_| self.clone(), |line| Self { root: PathBuf::from(line.trim_end()) })
     }
 
     pub fn root(&self) -> &Path {

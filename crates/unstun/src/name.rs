@@ -22,6 +22,11 @@ pub const MESSAGE_BYTES_MAX: usize = 1024;
 #[serde(try_from = "String", into = "String")]
 pub struct VmName(String);
 
+/// Of a datastore in its daemon; as a VM's.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct DatastoreName(String);
+
 /// Of a snapshot; a label, not an identity; 1 to 80 characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -78,6 +83,7 @@ macro_rules! name_type {
 }
 
 name_type!(VmName, |text: &str| check_name("VM", text, VM_NAME_BYTES_MAX));
+name_type!(DatastoreName, |text: &str| check_name("datastore", text, VM_NAME_BYTES_MAX));
 name_type!(SnapshotName, |text: &str| check_name("snapshot", text, SNAPSHOT_NAME_BYTES_MAX));
 name_type!(SnapshotRef, check_ref);
 

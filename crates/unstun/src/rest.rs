@@ -1,6 +1,7 @@
 //! The REST API: routes under `/api/v1` over a `Control`, served on a Unix socket that only its owner can open.
 
 pub mod body;
+mod datastores;
 mod disks;
 mod jobs;
 mod snapshots;
@@ -108,8 +109,10 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
 pub fn router(control: Arc<dyn Control>) -> Router {
     let v1 = Router::new()
         .route("/status", get(status))
-        .route("/check", post(check))
-        .route("/scrub", get(scrubbed).post(scrub))
+        .route("/datastores", get(datastores::list).post(datastores::add))
+        .route("/datastores/{name}", delete(datastores::remove))
+        .route("/check", post(datastores::check))
+        .route("/scrub", get(datastores::scrubbed).post(datastores::scrub))
         .route("/import", post(vms::import))
         .route("/vms", get(vms::list).post(vms::create))
         .route("/vms/{vm}", get(vms::show).delete(vms::remove))
@@ -179,16 +182,4 @@ fn answer<T: Serialize>(result: Result<T>) -> Answer<T> {
 
 async fn status(State(control): Shared) -> Answer<impl Serialize> {
     answer(control.status().await)
-}
-
-async fn check(State(control): Shared) -> Answer<impl Serialize> {
-    answer(control.store_check().await)
-}
-
-async fn scrub(State(control): Shared) -> Answer<impl Serialize> {
-    answer(control.store_scrub().await)
-}
-
-async fn scrubbed(State(control): Shared) -> Answer<impl Serialize> {
-    answer(control.store_scrubbed().await)
 }

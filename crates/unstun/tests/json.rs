@@ -48,6 +48,7 @@ fn disk_create() -> VmCreate {
         disks: vec![DiskCreate::new(20 << 30)],
         store: Store::Redo,
         when_full: WhenFull::Wait,
+        datastore: None,
     }
 }
 
@@ -106,6 +107,7 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
         allow_roots: Vec::new(),
         ignore_content_ids: false,
         when_full: WhenFull::Wait,
+        datastore: None,
     };
     let clone = VmClone { snapshot, name: "test1".parse().unwrap() };
     client.vm_import(&import).await.unwrap();
@@ -116,11 +118,10 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     actual.add("VmClient", &loss.clients[0]);
     actual.add("VmImport", &import);
     actual.add("VmClone", &clone);
-    let moving = VmMove { disk: None, store: Store::Redo };
+    let moving = VmMove { disk: None, store: Some(Store::Redo), datastore: None };
     assert_eq!(client.vm_move(name, &moving).await.unwrap().operation, Operation::Move);
     actual.add("VmMove", &moving);
-    assert_eq!(client.store_check().await.unwrap(), client.store_scrubbed().await.unwrap());
-    assert_eq!(client.store_scrub().await.unwrap().vm, None);
+    from_datastores(actual, client).await;
     actual.add("Disconnect", &Disconnect::default());
     actual.add("VmClosed", &client.vm_close(name, true).await.unwrap());
     let dir = SnapshotDir { dir: Some("/fast".into()) };
@@ -133,8 +134,23 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     actual.add("DiskRemoved", &client.disk_remove(&disk, false).await.unwrap());
 }
 
+async fn from_datastores(actual: &mut Actual, client: &Client) {
+    let main = client.datastore_list().await.unwrap().remove(0).name;
+    assert_eq!(client.store_check(&main).await.unwrap(), client.store_scrubbed(&main).await.unwrap());
+    assert_eq!(client.store_scrub(&main).await.unwrap().vm, None);
+    let add = DatastoreAdd { path: "/added".into(), name: None };
+    let added = client.datastore_add(&add).await.unwrap();
+    actual.add("DatastoreAdd", &add);
+    actual.add("Datastore", &added);
+    actual.add("DatastoreRemoved", &client.datastore_remove(&added.name).await.unwrap());
+}
+
 fn made_here(actual: &mut Actual) {
     let body = ErrorBody::from(Error::failed("x"));
+    actual.add(
+        "DatastoreCreated",
+        &DatastoreCreated { path: "/dev/x".into(), size_bytes: 0, overwritten: None },
+    );
     actual.add("ErrorBody", &body);
     actual.add("ErrorFields", &body.error);
     let (chain, output) = ("/a".into(), "/b".into());

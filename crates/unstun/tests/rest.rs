@@ -24,6 +24,7 @@ fn create(name: &str, sizes: &[u64]) -> VmCreate {
         disks: sizes.iter().copied().map(DiskCreate::new).collect(),
         store: Store::Redo,
         when_full: WhenFull::Wait,
+        datastore: None,
     }
 }
 

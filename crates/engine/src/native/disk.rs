@@ -32,7 +32,7 @@ pub struct NativeDisk {
     pub number: u32,
     pub read_only: bool,
     pub stats: DiskStats,
-    policy: SpacePolicy,
+    policy: Cell<SpacePolicy>,
     space_retry_us: u64,
     /// Ranges with a write at work, in blocks: overlapping writes happen one after the other, in one order.
     pub(super) writes: RangeLock,
@@ -67,7 +67,7 @@ impl NativeDisk {
             read_only: !node.is_running(),
             node,
             stats: DiskStats::default(),
-            policy: terms.policy,
+            policy: Cell::new(terms.policy),
             space_retry_us: terms.space_retry_us,
             writes: RangeLock::default(),
             closing: Cell::new(false),
@@ -88,6 +88,10 @@ impl NativeDisk {
         let merged = self.node.root().flatten().map_or(0, |root| root.pointer.count);
         let pending: u64 = self.node.active.borrow().runs().map(|(_, held)| held.len).sum();
         ((merged + pending) * BLOCK).min(self.size_bytes())
+    }
+
+    pub(super) fn set_policy(&self, policy: SpacePolicy) {
+        self.policy.set(policy);
     }
 
     /// Told when writes begin (true) and cease (false) to wait for space.
@@ -228,7 +232,9 @@ impl NativeDisk {
             match once().await {
                 // What it did so far stays, and is overwritten in place after the checkpoint that makes room.
                 Err(e) if e.is_no_space() && !self.store.journal.has_room() && !self.closing.get() => {}
-                Err(e) if e.is_no_space() && self.policy == SpacePolicy::Wait && !self.closing.get() => {
+                Err(e)
+                    if e.is_no_space() && self.policy.get() == SpacePolicy::Wait && !self.closing.get() =>
+                {
                     if !std::mem::replace(&mut waiting, true) {
                         self.waits_for_space(true);
                     }

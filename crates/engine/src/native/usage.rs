@@ -134,6 +134,55 @@ impl Store {
         Ok(mapped.saturating_sub(own.data) * BLOCK)
     }
 
+    /// Bytes of what `nodes` show together and others show too, because it was written in one of `nodes`: what clones read.
+    pub async fn lent_to_others(&self, nodes: &BTreeSet<u64>) -> Result<u64> {
+        let written = loop {
+            let ways = self.ways_of(nodes);
+            if !self.is_read_by_others(&ways) {
+                return Ok(0);
+            }
+            let involved: Vec<u64> = ways.iter().flat_map(|(node, parent)| [*node, *parent]).collect();
+            let known: Vec<u64> = involved.into_iter().filter(|id| self.node(*id).is_ok()).collect();
+            match self.merged_items(&known).await {
+                Ok((_, _retained)) => break self.added_in(&ways).await?,
+                // A state that was given back meanwhile is none of them any more.
+                Err(e) if known.iter().all(|id| self.node(*id).is_ok()) => return Err(e),
+                Err(_) => {}
+            }
+        };
+        let all: Vec<u64> = nodes.iter().copied().collect();
+        Ok(written.saturating_sub(self.held(&all).await?.data) * BLOCK)
+    }
+
+    fn is_read_by_others(&self, ways: &BTreeMap<u64, u64>) -> bool {
+        let lineage = self.lineage.borrow();
+        ways.keys().any(|id| lineage.children(*id).iter().any(|child| !ways.contains_key(child)))
+    }
+
+    /// Each of `nodes` that there is, and each hidden one it rests on, with the state before it.
+    fn ways_of(&self, nodes: &BTreeSet<u64>) -> BTreeMap<u64, u64> {
+        let lineage = self.lineage.borrow();
+        let mut ways = BTreeMap::new();
+        for id in nodes {
+            let mut at = lineage.get(*id);
+            while let Some(node) = at.filter(|node| !ways.contains_key(&node.id)) {
+                ways.insert(node.id, node.parent.get());
+                at = lineage.get(node.parent.get()).filter(|parent| parent.dropped.get());
+            }
+        }
+        ways
+    }
+
+    /// Blocks of data that each state has and the one before it has not.
+    async fn added_in(&self, ways: &BTreeMap<u64, u64>) -> Result<u64> {
+        let root_of = |id: u64| self.node(id).ok().and_then(|node| item_now(&node).root);
+        let mut written = Held::default();
+        for (node, parent) in ways {
+            self.add_held(root_of(*node), root_of(*parent), &Piece::ALL, &mut written).await?;
+        }
+        Ok(written.data)
+    }
+
     fn ground_of(&self, node: u64, own: &BTreeSet<u64>) -> Option<u64> {
         let lineage = self.lineage.borrow();
         let mut seen = BTreeSet::new();
@@ -313,6 +362,9 @@ mod tests {
             let own = BTreeSet::from([1, 2]);
             assert_eq!(store.shared_with_others(1, &own).await.unwrap(), 50 * BLOCK);
             assert_eq!(store.shared_with_others(1, &BTreeSet::from([1, 2, 3])).await.unwrap(), 0);
+            let lent = store.lent_to_others(&BTreeSet::from([1, 2, 3])).await.unwrap();
+            assert_eq!(lent, 100 * BLOCK, "node 4 shows all of node 3");
+            assert_eq!(store.lent_to_others(&BTreeSet::from([1, 2, 3, 4])).await.unwrap(), 0);
             store.close().await.unwrap();
         });
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Operation;
 use crate::error::ErrorFields;
-use crate::name::VmName;
+use crate::name::{DatastoreName, VmName};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -45,6 +45,8 @@ pub struct Job {
     pub operation: Operation,
     /// Null for a scrub, which is of the whole store.
     pub vm: Option<VmName>,
+    /// Where the work is.
+    pub datastore: DatastoreName,
     pub snapshots: Vec<String>,
     pub state: JobState,
     pub started: Timestamp,

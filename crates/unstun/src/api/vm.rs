@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{Disk, DiskCreate, Space, Store, WhenFull};
-use crate::name::{SnapshotRef, VmName};
+use crate::name::{DatastoreName, SnapshotRef, VmName};
 
 /// Body of `POST /vms`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +19,9 @@ pub struct VmCreate {
     pub store: Store,
     #[serde(default)]
     pub when_full: WhenFull,
+    /// Null for the main one.
+    #[serde(default)]
+    pub datastore: Option<DatastoreName>,
 }
 
 /// Body of `POST /import`.
@@ -41,6 +44,9 @@ pub struct VmImport {
     pub ignore_content_ids: bool,
     #[serde(default)]
     pub when_full: WhenFull,
+    /// Null for the one that the folder lies in, and else the main one.
+    #[serde(default)]
+    pub datastore: Option<DatastoreName>,
 }
 
 /// Body of `POST /vms/VM/clone`.
@@ -53,13 +59,18 @@ pub struct VmClone {
 }
 
 /// Body of `POST /vms/VM/move`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmMove {
     /// Null for all disks; N where `diskN` is the only one.
     #[serde(default)]
     pub disk: Option<u32>,
-    pub store: Store,
+    /// Null: as it is kept now.
+    #[serde(default)]
+    pub store: Option<Store>,
+    /// Null: the one it is in.
+    #[serde(default)]
+    pub datastore: Option<DatastoreName>,
 }
 
 /// Body of `PUT /vms/VM/snapshot-dir`.
@@ -106,6 +117,7 @@ pub struct VmSummary {
     pub condition: VmCondition,
     /// Why it is broken.
     pub message: Option<String>,
+    pub datastore: DatastoreName,
     pub home: PathBuf,
     pub id: Option<String>,
     pub store: Store,
@@ -122,6 +134,7 @@ pub struct VmSummary {
 pub struct Vm {
     pub id: String,
     pub name: VmName,
+    pub datastore: DatastoreName,
     /// The folder of its files, absolute.
     pub home: PathBuf,
     /// Where its deltas are made, if not in the home.
@@ -183,12 +196,13 @@ pub struct VmClosed {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpace {
     pub vm: VmName,
+    pub datastore: DatastoreName,
     pub store: Store,
     /// Sum over the disks, as the guest sees them.
     pub logical_bytes: u64,
     /// By what is its own, with all its snapshots.
     pub allocated_bytes: u64,
-    /// By what it reads and others own: the ground of a clone or of an import.
+    /// By what it shows and others show too: the ground of a clone or of an import, and what clones of it read.
     pub shared_bytes: u64,
     /// Parents before children, older siblings first.
     pub snapshots: Vec<SnapshotSpace>,

@@ -26,7 +26,7 @@ pub enum VmCommand {
     Set(SetArgs),
     /// Make a VM that runs on from a snapshot of another (a linked clone)
     Clone(CloneArgs),
-    /// Move a VM into another store while its guest runs, with its snapshots
+    /// Move a VM into another datastore or store while its guest runs, with its snapshots
     Move(MoveArgs),
     /// Bring a VM's files to rest, for other tools; `vm open` serves it again
     Close {
@@ -103,9 +103,12 @@ pub struct MoveArgs {
     /// The VM; VM/diskN where that is its only disk
     #[arg(value_name = "VM[/diskN]")]
     pub what: String,
-    /// The store to move to
+    /// The datastore to move to, by its name or its folder
+    #[arg(long, value_name = "DIR|NAME", required_unless_present = "store")]
+    pub to: Option<PathBuf>,
+    /// How it is kept from then on; else as it is
     #[arg(long, value_enum)]
-    pub store: StoreArg,
+    pub store: Option<StoreArg>,
     /// Start it and return, without following its progress
     #[arg(long)]
     pub detach: bool,

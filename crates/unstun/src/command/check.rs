@@ -8,6 +8,7 @@ use crate::client::Client;
 use crate::command::{commit, watch};
 use crate::core;
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::DatastoreName;
 use crate::output::Output;
 
 /// This and the next two answer the exit code.
@@ -20,14 +21,44 @@ pub fn files(path: &Path, output: Output) -> Result<u8> {
     tell(&core::check(&path)?, output)
 }
 
-pub async fn store(client: &Client, output: Output) -> Result<u8> {
-    tell(&client.store_check().await?, output)
+pub async fn stores(client: &Client, output: Output) -> Result<u8> {
+    let mut all = Vec::new();
+    for datastore in with_store(client).await? {
+        all.push(client.store_check(&datastore).await?);
+    }
+    tell(&together(client, all), output)
 }
 
-/// Follows the job; what it has found is told when it has ended.
+/// Follows a job for each store; what they have found is told when all have ended.
 pub async fn scrub(client: &Client, output: Output) -> Result<u8> {
-    commit::ended(watch(client, client.store_scrub().await?).await?)?;
-    tell(&client.store_scrubbed().await?, output)
+    let mut all = Vec::new();
+    for datastore in with_store(client).await? {
+        commit::ended(watch(client, client.store_scrub(&datastore).await?).await?)?;
+        all.push(client.store_scrubbed(&datastore).await?);
+    }
+    tell(&together(client, all), output)
+}
+
+/// The datastore that the command names, or all that have native disks; where none has, the main one, which says so.
+async fn with_store(client: &Client) -> Result<Vec<DatastoreName>> {
+    if let Some(named) = client.within().await? {
+        return Ok(vec![named]);
+    }
+    let all = client.datastore_list().await?;
+    let some: Vec<_> = all.iter().filter(|one| one.native_store).map(|one| one.name.clone()).collect();
+    match some.is_empty() {
+        true => Ok(all.into_iter().take(1).map(|main| main.name).collect()),
+        false => Ok(some),
+    }
+}
+
+/// One store's answer stands for itself.
+fn together(client: &Client, mut all: Vec<Checked>) -> Checked {
+    if all.len() == 1 {
+        return all.remove(0);
+    }
+    let findings = all.into_iter().flat_map(|one| one.findings).collect();
+    Checked { path: client.datastore().to_path_buf(), findings }
 }
 
 fn tell(checked: &Checked, output: Output) -> Result<u8> {

@@ -4,6 +4,7 @@ mod attach;
 mod check;
 mod commit;
 mod convert;
+mod datastore;
 mod difference;
 mod disk;
 mod event;
@@ -19,12 +20,12 @@ mod tree;
 mod up;
 mod vm;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tokio::runtime::Runtime;
 
-use crate::cli::{CheckArgs, Cli, Command};
-use crate::client::Client;
+use crate::cli::{CheckArgs, Cli, Command, DatastoreCommand};
+use crate::client::{Client, Within};
 use crate::datastore::Datastore;
 use crate::demo;
 use crate::error::{Error, Result};
@@ -36,33 +37,49 @@ pub use progress::{Watched, watch};
 pub fn run(cli: &Cli, output: Output) -> Result<u8> {
     match &cli.command {
         Command::Check(CheckArgs { path: Some(path) }) => check::files(path, output),
-        Command::Check(_) => {
-            let client = Client::new(&Datastore::for_client(named(cli).as_deref())?);
-            runtime()?.block_on(check::store(&client, output))
-        }
-        Command::Scrub => {
-            let client = Client::new(&Datastore::for_client(named(cli).as_deref())?);
-            runtime()?.block_on(check::scrub(&client, output))
-        }
+        Command::Check(_) => runtime()?.block_on(check::stores(&client(cli)?, output)),
+        Command::Scrub => runtime()?.block_on(check::scrub(&client(cli)?, output)),
         _ => run_others(cli, output).map(|()| 0),
     }
 }
 
-fn named(cli: &Cli) -> Option<PathBuf> {
+fn variable() -> Option<PathBuf> {
     // An empty variable counts as unset: shells make it easy to pass one.
-    let variable = std::env::var_os("UNSTUN_DATASTORE").filter(|value| !value.is_empty()).map(PathBuf::from);
-    cli.global.datastore.clone().or(variable)
+    std::env::var_os("UNSTUN_DATASTORE").filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Of the daemon that serves what the command names.
+fn client(cli: &Cli) -> Result<Client> {
+    let named = cli.global.datastore.as_deref();
+    if let Some(Within::Name(name)) = named.and_then(within)
+        && let Ok(datastore) = Datastore::for_client(variable().as_deref())
+    {
+        return Ok(Client::of(&datastore.served_by(), Some(Within::Name(name))));
+    }
+    let datastore = Datastore::for_client(named.map(Path::to_path_buf).or_else(variable).as_deref())?;
+    let served_by = datastore.served_by();
+    let within = (served_by != datastore).then(|| Within::Folder(datastore.root().to_path_buf()));
+    Ok(Client::of(&served_by, within))
+}
+
+/// A folder that is there, or a name. None: neither.
+pub fn within(text: &Path) -> Option<Within> {
+    match text.canonicalize() {
+        Ok(path) => Some(Within::Folder(path)),
+        Err(_) => text.to_str()?.parse().ok().map(Within::Name),
+    }
 }
 
 fn run_others(cli: &Cli, output: Output) -> Result<()> {
-    let named = named(cli);
-    let named = named.as_deref();
     match &cli.command {
-        Command::Up(args) => up::run(named, args, output),
+        Command::Up(args) => up::run(cli.global.datastore.clone().or_else(variable).as_deref(), args, output),
+        Command::Datastore(DatastoreCommand::Create { path, force }) => {
+            datastore::create(path, *force, output)
+        }
         Command::Convert(args) => convert::run(args, output),
         Command::Generate(args) => generate::run(args, output),
         command => {
-            let client = Client::new(&Datastore::for_client(named)?);
+            let client = client(cli)?;
             runtime()?.block_on(ask_daemon(command, &client, output))
         }
     }
@@ -71,6 +88,7 @@ fn run_others(cli: &Cli, output: Output) -> Result<()> {
 async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Result<()> {
     match command {
         Command::Status => status::run(client, output).await,
+        Command::Datastore(command) => datastore::run(command, client, output).await,
         Command::Vm(command) => vm::run(command, client, output).await,
         Command::Space { vm } => space::run(vm, client, output).await,
         Command::Snapshot(command) => snapshot::run(command, client, output).await,

@@ -77,6 +77,7 @@ mod tests {
         let job = Job {
             id: 1,
             operation: crate::api::Operation::Commit,
+            datastore: "main".parse().unwrap(),
             vm: "web".parse().ok(),
             snapshots: vec!["a".into()],
             state: JobState::Running,

@@ -15,6 +15,7 @@ pub async fn run(vm: &VmName, client: &Client, output: Output) -> Result<()> {
 fn describe(space: &VmSpace) -> String {
     let lines = fields(&[
         ("VM", space.vm.to_string()),
+        ("datastore", space.datastore.to_string()),
         ("logical", format_bytes(space.logical_bytes)),
         ("allocated", format_bytes(space.allocated_bytes)),
         ("shared", format_bytes(space.shared_bytes)),

@@ -5,7 +5,7 @@ use crate::api::{
     VmRemoved, VmSummary,
 };
 use crate::cli::{CloneArgs, ImportArgs, MoveArgs, SetArgs, VmCommand, VmCreateArgs};
-use crate::client::Client;
+use crate::client::{Client, Within};
 use crate::command::{commit, disk, fill, loss, watch};
 use crate::error::{Error, Result};
 use crate::name;
@@ -16,9 +16,10 @@ pub async fn run(command: &VmCommand, client: &Client, output: Output) -> Result
     match command {
         VmCommand::Create(args) => create(args, client, output).await,
         VmCommand::Import(args) => {
-            output.result(&client.vm_import(&import(args)?).await?, |vm| titled("imported", vm))
+            let request = VmImport { datastore: client.within().await?, ..import(args)? };
+            output.result(&client.vm_import(&request).await?, |vm| titled("imported", vm))
         }
-        VmCommand::List => output.result(&client.vm_list().await?, |vms| list(vms)),
+        VmCommand::List => output.result(&listed(client).await?, |vms| list(vms)),
         VmCommand::Show { vm } => output.result(&client.vm_show(vm).await?, describe),
         VmCommand::Disk(command) => disk::run(command, client, output).await,
         VmCommand::Set(args) => set(args, client, output).await,
@@ -43,8 +44,13 @@ async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<
         Some(source) => Some(source.prepare(&mut disks)?),
         None => None,
     };
-    let request =
-        VmCreate { name: args.vm.clone(), disks, store: args.store.into(), when_full: args.when_full.into() };
+    let request = VmCreate {
+        name: args.vm.clone(),
+        disks,
+        store: args.store.into(),
+        when_full: args.when_full.into(),
+        datastore: client.within().await?,
+    };
     let mut vm = client.vm_create(&request).await?;
     if let (Some(source), Some(mode)) = (source, mode) {
         let filled = async {
@@ -75,6 +81,7 @@ fn import(args: &ImportArgs) -> Result<VmImport> {
         allow_roots: args.allow_roots.iter().map(absolute).collect::<Result<_>>()?,
         ignore_content_ids: args.ignore_content_ids,
         when_full: args.when_full.into(),
+        datastore: None,
     })
 }
 
@@ -100,11 +107,27 @@ async fn relocate(args: &MoveArgs, client: &Client, output: Output) -> Result<()
         }
         false => (args.what.parse().map_err(Error::invalid)?, None),
     };
-    let job = client.vm_move(&vm, &VmMove { disk, store: args.store.into() }).await?;
+    let datastore = match &args.to {
+        Some(to) => Some(client.named(&named(to)?).await?),
+        None => None,
+    };
+    let job = client.vm_move(&vm, &VmMove { disk, store: args.store.map(Into::into), datastore }).await?;
     match args.detach {
         true => output.result(&job, commit::started),
         false => commit::finish(watch(client, job).await?, output),
     }
+}
+
+/// Those of the datastore that the command names, or all.
+async fn listed(client: &Client) -> Result<Vec<VmSummary>> {
+    let (within, mut vms) = (client.within().await?, client.vm_list().await?);
+    vms.retain(|vm| within.as_ref().is_none_or(|name| vm.datastore == *name));
+    Ok(vms)
+}
+
+fn named(to: &std::path::Path) -> Result<Within> {
+    let nowhere = || Error::not_found(format!("{}: no such folder, and no datastore's name", to.display()));
+    super::within(to).ok_or_else(nowhere)
 }
 
 fn titled(title: &str, vm: &Vm) -> String {
@@ -124,7 +147,7 @@ fn list(vms: &[VmSummary]) -> String {
     if vms.is_empty() {
         return "no VMs; create one with `unstun vm create NAME --disk 20G`".to_owned();
     }
-    let mut table = table(&["VM", "is", "disks", "size", "allocated", "snapshots", "clients"]);
+    let mut table = table(&["VM", "is", "disks", "size", "allocated", "snapshots", "clients", "datastore"]);
     let count = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
     let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), format_bytes);
     for vm in vms {
@@ -136,6 +159,7 @@ fn list(vms: &[VmSummary]) -> String {
             bytes(vm.allocated_bytes),
             count(vm.snapshots),
             vm.nbd_clients.to_string(),
+            vm.datastore.to_string(),
         ]);
     }
     align_right(&mut table, &[2, 3, 4, 5, 6]);
@@ -148,6 +172,7 @@ fn describe(vm: &Vm) -> String {
     let mut lines = vec![
         ("VM", vm.name.to_string()),
         ("id", vm.id.clone()),
+        ("datastore", vm.datastore.to_string()),
         ("home", vm.home.display().to_string()),
         ("snapshots", snapshots(vm)),
         ("clients", clients(vm)),

@@ -6,7 +6,8 @@ use std::rc::Rc;
 use engine::Loss;
 
 use super::door::{Shut, Who};
-use super::node::{Entry, Kept, Node};
+use super::entry::{Entry, Kept};
+use super::node::Node;
 use super::present;
 use crate::api::{self, Operation, VmClient};
 use crate::error::Result;

@@ -10,23 +10,26 @@ use tokio::sync::{mpsc, oneshot};
 use super::node::Node;
 use super::{inuse, prepare, ready};
 use crate::api::{
-    Checked, CommitPreview, CommitTarget, Diff, Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode,
-    DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
-    Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
+    Checked, CommitPreview, CommitTarget, Datastore as Listed, DatastoreAdd, DatastoreRemoved, Diff,
+    Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Revert,
+    SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate,
+    VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
 };
 use crate::control::{Control, Reply};
-use crate::datastore::Datastore;
 use crate::error::{Error, ErrorKind, Result};
 use crate::listen::NbdListen;
-use crate::name::VmName;
+use crate::name::{DatastoreName, VmName};
 
 /// What the core is asked: run in its thread, as a task of its own.
 pub type Question = Box<dyn FnOnce(Rc<Node>) + Send>;
 
-/// The datastore's files as the core finds them at its start.
+/// The main datastore's files as the core finds them at its start.
 #[derive(Debug, Clone)]
 pub struct Place {
+    pub name: DatastoreName,
     pub root: PathBuf,
+    /// Of the maps of each datastore's store.
+    pub map_cache_bytes: usize,
     pub nbd: Vec<NbdListen>,
 }
 
@@ -37,8 +40,7 @@ pub struct Bridge {
 
 impl Bridge {
     /// Returns once every VM is open and every listener listens, or with the reason why not.
-    pub fn start(datastore: &Datastore, nbd: &[NbdListen]) -> Result<Bridge> {
-        let place = Place { root: datastore.root().to_path_buf(), nbd: nbd.to_vec() };
+    pub fn start(place: Place) -> Result<Bridge> {
         let (questions, inbox) = mpsc::unbounded_channel();
         let (tell, told) = ready_channel::channel();
         let core = std::thread::Builder::new()
@@ -119,7 +121,7 @@ impl Control for Bridge {
 
     fn vm_open(&self, vm: VmName) -> Reply<'_, Vm> {
         let name = vm.clone();
-        let home = self.ask(|node| async move { Ok(node.idle_home(name.as_str())) });
+        let home = self.ask(|node| async move { Ok(node.idle_home(name.as_str()).map(|home| home.path)) });
         Box::pin(async move {
             if let Some(home) = home.await? {
                 inuse::refuse_locked(&[home])?;
@@ -156,7 +158,8 @@ impl Control for Bridge {
 
     fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved> {
         let name = vm.clone();
-        let home = self.ask(move |node| async move { Ok(node.idle_home(name.as_str())) });
+        let home =
+            self.ask(move |node| async move { Ok(node.idle_home(name.as_str()).map(|home| home.path)) });
         Box::pin(async move {
             if let Some(home) = home.await?.filter(|home| delete_disks && home.is_dir()) {
                 inuse::refuse_locked(&[home])?;
@@ -217,16 +220,30 @@ impl Control for Bridge {
         self.ask(|node| async move { node.snapshot_discard(&vm, request).await })
     }
 
-    fn store_check(&self) -> Reply<'_, Checked> {
-        self.ask(|node| async move { node.store_check().await })
+    fn store_check(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked> {
+        self.ask(|node| async move { node.store_check(datastore).await })
     }
 
-    fn store_scrub(&self) -> Reply<'_, Job> {
-        self.ask(|node| async move { node.store_scrub().await })
+    fn store_scrub(&self, datastore: Option<DatastoreName>) -> Reply<'_, Job> {
+        self.ask(|node| async move { node.store_scrub(datastore).await })
     }
 
-    fn store_scrubbed(&self) -> Reply<'_, Checked> {
-        self.ask(|node| async move { node.store_scrubbed() })
+    fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked> {
+        self.ask(|node| async move { node.store_scrubbed(datastore) })
+    }
+
+    fn datastore_list(&self) -> Reply<'_, Vec<Listed>> {
+        self.ask(|node| async move { Ok(node.datastore_list().await) })
+    }
+
+    fn datastore_add(&self, request: DatastoreAdd) -> Reply<'_, Listed> {
+        self.ask_with(prepare::datastore(request), |node, (name, path)| async move {
+            node.datastore_add(name, path).await
+        })
+    }
+
+    fn datastore_remove(&self, name: DatastoreName) -> Reply<'_, DatastoreRemoved> {
+        self.ask(|node| async move { node.datastore_remove(&name).await })
     }
 
     fn job_list(&self) -> Reply<'_, Vec<Job>> {

@@ -46,12 +46,13 @@ impl Node {
         };
         Ok(api::VmSpace {
             vm: vm.clone(),
+            datastore: entry.site.name.clone(),
             store: entry.kept.store(),
             logical_bytes: state.disks.iter().map(|disk| disk.size_bytes).sum(),
             allocated_bytes: used.allocated_bytes,
             shared_bytes: used.shared_bytes,
             snapshots: present::snapshots(&entry, &state, &delta_bytes).into_iter().map(snapshot).collect(),
-            space: self.space().await?,
+            space: self.space(&entry.site).await?,
         })
     }
 }

@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use super::node::{Entry, Node};
+use super::entry::Entry;
+use super::node::Node;
 use super::present;
 use crate::api;
 use crate::error::{Error, Result};

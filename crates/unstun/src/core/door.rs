@@ -10,7 +10,7 @@ use blk::sync::Signal;
 use export::nbd::Doors;
 use futures_util::future::{Either, select};
 
-use super::node::Entry;
+use super::entry::Entry;
 use super::switch::Guests;
 use crate::api::VmClient;
 use crate::error::{Error, Result};

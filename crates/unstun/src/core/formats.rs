@@ -12,11 +12,13 @@ use blk::{Dir, Env, Error, Result};
 use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
 use vmdk::vmfssparse::Growth;
 
+use super::entry::Entry;
 use super::hold::lock_source;
-use super::homes::CLOSED_NAME;
-use super::node::{Entry, Node};
+use super::homes::{ADOPTED_NAME, CLOSED_NAME};
+use super::node::Node;
 use super::prepare::Source;
 use super::remove::remove_made;
+use super::site::Site;
 use crate::api::{VmImport, WhenFull};
 
 /// Present in the homes that the daemon serves.
@@ -142,7 +144,7 @@ pub async fn hold(node: &Node, home: &Path) -> Result<()> {
 /// Held while a VM is imported from `folder`: one that a daemon serves changes under its reader. The datastore's
 /// own folder has this daemon's lock in it.
 async fn hold_source(node: &Node, folder: &Path) -> Result<Option<Lock>> {
-    if folder == node.root {
+    if node.sites().iter().any(|site| site.root == folder) {
         return Ok(None);
     }
     match open_path(&node.env, folder)?.open_dir(OWN_FOLDER, false).await {
@@ -152,7 +154,7 @@ async fn hold_source(node: &Node, folder: &Path) -> Result<Option<Lock>> {
     }
 }
 
-/// A home looks through the datastore, the homes that lie elsewhere and the roots it was allowed for others
+/// A home looks through the datastores, the homes that lie elsewhere and the roots it was allowed for others
 /// who read its layers.
 fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
     let mut folders = Folders::default();
@@ -166,27 +168,37 @@ fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
             }
         }
     }
-    folders.search.push(node.dir.clone());
-    for other in node.registry.all().values().filter(|other| *other != home) {
-        // One that is not there now has nobody who reads anything.
-        folders.search.extend(open_path(&node.env, other));
+    // On a device nobody has files.
+    for site in node.sites().into_iter().filter(|site| site.native.device().is_none()) {
+        folders.search.push(site.dir.clone());
+        for other in site.registry.all().values().filter(|other| *other != home) {
+            // One that is not there now has nobody who reads anything.
+            folders.search.extend(open_path(&node.env, other));
+        }
     }
     Ok(folders)
 }
 
 /// An empty folder in the datastore with our own folder in it, which says how to open what will be there.
-async fn new_home(node: &Node, name: &str, terms: &Terms, when_full: WhenFull) -> Result<(Dir, Folders)> {
-    let dir = node.dir.open_dir(name, true).await?;
-    node.dir.sync().await?;
+async fn new_home(
+    node: &Node,
+    site: &Rc<Site>,
+    name: &str,
+    terms: &Terms,
+    when_full: WhenFull,
+) -> Result<(Dir, Folders)> {
+    let dir = site.dir.open_dir(name, true).await?;
+    site.dir.sync().await?;
     terms.write(&dir.open_dir(OWN_FOLDER, true).await?, when_full).await?;
     dir.sync().await?;
-    let folders = folders(node, &node.home(name), &terms.roots)?;
+    let folders = folders(node, &site.home(name).path, &terms.roots)?;
     Ok((dir, folders))
 }
 
 /// This and the next three answer what there is to be told to the user.
 pub async fn create_vm(
     node: &Node,
+    site: &Rc<Site>,
     name: &str,
     disks: Vec<NewDisk>,
     when_full: WhenFull,
@@ -199,10 +211,10 @@ pub async fn create_vm(
     }
     let terms = Terms { roots, ignore_content_ids: false };
     let made = async {
-        let (dir, folders) = new_home(node, name, &terms, when_full).await?;
+        let (dir, folders) = new_home(node, site, name, &terms, when_full).await?;
         Home::create(dir, folders, Growth::default(), NewVm { name, disks }).await
     };
-    clear_up(node, name, made.await).await
+    clear_up(site, name, made.await).await
 }
 
 /// Files for a VM in a home that has been one, with others in it than ours refused.
@@ -213,7 +225,12 @@ pub async fn create_in(node: &Node, home: &Path, name: &str, disks: Vec<NewDisk>
 }
 
 /// A home in the datastore for a VM whose folder is only read.
-pub async fn import(node: &Node, source: &Source, request: &VmImport) -> Result<Vec<String>> {
+pub async fn import(
+    node: &Node,
+    site: &Rc<Site>,
+    source: &Source,
+    request: &VmImport,
+) -> Result<Vec<String>> {
     let folder = source.folder.to_string_lossy().into_owned();
     let roots = std::iter::once(folder).chain(source.roots.iter().cloned());
     let roots = roots.map(|path| (FolderKind::Foreign, path)).collect();
@@ -227,10 +244,10 @@ pub async fn import(node: &Node, source: &Source, request: &VmImport) -> Result<
     from.ignore_content_ids = request.ignore_content_ids;
     let name = source.name.as_str();
     let made = async {
-        let (dir, folders) = new_home(node, name, &terms, request.when_full).await?;
+        let (dir, folders) = new_home(node, site, name, &terms, request.when_full).await?;
         Home::import(&from, dir, folders, Growth::default(), name).await
     };
-    clear_up(node, name, made.await).await
+    clear_up(site, name, made.await).await
 }
 
 /// The VM's own folder becomes a home, and is held: all that is added is our folder in it.
@@ -245,6 +262,7 @@ pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<V
         .await?;
     let own = dir.open_dir(OWN_FOLDER, true).await?;
     node.holds.take(&source.folder, &own).await?;
+    own.replace_file(ADOPTED_NAME, b"imported in place\n").await?;
     terms.write(&own, request.when_full).await?;
     dir.sync().await?;
     Ok(Vec::new())
@@ -285,17 +303,17 @@ pub async fn clone(
     let roots = files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
     let terms = Terms { roots, ignore_content_ids: files.home.ignore_content_ids };
     let made = async {
-        let (dir, folders) = new_home(node, name, &terms, parent.when_full).await?;
+        let (dir, folders) = new_home(node, &parent.site, name, &terms, parent.when_full).await?;
         files.home.clone_to(state.id, dir, folders, name).await
     };
-    clear_up(node, name, made.await).await
+    clear_up(&parent.site, name, made.await).await
 }
 
 /// What making it had to say. After a failure nothing refers to the folder yet; what cannot be removed is named by the
 /// next attempt.
-async fn clear_up(node: &Node, name: &str, made: Result<Home>) -> Result<Vec<String>> {
+async fn clear_up(site: &Rc<Site>, name: &str, made: Result<Home>) -> Result<Vec<String>> {
     if made.is_err() {
-        let _ = remove_made(node, &node.home(name)).await;
+        let _ = remove_made(&site.home(name)).await;
     }
     made.map(|home| home.take_notices())
 }

@@ -1,4 +1,5 @@
-//! Which homes a datastore has beside the folders in it, and which of them are at rest.
+//! Names and the folders they stand for, on file: the homes a datastore has beside the folders in it, the datastores that
+//! were added to another's daemon. And which homes are at rest.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -6,32 +7,36 @@ use std::path::{Path, PathBuf};
 
 use blk::Dir;
 
+use super::site::Home;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::VmName;
 
 const OWN_FOLDER: &str = ".unstun";
-/// In the datastore's own folder: a line `NAME /absolute/path` for each home that lies elsewhere.
-const REGISTRY_NAME: &str = "homes";
+/// In the datastore's own folder: the homes that lie elsewhere.
+pub const REGISTRY_NAME: &str = "homes";
 /// In a home's own folder: present while the VM is closed.
 pub const CLOSED_NAME: &str = "closed";
-/// 1000 homes with paths of a kilobyte.
+/// In a home's own folder: present where a folder became a home as it lay. Its files were somebody's before.
+pub const ADOPTED_NAME: &str = "adopted";
+/// 1000 folders with paths of a kilobyte.
 const REGISTRY_BYTES_MAX: u64 = 1 << 20;
 
-/// Homes outside the datastore's folder.
+/// A line `NAME /absolute/path` for each folder.
 pub struct Registry {
     own: Dir,
+    file: &'static str,
     homes: RefCell<BTreeMap<String, PathBuf>>,
 }
 
 impl Registry {
-    pub async fn read(own: &Dir) -> Result<Registry> {
-        let text = match own.read_file(REGISTRY_NAME, REGISTRY_BYTES_MAX).await {
+    pub async fn read(own: &Dir, file: &'static str) -> Result<Registry> {
+        let text = match own.read_file(file, REGISTRY_BYTES_MAX).await {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(e) if e.kind == blk::ErrorKind::NotFound => String::new(),
             Err(e) => return Err(e.into()),
         };
-        let homes = parse(&own.path_of(REGISTRY_NAME), &text)?;
-        Ok(Registry { own: own.clone(), homes: RefCell::new(homes) })
+        let homes = parse(&own.path_of(file), &text)?;
+        Ok(Registry { own: own.clone(), file, homes: RefCell::new(homes) })
     }
 
     pub fn all(&self) -> BTreeMap<String, PathBuf> {
@@ -53,7 +58,7 @@ impl Registry {
     async fn write(&self) -> Result<()> {
         let lines: String =
             self.homes.borrow().iter().map(|(name, home)| format!("{name} {}\n", home.display())).collect();
-        Ok(self.own.replace_file(REGISTRY_NAME, lines.as_bytes()).await?)
+        Ok(self.own.replace_file(self.file, lines.as_bytes()).await?)
     }
 }
 
@@ -72,6 +77,11 @@ fn parse(place: &str, text: &str) -> Result<BTreeMap<String, PathBuf>> {
         homes.insert(name.to_string(), PathBuf::from(home));
     }
     Ok(homes)
+}
+
+/// One that lies elsewhere came by an import, too.
+pub fn is_adopted(home: &Home) -> bool {
+    !home.site.contains(&home.path) || home.path.join(OWN_FOLDER).join(ADOPTED_NAME).exists()
 }
 
 pub fn is_closed(home: &Path) -> bool {

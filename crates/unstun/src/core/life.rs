@@ -1,11 +1,12 @@
 //! How VMs come and rest: made, imported, cloned, closed, opened.
 
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::door::{Shut, Who};
-use super::node::{Entry, Kept, Node};
+use super::entry::{Entry, Kept};
+use super::node::Node;
 use super::prepare::Source;
+use super::site::{Home, Site};
 use super::{formats, native, present, remove};
 use crate::api;
 use crate::error::{Error, ErrorKind, Result};
@@ -15,12 +16,16 @@ impl Node {
     pub async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
-        let home = self.free_home(name)?;
+        let site = self.site(request.datastore.as_ref())?;
+        let home = self.free_home(&site, name)?;
         let disks: Vec<_> = request.disks.iter().map(present::new_disk).collect();
         let told = match request.store {
-            api::Store::Redo => formats::create_vm(self, name, disks, request.when_full).await?,
+            api::Store::Redo => {
+                site.refuse_files()?;
+                formats::create_vm(self, &site, name, disks, request.when_full).await?
+            }
             api::Store::Native => {
-                native::create_vm(self, name, &disks, request.when_full).await?;
+                native::create_vm(&site, name, &disks, request.when_full).await?;
                 Vec::new()
             }
         };
@@ -30,21 +35,21 @@ impl Node {
     }
 
     /// A VM that was just made; what cannot be opened is taken away again.
-    async fn open_new(self: &Rc<Self>, name: &str, home: &Path) -> Result<Rc<Entry>> {
+    async fn open_new(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
         let opened = self.open_vm(name, home).await;
         if opened.is_err() {
-            let _ = native::remove_marked(self, home).await;
+            let _ = native::remove_marked(home).await;
             // What cannot be removed now is listed as broken at the next start.
-            let _ = remove::remove_made(self, home).await;
+            let _ = remove::remove_made(home).await;
         }
         opened
     }
 
     /// Where a new VM's files will be.
-    fn free_home(&self, name: &str) -> Result<PathBuf> {
-        let home = self.home(name);
-        if self.is_taken(name) || home.exists() {
-            let message = format!("{}: exists; expected a free VM name", home.display());
+    pub fn free_home(&self, site: &Rc<Site>, name: &str) -> Result<Home> {
+        let home = site.home(name);
+        if self.is_taken(name) || home.path.exists() {
+            let message = format!("{}: exists; expected a free VM name", home.path.display());
             return Err(Error::new(ErrorKind::Exists, message));
         }
         Ok(home)
@@ -56,25 +61,26 @@ impl Node {
         let name = source.name.as_str();
         let _claims = (self.claim(name)?, self.claim(&source.folder.to_string_lossy())?);
         if let Some(owner) = self.homes().into_iter().find(|home| *home == source.folder) {
-            let cause = format!("{}: is the home of a VM of this datastore already", owner.display());
+            let cause = format!("{}: is the home of a VM of this daemon already", owner.display());
             return Err(Error::new(ErrorKind::Exists, cause));
         }
-        let elsewhere = source.folder.parent() != Some(&self.root);
-        let home = self.import_home(&source, request.in_place)?;
+        let site = self.site_to_import(&source, &request)?;
+        site.refuse_files()?;
+        let home = self.import_home(&site, &source, request.in_place)?;
         let (told, how) = match request.in_place {
             true => {
                 let adopted = formats::adopt(self, &source, &request).await;
-                let told = adopted.inspect_err(|_| self.holds.release(&home))?;
+                let told = adopted.inspect_err(|_| self.holds.release(&home.path))?;
                 (told, "in place: its own files are written")
             }
             false => {
-                let told = formats::import(self, &source, &request).await?;
+                let told = formats::import(self, &site, &source, &request).await?;
                 (told, "its folder is not written: what changes is kept here, on top of as-imported")
             }
         };
         let opened = async {
-            if request.in_place && elsewhere {
-                self.registry.add(name, &home).await?;
+            if request.in_place && !site.contains(&home.path) {
+                site.registry.add(name, &home.path).await?;
             }
             self.open_vm(name, &home).await
         };
@@ -90,14 +96,23 @@ impl Node {
         self.show(&entry).await
     }
 
+    /// A folder in a datastore that is a home belongs there.
+    fn site_to_import(&self, source: &Source, request: &api::VmImport) -> Result<Rc<Site>> {
+        let around = self.sites().into_iter().find(|site| site.contains(&source.folder));
+        match around {
+            Some(site) if request.in_place => Ok(site),
+            _ => self.site(request.datastore.as_ref()),
+        }
+    }
+
     /// A folder in the datastore is found by its name at the next start, so that is the VM's name too.
-    fn import_home(&self, source: &Source, in_place: bool) -> Result<PathBuf> {
+    fn import_home(&self, site: &Rc<Site>, source: &Source, in_place: bool) -> Result<Home> {
         let name = source.name.as_str();
         if !in_place {
-            return self.free_home(name);
+            return self.free_home(site, name);
         }
         let folder = &source.folder;
-        if folder.parent() == Some(&self.root) && folder.file_name() != Some(name.as_ref()) {
+        if site.contains(folder) && folder.file_name() != Some(name.as_ref()) {
             let cause =
                 format!("{}: lies in the datastore, where a VM is called as its folder", folder.display());
             return Err(Error::refused(format!("{cause}; leave --name away, or rename the folder")));
@@ -108,29 +123,29 @@ impl Node {
                 format!("VM {name}: exists; choose another with --name"),
             ));
         }
-        Ok(folder.clone())
+        Ok(site.at(folder))
     }
 
     /// After an import that came to nothing. What cannot be taken back is named by the next attempt.
-    async fn take_back(&self, home: &Path, name: &str, in_place: bool) {
-        let _ = self.registry.remove(name).await;
+    async fn take_back(&self, home: &Home, name: &str, in_place: bool) {
+        let _ = home.site.registry.remove(name).await;
         let _ = match in_place {
-            true => remove::unregister(&self.env, home).await,
-            false => remove::remove_made(self, home).await.map_err(Error::from),
+            true => remove::unregister(&self.env, &home.path).await,
+            false => remove::remove_made(home).await.map_err(Error::from),
         };
-        self.holds.release(home);
+        self.holds.release(&home.path);
     }
 
     pub async fn vm_clone(self: &Rc<Self>, vm: &VmName, request: api::VmClone) -> Result<api::Vm> {
         let parent = self.entry_to_change(vm.as_str())?;
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
-        let home = self.free_home(name)?;
+        let home = self.free_home(&parent.site, name)?;
         let snapshot = request.snapshot.as_str();
         let told = match &parent.kept {
             Kept::Redo(files) => formats::clone(self, &parent, files, snapshot, name).await?,
             Kept::Native(vm) => {
-                native::clone(self, vm, snapshot, name, parent.when_full).await?;
+                native::clone(&parent.site, vm, snapshot, name, parent.when_full).await?;
                 Vec::new()
             }
         };
@@ -151,10 +166,10 @@ impl Node {
         let _shut = entry.shut_idle("close it")?;
         self.note(&entry, "closed");
         if let Err(error) = self.bring_to_rest(&entry).await {
-            self.break_down(vm.as_str(), &entry.home, &error);
+            self.break_down(vm.as_str(), entry.place(), &error);
             return Err(error);
         }
-        self.rest(vm.as_str(), &entry.home);
+        self.rest(vm.as_str(), entry.place());
         Ok(api::VmClosed { name: vm.clone(), home: entry.home.clone(), clients })
     }
 
@@ -170,16 +185,16 @@ impl Node {
             return self.show(&entry).await;
         }
         let Some(home) = self.idle_home(name) else {
-            return Err(Error::not_found(format!("datastore {}: no VM {name:?}", self.root.display())));
+            return Err(Error::not_found(format!("{}: no VM {name:?}", self.place())));
         };
         let entry = match self.open_vm(name, &home).await {
             Ok(entry) => entry,
             Err(error) => {
-                self.break_down(name, &home, &error);
+                self.break_down(name, home, &error);
                 return Err(error);
             }
         };
-        formats::mark_closed(self, &home, false).await?;
+        formats::mark_closed(self, &home.path, false).await?;
         self.note(&entry, "opened");
         self.show(&entry).await
     }
@@ -203,13 +218,13 @@ impl Node {
         let _claim = self.claim(&entry.name)?;
         let _shut = entry.shut_idle(&format!("let it use {folder}, for which it is opened again"))?;
         files.add_own_folder(folder).await?;
-        let (name, home) = (entry.name.clone(), entry.home.clone());
+        let (name, home) = (entry.name.clone(), entry.place());
         // One that did not come to rest is not opened over: what its writers left is not known.
         let reopened = async {
             entry.vm.close().await?;
             self.open_vm(&name, &home).await
         };
-        reopened.await.inspect_err(|error| self.break_down(&name, &home, error))
+        reopened.await.inspect_err(|error| self.break_down(&name, home.clone(), error))
     }
 }
 

@@ -1,4 +1,4 @@
-//! VMs whose disks are native: one store in a datastore's folder, and a home for each VM that says which of it it is.
+//! VMs whose disks are native: one store in each datastore's folder, and a home for each VM that says which of it it is.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,10 @@ use engine::Options;
 use engine::native::space::Growth;
 use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
 
+use super::device::Claimed;
 use super::formats::{OWN_FOLDER, open_path, write_when_full};
-use super::node::Node;
 use super::remove::remove_made;
+use super::site::{Home, Site};
 use crate::api::WhenFull;
 
 /// In the datastore's folder.
@@ -24,22 +25,55 @@ const STORE_NAME: &str = "store.unstun";
 pub const MARK_NAME: &str = "native";
 const MARK_BYTES_MAX: u64 = 64;
 
-/// The datastore's store; made with the first native VM.
+/// What has the store in it.
+enum Ground {
+    /// A file in the datastore's folder, made with the first native VM.
+    Folder(Dir),
+    /// All of a device, which does not grow.
+    Device(Claimed),
+}
+
+/// The datastore's store.
 pub struct Native {
     env: Env,
-    dir: Dir,
+    ground: Ground,
+    /// Pages of trees kept in memory, in bytes.
+    map_cache_bytes: usize,
     store: RefCell<Option<Rc<Store>>>,
     /// Two that open it at once would each have a journal of their own.
     opening: TaskMutex,
 }
 
 impl Native {
-    pub fn new(env: Env, dir: Dir) -> Native {
-        Native { env, dir, store: RefCell::default(), opening: TaskMutex::default() }
+    pub fn in_folder(env: Env, dir: Dir, map_cache_bytes: usize) -> Native {
+        Native::over(env, Ground::Folder(dir), map_cache_bytes)
+    }
+
+    pub fn on_device(env: Env, device: Claimed, map_cache_bytes: usize) -> Native {
+        Native::over(env, Ground::Device(device), map_cache_bytes)
+    }
+
+    fn over(env: Env, ground: Ground, map_cache_bytes: usize) -> Native {
+        Native { env, ground, map_cache_bytes, store: RefCell::default(), opening: TaskMutex::default() }
     }
 
     pub fn path(&self) -> PathBuf {
-        Path::new(self.dir.path()).join(STORE_NAME)
+        match &self.ground {
+            Ground::Folder(dir) => Path::new(dir.path()).join(STORE_NAME),
+            Ground::Device(device) => device.path.clone(),
+        }
+    }
+
+    /// Of the device; None in a folder.
+    pub fn device(&self) -> Option<&Claimed> {
+        match &self.ground {
+            Ground::Folder(_) => None,
+            Ground::Device(device) => Some(device),
+        }
+    }
+
+    pub fn map_cache_bytes(&self) -> usize {
+        self.map_cache_bytes
     }
 
     /// None before it was needed.
@@ -53,8 +87,12 @@ impl Native {
         used.map_or(0, |used| used.free.saturating_sub(used.reserve))
     }
 
-    async fn exists(&self) -> Result<bool> {
-        Ok(self.dir.list().await?.iter().any(|name| name == STORE_NAME))
+    /// Whether one was made, opened or not.
+    pub async fn exists(&self) -> Result<bool> {
+        match &self.ground {
+            Ground::Folder(dir) => Ok(dir.list().await?.iter().any(|name| name == STORE_NAME)),
+            Ground::Device(_) => Ok(true),
+        }
     }
 
     /// `NotFound` where none was made yet.
@@ -65,8 +103,10 @@ impl Native {
 
     pub async fn open_or_make(&self) -> Result<Rc<Store>> {
         let _turn = self.opening.lock().await;
-        if !self.exists().await? {
-            self.make().await?;
+        if let Ground::Folder(dir) = &self.ground
+            && !self.exists().await?
+        {
+            make(&self.env, dir).await?;
         }
         self.open_in_turn().await
     }
@@ -75,22 +115,14 @@ impl Native {
         if let Some(store) = self.opened() {
             return Ok(store);
         }
-        let file = self.dir.open(STORE_NAME, OpenMode::Write).await?;
-        let options = StoreOptions::default();
-        let store = Store::open(self.env.clone(), file, options, Growth::default(), true).await?;
+        let (file, can_grow) = match &self.ground {
+            Ground::Folder(dir) => (dir.open(STORE_NAME, OpenMode::Write).await?, true),
+            Ground::Device(device) => (device.file.clone(), false),
+        };
+        let options = StoreOptions { map_cache_bytes: self.map_cache_bytes, ..StoreOptions::default() };
+        let store = Store::open(self.env.clone(), file, options, Growth::default(), can_grow).await?;
         *self.store.borrow_mut() = Some(store.clone());
         Ok(store)
-    }
-
-    /// Under another name first: a store is whole, or there is none.
-    async fn make(&self) -> Result<()> {
-        let making = format!("{STORE_NAME}{TEMPORARY_SUFFIX}");
-        self.dir.unlink_if_present(&making).await?;
-        let file = self.dir.create_new(&making).await?;
-        Store::format(&self.env, &file, NewStore::default()).await?;
-        drop(file);
-        self.dir.rename(&making, STORE_NAME).await?;
-        self.dir.sync().await
     }
 
     pub async fn close(&self) -> Result<()> {
@@ -99,6 +131,17 @@ impl Native {
             None => Ok(()),
         }
     }
+}
+
+/// Under another name first: a store is whole, or there is none.
+async fn make(env: &Env, dir: &Dir) -> Result<()> {
+    let making = format!("{STORE_NAME}{TEMPORARY_SUFFIX}");
+    dir.unlink_if_present(&making).await?;
+    let file = dir.create_new(&making).await?;
+    Store::format(env, &file, NewStore::default()).await?;
+    drop(file);
+    dir.rename(&making, STORE_NAME).await?;
+    dir.sync().await
 }
 
 /// Which VM of the store a home is; None for one with files of its own.
@@ -134,9 +177,9 @@ pub async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
 }
 
 /// A home in the datastore, not marked yet.
-async fn new_home(node: &Node, name: &str, when_full: WhenFull) -> Result<Dir> {
-    let dir = node.dir.open_dir(name, true).await?;
-    node.dir.sync().await?;
+async fn new_home(site: &Site, name: &str, when_full: WhenFull) -> Result<Dir> {
+    let dir = site.dir.open_dir(name, true).await?;
+    site.dir.sync().await?;
     let own = dir.open_dir(OWN_FOLDER, true).await?;
     write_when_full(&own, when_full).await?;
     dir.sync().await?;
@@ -144,30 +187,30 @@ async fn new_home(node: &Node, name: &str, when_full: WhenFull) -> Result<Dir> {
 }
 
 /// A VM with empty disks; it is one from the moment its home is marked.
-pub async fn create_vm(node: &Node, name: &str, disks: &[NewDisk], when_full: WhenFull) -> Result<()> {
+pub async fn create_vm(site: &Rc<Site>, name: &str, disks: &[NewDisk], when_full: WhenFull) -> Result<()> {
     let made = async {
-        let store = node.native.open_or_make().await?;
-        let own = new_home(node, name, when_full).await?;
+        let store = site.native.open_or_make().await?;
+        let own = new_home(site, name, when_full).await?;
         let id = store.create_vm(NewNativeVm { name, disks }).await?;
         adopt(&store, &own, id).await
     };
-    clear_up(node, name, made.await).await
+    clear_up(site, name, made.await).await
 }
 
 /// A VM that runs on from a snapshot of another.
 pub async fn clone(
-    node: &Node,
+    site: &Rc<Site>,
     parent: &NativeVm,
     snapshot: &str,
     name: &str,
     when_full: WhenFull,
 ) -> Result<()> {
     let made = async {
-        let own = new_home(node, name, when_full).await?;
+        let own = new_home(site, name, when_full).await?;
         let id = parent.clone_to(snapshot, name).await?;
         adopt(&parent.store, &own, id).await
     };
-    clear_up(node, name, made.await).await
+    clear_up(site, name, made.await).await
 }
 
 async fn adopt(store: &Rc<Store>, own: &Dir, id: u128) -> Result<()> {
@@ -179,30 +222,30 @@ async fn adopt(store: &Rc<Store>, own: &Dir, id: u128) -> Result<()> {
     marked
 }
 
-async fn clear_up(node: &Node, name: &str, made: Result<()>) -> Result<()> {
+async fn clear_up(site: &Rc<Site>, name: &str, made: Result<()>) -> Result<()> {
     if made.is_err() {
         // What cannot be removed is named by the next attempt.
-        let _ = remove_made(node, &node.home(name)).await;
+        let _ = remove_made(&site.home(name)).await;
     }
     made
 }
 
-pub async fn open_vm(node: &Node, id: u128, options: Options) -> Result<Rc<NativeVm>> {
-    let store = node.native.open().await?;
+pub async fn open_vm(site: &Site, id: u128, options: Options) -> Result<Rc<NativeVm>> {
+    let store = site.native.open().await?;
     NativeVm::open(&store, id, options).await
 }
 
 /// Takes the VM that a home is, and that is not open, out of the store.
-pub async fn remove_marked(node: &Node, home: &Path) -> Result<()> {
-    match mark(&node.env, home).await? {
-        Some(id) => remove_vm(node, id).await,
+pub async fn remove_marked(home: &Home) -> Result<()> {
+    match mark(home.site.dir.env(), &home.path).await? {
+        Some(id) => remove_vm(&home.site, id).await,
         None => Ok(()),
     }
 }
 
 /// Takes a VM that is not open out of the store, if it is there.
-pub async fn remove_vm(node: &Node, id: u128) -> Result<()> {
-    match node.native.open().await?.remove_vm(id).await {
+pub async fn remove_vm(site: &Site, id: u128) -> Result<()> {
+    match site.native.open().await?.remove_vm(id).await {
         Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
         removed => removed,
     }
@@ -210,15 +253,15 @@ pub async fn remove_vm(node: &Node, id: u128) -> Result<()> {
 
 /// VMs of the store that no home is marked with (a crash came before the mark, or somebody removed the folder) get one.
 /// Those whose name is taken are told.
-pub async fn find_homeless(node: &Node, known: &[(String, PathBuf)]) -> Result<Vec<(String, PathBuf)>> {
-    if !node.native.exists().await? {
+pub async fn find_homeless(site: &Rc<Site>, known: &[(String, PathBuf)]) -> Result<Vec<(String, PathBuf)>> {
+    if !site.native.exists().await? {
         return Ok(Vec::new());
     }
-    let store = node.native.open().await?;
+    let store = site.native.open().await?;
     let mut marked = Vec::new();
     for (_, home) in known {
         // A home that is gone, or damaged, says so when it is opened.
-        marked.extend(mark(&node.env, home).await.ok().flatten());
+        marked.extend(mark(site.dir.env(), home).await.ok().flatten());
     }
     let mut found = Vec::new();
     for (id, name) in store.vms().await?.into_iter().filter(|(id, _)| !marked.contains(id)) {
@@ -226,8 +269,8 @@ pub async fn find_homeless(node: &Node, known: &[(String, PathBuf)]) -> Result<V
             eprintln!("unstun: {}: VM {name} ({id:032x}) has no folder, and its name is taken", store.path());
             continue;
         }
-        set_mark(&new_home(node, &name, WhenFull::default()).await?, Some(id)).await?;
-        let home = node.home(&name);
+        set_mark(&new_home(site, &name, WhenFull::default()).await?, Some(id)).await?;
+        let home = site.home(&name).path;
         found.push((name, home));
     }
     Ok(found)

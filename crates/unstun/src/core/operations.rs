@@ -6,7 +6,9 @@ use std::rc::Rc;
 use engine::{CommitWhat, Job};
 
 use super::door::Who;
-use super::node::{Entry, Kept, Node};
+use super::entry::{Entry, Kept};
+use super::node::Node;
+use super::site::Site;
 use super::{formats, present};
 use crate::api::{self, CommitTarget};
 use crate::error::{Error, Result};
@@ -17,7 +19,7 @@ const ASSUMED_BYTES_S: u64 = 50 << 20;
 
 impl Node {
     pub async fn status(&self) -> Result<api::Status> {
-        let space = self.dir.space().await?;
+        let space = self.main.dir.space().await?;
         let entries = self.entries();
         let count = |f: &dyn Fn(&Entry) -> usize| entries.iter().map(|e| f(e) as u64).sum();
         let open_jobs =
@@ -26,16 +28,17 @@ impl Node {
             version: env!("CARGO_PKG_VERSION").to_string(),
             pid: std::process::id(),
             started: self.started,
-            datastore: self.root.clone(),
+            datastore: self.main.root.clone(),
             free_bytes: space.free_bytes,
             total_bytes: space.total_bytes,
-            direct_io: formats::is_direct(&self.dir).await,
+            direct_io: formats::is_direct(&self.main.dir).await,
             nbd: self.nbd.iter().map(|n| n.uri("")).collect(),
             nbd_clients: self.doors.sessions().len() as u64,
             vms: entries.len() as u64,
             disks: count(&|e| e.vm.disks().len()),
             snapshots: count(&|e| e.vm.state().snapshots.len()),
             open_jobs,
+            datastores: self.datastore_list().await,
         })
     }
 
@@ -44,7 +47,7 @@ impl Node {
         for entry in self.entries() {
             rows.push(self.summary(&entry).await?);
         }
-        rows.extend(self.idle().into_iter().map(|(name, home, cause)| present::idle(&name, home, cause)));
+        rows.extend(self.idle().into_iter().map(present::idle));
         rows.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(rows)
     }
@@ -58,6 +61,7 @@ impl Node {
             name: present::vm_name(&entry.name),
             condition: api::VmCondition::Open,
             message: None,
+            datastore: entry.site.name.clone(),
             home: entry.home.clone(),
             id: Some(present::id(state.id)),
             store: entry.kept.store(),
@@ -92,6 +96,7 @@ impl Node {
         Ok(api::Vm {
             id: present::id(state.id),
             name: present::vm_name(&entry.name),
+            datastore: entry.site.name.clone(),
             home: entry.home.clone(),
             snapshot_dir,
             store: entry.kept.store(),
@@ -102,16 +107,16 @@ impl Node {
             nbd_clients: entry.clients(),
             clients: entry.present(Who::All),
             notices,
-            space: self.space().await?,
+            space: self.space(&entry.site).await?,
             disks,
         })
     }
 
-    /// Every delta may grow to the size of its disk: the worst that can come.
-    pub async fn space(&self) -> Result<api::Space> {
-        let free_bytes = self.dir.space().await?.free_bytes + self.native.free_bytes();
+    /// Of a datastore. Every delta may grow to the size of its disk: the worst that can come.
+    pub async fn space(&self, site: &Rc<Site>) -> Result<api::Space> {
+        let free_bytes = site.space().await?.free_bytes;
         let mut worst_growth_bytes = 0;
-        for entry in self.entries() {
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)) {
             let disks = entry.vm.disks();
             worst_growth_bytes += disks.iter().map(|disk| disk.worst_growth_bytes()).sum::<u64>();
         }
@@ -137,7 +142,7 @@ impl Node {
             vm: vm.clone(),
             snapshot: snapshot.ok_or_else(gone)?,
             stun_us,
-            space: self.space().await?,
+            space: self.space(&entry.site).await?,
         })
     }
 

@@ -3,10 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::inuse;
-use crate::api::{DiskCreate, VmCreate, VmImport};
+use super::{device, inuse};
+use crate::api::{DatastoreAdd, DiskCreate, VmCreate, VmImport};
+use crate::datastore;
 use crate::error::{Error, Result};
-use crate::name::VmName;
+use crate::name::{DatastoreName, VmName};
 
 pub fn create(mut request: VmCreate) -> Result<VmCreate> {
     request.disks = request.disks.into_iter().map(disk).collect::<Result<_>>()?;
@@ -21,6 +22,23 @@ pub fn disk(disk: DiskCreate) -> Result<DiskCreate> {
 
 pub fn folder(dir: Option<PathBuf>) -> Result<Option<String>> {
     dir.as_deref().map(existing).transpose()
+}
+
+/// What it is called, and the folder as everybody else names it.
+pub fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
+    // A device is opened, and told of, by the path that its owner has for it: /dev/disk/by-id lasts, what it leads to
+    // does not.
+    let path = match device::is_device(&request.path) {
+        true => request.path,
+        false => PathBuf::from(existing(&request.path)?),
+    };
+    let name = match request.name {
+        Some(name) => name,
+        None => datastore::name_of(&path).map_err(|e| {
+            Error::invalid(format!("{e}; name it: unstun datastore add NAME={}", path.display()))
+        })?,
+    };
+    Ok((name, path))
 }
 
 /// Refuses what QEMU has open.

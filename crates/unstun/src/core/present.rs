@@ -7,8 +7,11 @@ use blk::manifest::{DiskMode, LayerInfo, NewDisk, SnapshotState, VmState};
 use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
 use jiff::Timestamp;
 
+use super::entry::{Entry, Kept};
+use super::known::Idle;
 use super::native;
-use super::node::{Entry, Kept, Node};
+use super::node::Node;
+use super::site::Home;
 use super::tracked::Tracked;
 use crate::api;
 use crate::error::{Error, ErrorBody};
@@ -67,12 +70,13 @@ pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
 }
 
 /// A VM that is not served.
-pub fn idle(name: &str, home: PathBuf, cause: Option<String>) -> api::VmSummary {
+pub fn idle(Idle { name, home: Home { site, path: home }, cause }: Idle) -> api::VmSummary {
     let condition = if cause.is_some() { api::VmCondition::Broken } else { api::VmCondition::Closed };
     api::VmSummary {
-        name: vm_name(name),
+        name: vm_name(&name),
         condition,
         message: cause,
+        datastore: site.name.clone(),
         store: if native::is_marked(&home) { api::Store::Native } else { api::Store::Redo },
         home,
         id: None,
@@ -140,6 +144,7 @@ pub fn job(tracked: &Tracked) -> api::Job {
             _ => api::Operation::Commit,
         },
         vm: tracked.entry.as_ref().map(|entry| vm_name(&entry.name)),
+        datastore: tracked.site.name.clone(),
         snapshots: job.subject.split(", ").filter(|s| !s.is_empty()).map(str::to_string).collect(),
         state,
         started: time(job.started_unix_us),
@@ -190,11 +195,11 @@ pub fn disk(node: &Node, entry: &Entry, state: &VmState, listed: &DiskLayers) ->
         mode: mode(disk.mode),
         size_bytes: disk.size_bytes,
         nbd_uri: node.uri(&export),
-        descriptor: layer_path(node, entry, &disk.top),
+        descriptor: layer_path(entry, &disk.top),
         layers: listed
             .layers
             .iter()
-            .map(|l| layer(layer_path(node, entry, &l.name), state, &disk.top, l))
+            .map(|l| layer(layer_path(entry, &l.name), state, &disk.top, l))
             .collect(),
         io: entry.vm.disk(disk.number).map(|d| io(&*d)).unwrap_or_default(),
     })
@@ -236,10 +241,10 @@ pub fn engine_mode(mode: api::DiskMode) -> DiskMode {
 }
 
 /// Where a layer's content is: its descriptor, or the store that has all of them.
-pub fn layer_path(node: &Node, entry: &Entry, name: &str) -> PathBuf {
+pub fn layer_path(entry: &Entry, name: &str) -> PathBuf {
     match entry.kept {
         Kept::Redo(_) => entry.home.join(name),
-        Kept::Native(_) => node.native.path(),
+        Kept::Native(_) => entry.site.native.path(),
     }
 }
 

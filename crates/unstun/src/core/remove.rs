@@ -10,10 +10,12 @@ use blk::{Dir, Env};
 use engine::graph::Graph;
 use vmdk::vmx::Vmx;
 
+use super::entry::{Entry, Kept};
 use super::formats::{self, HomeFiles, OWN_FOLDER, open_path};
-use super::native;
-use super::node::{Entry, Kept, Node};
+use super::node::Node;
 use super::prepare::only_vmx;
+use super::site::Home;
+use super::{homes, native};
 use crate::api;
 use crate::error::{Error, Result};
 use crate::name::VmName;
@@ -39,21 +41,24 @@ impl Node {
             None => {
                 let entry = self.entry(name)?;
                 self.empty_open(&entry, delete_disks).await?;
-                entry.home.clone()
+                entry.place()
             }
         };
         self.forget(name);
+        let native_in_adopted = native::is_marked(&home.path) && homes::is_adopted(&home);
         let removed = async {
-            self.registry.remove(name).await?;
+            home.site.registry.remove(name).await?;
             match delete_disks {
-                true => remove_files(self, &home).await,
-                false => unregister(&self.env, &home).await,
+                // What it was taken over with is no disk of it any more.
+                true if native_in_adopted => unregister(&self.env, &home.path).await,
+                true => remove_files(&home).await,
+                false => unregister(&self.env, &home.path).await,
             }
         };
         let removed = removed.await;
-        self.holds.release(&home);
+        self.holds.release(&home.path);
         removed?;
-        Ok(api::VmRemoved { name: vm.clone(), home, disks_deleted: delete_disks })
+        Ok(api::VmRemoved { name: vm.clone(), home: home.path, disks_deleted: delete_disks })
     }
 
     /// Closes the VM, and removes its layers if they are to go. From the moment it is closed a failure leaves it
@@ -74,31 +79,26 @@ impl Node {
             match &entry.kept {
                 Kept::Redo(files) if delete_disks => files.remove_layers(&entry.vm.state()).await?,
                 Kept::Redo(_) => {}
-                Kept::Native(vm) => native::remove_vm(self, vm.id()).await?,
+                Kept::Native(vm) => native::remove_vm(&entry.site, vm.id()).await?,
             }
             Ok::<(), Error>(())
         };
-        emptied.await.inspect_err(|error| self.break_down(&entry.name, &entry.home, error))
+        emptied.await.inspect_err(|error| self.break_down(&entry.name, entry.place(), error))
     }
 
     /// Of a VM at rest the layers go without its being opened: no disk of it need be whole for that.
-    async fn empty_idle(self: &Rc<Self>, name: &str, home: &Path, delete_disks: bool) -> Result<()> {
-        match formats::hold(self, home).await {
+    async fn empty_idle(self: &Rc<Self>, name: &str, home: &Home, delete_disks: bool) -> Result<()> {
+        match formats::hold(self, &home.path).await {
             Err(e) if e.kind == blk::ErrorKind::NotFound => {}
             held => held?,
         }
         let emptied = match delete_disks {
-            _ if native::is_marked(home) => self.empty_native(name, home, delete_disks).await,
-            true if only_vmx(home).is_err() => refuse_lost(self, home).await,
-            true => self.empty_home(name, home).await,
+            _ if native::is_marked(&home.path) => empty_native(name, home, delete_disks).await,
+            true if only_vmx(&home.path).is_err() => refuse_lost(home).await,
+            true => self.empty_home(name, &home.path).await,
             false => Ok(()),
         };
-        emptied.inspect_err(|_| self.holds.release(home))
-    }
-
-    async fn empty_native(&self, name: &str, home: &Path, delete_disks: bool) -> Result<()> {
-        refuse_to_lose(name, delete_disks)?;
-        Ok(native::remove_marked(self, home).await?)
+        emptied.inspect_err(|_| self.holds.release(&home.path))
     }
 
     async fn empty_home(&self, name: &str, home: &Path) -> Result<()> {
@@ -136,6 +136,11 @@ impl HomeFiles {
     }
 }
 
+async fn empty_native(name: &str, home: &Home, delete_disks: bool) -> Result<()> {
+    refuse_to_lose(name, delete_disks)?;
+    Ok(native::remove_marked(home).await?)
+}
+
 /// Without its home a native VM would lie in the store where nobody finds it.
 fn refuse_to_lose(vm: &str, delete_disks: bool) -> Result<()> {
     match delete_disks {
@@ -164,12 +169,12 @@ pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> Result<()> {
 
 /// Without a .vmx nobody can say which layers are the VM's and who reads them. That matters once it has been one;
 /// what a crash left of a VM in the making was nobody's yet.
-async fn refuse_lost(node: &Node, home: &Path) -> Result<()> {
-    let dir = match open_path(&node.env, home) {
+async fn refuse_lost(home: &Home) -> Result<()> {
+    let dir = match open_home(home) {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
-    if is_made(node, home, &dir).await? {
+    if is_made(home, &dir).await? {
         return Ok(());
     }
     let Some(layer) = dir.list().await?.into_iter().find(|name| has_kind(name, &[".vmdk"])) else {
@@ -177,12 +182,16 @@ async fn refuse_lost(node: &Node, home: &Path) -> Result<()> {
     };
     let cause = format!("its .vmx is gone, so nobody knows who reads {layer} and what is beside it");
     let remedy = "put the .vmx back, or remove the VM without --delete-disks and its folder by hand";
-    Err(Error::refused(format!("{}: {cause}; {remedy}", home.display())))
+    Err(Error::refused(format!("{}: {cause}; {remedy}", home.path.display())))
+}
+
+fn open_home(home: &Home) -> blk::Result<Dir> {
+    open_path(home.site.dir.env(), &home.path)
 }
 
 /// Whether the daemon was making a VM here, and it never was one.
-async fn is_made(node: &Node, home: &Path, dir: &Dir) -> blk::Result<bool> {
-    if home.parent() != Some(&node.root) {
+async fn is_made(home: &Home, dir: &Dir) -> blk::Result<bool> {
+    if !home.site.contains(&home.path) {
         return Ok(false);
     }
     match dir.open_dir(OWN_FOLDER, false).await {
@@ -207,29 +216,44 @@ pub async fn unregister(env: &Env, home: &Path) -> Result<()> {
 }
 
 async fn remove_own(home: &Dir) -> blk::Result<()> {
-    let own = home.open_dir(OWN_FOLDER, true).await?;
-    for name in own.list().await? {
-        own.unlink_if_present(&name).await?;
+    let going = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
+    // With half of it the folder would be a broken VM: it loses its name first.
+    remove_with_files(home, &going).await?;
+    match home.rename(OWN_FOLDER, &going).await {
+        Err(e) if e.kind != blk::ErrorKind::NotFound => return Err(e),
+        _ => home.sync().await?,
     }
-    home.remove_dir(OWN_FOLDER).await?;
+    remove_with_files(home, &going).await?;
     home.sync().await
+}
+
+/// A folder without folders in it, if it is there.
+pub async fn remove_with_files(dir: &Dir, name: &str) -> blk::Result<()> {
+    let folder = match dir.open_dir(name, false).await {
+        Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    for file in folder.list().await? {
+        folder.unlink_if_present(&file).await?;
+    }
+    dir.remove_dir(name).await
 }
 
 /// What is left of a VM whose layers are gone, and the folder if it lies in the datastore and nothing else is in
 /// it.
-async fn remove_files(node: &Node, home: &Path) -> Result<()> {
-    let dir = match open_path(&node.env, home) {
+async fn remove_files(home: &Home) -> Result<()> {
+    let dir = match open_home(home) {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
-    if only_vmx(home).is_err() {
-        return match is_made(node, home, &dir).await? {
-            true => Ok(remove_made(node, home).await?),
-            false => Ok(remove_folder(node, home, &dir).await?),
+    if only_vmx(&home.path).is_err() {
+        return match is_made(home, &dir).await? {
+            true => Ok(remove_made(home).await?),
+            false => Ok(remove_folder(home, &dir).await?),
         };
     }
-    remove_configuration(&dir, home).await?;
-    Ok(remove_folder(node, home, &dir).await?)
+    remove_configuration(&dir, &home.path).await?;
+    Ok(remove_folder(home, &dir).await?)
 }
 
 /// What VMware keeps beside the layers.
@@ -265,10 +289,10 @@ async fn nvram(dir: &Dir, vmx: &str) -> Option<String> {
 }
 
 /// A home that the daemon was just making, in a folder that was empty.
-pub async fn remove_made(node: &Node, home: &Path) -> blk::Result<()> {
-    let dir = open_path(&node.env, home)?;
+pub async fn remove_made(home: &Home) -> blk::Result<()> {
+    let dir = open_home(home)?;
     remove_made_files(&dir).await?;
-    remove_folder(node, home, &dir).await
+    remove_folder(home, &dir).await
 }
 
 pub async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
@@ -278,14 +302,14 @@ pub async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
     dir.sync().await
 }
 
-async fn remove_folder(node: &Node, home: &Path, dir: &Dir) -> blk::Result<()> {
+pub async fn remove_folder(home: &Home, dir: &Dir) -> blk::Result<()> {
     remove_own(dir).await?;
-    if home.parent() != Some(&node.root) || !dir.list().await?.is_empty() {
+    if !home.site.contains(&home.path) || !dir.list().await?.is_empty() {
         return Ok(());
     }
-    let name = home.file_name().unwrap_or_default().to_string_lossy();
-    node.dir.remove_dir(&name).await?;
-    node.dir.sync().await
+    let name = home.path.file_name().unwrap_or_default().to_string_lossy();
+    home.site.dir.remove_dir(&name).await?;
+    home.site.dir.sync().await
 }
 
 #[cfg(test)]

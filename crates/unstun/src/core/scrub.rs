@@ -1,4 +1,4 @@
-//! The datastore's store checked while it is in use, and read to the last block.
+//! A datastore's store checked while it is in use, and read to the last block.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -7,60 +7,55 @@ use engine::Job;
 use engine::job::SCRUB;
 use engine::native::check::{Fault, Finding, Report};
 
-use super::node::{Kept, Node};
+use super::entry::{Entry, Kept};
+use super::node::Node;
+use super::site::Site;
 use crate::api::{self, Checked, Severity};
 use crate::error::{Error, Result};
+use crate::name::DatastoreName;
 
 impl Node {
-    pub async fn store_check(&self) -> Result<Checked> {
-        let store = self.store_there().await?;
+    pub async fn store_check(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
+        let site = self.site(datastore.as_ref())?;
+        let store = store_there(&site).await?;
         let report = store.check().await?;
-        Ok(self.checked(&report))
+        Ok(self.checked(&site, &report))
     }
 
     /// One at a time.
-    pub async fn store_scrub(self: &Rc<Self>) -> Result<api::Job> {
-        let store = self.store_there().await?;
+    pub async fn store_scrub(self: &Rc<Self>, datastore: Option<DatastoreName>) -> Result<api::Job> {
+        let site = self.site(datastore.as_ref())?;
+        let store = store_there(&site).await?;
         let open = self.tracked(|t| (t.job.operation == SCRUB && !t.job.state().is_over()).then_some(t.id));
         if let Some(id) = open.into_iter().flatten().next() {
             return Err(Error::refused(format!("a scrub is under way already (job {id})")));
         }
         let id = self.next_job();
         let job = Job::new(self.env.clone(), id, SCRUB, String::new());
-        self.track(None, &job);
-        *self.scrubbed.borrow_mut() = None;
+        self.track(&site, None, &job);
+        *site.scrubbed.borrow_mut() = None;
         let (node, worker) = (self.clone(), job.clone());
         self.env.spawn_detached(Box::pin(async move {
             // Its error stands in the job.
             if let Ok(report) = store.scrub(&worker).await {
-                let checked = node.checked(&report);
-                *node.scrubbed.borrow_mut() = Some(checked);
+                let checked = node.checked(&site, &report);
+                *site.scrubbed.borrow_mut() = Some(checked);
             }
         }));
         self.job_do(id, |_| Ok(()))
     }
 
     /// What the last scrub has found.
-    pub fn store_scrubbed(&self) -> Result<Checked> {
-        let found = self.scrubbed.borrow().clone();
+    pub fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
+        let found = self.site(datastore.as_ref())?.scrubbed.borrow().clone();
         found.ok_or_else(|| {
             Error::not_found("no scrub has ended since the start of the daemon; see unstun scrub")
         })
     }
 
-    async fn store_there(&self) -> Result<Rc<engine::native::Store>> {
-        match self.native.open().await {
-            Err(e) if e.kind == blk::ErrorKind::NotFound => {
-                let cause = format!("datastore {}: has no native disks, so no store", self.root.display());
-                Err(Error::not_found(format!("{cause}; `unstun check PATH` looks at files")))
-            }
-            opened => Ok(opened?),
-        }
-    }
-
-    fn checked(&self, report: &Report) -> Checked {
-        let owners = self.owners();
-        let file = self.native.path().display().to_string();
+    fn checked(&self, site: &Rc<Site>, report: &Report) -> Checked {
+        let owners = self.owners(site);
+        let file = site.native.path().display().to_string();
         let mut findings: Vec<_> =
             report.findings.iter().map(|found| present(found, &file, &owners)).collect();
         if let Some(behind) = &report.behind {
@@ -69,14 +64,16 @@ impl Node {
         if report.more > 0 {
             findings.push(note(&file, format!("{} more findings, which are not listed", report.more)));
         }
-        Checked { path: self.native.path(), findings }
+        Checked { path: site.native.path(), findings }
     }
 
     /// What each node of the store is called: `web/disk0`, `web/disk0@a`.
-    fn owners(&self) -> BTreeMap<u64, String> {
+    fn owners(&self, site: &Rc<Site>) -> BTreeMap<u64, String> {
         let mut owners = BTreeMap::new();
         let node = |layer: &str| layer.strip_prefix('n').and_then(|number| number.parse().ok());
-        for entry in self.entries().iter().filter(|entry| matches!(entry.kept, Kept::Native(_))) {
+        let here =
+            |entry: &&Rc<Entry>| matches!(entry.kept, Kept::Native(_)) && Rc::ptr_eq(&entry.site, site);
+        for entry in self.entries().iter().filter(here) {
             let state = entry.vm.state();
             for disk in &state.disks {
                 let name = format!("{}/disk{}", entry.name, disk.number);
@@ -90,6 +87,16 @@ impl Node {
             }
         }
         owners
+    }
+}
+
+async fn store_there(site: &Site) -> Result<Rc<engine::native::Store>> {
+    match site.native.open().await {
+        Err(e) if e.kind == blk::ErrorKind::NotFound => {
+            let cause = format!("datastore {}: has no native disks, so no store", site.path.display());
+            Err(Error::not_found(format!("{cause}; `unstun check PATH` looks at files")))
+        }
+        opened => Ok(opened?),
     }
 }
 

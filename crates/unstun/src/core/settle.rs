@@ -8,9 +8,10 @@ use std::path::Path;
 use blk::{Dir, Error, ErrorKind, Result};
 
 use super::formats::{HomeFiles, OWN_FOLDER, open_path};
-use super::native;
 use super::node::Node;
 use super::remove::{remove_configuration, remove_made_files};
+use super::site::Home;
+use super::{homes, native};
 use crate::api::Store;
 
 /// In a home's own folder: `native ID` or `redo ID`.
@@ -51,14 +52,15 @@ pub async fn step(node: &Node, home: &Path, to: Store, id: u128) -> Result<()> {
 }
 
 /// Removes the side that is not the VM, if there was a move.
-pub async fn settle(node: &Node, home: &Path) -> Result<()> {
+pub async fn settle(node: &Node, home: &Home) -> Result<()> {
+    let (place, site, home) = (home, &home.site, home.path.as_path());
     let own = own(node, home).await?;
     let Some((to, id)) = begun(&own).await? else { return Ok(()) };
     match (native::mark(&node.env, home).await?, to) {
-        (Some(_), Store::Native) => remove_files(node, home).await?,
+        (Some(_), Store::Native) => remove_files(node, place).await?,
         (Some(_), Store::Redo) => remove_made_files(&open_path(&node.env, home)?).await?,
         (None, _) => {
-            if let Err(e) = native::remove_vm(node, id).await {
+            if let Err(e) = native::remove_vm(site, id).await {
                 // The VM itself is whole; what is left of the other side goes at another start.
                 eprintln!("unstun: {}: what a move has left stays for now: {e}", home.display());
                 return Ok(());
@@ -88,8 +90,13 @@ async fn begun(own: &Dir) -> Result<Option<(Store, u128)>> {
     })
 }
 
-/// Layers, and what is beside them; the settings of a VM that ran under VMware stay.
-async fn remove_files(node: &Node, home: &Path) -> Result<()> {
+/// Layers, and what is beside them. The settings of a VM that ran under VMware stay, and all of a folder that was taken
+/// over as it lay: it was somebody's before.
+pub async fn remove_files(node: &Node, home: &Home) -> Result<()> {
+    if homes::is_adopted(home) {
+        return Ok(());
+    }
+    let home = home.path.as_path();
     let files = HomeFiles::open(node, home).await?;
     let names = files.dir().list().await?;
     if !names.iter().any(|name| name.to_ascii_lowercase().ends_with(".vmx")) {

@@ -2,7 +2,9 @@
 
 use std::rc::Rc;
 
-use super::node::{Entry, Kept, Node};
+use super::entry::{Entry, Kept};
+use super::node::Node;
+use super::site::Home;
 use super::{journal, present};
 use crate::api;
 
@@ -48,6 +50,11 @@ impl Node {
     fn record(&self, entry: &Entry, event: &engine::Event) {
         self.keep(entry, present::event(entry.next_event(), &entry.name, event));
         self.take_notices(entry);
+    }
+
+    /// What was told of a VM so far goes along to its new home.
+    pub fn copy_events(&self, entry: &Entry, to: &Home) {
+        entry.events.borrow().iter().for_each(|event| self.journal.append(&to.path, event));
     }
 
     /// An event of the home's own, for people.

@@ -5,11 +5,15 @@ use std::rc::Rc;
 
 use engine::Job;
 
-use super::node::{Entry, Node};
+use super::entry::Entry;
+use super::node::Node;
+use super::site::Site;
 
 /// A job under the daemon's own number: two VMs number theirs alike.
 pub struct Tracked {
     pub id: u64,
+    /// The datastore it is in; that a move leaves.
+    pub site: Rc<Site>,
     /// None for work on the whole store.
     pub entry: Option<Rc<Entry>>,
     pub job: Rc<Job>,
@@ -28,7 +32,8 @@ impl Node {
                 }
                 let id = jobs.last().map_or(0, |t| t.id) + 1;
                 let seen = Cell::new((job.started_ns, 0, 0));
-                jobs.push(Tracked { id, entry: Some(entry.clone()), job, seen });
+                let site = entry.site.clone();
+                jobs.push(Tracked { id, site, entry: Some(entry.clone()), job, seen });
             }
         }
         jobs.iter().map(look).collect()
@@ -40,9 +45,10 @@ impl Node {
     }
 
     /// A job of the daemon's own, under `next_job`'s number.
-    pub fn track(&self, entry: Option<&Rc<Entry>>, job: &Rc<Job>) {
+    pub fn track(&self, site: &Rc<Site>, entry: Option<&Rc<Entry>>, job: &Rc<Job>) {
         let seen = Cell::new((job.started_ns, 0, 0));
-        let tracked = Tracked { id: job.id, entry: entry.cloned(), job: job.clone(), seen };
+        let tracked =
+            Tracked { id: job.id, site: site.clone(), entry: entry.cloned(), job: job.clone(), seen };
         self.jobs.borrow_mut().push(tracked);
     }
 }

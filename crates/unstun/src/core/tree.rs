@@ -1,6 +1,7 @@
 //! The snapshot tree with what its branches hold.
 
-use super::node::{Kept, Node};
+use super::entry::Kept;
+use super::node::Node;
 use super::present;
 use crate::api;
 use crate::error::Result;
@@ -15,7 +16,7 @@ impl Node {
         for disk in entry.vm.listing().await? {
             unowned.extend(disk.unowned.into_iter().map(|layer| api::UnownedDelta {
                 disk: disk.number,
-                descriptor: present::layer_path(self, &entry, &layer.name),
+                descriptor: present::layer_path(&entry, &layer.name),
                 allocated_bytes: layer.allocated_bytes,
             }));
         }

@@ -128,8 +128,13 @@ async fn find_or_create(client: &Client, output: Output, plan: &Plan, name: &VmN
             }
             output.note(&format!("creating VM {name} with a disk of {}", format_bytes(plan.disk_bytes)));
             let disks = vec![DiskCreate::new(plan.disk_bytes)];
-            let request =
-                VmCreate { name: name.clone(), disks, store: Store::Redo, when_full: WhenFull::Wait };
+            let request = VmCreate {
+                name: name.clone(),
+                disks,
+                store: Store::Redo,
+                when_full: WhenFull::Wait,
+                datastore: None,
+            };
             client.vm_create(&request).await
         }
         other => other,

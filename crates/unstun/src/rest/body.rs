@@ -6,8 +6,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::{
-    CommitTarget, Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Revert,
-    SnapshotDir, SnapshotTake, VmClone, VmCreate, VmImport, VmMove,
+    CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit,
+    Revert, SnapshotDir, SnapshotTake, VmClone, VmCreate, VmImport, VmMove,
 };
 use crate::error::{Error, Result};
 use crate::{name, units};
@@ -40,7 +40,14 @@ impl Request for Disconnect {}
 impl Request for Discard {}
 impl Request for Revert {}
 impl Request for VmClone {}
-impl Request for VmMove {}
+impl Request for VmMove {
+    fn check(&self) -> std::result::Result<(), String> {
+        match (self.store, &self.datastore) {
+            (None, None) => Err("a move to nowhere: expected a store, a datastore, or both".to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
 
 impl Request for VmCreate {
     fn check(&self) -> std::result::Result<(), String> {
@@ -71,6 +78,12 @@ impl Request for VmImport {
         }
         check_path(&self.path)?;
         self.allow_roots.iter().try_for_each(|root| check_path(root))
+    }
+}
+
+impl Request for DatastoreAdd {
+    fn check(&self) -> std::result::Result<(), String> {
+        check_path(&self.path)
     }
 }
 
@@ -109,7 +122,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 }
 
 /// Every route that has a body, with the path under `/api/v1`; previews take their command's.
-pub const ROUTES: [&str; 16] = [
+pub const ROUTES: [&str; 17] = [
     "POST /vms",
     "POST /import",
     "POST /vms/{vm}/clone",
@@ -126,6 +139,7 @@ pub const ROUTES: [&str; 16] = [
     "PUT /jobs/{id}/limit",
     "POST /vms/{vm}/diff",
     "POST /vms/{vm}/move",
+    "POST /datastores",
 ];
 
 /// One of `ROUTES` by the first byte (`a` is the first), and what follows as its body: parsed, and once more
@@ -157,6 +171,7 @@ pub fn accept(route: &str, bytes: &[u8]) -> Result<Vec<u8>> {
         "PUT /jobs/{id}/limit" => again::<JobLimit>(bytes),
         "POST /vms/{vm}/diff" => again::<Diff>(bytes),
         "POST /vms/{vm}/move" => again::<VmMove>(bytes),
+        "POST /datastores" => again::<DatastoreAdd>(bytes),
         _ => Err(Error::not_found(format!("{route}: no route with a body"))),
     }
 }

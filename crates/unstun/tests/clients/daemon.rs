@@ -72,6 +72,26 @@ impl Datastore {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("unstun {line}: {e}"))
     }
 
+    /// With another datastore named, by folder or name; the daemon is this one's.
+    fn run_at(&self, named: &str, line: &str) -> Output {
+        let mut command = Command::new(UNSTUN);
+        command.args(["--datastore", named]).args(line.split_whitespace());
+        command.current_dir(self.folder.path()).env("UNSTUN_DATASTORE", self.path()).stdin(Stdio::null());
+        command.output().unwrap()
+    }
+
+    pub fn json_at(&self, named: &str, line: &str) -> Value {
+        let output = self.run_at(named, &format!("{line} --json"));
+        assert!(output.status.success(), "unstun {line}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("unstun {line}: {e}"))
+    }
+
+    /// The exit code and standard error.
+    pub fn at(&self, named: &str, line: &str) -> (i32, String) {
+        let output = self.run_at(named, line);
+        (output.status.code().expect("not a signal"), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
     /// The exit code, and what was said on standard error.
     pub fn fails(&self, line: &str) -> (i32, String) {
         let output = self.run(line);

@@ -3,8 +3,11 @@
 //! Everything lives under the build's folder, on a real file system, so that O_DIRECT is in play.
 
 mod attach;
+mod between;
 mod branches;
 mod daemon;
+mod datastores;
+mod devices;
 mod difference;
 mod disks;
 mod guest;

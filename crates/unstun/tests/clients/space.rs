@@ -29,13 +29,13 @@ const ENOSPC: u32 = 28;
 const DEADLINE: Duration = Duration::from_secs(90);
 
 /// An ext4 in a file, mounted where a datastore is.
-struct Mounted {
+pub struct Mounted {
     datastore: Datastore,
 }
 
 impl Mounted {
     /// None, with the reason printed, where this machine cannot mount.
-    fn new() -> Option<Mounted> {
+    pub fn new() -> Option<Mounted> {
         if !rustix::process::geteuid().is_root() {
             println!("not run: needs root");
             return None;
@@ -64,6 +64,25 @@ impl Mounted {
 
     fn filler(&self) -> PathBuf {
         self.datastore.path().join("filler")
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.datastore.path()
+    }
+
+    /// Takes all space that is left.
+    pub fn fill(&self) {
+        let file = std::fs::File::create(self.path().join("rest")).unwrap();
+        let free = || rustix::fs::fstatvfs(&file).map(|space| space.f_bavail * space.f_frsize).unwrap();
+        let mut at = 0;
+        // The file system needs some of it for what it notes down.
+        let mut step = free();
+        while step >= 4096 {
+            match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), at, step) {
+                Ok(()) => at += step,
+                Err(_) => step /= 2,
+            }
+        }
     }
 }
 

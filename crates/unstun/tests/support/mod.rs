@@ -10,16 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tempfile::TempDir;
 use tokio::sync::oneshot;
-use unstun::api::*;
+use unstun::api::{Datastore as Listed, *};
 use unstun::client::Client;
 use unstun::control::{Control, Reply};
 use unstun::datastore::Datastore;
 use unstun::error::{Error, ErrorKind, Result};
-use unstun::name::VmName;
+use unstun::name::{DatastoreName, VmName};
 use unstun::rest;
 
 pub use state::DELTA_BYTES;
-use state::{State, TIME, client, space};
+use state::{State, TIME, client, datastore, space};
 
 pub struct Fake {
     state: Mutex<State>,
@@ -43,6 +43,7 @@ impl Fake {
         Vm {
             id: format!("{:032x}", 1),
             name: request.name.clone(),
+            datastore: "main".parse().unwrap(),
             home,
             store: request.store,
             when_full: request.when_full,
@@ -104,6 +105,7 @@ impl Control for Fake {
             disks: vms,
             snapshots: 0,
             open_jobs: 0,
+            datastores: vec![datastore("main")],
         }))
     }
 
@@ -124,6 +126,7 @@ impl Control for Fake {
             name: vm.name.clone(),
             condition: VmCondition::Open,
             message: None,
+            datastore: vm.datastore.clone(),
             home: vm.home.clone(),
             store: vm.store,
             disks: Some(vm.disks.len() as u64),
@@ -150,6 +153,7 @@ impl Control for Fake {
         };
         ready(state.tree(&vm).map(|tree| VmSpace {
             vm: vm.clone(),
+            datastore: "main".parse().unwrap(),
             store: Store::Redo,
             logical_bytes: 1 << 30,
             allocated_bytes: DELTA_BYTES,
@@ -178,7 +182,8 @@ impl Control for Fake {
     fn vm_import(&self, request: VmImport) -> Reply<'_, Vm> {
         let name = request.name.unwrap_or_else(|| "imported".parse().unwrap());
         let disks = vec![DiskCreate::new(1 << 30)];
-        self.vm_create(VmCreate { name, disks, store: Store::Redo, when_full: request.when_full })
+        let VmImport { when_full, datastore, .. } = request;
+        self.vm_create(VmCreate { name, disks, store: Store::Redo, when_full, datastore })
     }
 
     fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm> {
@@ -188,7 +193,8 @@ impl Control for Fake {
             Ok(parent) => {
                 let disks = vec![DiskCreate::new(1 << 30)];
                 let when_full = parent.when_full;
-                self.vm_create(VmCreate { name: request.name, disks, store: Store::Redo, when_full })
+                let (name, store) = (request.name, Store::Redo);
+                self.vm_create(VmCreate { name, disks, store, when_full, datastore: None })
             }
         }
     }
@@ -313,19 +319,32 @@ impl Control for Fake {
         ready(self.state().commit(&vm, &target))
     }
 
-    fn store_check(&self) -> Reply<'_, Checked> {
+    fn store_check(&self, _: Option<DatastoreName>) -> Reply<'_, Checked> {
         ready(Ok(Checked { path: "/datastore/store.unstun".into(), findings: Vec::new() }))
     }
 
-    fn store_scrub(&self) -> Reply<'_, Job> {
+    fn store_scrub(&self, _: Option<DatastoreName>) -> Reply<'_, Job> {
         let mut state = self.state();
         let vm = "web".parse().unwrap();
         let job = state.commit(&vm, &CommitTarget::Unowned);
         ready(job.map(|job| Job { operation: Operation::Scrub, vm: None, ..job }))
     }
 
-    fn store_scrubbed(&self) -> Reply<'_, Checked> {
-        self.store_check()
+    fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked> {
+        self.store_check(datastore)
+    }
+
+    fn datastore_list(&self) -> Reply<'_, Vec<Listed>> {
+        ready(Ok(vec![datastore("main")]))
+    }
+
+    fn datastore_add(&self, request: DatastoreAdd) -> Reply<'_, Listed> {
+        let name = request.name.map_or("added".to_owned(), |name| name.to_string());
+        ready(Ok(Listed { is_main: false, path: request.path, ..datastore(&name) }))
+    }
+
+    fn datastore_remove(&self, name: DatastoreName) -> Reply<'_, DatastoreRemoved> {
+        ready(Ok(DatastoreRemoved { name, path: "/added".into() }))
     }
 
     fn job_list(&self) -> Reply<'_, Vec<Job>> {

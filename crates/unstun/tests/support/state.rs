@@ -23,6 +23,24 @@ pub fn space() -> Space {
     Space { free_bytes: 100 << 30, worst_growth_bytes: 20 << 30 }
 }
 
+pub fn datastore(name: &str) -> Datastore {
+    Datastore {
+        name: name.parse().unwrap(),
+        path: "/datastore".into(),
+        is_main: true,
+        is_device: false,
+        condition: DatastoreCondition::Open,
+        message: None,
+        notices: Vec::new(),
+        free_bytes: Some(100 << 30),
+        total_bytes: Some(200 << 30),
+        direct_io: Some(true),
+        vms: Some(1),
+        native_store: true,
+        map_cache_bytes: Some(64 << 20),
+    }
+}
+
 pub fn client() -> VmClient {
     VmClient { disk: Some(0), snapshot: None, client: "unix".to_owned() }
 }
@@ -131,6 +149,7 @@ impl State {
             id: self.jobs.len() as u64 + 1,
             operation: Operation::Commit,
             vm: Some(vm.clone()),
+            datastore: "main".parse().unwrap(),
             snapshots,
             state: JobState::Running,
             started: TIME.parse().unwrap(),

@@ -8,7 +8,7 @@ use blk::manifest::{DiskMode, DiskState, LayerInfo, NewDisk, SnapshotState, VmSt
 use blk::volume::Volume;
 use blk::{Env, Error, Local, Result};
 
-use super::super::disk::NativeDisk;
+use super::super::disk::{DiskTerms, NativeDisk};
 use super::super::layout::BLOCK;
 use super::super::store::Store;
 use super::NativeVm;
@@ -21,6 +21,7 @@ use crate::ground::Loss;
 use crate::job::Job;
 use crate::listing::{DiskLayers, Use};
 use crate::machine::{Attached, Machine, RunningDisk};
+use crate::options::SpacePolicy;
 use crate::stats::DiskStats;
 use crate::vm::Listener;
 
@@ -84,6 +85,7 @@ impl NativeVm {
         for disk in disks {
             shared_bytes += self.store.shared_with_others(disk, &own).await?;
         }
+        shared_bytes += self.store.lent_to_others(&own).await?;
         let all: Vec<u64> = own.into_iter().collect();
         Ok(Use { allocated_bytes: self.store.held_only_by(&all).await?, shared_bytes })
     }
@@ -126,7 +128,7 @@ impl NativeVm {
         };
         let name = format!("{}/disk{number}@{}", self.name, found.name);
         let node = self.store.node(node_of(layer))?;
-        let disk: Rc<dyn Volume> = NativeDisk::new(&self.store, node, name, number, self.terms);
+        let disk: Rc<dyn Volume> = NativeDisk::new(&self.store, node, name, number, self.terms.get());
         let view = View { snapshot: found.id, client: client.to_string(), still: false };
         Ok((disk, self.views.enter(view)))
     }
@@ -178,6 +180,11 @@ impl Machine for NativeVm {
 
     fn listen(&self, listener: Listener) {
         *self.on_event.borrow_mut() = Some(listener);
+    }
+
+    fn set_space_policy(&self, policy: SpacePolicy) {
+        self.terms.set(DiskTerms { policy, ..self.terms.get() });
+        self.disks.borrow().iter().for_each(|disk| disk.set_policy(policy));
     }
 
     fn clients(&self) -> Vec<(u32, String)> {

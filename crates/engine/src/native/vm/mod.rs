@@ -40,7 +40,7 @@ pub struct NativeVm {
     pub env: Env,
     pub name: String,
     pub store: Rc<Store>,
-    terms: DiskTerms,
+    terms: Cell<DiskTerms>,
     state: RefCell<VmState>,
     /// The slots that disks had when a snapshot was taken, by the snapshot's id.
     slots: RefCell<BTreeMap<u128, Vec<KeptSlot>>>,
@@ -66,7 +66,10 @@ impl NativeVm {
             env: store.env.clone(),
             name: state.name.clone(),
             store: store.clone(),
-            terms: DiskTerms { policy: options.space_policy, space_retry_us: options.space_retry_us },
+            terms: Cell::new(DiskTerms {
+                policy: options.space_policy,
+                space_retry_us: options.space_retry_us,
+            }),
             state: RefCell::new(state),
             slots: RefCell::new(slots),
             disks: RefCell::default(),
@@ -94,7 +97,8 @@ impl NativeVm {
 
     fn disk_on(self: &Rc<Self>, number: u32, node: u64) -> Result<Rc<NativeDisk>> {
         let name = format!("{}/disk{number}", self.name);
-        let disk = NativeDisk::new(&self.store, self.store.node(node)?, name.clone(), number, self.terms);
+        let disk =
+            NativeDisk::new(&self.store, self.store.node(node)?, name.clone(), number, self.terms.get());
         let vm = Rc::downgrade(self);
         disk.tell_of_space(Box::new(move |full: bool| {
             let Some(vm) = vm.upgrade() else { return };

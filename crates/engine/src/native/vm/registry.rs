@@ -66,10 +66,14 @@ impl Store {
         Ok(id)
     }
 
-    /// Makes a VM with the disks of another, empty: the target of a move. Durable when it answers its id.
-    pub async fn create_vm_like(&self, name: &str, disks: &[DiskState]) -> Result<u128> {
+    /// For `create_vm_like`: whoever makes a VM may have to write down which before.
+    pub fn new_vm_id(&self) -> u128 {
+        new_id(self)
+    }
+
+    /// Makes a VM with the disks of another, empty: the target of a move. Durable when it answers.
+    pub async fn create_vm_like(&self, id: u128, name: &str, disks: &[DiskState]) -> Result<()> {
         refuse_unmovable(name, disks)?;
-        let id = new_id(self);
         let mut state = VmState { name: name.to_string(), id, ..VmState::default() };
         let mut ops = Vec::new();
         for disk in disks {
@@ -80,7 +84,7 @@ impl Store {
         ops.push(put_vm(&state));
         self.change(&ops)?;
         self.flush().await?;
-        Ok(id)
+        Ok(())
     }
 
     /// Removes a VM that is not open: its nodes are dropped, and their space comes back in the background. Clones keep

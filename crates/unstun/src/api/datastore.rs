@@ -1,0 +1,79 @@
+//! The datastores of a daemon.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::name::DatastoreName;
+
+/// Body of `POST /datastores`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DatastoreAdd {
+    /// A folder, a block device, or a file of fixed size; absolute.
+    pub path: PathBuf,
+    /// Null takes the folder's name.
+    #[serde(default)]
+    pub name: Option<DatastoreName>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DatastoreCondition {
+    Open,
+    /// Could not be opened.
+    Broken,
+}
+
+impl DatastoreCondition {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Broken => "broken",
+        }
+    }
+}
+
+/// A row of `datastore list`. What only an open one can say is null for the others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Datastore {
+    pub name: DatastoreName,
+    /// Absolute.
+    pub path: PathBuf,
+    /// The daemon was started on it: VMs are made there unless another is named.
+    pub is_main: bool,
+    /// A block device, or a file of fixed size: native disks alone, and it does not grow.
+    pub is_device: bool,
+    pub condition: DatastoreCondition,
+    /// Why it is broken.
+    pub message: Option<String>,
+    /// What is wrong in it, while it is served.
+    pub notices: Vec<String>,
+    /// On the file system, and free inside of the store.
+    pub free_bytes: Option<u64>,
+    pub total_bytes: Option<u64>,
+    pub direct_io: Option<bool>,
+    /// Those that are served.
+    pub vms: Option<u64>,
+    /// Whether it has a store of native disks already: with the first one it gets it.
+    pub native_store: bool,
+    /// What its maps may take in memory.
+    pub map_cache_bytes: Option<u64>,
+}
+
+/// `datastore create`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatastoreCreated {
+    pub path: PathBuf,
+    pub size_bytes: u64,
+    /// What was on it, and went by --force.
+    pub overwritten: Option<String>,
+}
+
+/// `datastore remove`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatastoreRemoved {
+    pub name: DatastoreName,
+    /// All that is in it stays.
+    pub path: PathBuf,
+}

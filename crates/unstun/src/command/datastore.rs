@@ -1,0 +1,100 @@
+//! `unstun datastore`.
+
+use std::path::Path;
+
+use crate::api::{Datastore, DatastoreAdd, DatastoreCreated, DatastoreRemoved};
+use crate::cli::DatastoreCommand;
+use crate::client::Client;
+use crate::core;
+use crate::error::{Error, Result};
+use crate::output::{Output, align_right, table};
+use crate::units::format_bytes;
+
+pub async fn run(command: &DatastoreCommand, client: &Client, output: Output) -> Result<()> {
+    match command {
+        DatastoreCommand::List => output.result(&client.datastore_list().await?, |all| list(all)),
+        DatastoreCommand::Add { what } => {
+            let request = request(what)?;
+            output.result(&client.datastore_add(&request).await?, added)
+        }
+        DatastoreCommand::Create { .. } => unreachable!("run elsewhere"),
+        DatastoreCommand::Remove { name } => output.result(&client.datastore_remove(name).await?, removed),
+    }
+}
+
+/// Asks no daemon.
+pub fn create(path: &Path, force: bool, output: Output) -> Result<()> {
+    let path = path.canonicalize().map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(format!(
+            "{}: no such device or file; a folder needs no more than `unstun datastore add`",
+            path.display()
+        )),
+        _ => Error::failed(format!("{}: {e}", path.display())),
+    })?;
+    output.result(&core::create_datastore(&path, force)?, created)
+}
+
+fn created(created: &DatastoreCreated) -> String {
+    let (path, size) = (created.path.display(), format_bytes(created.size_bytes));
+    let gone = created.overwritten.as_ref().map_or(String::new(), |what| format!("; {what} was overwritten"));
+    format!(
+        "{path} is an empty datastore of {size}{gone}\nserve it with `unstun datastore add [NAME=]{path}`"
+    )
+}
+
+/// `PATH` or `NAME=PATH`.
+fn request(what: &str) -> Result<DatastoreAdd> {
+    let named = what.split_once('=').and_then(|(name, path)| Some((name.parse().ok()?, path)));
+    let (name, path) = named.map_or((None, what), |(name, path)| (Some(name), path));
+    let path = std::path::absolute(path).map_err(|e| Error::invalid(format!("{path}: {e}")))?;
+    Ok(DatastoreAdd { path, name })
+}
+
+fn added(datastore: &Datastore) -> String {
+    let (name, path) = (&datastore.name, datastore.path.display());
+    let vms = datastore.vms.unwrap_or_default();
+    let notices: String = datastore.notices.iter().map(|notice| format!("\n{notice}")).collect();
+    format!("datastore {name} is served: {path}, {vms} VMs{notices}")
+}
+
+fn removed(removed: &DatastoreRemoved) -> String {
+    format!(
+        "datastore {} is not served any more; all of it stays in {}",
+        removed.name,
+        removed.path.display()
+    )
+}
+
+pub fn list(all: &[Datastore]) -> String {
+    let mut table = table(&["datastore", "is", "VMs", "free", "of", "path"]);
+    let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), format_bytes);
+    for one in all {
+        table.add_row([
+            one.name.to_string(),
+            one.condition.as_str().to_owned(),
+            one.vms.map_or("-".to_owned(), |count| count.to_string()),
+            bytes(one.free_bytes),
+            bytes(one.total_bytes),
+            one.path.display().to_string(),
+        ]);
+    }
+    align_right(&mut table, &[2, 3, 4]);
+    let said = |one: &Datastore| {
+        let all = one.message.iter().chain(&one.notices);
+        all.map(|line| format!("\n{}: {line}", one.name)).collect::<String>()
+    };
+    format!("{table}{}", all.iter().map(said).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_stands_before_the_path() {
+        let parsed = |what| request(what).map(|r| (r.name.map(|n| n.to_string()), r.path)).unwrap();
+        assert_eq!(parsed("fast=/mnt/a"), (Some("fast".into()), "/mnt/a".into()));
+        assert_eq!(parsed("/mnt/a"), (None, "/mnt/a".into()));
+        assert_eq!(parsed("/mnt/x=y"), (None, "/mnt/x=y".into()));
+    }
+}

@@ -1,0 +1,122 @@
+//! A datastore that is a block device, or a file of fixed size: the store alone, made once by `datastore create`. Homes
+//! lie with the main datastore, and are made anew where they are missing.
+
+use std::cell::RefCell;
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blk::file::Lock;
+use blk::reactor::OpenMode;
+use blk::uring::UringReactor;
+use blk::{Buf, Env, Executor, File, SECTOR};
+use engine::native::{NewStore, Store};
+use nix::libc;
+
+use super::signature::{self, EDGE_BYTES};
+use crate::api;
+use crate::error::{Error, ErrorKind, Result};
+use crate::units::format_bytes;
+
+/// The journal's 64 MiB, and of 126 MiB each a group for metadata and one for data, with as much again to work in.
+const DEVICE_BYTES_MIN: u64 = 512 << 20;
+
+/// Nobody else has it while this lives: other daemons by a lock, the kernel's own users (mounts, arrays) by the exclusive
+/// opening of a block device.
+pub struct Claimed {
+    pub path: PathBuf,
+    pub file: File,
+    pub size_bytes: u64,
+    lock: RefCell<Option<(Lock, Option<std::fs::File>)>>,
+}
+
+impl Claimed {
+    /// Anybody may have it.
+    pub fn release(&self) {
+        self.lock.take();
+    }
+}
+
+/// Whether a path that is to be a datastore is none of a folder's kind.
+pub fn is_device(path: &Path) -> bool {
+    path.metadata().is_ok_and(|at| at.file_type().is_block_device() || at.is_file())
+}
+
+/// `Locked` while somebody has it. The path is absolute; what it leads to is opened.
+pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
+    let shown = named.display();
+    let path = &named.canonicalize().map_err(|e| Error::failed(format!("{shown}: {e}")))?;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let exclusive = hold_device(path)?;
+    let dir = env.open_root(&folder.to_string_lossy())?;
+    let lock = dir.lock(&name).await.map_err(|e| match e.kind {
+        blk::ErrorKind::Locked => Error::new(
+            ErrorKind::Locked,
+            format!("{shown}: another unstun serves it, or is making a store in it"),
+        ),
+        _ => e.into(),
+    })?;
+    let file = dir.open(&name, OpenMode::Write).await?;
+    let size_bytes = file.size().await?;
+    Ok(Claimed { path: named.to_path_buf(), file, size_bytes, lock: RefCell::new(Some((lock, exclusive))) })
+}
+
+/// The kernel gives a block device to one exclusive opener; a file has none.
+fn hold_device(path: &Path) -> Result<Option<std::fs::File>> {
+    let failed = |e: std::io::Error| match e.raw_os_error() {
+        Some(libc::EBUSY) => Error::new(
+            ErrorKind::Locked,
+            format!("{}: is in use (mounted, swap, or part of an array or a volume group)", path.display()),
+        ),
+        _ => Error::failed(format!("{}: {e}", path.display())),
+    };
+    if !path.metadata().map_err(failed)?.file_type().is_block_device() {
+        return Ok(None);
+    }
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(path);
+    opened.map(Some).map_err(failed)
+}
+
+/// Makes an empty store of all of the device. Refused where something is on it, unless `force`.
+pub fn create(path: &Path, force: bool) -> Result<api::DatastoreCreated> {
+    let executor = Executor::new(Rc::new(UringReactor::new()?));
+    let env = executor.env();
+    let path = path.to_path_buf();
+    let made = executor.run(async move { make(&env, &path, force).await });
+    made.ok_or_else(|| Error::failed("the reactor stopped"))?
+}
+
+async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreated> {
+    let claimed = claim(env, path).await?;
+    let (shown, size_bytes) = (path.display(), claimed.size_bytes);
+    if size_bytes < DEVICE_BYTES_MIN {
+        let (found, expected) = (format_bytes(size_bytes), format_bytes(DEVICE_BYTES_MIN));
+        return Err(Error::refused(format!("{shown}: has {found}; a store needs {expected} at least")));
+    }
+    let found = look(&claimed).await?;
+    if let (Some(found), false) = (&found, force) {
+        let remedy = "if nobody needs that any more, --force overwrites it";
+        return Err(Error::refused(format!("{shown}: there is {found} on it; {remedy}")));
+    }
+    // What lies at the end (of arrays, of partition tables) would be found there again.
+    let edge = Buf::zeroed(EDGE_BYTES as usize);
+    claimed.file.write(last_edge(size_bytes), edge).await?;
+    Store::format(env, &claimed.file, NewStore::default()).await?;
+    Ok(api::DatastoreCreated { path: path.to_path_buf(), size_bytes, overwritten: found })
+}
+
+fn last_edge(size_bytes: u64) -> u64 {
+    size_bytes / SECTOR * SECTOR - EDGE_BYTES
+}
+
+async fn look(claimed: &Claimed) -> Result<Option<String>> {
+    let mut edges = Vec::new();
+    for at in [0, last_edge(claimed.size_bytes)] {
+        let (bytes, read) = claimed.file.read(at, Buf::alloc(EDGE_BYTES as usize)).await;
+        read?;
+        edges.push(bytes);
+    }
+    Ok(signature::find(&edges[0], &edges[1]))
+}

@@ -1,0 +1,202 @@
+//! One datastore that the daemon serves: its folder or device, its lock, its homes, and the store of its native VMs.
+
+use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blk::file::Lock;
+use blk::reactor::Space;
+use blk::{Dir, Env};
+
+use super::device;
+use super::homes::{self, Registry};
+use super::native::Native;
+use crate::api;
+use crate::datastore::SERVED_BY_NAME;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::DatastoreName;
+
+pub const OWN_FOLDER: &str = ".unstun";
+/// Held while a daemon serves the datastore.
+const LOCK_NAME: &str = "lock";
+/// In the main datastore's own folder: the homes of the VMs on devices, in a folder for each, called by its store's id.
+const DEVICES_NAME: &str = "devices";
+pub struct Site {
+    pub name: DatastoreName,
+    /// What the user calls it by: the folder, or the device. Absolute.
+    pub path: PathBuf,
+    /// The folder with the homes: the datastore's own, or a device's in the main datastore.
+    pub root: PathBuf,
+    pub dir: Dir,
+    pub own: Dir,
+    /// Homes that lie elsewhere.
+    pub registry: Registry,
+    pub native: Native,
+    /// Of the last scrub that ended.
+    pub scrubbed: RefCell<Option<api::Checked>>,
+    /// VMs in it that are not served and have no row of their own: their names are taken.
+    pub notices: RefCell<Vec<String>>,
+    /// VMs that are being moved here.
+    pub arrivals: Cell<u32>,
+    /// No VM of it is opened any more.
+    leaving: Cell<bool>,
+    /// None once it is not served any more.
+    lock: RefCell<Option<Lock>>,
+}
+
+/// A VM's folder, and the datastore that it belongs to: the one it lies in, or that has it in its registry.
+#[derive(Clone)]
+pub struct Home {
+    pub site: Rc<Site>,
+    pub path: PathBuf,
+}
+
+impl Site {
+    /// `Locked` while another daemon serves it.
+    pub async fn in_folder(
+        env: &Env,
+        name: DatastoreName,
+        root: &Path,
+        map_cache_bytes: usize,
+    ) -> Result<Site> {
+        let shown = root.to_string_lossy().into_owned();
+        let dir = env.open_root(&shown)?;
+        let own = dir.open_dir(OWN_FOLDER, true).await?;
+        let lock = own.lock(LOCK_NAME).await.map_err(|e| match e.kind {
+            blk::ErrorKind::Locked => Error::new(
+                ErrorKind::Locked,
+                format!("datastore {shown}: another unstun serves it (it holds {OWN_FOLDER}/{LOCK_NAME})"),
+            ),
+            _ => e.into(),
+        })?;
+        let native = Native::in_folder(env.clone(), dir.clone(), map_cache_bytes);
+        Site::over(name, (root, root), (dir, own), native, Some(lock)).await
+    }
+
+    /// A store that fills a device, with the homes of its VMs in a folder of the main datastore. `Locked` while somebody
+    /// else has the device, `Invalid` where no store is on it.
+    pub async fn on_device(
+        env: &Env,
+        name: DatastoreName,
+        path: &Path,
+        main: &Site,
+        map_cache_bytes: usize,
+    ) -> Result<Site> {
+        let device = device::claim(env, path).await?;
+        let native = Native::on_device(env.clone(), device, map_cache_bytes);
+        let store = native.open().await.map_err(|e| match e.kind {
+            blk::ErrorKind::Invalid => {
+                let make = format!("unstun datastore create {}", path.display());
+                Error::invalid(format!("{e}; `{make}` makes one of it"))
+            }
+            _ => e.into(),
+        })?;
+        let all = main.own.open_dir(DEVICES_NAME, true).await?;
+        main.own.sync().await?;
+        let id = format!("{:016x}", store.id());
+        let dir = all.open_dir(&id, true).await?;
+        all.sync().await?;
+        let own = dir.open_dir(OWN_FOLDER, true).await?;
+        let root = PathBuf::from(dir.path());
+        Site::over(name, (path, &root), (dir, own), native, None).await
+    }
+
+    async fn over(
+        name: DatastoreName,
+        (path, root): (&Path, &Path),
+        (dir, own): (Dir, Dir),
+        native: Native,
+        lock: Option<Lock>,
+    ) -> Result<Site> {
+        Ok(Site {
+            name,
+            path: path.to_path_buf(),
+            root: root.to_path_buf(),
+            registry: Registry::read(&own, homes::REGISTRY_NAME).await?,
+            native,
+            dir,
+            own,
+            scrubbed: RefCell::default(),
+            notices: RefCell::default(),
+            arrivals: Cell::new(0),
+            leaving: Cell::new(false),
+            lock: RefCell::new(lock),
+        })
+    }
+
+    /// Clients that name this datastore are sent to the one in `main`; None: it answers for itself.
+    pub async fn set_served_by(&self, main: Option<&Path>) -> Result<()> {
+        match main {
+            Some(main) => {
+                let line = format!("{}\n", main.display());
+                Ok(self.own.replace_file(SERVED_BY_NAME, line.as_bytes()).await?)
+            }
+            None => Ok(self.own.unlink_if_present(SERVED_BY_NAME).await?),
+        }
+    }
+
+    /// Of the file system, and inside of the store. On a device the store alone has any.
+    pub async fn space(&self) -> blk::Result<Space> {
+        let inside = self.native.free_bytes();
+        if let Some(device) = self.native.device() {
+            return Ok(Space { total_bytes: device.size_bytes, free_bytes: inside });
+        }
+        let outside = self.dir.space().await?;
+        Ok(Space { free_bytes: outside.free_bytes + inside, ..outside })
+    }
+
+    /// Where files of a VM cannot be.
+    pub fn refuse_files(&self) -> blk::Result<()> {
+        if self.native.device().is_none() {
+            return Ok(());
+        }
+        let cause =
+            "it is a device, where disks are native; choose --store native, or a datastore with a folder";
+        Err(blk::Error::refused(format!("datastore {}", self.name), cause))
+    }
+
+    pub fn leave(&self) {
+        self.leaving.set(true);
+    }
+
+    pub fn refuse_when_leaving(&self) -> Result<()> {
+        match self.leaving.get() {
+            true => Err(Error::refused(format!("datastore {}: is being removed from the daemon", self.name))),
+            false => Ok(()),
+        }
+    }
+
+    /// Another daemon may serve it.
+    pub fn unlock(&self) {
+        self.lock.take();
+        if let Some(device) = self.native.device() {
+            device.release();
+        }
+    }
+
+    /// Where a VM's home would be.
+    pub fn home(self: &Rc<Self>, name: &str) -> Home {
+        Home { site: self.clone(), path: self.root.join(name) }
+    }
+
+    pub fn at(self: &Rc<Self>, path: &Path) -> Home {
+        Home { site: self.clone(), path: path.to_path_buf() }
+    }
+
+    /// Whether the folder lies in the datastore, rather than in its registry.
+    pub fn contains(&self, home: &Path) -> bool {
+        home.parent() == Some(&self.root)
+    }
+
+    /// The homes in its folder, by name.
+    pub async fn inhabitants(&self) -> Result<Vec<(String, PathBuf)>> {
+        let mut found = self.registry.all();
+        for name in self.dir.list().await? {
+            let Some(name) = name.strip_suffix('/').filter(|n| !n.starts_with('.')) else { continue };
+            if self.root.join(name).join(OWN_FOLDER).is_dir() {
+                found.insert(name.to_string(), self.root.join(name));
+            }
+        }
+        Ok(found.into_iter().collect())
+    }
+}

@@ -1,0 +1,246 @@
+//! The datastores of one daemon: the one it was started on, and those added to it, which that one remembers.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::device;
+use super::entry::Entry;
+use super::formats;
+use super::homes::Registry;
+use super::node::Node;
+use super::prepare::only_vmx;
+use super::site::Site;
+use crate::api;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::DatastoreName;
+
+/// In the main datastore's own folder: a line `NAME /absolute/path` for each of the others.
+const ADDED_NAME: &str = "datastores";
+
+/// One that was added, and could not be opened.
+pub struct Absent {
+    pub name: DatastoreName,
+    pub path: PathBuf,
+    pub cause: Error,
+}
+
+impl Node {
+    pub fn sites(&self) -> Vec<Rc<Site>> {
+        self.sites.borrow().clone()
+    }
+
+    /// For messages.
+    pub fn place(&self) -> String {
+        let sites = self.sites.borrow();
+        let paths: Vec<_> = sites.iter().map(|site| site.path.display().to_string()).collect();
+        format!("datastore {}", paths.join(", "))
+    }
+
+    /// By name; the main one without.
+    pub fn site(&self, name: Option<&DatastoreName>) -> Result<Rc<Site>> {
+        let Some(name) = name else { return Ok(self.main.clone()) };
+        if let Some(site) = self.sites().into_iter().find(|site| site.name == *name) {
+            return Ok(site);
+        }
+        if let Some(absent) = self.absent.borrow().iter().find(|absent| absent.name == *name) {
+            return Err(Error::new(
+                absent.cause.kind,
+                format!(
+                    "datastore {name} is not served: {}; mend it and `unstun datastore add {name}={}`",
+                    absent.cause,
+                    absent.path.display()
+                ),
+            ));
+        }
+        let known: Vec<_> = self.sites().iter().map(|site| site.name.to_string()).collect();
+        Err(Error::not_found(format!(
+            "no datastore {name}; there is {} (unstun datastore add serves another)",
+            known.join(", ")
+        )))
+    }
+
+    async fn added(&self) -> Result<Registry> {
+        Registry::read(&self.main.own, ADDED_NAME).await
+    }
+
+    /// At the start: what cannot be opened is told, and the others are served.
+    pub async fn open_added(self: &Rc<Self>) -> Result<()> {
+        for (name, path) in self.added().await?.all() {
+            let name: DatastoreName = name.parse().map_err(Error::invalid)?;
+            match self.open_site(name.clone(), &path).await {
+                Ok(site) => self.sites.borrow_mut().push(site),
+                Err(cause) => {
+                    eprintln!("unstun: datastore {name} is not served: {cause}");
+                    self.absent.borrow_mut().push(Absent { name, path, cause });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn open_site(&self, name: DatastoreName, path: &Path) -> Result<Rc<Site>> {
+        self.refuse_nested(path)?;
+        let cache = self.map_cache_bytes;
+        if device::is_device(path) {
+            return Ok(Rc::new(Site::on_device(&self.env, name, path, &self.main, cache).await?));
+        }
+        let site = Site::in_folder(&self.env, name, path, cache).await?;
+        site.set_served_by(Some(&self.main.root)).await?;
+        Ok(Rc::new(site))
+    }
+
+    /// Of two that lie in each other one would take the other for a VM.
+    fn refuse_nested(&self, path: &Path) -> Result<()> {
+        for site in self.sites() {
+            if path == site.path {
+                let cause = format!("{}: is datastore {} of this daemon already", path.display(), site.name);
+                return Err(Error::new(ErrorKind::Exists, cause));
+            }
+            if path.starts_with(&site.root) || site.root.starts_with(path) {
+                let (one, other) = (path.display(), site.root.display());
+                return Err(Error::refused(format!(
+                    "{one}: one of it and datastore {other} lies in the other; choose a folder outside"
+                )));
+            }
+        }
+        match only_vmx(path) {
+            Ok(vmx) => Err(Error::refused(format!(
+                "{}: is the folder of a VM, no datastore; `unstun vm import` serves it",
+                vmx.display()
+            ))),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Served from now on, and again by every later daemon of the main datastore.
+    pub async fn datastore_add(
+        self: &Rc<Self>,
+        name: DatastoreName,
+        path: PathBuf,
+    ) -> Result<api::Datastore> {
+        let _claim = self.claim(&format!("datastore {name}"))?;
+        if let Some(site) = self.sites().iter().find(|site| site.name == name) {
+            let message =
+                format!("datastore {name}: exists, in {}; choose another name", site.path.display());
+            return Err(Error::new(ErrorKind::Exists, message));
+        }
+        let site = self.open_site(name.clone(), &path).await?;
+        self.added().await?.add(name.as_str(), &path).await?;
+        self.absent.borrow_mut().retain(|absent| absent.name != name && absent.path != path);
+        self.sites.borrow_mut().push(site.clone());
+        self.settle_departures().await;
+        for site in self.sites() {
+            self.open_homes(&site).await?;
+        }
+        Ok(self.show_site(&site).await?)
+    }
+
+    /// Not served any more; all that is in it stays.
+    pub async fn datastore_remove(self: &Rc<Self>, name: &DatastoreName) -> Result<api::DatastoreRemoved> {
+        let _claim = self.claim(&format!("datastore {name}"))?;
+        let absent = self.absent.borrow().iter().find(|a| a.name == *name).map(|a| a.path.clone());
+        if let Some(path) = absent {
+            self.added().await?.remove(name.as_str()).await?;
+            self.absent.borrow_mut().retain(|absent| absent.name != *name);
+            return Ok(api::DatastoreRemoved { name: name.clone(), path });
+        }
+        let site = self.site(Some(name))?;
+        if Rc::ptr_eq(&site, &self.main) {
+            return Err(Error::refused(format!(
+                "datastore {name}: the daemon was started on it; end the daemon, and start it on another"
+            )));
+        }
+        let path = site.path.clone();
+        self.empty(&site).await?;
+        self.added().await?.remove(name.as_str()).await?;
+        // What cannot be removed leads clients to a daemon that says so.
+        let _ = site.set_served_by(None).await;
+        site.unlock();
+        Ok(api::DatastoreRemoved { name: name.clone(), path })
+    }
+
+    /// All VMs of the datastore are at rest afterwards, and nobody knows them; refused while one is in use.
+    async fn empty(&self, site: &Rc<Site>) -> Result<()> {
+        let entries: Vec<Rc<Entry>> =
+            self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)).collect();
+        let shut = entries.iter().map(|entry| entry.shut_idle("remove its datastore"));
+        let _shut = shut.collect::<Result<Vec<_>>>()?;
+        if site.arrivals.get() > 0 {
+            let cause = "a VM is being moved there; wait for that or cancel it (unstun job list)";
+            return Err(Error::refused(format!("datastore {}: {cause}", site.name)));
+        }
+        site.leave();
+        self.sites.borrow_mut().retain(|other| !Rc::ptr_eq(other, site));
+        let mut result = Ok(());
+        for entry in &entries {
+            result = result.and(entry.vm.close().await.map_err(Error::from));
+            self.forget(&entry.name);
+            self.holds.release(&entry.home);
+        }
+        for idle in self.idle().into_iter().filter(|idle| Rc::ptr_eq(&idle.home.site, site)) {
+            self.forget(&idle.name);
+            self.holds.release(&idle.home.path);
+        }
+        result.and(site.native.close().await.map_err(Error::from))
+    }
+
+    pub async fn datastore_list(&self) -> Vec<api::Datastore> {
+        let mut rows = Vec::new();
+        for site in self.sites() {
+            rows.push(
+                self.show_site(&site)
+                    .await
+                    .unwrap_or_else(|cause| broken(&site.name, &site.path, &cause.into())),
+            );
+        }
+        let absent = self.absent.borrow();
+        rows.extend(absent.iter().map(|absent| broken(&absent.name, &absent.path, &absent.cause)));
+        rows
+    }
+
+    pub async fn show_site(&self, site: &Rc<Site>) -> blk::Result<api::Datastore> {
+        let space = site.space().await?;
+        let device = site.native.device();
+        let mut notices = site.notices.borrow().clone();
+        if let Some(cause) = site.native.opened().and_then(|store| store.broken()) {
+            notices.push(format!("the store is read-only: {cause}"));
+        }
+        let here = |entry: &&Rc<Entry>| Rc::ptr_eq(&entry.site, site);
+        Ok(api::Datastore {
+            name: site.name.clone(),
+            path: site.path.clone(),
+            is_device: device.is_some(),
+            is_main: Rc::ptr_eq(site, &self.main),
+            condition: api::DatastoreCondition::Open,
+            message: None,
+            notices,
+            free_bytes: Some(space.free_bytes),
+            total_bytes: Some(space.total_bytes),
+            direct_io: Some(match device {
+                Some(device) => device.file.limits().direct,
+                None => formats::is_direct(&site.dir).await,
+            }),
+            vms: Some(self.entries().iter().filter(here).count() as u64),
+            native_store: site.native.exists().await?,
+            map_cache_bytes: Some(site.native.map_cache_bytes() as u64),
+        })
+    }
+}
+
+fn broken(name: &DatastoreName, path: &Path, cause: &Error) -> api::Datastore {
+    api::Datastore {
+        name: name.clone(),
+        path: path.to_path_buf(),
+        is_device: device::is_device(path),
+        is_main: false,
+        condition: api::DatastoreCondition::Broken,
+        message: Some(cause.to_string()),
+        notices: Vec::new(),
+        free_bytes: None,
+        total_bytes: None,
+        direct_io: None,
+        vms: None,
+        native_store: false,
+        map_cache_bytes: None,
+    }
+}

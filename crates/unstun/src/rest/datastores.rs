@@ -1,0 +1,46 @@
+//! Routes of datastores, and of the stores in them.
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+
+use super::{Answer, Body, Parameter, Parameters, Shared, answer};
+use crate::api::DatastoreAdd;
+use crate::name::DatastoreName;
+
+/// Null or absent: the main one.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Which {
+    #[serde(default)]
+    datastore: Option<DatastoreName>,
+}
+
+pub async fn check(State(control): Shared, Parameters(which): Parameters<Which>) -> Answer<impl Serialize> {
+    answer(control.store_check(which.datastore).await)
+}
+
+pub async fn scrub(State(control): Shared, Parameters(which): Parameters<Which>) -> Answer<impl Serialize> {
+    answer(control.store_scrub(which.datastore).await)
+}
+
+pub async fn scrubbed(
+    State(control): Shared,
+    Parameters(which): Parameters<Which>,
+) -> Answer<impl Serialize> {
+    answer(control.store_scrubbed(which.datastore).await)
+}
+
+pub async fn list(State(control): Shared) -> Answer<impl Serialize> {
+    answer(control.datastore_list().await)
+}
+
+pub async fn add(State(control): Shared, Body(request): Body<DatastoreAdd>) -> Answer<impl Serialize> {
+    answer(control.datastore_add(request).await)
+}
+
+pub async fn remove(
+    State(control): Shared,
+    Parameter(name): Parameter<DatastoreName>,
+) -> Answer<impl Serialize> {
+    answer(control.datastore_remove(name).await)
+}

@@ -1,0 +1,192 @@
+//! Several datastores in one daemon: added while it runs, remembered, each for itself.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::daemon::Datastore;
+use crate::nbd::Nbd;
+use crate::tools::run_script;
+
+/// A folder for a second datastore.
+pub fn folder(datastore: &Datastore, name: &str) -> PathBuf {
+    let folder = datastore.beside(name);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn io(datastore: &Datastore, export: &str, line: &str) {
+    run_script(&datastore.uri(export), &[line.to_owned()]);
+}
+
+fn row<'a>(list: &'a Value, name: &str) -> &'a Value {
+    list.as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["name"] == name)
+        .unwrap_or_else(|| panic!("{name}: {list}"))
+}
+
+#[test]
+fn datastores_are_added_used_and_remembered() {
+    let datastore = Datastore::new();
+    let second = folder(&datastore, "second");
+    let daemon = datastore.start();
+    let added = datastore.json(&format!("datastore add fast={}", second.display()));
+    assert_eq!(
+        (&added["name"], &added["path"], &added["is_main"]),
+        (&json!("fast"), &json!(second), &json!(false))
+    );
+    // By its name, or by its folder.
+    datastore.json("vm create web --disk 16M");
+    datastore.json_at("fast", "vm create db --disk 16M");
+    datastore.json_at(second.to_str().unwrap(), "vm create old --disk 16M --store redo");
+    for (vm, pattern) in [("web", 1), ("db", 2), ("old", 3)] {
+        io(&datastore, &format!("{vm}/disk0"), &format!("write -P {pattern} 0 1M"));
+        datastore.json(&format!("snapshot take {vm} a"));
+    }
+    let shown = datastore.json("vm show db");
+    assert_eq!((&shown["datastore"], &shown["home"]), (&json!("fast"), &json!(second.join("db"))));
+    assert_eq!(shown["disks"][0]["descriptor"], json!(second.join("store.unstun")));
+    let clone = datastore.json("vm clone db@a twin");
+    assert_eq!((&clone["datastore"], &clone["home"]), (&json!("fast"), &json!(second.join("twin"))));
+    let listed = datastore.json_at("fast", "vm list");
+    let names: Vec<_> = listed.as_array().unwrap().iter().map(|vm| vm["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["db", "old", "twin"]);
+    assert_eq!(datastore.json("vm list").as_array().unwrap().len(), 4);
+    let space = datastore.json("space db");
+    assert_eq!(
+        (&space["datastore"], &space["shared_bytes"]),
+        (&json!("fast"), &json!(1 << 20)),
+        "the clone reads it"
+    );
+    for line in ["check", "scrub"] {
+        let both = datastore.json(line);
+        assert_eq!((&both["path"], &both["findings"]), (&json!(datastore.path()), &json!([])), "{line}");
+        assert_eq!(datastore.json_at("fast", line)["path"], json!(second.join("store.unstun")));
+    }
+    let status = datastore.json("status");
+    assert_eq!((&status["vms"], &row(&status["datastores"], "fast")["vms"]), (&json!(4), &json!(3)));
+    for (line, code, word) in [
+        ("vm create db --disk 16M".to_owned(), 3, "db"),
+        (format!("datastore add {}", second.display()), 3, "already"),
+        (
+            format!("datastore add inner={}", folder(&datastore, "second/inner").display()),
+            3,
+            "lies in the other",
+        ),
+        ("datastore add none=/nowhere/at/all".to_owned(), 4, "no such folder"),
+        ("datastore remove ds".to_owned(), 3, "started on it"),
+        ("datastore remove slow".to_owned(), 4, "slow"),
+    ] {
+        let (found, said) = datastore.fails(&line);
+        assert!(found == code && said.contains(word), "{line}: {found}: {said}");
+    }
+    daemon.kill();
+    let daemon = datastore.start();
+    for (vm, pattern) in [("web", 1), ("db", 2), ("twin", 2), ("old", 3)] {
+        io(&datastore, &format!("{vm}/disk0"), &format!("read -P {pattern} 0 1M"));
+    }
+    daemon.stop();
+}
+
+#[test]
+fn one_that_is_removed_is_another_daemons_to_serve() {
+    let (datastore, other) = (Datastore::new(), Datastore::called("two"));
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add {}", other.path().display()));
+    datastore.json_at("two", "vm create web --disk 16M");
+    io(&datastore, "web/disk0", "write -P 1 0 1M");
+    let (code, said) = other.fails("up");
+    assert!(code == 5 && said.contains(".unstun/lock"), "{said}");
+    // Who names it is answered by the daemon that serves it.
+    assert_eq!(other.json("vm list")[0]["name"], "web");
+    let guest = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
+    let (code, said) = datastore.fails("datastore remove two");
+    assert!(code == 3 && said.contains("disk0"), "{said}");
+    drop(guest);
+    datastore.json("datastore remove two");
+    assert_eq!(datastore.json("vm list"), json!([]));
+    let apart = other.start();
+    io(&other, "web/disk0", "read -P 1 0 1M");
+    // Both want it at their next start: the second is told who has it, and serves the rest.
+    let (code, said) = datastore.fails(&format!("datastore add {}", other.path().display()));
+    assert!(code == 5 && said.contains("another unstun"), "{said}");
+    apart.stop();
+    datastore.json(&format!("datastore add {}", other.path().display()));
+    daemon.stop();
+    let apart = other.start();
+    let daemon = datastore.start();
+    let listed = datastore.json("datastore list");
+    let two = row(&listed, "two");
+    assert!(
+        two["condition"] == "broken" && two["message"].as_str().unwrap().contains("another unstun"),
+        "{listed}"
+    );
+    datastore.json("vm create db --disk 16M");
+    let (code, said) = datastore.at("two", "vm create x --disk 16M");
+    assert!(code == 5 && said.contains("not served"), "{said}");
+    apart.stop();
+    datastore.json(&format!("datastore add {}", other.path().display()));
+    io(&datastore, "web/disk0", "read -P 1 0 1M");
+    daemon.stop();
+}
+
+#[test]
+fn one_that_is_missing_or_has_a_taken_name_in_it_keeps_no_other_from_being_served() {
+    let datastore = Datastore::new();
+    let second = folder(&datastore, "second");
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add {}", second.display()));
+    datastore.json("vm create web --disk 16M");
+    datastore.json_at("second", "vm create db --disk 16M");
+    daemon.stop();
+    fs::rename(second.join("db"), datastore.beside("db")).unwrap();
+    let hidden = datastore.beside("hidden");
+    fs::rename(&second, &hidden).unwrap();
+
+    let daemon = datastore.start();
+    let listed = datastore.json("datastore list");
+    assert!(row(&listed, "second")["message"].as_str().unwrap().contains("second"), "{listed}");
+    io(&datastore, "web/disk0", "write -P 1 0 1M");
+    daemon.stop();
+
+    // The same name twice: the main datastore's is served, the other one is told.
+    fs::rename(&hidden, &second).unwrap();
+    fs::create_dir_all(second.join("web/.unstun")).unwrap();
+    let daemon = datastore.start();
+    let listed = datastore.json("datastore list");
+    let notices = row(&listed, "second")["notices"].to_string();
+    assert!(notices.contains("VM web"), "{listed}");
+    io(&datastore, "web/disk0", "read -P 1 0 1M");
+    // A native VM without a folder gets one in its own datastore.
+    assert_eq!(datastore.json("vm show db")["home"], json!(second.join("db")));
+    daemon.stop();
+}
+
+#[test]
+fn a_damaged_store_is_told_and_the_other_datastores_are_served() {
+    let datastore = Datastore::new();
+    let second = folder(&datastore, "second");
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add {}", second.display()));
+    datastore.json("vm create web --disk 16M");
+    datastore.json_at("second", "vm create db --disk 16M");
+    daemon.stop();
+    let store = second.join("store.unstun");
+    let bytes = fs::read(&store).unwrap();
+    fs::write(&store, [&[0xff; 65536], &bytes[65536..]].concat()).unwrap();
+
+    let daemon = datastore.start();
+    io(&datastore, "web/disk0", "write -P 1 0 1M");
+    let listed = datastore.json("vm list");
+    let db = row(&listed, "db");
+    assert!(
+        db["condition"] == "broken" && db["message"].as_str().unwrap().contains("superblock"),
+        "{listed}"
+    );
+    let (code, said) = datastore.at("second", "check");
+    assert!(code != 0 && said.contains("superblock"), "{said}");
+    daemon.stop();
+}

@@ -1,0 +1,166 @@
+//! Datastores without a folder: a block device where root can have one, and a file of fixed size in any case.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::daemon::Datastore;
+use crate::guest::seed;
+use crate::tools::{Twin, run_script};
+
+const DEVICE_BYTES: u64 = 1 << 30;
+
+fn image(datastore: &Datastore, name: &str) -> PathBuf {
+    let path = datastore.beside(name);
+    File::create(&path).unwrap().set_len(DEVICE_BYTES).unwrap();
+    path
+}
+
+/// A loop device over a file, until dropped.
+struct Loop {
+    device: PathBuf,
+}
+
+impl Loop {
+    /// None, with the reason printed, where this machine has none to give.
+    fn over(image: &Path) -> Option<Loop> {
+        let made = Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(image).output();
+        match made {
+            Ok(output) if output.status.success() => {
+                let device = String::from_utf8_lossy(&output.stdout).trim().into();
+                Some(Loop { device })
+            }
+            Ok(output) => {
+                println!("no loop device: {}", String::from_utf8_lossy(&output.stderr).trim());
+                None
+            }
+            Err(e) => {
+                println!("no loop device: losetup: {e}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
+    }
+}
+
+fn lives_there(datastore: &Datastore, device: &Path) {
+    let at = device.display();
+    datastore.json(&format!("datastore create {at}"));
+    let (code, said) = datastore.fails(&format!("datastore create {at}"));
+    assert!(code == 3 && said.contains("a store of unstun"), "{said}");
+    let daemon = datastore.start();
+    let added = datastore.json(&format!("datastore add raw={at}"));
+    assert_eq!((&added["is_device"], &added["total_bytes"]), (&json!(true), &json!(DEVICE_BYTES)), "{added}");
+    let (code, said) = datastore.fails(&format!("datastore create {at} --force"));
+    assert!(code == 5, "it is in use: {said}");
+    for line in ["vm create web --disk 16M --store redo", "vm import /nowhere"] {
+        let (code, said) = datastore.at("raw", line);
+        assert!(code == 3 && said.contains("device") || code == 4, "{line}: {said}");
+    }
+    datastore.json_at("raw", "vm create web --disk 64M");
+    let uri = datastore.uri("web/disk0");
+    let mut twin = Twin::new(datastore, 64 << 20, seed());
+    twin.scribble(&uri, 30);
+    datastore.json("snapshot take web a");
+    datastore.json("vm clone web@a twin");
+    twin.scribble(&uri, 30);
+    let (code, said) = datastore.fails("vm move web --store redo");
+    assert!(code == 3 && said.contains("device"), "{said}");
+    assert_eq!(datastore.json_at("raw", "check")["findings"], json!([]));
+    daemon.kill();
+
+    let daemon = datastore.start();
+    twin.assert_same_as("raw", &uri);
+    assert_eq!(datastore.json("vm show twin")["datastore"], "raw");
+    datastore.json("vm move web --to ds --store redo");
+    twin.assert_same_as("raw", &uri);
+    datastore.json("vm move web --to raw --store native");
+    twin.assert_same_as("raw", &uri);
+    // Its VMs are in the store: another daemon finds them there.
+    datastore.json("datastore remove raw");
+    let other = Datastore::called("other");
+    let apart = other.start();
+    other.json(&format!("datastore add raw={at}"));
+    twin.assert_same_as("raw", &other.uri("web/disk0"));
+    let (code, said) = datastore.fails(&format!("datastore add raw={at}"));
+    assert!(code == 5 && said.contains("another unstun"), "{said}");
+    apart.stop();
+    daemon.stop();
+}
+
+#[test]
+fn a_file_of_fixed_size_is_a_datastore() {
+    let datastore = Datastore::new();
+    let file = image(&datastore, "device");
+    lives_there(&datastore, &file);
+    assert_eq!(fs::metadata(&file).unwrap().len(), DEVICE_BYTES, "it has not grown");
+
+    // It may become larger while nobody has it, and not smaller.
+    let grow = |bytes: u64| File::options().write(true).open(&file).unwrap().set_len(bytes).unwrap();
+    let room = |datastore: &Datastore| {
+        let listed = datastore.json("datastore list");
+        listed.as_array().unwrap().iter().find(|one| one["name"] == "raw").unwrap().clone()
+    };
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add raw={}", file.display()));
+    let before = room(&datastore)["free_bytes"].as_u64().unwrap();
+    daemon.stop();
+    grow(DEVICE_BYTES * 3 / 2);
+    let daemon = datastore.start();
+    let after = room(&datastore)["free_bytes"].as_u64().unwrap();
+    assert!(after > before + (256 << 20), "{before} {after}");
+    run_script(&datastore.uri("web/disk0"), &["write -P 9 0 1M".to_owned()]);
+    daemon.stop();
+    grow(DEVICE_BYTES / 2);
+    let daemon = datastore.start();
+    let cut = room(&datastore);
+    assert!(cut["condition"] == "broken" && cut["message"].as_str().unwrap().contains("cut"), "{cut}");
+    daemon.stop();
+    grow(DEVICE_BYTES * 3 / 2);
+}
+
+#[test]
+fn a_block_device_is_a_datastore() {
+    let datastore = Datastore::new();
+    let file = image(&datastore, "device");
+    if let Some(device) = Loop::over(&file) {
+        lives_there(&datastore, &device.device);
+    }
+}
+
+#[test]
+fn what_is_on_a_device_is_named_and_stays() {
+    let datastore = Datastore::new();
+    let file = image(&datastore, "device");
+    let at = file.display();
+    let made = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&file).output();
+    let expected = match made {
+        Ok(made) if made.status.success() => "ext4",
+        _ => {
+            File::options().write(true).open(&file).unwrap().write_all_at(b"mine", 5000).unwrap();
+            "byte 5000"
+        }
+    };
+    let (code, said) = datastore.fails(&format!("datastore create {at}"));
+    assert!(code == 3 && said.contains(expected) && said.contains("--force"), "{said}");
+    let made = datastore.json(&format!("datastore create {at} --force"));
+    assert!(made["overwritten"].as_str().unwrap().contains(expected), "{made}");
+    File::options().write(true).open(&file).unwrap().set_len(64 << 20).unwrap();
+    let (code, said) = datastore.fails(&format!("datastore create {at} --force"));
+    assert!(code == 3 && said.contains("512 MiB"), "{said}");
+    let (code, said) = datastore.fails("datastore create /nowhere/at/all");
+    assert!(code == 4 && said.contains("/nowhere"), "{said}");
+    let empty = image(&datastore, "empty");
+    let daemon = datastore.start();
+    let (code, said) = datastore.fails(&format!("datastore add {}", empty.display()));
+    assert!(code == 2 && said.contains("datastore create"), "{said}");
+    daemon.stop();
+}
