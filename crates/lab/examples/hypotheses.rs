@@ -1,5 +1,5 @@
 //! The saturated test of the 2009 article on a pair of 10K disks, one line per hypothesis: what each guess about the layer
-//! of deltas makes of it. The constants of the pair are those the reference names; nothing is fitted here.
+//! of deltas makes of it. The pair is the one that ships, as it is declared; nothing is fitted here.
 //!
 //! `cargo run -p lab --release --example hypotheses -- [random 4 KiB I/Os under way per worker]`
 
@@ -8,11 +8,12 @@ use std::rc::Rc;
 
 use blk::volume::Volume;
 use blk::{Buf, Env};
+use lab::storage::StorageModel;
 use lab::subject::Subject;
 use lab::vmware::Esx;
 use lab::vmware::rules::Hypothesis;
 use lab::vmware::spec::{Spec, Version};
-use sim::{Buffers, ContentMode, Disk, Group, Level, Model, Options, Rng, Seek, SimWorld, Storage, Tags};
+use sim::{ContentMode, Options, Rng, SimWorld};
 
 const DISK_BYTES: u64 = 4 << 30;
 /// Both workers use one test file.
@@ -22,23 +23,6 @@ const RANDOM_PERCENT: u64 = 70;
 const PHASE_US: u64 = 100_000_000;
 const PATIENCE_US: u64 = 980_000_000;
 const DRAIN_US: u64 = 2_000_000_000;
-
-fn pair() -> Model {
-    let disk = Disk {
-        capacity_bytes: 146_000_000_000,
-        revolution_ns: 6_000_000,
-        track_bytes: 512 << 10,
-        tracks_per_cylinder: 4,
-        seek: Seek::Root { base_ns: 250_000, stroke_ns: 6_300_000 },
-        switch_ns: 150_000,
-        write_settle_ns: 300_000,
-        overhead_ns: 150_000,
-        buffers: Buffers { count: 8, bytes: 64 << 10, per_kib_ns: 3_300 },
-        tags: Tags { depth: 16, compared: 6, patience_ns: 500_000_000 },
-    };
-    let member = Box::new(Model::Disk(disk));
-    Model::Group(Group { level: Level::Mirror, members: 2, strip_bytes: 0, member })
-}
 
 /// I/Os that ended, and whether the workers go on.
 #[derive(Default)]
@@ -146,11 +130,12 @@ async fn measure(env: Env, hypothesis: Hypothesis, depth: u64) -> String {
 
 fn main() {
     let depth: u64 = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(4);
+    let pair = StorageModel::named("sas-10k-pair").expect("it ships");
     println!("     |  baseline  |  snapshot  |  deleting  | 1st GiB | converged            |");
     println!("2009 |  510 / 250 |  110 / 100 |   28 /   ? |   200 s | no, drain 560 s      |");
     for hypothesis in Hypothesis::ALL {
         let options = Options {
-            storage: Some(Storage::of(pair())),
+            storage: Some(pair.storage()),
             content: ContentMode::Absent,
             events_max: u64::MAX,
             ..Options::default()

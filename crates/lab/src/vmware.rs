@@ -29,3 +29,13 @@ mod vm;
 pub use delta::Growth;
 pub use format::Format;
 pub use vm::Esx;
+
+/// What the model does not have, a sentence each: for the record of a run.
+pub const LEFT_OUT: [&str; 6] = [
+    "SEsparse's journal, backmap and free bitmap: one table write stands for them",
+    "one budget of table memory for all deltas of a host: each delta has its own",
+    "snapshots of memory, quiescing, changed-block tracking",
+    "other VMs and hosts on the datastore, and the locks between them",
+    "descriptors: they count where files are opened and made, and are not written",
+    "a host that loses power: tables are written and never read back",
+];

@@ -6,7 +6,7 @@ use blk::Result;
 use super::chain::Chain;
 use super::disk::Disk;
 use super::spec::{AtLimit, CommitWay, HelperRule, LastRound};
-use super::stun::{CREATE_OPERATIONS, links_of};
+use super::stun::{FileSteps, links_of};
 use super::vm::Vm;
 use crate::subject::CommitEnd;
 
@@ -128,15 +128,15 @@ impl Vm {
         self.forget_delta(disk, level);
         self.copy_frozen(disk, level).await?;
         // The helper and the delta below it were both open.
-        self.file_operations(1).await?;
+        self.file_steps(FileSteps::reopening(1, 0)).await?;
         self.drop_merged(disk, level).await
     }
 
     /// The VM is stopped: a new delta takes the disk's writes from now on.
     pub(super) async fn add_delta(&self, disk: &Disk) -> Result<()> {
         let delta = self.create_delta(disk).await?;
-        let (closes, opens) = (links_of(disk), links_of(disk) + 1);
-        self.file_operations(CREATE_OPERATIONS + closes + opens).await?;
+        let steps = FileSteps::reopening(links_of(disk), links_of(disk) + 1);
+        self.file_steps(steps.with_descriptor()).await?;
         let chain = disk.chain();
         let mut deltas = chain.deltas.clone();
         deltas.push(delta);
@@ -146,8 +146,7 @@ impl Vm {
 
     /// The VM is stopped: the delta `level` is nobody's any more.
     async fn drop_merged(&self, disk: &Disk, level: usize) -> Result<()> {
-        let (closes, opens) = (links_of(disk), links_of(disk) - 1);
-        self.file_operations(closes + opens).await?;
+        self.file_steps(FileSteps::reopening(links_of(disk), links_of(disk) - 1)).await?;
         self.forget_delta(disk, level);
         self.reopen_others(disk).await
     }

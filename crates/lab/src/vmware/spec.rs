@@ -7,6 +7,7 @@ use super::delta::Growth;
 use super::format::Format;
 use super::rules::{Hypothesis, Rules, TABLE_PAGE_BYTES, TableCache};
 use crate::run::{Constant, ConstantSource};
+use crate::storage::StorageModel;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
@@ -71,8 +72,27 @@ pub enum Touched {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileOperation {
     DeclaredUs(u64),
+    /// What the model of a datastore declares.
+    Calls {
+        close_us: u64,
+        open_us: u64,
+        create_us: u64,
+    },
     /// What opening a file in the VM's directory takes, each time.
     OfDirectory,
+}
+
+impl FileOperation {
+    /// Of a datastore: its calls for closing, opening and making a file. Errors: `NotFound`, a constant it does not have.
+    pub fn of(model: &StorageModel) -> blk::Result<FileOperation> {
+        let call_ns = model.value("calls.call")?;
+        let us = |calls: &str| Ok::<_, blk::Error>((model.value(calls)? * call_ns / 1000.0) as u64);
+        Ok(FileOperation::Calls {
+            close_us: us("calls.close")?,
+            open_us: us("calls.open")?,
+            create_us: us("calls.create")?,
+        })
+    }
 }
 
 /// `checkpoint_us + (closes + opens + creations) * file_operation` over the touched disks.

@@ -10,8 +10,33 @@ use super::spec::{FileOperation, Touched};
 use super::vm::Vm;
 use crate::run::Stun;
 
-/// A delta comes with a descriptor and a lock beside its extent.
-pub const CREATE_OPERATIONS: u64 = 3;
+/// A descriptor and an extent.
+const FILES_PER_LINK: u64 = 2;
+
+/// What happens to files while the VM is stopped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FileSteps {
+    closes: u64,
+    opens: u64,
+    creations: u64,
+}
+
+impl FileSteps {
+    /// The links of a chain that was open, closed, and those of the next one, opened.
+    pub fn reopening(closed_links: u64, opened_links: u64) -> FileSteps {
+        let (closes, opens) = (closed_links * FILES_PER_LINK, opened_links * FILES_PER_LINK);
+        FileSteps { closes, opens, creations: 0 }
+    }
+
+    /// And a delta's descriptor is made; its extent is made for real.
+    pub fn with_descriptor(self) -> FileSteps {
+        FileSteps { creations: self.creations + 1, ..self }
+    }
+
+    fn count(self) -> u64 {
+        self.closes + self.opens + self.creations
+    }
+}
 
 impl Vm {
     /// Does `work` while the VM is stopped. The VM runs on whatever comes of it.
@@ -33,14 +58,21 @@ impl Vm {
             return Ok(());
         }
         let others = self.disks.iter().filter(|other| other.index != disk.index);
-        self.file_operations(others.map(|other| 2 * links_of(other)).sum()).await
+        for other in others {
+            self.file_steps(FileSteps::reopening(links_of(other), links_of(other))).await?;
+        }
+        Ok(())
     }
 
-    pub async fn file_operations(&self, count: u64) -> Result<()> {
+    pub async fn file_steps(&self, steps: FileSteps) -> Result<()> {
         match self.spec.stun.file_operation {
-            FileOperation::DeclaredUs(us) => self.pass_us(count * us).await,
+            FileOperation::DeclaredUs(us) => self.pass_us(steps.count() * us).await,
+            FileOperation::Calls { close_us, open_us, create_us } => {
+                let FileSteps { closes, opens, creations } = steps;
+                self.pass_us(closes * close_us + opens * open_us + creations * create_us).await;
+            }
             FileOperation::OfDirectory => {
-                for _ in 0..count {
+                for _ in 0..steps.count() {
                     self.dir.open(&self.disks[0].file_name, OpenMode::Read).await?;
                 }
             }

@@ -2,13 +2,14 @@
 
 use std::rc::Rc;
 
-use blk::Env;
 use blk::reactor::OpenMode;
+use blk::{Buf, Env};
+use futures_util::future::select;
 use lab::run::Counters;
 use lab::subject::Subject;
-use lab::vmware::Esx;
 use lab::vmware::rules::Hypothesis;
 use lab::vmware::spec::{Spec, Version};
+use lab::vmware::{Esx, Growth};
 
 use crate::support::{MS, SNAPSHOT, create, disk, read, spec, steady, write};
 
@@ -115,6 +116,41 @@ fn counters_are_what_the_guest_did() {
     });
     let expected = Counters { reads: 2048, writes: 1024, table_reads: 1024, ..Counters::default() };
     assert_eq!(counters, expected);
+}
+
+#[test]
+fn a_request_that_is_given_up_leaves_the_queue() {
+    let (took_ms, _) = steady(|env| async move {
+        let esx = prepared(&env, under(Hypothesis::F)).await;
+        let disk = disk(&esx);
+        let begin = env.now_ns();
+        let first = {
+            let disk = disk.clone();
+            env.spawn(async move { drop(read(&disk, 0, BLOCK).await) })
+        };
+        // The first has its turn by now; the second waits for its own, and is dropped.
+        env.sleep_us(100).await;
+        let second = disk.clone().read(2 << 20, Buf::alloc(BLOCK));
+        drop(select(second, Box::pin(env.sleep_us(100))).await);
+        drop(read(&disk, 4 << 20, BLOCK).await);
+        first.join().await;
+        (env.now_ns() - begin) / MS
+    });
+    assert_eq!(took_ms, 4);
+}
+
+#[test]
+fn zeroing_writes_each_step_once_more() {
+    let writes = |zeroing| {
+        steady(move |env| async move {
+            let growth = Growth { zeroing, ..Growth::observed() };
+            let esx = create(&env, Spec { growth, ..under(Hypothesis::FPrime) }).await;
+            esx.take(SNAPSHOT).await.unwrap();
+            write(&disk(&esx), 0, BLOCK).await;
+            esx.counters().unwrap().writes
+        })
+    };
+    assert_eq!(writes(true).0 - writes(false).0, 16);
 }
 
 #[test]

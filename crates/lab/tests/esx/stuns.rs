@@ -39,8 +39,8 @@ fn lengths(stuns: &[Stun]) -> Vec<u64> {
 #[test]
 fn a_take_reopens_every_disk() {
     let ((taken, _), _) = steady(|env| stuns(env, Version::Esx60));
-    // Per disk: close the base, make three files, open two.
-    assert_eq!(lengths(&taken), [CHECKPOINT_US + DISKS * (6 * FILE_US + MADE_US)]);
+    // Per disk, at two files a link: close the base, make a descriptor, open base and delta.
+    assert_eq!(lengths(&taken), [CHECKPOINT_US + DISKS * (7 * FILE_US + MADE_US)]);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn steps_of_6_0_are_flat() {
     let ((_, removed), _) = steady(|env| stuns(env, Version::Esx60));
     let mut expected = vec![CHECKPOINT_US];
     // Close two, open one.
-    expected.extend([CHECKPOINT_US + 3 * FILE_US; DISKS as usize]);
+    expected.extend([CHECKPOINT_US + 6 * FILE_US; DISKS as usize]);
     assert_eq!(lengths(&removed), expected);
 }
 
@@ -59,8 +59,26 @@ fn steps_of_5_5_fall_with_every_disk_that_is_done() {
     assert_eq!(lengths.len() as u64, DISKS + 1);
     // Each step between the first and the last reopens all disks twice: one of them has a delta less.
     let middle = &lengths[1..DISKS as usize];
-    assert!(middle.windows(2).all(|pair| pair[0] - pair[1] == 4 * FILE_US), "{middle:?}");
+    assert!(middle.windows(2).all(|pair| pair[0] - pair[1] == 8 * FILE_US), "{middle:?}");
     assert!(lengths[0] < middle[0] && lengths[DISKS as usize] < middle[middle.len() - 1]);
+}
+
+/// Closing, opening and making differ where a datastore says so; opening them for real costs what the directory costs.
+#[test]
+fn file_operations_cost_what_they_are_said_to() {
+    let of = |file_operation| {
+        let base = twelve(Version::Esx60);
+        let spec = Spec { stun: StunCost { file_operation, ..base.stun }, disks: vec![DISK], ..base };
+        let (taken, _) = steady(|env| async move {
+            let esx = create(&env, spec).await;
+            esx.take(SNAPSHOT).await.unwrap();
+            lengths(&esx.take_stuns())
+        });
+        taken[0] - CHECKPOINT_US - MADE_US
+    };
+    let calls = FileOperation::Calls { close_us: 3_000, open_us: 5_000, create_us: 7_000 };
+    assert_eq!(of(calls), 2 * 3_000 + 4 * 5_000 + 7_000);
+    assert_eq!(of(FileOperation::OfDirectory), 7 * 1_000);
 }
 
 #[test]
@@ -78,5 +96,5 @@ fn guest_writes_wait_for_the_end_of_a_stun() {
         taking.join().await;
         waited_ns
     });
-    assert!(waited_ns > CHECKPOINT_US * 1000 + DISKS * 6 * MS, "{waited_ns} ns");
+    assert!(waited_ns > CHECKPOINT_US * 1000 + DISKS * 7 * MS, "{waited_ns} ns");
 }
