@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use blk::Slice;
-
 use crate::content::Content;
 use crate::interval::IntervalSet;
 use crate::kept::Kept;
@@ -50,7 +48,7 @@ impl Bytes {
     }
 
     /// A write, or zeros, that take effect for good. Not for `Durable`, whose writes complete one by one.
-    pub fn apply(&mut self, range: Range<u64>, data: Option<&Slice>) {
+    pub fn apply(&mut self, range: Range<u64>, data: Option<&[u8]>) {
         match (self, data) {
             (Bytes::Applied(kept), Some(data)) => kept.write(range.start, data),
             (Bytes::Applied(kept), None) => kept.zero(range),
@@ -65,7 +63,7 @@ impl Bytes {
             Bytes::Durable(content) => content.put_durable(offset, bytes),
             _ => {
                 let range = offset..offset + bytes.len() as u64;
-                self.apply(range, Some(&blk::Buf::copy_of(bytes).freeze()));
+                self.apply(range, Some(bytes));
             }
         }
     }

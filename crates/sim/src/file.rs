@@ -144,7 +144,7 @@ impl FileNode {
                 let effect = content.expose(range, data);
                 self.complete(effect, stamp);
             }
-            None => self.bytes.apply(range, data.as_ref()),
+            None => self.bytes.apply(range, data.as_deref()),
         }
     }
 
@@ -254,7 +254,7 @@ impl FileNode {
 
     fn truncate_bytes(&mut self, range: Range<u64>, data: Option<Slice>, stamp: u64) {
         let change = self.last_change();
-        let Some(content) = self.bytes.durable() else { return self.bytes.apply(range, data.as_ref()) };
+        let Some(content) = self.bytes.durable() else { return self.bytes.apply(range, data.as_deref()) };
         let effect = content.expose(range, data);
         content.bind(effect, change);
         self.complete(effect, stamp);

@@ -9,7 +9,7 @@ pub enum ContentMode {
     /// Visible when the operation completes or before, and lost or torn by a power cut until flushed.
     #[default]
     Durable,
-    /// Take effect at the completion, and stay. Buffers are kept, not copied. No power can be cut.
+    /// Take effect at the completion, and stay. Only the present content is kept, repetitions once. No power can be cut.
     Applied,
     /// Not kept: files have sizes and space, and read as zeros. For subjects that need times alone.
     Absent,

@@ -244,10 +244,6 @@ impl Server for Controller {
         self.destage(now_ns);
     }
 
-    fn waiting(&self) -> usize {
-        self.back.waiting() + self.waiting.len()
-    }
-
     fn distance(&self, at: u64) -> u64 {
         self.back.distance(at)
     }

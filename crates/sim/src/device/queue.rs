@@ -89,10 +89,6 @@ impl Server for Spindle {
         }
     }
 
-    fn waiting(&self) -> usize {
-        self.queue.len() + usize::from(self.serving.is_some())
-    }
-
     fn distance(&self, at: u64) -> u64 {
         self.arm.distance(&self.disk, at)
     }

@@ -129,10 +129,6 @@ impl Server for FileServer {
         self.arrived = arrived;
     }
 
-    fn waiting(&self) -> usize {
-        self.calls.len() - self.free.len()
-    }
-
     fn reset(&mut self) {
         self.back.reset();
         self.threads_free_ns.fill(0);

@@ -39,11 +39,6 @@ pub(crate) trait Server {
     /// The clock is at `now_ns`, which is not later than `next_ns`. Adds the tags of what is done.
     fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>);
 
-    /// Requests accepted and not done, as far as it matters to whoever has a choice of servers.
-    fn waiting(&self) -> usize {
-        0
-    }
-
     /// How far the head is from a byte; 0 where there is no head.
     fn distance(&self, _at: u64) -> u64 {
         0
@@ -115,10 +110,6 @@ impl Below {
         if self.server.next_ns() <= now_ns {
             self.server.advance(now_ns, done);
         }
-    }
-
-    pub fn waiting(&self) -> usize {
-        self.server.waiting()
     }
 
     pub fn distance(&self, at: u64) -> u64 {
