@@ -58,8 +58,8 @@ pub async fn run(env: &Env, subject: Rc<dyn Subject>, plan: Plan, audience: Audi
         Ok(driver) => driver,
         Err(e) => return recorder.end(0, End::Failed(e)),
     };
-    if protocol.interval_us == 0 {
-        return recorder.end(0, End::Failed("interval_us = 0: a sample has a length".into()));
+    if let Err(e) = protocol.check() {
+        return recorder.end(0, End::Failed(e));
     }
     let mut watch = Watch::new(env, subject, driver, meter, recorder, audience, protocol.interval_us);
     let mut ended = Ok(());

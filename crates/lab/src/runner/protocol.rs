@@ -1,7 +1,16 @@
+use blk::SECTOR;
 use serde::{Deserialize, Serialize};
 
 use crate::probe::Heartbeat;
 use crate::run::Phase;
+use crate::workload::{BLOCK_BYTES_MAX, OUTSTANDING_MAX};
+
+/// Of samples and heartbeats: a day of them is 86 million.
+const INTERVAL_US_MIN: u64 = 1000;
+/// Of one step: a year.
+const SECONDS_MAX: f64 = 366.0 * 86_400.0;
+/// Snapshots of one take: VMware's own limit is 32, the longest tree told of 40.
+const COUNT_MAX: u32 = 1000;
 
 /// What is done to the VM while it is measured, one step after the other.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -116,4 +125,88 @@ fn backup_outstanding() -> u32 {
 
 fn yes() -> bool {
     true
+}
+
+impl Protocol {
+    /// Whether it can be carried out; else what is wrong, by step and field.
+    pub fn check(&self) -> Result<(), String> {
+        let heartbeat_us = self.heartbeat.map_or(INTERVAL_US_MIN, |heartbeat| heartbeat.interval_us);
+        for (name, us) in [("interval_us", self.interval_us), ("heartbeat: interval_us", heartbeat_us)] {
+            if us < INTERVAL_US_MIN {
+                return Err(format!("{name} = {us}: {INTERVAL_US_MIN} at least"));
+            }
+        }
+        let named = |(n, step): (usize, &Step)| {
+            step.action.check().map_err(|e| format!("step {} ({}): {e}", n + 1, step.title()))
+        };
+        self.steps.iter().enumerate().try_for_each(named)
+    }
+}
+
+impl Step {
+    /// Of its span: the label, or what the step does.
+    pub fn title(&self) -> &str {
+        match (self.label.as_str(), &self.action) {
+            ("", Action::Prepare { .. }) => "prepare",
+            ("", Action::Run { .. }) => "run",
+            ("", Action::Idle { .. }) => "idle",
+            ("", Action::Take { .. }) => "take",
+            ("", Action::Commit { .. }) => "commit",
+            ("", Action::Drain { .. }) => "drain",
+            ("", Action::Backup { .. }) => "backup",
+            (label, _) => label,
+        }
+    }
+}
+
+impl Action {
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Action::Prepare { block_bytes, outstanding } => check_transfers(*block_bytes, *outstanding),
+            Action::Run { seconds, warm_up_seconds } => {
+                check_seconds("seconds", Some(*seconds))?;
+                check_seconds("warm_up_seconds", Some(*warm_up_seconds))
+            }
+            Action::Idle { seconds } => check_seconds("seconds", Some(*seconds)),
+            Action::Take { count, .. } => check_count(*count),
+            Action::Commit { count, limit_seconds, .. } => {
+                check_count(*count)?;
+                check_seconds("limit_seconds", *limit_seconds)
+            }
+            Action::Drain { limit_seconds } => check_seconds("limit_seconds", *limit_seconds),
+            Action::Backup { block_bytes, outstanding, limit_seconds, .. } => {
+                check_transfers(*block_bytes, *outstanding)?;
+                check_seconds("limit_seconds", *limit_seconds)
+            }
+        }
+    }
+}
+
+fn check_transfers(block_bytes: u32, outstanding: u32) -> Result<(), String> {
+    if !(1..=BLOCK_BYTES_MAX).contains(&block_bytes) || !u64::from(block_bytes).is_multiple_of(SECTOR) {
+        let expected = format!("multiples of {SECTOR} until {BLOCK_BYTES_MAX}");
+        return Err(format!("block_bytes = {block_bytes}: {expected} are possible"));
+    }
+    match (1..=OUTSTANDING_MAX).contains(&outstanding) {
+        true => Ok(()),
+        false => Err(format!("outstanding = {outstanding}: 1 to {OUTSTANDING_MAX} are possible")),
+    }
+}
+
+fn check_seconds(name: &str, seconds: Option<f64>) -> Result<(), String> {
+    match seconds {
+        Some(seconds) if !(0.0..=SECONDS_MAX).contains(&seconds) => {
+            Err(format!("{name} = {seconds}: 0 to {SECONDS_MAX} are possible"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_count(count: Option<u32>) -> Result<(), String> {
+    match count {
+        Some(count) if !(1..=COUNT_MAX).contains(&count) => {
+            Err(format!("count = {count}: 1 to {COUNT_MAX} are possible"))
+        }
+        _ => Ok(()),
+    }
 }

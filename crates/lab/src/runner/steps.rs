@@ -37,12 +37,12 @@ impl<'a> Steps<'a> {
             }
             Action::Run { seconds, warm_up_seconds } => {
                 self.set_load(true).await?;
-                self.watch.begin(step.phase, step.label_or("run"), Some(us(*warm_up_seconds)), true);
+                self.watch.begin(step.phase, step.title(), Some(us(*warm_up_seconds)), true);
                 self.pass(*seconds).await
             }
             Action::Idle { seconds } => {
                 self.set_load(false).await?;
-                self.watch.begin(step.phase, step.label_or("idle"), Some(0), false);
+                self.watch.begin(step.phase, step.title(), Some(0), false);
                 self.pass(*seconds).await
             }
             Action::Take { name, count, load } => {
@@ -85,7 +85,7 @@ impl<'a> Steps<'a> {
 
     async fn prepare(&mut self, step: &Step, block_bytes: u32, outstanding: u32) -> Result<(), End> {
         self.set_load(false).await?;
-        self.watch.begin(step.phase, step.label_or("prepare"), Some(0), true);
+        self.watch.begin(step.phase, step.title(), Some(0), true);
         let (driver, began_us) = (self.watch.driver.clone(), self.watch.now_us());
         let waited = self.watch.wait(pin!(driver.prepare(block_bytes, outstanding)), None).await;
         // An interruption leaves its writers: they end with the I/O under way.
@@ -98,7 +98,7 @@ impl<'a> Steps<'a> {
     }
 
     async fn take(&mut self, step: &Step, names: &[String]) -> Result<(), End> {
-        self.watch.begin(step.phase, step.label_or("take"), None, false);
+        self.watch.begin(step.phase, step.title(), None, false);
         let began_us = self.watch.now_us();
         for name in names {
             self.mark(format!("take of {name}"));
@@ -131,7 +131,7 @@ impl<'a> Steps<'a> {
                 names[0]
             )));
         }
-        self.watch.begin(step.phase, step.label_or("commit"), Some(0), loaded);
+        self.watch.begin(step.phase, step.title(), Some(0), loaded);
         let began_us = self.watch.now_us();
         for name in names {
             self.mark(format!("commit of {name}"));
@@ -147,7 +147,7 @@ impl<'a> Steps<'a> {
             }
         }
         self.seconds_since(began_us);
-        self.watch.recorder.figure(Quantity::Converged, 1.0, step.label_or("commit"));
+        self.watch.recorder.figure(Quantity::Converged, 1.0, step.title());
         self.watch.finish();
         Ok(())
     }
@@ -185,11 +185,11 @@ impl<'a> Steps<'a> {
         if self.commit.is_none() {
             return Ok(());
         }
-        self.watch.begin(step.phase, step.label_or("drain"), Some(0), false);
+        self.watch.begin(step.phase, step.title(), Some(0), false);
         let began_us = self.watch.now_us();
         if self.wait_for_commit(limit_seconds.map(us)).await? {
             self.seconds_since(began_us);
-            self.watch.recorder.figure(Quantity::Converged, 1.0, step.label_or("drain"));
+            self.watch.recorder.figure(Quantity::Converged, 1.0, step.title());
         }
         self.watch.finish();
         Ok(())
@@ -202,7 +202,7 @@ impl<'a> Steps<'a> {
         copier: Copier,
         limit_seconds: Option<f64>,
     ) -> Result<(), End> {
-        self.watch.begin(step.phase, step.label_or("backup"), Some(0), self.watch.driver.is_running());
+        self.watch.begin(step.phase, step.title(), Some(0), self.watch.driver.is_running());
         let began_us = self.watch.now_us();
         let (subject, env, wanted) = (self.watch.subject.clone(), self.watch.env.clone(), name.to_string());
         let copied =
@@ -230,12 +230,6 @@ impl<'a> Steps<'a> {
     fn seconds_since(&mut self, began_us: u64) {
         let seconds = (self.watch.now_us() - began_us) as f64 / 1e6;
         self.watch.recorder.figure(Quantity::Seconds, seconds, "");
-    }
-}
-
-impl Step {
-    fn label_or<'a>(&'a self, action: &'a str) -> &'a str {
-        if self.label.is_empty() { action } else { &self.label }
     }
 }
 

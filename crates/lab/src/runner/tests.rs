@@ -249,6 +249,21 @@ fn a_workload_that_does_not_fit_and_an_interval_of_nothing_are_refused() {
     wrong.workload.workers.push(Worker { disk: 1, ..reader() });
     let record = run_on(Manners::default(), wrong, |_| {});
     assert_eq!(record.end, End::Failed("worker \"reader\": disk = 1: there are 1 disks, from 0".into()));
+    let refusal = |change: fn(&mut Protocol)| {
+        let mut protocol = plan(USUAL).protocol;
+        change(&mut protocol);
+        protocol.check().unwrap_err()
+    };
+    assert_eq!(refusal(|p| p.interval_us = 0), "interval_us = 0: 1000 at least");
+    assert!(
+        refusal(|p| p.heartbeat = Some(Heartbeat { interval_us: 0, ..Heartbeat::default() }))
+            .contains("heart")
+    );
+    let nothing = r#"[{"do": "prepare", "phase": "prepare", "block_bytes": 0}]"#;
+    assert!(steps(nothing)[0].title() == "prepare");
+    let wrong = Protocol { steps: steps(nothing), ..plan(USUAL).protocol };
+    assert!(wrong.check().unwrap_err().starts_with("step 1 (prepare): block_bytes = 0"));
+    assert!(refusal(|p| p.steps[0].action = Action::Idle { seconds: f64::NAN }).contains("NaN"));
 }
 
 #[test]
