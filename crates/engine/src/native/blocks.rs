@@ -77,10 +77,10 @@ impl Store {
     }
 
     /// Space for data that is about to be written; `publish` or `unplace` follows.
-    pub(super) async fn place(&self, want: u64, near: Option<u64>, phase: u64) -> Result<Extent> {
-        let extent = match self.space.try_place(want, near, phase) {
+    pub(super) async fn place(&self, want: u64, near: Option<u64>) -> Result<Extent> {
+        let extent = match self.space.try_place(want, near) {
             Some(extent) => extent,
-            None => self.space.place(want, near, phase).await?,
+            None => self.space.place(want, near).await?,
         };
         self.unpublished.borrow_mut().push(extent);
         Ok(extent)

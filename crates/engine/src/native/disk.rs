@@ -9,8 +9,9 @@ use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
 use futures_util::future::join_all;
 
-use super::layout::{BLOCK, Extent, checksum};
+use super::layout::BLOCK;
 use super::lineage::Node;
+use super::redirect::Streams;
 use super::store::Store;
 use super::table::Found;
 use super::view::Scratch;
@@ -18,11 +19,6 @@ use crate::disk::SpaceListener;
 use crate::link::all;
 use crate::options::{Defect, SpacePolicy};
 use crate::stats::DiskStats;
-
-/// Blocks of one redirect: a record counts them in 32 bits, and their data is read again as one in a recovery.
-const REDIRECT_BLOCKS_MAX: u64 = (1 << 20) / BLOCK;
-/// Neighbours are kept together in units of 64 KiB, so that what a snapshot scatters is still read in large pieces.
-const UNIT_BLOCKS: u64 = 16;
 
 pub struct NativeDisk {
     pub store: Rc<Store>,
@@ -40,8 +36,7 @@ pub struct NativeDisk {
     under_way: Cell<usize>,
     waiting_for_space: Cell<u32>,
     on_space: RefCell<Option<SpaceListener>>,
-    /// Where the last redirect ended, on the disk and in the store: a stream goes on there.
-    stream: Cell<(u64, u64)>,
+    pub(super) streams: RefCell<Streams>,
     scratch: RefCell<Vec<Scratch>>,
 }
 
@@ -74,7 +69,7 @@ impl NativeDisk {
             under_way: Cell::new(0),
             waiting_for_space: Cell::new(0),
             on_space: RefCell::default(),
-            stream: Cell::new((0, 0)),
+            streams: RefCell::default(),
             scratch: RefCell::default(),
         })
     }
@@ -185,7 +180,7 @@ impl NativeDisk {
         (buf, result)
     }
 
-    async fn read_found(&self, found: &[Found], offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
+    pub(super) async fn read_found(&self, found: &[Found], offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
         if let [only] = found {
             if only.is_hole() {
                 buf.fill(0);
@@ -296,65 +291,6 @@ impl NativeDisk {
         all(writes).await
     }
 
-    /// New blocks for a stretch: whole ones, so the parts of the first and the last that the write leaves out are read.
-    async fn redirect(&self, found: &[Found], offset: u64, data: Slice) -> Result<()> {
-        self.stats.first_writes.update(|n| n + 1);
-        let blocks = blocks_of(offset, data.len() as u64);
-        let whole = self.whole_blocks(found, &blocks, offset, data).await?;
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let want = (blocks.end - at).min(REDIRECT_BLOCKS_MAX);
-            let extent = self.place(at, want).await?;
-            let from = ((at - blocks.start) * BLOCK) as usize;
-            let part = whole.slice(from..from + (extent.len * BLOCK) as usize);
-            let sum = checksum(&part);
-            if let Err(e) = self.store.file.write(extent.addr * BLOCK, part).await {
-                self.store.unplace(extent);
-                return Err(e);
-            }
-            self.store.publish(&self.node, at, extent, sum)?;
-            at += extent.len;
-            self.stream.set((at, extent.end()));
-        }
-        Ok(())
-    }
-
-    async fn place(&self, block: u64, want: u64) -> Result<Extent> {
-        // A stream goes on where it was; else neighbours are kept together.
-        let (stream_block, stream_addr) = self.stream.get();
-        let near = match stream_block == block && stream_addr != 0 {
-            true => Some(stream_addr),
-            false => self.node.active.borrow().near(block, UNIT_BLOCKS),
-        };
-        self.store.place(want, near, block % UNIT_BLOCKS).await
-    }
-
-    async fn whole_blocks(
-        &self,
-        found: &[Found],
-        blocks: &Range<u64>,
-        offset: u64,
-        data: Slice,
-    ) -> Result<Slice> {
-        let (start, end) = (blocks.start * BLOCK, blocks.end * BLOCK);
-        if offset == start && offset + data.len() as u64 == end {
-            return Ok(data);
-        }
-        let mut whole = Buf::alloc((end - start) as usize);
-        for block in [blocks.start, blocks.end - 1] {
-            let part =
-                found.iter().find(|f| f.start <= block && block < f.end()).expect("found covers its blocks");
-            let (old, result) =
-                self.read_found(std::slice::from_ref(part), block * BLOCK, Buf::alloc(BLOCK as usize)).await;
-            result?;
-            let at = (block * BLOCK - start) as usize;
-            whole[at..at + BLOCK as usize].copy_from_slice(&old);
-        }
-        let at = (offset - start) as usize;
-        whole[at..at + data.len()].copy_from_slice(&data);
-        Ok(whole.freeze())
-    }
-
     async fn status_of(&self, range: Range<u64>) -> Result<Vec<BlockStatus>> {
         self.check_range(range.start, range.end - range.start)?;
         let _admitted = self.store.reads.enter();
@@ -397,7 +333,7 @@ impl Drop for UnderWay<'_> {
 }
 
 /// Blocks that hold a range of bytes.
-fn blocks_of(offset: u64, len: u64) -> Range<u64> {
+pub(super) fn blocks_of(offset: u64, len: u64) -> Range<u64> {
     offset / BLOCK..(offset + len).div_ceil(BLOCK)
 }
 

@@ -9,6 +9,7 @@ use blk::{Env, Error, ErrorKind, File, Result};
 
 use super::catalogue::Catalogue;
 use super::change::{Key, Op, encode};
+use super::gather::Gather;
 use super::journal::{Journal, Record};
 use super::layout::{Extent, Geometry};
 use super::lineage::{Lineage, NONE, Node};
@@ -65,6 +66,7 @@ pub struct Store {
     pub(super) geometry: Geometry,
     pub(super) nodes: Nodes,
     pub(super) space: Rc<Space>,
+    pub(super) gather: Rc<Gather>,
     pub(super) journal: Rc<Journal>,
     pub(super) lineage: RefCell<Lineage>,
     /// Ends with the next take.
@@ -139,6 +141,7 @@ impl Store {
     pub(super) fn assemble(env: Env, options: StoreOptions, parts: Parts) -> Rc<Store> {
         let superblock = parts.superblock;
         Rc::new(Store {
+            gather: Gather::new(env.clone(), parts.file.clone()),
             env,
             options,
             file: parts.file,

@@ -125,17 +125,6 @@ impl Table {
         (None, next.map_or(blocks.end, |(&start, _)| start))
     }
 
-    /// Where the neighbours of `block` in the same unit of `unit` blocks lie, moved on to where `block` would.
-    pub fn near(&self, block: u64, unit: u64) -> Option<u64> {
-        let first = block / unit * unit;
-        let before = self.runs.range(first..block).next_back().filter(|(_, held)| held.addr != 0);
-        if let Some((&start, held)) = before {
-            return Some(held.addr + (block - start));
-        }
-        let after = self.runs.range(block..first + unit).next().filter(|(_, held)| held.addr != 0);
-        after.and_then(|(&start, held)| held.addr.checked_sub(start - block))
-    }
-
     pub fn updates(&self) -> Vec<Update> {
         let update = |(&start, held): (&u64, &Held)| Update {
             start,
@@ -199,14 +188,5 @@ mod tests {
         let found = Found { start: 12, len: 2, addr: 102, birth: 1, lsn: 7 };
         assert_eq!(table.next(&(12..20)), (Some(found), 14));
         assert_eq!(table.next(&(14..20)), (None, 20));
-    }
-
-    #[test]
-    fn neighbours_say_where_a_block_would_lie() {
-        let (mut table, mut gone) = (Table::default(), Vec::new());
-        table.insert(18, held(1, 1002, 1), &mut gone);
-        assert_eq!(table.near(20, 16), Some(1004));
-        assert_eq!(table.near(16, 16), Some(1000));
-        assert_eq!(table.near(15, 16), None);
     }
 }

@@ -145,7 +145,7 @@ fn what_nothing_refers_to_is_leaked() {
     in_world(async |env| {
         let store = family(&env).await;
         let meta = store.space.place_meta(1).await.unwrap();
-        let data = store.space.place(1, None, 0).await.unwrap();
+        let data = store.space.place(1, None).await.unwrap();
         fill(&disk(&store, 1), 0, 1, 9).await;
         store.checkpoint().await.unwrap();
         let report = store.check_committed().await.unwrap();
@@ -171,7 +171,7 @@ fn what_two_use_is_doubled_and_what_the_bitmap_lacks_is_unmarked() {
         assert!(finding.hurt.contains(&Hurt { node: 1, bytes: 5000 * BLOCK..5002 * BLOCK }));
         assert!(finding.hurt.contains(&Hurt { node: 3, bytes: BLOCK..3 * BLOCK }), "{finding}");
 
-        let free = store.space.place(1, None, 0).await.unwrap();
+        let free = store.space.place(1, None).await.unwrap();
         store.space.unplace(free);
         let report = plant(&store, 3, 7000, Held { len: 1, addr: free.addr, birth, lsn: 0 }).await;
         assert_eq!(faults(&report), [Fault::Doubled, Fault::Unmarked]);
@@ -188,7 +188,7 @@ fn what_lies_nowhere_or_was_born_before_is_named() {
         let report = plant(&store, 1, 5000, Held { len: 1, addr: 3, birth, lsn: 0 }).await;
         assert_eq!(faults(&report), [Fault::Place]);
         assert_eq!(report.findings[0].hurt, [Hurt { node: 1, bytes: 5000 * BLOCK..5001 * BLOCK }]);
-        let placed = store.space.place(1, None, 0).await.unwrap();
+        let placed = store.space.place(1, None).await.unwrap();
         let report = plant(&store, 3, 6000, Held { len: 1, addr: placed.addr, birth: 1, lsn: 0 }).await;
         assert_eq!(faults(&report), [Fault::Place, Fault::Birth]);
         assert!(

@@ -24,7 +24,7 @@ fn a_device_gives_metadata_a_free_group_and_keeps_the_reserve() {
         space.set_reserve(100);
         let mut placed = 0;
         let error = loop {
-            match space.place(9, None, 0).await {
+            match space.place(9, None).await {
                 Ok(extent) => placed += extent.len,
                 Err(e) => break e,
             }
@@ -40,14 +40,14 @@ fn a_device_gives_metadata_a_free_group_and_keeps_the_reserve() {
         let data = Extent { addr: GEOMETRY.group_start(2) + 2, len: 126 };
         space.free_young(data, 1);
         release_all(&space);
-        assert!(space.place(1, None, 0).await.is_err_and(|e| e.is_no_space()));
+        assert!(space.place(1, None).await.is_err_and(|e| e.is_no_space()));
         assert_eq!(space.totals().free_data, 126, "a replay may still place data there");
         space.freeze(&[]);
-        let extent = space.place(1, None, 0).await;
+        let extent = space.place(1, None).await;
         assert!(extent.is_err_and(|e| e.is_no_space()), "the third group became metadata's");
         space.place_meta_run(126).await.unwrap();
         space.set_reserve(0);
-        assert!(space.place(1, None, 0).await.is_err_and(|e| e.is_no_space()));
+        assert!(space.place(1, None).await.is_err_and(|e| e.is_no_space()));
     });
 }
 
@@ -69,7 +69,7 @@ fn a_full_file_system_loses_nothing_at_any_step() {
                 let before = space.totals().used;
                 assert_eq!(before, used);
                 let placed =
-                    if round % 4 == 3 { space.place_meta(9).await } else { space.place(20, None, 0).await };
+                    if round % 4 == 3 { space.place_meta(9).await } else { space.place(20, None).await };
                 match placed {
                     Ok(extent) => used += extent.len,
                     Err(e) => {
@@ -85,7 +85,7 @@ fn a_full_file_system_loses_nothing_at_any_step() {
                 }
             }
             theirs.set_capacity(None);
-            space.place(20, None, 0).await.unwrap();
+            space.place(20, None).await.unwrap();
             space.place_meta(20).await.unwrap();
             space.freeze(&[]);
             checkpoint(&space, 9).await;
@@ -108,10 +108,10 @@ fn a_growth_that_fails_halfway_leaves_the_file_as_it_was() {
         run_in(&world, async |env| {
             let file = store(&env).await;
             let space = open(&env, &file, GEOMETRY, Vec::new());
-            assert!(space.place(1, None, 0).await.is_err_and(|e| e.is_no_space()));
+            assert!(space.place(1, None).await.is_err_and(|e| e.is_no_space()));
             assert_eq!((space.totals(), space.groups()), (Totals::default(), 0));
             assert!(file.size().await.unwrap() <= GEOMETRY.groups_start() * BLOCK);
-            space.place(1, None, 0).await.unwrap();
+            space.place(1, None).await.unwrap();
         });
     }
 }
@@ -123,12 +123,13 @@ fn zeros_are_written_ahead_and_never_over_data() {
         let space = open(&env, &file, GEOMETRY, Vec::new());
         let mut placed = Vec::new();
         for round in 0..60u64 {
-            let extent = space.place(1 + round % 5, None, round).await.unwrap();
+            let extent = space.place(1 + round % 5, None).await.unwrap();
             // Written at once, while zeros are under way round it.
             file.write(extent.addr * BLOCK, Buf::copy_of(&vec![7; (extent.len * BLOCK) as usize]))
                 .await
                 .unwrap();
             placed.push(extent);
+            env.sleep_us(20_000).await;
         }
         quiet(&space).await;
         let frontier = placed.iter().map(Extent::end).max().unwrap();
@@ -146,7 +147,8 @@ fn zeros_are_written_ahead_and_never_over_data() {
         }
         assert_eq!(space.totals().held, 0);
     });
-    assert!(world.count(OpKind::Write).submitted > 100);
+    // Those of the data, and zeros.
+    assert!(world.count(OpKind::Write).submitted > 60 + 10);
 }
 
 const WIDE: Geometry = Geometry { store_id: 5, journal_pages: 4, group_blocks: 1024 };
@@ -158,7 +160,7 @@ fn whole_free_mebibytes_are_punched_once() {
     run_in(&world, async move |env| {
         let file = store(&env).await;
         let space = open(&env, &file, WIDE, Vec::new());
-        let placed = space.place(1000, None, 0).await.unwrap();
+        let placed = space.place(1000, None).await.unwrap();
         assert_eq!(placed.len, 1000);
         quiet(&space).await;
         let before = theirs.allocated_bytes(FILE).unwrap();
@@ -170,7 +172,7 @@ fn whole_free_mebibytes_are_punched_once() {
         assert_eq!(space.punch(9).await.unwrap(), 2 << 20);
         assert_eq!(theirs.allocated_bytes(FILE).unwrap(), before - (2 << 20));
         assert_eq!(space.punch(9).await.unwrap(), 0, "punched already");
-        let again = space.place(1, Some(WIDE.group_start(0) + 300), 0).await.unwrap();
+        let again = space.place(1, Some(WIDE.group_start(0) + 300)).await.unwrap();
         space.unplace(again);
         assert_eq!(space.punch(9).await.unwrap(), 1 << 20);
     });
@@ -183,7 +185,7 @@ fn nothing_is_placed_where_a_punch_is_under_way() {
     run_in(&world, async |env| {
         let file = store(&env).await;
         let space = open(&env, &file, WIDE, Vec::new());
-        let placed = space.place(1000, None, 0).await.unwrap();
+        let placed = space.place(1000, None).await.unwrap();
         quiet(&space).await;
         space.free_young(placed, 1);
         release_all(&space);
@@ -194,11 +196,11 @@ fn nothing_is_placed_where_a_punch_is_under_way() {
         let held = Extent { addr: WIDE.group_start(0) + 256, len: 256 };
         let mut others = Vec::new();
         for at in 0..256 {
-            others.extend(space.try_place(1, Some(held.addr + at), 0));
+            others.extend(space.try_place(1, Some(held.addr + at)));
         }
         assert_eq!(space.totals().held, 256, "the punch is still under way");
         assert!(others.iter().all(|extent| !(held.addr..held.end()).contains(&extent.addr)));
         assert_eq!(punch.join().await, 1 << 20);
-        assert!(space.try_place(1, Some(held.addr), 0).is_some_and(|extent| extent.addr == held.addr));
+        assert!(space.try_place(1, Some(held.addr)).is_some_and(|extent| extent.addr == held.addr));
     });
 }

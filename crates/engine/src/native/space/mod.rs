@@ -135,12 +135,12 @@ impl Space {
     }
 
     /// Data blocks in one run, 1 to `want` of them, which become young. No I/O: from loaded groups. `near`: the address
-    /// where they would best lie, if it is free. Else they go to a free lane of 16 blocks, at `phase % 16` of it
-    /// (the guest's block number). None: `place` finds out what there is.
-    pub fn try_place(self: &Rc<Self>, want: u64, near: Option<u64>, phase: u64) -> Option<Extent> {
+    /// behind the stream that they go on with; where that is not free the stream begins a lane. What has none, and is
+    /// shorter than a lane, lies behind the last such. None: `place` finds out what there is.
+    pub fn try_place(self: &Rc<Self>, want: u64, near: Option<u64>) -> Option<Extent> {
         let (placed, ahead) = {
             let mut state = self.state.borrow_mut();
-            let placed = state.place_data(Wish { want, near, phase })?;
+            let placed = state.place_data(Wish { want, near })?;
             (placed, state.wants_ahead(&self.growth))
         };
         if ahead {
@@ -151,9 +151,9 @@ impl Space {
 
     /// Like `try_place`, and loads groups or lets the file grow when need be. `NoSpace` when the file cannot grow and no
     /// data block is free, or the metadata's reserve could not be had; nothing is changed then.
-    pub async fn place(self: &Rc<Self>, want: u64, near: Option<u64>, phase: u64) -> Result<Extent> {
+    pub async fn place(self: &Rc<Self>, want: u64, near: Option<u64>) -> Result<Extent> {
         loop {
-            if let Some(placed) = self.try_place(want, near, phase) {
+            if let Some(placed) = self.try_place(want, near) {
                 return Ok(placed);
             }
             self.find_data_room().await?;

@@ -142,10 +142,10 @@ impl Run {
     fn place_one(&mut self) -> impl Future<Output = ()> + use<> {
         let want = 1 + self.rng.below(40);
         let near = self.model.borrow().pick(&mut self.rng, Is::Young).map(|extent| extent.end());
-        let (near, phase) = (near.filter(|_| self.rng.below(2) == 0), self.rng.below(100));
+        let near = near.filter(|_| self.rng.below(2) == 0);
         let (space, file, model) = (self.space.clone(), self.file.clone(), self.model.clone());
         async move {
-            let placed = space.place(want, near, phase).await.unwrap();
+            let placed = space.place(want, near).await.unwrap();
             assert!((1..=want).contains(&placed.len));
             Run::stamp(file, model, placed, Is::Young).await;
         }

@@ -10,10 +10,8 @@ use super::state::{Set, State};
 pub(super) struct Wish {
     /// Blocks, at most.
     pub want: u64,
-    /// Address where they would best lie.
+    /// Address where they would best lie: behind the stream that they go on with.
     pub near: Option<u64>,
-    /// Guest block modulo 16: where in a lane they lie, so that its neighbours find their place beside it.
-    pub phase: u64,
 }
 
 impl State {
@@ -24,7 +22,18 @@ impl State {
         if self.free_meta() < self.reserve {
             return None;
         }
-        let found = self.find_near(wish).or_else(|| self.find_lane(wish)).or_else(|| self.find_gap(wish))?;
+        let near = wish.near.and_then(|near| self.find_at(near, wish.want));
+        let found = match near {
+            Some(found) => found,
+            // More is to come behind it.
+            None if wish.near.is_some() || wish.want >= LANE as u64 => {
+                self.find_lane(wish.want).or_else(|| self.find_dense(wish.want))?
+            }
+            None => self.find_dense(wish.want)?,
+        };
+        if found.addr == self.dense {
+            self.dense = found.end();
+        }
         self.shift(found, Use::Free, Use::Young);
         self.frontier = self.frontier.max(found.end());
         Some(found)
@@ -37,25 +46,33 @@ impl State {
         self.extent(group, at..at + len)
     }
 
-    fn find_near(&self, wish: Wish) -> Option<Extent> {
-        let wanted = Extent { addr: wish.near?, len: 1 };
+    fn find_at(&self, addr: u64, want: u64) -> Option<Extent> {
+        let wanted = Extent { addr, len: 1 };
         let (group, blocks) = self.locate(wanted)?;
         if self.groups[group].meta || !self.is(wanted, Use::Free) {
             return None;
         }
-        Some(self.free_run(group, blocks.start, wish.want))
+        Some(self.free_run(group, blocks.start, want))
     }
 
-    fn find_lane(&mut self, wish: Wish) -> Option<Extent> {
+    /// Behind the last one found so; then from a free lane on, then in a gap.
+    fn find_dense(&mut self, want: u64) -> Option<Extent> {
+        let behind = self.find_at(self.dense, want);
+        let found = behind.or_else(|| self.find_lane(want)).or_else(|| self.find_gap(want))?;
+        self.dense = found.addr;
+        Some(found)
+    }
+
+    fn find_lane(&mut self, want: u64) -> Option<Extent> {
         let group = self.set(Set::Roomy).next_round(self.data_group, true)?;
         self.data_group = group;
         let cursor = self.groups[group].lane_cursor;
         let lane = self.groups[group].maps().busy.next_empty_lane(cursor).expect("the set has roomy groups");
         self.groups[group].lane_cursor = lane;
-        Some(self.free_run(group, lane + wish.phase as usize % LANE, wish.want))
+        Some(self.free_run(group, lane, want))
     }
 
-    fn find_gap(&mut self, wish: Wish) -> Option<Extent> {
+    fn find_gap(&mut self, want: u64) -> Option<Extent> {
         if !self.fills_gaps() {
             return None;
         }
@@ -64,7 +81,7 @@ impl State {
         let cursor = self.groups[group].gap_cursor;
         let gap = self.groups[group].maps().busy.next_round(cursor, false).expect("the set has gappy groups");
         self.groups[group].gap_cursor = gap;
-        Some(self.free_run(group, gap, wish.want))
+        Some(self.free_run(group, gap, want))
     }
 
     /// Metadata blocks from loaded groups, settled at once: the first free ones.

@@ -46,6 +46,8 @@ pub(super) struct State {
     pub data_group: usize,
     pub meta_group: usize,
     pub gap_group: usize,
+    /// Where single blocks go on: behind the last of them.
+    pub dense: u64,
     /// End of the highest data placed.
     pub frontier: u64,
     pub ready_to: u64,
@@ -84,6 +86,7 @@ impl State {
             data_group: 0,
             meta_group: 0,
             gap_group: 0,
+            dense: 0,
             frontier: 0,
             ready_to: ready_to.max(geometry.groups_start()),
             waiting: VecDeque::new(),

@@ -52,21 +52,28 @@ pub(super) fn release_all(space: &Space) {
 }
 
 #[test]
-fn neighbours_lie_together_and_gaps_are_filled_before_the_file_grows() {
+fn what_is_alone_lies_close_and_streams_have_lanes() {
     in_world(async |env| {
         let space = open(&env, &store(&env).await, GEOMETRY, Vec::new());
         let start = GEOMETRY.group_start(0);
-        let first = space.place(1, None, 5).await.unwrap();
-        assert_eq!(first, Extent { addr: start + 16 + 5, len: 1 });
-        assert_eq!(space.try_place(4, Some(first.end()), 6), Some(Extent { addr: first.end(), len: 4 }));
-        let other = space.try_place(1, None, 16 + 3).unwrap();
-        assert_eq!(other.addr, start + 32 + 3);
-        let long = space.try_place(40, Some(first.addr), 0).unwrap();
-        assert_eq!(long, Extent { addr: start + 48, len: 40 }, "near is taken");
+        let at = |addr: u64, len: u64| Some(Extent { addr: start + addr, len });
+        assert_eq!(space.place(1, None).await.ok(), at(16, 1));
+        assert_eq!(space.try_place(1, None), at(17, 1));
+        assert_eq!(space.try_place(1, Some(start + 17)), at(32, 1), "its place is taken: it begins a lane");
+        assert_eq!(space.try_place(4, Some(start + 33)), at(33, 4));
+        assert_eq!(space.try_place(1, None), at(18, 1));
+        assert_eq!(space.try_place(1, Some(start + 19)), at(19, 1), "a stream among what is alone");
+        assert_eq!(space.try_place(1, None), at(20, 1));
+        assert_eq!(space.try_place(40, None), at(48, 40));
+        // The rest of the first lane, then the next one that is free.
+        for block in 21..32 {
+            assert_eq!(space.try_place(1, None), at(block, 1));
+        }
+        assert_eq!(space.try_place(1, None), at(96, 1));
         // Two lanes of the first group are left, and a second one came ahead of need at most.
         let groups = space.groups();
         for _ in 0..20 {
-            space.place(1, None, 0).await.unwrap();
+            space.place(1, None).await.unwrap();
         }
         assert!(space.groups() <= groups.max(2));
     });
@@ -77,9 +84,9 @@ fn a_checkpoint_holds_what_was_settled_and_slots_take_turns() {
     in_world(async |env| {
         let file = store(&env).await;
         let space = open(&env, &file, GEOMETRY, Vec::new());
-        let kept = space.place(8, None, 0).await.unwrap();
+        let kept = space.place(8, None).await.unwrap();
         space.freeze(&[]);
-        let young = space.place(3, Some(kept.end()), 8).await.unwrap();
+        let young = space.place(3, Some(kept.end())).await.unwrap();
         assert_eq!(checkpoint(&space, 4).await[0].1.slot, 1);
         space.freeze(&[]);
         assert_eq!(checkpoint(&space, 5).await[0].1.slot, 0);
@@ -115,7 +122,7 @@ fn a_checkpoint_holds_what_was_settled_and_slots_take_turns() {
 fn frees_wait_for_their_record() {
     in_world(async |env| {
         let space = open(&env, &store(&env).await, GEOMETRY, Vec::new());
-        let placed = space.place(10, None, 0).await.unwrap();
+        let placed = space.place(10, None).await.unwrap();
         let part = |at: u64| Extent { addr: placed.addr + at, len: 2 };
         for lsn in 1..=3 {
             space.free_young(part(2 * lsn), lsn);
@@ -123,15 +130,9 @@ fn frees_wait_for_their_record() {
         assert_eq!(space.take_releasable(0), []);
         let batch = space.take_releasable(2);
         assert_eq!(batch, [part(2), part(4)]);
-        assert_eq!(
-            space.try_place(1, Some(placed.addr + 2), 0).map(|e| e.addr == placed.addr + 2),
-            Some(false)
-        );
+        assert_eq!(space.try_place(1, Some(placed.addr + 2)).map(|e| e.addr == placed.addr + 2), Some(false));
         space.release(batch);
-        assert_eq!(
-            space.try_place(1, Some(placed.addr + 2), 0),
-            Some(Extent { addr: placed.addr + 2, len: 1 })
-        );
+        assert_eq!(space.try_place(1, Some(placed.addr + 2)), Some(Extent { addr: placed.addr + 2, len: 1 }));
     });
 }
 
@@ -140,7 +141,7 @@ fn frees_wait_for_their_record() {
 fn a_double_free_is_noticed() {
     in_world(async |env| {
         let space = open(&env, &store(&env).await, GEOMETRY, Vec::new());
-        let placed = space.place(1, None, 0).await.unwrap();
+        let placed = space.place(1, None).await.unwrap();
         space.free_young(placed, 1);
         space.free_young(placed, 2);
     });
@@ -151,7 +152,7 @@ async fn two_versions(env: &Env) -> Vec<GroupSummary> {
     let space = open(env, &store(env).await, GEOMETRY, Vec::new());
     for number in 1..=2 {
         for _ in 0..3 {
-            space.place(50, None, 0).await.unwrap();
+            space.place(50, None).await.unwrap();
         }
         space.freeze(&[]);
         space.place_meta(5).await.unwrap();
@@ -243,7 +244,7 @@ fn frees_of_what_is_not_in_use_stop_the_checkpoint() {
             [(end - 1, 1), (end - 1, 2), (0, 1), (3, u64::MAX), (u64::MAX, 1), (end + 5000, 1), (end, 1)];
         for (addr, len) in hostile {
             let space = open(&env, &file, GEOMETRY, vec![GroupSummary::default(); 1]);
-            space.place(1, None, 0).await.unwrap();
+            space.place(1, None).await.unwrap();
             space.freeze(&[]);
             space.free_settled(Extent { addr, len });
             assert_eq!(
@@ -262,10 +263,10 @@ fn replay_brings_young_blocks_back() {
     in_world(async |env| {
         let file = store(&env).await;
         let space = open(&env, &file, GEOMETRY, Vec::new());
-        let kept = space.place(4, None, 0).await.unwrap();
+        let kept = space.place(4, None).await.unwrap();
         space.freeze(&[]);
         checkpoint(&space, 1).await;
-        let young = space.place(4, None, 0).await.unwrap();
+        let young = space.place(4, None).await.unwrap();
         let again = open(&env, &file, GEOMETRY, space.summaries());
         again.load_for([kept.addr, young.addr, 0, u64::MAX].into_iter()).await.unwrap();
         assert!(again.replay_place(kept).unwrap_err().to_string().contains("were placed"));
@@ -287,7 +288,7 @@ fn groups_that_rest_leave_memory_and_come_back() {
         let mut placed = Vec::new();
         for number in 1..=12 {
             for _ in 0..4 {
-                placed.push(space.place(60, None, 0).await.unwrap());
+                placed.push(space.place(60, None).await.unwrap());
             }
             space.freeze(&[]);
             checkpoint(&space, number).await;
@@ -302,7 +303,7 @@ fn groups_that_rest_leave_memory_and_come_back() {
         assert_eq!(space.totals().used, 0);
         let groups = space.groups();
         for _ in 0..30 {
-            space.place(100, None, 0).await.unwrap();
+            space.place(100, None).await.unwrap();
         }
         assert_eq!(space.groups(), groups, "freed space is used before the file grows");
     });

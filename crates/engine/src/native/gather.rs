@@ -1,0 +1,151 @@
+//! Data on its way to new places: small writes that lie side by side go out as one.
+//!
+//! Redirects are placed one behind the other. Those that come while others are being written wait for one of these to
+//! end, and are one write then: a crowd of first writes costs the device less than the same overwrites would.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use blk::sync::Signal;
+use blk::{Buf, Env, File, Result, Slice};
+use futures_util::future::join_all;
+
+use super::layout::BLOCK;
+
+/// What is longer is written by itself: copying it beside others would cost more than a request of its own.
+const GATHERED_BYTES_MAX: usize = 16 << 10;
+
+/// Batches under way at a time. Below it nobody waits for another.
+const WRITERS_MAX: usize = 4;
+
+pub struct Gather {
+    env: Env,
+    file: File,
+    /// What the next writer takes.
+    open: RefCell<Rc<Batch>>,
+    writers: Cell<usize>,
+}
+
+#[derive(Default)]
+struct Batch {
+    /// Addresses, and the data of whole blocks.
+    parts: RefCell<Vec<(u64, Slice)>>,
+    /// Of all parts.
+    outcome: RefCell<Option<Result<()>>>,
+    ended: Signal,
+}
+
+impl Gather {
+    pub fn new(env: Env, file: File) -> Rc<Gather> {
+        Rc::new(Gather { env, file, open: RefCell::default(), writers: Cell::new(0) })
+    }
+
+    /// Writes whole blocks at block `addr`, which nobody else writes to meanwhile. An error may be another's that was
+    /// written at the same time; no write of these blocks is under way when it is answered.
+    pub async fn write(self: &Rc<Self>, addr: u64, data: Slice) -> Result<()> {
+        if data.len() > GATHERED_BYTES_MAX {
+            return self.file.write(addr * BLOCK, data).await;
+        }
+        let batch = self.open.borrow().clone();
+        let first = batch.parts.borrow().is_empty();
+        batch.parts.borrow_mut().push((addr, data));
+        if first && self.writers.get() < WRITERS_MAX {
+            self.writers.update(|writers| writers + 1);
+            let gather = self.clone();
+            // Its turn comes behind the requests that are ready by now.
+            self.env.spawn_detached(Box::pin(async move { gather.write_open().await }));
+        }
+        loop {
+            if let Some(outcome) = &*batch.outcome.borrow() {
+                return outcome.clone();
+            }
+            batch.ended.wait().await;
+        }
+    }
+
+    async fn write_open(&self) {
+        loop {
+            let batch = self.open.take();
+            if batch.parts.borrow().is_empty() {
+                break;
+            }
+            let outcome = self.write_batch(batch.parts.take()).await;
+            *batch.outcome.borrow_mut() = Some(outcome);
+            batch.ended.notify();
+        }
+        self.writers.update(|writers| writers - 1);
+    }
+
+    async fn write_batch(&self, mut parts: Vec<(u64, Slice)>) -> Result<()> {
+        parts.sort_unstable_by_key(|(addr, _)| *addr);
+        let runs = parts.chunk_by(|(addr, data), (next, _)| addr + data.len() as u64 / BLOCK == *next);
+        // All of them end before an error is answered: their blocks may be placed again then.
+        join_all(runs.map(|run| self.write_run(run))).await.into_iter().collect()
+    }
+
+    async fn write_run(&self, run: &[(u64, Slice)]) -> Result<()> {
+        let (addr, data) = &run[0];
+        if run.len() == 1 {
+            return self.file.write(addr * BLOCK, data.clone()).await;
+        }
+        let mut whole = Buf::alloc(run.iter().map(|(_, data)| data.len()).sum());
+        let mut at = 0;
+        for (_, data) in run {
+            whole[at..at + data.len()].copy_from_slice(data);
+            at += data.len();
+        }
+        self.file.write(addr * BLOCK, whole).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blk::Errno;
+    use sim::{Action, Fault, OpKind, Options, SimWorld};
+
+    use super::*;
+
+    async fn gather(env: &Env) -> Rc<Gather> {
+        let file = env.open_root("/").unwrap().create_new("store").await.unwrap();
+        Gather::new(env.clone(), file)
+    }
+
+    /// Blocks 0 to 3 and 9, the one at `addr` full of that number.
+    async fn write_five(gather: &Rc<Gather>) -> Vec<Result<()>> {
+        let writes = [3u64, 0, 9, 2, 1]
+            .map(|addr| gather.write(addr, Buf::copy_of(&[addr as u8; BLOCK as usize]).freeze()));
+        join_all(writes).await
+    }
+
+    #[test]
+    fn neighbours_that_come_together_are_one_write() {
+        let world = SimWorld::new(1, Options::default());
+        let done = world.run(async |env| {
+            let gather = gather(&env).await;
+            assert!(write_five(&gather).await.iter().all(Result::is_ok));
+            assert_eq!(gather.file.counters().writes, 2);
+            for addr in [0, 1, 2, 3, 9] {
+                let (block, result) = gather.file.read(addr * BLOCK, Buf::alloc(BLOCK as usize)).await;
+                assert!(result.is_ok() && block.iter().all(|byte| u64::from(*byte) == addr), "{addr}");
+            }
+            gather.write(20, Buf::zeroed(GATHERED_BYTES_MAX + BLOCK as usize).freeze()).await.unwrap();
+            assert_eq!((gather.file.counters().writes, gather.writers.get()), (3, 0));
+        });
+        assert!(done.is_some());
+    }
+
+    #[test]
+    fn all_of_a_batch_are_told_of_an_error_when_none_of_them_is_being_written() {
+        let world = SimWorld::new(1, Options::default());
+        world.add_fault(Fault::nth(1, Action::Fail(Errno::ENOSPC)).of(OpKind::Write));
+        world.add_fault(Fault::nth(2, Action::Delay { ns: 1 << 30 }).of(OpKind::Write));
+        let done = world.run(async |env| {
+            let gather = gather(&env).await;
+            let outcomes = write_five(&gather).await;
+            assert!(outcomes.iter().all(|outcome| outcome.as_ref().is_err_and(|e| e.is_no_space())));
+            assert!(env.now_ns() >= 1 << 30, "the other write of the batch has ended");
+            assert!(write_five(&gather).await.iter().all(Result::is_ok));
+        });
+        assert!(done.is_some());
+    }
+}
