@@ -78,16 +78,30 @@ impl Table {
     /// Puts a run over whatever was there. The space of what it covers goes to `displaced`.
     pub fn insert(&mut self, start: u64, held: Held, displaced: &mut Vec<Extent>) {
         let blocks = start..start + held.len;
-        self.leaves += self.new_leaves(&blocks, held.addr == 0);
+        let hole = held.addr == 0;
+        let overlaps = match self.runs.range_mut(..blocks.end).next_back() {
+            // The usual overwrite: the leaves stay those that they were.
+            Some((&at, old)) if at == start && old.len == held.len && (old.addr == 0) == hole => {
+                note_displaced(&std::mem::replace(old, held), displaced);
+                return;
+            }
+            Some((&at, old)) => at + old.len > start,
+            None => false,
+        };
+        self.leaves += self.new_leaves(&blocks, hole);
+        if overlaps {
+            self.cut_out(&blocks, displaced);
+        }
+        self.runs.insert(start, held);
+    }
+
+    fn cut_out(&mut self, blocks: &Range<u64>, displaced: &mut Vec<Extent>) {
         self.cut_at(blocks.start);
         self.cut_at(blocks.end);
         while let Some((&at, old)) = self.runs.range(blocks.clone()).next() {
-            if old.addr != 0 {
-                displaced.push(Extent { addr: old.addr, len: old.len });
-            }
+            note_displaced(old, displaced);
             self.runs.remove(&at);
         }
-        self.runs.insert(start, held);
     }
 
     /// Makes `at` the start of a run, if one reaches across it.
@@ -137,6 +151,12 @@ impl Table {
 
     pub fn runs(&self) -> impl Iterator<Item = (u64, Held)> {
         self.runs.iter().map(|(&start, &held)| (start, held))
+    }
+}
+
+fn note_displaced(old: &Held, displaced: &mut Vec<Extent>) {
+    if old.addr != 0 {
+        displaced.push(Extent { addr: old.addr, len: old.len });
     }
 }
 
