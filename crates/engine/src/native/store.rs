@@ -53,7 +53,7 @@ impl Default for StoreOptions {
             flush_bytes: 64 << 20,
             reserve_blocks: 1024,
             reclaim_pages: 256,
-            reclaim_rest: 2,
+            reclaim_rest: 8,
             defects: Defects::default(),
         }
     }

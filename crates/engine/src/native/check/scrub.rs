@@ -28,6 +28,8 @@ const CACHE_BYTES: usize = 256 << 10;
 /// One read. A guest's request waits behind at most a few of these.
 const READ_BLOCKS: u64 = (1 << 20) / BLOCK;
 const READS_AT_ONCE: usize = 2;
+/// While guests are active a scrub rests this many times as long as a step took.
+const REST_FACTOR: u64 = 2;
 /// Longest rest between two steps.
 const REST_US_MAX: u64 = 1_000_000;
 
@@ -77,7 +79,7 @@ impl Store {
             at = next;
             job.moved(bytes).await;
             if self.requests.get() != before {
-                let rest_us = (self.env.now_ns() - began_ns) / 1000 * self.options.reclaim_rest;
+                let rest_us = (self.env.now_ns() - began_ns) / 1000 * REST_FACTOR;
                 self.env.sleep_us(rest_us.min(REST_US_MAX)).await;
             }
         }
