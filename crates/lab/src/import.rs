@@ -9,6 +9,7 @@ mod fields;
 mod fio;
 mod iometer;
 mod lines;
+mod merge;
 mod number;
 mod pdh;
 mod ping;
@@ -25,6 +26,7 @@ use crate::workload::Workload;
 use lines::Lines;
 
 pub use detect::Format;
+pub use merge::merge;
 
 /// Intervals kept of one file: at 250 bytes each 125 MB; at one a second almost six days.
 pub const SAMPLES_MAX: usize = 500_000;

@@ -2,6 +2,7 @@
 //!
 //! Records may be imported, so every name and text in them comes from strangers: each writer escapes what it is given.
 
+mod beside;
 mod chart;
 pub mod csv;
 pub mod html;
@@ -17,5 +18,7 @@ pub mod text;
 mod words;
 pub mod xlsx;
 
+pub use beside::{Beside, beside};
+pub use series::extent;
 pub use summary::{Figures, figures};
 pub use table::{Cell, Comparison, Line, comparisons};

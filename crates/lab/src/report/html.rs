@@ -93,6 +93,7 @@ fn experiment(n: usize, group: &Comparison<'_>, groups: usize) -> Markup {
             (tiles(group))
             (table::published(group))
             @if group.records.len() > 1 {
+                (table::side_by_side(group))
                 div.charts { (figure(chart::bars(&group.records))) (figure(chart::overlay(&group.records))) }
             }
             @for (place, record) in group.records.iter().enumerate() {

@@ -274,6 +274,29 @@ fn errors_are_relative_and_counted_for_predictions_alone() {
 }
 
 #[test]
+fn runs_are_shown_side_by_side() {
+    let mut ours = example();
+    ours.subject = "native".into();
+    ours.hypothesis = None;
+    ours.rows[1].predicted = Some(510.0);
+    for sample in &mut ours.samples {
+        (sample.reads, sample.writes) = (510, 250);
+    }
+    let records = [example(), ours];
+    let text = text::compared(&records);
+    let line = |figure: &str| {
+        let snapshot = text.split_once("snapshot").unwrap().1;
+        let line = snapshot.lines().find(|line| line.trim_start().starts_with(figure)).unwrap();
+        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(line("of its baseline")[3..], ["28", "%", "100", "%"], "{text}");
+    let page = html::page(&records);
+    assert!(page.contains("Side by side") && page.contains("Guest IOPS by phase"));
+    assert!(page.contains("x 4.64"), "another stack is no prediction");
+    assert!(text::compared(&records[..1]).is_empty() && !html::page(&records[..1]).contains("Side by side"));
+}
+
+#[test]
 fn csv_has_a_line_for_each_sample_and_each_figure() {
     let samples = csv::samples(&[example()]).unwrap();
     assert_eq!(samples.lines().count(), 1 + 1_000);

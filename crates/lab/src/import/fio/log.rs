@@ -17,6 +17,16 @@ enum Kind {
     Latency,
 }
 
+/// Tells a record of a log from those of other formats.
+pub const TITLE: &str = "A fio log";
+
+/// `job` of `job_clat.1.log`, with its folder and its number.
+pub fn job(name: &str) -> Option<String> {
+    let kinds = ["_iops", "_bw", "_clat", "_slat", "_lat"];
+    let (at, kind) = kinds.iter().find_map(|kind| Some((name.rfind(kind)?, kind)))?;
+    Some(format!("{}{}", &name[..at], &name[at + kind.len()..]))
+}
+
 fn kind(name: &str) -> Option<Kind> {
     let name = name.rsplit(['/', '\\']).next().unwrap_or(name);
     let kinds = [("_iops", Kind::Iops), ("_bw", Kind::Bandwidth), ("lat", Kind::Latency)];
@@ -101,7 +111,7 @@ pub fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Vec<Record>
 }
 
 fn record(name: &str, kind: Kind, averaged: bool, seconds: &Seconds) -> Record {
-    let mut record = base::record(name, "A fio log");
+    let mut record = base::record(name, TITLE);
     record.samples = seconds.iter().map(|(second, sums)| sample(kind, *second, sums)).collect();
     record.notes.push(match kind {
         Kind::Iops => "IOPS as logged, by second; latencies are in another log.".into(),

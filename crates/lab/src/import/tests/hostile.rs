@@ -3,6 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
+use proptest::test_runner::FileFailurePersistence;
 
 use super::*;
 use crate::import::{EVENTS_MAX, SAMPLES_MAX, SKIPPED_MAX};
@@ -87,7 +88,10 @@ fn hold(name: &str, bytes: &[u8]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn bent_files_are_read_or_refused(which in 0..SOUND.len(), bends in vec(bend(), 1..6)) {

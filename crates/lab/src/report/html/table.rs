@@ -3,6 +3,7 @@
 use maud::{Markup, html};
 
 use super::percent_within;
+use crate::report::beside::beside;
 use crate::report::table::{Cell, Comparison, Line};
 use crate::report::words;
 use crate::run::{Quantity, Use};
@@ -32,6 +33,32 @@ pub fn published(group: &Comparison<'_>) -> Markup {
         }
         @if wide { (legend(group)) }
         @if !notes.is_empty() { ol.footnotes { @for note in &notes { li { (note) } } } }
+    }
+}
+
+/// What each phase came to in each run; of one run there is nothing beside it.
+pub fn side_by_side(group: &Comparison<'_>) -> Markup {
+    let lines = beside(&group.records);
+    if group.records.len() < 2 || lines.is_empty() {
+        return html! {};
+    }
+    html! {
+        h3 { "Side by side" }
+        div.scroll { table.dense {
+            thead { tr {
+                th scope="col" { "phase" }
+                th scope="col" { "figure" }
+                @for record in &group.records { th.n scope="col" { (words::label(record)) small { (record.storage) } } }
+            } }
+            tbody { @for (n, line) in lines.iter().enumerate() {
+                @let begins = n == 0 || lines[n - 1].phase != line.phase;
+                tr class={ @if begins { "begins" } } {
+                    td { @if begins { (line.phase) } }
+                    th scope="row" { (line.figure) }
+                    @for value in &line.values { td.n { (value) } }
+                }
+            } }
+        } }
     }
 }
 

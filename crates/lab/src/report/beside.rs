@@ -1,0 +1,59 @@
+//! Runs side by side: what each phase came to, a line a figure, a column a run.
+
+use super::summary::{Figures, figures};
+use super::words;
+use crate::run::Record;
+
+/// One figure of one phase, as text; "-" where a run has none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Beside {
+    pub phase: &'static str,
+    pub figure: &'static str,
+    /// In the order of the records.
+    pub values: Vec<String>,
+}
+
+type Value = fn(&Figures, &[Figures]) -> Option<String>;
+
+const FIGURES: [(&str, Value); 9] = [
+    ("guest IOPS", |f, _| f.iops().filter(|iops| *iops > 0.0).map(words::number)),
+    ("of its baseline", |f, all| of_baseline(f, all)),
+    ("latency, 99 %", |f, _| f.p99_us.map(words::time)),
+    ("host reads a guest read", |f, _| f.host_read_ratio().map(|ratio| format!("{ratio:.2}"))),
+    ("host writes a guest write", |f, _| f.host_write_ratio().map(|ratio| format!("{ratio:.2}"))),
+    ("longest gap", |f, _| Some(f.gap_us).filter(|us| *us > 0).map(|us| words::time(us as f64))),
+    ("stuns together", |f, _| (f.stuns > 0).then(|| words::time(f.stun_total_us as f64))),
+    ("heartbeats lost", |f, _| (f.beats_lost > 0).then(|| f.beats_lost.to_string())),
+    ("duration", |f, _| Some(words::time(f.end_us.saturating_sub(f.begin_us) as f64))),
+];
+
+/// How much of what the same stack gave without a snapshot.
+fn of_baseline(f: &Figures, all: &[Figures]) -> Option<String> {
+    const BASELINE: &str = "baseline";
+    let baseline = all.iter().find(|f| f.phase == BASELINE)?.iops().filter(|iops| *iops > 0.0)?;
+    let share = f.iops().filter(|iops| *iops > 0.0 && f.phase != BASELINE)? / baseline;
+    Some(format!("{:.0} %", share * 100.0))
+}
+
+/// Phases in the order of the first run that has them; lines that nobody has a value for are left out.
+pub fn beside(records: &[&Record]) -> Vec<Beside> {
+    let all: Vec<Vec<Figures>> = records.iter().map(|record| figures(record)).collect();
+    let mut phases: Vec<&'static str> = Vec::new();
+    all.iter().flatten().for_each(|f| {
+        if !phases.contains(&f.phase) {
+            phases.push(f.phase);
+        }
+    });
+    let mut lines = Vec::new();
+    for phase in phases {
+        for (figure, value) in FIGURES {
+            let of = |run: &Vec<Figures>| run.iter().find(|f| f.phase == phase).and_then(|f| value(f, run));
+            let values: Vec<Option<String>> = all.iter().map(of).collect();
+            if values.iter().any(Option::is_some) {
+                let values = values.into_iter().map(|v| v.unwrap_or_else(|| "-".into())).collect();
+                lines.push(Beside { phase, figure, values });
+            }
+        }
+    }
+    lines
+}
