@@ -49,7 +49,6 @@ pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
     let path = &named.canonicalize().map_err(|e| Error::failed(format!("{shown}: {e}")))?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let exclusive = hold_device(path)?;
     let dir = env.open_root(&folder.to_string_lossy())?;
     let lock = dir.lock(&name).await.map_err(|e| match e.kind {
         blk::ErrorKind::Locked => Error::new(
@@ -58,6 +57,8 @@ pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
         ),
         _ => e.into(),
     })?;
+    // Behind the lock: of another daemon the lock tells more than the kernel does.
+    let exclusive = hold_device(path)?;
     let file = dir.open(&name, OpenMode::Write).await?;
     let size_bytes = file.size().await?;
     Ok(Claimed { path: named.to_path_buf(), file, size_bytes, lock: RefCell::new(Some((lock, exclusive))) })
