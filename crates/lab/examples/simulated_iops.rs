@@ -87,10 +87,14 @@ impl Load {
         }
     }
 
-    /// Every block once, so that nothing is allocated while the time is taken.
-    async fn prepare(&self, target: &Target) {
+    /// Every block once, and a checkpoint where there is one, so that nothing is allocated while the time is taken.
+    async fn prepare(&self, target: &Target, store: Option<Rc<Store>>) {
         for block in 0..self.blocks {
             target.write(block * BLOCK, self.stamped(block).freeze()).await;
+        }
+        if let Some(store) = store {
+            store.flush().await.expect("flushed");
+            store.checkpoint().await.expect("a checkpoint");
         }
     }
 
@@ -133,7 +137,7 @@ async fn redo(env: &Env, bytes: u64) -> Target {
     Target::Volume(vm.disks()[0].clone())
 }
 
-async fn native(env: &Env, bytes: u64) -> Target {
+async fn native(env: &Env, bytes: u64) -> (Target, Rc<Store>) {
     let file = env.open_root("/").expect("a root").create_new("store").await.expect("made");
     Store::format(env, &file, NewStore::default()).await.expect("a store");
     let store = Store::open(env.clone(), file, StoreOptions::default(), Growth::default(), true);
@@ -142,7 +146,7 @@ async fn native(env: &Env, bytes: u64) -> Target {
     store.change(&[Op::Create { node, size_blocks: bytes / BLOCK }]).expect("a disk");
     let terms = DiskTerms { policy: SpacePolicy::Error, space_retry_us: 500 };
     let node = store.node(node).expect("there");
-    Target::Volume(NativeDisk::new(&store, node, "disk".into(), 0, terms))
+    (Target::Volume(NativeDisk::new(&store, node, "disk".into(), 0, terms)), store)
 }
 
 fn row(name: &str, content: ContentMode, ios: u64, mib: u64, which: u8) -> u64 {
@@ -160,12 +164,15 @@ fn row(name: &str, content: ContentMode, ios: u64, mib: u64, which: u8) -> u64 {
     let clock = world.clone();
     let (seconds, virtual_ns) = world
         .run(|env| async move {
-            let target = match which {
-                0 => bare(&env, bytes).await,
-                1 => redo(&env, bytes).await,
-                _ => native(&env, bytes).await,
+            let (target, store) = match which {
+                0 => (bare(&env, bytes).await, None),
+                1 => (redo(&env, bytes).await, None),
+                _ => {
+                    let (target, store) = native(&env, bytes).await;
+                    (target, Some(store))
+                }
             };
-            load.prepare(&target).await;
+            load.prepare(&target, store).await;
             let began_ns = clock.now_ns();
             let seconds = load.clone().run(&env, &target).await;
             (seconds, clock.now_ns() - began_ns)
