@@ -5,17 +5,23 @@
 //! is an [`Unknown`] with the values that are plausible.
 
 mod catalogue;
+mod cells;
 mod check;
+pub mod fitted;
 mod parse;
+mod play;
 mod scale;
 
 pub use catalogue::{find, names, shipped};
+pub use cells::Column;
 pub use parse::parse;
+pub use play::{Play, Stack};
 use serde::{Deserialize, Serialize};
 
 use crate::probe::Heartbeat;
 use crate::run::{Phase, Quantity, Use};
 use crate::runner::Step;
+use crate::vmware::spec::Version;
 use crate::workload::Worker;
 
 /// One file of the catalogue.
@@ -56,6 +62,9 @@ pub struct Experiment {
     pub published: Vec<Published>,
     #[serde(default, rename = "unknown")]
     pub unknowns: Vec<Unknown>,
+    /// At most one for each baseline cell.
+    #[serde(default, rename = "fit")]
+    pub fits: Vec<Fit>,
 }
 
 fn one() -> u32 {
@@ -66,7 +75,8 @@ fn one() -> u32 {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Esx {
-    pub release: Release,
+    /// Decides how a commit is carried out, and what a stun costs.
+    pub release: Version,
     pub format: Format,
     /// The disks are deltas over read-only bases from the start.
     #[serde(default)]
@@ -74,23 +84,6 @@ pub struct Esx {
     /// Deltas lie on a device of their own, of this model; None: beside the disks.
     #[serde(default)]
     pub delta_storage: Option<String>,
-}
-
-/// Decides how a commit is carried out, and what a stun costs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Release {
-    #[serde(rename = "3.5")]
-    Esx35,
-    #[serde(rename = "4.0")]
-    Esx40,
-    #[serde(rename = "5.0")]
-    Esx50,
-    #[serde(rename = "5.5")]
-    Esx55,
-    #[serde(rename = "6.0")]
-    Esx60,
-    #[serde(rename = "7.0")]
-    Esx70,
 }
 
 /// Of the deltas.
@@ -178,7 +171,70 @@ pub enum Input {
     SnapshotSeconds,
 }
 
+/// A free constant of the storage model, and the baseline cell it is fitted to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fit {
+    /// As the model calls it.
+    pub constant: String,
+    /// Between what it is physically ordinary, in the constant's unit.
+    pub low: f64,
+    pub high: f64,
+    /// The cell.
+    pub phase: Phase,
+    pub quantity: Quantity,
+}
+
+impl Input {
+    pub fn name(self) -> &'static str {
+        match self {
+            Input::Outstanding => "outstanding",
+            Input::AlignBytes => "alignment",
+            Input::WorkingSetBytes => "working set",
+            Input::SnapshotSeconds => "age of the snapshot",
+        }
+    }
+
+    /// Empty for a plain number.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Input::Outstanding => "",
+            Input::AlignBytes | Input::WorkingSetBytes => "bytes",
+            Input::SnapshotSeconds => "s",
+        }
+    }
+}
+
 impl Experiment {
+    /// One disk, nothing published, samples of a second.
+    pub fn bare(
+        name: &str,
+        storage: &str,
+        release: Version,
+        disk_bytes: u64,
+        workers: Vec<Worker>,
+        steps: Vec<Step>,
+    ) -> Experiment {
+        Experiment {
+            name: name.to_string(),
+            title: String::new(),
+            source: String::new(),
+            storage: storage.to_string(),
+            fitted_on: None,
+            interval_seconds: 1,
+            notes: Vec::new(),
+            esx: Esx { release, format: Format::VmfsSparse, linked_clone: false, delta_storage: None },
+            scale: None,
+            heartbeat: None,
+            disks: vec![Disk { name: "disk".into(), size_bytes: disk_bytes, times: 1 }],
+            workers,
+            steps,
+            published: Vec::new(),
+            unknowns: Vec::new(),
+            fits: Vec::new(),
+        }
+    }
+
     /// Of each disk, bytes, in full size.
     pub fn disk_bytes(&self) -> Vec<u64> {
         let each = |disk: &Disk| std::iter::repeat_n(disk.size_bytes, disk.times as usize);

@@ -1,6 +1,7 @@
 //! The command line: what can be typed, and the exit code it ends with.
 
 mod disk;
+mod lab;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,10 @@ use crate::output::Output;
 use crate::{api, units};
 
 pub use disk::{DiskSpec, DiskSpecs, ModeArg};
+pub use lab::{
+    ImportArgs as LabImportArgs, LabCommand, PredictArgs, ReportArgs, ReproduceArgs, RunArgs, SubjectArg,
+    SweepArgs,
+};
 pub use snapshot::{
     CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, VmAndName,
 };
@@ -82,6 +87,9 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Put load on a VM while a snapshot is taken, lived with and committed (about 40 s)
     Demo,
+    /// What a snapshot costs: published experiments and your own, on modelled storage, in virtual time
+    #[command(subcommand)]
+    Lab(LabCommand),
     /// For packagers: writes the man pages or the shell completions
     #[command(hide = true)]
     Generate(GenerateArgs),

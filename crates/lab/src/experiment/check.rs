@@ -2,17 +2,15 @@
 
 use std::fmt;
 
-use super::{Experiment, Input, Published, Unknown};
-use crate::run::Quantity;
-use crate::runner::{Action, Step};
+use super::{Experiment, Fit, Input, Published, Unknown};
+use crate::run::{Quantity, Use};
+use crate::runner::{Protocol, Step};
 use crate::workload::Workload;
 
 /// Disks of one VM: four SCSI controllers of 15, VMware's limit of those years, and room for today's 4 x 64.
 const DISKS_MAX: usize = 256;
 /// VMware's largest disk.
 const DISK_BYTES_MAX: u64 = 62 << 40;
-/// Longest step: a month, far more than anybody sat beside.
-const SECONDS_MAX: f64 = 31.0 * 86_400.0;
 /// Values of one unknown; each is a whole run.
 const VALUES_MAX: usize = 16;
 
@@ -57,7 +55,8 @@ pub(super) fn check(experiment: &Experiment) -> Result<(), Found> {
     }
     each("step", &experiment.steps, check_step)?;
     each("published", &experiment.published, |cell| check_cell(cell, &experiment.steps))?;
-    each("unknown", &experiment.unknowns, |unknown| check_unknown(unknown, experiment))
+    each("unknown", &experiment.unknowns, |unknown| check_unknown(unknown, experiment))?;
+    each("fit", &experiment.fits, |fit| check_fit(fit, experiment))
 }
 
 fn each<T>(table: &'static str, items: &[T], check: impl Fn(&T) -> Result<(), String>) -> Result<(), Found> {
@@ -81,18 +80,8 @@ fn check_disks(experiment: &Experiment) -> Result<(), Found> {
 }
 
 fn check_step(step: &Step) -> Result<(), String> {
-    let seconds = match &step.action {
-        Action::Run { seconds, warm_up_seconds } => vec![*seconds, *warm_up_seconds],
-        Action::Idle { seconds } => vec![*seconds],
-        Action::Commit { limit_seconds, .. }
-        | Action::Drain { limit_seconds }
-        | Action::Backup { limit_seconds, .. } => limit_seconds.iter().copied().collect(),
-        Action::Prepare { .. } | Action::Take { .. } => Vec::new(),
-    };
-    match seconds.iter().find(|seconds| !(0.0..=SECONDS_MAX).contains(*seconds)) {
-        Some(seconds) => Err(format!("{seconds} seconds: 0 to {SECONDS_MAX} are possible")),
-        None => Ok(()),
-    }
+    let alone = Protocol { interval_us: 1_000_000, heartbeat: None, steps: vec![step.clone()] };
+    alone.check()
 }
 
 fn check_cell(cell: &Published, steps: &[Step]) -> Result<(), String> {
@@ -101,8 +90,8 @@ fn check_cell(cell: &Published, steps: &[Step]) -> Result<(), String> {
         return Err(format!("phase = {:?}: no [[step]] has it", cell.phase));
     }
     if let Some(span) = &cell.span {
-        let labels: Vec<String> = of_phase.map(label).collect();
-        if !labels.contains(span) {
+        let labels: Vec<&str> = of_phase.map(Step::title).collect();
+        if !labels.contains(&span.as_str()) {
             return Err(format!("span = {span:?}: the steps of this phase are {}", labels.join("; ")));
         }
     }
@@ -118,26 +107,6 @@ fn check_cell(cell: &Published, steps: &[Step]) -> Result<(), String> {
     }
 }
 
-/// As the runner names its span.
-pub(super) fn label(step: &Step) -> String {
-    match step.label.as_str() {
-        "" => verb(&step.action).to_string(),
-        label => label.to_string(),
-    }
-}
-
-fn verb(action: &Action) -> &'static str {
-    match action {
-        Action::Prepare { .. } => "prepare",
-        Action::Run { .. } => "run",
-        Action::Idle { .. } => "idle",
-        Action::Take { .. } => "take",
-        Action::Commit { .. } => "commit",
-        Action::Drain { .. } => "drain",
-        Action::Backup { .. } => "backup",
-    }
-}
-
 fn check_unknown(unknown: &Unknown, experiment: &Experiment) -> Result<(), String> {
     if !(1..=VALUES_MAX).contains(&unknown.values.len()) {
         return Err(format!("values: 1 to {VALUES_MAX} are possible"));
@@ -150,4 +119,21 @@ fn check_unknown(unknown: &Unknown, experiment: &Experiment) -> Result<(), Strin
     }
     let is_loaded = !experiment.workers.is_empty() || unknown.input == Input::SnapshotSeconds;
     is_loaded.then_some(()).ok_or_else(|| "input: there are no workers".to_string())
+}
+
+/// A baseline cell fits one constant, and no other cell fits any.
+fn check_fit(fit: &Fit, experiment: &Experiment) -> Result<(), String> {
+    let is_cell = |cell: &&Published| cell.phase == fit.phase && cell.quantity == fit.quantity;
+    let cell = experiment.published.iter().find(is_cell);
+    if !cell.is_some_and(|cell| cell.r#use == Use::Baseline && cell.value.is_some()) {
+        return Err("only a published figure whose use is \"baseline\" may be fitted to".into());
+    }
+    let of_cell = experiment.fits.iter().filter(|f| f.phase == fit.phase && f.quantity == fit.quantity);
+    if of_cell.count() > 1 {
+        return Err("two constants are fitted to one figure".into());
+    }
+    if !(fit.low.is_finite() && fit.high.is_finite() && fit.low < fit.high) {
+        return Err(format!("low = {}, high = {}: a range is needed", fit.low, fit.high));
+    }
+    Ok(())
 }

@@ -58,6 +58,8 @@ struct Places {
     published: Vec<Spanned<IgnoredAny>>,
     #[serde(default)]
     unknown: Vec<Spanned<IgnoredAny>>,
+    #[serde(default)]
+    fit: Vec<Spanned<IgnoredAny>>,
 }
 
 /// 1 where the table is not found, as with keys that stand alone.
@@ -69,6 +71,7 @@ fn line_of_table(text: &str, table: &str, index: usize) -> usize {
         "step" => places.step,
         "published" => places.published,
         "unknown" => places.unknown,
+        "fit" => places.fit,
         _ => Vec::new(),
     };
     tables.get(index).map_or(1, |found| line_of(text, found.span().start))

@@ -3,19 +3,27 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::delta::Growth;
 use super::format::Format;
 use super::rules::{Hypothesis, Rules, TABLE_PAGE_BYTES, TableCache};
 use crate::run::{Constant, ConstantSource};
 use crate::storage::StorageModel;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Version {
+    #[serde(rename = "3.5")]
     Esx35,
+    #[serde(rename = "4.0")]
     Esx40,
+    #[serde(rename = "5.0")]
     Esx50,
+    #[serde(rename = "5.5")]
     Esx55,
+    #[serde(rename = "6.0")]
     Esx60,
+    #[serde(rename = "7.0")]
     Esx70,
 }
 
@@ -50,7 +58,10 @@ pub enum LastRound {
 pub enum Waits {
     Nothing,
     /// 5, 10, 20, then 30 minutes to the ninth round, then 60.
-    Growing,
+    Growing {
+        /// What a minute lasts: less where all times are divided.
+        minute_us: u64,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +150,8 @@ const CHECKPOINT_US: u64 = 10_000;
 const LAST_ROUND_BYTES: u64 = 16 << 20;
 /// Helpers of 5.x are merged stopped when that takes 12 s at most: VMware's own authors.
 const LAST_ROUND_US: u64 = 12_000_000;
+/// Of the waits between rounds.
+const MINUTE_US: u64 = 60_000_000;
 /// Rounds of 5.x before it merges stopped.
 const ROUNDS_MAX: u32 = 10;
 
@@ -154,7 +167,7 @@ impl HelperRule {
         let last = LastRound::EstimatedUs(LAST_ROUND_US);
         HelperRule {
             last,
-            waits: Waits::Growing,
+            waits: Waits::Growing { minute_us: MINUTE_US },
             rounds_max: Some(ROUNDS_MAX),
             at_limit: AtLimit::MergeStopped,
         }
@@ -164,15 +177,15 @@ impl HelperRule {
 impl Waits {
     /// Between round `round` (from 1) and the next.
     pub fn after(self, round: u32) -> u64 {
-        let minutes = match (self, round) {
-            (Waits::Nothing, _) => 0,
-            (_, 1) => 5,
-            (_, 2) => 10,
-            (_, 3) => 20,
-            (_, 4..=9) => 30,
+        let Waits::Growing { minute_us } = self else { return 0 };
+        let minutes = match round {
+            1 => 5,
+            2 => 10,
+            3 => 20,
+            4..=9 => 30,
             _ => 60,
         };
-        minutes * 60 * 1_000_000
+        minutes * minute_us
     }
 }
 
@@ -303,6 +316,17 @@ impl Spec {
             stun: StunCost { checkpoint_us: 0, file_operation, touched: Touched::OneDisk },
             thick: false,
             ..Spec::esx(Version::Esx60, disks)
+        }
+    }
+
+    /// For an experiment whose durations are divided: rules that speak of time follow.
+    pub fn divide_times(&mut self, divisor: u64) {
+        let CommitWay::Helper(rule) = &mut self.commit else { return };
+        if let LastRound::EstimatedUs(us) = &mut rule.last {
+            *us /= divisor;
+        }
+        if let Waits::Growing { minute_us } = &mut rule.waits {
+            *minute_us /= divisor;
         }
     }
 

@@ -77,6 +77,26 @@ fn one() -> u32 {
 }
 
 impl Worker {
+    /// Random I/O on the whole first disk, one at a time.
+    pub fn random(name: &str, block_bytes: u32, read_percent: u8) -> Worker {
+        Worker {
+            name: name.to_string(),
+            disk: 0,
+            block_bytes,
+            read_percent,
+            random_percent: 100,
+            sequential_run: 1,
+            delay_us: 0,
+            burst: 1,
+            outstanding: 1,
+            align_bytes: 0,
+            first_byte: 0,
+            working_set_bytes: 0,
+            pacing: Pacing::Closed,
+            mix: Vec::new(),
+        }
+    }
+
     /// The bytes it reads and writes, of a disk of that size.
     pub fn range(&self, disk_bytes: u64) -> Range<u64> {
         let end = match self.working_set_bytes {

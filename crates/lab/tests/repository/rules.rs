@@ -50,6 +50,16 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
         &["openoptions", "file::open", "blk::uring", "blk::socket"],
         "names inside a file come from strangers and open only through the caller's gate",
     ),
+    (
+        "crates/unstun/src/core",
+        &["lab::", "sim::"],
+        "what serves guests measures nothing, and runs in the real world alone",
+    ),
+    (
+        "crates/unstun/src/rest",
+        &["lab::", "sim::"],
+        "what serves guests measures nothing, and runs in the real world alone",
+    ),
     ("crates/sim/src", &["blk::uring"], "the simulated world and the real one share contracts only"),
 ];
 

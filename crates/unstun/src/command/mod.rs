@@ -11,6 +11,7 @@ mod event;
 mod fill;
 mod generate;
 mod job;
+mod lab;
 mod loss;
 pub mod progress;
 mod snapshot;
@@ -78,6 +79,7 @@ fn run_others(cli: &Cli, output: Output) -> Result<()> {
         }
         Command::Convert(args) => convert::run(args, output),
         Command::Generate(args) => generate::run(args, output),
+        Command::Lab(command) => lab::run(command, output),
         command => {
             let client = client(cli)?;
             runtime()?.block_on(ask_daemon(command, &client, output))
@@ -96,7 +98,12 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Events(args) => event::run(args, client, output).await,
         Command::Attach(args) => attach::run(args, client, output).await,
         Command::Demo => demo::run(client, output, &demo::Plan::default()).await,
-        Command::Up(_) | Command::Convert(_) | Command::Generate(_) | Command::Check(_) | Command::Scrub => {
+        Command::Up(_)
+        | Command::Convert(_)
+        | Command::Generate(_)
+        | Command::Lab(_)
+        | Command::Check(_)
+        | Command::Scrub => {
             unreachable!("run elsewhere")
         }
     }

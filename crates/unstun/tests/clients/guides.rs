@@ -176,8 +176,18 @@ fn back_up() {
 }
 
 #[test]
+fn lab() {
+    follow("lab");
+}
+
+#[test]
 fn leave_vmware() {
     follow("leave-vmware");
+}
+
+#[test]
+fn read_a_report() {
+    follow("read-a-report");
 }
 
 #[test]
@@ -190,7 +200,16 @@ fn no_guide_is_left_out() {
     let pages = guide("words").parent().expect("in a folder").read_dir().unwrap();
     let mut names: Vec<String> = pages.map(|page| page.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    let followed = ["attach.md", "back-up.md", "first-hour.md", "leave-vmware.md", "recover.md", "words.md"];
+    let followed = [
+        "attach.md",
+        "back-up.md",
+        "first-hour.md",
+        "lab.md",
+        "leave-vmware.md",
+        "read-a-report.md",
+        "recover.md",
+        "words.md",
+    ];
     assert_eq!(names, followed);
 }
 

@@ -1,0 +1,114 @@
+//! What a run came to, beside what was published of it.
+
+use super::{Experiment, Part, Published};
+use crate::probe::Heartbeat;
+use crate::run::{PhaseSpan, Quantity, Record, Row};
+use crate::runner::FIRST_ROUND;
+
+/// Pings are aligned with a run in so many ways, because nobody aligned them with the stuns.
+const PING_OFFSETS: u64 = 10;
+
+/// Whose figures they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Column<'a> {
+    pub name: &'a str,
+    /// The frozen one.
+    pub default: bool,
+}
+
+impl Experiment {
+    /// One row for each published cell, in their order.
+    pub fn rows(&self, record: &Record, column: Column<'_>) -> Vec<Row> {
+        let row = |cell: &Published| {
+            let (predicted, band) = self.measured(record, cell);
+            Row {
+                experiment: self.name.clone(),
+                phase: cell.phase,
+                quantity: cell.quantity,
+                published: cell.value,
+                predicted,
+                r#use: cell.r#use,
+                hypothesis: Some(column.name.to_string()),
+                default: column.default,
+                band,
+                note: cell.note.clone(),
+            }
+        };
+        self.published.iter().map(row).collect()
+    }
+
+    fn measured(&self, record: &Record, cell: &Published) -> (Option<f64>, Option<(f64, f64)>) {
+        let spans: Vec<&PhaseSpan> = spans(record, cell).collect();
+        let Some(longest) = spans.iter().max_by_key(|span| span.end_us - span.begin_us) else {
+            return (None, None);
+        };
+        let value = match cell.quantity {
+            Quantity::Seconds => self.seconds(record, cell, &spans),
+            Quantity::StunUs => stun_us(record, cell, &spans),
+            Quantity::PingsLost => return self.pings(record, &spans),
+            quantity => figure(record, longest, quantity),
+        };
+        (value, None)
+    }
+
+    /// In full size. None of a commit that did not end.
+    fn seconds(&self, record: &Record, cell: &Published, spans: &[&PhaseSpan]) -> Option<f64> {
+        let scale = f64::from(self.time_divisor());
+        if cell.part == Some(Part::FirstRound) {
+            return first_round_s(record, spans[0]).map(|seconds| seconds * scale);
+        }
+        if spans.iter().any(|span| figure(record, span, Quantity::Converged) == Some(0.0)) {
+            return None;
+        }
+        let us: u64 = spans.iter().map(|span| span.end_us - span.begin_us).sum();
+        Some(us as f64 / 1e6 * scale)
+    }
+
+    /// The mean over all alignments of pings and stuns, rounded, with the fewest and the most.
+    fn pings(&self, record: &Record, spans: &[&PhaseSpan]) -> (Option<f64>, Option<(f64, f64)>) {
+        let Some(heartbeat) = self.heartbeat else { return (None, None) };
+        let end_us = record.phases.last().map_or(0, |span| span.end_us);
+        let lost = (0..PING_OFFSETS).map(|n| {
+            let first_us = heartbeat.interval_us * n / PING_OFFSETS;
+            let beats = Heartbeat { first_us, ..heartbeat }.beats(end_us, &record.stuns);
+            beats.iter().filter(|beat| beat.lost && is_within(spans, beat.at_us)).count() as f64
+        });
+        let lost: Vec<f64> = lost.collect();
+        let (fewest, most) = lost.iter().fold((f64::MAX, 0.0), |(low, high), &n| (n.min(low), n.max(high)));
+        (Some((lost.iter().sum::<f64>() / PING_OFFSETS as f64).round()), Some((fewest, most)))
+    }
+}
+
+fn spans<'a>(record: &'a Record, cell: &'a Published) -> impl Iterator<Item = &'a PhaseSpan> {
+    let named = |span: &&PhaseSpan| cell.span.as_ref().is_none_or(|name| *name == span.label);
+    record.phases.iter().filter(|span| span.phase == cell.phase).filter(named)
+}
+
+fn is_within(spans: &[&PhaseSpan], at_us: u64) -> bool {
+    spans.iter().any(|span| span.begin_us <= at_us && at_us < span.end_us.max(span.begin_us + 1))
+}
+
+/// As the runner measured it within that span.
+fn figure(record: &Record, span: &PhaseSpan, quantity: Quantity) -> Option<f64> {
+    let alone = record.phases.iter().filter(|other| other.phase == span.phase).count() == 1;
+    let of_span =
+        |row: &&Row| row.phase == span.phase && row.quantity == quantity && (alone || row.note == span.label);
+    record.rows.iter().find(of_span)?.predicted
+}
+
+/// Of the n-th stun, or of all together.
+fn stun_us(record: &Record, cell: &Published, spans: &[&PhaseSpan]) -> Option<f64> {
+    let mut stuns =
+        record.stuns.iter().filter(|stun| is_within(spans, stun.at_us)).map(|stun| stun.stun_us as f64);
+    match cell.stun {
+        Some(number) => stuns.nth(number.saturating_sub(1) as usize),
+        None => Some(stuns.sum()),
+    }
+}
+
+/// Until what the delta held when the commit was asked for was copied, seconds of the run.
+fn first_round_s(record: &Record, span: &PhaseSpan) -> Option<f64> {
+    let of_round =
+        |row: &&Row| row.phase == span.phase && row.quantity == Quantity::Seconds && row.note == FIRST_ROUND;
+    record.rows.iter().find(of_round)?.predicted
+}

@@ -1,0 +1,172 @@
+//! A storage model's free constants, from an experiment's baseline and from nothing else.
+//!
+//! The fit is handed an experiment that has lost everything but its baseline ([`Experiment::baseline`]): what is not there
+//! cannot enter.
+
+use blk::{Error, Result};
+
+use super::play::{Play, Stack};
+use super::{Experiment, Fit, Input, find};
+use crate::modelled::Engine;
+use crate::run::{Constant, ConstantSource, Phase, Use};
+use crate::runner::{Action, Audience};
+use crate::storage::{StorageModel, fit};
+
+/// Two constants move two figures each, so they are fitted in turns.
+const TURNS: usize = 2;
+/// Share of the figure: a tenth of what its author read off a graph.
+const TOLERANCE: f64 = 0.01;
+/// Longest run of one trial, seconds: 700 I/Os a second for so long scatter by less than one percent.
+const TRIAL_S: f64 = 20.0;
+
+/// A model, and why it is not fitted where it is not.
+#[derive(Debug, Clone)]
+pub struct Fitted {
+    pub model: StorageModel,
+    pub notes: Vec<String>,
+}
+
+impl Experiment {
+    /// Without everything that a fit must not see.
+    pub fn baseline(&self) -> Experiment {
+        let mut baseline = self.clone();
+        baseline.published.retain(|cell| cell.r#use == Use::Baseline);
+        baseline.steps.retain(|step| matches!(step.phase, Phase::Prepare | Phase::Baseline));
+        baseline.unknowns.clear();
+        baseline.heartbeat = None;
+        baseline
+    }
+
+    /// A baseline as one trial runs it.
+    fn trial(&self) -> Experiment {
+        let mut trial = self.clone();
+        for step in &mut trial.steps {
+            if let Action::Run { seconds, .. } = &mut step.action {
+                *seconds = seconds.min(TRIAL_S * f64::from(self.time_divisor()));
+            }
+        }
+        trial
+    }
+}
+
+/// The experiment's model with its free constants fitted, to its own baseline or to that of the experiment it names.
+/// `known` are values for what the articles do not say.
+///
+/// Errors: a name that is not known. A baseline that the model cannot reach is a note.
+pub fn fitted(experiment: &Experiment, known: &[(Input, u64)], seed: u64) -> Result<Fitted> {
+    let model = scaled(experiment, self::model(&experiment.storage)?)?;
+    let Some(other) = &experiment.fitted_on else {
+        return Ok(fit_to(&with(experiment.clone(), known).baseline(), model, seed));
+    };
+    let other = with(find(other)?, known);
+    let fitted = fit_to(&other.baseline(), scaled(&other, self::model(&other.storage)?)?, seed);
+    carry_over(&fitted, &other, model)
+}
+
+fn with(experiment: Experiment, known: &[(Input, u64)]) -> Experiment {
+    known.iter().fold(experiment, |experiment, (input, value)| experiment.with(*input, *value))
+}
+
+/// By name, or from a user's file.
+pub fn model(name: &str) -> Result<StorageModel> {
+    if !name.ends_with(".toml") {
+        return StorageModel::named(name);
+    }
+    let text = std::fs::read_to_string(name).map_err(|e| Error::not_found(name, e.to_string()))?;
+    StorageModel::parse(name.trim_end_matches(".toml"), name, &text)
+}
+
+/// What shrinks with the disks of a smaller run, by the last part of its name: caches, and how long a stroke is.
+const SIZES: [&str; 4] = ["capacity", "read_cache", "dirty_max", "fast_size"];
+
+/// The model for the size in which the experiment is simulated.
+pub fn scaled(experiment: &Experiment, mut model: StorageModel) -> Result<StorageModel> {
+    let divisor = experiment.size_divisor();
+    if divisor == 1 {
+        return Ok(model);
+    }
+    let is_size = |c: &&Constant| SIZES.contains(&last(&c.name));
+    let sizes: Vec<Constant> = model.constants().iter().filter(is_size).cloned().collect();
+    for Constant { name, value, source, note, .. } in sizes {
+        let note = format!("{note}; divided by {divisor}, as the disks are");
+        model = model.with(&name, value / divisor as f64, source, &note)?;
+    }
+    Ok(model)
+}
+
+fn last(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
+}
+
+/// `baseline` is all that is known.
+pub fn fit_to(baseline: &Experiment, mut model: StorageModel, seed: u64) -> Fitted {
+    let trial = baseline.trial();
+    let mut notes = Vec::new();
+    let turns = if baseline.fits.len() > 1 { TURNS } else { 1 };
+    for turn in 1..=turns {
+        for wanted in &baseline.fits {
+            match fit_one(&trial, wanted, &model, seed) {
+                Ok(better) => model = better,
+                Err(e) if turn == turns => notes.push(format!("Not fitted: {e}.")),
+                Err(_) => {}
+            }
+        }
+    }
+    Fitted { model, notes }
+}
+
+fn fit_one(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) -> Result<StorageModel> {
+    let is_wanted = |cell: &&super::Published| cell.phase == wanted.phase && cell.quantity == wanted.quantity;
+    let target = trial.published.iter().find(is_wanted).and_then(|cell| cell.value);
+    let target = target.ok_or_else(|| Error::invalid(&trial.name, "a fit to a figure that is not there"))?;
+    fit::fit(model, &wanted.constant, wanted.low..wanted.high, target, TOLERANCE, |model| {
+        predicted(trial, wanted, model, seed)
+    })
+}
+
+/// NaN where the run failed: nothing compares with it.
+fn predicted(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) -> f64 {
+    let play = Play {
+        experiment: trial.clone(),
+        stack: Stack::Engine(Engine::Plain),
+        storage: model.clone(),
+        delta_storage: None,
+        seed,
+        command: String::new(),
+        path: None,
+    };
+    let record = play.run(Audience::none());
+    let is_wanted = |row: &&crate::run::Row| row.phase == wanted.phase && row.quantity == wanted.quantity;
+    record.rows.iter().find(is_wanted).and_then(|row| row.predicted).unwrap_or(f64::NAN)
+}
+
+/// The other's fitted constants, where the model has the same: the same disks in another arrangement.
+fn carry_over(fitted: &Fitted, from: &Experiment, mut model: StorageModel) -> Result<Fitted> {
+    let mut notes = fitted.notes.clone();
+    for constant in fitted.model.constants().iter().filter(|c| c.source == ConstantSource::FittedToBaseline) {
+        let Some(same) = counterpart(&model, &constant.name) else {
+            notes
+                .push(format!("{} of {} has no counterpart in {}.", constant.name, from.storage, model.name));
+            continue;
+        };
+        let note = format!("fitted to the baseline of {}", from.name);
+        model = model.with(&same, constant.value, ConstantSource::FittedToBaseline, &note)?;
+    }
+    Ok(Fitted { model, notes })
+}
+
+/// The same constant of the same device elsewhere in another model: the only one with its last name.
+fn counterpart(model: &StorageModel, constant: &str) -> Option<String> {
+    let mut same = model.constants().iter().filter(|c| last(&c.name) == last(constant));
+    let first = same.next()?;
+    same.next().is_none().then(|| first.name.clone())
+}
+
+/// Where deltas lie that have a device of their own: of the same make as the disks', and fitted with them.
+pub fn delta_model(experiment: &Experiment, fitted: &StorageModel) -> Result<Option<StorageModel>> {
+    match &experiment.esx.delta_storage {
+        None => Ok(None),
+        Some(name) if *name == fitted.name => Ok(Some(fitted.clone())),
+        Some(name) => model(name).map(Some),
+    }
+}

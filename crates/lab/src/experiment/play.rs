@@ -1,0 +1,218 @@
+//! An experiment on modelled storage, in virtual time.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use blk::{Env, Local, Result};
+use sim::{ContentMode, Options, SimWorld, Storage};
+
+use super::{Column, Esx, Experiment, Format};
+use crate::modelled::{self, Engine};
+use crate::run::{Clock, Constant, ConstantSource, End, Record, SCHEMA};
+use crate::runner::{Audience, Plan};
+use crate::storage::StorageModel;
+use crate::subject::Subject;
+use crate::vmware;
+use crate::vmware::rules::{Hypothesis, TableCache};
+use crate::vmware::spec::{FileOperation, Snapshots, Spec};
+
+/// What keeps the disks and their snapshots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stack {
+    /// VMware as it was.
+    Esx(Hypothesis),
+    /// Our engine, or a flat file.
+    Engine(Engine),
+}
+
+/// One run.
+#[derive(Clone)]
+pub struct Play {
+    pub experiment: Experiment,
+    pub stack: Stack,
+    pub storage: StorageModel,
+    /// Where deltas lie that do not lie beside the disks.
+    pub delta_storage: Option<StorageModel>,
+    pub seed: u64,
+    /// How a user repeats it.
+    pub command: String,
+    /// Where the run is kept while it goes.
+    pub path: Option<PathBuf>,
+}
+
+/// A vVol's snapshot is the array's: a call to its provider and back, seconds in the article's own account. Declared.
+const ARRAY_OPERATION_US: u64 = 2_000_000;
+/// Names of VMware's deltas, and of ours.
+const DELTA_NAMES: &str = "-delta";
+
+impl Stack {
+    pub fn name(self) -> &'static str {
+        match self {
+            Stack::Esx(_) => "esx",
+            Stack::Engine(engine) => engine.name(),
+        }
+    }
+
+    /// Of its column: the hypothesis, or what takes VMware's place.
+    pub fn column(self, experiment: &Experiment) -> Column<'static> {
+        match self {
+            Stack::Esx(hypothesis) => {
+                Column { name: hypothesis.name(), default: hypothesis == experiment.esx.hypothesis() }
+            }
+            other => Column { name: other.name(), default: false },
+        }
+    }
+}
+
+impl Esx {
+    /// The frozen default of the release.
+    pub fn hypothesis(&self) -> Hypothesis {
+        match self.format {
+            Format::SeSparse => Hypothesis::S,
+            _ => self.release.hypothesis(),
+        }
+    }
+}
+
+impl Play {
+    /// Runs it to its end, or until the audience interrupts it. The record has a row for each published cell first, then
+    /// what else was measured.
+    pub fn run(&self, audience: Audience) -> Record {
+        let options = modelled::world_options(Options { storage: Some(self.placed()), ..Options::default() });
+        let plan = Plan {
+            head: self.head(),
+            workload: self.experiment.workload(),
+            protocol: self.experiment.protocol(),
+            path: self.path.clone(),
+        };
+        let disks = self.experiment.scaled_disk_bytes();
+        let mut record = match self.stack {
+            Stack::Esx(hypothesis) => {
+                // Places are known from memory, so nothing it writes is ever looked into.
+                let options = Options { content: ContentMode::Absent, ..options };
+                modelled::run(options, plan, audience, esx(self.spec(hypothesis))).record
+            }
+            Stack::Engine(engine) => modelled::run_engine(engine, disks, options, plan, audience).record,
+        };
+        let column = self.stack.column(&self.experiment);
+        let published = self.experiment.rows(&record, column);
+        let is_new = |row: &crate::run::Row| {
+            !published.iter().any(|p| p.phase == row.phase && p.quantity == row.quantity)
+        };
+        let others: Vec<_> = record.rows.iter().filter(|row| is_new(row)).cloned().collect();
+        record.rows = published.into_iter().chain(others).collect();
+        record
+    }
+
+    /// VMware's side, in the size that is simulated.
+    fn spec(&self, hypothesis: Hypothesis) -> Spec {
+        let esx = &self.experiment.esx;
+        let mut spec = Spec::esx(esx.release, self.experiment.scaled_disk_bytes());
+        spec.rules = hypothesis.rules();
+        // Every model has calls; one that had none would open files at the cost of its directory.
+        if let Ok(calls) = FileOperation::of(&self.storage) {
+            spec.stun.file_operation = calls;
+        }
+        if let TableCache::Pages(pages) = spec.rules.table_cache {
+            let divisor = u32::try_from(self.experiment.size_divisor()).unwrap_or(u32::MAX);
+            spec.rules.table_cache = TableCache::Pages((pages / divisor).max(1));
+        }
+        spec.divide_times(u64::from(self.experiment.time_divisor()));
+        spec.linked_clone = esx.linked_clone;
+        match esx.format {
+            Format::VmfsSparse => spec.format = vmware::Format::VmfsSparse,
+            Format::SeSparse => spec.format = vmware::Format::SeSparse,
+            Format::VVol => {
+                let operation_us = ARRAY_OPERATION_US / u64::from(self.experiment.time_divisor());
+                spec.snapshots = Snapshots::Metadata { operation_us };
+            }
+        }
+        spec
+    }
+
+    fn placed(&self) -> Storage {
+        match &self.delta_storage {
+            Some(other) => self.storage.beside(other, DELTA_NAMES),
+            None => self.storage.storage(),
+        }
+    }
+
+    fn head(&self) -> Record {
+        let Experiment { name, title, source, .. } = &self.experiment;
+        let hypothesis = match self.stack {
+            Stack::Esx(hypothesis) => Some(hypothesis.name().to_string()),
+            _ => None,
+        };
+        Record {
+            schema: SCHEMA,
+            experiment: name.clone(),
+            title: title.clone(),
+            source: source.clone(),
+            subject: self.stack.name().to_string(),
+            hypothesis,
+            storage: self.storage.name.clone(),
+            clock: Clock::Virtual,
+            seed: self.seed,
+            command: self.command.clone(),
+            began_unix_us: 0,
+            machine: Vec::new(),
+            constants: self.constants(),
+            left_out: self.left_out(),
+            notes: self.notes(),
+            phases: Vec::new(),
+            samples: Vec::new(),
+            stuns: Vec::new(),
+            beats: Vec::new(),
+            marks: Vec::new(),
+            rows: Vec::new(),
+            end: End::Complete,
+        }
+    }
+
+    /// Of the storage, of VMware's side, and what the experiment does not know.
+    fn constants(&self) -> Vec<Constant> {
+        let mut constants = self.storage.constants().to_vec();
+        if let Stack::Esx(hypothesis) = self.stack {
+            constants.extend(self.spec(hypothesis).constants());
+        }
+        let declared = |unknown: &super::Unknown| Constant {
+            name: unknown.input.name().to_string(),
+            value: unknown.values[0] as f64,
+            unit: unknown.input.unit().to_string(),
+            source: ConstantSource::Declared,
+            note: unknown.note.clone(),
+        };
+        constants.extend(self.experiment.unknowns.iter().map(declared));
+        constants
+    }
+
+    fn left_out(&self) -> Vec<String> {
+        let mut left_out = self.storage.left_out.clone();
+        if let Stack::Esx(_) = self.stack {
+            left_out.extend(vmware::LEFT_OUT.map(String::from));
+        }
+        left_out
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = self.experiment.notes.clone();
+        if let Some(scale) = &self.experiment.scale {
+            notes.push(format!("Scaled: sizes by {}, times by {}: {}.", scale.size, scale.time, scale.note));
+        }
+        if let Stack::Esx(hypothesis) = self.stack {
+            notes.push(format!("Hypothesis {hypothesis}: {}.", hypothesis.meaning()));
+        }
+        notes
+    }
+}
+
+/// Makes the VM in a folder of the world's.
+fn esx(spec: Spec) -> impl FnOnce(Env, SimWorld) -> Local<'static, Result<Rc<dyn Subject>>> {
+    move |env, _world| {
+        Box::pin(async move {
+            let dir = env.open_root("/")?;
+            let esx = vmware::Esx::create(env.clone(), dir.clone(), dir, spec).await?;
+            Ok(Rc::new(esx) as Rc<dyn Subject>)
+        })
+    }
+}

@@ -1,0 +1,132 @@
+//! Will a commit end under this load on this storage, how long will it take, and what will the guest see meanwhile.
+
+use serde::Serialize;
+
+use crate::experiment::{Experiment, Play, Stack};
+use crate::modelled::Engine;
+use crate::report::figures;
+use crate::run::{End, Phase, Quantity, Record};
+use crate::runner::{Action, Audience, Step};
+use crate::storage::StorageModel;
+use crate::vmware::rules::Hypothesis;
+use crate::vmware::spec::Version;
+use crate::workload::{Pacing, Worker};
+
+/// The question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Question {
+    pub iops: u32,
+    pub read_percent: u8,
+    /// How long the snapshot is there before its commit.
+    pub keep_s: u32,
+    pub seed: u64,
+}
+
+/// Of one stack.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Answer {
+    pub stack: &'static str,
+    /// What the storage gives of what is asked for, without a snapshot.
+    pub baseline_iops: Option<f64>,
+    pub snapshot_iops: Option<f64>,
+    pub commit_iops: Option<f64>,
+    /// None: it did not end within the limit.
+    pub commit_s: Option<f64>,
+    pub converged: bool,
+    /// The median of the 99th percentiles of the commit's seconds.
+    pub commit_p99_us: Option<f64>,
+    /// The longest time in which no I/O completed, of the whole run.
+    pub gap_us: u64,
+    pub stuns: usize,
+    pub longest_stun_us: u64,
+    /// Why the run ended early, if it did.
+    pub failure: Option<String>,
+}
+
+/// The ways a commit may go.
+pub const STACKS: [(&str, Stack, Version); 4] = [
+    ("ESX 5.5, helper", Stack::Esx(Hypothesis::FPrime), Version::Esx55),
+    ("ESX 6.0, mirror", Stack::Esx(Hypothesis::S), Version::Esx60),
+    ("unstun redo", Stack::Engine(Engine::Redo), Version::Esx60),
+    ("unstun native", Stack::Engine(Engine::Native), Version::Esx60),
+];
+
+const DISK_BYTES: u64 = 8 << 30;
+const BLOCK_BYTES: u32 = 4096;
+/// The disk is written once, so that no read meets a hole.
+const FILL_BYTES: u32 = 1 << 20;
+const FILL_OUTSTANDING: u32 = 8;
+/// What a guest's driver keeps under way at most.
+const OUTSTANDING: u32 = 32;
+const BASELINE_S: f64 = 20.0;
+/// An hour: who waits longer calls it not converging.
+const LIMIT_S: f64 = 3600.0;
+
+/// The experiment that is played for an answer.
+fn experiment(question: Question, storage: &str, version: Version) -> Experiment {
+    let interval_us = (1_000_000 / u64::from(question.iops.max(1))).max(1);
+    let worker = Worker {
+        outstanding: OUTSTANDING,
+        align_bytes: BLOCK_BYTES,
+        pacing: Pacing::Open { interval_us },
+        ..Worker::random("guest", BLOCK_BYTES, question.read_percent)
+    };
+    let step = |phase, action| Step { phase, label: String::new(), action };
+    let run = |seconds| Action::Run { seconds, warm_up_seconds: 0.0 };
+    let name = || "before".to_string();
+    let fill = Action::Prepare { block_bytes: FILL_BYTES, outstanding: FILL_OUTSTANDING };
+    let steps = vec![
+        step(Phase::Prepare, fill),
+        step(Phase::Baseline, run(BASELINE_S)),
+        step(Phase::Prepare, Action::Take { name: name(), count: None, load: true }),
+        step(Phase::Snapshot, run(f64::from(question.keep_s))),
+        step(
+            Phase::Commit,
+            Action::Commit { name: name(), count: None, limit_seconds: Some(LIMIT_S), load: true },
+        ),
+    ];
+    Experiment::bare("predict", storage, version, DISK_BYTES, vec![worker], steps)
+}
+
+/// Plays one of [`STACKS`].
+pub fn ask(question: Question, which: usize, storage: &StorageModel, audience: Audience) -> Answer {
+    let (name, stack, version) = STACKS[which];
+    let play = Play {
+        experiment: experiment(question, &storage.name, version),
+        stack,
+        storage: storage.clone(),
+        delta_storage: None,
+        seed: question.seed,
+        command: String::new(),
+        path: None,
+    };
+    answer(name, &play.run(audience))
+}
+
+fn answer(stack: &'static str, record: &Record) -> Answer {
+    let of = |phase, quantity| {
+        let rows = record.rows.iter().filter(|row| row.phase == phase && row.quantity == quantity);
+        rows.filter_map(|row| row.predicted).next()
+    };
+    let converged = of(Phase::Commit, Quantity::Converged) == Some(1.0);
+    let span = record.phases.iter().find(|span| span.phase == Phase::Commit);
+    let commit_s = span.map(|span| (span.end_us - span.begin_us) as f64 / 1e6).filter(|_| converged);
+    let figures = figures(record);
+    let commit = record.phases.iter().position(|span| span.phase == Phase::Commit);
+    Answer {
+        stack,
+        baseline_iops: of(Phase::Baseline, Quantity::Iops),
+        snapshot_iops: of(Phase::Snapshot, Quantity::Iops),
+        commit_iops: of(Phase::Commit, Quantity::Iops),
+        commit_s,
+        converged,
+        commit_p99_us: commit.and_then(|n| figures.get(n)?.p99_us),
+        gap_us: record.samples.iter().map(|sample| sample.gap_us).max().unwrap_or(0),
+        stuns: record.stuns.len(),
+        longest_stun_us: record.stuns.iter().map(|stun| stun.stun_us).max().unwrap_or(0),
+        failure: match &record.end {
+            End::Failed(why) => Some(why.clone()),
+            _ => None,
+        },
+    }
+}

@@ -1,0 +1,218 @@
+//! Every published experiment on modelled storage, under every hypothesis, and with our engine in VMware's place.
+//!
+//! First the storage models are fitted, each to its baseline; then everything is run, in as many threads as there are
+//! cores. A run is a function of its seed, so the threads change nothing but the time it takes.
+
+mod band;
+mod jobs;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use blk::{Error, ErrorKind, Result};
+use serde::Serialize;
+
+use crate::experiment::fitted::{self, Fitted};
+use crate::experiment::{Experiment, Format, Input, Play, Stack};
+use crate::modelled::Engine;
+use crate::run::{ConstantSource, Record, Row};
+use crate::runner::Audience;
+use crate::vmware::rules::Hypothesis;
+use band::Variant;
+pub use jobs::in_parallel;
+
+/// What the user is told while it goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    pub done: usize,
+    pub of: usize,
+    /// What has just been done: "zandboer-saturated F'".
+    pub name: String,
+}
+
+/// Who looks on, from any thread, and may end it.
+#[derive(Clone, Copy)]
+pub struct Onlooker<'a> {
+    pub progress: &'a (dyn Fn(Progress) + Sync),
+    pub interrupted: &'a Arc<AtomicBool>,
+}
+
+/// One column of one experiment: a run with every unknown at its first value, its rows those of the published cells, with
+/// bands over the other values.
+#[derive(Debug, Clone)]
+pub struct Reproduced {
+    pub record: Record,
+    /// Constants fitted for it.
+    pub fitted: usize,
+}
+
+/// What `lab reproduce --json` prints.
+#[derive(Debug, Serialize)]
+pub struct Document<'a> {
+    pub rows: Vec<&'a Row>,
+    pub experiments: Vec<Summary<'a>>,
+}
+
+/// Of one experiment, what its rows rest on.
+#[derive(Debug, Serialize)]
+pub struct Summary<'a> {
+    pub experiment: &'a str,
+    pub title: &'a str,
+    pub source: &'a str,
+    pub storage: &'a str,
+    /// How many constants were fitted to the baseline.
+    pub fitted: usize,
+    pub constants: &'a [crate::run::Constant],
+    pub left_out: &'a [String],
+    pub notes: &'a [String],
+}
+
+/// The stacks that make sense for an experiment: all hypotheses where VMware kept deltas, and our engine.
+pub fn stacks(experiment: &Experiment) -> Vec<Stack> {
+    let esx: Vec<Stack> = match experiment.esx.format {
+        Format::VVol => vec![Stack::Esx(experiment.esx.hypothesis())],
+        _ => Hypothesis::ALL.into_iter().map(Stack::Esx).collect(),
+    };
+    // A linked clone has no counterpart among our subjects: the clone of a running disk is one more snapshot.
+    let ours = [Engine::Redo, Engine::Native]
+        .map(Stack::Engine)
+        .into_iter()
+        .filter(|_| !experiment.esx.linked_clone);
+    esx.into_iter().chain(ours).collect()
+}
+
+/// Runs all of them. The records are in the order of the experiments, the default hypothesis first.
+///
+/// Errors: `Cancelled` when interrupted before anything was done; a name that is not known. What fails within a run is
+/// in its record.
+pub fn reproduce(experiments: &[Experiment], seed: u64, onlooker: Onlooker<'_>) -> Result<Vec<Reproduced>> {
+    let variants = band::variants(experiments);
+    let fits = fit_all(experiments, &variants, seed, onlooker)?;
+    let plays: Vec<(usize, Stack, &Variant)> = variants
+        .iter()
+        .flat_map(|variant| {
+            let experiment = &experiments[variant.experiment];
+            // A band costs a run for each value, so it is the default's, which is held to the figures.
+            let wanted = |stack: &Stack| variant.known.is_empty() || stack.column(experiment).default;
+            let stacks = stacks(experiment).into_iter().filter(wanted);
+            stacks.map(move |stack| (variant.experiment, stack, variant))
+        })
+        .collect();
+    let names = |n: usize| format!("{} {}", experiments[plays[n].0].name, label(plays[n].1));
+    let records = in_parallel(plays.len(), names, onlooker, |n| {
+        let (experiment, stack, variant) = plays[n];
+        play(&experiments[experiment], stack, variant, &fits, seed, onlooker.interrupted)
+    });
+    let mut columns: BTreeMap<(usize, Stack), Vec<Record>> = BTreeMap::new();
+    for ((experiment, stack, _), record) in plays.iter().zip(records) {
+        if let Some(record) = record {
+            columns.entry((*experiment, *stack)).or_default().push(record?);
+        }
+    }
+    if columns.is_empty() {
+        return Err(Error::cancelled("reproduce"));
+    }
+    let mut reproduced: Vec<(usize, bool, Reproduced)> = Vec::new();
+    for ((experiment, stack), records) in columns {
+        let is_default = stack.column(&experiments[experiment]).default;
+        reproduced.push((experiment, !is_default, band::join(records)));
+    }
+    reproduced.sort_by_key(|(experiment, other, _)| (*experiment, *other));
+    Ok(reproduced.into_iter().map(|(_, _, reproduced)| reproduced).collect())
+}
+
+fn label(stack: Stack) -> &'static str {
+    match stack {
+        Stack::Esx(hypothesis) => hypothesis.name(),
+        other => other.name(),
+    }
+}
+
+/// One fit for each storage, baseline and set of known values.
+type Fits = BTreeMap<String, Result<Fitted>>;
+
+fn fit_key(experiment: &Experiment, known: &[(Input, u64)]) -> String {
+    let baseline = experiment.fitted_on.as_ref().unwrap_or(&experiment.name);
+    format!("{} {baseline} {known:?}", experiment.storage)
+}
+
+fn fit_all(
+    experiments: &[Experiment],
+    variants: &[Variant],
+    seed: u64,
+    onlooker: Onlooker<'_>,
+) -> Result<Fits> {
+    let mut wanted: BTreeMap<String, &Variant> = BTreeMap::new();
+    for variant in variants {
+        wanted.entry(fit_key(&experiments[variant.experiment], &variant.known)).or_insert(variant);
+    }
+    let wanted: Vec<(String, &Variant)> = wanted.into_iter().collect();
+    let names = |n: usize| format!("fit of {}", wanted[n].0);
+    let fits = in_parallel(wanted.len(), names, onlooker, |n| {
+        let variant = wanted[n].1;
+        fitted::fitted(&experiments[variant.experiment], &variant.known, seed)
+    });
+    let keys = wanted.iter().map(|(key, _)| key.clone());
+    keys.zip(fits).map(|(key, fit)| Ok((key, fit.ok_or_else(|| Error::cancelled("reproduce"))?))).collect()
+}
+
+fn play(
+    experiment: &Experiment,
+    stack: Stack,
+    variant: &Variant,
+    fits: &Fits,
+    seed: u64,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<Record> {
+    let key = fit_key(experiment, &variant.known);
+    let missing = || Error::new(ErrorKind::Invalid, &experiment.name, "its storage was not fitted");
+    let fitted = fits.get(&key).ok_or_else(missing)?.clone()?;
+    let mut known = variant.known.iter().fold(experiment.clone(), |e, (input, value)| e.with(*input, *value));
+    known.notes.extend(fitted.notes);
+    let delta_storage = fitted::delta_model(&known, &fitted.model)?;
+    let command = format!("unstun lab run {} --subject {} --seed {seed}", known.name, subject(stack));
+    let play =
+        Play { experiment: known, stack, storage: fitted.model, delta_storage, seed, command, path: None };
+    let cells = play.experiment.published.len();
+    let mut record = play.run(Audience { interrupted: interrupted.clone(), ..Audience::none() });
+    record.rows.truncate(cells);
+    Ok(record)
+}
+
+/// As `lab run` wants it.
+fn subject(stack: Stack) -> String {
+    match stack {
+        Stack::Esx(hypothesis) => format!("esx --hypothesis {:?}", hypothesis.name()),
+        other => other.name().to_string(),
+    }
+}
+
+/// What is printed as JSON.
+pub fn document(reproduced: &[Reproduced]) -> Document<'_> {
+    let rows = reproduced.iter().flat_map(|r| r.record.rows.iter()).collect();
+    let mut experiments: Vec<Summary<'_>> = Vec::new();
+    for Reproduced { record, fitted } in reproduced {
+        if experiments.last().is_none_or(|last| last.experiment != record.experiment) {
+            experiments.push(Summary {
+                experiment: &record.experiment,
+                title: &record.title,
+                source: &record.source,
+                storage: &record.storage,
+                fitted: *fitted,
+                constants: &record.constants,
+                left_out: &record.left_out,
+                notes: &record.notes,
+            });
+        }
+    }
+    Document { rows, experiments }
+}
+
+fn count_fitted(record: &Record) -> usize {
+    record.constants.iter().filter(|c| c.source == ConstantSource::FittedToBaseline).count()
+}
+
+fn is_interrupted(onlooker: Onlooker<'_>) -> bool {
+    onlooker.interrupted.load(Ordering::Relaxed)
+}

@@ -1,0 +1,50 @@
+//! What an input that nobody published may have been: one run for each value, and the band of what they predict.
+
+use super::{Reproduced, count_fitted};
+use crate::experiment::{Experiment, Input};
+use crate::run::{Record, Row};
+
+/// An experiment with values for its unknowns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Variant {
+    /// Its number.
+    pub experiment: usize,
+    /// What differs from the first values; empty: the run that is shown.
+    pub known: Vec<(Input, u64)>,
+}
+
+/// The shown runs first in each experiment. Unknowns move one at a time: a grid of them would be wider, and no wiser.
+pub(super) fn variants(experiments: &[Experiment]) -> Vec<Variant> {
+    let of = |(number, experiment): (usize, &Experiment)| {
+        let others = experiment.unknowns.iter().flat_map(move |unknown| {
+            let rest = unknown.values.iter().skip(1);
+            rest.map(move |value| Variant { experiment: number, known: vec![(unknown.input, *value)] })
+        });
+        let shown = Variant { experiment: number, known: Vec::new() };
+        [shown].into_iter().chain(others).collect::<Vec<_>>()
+    };
+    experiments.iter().enumerate().flat_map(of).collect()
+}
+
+/// The first record, with the bands that all of them span. Their rows are the same cells in the same order.
+pub(super) fn join(records: Vec<Record>) -> Reproduced {
+    let mut records = records.into_iter();
+    let mut shown = records.next().expect("a column has a run");
+    for other in records {
+        for row in &mut shown.rows {
+            let same = |r: &&Row| (r.phase, r.quantity, &r.note) == (row.phase, row.quantity, &row.note);
+            if let Some(same) = other.rows.iter().find(same) {
+                row.band = widest(row, same);
+            }
+        }
+    }
+    Reproduced { fitted: count_fitted(&shown), record: shown }
+}
+
+fn widest(row: &Row, other: &Row) -> Option<(f64, f64)> {
+    let ends = |row: &Row| row.band.or(row.predicted.map(|p| (p, p)));
+    match (ends(row), ends(other)) {
+        (Some((low, high)), Some((l, h))) => Some((low.min(l), high.max(h))),
+        (one, other) => one.or(other),
+    }
+}

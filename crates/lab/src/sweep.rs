@@ -1,0 +1,134 @@
+//! A grid of small runs: what snapshots leave of a rate, over the share of reads, the depth and the layers.
+
+use serde::Serialize;
+
+use crate::experiment::{Experiment, Play, Stack};
+use crate::run::{Phase, Quantity, Record};
+use crate::runner::{Action, Audience, Step};
+use crate::storage::StorageModel;
+use crate::vmware::spec::Version;
+use crate::workload::Worker;
+
+/// Large enough that its tables do not fit a table page, small enough to simulate thousands of.
+const DISK_BYTES: u64 = 1 << 30;
+const BLOCK_BYTES: u32 = 4096;
+/// The disk is written once, so that no read meets a hole.
+const FILL_BYTES: u32 = 1 << 20;
+const FILL_OUTSTANDING: u32 = 8;
+/// Of each measured phase, simulated: hundreds of I/Os on one disk, hundreds of thousands on flash.
+const MEASURED_S: f64 = 2.0;
+/// Between two layers: what each of them holds.
+const FILLED_S: f64 = 0.1;
+
+/// A place in the grid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Point {
+    pub read_percent: u8,
+    pub outstanding: u32,
+    pub layers: u32,
+}
+
+/// What was found there.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Found {
+    #[serde(flatten)]
+    pub point: Point,
+    pub baseline_iops: Option<f64>,
+    pub iops: Option<f64>,
+    /// Of the baseline.
+    pub share: Option<f64>,
+    /// Host reads and writes for one I/O of the guest.
+    pub host_ios: Option<f64>,
+    pub latency_us: Option<f64>,
+}
+
+/// Reads in steps of 25 %, depths doubling; the ends are always there.
+pub fn grid(read: (u32, u32), depth: (u32, u32), layers: &[u32]) -> Vec<Point> {
+    let mut reads: Vec<u32> =
+        (read.0..=read.1).filter(|r| r % 25 == 0 || *r == read.0 || *r == read.1).collect();
+    reads.dedup();
+    let doubling = std::iter::successors(Some(depth.0.max(1)), |depth| depth.checked_mul(2));
+    let mut depths: Vec<u32> = doubling.take_while(|d| *d < depth.1).collect();
+    depths.push(depth.1.max(1));
+    let mut points = Vec::new();
+    for &layers in layers {
+        for &outstanding in &depths {
+            points.extend(reads.iter().map(|&read| Point { read_percent: read as u8, outstanding, layers }));
+        }
+    }
+    points
+}
+
+/// Runs one point.
+pub fn measure(point: Point, stack: Stack, storage: &StorageModel, seed: u64, audience: Audience) -> Found {
+    let play = Play {
+        experiment: experiment(point, &storage.name),
+        stack,
+        storage: storage.clone(),
+        delta_storage: None,
+        seed,
+        command: String::new(),
+        path: None,
+    };
+    found(point, &play.run(audience))
+}
+
+fn experiment(point: Point, storage: &str) -> Experiment {
+    let worker = Worker {
+        outstanding: point.outstanding,
+        align_bytes: BLOCK_BYTES,
+        ..Worker::random("load", BLOCK_BYTES, point.read_percent)
+    };
+    let fill = Action::Prepare { block_bytes: FILL_BYTES, outstanding: FILL_OUTSTANDING };
+    let fill = Step { phase: Phase::Prepare, label: String::new(), action: fill };
+    let mut steps = vec![fill, run(Phase::Baseline, MEASURED_S)];
+    for layer in 1..=point.layers {
+        let name = format!("layer-{layer}");
+        steps.push(Step {
+            phase: Phase::Prepare,
+            label: String::new(),
+            action: Action::Take { name, count: None, load: true },
+        });
+        steps.push(run(Phase::Prepare, FILLED_S));
+    }
+    steps.push(run(Phase::Snapshot, MEASURED_S));
+    Experiment::bare("sweep", storage, Version::Esx55, DISK_BYTES, vec![worker], steps)
+}
+
+fn run(phase: Phase, seconds: f64) -> Step {
+    Step { phase, label: String::new(), action: Action::Run { seconds, warm_up_seconds: 0.0 } }
+}
+
+fn found(point: Point, record: &Record) -> Found {
+    let figure = |phase, quantity| {
+        let rows = record.rows.iter().filter(|row| row.phase == phase && row.quantity == quantity);
+        rows.filter_map(|row| row.predicted).next()
+    };
+    let (baseline, iops) = (figure(Phase::Baseline, Quantity::Iops), figure(Phase::Snapshot, Quantity::Iops));
+    let host = |quantity| figure(Phase::Snapshot, quantity);
+    let host_ios = host(Quantity::HostReadsPerS).zip(host(Quantity::HostWritesPerS)).map(|(r, w)| r + w);
+    Found {
+        point,
+        baseline_iops: baseline,
+        iops,
+        share: iops.zip(baseline).filter(|(_, before)| *before > 0.0).map(|(now, before)| now / before),
+        host_ios: host_ios.zip(iops).filter(|(_, guest)| *guest > 0.0).map(|(host, guest)| host / guest),
+        latency_us: figure(Phase::Snapshot, Quantity::LatencyUs),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grid_has_both_ends_of_everything() {
+        let points = grid((0, 100), (1, 64), &[1, 32]);
+        assert_eq!(points.len(), 5 * 7 * 2);
+        let odd = grid((70, 80), (3, 10), &[1]);
+        let reads: Vec<u8> = odd.iter().take(3).map(|p| p.read_percent).collect();
+        assert_eq!(reads, [70, 75, 80]);
+        let depths: Vec<u32> = odd.iter().step_by(3).map(|p| p.outstanding).collect();
+        assert_eq!(depths, [3, 6, 10]);
+    }
+}

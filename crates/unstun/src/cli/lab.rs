@@ -1,0 +1,184 @@
+//! `unstun lab ...`
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// The experiments that ship, one line each, with their source
+    List,
+    /// Run one experiment on modelled storage, in virtual time
+    Run(RunArgs),
+    /// Run every published experiment on modelled storage: published, predicted, error; every hypothesis a column
+    Reproduce(ReproduceArgs),
+    /// A page with charts of one or more runs; also a workbook, tables, drawings
+    Report(ReportArgs),
+    /// Read measurements of IOmeter, fio, esxtop, perfmon, vmware.log or ping
+    Import(ImportArgs),
+    /// Many small runs, in virtual time: what a snapshot leaves of the rate, over read share, depth and layers
+    Sweep(SweepArgs),
+    /// Will a commit end under this load on this storage, how long will it take, and what will the guest see
+    Predict(PredictArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// One of `lab list`, or a file of your own
+    #[arg(value_name = "NAME|FILE.toml")]
+    pub experiment: String,
+    /// What keeps the disks and their snapshots
+    #[arg(long, value_enum, default_value_t = SubjectArg::Esx)]
+    pub subject: SubjectArg,
+    /// What VMware's deltas do one at a time: C, M, F, F', D, K or S; else that of the experiment's ESX version
+    #[arg(long, value_name = "NAME")]
+    pub hypothesis: Option<String>,
+    /// A storage model, by name or file; else the experiment's, fitted to its baseline
+    #[arg(long, value_name = "MODEL|FILE.toml")]
+    pub storage: Option<String>,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Keep the run here: run.jsonl while it goes, then run.json and report.html
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SubjectArg {
+    /// VMware as it was, under one of the hypotheses
+    Esx,
+    /// unstun's delta chains
+    Redo,
+    /// unstun's own store
+    Native,
+    /// A flat file without snapshots
+    Plain,
+}
+
+#[derive(Debug, Args)]
+pub struct ReproduceArgs {
+    /// Only these; else all that ship
+    #[arg(value_name = "NAME|FILE.toml")]
+    pub experiments: Vec<String>,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Keep all runs here: runs.json and report.html
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// A run's folder, or its file; several are compared
+    #[arg(required = true, value_name = "RUN")]
+    pub runs: Vec<PathBuf>,
+    /// One page with everything in it
+    #[arg(short, long, value_name = "REPORT.html")]
+    pub output: Option<PathBuf>,
+    /// A workbook with charts
+    #[arg(long, value_name = "FILE")]
+    pub xlsx: Option<PathBuf>,
+    /// A folder for samples.csv and rows.csv
+    #[arg(long, value_name = "DIR")]
+    pub csv: Option<PathBuf>,
+    /// A folder for the drawings
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// Of many VMs in a file, those whose name contains this
+    #[arg(long, value_name = "PART")]
+    pub vm: Option<String>,
+    /// Of many disks
+    #[arg(long, value_name = "PART")]
+    pub disk: Option<String>,
+    /// Of many counters
+    #[arg(long, value_name = "PART")]
+    pub counter: Option<String>,
+    /// Keep what was read here: run.json and report.html
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct SweepArgs {
+    /// Reads in percent, in steps of 25
+    #[arg(long, value_name = "FROM..TO", default_value = "0..100", value_parser = parse_percent)]
+    pub read: RangeInclusive<u32>,
+    /// I/Os outstanding, doubling
+    #[arg(long, value_name = "FROM..TO", default_value = "1..64", value_parser = parse_depth)]
+    pub depth: RangeInclusive<u32>,
+    /// Snapshots on top of one another
+    #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub layers: Vec<u32>,
+    #[arg(long, value_enum, default_value_t = SubjectArg::Redo)]
+    pub subject: SubjectArg,
+    /// As with `lab run`, on ESX 5.5
+    #[arg(long, value_name = "NAME")]
+    pub hypothesis: Option<String>,
+    #[arg(long, value_name = "MODEL|FILE.toml", default_value = "nvme")]
+    pub storage: String,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct PredictArgs {
+    /// What the guest asks for, reads and writes together, 4 KiB each
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub iops: u32,
+    /// Of them reads, percent
+    #[arg(long, value_name = "P", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub read: u8,
+    #[arg(long, value_name = "MODEL|FILE.toml")]
+    pub storage: String,
+    /// How long the snapshot is there before its commit
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub keep: u32,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// Largest depth of a worker.
+const DEPTH_MAX: u32 = 1024;
+
+fn parse_percent(text: &str) -> Result<RangeInclusive<u32>, String> {
+    parse_range(text, 0..=100)
+}
+
+fn parse_depth(text: &str) -> Result<RangeInclusive<u32>, String> {
+    parse_range(text, 1..=DEPTH_MAX)
+}
+
+/// `FROM..TO` or one number, within `possible`.
+fn parse_range(text: &str, possible: RangeInclusive<u32>) -> Result<RangeInclusive<u32>, String> {
+    let (low, high) = (possible.start(), possible.end());
+    let expected = || format!("{text:?}: expected FROM..TO, from {low} to {high}");
+    let (from, to) = text.split_once("..").unwrap_or((text, text));
+    let number =
+        |text: &str| text.trim_start_matches('=').parse::<u32>().ok().filter(|n| possible.contains(n));
+    match (number(from), number(to)) {
+        (Some(from), Some(to)) if from <= to => Ok(from..=to),
+        _ => Err(expected()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_include_both_ends() {
+        assert_eq!(parse_percent("0..100"), Ok(0..=100));
+        assert_eq!(parse_depth("8"), Ok(8..=8));
+        assert!(parse_percent("0..101").is_err());
+        assert!(parse_depth("0..4").unwrap_err().contains("from 1 to 1024"));
+        assert!(parse_depth("4..1").is_err());
+        assert!(parse_depth("x").is_err());
+    }
+}

@@ -1,0 +1,86 @@
+//! `unstun lab ...`: the lab is a library, this asks it and prints. No daemon is asked, and none runs any of it.
+
+mod import;
+mod predict;
+mod report;
+mod reproduce;
+mod run;
+mod save;
+mod sweep;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lab::experiment::{self, Experiment, Stack, fitted};
+use lab::modelled::Engine;
+use lab::storage::StorageModel;
+use lab::vmware::rules::Hypothesis;
+
+use crate::cli::{LabCommand, SubjectArg};
+use crate::error::{Error, Result};
+use crate::output::{self, Output};
+
+pub fn run(command: &LabCommand, output: Output) -> Result<()> {
+    match command {
+        LabCommand::List => list(output),
+        LabCommand::Run(args) => run::run(args, output),
+        LabCommand::Reproduce(args) => reproduce::run(args, output),
+        LabCommand::Report(args) => report::run(args, output),
+        LabCommand::Import(args) => import::run(args, output),
+        LabCommand::Sweep(args) => sweep::run(args, output),
+        LabCommand::Predict(args) => predict::run(args, output),
+    }
+}
+
+#[derive(serde::Serialize)]
+struct Listed {
+    name: String,
+    title: String,
+    source: String,
+    storage: String,
+}
+
+fn list(output: Output) -> Result<()> {
+    let listed = |Experiment { name, title, source, storage, .. }| Listed { name, title, source, storage };
+    let all: Vec<Listed> = experiment::shipped()?.into_iter().map(listed).collect();
+    output.result(&all, |all| {
+        let mut table = output::table(&["name", "what", "source"]);
+        for Listed { name, title, source, .. } in all {
+            table.add_row([name, title, source]);
+        }
+        table.to_string()
+    })
+}
+
+/// `own` is the hypothesis where none is asked for.
+fn stack(subject: SubjectArg, hypothesis: Option<&str>, own: Hypothesis) -> Result<Stack> {
+    match (subject, hypothesis) {
+        (SubjectArg::Esx, None) => Ok(Stack::Esx(own)),
+        (SubjectArg::Esx, Some(name)) => name.parse().map(Stack::Esx).map_err(Error::invalid),
+        (_, Some(_)) => Err(Error::invalid("--hypothesis is about VMware's deltas: it needs --subject esx")),
+        (SubjectArg::Redo, None) => Ok(Stack::Engine(Engine::Redo)),
+        (SubjectArg::Native, None) => Ok(Stack::Engine(Engine::Native)),
+        (SubjectArg::Plain, None) => Ok(Stack::Engine(Engine::Plain)),
+    }
+}
+
+fn storage(name: &str) -> Result<StorageModel> {
+    Ok(fitted::model(name)?)
+}
+
+/// Set by Ctrl-C; what was sampled until then is kept.
+fn interruption() -> Result<Arc<AtomicBool>> {
+    let flag: Arc<AtomicBool> = Arc::default();
+    let (seen, runtime) = (flag.clone(), super::runtime()?);
+    let wait = move || {
+        if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
+            seen.store(true, Ordering::Relaxed);
+        }
+    };
+    // It ends with the process: nothing waits for it.
+    std::thread::Builder::new()
+        .name("interruption".into())
+        .spawn(wait)
+        .map_err(|e| Error::failed(format!("thread that waits for Ctrl-C: {e}")))?;
+    Ok(flag)
+}

@@ -1,0 +1,46 @@
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use lab::import::{self, Imported, Selection};
+use lab::report::text;
+use lab::run::Record;
+
+use super::save;
+use crate::cli::LabImportArgs;
+use crate::error::{Error, Result};
+use crate::output::Output;
+
+pub fn run(args: &LabImportArgs, output: Output) -> Result<()> {
+    let selection = Selection { vm: args.vm.clone(), disk: args.disk.clone(), counter: args.counter.clone() };
+    let mut records: Vec<Record> = Vec::new();
+    for path in &args.files {
+        let Imported { format, records: found, workload, skipped } = read(path, &selection)?;
+        output.note(&format!("{}: {}, {} runs", path.display(), format.name(), found.len()));
+        for skipped in skipped {
+            output.note(&format!("  skipped: {skipped}"));
+        }
+        for worker in workload.iter().flat_map(|workload| &workload.workers) {
+            output.note(&format!(
+                "  worker {}: {} bytes, {} % reads",
+                worker.name, worker.block_bytes, worker.read_percent
+            ));
+        }
+        records.extend(found);
+    }
+    let records = import::merge(records);
+    if let Some(dir) = &args.output {
+        save::records(dir, &records)?;
+        output.note(&format!("kept in {}", dir.display()));
+    }
+    output.result(&records, |records| records.iter().map(|record| text::summary(record) + "\n").collect())
+}
+
+fn read(path: &Path, selection: &Selection) -> Result<Imported> {
+    let place = path.display().to_string();
+    let file = File::open(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(format!("{place}: no such file")),
+        _ => Error::failed(format!("{place}: {e}")),
+    })?;
+    Ok(import::import(&place, &mut BufReader::new(file), selection)?)
+}

@@ -1,0 +1,35 @@
+use lab::report::{csv, html, svg, text, xlsx};
+use lab::run::Record;
+
+use super::save;
+use crate::cli::ReportArgs;
+use crate::error::Result;
+use crate::output::Output;
+
+pub fn run(args: &ReportArgs, output: Output) -> Result<()> {
+    let mut records: Vec<Record> = Vec::new();
+    for path in &args.runs {
+        records.extend(save::read(path)?);
+    }
+    if let Some(path) = &args.output {
+        save::file(path, html::page(&records).as_bytes())?;
+    }
+    if let Some(path) = &args.xlsx {
+        save::file(path, &xlsx::workbook(&records)?)?;
+    }
+    if let Some(dir) = &args.csv {
+        save::folder(dir)?;
+        save::file(&dir.join("samples.csv"), csv::samples(&records)?.as_bytes())?;
+        save::file(&dir.join("rows.csv"), csv::rows(&records)?.as_bytes())?;
+    }
+    if let Some(dir) = &args.svg {
+        save::folder(dir)?;
+        for (name, drawing) in svg::files(&records) {
+            save::file(&dir.join(name), drawing.as_bytes())?;
+        }
+    }
+    output.result(&records, |records| {
+        let summaries: String = records.iter().map(|record| text::summary(record) + "\n").collect();
+        summaries + &text::rows(records)
+    })
+}

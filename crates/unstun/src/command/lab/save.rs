@@ -1,0 +1,62 @@
+//! What is kept of runs in a folder.
+
+use std::path::{Path, PathBuf};
+
+use lab::report::{html, json};
+use lab::run::Record;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A run while it goes: a line for everything that happens.
+pub const LINES: &str = "run.jsonl";
+const RUN: &str = "run.json";
+const PAGE: &str = "report.html";
+/// Largest file of runs that is read: two days of samples in each of ten columns.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
+pub fn folder(dir: &Path) -> Result<()> {
+    std::fs::create_dir_all(dir).map_err(|e| Error::failed(format!("{}: {e}", dir.display())))
+}
+
+pub fn record(dir: &Path, record: &Record) -> Result<()> {
+    records(dir, std::slice::from_ref(record))
+}
+
+pub fn records(dir: &Path, records: &[Record]) -> Result<()> {
+    folder(dir)?;
+    file(&dir.join(RUN), json::write(records)?.as_bytes())?;
+    file(&dir.join(PAGE), html::page(records).as_bytes())
+}
+
+pub fn file(path: &Path, bytes: &[u8]) -> Result<()> {
+    std::fs::write(path, bytes).map_err(|e| Error::failed(format!("{}: {e}", path.display())))
+}
+
+/// Of a folder or a file. A run that was broken off counts as far as it came.
+pub fn read(path: &Path) -> Result<Vec<Record>> {
+    let file = if path.is_dir() { in_folder(path) } else { path.to_path_buf() };
+    let place = file.display().to_string();
+    let bytes = std::fs::metadata(&file).map_err(|e| not_found(&place, &e))?.len();
+    if bytes > FILE_BYTES_MAX {
+        return Err(Error::refused(format!("{place}: {bytes} bytes, at most {FILE_BYTES_MAX} are read")));
+    }
+    if file.extension().is_some_and(|extension| extension == "jsonl") {
+        let record =
+            lab::runner::read(&file).map_err(|e| Error::new(ErrorKind::Damaged, format!("{place}: {e}")))?;
+        return Ok(vec![record]);
+    }
+    let text = std::fs::read(&file).map_err(|e| not_found(&place, &e))?;
+    Ok(json::read(&place, &text)?)
+}
+
+fn in_folder(dir: &Path) -> PathBuf {
+    let whole = dir.join(RUN);
+    if whole.exists() { whole } else { dir.join(LINES) }
+}
+
+fn not_found(place: &str, error: &std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(format!("{place}: {error}")),
+        _ => Error::failed(format!("{place}: {error}")),
+    }
+}

@@ -1,0 +1,69 @@
+use lab::reproduce::{Onlooker, Progress, in_parallel};
+use lab::runner::Audience;
+use lab::sweep::{self, Found, Point};
+use lab::vmware::spec::Version;
+
+use crate::cli::SweepArgs;
+use crate::command::progress;
+use crate::error::{Error, ErrorKind, Result};
+use crate::output::{self, Output};
+use crate::units::format_us;
+
+pub fn run(args: &SweepArgs, output: Output) -> Result<()> {
+    let stack = super::stack(args.subject, args.hypothesis.as_deref(), Version::Esx55.hypothesis())?;
+    let storage = super::storage(&args.storage)?;
+    let ends = |range: &std::ops::RangeInclusive<u32>| (*range.start(), *range.end());
+    let points = sweep::grid(ends(&args.read), ends(&args.depth), &args.layers);
+    let bar = progress::bar(points.len() as u64)?;
+    let show = |Progress { done, name, .. }| {
+        bar.set_position(done as u64);
+        bar.set_message(name);
+    };
+    let interrupted = super::interruption()?;
+    let onlooker = Onlooker { progress: &show, interrupted: &interrupted };
+    let name = |n: usize| describe(&points[n]);
+    let found = in_parallel(points.len(), name, onlooker, |n| {
+        let audience = Audience { interrupted: interrupted.clone(), ..Audience::none() };
+        sweep::measure(points[n], stack, &storage, args.seed, audience)
+    });
+    bar.finish_and_clear();
+    let is_whole = found.iter().all(Option::is_some);
+    let found: Vec<Found> = found.into_iter().flatten().collect();
+    output.result(&found, |found| table(found))?;
+    match is_whole {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Cancelled, "interrupted; what was found is shown")),
+    }
+}
+
+fn describe(point: &Point) -> String {
+    format!("{} % reads, depth {}, {} layers", point.read_percent, point.outstanding, point.layers)
+}
+
+fn table(found: &[Found]) -> String {
+    let mut table = output::table(&[
+        "layers",
+        "depth",
+        "reads %",
+        "before",
+        "with layers",
+        "share",
+        "host I/Os",
+        "latency",
+    ]);
+    for Found { point, baseline_iops, iops, share, host_ios, latency_us } in found {
+        let number = |value: &Option<f64>, digits| value.map_or("-".to_string(), |v| format!("{v:.digits$}"));
+        table.add_row([
+            point.layers.to_string(),
+            point.outstanding.to_string(),
+            point.read_percent.to_string(),
+            number(baseline_iops, 0),
+            number(iops, 0),
+            number(share, 2),
+            number(host_ios, 2),
+            latency_us.map_or("-".to_string(), |us| format_us(us as u64)),
+        ]);
+    }
+    output::align_right(&mut table, &[0, 1, 2, 3, 4, 5, 6, 7]);
+    table.to_string()
+}
