@@ -86,6 +86,8 @@ pub struct Space {
     /// Held blocks became free, or work ahead ended.
     eased: Signal,
     working_ahead: Cell<bool>,
+    /// What placement had come to at the last zero write ahead.
+    frontier_at_zeros: Cell<u64>,
     /// No more work ahead is begun.
     stopped: Cell<bool>,
     /// Work ahead came to its end before all was ready; something must change first.
@@ -125,6 +127,7 @@ impl Space {
             turn: TaskMutex::default(),
             eased: Signal::default(),
             working_ahead: Cell::new(false),
+            frontier_at_zeros: Cell::new(0),
             stopped: Cell::new(false),
             ahead_blocked: Cell::new(false),
             never_punches: Cell::new(false),
