@@ -93,8 +93,8 @@ fn experiment(n: usize, group: &Comparison<'_>, groups: usize) -> Markup {
             (tiles(group))
             (table::published(group))
             @if group.records.len() > 1 {
-                (table::side_by_side(group))
                 div.charts { (figure(chart::bars(&group.records))) (figure(chart::overlay(&group.records))) }
+                (table::side_by_side(group))
             }
             @for (place, record) in group.records.iter().enumerate() {
                 @let folded = group.records.len() > 2 && place != group.default_column();

@@ -123,8 +123,9 @@ pub fn summary(record: &Record) -> String {
         ]);
     }
     let (title, label) = (words::plain(&record.title), words::plain(&words::label(record)));
-    let head =
-        format!("{title}: {label} on {}, {} time", words::plain(&record.storage), words::clock(record.clock));
+    let storage =
+        if record.storage.is_empty() { "" } else { &format!(" on {}", words::plain(&record.storage)) };
+    let head = format!("{title}: {label}{storage}, {} time", words::clock(record.clock));
     format!("{head}\n{}\n{}\n", trimmed(&table), words::plain(&words::end(&record.end)))
 }
 

@@ -25,7 +25,7 @@ pub fn section(record: &Record, named: bool, folded: bool) -> Markup {
     };
     html! {
         @if folded {
-            details.run { summary { (words::label(record)) " on " (record.storage) } (inside) }
+            details.run { summary { (words::label(record)) @if !record.storage.is_empty() { " on " (record.storage) } } (inside) }
         } @else {
             section.run {
                 @if named { h3.subject { (words::label(record)) @if !record.storage.is_empty() { " on " (record.storage) } } }

@@ -142,7 +142,7 @@ fn score(group: &Comparison<'_>) -> Markup {
             th scope="row" colspan="4" { "predicted rows within " (percent_within()) }
             @for column in 0..group.records.len() {
                 @let (within, all) = group.score(column);
-                td.n colspan="2" { (within) " of " (all) }
+                td.n colspan="2" { @if all > 0 { (within) " of " (all) } @else { "-" } }
             }
         }
     }
