@@ -1,6 +1,7 @@
 //! The lab: where engine, formats and simulator meet.
 
 pub mod campaign;
+pub mod compare;
 pub mod crash;
 pub mod experiment;
 pub mod home;

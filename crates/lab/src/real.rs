@@ -2,7 +2,9 @@
 //! stack's own commands or API. No private door into our engine.
 
 mod core;
+mod facts;
 mod hooks;
+mod measure;
 mod nbd;
 mod program;
 mod qemu;
@@ -16,4 +18,5 @@ mod verbs;
 
 pub use self::core::World;
 pub use self::hooks::Hooks;
+pub use self::measure::run;
 pub use self::stack::{Site, Stack, Store};

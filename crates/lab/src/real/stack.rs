@@ -17,6 +17,8 @@ use super::unstun::Daemon;
 use super::verbs::{Outside, Verbs};
 use crate::plain::Plain;
 use crate::subject::Subject;
+use crate::vmware::Esx;
+use crate::vmware::spec::Spec;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stack {
@@ -24,6 +26,11 @@ pub enum Stack {
     Unstun(Store),
     Qemu,
     Reflink,
+    /// VMware's ways of committing in the format of our redo chains, without our daemon: `true` is the mirror of 6.0,
+    /// `false` the helpers before it.
+    Vmware {
+        mirror: bool,
+    },
     /// Somebody else's: NBD URIs, files or block devices to load, and commands.
     Hooks {
         disks: Vec<String>,
@@ -53,14 +60,29 @@ impl Stack {
             Stack::Unstun(Store::Redo) => "redo",
             Stack::Qemu => "qemu",
             Stack::Reflink => "reflink",
+            Stack::Vmware { mirror: true } => "redo:mirror",
+            Stack::Vmware { mirror: false } => "redo:helper",
             Stack::Hooks { .. } => "hooks",
         }
     }
 
-    /// By the name that `lab compare` takes; hooks come with more than a name.
-    pub fn by_name(name: &str) -> Option<Stack> {
-        let known = [Stack::Unstun(Store::Native), Stack::Unstun(Store::Redo), Stack::Qemu, Stack::Reflink];
-        known.into_iter().find(|stack| stack.name() == name)
+    /// Those that need no more than their name; hooks do.
+    pub const NAMED: [Stack; 6] = [
+        Stack::Unstun(Store::Native),
+        Stack::Unstun(Store::Redo),
+        Stack::Vmware { mirror: false },
+        Stack::Vmware { mirror: true },
+        Stack::Qemu,
+        Stack::Reflink,
+    ];
+
+    /// `redo:drain` is `redo`, beside the other two ways of committing. `Invalid` names what there is.
+    pub fn by_name(name: &str) -> Result<Stack> {
+        let wanted = if name == "redo:drain" { "redo" } else { name };
+        Stack::NAMED.into_iter().find(|stack| stack.name() == wanted).ok_or_else(|| {
+            let known: Vec<_> = Stack::NAMED.iter().map(Stack::name).collect();
+            Error::invalid(name, format!("no such subject; there are {}", known.join(", ")))
+        })
     }
 
     /// Starts what serves the disks, and attaches to them. Everything ends with the subject.
@@ -69,6 +91,7 @@ impl Stack {
             Stack::Unstun(_) => self.open_unstun(world, site)?,
             Stack::Qemu => open_qemu(world, site)?,
             Stack::Reflink => open_reflink(world, site)?,
+            Stack::Vmware { mirror } => return open_vmware(*mirror, world, site),
             Stack::Hooks { disks, hooks } => {
                 let volumes = disks.iter().map(|disk| open_disk(world, disk)).collect::<Result<_>>()?;
                 (volumes, Box::new(hooks.clone()) as Box<dyn Verbs>)
@@ -98,6 +121,15 @@ fn open_reflink(world: &World, site: &Site<'_>) -> Result<Opened> {
     let disk = make_raw(site, "reflink")?;
     let volume = open_disk(world, &disk.to_string_lossy())?;
     Ok((vec![volume], Box::new(Reflinks { disk })))
+}
+
+fn open_vmware(mirror: bool, world: &World, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
+    let spec = Spec::redo(mirror, site.disk_bytes.to_vec());
+    let (env, folder) = (world.env(), site.folder.to_string_lossy().into_owned());
+    world.run(async move {
+        let dir = env.open_root(&folder)?;
+        Ok(Rc::new(Esx::create(env.clone(), dir.clone(), dir, spec).await?) as Rc<dyn Subject>)
+    })
 }
 
 /// The one disk of a stack that has no VMs.

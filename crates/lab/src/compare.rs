@@ -1,0 +1,153 @@
+//! The same work on several subjects in turns: what a snapshot costs each, beside what the others pay in the same minutes.
+//!
+//! A machine's speed drifts, so every round runs every subject once, beginning with another one each time, and what is
+//! told are medians over the rounds and each subject's ratio to its own baseline in the same round.
+
+mod summary;
+
+use crate::run::{Phase, Record};
+use crate::runner::{Action, Protocol, Step};
+use crate::workload::{Worker, Workload};
+
+pub use summary::{Cell, Summary, summarize, text};
+
+/// The snapshot's name in every run.
+pub const SNAPSHOT: &str = "compared";
+/// A commit has this many times a phase's time, then the load stops and it drains.
+const COMMIT_PHASES: f64 = 6.0;
+/// Of each phase, for connections and caches to warm up: a tenth.
+const WARM_UP: f64 = 0.1;
+
+/// What every subject does.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Work {
+    pub disk_bytes: u64,
+    pub block_bytes: u32,
+    pub read_percent: u8,
+    pub outstanding: u32,
+    /// Of the baseline, of the time with the snapshot, and of the time after.
+    pub phase_seconds: f64,
+}
+
+impl Default for Work {
+    /// What virtual machines do in design figures: 4 KiB, random, 70 percent reads, 32 under way.
+    fn default() -> Work {
+        Work {
+            disk_bytes: 1 << 30,
+            block_bytes: 4096,
+            read_percent: 70,
+            outstanding: 32,
+            phase_seconds: 10.0,
+        }
+    }
+}
+
+impl Work {
+    pub fn workload(&self) -> Workload {
+        let worker = Worker {
+            name: "load".into(),
+            disk: 0,
+            block_bytes: self.block_bytes,
+            read_percent: self.read_percent,
+            random_percent: 100,
+            sequential_run: 1,
+            delay_us: 0,
+            burst: 1,
+            outstanding: self.outstanding,
+            align_bytes: self.block_bytes,
+            first_byte: 0,
+            working_set_bytes: self.disk_bytes,
+            pacing: Default::default(),
+            mix: Vec::new(),
+        };
+        Workload { workers: vec![worker], verify: false }
+    }
+
+    pub fn protocol(&self) -> Protocol {
+        let step = |phase, label: &str, action| Step { phase, label: label.into(), action };
+        let run = |phase, label| {
+            let seconds = self.phase_seconds;
+            step(phase, label, Action::Run { seconds, warm_up_seconds: seconds * WARM_UP })
+        };
+        let name = || SNAPSHOT.to_string();
+        let limit_seconds = Some(self.phase_seconds * COMMIT_PHASES);
+        Protocol {
+            interval_us: 1_000_000,
+            heartbeat: None,
+            steps: vec![
+                // 1 MiB, 8 under way: the disk is filled, nobody's speed is measured by it.
+                step(Phase::Prepare, "fill", Action::Prepare { block_bytes: 1 << 20, outstanding: 8 }),
+                run(Phase::Baseline, "without a snapshot"),
+                step(Phase::Snapshot, "take", Action::Take { name: name(), count: None, load: true }),
+                run(Phase::Snapshot, "with a snapshot"),
+                step(
+                    Phase::Commit,
+                    "commit",
+                    Action::Commit { name: name(), count: None, limit_seconds, load: true },
+                ),
+                step(Phase::Drain, "drain", Action::Drain { limit_seconds: Some(600.0) }),
+                run(Phase::After, "after"),
+            ],
+        }
+    }
+}
+
+/// Runs every subject in every round. `run` gets a subject's name and the round, from 0. Answers all records, in the order
+/// of their runs; stops early when `goes_on` says no.
+pub fn alternate(
+    subjects: &[String],
+    rounds: u32,
+    mut run: impl FnMut(&str, u32) -> Record,
+    mut goes_on: impl FnMut() -> bool,
+) -> Vec<Record> {
+    let mut records = Vec::new();
+    for round in 0..rounds {
+        for turn in 0..subjects.len() {
+            if !goes_on() {
+                return records;
+            }
+            let subject = &subjects[(turn + round as usize) % subjects.len()];
+            records.push(run(subject, round));
+        }
+    }
+    records
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::Clock;
+
+    fn empty(subject: &str) -> Record {
+        Record::head("compare", subject, "", Clock::Real, 0)
+    }
+
+    #[test]
+    fn every_subject_begins_a_round_in_its_turn() {
+        let subjects = ["a".to_string(), "b".into(), "c".into()];
+        let mut order = String::new();
+        let record = |subject: &str, _: u32| {
+            order.push_str(subject);
+            empty(subject)
+        };
+        assert_eq!(alternate(&subjects, 3, record, || true).len(), 9);
+        assert_eq!(order, "abcbcacab");
+    }
+
+    #[test]
+    fn an_interruption_keeps_what_was_run() {
+        let mut left = 2;
+        let goes_on = || {
+            left -= 1;
+            left >= 0
+        };
+        let subjects = ["a".to_string(), "b".into()];
+        assert_eq!(alternate(&subjects, 9, |subject, _| empty(subject), goes_on).len(), 2);
+    }
+
+    #[test]
+    fn the_work_fits_its_disk() {
+        let work = Work::default();
+        work.workload().check(&[work.disk_bytes]).unwrap();
+    }
+}

@@ -1,0 +1,186 @@
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use crate::run::{End, Phase, Quantity, Record};
+
+/// One figure of one subject, over the rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    pub median: f64,
+    pub lowest: f64,
+    pub highest: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cell {
+    pub phase: Phase,
+    pub quantity: Quantity,
+    pub value: Spread,
+    /// Of the same quantity in the baseline of the same run; None where the baseline has none.
+    pub of_baseline: Option<Spread>,
+}
+
+/// What one subject came to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    pub subject: String,
+    /// Runs that came to their end.
+    pub rounds: u32,
+    pub cells: Vec<Cell>,
+    /// Of the other runs, each with its reason.
+    pub failures: Vec<String>,
+}
+
+/// By subject, in the order of their first run.
+pub fn summarize(records: &[Record]) -> Vec<Summary> {
+    let mut names: Vec<&str> = Vec::new();
+    for record in records {
+        if !names.contains(&record.subject.as_str()) {
+            names.push(&record.subject);
+        }
+    }
+    let of = |name: &str| records.iter().filter(|record| record.subject == name).collect::<Vec<_>>();
+    names.into_iter().map(|name| summary(name, &of(name))).collect()
+}
+
+fn summary(subject: &str, records: &[&Record]) -> Summary {
+    let complete: Vec<_> = records.iter().copied().filter(|record| record.end == End::Complete).collect();
+    let failures = records.iter().filter_map(|record| match &record.end {
+        End::Complete => None,
+        End::Interrupted => Some("interrupted".to_string()),
+        End::Failed(why) => Some(why.clone()),
+    });
+    let mut kinds: Vec<(Phase, Quantity)> = Vec::new();
+    for row in complete.iter().flat_map(|record| &record.rows) {
+        if !kinds.contains(&(row.phase, row.quantity)) {
+            kinds.push((row.phase, row.quantity));
+        }
+    }
+    kinds.sort();
+    let cells = kinds.into_iter().filter_map(|(phase, quantity)| cell(&complete, phase, quantity)).collect();
+    Summary { subject: subject.into(), rounds: complete.len() as u32, cells, failures: failures.collect() }
+}
+
+fn cell(records: &[&Record], phase: Phase, quantity: Quantity) -> Option<Cell> {
+    let values = records.iter().filter_map(|record| figure(record, phase, quantity));
+    let ratios = records.iter().filter_map(|record| {
+        let before = figure(record, Phase::Baseline, quantity).filter(|before| *before > 0.0)?;
+        Some(figure(record, phase, quantity)? / before)
+    });
+    let of_baseline = if phase == Phase::Baseline { None } else { spread(ratios.collect()) };
+    Some(Cell { phase, quantity, value: spread(values.collect())?, of_baseline })
+}
+
+/// The last of a phase: a step that measures comes after the verb that begins it.
+fn figure(record: &Record, phase: Phase, quantity: Quantity) -> Option<f64> {
+    let mut rows = record.rows.iter().rev().filter(|row| row.phase == phase && row.quantity == quantity);
+    rows.find_map(|row| row.predicted)
+}
+
+fn spread(mut values: Vec<f64>) -> Option<Spread> {
+    values.sort_by(f64::total_cmp);
+    let (lowest, highest) = (*values.first()?, *values.last()?);
+    Some(Spread { median: median(&values), lowest, highest })
+}
+
+/// Of sorted values, at least one.
+fn median(values: &[f64]) -> f64 {
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
+}
+
+/// A table for a terminal: a line per subject, IOPS in each phase with the ratio to the subject's own baseline.
+pub fn text(summaries: &[Summary]) -> String {
+    let phases = [Phase::Baseline, Phase::Snapshot, Phase::Commit, Phase::After];
+    let mut out = format!("{:<14}", "subject");
+    for head in ["IOPS before", "with snapshot", "committing", "after", "commit s", "worst stun us"] {
+        let _ = write!(out, " {head:>20}");
+    }
+    out.push('\n');
+    for summary in summaries {
+        let _ = write!(out, "{:<14}", summary.subject);
+        for phase in phases {
+            let _ = write!(out, " {:>20}", rate(summary, phase));
+        }
+        let _ = write!(out, " {:>20}", commit(summary));
+        let stun = [Phase::Snapshot, Phase::Commit].map(|phase| summary.find(phase, Quantity::StunUs));
+        let stun = stun.into_iter().flatten().map(|cell| cell.value.highest).reduce(f64::max);
+        let _ = writeln!(out, " {:>20}", stun.map_or("-".into(), |us| format!("{us:.0}")));
+        for failure in &summary.failures {
+            let _ = writeln!(out, "  a run failed: {failure}");
+        }
+    }
+    out
+}
+
+fn rate(summary: &Summary, phase: Phase) -> String {
+    let Some(cell) = summary.find(phase, Quantity::Iops) else { return "-".into() };
+    match cell.of_baseline {
+        None => format!("{:.0}", cell.value.median),
+        Some(ratio) => format!(
+            "{:.0} ({:.2}, {:.2}-{:.2})",
+            cell.value.median, ratio.median, ratio.lowest, ratio.highest
+        ),
+    }
+}
+
+fn commit(summary: &Summary) -> String {
+    match summary.find(Phase::Commit, Quantity::Converged) {
+        Some(cell) if cell.value.lowest < 1.0 => "not converged".into(),
+        _ => summary
+            .find(Phase::Commit, Quantity::Seconds)
+            .map_or("-".into(), |cell| format!("{:.2}", cell.value.median)),
+    }
+}
+
+impl Summary {
+    pub fn find(&self, phase: Phase, quantity: Quantity) -> Option<&Cell> {
+        self.cells.iter().find(|cell| cell.phase == phase && cell.quantity == quantity)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::{Clock, Row, Use};
+
+    fn empty(subject: &str) -> Record {
+        Record::head("compare", subject, "", Clock::Real, 0)
+    }
+
+    fn ran(subject: &str, iops: &[(Phase, f64)]) -> Record {
+        let row = |(phase, value): &(Phase, f64)| Row {
+            experiment: "compare".into(),
+            phase: *phase,
+            quantity: Quantity::Iops,
+            published: None,
+            predicted: Some(*value),
+            r#use: Use::Check,
+            hypothesis: None,
+            default: false,
+            band: None,
+            note: String::new(),
+        };
+        Record { rows: iops.iter().map(row).collect(), ..empty(subject) }
+    }
+
+    #[test]
+    fn ratios_are_to_the_baseline_of_the_same_run() {
+        let runs = [(100.0, 90.0), (10.0, 5.0), (1000.0, 800.0)];
+        let run =
+            |(before, with): (f64, f64)| ran("a", &[(Phase::Baseline, before), (Phase::Snapshot, with)]);
+        let summaries = summarize(&runs.map(run));
+        let cell = summaries[0].find(Phase::Snapshot, Quantity::Iops).unwrap();
+        assert_eq!(cell.value, Spread { median: 90.0, lowest: 5.0, highest: 800.0 });
+        assert_eq!(cell.of_baseline, Some(Spread { median: 0.8, lowest: 0.5, highest: 0.9 }));
+    }
+
+    #[test]
+    fn a_run_that_failed_is_told_and_not_counted() {
+        let failed = Record { end: End::Failed("no qemu".into()), ..ran("b", &[(Phase::Baseline, 1.0)]) };
+        let summaries = summarize(&[ran("b", &[(Phase::Baseline, 7.0)]), failed]);
+        assert_eq!((summaries[0].rounds, summaries[0].cells[0].value.median), (1, 7.0));
+        assert!(text(&summaries).contains("no qemu"));
+    }
+}

@@ -1,0 +1,58 @@
+//! The machine a run was made on, as far as it explains figures.
+
+use std::path::Path;
+
+use crate::run::Fact;
+
+/// Of this machine, and of the file system under `folder`. What cannot be learned is left out.
+pub fn facts(folder: &Path) -> Vec<Fact> {
+    let system = rustix::system::uname();
+    let processors = std::thread::available_parallelism().map(|n| n.to_string()).ok();
+    let known = [
+        (
+            "kernel",
+            Some(format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy())),
+        ),
+        ("processor", field("/proc/cpuinfo", "model name")),
+        ("processors", processors),
+        ("memory", field("/proc/meminfo", "MemTotal")),
+        ("file system", mount_of(folder)),
+    ];
+    let fact = |(name, value): (&str, Option<String>)| Some(Fact { name: name.into(), value: value? });
+    known.into_iter().filter_map(fact).collect()
+}
+
+fn field(file: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_string())
+}
+
+/// Type and source of the longest mount point above the folder (proc(5): device, mount point, type).
+fn mount_of(folder: &Path) -> Option<String> {
+    let folder = folder.canonicalize().ok()?;
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let lines = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ');
+        Some((words.next()?, words.next()?, words.next()?))
+    });
+    let under = lines.filter(|(_, point, _)| folder.starts_with(point));
+    // Of two mounts on one point the later one is seen.
+    let (source, _, kind) = under.max_by_key(|(_, point, _)| point.len())?;
+    Some(format!("{kind} on {source}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_linux_machine_can_be_told() {
+        let facts = facts(Path::new("/"));
+        let names: Vec<_> = facts.iter().map(|fact| fact.name.as_str()).collect();
+        assert!(
+            ["kernel", "processors", "memory", "file system"].iter().all(|name| names.contains(name)),
+            "{facts:?}"
+        );
+    }
+}
