@@ -31,6 +31,10 @@ pub fn create(path: &Path, force: bool, output: Output) -> Result<()> {
         )),
         _ => Error::failed(format!("{}: {e}", path.display())),
     })?;
+    if path.is_dir() {
+        let cause = "is a folder, which is a datastore as it is";
+        return Err(Error::invalid(format!("{}: {cause}: `unstun datastore add` serves it", path.display())));
+    }
     output.result(&core::create_datastore(&path, force)?, created)
 }
 

@@ -1,14 +1,15 @@
 //! A VM moves while its guests run: between a store and files of its own, and from one datastore into another.
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::rc::Rc;
 
-use blk::Result;
 use blk::volume::Volume;
+use blk::{Error, Result};
 use engine::job::MOVE;
 use engine::relocate::Relocation;
 use engine::{Job, Machine};
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 
 use super::entry::{Entry, Kept};
 use super::known::Claim;
@@ -17,6 +18,9 @@ use super::switch::Switch;
 use super::way::{Way, refuse_viewers};
 use crate::api;
 use crate::name::VmName;
+
+/// How often a move that waits for writes looks whether it is cancelled.
+const LOOK_US: u64 = 50_000;
 
 /// The side that a VM moves to.
 pub struct Side {
@@ -124,16 +128,29 @@ impl Node {
                 drained.push(switch.replace(mirror));
                 switched.push(Switched { switch, source, target });
             }
-            join_all(drained).await;
+            self.wait_for_drains(drained, job).await?;
             moving.copy_running().await?;
             self.hand_over(entry, side, &moving, &switched, in_doubt).await
         };
         let moved = moved.await;
         if moved.is_err() {
-            // No write reaches the other side any more when this has ended.
-            join_all(switched.iter().map(|s| s.switch.replace(s.source.clone()))).await;
+            // Neither waits: what of a write under way is still to reach the other side ends when that is closed.
+            for moved in &switched {
+                drop(moved.switch.replace(moved.source.clone()));
+            }
         }
         moved
+    }
+
+    /// A write from before may wait for space, for ever: a cancel has to get through.
+    async fn wait_for_drains(&self, drained: Vec<impl Future<Output = ()>>, job: &Job) -> Result<()> {
+        let mut drained = pin!(join_all(drained));
+        while let Either::Right(_) = select(drained.as_mut(), pin!(self.env.sleep_us(LOOK_US))).await {
+            if job.is_cancelled() {
+                return Err(Error::cancelled("the move"));
+            }
+        }
+        Ok(())
     }
 
     async fn hand_over(
