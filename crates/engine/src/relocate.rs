@@ -157,6 +157,8 @@ pub struct Relocation {
     source: Rc<dyn Machine>,
     /// With the same disks, empty, and no snapshots.
     target: Rc<dyn Machine>,
+    /// The source when the copy began: its snapshots and disks stay that until the step.
+    began: VmState,
     job: Rc<Job>,
     mirrors: RefCell<Vec<(u32, Rc<Mirror>)>>,
     /// Who keeps both sides' disks in use until the move is over.
@@ -165,19 +167,48 @@ pub struct Relocation {
 
 impl Relocation {
     pub fn new(source: Rc<dyn Machine>, target: Rc<dyn Machine>, job: Rc<Job>) -> Relocation {
-        let env = source.env().clone();
-        Relocation { env, source, target, job, mirrors: RefCell::default(), clients: RefCell::default() }
+        let (env, began) = (source.env().clone(), source.state());
+        let (mirrors, clients) = (RefCell::default(), RefCell::default());
+        Relocation { env, source, target, began, job, mirrors, clients }
+    }
+
+    /// An operation that was under way when the move began may have ended since: what it has sealed or thrown away is
+    /// not on the target, and the copy of what runs would begin behind it.
+    fn refuse_when_changed(&self) -> Result<()> {
+        let (then, now) = (&self.began, self.source.state());
+        if (then.current, &then.snapshots, &then.disks) == (now.current, &now.snapshots, &now.disks) {
+            return Ok(());
+        }
+        let cause = "its snapshots or disks were changed while it was being moved; move it again";
+        Err(Error::refused(&now.name, cause))
+    }
+
+    /// The target was made for the disks that there are.
+    fn refuse_other_disks(&self) -> Result<()> {
+        let disks = |state: &VmState| {
+            let mut disks: Vec<_> = state.disks.iter().map(|d| (d.number, d.size_bytes, d.mode)).collect();
+            disks.sort_unstable_by_key(|(number, ..)| *number);
+            disks
+        };
+        match disks(&self.began) == disks(&self.target.state()) {
+            true => Ok(()),
+            false => Err(Error::refused(
+                &self.began.name,
+                "its disks were changed when the move began; move it again",
+            )),
+        }
     }
 
     /// Copies every snapshot, parents first. Guests go on; takes and commits of the source must not.
     pub async fn copy_snapshots(&self) -> Result<()> {
-        let state = self.source.state();
+        self.refuse_other_disks()?;
+        let state = &self.began;
         if state.current.is_none() && !state.snapshots.is_empty() {
             let cause = "it has snapshots and runs on from none of them, which the other side could not tell";
             return Err(Error::refused(&state.name, format!("{cause}; take a snapshot, then move it")));
         }
         let mut at: Option<SnapshotState> = None;
-        for snapshot in parents_first(&state) {
+        for snapshot in parents_first(state) {
             self.job.checkpoint().await?;
             if let Some(parent) = snapshot.parent
                 && at.as_ref().is_some_and(|at| at.id != parent)
@@ -251,12 +282,14 @@ impl Relocation {
             self.clients.borrow_mut().extend([on_source, on_target]);
             self.mirrors.borrow_mut().push((disk.number, Mirror::new(source, target)));
         }
+        // Attaching has waited for whatever was under way.
+        self.refuse_when_changed()?;
         Ok(self.mirrors.borrow().clone())
     }
 
     /// Copies what the guests have written since the latest snapshot, yielding to them.
     pub async fn copy_running(&self) -> Result<()> {
-        let state = self.source.state();
+        let state = &self.began;
         let current = state.snapshots.iter().find(|s| Some(s.id) == state.current).cloned();
         let mirrors = self.mirrors.borrow().clone();
         for (number, mirror) in &mirrors {
@@ -304,6 +337,7 @@ impl Relocation {
         for (_, mirror) in &mirrors {
             mirror.refuse_when_failed()?;
         }
+        self.refuse_when_changed()?;
         all(mirrors.iter().map(|(_, mirror)| mirror.source.clone().flush())).await?;
         all(mirrors.iter().map(|(_, mirror)| mirror.target.clone().flush())).await?;
         step().await?;

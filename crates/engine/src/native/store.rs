@@ -231,6 +231,10 @@ impl Store {
     /// Makes `ops` true in memory at once, all of them, and durable with the next flush. No await: the swap of a take.
     pub fn change(&self, ops: &[Op]) -> Result<u64> {
         self.refuse_when_broken()?;
+        // The file may be another's by now.
+        if self.closed.get() {
+            return Err(Error::new(ErrorKind::Cancelled, self.path(), "it is closed"));
+        }
         let bytes = encode(ops);
         if bytes.len() > CHANGE_BYTES_MAX {
             let cause = format!("a change of {} bytes, at most {CHANGE_BYTES_MAX} fit a record", bytes.len());

@@ -9,8 +9,9 @@ use blk::{Buf, Env, ErrorKind};
 use super::super::tests::{open_store, run};
 use super::super::{NativeVm, NewNativeVm, Store};
 use crate::commit::CommitWhat;
-use crate::job::JobState;
+use crate::job::{Job, JobState, MOVE};
 use crate::options::Options;
+use crate::relocate::Relocation;
 
 const DISK_BYTES: u64 = 64 << 20;
 
@@ -160,6 +161,33 @@ fn differences_and_what_only_a_state_holds() {
         assert_eq!((ranges.pop(), end), (Some(1 << 20..(1 << 20) + (64 << 10)), DISK_BYTES));
         assert!(ranges.is_empty());
         vm.close().await.unwrap();
+        store.close().await.unwrap();
+    });
+}
+
+/// A take that was under way when the move began seals what only the source has.
+#[test]
+fn a_move_ends_when_a_snapshot_comes_in_between() {
+    let world = sim::SimWorld::new(6, sim::Options::default());
+    run(&world, |env| async move {
+        let (store, vm) = make(&env, &[DiskMode::Persistent]).await;
+        write(&vm, 0, 1).await;
+        let id = store.new_vm_id();
+        store.create_vm_like(id, "other", &vm.state().disks).await.unwrap();
+        let target = NativeVm::open(&store, id, Options::default()).await.unwrap();
+        let job = Job::new(env.clone(), 1, MOVE, String::new());
+        let moving = Relocation::new(vm.clone(), target.clone(), job);
+        moving.copy_snapshots().await.unwrap();
+        vm.take("late", "").await.unwrap();
+        let moved = async {
+            moving.mirrors().await?;
+            moving.copy_running().await?;
+            moving.finish(async || Ok(())).await
+        };
+        let refused = moved.await.err().map(|e| e.kind);
+        assert_eq!(refused, Some(ErrorKind::Refused), "the target shows {}", shows(&target, 0).await);
+        vm.close().await.unwrap();
+        target.close().await.unwrap();
         store.close().await.unwrap();
     });
 }
