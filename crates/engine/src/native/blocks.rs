@@ -121,7 +121,7 @@ impl Store {
 
     fn put(&self, node: &Node, start: u64, held: Held) {
         let mut displaced = Vec::new();
-        self.count(node.put(start, held, &mut displaced));
+        self.count(node.id, node.put(start, held, &mut displaced));
         for extent in displaced {
             self.space.free_young(extent, held.lsn);
         }
@@ -136,7 +136,10 @@ impl Store {
     }
 
     /// Takes note of by how much a node's table has grown.
-    pub(super) fn count(&self, grown: Grown) {
+    pub(super) fn count(&self, node: u64, grown: Grown) {
+        if grown.begins {
+            self.unmerged.borrow_mut().insert(node);
+        }
         self.pending.set(self.pending.get().wrapping_add_signed(grown.runs));
         self.pending_pages.update(|pages| pages + grown.pages);
     }

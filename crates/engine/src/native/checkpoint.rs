@@ -105,14 +105,14 @@ impl Store {
         let generation = self.generation.get();
         let lineage = self.lineage.borrow();
         let mut changed = self.changed_nodes.take();
-        for node in lineage.all().filter(|node| node.is_running()) {
-            node.freeze(generation);
-        }
+        let mut unmerged = self.unmerged.borrow_mut();
+        unmerged.retain(|id| {
+            lineage.get(*id).is_some_and(|node| frozen_view(&node, generation).root().is_none())
+        });
         let mut views = Vec::new();
-        for node in lineage.all() {
-            if add_unmerged(&node.current_view(), &mut views) {
-                changed.insert(node.id);
-            }
+        for node in unmerged.iter().filter_map(|id| lineage.get(*id)) {
+            add_unmerged(&node.current_view(), &mut views);
+            changed.insert(node.id);
         }
         views.iter().for_each(|view: &Rc<View>| view.listed.set(false));
         self.deepest.set(0);
@@ -225,17 +225,22 @@ impl Store {
     }
 }
 
-/// Appends the views under `view` that are not merged, lowest first. False when it is merged.
-fn add_unmerged(view: &Rc<View>, views: &mut Vec<Rc<View>>) -> bool {
+fn frozen_view(node: &Node, generation: u64) -> Rc<View> {
+    match node.is_running() {
+        true => node.freeze(generation),
+        false => node.current_view(),
+    }
+}
+
+/// Appends the views under `view` that are not merged, lowest first; below one that is listed all are.
+fn add_unmerged(view: &Rc<View>, views: &mut Vec<Rc<View>>) {
     let mut chain = Vec::new();
-    let mut at = view.root().is_none().then(|| view.clone());
-    while let Some(unmerged) = at.filter(|v| v.root().is_none()) {
+    let mut at = Some(view.clone());
+    while let Some(unmerged) = at.filter(|v| v.root().is_none() && !v.listed.replace(true)) {
         at = unmerged.below();
         chain.push(unmerged);
     }
-    let found = !chain.is_empty();
-    views.extend(chain.into_iter().rev().filter(|v| !v.listed.replace(true)));
-    found
+    views.extend(chain.into_iter().rev());
 }
 
 fn item_of(node: &Node) -> (u64, NodeItem, Rc<View>) {

@@ -95,7 +95,7 @@ impl Node {
         let pages =
             merge_pages(active.leaves(), size_blocks).saturating_sub(merge_pages(leaves, size_blocks));
         self.pages.update(|before| before + pages);
-        Grown { runs: active.len() as isize - runs, pages }
+        Grown { begins: runs == 0, runs: active.len() as isize - runs, pages }
     }
 }
 
@@ -121,6 +121,8 @@ pub fn check_size(blocks: u64) -> Result<(), String> {
 
 /// By how much a table has grown.
 pub struct Grown {
+    /// It was empty.
+    pub begins: bool,
     pub runs: isize,
     /// Pages that merging it may write in addition.
     pub pages: u64,
@@ -139,6 +141,8 @@ pub struct Lineage {
     nodes: BTreeMap<u64, Rc<Node>>,
     children: BTreeMap<u64, BTreeSet<u64>>,
     dropped: BTreeSet<u64>,
+    /// Of these, those that have been given back in part.
+    begun: BTreeSet<u64>,
     /// Nodes given back, and what their children descend from now: for views that were frozen before.
     forward: BTreeMap<u64, u64>,
 }
@@ -152,7 +156,18 @@ impl Lineage {
         if node.dropped.get() {
             self.dropped.insert(node.id);
         }
+        self.reclaimed_to(node.id, node.cursor.get());
         node
+    }
+
+    /// What of a dropped node lies below `cursor` has been given back.
+    pub fn reclaimed_to(&mut self, id: u64, cursor: u64) {
+        if let Some(node) = self.nodes.get(&id) {
+            node.cursor.set(cursor);
+            if cursor > 0 {
+                self.begun.insert(id);
+            }
+        }
     }
 
     pub fn drop_node(&mut self, node: &Rc<Node>) {
@@ -195,6 +210,7 @@ impl Lineage {
     pub fn remove(&mut self, id: u64) {
         let Some(node) = self.nodes.remove(&id) else { return };
         self.dropped.remove(&id);
+        self.begun.remove(&id);
         for child in self.children.remove(&id).unwrap_or_default() {
             let child = self.nodes[&child].clone();
             self.reparent(&child, node.parent.get());
@@ -289,18 +305,13 @@ impl Lineage {
     /// The next node whose space can come back: one that has been given back in part before others. While a node is half
     /// given back its neighbours wait: they would be compared with what is not whole.
     pub fn next_to_reclaim(&self, held_back: &BTreeSet<u64>) -> Option<u64> {
-        let ready =
-            || self.dropped.iter().copied().filter(|id| self.is_reclaimable(*id) && !held_back.contains(id));
-        ready().find(|id| self.is_half_reclaimed(*id)).or_else(|| {
-            ready().find(|id| {
+        let ready = |id: &u64| self.is_reclaimable(*id) && !held_back.contains(id);
+        self.begun.iter().copied().find(ready).or_else(|| {
+            self.dropped.iter().copied().filter(ready).find(|id| {
                 let parent = self.nodes[id].parent.get();
                 let mut neighbours = self.children(*id).into_iter().chain([parent]);
-                !neighbours.any(|near| self.is_half_reclaimed(near))
+                !neighbours.any(|near| self.begun.contains(&near))
             })
         })
-    }
-
-    fn is_half_reclaimed(&self, id: u64) -> bool {
-        self.nodes.get(&id).is_some_and(|node| node.dropped.get() && node.cursor.get() > 0)
     }
 }

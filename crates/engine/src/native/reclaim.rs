@@ -116,9 +116,7 @@ impl Store {
             return;
         }
         stored.set(id, NodeItem { cursor, ..item });
-        if let Some(node) = lineage.get(id) {
-            node.cursor.set(cursor);
-        }
+        lineage.reclaimed_to(id, cursor);
     }
 
     fn leave_damaged(&self, id: u64, cause: blk::Error) {

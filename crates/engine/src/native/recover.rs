@@ -145,7 +145,7 @@ impl Store {
             return Err(format!("birth is {}, expected {now}", held.birth));
         }
         let mut displaced = Vec::new();
-        self.count(node.put(start, held, &mut displaced));
+        self.count(node.id, node.put(start, held, &mut displaced));
         for extent in displaced {
             self.note_space(self.space.replay_free(extent));
         }

@@ -77,6 +77,8 @@ pub struct Store {
     /// Items and nodes changed since the last freeze.
     pub(super) changed_items: RefCell<BTreeMap<Key, Option<Vec<u8>>>>,
     pub(super) changed_nodes: RefCell<BTreeSet<u64>>,
+    /// All nodes that may have redirects no tree has yet.
+    pub(super) unmerged: RefCell<BTreeSet<u64>>,
     /// As of the last checkpoint, and the items frozen for the one under way; whoever has the turn takes it out.
     pub(super) catalogue: RefCell<Catalogue>,
     pub(super) stored: RefCell<Stored>,
@@ -155,6 +157,7 @@ impl Store {
             items: RefCell::new(parts.catalogue.user_items()),
             changed_items: RefCell::default(),
             changed_nodes: RefCell::default(),
+            unmerged: RefCell::default(),
             catalogue: RefCell::new(parts.catalogue),
             stored: RefCell::new(parts.stored),
             superblock: Cell::new(superblock),
@@ -303,11 +306,13 @@ impl Store {
                 lineage.add(node);
                 lineage.reparent(&running, sealed);
                 changed.insert(running.id);
+                self.unmerged.borrow_mut().extend([sealed, running.id]);
             }
             Op::Branch { from, node } => {
                 is_new(node, &lineage)?;
                 let from = lineage.known(from, self.path())?;
                 lineage.add(Node::new(node, from.id, from.size_blocks.get(), from.current_view()));
+                self.unmerged.borrow_mut().insert(node);
             }
             Op::Drop { node } => {
                 let node = lineage.known(node, self.path())?;

@@ -10,6 +10,9 @@ use blk::Result;
 use super::table::{Found, Table};
 use super::tree::{Mapped, Nodes, Root};
 
+/// Tables that a lookup from memory goes down, each inside the one above it; a deeper one is looked up step by step.
+const DEPTH_CACHED_MAX: usize = 64;
+
 /// Immutable content; only how it is held changes, when a checkpoint merges it.
 pub struct View {
     /// Generation of the nodes that a merge of its table makes: no younger than any sealed state that shows them.
@@ -82,9 +85,13 @@ impl View {
         depth
     }
 
-    /// Appends what is known of `blocks` from memory; false when a page of the tree is missing there (`out` may then
-    /// hold a part).
+    /// Appends what is known of `blocks` from memory; false when a page of the tree is missing there, or is too far down
+    /// (`out` may then hold a part).
     pub fn find_cached(&self, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> bool {
+        self.find_within(DEPTH_CACHED_MAX, nodes, blocks, out)
+    }
+
+    fn find_within(&self, depth: usize, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> bool {
         match &*self.held.borrow() {
             HeldAs::Tree(root) => {
                 out.mapped.clear();
@@ -94,9 +101,9 @@ impl View {
                 out.take_mapped();
                 true
             }
-            HeldAs::Pending { table, below } => {
-                find_over(table, blocks, out, |gap, out| below.find_cached(nodes, gap, out))
-            }
+            HeldAs::Pending { table, below } => find_over(table, blocks, out, |gap, out| {
+                depth > 0 && below.find_within(depth - 1, nodes, gap, out)
+            }),
         }
     }
 
@@ -119,6 +126,20 @@ impl View {
             out.take_mapped();
         }
         Ok(())
+    }
+}
+
+impl Drop for View {
+    /// One after the other: thousands may lie over each other, more than a stack has room for.
+    fn drop(&mut self) {
+        let below = |held: &mut HeldAs| match std::mem::replace(held, HeldAs::Tree(None)) {
+            HeldAs::Tree(_) => None,
+            HeldAs::Pending { below, .. } => Some(below),
+        };
+        let mut next = below(self.held.get_mut());
+        while let Some(mut view) = next.and_then(Rc::into_inner) {
+            next = below(view.held.get_mut());
+        }
     }
 }
 

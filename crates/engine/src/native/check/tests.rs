@@ -45,7 +45,7 @@ async fn family(env: &Env) -> Rc<Store> {
 /// Puts into a node's table what no write would.
 async fn plant(store: &Rc<Store>, node: u64, start: u64, held: Held) -> Report {
     let grown = store.node(node).unwrap().put(start, held, &mut Vec::new());
-    store.count(grown);
+    store.count(node, grown);
     store.check().await.unwrap()
 }
 
