@@ -1,5 +1,7 @@
 //! The snapshot tree: pure functions over a VM's state. Nothing here does I/O.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use blk::manifest::{Change, FoldState, LayerName, SnapshotState, VmState};
 use blk::{Env, Error, Result};
 
@@ -69,13 +71,17 @@ pub fn one_to_commit<'a>(state: &'a VmState, wanted: &str) -> Result<&'a Snapsho
 
 /// The running state's snapshots, latest first.
 pub fn running_names(state: &VmState) -> Vec<SnapshotState> {
-    let mut names: Vec<SnapshotState> = Vec::new();
+    on_way_up(state).into_iter().cloned().collect()
+}
+
+fn on_way_up(state: &VmState) -> Vec<&SnapshotState> {
+    let by_id: BTreeMap<u128, &SnapshotState> = state.snapshots.iter().map(|s| (s.id, s)).collect();
+    let mut names = Vec::new();
+    // A circle of parents, in a damaged home, ends where it closes.
+    let mut seen = BTreeSet::new();
     let mut at = state.current;
-    while let Some(s) = at.and_then(|id| state.snapshots.iter().find(|s| s.id == id)) {
-        if names.iter().any(|known| known.id == s.id) {
-            break;
-        }
-        names.push(s.clone());
+    while let Some(s) = at.and_then(|id| by_id.get(&id)).filter(|s| seen.insert(s.id)) {
+        names.push(*s);
         at = s.parent;
     }
     names
@@ -117,22 +123,51 @@ pub fn after_take(state: &VmState, snapshot: SnapshotState, tops: &[(u32, LayerN
     next
 }
 
+/// What becomes of the others when names leave the tree.
+pub struct Leaving {
+    pub current: Option<u128>,
+    /// Snapshots that come to lie on another parent, and which.
+    pub moved: BTreeMap<u128, Option<u128>>,
+}
+
+/// The children of the names in `gone` move up.
+pub fn leaving(state: &VmState, gone: &BTreeSet<u128>) -> Leaving {
+    let stays = nearest_staying(state, gone);
+    let up = |id: Option<u128>| id.and_then(|id| stays.get(&id).copied().unwrap_or(Some(id)));
+    let stay = state.snapshots.iter().filter(|s| !gone.contains(&s.id));
+    let moved = stay.filter(|s| up(s.parent) != s.parent).map(|s| (s.id, up(s.parent))).collect();
+    Leaving { current: up(state.current), moved }
+}
+
+/// Of each name in `gone`, the next above it that is not.
+fn nearest_staying(state: &VmState, gone: &BTreeSet<u128>) -> BTreeMap<u128, Option<u128>> {
+    let leave = state.snapshots.iter().filter(|s| gone.contains(&s.id));
+    let parents: BTreeMap<u128, Option<u128>> = leave.map(|s| (s.id, s.parent)).collect();
+    let mut found: BTreeMap<u128, Option<u128>> = BTreeMap::new();
+    for id in gone {
+        let (mut way, mut at) = (Vec::new(), Some(*id));
+        while let Some(here) = at.filter(|here| gone.contains(here) && !found.contains_key(here)) {
+            // A circle of parents, in a damaged home, ends here.
+            found.insert(here, None);
+            way.push(here);
+            at = parents.get(&here).copied().flatten();
+        }
+        let stays = at.and_then(|here| found.get(&here).copied().unwrap_or(Some(here)));
+        found.extend(way.into_iter().map(|here| (here, stays)));
+    }
+    found
+}
+
 /// The state once the names in `gone` have left the tree: their children move up, the deltas are to be folded.
 pub fn after_names_leave(state: &VmState, gone: &[u128], folds: Vec<FoldState>) -> VmState {
+    let gone: BTreeSet<u128> = gone.iter().copied().collect();
+    let leaving = leaving(state, &gone);
     let mut next = state.clone();
-    let up = |mut id: Option<u128>| {
-        while let Some(s) =
-            id.and_then(|id| state.snapshots.iter().find(|s| s.id == id)).filter(|s| gone.contains(&s.id))
-        {
-            id = s.parent;
-        }
-        id
-    };
     next.snapshots.retain(|s| !gone.contains(&s.id));
     for snapshot in &mut next.snapshots {
-        snapshot.parent = up(snapshot.parent);
+        snapshot.parent = leaving.moved.get(&snapshot.id).copied().unwrap_or(snapshot.parent);
     }
-    next.current = up(state.current);
+    next.current = leaving.current;
     for fold in folds {
         next.folds.retain(|f| (f.disk, &f.layer) != (fold.disk, &fold.layer));
         next.folds.push(fold);
@@ -142,13 +177,16 @@ pub fn after_names_leave(state: &VmState, gone: &[u128], folds: Vec<FoldState>) 
 
 /// A snapshot and every one that descends from it.
 pub fn with_later(state: &VmState, id: u128) -> Vec<u128> {
-    let mut found = vec![id];
+    let mut children: BTreeMap<u128, Vec<u128>> = BTreeMap::new();
+    for s in &state.snapshots {
+        s.parent.into_iter().for_each(|parent| children.entry(parent).or_default().push(s.id));
+    }
+    let (mut found, mut known) = (vec![id], BTreeSet::from([id]));
     let mut at = 0;
     while at < found.len() {
-        let children = state.snapshots.iter().filter(|s| s.parent == Some(found[at]));
+        let below = children.get(&found[at]).cloned().unwrap_or_default();
         // A circle of parents, in a damaged home, ends here.
-        let new: Vec<u128> = children.map(|s| s.id).filter(|id| !found.contains(id)).collect();
-        found.extend(new);
+        found.extend(below.into_iter().filter(|id| known.insert(*id)));
         at += 1;
     }
     found
@@ -156,7 +194,7 @@ pub fn with_later(state: &VmState, id: u128) -> Vec<u128> {
 
 /// Whether the running state descends from the snapshot.
 pub fn is_running(state: &VmState, id: u128) -> bool {
-    state.current.is_some_and(|current| with_later(state, id).contains(&current))
+    on_way_up(state).iter().any(|s| s.id == id)
 }
 
 /// The change that ends a fold: `source` is empty, whoever named it now names `target`.

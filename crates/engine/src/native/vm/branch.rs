@@ -1,5 +1,6 @@
 //! Going elsewhere in the tree: revert, discard, reset. Another root for the disks that run, in one record.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use blk::manifest::{DiskMode, DiskState, SnapshotState, VmState};
@@ -7,9 +8,10 @@ use blk::{Error, Result};
 
 use super::super::change::Op;
 use super::super::disk::NativeDisk;
+use super::super::layout::BLOCK;
 use super::NativeVm;
 use super::items::{layer_name, node_of};
-use super::registry::{drop_snapshot, snapshots_per_change};
+use super::leave::drop_snapshot;
 use crate::event::{DiskTimes, Event, EventKind};
 use crate::ground::Loss;
 use crate::tree;
@@ -67,18 +69,23 @@ impl NativeVm {
         if plan.loss.reverts {
             self.refuse_clients(None)?;
         }
-        let ids: Vec<u128> = gone.iter().map(|s| s.id).collect();
+        let ids = gone.iter().map(|s| s.id).collect();
         self.refuse_viewed(&ids)?;
         if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
             return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
         }
+        *self.leaving.borrow_mut() = ids;
+        let discarded = self.carry_out_discard(plan, gone).await;
+        self.leaving.borrow_mut().clear();
+        discarded
+    }
+
+    async fn carry_out_discard(self: &Rc<Self>, plan: Move, gone: Vec<SnapshotState>) -> Result<Loss> {
         let loss = self.carry_out(plan).await?;
         // The latest first: whatever a crash leaves has its parents.
-        for some in gone.rchunks(snapshots_per_change(self.disks().len())) {
-            let ops = some.iter().flat_map(|s| drop_snapshot(self.id(), s)).collect();
-            self.change(self.head(), ops)?;
-            self.forget_snapshots(some);
-        }
+        let latest_first: Vec<SnapshotState> = gone.into_iter().rev().collect();
+        self.store.wait_for_room().await?;
+        self.let_go(self.head(), &latest_first, &BTreeMap::new()).await?;
         self.store.flush().await?;
         Ok(loss)
     }
@@ -170,6 +177,8 @@ impl NativeVm {
             let node = self.store.new_node_id();
             ops.push(Op::Branch { from: node_of(reset), node });
             ops.push(Op::Drop { node: node_of(&disk.top) });
+            // It may have grown since: a disk never becomes smaller.
+            ops.push(Op::Resize { node, size_blocks: disk.size_bytes / BLOCK });
             disk.top = layer_name(node);
             leaving.push(disk.number);
         }
@@ -229,12 +238,6 @@ impl NativeVm {
         let disks: Vec<Rc<NativeDisk>> = states.iter().map(disk).collect::<Result<_>>()?;
         *self.disks.borrow_mut() = disks;
         Ok(())
-    }
-
-    pub(super) fn forget_snapshots(&self, gone: &[SnapshotState]) {
-        let (mut state, mut slots) = (self.state.borrow_mut(), self.slots.borrow_mut());
-        state.snapshots.retain(|s| !gone.iter().any(|g| g.id == s.id));
-        gone.iter().for_each(|s| drop(slots.remove(&s.id)));
     }
 
     /// Bytes that only the nodes dropped by `ops` hold.

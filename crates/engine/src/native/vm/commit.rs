@@ -1,5 +1,6 @@
 //! Commit: the names leave the tree and their states are dropped; nothing is copied. The job is the space coming back.
 
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -10,8 +11,8 @@ use futures_util::future::select;
 use super::super::change::Op;
 use super::super::layout::BLOCK;
 use super::NativeVm;
-use super::items::{node_of, put_vm};
-use super::registry::{drop_snapshot, snapshots_per_change};
+use super::items::node_of;
+use super::leave::drop_snapshot;
 use crate::commit::{CommitPreview, CommitWhat};
 use crate::event::{Event, EventKind};
 use crate::job::{COMMIT, CONSOLIDATE, Job, JobState};
@@ -35,18 +36,18 @@ impl NativeVm {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let gone = self.plan_commit(what)?;
-        let ids: Vec<u128> = gone.iter().map(|s| s.id).collect();
+        let ids: BTreeSet<u128> = gone.iter().map(|s| s.id).collect();
         self.refuse_viewed(&ids)?;
         let mut nodes: Vec<u64> =
             gone.iter().flat_map(|s| &s.disks).map(|(_, layer)| node_of(layer)).collect();
         nodes.extend(std::mem::take(&mut *self.given_up.borrow_mut()));
         self.store.hold_back(&nodes, false);
-        for some in gone.chunks(snapshots_per_change(self.disks().len())) {
-            self.let_names_go(some)?;
-        }
-        let id = self.state.borrow().last_job + 1;
-        self.state.borrow_mut().last_job = id;
-        self.store.change(&[put_vm(&self.head())])?;
+        let leaving = tree::leaving(&self.state.borrow(), &ids);
+        let mut head = self.head();
+        head.current = leaving.current;
+        head.last_job += 1;
+        let id = head.last_job;
+        self.let_go(head, &gone, &leaving.moved).await?;
         self.store.flush().await?;
         let names: Vec<_> = gone.iter().map(|s| s.name.clone()).collect();
         let names = names.join(", ");
@@ -79,24 +80,6 @@ impl NativeVm {
         Ok(gone)
     }
 
-    /// Their children move up; their states are dropped.
-    fn let_names_go(&self, gone: &[SnapshotState]) -> Result<()> {
-        let ids: Vec<u128> = gone.iter().map(|s| s.id).collect();
-        let next = tree::after_names_leave(&self.state.borrow(), &ids, Vec::new());
-        let mut ops: Vec<Op> = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).collect();
-        {
-            let state = self.state.borrow();
-            let before = |id: u128| state.snapshots.iter().find(|s| s.id == id).and_then(|s| s.parent);
-            let moved = next.snapshots.iter().filter(|s| before(s.id) != s.parent);
-            ops.extend(moved.map(|s| self.put_again(s)));
-        }
-        let snapshots = next.snapshots.clone();
-        self.change(next, ops)?;
-        self.forget_snapshots(gone);
-        self.state.borrow_mut().snapshots = snapshots;
-        Ok(())
-    }
-
     /// The store gives the space back by itself; the job tells how far it is, and can hold it back.
     async fn watch_space_come_back(self: Rc<Self>, job: Rc<Job>, nodes: Vec<u64>) {
         let began_ns = self.env.now_ns();
@@ -109,6 +92,8 @@ impl NativeVm {
                 break (JobState::Done, EventKind::Commit);
             }
             if job.is_stopped_for_close() {
+                // Whoever paused it is gone too.
+                self.store.hold_back(&left, false);
                 break (JobState::Cancelled, EventKind::CommitCancelled);
             }
             if job.is_cancelled() {

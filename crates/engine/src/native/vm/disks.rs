@@ -18,7 +18,10 @@ impl NativeVm {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let (mut head, mut ops) = (self.head(), Vec::new());
-        let disk = plan_disk(&self.store, &head, wanted, &mut ops)?;
+        let disk = {
+            let slots = self.slots.borrow();
+            plan_disk(&self.store, &head, &slots.values().flatten().collect::<Vec<_>>(), wanted, &mut ops)?
+        };
         head.disks.push(disk.clone());
         let disks = head.disks.clone();
         self.change(head, ops)?;

@@ -4,6 +4,9 @@ mod branch;
 mod commit;
 mod disks;
 mod items;
+#[cfg(test)]
+mod large_tests;
+mod leave;
 mod machine;
 mod registry;
 mod take;
@@ -48,6 +51,8 @@ pub struct NativeVm {
     /// Take, commit, revert and changes of disks: one at a time.
     operations: TaskMutex,
     unsealed: RefCell<BTreeSet<u128>>,
+    /// On their way out of the tree.
+    leaving: RefCell<BTreeSet<u128>>,
     jobs: RefCell<Vec<Rc<Job>>>,
     /// Dropped nodes whose job was cancelled: a consolidation gives their space back.
     given_up: RefCell<BTreeSet<u64>>,
@@ -75,6 +80,7 @@ impl NativeVm {
             disks: RefCell::default(),
             operations: TaskMutex::default(),
             unsealed: RefCell::default(),
+            leaving: RefCell::default(),
             jobs: RefCell::default(),
             given_up: RefCell::default(),
             events: RefCell::default(),
@@ -139,6 +145,9 @@ impl NativeVm {
                 format!("{snapshot} is not sealed yet: writes from before the take are still under way");
             return Err(Error::refused(&self.name, cause));
         }
+        if self.leaving.borrow().contains(&found.id) {
+            return Err(Error::refused(&self.name, format!("{snapshot} is just leaving the tree")));
+        }
         Ok(found.clone())
     }
 
@@ -159,7 +168,7 @@ impl NativeVm {
         Err(Error::refused(&self.name, format!("{cause}; power the guest off and disconnect it first")))
     }
 
-    fn refuse_viewed(&self, gone: &[u128]) -> Result<()> {
+    fn refuse_viewed(&self, gone: &BTreeSet<u128>) -> Result<()> {
         let views = self.views.all();
         let Some(view) = views.iter().find(|view| gone.contains(&view.snapshot)) else { return Ok(()) };
         let state = self.state.borrow();
@@ -180,19 +189,8 @@ impl NativeVm {
         Ok(())
     }
 
-    /// The state without its snapshots, of which there may be many.
     fn head(&self) -> VmState {
-        let state = self.state.borrow();
-        VmState {
-            name: state.name.clone(),
-            id: state.id,
-            disks: state.disks.clone(),
-            snapshots: Vec::new(),
-            current: state.current,
-            last_uid: state.last_uid,
-            last_job: state.last_job,
-            folds: Vec::new(),
-        }
+        head_of(&self.state.borrow())
     }
 
     fn plain_event(&self, kind: EventKind, subject: &str, message: &str) -> Event {
@@ -236,6 +234,8 @@ impl NativeVm {
         }
         let _turn = self.operations.lock().await;
         self.stop_writes(&self.disks(), true).await;
+        let given_up: Vec<u64> = std::mem::take(&mut *self.given_up.borrow_mut()).into_iter().collect();
+        self.store.hold_back(&given_up, false);
         self.store.flush().await
     }
 
@@ -245,5 +245,19 @@ impl NativeVm {
         if stop {
             self.store.drain_writes().await;
         }
+    }
+}
+
+/// A VM without its snapshots, of which there may be many.
+fn head_of(state: &VmState) -> VmState {
+    VmState {
+        name: state.name.clone(),
+        id: state.id,
+        disks: state.disks.clone(),
+        snapshots: Vec::new(),
+        current: state.current,
+        last_uid: state.last_uid,
+        last_job: state.last_job,
+        folds: Vec::new(),
     }
 }

@@ -1,28 +1,22 @@
 //! VMs in a store's catalogue: listed, made, cloned, removed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blk::manifest::{DiskMode, DiskState, NewDisk, SnapshotState, VmState};
 use blk::{Error, Result};
 
-use super::super::change::{Key, Op};
+use super::super::change::Op;
 use super::super::layout::BLOCK;
 use super::super::lineage::DISK_BLOCKS_MAX;
 use super::super::store::Store;
-use super::NativeVm;
-use super::items::{self, KeptSlot, layer_name, node_of, put_snapshot, put_vm, snapshot_key, vm_key};
+use super::items::{self, KeptSlot, layer_name, node_of, put_snapshot, put_vm, vm_key};
+use super::leave::{drop_snapshot, snapshots_per_change};
+use super::{NativeVm, head_of};
 use crate::relocate::refuse_unmovable;
+use crate::tree;
 
 /// Controllers have slots 0 to 15, of which 7 is the controller's own.
 const SLOTS_PER_CONTROLLER: u32 = 15;
-/// Of one record of 128 KiB, what dropped snapshots may take; the rest is for the VM's item and for children that move up.
-const DROPS_BYTES_MAX: usize = 64 << 10;
-
-/// What keeps a change of dropped snapshots inside one record: a key each, and a node for each disk.
-pub(super) fn snapshots_per_change(disks: usize) -> usize {
-    (DROPS_BYTES_MAX / (32 + 16 * disks)).max(1)
-}
-
 /// A VM to make.
 #[derive(Debug, Clone)]
 pub struct NewNativeVm<'a> {
@@ -57,7 +51,7 @@ impl Store {
         let mut state = VmState { name: new.name.to_string(), id, ..VmState::default() };
         let mut ops = Vec::new();
         for wanted in new.disks {
-            let disk = plan_disk(self, &state, wanted, &mut ops)?;
+            let disk = plan_disk(self, &state, &[], wanted, &mut ops)?;
             state.disks.push(disk);
         }
         ops.push(put_vm(&state));
@@ -78,7 +72,7 @@ impl Store {
         let mut ops = Vec::new();
         for disk in disks {
             let wanted = NewDisk { size_bytes: disk.size_bytes, mode: disk.mode, folder: None };
-            let made = plan_disk(self, &state, &wanted, &mut ops)?;
+            let made = plan_disk(self, &state, &[], &wanted, &mut ops)?;
             state.disks.push(DiskState { number: disk.number, slot: disk.slot.clone(), ..made });
         }
         ops.push(put_vm(&state));
@@ -92,9 +86,13 @@ impl Store {
     pub async fn remove_vm(&self, id: u128) -> Result<()> {
         let (state, _) = self.read_vm(id).await?;
         // The latest first: whatever a crash leaves has its parents.
+        let mut gone = BTreeSet::new();
         for some in state.snapshots.rchunks(snapshots_per_change(state.disks.len())) {
-            let ops: Vec<Op> = some.iter().flat_map(|snapshot| drop_snapshot(id, snapshot)).collect();
-            self.change(&ops)?;
+            gone.extend(some.iter().map(|snapshot| snapshot.id));
+            let current = tree::leaving(&state, &gone).current;
+            let head = VmState { current, ..head_of(&state) };
+            let drops = some.iter().flat_map(|snapshot| drop_snapshot(id, snapshot));
+            self.change(&drops.chain([put_vm(&head)]).collect::<Vec<_>>())?;
             self.flush().await?;
         }
         let nodes = state.disks.iter().flat_map(|d| std::iter::once(&d.top).chain(&d.reset_to));
@@ -105,20 +103,16 @@ impl Store {
     }
 }
 
-pub(super) fn drop_snapshot(vm: u128, snapshot: &SnapshotState) -> Vec<Op> {
-    let key: Key = snapshot_key(vm, snapshot.uid);
-    let drops = snapshot.disks.iter().map(|(_, layer)| Op::Drop { node: node_of(layer) });
-    std::iter::once(Op::Delete { key }).chain(drops).collect()
-}
-
 fn new_id(store: &Store) -> u128 {
     u128::from(store.env.random()) << 64 | u128::from(store.env.random())
 }
 
-/// The next free number and slot, and the operations that make the disk.
+/// The next free number and slot, and the operations that make the disk. What snapshots have `kept` is not free: it is a
+/// disk that a revert brings back.
 pub(super) fn plan_disk(
     store: &Store,
     state: &VmState,
+    kept: &[&KeptSlot],
     wanted: &NewDisk,
     ops: &mut Vec<Op>,
 ) -> Result<DiskState> {
@@ -130,12 +124,13 @@ pub(super) fn plan_disk(
         let cause = format!("a native disk lies in its datastore, not in {folder}");
         return Err(Error::refused(&state.name, format!("{cause}; move the VM there, or make a redo VM")));
     }
-    let number = state.disks.iter().map(|d| d.number + 1).max().unwrap_or(0);
+    let numbers = state.disks.iter().map(|d| d.number).chain(kept.iter().map(|k| k.number));
+    let number = numbers.map(|number| number + 1).max().unwrap_or(0);
     let node = store.new_node_id();
     ops.push(Op::Create { node, size_blocks: wanted.size_bytes / BLOCK });
     let mut disk = DiskState {
         number,
-        slot: free_slot(state),
+        slot: free_slot(state, kept),
         mode: wanted.mode,
         size_bytes: wanted.size_bytes,
         top: layer_name(node),
@@ -160,12 +155,13 @@ pub(super) fn freeze(store: &Store, running: u64, ops: &mut Vec<Op>) -> u64 {
     sealed
 }
 
-pub(super) fn free_slot(state: &VmState) -> String {
+fn free_slot(state: &VmState, kept: &[&KeptSlot]) -> String {
     let slot = |n: u32| {
         let (controller, at) = (n / SLOTS_PER_CONTROLLER, n % SLOTS_PER_CONTROLLER);
         format!("scsi{controller}:{}", if at < 7 { at } else { at + 1 })
     };
-    let taken = |slot: &String| state.disks.iter().any(|d| d.slot == *slot);
+    let taken =
+        |slot: &String| state.disks.iter().any(|d| d.slot == *slot) || kept.iter().any(|k| k.slot == *slot);
     (0..).map(slot).find(|slot| !taken(slot)).expect("there are more slots than disks")
 }
 

@@ -1,0 +1,108 @@
+//! Names that leave the tree, in as many changes as that takes: a record holds only so much, and guests have their turn
+//! between two.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blk::Result;
+use blk::manifest::{SnapshotState, VmState};
+
+use super::super::change::{Key, Op};
+use super::NativeVm;
+use super::items::{node_of, snapshot_key};
+
+/// Of one change, of 128 KiB at most: some 300 snapshots of one disk, which are a fraction of a millisecond. One item
+/// more has 4 KiB of description and a few hundred bytes.
+const PART_BYTES: usize = 16 << 10;
+
+/// What keeps a change of dropped snapshots that short: a key each, and a node for each disk.
+pub(super) fn snapshots_per_change(disks: usize) -> usize {
+    (PART_BYTES / (32 + 16 * disks)).max(1)
+}
+
+pub(super) fn drop_snapshot(vm: u128, snapshot: &SnapshotState) -> Vec<Op> {
+    let key: Key = snapshot_key(vm, snapshot.uid);
+    let drops = snapshot.disks.iter().map(|(_, layer)| Op::Drop { node: node_of(layer) });
+    std::iter::once(Op::Delete { key }).chain(drops).collect()
+}
+
+/// One change.
+#[derive(Default)]
+struct Part {
+    ops: Vec<Op>,
+    bytes: usize,
+    moved: BTreeMap<u128, Option<u128>>,
+    gone: BTreeSet<u128>,
+}
+
+impl Part {
+    fn add(&mut self, ops: Vec<Op>) {
+        let bytes = |op: &Op| 32 + if let Op::Put { value, .. } = op { value.len() } else { 0 };
+        self.bytes += ops.iter().map(bytes).sum::<usize>();
+        self.ops.extend(ops);
+    }
+}
+
+impl NativeVm {
+    /// Makes `head` the VM, puts the snapshots in `moved` on other parents, and takes those in `gone` out of the tree, in
+    /// their order. Nobody gets at one of them any more from the first change on. What a crash interrupts is a tree in
+    /// which some have not left yet. Durable after the store's next flush; NoSpace, and nothing is changed.
+    pub(super) async fn let_go(
+        &self,
+        head: VmState,
+        gone: &[SnapshotState],
+        moved: &BTreeMap<u128, Option<u128>>,
+    ) -> Result<()> {
+        self.leaving.borrow_mut().extend(gone.iter().map(|s| s.id));
+        let done = self.let_go_in_parts(&head, gone, moved).await;
+        self.leaving.borrow_mut().clear();
+        done
+    }
+
+    async fn let_go_in_parts(
+        &self,
+        head: &VmState,
+        gone: &[SnapshotState],
+        moved: &BTreeMap<u128, Option<u128>>,
+    ) -> Result<()> {
+        let mut part = Part::default();
+        // Before those above them leave.
+        for (id, parent) in moved {
+            self.end_when_full(head, &mut part).await?;
+            part.add(self.put_under(*id, *parent));
+            part.moved.insert(*id, *parent);
+        }
+        for snapshot in gone {
+            self.end_when_full(head, &mut part).await?;
+            part.add(drop_snapshot(self.id(), snapshot));
+            part.gone.insert(snapshot.id);
+        }
+        self.end(head, part)
+    }
+
+    async fn end_when_full(&self, head: &VmState, part: &mut Part) -> Result<()> {
+        if part.bytes < PART_BYTES {
+            return Ok(());
+        }
+        self.end(head, std::mem::take(part))?;
+        // From here on it has begun: the next change waits for its room.
+        self.env.sleep_us(1).await;
+        self.store.wait_for_room().await
+    }
+
+    fn end(&self, head: &VmState, part: Part) -> Result<()> {
+        self.change(head.clone(), part.ops)?;
+        let (mut state, mut slots) = (self.state.borrow_mut(), self.slots.borrow_mut());
+        state.snapshots.retain(|s| !part.gone.contains(&s.id));
+        for snapshot in &mut state.snapshots {
+            snapshot.parent = part.moved.get(&snapshot.id).copied().unwrap_or(snapshot.parent);
+        }
+        part.gone.iter().for_each(|id| drop(slots.remove(id)));
+        Ok(())
+    }
+
+    fn put_under(&self, id: u128, parent: Option<u128>) -> Vec<Op> {
+        let state = self.state.borrow();
+        let moved = state.snapshots.iter().filter(|s| s.id == id);
+        moved.map(|s| self.put_again(&SnapshotState { parent, ..s.clone() })).collect()
+    }
+}
