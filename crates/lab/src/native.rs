@@ -20,6 +20,7 @@ mod scene;
 pub mod script;
 mod truth;
 mod user;
+pub mod vms;
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

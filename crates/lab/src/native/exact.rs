@@ -10,7 +10,7 @@ use super::scene::{MACHINE, SNAPSHOT, Scene};
 const RELEASED_WITHIN_US: u64 = 10_000_000;
 const LOOK_US: u64 = 1000;
 
-fn judge(report: &Report, when: &str) -> Result<(), String> {
+pub fn judge(report: &Report, when: &str) -> Result<(), String> {
     match report.findings.first() {
         None if report.is_sound() => Ok(()),
         None => Err(format!("check {when}: {} findings", report.more)),
@@ -47,18 +47,28 @@ impl Scene {
 
     /// Nothing dropped is left, and what it held is free.
     pub async fn wait_for_space(&self) -> Result<(), String> {
+        match self.wait_for_hidden().await?.as_slice() {
+            [] => Ok(()),
+            hidden => Err(format!("hidden states are left: {hidden:?}")),
+        }
+    }
+
+    /// What is dropped and nobody needs is free. Answers the states that several others rest on.
+    pub async fn wait_for_hidden(&self) -> Result<Vec<u64>, String> {
         let mut waited_us = 0;
-        while !self.store.dropped_nodes().is_empty() || self.store.store_use().waiting > 0 {
+        loop {
+            let (dropped, space) = (self.store.dropped_nodes(), self.store.store_use());
+            if self.store.left_to_reclaim(&dropped).is_empty() && space.waiting == 0 {
+                return Ok(dropped);
+            }
             if let Some(e) = self.store.broken() {
                 return Err(format!("while space is given back: {e}"));
             }
             if waited_us > RELEASED_WITHIN_US {
-                let (dropped, space) = (self.store.dropped_nodes(), self.store.store_use());
                 return Err(format!("space does not come back: dropped {dropped:?}, {space:?}"));
             }
             self.env.sleep_us(LOOK_US).await;
             waited_us += LOOK_US;
         }
-        Ok(())
     }
 }

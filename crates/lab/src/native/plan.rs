@@ -12,8 +12,10 @@ const JOURNAL_PAGES: u64 = engine::native::journal::JOURNAL_PAGES_MIN;
 /// Groups of a store on a device that cannot grow.
 const FIXED_BLOCKS: u64 = 1200;
 
-/// One seed of so many checkpoints all the time.
+/// One seed of so many checkpoints all the time, and one takes.
 const EAGER_EVERY: u64 = 5;
+/// Events of a verb in which its cut falls: 1, 2, 4 ... 256; a checkpoint has some hundred, its guests' included.
+const AIMED_BITS_MAX: u64 = 8;
 /// Of what the scripted plan leaves to chance.
 const SCRIPTED_SEED: u64 = 4;
 
@@ -51,6 +53,15 @@ pub enum Ground {
     Device(u64),
 }
 
+/// What the power goes in, mostly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aim {
+    Anything,
+    Checkpoints,
+    /// And each snapshot is looked at twice as soon as it is sealed.
+    Takes,
+}
+
 pub struct Plan {
     pub seed: u64,
     pub world: sim::Options,
@@ -82,22 +93,49 @@ pub struct Plan {
     pub machines_max: usize,
     /// The power goes.
     pub cuts: bool,
+    pub aim: Aim,
 }
 
 impl Plan {
     pub fn draw(seed: u64, defects: Defects) -> Plan {
         let plan = Plan::draw_any(seed, defects);
-        if !seed.is_multiple_of(EAGER_EVERY) {
-            return plan;
+        match seed % EAGER_EVERY {
+            0 => plan.checkpointing(),
+            1 => plan.taking(),
+            _ => plan,
         }
-        // Checkpoints without end, over few blocks that are written again and again and seldom flushed: what is merged
-        // is overwritten while the checkpoint is under way.
-        let options = StoreOptions { pending_runs_max: 4, flush_us: 1_000_000, ..plan.options };
-        let steps = Steps { checkpoint: 20, ..plan.steps };
-        let mix = Mix { write: 12, flush: 2, ..plan.mix };
-        let (hot_sectors, write_sectors_max) = (plan.hot_sectors.min(64), plan.write_sectors_max.min(16));
-        let (guests, user_steps) = (plan.guests.max(4), 14);
-        Plan { options, steps, mix, hot_sectors, write_sectors_max, guests, user_steps, ..plan }
+    }
+
+    /// Checkpoints without end, each right after a flush, and no other flushes, over few blocks that are written again and
+    /// again: what is merged is overwritten while the checkpoint is under way.
+    fn checkpointing(self) -> Plan {
+        let options = StoreOptions { pending_runs_max: 4, flush_us: 1_000_000, ..self.options };
+        let steps = Steps { checkpoint: 20, ..self.steps };
+        let mix = Mix { write: 12, flush: 0, ..self.mix };
+        let (hot_sectors, write_sectors_max) = (self.hot_sectors.min(32), self.write_sectors_max.min(16));
+        let (guests, user_steps, aim) = (self.guests.max(4), 14, Aim::Checkpoints);
+        Plan { options, steps, mix, hot_sectors, write_sectors_max, guests, user_steps, aim, ..self }
+    }
+
+    /// Takes without end, over few blocks that are soon overwritten in place: such a write is under way at every take.
+    fn taking(self) -> Plan {
+        let options = StoreOptions { flush_us: 300, ..self.options };
+        let steps = Steps { take: 20, remove: 8, ..self.steps };
+        let mix = Mix { write: 12, flush: 4, ..self.mix };
+        let (hot_sectors, write_sectors_max) = (self.hot_sectors.min(64), self.write_sectors_max.min(16));
+        let (guests, operations, user_steps, aim) = (8, self.operations.max(60), 14, Aim::Takes);
+        Plan {
+            options,
+            steps,
+            mix,
+            hot_sectors,
+            write_sectors_max,
+            guests,
+            operations,
+            user_steps,
+            aim,
+            ..self
+        }
     }
 
     fn draw_any(seed: u64, defects: Defects) -> Plan {
@@ -144,6 +182,7 @@ impl Plan {
             snapshots_max: rng.between(1, 8) as usize,
             machines_max: 3,
             cuts: true,
+            aim: Aim::Anything,
         }
     }
 
@@ -160,6 +199,7 @@ impl Plan {
             snapshots_max: 64,
             machines_max: 6,
             cuts: false,
+            aim: Aim::Anything,
             steps,
             ..plan
         }
@@ -187,6 +227,7 @@ impl Plan {
             snapshots_max: 64,
             machines_max: 8,
             cuts: false,
+            aim: Aim::Anything,
             ..plan
         }
     }
@@ -199,12 +240,16 @@ impl Plan {
         )
     }
 
+    pub fn may_cut(&self, boot: u64) -> bool {
+        self.cuts && boot + 1 < self.boots
+    }
+
     /// Schedules the boot's cut where it falls into `part`.
     pub fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
         if part == Part::Work {
             world.cancel_cut();
         }
-        if boot + 1 == self.boots || !self.cuts {
+        if !self.may_cut(boot) {
             return;
         }
         let mut rng = self.rng(boot, 1 << 32);
@@ -223,6 +268,12 @@ impl Plan {
             world.cut_at(cut);
         }
     }
+}
+
+/// A cut soon after the call: of what begins then.
+pub fn soon(rng: &mut Rng) -> Cut {
+    let events = 1 << rng.below(AIMED_BITS_MAX + 1);
+    Cut::Event(1 + rng.below(events))
 }
 
 /// The two parts of a boot.

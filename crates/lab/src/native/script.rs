@@ -63,7 +63,7 @@ pub const OPERATIONS: [Operation; 15] = [
 ];
 
 /// How one I/O goes wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Trouble {
     Once,
     FromThenOn,
@@ -180,7 +180,7 @@ impl Script {
 }
 
 /// Submitted so far; a rule counts all but timers.
-fn ios(world: &SimWorld) -> u64 {
+pub fn ios(world: &SimWorld) -> u64 {
     OpKind::ALL.iter().filter(|kind| **kind != OpKind::Timer).map(|kind| world.count(*kind).submitted).sum()
 }
 

@@ -2,11 +2,12 @@
 
 use std::rc::Rc;
 
+use blk::volume::Volume;
 use engine::Defect;
 use engine::native::change::Op;
 use sim::Rng;
 
-use super::plan::Steps;
+use super::plan::{Aim, Steps, soon};
 use super::scene::{MACHINE, SNAPSHOT, Scene, key, put};
 use super::truth::{DiskTruth, MachineTruth, Move, SnapshotTruth, Standing};
 use crate::crash::watch::tell;
@@ -14,6 +15,8 @@ use crate::oracle::DiskModel;
 
 /// The sequence numbers of a branch begin at its number times this: they are told from those of all others.
 const BRANCH_SEQUENCES: u64 = 1 << 40;
+/// Of so many verbs of the kind that a plan aims at one is cut.
+const AIMED_EVERY: u64 = 4;
 /// Blocks a disk may grow by.
 const GROWN_BLOCKS_MAX: u64 = 12;
 
@@ -126,7 +129,21 @@ impl User {
             truth.snapshots.get_mut(&number).expect("taken").standing = Standing::There;
         }
         self.scene.mark("taken");
+        if self.scene.plan.aim == Aim::Takes {
+            // What is still on its way into a state that claims to be sealed shows at the second look.
+            self.scene.look(number).await?;
+            self.scene.env.sleep_us(self.rng.below(200)).await;
+            return self.scene.look(number).await.map(drop);
+        }
         if self.rng.below(3) == 0 { self.scene.look(number).await.map(drop) } else { Ok(()) }
+    }
+
+    /// Now and then the power goes in what begins now.
+    fn aim(&mut self, aim: Aim) {
+        let plan = &self.scene.plan;
+        if plan.aim == aim && plan.may_cut(self.scene.boot) && self.rng.below(AIMED_EVERY) == 0 {
+            self.scene.world.cut_at(soon(&mut self.rng));
+        }
     }
 
     fn note_take(&self, machine: u64, number: u64, nodes: Vec<u64>, began: Vec<u64>) {
@@ -288,6 +305,10 @@ impl User {
     }
 
     pub async fn checkpoint(&mut self) -> Result<(), String> {
+        if self.scene.plan.aim == Aim::Checkpoints {
+            self.flush_one().await?;
+            self.aim(Aim::Checkpoints);
+        }
         self.scene.truth.borrow_mut().doing.checkpointing = true;
         let written = self.scene.store.checkpoint().await;
         self.scene.truth.borrow_mut().doing.checkpointing = false;
@@ -296,6 +317,17 @@ impl User {
             Err(e) if e.is_no_space() => self.scene.mark("a checkpoint found no space"),
             Err(e) => return Err(format!("checkpoint: {e}")),
         }
+        Ok(())
+    }
+
+    /// A guest's flush, of any disk.
+    async fn flush_one(&mut self) -> Result<(), String> {
+        let machine = self.any_machine();
+        let disks = self.scene.machine(machine).disks.borrow().clone();
+        let index = self.rng.below(disks.len() as u64) as usize;
+        let began = self.scene.truth.borrow_mut().model(machine, index).flush_begins();
+        disks[index].clone().flush().await.map_err(|e| format!("flush: {e}"))?;
+        self.scene.truth.borrow_mut().model(machine, index).flushed(began);
         Ok(())
     }
 

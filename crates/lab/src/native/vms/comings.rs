@@ -1,0 +1,198 @@
+//! VMs and disks that come, grow and go.
+
+use std::rc::Rc;
+
+use blk::ErrorKind;
+use blk::manifest::{DiskMode, NewDisk};
+use engine::Machine;
+use engine::native::NewNativeVm;
+use engine::native::layout::BLOCK;
+
+use super::shape::{DiskShape, Shape};
+use super::stage::Running;
+use super::truth::{Content, Outcome, VmTruth};
+use super::user::{MODES, User};
+
+/// VMs there may be at once, and disks of one.
+const VMS_MAX: usize = 4;
+const DISKS_MAX: usize = 4;
+/// Blocks of a new disk, and those it may grow by.
+const BLOCKS_MAX: u64 = 24;
+const GROWN_BLOCKS_MAX: u64 = 8;
+
+fn zeros(bytes: u64) -> Content {
+    Rc::new(vec![0; bytes as usize])
+}
+
+impl User {
+    fn new_disk(&mut self) -> NewDisk {
+        let mode =
+            if self.rng.coin() { DiskMode::Persistent } else { *self.rng.pick(&MODES).expect("three") };
+        NewDisk { size_bytes: self.rng.between(1, BLOCKS_MAX) * BLOCK, mode, folder: None }
+    }
+
+    fn is_full(&self) -> bool {
+        self.stage.truth.borrow().vms.len() >= VMS_MAX
+    }
+
+    /// A VM that is not there yet, and is to be `made`.
+    fn expect_vm(&self, prefix: &str, made: Outcome) -> String {
+        let mut truth = self.stage.truth.borrow_mut();
+        let name = format!("{prefix}{}", truth.next_ordinal());
+        truth.vms.insert(name.clone(), VmTruth { ahead: vec![made], ..VmTruth::default() });
+        name
+    }
+
+    async fn came(&self, name: &str, id: blk::Result<u128>) -> Result<(), String> {
+        match id {
+            Ok(id) => {
+                self.stage.truth.borrow_mut().arrive(name, None);
+                let running = self.stage.serve(id).await?;
+                self.stage.check_shape(name)?;
+                running.start().await
+            }
+            Err(e) if e.is_no_space() || e.kind == ErrorKind::Refused => {
+                self.stage.truth.borrow_mut().stay(name);
+                Ok(())
+            }
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    pub async fn create(&mut self) -> Result<(), String> {
+        if self.is_full() {
+            return Ok(());
+        }
+        let disks: Vec<NewDisk> = (0..self.rng.between(1, 2)).map(|_| self.new_disk()).collect();
+        let mut made = Outcome { shape: Some(Shape::default()), ..Outcome::default() };
+        disks.iter().for_each(|disk| add(&mut made, disk, &[]));
+        let name = self.expect_vm("v", made);
+        let id = self.stage.scene.store.create_vm(NewNativeVm { name: &name, disks: &disks }).await;
+        self.came(&name, id).await
+    }
+
+    pub(super) async fn clone_one(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        let Some(snapshot) = self.any_snapshot(self.shape(vm).snapshots.keys().cloned().collect()) else {
+            return Ok(());
+        };
+        if self.is_full() {
+            return Ok(());
+        }
+        let made = {
+            let truth = self.stage.truth.borrow();
+            let disks = truth.sealed[&snapshot].disks.clone();
+            let shape = Shape { disks, ..Shape::default() };
+            Outcome { shape: Some(shape), fixed: truth.contents(&snapshot), ..Outcome::default() }
+        };
+        let name = self.expect_vm("c", made);
+        let id = vm.vm.clone_to(&snapshot, &name).await;
+        self.came(&name, id).await
+    }
+
+    /// One of them stays.
+    pub(super) async fn remove(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        if self.stage.running.borrow().len() == 1 {
+            return Ok(());
+        }
+        vm.stop().await;
+        self.bring_to_rest(vm).await?;
+        let shape = self.shape(vm);
+        let mut ahead = vec![Outcome::default()];
+        if !shape.snapshots.is_empty() {
+            let bare = Shape { disks: shape.disks, ..Shape::default() };
+            ahead.insert(0, self.ahead(vm, bare));
+        }
+        self.expect(vm, ahead);
+        let id = vm.vm.id();
+        self.stage.running.borrow_mut().remove(&vm.name);
+        match self.stage.scene.store.remove_vm(id).await {
+            Ok(()) => self.stage.truth.borrow_mut().arrive(&vm.name, None),
+            Err(e) if e.is_no_space() => {
+                self.stage.serve(id).await?;
+                self.stage.find(&vm.name).await?;
+                self.stage.running(&vm.name).start().await?;
+            }
+            Err(e) => return Err(e.to_string()),
+        }
+        Ok(())
+    }
+
+    async fn bring_to_rest(&self, vm: &Running) -> Result<(), String> {
+        vm.vm.close().await.map_err(|e| format!("closing it: {e}"))?;
+        let mut truth = self.stage.truth.borrow_mut();
+        for model in truth.vm(&vm.name).models.values_mut() {
+            let now = model.flush_begins();
+            model.flushed(now);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn reopen(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        self.bring_to_rest(vm).await?;
+        let again = self.stage.serve(vm.vm.id()).await?;
+        self.stage.find(&vm.name).await?;
+        again.start().await
+    }
+
+    pub(super) async fn add_disk(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        let shape = self.shape(vm);
+        if shape.disks.len() >= DISKS_MAX {
+            return Ok(());
+        }
+        let wanted = self.new_disk();
+        let mut next = self.ahead(vm, shape.clone());
+        let kept = self.kept_slots(&shape);
+        add(&mut next, &wanted, &kept);
+        self.expect(vm, vec![next]);
+        let result = vm.vm.clone().add_disk(&wanted).await;
+        let Some(disk) = self.settle(vm, result)? else { return Ok(()) };
+        let machine: &dyn Machine = &*vm.vm;
+        let entered = machine.attach(disk.number, "guest").await.map_err(|e| e.to_string())?;
+        vm.attached.borrow_mut().insert(disk.number, entered);
+        Ok(())
+    }
+
+    /// Of disks that snapshots of the VM have.
+    fn kept_slots(&self, shape: &Shape) -> Vec<String> {
+        let truth = self.stage.truth.borrow();
+        let disks = shape.snapshots.keys().flat_map(|name| truth.sealed[name].disks.values());
+        disks.map(|disk| disk.slot.clone()).collect()
+    }
+
+    pub(super) async fn remove_disk(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        let mut shape = self.shape(vm);
+        let numbers: Vec<u32> = shape.disks.keys().copied().collect();
+        let Some(number) = self.rng.pick(&numbers).copied().filter(|_| numbers.len() > 1) else {
+            return Ok(());
+        };
+        shape.disks.remove(&number);
+        let mut next = self.ahead(vm, shape);
+        next.resets.remove(&number);
+        self.expect(vm, vec![next]);
+        let result = vm.vm.clone().remove_disk(number, true).await;
+        self.settle(vm, result).map(drop)
+    }
+
+    pub(super) async fn grow(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        let mut shape = self.shape(vm);
+        let numbers: Vec<u32> = shape.disks.keys().copied().collect();
+        let Some(number) = self.rng.pick(&numbers).copied() else { return Ok(()) };
+        let disk = shape.disks.get_mut(&number).expect("it is there");
+        disk.size_bytes += self.rng.between(1, GROWN_BLOCKS_MAX) * BLOCK;
+        let size_bytes = disk.size_bytes;
+        self.expect(vm, vec![self.ahead(vm, shape)]);
+        let result = vm.vm.clone().grow_disk(number, size_bytes).await;
+        self.settle(vm, result).map(drop)
+    }
+}
+
+/// One more disk, empty.
+fn add(made: &mut Outcome, wanted: &NewDisk, kept: &[String]) {
+    let shape = made.shape.as_mut().expect("it is there");
+    let (number, slot) = (shape.next_number(), shape.free_slot(kept));
+    shape.disks.insert(number, DiskShape { slot, mode: wanted.mode, size_bytes: wanted.size_bytes });
+    made.fixed.insert(number, zeros(wanted.size_bytes));
+    if wanted.mode == DiskMode::IndependentNonpersistent {
+        made.resets.insert(number, zeros(wanted.size_bytes));
+    }
+}

@@ -1,0 +1,121 @@
+//! What a VM is, apart from what its disks show, and what each verb makes of it.
+
+use std::collections::BTreeMap;
+
+use blk::manifest::{DiskMode, VmState};
+
+/// Controllers have slots 0 to 15, of which 7 is the controller's own.
+const SLOTS: u32 = 16;
+const OWN_SLOT: u32 = 7;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskShape {
+    pub slot: String,
+    pub mode: DiskMode,
+    pub size_bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotShape {
+    pub parent: Option<String>,
+    /// Numbers of its disks, rising.
+    pub disks: Vec<u32>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Shape {
+    pub disks: BTreeMap<u32, DiskShape>,
+    /// By name.
+    pub snapshots: BTreeMap<String, SnapshotShape>,
+    pub current: Option<String>,
+}
+
+impl Shape {
+    /// Of a VM as the store has it. An error is a state that no verb makes.
+    pub fn of(state: &VmState) -> Result<Shape, String> {
+        let name = |id: Option<u128>| match id {
+            None => Ok(None),
+            Some(id) => match state.snapshots.iter().find(|s| s.id == id) {
+                Some(found) => Ok(Some(found.name.clone())),
+                None => {
+                    Err(format!("VM {}: it speaks of snapshot {id:032x}, which is not there", state.name))
+                }
+            },
+        };
+        let mut snapshots = BTreeMap::new();
+        for snapshot in &state.snapshots {
+            let mut disks: Vec<u32> = snapshot.disks.iter().map(|(number, _)| *number).collect();
+            disks.sort_unstable();
+            snapshots.insert(snapshot.name.clone(), SnapshotShape { parent: name(snapshot.parent)?, disks });
+        }
+        let disks = state.disks.iter().map(|disk| {
+            let shape = DiskShape { slot: disk.slot.clone(), mode: disk.mode, size_bytes: disk.size_bytes };
+            (disk.number, shape)
+        });
+        Ok(Shape { disks: disks.collect(), snapshots, current: name(state.current)? })
+    }
+
+    pub fn persistent(&self) -> Vec<u32> {
+        let persistent = self.disks.iter().filter(|(_, disk)| disk.mode == DiskMode::Persistent);
+        persistent.map(|(number, _)| *number).collect()
+    }
+
+    pub fn taken(&self, name: &str) -> Shape {
+        let mut next = self.clone();
+        let snapshot = SnapshotShape { parent: self.current.clone(), disks: self.persistent() };
+        next.snapshots.insert(name.to_string(), snapshot);
+        next.current = Some(name.to_string());
+        next
+    }
+
+    /// The disks are those of the snapshot; others stay as they are.
+    pub fn reverted(&self, to: &str, disks: &BTreeMap<u32, DiskShape>) -> Shape {
+        let mut next = self.clone();
+        next.current = Some(to.to_string());
+        for (number, then) in disks {
+            next.disks.entry(*number).or_insert_with(|| then.clone()).size_bytes = then.size_bytes;
+        }
+        next
+    }
+
+    /// Their children move up.
+    pub fn committed(&self, gone: &[String]) -> Shape {
+        let up = |mut name: Option<String>| {
+            while let Some(n) = name.clone().filter(|n| gone.contains(n)) {
+                name = self.snapshots[&n].parent.clone();
+            }
+            name
+        };
+        let mut next = self.clone();
+        next.snapshots.retain(|name, _| !gone.contains(name));
+        next.snapshots.values_mut().for_each(|s| s.parent = up(s.parent.take()));
+        next.current = up(next.current.take());
+        next
+    }
+
+    /// From the latest of the running state's snapshots up to the first.
+    pub fn running_names(&self) -> Vec<String> {
+        let above = |name: &String| self.snapshots[name].parent.clone();
+        std::iter::successors(self.current.clone(), above).collect()
+    }
+
+    /// A snapshot and all that descend from it.
+    pub fn with_later(&self, name: &str) -> Vec<String> {
+        let above = |at: &String| self.snapshots[at].parent.clone();
+        let descends = |at: &String| std::iter::successors(Some(at.clone()), above).any(|at| at == name);
+        self.snapshots.keys().filter(|at| descends(at)).cloned().collect()
+    }
+
+    /// Numbers are not given twice as long as anything has the disk.
+    pub fn next_number(&self) -> u32 {
+        let kept = self.snapshots.values().flat_map(|s| s.disks.iter());
+        self.disks.keys().chain(kept).map(|number| number + 1).max().unwrap_or(0)
+    }
+
+    /// The first that no disk has, and none of `kept`.
+    pub fn free_slot(&self, kept: &[String]) -> String {
+        let slots = (0..SLOTS).filter(|slot| *slot != OWN_SLOT).map(|slot| format!("scsi0:{slot}"));
+        let taken = |slot: &String| self.disks.values().any(|d| d.slot == *slot) || kept.contains(slot);
+        slots.into_iter().find(|slot| !taken(slot)).expect("few disks")
+    }
+}

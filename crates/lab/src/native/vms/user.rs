@@ -1,0 +1,348 @@
+//! The user: every verb of a native VM, as the daemon calls it. What it is to do is noted before it begins.
+
+use std::rc::Rc;
+
+use blk::ErrorKind;
+use blk::manifest::DiskMode;
+use blk::volume::Volume;
+use engine::{CommitWhat, Job};
+use sim::Rng;
+
+use super::shape::Shape;
+use super::stage::{Running, Stage, read_all};
+use super::truth::{Outcome, Sealed};
+use crate::native::plan::soon;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    Take,
+    CommitOne,
+    CommitAll,
+    Revert,
+    RevertKeeping,
+    DiscardRunning,
+    DiscardSide,
+    Clone,
+    Create,
+    Remove,
+    AddDisk,
+    RemoveDisk,
+    Grow,
+    SetMode,
+    Reset,
+    Reopen,
+    Checkpoint,
+}
+
+/// Each with how often it comes, and what a cut in it is called.
+pub const VERBS: [(Verb, u64, &str); 17] = [
+    (Verb::Take, 8, "cut in a take"),
+    (Verb::CommitOne, 3, "cut in a commit"),
+    (Verb::CommitAll, 1, "cut in a commit of all"),
+    (Verb::Revert, 3, "cut in a revert"),
+    (Verb::RevertKeeping, 2, "cut in a revert with a take"),
+    (Verb::DiscardRunning, 2, "cut in a discard of the running branch"),
+    (Verb::DiscardSide, 1, "cut in a discard of a side branch"),
+    (Verb::Clone, 2, "cut in a clone"),
+    (Verb::Create, 1, "cut in a creation"),
+    (Verb::Remove, 3, "cut in a removal"),
+    (Verb::AddDisk, 2, "cut while a disk comes"),
+    (Verb::RemoveDisk, 1, "cut while a disk goes"),
+    (Verb::Grow, 2, "cut while a disk grows"),
+    (Verb::SetMode, 2, "cut in a change of modes"),
+    (Verb::Reset, 2, "cut in a reset"),
+    (Verb::Reopen, 1, "cut while a VM is closed"),
+    (Verb::Checkpoint, 2, "cut in a checkpoint"),
+];
+
+pub const MODES: [DiskMode; 3] =
+    [DiskMode::Persistent, DiskMode::IndependentPersistent, DiskMode::IndependentNonpersistent];
+
+pub struct User {
+    pub stage: Rc<Stage>,
+    pub rng: Rng,
+    /// All verbs are of this VM, and not of any.
+    pub only: Option<&'static str>,
+}
+
+impl User {
+    /// The power goes in the verb number `cut_in`.
+    pub async fn run(mut self, steps: u64, cut_in: Option<u64>) -> Result<(), String> {
+        let shares: u64 = VERBS.iter().map(|(_, share, _)| share).sum();
+        for step in 0..steps {
+            self.stage.env.sleep_us(self.rng.below(2000)).await;
+            let mut at = self.rng.below(shares);
+            let verb = VERBS.iter().find(|(_, share, _)| {
+                let hit = at < *share;
+                at = at.wrapping_sub(*share);
+                hit
+            });
+            if cut_in == Some(step) {
+                self.stage.world.cut_at(soon(&mut self.rng));
+            }
+            self.act(verb.expect("within the sum").0).await?;
+        }
+        Ok(())
+    }
+
+    pub async fn act(&mut self, verb: Verb) -> Result<(), String> {
+        let label = VERBS.iter().find(|(v, ..)| *v == verb).map(|(.., label)| *label);
+        self.stage.truth.borrow_mut().doing = label;
+        let name = self.any_vm();
+        let running = self.stage.running(&name);
+        let done = match verb {
+            Verb::Take => self.take(&running).await,
+            Verb::CommitOne | Verb::CommitAll => self.commit(&running, verb).await,
+            Verb::Clone => self.clone_one(&running).await,
+            Verb::Create => self.create().await,
+            Verb::Remove => self.remove(&running).await,
+            Verb::AddDisk => self.add_disk(&running).await,
+            Verb::Grow => self.grow(&running).await,
+            Verb::Checkpoint => self.checkpoint().await,
+            _ => self.powered_off(&running, verb).await,
+        };
+        self.stage.truth.borrow_mut().doing = None;
+        done.map_err(|e| format!("{verb:?} of VM {}: {e}", running.name))
+    }
+
+    /// Verbs that no guest may be attached for.
+    async fn powered_off(&mut self, running: &Rc<Running>, verb: Verb) -> Result<(), String> {
+        running.stop().await;
+        match verb {
+            Verb::Revert => self.revert(running, false).await?,
+            Verb::RevertKeeping => self.revert(running, true).await?,
+            Verb::DiscardRunning => self.discard(running, true).await?,
+            Verb::DiscardSide => self.discard(running, false).await?,
+            Verb::RemoveDisk => self.remove_disk(running).await?,
+            Verb::SetMode => self.set_mode(running).await?,
+            Verb::Reset => self.reset(running).await?,
+            _ => return self.reopen(running).await,
+        }
+        running.start().await
+    }
+
+    fn any_vm(&mut self) -> String {
+        if let Some(only) = self.only {
+            return only.to_string();
+        }
+        let names: Vec<String> = self.stage.running.borrow().keys().cloned().collect();
+        self.rng.pick(&names).expect("one stays").clone()
+    }
+
+    pub(super) fn any_snapshot(&mut self, names: Vec<String>) -> Option<String> {
+        self.rng.pick(&names).cloned()
+    }
+
+    pub(super) fn shape(&self, vm: &Running) -> Shape {
+        self.stage.truth.borrow().shape(&vm.name)
+    }
+
+    /// The present with another shape.
+    pub(super) fn ahead(&self, vm: &Running, shape: Shape) -> Outcome {
+        Outcome { shape: Some(shape), ..self.stage.truth.borrow().vms[&vm.name].now.clone() }
+    }
+
+    pub(super) fn expect(&self, vm: &Running, ahead: Vec<Outcome>) {
+        self.stage.truth.borrow_mut().vm(&vm.name).ahead = ahead;
+    }
+
+    /// What has come of a verb: all of it, or, when it was refused or found no space, nothing.
+    pub(super) fn settle<T>(&self, vm: &Running, result: blk::Result<T>) -> Result<Option<T>, String> {
+        let done = match result {
+            Ok(done) => Some(done),
+            Err(e) if e.is_no_space() || e.kind == ErrorKind::Refused => None,
+            Err(e) => return Err(e.to_string()),
+        };
+        {
+            let mut truth = self.stage.truth.borrow_mut();
+            match done.is_some() {
+                true => truth.arrive(&vm.name, None),
+                false => truth.stay(&vm.name),
+            }
+        }
+        self.stage.world.mark(if done.is_some() { "done" } else { "refused" });
+        self.stage.check_shape(&vm.name)?;
+        Ok(done)
+    }
+
+    /// A new name, known from before its take begins; and the shape with it.
+    fn begin_take(&self, vm: &Running) -> (String, Shape) {
+        let shape = self.shape(vm);
+        let mut truth = self.stage.truth.borrow_mut();
+        let name = format!("s{}", truth.next_ordinal());
+        let numbers = shape.persistent();
+        let began = truth.ticks(&vm.name, &numbers);
+        let disks = numbers.iter().map(|number| (*number, shape.disks[number].clone())).collect();
+        truth.sealed.insert(name.clone(), Sealed { disks, began, ..Sealed::default() });
+        let taken = shape.taken(&name);
+        (name, taken)
+    }
+
+    fn end_take(&self, vm: &Running, name: &str) {
+        let mut truth = self.stage.truth.borrow_mut();
+        let numbers: Vec<u32> = truth.sealed[name].began.keys().copied().collect();
+        let ended = truth.ticks(&vm.name, &numbers);
+        truth.sealed.get_mut(name).expect("begun").ended = Some(ended);
+    }
+
+    async fn take(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        if self.shape(vm).snapshots.len() >= self.stage.plan.snapshots_max {
+            return self.commit(vm, Verb::CommitOne).await;
+        }
+        if self.shape(vm).persistent().is_empty() {
+            return Ok(());
+        }
+        let (name, shape) = self.begin_take(vm);
+        self.expect(vm, vec![self.ahead(vm, shape)]);
+        let result = vm.vm.take(&name, "").await;
+        self.end_take(vm, &name);
+        if self.settle(vm, result)?.is_none() {
+            return Ok(());
+        }
+        // What is still on its way into a state that claims to be sealed shows at the second look.
+        self.stage.look(&vm.name, &name).await?;
+        self.stage.env.sleep_us(self.rng.below(200)).await;
+        self.stage.look(&vm.name, &name).await
+    }
+
+    async fn commit(&mut self, vm: &Rc<Running>, verb: Verb) -> Result<(), String> {
+        let shape = self.shape(vm);
+        let one = self.any_snapshot(shape.snapshots.keys().cloned().collect());
+        match (verb, one) {
+            (Verb::CommitAll, _) => self.commit_names(vm, CommitWhat::All, shape.running_names()).await?,
+            (_, Some(one)) => self.commit_names(vm, CommitWhat::One(one.clone()), vec![one]).await?,
+            (_, None) => {}
+        }
+        match self.rng.below(4) {
+            // What was cancelled.
+            0 => self.commit_names(vm, CommitWhat::Unowned, Vec::new()).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn commit_names(
+        &mut self,
+        vm: &Rc<Running>,
+        what: CommitWhat,
+        gone: Vec<String>,
+    ) -> Result<(), String> {
+        let shape = self.shape(vm);
+        self.expect(vm, vec![self.ahead(vm, shape.committed(&gone))]);
+        let result = vm.vm.commit(&what).await;
+        match self.settle(vm, result)? {
+            Some(job) => self.meddle(&job).await,
+            None => Ok(()),
+        }
+    }
+
+    /// A user watches a job.
+    async fn meddle(&mut self, job: &Job) -> Result<(), String> {
+        let asked = match self.rng.below(4) {
+            0 => job.cancel(),
+            1 => job.pause(),
+            _ => Ok(()),
+        };
+        self.stage.env.sleep_us(self.rng.below(2000)).await;
+        if asked.is_ok() && self.rng.coin() {
+            // One that is over needs none.
+            let _ = job.resume();
+        }
+        Ok(())
+    }
+
+    async fn revert(&mut self, vm: &Rc<Running>, keeping: bool) -> Result<(), String> {
+        let Some(to) = self.any_snapshot(self.shape(vm).snapshots.keys().cloned().collect()) else {
+            return Ok(());
+        };
+        let keeps = (keeping && !self.shape(vm).persistent().is_empty()).then(|| self.begin_take(vm));
+        let mut ahead: Vec<Outcome> = keeps.iter().map(|(_, shape)| self.ahead(vm, shape.clone())).collect();
+        let before = keeps.as_ref().map_or_else(|| self.shape(vm), |(_, shape)| shape.clone());
+        ahead.push(self.on_ground_of(vm, &before, &to));
+        self.expect(vm, ahead);
+        let first = keeps.as_ref().map(|(name, _)| name.as_str());
+        let result = vm.vm.revert(Some(&to), first).await;
+        if let Some(first) = first.filter(|_| result.is_ok()) {
+            // While the models know the time before.
+            self.end_take(vm, first);
+            self.stage.look(&vm.name, first).await?;
+        }
+        self.settle(vm, result).map(drop)
+    }
+
+    /// The disks that a snapshot has show what it shows.
+    fn on_ground_of(&self, vm: &Running, before: &Shape, to: &str) -> Outcome {
+        let truth = self.stage.truth.borrow();
+        let shape = before.reverted(to, &truth.sealed[to].disks);
+        drop(truth);
+        Outcome { fixed: self.stage.truth.borrow().contents(to), ..self.ahead(vm, shape) }
+    }
+
+    async fn discard(&mut self, vm: &Rc<Running>, running: bool) -> Result<(), String> {
+        let shape = self.shape(vm);
+        let on_way = shape.running_names();
+        let fits = shape.snapshots.keys().filter(|name| on_way.contains(name) == running).cloned().collect();
+        let Some(wanted) = self.any_snapshot(fits) else { return Ok(()) };
+        let gone = shape.with_later(&wanted);
+        let mut last = self.ahead(vm, shape.clone());
+        let mut ahead = Vec::new();
+        if running {
+            last = self.on_ground_of(vm, &shape, &wanted);
+            let moved = last.shape.as_mut().expect("it stays");
+            moved.current = shape.snapshots[&wanted].parent.clone();
+            ahead.push(last.clone());
+        }
+        last.shape.as_mut().expect("it stays").snapshots.retain(|name, _| !gone.contains(name));
+        ahead.push(last);
+        self.expect(vm, ahead);
+        let result = vm.vm.discard(&wanted).await;
+        self.settle(vm, result).map(drop)
+    }
+
+    async fn reset(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        let now = self.ahead(vm, self.shape(vm));
+        let mut fixed = now.resets.clone();
+        for (number, content) in &mut fixed {
+            // One that has grown since stays as large.
+            let size_bytes = now.shape.as_ref().expect("it is there").disks[number].size_bytes as usize;
+            Rc::make_mut(content).resize(size_bytes, 0);
+        }
+        self.expect(vm, vec![Outcome { fixed, ..now }]);
+        let result = vm.vm.reset().await;
+        self.settle(vm, result).map(drop)
+    }
+
+    async fn set_mode(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        let numbers: Vec<u32> = self.shape(vm).disks.keys().copied().collect();
+        let Some(number) = self.rng.pick(&numbers).copied() else { return Ok(()) };
+        let mode = *self.rng.pick(&MODES).expect("three");
+        self.change_mode(vm, number, mode).await
+    }
+
+    /// Of a disk that nobody is attached to; what was written to it becomes durable before.
+    pub async fn change_mode(&self, vm: &Rc<Running>, number: u32, mode: DiskMode) -> Result<(), String> {
+        let disk = vm.vm.disk(number).map_err(|e| e.to_string())?;
+        let began = self.stage.truth.borrow_mut().model(&vm.name, number).flush_begins();
+        disk.clone().flush().await.map_err(|e| e.to_string())?;
+        self.stage.truth.borrow_mut().model(&vm.name, number).flushed(began);
+        let mut shape = self.shape(vm);
+        let state = shape.disks.get_mut(&number).expect("it is there");
+        let changes = std::mem::replace(&mut state.mode, mode) != mode;
+        let mut next = self.ahead(vm, shape);
+        if changes {
+            next.resets.remove(&number);
+            if mode == DiskMode::IndependentNonpersistent {
+                next.resets.insert(number, read_all(disk).await?);
+            }
+        }
+        self.expect(vm, vec![next]);
+        let result = vm.vm.set_mode(number, mode).await;
+        self.settle(vm, result).map(drop)
+    }
+
+    async fn checkpoint(&self) -> Result<(), String> {
+        match self.stage.scene.store.checkpoint().await {
+            Err(e) if !e.is_no_space() => Err(e.to_string()),
+            _ => Ok(()),
+        }
+    }
+}
