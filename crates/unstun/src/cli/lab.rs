@@ -13,6 +13,8 @@ pub enum LabCommand {
     Run(RunArgs),
     /// Run every published experiment on modelled storage: published, predicted, error; every hypothesis a column
     Reproduce(ReproduceArgs),
+    /// The same work on several subjects in turns: what a snapshot costs each of them
+    Compare(CompareArgs),
     /// A page with charts of one or more runs; also a workbook, tables, drawings
     Report(ReportArgs),
     /// Read measurements of IOmeter, fio, esxtop, perfmon, vmware.log or ping
@@ -64,6 +66,54 @@ pub struct ReproduceArgs {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Keep all runs here: runs.json and report.html
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// On real storage: native, redo (redo:drain), redo:helper, redo:mirror, qemu, reflink, hooks; modelled: native, redo,
+    /// plain, esx
+    #[arg(value_name = "SUBJECT")]
+    pub subjects: Vec<String>,
+    /// Measure in this directory, in real time; else on modelled storage, in virtual time
+    #[arg(long, value_name = "DIR")]
+    pub real: Option<PathBuf>,
+    #[arg(long, value_name = "MODEL|FILE.toml", default_value = "nvme", conflicts_with = "real")]
+    pub storage: String,
+    /// Runs of each subject
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// Of each measured phase: before, with the snapshot, after
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub seconds: u32,
+    /// Of the disk, all of which is worked on
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = crate::units::parse_disk_size)]
+    pub size: u64,
+    /// Of an I/O, bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 4096)]
+    pub block: u32,
+    /// Reads in percent
+    #[arg(long, value_name = "P", default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub read: u8,
+    /// I/Os outstanding
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub depth: u32,
+    /// Of the subject `hooks`, any stack of yours: an NBD URI, a file or a block device to load
+    #[arg(long, value_name = "URI|PATH")]
+    pub target: Vec<String>,
+    /// Its shell command that takes the snapshot $UNSTUN_SNAPSHOT
+    #[arg(long, value_name = "COMMAND")]
+    pub take: Option<String>,
+    /// Its shell command that commits it, and returns when that has ended
+    #[arg(long, value_name = "COMMAND")]
+    pub commit: Option<String>,
+    /// Longest time for one of these commands
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub hook_limit: u32,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Keep all runs here: run.json and report.html
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 }

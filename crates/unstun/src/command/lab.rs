@@ -1,5 +1,6 @@
 //! `unstun lab ...`: the lab is a library, this asks it and prints. No daemon is asked, and none runs any of it.
 
+mod compare;
 mod import;
 mod predict;
 mod report;
@@ -25,6 +26,7 @@ pub fn run(command: &LabCommand, output: Output) -> Result<()> {
         LabCommand::List => list(output),
         LabCommand::Run(args) => run::run(args, output),
         LabCommand::Reproduce(args) => reproduce::run(args, output),
+        LabCommand::Compare(args) => compare::run(args, output),
         LabCommand::Report(args) => report::run(args, output),
         LabCommand::Import(args) => import::run(args, output),
         LabCommand::Sweep(args) => sweep::run(args, output),

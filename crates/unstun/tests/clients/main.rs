@@ -5,6 +5,7 @@
 mod attach;
 mod between;
 mod branches;
+mod compare;
 mod daemon;
 mod datastores;
 mod devices;

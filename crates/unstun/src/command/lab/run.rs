@@ -79,7 +79,7 @@ fn command(args: &RunArgs) -> String {
     command
 }
 
-fn now_unix_us() -> i64 {
+pub(super) fn now_unix_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
@@ -101,14 +101,14 @@ fn finish(record: &Record, args: &RunArgs, output: Output) -> Result<()> {
     }
 }
 
-fn bar() -> Result<ProgressBar> {
+pub(super) fn bar() -> Result<ProgressBar> {
     let style = ProgressStyle::with_template("{spinner} {msg}")
         .map_err(|e| Error::failed(format!("progress bar: {e}")))?;
     Ok(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style))
 }
 
 /// `steady, with snapshot: 1 min 20 s left, 94 reads/s, 96 writes/s`.
-fn describe(progress: &Progress) -> String {
+pub(super) fn describe(progress: &Progress) -> String {
     let left = progress.left_us.map(|us| format!("{} left, ", format_seconds(us / 1_000_000)));
     format!(
         "{}: {}{:.0} reads/s, {:.0} writes/s",
