@@ -176,7 +176,7 @@ pub async fn refuse_departing(home: &Home) -> Result<()> {
 impl Node {
     /// Ends the moves between datastores that a crash has interrupted, as far as both are there. Before their homes are
     /// opened.
-    pub async fn settle_departures(&self) {
+    pub async fn settle_departures(self: &Rc<Self>) {
         for site in self.sites() {
             let homes = match site.inhabitants().await {
                 Ok(homes) => homes,
@@ -192,15 +192,13 @@ impl Node {
         }
     }
 
-    async fn settle_departure(&self, name: &str, home: &Home) -> crate::error::Result<()> {
+    async fn settle_departure(self: &Rc<Self>, name: &str, home: &Home) -> crate::error::Result<()> {
+        // Its move may be under way.
+        let Ok(_claim) = self.claim(name) else { return Ok(()) };
         let Some(departure) = departure(home).await? else { return Ok(()) };
         let Some(to) = self.site_of(departure.to()).map(|site| site.at(departure.to())) else {
             return Ok(());
         };
-        if self.is_claimed(name) {
-            // Its move is under way.
-            return Ok(());
-        }
         if self.entry(name).is_ok_and(|entry| entry.home == home.path) {
             return match departure {
                 Departure::Leaving(_) => Ok(give_up(home, &to).await?),
@@ -214,12 +212,18 @@ impl Node {
             Departure::Left(_) => complete(self, name, home, &to).await,
         };
         self.holds.release(&home.path);
-        settled?;
         // Neither is what it was known as.
         if self.idle_home(name).is_some() {
             self.forget(name);
         }
-        Ok(())
+        settled
+    }
+
+    /// Whether the VM of a home lives in another datastore that is served: what could not be removed yet has no claim
+    /// to its name.
+    pub async fn has_left(&self, home: &Home) -> bool {
+        let departure = departure(home).await;
+        matches!(departure, Ok(Some(Departure::Left(to))) if self.site_of(&to).is_some())
     }
 
     /// The datastore that a home lies in.

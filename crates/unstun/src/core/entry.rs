@@ -31,6 +31,9 @@ impl Kept {
     }
 }
 
+/// From its first look on a move keeps out whatever changes the VM: what is looked at is what is copied.
+pub const MOVE_BEGINS: u64 = u64::MAX;
+
 pub struct Entry {
     /// What the datastore calls it; its files may have another for people.
     pub name: String,
@@ -44,7 +47,7 @@ pub struct Entry {
     /// What opening its files found worth saying.
     pub notices: RefCell<Vec<String>>,
     pub door: Rc<Door>,
-    /// The job that moves it; 0 is none.
+    /// The job that moves it; 0 is none, `MOVE_BEGINS` one that is being made.
     pub moving: Cell<u64>,
 }
 
@@ -60,6 +63,10 @@ impl Entry {
     pub fn refuse_when_moving(&self) -> blk::Result<()> {
         match self.moving.get() {
             0 => Ok(()),
+            MOVE_BEGINS => Err(blk::Error::refused(
+                format!("VM {}", self.name),
+                "a move of it is just beginning; try again",
+            )),
             job => {
                 let cause = format!("it is being moved (job {job}); wait for that or cancel it");
                 Err(blk::Error::refused(format!("VM {}", self.name), cause))

@@ -72,10 +72,6 @@ impl Node {
         Ok(Claim { node: self.clone(), name: name.to_string() })
     }
 
-    pub fn is_claimed(&self, name: &str) -> bool {
-        self.claimed.borrow().contains(name)
-    }
-
     pub fn is_taken(&self, name: &str) -> bool {
         self.vms.borrow().contains_key(name) || self.idle_home(name).is_some()
     }

@@ -11,7 +11,7 @@ use engine::relocate::Relocation;
 use engine::{Job, Machine};
 use futures_util::future::{Either, join_all, select};
 
-use super::entry::{Entry, Kept};
+use super::entry::{Entry, Kept, MOVE_BEGINS};
 use super::known::Claim;
 use super::node::{Node, space_policy};
 use super::switch::Switch;
@@ -45,18 +45,10 @@ impl Node {
     ) -> crate::error::Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
         let claim = self.claim(vm.as_str())?;
-        let way = self.plan_move(&entry, &request).await?;
-        let used = entry.vm.used().await?;
-        let bytes = used.allocated_bytes + used.shared_bytes;
-        way.refuse_without_room(&entry.name, bytes).await?;
-        let side = match self.make_side(&entry, way.clone()).await {
-            Ok(side) => side,
-            Err(error) => {
-                // What cannot be removed now goes at the next start.
-                let _ = self.give_up(&way).await;
-                return Err(error.into());
-            }
-        };
+        entry.moving.set(MOVE_BEGINS);
+        let begun = self.begin_move(&entry, &request).await;
+        let (side, bytes) = begun.inspect_err(|_| entry.moving.set(0))?;
+        let way = side.way.clone();
         let id = self.next_job();
         let job = Job::new(self.env.clone(), id, MOVE, String::new());
         job.bytes_total.set(bytes);
@@ -66,6 +58,26 @@ impl Node {
         let (node, worker) = (self.clone(), job.clone());
         self.env.spawn_detached(Box::pin(async move { node.run_move(&entry, side, &worker, claim).await }));
         self.job_do(id, |_| Ok(()))
+    }
+
+    /// The other side, and the bytes that a move copies at most.
+    async fn begin_move(
+        &self,
+        entry: &Rc<Entry>,
+        request: &api::VmMove,
+    ) -> crate::error::Result<(Side, u64)> {
+        let way = self.plan_move(entry, request).await?;
+        let used = entry.vm.used().await?;
+        let bytes = used.allocated_bytes + used.shared_bytes;
+        way.refuse_without_room(&entry.name, bytes).await?;
+        match self.make_side(entry, way.clone()).await {
+            Ok(side) => Ok((side, bytes)),
+            Err(error) => {
+                // What cannot be removed now goes at the next start.
+                let _ = self.give_up(&way).await;
+                Err(error.into())
+            }
+        }
     }
 
     async fn run_move(self: &Rc<Self>, entry: &Rc<Entry>, side: Side, job: &Rc<Job>, claim: Claim) {

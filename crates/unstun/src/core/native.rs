@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use blk::dir::TEMPORARY_SUFFIX;
+use blk::file::Lock;
 use blk::manifest::NewDisk;
 use blk::reactor::OpenMode;
 use blk::sync::TaskMutex;
@@ -40,6 +41,8 @@ pub struct Native {
     /// Pages of trees kept in memory, in bytes.
     map_cache_bytes: usize,
     store: RefCell<Option<Rc<Store>>>,
+    /// Of the store's file in a folder, which somebody may add by its own path: as a device's, it is one daemon's.
+    lock: RefCell<Option<Lock>>,
     /// Two that open it at once would each have a journal of their own.
     opening: TaskMutex,
 }
@@ -54,7 +57,8 @@ impl Native {
     }
 
     fn over(env: Env, ground: Ground, map_cache_bytes: usize) -> Native {
-        Native { env, ground, map_cache_bytes, store: RefCell::default(), opening: TaskMutex::default() }
+        let (store, lock) = (RefCell::default(), RefCell::default());
+        Native { env, ground, map_cache_bytes, store, lock, opening: TaskMutex::default() }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -116,13 +120,41 @@ impl Native {
             return Ok(store);
         }
         let (file, can_grow) = match &self.ground {
-            Ground::Folder(dir) => (dir.open(STORE_NAME, OpenMode::Write).await?, true),
+            Ground::Folder(dir) => {
+                let file = dir.open(STORE_NAME, OpenMode::Write).await?;
+                self.hold(dir).await?;
+                (file, true)
+            }
             Ground::Device(device) => (device.file.clone(), false),
         };
         let options = StoreOptions { map_cache_bytes: self.map_cache_bytes, ..StoreOptions::default() };
         let store = Store::open(self.env.clone(), file, options, Growth::default(), can_grow).await?;
         *self.store.borrow_mut() = Some(store.clone());
         Ok(store)
+    }
+
+    async fn hold(&self, dir: &Dir) -> Result<()> {
+        if self.lock.borrow().is_some() {
+            return Ok(());
+        }
+        let lock = dir.lock(STORE_NAME).await.map_err(|e| match e.kind {
+            ErrorKind::Locked => {
+                let cause =
+                    "a running unstun has the file open as a datastore of its own; remove it there first";
+                Error::new(ErrorKind::Locked, dir.path_of(STORE_NAME), cause)
+            }
+            _ => e,
+        })?;
+        *self.lock.borrow_mut() = Some(lock);
+        Ok(())
+    }
+
+    /// Another daemon may have the store.
+    pub fn release(&self) {
+        self.lock.take();
+        if let Ground::Device(device) = &self.ground {
+            device.release();
+        }
     }
 
     pub async fn close(&self) -> Result<()> {

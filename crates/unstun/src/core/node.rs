@@ -113,7 +113,14 @@ impl Node {
     async fn open_each(self: &Rc<Self>, site: &Rc<Site>, homes: Vec<(String, PathBuf)>) {
         for (name, path) in homes {
             let home = site.at(&path);
+            // Whoever makes it, moves it or takes it away just now sees to it.
+            let Ok(_claim) = self.claim(&name) else { continue };
             if self.homes().contains(&path) {
+                continue;
+            }
+            if self.has_left(&home).await {
+                let left = format!("what a move of VM {name} has left in {} is still there", path.display());
+                home.site.notices.borrow_mut().push(left);
                 continue;
             }
             if self.is_taken(&name) {

@@ -29,7 +29,7 @@ pub fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
     // A device is opened, and told of, by the path that its owner has for it: /dev/disk/by-id lasts, what it leads to
     // does not.
     let path = match device::is_device(&request.path) {
-        true => request.path,
+        true => PathBuf::from(recordable(&request.path)?),
         false => PathBuf::from(existing(&request.path)?),
     };
     let name = match request.name {
@@ -60,8 +60,14 @@ fn existing(dir: &Path) -> Result<String> {
     if !path.is_dir() {
         return Err(Error::invalid(format!("{shown}: expected a folder")));
     }
-    let text = path.to_str().map(str::to_owned);
-    text.ok_or_else(|| Error::invalid(format!("{shown}: expected a path in UTF-8")))
+    Ok(recordable(&path)?.to_owned())
+}
+
+/// Paths stand in files of ours, one a line.
+fn recordable(path: &Path) -> Result<&str> {
+    let fits = |text: &&str| text.starts_with('/') && !text.contains(char::is_control);
+    let expected = "expected an absolute path in UTF-8, without control characters";
+    path.to_str().filter(fits).ok_or_else(|| Error::invalid(format!("{}: {expected}", path.display())))
 }
 
 /// A VM made by others, found.

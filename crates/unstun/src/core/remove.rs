@@ -153,7 +153,7 @@ fn refuse_to_lose(vm: &str, delete_disks: bool) -> Result<()> {
 }
 
 /// Of layers of a VM's own, other VMs.
-pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> Result<()> {
+pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> blk::Result<()> {
     let own = manifest.links().await?.into_iter().filter(|link| !link.foreign);
     let layers: Vec<String> = own.map(|link| link.name).collect();
     let mut who: Vec<String> =
@@ -164,7 +164,7 @@ pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> Result<()> {
     who.sort_unstable();
     who.dedup();
     let cause = format!("its layers are read by {}; remove those first", who.join(", "));
-    Err(Error::refused(format!("VM {vm}: {cause}")))
+    Err(blk::Error::refused(format!("VM {vm}"), cause))
 }
 
 /// Without a .vmx nobody can say which layers are the VM's and who reads them. That matters once it has been one;

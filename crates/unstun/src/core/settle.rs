@@ -9,7 +9,7 @@ use blk::{Dir, Error, ErrorKind, Result};
 
 use super::formats::{HomeFiles, OWN_FOLDER, open_path};
 use super::node::Node;
-use super::remove::{remove_configuration, remove_made_files};
+use super::remove::{refuse_readers, remove_configuration, remove_made_files};
 use super::site::Home;
 use super::{homes, native};
 use crate::api::Store;
@@ -57,7 +57,13 @@ pub async fn settle(node: &Node, home: &Home) -> Result<()> {
     let own = own(node, home).await?;
     let Some((to, id)) = begun(&own).await? else { return Ok(()) };
     match (native::mark(&node.env, home).await?, to) {
-        (Some(_), Store::Native) => remove_files(node, place).await?,
+        (Some(_), Store::Native) => {
+            if let Err(e) = remove_files(node, place).await {
+                // The VM itself is whole, as below.
+                eprintln!("unstun: {}: what a move has left stays for now: {e}", home.display());
+                return Ok(());
+            }
+        }
         (Some(_), Store::Redo) => remove_made_files(&open_path(&node.env, home)?).await?,
         (None, _) => {
             if let Err(e) = native::remove_vm(site, id).await {
@@ -102,6 +108,8 @@ pub async fn remove_files(node: &Node, home: &Home) -> Result<()> {
     if !names.iter().any(|name| name.to_ascii_lowercase().ends_with(".vmx")) {
         return Ok(());
     }
+    // A clone that was made while the move began has nothing but these.
+    refuse_readers(&home.file_name().unwrap_or_default().to_string_lossy(), &*files.manifest()).await?;
     let state = files.manifest().load().await?;
     files.manifest().reserve(0).await?;
     files.remove_layers(&state).await?;

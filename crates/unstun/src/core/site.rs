@@ -36,7 +36,7 @@ pub struct Site {
     pub scrubbed: RefCell<Option<api::Checked>>,
     /// VMs in it that are not served and have no row of their own: their names are taken.
     pub notices: RefCell<Vec<String>>,
-    /// VMs that are being moved here.
+    /// Sides here of VMs that are being moved from one datastore to another.
     pub arrivals: Cell<u32>,
     /// No VM of it is opened any more.
     leaving: Cell<bool>,
@@ -169,9 +169,7 @@ impl Site {
     /// Another daemon may serve it.
     pub fn unlock(&self) {
         self.lock.take();
-        if let Some(device) = self.native.device() {
-            device.release();
-        }
+        self.native.release();
     }
 
     /// Where a VM's home would be.

@@ -82,7 +82,14 @@ impl Node {
         self.refuse_nested(path)?;
         let cache = self.map_cache_bytes;
         if device::is_device(path) {
-            return Ok(Rc::new(Site::on_device(&self.env, name, path, &self.main, cache).await?));
+            let site = Site::on_device(&self.env, name, path, &self.main, cache).await?;
+            return match self.refuse_twin(&site) {
+                Ok(()) => Ok(Rc::new(site)),
+                Err(e) => {
+                    site.native.close().await?;
+                    Err(e)
+                }
+            };
         }
         let site = Site::in_folder(&self.env, name, path, cache).await?;
         site.set_served_by(Some(&self.main.root)).await?;
@@ -110,6 +117,15 @@ impl Node {
             ))),
             Err(_) => Ok(()),
         }
+    }
+
+    /// A copy of a device has the same store's id, and would have its VMs' homes.
+    fn refuse_twin(&self, site: &Site) -> Result<()> {
+        let sites = self.sites();
+        let Some(other) = sites.iter().find(|other| other.root == site.root) else { return Ok(()) };
+        let cause = format!("is a copy of datastore {}, with the same VMs", other.name);
+        let remedy = format!("remove that one first: unstun datastore remove {}", other.name);
+        Err(Error::refused(format!("{}: {cause}; {remedy}", site.path.display())))
     }
 
     /// Served from now on, and again by every later daemon of the main datastore.
@@ -166,7 +182,8 @@ impl Node {
         let shut = entries.iter().map(|entry| entry.shut_idle("remove its datastore"));
         let _shut = shut.collect::<Result<Vec<_>>>()?;
         if site.arrivals.get() > 0 {
-            let cause = "a VM is being moved there; wait for that or cancel it (unstun job list)";
+            let cause =
+                "a VM is being moved there, or from there; wait for that or cancel it (unstun job list)";
             return Err(Error::refused(format!("datastore {}: {cause}", site.name)));
         }
         site.leave();

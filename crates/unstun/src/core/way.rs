@@ -23,10 +23,11 @@ pub enum Way {
     /// Its home stays. `native`: of the VM in the store, on whichever side that is.
     Within { home: Home, store: Store, native: u128 },
     /// It gets another home, in another datastore. `native`: of the VM to be made in that one's store.
-    Between { from: Home, to: Home, store: Store, native: Option<u128>, _arrival: Rc<Arrival> },
+    Between { from: Home, to: Home, store: Store, native: Option<u128>, _held: [Rc<Arrival>; 2] },
 }
 
-/// Keeps a datastore from being removed while a VM moves there.
+/// Keeps a datastore from being removed while a VM moves there, or leaves it: until all is cleared away its store is
+/// written.
 pub struct Arrival(Rc<Site>);
 
 impl Arrival {
@@ -89,6 +90,7 @@ impl Node {
             Some(name) => self.site(Some(name))?,
             None => entry.site.clone(),
         };
+        let held = [Arrival::at(&entry.site), Arrival::at(&site)];
         let store = request.store.unwrap_or(entry.kept.store());
         let stays = Rc::ptr_eq(&site, &entry.site);
         if store == Store::Redo {
@@ -112,7 +114,7 @@ impl Node {
             Store::Native => Some(site.native.open_or_make().await?.new_vm_id()),
             Store::Redo => None,
         };
-        Ok(Way::Between { from: entry.place(), to, store, native, _arrival: Arrival::at(&site) })
+        Ok(Way::Between { from: entry.place(), to, store, native, _held: held })
     }
 
     async fn plan_within(&self, entry: &Entry, store: Store) -> Result<Way> {

@@ -164,3 +164,37 @@ fn what_is_on_a_device_is_named_and_stays() {
     assert!(code == 2 && said.contains("datastore create"), "{said}");
     daemon.stop();
 }
+
+#[test]
+fn the_store_of_a_folder_that_is_served_is_nobody_elses() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    run_script(&datastore.uri("web/disk0"), &["write -P 7 0 16M".to_owned()]);
+    // By a path that does not lie in the datastore.
+    let same = datastore.beside("same");
+    fs::hard_link(datastore.path().join("store.unstun"), &same).unwrap();
+    let at = same.display();
+    for line in [format!("datastore add twice={at}"), format!("datastore create {at} --force")] {
+        let (_, said) = datastore.fails(&line);
+        assert!(said.contains("another unstun"), "{line}: {said}");
+    }
+    run_script(&datastore.uri("web/disk0"), &["read -P 7 0 16M".to_owned()]);
+    daemon.stop();
+}
+
+#[test]
+fn a_copy_of_a_device_is_not_served_beside_it() {
+    let datastore = Datastore::new();
+    let raw = image(&datastore, "raw");
+    datastore.json(&format!("datastore create {}", raw.display()));
+    let copy = datastore.beside("copy");
+    fs::copy(&raw, &copy).unwrap();
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add {}", raw.display()));
+    let (code, said) = datastore.fails(&format!("datastore add {}", copy.display()));
+    assert!(code == 3 && said.contains("copy of datastore raw"), "{said}");
+    datastore.json("datastore remove raw");
+    datastore.json(&format!("datastore add {}", copy.display()));
+    daemon.stop();
+}
