@@ -98,7 +98,6 @@ impl Node {
             Ok(stun_us) => stun_us,
             Err(error) if in_doubt.get() => {
                 // Which side is the VM stands in its home, where it could not be read back: a start will.
-                let _ = entry.vm.close().await;
                 self.break_down(&entry.name, entry.place(), &error.clone().into());
                 return Err(error);
             }
@@ -178,8 +177,10 @@ impl Node {
         let step = async || {
             refuse_viewers(entry)?;
             let stepped = self.step(&side.way).await;
-            if stepped.is_err() {
-                in_doubt.set(self.step_back(&side.way).await.is_err());
+            if stepped.is_err() && self.step_back(&side.way).await.is_err() {
+                // Nobody knows which side it is: no write is answered any more, from before the guests go on.
+                in_doubt.set(true);
+                let _ = entry.vm.close().await;
             }
             stepped
         };
