@@ -60,7 +60,7 @@ impl Work {
             pacing: Default::default(),
             mix: Vec::new(),
         };
-        Workload { workers: vec![worker], verify: false }
+        Workload { workers: vec![worker], ..Workload::default() }
     }
 
     pub fn protocol(&self) -> Protocol {

@@ -28,6 +28,10 @@ pub struct Workload {
     /// as zeros.
     #[serde(default)]
     pub verify: bool,
+    /// Sectors written repeat 32 bytes, which a simulated world keeps in a sixteenth of the memory. Else their bytes are
+    /// random, for storage that compresses. Verified sectors always repeat.
+    #[serde(default)]
+    pub repeating: bool,
 }
 
 impl Workload {

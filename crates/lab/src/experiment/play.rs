@@ -92,6 +92,10 @@ impl Play {
                 let options = Options { content: ContentMode::Absent, ..options };
                 modelled::run(options, plan, audience, esx(self.spec(hypothesis))).record
             }
+            Stack::Engine(Engine::Plain) => {
+                let options = Options { content: ContentMode::Absent, ..options };
+                modelled::run_engine(Engine::Plain, disks, options, plan, audience).record
+            }
             Stack::Engine(engine) => modelled::run_engine(engine, disks, options, plan, audience).record,
         };
         let column = self.stack.column(&self.experiment);

@@ -29,7 +29,7 @@ impl Experiment {
             worker.first_byte = scaled_bytes(worker.first_byte, divisor);
             worker.working_set_bytes = scaled_bytes(worker.working_set_bytes, divisor);
         }
-        Workload { workers, verify: false }
+        Workload { workers, repeating: true, ..Workload::default() }
     }
 
     pub fn protocol(&self) -> Protocol {

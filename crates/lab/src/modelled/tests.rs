@@ -72,7 +72,11 @@ fn world() -> Options {
 fn plan(engine: Engine, seed: u64) -> Plan {
     Plan {
         head: Record::head("test", engine.name(), "steady", Clock::Virtual, seed),
-        workload: Workload { workers: vec![mixed(4), Worker { disk: 1, ..mixed(2) }], verify: true },
+        workload: Workload {
+            workers: vec![mixed(4), Worker { disk: 1, ..mixed(2) }],
+            verify: true,
+            ..Workload::default()
+        },
         protocol: whole_protocol(),
         path: None,
     }

@@ -135,7 +135,7 @@ const USUAL: &str = r#"[
 fn plan(json: &str) -> Plan {
     Plan {
         head: Record::head("test", "fake", "steady", Clock::Virtual, 4),
-        workload: Workload { workers: vec![reader()], verify: false },
+        workload: Workload { workers: vec![reader()], ..Workload::default() },
         protocol: Protocol {
             interval_us: SECOND_US,
             heartbeat: Some(Heartbeat::default()),

@@ -55,9 +55,8 @@ impl Driver {
     ) -> Result<Driver, String> {
         let sizes: Vec<u64> = disks.iter().map(|disk| disk.info().size_bytes).collect();
         workload.check(&sizes)?;
-        let target = |(n, disk): (usize, &Rc<dyn Volume>)| {
-            Rc::new(Target::new(n as u32, disk.clone(), workload.verify))
-        };
+        let target =
+            |(n, disk): (usize, &Rc<dyn Volume>)| Rc::new(Target::new(n as u32, disk.clone(), workload));
         let targets: Vec<Rc<Target>> = disks.iter().enumerate().map(target).collect();
         let mut rng = Rng::new(seed);
         let running = |worker: &Worker| {
@@ -277,7 +276,7 @@ mod tests {
             let file = env.open_root("/").unwrap().open("disk", OpenMode::Write).await.unwrap();
             let meter = Rc::new(Meter::new(env.now_ns()));
             let disk: Rc<dyn Volume> = Rc::new(Plain::new(file, 16 * MIB));
-            let workload = Workload { workers, verify };
+            let workload = Workload { workers, verify, ..Workload::default() };
             let driver = Driver::new(&env, &[disk], &workload, 9, meter.clone()).unwrap();
             act(env, driver, meter, outside).await
         });

@@ -5,21 +5,32 @@ use blk::volume::Volume;
 use blk::{Buf, Slice};
 use sim::Rng;
 
+use super::Workload;
 use super::stamps::Stamps;
+
+/// Bytes that a repeating sector repeats: as long as a stamp.
+const REPEATED: usize = 32;
 
 /// One disk under load, with what its sectors must show.
 pub struct Target {
     number: u32,
     volume: Rc<dyn Volume>,
     stamps: Option<RefCell<Stamps>>,
-    /// What is written where nothing is verified: bytes that neither compress nor repeat within one I/O.
+    repeating: bool,
+    /// What is written where nothing is verified: bytes that neither compress nor repeat within one I/O, or that do.
     pattern: RefCell<Slice>,
 }
 
 impl Target {
-    pub fn new(number: u32, volume: Rc<dyn Volume>, verify: bool) -> Target {
-        let stamps = verify.then(|| RefCell::new(Stamps::new(number, volume.info().size_bytes)));
-        Target { number, volume, stamps, pattern: RefCell::new(Buf::alloc(0).freeze()) }
+    pub fn new(number: u32, volume: Rc<dyn Volume>, workload: &Workload) -> Target {
+        let stamps = workload.verify.then(|| RefCell::new(Stamps::new(number, volume.info().size_bytes)));
+        Target {
+            number,
+            volume,
+            stamps,
+            repeating: workload.repeating,
+            pattern: RefCell::new(Buf::alloc(0).freeze()),
+        }
     }
 
     pub fn size_bytes(&self) -> u64 {
@@ -57,7 +68,14 @@ impl Target {
         let mut pattern = self.pattern.borrow_mut();
         if pattern.len() < len {
             let mut bytes = Buf::alloc(len);
-            Rng::new(u64::from(self.number)).fill(&mut bytes);
+            let mut rng = Rng::new(u64::from(self.number));
+            if self.repeating {
+                let mut unit = [0; REPEATED];
+                rng.fill(&mut unit);
+                bytes.chunks_mut(REPEATED).for_each(|part| part.copy_from_slice(&unit[..part.len()]));
+            } else {
+                rng.fill(&mut bytes);
+            }
             *pattern = bytes.freeze();
         }
         pattern.slice(0..len)
