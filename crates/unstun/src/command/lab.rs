@@ -21,17 +21,19 @@ use crate::cli::{LabCommand, SubjectArg};
 use crate::error::{Error, Result};
 use crate::output::{self, Output};
 
-pub fn run(command: &LabCommand, output: Output) -> Result<()> {
-    match command {
+/// Answers the exit code: what was measured is printed, and a run that failed has failed.
+pub fn run(command: &LabCommand, output: Output) -> Result<u8> {
+    let done = match command {
+        LabCommand::Compare(args) => return compare::run(args, output),
         LabCommand::List => list(output),
         LabCommand::Run(args) => run::run(args, output),
         LabCommand::Reproduce(args) => reproduce::run(args, output),
-        LabCommand::Compare(args) => compare::run(args, output),
         LabCommand::Report(args) => report::run(args, output),
         LabCommand::Import(args) => import::run(args, output),
         LabCommand::Sweep(args) => sweep::run(args, output),
         LabCommand::Predict(args) => predict::run(args, output),
-    }
+    };
+    done.map(|()| 0)
 }
 
 #[derive(serde::Serialize)]

@@ -38,6 +38,7 @@ pub use progress::{Watched, watch};
 pub fn run(cli: &Cli, output: Output) -> Result<u8> {
     match &cli.command {
         Command::Check(CheckArgs { path: Some(path) }) => check::files(path, output),
+        Command::Lab(command) => lab::run(command, output),
         Command::Check(_) => runtime()?.block_on(check::stores(&client(cli)?, output)),
         Command::Scrub => runtime()?.block_on(check::scrub(&client(cli)?, output)),
         _ => run_others(cli, output).map(|()| 0),
@@ -79,7 +80,6 @@ fn run_others(cli: &Cli, output: Output) -> Result<()> {
         }
         Command::Convert(args) => convert::run(args, output),
         Command::Generate(args) => generate::run(args, output),
-        Command::Lab(command) => lab::run(command, output),
         command => {
             let client = client(cli)?;
             runtime()?.block_on(ask_daemon(command, &client, output))

@@ -25,7 +25,8 @@ use crate::output::Output;
 /// The name under which somebody's own stack is compared.
 const HOOKS: &str = "hooks";
 
-pub fn run(args: &CompareArgs, output: Output) -> Result<()> {
+/// Answers the exit code.
+pub fn run(args: &CompareArgs, output: Output) -> Result<u8> {
     let lab = Lab { args, work: work(args), interrupted: super::interruption()?, bar: bar()? };
     lab.check()?;
     let names = lab.names();
@@ -54,23 +55,23 @@ fn finish(
     refused: Option<Error>,
     whole: bool,
     output: Output,
-) -> Result<()> {
+) -> Result<u8> {
     if let Some(dir) = &args.output {
         save::records(dir, records)?;
         output.note(&format!("kept in {}", dir.display()));
     }
     let summaries: Vec<Summary> = compare::summarize(records);
     output.result(&summaries, |summaries| compare::text(summaries))?;
-    if let Some(error) = refused {
-        return Err(error);
-    }
     if !whole {
-        return Err(Error::new(ErrorKind::Cancelled, "interrupted; what was measured is shown"));
+        output.note("interrupted; what was measured is shown");
+        return Ok(ErrorKind::Cancelled.exit_code());
     }
-    match summaries.iter().find(|summary| summary.rounds == 0) {
-        Some(none) => Err(Error::failed(format!("no run of {} came to its end", none.subject))),
-        None => Ok(()),
+    if let Some(error) = refused {
+        output.note(&error.to_string());
+        return Ok(error.kind.exit_code());
     }
+    let failed = summaries.iter().any(|summary| summary.rounds == 0);
+    Ok(if failed { ErrorKind::Failed.exit_code() } else { 0 })
 }
 
 fn work(args: &CompareArgs) -> Work {
