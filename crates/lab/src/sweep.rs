@@ -15,8 +15,8 @@ const BLOCK_BYTES: u32 = 4096;
 /// The disk is written once, so that no read meets a hole.
 const FILL_BYTES: u32 = 1 << 20;
 const FILL_OUTSTANDING: u32 = 8;
-/// Of each measured phase, simulated: hundreds of I/Os on one disk, hundreds of thousands on flash.
-const MEASURED_S: f64 = 2.0;
+/// Of each measured phase, simulated: some hundred I/Os on one disk, a hundred thousand on flash.
+const MEASURED_S: f64 = 0.5;
 /// Between two layers: what each of them holds.
 const FILLED_S: f64 = 0.1;
 
