@@ -211,8 +211,10 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn make(dir: &Path, name: &str, round: u32) -> Result<Scratch> {
+        // Other programs read names relative to places of their own.
+        let dir = std::path::absolute(dir).map_err(|e| Error::invalid(format!("{}: {e}", dir.display())))?;
         let folder = dir.join(format!("unstun-compare-{}-{round}", name.replace(':', "-")));
-        save::folder(dir)?;
+        save::folder(&dir)?;
         std::fs::create_dir(&folder).map_err(|e| {
             Error::failed(format!("{}: {e}; each run makes this folder, and removes it", folder.display()))
         })?;
