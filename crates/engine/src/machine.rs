@@ -73,7 +73,8 @@ pub trait Machine {
     /// Of every running disk, in the order of the state.
     fn listing(&self) -> Local<'_, Result<Vec<DiskLayers>>>;
 
-    /// Bytes held by what was written on top of each snapshot, on all its branches and disks; by the snapshot's id.
+    /// By the snapshot's id, bytes. With chains: held by what was written on top of it, on all its branches and disks. In a
+    /// native store: what only it holds, which comes back when it goes.
     fn delta_bytes(&self) -> Local<'_, Result<BTreeMap<u128, u64>>>;
 
     fn used(&self) -> Local<'_, Result<Use>>;

@@ -87,7 +87,7 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Put load on a VM while a snapshot is taken, lived with and committed (about 40 s)
     Demo,
-    /// What a snapshot costs: published experiments and your own, on modelled storage, in virtual time
+    /// What a snapshot costs: published experiments and your own on modelled storage, in virtual time, and any stack on real storage
     #[command(subcommand)]
     Lab(LabCommand),
     /// For packagers: writes the man pages or the shell completions

@@ -1,6 +1,6 @@
 //! `unstun space`.
 
-use crate::api::VmSpace;
+use crate::api::{Store, VmSpace};
 use crate::client::Client;
 use crate::command::vm;
 use crate::error::Result;
@@ -24,7 +24,11 @@ fn describe(space: &VmSpace) -> String {
     if space.snapshots.is_empty() {
         return lines;
     }
-    let mut table = table(&["snapshot", "age", "on top of it"]);
+    let bytes = match space.store {
+        Store::Native => "only its own",
+        Store::Redo => "on top of it",
+    };
+    let mut table = table(&["snapshot", "age", bytes]);
     for snapshot in &space.snapshots {
         let row = [&snapshot.name, &format_seconds(snapshot.age_s), &format_bytes(snapshot.delta_bytes)];
         table.add_row(row);
