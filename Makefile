@@ -30,7 +30,7 @@ unit: ## Unit, property and repository tests
 crash: ## Power cuts in virtual time
 	@scripts/test.sh crash
 
-clients: ## Real clients: qemu-img, qemu-io, nbdinfo, nbdcopy, fio
+clients: ## Real clients: qemu-img, qemu-io, nbdinfo, nbdcopy, fio, a browser
 	@scripts/test.sh clients
 
 guest: ## A Linux guest under QEMU: what it feels of a take and a commit, a hard reset, a revert

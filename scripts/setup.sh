@@ -11,7 +11,7 @@ die() { say "$*" >&2; exit 1; }
 declare -A PROGRAMS=(
     [run]="cc:gcc"
     [test]="cc:gcc qemu-img:qemu-utils qemu-io:qemu-utils fio:fio nbdinfo:libnbd-bin nbdcopy:libnbd-bin jq:jq
-        qemu-system-x86_64:qemu-system-x86 mke2fs:e2fsprogs mkfs.xfs:xfsprogs"
+        qemu-system-x86_64:qemu-system-x86 mke2fs:e2fsprogs mkfs.xfs:xfsprogs chromium:chromium"
 )
 PROGRAMS[bench]="${PROGRAMS[test]} qemu-storage-daemon:qemu-system-common nbdkit:nbdkit python3:python3"
 

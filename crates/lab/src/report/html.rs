@@ -62,7 +62,7 @@ fn masthead(groups: &[Comparison<'_>]) -> Markup {
 /// Of many experiments: how each came out, with links.
 fn contents(groups: &[Comparison<'_>]) -> Markup {
     html! {
-        table.contents {
+        div.scroll { table.contents {
             thead { tr { th { "experiment" } th { "runs" } th { "source" } th { "within " (percent_within()) } } }
             tbody {
                 @for (n, group) in groups.iter().enumerate() {
@@ -75,7 +75,7 @@ fn contents(groups: &[Comparison<'_>]) -> Markup {
                     }
                 }
             }
-        }
+        } }
     }
 }
 
@@ -91,7 +91,7 @@ fn experiment(n: usize, group: &Comparison<'_>, groups: usize) -> Markup {
             @if groups > 1 { h2 { (first.title) } }
             p.lead { span.name { (group.experiment) } @if !first.source.is_empty() { " \u{b7} " (first.source) } }
             (tiles(group))
-            (table::published(group))
+            @if group.has_published() { (table::figures(group)) }
             @if group.records.len() > 1 {
                 div.charts { (figure(chart::bars(&group.records))) (figure(chart::overlay(&group.records))) }
                 (table::side_by_side(group))
@@ -99,6 +99,9 @@ fn experiment(n: usize, group: &Comparison<'_>, groups: usize) -> Markup {
             @for (place, record) in group.records.iter().enumerate() {
                 @let folded = group.records.len() > 2 && place != group.default_column();
                 (run::section(record, group.records.len() > 1, folded))
+            }
+            @if !group.has_published() && !group.lines.is_empty() {
+                details { summary { "All figures" } (table::figures(group)) }
             }
             (facts::of_group(group))
         }

@@ -5,6 +5,7 @@
 mod attach;
 mod between;
 mod branches;
+mod browser;
 mod compare;
 mod daemon;
 mod datastores;

@@ -89,9 +89,9 @@ fn machine(group: &Comparison<'_>) -> Markup {
     html! {
         @if !facts.is_empty() {
             h3 { "Machine" }
-            table.facts { tbody { @for said in &facts {
+            div.scroll { table.facts { tbody { @for said in &facts {
                 tr { th scope="row" { (said.what.name) } td { (said.what.value) } td { (by(said, group.records.len())) } }
-            } } }
+            } } } }
         }
     }
 }
@@ -99,7 +99,7 @@ fn machine(group: &Comparison<'_>) -> Markup {
 fn repeat(records: &[&Record]) -> Markup {
     html! {
         h3 { "How to repeat it" }
-        table.facts { tbody { @for record in records {
+        div.scroll { table.facts { tbody { @for record in records {
             tr {
                 th scope="row" { (words::label(record)) }
                 td { @if !record.command.is_empty() { code { (record.command) } } @else { "-" } }
@@ -107,6 +107,6 @@ fn repeat(records: &[&Record]) -> Markup {
                 td { (words::began(record.began_unix_us)) }
                 td { (words::end(&record.end)) }
             }
-        } } }
+        } } } }
     }
 }

@@ -109,7 +109,7 @@ fn events(record: &Record) -> Markup {
     html! {
         @if !record.stuns.is_empty() {
             details { summary { "Stuns (" (record.stuns.len()) ")" }
-                table {
+                div.scroll { table {
                     thead { tr { th { "#" } th.n { "at" } th.n { "length" } th { "disk" } th { "cause" } } }
                     tbody { @for (n, stun) in record.stuns.iter().take(EVENTS_MAX).enumerate() {
                         tr {
@@ -120,7 +120,7 @@ fn events(record: &Record) -> Markup {
                             td { (stun.cause) }
                         }
                     } }
-                }
+                } }
                 (more(record.stuns.len()))
             }
         }

@@ -1,4 +1,4 @@
-//! Published against predicted.
+//! Figures: published against predicted, or measured alone.
 
 use maud::{Markup, html};
 
@@ -8,12 +8,7 @@ use crate::report::table::{Cell, Comparison, Line};
 use crate::report::words;
 use crate::run::{Quantity, Use};
 
-/// Nothing where there are no rows.
-pub fn published(group: &Comparison<'_>) -> Markup {
-    if group.lines.is_empty() {
-        return html! {};
-    }
-    let heading = if group.has_published() { "Published against predicted" } else { "Figures" };
+pub fn figures(group: &Comparison<'_>) -> Markup {
     let wide = group.has_published();
     let mut notes: Vec<&str> = Vec::new();
     let all = group.lines.iter().flat_map(|line| &line.notes);
@@ -23,7 +18,7 @@ pub fn published(group: &Comparison<'_>) -> Markup {
         }
     });
     html! {
-        h3 { (heading) }
+        @if wide { h3 { "Published against predicted" } }
         div.scroll {
             table.figures {
                 thead { (head(group, wide)) }
