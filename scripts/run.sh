@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds, serves ./unstun-data, runs the demo against it, and keeps serving until Ctrl-C.
+# Builds, serves ./unstun-data, runs the demo against it and keeps its report in ./unstun-demo, and keeps serving until
+# Ctrl-C.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
@@ -26,7 +27,7 @@ until "$unstun" status >/dev/null 2>&1; do
 done
 
 demo=0
-"$unstun" demo || demo=$?
+"$unstun" demo --output unstun-demo || demo=$?
 if ((demo != 0)); then
     stop
 elif kill -0 "$daemon" 2>/dev/null; then

@@ -86,7 +86,11 @@ pub enum Command {
     /// Write a VMware disk chain as one sparse raw file, without a daemon
     Convert(ConvertArgs),
     /// Put load on a VM while a snapshot is taken, lived with and committed (about 40 s)
-    Demo,
+    Demo {
+        /// Keep the run in this folder: run.json for `lab report`, and report.html, a page with charts
+        #[arg(short, long, value_name = "DIR")]
+        output: Option<PathBuf>,
+    },
     /// What a snapshot costs: published experiments and your own on modelled storage, in virtual time, and any stack on real storage
     #[command(subcommand)]
     Lab(LabCommand),

@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::path::Path;
 use std::time::Duration;
 
+use lab::run::{Phase as Part, Quantity, Record};
 use support::nbd_server::{Flavour, NbdServer};
 use support::{Daemon, Fake};
 use unstun::command::runtime;
@@ -24,8 +26,12 @@ fn short() -> Plan {
 }
 
 fn measure(server: &NbdServer) -> Result<Report> {
+    recorded(server, None).map(|(report, _)| report)
+}
+
+fn recorded(server: &NbdServer, dir: Option<&Path>) -> Result<(Report, Record)> {
     let daemon = Daemon::serving(Fake::new(&server.uri()));
-    runtime().unwrap().block_on(demo::measure(&daemon.client(), Output::new(true), &short()))
+    runtime().unwrap().block_on(demo::measure(&daemon.client(), Output::new(true), &short(), dir))
 }
 
 #[test]
@@ -97,6 +103,34 @@ fn a_second_run_works_too() {
         assert_eq!(report.reads_wrong, 0);
         assert!(report.attach.contains(&server.uri()));
     }
+}
+
+#[test]
+fn a_run_is_recorded_as_the_lab_does_it() {
+    let server = NbdServer::start(DISK_BYTES, Flavour::Structured);
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("shown");
+    let (report, record) = recorded(&server, Some(&dir)).unwrap();
+    let of_rows = |phase, quantity| {
+        let mut rows = record.rows.iter().filter(|row| row.phase == phase && row.quantity == quantity);
+        rows.next().and_then(|row| row.predicted).unwrap_or_else(|| panic!("no {quantity:?} in {phase:?}"))
+    };
+    for (name, phase) in [
+        ("baseline", Part::Baseline),
+        ("snapshot", Part::Snapshot),
+        ("commit", Part::Commit),
+        ("after", Part::After),
+    ] {
+        let shown = report.phases.iter().find(|phase| phase.name == name).unwrap();
+        let ratio = of_rows(phase, Quantity::Iops) / (shown.reads_s + shown.writes_s);
+        assert!((0.5..2.0).contains(&ratio), "{name}: {ratio}");
+    }
+    assert_eq!(of_rows(Part::Snapshot, Quantity::StunUs), report.take_stun_us as f64);
+    assert_eq!(of_rows(Part::Commit, Quantity::HelperBytes), report.commit_bytes_moved as f64);
+    let samples: u64 = record.samples.iter().map(|sample| sample.reads).sum();
+    let last = 0.9 * report.reads_checked as f64;
+    assert!(last <= samples as f64 && samples <= report.reads_checked, "all but those of the last instant");
+    assert_eq!(lab::runner::read(&dir.join("run.jsonl")).unwrap(), record);
 }
 
 #[test]

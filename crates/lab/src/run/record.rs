@@ -80,6 +80,24 @@ pub struct Counters {
     pub commit_written_bytes: u64,
 }
 
+impl Counters {
+    /// What was counted in between. Counters of a stack that was opened again begin anew.
+    pub fn since(&self, before: &Counters) -> Counters {
+        let part = |field: fn(&Counters) -> u64| field(self).saturating_sub(field(before));
+        Counters {
+            reads: part(|c| c.reads),
+            writes: part(|c| c.writes),
+            flushes: part(|c| c.flushes),
+            read_bytes: part(|c| c.read_bytes),
+            written_bytes: part(|c| c.written_bytes),
+            table_reads: part(|c| c.table_reads),
+            table_writes: part(|c| c.table_writes),
+            commit_read_bytes: part(|c| c.commit_read_bytes),
+            commit_written_bytes: part(|c| c.commit_written_bytes),
+        }
+    }
+}
+
 /// Latencies of the completions within one interval, microseconds. All zero where nothing completed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {

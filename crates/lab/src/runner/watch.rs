@@ -201,7 +201,7 @@ impl Watch {
         self.sampled_ns = now_ns;
         let mut sample = self.meter.cut(now_ns);
         let host = self.subject.counters();
-        sample.host = host.zip(self.host).map(|(now, before)| since(now, before));
+        sample.host = host.zip(self.host).map(|(now, before)| now.since(&before));
         self.host = host;
         sample.at_us = sample.at_us.saturating_sub(self.began_ns / 1000);
         self.recorder.sample(sample);
@@ -237,21 +237,5 @@ impl Watch {
             writes_per_s: rate(totals.writes, before.writes),
             commit: self.commit.map(|_| self.subject.progress()),
         });
-    }
-}
-
-/// What was counted in between. Counters of a stack that was opened again begin anew.
-fn since(now: Counters, before: Counters) -> Counters {
-    let part = |field: fn(&Counters) -> u64| field(&now).saturating_sub(field(&before));
-    Counters {
-        reads: part(|c| c.reads),
-        writes: part(|c| c.writes),
-        flushes: part(|c| c.flushes),
-        read_bytes: part(|c| c.read_bytes),
-        written_bytes: part(|c| c.written_bytes),
-        table_reads: part(|c| c.table_reads),
-        table_writes: part(|c| c.table_writes),
-        commit_read_bytes: part(|c| c.commit_read_bytes),
-        commit_written_bytes: part(|c| c.commit_written_bytes),
     }
 }

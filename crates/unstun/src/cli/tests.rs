@@ -82,6 +82,7 @@ fn every_documented_line_parses() {
         "unstun events web --follow",
         "unstun convert a.vmdk b.raw",
         "unstun demo",
+        "unstun demo -o shown",
     ] {
         parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
     }

@@ -6,7 +6,7 @@ mod predict;
 mod report;
 mod reproduce;
 mod run;
-mod save;
+pub mod save;
 mod sweep;
 
 use std::sync::Arc;

@@ -11,7 +11,7 @@ mod event;
 mod fill;
 mod generate;
 mod job;
-mod lab;
+pub mod lab;
 mod loss;
 pub mod progress;
 mod snapshot;
@@ -97,7 +97,9 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Job(command) => job::run(command, client, output).await,
         Command::Events(args) => event::run(args, client, output).await,
         Command::Attach(args) => attach::run(args, client, output).await,
-        Command::Demo => demo::run(client, output, &demo::Plan::default()).await,
+        Command::Demo { output: dir } => {
+            demo::run(client, output, &demo::Plan::default(), dir.as_deref()).await
+        }
         Command::Up(_)
         | Command::Convert(_)
         | Command::Generate(_)

@@ -137,22 +137,22 @@ impl Guest<'_> {
     fn complete(&mut self, request: &Request) -> Result<()> {
         nbd::check(request)?;
         let block = request.offset / BLOCK_BYTES as u64;
+        let latency = request.submitted.elapsed();
         let mut counts = self.meter.counts();
         match request.command {
             Command::Read => {
-                counts.reads += 1;
+                counts.read(latency);
                 let shown = stamp::lowest_sequence(block, &request.data);
                 if shown.is_none_or(|sequence| sequence < request.tag) {
                     counts.wrong += 1;
                 }
             }
             Command::Write => {
-                counts.writes += 1;
+                counts.written(latency);
                 self.acknowledged[block as usize] = request.tag;
             }
-            Command::Flush | Command::Disconnect => return Ok(()),
+            Command::Flush | Command::Disconnect => {}
         }
-        counts.record_latency(request.submitted.elapsed());
         Ok(())
     }
 }

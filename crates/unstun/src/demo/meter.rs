@@ -11,6 +11,7 @@ use crate::units::as_us;
 /// Two digits of precision, up to an hour; longer latencies count as an hour.
 const LATENCY_US_MAX: u64 = 3_600_000_000;
 const PRECISION_DIGITS: u8 = 2;
+const SAME_BOUNDS: &str = "all histograms of the demo have the same bounds";
 
 /// Of a phase, or of a part of one.
 #[derive(Debug, Clone)]
@@ -21,20 +22,28 @@ pub struct Counts {
     pub wrong: u64,
     /// Between two answers to the depth-1 writer.
     pub longest_gap_us: u64,
-    pub latency_us: Histogram<u32>,
+    pub read_latency_us: Histogram<u32>,
+    pub write_latency_us: Histogram<u32>,
 }
 
 impl Default for Counts {
     fn default() -> Self {
         let latency_us = Histogram::new_with_max(LATENCY_US_MAX, PRECISION_DIGITS)
             .expect("an hour at two digits are valid bounds of a histogram");
-        Self { reads: 0, writes: 0, wrong: 0, longest_gap_us: 0, latency_us }
+        let (read_latency_us, write_latency_us) = (latency_us.clone(), latency_us);
+        Self { reads: 0, writes: 0, wrong: 0, longest_gap_us: 0, read_latency_us, write_latency_us }
     }
 }
 
 impl Counts {
-    pub fn record_latency(&mut self, latency: Duration) {
-        self.latency_us.saturating_record(as_us(latency));
+    pub fn read(&mut self, latency: Duration) {
+        self.reads += 1;
+        self.read_latency_us.saturating_record(as_us(latency));
+    }
+
+    pub fn written(&mut self, latency: Duration) {
+        self.writes += 1;
+        self.write_latency_us.saturating_record(as_us(latency));
     }
 
     pub fn record_gap(&mut self, gap: Duration) {
@@ -45,8 +54,11 @@ impl Counts {
         self.reads + self.writes
     }
 
+    /// Of reads and writes together.
     pub fn p99_us(&self) -> u64 {
-        self.latency_us.value_at_quantile(0.99)
+        let mut all = self.read_latency_us.clone();
+        all.add(&self.write_latency_us).expect(SAME_BOUNDS);
+        all.value_at_quantile(0.99)
     }
 
     pub fn add(&mut self, other: &Counts) {
@@ -54,7 +66,8 @@ impl Counts {
         self.writes += other.writes;
         self.wrong += other.wrong;
         self.longest_gap_us = self.longest_gap_us.max(other.longest_gap_us);
-        self.latency_us.add(&other.latency_us).expect("both histograms have the same bounds");
+        self.read_latency_us.add(&other.read_latency_us).expect(SAME_BOUNDS);
+        self.write_latency_us.add(&other.write_latency_us).expect(SAME_BOUNDS);
     }
 }
 
@@ -94,9 +107,10 @@ mod tests {
         let meter = Meter::default();
         let mut phase = Counts::default();
         for gap_ms in [1, 9, 3] {
-            meter.counts().reads += 7;
+            for _ in 0..7 {
+                meter.counts().read(Duration::from_micros(500));
+            }
             meter.counts().record_gap(Duration::from_millis(gap_ms));
-            meter.counts().record_latency(Duration::from_micros(500));
             phase.add(&meter.take());
         }
         assert_eq!((phase.reads, phase.longest_gap_us), (21, 9_000));

@@ -5,6 +5,7 @@
 pub mod load;
 pub mod meter;
 pub mod nbd;
+mod recording;
 pub mod region;
 pub mod report;
 mod run;
@@ -13,12 +14,17 @@ pub mod stamp;
 pub mod wire;
 
 use std::cell::Cell;
+use std::path::Path;
 use std::time::Duration;
+
+use lab::run::Record;
 
 use crate::api::{DiskCreate, Store, Vm, VmCreate, WhenFull};
 use crate::client::Client;
+use crate::command::lab::save;
 use crate::command::{Watched, progress, watch};
 use crate::demo::nbd::Connection;
+use crate::demo::recording::Recording;
 use crate::demo::region::{Content, Regions};
 use crate::demo::report::Report;
 use crate::error::{Error, ErrorKind, Result};
@@ -61,10 +67,14 @@ enum Stage {
     Committing,
 }
 
-/// Measures, prints, and judges: wrong data are damage found.
-pub async fn run(client: &Client, output: Output, plan: &Plan) -> Result<()> {
-    let report = measure(client, output, plan).await?;
+/// Measures, prints, keeps the run in `dir`, and judges: wrong data are damage found.
+pub async fn run(client: &Client, output: Output, plan: &Plan, dir: Option<&Path>) -> Result<()> {
+    let (report, record) = measure(client, output, plan, dir).await?;
     output.result(&report, |report| format!("\n{}", report.describe()))?;
+    if let Some(dir) = dir {
+        save::record(dir, &record)?;
+        output.note(&format!("as a page: {}", dir.join(save::PAGE).display()));
+    }
     match report.reads_wrong {
         0 => Ok(()),
         wrong => Err(Error::new(ErrorKind::Damaged, format!("{wrong} reads showed wrong data"))),
@@ -72,10 +82,15 @@ pub async fn run(client: &Client, output: Output, plan: &Plan) -> Result<()> {
 }
 
 /// Until all phases have ended, or Ctrl-C.
-pub async fn measure(client: &Client, output: Output, plan: &Plan) -> Result<Report> {
+pub async fn measure(
+    client: &Client,
+    output: Output,
+    plan: &Plan,
+    dir: Option<&Path>,
+) -> Result<(Report, Record)> {
     let stage = Cell::new(Stage::NothingTaken);
     tokio::select! {
-        report = whole(client, output, plan, &stage) => report,
+        run = whole(client, output, plan, dir, &stage) => run,
         _ = tokio::signal::ctrl_c() => Err(interrupted(stage.get())),
     }
 }
@@ -89,7 +104,13 @@ fn interrupted(stage: Stage) -> Error {
     Error::new(ErrorKind::Cancelled, format!("interrupted; {left}"))
 }
 
-async fn whole(client: &Client, output: Output, plan: &Plan, stage: &Cell<Stage>) -> Result<Report> {
+async fn whole(
+    client: &Client,
+    output: Output,
+    plan: &Plan,
+    dir: Option<&Path>,
+    stage: &Cell<Stage>,
+) -> Result<(Report, Record)> {
     let vm = VM.parse::<VmName>().map_err(Error::failed)?;
     let snapshot = SNAPSHOT.parse::<SnapshotName>().map_err(Error::failed)?;
     let shown = find_or_create(client, output, plan, &vm).await?;
@@ -105,7 +126,8 @@ async fn whole(client: &Client, output: Output, plan: &Plan, stage: &Cell<Stage>
     ));
     // The fill's sequence is `seed`; every later one is greater.
     let load = load::Load::start(&disk.nbd_uri, regions, seed + 1)?;
-    let run = run::Run::new(client, output, plan, stage, vm, snapshot, load);
+    let recording = Recording::begin(client, &vm, seed, dir).await?;
+    let run = run::Run::new(client, output, plan, stage, (vm, snapshot), load, recording);
     run.phases(disk.nbd_uri.clone()).await
 }
 

@@ -3,10 +3,13 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use lab::run::{Phase as Part, Quantity, Record};
+
 use crate::api::{CommitTarget, Job, JobState, Operation, SnapshotTake, SnapshotTaken};
 use crate::client::Client;
 use crate::demo::load::Load;
 use crate::demo::meter::Counts;
+use crate::demo::recording::Recording;
 use crate::demo::report::{self, Phase, Report};
 use crate::demo::screen::Screen;
 use crate::demo::{Plan, Stage};
@@ -26,6 +29,7 @@ pub struct Run<'a> {
     snapshot: SnapshotName,
     load: Load,
     screen: Screen,
+    recording: Recording,
     ended: Vec<Phase>,
     reads_checked: u64,
     reads_wrong: u64,
@@ -39,21 +43,15 @@ struct Current {
     stun_us: Option<u64>,
 }
 
-impl Current {
-    fn start(name: &'static str) -> Self {
-        Self { name, started: Instant::now(), counts: Counts::default(), stun_us: None }
-    }
-}
-
 impl<'a> Run<'a> {
     pub fn new(
         client: &'a Client,
         output: Output,
         plan: &'a Plan,
         stage: &'a Cell<Stage>,
-        vm: VmName,
-        snapshot: SnapshotName,
+        (vm, snapshot): (VmName, SnapshotName),
         load: Load,
+        recording: Recording,
     ) -> Self {
         let screen = Screen::new(output);
         Self {
@@ -64,20 +62,21 @@ impl<'a> Run<'a> {
             snapshot,
             load,
             screen,
+            recording,
             ended: Vec::new(),
             reads_checked: 0,
             reads_wrong: 0,
         }
     }
 
-    pub async fn phases(mut self, nbd_uri: String) -> Result<Report> {
-        self.quiet(report::WARM_UP, self.plan.warm_up).await?;
-        self.quiet(report::BASELINE, self.plan.baseline).await?;
+    pub async fn phases(mut self, nbd_uri: String) -> Result<(Report, Record)> {
+        self.quiet(Part::Prepare, report::WARM_UP, self.plan.warm_up).await?;
+        self.quiet(Part::Baseline, report::BASELINE, self.plan.baseline).await?;
         let taken = self.with_snapshot().await?;
         let (job, commit_stun_us) = self.commit().await?;
-        self.quiet(report::AFTER, self.plan.after).await?;
+        self.quiet(Part::After, report::AFTER, self.plan.after).await?;
         self.load.stop()?;
-        Ok(Report {
+        let report = Report {
             attach: format!("qemu-system-x86_64 -m 1G -drive 'file={nbd_uri},format=raw,if=virtio'"),
             nbd_uri,
             phases: self.ended,
@@ -88,36 +87,43 @@ impl<'a> Run<'a> {
             commit_bytes_moved: job.bytes_done,
             reads_checked: self.reads_checked,
             reads_wrong: self.reads_wrong,
-        })
+        };
+        Ok((report, self.recording.end()))
     }
 
     /// Nothing but the load.
-    async fn quiet(&mut self, name: &'static str, length: Duration) -> Result<()> {
-        let mut current = Current::start(name);
+    async fn quiet(&mut self, part: Part, name: &'static str, length: Duration) -> Result<()> {
+        let mut current = self.begin(part, name);
         while current.started.elapsed() < length {
             self.tick(&mut current, "").await?;
         }
-        self.end(current)
+        self.end(current).await
+    }
+
+    fn begin(&mut self, part: Part, name: &'static str) -> Current {
+        self.recording.phase(part, name);
+        Current { name, started: Instant::now(), counts: Counts::default(), stun_us: None }
     }
 
     async fn with_snapshot(&mut self) -> Result<SnapshotTaken> {
-        let mut current = Current::start(report::SNAPSHOT);
+        let mut current = self.begin(Part::Snapshot, report::SNAPSHOT);
         let message = "taken by unstun demo".to_owned();
         let request = SnapshotTake { name: self.snapshot.clone(), message };
         self.stage.set(Stage::Taken);
         let taken = self.client.snapshot_take(&self.vm, &request).await?;
         current.stun_us = Some(taken.stun_us);
+        self.recording.stun(taken.stun_us, "take");
         while current.started.elapsed() < self.plan.snapshot {
             self.tick(&mut current, "every first write to a block goes to the delta").await?;
         }
-        self.end(current)?;
+        self.end(current).await?;
         Ok(taken)
     }
 
     /// Until it ends, under the same load.
     async fn commit(&mut self) -> Result<(Job, Option<u64>)> {
         let seen = self.client.events(&self.vm, 0).await?.last().map_or(0, |event| event.id);
-        let mut current = Current::start(report::COMMIT);
+        let mut current = self.begin(Part::Commit, report::COMMIT);
         let target = CommitTarget::Snapshot((&self.snapshot).into());
         let mut job = self.client.snapshot_commit(&self.vm, &target).await?;
         self.stage.set(Stage::Committing);
@@ -132,16 +138,24 @@ impl<'a> Run<'a> {
         self.stage.set(Stage::NothingTaken);
         let events = self.client.events(&self.vm, seen).await?;
         let of_commit = |operation| matches!(operation, Operation::CommitStart | Operation::Commit);
-        current.stun_us = events.iter().filter(|e| of_commit(e.operation)).map(|e| e.stun_us).max();
+        for event in events.iter().filter(|event| of_commit(event.operation)) {
+            current.stun_us = current.stun_us.max(Some(event.stun_us));
+            self.recording.stun(event.stun_us, event.operation.as_str());
+        }
+        self.recording.figure(Quantity::Seconds, report::commit_seconds(&job));
+        self.recording.figure(Quantity::Converged, 1.0);
+        self.recording.figure(Quantity::HelperBytes, job.bytes_done as f64);
         let stun_us = current.stun_us;
-        self.end(current)?;
+        self.end(current).await?;
         Ok((job, stun_us))
     }
 
     async fn tick(&mut self, current: &mut Current, note: &str) -> Result<()> {
         tokio::time::sleep(TICK).await;
         self.load.meter.failure().map_or(Ok(()), Err)?;
-        current.counts.add(&self.load.meter.take());
+        let counts = self.load.meter.take();
+        current.counts.add(&counts);
+        self.recording.add(&counts, self.client, &self.vm).await?;
         let phase = self.phase(current);
         self.screen.show(&phase, note)
     }
@@ -153,8 +167,10 @@ impl<'a> Run<'a> {
         Phase { stun_us: current.stun_us, ..phase }
     }
 
-    fn end(&mut self, mut current: Current) -> Result<()> {
-        current.counts.add(&self.load.meter.take());
+    async fn end(&mut self, mut current: Current) -> Result<()> {
+        let counts = self.load.meter.take();
+        current.counts.add(&counts);
+        self.recording.end_phase(&counts, self.client, &self.vm).await?;
         self.reads_checked += current.counts.reads;
         self.reads_wrong += current.counts.wrong;
         let phase = self.phase(&current);

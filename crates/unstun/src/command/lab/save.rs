@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// A run while it goes: a line for everything that happens.
 pub const LINES: &str = "run.jsonl";
 const RUN: &str = "run.json";
-const PAGE: &str = "report.html";
+pub const PAGE: &str = "report.html";
 /// Largest file of runs that is read: two days of samples in each of ten columns.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 

@@ -1,0 +1,155 @@
+//! The demo as the lab records a run: samples, phases, stuns, and the figures they come to.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use lab::run::{Clock, Counters, End, Phase, Quantity, Record, Sample, Spread, Stun};
+use lab::runner::Recorder;
+
+use crate::api::Vm;
+use crate::client::Client;
+use crate::command::lab::save;
+use crate::demo::load;
+use crate::demo::meter::Counts;
+use crate::demo::stamp::BLOCK_BYTES;
+use crate::error::{Error, Result};
+use crate::name::VmName;
+use crate::units::as_us;
+
+const INTERVAL: Duration = Duration::from_secs(1);
+/// What is left of a phase and is shorter belongs to the next one: rates of instants are noise.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+pub struct Recording {
+    recorder: Recorder,
+    began: Instant,
+    /// When the sample under way began.
+    since: Instant,
+    counts: Counts,
+    /// What the daemon had counted then.
+    host: Counters,
+}
+
+impl Recording {
+    /// `dir`: keeps there what there is of it at any time.
+    pub async fn begin(client: &Client, vm: &VmName, seed: u64, dir: Option<&Path>) -> Result<Recording> {
+        let vm = client.vm_show(vm).await?;
+        let home: &Path = &vm.home;
+        let storage = home.parent().unwrap_or(home).display().to_string();
+        let mut head = Record::head("demo", "redo", &storage, Clock::Real, seed);
+        head.title = "A snapshot taken, lived with and committed under load".into();
+        head.source = format!(
+            "unstun demo: random 4 KiB, 70 % reads, {} outstanding, a flush a second, and a writer at depth 1",
+            load::DEPTH
+        );
+        head.command = "unstun demo".into();
+        head.began_unix_us = jiff::Timestamp::now().as_microsecond();
+        head.machine = lab::real::facts(home);
+        head.notes.push("Gaps are those between two answers to the writer at depth 1.".into());
+        head.notes.push("The host's I/Os are those of the disk's layers, as the daemon counts them.".into());
+        let recorder = recorder(head, dir)?;
+        let now = Instant::now();
+        Ok(Recording { recorder, began: now, since: now, counts: Counts::default(), host: host(&vm) })
+    }
+
+    fn at_us(&self, at: Instant) -> u64 {
+        as_us(at.duration_since(self.began))
+    }
+
+    pub fn phase(&mut self, phase: Phase, label: &str) {
+        let at_us = self.at_us(self.since);
+        self.recorder.begin(phase, label, at_us, Some(0), true);
+    }
+
+    /// What was counted since the last call.
+    pub async fn add(&mut self, counts: &Counts, client: &Client, vm: &VmName) -> Result<()> {
+        self.counts.add(counts);
+        if self.since.elapsed() < INTERVAL {
+            return Ok(());
+        }
+        self.sample(client, vm).await
+    }
+
+    async fn sample(&mut self, client: &Client, vm: &VmName) -> Result<()> {
+        let host = host(&client.vm_show(vm).await?);
+        let now = Instant::now();
+        let counts = std::mem::take(&mut self.counts);
+        let at_us = self.at_us(self.since);
+        self.recorder.sample(Sample {
+            at_us,
+            interval_us: self.at_us(now) - at_us,
+            reads: counts.reads,
+            writes: counts.writes,
+            read_bytes: counts.reads * BLOCK_BYTES as u64,
+            written_bytes: counts.writes * BLOCK_BYTES as u64,
+            read_latency: spread(&counts.read_latency_us),
+            write_latency: spread(&counts.write_latency_us),
+            host: Some(host.since(&self.host)),
+            gap_us: counts.longest_gap_us,
+        });
+        (self.since, self.host) = (now, host);
+        Ok(())
+    }
+
+    /// Just ended.
+    pub fn stun(&mut self, stun_us: u64, cause: &str) {
+        let at_us = self.at_us(Instant::now()).saturating_sub(stun_us);
+        self.recorder.stun(Stun { at_us, stun_us, disk: None, cause: cause.into() });
+    }
+
+    /// A figure of the phase.
+    pub fn figure(&mut self, quantity: Quantity, value: f64) {
+        self.recorder.figure(quantity, value, "");
+    }
+
+    /// With what was counted since the last call.
+    pub async fn end_phase(&mut self, counts: &Counts, client: &Client, vm: &VmName) -> Result<()> {
+        self.counts.add(counts);
+        if self.since.elapsed() >= INTERVAL_MIN {
+            self.sample(client, vm).await?;
+        }
+        let at_us = self.at_us(self.since);
+        self.recorder.finish(at_us);
+        Ok(())
+    }
+
+    pub fn end(self) -> Record {
+        let at_us = self.at_us(self.since);
+        self.recorder.end(at_us, End::Complete)
+    }
+}
+
+fn recorder(head: Record, dir: Option<&Path>) -> Result<Recorder> {
+    dir.map(save::folder).transpose()?;
+    let lines = dir.map(|dir| dir.join(save::LINES));
+    Recorder::new(head, None, lines.as_deref()).map_err(|e| {
+        let place = lines.unwrap_or_default();
+        Error::failed(format!("{}: {e}", place.display()))
+    })
+}
+
+/// Since the disk was opened.
+fn host(vm: &Vm) -> Counters {
+    let mut counters = Counters::default();
+    for disk in &vm.disks {
+        counters.reads += disk.io.device_reads;
+        counters.writes += disk.io.device_writes;
+        counters.flushes += disk.io.device_flushes;
+    }
+    counters
+}
+
+fn spread(latency_us: &Histogram<u32>) -> Spread {
+    if latency_us.is_empty() {
+        return Spread::default();
+    }
+    let at = |quantile| latency_us.value_at_quantile(quantile) as f64;
+    Spread {
+        mean_us: latency_us.mean(),
+        p50_us: at(0.5),
+        p95_us: at(0.95),
+        p99_us: at(0.99),
+        max_us: latency_us.max() as f64,
+    }
+}
