@@ -81,20 +81,20 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// What was counted in between. Counters of a stack that was opened again begin anew.
-    pub fn since(&self, before: &Counters) -> Counters {
-        let part = |field: fn(&Counters) -> u64| field(self).saturating_sub(field(before));
-        Counters {
-            reads: part(|c| c.reads),
-            writes: part(|c| c.writes),
-            flushes: part(|c| c.flushes),
-            read_bytes: part(|c| c.read_bytes),
-            written_bytes: part(|c| c.written_bytes),
-            table_reads: part(|c| c.table_reads),
-            table_writes: part(|c| c.table_writes),
-            commit_read_bytes: part(|c| c.commit_read_bytes),
-            commit_written_bytes: part(|c| c.commit_written_bytes),
-        }
+    /// What was counted in between. None where a count went back: those of layers that went are not in it any more.
+    pub fn since(&self, before: &Counters) -> Option<Counters> {
+        let part = |field: fn(&Counters) -> u64| field(self).checked_sub(field(before));
+        Some(Counters {
+            reads: part(|c| c.reads)?,
+            writes: part(|c| c.writes)?,
+            flushes: part(|c| c.flushes)?,
+            read_bytes: part(|c| c.read_bytes)?,
+            written_bytes: part(|c| c.written_bytes)?,
+            table_reads: part(|c| c.table_reads)?,
+            table_writes: part(|c| c.table_writes)?,
+            commit_read_bytes: part(|c| c.commit_read_bytes)?,
+            commit_written_bytes: part(|c| c.commit_written_bytes)?,
+        })
     }
 }
 
@@ -120,7 +120,7 @@ pub struct Sample {
     pub written_bytes: u64,
     pub read_latency: Spread,
     pub write_latency: Spread,
-    /// None where nobody can see below the subject.
+    /// None where nobody can see below the subject, and where its layers changed meanwhile.
     pub host: Option<Counters>,
     /// The longest time within which no I/O completed although one was under way.
     pub gap_us: u64,

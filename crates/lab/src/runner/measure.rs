@@ -1,4 +1,4 @@
-use crate::run::{Beat, Counters, PhaseSpan, Quantity, Record, Row, Use};
+use crate::run::{Beat, Counters, PhaseSpan, Quantity, Record, Row, Sample, Use};
 
 /// IOmeter's megabyte, and that of the articles: 90,000 I/Os of 8 KiB a second are "700 MB/s".
 const MB: f64 = (1 << 20) as f64;
@@ -36,8 +36,8 @@ pub fn measure(record: &Record, span: &Span, beats: Option<&[Beat]>) -> Vec<Row>
     if sums.seconds > 0.0 && span.loaded {
         sums.guest(&mut figures);
     }
-    if let Some(host) = sums.host.filter(|_| sums.seconds > 0.0) {
-        sums.host(host, &mut figures);
+    if sums.host.seconds > 0.0 {
+        sums.host.figures(&mut figures);
     }
     let (begin_us, end_us) = (span.span.begin_us, span.span.end_us);
     let within = |at_us: u64| begin_us <= at_us && at_us < end_us.max(begin_us + 1);
@@ -61,7 +61,18 @@ struct Sums {
     writes: f64,
     bytes: f64,
     latency_us: f64,
-    host: Option<(f64, f64)>,
+    host: HostSums,
+}
+
+/// Over the samples in which the host was seen.
+#[derive(Default)]
+struct HostSums {
+    seconds: f64,
+    reads: f64,
+    writes: f64,
+    /// Those of the guest within them.
+    guest_reads: f64,
+    guest_writes: f64,
 }
 
 impl Sums {
@@ -77,9 +88,8 @@ impl Sums {
             sums.bytes += (sample.read_bytes + sample.written_bytes) as f64;
             sums.latency_us += sample.read_latency.mean_us * sample.reads as f64;
             sums.latency_us += sample.write_latency.mean_us * sample.writes as f64;
-            if let Some(Counters { reads, writes, .. }) = sample.host {
-                let (r, w) = sums.host.unwrap_or_default();
-                sums.host = Some((r + reads as f64, w + writes as f64));
+            if let Some(host) = sample.host {
+                sums.host.add(sample, &host);
             }
         }
         sums
@@ -97,15 +107,25 @@ impl Sums {
             figures.push((Quantity::LatencyUs, self.latency_us / ios));
         }
     }
+}
 
-    fn host(&self, (reads, writes): (f64, f64), figures: &mut Vec<(Quantity, f64)>) {
-        figures.push((Quantity::HostReadsPerS, reads / self.seconds));
-        figures.push((Quantity::HostWritesPerS, writes / self.seconds));
-        if self.reads > 0.0 {
-            figures.push((Quantity::HostReadRatio, reads / self.reads));
+impl HostSums {
+    fn add(&mut self, sample: &Sample, host: &Counters) {
+        self.seconds += sample.interval_us as f64 / 1e6;
+        self.reads += host.reads as f64;
+        self.writes += host.writes as f64;
+        self.guest_reads += sample.reads as f64;
+        self.guest_writes += sample.writes as f64;
+    }
+
+    fn figures(&self, figures: &mut Vec<(Quantity, f64)>) {
+        figures.push((Quantity::HostReadsPerS, self.reads / self.seconds));
+        figures.push((Quantity::HostWritesPerS, self.writes / self.seconds));
+        if self.guest_reads > 0.0 {
+            figures.push((Quantity::HostReadRatio, self.reads / self.guest_reads));
         }
-        if self.writes > 0.0 {
-            figures.push((Quantity::HostWriteRatio, writes / self.writes));
+        if self.guest_writes > 0.0 {
+            figures.push((Quantity::HostWriteRatio, self.writes / self.guest_writes));
         }
     }
 }

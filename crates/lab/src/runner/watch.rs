@@ -201,7 +201,7 @@ impl Watch {
         self.sampled_ns = now_ns;
         let mut sample = self.meter.cut(now_ns);
         let host = self.subject.counters();
-        sample.host = host.zip(self.host).map(|(now, before)| now.since(&before));
+        sample.host = host.zip(self.host).and_then(|(now, before)| now.since(&before));
         self.host = host;
         sample.at_us = sample.at_us.saturating_sub(self.began_ns / 1000);
         self.recorder.sample(sample);

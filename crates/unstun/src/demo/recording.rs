@@ -85,7 +85,7 @@ impl Recording {
             written_bytes: counts.writes * BLOCK_BYTES as u64,
             read_latency: spread(&counts.read_latency_us),
             write_latency: spread(&counts.write_latency_us),
-            host: Some(host.since(&self.host)),
+            host: host.since(&self.host),
             gap_us: counts.longest_gap_us,
         });
         (self.since, self.host) = (now, host);
