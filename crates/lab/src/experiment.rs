@@ -258,8 +258,4 @@ impl Experiment {
         }
         other
     }
-
-    pub fn has_baseline(&self) -> bool {
-        self.published.iter().any(|cell| cell.r#use == Use::Baseline && cell.value.is_some())
-    }
 }

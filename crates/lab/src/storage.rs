@@ -107,24 +107,6 @@ impl StorageModel {
         Error::not_found(&self.name, format!("no constant {constant}; there are {known}"))
     }
 
-    /// The same model with the constants that were fitted for another one, in every part of the same kind: what one
-    /// disk was fitted to holds for the disks of an array. Constants without such a part are left out.
-    pub fn with_fitted(&self, other: &StorageModel) -> Result<StorageModel> {
-        let mut model = self.clone();
-        for fitted in other.constants.iter().filter(|c| c.source == ConstantSource::FittedToBaseline) {
-            let (prefix, key) =
-                fitted.name.rsplit_once('.').map_or(("", fitted.name.as_str()), |(p, k)| (p, k));
-            let Some(kind) = other.part.kind_of(prefix) else { continue };
-            for prefix in self.part.prefixes_of(kind) {
-                let name = format!("{prefix}{key}");
-                let own = model.constants.iter_mut().find(|c| c.name == name);
-                own.into_iter().for_each(|own| *own = Constant { name: name.clone(), ..fitted.clone() });
-            }
-        }
-        model.check().map_err(|(_, cause)| Error::invalid(self.name.as_str(), cause))?;
-        Ok(model)
-    }
-
     /// How many constants were fitted to a baseline.
     pub fn fitted(&self) -> usize {
         self.constants.iter().filter(|c| c.source == ConstantSource::FittedToBaseline).count()

@@ -65,10 +65,6 @@ impl Recorder {
         Recorder { record, heartbeat, span: None, latest_us: 0, file: None }
     }
 
-    pub fn record(&self) -> &Record {
-        &self.record
-    }
-
     /// `warm_up_us`: of its samples, what does not count; None: none counts, for what is over in no time.
     pub fn begin(&mut self, phase: Phase, label: &str, at_us: u64, warm_up_us: Option<u64>, loaded: bool) {
         let counted_from_us = warm_up_us.map(|us| at_us.saturating_add(us));

@@ -33,21 +33,6 @@ pub(super) struct Part {
     pub parts: Vec<Part>,
 }
 
-impl Part {
-    /// Of the part whose constants' names begin with `prefix` and a dot.
-    pub fn kind_of(&self, prefix: &str) -> Option<&'static str> {
-        if self.prefix.trim_end_matches('.') == prefix {
-            return Some(self.kind);
-        }
-        self.parts.iter().find_map(|part| part.kind_of(prefix))
-    }
-
-    pub fn prefixes_of(&self, kind: &str) -> Vec<&str> {
-        let own = (self.kind == kind).then_some(self.prefix.as_str());
-        own.into_iter().chain(self.parts.iter().flat_map(|part| part.prefixes_of(kind))).collect()
-    }
-}
-
 const SECOND: f64 = 1e9;
 const EXBI: f64 = 1_152_921_504_606_846_976.0;
 

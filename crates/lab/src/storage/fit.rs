@@ -101,19 +101,6 @@ mod tests {
     }
 
     #[test]
-    fn what_one_disk_was_fitted_to_holds_for_the_disks_of_an_array() {
-        let source = ConstantSource::FittedToBaseline;
-        let fitted = pair().with("member.overhead", 0.2, source, "a baseline").unwrap();
-        for (name, constant) in
-            [("sas-10k-raid10", "member.member.overhead"), ("sas-10k-raid5", "back.member.overhead")]
-        {
-            let array = StorageModel::named(name).unwrap().with_fitted(&fitted).unwrap();
-            assert_eq!(array.value(constant).unwrap(), 200_000.0, "{name}");
-            assert_eq!(array.fitted(), 1);
-        }
-    }
-
-    #[test]
     fn what_cannot_be_fitted_is_refused() {
         let kind = |result: Result<StorageModel>| result.unwrap_err().kind;
         let never = |_: &StorageModel| -> f64 { unreachable!("refused before") };
