@@ -45,20 +45,10 @@ impl Default for Work {
 impl Work {
     pub fn workload(&self) -> Workload {
         let worker = Worker {
-            name: "load".into(),
-            disk: 0,
-            block_bytes: self.block_bytes,
-            read_percent: self.read_percent,
-            random_percent: 100,
-            sequential_run: 1,
-            delay_us: 0,
-            burst: 1,
             outstanding: self.outstanding,
             align_bytes: self.block_bytes,
-            first_byte: 0,
             working_set_bytes: self.disk_bytes,
-            pacing: Default::default(),
-            mix: Vec::new(),
+            ..Worker::random("load", self.block_bytes, self.read_percent)
         };
         Workload { workers: vec![worker], ..Workload::default() }
     }

@@ -143,25 +143,14 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::{Clock, Row, Use};
+    use crate::run::{Clock, Row};
 
     fn empty(subject: &str) -> Record {
         Record::head("compare", subject, "", Clock::Real, 0)
     }
 
     fn ran(subject: &str, iops: &[(Phase, f64)]) -> Record {
-        let row = |(phase, value): &(Phase, f64)| Row {
-            experiment: "compare".into(),
-            phase: *phase,
-            quantity: Quantity::Iops,
-            published: None,
-            predicted: Some(*value),
-            r#use: Use::Check,
-            hypothesis: None,
-            default: false,
-            band: None,
-            note: String::new(),
-        };
+        let row = |(phase, value): &(Phase, f64)| Row::measured("compare", *phase, Quantity::Iops, *value);
         Record { rows: iops.iter().map(row).collect(), ..empty(subject) }
     }
 

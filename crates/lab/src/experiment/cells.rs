@@ -85,7 +85,7 @@ fn spans<'a>(record: &'a Record, cell: &'a Published) -> impl Iterator<Item = &'
 }
 
 fn is_within(spans: &[&PhaseSpan], at_us: u64) -> bool {
-    spans.iter().any(|span| span.begin_us <= at_us && at_us < span.end_us.max(span.begin_us + 1))
+    spans.iter().any(|span| span.holds(at_us))
 }
 
 /// As the runner measured it within that span.

@@ -8,7 +8,7 @@ use sim::{ContentMode, Options, SimWorld, Storage};
 
 use super::{Column, Esx, Experiment, Format};
 use crate::modelled::{self, Engine};
-use crate::run::{Clock, Constant, ConstantSource, End, Record, SCHEMA};
+use crate::run::{Clock, Constant, ConstantSource, Record};
 use crate::runner::{Audience, Plan};
 use crate::storage::StorageModel;
 use crate::subject::Subject;
@@ -148,28 +148,14 @@ impl Play {
             _ => None,
         };
         Record {
-            schema: SCHEMA,
-            experiment: name.clone(),
             title: title.clone(),
             source: source.clone(),
-            subject: self.stack.name().to_string(),
             hypothesis,
-            storage: self.storage.name.clone(),
-            clock: Clock::Virtual,
-            seed: self.seed,
             command: self.command.clone(),
-            began_unix_us: 0,
-            machine: Vec::new(),
             constants: self.constants(),
             left_out: self.left_out(),
             notes: self.notes(),
-            phases: Vec::new(),
-            samples: Vec::new(),
-            stuns: Vec::new(),
-            beats: Vec::new(),
-            marks: Vec::new(),
-            rows: Vec::new(),
-            end: End::Complete,
+            ..Record::head(name, self.stack.name(), &self.storage.name, Clock::Virtual, self.seed)
         }
     }
 

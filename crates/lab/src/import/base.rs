@@ -1,50 +1,21 @@
 //! What all imports have in common: the record they start from, intervals of counts.
 
 use super::{SAMPLES_MAX, Skipped, Skips, text};
-use crate::run::{Clock, End, Phase, Quantity, Record, Row, SCHEMA, Sample, Use};
+use crate::run::{Clock, Phase, Quantity, Record, Row, Sample};
 
 /// An imported record without measurements.
 pub fn record(name: &str, title: &str) -> Record {
     Record {
-        schema: SCHEMA,
-        experiment: text(name),
         title: title.into(),
         source: format!("imported from {}", text(name)),
-        subject: "imported".into(),
-        hypothesis: None,
-        storage: String::new(),
-        clock: Clock::Real,
-        seed: 0,
         command: format!("unstun lab import {}", text(name)),
-        began_unix_us: 0,
-        machine: Vec::new(),
-        constants: Vec::new(),
-        left_out: Vec::new(),
-        notes: Vec::new(),
-        phases: Vec::new(),
-        samples: Vec::new(),
-        stuns: Vec::new(),
-        beats: Vec::new(),
-        marks: Vec::new(),
-        rows: Vec::new(),
-        end: End::Complete,
+        ..Record::head(&text(name), "imported", "", Clock::Real, 0)
     }
 }
 
 /// A figure that was measured, beside nothing published.
 pub fn measured(experiment: &str, quantity: Quantity, value: f64) -> Row {
-    Row {
-        experiment: text(experiment),
-        phase: Phase::Baseline,
-        quantity,
-        published: None,
-        predicted: Some(value),
-        r#use: Use::Check,
-        hypothesis: None,
-        default: false,
-        band: None,
-        note: String::new(),
-    }
+    Row::measured(&text(experiment), Phase::Baseline, quantity, value)
 }
 
 pub fn note_skipped(record: &mut Record, skipped: &[Skipped]) {

@@ -6,7 +6,7 @@ use super::*;
 use crate::probe::Heartbeat;
 use crate::run::{Clock, Phase, Quantity};
 use crate::runner::{Action, Protocol, Step};
-use crate::workload::{Pacing, Worker, Workload};
+use crate::workload::{Worker, Workload};
 
 const MIB: u64 = 1 << 20;
 
@@ -20,20 +20,10 @@ fn run_for(phase: Phase, seconds: f64) -> Step {
 
 fn mixed(outstanding: u32) -> Worker {
     Worker {
-        name: "mixed".into(),
-        disk: 0,
-        block_bytes: 4096,
-        read_percent: 50,
         random_percent: 70,
-        sequential_run: 1,
-        delay_us: 0,
-        burst: 1,
         outstanding,
-        align_bytes: 0,
-        first_byte: 0,
         working_set_bytes: 8 * MIB,
-        pacing: Pacing::Closed,
-        mix: Vec::new(),
+        ..Worker::random("mixed", 4096, 50)
     }
 }
 

@@ -64,6 +64,13 @@ pub struct PhaseSpan {
     pub end_us: u64,
 }
 
+impl PhaseSpan {
+    /// Whether that moment lies within; a span without a length has that of its begin.
+    pub fn holds(&self, at_us: u64) -> bool {
+        self.begin_us <= at_us && at_us < self.end_us.max(self.begin_us.saturating_add(1))
+    }
+}
+
 /// What reached the storage, since the subject began. For a VM's host that is below all of its layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {

@@ -68,3 +68,21 @@ pub struct Row {
     /// Slips of the source, how a derived figure was derived.
     pub note: String,
 }
+
+impl Row {
+    /// A figure that was measured, beside nothing published.
+    pub fn measured(experiment: &str, phase: Phase, quantity: Quantity, value: f64) -> Row {
+        Row {
+            experiment: experiment.to_string(),
+            phase,
+            quantity,
+            published: None,
+            predicted: Some(value),
+            r#use: Use::Check,
+            hypothesis: None,
+            default: false,
+            band: None,
+            note: String::new(),
+        }
+    }
+}

@@ -1,4 +1,4 @@
-use crate::run::{Beat, Counters, PhaseSpan, Quantity, Record, Row, Sample, Use};
+use crate::run::{Beat, Counters, PhaseSpan, Quantity, Record, Row, Sample};
 
 /// IOmeter's megabyte, and that of the articles: 90,000 I/Os of 8 KiB a second are "700 MB/s".
 const MB: f64 = (1 << 20) as f64;
@@ -16,16 +16,9 @@ pub struct Span {
 /// A measured figure, as a row of the record without anything published.
 pub fn row(record: &Record, span: &PhaseSpan, quantity: Quantity, value: f64, note: &str) -> Row {
     Row {
-        experiment: record.experiment.clone(),
-        phase: span.phase,
-        quantity,
-        published: None,
-        predicted: Some(value),
-        r#use: Use::Check,
         hypothesis: record.hypothesis.clone(),
-        default: false,
-        band: None,
         note: if note.is_empty() { span.label.clone() } else { note.to_string() },
+        ..Row::measured(&record.experiment, span.phase, quantity, value)
     }
 }
 
@@ -39,15 +32,13 @@ pub fn measure(record: &Record, span: &Span, beats: Option<&[Beat]>) -> Vec<Row>
     if sums.host.seconds > 0.0 {
         sums.host.figures(&mut figures);
     }
-    let (begin_us, end_us) = (span.span.begin_us, span.span.end_us);
-    let within = |at_us: u64| begin_us <= at_us && at_us < end_us.max(begin_us + 1);
     if let Some(beats) = beats {
-        let lost = beats.iter().filter(|beat| beat.lost && within(beat.at_us)).count();
+        let lost = beats.iter().filter(|beat| beat.lost && span.span.holds(beat.at_us)).count();
         figures.push((Quantity::PingsLost, lost as f64));
     }
     let mut rows: Vec<Row> = Vec::with_capacity(figures.len());
     rows.extend(figures.into_iter().map(|(quantity, value)| row(record, &span.span, quantity, value, "")));
-    let stuns = record.stuns.iter().filter(|stun| within(stun.at_us));
+    let stuns = record.stuns.iter().filter(|stun| span.span.holds(stun.at_us));
     rows.extend(
         stuns.map(|stun| row(record, &span.span, Quantity::StunUs, stun.stun_us as f64, &stun.cause)),
     );

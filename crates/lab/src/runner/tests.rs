@@ -12,7 +12,7 @@ use crate::plain::Plain;
 use crate::probe::Heartbeat;
 use crate::run::{Clock, Counters, Phase, Quantity, Stun};
 use crate::subject::{CommitEnd, CommitProgress};
-use crate::workload::{Pacing, Worker};
+use crate::workload::Worker;
 
 const SECOND_US: u64 = 1_000_000;
 const DISK_BYTES: u64 = 16 << 20;
@@ -101,22 +101,7 @@ impl Subject for Fake {
 }
 
 fn reader() -> Worker {
-    Worker {
-        name: "reader".into(),
-        disk: 0,
-        block_bytes: 4096,
-        read_percent: 100,
-        random_percent: 100,
-        sequential_run: 1,
-        delay_us: 0,
-        burst: 1,
-        outstanding: 1,
-        align_bytes: 0,
-        first_byte: 0,
-        working_set_bytes: 0,
-        pacing: Pacing::Closed,
-        mix: Vec::new(),
-    }
+    Worker::random("reader", 4096, 100)
 }
 
 fn steps(json: &str) -> Vec<Step> {

@@ -101,27 +101,12 @@ mod tests {
     use proptest::prelude::{any, prop_assert, proptest};
 
     use super::*;
-    use crate::workload::{Access, Pacing};
+    use crate::workload::Access;
 
     const MIB: u64 = 1 << 20;
 
     fn worker(read_percent: u8, random_percent: u8) -> Worker {
-        Worker {
-            name: "w".into(),
-            disk: 0,
-            block_bytes: 4096,
-            read_percent,
-            random_percent,
-            sequential_run: 1,
-            delay_us: 0,
-            burst: 1,
-            outstanding: 1,
-            align_bytes: 0,
-            first_byte: 0,
-            working_set_bytes: 0,
-            pacing: Pacing::Closed,
-            mix: Vec::new(),
-        }
+        Worker { random_percent, ..Worker::random("w", 4096, read_percent) }
     }
 
     fn take(worker: &Worker, count: usize) -> Vec<Io> {
