@@ -1,6 +1,36 @@
-//! What campaigns of many runs have in common: their settings, and the cores they run on.
+//! What campaigns of many runs have in common: their settings, the cores they run on, and what they hold all runs to.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use engine::{Defect, Defects};
+
+use crate::crash::Outcome;
+
+/// Every so many seeds a run is repeated and its event hash compared.
+const REPEAT_EVERY: u64 = 20;
+/// Broken promises that are told before a campaign ends.
+const FAILURES_MAX: usize = 5;
+
+/// A run, a function of its seed. An error is a broken promise.
+pub type Run = fn(seed: u64, defects: Defects) -> Result<Outcome, String>;
+
+/// Where the search for a planted defect ends.
+#[derive(Debug, Clone, Copy)]
+pub enum Bound {
+    Runs(u64),
+    Cuts(u64),
+}
+
+impl Bound {
+    fn allows(self, runs: u64, cuts: u64) -> bool {
+        match self {
+            Bound::Runs(most) => runs < most,
+            Bound::Cuts(most) => cuts < most,
+        }
+    }
+}
 
 /// A number from the environment; None where it is absent or empty.
 pub fn setting(name: &str) -> Option<u64> {
@@ -19,4 +49,89 @@ pub fn on_all_cores(run: impl Fn(u64) -> bool + Sync) {
             scope.spawn(|| while run(next.fetch_add(1, Ordering::Relaxed)) {});
         }
     });
+}
+
+#[derive(Default)]
+struct Seen {
+    runs: u64,
+    cuts: u64,
+    marks: BTreeMap<&'static str, u64>,
+    failures: Vec<String>,
+}
+
+impl Seen {
+    fn add(&mut self, result: Result<Outcome, String>) {
+        self.runs += 1;
+        match result {
+            Ok(outcome) => {
+                for (label, n) in outcome.marks {
+                    *self.marks.entry(label).or_insert(0) += n;
+                }
+                self.cuts += outcome.cuts;
+            }
+            Err(e) => self.failures.push(e),
+        }
+    }
+}
+
+/// Runs until there were `cuts` power cuts, or `CRASH_CUTS`; with `CRASH_SEED` that one alone. Panics where a promise is
+/// broken, where a run differs from the same run, and where something of `must_happen` did not: it was not tested then.
+pub fn assert_promises_hold(run: Run, cuts: u64, must_happen: &[&str]) {
+    if let Some(seed) = setting("CRASH_SEED") {
+        match run(seed, Defects::default()) {
+            Ok(outcome) => println!("seed {seed}: {outcome:?}"),
+            Err(e) => panic!("{e}"),
+        }
+        return;
+    }
+    let wanted = setting("CRASH_CUTS").unwrap_or(cuts);
+    let seen = Mutex::new(Seen::default());
+    on_all_cores(|seed| {
+        let result = run(seed, Defects::default());
+        let repeated = (seed % REPEAT_EVERY == 0).then(|| run(seed, Defects::default()));
+        let mut seen = seen.lock().unwrap();
+        if let Some(repeated) = repeated.filter(|repeated| *repeated != result) {
+            seen.failures.push(format!("seed {seed}: two runs differ: {result:?} and {repeated:?}"));
+        }
+        seen.add(result);
+        seen.failures.len() < FAILURES_MAX && seen.cuts < wanted
+    });
+    let Seen { runs, cuts, marks, failures } = seen.into_inner().unwrap();
+    println!("{runs} runs, {cuts} power cuts; {marks:?}");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    for label in must_happen {
+        assert!(marks.get(label).is_some_and(|&n| n > 0), "{label:?} never happened: {marks:?}");
+    }
+}
+
+/// Panics where a planted defect breaks no promise within `bound`. `CRASH_DEFECT` plants only those whose names have it in
+/// them; with `CRASH_SEED` none is.
+pub fn assert_defects_are_found(run: Run, defects: &[Defect], bound: Bound) {
+    if setting("CRASH_SEED").is_some() {
+        return;
+    }
+    std::panic::set_hook(Box::new(|_| {}));
+    let only = std::env::var("CRASH_DEFECT").unwrap_or_default();
+    let planted = defects.iter().filter(|defect| format!("{defect:?}").contains(&only));
+    let missed: Vec<&Defect> = planted.filter(|defect| !is_found(run, **defect, bound)).collect();
+    let _ = std::panic::take_hook();
+    assert!(missed.is_empty(), "defects that no run found: {missed:?}");
+}
+
+fn is_found(run: Run, defect: Defect, bound: Bound) -> bool {
+    let found = Mutex::new(None::<(u64, String)>);
+    let cuts = AtomicU64::new(0);
+    on_all_cores(|seed| {
+        match run(seed, Defects::only(defect)) {
+            Ok(outcome) => drop(cuts.fetch_add(outcome.cuts, Ordering::Relaxed)),
+            Err(e) => drop(found.lock().unwrap().get_or_insert((seed, e))),
+        }
+        found.lock().unwrap().is_none() && bound.allows(seed, cuts.load(Ordering::Relaxed))
+    });
+    let found = found.into_inner().unwrap();
+    if let Some((seed, e)) = &found {
+        let cuts = cuts.load(Ordering::Relaxed);
+        println!("{defect:?}: run {seed}, {cuts} cuts: {}", e.lines().next().unwrap_or_default());
+    }
+    found.is_some()
 }

@@ -3,15 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use engine::{Defect, Defects};
-use lab::campaign::{on_all_cores, setting};
+use engine::Defect;
+use lab::campaign::{Bound, assert_defects_are_found, assert_promises_hold, on_all_cores, setting};
 use lab::native::vms::{self, DISTURBANCES, Disturbance, VERBS};
 
 const CUTS_DEFAULT: u64 = 3000;
-/// Every so many seeds a run is repeated and its event hash compared.
-const REPEAT_EVERY: u64 = 20;
 /// Power cuts within which a planted defect must show.
 const DEFECT_CUTS_MAX: u64 = 3000;
 const DEFECTS: [Defect; 5] = [
@@ -28,69 +25,12 @@ const EVENTS_MAX: u64 = 2000;
 
 #[test]
 fn power_cuts_in_any_verb_leave_a_vm_on_one_side_of_it() {
-    if let Some(seed) = setting("CRASH_SEED") {
-        match vms::run(seed, Defects::default()) {
-            Ok(outcome) => println!("seed {seed}: {outcome:?}"),
-            Err(e) => panic!("{e}"),
-        }
-        return;
-    }
-    let wanted = setting("CRASH_CUTS").unwrap_or(CUTS_DEFAULT);
-    let cuts = AtomicU64::new(0);
-    let seen = Mutex::new((BTreeMap::new(), Vec::new()));
-    on_all_cores(|seed| {
-        let result = vms::run(seed, Defects::default());
-        let repeated = (seed % REPEAT_EVERY == 0).then(|| vms::run(seed, Defects::default()));
-        let mut seen = seen.lock().unwrap();
-        if repeated.as_ref().is_some_and(|repeated| *repeated != result) {
-            seen.1.push(format!("seed {seed}: two runs differ: {result:?} and {repeated:?}"));
-        }
-        match result {
-            Ok(outcome) => {
-                for (label, n) in outcome.marks {
-                    *seen.0.entry(label).or_insert(0u64) += n;
-                }
-                cuts.fetch_add(outcome.cuts, Ordering::Relaxed);
-            }
-            Err(e) => seen.1.push(e),
-        }
-        seen.1.len() < 5 && cuts.load(Ordering::Relaxed) < wanted
-    });
-    let (marks, failures) = seen.into_inner().unwrap();
-    println!("{} power cuts; {marks:?}", cuts.load(Ordering::Relaxed));
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
-    for (_, _, label) in VERBS {
-        assert!(marks.contains_key(label), "{label:?} never happened: {marks:?}");
-    }
+    assert_promises_hold(vms::run, CUTS_DEFAULT, &VERBS.map(|(_, _, label)| label));
 }
 
 #[test]
 fn planted_defects_are_found() {
-    if setting("CRASH_SEED").is_some() {
-        return;
-    }
-    std::panic::set_hook(Box::new(|_| {}));
-    let mut missed = Vec::new();
-    for defect in DEFECTS {
-        let found = Mutex::new(None::<(u64, String)>);
-        let cuts = AtomicU64::new(0);
-        on_all_cores(|seed| {
-            match vms::run(seed, Defects::only(defect)) {
-                Ok(outcome) => drop(cuts.fetch_add(outcome.cuts, Ordering::Relaxed)),
-                Err(e) => drop(found.lock().unwrap().get_or_insert((seed, e))),
-            }
-            found.lock().unwrap().is_none() && cuts.load(Ordering::Relaxed) < DEFECT_CUTS_MAX
-        });
-        match found.into_inner().unwrap() {
-            Some((seed, e)) => {
-                let cuts = cuts.load(Ordering::Relaxed);
-                println!("{defect:?}: run {seed}, {cuts} cuts: {}", e.lines().next().unwrap_or_default());
-            }
-            None => missed.push(defect),
-        }
-    }
-    let _ = std::panic::take_hook();
-    assert!(missed.is_empty(), "defects that no run found: {missed:?}");
+    assert_defects_are_found(vms::run, &DEFECTS, Bound::Cuts(DEFECT_CUTS_MAX));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use blk::{Buf, SECTOR};
 use sim::Rng;
 
 use super::stage::{Running, Stage};
+use crate::oracle::OpenWrite;
 
 /// Longest request.
 const SECTORS_MAX: u64 = 24;
@@ -65,12 +66,7 @@ impl Guest {
             (open, data)
         };
         let written = volume.write(first * SECTOR, Buf::copy_of(&data).freeze()).await;
-        match written {
-            Ok(()) => self.stage.truth.borrow_mut().model(&vm.name, number).end(&open),
-            Err(e) if e.is_no_space() => self.stage.world.mark("a write found no space"),
-            Err(e) => return Err(format!("write: {e}")),
-        }
-        Ok(())
+        self.ended(vm, number, &open, written).map_err(|e| format!("write: {e}"))
     }
 
     async fn zero(
@@ -82,10 +78,16 @@ impl Guest {
     ) -> Result<(), String> {
         let open = self.stage.truth.borrow_mut().model(&vm.name, number).begin_zero(first, count, false);
         let range = first * SECTOR..(first + count) * SECTOR;
-        match volume.write_zeroes(range, Default::default()).await {
-            Ok(()) => self.stage.truth.borrow_mut().model(&vm.name, number).end(&open),
+        let zeroed = volume.write_zeroes(range, Default::default()).await;
+        self.ended(vm, number, &open, zeroed).map_err(|e| format!("zeroing: {e}"))
+    }
+
+    /// What found no space may be on the disk in part.
+    fn ended(&self, vm: &Running, number: u32, open: &OpenWrite, done: blk::Result<()>) -> blk::Result<()> {
+        match done {
+            Ok(()) => self.stage.truth.borrow_mut().model(&vm.name, number).end(open),
             Err(e) if e.is_no_space() => self.stage.world.mark("a write found no space"),
-            Err(e) => return Err(format!("zeroing: {e}")),
+            Err(e) => return Err(e),
         }
         Ok(())
     }
