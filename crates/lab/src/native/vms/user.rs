@@ -195,7 +195,9 @@ impl User {
         let (name, shape) = self.begin_take(vm);
         self.expect(vm, vec![self.ahead(vm, shape)]);
         let result = vm.vm.take(&name, "").await;
-        self.end_take(vm, &name);
+        if result.is_ok() {
+            self.end_take(vm, &name);
+        }
         if self.settle(vm, result)?.is_none() {
             return Ok(());
         }
