@@ -13,7 +13,7 @@ use super::layout::BLOCK;
 use super::lineage::Node;
 use super::redirect::Streams;
 use super::store::Store;
-use super::table::Found;
+use super::table::{Found, is_together};
 use super::view::Scratch;
 use crate::disk::SpaceListener;
 use crate::link::all;
@@ -181,22 +181,25 @@ impl NativeDisk {
     }
 
     pub(super) async fn read_found(&self, found: &[Found], offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
-        if let [only] = found {
-            if only.is_hole() {
+        if is_together(found) {
+            let first = &found[0];
+            if first.is_hole() {
                 buf.fill(0);
                 return (buf, Ok(()));
             }
-            return self.store.file.read(only.addr * BLOCK + (offset - only.start * BLOCK), buf).await;
+            return self.store.file.read(first.addr * BLOCK + (offset - first.start * BLOCK), buf).await;
         }
         let end = offset + buf.len() as u64;
-        let parts = found.iter().map(async |f| {
-            let (from, to) = (offset.max(f.start * BLOCK), end.min(f.end() * BLOCK));
+        let runs = found.chunk_by(Found::goes_on_in);
+        let parts = runs.map(async |run| {
+            let (first, last) = (&run[0], &run[run.len() - 1]);
+            let (from, to) = (offset.max(first.start * BLOCK), end.min(last.end() * BLOCK));
             let len = (to - from) as usize;
-            if f.is_hole() {
+            if first.is_hole() {
                 return (from, Buf::zeroed(len), Ok(()));
             }
-            let (part, result) =
-                self.store.file.read(f.addr * BLOCK + (from - f.start * BLOCK), Buf::alloc(len)).await;
+            let at = first.addr * BLOCK + (from - first.start * BLOCK);
+            let (part, result) = self.store.file.read(at, Buf::alloc(len)).await;
             (from, part, result)
         });
         let mut result = Ok(());
@@ -273,7 +276,9 @@ impl NativeDisk {
         let mut from = 0;
         for at in 0..found.len() {
             let in_place = self.is_in_place(&found[at]);
-            let joins = !in_place && found.get(at + 1).is_some_and(|next| !self.is_in_place(next));
+            let joins = found.get(at + 1).is_some_and(|next| {
+                self.is_in_place(next) == in_place && (!in_place || found[at].goes_on_in(next))
+            });
             if !joins {
                 stretches.push((in_place, &found[from..=at]));
                 from = at + 1;

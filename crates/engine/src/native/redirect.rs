@@ -3,13 +3,18 @@
 use std::ops::Range;
 
 use blk::{Buf, Result, Slice};
+use futures_util::future::join_all;
 
 use super::disk::{NativeDisk, blocks_of};
 use super::layout::{BLOCK, Extent, checksum};
-use super::table::Found;
+use super::table::{Found, is_together};
 
 /// Blocks of one redirect: a record counts them in 32 bits, and their data is read again as one in a recovery.
 const REDIRECT_BLOCKS_MAX: u64 = (1 << 20) / BLOCK;
+
+/// Both edges of a stretch that is no longer than this are read by one I/O, with what lies between: on a disk with heads
+/// 64 KiB under them take 0.8 ms, and getting there again 6.
+const EDGES_APART_BYTES: u64 = 64 << 10;
 
 /// Redirects that are remembered, to know the next one of a stream: as many streams may be written in turns.
 const STREAMS: usize = 32;
@@ -86,18 +91,36 @@ impl NativeDisk {
         if offset == start && offset + data.len() as u64 == end {
             return Ok(data);
         }
-        let mut whole = Buf::alloc((end - start) as usize);
-        for block in [blocks.start, blocks.end - 1] {
-            let part =
-                found.iter().find(|f| f.start <= block && block < f.end()).expect("found covers its blocks");
-            let (old, result) =
-                self.read_found(std::slice::from_ref(part), block * BLOCK, Buf::alloc(BLOCK as usize)).await;
-            result?;
-            let at = (block * BLOCK - start) as usize;
-            whole[at..at + BLOCK as usize].copy_from_slice(&old);
-        }
+        let mut whole = self.old_edges(found, blocks, offset, data.len() as u64).await?;
         let at = (offset - start) as usize;
         whole[at..at + data.len()].copy_from_slice(&data);
         Ok(whole.freeze())
+    }
+
+    /// A buffer for `blocks` with what the disk shows in the first and the last of them where a write leaves part of
+    /// them out; what lies between may be anything.
+    async fn old_edges(&self, found: &[Found], blocks: &Range<u64>, offset: u64, len: u64) -> Result<Buf> {
+        let (start, end) = (blocks.start * BLOCK, blocks.end * BLOCK);
+        let mut whole = Buf::alloc((end - start) as usize);
+        let is_partial = |block: &u64| block * BLOCK < offset || offset + len < (block + 1) * BLOCK;
+        let mut edges = vec![blocks.start, blocks.end - 1];
+        edges.dedup();
+        edges.retain(is_partial);
+        if edges.len() == 2 && is_together(found) && end - start <= EDGES_APART_BYTES {
+            let (whole, result) = self.read_found(found, start, whole).await;
+            return result.map(|()| whole);
+        }
+        let reads = edges.into_iter().map(async |block| {
+            let part = found.iter().find(|f| f.start <= block && block < f.end());
+            let part = std::slice::from_ref(part.expect("found covers its blocks"));
+            let (old, result) = self.read_found(part, block * BLOCK, Buf::alloc(BLOCK as usize)).await;
+            result.map(|()| (block, old))
+        });
+        for old in join_all(reads).await {
+            let (block, old) = old?;
+            let at = (block * BLOCK - start) as usize;
+            whole[at..at + BLOCK as usize].copy_from_slice(&old);
+        }
+        Ok(whole)
     }
 }

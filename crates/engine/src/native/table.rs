@@ -39,6 +39,16 @@ impl Found {
     pub fn is_hole(&self) -> bool {
         self.addr == 0
     }
+
+    /// The disk's next blocks are the store's next, too: one I/O reaches both, whenever they were written.
+    pub fn goes_on_in(&self, next: &Found) -> bool {
+        !self.is_hole() && self.end() == next.start && self.addr + self.len == next.addr
+    }
+}
+
+/// One I/O reaches all of it.
+pub fn is_together(found: &[Found]) -> bool {
+    found.windows(2).all(|pair| pair[0].goes_on_in(&pair[1]))
 }
 
 /// Keyed by first block; runs never overlap.

@@ -218,3 +218,50 @@ fn numbers_and_sizes_out_of_range_are_refused() {
         store.close().await.unwrap();
     });
 }
+
+/// Bytes of a write that leaves parts of blocks out; the read I/Os it cost.
+async fn write_part(disk: &Rc<NativeDisk>, model: &mut [u8], range: std::ops::Range<usize>, byte: u8) -> u64 {
+    let before = disk.store.file.counters().reads;
+    let mut data = Buf::alloc(range.len());
+    data.fill(byte);
+    disk.clone().write(range.start as u64, data.freeze()).await.unwrap();
+    model[range].fill(byte);
+    disk.store.file.counters().reads - before
+}
+
+#[test]
+fn partial_blocks_cost_a_read_where_there_is_one_and_neighbours_are_one_io() {
+    const BLOCKS: usize = 64;
+    let world = SimWorld::new(5, sim::Options::default());
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 1000 }]).unwrap();
+        let base = disk(&store, 1);
+        let mut model = vec![0; BLOCKS * 4096];
+        for n in 0..BLOCKS / 8 {
+            fill(&base, n as u64 * 8, 8, 1 + n as u8).await;
+            model[n * 8 * 4096..(n + 1) * 8 * 4096].fill(1 + n as u8);
+        }
+        store.flush().await.unwrap();
+        let show = async |model: &[u8], reads: u64| {
+            let before = store.file.counters().reads;
+            let (buf, result) = base.clone().read(0, Buf::alloc(model.len())).await;
+            result.unwrap();
+            assert!(buf[..] == *model);
+            assert_eq!(store.file.counters().reads - before, reads);
+        };
+        // Eight records, one stretch of the store.
+        show(&model, 1).await;
+        store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
+        let (sector, block) = (512, 4096);
+        let inside = 3 * block + sector..3 * block + 2 * sector;
+        assert_eq!(write_part(&base, &mut model, inside, 21).await, 1);
+        let short = 6 * block + sector..12 * block + sector;
+        assert_eq!(write_part(&base, &mut model, short, 22).await, 1, "what lies between is read, too");
+        assert_eq!(write_part(&base, &mut model, 16 * block..17 * block + sector, 23).await, 1, "one edge");
+        let long = 30 * block + sector..60 * block + sector;
+        assert_eq!(write_part(&base, &mut model, long, 24).await, 2, "both edges, apart");
+        show(&model, 9).await;
+        store.close().await.unwrap();
+    });
+}
