@@ -11,13 +11,14 @@ use std::rc::Rc;
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::{Dir, Error, ErrorKind, Result};
 
-use super::formats::{self, OWN_FOLDER, open_path};
+use super::formats::{self, open_path};
 use super::native;
 use super::node::Node;
 use super::remove::{remove_folder, remove_made, remove_with_files};
 use super::settle;
 use super::site::{Home, Site};
 use crate::api::WhenFull;
+use crate::datastore::OWN_FOLDER;
 
 /// In the own folder of the home that is left: `leaving PATH` or `left PATH`, of the other one.
 pub const DEPARTING_NAME: &str = "departing";

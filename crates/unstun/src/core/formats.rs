@@ -7,7 +7,6 @@ use std::rc::Rc;
 use blk::file::Lock;
 use blk::layer::Layer;
 use blk::manifest::{Manifest, NewDisk};
-use blk::reactor::OpenMode;
 use blk::{Dir, Env, Error, Result};
 use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
 use vmdk::vmfssparse::Growth;
@@ -20,9 +19,8 @@ use super::prepare::Source;
 use super::remove::remove_made;
 use super::site::Site;
 use crate::api::{VmImport, WhenFull};
+use crate::datastore::OWN_FOLDER;
 
-/// Present in the homes that the daemon serves.
-pub(super) const OWN_FOLDER: &str = ".unstun";
 /// What a guest's write does when the datastore is full: one word.
 const WHEN_FULL_NAME: &str = "when-full";
 /// The folders outside the home that its files may lie in.
@@ -355,13 +353,4 @@ pub async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
         layers.push(manifest.open(&info.name, false).await?);
     }
     Ok(layers)
-}
-
-/// Whether files here bypass the page cache.
-pub async fn is_direct(datastore: &Dir) -> bool {
-    let own = datastore.open_dir(OWN_FOLDER, false).await;
-    match own {
-        Ok(own) => own.open("lock", OpenMode::Read).await.is_ok_and(|f| f.limits().direct),
-        Err(_) => false,
-    }
 }

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use blk::Dir;
 
 use super::site::Home;
+use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::VmName;
 
-const OWN_FOLDER: &str = ".unstun";
 /// In the datastore's own folder: the homes that lie elsewhere.
 pub const REGISTRY_NAME: &str = "homes";
 /// In a home's own folder: present while the VM is closed.

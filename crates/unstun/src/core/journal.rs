@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 
 use crate::api::Event;
+use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, Result};
 
 /// Kept in memory, and read back at a start; older lines stay in the file.
@@ -21,7 +22,7 @@ pub struct Journal {
 }
 
 pub fn path_in(home: &Path) -> PathBuf {
-    home.join(".unstun").join("events")
+    home.join(OWN_FOLDER).join("events")
 }
 
 impl Journal {

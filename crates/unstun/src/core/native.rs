@@ -15,10 +15,11 @@ use engine::native::space::Growth;
 use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
 
 use super::device::Claimed;
-use super::formats::{OWN_FOLDER, open_path, write_when_full};
+use super::formats::{open_path, write_when_full};
 use super::remove::remove_made;
 use super::site::{Home, Site};
 use crate::api::WhenFull;
+use crate::datastore::OWN_FOLDER;
 
 /// In the datastore's folder.
 const STORE_NAME: &str = "store.unstun";

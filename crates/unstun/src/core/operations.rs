@@ -8,8 +8,8 @@ use engine::{CommitWhat, Job};
 use super::door::Who;
 use super::entry::{Entry, Kept};
 use super::node::Node;
+use super::present;
 use super::site::Site;
-use super::{formats, present};
 use crate::api::{self, CommitTarget};
 use crate::error::{Error, Result};
 use crate::name::VmName;
@@ -31,7 +31,7 @@ impl Node {
             datastore: self.main.root.clone(),
             free_bytes: space.free_bytes,
             total_bytes: space.total_bytes,
-            direct_io: formats::is_direct(&self.main.dir).await,
+            direct_io: self.main.is_direct().await,
             nbd: self.nbd.iter().map(|n| n.uri("")).collect(),
             nbd_clients: self.doors.sessions().len() as u64,
             vms: entries.len() as u64,

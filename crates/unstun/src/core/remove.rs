@@ -11,12 +11,13 @@ use engine::graph::Graph;
 use vmdk::vmx::Vmx;
 
 use super::entry::{Entry, Kept};
-use super::formats::{self, HomeFiles, OWN_FOLDER, open_path};
+use super::formats::{self, HomeFiles, open_path};
 use super::node::Node;
 use super::prepare::only_vmx;
 use super::site::Home;
 use super::{homes, native};
 use crate::api;
+use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, Result};
 use crate::name::VmName;
 

@@ -7,12 +7,13 @@ use std::path::Path;
 
 use blk::{Dir, Error, ErrorKind, Result};
 
-use super::formats::{HomeFiles, OWN_FOLDER, open_path};
+use super::formats::{HomeFiles, open_path};
 use super::node::Node;
 use super::remove::{refuse_readers, remove_configuration, remove_made_files};
 use super::site::Home;
 use super::{homes, native};
 use crate::api::Store;
+use crate::datastore::OWN_FOLDER;
 
 /// In a home's own folder: `native ID` or `redo ID`.
 const MOVING_NAME: &str = "moving";

@@ -5,22 +5,22 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use blk::file::Lock;
-use blk::reactor::Space;
+use blk::reactor::{OpenMode, Space};
 use blk::{Dir, Env};
 
 use super::device;
 use super::homes::{self, Registry};
 use super::native::Native;
 use crate::api;
-use crate::datastore::SERVED_BY_NAME;
+use crate::datastore::{OWN_FOLDER, SERVED_BY_NAME};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::DatastoreName;
 
-pub const OWN_FOLDER: &str = ".unstun";
 /// Held while a daemon serves the datastore.
 const LOCK_NAME: &str = "lock";
 /// In the main datastore's own folder: the homes of the VMs on devices, in a folder for each, called by its store's id.
 const DEVICES_NAME: &str = "devices";
+
 pub struct Site {
     pub name: DatastoreName,
     /// What the user calls it by: the folder, or the device. Absolute.
@@ -143,6 +143,14 @@ impl Site {
         }
         let outside = self.dir.space().await?;
         Ok(Space { free_bytes: outside.free_bytes + inside, ..outside })
+    }
+
+    /// Whether files here bypass the page cache.
+    pub async fn is_direct(&self) -> bool {
+        match self.native.device() {
+            Some(device) => device.file.limits().direct,
+            None => self.own.open(LOCK_NAME, OpenMode::Read).await.is_ok_and(|file| file.limits().direct),
+        }
     }
 
     /// Where files of a VM cannot be.

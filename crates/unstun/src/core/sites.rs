@@ -5,7 +5,6 @@ use std::rc::Rc;
 
 use super::device;
 use super::entry::Entry;
-use super::formats;
 use super::homes::Registry;
 use super::node::Node;
 use super::prepare::only_vmx;
@@ -217,7 +216,6 @@ impl Node {
 
     pub async fn show_site(&self, site: &Rc<Site>) -> blk::Result<api::Datastore> {
         let space = site.space().await?;
-        let device = site.native.device();
         let mut notices = site.notices.borrow().clone();
         if let Some(cause) = site.native.opened().and_then(|store| store.broken()) {
             notices.push(format!("the store is read-only: {cause}"));
@@ -226,17 +224,14 @@ impl Node {
         Ok(api::Datastore {
             name: site.name.clone(),
             path: site.path.clone(),
-            is_device: device.is_some(),
+            is_device: site.native.device().is_some(),
             is_main: Rc::ptr_eq(site, &self.main),
             condition: api::DatastoreCondition::Open,
             message: None,
             notices,
             free_bytes: Some(space.free_bytes),
             total_bytes: Some(space.total_bytes),
-            direct_io: Some(match device {
-                Some(device) => device.file.limits().direct,
-                None => formats::is_direct(&site.dir).await,
-            }),
+            direct_io: Some(site.is_direct().await),
             vms: Some(self.entries().iter().filter(here).count() as u64),
             native_store: site.native.exists().await?,
             map_cache_bytes: Some(site.native.map_cache_bytes() as u64),

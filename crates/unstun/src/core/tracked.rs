@@ -9,7 +9,7 @@ use super::entry::Entry;
 use super::node::Node;
 use super::site::Site;
 
-/// A job under the daemon's own number: two VMs number theirs alike.
+/// A job under the daemon's own number.
 pub struct Tracked {
     pub id: u64,
     /// The datastore it is in; that a move leaves.
@@ -19,6 +19,13 @@ pub struct Tracked {
     pub job: Rc<Job>,
     /// (time, bytes done, rate) at the last look, for the rate.
     pub seen: Cell<(u64, u64, u64)>,
+}
+
+impl Tracked {
+    fn new(id: u64, site: &Rc<Site>, entry: Option<&Rc<Entry>>, job: &Rc<Job>) -> Tracked {
+        let seen = Cell::new((job.started_ns, 0, 0));
+        Tracked { id, site: site.clone(), entry: entry.cloned(), job: job.clone(), seen }
+    }
 }
 
 impl Node {
@@ -31,9 +38,7 @@ impl Node {
                     continue;
                 }
                 let id = jobs.last().map_or(0, |t| t.id) + 1;
-                let seen = Cell::new((job.started_ns, 0, 0));
-                let site = entry.site.clone();
-                jobs.push(Tracked { id, site, entry: Some(entry.clone()), job, seen });
+                jobs.push(Tracked::new(id, &entry.site, Some(&entry), &job));
             }
         }
         jobs.iter().map(look).collect()
@@ -46,9 +51,6 @@ impl Node {
 
     /// A job of the daemon's own, under `next_job`'s number.
     pub fn track(&self, site: &Rc<Site>, entry: Option<&Rc<Entry>>, job: &Rc<Job>) {
-        let seen = Cell::new((job.started_ns, 0, 0));
-        let tracked =
-            Tracked { id: job.id, site: site.clone(), entry: entry.cloned(), job: job.clone(), seen };
-        self.jobs.borrow_mut().push(tracked);
+        self.jobs.borrow_mut().push(Tracked::new(job.id, site, entry, job));
     }
 }

@@ -7,31 +7,14 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::daemon::{Daemon, Datastore};
-use crate::datastores::folder;
-use crate::guest::seed;
+use crate::daemon::Datastore;
+use crate::datastores::{folder, two};
 use crate::nbd::Nbd;
 use crate::space::Mounted;
-use crate::tools::{Twin, assert_same, run_script};
-
-const SIZE: u64 = 64 << 20;
-
-/// A daemon with a second datastore, `second`.
-fn two(datastore: &Datastore) -> (Daemon<'_>, PathBuf) {
-    let second = folder(datastore, "second");
-    let daemon = datastore.start();
-    datastore.json(&format!("datastore add {}", second.display()));
-    (daemon, second)
-}
+use crate::tools::{Branched, assert_same, run_script, snapshots};
 
 fn io(datastore: &Datastore, line: &str) {
     run_script(&datastore.uri("web/disk0"), &[line.to_owned()]);
-}
-
-fn names(datastore: &Datastore) -> Vec<(String, bool)> {
-    let tree = datastore.json("snapshot tree web");
-    let snapshots = tree["snapshots"].as_array().unwrap();
-    snapshots.iter().map(|s| (s["name"].as_str().unwrap().to_owned(), s["current"] == true)).collect()
 }
 
 fn place(datastore: &Datastore) -> (String, String) {
@@ -51,18 +34,8 @@ fn slow_move(datastore: &Datastore, to: &str) -> Value {
 fn a_guest_writes_on_while_its_vm_goes_through_all_stores_of_two_datastores() {
     let datastore = Datastore::new();
     let (daemon, second) = two(&datastore);
-    datastore.json("vm create web --disk 64M --store redo");
-    let uri = datastore.uri("web/disk0");
-    let mut twin = Twin::new(&datastore, SIZE, seed());
-    twin.scribble(&uri, 30);
-    datastore.json("snapshot take web a");
-    let then = datastore.beside("then.raw");
-    crate::daemon::copy(&twin.path, &then);
-    twin.scribble(&uri, 30);
-    datastore.json("snapshot take web b");
-    datastore.json("snapshot revert web a --take-first c --yes");
-    crate::daemon::copy(&then, &twin.path);
-    let tree = names(&datastore);
+    let Branched { mut twin, then, uri } = Branched::web(&datastore);
+    let tree = snapshots(&datastore, "web");
     let by_folder = second.to_str().unwrap();
     for (to, store) in [
         (by_folder, "redo"),
@@ -83,7 +56,7 @@ fn a_guest_writes_on_while_its_vm_goes_through_all_stores_of_two_datastores() {
         let name = if to == by_folder { "second" } else { to };
         assert_eq!(place(&datastore), (name.to_owned(), store.to_owned()));
         assert!(!was.exists(), "{}: nothing of it is left", was.display());
-        assert_eq!(names(&datastore), tree);
+        assert_eq!(snapshots(&datastore, "web"), tree);
         twin.assert_same_as("raw", &uri);
         assert_same(&then, "raw", &datastore.uri("web/disk0@a"));
         if store == "native" {

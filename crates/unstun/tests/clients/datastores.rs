@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::daemon::Datastore;
+use crate::daemon::{Daemon, Datastore};
 use crate::nbd::Nbd;
 use crate::tools::run_script;
 
@@ -14,6 +14,22 @@ pub fn folder(datastore: &Datastore, name: &str) -> PathBuf {
     let folder = datastore.beside(name);
     fs::create_dir_all(&folder).unwrap();
     folder
+}
+
+/// A daemon with a second datastore, `second`.
+pub fn two(datastore: &Datastore) -> (Daemon<'_>, PathBuf) {
+    let second = folder(datastore, "second");
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add {}", second.display()));
+    (daemon, second)
+}
+
+/// As `two`, with the VM web in the main datastore and db in the second one.
+fn two_inhabited(datastore: &Datastore) -> (Daemon<'_>, PathBuf) {
+    let (daemon, second) = two(datastore);
+    datastore.json("vm create web --disk 16M");
+    datastore.json_at("second", "vm create db --disk 16M");
+    (daemon, second)
 }
 
 fn io(datastore: &Datastore, export: &str, line: &str) {
@@ -136,11 +152,7 @@ fn one_that_is_removed_is_another_daemons_to_serve() {
 #[test]
 fn one_that_is_missing_or_has_a_taken_name_in_it_keeps_no_other_from_being_served() {
     let datastore = Datastore::new();
-    let second = folder(&datastore, "second");
-    let daemon = datastore.start();
-    datastore.json(&format!("datastore add {}", second.display()));
-    datastore.json("vm create web --disk 16M");
-    datastore.json_at("second", "vm create db --disk 16M");
+    let (daemon, second) = two_inhabited(&datastore);
     daemon.stop();
     fs::rename(second.join("db"), datastore.beside("db")).unwrap();
     let hidden = datastore.beside("hidden");
@@ -168,11 +180,7 @@ fn one_that_is_missing_or_has_a_taken_name_in_it_keeps_no_other_from_being_serve
 #[test]
 fn a_damaged_store_is_told_and_the_other_datastores_are_served() {
     let datastore = Datastore::new();
-    let second = folder(&datastore, "second");
-    let daemon = datastore.start();
-    datastore.json(&format!("datastore add {}", second.display()));
-    datastore.json("vm create web --disk 16M");
-    datastore.json_at("second", "vm create db --disk 16M");
+    let (daemon, second) = two_inhabited(&datastore);
     daemon.stop();
     let store = second.join("store.unstun");
     let bytes = fs::read(&store).unwrap();

@@ -5,34 +5,15 @@ use std::thread;
 use serde_json::json;
 
 use crate::daemon::Datastore;
-use crate::guest::seed;
 use crate::nbd::Nbd;
-use crate::tools::{Twin, assert_same, run_script};
-
-const SIZE: u64 = 64 << 20;
-
-fn names(datastore: &Datastore) -> Vec<(String, bool)> {
-    let tree = datastore.json("snapshot tree web");
-    let snapshots = tree["snapshots"].as_array().unwrap();
-    snapshots.iter().map(|s| (s["name"].as_str().unwrap().to_owned(), s["current"] == true)).collect()
-}
+use crate::tools::{Branched, assert_same, run_script, snapshots};
 
 #[test]
 fn a_guest_writes_on_while_its_chain_is_absorbed_and_written_out_again() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 64M --store redo");
-    let uri = datastore.uri("web/disk0");
-    let mut twin = Twin::new(&datastore, SIZE, seed());
-    twin.scribble(&uri, 30);
-    datastore.json("snapshot take web a");
-    let then = datastore.beside("then.raw");
-    crate::daemon::copy(&twin.path, &then);
-    twin.scribble(&uri, 30);
-    datastore.json("snapshot take web b");
-    datastore.json("snapshot revert web a --take-first c --yes");
-    crate::daemon::copy(&then, &twin.path);
-    let tree = names(&datastore);
+    let Branched { mut twin, then, uri } = Branched::web(&datastore);
+    let tree = snapshots(&datastore, "web");
     for (store, format) in [("native", "native"), ("redo", "vmfssparse")] {
         thread::scope(|scope| {
             let writer = scope.spawn(|| twin.scribble(&uri, 60));
@@ -43,7 +24,7 @@ fn a_guest_writes_on_while_its_chain_is_absorbed_and_written_out_again() {
         let shown = datastore.json("vm show web");
         let layer = shown["disks"][0]["layers"].as_array().unwrap().last().unwrap();
         assert_eq!((&shown["store"], &layer["format"]), (&json!(store), &json!(format)), "{shown}");
-        assert_eq!(names(&datastore), tree);
+        assert_eq!(snapshots(&datastore, "web"), tree);
         twin.assert_same_as("raw", &uri);
         assert_same(&then, "raw", &datastore.uri("web/disk0@a"));
     }

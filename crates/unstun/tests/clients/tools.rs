@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::daemon::Datastore;
+use crate::daemon::{Datastore, copy};
+use crate::guest::seed;
 use crate::programs::tool;
 use crate::random::Random;
 
@@ -60,4 +61,38 @@ pub fn run_script(target: &str, script: &[String]) {
     arguments.push(target);
     let said = tool("qemu-io", &arguments);
     assert!(!said.contains("failed") && !said.contains("error"), "{target}: {said}");
+}
+
+/// Names in the tree's order, and which of them is the current one.
+pub fn snapshots(datastore: &Datastore, vm: &str) -> Vec<(String, bool)> {
+    let tree = datastore.json(&format!("snapshot tree {vm}"));
+    let snapshots = tree["snapshots"].as_array().unwrap();
+    snapshots.iter().map(|s| (s["name"].as_str().unwrap().to_owned(), s["current"] == true)).collect()
+}
+
+/// A VM `web` of files that has gone on from its snapshot `a` twice.
+pub struct Branched {
+    /// Of its disk.
+    pub twin: Twin,
+    /// What `a` shows, raw.
+    pub then: PathBuf,
+    /// Of its disk.
+    pub uri: String,
+}
+
+impl Branched {
+    pub fn web(datastore: &Datastore) -> Branched {
+        datastore.json("vm create web --disk 64M --store redo");
+        let uri = datastore.uri("web/disk0");
+        let mut twin = Twin::new(datastore, 64 << 20, seed());
+        twin.scribble(&uri, 30);
+        datastore.json("snapshot take web a");
+        let then = datastore.beside("then.raw");
+        copy(&twin.path, &then);
+        twin.scribble(&uri, 30);
+        datastore.json("snapshot take web b");
+        datastore.json("snapshot revert web a --take-first c --yes");
+        copy(&then, &twin.path);
+        Branched { twin, then, uri }
+    }
 }
