@@ -1,10 +1,12 @@
 //! A piece of background work that a user can watch, pause, limit and cancel.
 
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::rc::Rc;
 
 use blk::sync::Signal;
 use blk::{Env, Error, Result};
+use futures_util::future::{Either, select};
 
 /// What a job does: commits names.
 pub const COMMIT: &str = "commit";
@@ -14,6 +16,9 @@ pub const MOVE: &str = "move";
 pub const CONSOLIDATE: &str = "consolidation";
 /// Reads all that a native store holds.
 pub const SCRUB: &str = "scrub";
+
+/// How often work that others hold up looks whether it is still wanted.
+const LOOK_US: u64 = 50_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobState {
@@ -200,13 +205,29 @@ impl Job {
     /// A safe point of the worker: waits while paused. `Cancelled` ends the work.
     pub(crate) async fn checkpoint(&self) -> Result<()> {
         loop {
-            if self.cancel.get() || self.closing.get() {
-                return Err(Error::cancelled(format!("job {}", self.id)));
-            }
+            self.refuse_when_unwanted()?;
             if self.state() != JobState::Paused {
                 return Ok(());
             }
             self.changed.wait().await;
+        }
+    }
+
+    fn refuse_when_unwanted(&self) -> Result<()> {
+        match self.cancel.get() || self.closing.get() {
+            true => Err(Error::cancelled(format!("job {}", self.id))),
+            false => Ok(()),
+        }
+    }
+
+    /// For what may be held up for ever, and may be dropped: `Cancelled` soon after the job is.
+    pub async fn or_cancelled<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        let mut work = pin!(work);
+        loop {
+            match select(work.as_mut(), pin!(self.env.sleep_us(LOOK_US))).await {
+                Either::Left((done, _)) => return Ok(done),
+                Either::Right(_) => self.refuse_when_unwanted()?,
+            }
         }
     }
 

@@ -6,13 +6,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
+use std::pin::pin;
 use std::rc::Rc;
 
 use blk::manifest::{DiskMode, DiskState, SnapshotState, VmState};
 use blk::sync::{RangeGuard, RangeLock};
 use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Env, Error, Local, Result, Slice};
-use futures_util::future::{join, join_all};
+use futures_util::future::{Either, join, join_all, select};
 
 use crate::client::Client;
 use crate::difference::Between;
@@ -29,6 +30,12 @@ const STATUS_BYTES: u64 = 1 << 30;
 /// While guests are active the copy rests this many times the time its piece took.
 const YIELD_FACTOR: u64 = 2;
 const REST_US_MAX: u64 = 50_000;
+/// How long all writes are held back, at first and at most, for those under way to end. A guest gives a request up after
+/// 30 s; what takes longer than two waits for something else than a device.
+const HOLD_US_MIN: u64 = 50_000;
+const HOLD_US_MAX: u64 = 2_000_000;
+/// When they did not end, all go on for this many times as long.
+const HOLD_REST_FACTOR: u64 = 10;
 
 /// A disk on its way: reads come from the source, writes go to both sides, until `finish` makes it the target alone.
 pub struct Mirror {
@@ -85,8 +92,8 @@ impl Mirror {
         source
     }
 
-    async fn copy_piece(&self, range: Range<u64>) -> Result<()> {
-        let _held = self.ranges.lock(range.clone()).await;
+    async fn copy_piece(&self, range: Range<u64>, job: &Job) -> Result<()> {
+        let _held = job.or_cancelled(self.ranges.lock(range.clone())).await?;
         self.refuse_when_failed()?;
         copy(&self.source, &self.target, range).await
     }
@@ -316,7 +323,7 @@ impl Relocation {
         self.job.checkpoint().await?;
         let writes = || mirrors.iter().map(|(_, m)| m.writes.get()).sum::<u64>();
         let (before, began_ns, len) = (writes(), self.env.now_ns(), piece.end - piece.start);
-        mirror.copy_piece(piece).await?;
+        mirror.copy_piece(piece, &self.job).await?;
         self.job.moved(len).await;
         if writes() != before {
             let rest_us = (self.env.now_ns() - began_ns) / 1000 * YIELD_FACTOR;
@@ -325,15 +332,31 @@ impl Relocation {
         Ok(())
     }
 
+    /// Since when none is under way, and none begins. A write that waits for space on the source may for ever: now and
+    /// then the others go on, and a cancel gets through.
+    async fn hold_writes(&self, mirrors: &[(u32, Rc<Mirror>)]) -> Result<(u64, Vec<RangeGuard>)> {
+        let mut limit_us = HOLD_US_MIN;
+        loop {
+            let began_ns = self.env.now_ns();
+            {
+                let held = pin!(join_all(mirrors.iter().map(|(_, mirror)| mirror.ranges.lock(0..u64::MAX))));
+                let late = pin!(self.env.sleep_us(limit_us));
+                if let Either::Left((held, _)) = self.job.or_cancelled(select(held, late)).await? {
+                    return Ok((began_ns, held));
+                }
+            }
+            self.job.or_cancelled(self.env.sleep_us(limit_us * HOLD_REST_FACTOR)).await?;
+            limit_us = (limit_us * 2).min(HOLD_US_MAX);
+        }
+    }
+
     /// Holds all writes back, makes both sides durable, and runs `step`, which makes the target the VM, durably. From
-    /// there the mirrors are the target alone. Answers the microseconds that writes were held back.
+    /// there the mirrors are the target alone. Answers the microseconds that writes were held back at the end.
     pub async fn finish(&self, step: impl AsyncFnOnce() -> Result<()>) -> Result<u64> {
         let mirrors = self.mirrors.borrow().clone();
         // Most of it is durable before anybody has to wait.
         all(mirrors.iter().map(|(_, mirror)| mirror.target.clone().flush())).await?;
-        let began_ns = self.env.now_ns();
-        let _held: Vec<RangeGuard> =
-            join_all(mirrors.iter().map(|(_, mirror)| mirror.ranges.lock(0..u64::MAX))).await;
+        let (began_ns, _held) = self.hold_writes(&mirrors).await?;
         for (_, mirror) in &mirrors {
             mirror.refuse_when_failed()?;
         }

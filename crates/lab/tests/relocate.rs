@@ -4,12 +4,12 @@ use std::rc::Rc;
 
 use blk::manifest::DiskMode;
 use blk::volume::Volume;
-use blk::{Buf, Env, SECTOR};
+use blk::{Buf, Env, Errno, ErrorKind, SECTOR};
 use engine::native::space::Growth as StoreGrowth;
 use engine::native::{NativeVm, NewStore, Store, StoreOptions};
 use engine::relocate::{Mirror, Relocation};
 use engine::{CommitWhat, Job, Machine, Options, Vm};
-use sim::SimWorld;
+use sim::{Action, Fault, OpKind, SimWorld};
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
@@ -17,6 +17,8 @@ const DISK_BYTES: u64 = 4 << 20;
 const GROWTH: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
 const WRITES: u64 = 40;
 const GUEST_WRITES: u64 = 300;
+/// The longest that a move may hold back a write for another's sake: twice what it does at most.
+const HELD_NS_MAX: u64 = 4_000_000_000;
 
 async fn redo(env: &Env, name: &str) -> Rc<Vm> {
     let root = env.open_root("/").unwrap();
@@ -143,5 +145,66 @@ fn a_vmware_chain_is_absorbed_and_written_out_again() {
             store.close().await.unwrap();
         });
         assert!(moved.is_some());
+    }
+}
+
+async fn write(volume: &Rc<dyn Volume>, at: u64, bytes: usize) {
+    volume.clone().write(at, Buf::copy_of(&vec![7; bytes]).freeze()).await.unwrap();
+}
+
+/// The longest of writes that begin one after the other.
+async fn longest_ns(env: &Env, volume: &Rc<dyn Volume>, writes: u64) -> u64 {
+    let mut longest = 0;
+    for _ in 0..writes {
+        let began_ns = env.now_ns();
+        write(volume, 0, 4096).await;
+        longest = longest.max(env.now_ns() - began_ns);
+        env.sleep_us(10_000).await;
+    }
+    longest
+}
+
+/// A guest's write finds the source full while the move is `copied` or is not yet.
+async fn get_stuck(world: SimWorld, env: Env, copied: bool) {
+    let source: Rc<dyn Machine> = redo(&env, "web").await;
+    source.clone().take("a", "").await.unwrap();
+    let (disk, _client) = source.attach(0, "test").await.unwrap();
+    write(&disk, 0, 4096).await;
+    write(&disk, 1 << 20, 4096).await;
+    let (store, target) = native_like(&env, &*source).await;
+    let job = Job::new(env.clone(), 1, "move", String::new());
+    let moving = Relocation::new(source.clone(), target.clone(), job.clone());
+    moving.copy_snapshots().await.unwrap();
+    let mirror: Rc<dyn Volume> = moving.mirrors().await.unwrap()[0].1.clone();
+    if copied {
+        moving.copy_running().await.unwrap();
+    }
+    let full = Fault::nth(1, Action::Fail(Errno::ENOSPC)).of(OpKind::Allocate).named("web").and_all_later();
+    world.add_fault(full);
+    let stuck = mirror.clone();
+    let stuck = env.spawn(async move { write(&stuck, 1 << 20, 1 << 20).await });
+    let ended = env.spawn(async move {
+        if !copied {
+            moving.copy_running().await?;
+        }
+        moving.finish(async || Ok(())).await
+    });
+    let longest_ns = longest_ns(&env, &mirror, 1000).await;
+    assert!(longest_ns < HELD_NS_MAX, "{longest_ns}");
+    job.cancel().unwrap();
+    assert_eq!(ended.join().await.unwrap_err().kind, ErrorKind::Cancelled);
+    world.clear_faults();
+    stuck.join().await;
+    target.close().await.unwrap();
+    source.close().await.unwrap();
+    store.close().await.unwrap();
+}
+
+#[test]
+fn a_write_that_waits_for_space_holds_up_neither_the_others_nor_a_cancel() {
+    for copied in [false, true] {
+        let world = SimWorld::new(1, sim::Options::default());
+        let outside = world.clone();
+        assert!(world.run(|env| get_stuck(outside, env, copied)).is_some());
     }
 }

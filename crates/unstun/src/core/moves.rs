@@ -1,15 +1,14 @@
 //! A VM moves while its guests run: between a store and files of its own, and from one datastore into another.
 
 use std::cell::Cell;
-use std::pin::pin;
 use std::rc::Rc;
 
+use blk::Result;
 use blk::volume::Volume;
-use blk::{Error, Result};
 use engine::job::MOVE;
 use engine::relocate::Relocation;
 use engine::{Job, Machine};
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::join_all;
 
 use super::entry::{Entry, Kept, MOVE_BEGINS};
 use super::known::Claim;
@@ -18,9 +17,6 @@ use super::switch::Switch;
 use super::way::{Way, refuse_viewers};
 use crate::api;
 use crate::name::VmName;
-
-/// How often a move that waits for writes looks whether it is cancelled.
-const LOOK_US: u64 = 50_000;
 
 /// The side that a VM moves to.
 pub struct Side {
@@ -139,7 +135,8 @@ impl Node {
                 drained.push(switch.replace(mirror));
                 switched.push(Switched { switch, source, target });
             }
-            self.wait_for_drains(drained, job).await?;
+            // A write from before may wait for space, for ever.
+            job.or_cancelled(join_all(drained)).await?;
             moving.copy_running().await?;
             self.hand_over(entry, side, &moving, &switched, in_doubt).await
         };
@@ -151,17 +148,6 @@ impl Node {
             }
         }
         moved
-    }
-
-    /// A write from before may wait for space, for ever: a cancel has to get through.
-    async fn wait_for_drains(&self, drained: Vec<impl Future<Output = ()>>, job: &Job) -> Result<()> {
-        let mut drained = pin!(join_all(drained));
-        while let Either::Right(_) = select(drained.as_mut(), pin!(self.env.sleep_us(LOOK_US))).await {
-            if job.is_cancelled() {
-                return Err(Error::cancelled("the move"));
-            }
-        }
-        Ok(())
     }
 
     async fn hand_over(
