@@ -1,6 +1,7 @@
 //! The power goes, or an I/O fails, while a VM moves between files and the store: at every event of the step and of what
 //! leads to it, and here and there in the copy. On the next start the VM is on the side that its mark says, with every
-//! snapshot and every flushed write, and can be moved again. Intent, mark and what is cleared away are as the daemon's.
+//! snapshot and every flushed write, and can be moved again; and the store alone says of a VM that is not, or may not be,
+//! on its side that it is moving. Intent, mark and what is cleared away are as the daemon's.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -157,8 +158,12 @@ impl Ground {
     /// The VM, on the side that it is; the other is cleared away.
     async fn settled(&self) -> Result<(Side, Rc<dyn Machine>), String> {
         let (mark, intent) = (self.word(MARK).await?, self.word(INTENT).await?);
+        self.check_told(mark).await?;
         match (mark, intent) {
-            (Some(_), Some(_)) => self.clear_files().await?,
+            (Some(id), Some(_)) => {
+                self.store.set_moving(id, false).await.map_err(text("settling"))?;
+                self.clear_files().await?;
+            }
             (None, Some(id)) => match self.store.remove_vm(id).await {
                 Err(e) if e.kind != blk::ErrorKind::NotFound => return Err(format!("clearing up: {e}")),
                 _ => {}
@@ -169,6 +174,15 @@ impl Ground {
         match mark {
             Some(id) => Ok((Side::Store, self.native(id).await?)),
             None => Ok((Side::Files, self.files().await?)),
+        }
+    }
+
+    /// Whoever has nothing but the store takes for a VM what is one.
+    async fn check_told(&self, mark: Option<u128>) -> Result<(), String> {
+        let vms = self.store.vms().await.map_err(text("the store's VMs"))?;
+        match vms.iter().find(|(id, _)| mark != Some(*id) && !self.store.is_moving(*id)) {
+            Some((id, _)) => Err(format!("the store takes {id:032x} for a VM, the mark is {mark:x?}")),
+            None => Ok(()),
         }
     }
 
@@ -277,19 +291,20 @@ async fn relocate(
 ) -> Result<(), String> {
     let (_, source) = ground.settled().await?;
     reached(Place::Copy);
+    let native = if to == Side::Store { ground.store.new_vm_id() } else { source.state().id };
+    ground.say(INTENT, Some(native)).await.map_err(text("the intent"))?;
     let target = match to {
         Side::Store => {
-            let target = ground.make(to).await?;
-            ground.say(INTENT, Some(target.state().id)).await.map_err(text("the intent"))?;
-            target
+            let disks = source.state().disks;
+            ground.store.create_vm_like(native, "web", &disks).await.map_err(text("making a native VM"))?;
+            ground.native(native).await?
         }
         Side::Files => {
-            ground.say(INTENT, Some(source.state().id)).await.map_err(text("the intent"))?;
+            ground.store.set_moving(native, true).await.map_err(text("the store's mark"))?;
             ground.make(to).await?
         }
     };
     let from = if to == Side::Store { Side::Files } else { Side::Store };
-    let native = if to == Side::Store { target.state().id } else { source.state().id };
     let mark = |side: Side| (side == Side::Store).then_some(native);
     let job = Job::new(ground.env.clone(), 1, "move", String::new());
     let moving = Relocation::new(source.clone(), target.clone(), job);

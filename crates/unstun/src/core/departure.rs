@@ -24,6 +24,8 @@ use crate::datastore::OWN_FOLDER;
 pub const DEPARTING_NAME: &str = "departing";
 /// In the own folder of the other one: the path of the home that is left.
 const ARRIVING_NAME: &str = "arriving";
+/// In the own folder of a home of which that is not known, made by its user: this side is the VM, and the other is lost.
+const WHOLE_NAME: &str = "whole";
 /// A word and a path of the kernel's greatest length.
 const LINE_BYTES_MAX: u64 = 8 << 10;
 
@@ -83,6 +85,7 @@ async fn write(home: &Home, word: &str, to: &Home) -> Result<()> {
 /// to be made in that side's store.
 pub async fn begin(from: &Home, to: &Home, when_full: WhenFull, id: Option<u128>) -> Result<()> {
     write(from, "leaving", to).await?;
+    native::set_moving(from, true).await?;
     let name = to.path.file_name().unwrap_or_default().to_string_lossy();
     let dir = to.site.dir.open_dir(&name, true).await?;
     to.site.dir.sync().await?;
@@ -112,6 +115,7 @@ pub async fn step_back(from: &Home, to: &Home) -> Result<()> {
 /// next start.
 pub async fn give_up(from: &Home, to: &Home) -> Result<()> {
     remove_arrival(from, to).await?;
+    native::set_moving(from, false).await?;
     let own = own(from)?.await?;
     own.unlink_if_present(DEPARTING_NAME).await?;
     own.sync().await
@@ -119,11 +123,12 @@ pub async fn give_up(from: &Home, to: &Home) -> Result<()> {
 
 /// After the step: the VM is told that it has arrived, and what it was goes.
 pub async fn complete(node: &Node, name: &str, from: &Home, to: &Home) -> crate::error::Result<()> {
-    let arrived = own(to)?.await?;
-    arrived.unlink_if_present(ARRIVING_NAME).await?;
-    arrived.sync().await?;
+    arrived(to).await?;
     match native::mark(&node.env, &from.path).await? {
-        Some(id) => native::remove_vm(&from.site, id).await?,
+        Some(id) => {
+            refuse_whole(from).await?;
+            native::remove_vm(&from.site, id).await?
+        }
         None => settle::remove_files(node, from).await?,
     }
     from.site.registry.remove(name).await?;
@@ -140,6 +145,7 @@ async fn remove_arrival(from: &Home, to: &Home) -> Result<()> {
     remove_with_files(&dir, &making).await?;
     match line(to, ARRIVING_NAME).await? {
         Some(path) if Path::new(&path) == from.path => {
+            refuse_whole(to).await?;
             native::remove_marked(to).await?;
             remove_made(to).await
         }
@@ -149,20 +155,60 @@ async fn remove_arrival(from: &Home, to: &Home) -> Result<()> {
     }
 }
 
+/// The side of the move is the VM, and nothing in it says otherwise. Durable; the store's word goes first: without the
+/// other one nobody would look for it.
+async fn arrived(home: &Home) -> Result<()> {
+    native::set_moving(home, false).await?;
+    let own = own(home)?.await?;
+    own.unlink_if_present(ARRIVING_NAME).await?;
+    own.sync().await
+}
+
+/// What was taken for the VM meanwhile may have been written.
+async fn refuse_whole(home: &Home) -> Result<()> {
+    if !native::is_whole(home).await? {
+        return Ok(());
+    }
+    let cause = "was to go with its move, and under another daemon its user has said that it is the VM; both sides stay";
+    let remedy = "remove the one that you do not want: unstun vm remove, from the daemon that serves it";
+    Err(Error::refused(home.path.display().to_string(), format!("{cause}; {remedy}")))
+}
+
 /// Refuses a home that is not the VM, or of which that is not known.
 pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
     let place = home.path.display().to_string();
-    if let Some(Departure::Left(to)) = departure(home).await? {
-        let cause = format!("it has moved to {}, in a datastore that is not served", to.display());
-        return Err(Error::refused(place, format!("{cause}; serve that one: unstun datastore add")));
+    match departure(home).await? {
+        Some(Departure::Left(to)) => {
+            let cause = format!("it has moved to {}, in a datastore that is not served", to.display());
+            return Err(Error::refused(place, format!("{cause}; serve that one: unstun datastore add")));
+        }
+        // It is the VM, whatever the store says of it.
+        Some(Departure::Leaving(_)) => return Ok(()),
+        None => {}
     }
-    let Some(from) = line(home, ARRIVING_NAME).await? else { return Ok(()) };
-    let cause = format!("it is a copy, made by a move from {from}; whether the move has ended stands there");
-    let remedy = format!(
-        "serve that datastore too: unstun datastore add. If it is lost for good, and you know that the move had ended, \
-         remove {place}/{OWN_FOLDER}/{ARRIVING_NAME}"
+    let (cause, remedy) = match line(home, ARRIVING_NAME).await? {
+        Some(from) => (
+            format!("it is a copy, made by a move from {from}; whether the move has ended stands there"),
+            "serve that datastore too: unstun datastore add",
+        ),
+        None if native::is_moving(home).await? => (
+            "it is one side of a move that another daemon has begun; which side is the VM stands in its homes there"
+                .to_owned(),
+            "serve the datastore from there again, and the move ends",
+        ),
+        None => return Ok(()),
+    };
+    let own = own(home)?.await?;
+    if own.list().await?.iter().any(|name| name == WHOLE_NAME) {
+        arrived(home).await?;
+        own.unlink_if_present(WHOLE_NAME).await?;
+        return own.sync().await;
+    }
+    let last = format!(
+        "If that is lost for good, and you know that this side is whole, make an empty file \
+         {place}/{OWN_FOLDER}/{WHOLE_NAME} and `unstun vm open` it"
     );
-    Err(Error::refused(place, format!("{cause}; {remedy}")))
+    Err(Error::refused(place, format!("{cause}; {remedy}. {last}")))
 }
 
 /// A home with an old intent has another copy somewhere.

@@ -1,4 +1,4 @@
-//! VMs whose disks are native: one store in each datastore's folder, and a home for each VM that says which of it it is.
+//! VMs whose disks are native: one store in each datastore, and a home for each VM that says which of it it is.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
 
 use super::device::Claimed;
 use super::formats::{open_path, write_when_full};
+use super::node::Node;
 use super::remove::remove_made;
 use super::site::{Home, Site};
 use crate::api::WhenFull;
@@ -284,27 +285,64 @@ pub async fn remove_vm(site: &Site, id: u128) -> Result<()> {
     }
 }
 
-/// VMs of the store that no home is marked with (a crash came before the mark, or somebody removed the folder) get one.
-/// Those whose name is taken are told.
-pub async fn find_homeless(site: &Rc<Site>, known: &[(String, PathBuf)]) -> Result<Vec<(String, PathBuf)>> {
+/// Of a home that is a VM of the store.
+pub async fn is_moving(home: &Home) -> Result<bool> {
+    match mark(home.site.dir.env(), &home.path).await? {
+        Some(id) => Ok(home.site.native.open().await?.is_moving(id)),
+        None => Ok(false),
+    }
+}
+
+/// Whether the store has the home's VM, and as one that is no side of a move.
+pub async fn is_whole(home: &Home) -> Result<bool> {
+    let Some(id) = mark(home.site.dir.env(), &home.path).await? else { return Ok(false) };
+    let store = home.site.native.open().await?;
+    Ok(!store.is_moving(id) && store.vms().await?.iter().any(|(vm, _)| *vm == id))
+}
+
+/// Of a home that is a VM of the store; durable.
+pub async fn set_moving(home: &Home, moving: bool) -> Result<()> {
+    match mark(home.site.dir.env(), &home.path).await? {
+        Some(id) => home.site.native.open().await?.set_moving(id, moving).await,
+        None => Ok(()),
+    }
+}
+
+/// VMs of the store that no home is marked with.
+async fn homeless(site: &Site, store: &Store) -> crate::error::Result<Vec<(u128, String)>> {
+    // Before the homes: one that is made meanwhile is not among these.
+    let mut vms = store.vms().await?;
+    for (_, home) in site.inhabitants().await? {
+        // A home that is gone, or damaged, says so when it is opened.
+        let marked = mark(site.dir.env(), &home).await.ok().flatten();
+        vms.retain(|(id, _)| Some(*id) != marked);
+    }
+    Ok(vms)
+}
+
+/// The homeless (a crash came before the mark, or somebody removed the folder) get a home. Those whose name is taken are
+/// told.
+pub async fn find_homeless(node: &Rc<Node>, site: &Rc<Site>) -> crate::error::Result<Vec<(String, PathBuf)>> {
     if !site.native.exists().await? {
         return Ok(Vec::new());
     }
     let store = site.native.open().await?;
-    let mut marked = Vec::new();
-    for (_, home) in known {
-        // A home that is gone, or damaged, says so when it is opened.
-        marked.extend(mark(site.dir.env(), home).await.ok().flatten());
-    }
     let mut found = Vec::new();
-    for (id, name) in store.vms().await?.into_iter().filter(|(id, _)| !marked.contains(id)) {
-        if known.iter().chain(&found).any(|(taken, _)| *taken == name) {
-            eprintln!("unstun: {}: VM {name} ({id:032x}) has no folder, and its name is taken", store.path());
+    for (id, name) in homeless(site, &store).await? {
+        // Whoever makes it, moves it or takes it away just now sees to it, or has just done so.
+        let Ok(_claim) = node.claim(&name) else { continue };
+        if !homeless(site, &store).await?.iter().any(|(other, _)| *other == id) {
+            continue;
+        }
+        if site.inhabitants().await?.iter().any(|(taken, _)| *taken == name) {
+            let cause = "has no folder, and its name is taken";
+            let notice = format!("VM {name} ({id:032x}) in {} is not served: it {cause}", store.path());
+            eprintln!("unstun: {notice}");
+            site.notices.borrow_mut().push(notice);
             continue;
         }
         set_mark(&new_home(site, &name, WhenFull::default()).await?, Some(id)).await?;
-        let home = site.home(&name).path;
-        found.push((name, home));
+        found.push((name.clone(), site.home(&name).path));
     }
     Ok(found)
 }

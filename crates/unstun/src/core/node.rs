@@ -99,10 +99,10 @@ impl Node {
 
     /// Opens every VM of a datastore.
     pub async fn open_homes(self: &Rc<Self>, site: &Rc<Site>) -> Result<()> {
-        let known = site.inhabitants().await?;
-        self.open_each(site, known.clone()).await;
+        site.notices.borrow_mut().clear();
+        self.open_each(site, site.inhabitants().await?).await;
         // Those that moves have left are gone now.
-        match native::find_homeless(site, &known).await {
+        match native::find_homeless(self, site).await {
             Ok(homeless) => self.open_each(site, homeless).await,
             // Its VMs say so one by one.
             Err(e) => eprintln!("unstun: {e}"),

@@ -39,12 +39,14 @@ pub async fn refuse_inhabited(node: &Node, home: &Path) -> Result<()> {
 }
 
 /// Durable before anything else of the move is; `id` is the VM in the store, on whichever side that is.
-pub async fn begin(node: &Node, home: &Path, to: Store, id: u128) -> Result<()> {
+pub async fn begin(node: &Node, home: &Home, to: Store, id: u128) -> Result<()> {
     let word = match to {
         Store::Native => "native",
         Store::Redo => "redo",
     };
-    own(node, home).await?.replace_file(MOVING_NAME, format!("{word} {id:032x}\n").as_bytes()).await
+    let line = format!("{word} {id:032x}\n");
+    own(node, &home.path).await?.replace_file(MOVING_NAME, line.as_bytes()).await?;
+    native::set_moving(home, true).await
 }
 
 /// The step: from here the VM is on the other side.
@@ -57,6 +59,8 @@ pub async fn settle(node: &Node, home: &Home) -> Result<()> {
     let (place, site, home) = (home, &home.site, home.path.as_path());
     let own = own(node, home).await?;
     let Some((to, id)) = begun(&own).await? else { return Ok(()) };
+    // Where the store has the VM; else its side goes, with its mark.
+    native::set_moving(place, false).await?;
     match (native::mark(&node.env, home).await?, to) {
         (Some(_), Store::Native) => {
             if let Err(e) = remove_files(node, place).await {

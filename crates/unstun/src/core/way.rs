@@ -133,7 +133,7 @@ impl Node {
     pub async fn make_side(&self, entry: &Entry, way: Way) -> Result<Side> {
         let native = match &way {
             Way::Within { home, store, native } => {
-                settle::begin(self, &home.path, *store, *native).await?;
+                settle::begin(self, home, *store, *native).await?;
                 *native
             }
             Way::Between { from, to, native, .. } => {

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use serde_json::json;
 
+use crate::between::{io, place, slow_move};
 use crate::daemon::Datastore;
 use crate::guest::seed;
 use crate::tools::{Twin, run_script};
@@ -197,4 +198,92 @@ fn a_copy_of_a_device_is_not_served_beside_it() {
     datastore.json("datastore remove raw");
     datastore.json(&format!("datastore add {}", copy.display()));
     daemon.stop();
+}
+
+/// A VM of which one side is on a device, and whose daemon was killed while it moved, in the hands of another daemon.
+fn elsewhere(datastore: &Datastore, file: &Path, (from, to): (&str, &str), then: impl FnOnce(&Datastore)) {
+    let daemon = datastore.start();
+    datastore.json_at(from, "vm create web --disk 64M");
+    io(datastore, "write -P 1 0 32M");
+    slow_move(datastore, to);
+    daemon.kill();
+    let other = Datastore::called("other");
+    let apart = other.start();
+    other.json(&format!("datastore add raw={}", file.display()));
+    let listed = other.json("vm list");
+    let said = listed[0]["message"].as_str().unwrap_or_default();
+    assert!(listed[0]["condition"] == "broken" && said.contains("one side of a move"), "{listed}");
+    assert_ne!(other.fails("vm open web").0, 0);
+    then(&other);
+    apart.stop();
+}
+
+/// As its user says that this side is the VM.
+fn vouch(other: &Datastore) {
+    let home = PathBuf::from(other.json("vm list")[0]["home"].as_str().unwrap());
+    File::create(home.join(".unstun/whole")).unwrap();
+    other.json("vm open web");
+}
+
+/// Back under the daemon that knows the move.
+fn ends_at_home(datastore: &Datastore, at: &str) {
+    let daemon = datastore.start();
+    assert_eq!(datastore.json("vm list").as_array().unwrap().len(), 1);
+    assert_eq!(place(datastore), (at.to_owned(), "native".to_owned()));
+    io(datastore, "read -P 1 0 32M");
+    for one in datastore.json("datastore list").as_array().unwrap() {
+        assert_eq!(one["notices"], json!([]), "{one}");
+    }
+    datastore.json("vm remove web --delete-disks");
+    daemon.stop();
+}
+
+#[test]
+fn one_side_of_a_move_is_told_and_not_served_by_another_daemon() {
+    let datastore = Datastore::new();
+    let file = image(&datastore, "device");
+    datastore.json(&format!("datastore create {}", file.display()));
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add raw={}", file.display()));
+    daemon.stop();
+
+    elsewhere(&datastore, &file, ("ds", "raw"), |_| {});
+    ends_at_home(&datastore, "ds");
+    elsewhere(&datastore, &file, ("ds", "raw"), |other| {
+        other.json("vm remove web --delete-disks");
+        assert_eq!(other.json("vm list"), json!([]));
+    });
+    ends_at_home(&datastore, "ds");
+    elsewhere(&datastore, &file, ("raw", "ds"), |_| {});
+    ends_at_home(&datastore, "raw");
+    // Its user knows better than the store.
+    elsewhere(&datastore, &file, ("raw", "ds"), |other| {
+        vouch(other);
+        io(other, "read -P 1 0 32M");
+    });
+    ends_at_home(&datastore, "raw");
+}
+
+/// Both sides have been somebody's VM: neither goes by itself.
+#[test]
+fn a_side_that_was_said_to_be_whole_stays_though_the_other_one_is_the_vm() {
+    let datastore = Datastore::new();
+    let file = image(&datastore, "device");
+    datastore.json(&format!("datastore create {}", file.display()));
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add raw={}", file.display()));
+    daemon.stop();
+    elsewhere(&datastore, &file, ("ds", "raw"), |other| {
+        vouch(other);
+        io(other, "write -P 5 0 1M");
+    });
+    let daemon = datastore.start();
+    assert_eq!(place(&datastore), ("ds".to_owned(), "native".to_owned()));
+    io(&datastore, "read -P 1 0 32M");
+    daemon.stop();
+    let other = Datastore::called("other");
+    let apart = other.start();
+    other.json(&format!("datastore add raw={}", file.display()));
+    io(&other, "read -P 5 0 1M");
+    apart.stop();
 }

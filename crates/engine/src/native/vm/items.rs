@@ -11,6 +11,8 @@ use super::super::stored::USER_KINDS;
 
 pub const VM: u8 = USER_KINDS;
 pub const SNAPSHOT: u8 = USER_KINDS + 1;
+/// Present while the VM is one side of a move; without a value.
+pub const MOVING: u8 = USER_KINDS + 2;
 
 /// Where a disk was when a snapshot was taken: what brings it back if it leaves the VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +32,10 @@ pub fn node_of(layer: &str) -> u64 {
 
 pub fn vm_key(id: u128) -> Key {
     Key { kind: VM, major: id, minor: 0 }
+}
+
+pub fn moving_key(vm: u128) -> Key {
+    Key { kind: MOVING, major: vm, minor: 0 }
 }
 
 pub fn snapshot_key(vm: u128, uid: u32) -> Key {

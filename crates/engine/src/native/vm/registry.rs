@@ -9,7 +9,7 @@ use super::super::change::Op;
 use super::super::layout::BLOCK;
 use super::super::lineage::DISK_BLOCKS_MAX;
 use super::super::store::Store;
-use super::items::{self, KeptSlot, layer_name, node_of, put_snapshot, put_vm, vm_key};
+use super::items::{self, KeptSlot, layer_name, moving_key, node_of, put_snapshot, put_vm, vm_key};
 use super::leave::{drop_snapshot, snapshots_per_change};
 use super::{NativeVm, head_of};
 use crate::relocate::refuse_unmovable;
@@ -29,6 +29,20 @@ impl Store {
     pub async fn vms(&self) -> Result<Vec<(u128, String)>> {
         let found = self.items(items::VM);
         found.iter().map(|(key, value)| Ok((key.major, items::read_name(value, self.path())?))).collect()
+    }
+
+    /// Whether the VM is one side of a move that has not ended: the other one, in another place, may be the VM.
+    pub fn is_moving(&self, id: u128) -> bool {
+        self.items(items::MOVING).iter().any(|(key, _)| key.major == id)
+    }
+
+    /// Durable when it answers.
+    pub async fn set_moving(&self, id: u128, moving: bool) -> Result<()> {
+        let key = moving_key(id);
+        if self.is_moving(id) != moving {
+            self.change(&[if moving { Op::Put { key, value: Vec::new() } } else { Op::Delete { key } }])?;
+        }
+        self.flush().await
     }
 
     pub(super) async fn read_vm(&self, id: u128) -> Result<(VmState, BTreeMap<u128, Vec<KeptSlot>>)> {
@@ -65,7 +79,8 @@ impl Store {
         new_id(self)
     }
 
-    /// Makes a VM with the disks of another, empty: the target of a move. Durable when it answers.
+    /// Makes a VM with the disks of another, empty: the target of a move, and marked as one until `set_moving`. Durable
+    /// when it answers.
     pub async fn create_vm_like(&self, id: u128, name: &str, disks: &[DiskState]) -> Result<()> {
         refuse_unmovable(name, disks)?;
         let mut state = VmState { name: name.to_string(), id, ..VmState::default() };
@@ -76,6 +91,7 @@ impl Store {
             state.disks.push(DiskState { number: disk.number, slot: disk.slot.clone(), ..made });
         }
         ops.push(put_vm(&state));
+        ops.push(Op::Put { key: moving_key(id), value: Vec::new() });
         self.change(&ops)?;
         self.flush().await?;
         Ok(())
@@ -97,7 +113,7 @@ impl Store {
         }
         let nodes = state.disks.iter().flat_map(|d| std::iter::once(&d.top).chain(&d.reset_to));
         let mut ops: Vec<Op> = nodes.map(|layer| Op::Drop { node: node_of(layer) }).collect();
-        ops.push(Op::Delete { key: vm_key(id) });
+        ops.extend([vm_key(id), moving_key(id)].map(|key| Op::Delete { key }));
         self.change(&ops)?;
         self.flush().await
     }

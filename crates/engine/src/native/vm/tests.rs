@@ -191,3 +191,31 @@ fn a_move_ends_when_a_snapshot_comes_in_between() {
         store.close().await.unwrap();
     });
 }
+
+/// What a home says may be elsewhere; the store's own word is there with the VM.
+#[test]
+fn a_vm_that_is_moving_says_so_in_the_store_until_it_is_told_or_gone() {
+    let world = sim::SimWorld::new(7, sim::Options::default());
+    run(&world, |env| async move {
+        let (store, vm) = make(&env, &[DiskMode::Persistent]).await;
+        let (stays, arrives) = (vm.id(), store.new_vm_id());
+        store.create_vm_like(arrives, "other", &vm.state().disks).await.unwrap();
+        assert_eq!((store.is_moving(stays), store.is_moving(arrives)), (false, true));
+        store.set_moving(stays, true).await.unwrap();
+        store.checkpoint().await.unwrap();
+    });
+    world.power_cut();
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        let vms: Vec<u128> = store.vms().await.unwrap().into_iter().map(|(id, _)| id).collect();
+        assert!(vms.len() == 2 && vms.iter().all(|id| store.is_moving(*id)));
+        store.set_moving(vms[0], false).await.unwrap();
+        store.remove_vm(vms[1]).await.unwrap();
+    });
+    world.power_cut();
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        assert_eq!(store.items(super::items::MOVING), []);
+        assert_eq!(store.vms().await.unwrap().len(), 1);
+    });
+}
