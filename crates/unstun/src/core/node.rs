@@ -58,6 +58,8 @@ pub struct Node {
     /// Names of VMs and datastores, and folders, that somebody is making, opening or taking away right now.
     pub(super) claimed: RefCell<BTreeSet<String>>,
     pub(super) jobs: RefCell<Vec<Tracked>>,
+    /// The last number that a job got.
+    pub(super) jobs_numbered: Cell<u64>,
     doors_tasks: RefCell<Vec<JoinHandle<()>>>,
     stopped: Cell<bool>,
     stop_signal: Signal,
@@ -85,6 +87,7 @@ impl Node {
             holds: Holds::default(),
             claimed: RefCell::default(),
             jobs: RefCell::default(),
+            jobs_numbered: Cell::new(0),
             doors_tasks: RefCell::default(),
             stopped: Cell::new(false),
             stop_signal: Signal::default(),

@@ -37,16 +37,23 @@ impl Node {
                 if jobs.iter().any(|t| Rc::ptr_eq(&t.job, &job)) {
                     continue;
                 }
-                let id = jobs.last().map_or(0, |t| t.id) + 1;
-                jobs.push(Tracked::new(id, &entry.site, Some(&entry), &job));
+                jobs.push(Tracked::new(self.number_job(), &entry.site, Some(&entry), &job));
             }
         }
         jobs.iter().map(look).collect()
     }
 
+    /// For a job of the daemon's own.
     pub fn next_job(&self) -> u64 {
         // Those of the VMs that were not seen yet come first.
-        self.tracked(|t| t.id).last().map_or(1, |id| id + 1)
+        self.tracked(|_| ());
+        self.number_job()
+    }
+
+    /// Once only: whoever remembers a job that was forgotten here finds no other.
+    fn number_job(&self) -> u64 {
+        self.jobs_numbered.update(|n| n + 1);
+        self.jobs_numbered.get()
     }
 
     /// A job of the daemon's own, under `next_job`'s number.
