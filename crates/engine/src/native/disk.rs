@@ -181,8 +181,7 @@ impl NativeDisk {
     }
 
     pub(super) async fn read_found(&self, found: &[Found], offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
-        if is_together(found) {
-            let first = &found[0];
+        if let Some(first) = found.first().filter(|_| is_together(found)) {
             if first.is_hole() {
                 buf.fill(0);
                 return (buf, Ok(()));
