@@ -7,12 +7,17 @@ use blk::layer::{Layer, Stages, TableWrite};
 use blk::sync::TaskMutex;
 use blk::{Error, File, Result};
 use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
 
 use crate::map::Slot;
 use crate::options::{Defect, Defects};
 
 /// First writes between two flushes: at worst each dirties a table of 16 KiB, 128 MiB in all.
 const PLACED_MAX: u64 = 8192;
+
+/// Table writes under way at once. A round may have thousands, each a seek of a disk with heads: all at once they would
+/// hold the guest's I/Os up for seconds. Eight of 16 KiB keep flash busy.
+const TABLES_UNDER_WAY_MAX: usize = 8;
 
 /// Waits for every one, then answers the first error. Leaving at the first error would let the others' writes land
 /// after the range they hold has been given up.
@@ -133,7 +138,9 @@ impl Link {
     async fn write_tables(&self, writes: &[TableWrite]) -> Result<()> {
         let files = self.layer.files();
         let each = writes.iter().map(|w| files[usize::from(w.file)].write(w.offset, w.data.clone()));
-        all(each).await
+        // All of them end before an error is answered.
+        let results: Vec<_> = stream::iter(each).buffer_unordered(TABLES_UNDER_WAY_MAX).collect().await;
+        results.into_iter().collect()
     }
 
     async fn flush_files(&self) -> Result<()> {

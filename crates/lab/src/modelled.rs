@@ -116,4 +116,6 @@ pub fn storage_counters(world: &SimWorld) -> Counters {
 }
 
 #[cfg(test)]
+mod slow_tests;
+#[cfg(test)]
 mod tests;

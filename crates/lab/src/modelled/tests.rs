@@ -10,7 +10,7 @@ use crate::workload::{Worker, Workload};
 
 const MIB: u64 = 1 << 20;
 
-fn step(phase: Phase, action: Action) -> Step {
+pub(super) fn step(phase: Phase, action: Action) -> Step {
     Step { phase, label: String::new(), action }
 }
 
