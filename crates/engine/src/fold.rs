@@ -20,14 +20,9 @@ use crate::disk::Disk;
 use crate::job::Job;
 use crate::map::Piece;
 use crate::options::Defect;
+use crate::pace::Pace;
 use crate::space::{SpaceHold, set_aside};
 use crate::vm::Vm;
-
-/// Longest rest between two pieces, so that a slow device does not park the mover for minutes.
-const REST_US_MAX: u64 = 50_000;
-/// The mover keeps at most one piece under way for so many I/Os of the guest's. A piece is a read, then a write, and
-/// the guest's own writes are doubled where a region is being moved.
-const GUEST_PER_MOVER: usize = 8;
 
 /// A file system's block: smaller pieces cannot be given back.
 const PUNCH_BYTES: u64 = 4096;
@@ -37,13 +32,10 @@ pub struct Fold {
     pub disk: Rc<Disk>,
     pub route: Rc<FoldRoute>,
     pub job: Rc<Job>,
-    /// Disks of the same VM, whose guests the mover yields to.
-    neighbours: Vec<Rc<Disk>>,
+    pace: Pace,
     manifest: Rc<dyn Manifest>,
     /// (file, offset, length) of the source's space that nothing refers to any more.
     freed: RefCell<Vec<(u16, u64, u64)>>,
-    /// Guest requests completed at the last look.
-    guest_seen: Cell<u64>,
     /// Pieces under way, and who waits for one to end.
     under_way: Cell<usize>,
     piece_ended: Signal,
@@ -61,13 +53,12 @@ pub struct Fold {
 impl Fold {
     pub fn new(vm: &Vm, disk: Rc<Disk>, route: Rc<FoldRoute>, job: Rc<Job>) -> Fold {
         Fold {
+            pace: Pace::new(disk.env.clone(), vm.disks(), disk.options.fold),
             disk,
             route,
             job,
-            neighbours: vm.disks(),
             manifest: vm.manifest().clone(),
             freed: RefCell::default(),
-            guest_seen: Cell::new(0),
             under_way: Cell::new(0),
             piece_ended: Signal::default(),
             failing: Cell::new(false),
@@ -155,7 +146,7 @@ impl Fold {
         if self.punch_freed().await? {
             return Ok(false);
         }
-        let hold = SpaceHold::over(&self.neighbours).await;
+        let hold = SpaceHold::over(&self.pace.disks).await;
         let moved = async {
             self.manifest.reserve(0).await?;
             self.try_counted(&[region]).await?;
@@ -209,9 +200,11 @@ impl Fold {
         if regions.is_empty() {
             return Ok(());
         }
+        let mut pieces = Vec::new();
         for &region in regions {
-            self.copy_region(region).await?;
+            pieces.extend(self.begin_region(region).await?);
         }
+        self.copy_all(pieces).await?;
         let (source, target) = (&self.route.source, &self.route.target);
         let defects = self.disk.options.defects;
         if !defects.has(Defect::ReleaseBeforeParentFlush) {
@@ -254,11 +247,15 @@ impl Fold {
         region * bytes..self.disk.size_bytes().min((region + 1) * bytes)
     }
 
-    async fn copy_region(&self, region: u64) -> Result<()> {
+    /// From here writes into the region go to both layers; those admitted before hold their range against the copy.
+    async fn begin_region(&self, region: u64) -> Result<Vec<Piece>> {
         let runs: Rc<Vec<Run>> = Rc::new(self.route.source.layer.lookup(self.range_of(region)).await?);
-        // From here writes into the region go to both layers; those admitted before hold their range against the copy.
         self.route.moving.borrow_mut().insert(region, runs.clone());
-        let pieces = self.pieces_of(&runs);
+        Ok(self.pieces_of(&runs))
+    }
+
+    /// Of all regions of a batch: one that holds little does not make the next one wait for its slowest piece.
+    async fn copy_all(&self, pieces: Vec<Piece>) -> Result<()> {
         let depth = self.disk.options.fold.depth.max(1);
         let mut copies =
             stream::iter(pieces.into_iter().map(|piece| self.copy_in_turn(piece))).buffer_unordered(depth);
@@ -290,7 +287,7 @@ impl Fold {
 
     async fn copy_in_turn(&self, piece: Piece) -> Result<()> {
         self.job.checkpoint().await?;
-        while self.under_way.get() >= self.share() {
+        while self.under_way.get() >= self.pace.share() {
             self.piece_ended.wait().await;
         }
         if self.failing.get() {
@@ -300,8 +297,11 @@ impl Fold {
         let began_ns = self.disk.env.now_ns();
         let copied = self.copy_piece(piece).await;
         if copied.is_ok() {
+            let rest_us = self.pace.rest_us(self.disk.env.now_ns() - began_ns);
             self.job.moved(piece.len).await;
-            self.rest(self.disk.env.now_ns() - began_ns).await;
+            if rest_us > 0 {
+                self.disk.env.sleep_us(rest_us).await;
+            }
         }
         self.under_way.set(self.under_way.get() - 1);
         self.piece_ended.notify();
@@ -338,31 +338,6 @@ impl Fold {
         now.retain(|p| self.route.source.owns(p.slot));
         self.skipped.set(self.skipped.get() || now.len() < all);
         Ok(now)
-    }
-
-    /// Pieces that may be under way now: a share of what the guest keeps under way, at least one, all when it is idle.
-    fn share(&self) -> usize {
-        let guest: usize = self.neighbours.iter().map(|d| d.requests_under_way()).sum();
-        match guest {
-            0 => self.disk.options.fold.depth,
-            guest => (guest / GUEST_PER_MOVER).clamp(1, self.disk.options.fold.depth),
-        }
-    }
-
-    /// While the guest is active each piece is followed by a rest as long as it took, or `yield_factor` times that
-    /// where a share is not fine enough: one piece against a guest with few I/Os.
-    async fn rest(&self, piece_ns: u64) {
-        let seen = self.neighbours.iter().map(|d| d.stats.requests()).sum();
-        let idle = self.guest_seen.replace(seen) == seen;
-        if idle {
-            return;
-        }
-        // Among many I/Os of the guest's half of the time is yielding enough.
-        let factor = if self.share() > 1 { 1 } else { self.disk.options.fold.yield_factor };
-        let rest_us = piece_ns / 1000 * factor;
-        if rest_us > 0 {
-            self.disk.env.sleep_us(rest_us.min(REST_US_MAX)).await;
-        }
     }
 }
 

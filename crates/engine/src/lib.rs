@@ -21,6 +21,7 @@ pub mod machine;
 pub mod map;
 pub mod native;
 pub mod options;
+mod pace;
 mod plan;
 pub mod relocate;
 mod space;

@@ -19,7 +19,7 @@ pub struct FoldOptions {
     pub batch_regions: usize,
     /// Pieces under way at once, when the guest is idle.
     pub depth: usize,
-    /// While a guest with few I/Os is active the mover rests this many times the time its piece took.
+    /// While a guest with few I/Os is active the mover rests this many times the time its piece took, or less.
     pub yield_factor: u64,
 }
 

@@ -4,6 +4,8 @@ use std::cell::Cell;
 
 /// New samples weigh 1/16 in the moving mean of latency.
 const MEAN_SHIFT: u32 = 4;
+/// And 1/256 in the one of reads and writes together, which tells load from chance: its error is some 5 %.
+pub(crate) const LATENCY_SHIFT: u32 = 8;
 
 #[derive(Default)]
 pub struct DiskStats {
@@ -22,15 +24,22 @@ pub struct DiskStats {
     pub read_latency_ns: Cell<u64>,
     pub write_latency_ns: Cell<u64>,
     pub flush_latency_ns: Cell<u64>,
+    /// Of reads and writes together, so that it tells of now whichever the guest does.
+    pub latency_ns: Cell<u64>,
+    /// The same, of what ended while no commit was moving data.
+    pub calm_latency_ns: Cell<u64>,
+    /// A commit is moving data of the VM's.
+    pub disturbed: Cell<bool>,
 }
 
 fn add(cell: &Cell<u64>, n: u64) {
     cell.set(cell.get() + n);
 }
 
-fn average(cell: &Cell<u64>, sample: u64) {
+/// Adds a sample to a moving mean, in which it weighs 1 / 2^shift.
+pub(crate) fn average(cell: &Cell<u64>, sample: u64, shift: u32) {
     let mean = cell.get();
-    cell.set(if mean == 0 { sample } else { mean - (mean >> MEAN_SHIFT) + (sample >> MEAN_SHIFT) });
+    cell.set(if mean == 0 { sample } else { mean - (mean >> shift) + (sample >> shift) });
 }
 
 impl DiskStats {
@@ -38,20 +47,29 @@ impl DiskStats {
         add(&self.reads, 1);
         add(&self.bytes_read, bytes as u64);
         add(&self.errors, u64::from(!ok));
-        average(&self.read_latency_ns, latency_ns);
+        average(&self.read_latency_ns, latency_ns, MEAN_SHIFT);
+        self.request_done(latency_ns);
     }
 
     pub fn write_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
         add(&self.writes, 1);
         add(&self.bytes_written, bytes as u64);
         add(&self.errors, u64::from(!ok));
-        average(&self.write_latency_ns, latency_ns);
+        average(&self.write_latency_ns, latency_ns, MEAN_SHIFT);
+        self.request_done(latency_ns);
+    }
+
+    fn request_done(&self, latency_ns: u64) {
+        average(&self.latency_ns, latency_ns, LATENCY_SHIFT);
+        if !self.disturbed.get() {
+            average(&self.calm_latency_ns, latency_ns, LATENCY_SHIFT);
+        }
     }
 
     pub fn flush_done(&self, latency_ns: u64, ok: bool) {
         add(&self.flushes, 1);
         add(&self.errors, u64::from(!ok));
-        average(&self.flush_latency_ns, latency_ns);
+        average(&self.flush_latency_ns, latency_ns, MEAN_SHIFT);
     }
 
     /// Guest requests completed so far: the mover looks at it to see whether the guest is active.

@@ -76,7 +76,7 @@ fn outcome(engine: Engine, seed: u64) -> Outcome {
     run_engine(engine, vec![64 * MIB, 16 * MIB], world(), plan(engine, seed), Audience::none())
 }
 
-fn figure(record: &Record, phase: Phase, quantity: Quantity) -> f64 {
+pub(super) fn figure(record: &Record, phase: Phase, quantity: Quantity) -> f64 {
     let row = record.rows.iter().find(|row| (row.phase, row.quantity) == (phase, quantity));
     row.and_then(|row| row.predicted).unwrap_or_else(|| panic!("no {quantity:?} of {phase:?}"))
 }
