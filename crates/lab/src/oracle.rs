@@ -22,12 +22,10 @@ const UNENDED: u64 = u64::MAX;
 
 /// Fills one sector with its stamp, repeated, so that a torn or shifted sector is seen.
 pub fn stamp(out: &mut [u8], disk: u32, sector: u64, sequence: u64) {
-    for part in out.chunks_exact_mut(STAMP_BYTES) {
-        part[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        part[8..16].copy_from_slice(&u64::from(disk).to_le_bytes());
-        part[16..24].copy_from_slice(&sector.to_le_bytes());
-        part[24..].copy_from_slice(&sequence.to_le_bytes());
-    }
+    let mut part = [0; STAMP_BYTES];
+    let fields = [MAGIC, u64::from(disk), sector, sequence];
+    part.as_chunks_mut().0.iter_mut().zip(fields).for_each(|(bytes, field)| *bytes = field.to_le_bytes());
+    out.as_chunks_mut().0.fill(part);
 }
 
 /// The sequence number a sector carries, or what is wrong with it.

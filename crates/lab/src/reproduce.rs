@@ -129,12 +129,12 @@ fn label(stack: Stack) -> &'static str {
     }
 }
 
-/// One fit for each storage, baseline and set of known values.
+/// One fit for each baseline and set of known values; storage of the same make is given the same constants.
 type Fits = BTreeMap<String, Result<Fitted>>;
 
 fn fit_key(experiment: &Experiment, known: &[(Input, u64)]) -> String {
     let baseline = experiment.fitted_on.as_ref().unwrap_or(&experiment.name);
-    format!("{} {baseline} {known:?}", experiment.storage)
+    format!("{baseline} {known:?}")
 }
 
 fn fit_all(
@@ -151,7 +151,8 @@ fn fit_all(
     let names = |n: usize| format!("fit of {}", wanted[n].0);
     let fits = in_parallel(wanted.len(), names, onlooker, |n| {
         let variant = wanted[n].1;
-        fitted::fitted(&experiments[variant.experiment], &variant.known, seed)
+        let baseline = fitted::fitted_on(&experiments[variant.experiment])?;
+        fitted::fitted_itself(&baseline, &variant.known, seed)
     });
     let keys = wanted.iter().map(|(key, _)| key.clone());
     keys.zip(fits).map(|(key, fit)| Ok((key, fit.ok_or_else(|| Error::cancelled("reproduce"))?))).collect()
@@ -167,7 +168,8 @@ fn play(
 ) -> Result<Record> {
     let key = fit_key(experiment, &variant.known);
     let missing = || Error::new(ErrorKind::Invalid, &experiment.name, "its storage was not fitted");
-    let fitted = fits.get(&key).ok_or_else(missing)?.clone()?;
+    let fitted =
+        fitted::carried_to(experiment, fits.get(&key).ok_or_else(missing)?.as_ref().map_err(Error::clone)?)?;
     let mut known = variant.known.iter().fold(experiment.clone(), |e, (input, value)| e.with(*input, *value));
     known.notes.extend(fitted.notes);
     let delta_storage = fitted::delta_model(&known, &fitted.model)?;

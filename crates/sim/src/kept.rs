@@ -145,8 +145,9 @@ impl Page {
 }
 
 fn spread(units: &[u8; UNITS_LEN], out: &mut [u8; PAGE_LEN]) {
-    for (unit, sector) in units.chunks_exact(UNIT).zip(out.chunks_exact_mut(SECTOR_LEN)) {
-        sector.chunks_exact_mut(UNIT).for_each(|part| part.copy_from_slice(unit));
+    // Lengths that are known when this is compiled: registers are stored, nothing is called.
+    for (unit, sector) in units.as_chunks::<UNIT>().0.iter().zip(out.as_chunks_mut::<SECTOR_LEN>().0) {
+        sector.as_chunks_mut::<UNIT>().0.fill(*unit);
     }
 }
 

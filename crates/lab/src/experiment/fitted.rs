@@ -54,13 +54,26 @@ impl Experiment {
 ///
 /// Errors: a name that is not known. A baseline that the model cannot reach is a note.
 pub fn fitted(experiment: &Experiment, known: &[(Input, u64)], seed: u64) -> Result<Fitted> {
-    let model = scaled(experiment, self::model(&experiment.storage)?)?;
-    let Some(other) = &experiment.fitted_on else {
-        return Ok(fit_to(&with(experiment.clone(), known).baseline(), model, seed));
-    };
-    let other = with(find(other)?, known);
-    let fitted = fit_to(&other.baseline(), scaled(&other, self::model(&other.storage)?)?, seed);
-    carry_over(&fitted, &other, model)
+    carried_to(experiment, &fitted_itself(&fitted_on(experiment)?, known, seed)?)
+}
+
+/// The experiment whose baseline the model is fitted to.
+pub fn fitted_on(experiment: &Experiment) -> Result<Experiment> {
+    experiment.fitted_on.as_ref().map_or_else(|| Ok(experiment.clone()), |other| find(other))
+}
+
+/// The model of an experiment that is fitted on no other, as `fitted`.
+pub fn fitted_itself(experiment: &Experiment, known: &[(Input, u64)], seed: u64) -> Result<Fitted> {
+    let known = with(experiment.clone(), known);
+    Ok(fit_to(&known.baseline(), scaled(&known, model(&known.storage)?)?, seed))
+}
+
+/// What was fitted on the experiment that this one names, or on itself, as this one's model.
+pub fn carried_to(experiment: &Experiment, fitted: &Fitted) -> Result<Fitted> {
+    match &experiment.fitted_on {
+        None => Ok(fitted.clone()),
+        Some(other) => carry_over(fitted, &find(other)?, scaled(experiment, model(&experiment.storage)?)?),
+    }
 }
 
 fn with(experiment: Experiment, known: &[(Input, u64)]) -> Experiment {

@@ -48,55 +48,69 @@ pub struct Tags {
     pub patience_ns: u64,
 }
 
-impl Disk {
+/// A disk, with what follows from its parameters and is asked at each of its requests.
+pub(crate) struct Drive {
+    pub disk: Disk,
+    cylinders: u64,
+    /// The shortest seek, by which tracks are skewed.
+    skew_ns: u64,
+}
+
+impl Drive {
+    pub fn new(disk: Disk) -> Drive {
+        let cylinders = (disk.capacity_bytes / disk.track_bytes / disk.tracks_per_cylinder).max(1);
+        let skew_ns = disk.seek.time_ns(1.0 / cylinders as f64).max(disk.switch_ns);
+        Drive { disk, cylinders, skew_ns }
+    }
+
     pub(crate) fn track(&self, at: u64) -> u64 {
-        at % self.capacity_bytes / self.track_bytes
+        at % self.disk.capacity_bytes / self.disk.track_bytes
     }
 
     pub(crate) fn cylinder(&self, at: u64) -> u64 {
-        self.track(at) / self.tracks_per_cylinder
-    }
-
-    fn cylinders(&self) -> u64 {
-        (self.capacity_bytes / self.track_bytes / self.tracks_per_cylinder).max(1)
-    }
-
-    /// The shortest seek, by which tracks are skewed.
-    fn skew_ns(&self) -> u64 {
-        self.seek.time_ns(1.0 / self.cylinders() as f64).max(self.switch_ns)
+        self.track(at) / self.disk.tracks_per_cylinder
     }
 
     /// When in its revolution a byte passes the head.
     fn angle_ns(&self, at: u64) -> u64 {
-        let on_track = self.media_ns(at % self.capacity_bytes % self.track_bytes);
-        (on_track + self.track(at) * self.skew_ns()) % self.revolution_ns
+        let on_track = self.media_ns(at % self.disk.capacity_bytes % self.disk.track_bytes);
+        (on_track + self.track(at) * self.skew_ns) % self.disk.revolution_ns
     }
 
     /// Time of so many bytes under the head.
     fn media_ns(&self, bytes: u64) -> u64 {
-        (u128::from(bytes) * u128::from(self.revolution_ns) / u128::from(self.track_bytes)) as u64
+        scaled(bytes, self.disk.revolution_ns, self.disk.track_bytes)
     }
 
     fn media_bytes(&self, ns: u64) -> u64 {
-        (u128::from(ns) * u128::from(self.track_bytes) / u128::from(self.revolution_ns)) as u64
+        scaled(ns, self.disk.track_bytes, self.disk.revolution_ns)
     }
 
     fn transfer_ns(&self, at: u64, len: u64) -> u64 {
-        let crossings = (at % self.track_bytes + len.max(1) - 1) / self.track_bytes;
-        self.media_ns(len) + crossings * self.skew_ns()
+        let crossings = (at % self.disk.track_bytes + len.max(1) - 1) / self.disk.track_bytes;
+        self.media_ns(len) + crossings * self.skew_ns
     }
 
     fn cable_ns(&self, len: u64) -> u64 {
-        self.overhead_ns + self.buffers.per_kib_ns * len.div_ceil(1024)
+        self.disk.overhead_ns + self.disk.buffers.per_kib_ns * len.div_ceil(1024)
     }
 
     fn move_ns(&self, from_track: u64, to_track: u64) -> u64 {
-        let cylinders = (from_track / self.tracks_per_cylinder).abs_diff(to_track / self.tracks_per_cylinder);
+        let cylinders =
+            (from_track / self.disk.tracks_per_cylinder).abs_diff(to_track / self.disk.tracks_per_cylinder);
         match cylinders {
             0 if from_track == to_track => 0,
-            0 => self.switch_ns,
-            n => self.seek.time_ns(n as f64 / self.cylinders() as f64),
+            0 => self.disk.switch_ns,
+            n => self.disk.seek.time_ns(n as f64 / self.cylinders as f64),
         }
+    }
+}
+
+/// `a * b / c`, whatever the product; nearly all of them fit the fast division.
+fn scaled(a: u64, b: u64, c: u64) -> u64 {
+    match a.checked_mul(b) {
+        Some(product) => product / c,
+        None => (u128::from(a) * u128::from(b) / u128::from(c)) as u64,
     }
 }
 
@@ -122,35 +136,35 @@ impl Arm {
         Arm { track: 0, segments: Vec::new(), reading_on: None, uses: 0 }
     }
 
-    pub fn distance(&self, disk: &Disk, at: u64) -> u64 {
-        (self.track / disk.tracks_per_cylinder).abs_diff(disk.cylinder(at))
+    pub fn distance(&self, drive: &Drive, at: u64) -> u64 {
+        (self.track / drive.disk.tracks_per_cylinder).abs_diff(drive.cylinder(at))
     }
 
     /// A read the buffers hold, or a flush: done then, without the head.
-    pub fn without_head(&mut self, disk: &Disk, now_ns: u64, request: &Request) -> Option<u64> {
+    pub fn without_head(&mut self, drive: &Drive, now_ns: u64, request: &Request) -> Option<u64> {
         match request.access {
-            Access::Flush => Some(now_ns + disk.overhead_ns),
+            Access::Flush => Some(now_ns + drive.disk.overhead_ns),
             Access::Write => {
                 self.forget(request);
                 None
             }
             Access::Read => {
-                self.settle(disk, now_ns);
+                self.settle(drive, now_ns);
                 let end = request.at + request.len;
                 let holds = |s: &Segment| s.start <= request.at && end <= s.end;
                 let found = self.segments.iter().position(holds)?;
-                self.use_on(disk, found, end);
-                Some(now_ns + disk.cable_ns(request.len))
+                self.use_on(drive, found, end);
+                Some(now_ns + drive.cable_ns(request.len))
             }
         }
     }
 
-    fn use_on(&mut self, disk: &Disk, segment: usize, end: u64) {
+    fn use_on(&mut self, drive: &Drive, segment: usize, end: u64) {
         self.uses += 1;
         let segment = &mut self.segments[segment];
         segment.used = self.uses;
-        segment.start = segment.start.max(end.saturating_sub(disk.buffers.bytes));
-        segment.limit = segment.limit.max(end + disk.buffers.bytes);
+        segment.start = segment.start.max(end.saturating_sub(drive.disk.buffers.bytes));
+        segment.limit = segment.limit.max(end + drive.disk.buffers.bytes);
     }
 
     fn forget(&mut self, written: &Request) {
@@ -161,57 +175,59 @@ impl Arm {
     }
 
     /// Writes down how far the head has read on.
-    fn settle(&mut self, disk: &Disk, now_ns: u64) {
+    fn settle(&mut self, drive: &Drive, now_ns: u64) {
         if let Some((at, since_ns)) = self.reading_on {
             let segment = &mut self.segments[at];
-            let read = disk.media_bytes(now_ns.saturating_sub(since_ns));
+            let read = drive.media_bytes(now_ns.saturating_sub(since_ns));
             segment.end = (segment.end + read).min(segment.limit).max(segment.end);
             self.reading_on = Some((at, now_ns.max(since_ns)));
         }
     }
 
     /// How long a request takes if it begins now.
-    pub fn time_ns(&self, disk: &Disk, now_ns: u64, request: &Request) -> u64 {
-        if let Some(ns) = self.on_the_way_ns(disk, now_ns, request) {
+    pub fn time_ns(&self, drive: &Drive, now_ns: u64, request: &Request) -> u64 {
+        if let Some(ns) = self.on_the_way_ns(drive, now_ns, request) {
             return ns;
         }
-        let settle_ns = if request.access == Access::Write { disk.write_settle_ns } else { 0 };
-        let moved_ns = disk.overhead_ns + disk.move_ns(self.track, disk.track(request.at)) + settle_ns;
-        let arrived = (now_ns + moved_ns) % disk.revolution_ns;
-        let turn_ns = (disk.angle_ns(request.at) + disk.revolution_ns - arrived) % disk.revolution_ns;
-        moved_ns + turn_ns + disk.transfer_ns(request.at, request.len)
+        let settle_ns = if request.access == Access::Write { drive.disk.write_settle_ns } else { 0 };
+        let moved_ns =
+            drive.disk.overhead_ns + drive.move_ns(self.track, drive.track(request.at)) + settle_ns;
+        let arrived = (now_ns + moved_ns) % drive.disk.revolution_ns;
+        let turn_ns =
+            (drive.angle_ns(request.at) + drive.disk.revolution_ns - arrived) % drive.disk.revolution_ns;
+        moved_ns + turn_ns + drive.transfer_ns(request.at, request.len)
     }
 
     /// The head is reading on towards it.
-    fn on_the_way_ns(&self, disk: &Disk, now_ns: u64, request: &Request) -> Option<u64> {
+    fn on_the_way_ns(&self, drive: &Drive, now_ns: u64, request: &Request) -> Option<u64> {
         let (at, since_ns) = self.reading_on.filter(|_| request.access == Access::Read)?;
         let segment = &self.segments[at];
         let end = request.at + request.len;
         if request.at < segment.start || request.at > segment.end || end > segment.limit {
             return None;
         }
-        let arrives_ns = since_ns + disk.media_ns(end.saturating_sub(segment.end));
-        Some(disk.cable_ns(request.len).max(arrives_ns.saturating_sub(now_ns)))
+        let arrives_ns = since_ns + drive.media_ns(end.saturating_sub(segment.end));
+        Some(drive.cable_ns(request.len).max(arrives_ns.saturating_sub(now_ns)))
     }
 
     /// The head has done the request at `done_ns`.
-    pub fn move_to(&mut self, disk: &Disk, done_ns: u64, request: &Request, on_the_way: bool) {
+    pub fn move_to(&mut self, drive: &Drive, done_ns: u64, request: &Request, on_the_way: bool) {
         let end = request.at + request.len;
-        self.track = disk.track(end.saturating_sub(1));
+        self.track = drive.track(end.saturating_sub(1));
         if request.access == Access::Write {
             return self.reading_on = None;
         }
         match self.reading_on.filter(|_| on_the_way) {
             Some((segment, _)) => {
-                self.settle(disk, done_ns);
-                self.use_on(disk, segment, end);
+                self.settle(drive, done_ns);
+                self.use_on(drive, segment, end);
             }
-            None => self.begin_segment(disk, done_ns, request.at, end),
+            None => self.begin_segment(drive, done_ns, request.at, end),
         }
     }
 
-    fn begin_segment(&mut self, disk: &Disk, done_ns: u64, start: u64, end: u64) {
-        let Buffers { count, bytes, .. } = disk.buffers;
+    fn begin_segment(&mut self, drive: &Drive, done_ns: u64, start: u64, end: u64) {
+        let Buffers { count, bytes, .. } = drive.disk.buffers;
         self.reading_on = None;
         if count == 0 {
             return;
@@ -232,12 +248,12 @@ impl Arm {
     }
 
     /// The head is wanted elsewhere: what it has read on stays, and no more comes.
-    pub fn leave(&mut self, disk: &Disk, now_ns: u64) {
-        self.settle(disk, now_ns);
+    pub fn leave(&mut self, drive: &Drive, now_ns: u64) {
+        self.settle(drive, now_ns);
         self.reading_on = None;
     }
 
-    pub fn is_on_the_way(&self, disk: &Disk, now_ns: u64, request: &Request) -> bool {
-        self.on_the_way_ns(disk, now_ns, request).is_some()
+    pub fn is_on_the_way(&self, drive: &Drive, now_ns: u64, request: &Request) -> bool {
+        self.on_the_way_ns(drive, now_ns, request).is_some()
     }
 }

@@ -1,24 +1,36 @@
 //! Which pages a read cache holds: the least recently used goes first.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
+/// Neighbour of the newest and of the oldest page.
+const NOBODY: u32 = u32::MAX;
+
+struct Held {
+    page: u64,
+    newer: u32,
+    older: u32,
+}
+
+/// Two steps of arithmetic a touch: pages are found by number and chained by their last use.
 #[derive(Default)]
 pub(crate) struct Lru {
     pages_max: usize,
-    /// page -> stamp of its last use
-    pages: BTreeMap<u64, u64>,
-    /// stamp -> page
-    by_use: BTreeMap<u64, u64>,
-    uses: u64,
+    /// page -> its place in `held`. Never iterated.
+    places: HashMap<u64, u32, BuildHasherDefault<PageHasher>>,
+    held: Vec<Held>,
+    newest: u32,
+    oldest: u32,
 }
 
 impl Lru {
     pub fn new(pages_max: usize) -> Lru {
-        Lru { pages_max, ..Lru::default() }
+        assert!(pages_max < NOBODY as usize, "{pages_max} pages of cache, fewer than 2^32 can be simulated");
+        Lru { pages_max, newest: NOBODY, oldest: NOBODY, ..Lru::default() }
     }
 
     pub fn holds(&self, page: u64) -> bool {
-        self.pages.contains_key(&page)
+        self.places.contains_key(&page)
     }
 
     /// Brings a page in, or to the front.
@@ -26,35 +38,109 @@ impl Lru {
         if self.pages_max == 0 {
             return;
         }
-        self.uses += 1;
-        if let Some(before) = self.pages.insert(page, self.uses) {
-            self.by_use.remove(&before);
+        let place = match self.places.get(&page) {
+            Some(&place) if place == self.newest => return,
+            Some(&place) => {
+                self.unchain(place);
+                place
+            }
+            None => self.bring_in(page),
+        };
+        self.chain(place);
+    }
+
+    /// The place of a page that was not held, in no chain yet.
+    fn bring_in(&mut self, page: u64) -> u32 {
+        let held = Held { page, newer: NOBODY, older: NOBODY };
+        let place = if self.held.len() < self.pages_max {
+            self.held.push(held);
+            self.held.len() as u32 - 1
+        } else {
+            let oldest = self.oldest;
+            self.unchain(oldest);
+            let gone = std::mem::replace(&mut self.held[oldest as usize], held);
+            self.places.remove(&gone.page);
+            oldest
+        };
+        self.places.insert(page, place);
+        place
+    }
+
+    fn unchain(&mut self, place: u32) {
+        let Held { newer, older, .. } = self.held[place as usize];
+        match newer {
+            NOBODY => self.newest = older,
+            newer => self.held[newer as usize].older = older,
         }
-        self.by_use.insert(self.uses, page);
-        if self.pages.len() > self.pages_max
-            && let Some((_, oldest)) = self.by_use.pop_first()
-        {
-            self.pages.remove(&oldest);
+        match older {
+            NOBODY => self.oldest = newer,
+            older => self.held[older as usize].newer = newer,
+        }
+    }
+
+    fn chain(&mut self, place: u32) {
+        let second = std::mem::replace(&mut self.newest, place);
+        (self.held[place as usize].newer, self.held[place as usize].older) = (NOBODY, second);
+        match second {
+            NOBODY => self.oldest = place,
+            second => self.held[second as usize].newer = place,
         }
     }
 
     pub fn clear(&mut self) {
-        self.pages.clear();
-        self.by_use.clear();
+        *self = Lru::new(self.pages_max);
+    }
+}
+
+/// Pages are near one another, or strides apart: the high bits of a product are spread over the low ones.
+#[derive(Default)]
+struct PageHasher(u64);
+
+impl Hasher for PageHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("page numbers alone are hashed");
+    }
+
+    fn write_u64(&mut self, page: u64) {
+        let product = page.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = product ^ product >> 29;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::Rng;
 
     #[test]
     fn the_page_used_longest_ago_goes() {
         let mut lru = Lru::new(2);
         [1, 2, 1, 3].into_iter().for_each(|page| lru.touch(page));
         assert_eq!([1, 2, 3].map(|page| lru.holds(page)), [true, false, true]);
+        lru.clear();
+        assert!(!lru.holds(1));
         let mut none = Lru::new(0);
         none.touch(1);
         assert!(!none.holds(1));
+    }
+
+    /// Against a list in order of use.
+    #[test]
+    fn a_chain_equals_a_list() {
+        let (mut lru, mut list, mut rng) = (Lru::new(16), Vec::new(), Rng::new(4));
+        for _ in 0..5000 {
+            let page = rng.below(24);
+            lru.touch(page);
+            list.retain(|&other| other != page);
+            list.push(page);
+            if list.len() > 16 {
+                list.remove(0);
+            }
+            assert!((0..24).all(|page| lru.holds(page) == list.contains(&page)), "{list:?}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! One disk with its command queue: shortest access first, damped.
 
-use super::disk::{Arm, Disk};
+use super::disk::{Arm, Disk, Drive};
 use super::server::{NEVER_NS, Request, Server};
 use crate::rng::Rng;
 
@@ -10,7 +10,7 @@ struct Waiting {
 }
 
 pub(crate) struct Spindle {
-    disk: Disk,
+    drive: Drive,
     arm: Arm,
     /// In order of arrival; the disk sees the first `tags.depth` of them.
     queue: Vec<Waiting>,
@@ -26,7 +26,7 @@ impl Spindle {
             tracks > 0 && disk.revolution_ns > 0 && disk.tracks_per_cylinder > 0,
             "{disk:?} turns nothing"
         );
-        Spindle { disk, arm: Arm::new(), queue: Vec::new(), serving: None, rng }
+        Spindle { drive: Drive::new(disk), arm: Arm::new(), queue: Vec::new(), serving: None, rng }
     }
 
     fn start_next(&mut self, now_ns: u64) {
@@ -35,22 +35,22 @@ impl Spindle {
         }
         let chosen = self.choose(now_ns);
         let request = self.queue.remove(chosen).request;
-        let done_ns = now_ns + self.arm.time_ns(&self.disk, now_ns, &request);
-        let on_the_way = self.arm.is_on_the_way(&self.disk, now_ns, &request);
+        let done_ns = now_ns + self.arm.time_ns(&self.drive, now_ns, &request);
+        let on_the_way = self.arm.is_on_the_way(&self.drive, now_ns, &request);
         if !on_the_way {
-            self.arm.leave(&self.disk, now_ns);
+            self.arm.leave(&self.drive, now_ns);
         }
-        self.arm.move_to(&self.disk, done_ns, &request, on_the_way);
+        self.arm.move_to(&self.drive, done_ns, &request, on_the_way);
         self.serving = Some((done_ns, request.tag));
     }
 
     fn choose(&mut self, now_ns: u64) -> usize {
-        let tags = self.disk.tags;
+        let tags = self.drive.disk.tags;
         let seen = self.queue.len().min(tags.depth.max(1) as usize);
         if seen == 1 || self.queue[0].since_ns + tags.patience_ns < now_ns {
             return 0;
         }
-        let time_ns = |at: usize| self.arm.time_ns(&self.disk, now_ns, &self.queue[at].request);
+        let time_ns = |at: usize| self.arm.time_ns(&self.drive, now_ns, &self.queue[at].request);
         let mut best = (time_ns(0), 0);
         if seen <= tags.compared as usize {
             for at in 1..seen {
@@ -68,7 +68,7 @@ impl Spindle {
 
 impl Server for Spindle {
     fn submit(&mut self, now_ns: u64, request: Request) -> Option<u64> {
-        let done_ns = self.arm.without_head(&self.disk, now_ns, &request);
+        let done_ns = self.arm.without_head(&self.drive, now_ns, &request);
         if done_ns.is_none() {
             self.queue.push(Waiting { request, since_ns: now_ns });
             if self.serving.is_none() {
@@ -90,7 +90,7 @@ impl Server for Spindle {
     }
 
     fn distance(&self, at: u64) -> u64 {
-        self.arm.distance(&self.disk, at)
+        self.arm.distance(&self.drive, at)
     }
 
     fn reset(&mut self) {

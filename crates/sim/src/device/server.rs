@@ -81,35 +81,48 @@ impl Timers {
 pub(crate) struct Below {
     server: Box<dyn Server>,
     known: Timers,
+    /// Earliest of both: it is asked for far more often than it changes.
+    next_ns: u64,
 }
 
 impl Below {
     pub fn new(server: Box<dyn Server>) -> Below {
-        Below { server, known: Timers::default() }
+        Below { server, known: Timers::default(), next_ns: NEVER_NS }
     }
 
     /// As the server answers.
     pub fn submit_known(&mut self, now_ns: u64, request: Request) -> Option<u64> {
-        self.server.submit(now_ns, request)
+        let known = self.server.submit(now_ns, request);
+        self.look();
+        known
     }
 
     pub fn submit(&mut self, now_ns: u64, request: Request) {
         if let Some(done_ns) = self.server.submit(now_ns, request) {
             self.known.push(done_ns, request.tag);
         }
+        self.look();
+    }
+
+    fn look(&mut self) {
+        self.next_ns = self.known.next_ns().min(self.server.next_ns());
     }
 
     pub fn next_ns(&self) -> u64 {
-        self.known.next_ns().min(self.server.next_ns())
+        self.next_ns
     }
 
     pub fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
+        if self.next_ns > now_ns {
+            return;
+        }
         while let Some(tag) = self.known.pop_due(now_ns) {
             done.push(tag);
         }
         if self.server.next_ns() <= now_ns {
             self.server.advance(now_ns, done);
         }
+        self.look();
     }
 
     pub fn distance(&self, at: u64) -> u64 {
@@ -119,5 +132,6 @@ impl Below {
     pub fn reset(&mut self) {
         self.server.reset();
         self.known.clear();
+        self.next_ns = NEVER_NS;
     }
 }
