@@ -171,6 +171,8 @@ impl Node {
     }
 
     async fn open_held(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
+        // First what the home itself knows of a move.
+        settle::settle(self, home).await?;
         departure::refuse_elsewhere(home).await?;
         let when_full = formats::read_when_full(&formats::open_path(&self.env, &home.path)?).await?;
         let (vm, kept) = self.open_kept(home, self.options(when_full)).await?;
@@ -196,7 +198,6 @@ impl Node {
     }
 
     async fn open_kept(&self, home: &Home, options: Options) -> Result<(Rc<dyn Machine>, Kept)> {
-        settle::settle(self, home).await?;
         if let Some(id) = native::mark(&self.env, &home.path).await? {
             let vm = native::open_vm(&home.site, id, options).await?;
             return Ok((vm.clone(), Kept::Native(vm)));

@@ -103,5 +103,14 @@ fn a_move_that_is_cancelled_or_killed_leaves_the_vm_where_it_was() {
     run_script(&uri, &["read -P 2 0 1M".to_owned(), "read -P 1 1M 31M".to_owned()]);
     datastore.json("vm move web --store native");
     run_script(&uri, &["read -P 2 0 1M".to_owned(), "read -P 1 1M 31M".to_owned()]);
+
+    let job = datastore.json("vm move web --store redo --detach")["id"].clone();
+    datastore.json(&format!("job limit {job} 1M"));
+    daemon.kill();
+    let daemon = datastore.start();
+    assert_eq!(datastore.json("vm show web")["store"], "native");
+    run_script(&uri, &["read -P 2 0 1M".to_owned(), "read -P 1 1M 31M".to_owned()]);
+    datastore.json("vm move web --store redo");
+    run_script(&uri, &["read -P 2 0 1M".to_owned(), "read -P 1 1M 31M".to_owned()]);
     daemon.stop();
 }
