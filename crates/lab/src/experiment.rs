@@ -84,6 +84,9 @@ pub struct Esx {
     /// Deltas lie on a device of their own, of this model; None: beside the disks.
     #[serde(default)]
     pub delta_storage: Option<String>,
+    /// Pieces that a commit has under way at a time.
+    #[serde(default = "one")]
+    pub committer_outstanding: u32,
 }
 
 /// Of the deltas.
@@ -169,6 +172,10 @@ pub enum Input {
     WorkingSetBytes,
     /// Of the steps of the phase `snapshot` that run for a time.
     SnapshotSeconds,
+    /// See [`Esx::committer_outstanding`].
+    CommitterOutstanding,
+    /// What a call of the datastore for a file (`calls.call` of its model) takes, microseconds.
+    FileCallUs,
 }
 
 /// A free constant of the storage model, and the baseline cell it is fitted to.
@@ -192,13 +199,21 @@ impl Input {
             Input::AlignBytes => "alignment",
             Input::WorkingSetBytes => "working set",
             Input::SnapshotSeconds => "age of the snapshot",
+            Input::CommitterOutstanding => "committer's outstanding pieces",
+            Input::FileCallUs => "a call for a file",
         }
+    }
+
+    /// Of the load: a baseline is another one with another value.
+    pub fn moves_baseline(self) -> bool {
+        matches!(self, Input::Outstanding | Input::AlignBytes | Input::WorkingSetBytes)
     }
 
     /// Empty for a plain number.
     pub fn unit(self) -> &'static str {
         match self {
-            Input::Outstanding => "",
+            Input::Outstanding | Input::CommitterOutstanding => "",
+            Input::FileCallUs => "us",
             Input::AlignBytes | Input::WorkingSetBytes => "bytes",
             Input::SnapshotSeconds => "s",
         }
@@ -223,7 +238,13 @@ impl Experiment {
             fitted_on: None,
             interval_seconds: 1,
             notes: Vec::new(),
-            esx: Esx { release, format: Format::VmfsSparse, linked_clone: false, delta_storage: None },
+            esx: Esx {
+                release,
+                format: Format::VmfsSparse,
+                linked_clone: false,
+                delta_storage: None,
+                committer_outstanding: 1,
+            },
             scale: None,
             heartbeat: None,
             disks: vec![Disk { name: "disk".into(), size_bytes: disk_bytes, times: 1 }],
@@ -250,11 +271,13 @@ impl Experiment {
                 Input::Outstanding => worker.outstanding = narrow,
                 Input::AlignBytes => worker.align_bytes = narrow,
                 Input::WorkingSetBytes => worker.working_set_bytes = value,
-                Input::SnapshotSeconds => {}
+                Input::SnapshotSeconds | Input::CommitterOutstanding | Input::FileCallUs => {}
             }
         }
-        if input == Input::SnapshotSeconds {
-            scale::set_snapshot_seconds(&mut other.steps, value);
+        match input {
+            Input::SnapshotSeconds => scale::set_snapshot_seconds(&mut other.steps, value),
+            Input::CommitterOutstanding => other.esx.committer_outstanding = narrow,
+            _ => {}
         }
         other
     }

@@ -132,9 +132,11 @@ fn label(stack: Stack) -> &'static str {
 /// One fit for each baseline and set of known values; storage of the same make is given the same constants.
 type Fits = BTreeMap<String, Result<Fitted>>;
 
+/// Of the known values, those of the load alone: no other moves a baseline.
 fn fit_key(experiment: &Experiment, known: &[(Input, u64)]) -> String {
     let baseline = experiment.fitted_on.as_ref().unwrap_or(&experiment.name);
-    format!("{baseline} {known:?}")
+    let moving: Vec<_> = known.iter().filter(|(input, _)| input.moves_baseline()).collect();
+    format!("{baseline} {moving:?}")
 }
 
 fn fit_all(
@@ -172,10 +174,10 @@ fn play(
         fitted::carried_to(experiment, fits.get(&key).ok_or_else(missing)?.as_ref().map_err(Error::clone)?)?;
     let mut known = variant.known.iter().fold(experiment.clone(), |e, (input, value)| e.with(*input, *value));
     known.notes.extend(fitted.notes);
-    let delta_storage = fitted::delta_model(&known, &fitted.model)?;
+    let storage = fitted::with_known(fitted.model, &variant.known)?;
+    let delta_storage = fitted::delta_model(&known, &storage)?;
     let command = format!("unstun lab run {} --subject {} --seed {seed}", known.name, subject(stack));
-    let play =
-        Play { experiment: known, stack, storage: fitted.model, delta_storage, seed, command, path: None };
+    let play = Play { experiment: known, stack, storage, delta_storage, seed, command, path: None };
     let cells = play.experiment.published.len();
     let mut record = play.run(Audience { interrupted: interrupted.clone(), ..Audience::none() });
     record.rows.truncate(cells);

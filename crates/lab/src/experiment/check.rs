@@ -5,7 +5,7 @@ use std::fmt;
 use super::{Experiment, Fit, Input, Published, Unknown};
 use crate::run::{Quantity, Use};
 use crate::runner::{Protocol, Step};
-use crate::workload::Workload;
+use crate::workload::{OUTSTANDING_MAX, Workload};
 
 /// Disks of one VM: four SCSI controllers of 15, VMware's limit of those years, and room for today's 4 x 64.
 const DISKS_MAX: usize = 256;
@@ -43,6 +43,13 @@ pub(super) fn check(experiment: &Experiment) -> Result<(), Found> {
     }
     if experiment.scale.as_ref().is_some_and(|scale| scale.size == 0 || scale.time == 0) {
         return Err(found("", 0, "[scale]: size and time are at least 1"));
+    }
+    if !(1..=OUTSTANDING_MAX).contains(&experiment.esx.committer_outstanding) {
+        return Err(found(
+            "",
+            0,
+            format!("[esx]: committer_outstanding: 1 to {OUTSTANDING_MAX} are possible"),
+        ));
     }
     check_disks(experiment)?;
     let disk_bytes = experiment.disk_bytes();
@@ -117,7 +124,11 @@ fn check_unknown(unknown: &Unknown, experiment: &Experiment) -> Result<(), Strin
         let workload = Workload { workers: other.workers, ..Workload::default() };
         workload.check(&disk_bytes).map_err(|cause| format!("values: {value}: {cause}"))?;
     }
-    let is_loaded = !experiment.workers.is_empty() || unknown.input == Input::SnapshotSeconds;
+    let in_range = |value: &u64| (1..=u64::from(OUTSTANDING_MAX)).contains(value);
+    if unknown.input == Input::CommitterOutstanding && !unknown.values.iter().all(in_range) {
+        return Err(format!("values: 1 to {OUTSTANDING_MAX} are possible"));
+    }
+    let is_loaded = !experiment.workers.is_empty() || !unknown.input.moves_baseline();
     is_loaded.then_some(()).ok_or_else(|| "input: there are no workers".to_string())
 }
 

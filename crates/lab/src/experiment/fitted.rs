@@ -80,6 +80,20 @@ fn with(experiment: Experiment, known: &[(Input, u64)]) -> Experiment {
     known.iter().fold(experiment, |experiment, (input, value)| experiment.with(*input, *value))
 }
 
+/// The model with those of the known values that are its own.
+///
+/// Errors: a model without calls, or a value with which it would not work.
+pub fn with_known(model: StorageModel, known: &[(Input, u64)]) -> Result<StorageModel> {
+    const CALL: &str = "calls.call";
+    let calls = known.iter().filter(|(input, _)| *input == Input::FileCallUs);
+    calls.map(|(_, us)| *us as f64 * 1000.0).try_fold(model, |model, wanted_ns| {
+        let present_ns = model.value(CALL)?;
+        let own = model.constants().iter().find(|c| c.name == CALL).map_or(0.0, |c| c.value);
+        let note = "one of the values that are plausible";
+        model.with(CALL, own * wanted_ns / present_ns, ConstantSource::Declared, note)
+    })
+}
+
 /// By name, or from a user's file.
 pub fn model(name: &str) -> Result<StorageModel> {
     if !name.ends_with(".toml") {

@@ -13,7 +13,7 @@ use crate::runner::{Audience, Plan};
 use crate::storage::StorageModel;
 use crate::subject::Subject;
 use crate::vmware;
-use crate::vmware::rules::{Hypothesis, TableCache};
+use crate::vmware::rules::{Hypothesis, Rules, TableCache};
 use crate::vmware::spec::{FileOperation, Snapshots, Spec};
 
 /// What keeps the disks and their snapshots.
@@ -112,7 +112,7 @@ impl Play {
     fn spec(&self, hypothesis: Hypothesis) -> Spec {
         let esx = &self.experiment.esx;
         let mut spec = Spec::esx(esx.release, self.experiment.scaled_disk_bytes());
-        spec.rules = hypothesis.rules();
+        spec.rules = Rules { pieces_at_once: esx.committer_outstanding, ..hypothesis.rules() };
         // Every model has calls; one that had none would open files at the cost of its directory.
         if let Ok(calls) = FileOperation::of(&self.storage) {
             spec.stun.file_operation = calls;

@@ -1,10 +1,12 @@
-//! Copying a delta into what lies below it: pieces in order of address, one under way at a time.
+//! Copying a delta into what lies below it: pieces in order of address, as many under way as the rules have.
 
 use std::ops::Range;
 
 use blk::{Error, Result};
+use futures_util::future::join_all;
 
 use super::chain::Chain;
+use super::delta::Delta;
 use super::disk::Disk;
 use super::rules::Serial;
 use super::vm::Vm;
@@ -15,14 +17,44 @@ impl Vm {
         let chain = disk.chain();
         let source = &chain.deltas[level];
         let (mut at, mut bytes) = (0, 0);
-        while let Some(piece) = source.next_held(at, self.spec.rules.piece_bytes) {
+        loop {
+            let pieces = self.next_pieces(source, at, disk.size_bytes);
+            let Some(last) = pieces.last() else { break };
             self.check_stopping()?;
-            self.copy_piece(disk, &chain, level, at, piece.clone()).await?;
-            at = piece.end;
-            bytes += piece.end - piece.start;
+            self.copy_pieces(disk, &chain, level, at, &pieces).await?;
+            at = last.end;
+            bytes += pieces.iter().map(|piece| piece.end - piece.start).sum::<u64>();
         }
         self.flush_below(&chain, level).await?;
         Ok(bytes)
+    }
+
+    /// The next pieces from `at` on that begin before `end`, as many as may be under way together; cut off there.
+    fn next_pieces(&self, source: &Delta, mut at: u64, end: u64) -> Vec<Range<u64>> {
+        let mut pieces = Vec::new();
+        while pieces.len() < self.spec.rules.pieces_at_once as usize {
+            let next = source.next_held(at, self.spec.rules.piece_bytes);
+            let Some(piece) = next.filter(|piece| piece.start < end) else { break };
+            at = piece.end;
+            pieces.push(piece.start..piece.end.min(end));
+        }
+        pieces
+    }
+
+    /// Resolves when all of them are copied. `before` as for one.
+    async fn copy_pieces(
+        &self,
+        disk: &Disk,
+        chain: &Chain,
+        level: usize,
+        before: u64,
+        pieces: &[Range<u64>],
+    ) -> Result<()> {
+        let befores = [before].into_iter().chain(pieces.iter().map(|piece| piece.end));
+        let copies = befores
+            .zip(pieces)
+            .map(|(before, piece)| self.copy_piece(disk, chain, level, before, piece.clone()));
+        join_all(copies).await.into_iter().collect()
     }
 
     /// `before` is where the last piece ended: the table is read when the next piece lies under another one.
@@ -56,22 +88,18 @@ impl Vm {
     pub(super) async fn copy_mirroring(&self, disk: &Disk) -> Result<()> {
         let chain = disk.chain();
         let level = chain.deltas.len() - 1;
-        let (source, limit) = (&chain.deltas[level], self.spec.rules.piece_bytes);
+        let source = &chain.deltas[level];
         let mut at = 0;
         disk.mirrored_to.set(Some(at));
         while at < disk.size_bytes {
             self.check_stopping()?;
-            let end = source.next_held(at, limit).map_or(disk.size_bytes, |piece| piece.end);
-            // From the cursor on, so that what was missing before the piece and comes now waits, or is seen below.
+            let pieces = self.next_pieces(source, at, disk.size_bytes);
+            let end = pieces.last().map_or(disk.size_bytes, |piece| piece.end);
+            // From the cursor on, so that what was missing before a piece and comes now waits, or is seen below.
             let own = disk.writes.lock(at..end).await;
-            match source.next_held(at, limit).filter(|piece| piece.start < end) {
-                Some(piece) => {
-                    let piece = piece.start..piece.end.min(end);
-                    self.copy_piece(disk, &chain, level, at, piece.clone()).await?;
-                    at = piece.end;
-                }
-                None => at = end,
-            }
+            let pieces = self.next_pieces(source, at, end);
+            self.copy_pieces(disk, &chain, level, at, &pieces).await?;
+            at = pieces.last().map_or(end, |piece| piece.end);
             disk.mirrored_to.set(Some(at));
             drop(own);
         }

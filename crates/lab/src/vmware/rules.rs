@@ -52,8 +52,10 @@ pub struct Rules {
     pub look_up_on_write: bool,
     pub table_cache: TableCache,
     pub table_writes: TableWrites,
-    /// What the committer moves at once, bytes; one such piece is under way at a time.
+    /// What the committer moves in one I/O, bytes.
     pub piece_bytes: u64,
+    /// Pieces under way at a time, 1 at least.
+    pub pieces_at_once: u32,
 }
 
 /// The published articles say none of this; each name is one guess, and all are printed.
@@ -117,6 +119,7 @@ impl Hypothesis {
             table_cache,
             table_writes: TableWrites::WithEachFirstWrite,
             piece_bytes: PIECE_BYTES,
+            pieces_at_once: 1,
         };
         let none = TableCache::Nothing;
         match self {
@@ -131,7 +134,7 @@ impl Hypothesis {
     }
 }
 
-/// What the committer moves at once. The articles do not say; 64 KiB is what VMware's own copies are seen to use.
+/// What the committer moves in one I/O. The articles do not say; 64 KiB is what VMware tells of its own copies.
 pub const PIECE_BYTES: u64 = 64 << 10;
 
 impl Rules {
@@ -144,6 +147,7 @@ impl Rules {
             table_cache: TableCache::Everything,
             table_writes: TableWrites::AtFlush,
             piece_bytes: PIECE_BYTES,
+            pieces_at_once: 1,
         }
     }
 }

@@ -350,7 +350,14 @@ impl Spec {
                 self.rules.piece_bytes,
                 "bytes",
                 declared,
-                "one under way at a time",
+                "VMware tells of 64 KiB for its own copies",
+            ),
+            constant(
+                "committer's pieces",
+                self.rules.pieces_at_once.into(),
+                "",
+                declared,
+                "under way at a time",
             ),
             constant(
                 "checkpoint",

@@ -57,6 +57,10 @@ fn every_way() -> Vec<Spec> {
         for commit in [eager(), CommitWay::Mirror] {
             all.extend(Hypothesis::ALL.map(|hypothesis| of(format, hypothesis.rules(), commit)));
             all.push(of(format, Rules::redo(), commit));
+            for hypothesis in [Hypothesis::D, Hypothesis::S] {
+                let many = Rules { pieces_at_once: 32, ..hypothesis.rules() };
+                all.push(of(format, many, commit));
+            }
         }
     }
     all.push(Spec { linked_clone: true, ..of(Format::SeSparse, Hypothesis::S.rules(), CommitWay::Mirror) });
