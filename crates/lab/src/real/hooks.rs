@@ -20,18 +20,20 @@ pub struct Hooks {
 }
 
 impl Hooks {
-    fn run(&self, script: &str, name: &str) -> Result<String> {
-        program::run(Command::new("sh").args(["-c", script]).env("UNSTUN_SNAPSHOT", name), self.limit)
+    fn run(&self, script: &str, name: &str, watch: &Watch) -> Result<String> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).env("UNSTUN_SNAPSHOT", name);
+        program::run_while(&mut command, self.limit, || watch.go_on("sh"))
     }
 }
 
 impl Verbs for Hooks {
-    fn take(&mut self, name: &str) -> Result<()> {
-        self.run(&self.take, name).map(drop)
+    fn take(&mut self, name: &str, watch: &Watch) -> Result<()> {
+        self.run(&self.take, name, watch).map(drop)
     }
 
-    fn commit(&mut self, name: &str, _: &Watch) -> Result<CommitEnd> {
-        self.run(&self.commit, name)?;
+    fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd> {
+        self.run(&self.commit, name, watch)?;
         Ok(CommitEnd::Done)
     }
 

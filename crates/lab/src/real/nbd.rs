@@ -10,18 +10,25 @@ use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::time::Duration;
 
-use blk::{Error, ErrorKind, Result};
+use blk::uring::UringReactor;
+use blk::{Env, Error, ErrorKind, Result};
+use handshake::Export;
 
 pub use address::{Address, Server};
 pub use volume::NbdVolume;
 
-use super::core::World;
-
 /// Three round trips take far less on any link that can carry a disk.
 const NEGOTIATION_LIMIT: Duration = Duration::from_secs(10);
 
-/// Connects and negotiates, which blocks; the volume is served by the world's core.
-pub fn connect(world: &World, uri: &str) -> Result<Rc<NbdVolume>> {
+/// A connection that has been negotiated, and that no core serves yet: it may still go to another thread.
+pub struct Dialled {
+    fd: OwnedFd,
+    export: Export,
+    place: String,
+}
+
+/// Connects and negotiates, which blocks.
+pub fn dial(uri: &str) -> Result<Dialled> {
     let address = Address::parse(uri)?;
     let place = address.to_string();
     let failed = |e: std::io::Error| Error::new(ErrorKind::Io, &place, format!("connecting: {e}"));
@@ -42,6 +49,13 @@ pub fn connect(world: &World, uri: &str) -> Result<Rc<NbdVolume>> {
             (stream.into(), export)
         }
     };
-    let socket = world.reactor.adopt_stream(fd, world.env(), &place);
-    Ok(NbdVolume::start(&world.env(), socket, export))
+    Ok(Dialled { fd, export, place })
+}
+
+impl Dialled {
+    /// The volume is served by the core of `env`.
+    pub fn serve(self, reactor: &UringReactor, env: &Env) -> Rc<NbdVolume> {
+        let socket = reactor.adopt_stream(self.fd, env.clone(), &self.place);
+        NbdVolume::start(env, socket, self.export)
+    }
 }

@@ -12,16 +12,23 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 /// Of what a program prints this much is kept, its end.
 const OUTPUT_KEPT_BYTES: usize = 16 << 10;
+/// Between two looks whether anybody still waits.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Standard output of a program that ended with 0 within `limit`, at most its last 16 KiB. Otherwise an error with its
 /// last lines; one that took longer is killed, with everything it started.
 pub fn run(command: &mut Command, limit: Duration) -> Result<String> {
+    run_while(command, limit, || Ok(()))
+}
+
+/// As `run`, and ended with the error of `goes_on` once it has one.
+pub fn run_while(command: &mut Command, limit: Duration, goes_on: impl Fn() -> Result<()>) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|e| not_started(&name, &e))?;
     let stdout = gather(child.stdout.take().expect("piped"));
     let stderr = gather(child.stderr.take().expect("piped"));
-    let in_time = ends_within(&child, limit);
+    let in_time = wait(&child, limit, goes_on);
     if !matches!(in_time, Ok(true)) {
         kill_all(&child);
     }
@@ -36,6 +43,20 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<String> {
         return Err(Error::new(ErrorKind::Io, name, format!("{status}: {words}")));
     }
     Ok(said)
+}
+
+/// Whether the child ends within `limit`, while everything goes on.
+fn wait(child: &Child, limit: Duration, goes_on: impl Fn() -> Result<()>) -> Result<bool> {
+    let mut left = limit;
+    while !left.is_zero() {
+        goes_on()?;
+        let look = LOOK.min(left);
+        if ends_within(child, look)? {
+            return Ok(true);
+        }
+        left -= look;
+    }
+    Ok(false)
 }
 
 pub fn not_started(name: &str, error: &std::io::Error) -> Error {
@@ -100,6 +121,14 @@ mod tests {
         let error = shell("echo begun; sleep 1000 & sleep 1000", 50).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Cancelled);
         assert!(error.cause.contains("begun"), "{error}");
+    }
+
+    #[test]
+    fn one_that_nobody_waits_for_is_ended() {
+        let over = || Err(Error::new(ErrorKind::Cancelled, "it", "the run is over"));
+        let mut command = Command::new("sleep");
+        let error = run_while(command.arg("1000"), Duration::from_secs(60), over).unwrap_err();
+        assert_eq!(error.cause, "the run is over");
     }
 
     #[test]

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use blk::{Error, ErrorKind, Result};
+use blk::{Error, Result};
 use serde_json::json;
 
 use super::program;
 use super::qmp::Qmp;
 use super::server::Server;
-use super::verbs::{Verbs, Watch};
+use super::verbs::{Frozen, Verbs, Watch};
 use crate::subject::CommitEnd;
 
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
@@ -58,6 +58,12 @@ impl Qemu {
         self.folder.join(format!("{name}.qcow2"))
     }
 
+    fn not_the_latest(&self, name: &str) -> Error {
+        let cause =
+            format!("{name} is not the latest snapshot, {} is; QEMU commits and reads that one", self.top);
+        Error::unsupported("qemu", cause)
+    }
+
     /// (moved, whole, whether the rest can be merged in a pause) of the commit; None once it is over.
     fn commit_state(&mut self) -> Result<Option<(u64, u64, bool)>> {
         let jobs = self.qmp.call("query-block-jobs", json!({}))?;
@@ -75,7 +81,7 @@ fn socket(folder: &Path) -> PathBuf {
 }
 
 impl Verbs for Qemu {
-    fn take(&mut self, name: &str) -> Result<()> {
+    fn take(&mut self, name: &str, _: &Watch) -> Result<()> {
         let overlay = self.overlay(name);
         let base = self.folder.join("disk.raw");
         let mut create = Command::new("qemu-img");
@@ -95,12 +101,12 @@ impl Verbs for Qemu {
     fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd> {
         let node = format!("{name}-node");
         if node != self.top {
-            let cause = format!("{name} is not the latest snapshot; QEMU's active commit folds that one");
-            return Err(Error::new(ErrorKind::Unsupported, "qemu", cause));
+            return Err(self.not_the_latest(name));
         }
         self.qmp.call("block-commit", json!({ "job-id": "commit", "device": node }))?;
         let mut completes = false;
         while let Some((done, total, ready)) = self.commit_state()? {
+            watch.go_on("block-commit")?;
             let mut progress = watch.progress.lock().expect("no panic inside");
             (progress.done_bytes, progress.total_bytes) = (done, Some(total));
             drop(progress);
@@ -116,6 +122,14 @@ impl Verbs for Qemu {
         std::fs::remove_file(&overlay)
             .map_err(|e| blk::Errno::from(e).at(overlay.display().to_string(), "removing the overlay"))?;
         Ok(CommitEnd::Done)
+    }
+
+    /// The backing file, which nobody writes until the commit.
+    fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
+        match self.top == format!("{name}-node") {
+            true => Ok(vec![Frozen::File(self.folder.join("disk.raw"))]),
+            false => Err(self.not_the_latest(name)),
+        }
     }
 
     /// Its counters are of the exported node, not of the files under it.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use blk::{Errno, Error, ErrorKind, Result};
 
 use super::program;
-use super::verbs::{Verbs, Watch};
+use super::verbs::{Frozen, Verbs, Watch};
 use crate::subject::CommitEnd;
 
 /// The file system copies its list of extents, which grows with fragmentation.
@@ -46,7 +46,7 @@ fn reflink(original: &Path, copy: &Path) -> Result<()> {
 }
 
 impl Verbs for Reflinks {
-    fn take(&mut self, name: &str) -> Result<()> {
+    fn take(&mut self, name: &str, _: &Watch) -> Result<()> {
         reflink(&self.disk, &self.copy(name))
     }
 
@@ -55,6 +55,10 @@ impl Verbs for Reflinks {
         std::fs::remove_file(&copy)
             .map_err(|e| Errno::from(e).at(copy.display().to_string(), "removing the copy"))?;
         Ok(CommitEnd::Done)
+    }
+
+    fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
+        Ok(vec![Frozen::File(self.copy(name))])
     }
 
     fn look(&mut self, _: &Watch) {}

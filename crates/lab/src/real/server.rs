@@ -1,6 +1,7 @@
 //! A program that serves a disk for the length of a run: started here, ended here by its own id.
 
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,7 +32,8 @@ impl Server {
         let failed = |e: std::io::Error| Errno::from(e).at(log.display().to_string(), "making the log");
         let (out, err) =
             (File::create(&log).map_err(failed)?, File::options().append(true).open(&log).map_err(failed)?);
-        let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn();
+        // Of its own group: a Ctrl-C is the run's, which ends the server when its load has stopped.
+        let child = command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0).spawn();
         let child = child.map_err(|e| not_started(&name, &e))?;
         let server = Server { child, name, log };
         let began = now();

@@ -85,6 +85,14 @@ impl Stack {
         })
     }
 
+    /// Bytes of each disk of somebody's own stack; None of the others, whose disks are made.
+    pub fn disk_bytes(&self) -> Result<Option<Vec<u64>>> {
+        let Stack::Hooks { disks, .. } = self else { return Ok(None) };
+        let world = World::new()?;
+        let size = |target: &String| Ok(open_disk(&world, target)?.info().size_bytes);
+        disks.iter().map(size).collect::<Result<_>>().map(Some)
+    }
+
     /// Starts what serves the disks, and attaches to them. Everything ends with the subject.
     pub fn open(&self, world: &World, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
         let (disks, verbs) = match self {
@@ -97,7 +105,7 @@ impl Stack {
                 (volumes, Box::new(hooks.clone()) as Box<dyn Verbs>)
             }
         };
-        Ok(Outside::new(self.name(), world.env(), disks, verbs))
+        Ok(Outside::new(self.name(), world, disks, verbs))
     }
 
     fn open_unstun(&self, world: &World, site: &Site<'_>) -> Result<Opened> {
@@ -147,18 +155,18 @@ fn make_raw(site: &Site<'_>, stack: &str) -> Result<PathBuf> {
 /// An NBD URI, a file or a block device.
 fn open_disk(world: &World, target: &str) -> Result<Rc<dyn Volume>> {
     if target.starts_with("nbd") && target.contains("://") {
-        return Ok(nbd::connect(world, target)?);
+        return Ok(nbd::dial(target)?.serve(&world.reactor, &world.env()));
     }
     let (env, path) = (world.env(), PathBuf::from(target));
-    Ok(Rc::new(world.run(async move { open_file(&env, &path).await })?))
+    Ok(Rc::new(world.run(async move { open_file(&env, &path, OpenMode::Write).await })?))
 }
 
-async fn open_file(env: &Env, path: &Path) -> Result<Plain> {
+pub(super) async fn open_file(env: &Env, path: &Path, mode: OpenMode) -> Result<Plain> {
     let place = path.display().to_string();
     let whole = std::path::absolute(path).map_err(|e| Error::invalid(&place, e.to_string()))?;
     let named = whole.parent().and_then(Path::to_str).zip(whole.file_name().and_then(|name| name.to_str()));
     let (folder, name) = named.ok_or_else(|| Error::invalid(&place, "not the path of a file"))?;
-    let file = env.open_root(folder)?.open(name, OpenMode::Write).await?;
+    let file = env.open_root(folder)?.open(name, mode).await?;
     let size_bytes = file.size().await?;
     Ok(Plain::new(file, size_bytes))
 }

@@ -7,19 +7,25 @@ use std::time::Duration;
 use blk::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
+use super::nbd;
 use super::rest::Rest;
 use super::server::Server;
-use super::verbs::{DatedStun, Verbs, Watch};
+use super::verbs::{DatedStun, Frozen, Verbs, Watch};
 use crate::run::Counters;
 use crate::subject::CommitEnd;
 
 const VM: &str = "lab";
-/// Between two looks at a commit.
+/// Between two looks at a commit, or at who is connected.
 const LOOK: Duration = Duration::from_millis(20);
+/// For readers that have hung up: ten seconds of looks.
+const READERS_LOOKS: u32 = 500;
 
 pub struct Daemon {
     server: Server,
     rest: Rest,
+    /// Where the doors are.
+    folder: PathBuf,
+    disks: usize,
     /// Events up to this one have been told.
     told: u64,
 }
@@ -37,15 +43,32 @@ impl Daemon {
         let server = Server::start(&mut command, folder, || rest.get("/status").is_ok())?;
         let disks: Vec<_> = disk_bytes.iter().map(|bytes| json!({ "size_bytes": bytes })).collect();
         rest.post("/vms", &json!({ "name": VM, "disks": disks, "store": store }))?;
-        Ok(Daemon { server, rest, told: 0 })
+        let (folder, disks) = (folder.to_owned(), disk_bytes.len());
+        Ok(Daemon { server, rest, folder, disks, told: 0 })
     }
 
     pub fn uri(folder: &Path, disk: usize) -> String {
         format!("nbd+unix:///{VM}/disk{disk}?socket={}", socket(folder).display())
     }
 
+    /// Until nobody reads the snapshot: a connection that was dropped takes a moment to be gone. What stays longer is
+    /// named by the daemon.
+    fn wait_for_readers(&self, name: &str, watch: &Watch) -> Result<()> {
+        for _ in 0..READERS_LOOKS {
+            watch.go_on("commit")?;
+            let vm = self.rest.get(&format!("/vms/{VM}"))?;
+            let mut clients = vm["clients"].as_array().into_iter().flatten();
+            if !clients.any(|client| client["snapshot"] == name) {
+                break;
+            }
+            std::thread::park_timeout(LOOK);
+        }
+        Ok(())
+    }
+
     fn wait_for(&self, job: u64, watch: &Watch) -> Result<CommitEnd> {
         loop {
+            watch.go_on("commit")?;
             let job = self.rest.get(&format!("/jobs/{job}"))?;
             let mut progress = watch.progress.lock().expect("no panic inside");
             progress.done_bytes = job["bytes_done"].as_u64().unwrap_or(0);
@@ -96,16 +119,23 @@ fn counters(vm: &Value) -> Counters {
 }
 
 impl Verbs for Daemon {
-    fn take(&mut self, name: &str) -> Result<()> {
+    fn take(&mut self, name: &str, _: &Watch) -> Result<()> {
         self.rest.post(&format!("/vms/{VM}/snapshots"), &json!({ "name": name })).map(drop)
     }
 
     fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd> {
+        self.wait_for_readers(name, watch)?;
         let job = self.rest.post(&format!("/vms/{VM}/commit"), &json!({ "snapshot": name }))?;
         let number = job["id"].as_u64().unwrap_or(0);
         let ended = self.wait_for(number, watch);
         self.look(watch);
         ended
+    }
+
+    fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
+        let socket = socket(&self.folder);
+        let uri = |disk| format!("nbd+unix:///{VM}/disk{disk}@{name}?socket={}", socket.display());
+        (0..self.disks).map(|disk| Ok(Frozen::Export(nbd::dial(&uri(disk))?))).collect()
     }
 
     fn look(&mut self, watch: &Watch) {

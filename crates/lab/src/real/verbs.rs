@@ -4,15 +4,22 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
+use std::path::PathBuf;
 use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
+use blk::reactor::OpenMode;
+use blk::uring::UringReactor;
 use blk::volume::Volume;
 use blk::{Env, Error, ErrorKind, Local, Result};
 
+use super::core::World;
+use super::nbd::Dialled;
+use super::stack::open_file;
 use crate::run::{Counters, Stun};
 use crate::subject::{CommitEnd, CommitProgress, Subject};
 
@@ -23,6 +30,18 @@ pub struct Watch {
     pub counters: Mutex<Option<Counters>>,
     /// Stuns as the stack counts them, on the machine's calendar.
     pub stuns: Mutex<Vec<DatedStun>>,
+    /// Nobody waits any more: a verb under way ends as soon as it can.
+    pub stopping: AtomicBool,
+}
+
+impl Watch {
+    /// `Cancelled` once nobody waits.
+    pub fn go_on(&self, place: &str) -> Result<()> {
+        match self.stopping.load(Ordering::Relaxed) {
+            true => Err(Error::new(ErrorKind::Cancelled, place, "the run is over")),
+            false => Ok(()),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,11 +52,22 @@ pub struct DatedStun {
     pub cause: String,
 }
 
+/// A disk as a snapshot has it, where a backup finds it.
+pub enum Frozen {
+    Export(Dialled),
+    File(PathBuf),
+}
+
 /// A stack's own means. Each call blocks until the stack has answered or its time is over.
 pub trait Verbs: Send {
-    fn take(&mut self, name: &str) -> Result<()>;
+    fn take(&mut self, name: &str, watch: &Watch) -> Result<()>;
 
     fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd>;
+
+    /// The disks as the snapshot has them. They are left before it is committed.
+    fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
+        Err(Error::unsupported(name, "nobody has said where its snapshots can be read"))
+    }
 
     /// Fills `watch` with what the stack counts; called between verbs, once an interval.
     fn look(&mut self, watch: &Watch);
@@ -54,6 +84,7 @@ type Work = Box<dyn FnOnce(&mut dyn Verbs) + Send>;
 pub struct Outside {
     name: String,
     env: Env,
+    reactor: Rc<UringReactor>,
     disks: RefCell<Vec<Rc<dyn Volume>>>,
     watch: Arc<Watch>,
     work: RefCell<Option<Sender<Work>>>,
@@ -64,7 +95,12 @@ pub struct Outside {
 }
 
 impl Outside {
-    pub fn new(name: &str, env: Env, disks: Vec<Rc<dyn Volume>>, mut verbs: Box<dyn Verbs>) -> Rc<Outside> {
+    pub fn new(
+        name: &str,
+        world: &World,
+        disks: Vec<Rc<dyn Volume>>,
+        mut verbs: Box<dyn Verbs>,
+    ) -> Rc<Outside> {
         let (sender, receiver) = channel::<Work>();
         let thread = std::thread::spawn(move || {
             while let Ok(work) = receiver.recv() {
@@ -75,7 +111,8 @@ impl Outside {
         });
         Rc::new_cyclic(|this| Outside {
             name: name.to_string(),
-            env,
+            env: world.env(),
+            reactor: world.reactor.clone(),
             disks: RefCell::new(disks),
             watch: Arc::default(),
             work: RefCell::new(Some(sender)),
@@ -135,6 +172,7 @@ impl Outside {
 
 impl Drop for Outside {
     fn drop(&mut self) {
+        self.watch.stopping.store(true, Ordering::Relaxed);
         self.work.take();
         if let Some(thread) = self.thread.take() {
             // A panic there has been printed there.
@@ -172,7 +210,7 @@ impl Subject for Outside {
     fn take<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>> {
         let name = name.to_string();
         Box::pin(self.ask(move |verbs, watch| {
-            verbs.take(&name)?;
+            verbs.take(&name, watch)?;
             verbs.look(watch);
             Ok(())
         }))
@@ -183,12 +221,27 @@ impl Subject for Outside {
         Box::pin(self.ask(move |verbs, watch| verbs.commit(&name, watch)))
     }
 
+    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<Vec<Rc<dyn Volume>>>> {
+        Box::pin(async move {
+            let wanted = name.to_string();
+            let mut disks: Vec<Rc<dyn Volume>> = Vec::new();
+            for frozen in self.ask(move |verbs, _| verbs.frozen(&wanted)).await? {
+                disks.push(match frozen {
+                    Frozen::Export(dialled) => dialled.serve(&self.reactor, &self.env),
+                    Frozen::File(path) => Rc::new(open_file(&self.env, &path, OpenMode::Read).await?),
+                });
+            }
+            Ok(disks)
+        })
+    }
+
     fn progress(&self) -> CommitProgress {
         self.watch.progress.lock().expect("no panic inside").clone()
     }
 
     fn close(&self) -> Local<'_, Result<()>> {
         Box::pin(async move {
+            self.watch.stopping.store(true, Ordering::Relaxed);
             self.disks.borrow_mut().clear();
             let closed = self.ask(|verbs, _| verbs.close()).await;
             self.work.take();

@@ -14,8 +14,8 @@ pub struct Copier {
 }
 
 impl Copier {
-    /// Resolves with the bytes read.
-    pub async fn run(self, env: Env, disks: Vec<Rc<dyn Volume>>) -> Result<u64> {
+    /// Resolves with the bytes read, at the end of the disks or soon after `over`.
+    pub async fn run(self, env: Env, disks: Vec<Rc<dyn Volume>>, over: Rc<Cell<bool>>) -> Result<u64> {
         let mut copied = 0;
         for disk in disks {
             let end = self.bytes.unwrap_or(u64::MAX).min(disk.info().size_bytes);
@@ -24,7 +24,8 @@ impl Copier {
             let readers: Vec<_> = (0..self.outstanding.max(1))
                 .map(|_| {
                     let (disk, cursor, failure) = (disk.clone(), cursor.clone(), failure.clone());
-                    env.spawn(async move { self.read_parts(disk, &cursor, end, &failure).await })
+                    let over = over.clone();
+                    env.spawn(async move { self.read_parts(disk, &cursor, end, &failure, &over).await })
                 })
                 .collect();
             for reader in readers {
@@ -44,9 +45,10 @@ impl Copier {
         cursor: &Cell<u64>,
         end: u64,
         failure: &RefCell<Option<blk::Error>>,
+        over: &Cell<bool>,
     ) {
         let mut buf = Buf::alloc(self.block_bytes as usize);
-        while cursor.get() < end && failure.borrow().is_none() {
+        while cursor.get() < end && failure.borrow().is_none() && !over.get() {
             let offset = cursor.get();
             let len = u64::from(self.block_bytes).min(end - offset);
             cursor.set(offset + len);

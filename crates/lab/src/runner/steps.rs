@@ -1,5 +1,7 @@
+use std::cell::Cell;
 use std::future::pending;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 
 use blk::Result as Answer;
 
@@ -205,9 +207,12 @@ impl<'a> Steps<'a> {
         self.watch.begin(step.phase, step.title(), Some(0), self.watch.driver.is_running());
         let began_us = self.watch.now_us();
         let (subject, env, wanted) = (self.watch.subject.clone(), self.watch.env.clone(), name.to_string());
+        let over = Rc::new(Cell::new(false));
+        let told = over.clone();
         let copied =
-            self.watch.env.spawn(async move { copier.run(env, subject.frozen(&wanted).await?).await });
-        match self.watch.wait(pin!(copied.join()), limit_seconds.map(us)).await? {
+            self.watch.env.spawn(async move { copier.run(env, subject.frozen(&wanted).await?, told).await });
+        let mut copied = pin!(copied.join());
+        match self.watch.wait(copied.as_mut(), limit_seconds.map(us)).await? {
             Ended::Done(Ok(bytes)) => {
                 self.mark(format!("{bytes} bytes of {name} copied out"));
                 self.seconds_since(began_us);
@@ -216,6 +221,9 @@ impl<'a> Steps<'a> {
             Ended::Limit => {
                 let seconds = (self.watch.now_us() - began_us) / 1_000_000;
                 self.mark(format!("backup of {name}: not ended after {seconds} s"));
+                over.set(true);
+                // No commit begins under a reader.
+                self.watch.wait(copied, Some(STOP_US)).await?;
             }
         }
         self.watch.finish();
