@@ -10,16 +10,18 @@ mod check;
 pub mod fitted;
 mod parse;
 mod play;
+mod real;
 mod scale;
 
 pub use catalogue::{find, names, shipped};
 pub use cells::Column;
 pub use parse::parse;
 pub use play::{Play, Stack};
+pub use real::{Means, Room, Scaled};
 use serde::{Deserialize, Serialize};
 
 use crate::probe::Heartbeat;
-use crate::run::{Phase, Quantity, Use};
+use crate::run::{Constant, ConstantSource, Phase, Quantity, Use};
 use crate::runner::Step;
 use crate::vmware::spec::Version;
 use crate::workload::Worker;
@@ -260,6 +262,18 @@ impl Experiment {
     pub fn disk_bytes(&self) -> Vec<u64> {
         let each = |disk: &Disk| std::iter::repeat_n(disk.size_bytes, disk.times as usize);
         self.disks.iter().flat_map(each).collect()
+    }
+
+    /// What nobody published, as a single run has it.
+    pub fn declared(&self) -> Vec<Constant> {
+        let constant = |unknown: &Unknown| Constant {
+            name: unknown.input.name().to_string(),
+            value: unknown.values[0] as f64,
+            unit: unknown.input.unit().to_string(),
+            source: ConstantSource::Declared,
+            note: unknown.note.clone(),
+        };
+        self.unknowns.iter().map(constant).collect()
     }
 
     /// The experiment with another value for something that is not known.

@@ -17,7 +17,7 @@ mod unstun;
 mod verbs;
 
 pub use self::core::World;
-pub use self::facts::facts;
+pub use self::facts::{facts, free_bytes};
 pub use self::hooks::Hooks;
 pub use self::measure::run;
 pub use self::stack::{Site, Stack, Store};

@@ -21,8 +21,8 @@ use crate::{api, units};
 
 pub use disk::{DiskSpec, DiskSpecs, ModeArg};
 pub use lab::{
-    CompareArgs, ImportArgs as LabImportArgs, LabCommand, PredictArgs, ReportArgs, ReproduceArgs, RunArgs,
-    SubjectArg, SweepArgs,
+    CompareArgs, HookArgs, ImportArgs as LabImportArgs, LabCommand, PredictArgs, ReportArgs, ReproduceArgs,
+    RunArgs, SubjectArg, SweepArgs,
 };
 pub use snapshot::{
     CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, VmAndName,

@@ -104,7 +104,8 @@ pub fn text(summaries: &[Summary]) -> String {
             let _ = write!(out, " {:>20}", rate(summary, phase));
         }
         let _ = write!(out, " {:>20}", commit(summary));
-        let stun = [Phase::Snapshot, Phase::Commit].map(|phase| summary.find(phase, Quantity::StunUs));
+        let stun = [Phase::PrepareSnapshot, Phase::Snapshot, Phase::Commit]
+            .map(|phase| summary.find(phase, Quantity::StunUs));
         let stun = stun.into_iter().flatten().map(|cell| cell.value.highest).reduce(f64::max);
         let _ = writeln!(out, " {:>20}", stun.map_or("-".into(), |us| format!("{us:.0}")));
         for failure in &summary.failures {

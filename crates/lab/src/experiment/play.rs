@@ -8,7 +8,7 @@ use sim::{ContentMode, Options, SimWorld, Storage};
 
 use super::{Column, Esx, Experiment, Format};
 use crate::modelled::{self, Engine};
-use crate::run::{Clock, Constant, ConstantSource, Record};
+use crate::run::{Clock, Constant, Record};
 use crate::runner::{Audience, Plan};
 use crate::storage::StorageModel;
 use crate::subject::Subject;
@@ -165,14 +165,7 @@ impl Play {
         if let Stack::Esx(hypothesis) = self.stack {
             constants.extend(self.spec(hypothesis).constants());
         }
-        let declared = |unknown: &super::Unknown| Constant {
-            name: unknown.input.name().to_string(),
-            value: unknown.values[0] as f64,
-            unit: unknown.input.unit().to_string(),
-            source: ConstantSource::Declared,
-            note: unknown.note.clone(),
-        };
-        constants.extend(self.experiment.unknowns.iter().map(declared));
+        constants.extend(self.experiment.declared());
         constants
     }
 

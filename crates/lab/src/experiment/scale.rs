@@ -43,7 +43,7 @@ impl Experiment {
 }
 
 /// Whole MiB, so that a smaller disk still has whole tables; what is smaller stays.
-fn scaled_bytes(bytes: u64, divisor: u64) -> u64 {
+pub(super) fn scaled_bytes(bytes: u64, divisor: u64) -> u64 {
     match divisor {
         1 => bytes,
         _ if bytes < 1 << 20 => bytes,
@@ -51,7 +51,7 @@ fn scaled_bytes(bytes: u64, divisor: u64) -> u64 {
     }
 }
 
-fn shorter(step: &Step, divisor: f64) -> Step {
+pub(super) fn shorter(step: &Step, divisor: f64) -> Step {
     let mut step = step.clone();
     for seconds in durations(&mut step.action) {
         *seconds /= divisor;

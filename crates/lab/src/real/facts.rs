@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use blk::{Errno, Result};
+
 use crate::run::Fact;
 
 /// Of this machine, and of the file system under `folder`. What cannot be learned is left out.
@@ -20,6 +22,13 @@ pub fn facts(folder: &Path) -> Vec<Fact> {
     ];
     let fact = |(name, value): (&str, Option<String>)| Some(Fact { name: name.into(), value: value? });
     known.into_iter().filter_map(fact).collect()
+}
+
+/// Bytes that a user of this machine may still write under `folder`, which exists.
+pub fn free_bytes(folder: &Path) -> Result<u64> {
+    let found = rustix::fs::statvfs(folder);
+    let found = found.map_err(|e| Errno::from(e).at(folder.display().to_string(), "asking for its space"))?;
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 fn field(file: &str, name: &str) -> Option<String> {

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 pub enum LabCommand {
     /// The experiments that ship, one line each, with their source
     List,
-    /// Run one experiment on modelled storage, in virtual time
+    /// Run one experiment on modelled storage, in virtual time, or on real storage
     Run(RunArgs),
     /// Run every published experiment on modelled storage: published, predicted, error; every hypothesis a column
     Reproduce(ReproduceArgs),
@@ -30,9 +30,17 @@ pub struct RunArgs {
     /// One of `lab list`, or a file of your own
     #[arg(value_name = "NAME|FILE.toml")]
     pub experiment: String,
-    /// What keeps the disks and their snapshots
-    #[arg(long, value_enum, default_value_t = SubjectArg::Esx)]
-    pub subject: SubjectArg,
+    /// What keeps the disks and their snapshots. Modelled: esx (the default), redo, native, plain; on real storage: native
+    /// (the default), redo (redo:drain), redo:helper, redo:mirror, qemu, reflink, hooks
+    #[arg(long, value_name = "SUBJECT")]
+    pub subject: Option<String>,
+    /// Run in this directory, in real time, no longer than --minutes and no larger than what is free there
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["hypothesis", "storage"])]
+    pub real: Option<PathBuf>,
+    #[command(flatten)]
+    pub minutes: MinutesArg,
+    #[command(flatten)]
+    pub hooks: HookArgs,
     /// What VMware's deltas do one at a time: C, M, F, F', D, K or S; else that of the experiment's ESX version
     #[arg(long, value_name = "NAME")]
     pub hypothesis: Option<String>,
@@ -44,6 +52,37 @@ pub struct RunArgs {
     /// Keep the run here: run.jsonl while it goes, then run.json and report.html
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
+}
+
+/// Of one run on real storage.
+#[derive(Debug, Args)]
+pub struct MinutesArg {
+    /// For the experiment's steps that have a time or a limit; longer ones are shortened alike. Real storage only
+    #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = parse_minutes, requires = "real")]
+    pub minutes: f64,
+}
+
+impl MinutesArg {
+    pub fn seconds(&self) -> f64 {
+        self.minutes * 60.0
+    }
+}
+
+/// Anybody's own stack.
+#[derive(Debug, Args)]
+pub struct HookArgs {
+    /// Of the subject `hooks`, any stack of yours: an NBD URI, a file or a block device to load; it is overwritten
+    #[arg(long, value_name = "URI|PATH", requires = "real")]
+    pub target: Vec<String>,
+    /// Its shell command that takes the snapshot $UNSTUN_SNAPSHOT
+    #[arg(long, value_name = "COMMAND", requires = "real")]
+    pub take: Option<String>,
+    /// Its shell command that commits it, and returns when that has ended
+    #[arg(long, value_name = "COMMAND", requires = "real")]
+    pub commit: Option<String>,
+    /// Longest time for one of these commands
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub hook_limit: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -79,8 +118,14 @@ pub struct CompareArgs {
     /// Measure in this directory, in real time; else on modelled storage, in virtual time
     #[arg(long, value_name = "DIR")]
     pub real: Option<PathBuf>,
-    #[arg(long, value_name = "MODEL|FILE.toml", default_value = "nvme", conflicts_with = "real")]
-    pub storage: String,
+    /// A storage model, by name or file; else `nvme`, or the experiment's
+    #[arg(long, value_name = "MODEL|FILE.toml", conflicts_with = "real")]
+    pub storage: Option<String>,
+    /// The protocol and the load of an experiment, one of `lab list` or a file; else a standard one
+    #[arg(long, value_name = "NAME|FILE.toml", conflicts_with_all = ["seconds", "size", "block", "read", "depth"])]
+    pub experiment: Option<String>,
+    #[command(flatten)]
+    pub minutes: MinutesArg,
     /// Runs of each subject
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
@@ -99,18 +144,8 @@ pub struct CompareArgs {
     /// I/Os outstanding
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub depth: u32,
-    /// Of the subject `hooks`, any stack of yours: an NBD URI, a file or a block device to load
-    #[arg(long, value_name = "URI|PATH")]
-    pub target: Vec<String>,
-    /// Its shell command that takes the snapshot $UNSTUN_SNAPSHOT
-    #[arg(long, value_name = "COMMAND")]
-    pub take: Option<String>,
-    /// Its shell command that commits it, and returns when that has ended
-    #[arg(long, value_name = "COMMAND")]
-    pub commit: Option<String>,
-    /// Longest time for one of these commands
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    pub hook_limit: u32,
+    #[command(flatten)]
+    pub hooks: HookArgs,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Keep all runs here: run.json and report.html
@@ -185,8 +220,12 @@ pub struct PredictArgs {
     /// Of them reads, percent
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub read: u8,
-    #[arg(long, value_name = "MODEL|FILE.toml")]
+    /// A storage model, by name or file; or a folder, which is measured first, in a file that goes afterwards
+    #[arg(long, value_name = "MODEL|FILE.toml|DIR")]
     pub storage: String,
+    /// For measuring a folder
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..=60))]
+    pub seconds: u32,
     /// How long the snapshot is there before its commit
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub keep: u32,
@@ -196,6 +235,15 @@ pub struct PredictArgs {
 
 /// Largest depth of a worker.
 const DEPTH_MAX: u32 = 1024;
+
+/// Of a run on real storage: three seconds, so that a phase has samples, to a week.
+const MINUTES: RangeInclusive<f64> = 0.05..=10_080.0;
+
+fn parse_minutes(text: &str) -> Result<f64, String> {
+    let minutes = text.parse().ok().filter(|minutes| MINUTES.contains(minutes));
+    minutes
+        .ok_or_else(|| format!("{text:?}: expected minutes, from {} to {}", MINUTES.start(), MINUTES.end()))
+}
 
 fn parse_percent(text: &str) -> Result<RangeInclusive<u32>, String> {
     parse_range(text, 0..=100)
@@ -230,5 +278,13 @@ mod tests {
         assert!(parse_depth("0..4").unwrap_err().contains("from 1 to 1024"));
         assert!(parse_depth("4..1").is_err());
         assert!(parse_depth("x").is_err());
+    }
+
+    #[test]
+    fn minutes_may_have_parts() {
+        assert_eq!(parse_minutes("0.1"), Ok(0.1));
+        for text in ["0", "-1", "inf", "NaN", "ten"] {
+            assert!(parse_minutes(text).is_err(), "{text}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 mod compare;
 mod import;
 mod predict;
+mod real;
 mod report;
 mod reproduce;
 mod run;
@@ -16,6 +17,7 @@ use lab::experiment::{self, Experiment, Stack, fitted};
 use lab::modelled::Engine;
 use lab::storage::StorageModel;
 use lab::vmware::rules::Hypothesis;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::{LabCommand, SubjectArg};
 use crate::error::{Error, Result};
@@ -25,8 +27,8 @@ use crate::output::{self, Output};
 pub fn run(command: &LabCommand, output: Output) -> Result<u8> {
     let done = match command {
         LabCommand::Compare(args) => return compare::run(args, output),
+        LabCommand::Run(args) => return run::run(args, output),
         LabCommand::List => list(output),
-        LabCommand::Run(args) => run::run(args, output),
         LabCommand::Reproduce(args) => reproduce::run(args, output),
         LabCommand::Report(args) => report::run(args, output),
         LabCommand::Import(args) => import::run(args, output),
@@ -56,6 +58,18 @@ fn list(output: Output) -> Result<()> {
     })
 }
 
+fn modelled(name: &str) -> Result<SubjectArg> {
+    match name {
+        "esx" => Ok(SubjectArg::Esx),
+        "redo" | "redo:drain" => Ok(SubjectArg::Redo),
+        "native" => Ok(SubjectArg::Native),
+        "plain" => Ok(SubjectArg::Plain),
+        _ => Err(Error::invalid(format!(
+            "{name}: not a modelled subject (esx, redo, native, plain); others are measured with --real DIR"
+        ))),
+    }
+}
+
 /// `own` is the hypothesis where none is asked for.
 fn stack(subject: SubjectArg, hypothesis: Option<&str>, own: Hypothesis) -> Result<Stack> {
     match (subject, hypothesis) {
@@ -72,12 +86,12 @@ fn storage(name: &str) -> Result<StorageModel> {
     Ok(fitted::model(name)?)
 }
 
-/// Set by Ctrl-C; what was sampled until then is kept.
+/// Set by Ctrl-C, and by whoever ends this process or its terminal: servers of a run have to be ended with it. What was sampled until then is kept.
 fn interruption() -> Result<Arc<AtomicBool>> {
     let flag: Arc<AtomicBool> = Arc::default();
     let (seen, runtime) = (flag.clone(), super::runtime()?);
     let wait = move || {
-        if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
+        if runtime.block_on(signalled()).is_ok() {
             seen.store(true, Ordering::Relaxed);
         }
     };
@@ -87,4 +101,13 @@ fn interruption() -> Result<Arc<AtomicBool>> {
         .spawn(wait)
         .map_err(|e| Error::failed(format!("thread that waits for Ctrl-C: {e}")))?;
     Ok(flag)
+}
+
+async fn signalled() -> std::io::Result<()> {
+    let (mut ends, mut hangs_up) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = ends.recv() => Ok(()),
+        _ = hangs_up.recv() => Ok(()),
+    }
 }

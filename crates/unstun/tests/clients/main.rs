@@ -12,6 +12,7 @@ mod datastores;
 mod devices;
 mod difference;
 mod disks;
+mod experiments;
 mod guest;
 mod guides;
 mod holds;

@@ -1,39 +1,38 @@
 //! `lab compare`: on real storage in turns, each subject in a folder of its own that goes when its run has ended; or on
 //! modelled storage.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use indicatif::ProgressBar;
 use lab::compare::{self, Summary, Work};
-use lab::experiment::{Experiment, Play};
-use lab::real::{Hooks, Site, Stack};
+use lab::experiment::{self, Experiment, Play, Scaled};
 use lab::run::{Clock, End, Record};
 use lab::runner::{Audience, Plan};
 use lab::vmware::spec::Version;
-use lab::workload::Worker;
 
-use super::run::{bar, describe, now_unix_us};
+use super::real::{self, HOOKS, Scratch};
+use super::run::{bar, describe, now_unix_us, set_up};
 use super::save;
-use crate::cli::{CompareArgs, SubjectArg};
+use crate::cli::CompareArgs;
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Output;
 
-/// The name under which somebody's own stack is compared.
-const HOOKS: &str = "hooks";
+/// What the standard work is modelled on.
+const STORAGE: &str = "nvme";
 
 /// Answers the exit code.
 pub fn run(args: &CompareArgs, output: Output) -> Result<u8> {
-    let lab = Lab { args, work: work(args), interrupted: super::interruption()?, bar: bar()? };
-    lab.check()?;
-    let names = lab.names();
+    let lab = Lab::new(args)?;
+    if let Ground::Real(_, scaled) = &lab.ground {
+        scaled.notes.iter().for_each(|note| output.note(note));
+    }
     let goes_on = || !lab.interrupted.load(Ordering::Relaxed);
     let mut refused = None;
     let records = compare::alternate(
-        &names,
+        &lab.names,
         args.rounds,
         |name, round| {
             lab.bar.println(format!("round {} of {}: {name}", round + 1, args.rounds));
@@ -84,54 +83,42 @@ fn work(args: &CompareArgs) -> Work {
     }
 }
 
+/// What every subject does, and where: the same for all of them.
+enum Ground<'a> {
+    Real(&'a Path, Scaled),
+    Modelled(Box<Play>),
+}
+
 struct Lab<'a> {
     args: &'a CompareArgs,
-    work: Work,
+    names: Vec<String>,
+    experiment: Option<Experiment>,
+    ground: Ground<'a>,
     interrupted: Arc<AtomicBool>,
     bar: ProgressBar,
 }
 
-impl Lab<'_> {
+impl<'a> Lab<'a> {
     /// What would fail in the first round is told before anything is made.
-    fn check(&self) -> Result<()> {
-        self.work.workload().check(&[self.work.disk_bytes]).map_err(Error::invalid)?;
-        for name in self.args.subjects.iter().filter(|name| *name != HOOKS) {
-            match self.args.real {
-                Some(_) => drop(Stack::by_name(name)?),
-                None => drop(modelled(name)?),
-            }
-        }
-        let has_hooks = self.args.subjects.iter().any(|name| name == HOOKS);
-        if has_hooks && self.hooks().is_none() {
-            return Err(Error::invalid("hooks: needs --target, --take and --commit, and --real DIR"));
-        }
-        if self.args.subjects.is_empty() && self.hooks().is_none() {
-            return Err(Error::invalid("no subject: name some, or give --target, --take and --commit"));
-        }
-        Ok(())
-    }
-
-    fn names(&self) -> Vec<String> {
-        let mut names = self.args.subjects.clone();
-        if self.hooks().is_some() && !names.iter().any(|name| name == HOOKS) {
-            names.push(HOOKS.into());
-        }
-        names
-    }
-
-    fn hooks(&self) -> Option<Stack> {
-        let (take, commit) = (self.args.take.clone()?, self.args.commit.clone()?);
-        if self.args.target.is_empty() || self.args.real.is_none() {
-            return None;
-        }
-        let limit = Duration::from_secs(u64::from(self.args.hook_limit));
-        Some(Stack::Hooks { disks: self.args.target.clone(), hooks: Hooks { take, commit, limit } })
+    fn new(args: &'a CompareArgs) -> Result<Lab<'a>> {
+        let names = names(args)?;
+        let experiment = args.experiment.as_deref().map(experiment::find).transpose()?;
+        let ground = match (&args.real, &experiment) {
+            (Some(dir), Some(experiment)) => Ground::Real(dir, scale_all(args, &names, experiment, dir)?),
+            (Some(dir), None) => Ground::Real(dir, standard(args)?),
+            (None, experiment) => Ground::Modelled(Box::new(modelled(args, experiment.clone())?)),
+        };
+        Ok(Lab { args, names, experiment, ground, interrupted: super::interruption()?, bar: bar()? })
     }
 
     fn one(&self, name: &str, round: u32) -> Result<Record> {
-        let record = match &self.args.real {
-            Some(dir) => self.real(name, dir, round)?,
-            None => self.modelled(name)?,
+        let record = match &self.ground {
+            Ground::Real(dir, scaled) => self.real(name, dir, scaled, round)?,
+            Ground::Modelled(play) => {
+                let own = play.experiment.esx.hypothesis();
+                let stack = super::stack(super::modelled(name)?, None, own)?;
+                Play { stack, ..(**play).clone() }.run(self.audience(name))
+            }
         };
         Ok(Record { subject: name.to_string(), ..record })
     }
@@ -145,86 +132,85 @@ impl Lab<'_> {
     }
 
     fn head(&self, name: &str) -> Record {
-        let (storage, clock) = match &self.args.real {
-            Some(dir) => (dir.display().to_string(), Clock::Real),
-            None => (self.args.storage.clone(), Clock::Virtual),
+        let (storage, clock) = match &self.ground {
+            Ground::Modelled(play) => (play.storage.name.clone(), Clock::Virtual),
+            Ground::Real(dir, _) => (dir.display().to_string(), Clock::Real),
         };
-        let mut head = Record::head("compare", name, &storage, clock, self.args.seed);
+        let experiment = self.experiment.as_ref().map_or("compare", |experiment| &experiment.name);
+        let mut head = Record::head(experiment, name, &storage, clock, self.args.seed);
         head.title = "The same work, in turns".into();
-        head.command = std::env::args().collect::<Vec<_>>().join(" ");
+        if let Some(experiment) = &self.experiment {
+            (head.title, head.source) = (experiment.title.clone(), experiment.source.clone());
+            head.constants = experiment.declared();
+        }
+        head.command = command();
         head.began_unix_us = now_unix_us();
         head
     }
 
-    fn real(&self, name: &str, dir: &Path, round: u32) -> Result<Record> {
-        let stack = match (name, self.hooks()) {
-            (HOOKS, Some(hooks)) => hooks,
-            _ => Stack::by_name(name)?,
-        };
-        let program =
-            std::env::current_exe().map_err(|e| Error::failed(format!("finding this program: {e}")))?;
-        let folder = Scratch::make(dir, name, round)?;
-        let site = Site { folder: &folder.0, program: &program, disk_bytes: &[self.work.disk_bytes] };
-        let plan = Plan {
-            head: self.head(name),
-            workload: self.work.workload(),
-            protocol: self.work.protocol(),
-            path: None,
-        };
-        Ok(lab::real::run(&stack, &site, plan, self.audience(name)))
-    }
-
-    fn modelled(&self, name: &str) -> Result<Record> {
-        let storage = super::storage(&self.args.storage)?;
-        let workers: Vec<Worker> = self.work.workload().workers;
-        let steps = self.work.protocol().steps;
-        let version = Version::Esx70;
-        let experiment =
-            Experiment::bare("compare", &storage.name, version, self.work.disk_bytes, workers, steps);
-        let play = Play {
-            stack: super::stack(modelled(name)?, None, version.hypothesis())?,
-            experiment,
-            storage,
-            delta_storage: None,
-            seed: self.args.seed,
-            command: self.head(name).command,
-            path: None,
-        };
-        Ok(play.run(self.audience(name)))
+    fn real(&self, name: &str, dir: &Path, scaled: &Scaled, round: u32) -> Result<Record> {
+        let stack = real::stack(name, &self.args.hooks)?;
+        let folder = Scratch::make(dir, &format!("unstun-compare-{name}-{round}"))?;
+        let Scaled { disk_bytes, workload, protocol, notes } = scaled.clone();
+        let head = Record { notes, ..self.head(name) };
+        let plan = Plan { head, workload, protocol, path: None };
+        real::run(&stack, &folder, &disk_bytes, plan, self.audience(name))
     }
 }
 
-fn modelled(name: &str) -> Result<SubjectArg> {
-    match name {
-        "esx" => Ok(SubjectArg::Esx),
-        "redo" | "redo:drain" => Ok(SubjectArg::Redo),
-        "native" => Ok(SubjectArg::Native),
-        "plain" => Ok(SubjectArg::Plain),
-        _ => Err(Error::invalid(format!(
-            "{name}: not a modelled subject (esx, redo, native, plain); others are measured with --real DIR"
-        ))),
-    }
+fn command() -> String {
+    std::env::args().collect::<Vec<_>>().join(" ")
 }
 
-/// A folder of one run; it goes with everything in it.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn make(dir: &Path, name: &str, round: u32) -> Result<Scratch> {
-        // Other programs read names relative to places of their own.
-        let dir = std::path::absolute(dir).map_err(|e| Error::invalid(format!("{}: {e}", dir.display())))?;
-        let folder = dir.join(format!("unstun-compare-{}-{round}", name.replace(':', "-")));
-        save::folder(&dir)?;
-        std::fs::create_dir(&folder).map_err(|e| {
-            Error::failed(format!("{}: {e}; each run makes this folder, and removes it", folder.display()))
-        })?;
-        Ok(Scratch(folder))
+/// Of all subjects, each one that there is.
+fn names(args: &CompareArgs) -> Result<Vec<String>> {
+    let mut names = args.subjects.clone();
+    if real::hooks(&args.hooks).is_some() && !names.iter().any(|name| name == HOOKS) {
+        names.push(HOOKS.into());
     }
+    for name in &names {
+        match args.real {
+            Some(_) => drop(real::stack(name, &args.hooks)?),
+            None => drop(super::modelled(name)?),
+        }
+    }
+    if names.is_empty() {
+        return Err(Error::invalid("no subject: name some, or give --target, --take and --commit"));
+    }
+    Ok(names)
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What cannot be removed is found by the next run, which names it.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn standard(args: &CompareArgs) -> Result<Scaled> {
+    let work = work(args);
+    let (workload, disk_bytes) = (work.workload(), vec![work.disk_bytes]);
+    workload.check(&disk_bytes).map_err(Error::invalid)?;
+    Ok(Scaled { disk_bytes, workload, protocol: work.protocol(), notes: Vec::new() })
+}
+
+/// The experiment in the size that fits the smallest subject.
+fn scale_all(args: &CompareArgs, names: &[String], experiment: &Experiment, dir: &Path) -> Result<Scaled> {
+    let scale = |name: &String| {
+        let stack = real::stack(name, &args.hooks)?;
+        real::scale(experiment, &stack, dir, args.minutes.seconds())
+    };
+    let scaled: Vec<Scaled> = names.iter().map(scale).collect::<Result<_>>()?;
+    let smallest = scaled.into_iter().min_by_key(|scaled| scaled.disk_bytes.iter().sum::<u64>());
+    smallest.ok_or_else(|| Error::invalid("no subject"))
+}
+
+/// The experiment on its own storage, or the standard work; on other storage where that is asked for.
+fn modelled(args: &CompareArgs, experiment: Option<Experiment>) -> Result<Play> {
+    let storage = args.storage.as_deref();
+    let (experiment, storage) = match experiment {
+        Some(experiment) => (experiment, storage),
+        None => {
+            let work = work(args);
+            work.workload().check(&[work.disk_bytes]).map_err(Error::invalid)?;
+            let (storage, workers) = (storage.unwrap_or(STORAGE), work.workload().workers);
+            let steps = work.protocol().steps;
+            let bare = Experiment::bare("compare", storage, Version::Esx70, work.disk_bytes, workers, steps);
+            (bare, Some(storage))
+        }
+    };
+    Ok(Play { command: command(), ..set_up(experiment, storage, args.seed)? })
 }

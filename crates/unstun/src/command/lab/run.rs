@@ -1,82 +1,121 @@
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lab::experiment::{self, Experiment, Play, fitted};
+use lab::experiment::{self, Experiment, Play, Scaled, fitted};
 use lab::report::text;
-use lab::run::{End, Record};
-use lab::runner::{Audience, Progress};
+use lab::run::{Clock, End, Record};
+use lab::runner::{Audience, Plan, Progress};
 
+use super::real::{self, HOOKS, Scratch};
 use super::save;
-use crate::cli::{RunArgs, SubjectArg};
-use crate::error::{Error, Result};
+use crate::cli::{HookArgs, RunArgs, SubjectArg};
+use crate::error::{Error, ErrorKind, Result};
 use crate::output::Output;
 use crate::units::format_seconds;
 
-pub fn run(args: &RunArgs, output: Output) -> Result<()> {
+/// Answers the exit code: a run that failed is a result, and has failed.
+pub fn run(args: &RunArgs, output: Output) -> Result<u8> {
     let experiment = experiment::find(&args.experiment)?;
-    let stack = super::stack(args.subject, args.hypothesis.as_deref(), experiment.esx.hypothesis())?;
-    if let Some(dir) = &args.output {
-        save::folder(dir)?;
-    }
-    let mut play = Play {
-        command: command(args),
-        path: args.output.as_ref().map(|dir| dir.join(save::LINES)),
-        seed: args.seed,
-        ..set_up(experiment, args)?
-    };
-    play.stack = stack;
     let bar = bar()?;
     let shown = bar.clone();
     let audience = Audience {
         progress: Rc::new(move |progress| shown.set_message(describe(progress))),
         interrupted: super::interruption()?,
     };
-    let mut record = play.run(audience);
+    let record = match &args.real {
+        Some(dir) => on_real(&experiment, args, dir, audience, output)?,
+        None => modelled(experiment, args, audience)?,
+    };
     bar.finish_and_clear();
-    record.began_unix_us = now_unix_us();
     finish(&record, args, output)
 }
 
-/// Storage as asked for, or the experiment's own, fitted.
-fn set_up(mut experiment: Experiment, args: &RunArgs) -> Result<Play> {
-    let storage = match &args.storage {
+fn modelled(experiment: Experiment, args: &RunArgs, audience: Audience) -> Result<Record> {
+    let subject = super::modelled(args.subject.as_deref().unwrap_or("esx"))?;
+    let stack = super::stack(subject, args.hypothesis.as_deref(), experiment.esx.hypothesis())?;
+    let set_up = set_up(experiment, args.storage.as_deref(), args.seed)?;
+    let record = Play { stack, command: command(args), path: lines(args)?, ..set_up }.run(audience);
+    Ok(Record { began_unix_us: now_unix_us(), ..record })
+}
+
+/// What is scaled is told before the run, and stays with it.
+fn on_real(
+    experiment: &Experiment,
+    args: &RunArgs,
+    dir: &Path,
+    audience: Audience,
+    output: Output,
+) -> Result<Record> {
+    let own = if args.hooks.target.is_empty() { "native" } else { HOOKS };
+    let name = args.subject.as_deref().unwrap_or(own);
+    let stack = real::stack(name, &args.hooks)?;
+    let scaled = real::scale(experiment, &stack, dir, args.minutes.seconds())?;
+    scaled.notes.iter().for_each(|note| output.note(note));
+    let mut head = Record::head(&experiment.name, name, &dir.display().to_string(), Clock::Real, args.seed);
+    head.title = experiment.title.clone();
+    head.source = experiment.source.clone();
+    head.command = command(args);
+    head.constants = experiment.declared();
+    head.notes = scaled.notes;
+    let folder = Scratch::make(dir, &format!("unstun-run-{name}"))?;
+    let Scaled { disk_bytes, workload, protocol, .. } = scaled;
+    let plan = Plan { head, workload, protocol, path: lines(args)? };
+    let record = real::run(&stack, &folder, &disk_bytes, plan, audience)?;
+    Ok(Record { subject: name.to_string(), ..record })
+}
+
+/// Where the run is kept while it goes.
+fn lines(args: &RunArgs) -> Result<Option<PathBuf>> {
+    let Some(dir) = &args.output else { return Ok(None) };
+    save::folder(dir)?;
+    Ok(Some(dir.join(save::LINES)))
+}
+
+/// Storage as asked for, or the experiment's own, fitted. The stack is a flat file.
+pub(super) fn set_up(mut experiment: Experiment, storage: Option<&str>, seed: u64) -> Result<Play> {
+    let storage = match storage {
         Some(name) => fitted::scaled(&experiment, super::storage(name)?)?,
         None => {
-            let fitted = fitted::fitted(&experiment, &[], args.seed)?;
+            let fitted = fitted::fitted(&experiment, &[], seed)?;
             experiment.notes.extend(fitted.notes);
             fitted.model
         }
     };
     let delta_storage = fitted::delta_model(&experiment, &storage)?;
     let stack = super::stack(SubjectArg::Plain, None, experiment.esx.hypothesis())?;
-    Ok(Play {
-        experiment,
-        stack,
-        storage,
-        delta_storage,
-        seed: args.seed,
-        command: String::new(),
-        path: None,
-    })
+    Ok(Play { experiment, stack, storage, delta_storage, seed, command: String::new(), path: None })
 }
 
 fn command(args: &RunArgs) -> String {
-    let mut command = format!("unstun lab run {} --seed {}", args.experiment, args.seed);
-    let subject = match args.subject {
-        SubjectArg::Esx => "esx",
-        SubjectArg::Redo => "redo",
-        SubjectArg::Native => "native",
-        SubjectArg::Plain => "plain",
+    let mut words = vec!["unstun lab run".to_string(), quoted(&args.experiment)];
+    words.push(format!("--seed {}", args.seed));
+    let mut option = |name: &str, value: Option<&str>| {
+        words.extend(value.map(|value| format!("--{name} {}", quoted(value))));
     };
-    command += &format!(" --subject {subject}");
-    if let Some(hypothesis) = &args.hypothesis {
-        command += &format!(" --hypothesis \"{hypothesis}\"");
+    option("subject", args.subject.as_deref());
+    option("hypothesis", args.hypothesis.as_deref());
+    option("storage", args.storage.as_deref());
+    if let Some(dir) = &args.real {
+        option("real", dir.to_str());
+        option("minutes", Some(&args.minutes.minutes.to_string()));
     }
-    if let Some(storage) = &args.storage {
-        command += &format!(" --storage {storage}");
+    let HookArgs { target, take, commit, hook_limit } = &args.hooks;
+    target.iter().for_each(|target| option("target", Some(target)));
+    option("take", take.as_deref());
+    option("commit", commit.as_deref());
+    option("hook-limit", take.as_ref().map(|_| hook_limit.to_string()).as_deref());
+    words.join(" ")
+}
+
+/// As a shell reads it back.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:+,=@%".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
     }
-    command
 }
 
 pub(super) fn now_unix_us() -> i64 {
@@ -84,7 +123,7 @@ pub(super) fn now_unix_us() -> i64 {
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
-fn finish(record: &Record, args: &RunArgs, output: Output) -> Result<()> {
+fn finish(record: &Record, args: &RunArgs, output: Output) -> Result<u8> {
     if let Some(dir) = &args.output {
         save::record(dir, record)?;
         output.note(&format!("kept in {}", dir.display()));
@@ -92,13 +131,13 @@ fn finish(record: &Record, args: &RunArgs, output: Output) -> Result<()> {
     output.result(record, |record| {
         format!("{}\n{}", text::summary(record), text::rows(std::slice::from_ref(record)))
     })?;
-    match &record.end {
-        End::Complete => Ok(()),
-        End::Interrupted => {
-            Err(Error::new(crate::error::ErrorKind::Cancelled, "interrupted; what was sampled is shown"))
-        }
-        End::Failed(why) => Err(Error::failed(why.clone())),
-    }
+    let (why, kind) = match &record.end {
+        End::Complete => return Ok(0),
+        End::Interrupted => ("interrupted; what was sampled is shown", ErrorKind::Cancelled),
+        End::Failed(why) => (why.as_str(), ErrorKind::Failed),
+    };
+    output.note(&format!("unstun: {why}"));
+    Ok(kind.exit_code())
 }
 
 pub(super) fn bar() -> Result<ProgressBar> {
@@ -123,6 +162,13 @@ pub(super) fn describe(progress: &Progress) -> String {
 mod tests {
     use super::*;
     use lab::run::Phase;
+
+    #[test]
+    fn what_repeats_a_run_is_read_back_by_a_shell() {
+        assert_eq!(quoted("nbd+unix:///disk?socket=s"), "'nbd+unix:///disk?socket=s'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!((quoted("zandboer-paced").as_str(), quoted("").as_str()), ("zandboer-paced", "''"));
+    }
 
     #[test]
     fn a_line_has_phase_time_left_and_rates() {

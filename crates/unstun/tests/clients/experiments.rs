@@ -1,0 +1,164 @@
+//! `lab run --real`: an experiment's own protocol on real stacks, in little time; what goes wrong is a result.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+
+use crate::daemon::Datastore;
+
+/// Six seconds for its runs and limits; two fills, and what is worked on shrinks with them.
+const SHORT: [&str; 4] = ["zandboer-ssd-mirror", "--minutes", "0.1", "--json"];
+
+fn lab_run(datastore: &Datastore) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_unstun"));
+    command.args(["lab", "run", "--real"]).arg(datastore.beside("measured"));
+    command
+}
+
+fn record(output: &Output) -> Value {
+    let said = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {said}"))
+}
+
+fn figure(record: &Value, phase: &str, quantity: &str) -> f64 {
+    let rows = record["rows"].as_array().unwrap();
+    let row = rows.iter().rev().find(|row| row["phase"] == phase && row["quantity"] == quantity);
+    row.unwrap_or_else(|| panic!("no {quantity} of {phase} in {rows:?}"))["predicted"].as_f64().unwrap()
+}
+
+fn assert_nothing_is_left(datastore: &Datastore) {
+    let left = std::fs::read_dir(datastore.beside("measured")).unwrap().count();
+    assert_eq!(left, 0, "the run's folder is gone");
+}
+
+#[test]
+fn a_protocol_is_carried_out_on_real_stacks() {
+    let datastore = Datastore::new();
+    for subject in ["native", "qemu"] {
+        let kept = datastore.beside(subject);
+        let output = lab_run(&datastore).args(SHORT).args(["--subject", subject, "-o"]).arg(&kept).output();
+        let output = output.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("Scaled"), "{said}");
+        let record = record(&output);
+        assert_eq!((&record["subject"], &record["clock"]), (&subject.into(), &"real".into()));
+        assert!(record["notes"].to_string().contains("each duration and limit divided"), "{said}");
+        for phase in ["baseline", "snapshot", "after"] {
+            assert!(figure(&record, phase, "iops") > 0.0, "{subject}, {phase}: {record}");
+        }
+        // It may or may not end under load; either is told.
+        figure(&record, "commit", "converged");
+        assert!(kept.join("run.jsonl").exists() && kept.join("report.html").exists());
+    }
+    assert_nothing_is_left(&datastore);
+}
+
+/// A file of somebody's stack, whose commands these are; exit code, and how the record says that it ended.
+fn by_hooks(datastore: &Datastore, take: &str, commit: &str) -> (Option<i32>, String) {
+    let disk = datastore.beside("theirs.img");
+    std::fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
+    let output = lab_run(datastore)
+        .args(SHORT)
+        .arg("--target")
+        .arg(&disk)
+        .args(["--take", take, "--commit", commit, "--hook-limit", "1"])
+        .output()
+        .unwrap();
+    let record = record(&output);
+    assert_eq!(record["subject"], "hooks");
+    (output.status.code(), record["end"]["failed"].to_string())
+}
+
+#[test]
+fn a_stack_that_fails_or_hangs_is_told_with_what_it_said() {
+    let datastore = Datastore::new();
+    let (code, end) = by_hooks(&datastore, "echo no such array >&2; exit 7", "true");
+    assert!(code == Some(1) && end.contains("no such array"), "{end}");
+    let (code, end) = by_hooks(&datastore, "true", "echo begun; sleep 1000");
+    assert!(code == Some(1) && end.contains("time limit") && end.contains("begun"), "{end}");
+    assert_nothing_is_left(&datastore);
+}
+
+/// Waits until the run has been sampled, or has ended.
+fn wait_for_sample(lines: &Path, child: &mut std::process::Child) {
+    let is_sampled = || std::fs::read_to_string(lines).is_ok_and(|text| text.contains("\"sample\""));
+    while !is_sampled() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before a sample");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_interruption_keeps_what_was_sampled() {
+    let datastore = Datastore::new();
+    let kept = datastore.beside("kept");
+    let mut command = lab_run(&datastore);
+    command.args(["zandboer-saturated", "--minutes", "1", "--json", "-o"]).arg(&kept).process_group(0);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_sample(&kept.join("run.jsonl"), &mut child);
+    // As a terminal does it: everybody of the group hears of it, and the run's own servers must not.
+    kill_process_group(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let record = record(&output);
+    assert_eq!(record["end"], "interrupted", "{record}");
+    assert!(!record["samples"].as_array().unwrap().is_empty());
+    assert_nothing_is_left(&datastore);
+}
+
+/// Anybody's own; nothing of it is scaled in half a minute.
+const BACKUP: &str = r#"
+title = "A backup"
+source = "a test"
+storage = "nvme"
+esx = { release = "6.0", format = "vmfssparse" }
+disk = [{ name = "disk", size_bytes = 16_777_216 }]
+worker = [{ name = "guest", block_bytes = 4096, read_percent = 50, random_percent = 100, align_bytes = 4096, outstanding = 4 }]
+step = [
+  { do = "prepare", phase = "prepare" },
+  { do = "run", phase = "baseline", seconds = 0.5 },
+  { do = "take", phase = "snapshot", name = "nightly" },
+  { do = "backup", phase = "snapshot", name = "nightly" },
+  { do = "commit", phase = "commit", name = "nightly" },
+  { do = "drain", phase = "drain" },
+]
+"#;
+
+#[test]
+fn a_backup_reads_the_frozen_disk_of_each_stack() {
+    let datastore = Datastore::new();
+    let experiment = datastore.beside("backup.toml");
+    std::fs::write(&experiment, BACKUP).unwrap();
+    for subject in ["native", "redo", "redo:mirror", "qemu"] {
+        let mut command = lab_run(&datastore);
+        command.arg(&experiment).args(["--minutes", "0.5", "--json", "--subject", subject]);
+        let record = record(&command.output().unwrap());
+        assert_eq!(record["end"], "complete", "{subject}");
+        let marks = record["marks"].to_string();
+        assert!(marks.contains("16777216 bytes of nightly copied out"), "{subject}: {marks}");
+        assert!(marks.contains("commit ended"), "{subject}: {marks}");
+    }
+    assert_nothing_is_left(&datastore);
+}
+
+#[test]
+fn a_comparison_may_have_an_experiments_protocol() {
+    let datastore = Datastore::new();
+    let output = Command::new(env!("CARGO_BIN_EXE_unstun"))
+        .args(["lab", "compare", "native", "qemu", "--rounds", "1", "--experiment", "zandboer-ssd-mirror"])
+        .args(["--minutes", "0.1", "--json", "--real"])
+        .arg(datastore.beside("measured"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let summaries = record(&output);
+    for summary in summaries.as_array().unwrap() {
+        let is_of_the_experiment =
+            |cell: &Value| cell["phase"] == "prepare-snapshot" && cell["quantity"] == "seconds";
+        assert!(summary["cells"].as_array().unwrap().iter().any(is_of_the_experiment), "{summary}");
+    }
+    assert_nothing_is_left(&datastore);
+}
