@@ -5,9 +5,10 @@ use serde::Serialize;
 use crate::experiment::{Experiment, Play, Stack};
 use crate::modelled::Engine;
 use crate::report::figures;
-use crate::run::{End, Phase, Quantity, Record};
+use crate::run::{End, Phase, Quantity, Record, Row};
 use crate::runner::{Action, Audience, Step};
 use crate::storage::StorageModel;
+use crate::storage::measured::Figure;
 use crate::vmware::rules::Hypothesis;
 use crate::vmware::spec::Version;
 use crate::workload::{Pacing, Worker};
@@ -59,6 +60,10 @@ const FILL_OUTSTANDING: u32 = 8;
 /// What a guest's driver keeps under way at most.
 const OUTSTANDING: u32 = 32;
 const BASELINE_S: f64 = 20.0;
+/// So many requests scatter by 2 percent.
+const RATE_REQUESTS: f64 = 2000.0;
+/// Small, because the rate of a model made of figures does not depend on it.
+const RATE_DISK_BYTES: u64 = 64 << 20;
 /// An hour: who waits longer calls it not converging.
 const LIMIT_S: f64 = 3600.0;
 
@@ -86,6 +91,39 @@ fn experiment(question: Question, storage: &str, version: Version) -> Experiment
         ),
     ];
     Experiment::bare("predict", storage, version, DISK_BYTES, vec![worker], steps)
+}
+
+/// What a model gives of the load of a measured figure: the rate of a flat file, for a short time.
+pub fn rate(figure: &Figure, storage: &StorageModel, seed: u64) -> Option<f64> {
+    let ask = figure.ask;
+    let worker = Worker {
+        outstanding: ask.outstanding,
+        align_bytes: ask.block_bytes,
+        ..Worker::random("load", ask.block_bytes, ask.read_percent)
+    };
+    let step = |phase, action| Step { phase, label: String::new(), action };
+    let fill = Action::Prepare { block_bytes: FILL_BYTES, outstanding: FILL_OUTSTANDING };
+    let run = Action::Run { seconds: RATE_REQUESTS / figure.iops.max(1.0), warm_up_seconds: 0.0 };
+    let steps = vec![step(Phase::Prepare, fill), step(Phase::Baseline, run)];
+    let play = Play {
+        experiment: Experiment::bare(
+            "rate",
+            &storage.name,
+            Version::Esx60,
+            RATE_DISK_BYTES,
+            vec![worker],
+            steps,
+        ),
+        stack: Stack::Engine(Engine::Plain),
+        storage: storage.clone(),
+        delta_storage: None,
+        seed,
+        command: String::new(),
+        path: None,
+    };
+    let record = play.run(Audience::none());
+    let is_wanted = |row: &&Row| row.phase == Phase::Baseline && row.quantity == Quantity::Iops;
+    record.rows.iter().find(is_wanted)?.predicted
 }
 
 /// Plays one of [`STACKS`].

@@ -13,6 +13,7 @@ mod reflink;
 mod rest;
 mod server;
 mod stack;
+mod survey;
 mod unstun;
 mod verbs;
 
@@ -21,3 +22,4 @@ pub use self::facts::{facts, free_bytes};
 pub use self::hooks::Hooks;
 pub use self::measure::run;
 pub use self::stack::{Site, Stack, Store};
+pub use self::survey::{Onlooker, survey};

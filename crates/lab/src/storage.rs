@@ -32,6 +32,7 @@
 
 mod build;
 pub mod fit;
+pub mod measured;
 mod parse;
 mod presets;
 mod unit;

@@ -162,3 +162,21 @@ fn a_comparison_may_have_an_experiments_protocol() {
     }
     assert_nothing_is_left(&datastore);
 }
+
+#[test]
+fn a_folder_is_measured_before_a_prediction() {
+    let datastore = Datastore::new();
+    let folder = datastore.beside("measured");
+    std::fs::create_dir(&folder).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_unstun"))
+        .args(["lab", "predict", "--iops", "50", "--read", "70", "--keep", "5", "--seconds", "2", "--json"])
+        .arg("--storage")
+        .arg(&folder)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("4 KiB random reads, 1 under way") && said.contains("lanes"), "{said}");
+    assert_eq!(record(&output).as_array().unwrap().len(), 4);
+    assert_nothing_is_left(&datastore);
+}

@@ -1,23 +1,34 @@
-use lab::predict::{self, Answer, Question, STACKS};
-use lab::reproduce::{Onlooker, Progress, in_parallel};
-use lab::runner::Audience;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use lab::predict::{self, Answer, Question, STACKS};
+use lab::real::Onlooker;
+use lab::reproduce::{self, Progress, in_parallel};
+use lab::run::{Constant, ConstantSource};
+use lab::runner::Audience;
+use lab::storage::StorageModel;
+use lab::storage::measured::Measured;
+
+use super::real::Scratch;
+use super::run::bar;
 use crate::cli::PredictArgs;
 use crate::command::progress;
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::{self, Output};
-use crate::units::{format_seconds, format_us};
+use crate::units::{format_bytes, format_seconds, format_us};
 
 pub fn run(args: &PredictArgs, output: Output) -> Result<()> {
-    let storage = super::storage(&args.storage)?;
+    let interrupted = super::interruption()?;
+    let storage = storage(args, &interrupted, output)?;
     let question = Question { iops: args.iops, read_percent: args.read, keep_s: args.keep, seed: args.seed };
     let bar = progress::bar(STACKS.len() as u64)?;
     let show = |Progress { done, name, .. }| {
         bar.set_position(done as u64);
         bar.set_message(name);
     };
-    let interrupted = super::interruption()?;
-    let onlooker = Onlooker { progress: &show, interrupted: &interrupted };
+    let onlooker = reproduce::Onlooker { progress: &show, interrupted: &interrupted };
     let answers = in_parallel(
         STACKS.len(),
         |n| STACKS[n].0.to_string(),
@@ -31,6 +42,54 @@ pub fn run(args: &PredictArgs, output: Output) -> Result<()> {
     let answers: Option<Vec<Answer>> = answers.into_iter().collect();
     let answers = answers.ok_or_else(|| Error::new(ErrorKind::Cancelled, "interrupted"))?;
     output.result(&answers, |answers| table(answers))
+}
+
+/// A model that ships, a user's, or one of the folder of that name.
+fn storage(args: &PredictArgs, interrupted: &Arc<AtomicBool>, output: Output) -> Result<StorageModel> {
+    let dir = Path::new(&args.storage);
+    if StorageModel::named(&args.storage).is_ok() || !dir.is_dir() {
+        return super::storage(&args.storage);
+    }
+    let measured = survey(dir, args.seconds, interrupted.clone())?;
+    let model = measured.model(&args.storage)?;
+    output.note(&figures(&measured, &model, args.seed));
+    Ok(model)
+}
+
+fn survey(dir: &Path, seconds: u32, interrupted: Arc<AtomicBool>) -> Result<Measured> {
+    let (bar, folder) = (bar()?, Scratch::make(dir, "unstun-survey")?);
+    let shown = bar.clone();
+    let onlooker: Onlooker = Rc::new(move |what| {
+        shown.set_message(format!("measuring: {what}"));
+        match interrupted.load(Ordering::Relaxed) {
+            true => Err(blk::Error::new(blk::ErrorKind::Cancelled, what, "interrupted")),
+            false => Ok(()),
+        }
+    });
+    let measured = lab::real::survey(folder.path(), f64::from(seconds), onlooker);
+    bar.finish_and_clear();
+    Ok(measured?)
+}
+
+/// What was measured, what the model made of it gives, and the model.
+fn figures(measured: &Measured, model: &StorageModel, seed: u64) -> String {
+    let mut table = output::table(&["measured", "IOPS", "mean", "the model's IOPS"]);
+    for figure in &measured.figures {
+        let modelled = predict::rate(figure, model, seed);
+        table.add_row([
+            figure.ask.text(),
+            format!("{:.0}", figure.iops),
+            format_us(figure.latency_us as u64),
+            modelled.map_or("-".into(), |iops| format!("{iops:.0}")),
+        ]);
+    }
+    output::align_right(&mut table, &[1, 2, 3]);
+    let mut text = format!("{table}\n\nthe model, on {}:\n", format_bytes(measured.file_bytes));
+    for Constant { name, value, unit, source, note } in model.constants() {
+        let word = if *source == ConstantSource::Measured { "measured" } else { "declared" };
+        text += &format!("  {name} {value} {unit} ({word}: {note})\n");
+    }
+    text
 }
 
 fn table(answers: &[Answer]) -> String {

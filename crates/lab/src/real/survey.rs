@@ -1,0 +1,176 @@
+//! What a folder's storage does, measured for a minute at most on a file of bounded size.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use blk::volume::Volume;
+use blk::{Buf, Env, Error, Result};
+
+use super::core::World;
+use super::facts::free_bytes;
+use crate::plain::Plain;
+use crate::probe::{Meter, Totals};
+use crate::storage::measured::{ASKS, Ask, Figure, Measured};
+use crate::workload::{Driver, Worker, Workload};
+
+/// Beyond what most drives' own caches hold, and written within seconds.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+/// The file is at most a quarter of what is free.
+const FREE_DIVISOR: u64 = 4;
+/// Room for 1 MiB requests, 8 under way, to be random at all.
+const FILE_BYTES_MIN: u64 = 64 << 20;
+const FILL_BLOCK: u32 = 1 << 20;
+const FILL_OUTSTANDING: u32 = 8;
+/// Of the time: for the fill at most, and for flushes.
+const FILL_SHARE: f64 = 0.25;
+const FLUSH_SHARE: f64 = 0.05;
+/// Between two looks whether it is over.
+const LOOK_US: u64 = 20_000;
+/// More say nothing new.
+const FLUSHES_MAX: u32 = 1000;
+const FILE: &str = "survey";
+
+/// Hears what is measured, again and again; an error ends it.
+pub type Onlooker = Rc<dyn Fn(&str) -> Result<()>>;
+
+/// Works in `folder`, which exists and is the caller's to remove, for about so many seconds.
+///
+/// Errors: `Refused` where less than 256 MiB are free, what the onlooker says, and those of the storage.
+pub fn survey(folder: &Path, seconds: f64, onlooker: Onlooker) -> Result<Measured> {
+    let place = folder.display().to_string();
+    let file_bytes = FILE_BYTES_MAX.min(free_bytes(folder)? / FREE_DIVISOR) / FILE_BYTES_MIN * FILE_BYTES_MIN;
+    if file_bytes == 0 {
+        let needed = FILE_BYTES_MIN * FREE_DIVISOR;
+        return Err(Error::refused(
+            place,
+            format!("less than {needed} bytes are free; it needs them to measure"),
+        ));
+    }
+    let world = World::new()?;
+    let env = world.env();
+    world.run(async move {
+        let file = env.open_root(&place)?.create_new(FILE).await?;
+        file.set_len(file_bytes).await?;
+        let disk: Rc<dyn Volume> = Rc::new(Plain::new(file, file_bytes));
+        Survey { env, place, disk, file_bytes, onlooker }.run(seconds).await
+    })
+}
+
+struct Survey {
+    env: Env,
+    place: String,
+    disk: Rc<dyn Volume>,
+    file_bytes: u64,
+    onlooker: Onlooker,
+}
+
+impl Survey {
+    async fn run(mut self, seconds: f64) -> Result<Measured> {
+        self.file_bytes = self.fill(seconds * FILL_SHARE).await?;
+        let share = (1.0 - FILL_SHARE - FLUSH_SHARE) / ASKS.len() as f64;
+        let mut figures = Vec::new();
+        for ask in ASKS {
+            figures.push(self.measure(ask, seconds * share).await?);
+        }
+        (self.onlooker)("flushes")?;
+        let flush_us = self.flushes(seconds * FLUSH_SHARE).await?;
+        Ok(Measured { figures, flush_us, file_bytes: self.file_bytes })
+    }
+
+    fn driver(&self, worker: Worker, meter: &Rc<Meter>) -> Result<Driver> {
+        let workload = Workload { workers: vec![worker], ..Workload::default() };
+        Driver::new(&self.env, std::slice::from_ref(&self.disk), &workload, 1, meter.clone())
+            .map_err(|cause| Error::invalid(&self.place, cause))
+    }
+
+    fn check(&self, driver: &Driver) -> Result<()> {
+        driver.failure().map_or(Ok(()), |cause| Err(Error::new(blk::ErrorKind::Io, &self.place, cause)))
+    }
+
+    /// Front to back until the file is full, or the time is over. Answers how much of it there is.
+    async fn fill(&self, seconds: f64) -> Result<u64> {
+        let meter = Rc::new(Meter::new(self.env.now_ns()));
+        let worker = Worker {
+            random_percent: 0,
+            outstanding: FILL_OUTSTANDING,
+            ..Worker::random("fill", FILL_BLOCK, 0)
+        };
+        let driver = self.driver(worker, &meter)?;
+        let end_ns = self.env.now_ns() + (seconds * 1e9) as u64;
+        driver.start();
+        let written = || meter.totals().writes * u64::from(FILL_BLOCK);
+        let in_time = || self.env.now_ns() < end_ns && written() < self.file_bytes;
+        while driver.is_running() && (in_time() || written() < FILE_BYTES_MIN) {
+            (self.onlooker)("a file is filled")?;
+            self.env.sleep_us(LOOK_US).await;
+        }
+        driver.stop().await;
+        self.check(&driver)?;
+        Ok(written().min(self.file_bytes) / FILE_BYTES_MIN * FILE_BYTES_MIN)
+    }
+
+    async fn measure(&self, ask: Ask, seconds: f64) -> Result<Figure> {
+        let meter = Rc::new(Meter::new(self.env.now_ns()));
+        let worker = Worker {
+            outstanding: ask.outstanding,
+            align_bytes: ask.block_bytes,
+            working_set_bytes: self.file_bytes,
+            ..Worker::random("load", ask.block_bytes, ask.read_percent)
+        };
+        let driver = self.driver(worker, &meter)?;
+        (self.onlooker)(&ask.text())?;
+        driver.start();
+        self.env.sleep_us((seconds * 1e6) as u64).await;
+        // However slow it is, one request tells something.
+        while driver.is_running() && meter.totals() == Totals::default() {
+            (self.onlooker)(&ask.text())?;
+            self.env.sleep_us(LOOK_US).await;
+        }
+        let sample = meter.cut(self.env.now_ns());
+        driver.stop().await;
+        self.check(&driver)?;
+        let count = (sample.reads + sample.writes) as f64;
+        let took_us = sample.read_latency.mean_us * sample.reads as f64
+            + sample.write_latency.mean_us * sample.writes as f64;
+        Ok(Figure { ask, iops: count * 1e6 / sample.interval_us as f64, latency_us: took_us / count })
+    }
+
+    /// The mean of one behind a small write, us.
+    async fn flushes(&self, seconds: f64) -> Result<f64> {
+        let end_ns = self.env.now_ns() + (seconds * 1e9) as u64;
+        let (mut count, mut took_ns) = (0, 0);
+        while count == 0 || (self.env.now_ns() < end_ns && count < FLUSHES_MAX) {
+            let block = Buf::zeroed(4096).freeze();
+            self.disk
+                .clone()
+                .write(u64::from(count) * u64::from(FILL_BLOCK) % self.file_bytes, block)
+                .await?;
+            let began_ns = self.env.now_ns();
+            self.disk.clone().flush().await?;
+            took_ns += self.env.now_ns() - began_ns;
+            count += 1;
+        }
+        Ok(took_ns as f64 / 1000.0 / f64::from(count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_measured_and_made_a_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let measured = survey(folder.path(), 1.5, Rc::new(|_| Ok(()))).unwrap();
+        assert!(measured.figures.iter().all(|figure| figure.iops > 0.0 && figure.latency_us > 0.0));
+        assert!(measured.flush_us > 0.0 && measured.file_bytes >= FILE_BYTES_MIN);
+        measured.model("here").unwrap();
+    }
+
+    #[test]
+    fn whoever_looks_on_may_end_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let over: Onlooker = Rc::new(|_| Err(Error::invalid("it", "interrupted")));
+        assert_eq!(survey(folder.path(), 1.5, over).unwrap_err().cause, "interrupted");
+    }
+}

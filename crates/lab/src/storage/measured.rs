@@ -1,0 +1,232 @@
+//! A model of storage that is there, from a few figures of it.
+//!
+//! It is one flash: a latency, so many requests at once, caps. That is what a few seconds can tell of any device; where its
+//! heads go, what its caches hold and when they are full is not in it.
+
+use std::fmt::Write;
+
+use blk::Result;
+
+use super::StorageModel;
+
+/// What was asked for, and what came.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figure {
+    pub ask: Ask,
+    pub iops: f64,
+    pub latency_us: f64,
+}
+
+/// Random requests on a file, as many under way all the time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ask {
+    pub block_bytes: u32,
+    pub read_percent: u8,
+    pub outstanding: u32,
+}
+
+const SMALL: u32 = 4096;
+const LARGE: u32 = 1 << 20;
+const DEEP: u32 = 32;
+
+const fn ask(block_bytes: u32, read_percent: u8, outstanding: u32) -> Ask {
+    Ask { block_bytes, read_percent, outstanding }
+}
+
+const READ_ALONE: Ask = ask(SMALL, 100, 1);
+const READ_DEEP: Ask = ask(SMALL, 100, DEEP);
+const WRITE_ALONE: Ask = ask(SMALL, 0, 1);
+const WRITE_DEEP: Ask = ask(SMALL, 0, DEEP);
+const MIXED_DEEP: Ask = ask(SMALL, 70, DEEP);
+const LARGE_READ_ALONE: Ask = ask(LARGE, 100, 1);
+const LARGE_READ_DEEP: Ask = ask(LARGE, 100, 8);
+const LARGE_WRITE_ALONE: Ask = ask(LARGE, 0, 1);
+const LARGE_WRITE_DEEP: Ask = ask(LARGE, 0, 8);
+
+/// What has to be measured. Those at depth 8 and the mix check the model, and make nothing of it.
+pub const ASKS: [Ask; 11] = [
+    READ_ALONE,
+    ask(SMALL, 100, 8),
+    READ_DEEP,
+    WRITE_ALONE,
+    ask(SMALL, 0, 8),
+    WRITE_DEEP,
+    MIXED_DEEP,
+    LARGE_READ_ALONE,
+    LARGE_READ_DEEP,
+    LARGE_WRITE_ALONE,
+    LARGE_WRITE_DEEP,
+];
+
+impl Ask {
+    /// `4 KiB, 70 % reads, 32 under way`.
+    pub fn text(self) -> String {
+        let mix = match self.read_percent {
+            100 => "random reads".into(),
+            0 => "random writes".into(),
+            percent => format!("random, {percent} % reads"),
+        };
+        let size = match self.block_bytes {
+            LARGE => "1 MiB".into(),
+            bytes => format!("{} KiB", bytes / 1024),
+        };
+        format!("{size} {mix}, {} under way", self.outstanding)
+    }
+}
+
+/// All that is known of some storage.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    /// One of each of [`ASKS`].
+    pub figures: Vec<Figure>,
+    /// A flush behind one small write.
+    pub flush_us: f64,
+    /// Of the file that was worked on.
+    pub file_bytes: u64,
+}
+
+impl Measured {
+    fn of(&self, ask: Ask) -> &Figure {
+        self.figures.iter().find(|figure| figure.ask == ask).expect("all of them were measured")
+    }
+
+    /// What one request takes of a lane: what it takes alone without the narrow place before the lanes, or what the rate
+    /// at depth leaves each of those that are busy.
+    fn service_us(&self, alone: Ask, deep: Ask) -> f64 {
+        let bytes = f64::from(alone.block_bytes);
+        let narrow_us = 1e6 / self.iops_max() + bytes / self.bytes_per_us_max();
+        let busy = self.lanes().min(f64::from(deep.outstanding));
+        (self.of(alone).latency_us - narrow_us).max(busy * 1e6 / self.of(deep).iops.max(1.0))
+    }
+
+    fn iops_max(&self) -> f64 {
+        let small = self.figures.iter().filter(|figure| figure.ask.block_bytes == SMALL);
+        small.map(|figure| figure.iops).fold(1.0, f64::max)
+    }
+
+    /// Also MB/s.
+    fn bytes_per_us_max(&self) -> f64 {
+        let large = [LARGE_READ_DEEP, LARGE_WRITE_DEEP].map(|ask| self.of(ask).iops * f64::from(LARGE) / 1e6);
+        large[0].max(large[1]).max(1e-3)
+    }
+
+    /// Requests that are served at the same time, by Little's law.
+    fn lanes(&self) -> f64 {
+        (self.of(READ_DEEP).iops * self.of(READ_ALONE).latency_us / 1e6).round().clamp(1.0, f64::from(DEEP))
+    }
+
+    /// The model of that name. Errors: figures with which no device works.
+    pub fn model(&self, name: &str) -> Result<StorageModel> {
+        StorageModel::parse(name, name, &self.text())
+    }
+
+    /// As a user would write it.
+    fn text(&self) -> String {
+        let lanes = self.lanes();
+        let (read, read_rate) =
+            split(self.service_us(READ_ALONE, READ_DEEP), self.service_us(LARGE_READ_ALONE, LARGE_READ_DEEP));
+        let (write, write_rate) = split(
+            self.service_us(WRITE_ALONE, WRITE_DEEP),
+            self.service_us(LARGE_WRITE_ALONE, LARGE_WRITE_DEEP),
+        );
+        let mut text = String::from(HEAD);
+        let _ = writeln!(text, "left_out = [{LEFT_OUT}, \"what lies beyond {} bytes\"]", self.file_bytes);
+        text += "[model]\nkind = \"flash\"\n";
+        let mut constant = |name: &str, value: f64, unit: &str, note: &str| {
+            let _ = writeln!(
+                text,
+                "{name} = {{ value = {value:.3}, unit = \"{unit}\", source = \"measured\", note = \"{note}\" }}"
+            );
+        };
+        constant(
+            "read",
+            read,
+            "us",
+            "4 KiB random reads without transfer and caps: 1 under way, or a lane's share at 32",
+        );
+        constant("write", write, "us", "4 KiB random writes, as reads");
+        constant("flush", self.flush_us, "us", "behind one 4 KiB write");
+        constant("read_rate", read_rate, "MB/s", "of one lane: 1 MiB reads against those of 4 KiB");
+        constant("write_rate", write_rate, "MB/s", "of one lane: 1 MiB writes against those of 4 KiB");
+        constant("lanes", lanes, "", "4 KiB random reads: the rate at 32, times the latency alone");
+        constant("iops_max", self.iops_max(), "1/s", "the most 4 KiB requests at any depth and mix");
+        constant("rate_max", self.bytes_per_us_max(), "MB/s", "1 MiB requests, 8 under way");
+        text += "[calls]\n";
+        let call_us = self.of(WRITE_ALONE).latency_us + self.flush_us;
+        let _ = writeln!(
+            text,
+            "call = {{ value = {call_us:.3}, unit = \"us\", source = \"measured\", note = \"a 4 KiB write and its flush\" }}"
+        );
+        text + CALLS
+    }
+}
+
+/// (us without the transfer, MB/s of it) of a small and a large request.
+fn split(small_us: f64, large_us: f64) -> (f64, f64) {
+    let per_byte_us = ((large_us - small_us) / f64::from(LARGE - SMALL)).max(0.0);
+    // No limit, where the larger is no slower.
+    let rate = if per_byte_us > 0.0 { 1.0 / per_byte_us } else { 0.0 };
+    ((small_us - per_byte_us * f64::from(SMALL)).max(0.0), rate)
+}
+
+const HEAD: &str = "title = \"As it was measured\"\n";
+const LEFT_OUT: &str = "\"heads, tiers and garbage collection\", \"caches, and when they are full\", \
+                        \"what our daemon, a network and a hypervisor add\"";
+const CALLS: &str = "\
+open = { value = 1, source = \"declared\", note = \"the lock of the file\" }
+create = { value = 5, source = \"declared\", note = \"lock, journal, resources, descriptor, directory\" }
+lock = { value = 1, source = \"declared\", note = \"one on-disk lock\" }
+close = { value = 1, source = \"declared\", note = \"the lock is given back\" }
+change = { value = 5, source = \"declared\", note = \"growth: lock, journal, resources, descriptor, pointers\" }
+ask = { value = 0, source = \"declared\", note = \"in memory\" }
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::ConstantSource;
+
+    /// A device of `lanes` that takes so long for each request, and 1 us for each KiB of it.
+    fn measured(lanes: f64, read_us: f64, write_us: f64) -> Measured {
+        let figure = |ask: Ask| {
+            let reads = f64::from(ask.read_percent) / 100.0;
+            let transfer_us = f64::from(ask.block_bytes) / 1024.0;
+            let service_us = read_us * reads + write_us * (1.0 - reads) + transfer_us;
+            let busy = f64::from(ask.outstanding).min(lanes);
+            Figure {
+                ask,
+                iops: busy * 1e6 / service_us,
+                latency_us: service_us * f64::from(ask.outstanding) / busy,
+            }
+        };
+        Measured { figures: ASKS.map(figure).to_vec(), flush_us: 500.0, file_bytes: 1 << 30 }
+    }
+
+    #[test]
+    fn a_device_of_that_kind_is_found_again() {
+        let model = measured(16.0, 96.0, 46.0).model("here").unwrap();
+        let near = |name: &str, wanted: f64| {
+            let found = model.value(name).unwrap();
+            assert!((found / wanted - 1.0).abs() < 0.01, "{name}: {found}, expected {wanted}");
+        };
+        near("read", 96e3);
+        near("write", 46e3);
+        near("flush", 500e3);
+        near("lanes", 16.0);
+        near("read_rate", 1024e6);
+        // Writes are the faster ones: 16 of them in 50 us.
+        near("iops_max", 320_000.0);
+        let mut of_folder = model.constants().iter().filter(|c| !c.name.starts_with("calls."));
+        assert!(of_folder.all(|c| c.source == ConstantSource::Measured));
+    }
+
+    #[test]
+    fn odd_figures_make_a_model_all_the_same() {
+        let mut odd = measured(1.0, 8000.0, 0.0);
+        assert_eq!(odd.model("a disk").unwrap().value("lanes").unwrap(), 1.0);
+        for figure in &mut odd.figures {
+            (figure.iops, figure.latency_us) = (0.4, 2_500_000.0);
+        }
+        odd.model("a floppy").unwrap();
+    }
+}
