@@ -42,10 +42,10 @@ soak: ## A million power cuts (CRASH_CUTS), then kill -9 cycles for an hour (SOA
 fuzz: ## Hostile bytes for every parser: libFuzzer if installed, else properties (FUZZ_MINUTES, 10)
 	@scripts/fuzz.sh
 
-bench: ## The figures, beside their peers, in about 50 minutes
+bench: ## The figures, beside their peers, in about 90 minutes
 	@scripts/bench.sh
 
-bench-quick: ## The same with few rounds, in about 12 minutes
+bench-quick: ## The same with few rounds, in about 17 minutes
 	@scripts/bench.sh --quick
 
 clean: ## Remove what was built; datastores stay

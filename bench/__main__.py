@@ -9,10 +9,18 @@ from pathlib import Path
 from bench import fio
 from bench.machine import Device, facts
 from bench.report import Report
-from bench.rows import commit, memory, native, serving, snapshot, stun
+from bench.rows import commit, lab, memory, native, serving, snapshot, stun
 from bench.servers import Unstun
 
-ROWS = {"serving": serving, "snapshot": snapshot, "commit": commit, "stun": stun, "memory": memory, "native": native}
+ROWS = {
+    "serving": serving,
+    "snapshot": snapshot,
+    "commit": commit,
+    "stun": stun,
+    "memory": memory,
+    "native": native,
+    "lab": lab,
+}
 GIB = 1 << 30
 # The test disk with its overlays and deltas, the deep chain, the busy disk, and the peer's copy; or 31 layers' tables.
 ROOM_NEEDED = 30 * GIB
@@ -41,7 +49,7 @@ def arguments():
     parser = argparse.ArgumentParser(prog="bench", description="Measures the figures beside their peers.")
     parser.add_argument("--binary", type=Path, required=True, help="the unstun binary")
     parser.add_argument("--folder", type=Path, default=Path("target/bench"), help="on the storage to measure")
-    parser.add_argument("--quick", action="store_true", help="few rounds, about 12 minutes")
+    parser.add_argument("--quick", action="store_true", help="few rounds, about 17 minutes")
     parser.add_argument("--only", default=",".join(ROWS), help="groups, separated by commas")
     options = parser.parse_args()
     unknown = set(options.only.split(",")) - set(ROWS)

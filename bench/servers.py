@@ -187,11 +187,11 @@ class QemuStorageDaemon(Server):
 
 
 class Nbdkit(Server):
-    def __init__(self, base, folder, filters=()):
+    def __init__(self, base, folder, filters=(), parameters=()):
         self.base = base
         self.socket = Path(folder) / "nbdkit.sock"
         self.socket.unlink(missing_ok=True)
-        command = ["nbdkit", "-f", "-U", str(self.socket), *(f"--filter={name}" for name in filters), "file", str(base)]
+        command = ["nbdkit", "-f", "-U", str(self.socket), *(f"--filter={name}" for name in filters), "file", str(base), *parameters]
         # A copy-on-write filter keeps what is written in a file there, without a name.
         env = {**os.environ, "TMPDIR": str(folder)}
         super().__init__("nbdkit", command, Path(folder) / "nbdkit.log", env)

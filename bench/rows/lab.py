@@ -1,0 +1,125 @@
+"""The lab as an instrument: its load beside fio's on the same disk, what it reads of fio's files, and long runs on real
+storage."""
+
+import json
+import subprocess
+
+from bench import fio
+from bench.fio import Load, Target
+from bench.report import Figure, Spread, ratios
+from bench.servers import Nbdkit
+
+# How far the lab may be from fio.
+APART_MAX = 0.02
+STACKS = ("native", "redo", "qemu")
+# Storage that is slower than either client: what differs then is what is counted.
+SLOW = ["rdelay=1ms", "wdelay=1ms"]
+
+EXPERIMENT = """
+title = "One load"
+source = "bench"
+storage = "nvme"
+[esx]
+release = "6.0"
+format = "vmfssparse"
+[[disk]]
+name = "disk"
+size_bytes = {size}
+[[worker]]
+name = "load"
+block_bytes = 4096
+read_percent = {read}
+random_percent = 100
+align_bytes = 4096
+outstanding = {depth}
+[[step]]
+do = "run"
+phase = "baseline"
+seconds = {seconds}
+"""
+
+
+def measure(bench):
+    base = Target(file=str(bench.unstun.base_file("web")))
+    beside_fio(bench, "the same file, depth 32", base, 32)
+    beside_fio(bench, "the same file, depth 1", base, 1)
+    beside_fio(bench, "the same NBD export, depth 1", bench.unstun.target("web"), 1)
+    beside_fio(bench, "the same NBD export, depth 32", bench.unstun.target("web"), 32)
+    with Nbdkit(base.file, bench.folder, ["delay"], SLOW) as slow:
+        beside_fio(bench, "the same NBD export of 1 ms, depth 8", slow.target(), 8)
+    imports(bench, base)
+    for stack in STACKS:
+        long_run(bench, stack)
+
+
+def lab(bench, *arguments):
+    """The JSON of a command that may have ended with an error of its subject's."""
+    command = [bench.unstun.binary, "lab", *map(str, arguments), "--json"]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    try:
+        return json.loads(result.stdout)
+    except json.JSONDecodeError:
+        raise RuntimeError(f"{' '.join(command)}: {result.stderr.strip()}") from None
+
+
+def figure(record, phase, quantity):
+    """The last of the phase: a step that measures comes after the verb that begins it. None where there is none."""
+    found = [row["predicted"] for row in record["rows"] if (row["phase"], row["quantity"]) == (phase, quantity)]
+    return found[-1] if found else None
+
+
+def one_load(bench, target, depth):
+    """IOPS of a load by the lab; its take and commit are never asked for."""
+    path = bench.folder / "load.toml"
+    path.write_text(EXPERIMENT.format(size=bench.size, read=70, depth=depth, seconds=bench.seconds))
+    hooks = ["--target", target.uri or target.file, "--take", "true", "--commit", "true"]
+    record = lab(bench, "run", path, "--real", bench.folder / "lab", *hooks, "--minutes", 60)
+    return figure(record, "baseline", "iops")
+
+
+def beside_fio(bench, what, target, depth):
+    """In turns, the other one first each time."""
+    load = Load(bench.size, bench.seconds, depth=depth)
+    theirs, ours = [], []
+    for number in range(bench.rounds):
+        turns = [lambda: theirs.append(fio.run(target, load, bench.folder).iops), lambda: ours.append(one_load(bench, target, depth))]
+        for turn in turns if number % 2 == 0 else turns[::-1]:
+            turn()
+    ratio = ratios(ours, theirs)
+    note = f"{Spread(ours).middle:.0f} and {Spread(theirs).middle:.0f} IOPS"
+    near(bench, f"lab, {what}: IOPS, of fio's", ratio, note)
+
+
+def near(bench, what, ratio, note=""):
+    met = abs(ratio.middle - 1) <= APART_MAX
+    bench.report.add(Figure(what, f"1 +- {APART_MAX}", ratio.text(3), met, note))
+
+
+def imports(bench, target):
+    """What `lab import` makes of fio's JSON and logs, beside what fio itself says of that run."""
+    # A line for each I/O.
+    logs = ["--write_lat_log=import"]
+    said = fio.run(target, Load(bench.size, bench.seconds, extra=logs), bench.folder)
+    [record] = lab(bench, "import", bench.folder / "fio.json")
+    sample = record["samples"][0]
+    iops = (sample["reads"] + sample["writes"]) * 1e6 / sample["interval_us"]
+    near(bench, "lab import, fio's JSON: IOPS, of fio's summary", Spread([iops / said.iops]))
+    [record] = lab(bench, "import", *sorted(bench.folder.glob("import_clat*.log")))
+    count = sum(sample["reads"] + sample["writes"] for sample in record["samples"])
+    near(bench, "lab import, fio's logs: I/Os, of fio's summary", Spread([count / said.ios]))
+
+
+def long_run(bench, stack):
+    """The saturated protocol of the oldest article, as long as it may be."""
+    minutes = 1 if bench.quick else 10
+    where = ["--real", bench.folder / "lab", "--minutes", minutes, "--subject", stack]
+    record = lab(bench, "run", "zandboer-saturated", *where)
+    before = figure(record, "baseline", "iops")
+    if record["end"] != "complete" or not before:
+        bench.report.add(Figure(f"lab run zandboer-saturated, {stack}", "", "failed", note=str(record["end"])))
+        return
+    shares = [f"{figure(record, phase, 'iops') / before:.2f}" for phase in ("snapshot", "commit", "after")]
+    ended = figure(record, "commit", "seconds")
+    commit = f"commit {ended:.1f} s" if ended is not None else "commit not ended under load"
+    what = f"lab run zandboer-saturated, {stack}, {minutes} min: with snapshot / committing / after, of before"
+    bench.report.add(Figure(what, "", " / ".join(shares), note=f"{before:.0f} IOPS; {commit}"))
