@@ -118,7 +118,9 @@ def long_run(bench, stack):
     if record["end"] != "complete" or not before:
         bench.report.add(Figure(f"lab run zandboer-saturated, {stack}", "", "failed", note=str(record["end"])))
         return
-    shares = [f"{figure(record, phase, 'iops') / before:.2f}" for phase in ("snapshot", "commit", "after")]
+    # A commit of milliseconds has no rate.
+    rates = [figure(record, phase, "iops") for phase in ("snapshot", "commit", "after")]
+    shares = ["-" if rate is None else f"{rate / before:.2f}" for rate in rates]
     ended = figure(record, "commit", "seconds")
     commit = f"commit {ended:.1f} s" if ended is not None else "commit not ended under load"
     what = f"lab run zandboer-saturated, {stack}, {minutes} min: with snapshot / committing / after, of before"
