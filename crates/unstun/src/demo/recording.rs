@@ -17,18 +17,19 @@ use crate::error::{Error, Result};
 use crate::name::VmName;
 use crate::units::as_us;
 
+/// The rest of a phase belongs to its last sample: rates of instants are noise.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// What is left of a phase and is shorter belongs to the next one: rates of instants are noise.
-const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 pub struct Recording {
     recorder: Recorder,
     began: Instant,
-    /// When the sample under way began.
+    /// When the sample under way began, and until when its counts reach.
     since: Instant,
+    until: Instant,
     counts: Counts,
-    /// What the daemon had counted then.
-    host: Counters,
+    /// What the daemon had counted at both moments.
+    host_since: Counters,
+    host_until: Counters,
 }
 
 impl Recording {
@@ -50,7 +51,16 @@ impl Recording {
         head.notes.push("The host's I/Os are those of the disk's layers, as the daemon counts them.".into());
         let recorder = recorder(head, dir)?;
         let now = Instant::now();
-        Ok(Recording { recorder, began: now, since: now, counts: Counts::default(), host: host(&vm) })
+        let host = host(&vm);
+        Ok(Recording {
+            recorder,
+            began: now,
+            since: now,
+            until: now,
+            counts: Counts::default(),
+            host_since: host,
+            host_until: host,
+        })
     }
 
     fn at_us(&self, at: Instant) -> u64 {
@@ -62,34 +72,37 @@ impl Recording {
         self.recorder.begin(phase, label, at_us, Some(0), true);
     }
 
-    /// What was counted since the last call.
-    pub async fn add(&mut self, counts: &Counts, client: &Client, vm: &VmName) -> Result<()> {
-        self.counts.add(counts);
-        if self.since.elapsed() < INTERVAL {
-            return Ok(());
+    /// With what was counted since the last call.
+    pub async fn tick(&mut self, counts: &Counts, client: &Client, vm: &VmName) -> Result<()> {
+        if self.until.duration_since(self.since) >= INTERVAL {
+            self.sample();
         }
-        self.sample(client, vm).await
+        self.add(counts, client, vm).await
     }
 
-    async fn sample(&mut self, client: &Client, vm: &VmName) -> Result<()> {
-        let host = host(&client.vm_show(vm).await?);
-        let now = Instant::now();
+    async fn add(&mut self, counts: &Counts, client: &Client, vm: &VmName) -> Result<()> {
+        self.counts.add(counts);
+        self.host_until = host(&client.vm_show(vm).await?);
+        self.until = Instant::now();
+        Ok(())
+    }
+
+    fn sample(&mut self) {
         let counts = std::mem::take(&mut self.counts);
         let at_us = self.at_us(self.since);
         self.recorder.sample(Sample {
             at_us,
-            interval_us: self.at_us(now) - at_us,
+            interval_us: self.at_us(self.until) - at_us,
             reads: counts.reads,
             writes: counts.writes,
             read_bytes: counts.reads * BLOCK_BYTES as u64,
             written_bytes: counts.writes * BLOCK_BYTES as u64,
             read_latency: spread(&counts.read_latency_us),
             write_latency: spread(&counts.write_latency_us),
-            host: host.since(&self.host),
+            host: self.host_until.since(&self.host_since),
             gap_us: counts.longest_gap_us,
         });
-        (self.since, self.host) = (now, host);
-        Ok(())
+        (self.since, self.host_since) = (self.until, self.host_until);
     }
 
     /// Just ended.
@@ -105,10 +118,8 @@ impl Recording {
 
     /// With what was counted since the last call.
     pub async fn end_phase(&mut self, counts: &Counts, client: &Client, vm: &VmName) -> Result<()> {
-        self.counts.add(counts);
-        if self.since.elapsed() >= INTERVAL_MIN {
-            self.sample(client, vm).await?;
-        }
+        self.add(counts, client, vm).await?;
+        self.sample();
         let at_us = self.at_us(self.since);
         self.recorder.finish(at_us);
         Ok(())

@@ -155,7 +155,7 @@ impl<'a> Run<'a> {
         self.load.meter.failure().map_or(Ok(()), Err)?;
         let counts = self.load.meter.take();
         current.counts.add(&counts);
-        self.recording.add(&counts, self.client, &self.vm).await?;
+        self.recording.tick(&counts, self.client, &self.vm).await?;
         let phase = self.phase(current);
         self.screen.show(&phase, note)
     }
