@@ -5,6 +5,7 @@ mod support;
 
 use std::io::Read;
 use std::path::PathBuf;
+use std::task::Context;
 
 use blk::reactor::{Op, OpenMode, Reactor};
 use blk::{Buf, ErrorKind};
@@ -132,6 +133,23 @@ fn another_thread_wakes_a_sleeping_core() {
     assert_eq!(sum, 999 * 1000 / 2);
     // Waking costs at most one event for each message, and the core neither polls nor spins.
     assert!(reactor.counters().spins == 0 && reactor.counters().waits <= 2100, "{:?}", reactor.counters());
+}
+
+/// The wake has come before the core waits, so that it is taken in on the way to its sleep.
+#[test]
+fn a_wake_that_comes_before_the_wait_ends_it() {
+    const LIMIT_NS: u64 = 30_000_000_000;
+    let (reactor, _executor) = core();
+    for _ in 0..100 {
+        reactor.turn();
+        let waker = reactor.waker();
+        std::thread::spawn(move || waker.wake()).join().unwrap();
+        let limit = reactor.submit(Op::Timer { at_ns: reactor.now_ns() + LIMIT_NS });
+        reactor.wait();
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        assert!(reactor.poll(limit, &mut cx).is_pending(), "it was the timer that ended it");
+        reactor.forget(limit);
+    }
 }
 
 #[test]

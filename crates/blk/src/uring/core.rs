@@ -61,6 +61,8 @@ pub(super) struct Core {
     spin: Spin,
     /// Tasks to wake as soon as the caller has let go of the core.
     pub(super) woken: Vec<task::Waker>,
+    /// Another thread has woken the core, and the task it did that for, which only the executor sees.
+    roused: bool,
     completions: Vec<Completion>,
     pub(super) notices: Vec<String>,
     /// Devices the operator has been told about.
@@ -80,6 +82,7 @@ impl Core {
             waker,
             spin: Spin::default(),
             woken: Vec::new(),
+            roused: false,
             completions: Vec::new(),
             notices: Vec::new(),
             noticed: BTreeSet::new(),
@@ -261,6 +264,7 @@ impl Core {
             }
             Step::Woken(work) => {
                 self.waker.acknowledge();
+                self.roused = true;
                 self.ring.start(WAKE_SLOT, work);
                 self.take_answers();
             }
@@ -310,19 +314,25 @@ impl Core {
         Some(at_ns.saturating_sub(now_ns()))
     }
 
+    /// Some task may be ready. A wake that was acknowledged does not come again: no sleep after it.
+    fn has_work(&self) -> bool {
+        self.roused || !self.woken.is_empty()
+    }
+
     /// Returns with something to run, or after any event that may have made something so.
     pub(super) fn wait(&mut self) {
+        self.roused = false;
         let spinning = self.spin.is_worth_it(&self.ring);
         if spinning || self.ring.has_news() {
             self.turn();
-            if !self.woken.is_empty() {
+            if self.has_work() {
                 return;
             }
         }
         let limit_ns = self.next_timer_ns();
         if spinning && Spin::run(&mut self.ring, limit_ns) {
             self.turn();
-            if !self.woken.is_empty() {
+            if self.has_work() {
                 return;
             }
         }
