@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::probe::Heartbeat;
 use crate::run::{Constant, ConstantSource, Phase, Quantity, Use};
 use crate::runner::Step;
+use crate::vmware::rules::JOURNAL_RECORD_SECTORS;
 use crate::vmware::spec::Version;
 use crate::workload::Worker;
 
@@ -73,6 +74,10 @@ fn one() -> u32 {
     1
 }
 
+fn whole_record() -> u32 {
+    JOURNAL_RECORD_SECTORS
+}
+
 /// What VMware's side of it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -89,6 +94,9 @@ pub struct Esx {
     /// Pieces that a commit has under way at a time.
     #[serde(default = "one")]
     pub committer_outstanding: u32,
+    /// First writes that share a record of SEsparse's journal at most; as many as there is room for is the most.
+    #[serde(default = "whole_record")]
+    pub journal_writes: u32,
 }
 
 /// Of the deltas.
@@ -176,6 +184,8 @@ pub enum Input {
     SnapshotSeconds,
     /// See [`Esx::committer_outstanding`].
     CommitterOutstanding,
+    /// See [`Esx::journal_writes`].
+    JournalWrites,
     /// What a call of the datastore for a file (`calls.call` of its model) takes, microseconds.
     FileCallUs,
 }
@@ -202,6 +212,7 @@ impl Input {
             Input::WorkingSetBytes => "working set",
             Input::SnapshotSeconds => "age of the snapshot",
             Input::CommitterOutstanding => "committer's outstanding pieces",
+            Input::JournalWrites => "first writes in a record of the journal",
             Input::FileCallUs => "a call for a file",
         }
     }
@@ -214,7 +225,7 @@ impl Input {
     /// Empty for a plain number.
     pub fn unit(self) -> &'static str {
         match self {
-            Input::Outstanding | Input::CommitterOutstanding => "",
+            Input::Outstanding | Input::CommitterOutstanding | Input::JournalWrites => "",
             Input::FileCallUs => "us",
             Input::AlignBytes | Input::WorkingSetBytes => "bytes",
             Input::SnapshotSeconds => "s",
@@ -246,6 +257,7 @@ impl Experiment {
                 linked_clone: false,
                 delta_storage: None,
                 committer_outstanding: 1,
+                journal_writes: JOURNAL_RECORD_SECTORS,
             },
             scale: None,
             heartbeat: None,
@@ -285,12 +297,16 @@ impl Experiment {
                 Input::Outstanding => worker.outstanding = narrow,
                 Input::AlignBytes => worker.align_bytes = narrow,
                 Input::WorkingSetBytes => worker.working_set_bytes = value,
-                Input::SnapshotSeconds | Input::CommitterOutstanding | Input::FileCallUs => {}
+                Input::SnapshotSeconds
+                | Input::CommitterOutstanding
+                | Input::JournalWrites
+                | Input::FileCallUs => {}
             }
         }
         match input {
             Input::SnapshotSeconds => scale::set_snapshot_seconds(&mut other.steps, value),
             Input::CommitterOutstanding => other.esx.committer_outstanding = narrow,
+            Input::JournalWrites => other.esx.journal_writes = narrow,
             _ => {}
         }
         other

@@ -32,7 +32,7 @@ pub use vm::Esx;
 
 /// What the model does not have, a sentence each: for the record of a run.
 pub const LEFT_OUT: [&str; 6] = [
-    "SEsparse's journal, backmap and free bitmap: one table write stands for them",
+    "SEsparse's coalescing of first writes' data: each is an I/O of its own",
     "one budget of table memory for all deltas of a host: each delta has its own",
     "snapshots of memory, quiescing, changed-block tracking",
     "other VMs and hosts on the datastore, and the locks between them",

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use super::{Experiment, Fit, Input, Published, Unknown};
+use super::{Esx, Experiment, Fit, Published, Unknown};
 use crate::run::{Quantity, Use};
 use crate::runner::{Protocol, Step};
+use crate::vmware::rules::JOURNAL_RECORD_SECTORS;
 use crate::workload::{OUTSTANDING_MAX, Workload};
 
 /// Disks of one VM: four SCSI controllers of 15, VMware's limit of those years, and room for today's 4 x 64.
@@ -44,13 +45,7 @@ pub(super) fn check(experiment: &Experiment) -> Result<(), Found> {
     if experiment.scale.as_ref().is_some_and(|scale| scale.size == 0 || scale.time == 0) {
         return Err(found("", 0, "[scale]: size and time are at least 1"));
     }
-    if !(1..=OUTSTANDING_MAX).contains(&experiment.esx.committer_outstanding) {
-        return Err(found(
-            "",
-            0,
-            format!("[esx]: committer_outstanding: 1 to {OUTSTANDING_MAX} are possible"),
-        ));
-    }
+    check_esx(&experiment.esx).map_err(|cause| found("", 0, cause))?;
     check_disks(experiment)?;
     let disk_bytes = experiment.disk_bytes();
     for (index, worker) in experiment.workers.iter().enumerate() {
@@ -71,6 +66,15 @@ fn each<T>(table: &'static str, items: &[T], check: impl Fn(&T) -> Result<(), St
         .iter()
         .enumerate()
         .try_for_each(|(index, item)| check(item).map_err(|cause| found(table, index, cause)))
+}
+
+fn check_esx(esx: &Esx) -> Result<(), String> {
+    let counts = [
+        ("committer_outstanding", esx.committer_outstanding, OUTSTANDING_MAX),
+        ("journal_writes", esx.journal_writes, JOURNAL_RECORD_SECTORS),
+    ];
+    let wrong = counts.iter().find(|(_, count, most)| !(1..=*most).contains(count));
+    wrong.map_or(Ok(()), |(name, _, most)| Err(format!("[esx]: {name}: 1 to {most} are possible")))
 }
 
 fn check_disks(experiment: &Experiment) -> Result<(), Found> {
@@ -121,12 +125,9 @@ fn check_unknown(unknown: &Unknown, experiment: &Experiment) -> Result<(), Strin
     let disk_bytes = experiment.disk_bytes();
     for value in &unknown.values {
         let other = experiment.with(unknown.input, *value);
+        check_esx(&other.esx).map_err(|cause| format!("values: {value}: {cause}"))?;
         let workload = Workload { workers: other.workers, ..Workload::default() };
         workload.check(&disk_bytes).map_err(|cause| format!("values: {value}: {cause}"))?;
-    }
-    let in_range = |value: &u64| (1..=u64::from(OUTSTANDING_MAX)).contains(value);
-    if unknown.input == Input::CommitterOutstanding && !unknown.values.iter().all(in_range) {
-        return Err(format!("values: 1 to {OUTSTANDING_MAX} are possible"));
     }
     let is_loaded = !experiment.workers.is_empty() || !unknown.input.moves_baseline();
     is_loaded.then_some(()).ok_or_else(|| "input: there are no workers".to_string())

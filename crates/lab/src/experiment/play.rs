@@ -112,7 +112,11 @@ impl Play {
     fn spec(&self, hypothesis: Hypothesis) -> Spec {
         let esx = &self.experiment.esx;
         let mut spec = Spec::esx(esx.release, self.experiment.scaled_disk_bytes());
-        spec.rules = Rules { pieces_at_once: esx.committer_outstanding, ..hypothesis.rules() };
+        spec.rules = Rules {
+            pieces_at_once: esx.committer_outstanding,
+            journal_writes: esx.journal_writes,
+            ..hypothesis.rules()
+        };
         // Every model has calls; one that had none would open files at the cost of its directory.
         if let Ok(calls) = FileOperation::of(&self.storage) {
             spec.stun.file_operation = calls;

@@ -1,6 +1,7 @@
 //! One delta: what it holds, its tables in the file, and how the file grows.
 
 mod growth;
+mod journal;
 mod tables;
 
 use std::cell::{Cell, RefCell};
@@ -12,6 +13,7 @@ use blk::sync::RangeLock;
 use blk::{Buf, Dir, File, Result};
 
 pub use growth::{Growth, RECORDS_FILE_BYTES};
+use journal::Journal;
 
 use super::cache::Cache;
 use super::format::{Format, Layout};
@@ -39,6 +41,8 @@ pub struct Delta {
     growing: Turns,
     /// One write of a table page at a time, by page: the last one must be the newest.
     pages_written: RangeLock,
+    /// SEsparse's.
+    journal: Option<Journal>,
     /// Whose turn it is, where the rules have a lock per delta.
     pub turns: Turns,
     /// Growth steps so far.
@@ -95,6 +99,7 @@ impl Delta {
             state: RefCell::new(state),
             growing: Turns::default(),
             pages_written: RangeLock::default(),
+            journal: layout.parts.map(|parts| Journal::new(parts.journal_at)),
             turns: Turns::default(),
             steps: Cell::new(0),
         })

@@ -26,8 +26,11 @@ const SE_MAGIC: u64 = 0xCAFE_BABE;
 const SE_VERSION: u64 = 0x0000_0002_0000_0001;
 /// Type of an SEsparse entry whose grain is in the file, in its uppermost four bits.
 const SE_ALLOCATED: u64 = 3 << 60;
-/// Begins of SEsparse's tables and grains, bytes.
+/// SEsparse's parts begin at multiples of it, and are as long, bytes: so in a file that a host wrote.
 const SE_PART_ALIGN: u64 = 1 << 20;
+/// Of SEsparse's journal, which is behind the headers.
+const SE_JOURNAL_BYTES: u64 = 1 << 20;
+pub const SE_BACKMAP_ENTRY_BYTES: u64 = 8;
 
 impl Format {
     pub fn name(self) -> &'static str {
@@ -44,7 +47,7 @@ impl Format {
         }
     }
 
-    fn entry_bytes(self) -> u64 {
+    pub fn entry_bytes(self) -> u64 {
         match self {
             Format::VmfsSparse => cowd::ENTRY_BYTES as u64,
             Format::SeSparse => 8,
@@ -91,36 +94,55 @@ pub struct Layout {
     pub format: Format,
     pub regions: u64,
     pub directory_at: u64,
-    /// SEsparse: the first table's place.
-    tables_at: u64,
+    /// SEsparse's.
+    pub parts: Option<Parts>,
     /// Length of an empty delta; from here on the file is data, and VMFSsparse's tables among it.
     pub data_at: u64,
+}
+
+/// Where SEsparse keeps what it has beside its directory, bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Parts {
+    pub journal_at: u64,
+    /// The first table's place.
+    tables_at: u64,
+    /// A bit for each grain of the file.
+    pub bitmap_at: u64,
+    /// For each grain of the file, whose it is.
+    pub backmap_at: u64,
 }
 
 impl Layout {
     pub fn new(format: Format, disk_bytes: u64) -> Layout {
         let regions = disk_bytes.div_ceil(format.region_bytes());
-        let directory_at = match format {
-            Format::VmfsSparse => cowd::HEADER_BYTES as u64,
-            Format::SeSparse => DISK_ALIGN,
-        };
-        let directory_end = directory_at + regions * format.entry_bytes();
-        let (tables_at, data_at) = match format {
-            Format::VmfsSparse => (0, directory_end.next_multiple_of(DISK_ALIGN)),
-            Format::SeSparse => {
-                let tables_at = directory_end.next_multiple_of(SE_PART_ALIGN);
-                (tables_at, (tables_at + regions * format.table_bytes()).next_multiple_of(SE_PART_ALIGN))
+        match format {
+            Format::VmfsSparse => {
+                let directory_at = cowd::HEADER_BYTES as u64;
+                let directory_end = directory_at + regions * format.entry_bytes();
+                let data_at = directory_end.next_multiple_of(DISK_ALIGN);
+                Layout { format, regions, directory_at, parts: None, data_at }
             }
-        };
-        Layout { format, regions, directory_at, tables_at, data_at }
+            Format::SeSparse => Layout::sesparse(regions),
+        }
+    }
+
+    /// The order of the parts is that of a file that a host wrote.
+    fn sesparse(regions: u64) -> Layout {
+        let format = Format::SeSparse;
+        let behind = |at: u64, bytes: u64| (at + bytes).next_multiple_of(SE_PART_ALIGN);
+        let journal_at = SE_PART_ALIGN;
+        let directory_at = behind(journal_at, SE_JOURNAL_BYTES);
+        let tables_at = behind(directory_at, regions * format.entry_bytes());
+        let bitmap_at = behind(tables_at, regions * format.table_bytes());
+        let backmap_at = behind(bitmap_at, regions * REGION_GRAINS / u64::from(u8::BITS));
+        let data_at = behind(backmap_at, regions * REGION_GRAINS * SE_BACKMAP_ENTRY_BYTES);
+        let parts = Parts { journal_at, tables_at, bitmap_at, backmap_at };
+        Layout { format, regions, directory_at, parts: Some(parts), data_at }
     }
 
     /// Where a region's table is before anything is written; None: it gets room among the data.
     pub fn fixed_table_at(&self, region: u64) -> Option<u64> {
-        match self.format {
-            Format::VmfsSparse => None,
-            Format::SeSparse => Some(self.tables_at + region * self.format.table_bytes()),
-        }
+        Some(self.parts?.tables_at + region * self.format.table_bytes())
     }
 
     /// The first sectors of an empty delta.
@@ -150,7 +172,23 @@ mod tests {
         assert_eq!((cowd.table_bytes(), cowd.region_bytes()), (16 << 10, 2 << 20));
         assert_eq!((se.table_bytes(), se.region_bytes()), (32 << 10, 16 << 20));
         assert_eq!(cowd.pages_per_table() * cowd.page_grains(), REGION_GRAINS);
-        // 200 GiB: 400 MiB of tables before the first grain.
-        assert_eq!(Layout::new(se, 200 << 30).data_at, (400 << 20) + (1 << 20));
+        // 200 GiB: headers, journal and directory of 1 MiB each, 400 MiB of tables, a bit for each grain, 400 MiB of backmap.
+        assert_eq!(Layout::new(se, 200 << 30).data_at, (3 + 400 + 7 + 400) << 20);
+    }
+
+    /// The parts of the file of 512 MiB that was looked into, in sectors.
+    #[test]
+    fn sesparse_has_its_parts_where_a_host_puts_them() {
+        let layout = Layout::new(Format::SeSparse, 512 << 20);
+        let parts = layout.parts.unwrap();
+        let at = [
+            parts.journal_at,
+            layout.directory_at,
+            parts.tables_at,
+            parts.bitmap_at,
+            parts.backmap_at,
+            layout.data_at,
+        ];
+        assert_eq!(at.map(|at| at / blk::SECTOR), [2048, 4096, 6144, 8192, 10_240, 12_288]);
     }
 }

@@ -14,6 +14,12 @@ pub const TABLE_PAGE_BYTES: u64 = 4096;
 /// in their options.
 const LATER_CACHE_PAGES: u32 = 65_536;
 
+/// Sectors that a record of SEsparse's journal carries at most, and so first writes: each has a sector at least that is
+/// its own, unless they are neighbours. Counted in a file that a host wrote.
+pub const JOURNAL_RECORD_SECTORS: u32 = 24;
+/// Records after which the journal begins again: 1 MiB of records of a sector and those they carry. Same file.
+pub const JOURNAL_SLOTS: u64 = (1 << 20) / ((1 + JOURNAL_RECORD_SECTORS as u64) * 512);
+
 /// What is done one at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Serial {
@@ -38,7 +44,7 @@ pub enum TableCache {
 /// When the table of a first write reaches the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TableWrites {
-    /// Before the write is acknowledged.
+    /// Before the write is acknowledged; SEsparse's by its journal.
     WithEachFirstWrite,
     /// At the guest's next flush, after the data, each page once.
     AtFlush,
@@ -52,6 +58,8 @@ pub struct Rules {
     pub look_up_on_write: bool,
     pub table_cache: TableCache,
     pub table_writes: TableWrites,
+    /// First writes whose entries one record of SEsparse's journal takes at most.
+    pub journal_writes: u32,
     /// What the committer moves in one I/O, bytes.
     pub piece_bytes: u64,
     /// Pieces under way at a time, 1 at least.
@@ -118,6 +126,7 @@ impl Hypothesis {
             look_up_on_write,
             table_cache,
             table_writes: TableWrites::WithEachFirstWrite,
+            journal_writes: JOURNAL_RECORD_SECTORS,
             piece_bytes: PIECE_BYTES,
             pieces_at_once: 1,
         };
@@ -146,6 +155,7 @@ impl Rules {
             look_up_on_write: false,
             table_cache: TableCache::Everything,
             table_writes: TableWrites::AtFlush,
+            journal_writes: JOURNAL_RECORD_SECTORS,
             piece_bytes: PIECE_BYTES,
             pieces_at_once: 1,
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::delta::Growth;
 use super::format::Format;
-use super::rules::{Hypothesis, Rules, TABLE_PAGE_BYTES, TableCache};
+use super::rules::{Hypothesis, JOURNAL_RECORD_SECTORS, JOURNAL_SLOTS, Rules, TABLE_PAGE_BYTES, TableCache};
 use crate::run::{Constant, ConstantSource};
 use crate::storage::StorageModel;
 
@@ -369,6 +369,20 @@ impl Spec {
         ];
         if let FileOperation::DeclaredUs(us) = self.stun.file_operation {
             all.push(constant("file operation", us, "us", declared, "closing, opening or creating a file"));
+        }
+        if self.format == Format::SeSparse {
+            let measured = ConstantSource::Measured;
+            let sectors = u64::from(JOURNAL_RECORD_SECTORS);
+            all.push(constant(
+                "journal record",
+                sectors,
+                "sectors",
+                measured,
+                "room in it, seen in a host's file",
+            ));
+            all.push(constant("journal", JOURNAL_SLOTS, "records", measured, "1 MiB, seen in a host's file"));
+            let writes = self.rules.journal_writes.into();
+            all.push(constant("journal sharing", writes, "", declared, "first writes in one record at most"));
         }
         if let TableCache::Pages(pages) = self.rules.table_cache {
             let bytes = u64::from(pages) * TABLE_PAGE_BYTES;

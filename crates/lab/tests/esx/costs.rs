@@ -202,5 +202,32 @@ fn sesparse_modifies_grains_that_a_write_covers_in_part() {
             cost(&esx, async { drop(read(&disk, 1 << 19, BLOCK).await) }).await,
         ]
     });
-    assert_eq!(costs, [(2, 2), (0, 1), (0, 2), (1, 0)]);
+    // The record of a first write goes beside the four sectors of the one before: table, bitmap, backmap, and once the
+    // directory; those of one write are no neighbours.
+    assert_eq!(costs, [(2, 2 + 3), (0, 1), (0, 2 + 3), (1, 0)]);
+}
+
+/// Milliseconds until eight first writes, begun at once, have all ended, and how often the file was written.
+async fn eight_first_writes(env: Env, journal_writes: u32) -> (u64, u64) {
+    let mut spec = spec(Version::Esx70, DISK);
+    spec.rules.journal_writes = journal_writes;
+    let esx = prepared(&env, spec).await;
+    let (begin, before) = (env.now_ns(), esx.counters().unwrap().writes);
+    let writes = (0..8).map(|n| {
+        let disk = disk(&esx);
+        env.spawn(async move { write(&disk, (8 << 20) + n * (256 << 10), BLOCK).await })
+    });
+    for write in writes.collect::<Vec<_>>() {
+        write.join().await;
+    }
+    ((env.now_ns() - begin) / MS, esx.counters().unwrap().writes - before)
+}
+
+#[test]
+fn first_writes_share_the_records_of_the_journal() {
+    let of = |journal_writes| steady(move |env| eight_first_writes(env, journal_writes)).0;
+    // The look-up and the data, then the record of the first to come, then that of the seven others. Beside the two
+    // records, three sectors of the write before and three of the first.
+    assert_eq!(of(24), (2 + 2, 8 + 2 + 3 + 3));
+    assert_eq!(of(1), (2 + 8, 8 + 8 + 8 * 3));
 }

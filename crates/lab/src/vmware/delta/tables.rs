@@ -56,7 +56,11 @@ impl Delta {
             self.state.borrow_mut().dirty.extend(pages);
             return Ok(());
         }
-        self.write_pages(self.pages(range)).await
+        let Some(journal) = &self.journal else { return self.write_pages(self.pages(range)).await };
+        journal.log(self, self.changed_sectors(range)).await?;
+        let mut state = self.state.borrow_mut();
+        self.pages(range).for_each(|page| state.cache.insert(page));
+        Ok(())
     }
 
     /// Data, then the tables that point to it.

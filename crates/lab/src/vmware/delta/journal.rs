@@ -1,0 +1,207 @@
+//! SEsparse's metadata on its way into the file: records of a journal, then the sectors they carry.
+//!
+//! A first write changes sectors of the grain table, the backmap and the bitmap, and the directory's where its table is
+//! new. A record carries whole sectors, so it is on the medium when the write is acknowledged, and the sectors go to their
+//! places behind it. What a file shows: sizes, order, one sequence of records. What it does not show: how many first
+//! writes share a record under load ([`Rules::journal_writes`]), and when the sectors go to their places: here while the
+//! next record is written, which costs the guest least.
+//!
+//! [`Rules::journal_writes`]: crate::vmware::rules::Rules::journal_writes
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+
+use blk::{Buf, Result, SECTOR};
+use futures_util::future::{join, join_all};
+
+use super::Delta;
+use crate::vmware::format::SE_BACKMAP_ENTRY_BYTES;
+use crate::vmware::host::Purpose;
+use crate::vmware::map::REGION_GRAINS;
+use crate::vmware::rules::{JOURNAL_RECORD_SECTORS, JOURNAL_SLOTS};
+use crate::vmware::turns::Turns;
+
+/// Of the file, from 0.
+type Sector = u64;
+
+pub struct Journal {
+    /// Byte of the file.
+    at: u64,
+    /// What no record carries yet, oldest first: the sectors of each first write.
+    waiting: RefCell<VecDeque<BTreeSet<Sector>>>,
+    /// First writes that came, and those of them that are on the medium.
+    came: Cell<u64>,
+    logged: Cell<u64>,
+    /// One record is written at a time: behind a hole in their sequence nothing counts.
+    turns: Turns,
+    records: Cell<u64>,
+    /// What the last record carried, and is not in its place yet.
+    behind: RefCell<BTreeSet<Sector>>,
+}
+
+impl Journal {
+    pub fn new(at: u64) -> Journal {
+        Journal {
+            at,
+            waiting: RefCell::default(),
+            came: Cell::new(0),
+            logged: Cell::new(0),
+            turns: Turns::default(),
+            records: Cell::new(0),
+            behind: RefCell::default(),
+        }
+    }
+
+    /// Resolves when a record, or several where one has no room, has carried all of `sectors`. Whoever waits meanwhile
+    /// shares the next.
+    pub async fn log(&self, delta: &Delta, sectors: BTreeSet<Sector>) -> Result<()> {
+        self.waiting.borrow_mut().push_back(sectors);
+        let own = self.came.get();
+        self.came.set(own + 1);
+        let _turn = self.turns.take().await;
+        while self.logged.get() <= own {
+            self.write_record(delta).await?;
+        }
+        Ok(())
+    }
+
+    /// What waits stays in the queue until it is written: whoever writes may give up.
+    async fn write_record(&self, delta: &Delta) -> Result<()> {
+        let (carried, whole) = self.next_record(delta.kind.rules.journal_writes as usize);
+        let slot_bytes = u64::from(1 + JOURNAL_RECORD_SECTORS) * SECTOR;
+        let at = self.at + self.records.get() % JOURNAL_SLOTS * slot_bytes;
+        let record = Buf::zeroed((1 + carried.len()) * SECTOR as usize).freeze();
+        let record = delta.host.write(&delta.file, at, record, Purpose::Table);
+        let behind = self.behind.borrow().clone();
+        let (written, in_place) = join(record, delta.write_sectors(&behind)).await;
+        written.and(in_place)?;
+        self.records.set(self.records.get() + 1);
+        self.logged.set(self.logged.get() + whole as u64);
+        let mut waiting = self.waiting.borrow_mut();
+        waiting.drain(..whole);
+        if whole == 0
+            && let Some(first) = waiting.front_mut()
+        {
+            first.retain(|sector| !carried.contains(sector));
+        }
+        *self.behind.borrow_mut() = carried;
+        Ok(())
+    }
+
+    /// What the next record carries, of at most `limit` first writes, and how many of them it carries whole: none where
+    /// the first of them has more than a record has room for.
+    fn next_record(&self, limit: usize) -> (BTreeSet<Sector>, usize) {
+        let room = JOURNAL_RECORD_SECTORS as usize;
+        let waiting = self.waiting.borrow();
+        let mut carried = BTreeSet::new();
+        let mut whole = 0;
+        for sectors in waiting.iter().take(limit) {
+            let together: BTreeSet<Sector> = carried.union(sectors).copied().collect();
+            if together.len() > room {
+                break;
+            }
+            carried = together;
+            whole += 1;
+        }
+        if whole == 0 {
+            carried = waiting.iter().flatten().copied().take(room).collect();
+        }
+        (carried, whole)
+    }
+}
+
+impl Delta {
+    /// What it changes that the grains of `range` got their places.
+    pub(super) fn changed_sectors(&self, range: &Range<u64>) -> BTreeSet<Sector> {
+        let mut changed = BTreeSet::new();
+        for region in self.regions_of(range) {
+            let first = (range.start / self.grain()).max(region * REGION_GRAINS);
+            let end = range.end.div_ceil(self.grain()).min((region + 1) * REGION_GRAINS);
+            self.change_table(region, &(first..end), &mut changed);
+            let state = self.state.borrow();
+            state
+                .map
+                .each_held(first, end - first, |_, count, at| self.change_space(at, count, &mut changed));
+        }
+        changed
+    }
+
+    /// The sectors of the region's table that have entries of `grains`, and its directory's if the table is new.
+    fn change_table(&self, region: u64, grains: &Range<u64>, changed: &mut BTreeSet<Sector>) {
+        let entry_bytes = self.layout.format.entry_bytes();
+        let mut state = self.state.borrow_mut();
+        let table = state.map.table_at(region).expect("a region with grains has a table") * self.grain();
+        let inside = |grain: u64| (grain - region * REGION_GRAINS) * entry_bytes;
+        changed.extend(sectors(table + inside(grains.start)..table + inside(grains.end)));
+        if state.map.is_table_new(region) {
+            let entry = self.layout.directory_at + region * entry_bytes;
+            changed.extend(sectors(entry..entry + entry_bytes));
+        }
+    }
+
+    /// The sectors of bitmap and backmap for `count` grains from `at` of the file.
+    fn change_space(&self, at: u64, count: u64, changed: &mut BTreeSet<Sector>) {
+        let Some(parts) = self.layout.parts else { return };
+        let first = at - self.layout.data_at / self.grain();
+        let end = first + count;
+        let bits = u64::from(u8::BITS);
+        changed.extend(sectors(parts.bitmap_at + first / bits..parts.bitmap_at + end.div_ceil(bits)));
+        let owner = |grain: u64| parts.backmap_at + grain * SE_BACKMAP_ENTRY_BYTES;
+        changed.extend(sectors(owner(first)..owner(end)));
+    }
+
+    /// Writes these to their places, neighbours together. Nobody reads them again, so they carry nothing.
+    async fn write_sectors(&self, sectors: &BTreeSet<Sector>) -> Result<()> {
+        let mut runs: Vec<Range<Sector>> = Vec::new();
+        for &sector in sectors {
+            match runs.last_mut() {
+                Some(run) if run.end == sector => run.end += 1,
+                _ => runs.push(sector..sector + 1),
+            }
+        }
+        let writes = runs.into_iter().map(|run| {
+            let data = Buf::zeroed(((run.end - run.start) * SECTOR) as usize).freeze();
+            self.host.write(&self.file, run.start * SECTOR, data, Purpose::Table)
+        });
+        join_all(writes).await.into_iter().collect()
+    }
+}
+
+/// Those that have bytes of a range.
+fn sectors(bytes: Range<u64>) -> Range<Sector> {
+    bytes.start / SECTOR..bytes.end.div_ceil(SECTOR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(writes: &[&[Sector]]) -> Journal {
+        let journal = Journal::new(0);
+        journal.waiting.borrow_mut().extend(writes.iter().map(|sectors| sectors.iter().copied().collect()));
+        journal
+    }
+
+    #[test]
+    fn a_record_takes_what_has_room_and_is_allowed() {
+        let journal = waiting(&[&[1, 2], &[2, 3], &[4]]);
+        assert_eq!(journal.next_record(24), (BTreeSet::from([1, 2, 3, 4]), 3));
+        assert_eq!(journal.next_record(1), (BTreeSet::from([1, 2]), 1));
+        let apart: Vec<Vec<Sector>> = (0..30).map(|n| vec![n * 10, n * 10 + 1]).collect();
+        let apart: Vec<&[Sector]> = apart.iter().map(Vec::as_slice).collect();
+        assert_eq!(waiting(&apart).next_record(24).1, 12);
+    }
+
+    #[test]
+    fn what_is_larger_than_a_record_is_carried_in_parts() {
+        let large: Vec<Sector> = (0..60).collect();
+        let (carried, whole) = waiting(&[&large]).next_record(24);
+        assert_eq!((carried.len(), whole), (24, 0));
+    }
+
+    #[test]
+    fn the_slots_are_those_of_the_file_that_was_looked_into() {
+        assert_eq!(JOURNAL_SLOTS, 81);
+    }
+}
