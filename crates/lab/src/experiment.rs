@@ -24,7 +24,7 @@ use crate::probe::Heartbeat;
 use crate::run::{Constant, ConstantSource, Phase, Quantity, Use};
 use crate::runner::Step;
 use crate::vmware::rules::JOURNAL_RECORD_SECTORS;
-use crate::vmware::spec::Version;
+use crate::vmware::spec::{MARKS_MAX, Version};
 use crate::workload::Worker;
 
 /// One file of the catalogue.
@@ -74,6 +74,10 @@ fn one() -> u32 {
     1
 }
 
+fn all_marks() -> u32 {
+    MARKS_MAX
+}
+
 fn whole_record() -> u32 {
     JOURNAL_RECORD_SECTORS
 }
@@ -91,6 +95,12 @@ pub struct Esx {
     /// Deltas lie on a device of their own, of this model; None: beside the disks.
     #[serde(default)]
     pub delta_storage: Option<String>,
+    /// The datastore is a file server's; else VMFS.
+    #[serde(default)]
+    pub nfs: bool,
+    /// Records that VMFS writes when it zeroed a block.
+    #[serde(default = "all_marks")]
+    pub block_marks: u32,
     /// Pieces that a commit has under way at a time.
     #[serde(default = "one")]
     pub committer_outstanding: u32,
@@ -184,6 +194,8 @@ pub enum Input {
     SnapshotSeconds,
     /// See [`Esx::committer_outstanding`].
     CommitterOutstanding,
+    /// See [`Esx::block_marks`].
+    BlockMarks,
     /// See [`Esx::journal_writes`].
     JournalWrites,
     /// What a call of the datastore for a file (`calls.call` of its model) takes, microseconds.
@@ -212,6 +224,7 @@ impl Input {
             Input::WorkingSetBytes => "working set",
             Input::SnapshotSeconds => "age of the snapshot",
             Input::CommitterOutstanding => "committer's outstanding pieces",
+            Input::BlockMarks => "records of a block that was zeroed",
             Input::JournalWrites => "first writes in a record of the journal",
             Input::FileCallUs => "a call for a file",
         }
@@ -225,7 +238,7 @@ impl Input {
     /// Empty for a plain number.
     pub fn unit(self) -> &'static str {
         match self {
-            Input::Outstanding | Input::CommitterOutstanding | Input::JournalWrites => "",
+            Input::Outstanding | Input::CommitterOutstanding | Input::BlockMarks | Input::JournalWrites => "",
             Input::FileCallUs => "us",
             Input::AlignBytes | Input::WorkingSetBytes => "bytes",
             Input::SnapshotSeconds => "s",
@@ -256,6 +269,8 @@ impl Experiment {
                 format: Format::VmfsSparse,
                 linked_clone: false,
                 delta_storage: None,
+                nfs: false,
+                block_marks: MARKS_MAX,
                 committer_outstanding: 1,
                 journal_writes: JOURNAL_RECORD_SECTORS,
             },
@@ -299,6 +314,7 @@ impl Experiment {
                 Input::WorkingSetBytes => worker.working_set_bytes = value,
                 Input::SnapshotSeconds
                 | Input::CommitterOutstanding
+                | Input::BlockMarks
                 | Input::JournalWrites
                 | Input::FileCallUs => {}
             }
@@ -306,6 +322,7 @@ impl Experiment {
         match input {
             Input::SnapshotSeconds => scale::set_snapshot_seconds(&mut other.steps, value),
             Input::CommitterOutstanding => other.esx.committer_outstanding = narrow,
+            Input::BlockMarks => other.esx.block_marks = narrow,
             Input::JournalWrites => other.esx.journal_writes = narrow,
             _ => {}
         }

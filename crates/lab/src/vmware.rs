@@ -10,8 +10,10 @@
 mod cache;
 mod chain;
 mod commit;
+mod constants;
 mod delta;
 mod disk;
+mod extent;
 mod fills;
 mod format;
 mod frozen;
@@ -20,6 +22,7 @@ mod host;
 mod map;
 mod mover;
 mod path;
+mod records;
 pub mod rules;
 pub mod spec;
 mod stun;
@@ -27,6 +30,7 @@ mod turns;
 mod vm;
 
 pub use delta::Growth;
+pub use extent::Zeroing;
 pub use format::Format;
 pub use vm::Esx;
 

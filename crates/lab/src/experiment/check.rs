@@ -6,6 +6,7 @@ use super::{Esx, Experiment, Fit, Published, Unknown};
 use crate::run::{Quantity, Use};
 use crate::runner::{Protocol, Step};
 use crate::vmware::rules::JOURNAL_RECORD_SECTORS;
+use crate::vmware::spec::MARKS_MAX;
 use crate::workload::{OUTSTANDING_MAX, Workload};
 
 /// Disks of one VM: four SCSI controllers of 15, VMware's limit of those years, and room for today's 4 x 64.
@@ -70,11 +71,14 @@ fn each<T>(table: &'static str, items: &[T], check: impl Fn(&T) -> Result<(), St
 
 fn check_esx(esx: &Esx) -> Result<(), String> {
     let counts = [
-        ("committer_outstanding", esx.committer_outstanding, OUTSTANDING_MAX),
-        ("journal_writes", esx.journal_writes, JOURNAL_RECORD_SECTORS),
+        ("committer_outstanding", esx.committer_outstanding, 1..=OUTSTANDING_MAX),
+        ("block_marks", esx.block_marks, 0..=MARKS_MAX),
+        ("journal_writes", esx.journal_writes, 1..=JOURNAL_RECORD_SECTORS),
     ];
-    let wrong = counts.iter().find(|(_, count, most)| !(1..=*most).contains(count));
-    wrong.map_or(Ok(()), |(name, _, most)| Err(format!("[esx]: {name}: 1 to {most} are possible")))
+    let wrong = counts.into_iter().find(|(_, count, possible)| !possible.contains(count));
+    wrong.map_or(Ok(()), |(name, _, possible)| {
+        Err(format!("[esx]: {name}: {} to {} are possible", possible.start(), possible.end()))
+    })
 }
 
 fn check_disks(experiment: &Experiment) -> Result<(), Found> {

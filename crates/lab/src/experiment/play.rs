@@ -117,6 +117,8 @@ impl Play {
             journal_writes: esx.journal_writes,
             ..hypothesis.rules()
         };
+        spec.vmfs = !esx.nfs;
+        spec.marks = esx.block_marks;
         // Every model has calls; one that had none would open files at the cost of its directory.
         if let Ok(calls) = FileOperation::of(&self.storage) {
             spec.stun.file_operation = calls;

@@ -7,11 +7,12 @@ use blk::{Buf, File, Result, Slice};
 use futures_util::future::join_all;
 
 use super::delta::Delta;
+use super::extent::Extent;
 use super::host::{Host, Purpose};
 
 pub struct Chain {
     /// Flat: a byte of the disk is the same byte of the file.
-    pub base: File,
+    pub base: Extent,
     /// Oldest first.
     pub deltas: Vec<Rc<Delta>>,
 }
@@ -32,10 +33,10 @@ impl Chain {
             let found = delta.find(&(range.start..range.start + len));
             len = found.len;
             if let Some(at) = found.at {
-                return (&delta.file, at, len);
+                return (&delta.extent.file, at, len);
             }
         }
-        (&self.base, range.start, len)
+        (&self.base.file, range.start, len)
     }
 
     /// The first part of what is left of an I/O, with everything that follows it in the same file.
@@ -105,14 +106,14 @@ impl Delta {
         let range = offset..offset + data.len() as u64;
         let (at, len) = self.held_together(&range);
         if len == range.end - range.start {
-            return host.write(&self.file, at, data, purpose).await;
+            return self.extent.write(host, at, data, purpose).await;
         }
         let mut writes = Vec::new();
         let mut inside = 0;
         while inside < data.len() {
             let (at, len) = self.held_together(&(offset + inside as u64..range.end));
             let part = data.slice(inside..inside + len as usize);
-            writes.push(host.write(&self.file, at, part, purpose));
+            writes.push(self.extent.write(host, at, part, purpose));
             inside += len as usize;
         }
         join_all(writes).await.into_iter().collect()

@@ -4,18 +4,19 @@ mod growth;
 mod journal;
 mod tables;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
 use blk::sync::RangeLock;
-use blk::{Buf, Dir, File, Result};
+use blk::{Buf, Dir, Result};
 
-pub use growth::{Growth, RECORDS_FILE_BYTES};
+pub use growth::Growth;
 use journal::Journal;
 
 use super::cache::Cache;
+use super::extent::{Datastore, Extent};
 use super::format::{Format, Layout};
 use super::host::{Host, Purpose};
 use super::map::{Map, REGION_GRAINS};
@@ -27,13 +28,12 @@ pub struct Kind {
     pub format: Format,
     pub rules: Rules,
     pub growth: Growth,
-    /// The file system's own records, which growth writes; None: it has none that we pay for, as on NFS.
-    pub records: Option<File>,
+    pub datastore: Datastore,
 }
 
 pub struct Delta {
     pub name: String,
-    pub file: File,
+    pub extent: Extent,
     pub layout: Layout,
     kind: Rc<Kind>,
     host: Rc<Host>,
@@ -45,8 +45,6 @@ pub struct Delta {
     journal: Option<Journal>,
     /// Whose turn it is, where the rules have a lock per delta.
     pub turns: Turns,
-    /// Growth steps so far.
-    steps: Cell<u64>,
 }
 
 struct State {
@@ -80,8 +78,9 @@ impl Delta {
         let file = dir.create_new(name).await?;
         let layout = Layout::new(kind.format, disk_bytes);
         file.set_len(layout.data_at).await?;
+        let extent = Extent::new(file, layout.data_at, &kind.datastore).begun_small();
         let header = layout.header(name, disk_bytes)?;
-        host.write(&file, 0, header.freeze(), Purpose::Table).await?;
+        extent.write(&host, 0, header.freeze(), Purpose::Table).await?;
         let pages = layout.regions * layout.format.pages_per_table();
         let state = State {
             map: Map::new(layout.regions),
@@ -92,7 +91,7 @@ impl Delta {
         };
         Ok(Delta {
             name: name.to_string(),
-            file,
+            extent,
             layout,
             kind,
             host,
@@ -101,7 +100,6 @@ impl Delta {
             pages_written: RangeLock::default(),
             journal: layout.parts.map(|parts| Journal::new(parts.journal_at)),
             turns: Turns::default(),
-            steps: Cell::new(0),
         })
     }
 
@@ -244,7 +242,7 @@ impl Delta {
             } else {
                 Buf::alloc(found.len as usize)
             };
-            let (part, result) = self.host.read(&self.file, place, part, Purpose::Commit).await;
+            let (part, result) = self.host.read(&self.extent.file, place, part, Purpose::Commit).await;
             result?;
             if single {
                 return Ok(part);

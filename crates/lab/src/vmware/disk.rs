@@ -75,7 +75,7 @@ impl Disk {
         let _inside = self.gate.enter().await;
         let chain = self.chain();
         if chain.deltas.is_empty() {
-            return self.host.read(&chain.base, offset, buf, Purpose::Guest).await;
+            return self.host.read(&chain.base.file, offset, buf, Purpose::Guest).await;
         }
         self.read_chain(&chain, offset, buf).await
     }
@@ -84,7 +84,7 @@ impl Disk {
         let _inside = self.gate.enter().await;
         let chain = self.chain();
         if chain.deltas.is_empty() {
-            return self.host.write(&chain.base, offset, data, Purpose::Guest).await;
+            return chain.base.write(&self.host, offset, data, Purpose::Guest).await;
         }
         self.write_chain(&chain, offset, data).await
     }
@@ -98,7 +98,7 @@ impl Disk {
             delta.flush().await?;
         }
         if chain.deltas.len() < written {
-            self.host.flush(&chain.base).await?;
+            self.host.flush(&chain.base.file).await?;
         }
         Ok(())
     }

@@ -110,7 +110,7 @@ impl Vm {
     pub(super) async fn flush_below(&self, chain: &Chain, level: usize) -> Result<()> {
         match level.checked_sub(1) {
             Some(below) => chain.deltas[below].flush().await,
-            None => self.host.flush(&chain.base).await,
+            None => self.host.flush(&chain.base.file).await,
         }
     }
 

@@ -94,7 +94,7 @@ impl Disk {
     ) -> Result<()> {
         match level.checked_sub(1) {
             Some(below) => self.write_delta(chain, below, offset, data, Writer::Commit).await,
-            None => self.host.write(&chain.base, offset, data, Purpose::Commit).await,
+            None => chain.base.write(&self.host, offset, data, Purpose::Commit).await,
         }
     }
 

@@ -6,9 +6,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::delta::Growth;
+use super::extent::Zeroing;
 use super::format::Format;
-use super::rules::{Hypothesis, JOURNAL_RECORD_SECTORS, JOURNAL_SLOTS, Rules, TABLE_PAGE_BYTES, TableCache};
-use crate::run::{Constant, ConstantSource};
+use super::rules::{Hypothesis, Rules};
 use crate::storage::StorageModel;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +133,10 @@ pub struct Spec {
     pub growth: Growth,
     /// The datastore is VMFS, which writes records of its own when a file grows; else NFS.
     pub vmfs: bool,
+    /// Of VMFS's blocks, when they are first written.
+    pub zeroing: Zeroing,
+    /// Records that a block's first write costs VMFS: [`MARKS_MAX`] at most.
+    pub marks: u32,
     pub commit: CommitWay,
     pub stun: StunCost,
     pub snapshots: Snapshots,
@@ -150,6 +154,9 @@ const CHECKPOINT_US: u64 = 10_000;
 const LAST_ROUND_BYTES: u64 = 16 << 20;
 /// Helpers of 5.x are merged stopped when that takes 12 s at most: VMware's own authors.
 const LAST_ROUND_US: u64 = 12_000_000;
+/// That a block of VMFS was zeroed is on file for each block (the VDDK has a call for it, ClearLazyZero): in the journal,
+/// and in the pointer block.
+pub const MARKS_MAX: u32 = 2;
 /// Of the waits between rounds.
 const MINUTE_US: u64 = 60_000_000;
 /// Rounds of 5.x before it merges stopped.
@@ -250,6 +257,14 @@ impl Version {
         }
     }
 
+    /// Storage is told to zero from 4.1 on (VAAI).
+    fn zeroing(self) -> Zeroing {
+        match self {
+            Version::Esx35 | Version::Esx40 => Zeroing::Host,
+            Version::Esx50 | Version::Esx55 | Version::Esx60 | Version::Esx70 => Zeroing::Storage,
+        }
+    }
+
     fn touched(self) -> Touched {
         match self {
             Version::Esx35 | Version::Esx40 | Version::Esx50 | Version::Esx55 => Touched::AllDisks,
@@ -289,6 +304,8 @@ impl Spec {
             rules: version.hypothesis().rules(),
             growth: Growth::observed(),
             vmfs: true,
+            zeroing: version.zeroing(),
+            marks: MARKS_MAX,
             commit: version.commit(),
             stun,
             snapshots: Snapshots::Deltas,
@@ -328,66 +345,5 @@ impl Spec {
         if let Waits::Growing { minute_us } = &mut rule.waits {
             *minute_us /= divisor;
         }
-    }
-
-    /// Every number the model rests on.
-    pub fn constants(&self) -> Vec<Constant> {
-        let constant = |name: &str, value: u64, unit: &str, source, note: &str| Constant {
-            name: name.into(),
-            value: value as f64,
-            unit: unit.into(),
-            source,
-            note: note.into(),
-        };
-        let (known, declared) = (ConstantSource::DataSheet, ConstantSource::Declared);
-        let mut all = vec![
-            constant("grain", self.format.grain_bytes(), "bytes", known, self.format.name()),
-            constant("grain table", self.format.table_bytes(), "bytes", known, self.format.name()),
-            constant("growth step", self.growth.step_bytes, "bytes", known, "2009 article; VMware support"),
-            constant("table page", TABLE_PAGE_BYTES, "bytes", declared, "unit of table I/O; hardly matters"),
-            constant(
-                "committer's piece",
-                self.rules.piece_bytes,
-                "bytes",
-                declared,
-                "VMware tells of 64 KiB for its own copies",
-            ),
-            constant(
-                "committer's pieces",
-                self.rules.pieces_at_once.into(),
-                "",
-                declared,
-                "under way at a time",
-            ),
-            constant(
-                "checkpoint",
-                self.stun.checkpoint_us,
-                "us",
-                declared,
-                "stopping and resuming, files apart",
-            ),
-        ];
-        if let FileOperation::DeclaredUs(us) = self.stun.file_operation {
-            all.push(constant("file operation", us, "us", declared, "closing, opening or creating a file"));
-        }
-        if self.format == Format::SeSparse {
-            let measured = ConstantSource::Measured;
-            let sectors = u64::from(JOURNAL_RECORD_SECTORS);
-            all.push(constant(
-                "journal record",
-                sectors,
-                "sectors",
-                measured,
-                "room in it, seen in a host's file",
-            ));
-            all.push(constant("journal", JOURNAL_SLOTS, "records", measured, "1 MiB, seen in a host's file"));
-            let writes = self.rules.journal_writes.into();
-            all.push(constant("journal sharing", writes, "", declared, "first writes in one record at most"));
-        }
-        if let TableCache::Pages(pages) = self.rules.table_cache {
-            let bytes = u64::from(pages) * TABLE_PAGE_BYTES;
-            all.push(constant("table cache", bytes, "bytes", known, "host option; taken per open delta"));
-        }
-        all
     }
 }

@@ -8,12 +8,14 @@ use blk::volume::Volume;
 use blk::{Dir, Env, Error, File, Local, Result};
 
 use super::chain::Chain;
-use super::delta::{Delta, Kind, RECORDS_FILE_BYTES};
+use super::delta::{Delta, Kind};
 use super::disk::Disk;
+use super::extent::{Datastore, Extent, Zeroing};
 use super::format::DISK_ALIGN;
 use super::frozen::Frozen;
 use super::gate::Gate;
 use super::host::Host;
+use super::records::{RECORDS_FILE_BYTES, Records};
 use super::spec::{Snapshots, Spec};
 use crate::run::{Counters, Stun};
 use crate::subject::{CommitEnd, CommitProgress, Subject};
@@ -63,20 +65,19 @@ impl Esx {
     pub async fn create(env: Env, dir: Dir, delta_dir: Dir, spec: Spec) -> Result<Esx> {
         check_sizes(&dir, &spec)?;
         let (host, gate) = (Rc::new(Host::default()), Rc::new(Gate::default()));
-        let mut disks = Vec::new();
+        let mut bases = Vec::new();
         for (index, &size_bytes) in spec.disks.iter().enumerate() {
             let file_name = format!("disk{index}-flat.vmdk");
-            let base = create_base(&dir, &file_name, size_bytes, spec.thick).await?;
-            let chain = Chain { base, deltas: Vec::new() };
-            let (host, gate, rules) = (host.clone(), gate.clone(), spec.rules);
-            disks.push(Rc::new(Disk::new(index as u32, file_name, size_bytes, rules, host, gate, chain)));
+            bases.push((create_base(&dir, &file_name, size_bytes, spec.thick).await?, file_name, size_bytes));
         }
-        let records = if spec.vmfs {
-            Some(create_base(&dir, RECORDS_FILE, RECORDS_FILE_BYTES, true).await?)
-        } else {
-            None
-        };
-        let kind = Rc::new(Kind { format: spec.format, rules: spec.rules, growth: spec.growth, records });
+        let datastore = create_datastore(&dir, &spec).await?;
+        let disks = bases.into_iter().enumerate().map(|(index, (base, file_name, size_bytes))| {
+            let chain = Chain { base: Extent::new(base, size_bytes, &datastore), deltas: Vec::new() };
+            let (host, gate, rules) = (host.clone(), gate.clone(), spec.rules);
+            Rc::new(Disk::new(index as u32, file_name, size_bytes, rules, host, gate, chain))
+        });
+        let disks = disks.collect();
+        let kind = Rc::new(Kind { format: spec.format, rules: spec.rules, growth: spec.growth, datastore });
         let vm = Vm {
             env,
             dir,
@@ -95,6 +96,15 @@ impl Esx {
         }
         Ok(Esx(Rc::new(vm)))
     }
+}
+
+async fn create_datastore(dir: &Dir, spec: &Spec) -> Result<Datastore> {
+    let records = match spec.vmfs {
+        true => Some(create_base(dir, RECORDS_FILE, RECORDS_FILE_BYTES, true).await?),
+        false => None,
+    };
+    let zeroing = if spec.vmfs { spec.zeroing } else { Zeroing::Nothing };
+    Ok(Datastore { zeroing, marks: spec.marks, records: records.map(Records::new).map(Rc::new) })
 }
 
 async fn create_base(dir: &Dir, name: &str, bytes: u64, thick: bool) -> Result<File> {

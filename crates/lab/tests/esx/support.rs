@@ -19,9 +19,10 @@ pub fn world(device: Device) -> SimWorld {
     SimWorld::new(3, Options { device, events_max: 20_000_000, ..Options::default() })
 }
 
-/// A VM of one disk whose stuns cost nothing, so that clocks and counters show the path alone.
+/// A VM of one disk whose stuns and new blocks cost nothing, so that clocks and counters show the path alone.
 pub fn spec(version: Version, disk_bytes: u64) -> Spec {
     let mut spec = Spec::esx(version, vec![disk_bytes]);
+    spec.zeroing = lab::vmware::Zeroing::Nothing;
     spec.stun.checkpoint_us = 0;
     spec.stun.file_operation = lab::vmware::spec::FileOperation::DeclaredUs(0);
     assert_eq!(spec.snapshots, Snapshots::Deltas);

@@ -72,7 +72,7 @@ impl Journal {
         let slot_bytes = u64::from(1 + JOURNAL_RECORD_SECTORS) * SECTOR;
         let at = self.at + self.records.get() % JOURNAL_SLOTS * slot_bytes;
         let record = Buf::zeroed((1 + carried.len()) * SECTOR as usize).freeze();
-        let record = delta.host.write(&delta.file, at, record, Purpose::Table);
+        let record = delta.extent.write(&delta.host, at, record, Purpose::Table);
         let behind = self.behind.borrow().clone();
         let (written, in_place) = join(record, delta.write_sectors(&behind)).await;
         written.and(in_place)?;
@@ -162,7 +162,7 @@ impl Delta {
         }
         let writes = runs.into_iter().map(|run| {
             let data = Buf::zeroed(((run.end - run.start) * SECTOR) as usize).freeze();
-            self.host.write(&self.file, run.start * SECTOR, data, Purpose::Table)
+            self.extent.write(&self.host, run.start * SECTOR, data, Purpose::Table)
         });
         join_all(writes).await.into_iter().collect()
     }

@@ -31,7 +31,7 @@ impl Delta {
                 continue;
             }
             let buf = Buf::alloc(TABLE_PAGE_BYTES as usize);
-            self.host.read(&self.file, at, buf, Purpose::Table).await.1?;
+            self.host.read(&self.extent.file, at, buf, Purpose::Table).await.1?;
             self.state.borrow_mut().cache.insert(page);
         }
         Ok(())
@@ -46,7 +46,7 @@ impl Delta {
             return Ok(());
         }
         let buf = Buf::alloc(format.table_bytes() as usize);
-        self.host.read(&self.file, at, buf, Purpose::Table).await.1
+        self.host.read(&self.extent.file, at, buf, Purpose::Table).await.1
     }
 
     /// The entries of `range` have changed: they reach the file now, or at the next flush.
@@ -65,7 +65,7 @@ impl Delta {
 
     /// Data, then the tables that point to it.
     pub async fn flush(&self) -> Result<()> {
-        self.host.flush(&self.file).await?;
+        self.host.flush(&self.extent.file).await?;
         let dirty = std::mem::take(&mut self.state.borrow_mut().dirty);
         if dirty.is_empty() {
             return Ok(());
@@ -73,7 +73,7 @@ impl Delta {
         for page in dirty {
             self.write_pages(page..page + 1).await?;
         }
-        self.host.flush(&self.file).await
+        self.host.flush(&self.extent.file).await
     }
 
     async fn write_pages(&self, pages: Range<u64>) -> Result<()> {
@@ -96,7 +96,7 @@ impl Delta {
         let _turn = self.pages_written.lock(first..first + count).await;
         let at = self.page_at(first).expect("a table that is written has a place");
         let data = self.encode_pages(first, count).freeze();
-        self.host.write(&self.file, at, data, Purpose::Table).await?;
+        self.extent.write(&self.host, at, data, Purpose::Table).await?;
         let mut state = self.state.borrow_mut();
         (first..first + count).for_each(|page| state.cache.insert(page));
         Ok(())
@@ -131,6 +131,6 @@ impl Delta {
             }
         }
         let at = self.layout.directory_at + first * entry_bytes;
-        self.host.write(&self.file, at, out.freeze(), Purpose::Table).await
+        self.extent.write(&self.host, at, out.freeze(), Purpose::Table).await
     }
 }
