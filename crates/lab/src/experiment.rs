@@ -95,6 +95,9 @@ pub struct Esx {
     /// Deltas lie on a device of their own, of this model; None: beside the disks.
     #[serde(default)]
     pub delta_storage: Option<String>,
+    /// A filter spares reads the tables of deltas that hold nothing of them: 7.0 U2 and later, SEsparse.
+    #[serde(default)]
+    pub read_filter: bool,
     /// The datastore is a file server's; else VMFS.
     #[serde(default)]
     pub nfs: bool,
@@ -194,6 +197,8 @@ pub enum Input {
     SnapshotSeconds,
     /// See [`Esx::committer_outstanding`].
     CommitterOutstanding,
+    /// See [`Esx::read_filter`]: 0 is none.
+    ReadFilter,
     /// See [`Esx::block_marks`].
     BlockMarks,
     /// See [`Esx::journal_writes`].
@@ -224,6 +229,7 @@ impl Input {
             Input::WorkingSetBytes => "working set",
             Input::SnapshotSeconds => "age of the snapshot",
             Input::CommitterOutstanding => "committer's outstanding pieces",
+            Input::ReadFilter => "filter for reads",
             Input::BlockMarks => "records of a block that was zeroed",
             Input::JournalWrites => "first writes in a record of the journal",
             Input::FileCallUs => "a call for a file",
@@ -238,7 +244,11 @@ impl Input {
     /// Empty for a plain number.
     pub fn unit(self) -> &'static str {
         match self {
-            Input::Outstanding | Input::CommitterOutstanding | Input::BlockMarks | Input::JournalWrites => "",
+            Input::Outstanding
+            | Input::CommitterOutstanding
+            | Input::ReadFilter
+            | Input::BlockMarks
+            | Input::JournalWrites => "",
             Input::FileCallUs => "us",
             Input::AlignBytes | Input::WorkingSetBytes => "bytes",
             Input::SnapshotSeconds => "s",
@@ -269,6 +279,7 @@ impl Experiment {
                 format: Format::VmfsSparse,
                 linked_clone: false,
                 delta_storage: None,
+                read_filter: false,
                 nfs: false,
                 block_marks: MARKS_MAX,
                 committer_outstanding: 1,
@@ -314,6 +325,7 @@ impl Experiment {
                 Input::WorkingSetBytes => worker.working_set_bytes = value,
                 Input::SnapshotSeconds
                 | Input::CommitterOutstanding
+                | Input::ReadFilter
                 | Input::BlockMarks
                 | Input::JournalWrites
                 | Input::FileCallUs => {}
@@ -322,6 +334,7 @@ impl Experiment {
         match input {
             Input::SnapshotSeconds => scale::set_snapshot_seconds(&mut other.steps, value),
             Input::CommitterOutstanding => other.esx.committer_outstanding = narrow,
+            Input::ReadFilter => other.esx.read_filter = value != 0,
             Input::BlockMarks => other.esx.block_marks = narrow,
             Input::JournalWrites => other.esx.journal_writes = narrow,
             _ => {}

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Esx, Experiment, Fit, Published, Unknown};
+use super::{Esx, Experiment, Fit, Input, Published, Unknown};
 use crate::run::{Quantity, Use};
 use crate::runner::{Protocol, Step};
 use crate::vmware::rules::JOURNAL_RECORD_SECTORS;
@@ -132,6 +132,9 @@ fn check_unknown(unknown: &Unknown, experiment: &Experiment) -> Result<(), Strin
         check_esx(&other.esx).map_err(|cause| format!("values: {value}: {cause}"))?;
         let workload = Workload { workers: other.workers, ..Workload::default() };
         workload.check(&disk_bytes).map_err(|cause| format!("values: {value}: {cause}"))?;
+    }
+    if unknown.input == Input::ReadFilter && unknown.values.iter().any(|value| *value > 1) {
+        return Err("values: 0 and 1 are possible".into());
     }
     let is_loaded = !experiment.workers.is_empty() || !unknown.input.moves_baseline();
     is_loaded.then_some(()).ok_or_else(|| "input: there are no workers".to_string())

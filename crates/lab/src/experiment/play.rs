@@ -115,6 +115,7 @@ impl Play {
         spec.rules = Rules {
             pieces_at_once: esx.committer_outstanding,
             journal_writes: esx.journal_writes,
+            read_filter: esx.read_filter,
             ..hypothesis.rules()
         };
         spec.vmfs = !esx.nfs;

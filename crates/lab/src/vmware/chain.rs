@@ -77,7 +77,7 @@ impl Chain {
     /// Reads the tables that a read of `range` through the oldest `levels` deltas needs, newest first.
     pub async fn look_up(&self, levels: usize, mut range: Range<u64>) -> Result<()> {
         for (level, delta) in self.deltas[..levels].iter().enumerate().rev() {
-            delta.look_up(&range).await?;
+            delta.look_up_read(&range).await?;
             if level > 0 {
                 range = delta.trim(range);
             }

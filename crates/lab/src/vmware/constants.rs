@@ -44,7 +44,9 @@ impl Spec {
         }
         let seen = "seen in a host's file";
         let writes = self.rules.journal_writes.into();
+        let filter = self.rules.read_filter.into();
         vec![
+            constant("filter for reads", filter, "", DECLARED, "1: 7.0 U2 and later (VMware KB 83550)"),
             constant("journal record", JOURNAL_RECORD_SECTORS.into(), "sectors", MEASURED, seen),
             constant("journal", JOURNAL_SLOTS, "records", MEASURED, seen),
             constant("journal sharing", writes, "", DECLARED, "first writes in one record at most"),

@@ -124,6 +124,18 @@ impl Delta {
         }
     }
 
+    pub fn holds_any(&self, range: &Range<u64>) -> bool {
+        let mut at = range.start;
+        while at < range.end {
+            let found = self.find(&(at..range.end));
+            if found.at.is_some() {
+                return true;
+            }
+            at += found.len;
+        }
+        false
+    }
+
     /// What is left of `range` when held bytes are taken off both ends.
     pub fn trim(&self, mut range: Range<u64>) -> Range<u64> {
         while !range.is_empty() {

@@ -52,7 +52,7 @@ impl Disk {
                 drop(held.take());
                 held = Some(delta.turns.take().await);
             }
-            delta.look_up(&left).await?;
+            delta.look_up_read(&left).await?;
             if level > 0 {
                 left = delta.trim(left);
             }

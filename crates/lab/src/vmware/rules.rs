@@ -57,6 +57,8 @@ pub struct Rules {
     /// A write looks its range up before it goes anywhere, as a read does.
     pub look_up_on_write: bool,
     pub table_cache: TableCache,
+    /// A filter in memory spares a read the table of a delta that holds nothing of its range.
+    pub read_filter: bool,
     pub table_writes: TableWrites,
     /// First writes whose entries one record of SEsparse's journal takes at most.
     pub journal_writes: u32,
@@ -125,6 +127,7 @@ impl Hypothesis {
             serial,
             look_up_on_write,
             table_cache,
+            read_filter: false,
             table_writes: TableWrites::WithEachFirstWrite,
             journal_writes: JOURNAL_RECORD_SECTORS,
             piece_bytes: PIECE_BYTES,
@@ -154,6 +157,7 @@ impl Rules {
             serial: Serial::Nothing,
             look_up_on_write: false,
             table_cache: TableCache::Everything,
+            read_filter: false,
             table_writes: TableWrites::AtFlush,
             journal_writes: JOURNAL_RECORD_SECTORS,
             piece_bytes: PIECE_BYTES,

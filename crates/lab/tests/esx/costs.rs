@@ -7,7 +7,7 @@ use blk::{Buf, Env};
 use futures_util::future::select;
 use lab::run::Counters;
 use lab::subject::Subject;
-use lab::vmware::rules::Hypothesis;
+use lab::vmware::rules::{Hypothesis, TableCache};
 use lab::vmware::spec::{Spec, Version};
 use lab::vmware::{Esx, Zeroing};
 
@@ -221,6 +221,25 @@ fn sesparse_modifies_grains_that_a_write_covers_in_part() {
     // The record of a first write goes beside the four sectors of the one before: table, bitmap, backmap, and once the
     // directory; those of one write are no neighbours.
     assert_eq!(costs, [(2, 2 + 3), (0, 1), (0, 2 + 3), (1, 0)]);
+}
+
+#[test]
+fn a_filter_spares_reads_the_tables_of_what_is_not_held() {
+    let of = |read_filter| {
+        let costs = steady(move |env| async move {
+            let mut spec = spec(Version::Esx70, DISK);
+            (spec.rules.read_filter, spec.rules.table_cache) = (read_filter, TableCache::Nothing);
+            let esx = prepared(&env, spec).await;
+            let disk = disk(&esx);
+            [
+                cost(&esx, async { drop(read(&disk, 0, BLOCK).await) }).await,
+                cost(&esx, async { drop(read(&disk, 64 << 10, BLOCK).await) }).await,
+            ]
+        });
+        costs.0
+    };
+    assert_eq!(of(false), [(2, 0), (2, 0)]);
+    assert_eq!(of(true), [(2, 0), (1, 0)]);
 }
 
 /// Milliseconds until eight first writes, begun at once, have all ended, and how often the file was written.
