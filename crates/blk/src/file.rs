@@ -6,6 +6,7 @@
 //! latch: nothing was lost, and the write may be tried again.
 
 use std::cell::{Cell, RefCell};
+use std::ops::AddAssign;
 use std::rc::Rc;
 
 use crate::buf::{Buf, Slice};
@@ -22,11 +23,30 @@ pub struct FileCounters {
     pub flushes: u64,
     pub bytes_read: u64,
     pub bytes_written: u64,
+    /// Of `reads` and `writes`, those through `File::tables`.
+    pub table_reads: u64,
+    pub table_writes: u64,
+}
+
+impl AddAssign for FileCounters {
+    fn add_assign(&mut self, other: FileCounters) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.flushes += other.flushes;
+        self.bytes_read += other.bytes_read;
+        self.bytes_written += other.bytes_written;
+        self.table_reads += other.table_reads;
+        self.table_writes += other.table_writes;
+    }
 }
 
 /// A cheap, shareable handle; the file closes with the last of them.
 #[derive(Clone)]
-pub struct File(Rc<Inner>);
+pub struct File {
+    inner: Rc<Inner>,
+    /// What goes through this handle is counted as tables too.
+    tables: bool,
+}
 
 struct Inner {
     env: Env,
@@ -49,7 +69,7 @@ impl Drop for Inner {
 impl File {
     pub(crate) fn new(env: Env, handle: Handle, name: String, limits: Limits) -> File {
         assert!(limits.logical_block.is_power_of_two() && limits.memory_align.is_power_of_two());
-        File(Rc::new(Inner {
+        let inner = Inner {
             env,
             handle,
             name,
@@ -57,34 +77,41 @@ impl File {
             latch: RefCell::new(None),
             counters: Cell::default(),
             partial: RangeLock::default(),
-        }))
+        };
+        File { inner: Rc::new(inner), tables: false }
+    }
+
+    /// The same file, for what a format keeps about data: headers, tables, maps, journals. One latch, one set of
+    /// counters, in which these reads and writes are counted apart.
+    pub fn tables(&self) -> File {
+        File { inner: self.inner.clone(), tables: true }
     }
 
     pub fn name(&self) -> &str {
-        &self.0.name
+        &self.inner.name
     }
 
     pub fn limits(&self) -> Limits {
-        self.0.limits
+        self.inner.limits
     }
 
     pub fn counters(&self) -> FileCounters {
-        self.0.counters.get()
+        self.inner.counters.get()
     }
 
     fn count(&self, change: impl FnOnce(&mut FileCounters)) {
-        let mut counters = self.0.counters.get();
+        let mut counters = self.inner.counters.get();
         change(&mut counters);
-        self.0.counters.set(counters);
+        self.inner.counters.set(counters);
     }
 
     /// The error that latched this file, if one has.
     pub fn latched(&self) -> Option<Error> {
-        self.0.latch.borrow().clone()
+        self.inner.latch.borrow().clone()
     }
 
     fn check_latch(&self) -> Result<()> {
-        match &*self.0.latch.borrow() {
+        match &*self.inner.latch.borrow() {
             None => Ok(()),
             Some(first) => Err(Error::new(
                 ErrorKind::Latched,
@@ -98,17 +125,17 @@ impl File {
     fn fail(&self, errno: Errno, doing: &str) -> Error {
         let error = errno.at(self.name(), doing);
         if !error.is_no_space() && error.kind != ErrorKind::Unsupported {
-            self.0.latch.borrow_mut().get_or_insert_with(|| error.clone());
+            self.inner.latch.borrow_mut().get_or_insert_with(|| error.clone());
         }
         error
     }
 
     fn fits(&self, offset: u64, bytes: &[u8]) -> bool {
-        let block = u64::from(self.0.limits.logical_block);
+        let block = u64::from(self.inner.limits.logical_block);
         let address = bytes.as_ptr() as usize;
         offset.is_multiple_of(block)
             && (bytes.len() as u64).is_multiple_of(block)
-            && address.is_multiple_of(self.0.limits.memory_align as usize)
+            && address.is_multiple_of(self.inner.limits.memory_align as usize)
     }
 
     /// Fills the whole buffer from `offset`, or fails. Reading past the end of the file is an error, never zeros.
@@ -134,8 +161,9 @@ impl File {
         self.count(|c| {
             c.reads += 1;
             c.bytes_read += wanted;
+            c.table_reads += u64::from(self.tables);
         });
-        let outcome = self.0.env.op(Op::Read { file: self.0.handle, offset, buf }).await;
+        let outcome = self.inner.env.op(Op::Read { file: self.inner.handle, offset, buf }).await;
         let Outcome::Read(buf, result) = outcome else { unreachable!("a read answers with a read") };
         (buf, result)
     }
@@ -167,7 +195,7 @@ impl File {
     }
 
     fn enclosing(&self, offset: u64, len: u64) -> (u64, u64) {
-        let block = u64::from(self.0.limits.logical_block);
+        let block = u64::from(self.inner.limits.logical_block);
         (offset / block * block, offset.saturating_add(len).div_ceil(block).saturating_mul(block))
     }
 
@@ -180,9 +208,9 @@ impl File {
         let fits = self.fits(offset, &data);
         // Where blocks are larger than sectors, a read-modify-write that began now would put old neighbours back over
         // this one: every change holds its blocks, whether it fits or not.
-        if self.0.limits.logical_block > 512 || !fits {
+        if self.inner.limits.logical_block > 512 || !fits {
             let (start, end) = self.enclosing(offset, data.len() as u64);
-            let _held = self.0.partial.lock(start..end).await;
+            let _held = self.inner.partial.lock(start..end).await;
             return if fits {
                 self.write_fitting(offset, data).await
             } else {
@@ -198,8 +226,9 @@ impl File {
         self.count(|c| {
             c.writes += 1;
             c.bytes_written += len as u64;
+            c.table_writes += u64::from(self.tables);
         });
-        let outcome = self.0.env.op(Op::Write { file: self.0.handle, offset, data }).await;
+        let outcome = self.inner.env.op(Op::Write { file: self.inner.handle, offset, data }).await;
         let Outcome::Count(result) = outcome else { unreachable!("a write answers with a count") };
         match result {
             Ok(n) if n == len as u64 => Ok(()),
@@ -236,22 +265,22 @@ impl File {
     pub async fn flush(&self) -> Result<()> {
         self.check_latch()?;
         self.count(|c| c.flushes += 1);
-        self.unit(Op::Flush { file: self.0.handle }, "flushing").await
+        self.unit(Op::Flush { file: self.inner.handle }, "flushing").await
     }
 
     /// Reserves `len` bytes at `offset`, extending the file if need be. NoSpace changes nothing.
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         self.check_latch()?;
-        self.unit(Op::Allocate { file: self.0.handle, offset, len }, "allocating space").await
+        self.unit(Op::Allocate { file: self.inner.handle, offset, len }, "allocating space").await
     }
 
     /// The range reads as zeros afterwards; `punch` also gives its space back. Durable after `flush`.
     pub async fn zero(&self, offset: u64, len: u64, punch: bool) -> Result<()> {
         self.check_latch()?;
-        let zero = Op::Zero { file: self.0.handle, offset, len, punch };
-        if self.0.limits.logical_block > 512 {
+        let zero = Op::Zero { file: self.inner.handle, offset, len, punch };
+        if self.inner.limits.logical_block > 512 {
             let (start, end) = self.enclosing(offset, len);
-            let _held = self.0.partial.lock(start..end).await;
+            let _held = self.inner.partial.lock(start..end).await;
             return self.unit(zero, "zeroing a range").await;
         }
         self.unit(zero, "zeroing a range").await
@@ -259,24 +288,24 @@ impl File {
 
     pub async fn set_len(&self, len: u64) -> Result<()> {
         self.check_latch()?;
-        self.unit(Op::SetLen { file: self.0.handle, len }, "setting the length").await
+        self.unit(Op::SetLen { file: self.inner.handle, len }, "setting the length").await
     }
 
     async fn unit(&self, op: Op, doing: &str) -> Result<()> {
-        let Outcome::Unit(result) = self.0.env.op(op).await else { unreachable!("answers with a unit") };
+        let Outcome::Unit(result) = self.inner.env.op(op).await else { unreachable!("answers with a unit") };
         result.map_err(|errno| self.fail(errno, doing))
     }
 
     /// Ranges that hold data, in order, clipped to `offset..offset + len`; the rest reads as zeros.
     pub async fn extents(&self, offset: u64, len: u64) -> Result<Vec<FileExtent>> {
-        let outcome = self.0.env.op(Op::Extents { file: self.0.handle, offset, len }).await;
+        let outcome = self.inner.env.op(Op::Extents { file: self.inner.handle, offset, len }).await;
         let Outcome::Extents(result) = outcome else { unreachable!("answers with extents") };
         result.map_err(|e| e.at(self.name(), "listing extents"))
     }
 
     /// Length in bytes.
     pub async fn size(&self) -> Result<u64> {
-        let outcome = self.0.env.op(Op::Size { file: self.0.handle }).await;
+        let outcome = self.inner.env.op(Op::Size { file: self.inner.handle }).await;
         let Outcome::Count(result) = outcome else { unreachable!("answers with a count") };
         result.map_err(|e| e.at(self.name(), "asking for the length"))
     }
@@ -297,9 +326,9 @@ impl File {
 
     /// Direct I/O reads whole blocks, and the last one of a text is short: that is not a truncation.
     async fn read_to_end(&self, size: usize) -> (Buf, Result<()>) {
-        let block = self.0.limits.logical_block.max(512) as usize;
+        let block = self.inner.limits.logical_block.max(512) as usize;
         let buf = Buf::alloc(size.next_multiple_of(block).max(block));
-        let outcome = self.0.env.op(Op::Read { file: self.0.handle, offset: 0, buf }).await;
+        let outcome = self.inner.env.op(Op::Read { file: self.inner.handle, offset: 0, buf }).await;
         let Outcome::Read(buf, result) = outcome else { unreachable!("a read answers with a read") };
         match result {
             Ok(n) if n >= size => (buf, Ok(())),

@@ -114,6 +114,12 @@ impl Slots {
         self.entries[usize::from(slot)].clone().expect("a slot in the map is open")
     }
 
+    /// Each once: by its first slot.
+    pub fn links(&self) -> impl Iterator<Item = &Rc<Link>> {
+        let first = |(n, entry)| Option::as_ref(entry).filter(|link: &&Rc<Link>| usize::from(link.slot) == n);
+        self.entries.iter().enumerate().filter_map(first)
+    }
+
     pub fn file(&self, slot: Slot) -> File {
         assert_ne!(slot, ZERO_SLOT);
         self.link(slot).file(slot).clone()

@@ -15,7 +15,7 @@ use crate::link::{Link, all};
 use crate::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
 use crate::options::{Defect, Options, SpacePolicy};
 use crate::space::Holds;
-use crate::stats::DiskStats;
+use crate::stats::{DiskStats, LayerCounters};
 
 /// One disk. All of it lives on one core; code between two awaits is atomic.
 pub struct Disk {
@@ -29,6 +29,8 @@ pub struct Disk {
     /// Begins as the options say.
     pub(crate) space_policy: Cell<SpacePolicy>,
     pub stats: DiskStats,
+    /// Counted by the files of layers that are in no slot any more.
+    left: Cell<FileCounters>,
     pub(crate) chain: RefCell<Rc<Chain>>,
     pub(crate) map: Map,
     pub(crate) slots: RefCell<Slots>,
@@ -76,6 +78,7 @@ impl Disk {
             options,
             space_policy: Cell::new(options.space_policy),
             stats: DiskStats::default(),
+            left: Cell::default(),
             chain: RefCell::new(Rc::new(Chain { links, fold: None })),
             map: Map::new(options.map_cap_bytes),
             slots: RefCell::new(slots),
@@ -230,6 +233,7 @@ impl Disk {
         reads.await;
         writes.await;
         self.slots.borrow_mut().release(link);
+        self.remember(link);
         took_ns
     }
 
@@ -238,6 +242,7 @@ impl Disk {
     pub(crate) fn grown(&self, base: &Rc<Link>) {
         let old_bytes = self.size_bytes();
         assert_eq!((base.slot, self.chain().links.len()), (self.chain().top().slot, 1));
+        self.remember(self.chain().top());
         self.slots.borrow_mut().fill(base);
         *self.chain.borrow_mut() = Rc::new(Chain { links: vec![base.clone()], fold: None });
         self.size_bytes.set(base.layer.shape().size_bytes);
@@ -255,18 +260,27 @@ impl Disk {
         self.read_gate.in_flight() + self.write_gate.in_flight()
     }
 
-    /// I/O that reached the files of the present chain, tables included.
+    /// I/O that reached the files of the chain, of layers that have left it too.
     pub fn device_counters(&self) -> FileCounters {
-        let mut sum = FileCounters::default();
-        for file in self.chain().links.iter().flat_map(|link| link.layer.files()) {
-            let c = file.counters();
-            sum.reads += c.reads;
-            sum.writes += c.writes;
-            sum.flushes += c.flushes;
-            sum.bytes_read += c.bytes_read;
-            sum.bytes_written += c.bytes_written;
-        }
+        let mut sum = self.left.get();
+        self.slots.borrow().links().for_each(|link| sum += link.counters());
         sum
+    }
+
+    /// `link` is in no slot any more: what its files have counted stays counted.
+    fn remember(&self, link: &Link) {
+        let mut left = self.left.get();
+        left += link.counters();
+        self.left.set(left);
+    }
+
+    /// The same of each layer, base first.
+    pub fn layer_counters(&self) -> Vec<LayerCounters> {
+        let of_link = |link: &Rc<Link>| LayerCounters {
+            name: link.layer.name().to_string(),
+            counters: link.counters(),
+        };
+        self.chain().links.iter().map(of_link).collect()
     }
 
     /// One more (or one less) write waits for space; the first and the last of them are told.

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use blk::file::FileCounters;
 use blk::layer::{Layer, Stages, TableWrite};
 use blk::sync::TaskMutex;
 use blk::{Error, File, Result};
@@ -58,6 +59,13 @@ impl Link {
 
     pub fn file(&self, slot: Slot) -> &File {
         &self.layer.files()[usize::from(slot - self.slot)]
+    }
+
+    /// I/O that reached the layer's files, tables included.
+    pub fn counters(&self) -> FileCounters {
+        let mut sum = FileCounters::default();
+        self.layer.files().iter().for_each(|file| sum += file.counters());
+        sum
     }
 
     pub fn owns(&self, slot: Slot) -> bool {
@@ -137,7 +145,10 @@ impl Link {
 
     async fn write_tables(&self, writes: &[TableWrite]) -> Result<()> {
         let files = self.layer.files();
-        let each = writes.iter().map(|w| files[usize::from(w.file)].write(w.offset, w.data.clone()));
+        let each = writes.iter().map(|w| {
+            let file = files[usize::from(w.file)].tables();
+            async move { file.write(w.offset, w.data.clone()).await }
+        });
         // All of them end before an error is answered.
         let results: Vec<_> = stream::iter(each).buffer_unordered(TABLES_UNDER_WAY_MAX).collect().await;
         results.into_iter().collect()

@@ -17,7 +17,7 @@ use crate::ground::Loss;
 use crate::job::Job;
 use crate::listing::{DiskLayers, Use};
 use crate::options::SpacePolicy;
-use crate::stats::DiskStats;
+use crate::stats::{DiskStats, LayerCounters};
 use crate::vm::{Listener, Vm};
 
 /// A volume, and what counts its user until it is dropped.
@@ -27,8 +27,11 @@ pub type Attached<User> = (Rc<dyn Volume>, Rc<User>);
 pub trait RunningDisk {
     fn stats(&self) -> &DiskStats;
 
-    /// I/O that reached the files under the disk, tables included.
+    /// I/O that reached the files under the disk, tables included. Never less than before.
     fn device_counters(&self) -> FileCounters;
+
+    /// Its part by layer, base first; none of a native disk, which has no chain.
+    fn layer_counters(&self) -> Vec<LayerCounters>;
 
     /// What it can still allocate, if its guest writes everything.
     fn worst_growth_bytes(&self) -> u64;
@@ -46,6 +49,9 @@ pub trait Machine {
 
     /// In the order of the state. A revert replaces them.
     fn disks(&self) -> Vec<Rc<dyn RunningDisk>>;
+
+    /// Of all of them together; a revert begins anew. Native VMs of one store share its file, and so these.
+    fn device_counters(&self) -> FileCounters;
 
     /// `NotFound`, with the disks there are.
     fn disk(&self, number: u32) -> Result<Rc<dyn RunningDisk>>;
@@ -152,6 +158,10 @@ impl RunningDisk for Disk {
         Disk::device_counters(self)
     }
 
+    fn layer_counters(&self) -> Vec<LayerCounters> {
+        Disk::layer_counters(self)
+    }
+
     /// A flat base has its space; a delta may grow to the size of its disk.
     fn worst_growth_bytes(&self) -> u64 {
         let chain = self.chain();
@@ -174,6 +184,12 @@ impl Machine for Vm {
 
     fn disks(&self) -> Vec<Rc<dyn RunningDisk>> {
         Vm::disks(self).into_iter().map(|disk| disk as Rc<dyn RunningDisk>).collect()
+    }
+
+    fn device_counters(&self) -> FileCounters {
+        let mut sum = FileCounters::default();
+        Vm::disks(self).iter().for_each(|disk| sum += disk.device_counters());
+        sum
     }
 
     fn disk(&self, number: u32) -> Result<Rc<dyn RunningDisk>> {

@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use blk::file::FileCounters;
+
 /// New samples weigh 1/16 in the moving mean of latency.
 const MEAN_SHIFT: u32 = 4;
 /// And 1/256 in the one of reads and writes together, which tells load from chance: its error is some 5 %.
@@ -30,6 +32,14 @@ pub struct DiskStats {
     pub calm_latency_ns: Cell<u64>,
     /// A commit is moving data of the VM's.
     pub disturbed: Cell<bool>,
+}
+
+/// I/O that reached the files of one layer, its tables included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerCounters {
+    /// As the manifest names the layer.
+    pub name: String,
+    pub counters: FileCounters,
 }
 
 fn add(cell: &Cell<u64>, n: u64) {

@@ -66,12 +66,12 @@ pub async fn read(layer: &dyn Layer, range: Range<u64>) -> Result<Vec<u8>> {
 pub async fn flush(layer: &dyn Layer) -> Result<()> {
     let stages = layer.stages();
     for write in &stages.early {
-        layer.files()[usize::from(write.file)].write(write.offset, write.data.clone()).await?;
+        layer.files()[usize::from(write.file)].tables().write(write.offset, write.data.clone()).await?;
     }
     flush_files(layer).await?;
     for batch in stages.late.iter().filter(|batch| !batch.is_empty()) {
         for write in batch {
-            layer.files()[usize::from(write.file)].write(write.offset, write.data.clone()).await?;
+            layer.files()[usize::from(write.file)].tables().write(write.offset, write.data.clone()).await?;
         }
         flush_files(layer).await?;
     }

@@ -310,7 +310,7 @@ async fn write_blob(file: &File, store_id: u64, blob: &Blob, bytes: &[u8]) -> Re
             let sum = page_checksum(page);
             put_u64(page, CHECKSUM_AT, sum);
         }
-        file.write(extent.addr * BLOCK, buf).await?;
+        file.tables().write(extent.addr * BLOCK, buf).await?;
     }
     assert!(payloads.next().is_none(), "{} bytes in {} pages", bytes.len(), blob.pages());
     Ok(())
@@ -330,7 +330,7 @@ async fn read_blob(file: &File, store_id: u64, blob: &Blob, place: &str) -> Resu
     let mut bytes = Vec::with_capacity(blob.bytes as usize);
     for extent in &blob.extents {
         let at = extent.addr.checked_mul(BLOCK).ok_or_else(|| damaged("address", extent.addr, 0))?;
-        let (buf, result) = file.read(at, Buf::alloc((extent.len * BLOCK) as usize)).await;
+        let (buf, result) = file.tables().read(at, Buf::alloc((extent.len * BLOCK) as usize)).await;
         result?;
         for (n, page) in buf.chunks_exact(BLOCK as usize).enumerate() {
             let addr = extent.addr + n as u64;

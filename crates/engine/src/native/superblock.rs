@@ -270,7 +270,7 @@ impl Superblock {
                 slots.push(Err(Error::damaged(place, format!("the file ends before it, at byte {end}"))));
                 continue;
             }
-            let (page, result) = file.read(block * BLOCK, Buf::alloc(BLOCK as usize)).await;
+            let (page, result) = file.tables().read(block * BLOCK, Buf::alloc(BLOCK as usize)).await;
             marked |= result.is_err() || get_u64(&page, 0) == MAGIC;
             slots.push(result.and_then(|()| Superblock::decode(&page, slot, file.name())));
         }
@@ -287,7 +287,7 @@ impl Superblock {
     /// Writes it into its slot; durable after a flush. The other slot stays as it is.
     pub async fn write(&self, file: &File) -> Result<()> {
         let slot = self.slot();
-        file.write(SLOT_BLOCKS[slot] * BLOCK, self.encode(slot)).await
+        file.tables().write(SLOT_BLOCKS[slot] * BLOCK, self.encode(slot)).await
     }
 }
 

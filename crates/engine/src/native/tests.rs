@@ -219,6 +219,41 @@ fn numbers_and_sizes_out_of_range_are_refused() {
     });
 }
 
+/// (reads, writes) of tables, and all writes, that something cost.
+async fn table_cost(store: &Store, work: impl Future<Output = ()>) -> (u64, u64, u64) {
+    let before = store.file.counters();
+    work.await;
+    let after = store.file.counters();
+    let tables = (after.table_reads - before.table_reads, after.table_writes - before.table_writes);
+    (tables.0, tables.1, after.writes - before.writes)
+}
+
+#[test]
+fn reads_and_writes_of_tables_are_counted_apart_from_data() {
+    let world = SimWorld::new(6, sim::Options::default());
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 1000 }]).unwrap();
+        let base = disk(&store, 1);
+        // Groups and space for what follows are there then, and all records are confirmed.
+        fill(&base, 0, 1, 1).await;
+        env.sleep_us(10_000_000).await;
+        store.flush().await.unwrap();
+        store.flush().await.unwrap();
+        assert_eq!(table_cost(&store, fill(&base, 8, 1, 2)).await, (0, 0, 1), "data, elsewhere");
+        let flush = async || store.flush().await.unwrap();
+        assert_eq!(table_cost(&store, flush()).await, (0, 1, 1), "a batch of the journal");
+        assert_eq!(table_cost(&store, flush()).await, (0, 1, 1), "which says that it is durable");
+        assert_eq!(table_cost(&store, fill(&base, 8, 1, 3)).await, (0, 0, 1), "in place");
+        assert_eq!(table_cost(&store, flush()).await, (0, 0, 0));
+        let (reads, tables, all) = table_cost(&store, async { store.checkpoint().await.unwrap() }).await;
+        assert!(reads == 0 && tables == all && tables > 3, "{tables} of {all}: pages, bitmaps, superblock");
+        let (buf, result) = base.clone().read(8 * 4096, Buf::alloc(4096)).await;
+        assert!(result.is_ok() && buf[0] == 3);
+        store.close().await.unwrap();
+    });
+}
+
 /// Bytes of a write that leaves parts of blocks out; the read I/Os it cost.
 async fn write_part(disk: &Rc<NativeDisk>, model: &mut [u8], range: std::ops::Range<usize>, byte: u8) -> u64 {
     let before = disk.store.file.counters().reads;

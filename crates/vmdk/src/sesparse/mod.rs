@@ -91,7 +91,7 @@ impl Tables {
 }
 
 async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
-    let (buf, result) = file.read(offset, Buf::alloc(len)).await;
+    let (buf, result) = file.tables().read(offset, Buf::alloc(len)).await;
     result.map(|()| buf)
 }
 

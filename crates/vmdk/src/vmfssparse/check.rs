@@ -50,7 +50,7 @@ impl Core {
         if let Some(table) = self.state.borrow_mut().tables.get(region) {
             return Ok(Some(table.entries.to_vec()));
         }
-        let (buf, result) = self.file().read(u64::from(sector) * SECTOR, Buf::alloc(TABLE_BYTES)).await;
+        let (buf, result) = self.tables().read(u64::from(sector) * SECTOR, Buf::alloc(TABLE_BYTES)).await;
         result?;
         let still_there = self.state.borrow().directory.get(region) == Some(sector);
         Ok(still_there.then(|| decode_entries(&buf)))

@@ -108,7 +108,7 @@ impl Core {
         let mut header = self.state.borrow().header.clone();
         header.set_unclean(unclean);
         let (offset, bytes) = header.unclean_bytes();
-        self.file().write(offset, Buf::copy_of(bytes)).await?;
+        self.tables().write(offset, Buf::copy_of(bytes)).await?;
         self.file().flush().await?;
         self.state.borrow_mut().header.set_unclean(unclean);
         Ok(())
@@ -163,7 +163,7 @@ impl Core {
             let (offset, bytes) = state.header.free_sector_bytes();
             (offset, Buf::copy_of(bytes))
         };
-        self.file().write(offset, buf).await?;
+        self.tables().write(offset, buf).await?;
         self.file().flush().await
     }
 }

@@ -140,6 +140,11 @@ impl Core {
         &self.files[0]
     }
 
+    /// For the header, the directory and the tables.
+    fn tables(&self) -> File {
+        self.files[0].tables()
+    }
+
     fn regions(&self, range: &Range<u64>) -> Range<u32> {
         let region = self.shape.region_bytes;
         // Below 2^20: the disk has fewer than 2^32 sectors.
@@ -175,7 +180,7 @@ impl Core {
             if self.state.borrow().tables.contains(region) {
                 continue;
             }
-            let (buf, result) = self.file().read(u64::from(sector) * SECTOR, Buf::alloc(TABLE_BYTES)).await;
+            let (buf, result) = self.tables().read(u64::from(sector) * SECTOR, Buf::alloc(TABLE_BYTES)).await;
             result?;
             let mut state = self.state.borrow_mut();
             // The region may have been released, or written anew, while the read was under way.

@@ -44,7 +44,7 @@ impl VmfsSparse {
         let length = (u64::from(header.first_data_sector()) * SECTOR).next_multiple_of(EMPTY_ALIGN);
         let mut bytes = Buf::zeroed(length as usize);
         bytes[..HEADER_BYTES].copy_from_slice(header.bytes());
-        file.write(0, bytes).await?;
+        file.tables().write(0, bytes).await?;
         let directory = Directory::empty(&header);
         let space = Space::new(header.free_sector());
         let held = Held::new(&directory, 0);
@@ -127,7 +127,7 @@ impl Core {
 }
 
 async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
-    let (buf, result) = file.read(offset, Buf::alloc(len)).await;
+    let (buf, result) = file.tables().read(offset, Buf::alloc(len)).await;
     result.map(|()| buf)
 }
 

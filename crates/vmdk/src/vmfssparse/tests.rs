@@ -97,6 +97,38 @@ fn a_flush_costs_two_for_first_writes_and_one_for_overwrites() {
     });
 }
 
+/// (reads, writes) of tables that something cost.
+async fn table_cost(delta: &VmfsSparse, work: impl Future<Output = ()>) -> (u64, u64) {
+    let before = delta.files()[0].counters();
+    work.await;
+    let after = delta.files()[0].counters();
+    (after.table_reads - before.table_reads, after.table_writes - before.table_writes)
+}
+
+#[test]
+fn reads_and_writes_of_tables_are_counted_apart_from_data() {
+    in_world(async |env| {
+        let delta = create(&env).await;
+        let write_one = async |delta: &VmfsSparse, at| {
+            write(delta, sectors(at), &[1; 512]).await.unwrap();
+            flush(delta).await.unwrap();
+        };
+        assert_eq!(table_cost(&delta, write_one(&delta, 0)).await, (0, 2), "a table, and the pointer to it");
+        assert_eq!(table_cost(&delta, write_one(&delta, 0)).await, (0, 0), "an overwrite");
+        assert_eq!(table_cost(&delta, write_one(&delta, 9)).await, (0, 1), "a piece of the table");
+        assert_eq!(table_cost(&delta, async { delta.seal().await.unwrap() }).await, (0, 2), "two marks");
+        let again = reopen(&env, true).await.unwrap();
+        assert_eq!(again.files()[0].counters().table_reads, 2, "header and directory");
+        let read_one = async || drop(read(&again, sectors(9)..sectors(10)).await.unwrap());
+        assert_eq!(table_cost(&again, read_one()).await, (1, 0), "the table");
+        assert_eq!(table_cost(&again, read_one()).await, (0, 0), "it is in memory");
+        // The header says "unclean" before anything else.
+        assert_eq!(table_cost(&again, write_one(&again, 17)).await, (0, 2), "a mark and a piece");
+        let counters = again.files()[0].counters();
+        assert_eq!((counters.reads, counters.writes > counters.table_writes), (2 + 1 + 2, true));
+    });
+}
+
 #[test]
 fn a_release_shows_the_parent_again() {
     in_world(async |env| {

@@ -75,7 +75,7 @@ impl Committed {
 /// Both are whole at any time: a store writes them in turn, and its opening has written one.
 async fn check_superblocks(store: &Store, expected: &Superblock, report: &mut Report) {
     for (slot, block) in SLOT_BLOCKS.into_iter().enumerate() {
-        let (page, result) = store.file.read(block * BLOCK, Buf::alloc(BLOCK as usize)).await;
+        let (page, result) = store.file.tables().read(block * BLOCK, Buf::alloc(BLOCK as usize)).await;
         let found = result.and_then(|()| Superblock::decode(&page, slot, store.path()));
         let error = match found {
             Ok(found) if slot == expected.slot() && found != *expected => {

@@ -138,7 +138,7 @@ impl Journal {
         let [written, rounds, further] = signals;
         Rc::new(Journal {
             env,
-            file,
+            file: file.tables(),
             geometry,
             epoch: start.epoch,
             state: RefCell::new(state),

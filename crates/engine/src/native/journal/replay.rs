@@ -35,7 +35,7 @@ pub async fn replay(
     epoch_at_least: u64,
     checkpoint: u64,
 ) -> Result<Replayed> {
-    let mut reader = Reader { file, geometry, checkpoint, first: 0, window: Buf::alloc(0) };
+    let mut reader = Reader { file: &file.tables(), geometry, checkpoint, first: 0, window: Buf::alloc(0) };
     let found = Replayed {
         records: Vec::new(),
         end: from,

@@ -97,7 +97,7 @@ impl Space {
 
     async fn write_page(&self, group: usize, checkpoint: u64) -> Result<()> {
         let (addr, page, summary) = self.state.borrow().encode(group, checkpoint);
-        self.file.write(addr * BLOCK, page).await?;
+        self.file.tables().write(addr * BLOCK, page).await?;
         let mut state = self.state.borrow_mut();
         state.groups[group].written = Some(summary);
         // It may have become metadata's meanwhile.

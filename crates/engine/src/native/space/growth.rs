@@ -146,7 +146,7 @@ impl Space {
             Err(e) if e.kind == ErrorKind::Unsupported => self.file.set_len(start * BLOCK + bytes).await?,
             other => other?,
         }
-        self.file.write(start * BLOCK, Buf::zeroed((SLOTS * BLOCK) as usize)).await
+        self.file.tables().write(start * BLOCK, Buf::zeroed((SLOTS * BLOCK) as usize)).await
     }
 
     /// Writes the next chunk of a metadata group, which may be placed then.

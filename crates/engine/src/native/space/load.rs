@@ -68,7 +68,7 @@ impl Space {
             return Err(Error::damaged(self.file.name(), cause));
         }
         let addr = page::address(&self.geometry, group as u64, summary.slot);
-        let (page, result) = self.file.read(addr * BLOCK, Buf::alloc(BLOCK as usize)).await;
+        let (page, result) = self.file.tables().read(addr * BLOCK, Buf::alloc(BLOCK as usize)).await;
         result?;
         page::decode(self.file.name(), &self.geometry, group as u64, &page, summary)
     }

@@ -25,7 +25,7 @@ impl Nodes {
     /// `cap_bytes` bounds what the cache keeps, not what is in use.
     pub fn new(file: File, store_id: u64, cap_bytes: usize) -> Nodes {
         let cache = Cache { index: Index::default(), ring: Vec::new(), hand: 0, bytes: 0, cap_bytes };
-        Nodes { file, store_id, cache: RefCell::new(cache), loads: Cell::new(0) }
+        Nodes { file: file.tables(), store_id, cache: RefCell::new(cache), loads: Cell::new(0) }
     }
 
     /// The page at `addr` is free: nobody will ask for it as it was.

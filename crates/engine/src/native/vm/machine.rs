@@ -22,7 +22,7 @@ use crate::job::Job;
 use crate::listing::{DiskLayers, Use};
 use crate::machine::{Attached, Machine, RunningDisk};
 use crate::options::SpacePolicy;
-use crate::stats::DiskStats;
+use crate::stats::{DiskStats, LayerCounters};
 use crate::vm::Listener;
 
 /// Pages of maps read on each side for one answer about differences.
@@ -36,6 +36,10 @@ impl RunningDisk for NativeDisk {
     /// Of the whole store: its disks share one file.
     fn device_counters(&self) -> FileCounters {
         self.store.file.counters()
+    }
+
+    fn layer_counters(&self) -> Vec<LayerCounters> {
+        Vec::new()
     }
 
     fn worst_growth_bytes(&self) -> u64 {
@@ -160,6 +164,10 @@ impl Machine for NativeVm {
 
     fn disks(&self) -> Vec<Rc<dyn RunningDisk>> {
         NativeVm::disks(self).into_iter().map(|disk| disk as Rc<dyn RunningDisk>).collect()
+    }
+
+    fn device_counters(&self) -> FileCounters {
+        self.store.file.counters()
     }
 
     fn disk(&self, number: u32) -> Result<Rc<dyn RunningDisk>> {
