@@ -77,6 +77,7 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("Disk", &vm.disks[0]);
     actual.add("DiskIo", &vm.disks[0].io);
     actual.add("Layer", &vm.disks[0].layers[0]);
+    actual.add("LayerIo", &vm.disks[0].layers[0].io);
     actual.add("VmCreate", &create);
     actual.add("DiskCreate", &create.disks[0]);
     actual.add("SnapshotTake", &take);

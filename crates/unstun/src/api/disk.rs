@@ -85,7 +85,7 @@ pub struct Disk {
     pub io: DiskIo,
 }
 
-/// Requests since the VM was opened, and the I/O they came to on the files of the present chain.
+/// Requests since the VM was opened, and the I/O they came to on the disk's files; of a native disk on its whole store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskIo {
     pub guest_reads: u64,
@@ -98,6 +98,26 @@ pub struct DiskIo {
     pub device_reads: u64,
     pub device_writes: u64,
     pub device_flushes: u64,
+    pub device_read_bytes: u64,
+    pub device_written_bytes: u64,
+    /// Of `device_reads`, those of headers, tables, maps, bitmaps and the journal.
+    pub device_table_reads: u64,
+    /// Of `device_writes`.
+    pub device_table_writes: u64,
+}
+
+/// I/O on the files of one layer since they were opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerIo {
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    /// Of `reads`.
+    pub table_reads: u64,
+    /// Of `writes`.
+    pub table_writes: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,4 +133,6 @@ pub struct Layer {
     /// The snapshot whose content ends with this layer; null for the running one and where no snapshot owns
     /// it.
     pub snapshot: Option<String>,
+    /// Null for a native disk, which has no layers of its own.
+    pub io: Option<LayerIo>,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use blk::file::FileCounters;
 use blk::manifest::{DiskMode, LayerInfo, NewDisk, SnapshotState, VmState};
 use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
 use jiff::Timestamp;
@@ -187,6 +188,9 @@ fn guest_latency_us(entry: &Entry) -> Option<u64> {
 pub fn disk(node: &Node, entry: &Entry, state: &VmState, listed: &DiskLayers) -> Option<api::Disk> {
     let disk = state.disks.iter().find(|d| d.number == listed.number)?;
     let export = format!("{}/disk{}", entry.name, disk.number);
+    let running = entry.vm.disk(disk.number).ok();
+    let counted = running.as_ref().map(|d| d.layer_counters()).unwrap_or_default();
+    let io_of = |l: &LayerInfo| counted.iter().find(|c| c.name == l.name).map(|c| layer_io(c.counters));
     Some(api::Disk {
         id: format!("{}-{}", id(state.id), disk.number),
         number: disk.number,
@@ -199,9 +203,9 @@ pub fn disk(node: &Node, entry: &Entry, state: &VmState, listed: &DiskLayers) ->
         layers: listed
             .layers
             .iter()
-            .map(|l| layer(layer_path(entry, &l.name), state, &disk.top, l))
+            .map(|l| api::Layer { io: io_of(l), ..layer(layer_path(entry, &l.name), state, &disk.top, l) })
             .collect(),
-        io: entry.vm.disk(disk.number).map(|d| io(&*d)).unwrap_or_default(),
+        io: running.map(|d| io(&*d)).unwrap_or_default(),
     })
 }
 
@@ -216,6 +220,22 @@ fn io(disk: &dyn RunningDisk) -> api::DiskIo {
         device_reads: device.reads,
         device_writes: device.writes,
         device_flushes: device.flushes,
+        device_read_bytes: device.bytes_read,
+        device_written_bytes: device.bytes_written,
+        device_table_reads: device.table_reads,
+        device_table_writes: device.table_writes,
+    }
+}
+
+fn layer_io(counters: FileCounters) -> api::LayerIo {
+    api::LayerIo {
+        reads: counters.reads,
+        writes: counters.writes,
+        flushes: counters.flushes,
+        read_bytes: counters.bytes_read,
+        written_bytes: counters.bytes_written,
+        table_reads: counters.table_reads,
+        table_writes: counters.table_writes,
     }
 }
 
@@ -257,6 +277,7 @@ fn layer(descriptor: PathBuf, state: &VmState, top: &str, info: &LayerInfo) -> a
         writable: info.name == top,
         foreign: info.foreign,
         snapshot: owner.map(|s| s.name.clone()),
+        io: None,
     }
 }
 

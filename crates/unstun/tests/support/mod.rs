@@ -68,6 +68,7 @@ impl Fake {
             writable: true,
             foreign: false,
             snapshot: None,
+            io: Some(LayerIo::default()),
         };
         Disk {
             id: format!("{number:032x}"),
