@@ -116,6 +116,8 @@ pub fn storage_counters(world: &SimWorld) -> Counters {
 }
 
 #[cfg(test)]
+mod layers_tests;
+#[cfg(test)]
 mod slow_tests;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ mod record;
 mod row;
 
 pub use record::{
-    Beat, Clock, Constant, ConstantSource, Counters, End, Fact, Mark, PhaseSpan, Record, SCHEMA, Sample,
-    Spread, Stun,
+    Beat, Clock, Constant, ConstantSource, Counters, End, Fact, LayerHost, Mark, PhaseSpan, Record, SCHEMA,
+    Sample, Spread, Stun,
 };
 pub use row::{Phase, Quantity, Row, Use};

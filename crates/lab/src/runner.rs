@@ -4,6 +4,7 @@
 //! record has what was sampled until then, and says how it ended.
 
 mod backup;
+mod layers;
 mod measure;
 mod protocol;
 mod recorder;

@@ -7,6 +7,17 @@ use blk::{Error, Local, Result};
 
 use crate::run::{Counters, Stun};
 
+/// A layer of one of the disks, as far as it can be seen from below.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerSeen {
+    /// Nobody else's in this VM; the same as long as the layer exists.
+    pub name: String,
+    /// How many layers are below it.
+    pub height: u32,
+    /// Since it was made or opened. A commit's bytes are 0.
+    pub host: Counters,
+}
+
 /// How a commit ended, or that it did not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitEnd {
@@ -37,6 +48,11 @@ pub trait Subject {
 
     /// Since the subject began; None where nobody can see below it.
     fn counters(&self) -> Option<Counters>;
+
+    /// `counters` by layer, of all disks; empty where nobody can tell them apart.
+    fn layers(&self) -> Vec<LayerSeen> {
+        Vec::new()
+    }
 
     /// Stuns since the last call, as the stack counts them. Their begin is by the clock of the `Env`, in microseconds.
     fn take_stuns(&self) -> Vec<Stun>;

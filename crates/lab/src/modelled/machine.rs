@@ -6,7 +6,8 @@ use blk::volume::Volume;
 use blk::{Env, Error, ErrorKind, Local, Result};
 use engine::native::space::Growth as StoreGrowth;
 use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
-use engine::{Client, CommitWhat, Event, EventKind, Job, JobState, Machine, Options, Vm};
+use engine::stats::LayerCounters;
+use engine::{Client, CommitWhat, Event, EventKind, Job, JobState, Machine, Options, RunningDisk, Vm};
 use sim::SimWorld;
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
@@ -14,7 +15,7 @@ use vmdk::vmfssparse::Growth;
 use super::held::Held;
 use super::storage_counters;
 use crate::run::{Counters, Stun};
-use crate::subject::{CommitEnd, CommitProgress, Subject};
+use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
 
 /// Name of the VM, its folder, and of who uses it.
 const VM: &str = "vm";
@@ -108,6 +109,15 @@ fn stun_of(event: &Event, clock: &Env) -> Option<Stun> {
     Some(Stun { at_us, stun_us: event.stun_us, disk: None, cause: cause.to_string() })
 }
 
+fn layers_of(disk: usize, running: &dyn RunningDisk) -> Vec<LayerSeen> {
+    let seen = |(height, layer): (u32, LayerCounters)| LayerSeen {
+        name: format!("disk{disk}/{}", layer.name),
+        height,
+        host: layer.counters.into(),
+    };
+    (0..).zip(running.layer_counters()).map(seen).collect()
+}
+
 impl Subject for MachineSubject {
     fn name(&self) -> &str {
         self.name
@@ -120,7 +130,19 @@ impl Subject for MachineSubject {
     fn counters(&self) -> Option<Counters> {
         let moved = self.moved_bytes();
         let storage = storage_counters(&self.world);
-        Some(Counters { commit_read_bytes: moved, commit_written_bytes: moved, ..storage })
+        let files = self.machine.device_counters();
+        Some(Counters {
+            table_reads: files.table_reads,
+            table_writes: files.table_writes,
+            commit_read_bytes: moved,
+            commit_written_bytes: moved,
+            ..storage
+        })
+    }
+
+    fn layers(&self) -> Vec<LayerSeen> {
+        let disks = self.machine.disks();
+        disks.iter().enumerate().flat_map(|(n, disk)| layers_of(n, &**disk)).collect()
     }
 
     fn take_stuns(&self) -> Vec<Stun> {

@@ -4,7 +4,7 @@ use sim::Device;
 
 use super::*;
 use crate::probe::Heartbeat;
-use crate::run::{Clock, Phase, Quantity};
+use crate::run::{Clock, Phase, PhaseSpan, Quantity};
 use crate::runner::{Action, Protocol, Step};
 use crate::workload::{Worker, Workload};
 
@@ -72,8 +72,12 @@ fn plan(engine: Engine, seed: u64) -> Plan {
     }
 }
 
-fn outcome(engine: Engine, seed: u64) -> Outcome {
+pub(super) fn outcome(engine: Engine, seed: u64) -> Outcome {
     run_engine(engine, vec![64 * MIB, 16 * MIB], world(), plan(engine, seed), Audience::none())
+}
+
+pub(super) fn phases_of<'a>(record: &'a Record, phases: &[Phase]) -> Vec<&'a PhaseSpan> {
+    record.phases.iter().filter(|span| phases.contains(&span.phase)).collect()
 }
 
 pub(super) fn figure(record: &Record, phase: Phase, quantity: Quantity) -> f64 {

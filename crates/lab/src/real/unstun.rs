@@ -12,11 +12,13 @@ use super::rest::Rest;
 use super::server::Server;
 use super::verbs::{DatedStun, Frozen, Verbs, Watch};
 use crate::run::Counters;
-use crate::subject::CommitEnd;
+use crate::subject::{CommitEnd, LayerSeen};
 
 const VM: &str = "lab";
 /// Between two looks at a commit, or at who is connected.
 const LOOK: Duration = Duration::from_millis(20);
+/// Looks at a commit for one at what the files count: once a second.
+const HOST_LOOKS: u64 = 50;
 /// For readers that have hung up: ten seconds of looks.
 const READERS_LOOKS: u32 = 500;
 
@@ -67,8 +69,13 @@ impl Daemon {
     }
 
     fn wait_for(&self, job: u64, watch: &Watch) -> Result<CommitEnd> {
+        let mut looks = 0u64;
         loop {
             watch.go_on("commit")?;
+            if looks.is_multiple_of(HOST_LOOKS) {
+                self.look_at_host(watch);
+            }
+            looks += 1;
             let job = self.rest.get(&format!("/jobs/{job}"))?;
             let mut progress = watch.progress.lock().expect("no panic inside");
             progress.done_bytes = job["bytes_done"].as_u64().unwrap_or(0);
@@ -83,6 +90,13 @@ impl Daemon {
                 }
                 _ => std::thread::park_timeout(LOOK),
             }
+        }
+    }
+
+    /// What could not be seen stays as it was.
+    fn look_at_host(&self, watch: &Watch) {
+        if let Ok(vm) = self.rest.get(&format!("/vms/{VM}")) {
+            *watch.host.lock().expect("no panic inside") = (Some(counters(&vm)), layers(&vm));
         }
     }
 
@@ -105,17 +119,42 @@ fn socket(folder: &Path) -> PathBuf {
     folder.join("nbd.sock")
 }
 
+/// Native disks share a file, and each shows all of its I/O.
 fn counters(vm: &Value) -> Counters {
-    let disks = vm["disks"].as_array().into_iter().flatten();
-    disks.fold(Counters::default(), |sum, disk| {
-        let count = |field: &str| disk["io"][field].as_u64().unwrap_or(0);
-        Counters {
-            reads: sum.reads + count("device_reads"),
-            writes: sum.writes + count("device_writes"),
-            flushes: sum.flushes + count("device_flushes"),
-            ..sum
-        }
-    })
+    let disks = vm["disks"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let apart = if vm["store"] == "native" { 1 } else { disks.len() };
+    let mut sum = Counters::default();
+    disks.iter().take(apart).for_each(|disk| sum += counted(&disk["io"], "device_"));
+    sum
+}
+
+fn layers(vm: &Value) -> Vec<LayerSeen> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let of_disk = |disk: Value| {
+        (0..).zip(list(&disk["layers"])).filter(|(_, layer)| !layer["io"].is_null()).map(
+            move |(height, layer)| LayerSeen {
+                name: format!("disk{}/{}", disk["number"], layer["descriptor"]),
+                height,
+                host: counted(&layer["io"], ""),
+            },
+        )
+    };
+    list(&vm["disks"]).into_iter().flat_map(of_disk).collect()
+}
+
+/// Of a `DiskIo` or a `LayerIo`.
+fn counted(io: &Value, prefix: &str) -> Counters {
+    let count = |field: &str| io[format!("{prefix}{field}")].as_u64().unwrap_or(0);
+    Counters {
+        reads: count("reads"),
+        writes: count("writes"),
+        flushes: count("flushes"),
+        read_bytes: count("read_bytes"),
+        written_bytes: count("written_bytes"),
+        table_reads: count("table_reads"),
+        table_writes: count("table_writes"),
+        ..Counters::default()
+    }
 }
 
 impl Verbs for Daemon {
@@ -139,9 +178,7 @@ impl Verbs for Daemon {
     }
 
     fn look(&mut self, watch: &Watch) {
-        if let Ok(vm) = self.rest.get(&format!("/vms/{VM}")) {
-            *watch.counters.lock().expect("no panic inside") = Some(counters(&vm));
-        }
+        self.look_at_host(watch);
         // Looked for again the next time.
         let _ = self.look_at_stuns(watch);
     }

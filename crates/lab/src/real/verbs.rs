@@ -21,13 +21,14 @@ use super::core::World;
 use super::nbd::Dialled;
 use super::stack::open_file;
 use crate::run::{Counters, Stun};
-use crate::subject::{CommitEnd, CommitProgress, Subject};
+use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
 
 /// What both threads see of the verb under way.
 #[derive(Debug, Default)]
 pub struct Watch {
     pub progress: Mutex<CommitProgress>,
-    pub counters: Mutex<Option<Counters>>,
+    /// What the stack counts on its files, and the same by layer.
+    pub host: Mutex<(Option<Counters>, Vec<LayerSeen>)>,
     /// Stuns as the stack counts them, on the machine's calendar.
     pub stuns: Mutex<Vec<DatedStun>>,
     /// Nobody waits any more: a verb under way ends as soon as it can.
@@ -193,7 +194,12 @@ impl Subject for Outside {
     /// As the stack had them at the last look, which is the call before: an answer takes its time.
     fn counters(&self) -> Option<Counters> {
         self.look();
-        *self.watch.counters.lock().expect("no panic inside")
+        self.watch.host.lock().expect("no panic inside").0
+    }
+
+    /// As of the same look as `counters`.
+    fn layers(&self) -> Vec<LayerSeen> {
+        self.watch.host.lock().expect("no panic inside").1.clone()
     }
 
     fn take_stuns(&self) -> Vec<Stun> {

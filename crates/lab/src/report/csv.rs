@@ -4,7 +4,7 @@ use blk::{Error, ErrorKind, Result};
 use csv::Writer;
 
 use super::words;
-use crate::run::{Counters, Record, Spread};
+use crate::run::{Counters, LayerHost, Record, Spread};
 
 const SAMPLE_HEADER: [&str; 24] = [
     "experiment",
@@ -50,6 +50,22 @@ const ROW_HEADER: [&str; 14] = [
     "note",
 ];
 
+const LAYER_HEADER: [&str; 13] = [
+    "experiment",
+    "subject",
+    "hypothesis",
+    "phase",
+    "label",
+    "layer",
+    "seconds",
+    "reads",
+    "writes",
+    "table_reads",
+    "table_writes",
+    "read_bytes",
+    "written_bytes",
+];
+
 /// One line an interval. Host columns are empty where nobody could see below the subject.
 pub fn samples(records: &[Record]) -> Result<String> {
     let mut out = Writer::from_writer(Vec::new());
@@ -66,6 +82,27 @@ pub fn samples(records: &[Record]) -> Result<String> {
             line.extend(host(sample.host.as_ref()));
             line.push(sample.gap_us.to_string());
             out.write_record(&line).map_err(failed)?;
+        }
+    }
+    finish(out)
+}
+
+/// One line for each layer of each phase; the counts are within it.
+pub fn layers(records: &[Record]) -> Result<String> {
+    let mut out = Writer::from_writer(Vec::new());
+    out.write_record(LAYER_HEADER).map_err(failed)?;
+    for record in records {
+        for span in &record.phases {
+            for LayerHost { layer, host } in &span.layers {
+                let mut line = names(record);
+                line.extend([words::phase(span.phase).into(), text(&span.label), words::layer(*layer)]);
+                let seconds = span.end_us.saturating_sub(span.begin_us) as f64 / 1e6;
+                line.push(seconds.to_string());
+                let bytes = [host.read_bytes, host.written_bytes];
+                let counts = [host.reads, host.writes, host.table_reads, host.table_writes];
+                line.extend(counts.into_iter().chain(bytes).map(|n| n.to_string()));
+                out.write_record(&line).map_err(failed)?;
+            }
         }
     }
     finish(out)

@@ -1,7 +1,7 @@
 //! What each phase of a run comes to.
 
 use super::series::{end_us, latency};
-use crate::run::{Counters, Record, Sample, Spread};
+use crate::run::{Counters, LayerHost, PhaseSpan, Record, Sample, Spread};
 
 /// Of one phase. Counts are of the intervals whose middle lies within it; None where nothing was sampled.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,6 +16,9 @@ pub struct Figures {
     pub mb_per_s: Option<f64>,
     pub host_reads_per_s: Option<f64>,
     pub host_writes_per_s: Option<f64>,
+    /// Of those; None in runs that do not tell them apart.
+    pub table_reads_per_s: Option<f64>,
+    pub table_writes_per_s: Option<f64>,
     /// Over all completions.
     pub mean_us: Option<f64>,
     /// The median of the intervals' 99th percentiles, the worse of reads and writes: percentiles do not add up.
@@ -53,9 +56,7 @@ pub fn figures(record: &Record) -> Vec<Figures> {
         let (begin, end) = super::series::extent(record);
         return vec![of_span(record, "all", "", begin, end)];
     }
-    let span = |p: &crate::run::PhaseSpan| {
-        of_span(record, super::words::phase(p.phase), &p.label, p.begin_us, p.end_us)
-    };
+    let span = |p: &PhaseSpan| of_span(record, super::words::phase(p.phase), &p.label, p.begin_us, p.end_us);
     record.phases.iter().map(span).collect()
 }
 
@@ -69,6 +70,8 @@ struct Sums {
     host_us: f64,
     host_reads: f64,
     host_writes: f64,
+    table_reads: f64,
+    table_writes: f64,
     latency_us: f64,
     latencies: f64,
     p99s: Vec<f64>,
@@ -83,10 +86,12 @@ impl Sums {
         self.reads += sample.reads as f64;
         self.writes += sample.writes as f64;
         self.bytes += sample.read_bytes as f64 + sample.written_bytes as f64;
-        if let Some(Counters { reads, writes, .. }) = sample.host {
+        if let Some(Counters { reads, writes, table_reads, table_writes, .. }) = sample.host {
             self.host_us += us;
             self.host_reads += reads as f64;
             self.host_writes += writes as f64;
+            self.table_reads += table_reads as f64;
+            self.table_writes += table_writes as f64;
         }
         let mut p99 = 0f64;
         for (spread, count) in [(&sample.read_latency, sample.reads), (&sample.write_latency, sample.writes)]
@@ -122,6 +127,7 @@ fn of_span(record: &Record, phase: &'static str, label: &str, begin_us: u64, end
     let within = |at: u64| (begin_us..end_us).contains(&at) || (at == begin_us && begin_us == end_us);
     let mut sums = Sums::default();
     record.samples.iter().filter(|s| within(middle(s))).for_each(|s| sums.add(s));
+    let tables = record.tells_tables();
     let stuns: Vec<u64> = record.stuns.iter().filter(|s| within(s.at_us)).map(|s| s.stun_us).collect();
     let beats: Vec<bool> = record.beats.iter().filter(|b| within(b.at_us)).map(|b| b.lost).collect();
     Figures {
@@ -134,6 +140,8 @@ fn of_span(record: &Record, phase: &'static str, label: &str, begin_us: u64, end
         mb_per_s: sums.per_s(sums.bytes / 1e6),
         host_reads_per_s: sums.host_per_s(sums.host_reads),
         host_writes_per_s: sums.host_per_s(sums.host_writes),
+        table_reads_per_s: sums.host_per_s(sums.table_reads).filter(|_| tables),
+        table_writes_per_s: sums.host_per_s(sums.table_writes).filter(|_| tables),
         mean_us: (sums.latencies > 0.0).then(|| sums.latency_us / sums.latencies),
         p99_us: median(sums.p99s),
         max_us: Some(sums.max_us).filter(|us| *us > 0.0),
@@ -143,6 +151,41 @@ fn of_span(record: &Record, phase: &'static str, label: &str, begin_us: u64, end
         beats: beats.len(),
         beats_lost: beats.iter().filter(|lost| **lost).count(),
         gap_us: sums.gap_us,
+    }
+}
+
+/// What the layers at one height were asked for in one phase.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerFigures {
+    pub phase: &'static str,
+    pub label: String,
+    /// "base", "delta 1"...
+    pub layer: String,
+    pub reads_per_s: f64,
+    pub writes_per_s: f64,
+    pub table_reads_per_s: f64,
+    pub table_writes_per_s: f64,
+    /// Millions of bytes, read and written.
+    pub mb_per_s: f64,
+}
+
+/// Of the phases that lasted, in the order of time, base first.
+pub fn layers(record: &Record) -> Vec<LayerFigures> {
+    let lasting = record.phases.iter().filter(|span| span.end_us > span.begin_us);
+    lasting.flat_map(|span| span.layers.iter().map(|layer| of_layer(span, layer))).collect()
+}
+
+fn of_layer(span: &PhaseSpan, LayerHost { layer, host }: &LayerHost) -> LayerFigures {
+    let per_s = |count: u64| count as f64 * 1e6 / (span.end_us - span.begin_us) as f64;
+    LayerFigures {
+        phase: super::words::phase(span.phase),
+        label: span.label.clone(),
+        layer: super::words::layer(*layer),
+        reads_per_s: per_s(host.reads),
+        writes_per_s: per_s(host.writes),
+        table_reads_per_s: per_s(host.table_reads),
+        table_writes_per_s: per_s(host.table_writes),
+        mb_per_s: per_s(host.read_bytes.saturating_add(host.written_bytes)) / 1e6,
     }
 }
 

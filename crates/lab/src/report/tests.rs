@@ -57,6 +57,18 @@ pub fn example() -> Record {
         label: label.into(),
         begin_us: begin * 1_000_000,
         end_us: end * 1_000_000,
+        layers: vec![
+            LayerHost { layer: 0, host: Counters { reads: 110, ..Counters::default() } },
+            LayerHost {
+                layer: 1,
+                host: Counters {
+                    writes: 100,
+                    table_writes: 50,
+                    written_bytes: 4 << 20,
+                    ..Counters::default()
+                },
+            },
+        ],
     };
     let constant = |name: &str, value, source| Constant {
         name: name.into(),
@@ -156,7 +168,10 @@ fn absurd() -> Record {
     };
     record.samples = vec![Sample::default(), all.clone(), all, Sample::default()];
     record.stuns.push(Stun { at_us: u64::MAX, stun_us: u64::MAX, disk: None, cause: String::new() });
-    record.phases.push(PhaseSpan { phase: Phase::Drain, label: String::new(), begin_us: 9, end_us: 3 });
+    let host =
+        Counters { reads: u64::MAX, read_bytes: u64::MAX, written_bytes: u64::MAX, ..Counters::default() };
+    let layers = vec![LayerHost { layer: u32::MAX, host }];
+    record.phases.push(PhaseSpan { layers, ..PhaseSpan::new(Phase::Drain, String::new(), 9, 3) });
     record.rows.push(row(Phase::Drain, Quantity::Iops, f64::NAN, f64::INFINITY, Use::Predict));
     record.rows.push(row(Phase::Drain, Quantity::Iops, 0.0, 1e300, Use::Predict));
     record
@@ -178,6 +193,8 @@ fn the_page_has_every_part_and_asks_nobody() {
     let parts = [
         "Guest IOPS",
         "Host IOPS",
+        "Host I/O per layer",
+        "delta 1",
         "Read latency",
         "Write latency",
         "Published against predicted",
@@ -223,6 +240,7 @@ fn absurd_values_are_survived_by_every_writer() {
         assert!(!page.contains("=\"NaN") && !page.contains("=\"inf"), "coordinates");
         svg::files(&records);
         csv::samples(&records).unwrap();
+        csv::layers(&records).unwrap();
         csv::rows(&records).unwrap();
         text::rows(&records);
         records.iter().for_each(|record| _ = text::summary(record));
@@ -300,6 +318,9 @@ fn runs_are_shown_side_by_side() {
 fn csv_has_a_line_for_each_sample_and_each_figure() {
     let samples = csv::samples(&[example()]).unwrap();
     assert_eq!(samples.lines().count(), 1 + 1_000);
+    let layers = csv::layers(&[example()]).unwrap();
+    assert_eq!(layers.lines().count(), 1 + 4 * 2);
+    assert!(layers.contains(",baseline,no snapshot,delta 1,300,0,100,0,50,0,4194304"), "{layers}");
     let rows = csv::rows(&[example()]).unwrap();
     assert_eq!(rows.lines().count(), 1 + 6);
     assert!(rows.contains("snapshot,reads_per_s,110,94,-0.145"), "{rows}");
@@ -310,12 +331,18 @@ fn the_workbook_is_read_back_with_its_charts() {
     let bytes = xlsx::workbook(&[example(), hostile()]).unwrap();
     assert_eq!(bytes, xlsx::workbook(&[example(), hostile()]).unwrap(), "a function of its records");
     let mut book: Xlsx<_> = Xlsx::new(Cursor::new(bytes.clone())).expect("a workbook");
-    assert_eq!(book.sheet_names(), ["Runs", "Figures", "Phases", "Stuns", "Constants", "Run 1", "Run 2"]);
+    assert_eq!(
+        book.sheet_names(),
+        ["Runs", "Figures", "Phases", "Layers", "Stuns", "Constants", "Run 1", "Run 2"]
+    );
     let figures = book.worksheet_range("Figures").expect("the sheet");
     assert_eq!(figures.get_value((2, 6)), Some(&Data::Float(94.0)));
     let run = book.worksheet_range("Run 1").expect("the sheet");
     assert_eq!(run.height(), 1 + 1_000);
     assert_eq!(run.get_value((1, 2)), Some(&Data::Float(510.0)));
+    assert_eq!(run.get_value((1, 6)), Some(&Data::Float(510.0)), "table reads");
+    let layers = book.worksheet_range("Layers").expect("the sheet");
+    assert_eq!((layers.height(), layers.get_value((2, 7))), (1 + 2 * 8, Some(&Data::Float(50.0 / 300.0))));
     let runs = book.worksheet_range("Runs").expect("the sheet");
     assert!(
         matches!(runs.get_value((2, 3)), Some(Data::String(text)) if text.contains("<script>")),
@@ -349,6 +376,7 @@ fn every_field_of_the_json_is_documented_and_there() {
         ("Fact", of_record("/machine/0")),
         ("Constant", of_record("/constants/0")),
         ("PhaseSpan", of_record("/phases/0")),
+        ("LayerHost", of_record("/phases/0/layers/0")),
         ("Sample", of_record("/samples/0")),
         ("Spread", of_record("/samples/0/read_latency")),
         ("Counters", of_record("/samples/0/host")),

@@ -65,6 +65,11 @@ pub fn end(end: &End) -> String {
     }
 }
 
+/// A layer by the number of those below it.
+pub fn layer(height: u32) -> String {
+    if height == 0 { "base".into() } else { format!("delta {height}") }
+}
+
 /// What tells this record from the others of its experiment: "esx F'", "native".
 pub fn label(record: &Record) -> String {
     match &record.hypothesis {

@@ -7,7 +7,7 @@ use blk::{Error, ErrorKind, Result};
 use rust_xlsxwriter::{Chart, ChartType, DocProperties, ExcelDateTime, Workbook, Worksheet, XlsxError};
 use sheet::Sheet;
 
-use super::summary::figures;
+use super::summary::{figures, layers};
 use super::table::{Comparison, Line, comparisons};
 use super::words;
 use crate::run::{Record, Use};
@@ -28,6 +28,7 @@ fn build(records: &[Record]) -> Result<Vec<u8>, XlsxError> {
     overview(workbook.add_worksheet(), records)?;
     published(workbook.add_worksheet(), &groups)?;
     phases(workbook.add_worksheet(), records)?;
+    by_layer(workbook.add_worksheet(), records)?;
     stuns(workbook.add_worksheet(), records)?;
     constants(workbook.add_worksheet(), records)?;
     for (n, record) in records.iter().enumerate().take(SAMPLE_SHEETS_MAX) {
@@ -143,6 +144,8 @@ fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError
         "MB/s",
         "host reads/s",
         "host writes/s",
+        "table reads/s",
+        "table writes/s",
         "mean ms",
         "99 % ms",
         "max ms",
@@ -157,8 +160,11 @@ fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError
             sheet.text(f.phase)?;
             sheet.number(Some(f.begin_us as f64 / 1e6))?;
             sheet.number(Some(f.end_us.saturating_sub(f.begin_us) as f64 / 1e6))?;
-            for value in [f.reads_per_s, f.writes_per_s, f.mb_per_s, f.host_reads_per_s, f.host_writes_per_s]
-            {
+            for value in [f.reads_per_s, f.writes_per_s, f.mb_per_s] {
+                sheet.number(value)?;
+            }
+            let host = [f.host_reads_per_s, f.host_writes_per_s, f.table_reads_per_s, f.table_writes_per_s];
+            for value in host {
                 sheet.number(value)?;
             }
             for us in [f.mean_us, f.p99_us, f.max_us] {
@@ -171,9 +177,30 @@ fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError
         }
     }
     if sheet.rows() > 0 {
-        sheet.chart(16, &phase_chart(sheet.rows()))?;
+        sheet.chart(18, &phase_chart(sheet.rows()))?;
     }
     sheet.finish(&[16.0, 18.0])
+}
+
+fn by_layer(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
+    let mut sheet = Sheet::new(worksheet, "Layers")?;
+    let heads =
+        ["run", "phase", "label", "layer", "reads/s", "writes/s", "table reads/s", "table writes/s", "MB/s"];
+    sheet.header(&heads)?;
+    for record in records {
+        for f in layers(record) {
+            sheet.text(&words::label(record))?;
+            for text in [f.phase, &f.label, &f.layer] {
+                sheet.text(text)?;
+            }
+            let tables = [f.table_reads_per_s, f.table_writes_per_s];
+            for value in [f.reads_per_s, f.writes_per_s].into_iter().chain(tables).chain([f.mb_per_s]) {
+                sheet.number(Some(value))?;
+            }
+            sheet.next();
+        }
+    }
+    sheet.finish(&[16.0, 18.0, 30.0])
 }
 
 /// Guest reads and writes, a group of bars for each phase of each run.

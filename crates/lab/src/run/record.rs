@@ -1,3 +1,6 @@
+use std::ops::AddAssign;
+
+use blk::file::FileCounters;
 use serde::{Deserialize, Serialize};
 
 use super::row::{Phase, Row};
@@ -62,9 +65,16 @@ pub struct PhaseSpan {
     pub label: String,
     pub begin_us: u64,
     pub end_us: u64,
+    /// Base first; empty where nobody can tell layers apart.
+    #[serde(default)]
+    pub layers: Vec<LayerHost>,
 }
 
 impl PhaseSpan {
+    pub fn new(phase: Phase, label: String, begin_us: u64, end_us: u64) -> PhaseSpan {
+        PhaseSpan { phase, label, begin_us, end_us, layers: Vec::new() }
+    }
+
     /// Whether that moment lies within; a span without a length has that of its begin.
     pub fn holds(&self, at_us: u64) -> bool {
         self.begin_us <= at_us && at_us < self.end_us.max(self.begin_us.saturating_add(1))
@@ -79,7 +89,7 @@ pub struct Counters {
     pub flushes: u64,
     pub read_bytes: u64,
     pub written_bytes: u64,
-    /// Of `reads` and `writes`, those of grain tables, maps and journals.
+    /// Of `reads` and `writes`, those of headers, grain tables, maps, bitmaps and journals.
     pub table_reads: u64,
     pub table_writes: u64,
     /// Of the bytes, those a commit moved.
@@ -88,7 +98,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// What was counted in between. None where a count went back: those of layers that went are not in it any more.
+    /// What was counted in between. None where a count went back: it has begun anew.
     pub fn since(&self, before: &Counters) -> Option<Counters> {
         let part = |field: fn(&Counters) -> u64| field(self).checked_sub(field(before));
         Some(Counters {
@@ -103,6 +113,44 @@ impl Counters {
             commit_written_bytes: part(|c| c.commit_written_bytes)?,
         })
     }
+}
+
+impl From<FileCounters> for Counters {
+    fn from(file: FileCounters) -> Counters {
+        Counters {
+            reads: file.reads,
+            writes: file.writes,
+            flushes: file.flushes,
+            read_bytes: file.bytes_read,
+            written_bytes: file.bytes_written,
+            table_reads: file.table_reads,
+            table_writes: file.table_writes,
+            ..Counters::default()
+        }
+    }
+}
+
+impl AddAssign for Counters {
+    fn add_assign(&mut self, other: Counters) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.flushes += other.flushes;
+        self.read_bytes += other.read_bytes;
+        self.written_bytes += other.written_bytes;
+        self.table_reads += other.table_reads;
+        self.table_writes += other.table_writes;
+        self.commit_read_bytes += other.commit_read_bytes;
+        self.commit_written_bytes += other.commit_written_bytes;
+    }
+}
+
+/// What reached the files of the layers at one height of their chains, all disks together, within one phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerHost {
+    /// 0 is the base.
+    pub layer: u32,
+    /// A commit's bytes are not told apart here.
+    pub host: Counters,
 }
 
 /// Latencies of the completions within one interval, microseconds. All zero where nothing completed.
@@ -192,6 +240,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// Whether reads and writes of tables were counted apart: a stack that has any shows some.
+    pub fn tells_tables(&self) -> bool {
+        self.samples.iter().filter_map(|s| s.host).any(|host| host.table_reads > 0 || host.table_writes > 0)
+    }
+
     /// Of a run that has not begun.
     pub fn head(experiment: &str, subject: &str, storage: &str, clock: Clock, seed: u64) -> Record {
         Record {

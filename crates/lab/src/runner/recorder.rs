@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::measure::{Span, measure, row};
 use crate::probe::Heartbeat;
-use crate::run::{Beat, End, Mark, Phase, PhaseSpan, Quantity, Record, Row, Sample, Stun};
+use crate::run::{Beat, End, LayerHost, Mark, Phase, PhaseSpan, Quantity, Record, Row, Sample, Stun};
 
 /// One line of a run's file: a record in the making, as JSON. The first is the head, the last the end; a file without an
 /// end is that of a run that was broken off.
@@ -29,6 +29,8 @@ enum Line {
         at_us: u64,
     },
     Sample(Sample),
+    /// Of the span under way, up to its end.
+    Layers(Vec<LayerHost>),
     Stun(Stun),
     Mark(Mark),
     Row(Row),
@@ -80,6 +82,13 @@ impl Recorder {
         self.add(Line::Sample(sample));
     }
 
+    /// Of the span under way; nothing without one.
+    pub fn layers(&mut self, layers: Vec<LayerHost>) {
+        if self.span.is_some() && !layers.is_empty() {
+            self.add(Line::Layers(layers));
+        }
+    }
+
     pub fn stun(&mut self, stun: Stun) {
         self.add(Line::Stun(stun));
     }
@@ -129,13 +138,18 @@ impl Recorder {
             Line::Head { .. } => {}
             Line::Begin { phase, label, at_us, counted_from_us, loaded } => {
                 self.seen(at_us);
-                let span = PhaseSpan { phase, label, begin_us: at_us, end_us: at_us };
+                let span = PhaseSpan::new(phase, label, at_us, at_us);
                 self.span = Some(Span { span, counted_from_us, loaded });
             }
             Line::Finish { at_us } => self.close_span(at_us),
             Line::Sample(sample) => {
                 self.seen(sample.at_us + sample.interval_us);
                 self.record.samples.push(sample);
+            }
+            Line::Layers(layers) => {
+                if let Some(span) = &mut self.span {
+                    span.span.layers = layers;
+                }
             }
             Line::Stun(stun) => {
                 self.seen(stun.at_us + stun.stun_us);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use blk::Env;
 use futures_util::future::{Either, select};
 
+use super::layers::Layers;
 use super::recorder::Recorder;
 use crate::probe::{Meter, Totals};
 use crate::run::{Counters, End, Phase, Quantity, Stun};
@@ -68,6 +69,7 @@ pub struct Watch {
     sampled_ns: u64,
     sample_ns: u64,
     host: Option<Counters>,
+    layers: Layers,
     step: (Phase, String),
     /// When the last look was, and what had completed.
     looked: (u64, Totals),
@@ -88,9 +90,12 @@ impl Watch {
         let now_ns = env.now_ns();
         // What was there before the run is not the run's.
         drop(subject.take_stuns());
+        let mut layers = Layers::default();
+        layers.add(subject.layers());
         Watch {
             env: env.clone(),
             host: subject.counters(),
+            layers,
             subject,
             driver,
             looked: (now_ns, meter.totals()),
@@ -114,6 +119,8 @@ impl Watch {
     /// A span begins, with a sample of its own.
     pub fn begin(&mut self, phase: Phase, label: &str, warm_up_us: Option<u64>, loaded: bool) {
         self.sample();
+        // What was asked for between two spans is no span's.
+        drop(self.layers.take());
         self.step = (phase, label.to_string());
         let now_us = self.now_us();
         self.recorder.begin(phase, label, now_us, warm_up_us, loaded);
@@ -126,6 +133,7 @@ impl Watch {
     pub fn finish(&mut self) {
         self.look();
         self.sample();
+        self.recorder.layers(self.layers.take());
         let now_us = self.now_us();
         self.recorder.finish(now_us);
     }
@@ -203,6 +211,7 @@ impl Watch {
         let host = self.subject.counters();
         sample.host = host.zip(self.host).and_then(|(now, before)| now.since(&before));
         self.host = host;
+        self.layers.add(self.subject.layers());
         sample.at_us = sample.at_us.saturating_sub(self.began_ns / 1000);
         self.recorder.sample(sample);
     }

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use super::delta::Delta;
 use super::extent::Extent;
 use super::host::{Host, Purpose};
+use crate::subject::LayerSeen;
 
 pub struct Chain {
     /// Flat: a byte of the disk is the same byte of the file.
@@ -26,6 +27,17 @@ struct Part<'a> {
 }
 
 impl Chain {
+    /// Its layers, base first, of the disk of this number.
+    pub fn seen(&self, disk: u32) -> Vec<LayerSeen> {
+        let extents = std::iter::once(&self.base).chain(self.deltas.iter().map(|delta| &delta.extent));
+        let seen = |(height, extent): (u32, &Extent)| LayerSeen {
+            name: format!("disk{disk}/{}", extent.file.name()),
+            height,
+            host: extent.file.counters().into(),
+        };
+        (0..).zip(extents).map(seen).collect()
+    }
+
     /// Where the first bytes of `range` are, looking through the oldest `levels` deltas.
     fn locate(&self, levels: usize, range: &Range<u64>) -> (&File, u64, u64) {
         let mut len = range.end - range.start;

@@ -19,6 +19,11 @@ pub struct Host {
     counters: Cell<Counters>,
 }
 
+/// The file's own counters know tables too.
+fn seen_as(file: &File, purpose: Purpose) -> File {
+    if purpose == Purpose::Table { file.tables() } else { file.clone() }
+}
+
 impl Host {
     pub fn counters(&self) -> Counters {
         self.counters.get()
@@ -35,7 +40,7 @@ impl Host {
             Purpose::Commit => counters.commit_read_bytes += bytes,
         }
         self.counters.set(counters);
-        file.read(offset, buf).await
+        seen_as(file, purpose).read(offset, buf).await
     }
 
     pub async fn write(&self, file: &File, offset: u64, data: Slice, purpose: Purpose) -> Result<()> {
@@ -49,7 +54,7 @@ impl Host {
             Purpose::Commit => counters.commit_written_bytes += bytes,
         }
         self.counters.set(counters);
-        file.write(offset, data).await
+        seen_as(file, purpose).write(offset, data).await
     }
 
     pub async fn flush(&self, file: &File) -> Result<()> {

@@ -18,7 +18,7 @@ use super::host::Host;
 use super::records::{RECORDS_FILE_BYTES, Records};
 use super::spec::{Snapshots, Spec};
 use crate::run::{Counters, Stun};
-use crate::subject::{CommitEnd, CommitProgress, Subject};
+use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
 
 /// The file that stands for the records of the file system.
 const RECORDS_FILE: &str = "vmfs-records";
@@ -263,6 +263,10 @@ impl Subject for Esx {
 
     fn counters(&self) -> Option<Counters> {
         Some(self.0.host.counters())
+    }
+
+    fn layers(&self) -> Vec<LayerSeen> {
+        self.0.disks.iter().flat_map(|disk| disk.chain().seen(disk.index)).collect()
     }
 
     fn take_stuns(&self) -> Vec<Stun> {

@@ -164,7 +164,7 @@ pub struct ReportArgs {
     /// A workbook with charts
     #[arg(long, value_name = "FILE")]
     pub xlsx: Option<PathBuf>,
-    /// A folder for samples.csv and rows.csv
+    /// A folder for samples.csv, layers.csv and rows.csv
     #[arg(long, value_name = "DIR")]
     pub csv: Option<PathBuf>,
     /// A folder for the drawings

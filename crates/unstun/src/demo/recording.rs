@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use lab::run::{Clock, Counters, End, Phase, Quantity, Record, Sample, Spread, Stun};
 use lab::runner::Recorder;
 
-use crate::api::Vm;
+use crate::api::{Store, Vm};
 use crate::client::Client;
 use crate::command::lab::save;
 use crate::demo::load;
@@ -140,13 +140,21 @@ fn recorder(head: Record, dir: Option<&Path>) -> Result<Recorder> {
     })
 }
 
-/// Since the disk was opened.
+/// Since the disk was opened. Native disks share a file, and each shows all of its I/O.
 fn host(vm: &Vm) -> Counters {
+    let apart = if vm.store == Store::Native { 1 } else { vm.disks.len() };
     let mut counters = Counters::default();
-    for disk in &vm.disks {
-        counters.reads += disk.io.device_reads;
-        counters.writes += disk.io.device_writes;
-        counters.flushes += disk.io.device_flushes;
+    for disk in vm.disks.iter().take(apart) {
+        counters += Counters {
+            reads: disk.io.device_reads,
+            writes: disk.io.device_writes,
+            flushes: disk.io.device_flushes,
+            read_bytes: disk.io.device_read_bytes,
+            written_bytes: disk.io.device_written_bytes,
+            table_reads: disk.io.device_table_reads,
+            table_writes: disk.io.device_table_writes,
+            ..Counters::default()
+        };
     }
     counters
 }

@@ -132,9 +132,7 @@ fn record(name: &str, output: Output, skips: &mut Skips) -> Option<Record> {
     let sample = sum(&jobs);
     let ended_us = ended.and_then(|ms| ms.checked_mul(1_000)).unwrap_or(0);
     record.began_unix_us = ended_us.saturating_sub_unsigned(sample.interval_us).max(0);
-    let span =
-        PhaseSpan { phase: Phase::Baseline, label: String::new(), begin_us: 0, end_us: sample.interval_us };
-    record.phases.push(span);
+    record.phases.push(PhaseSpan::new(Phase::Baseline, String::new(), 0, sample.interval_us));
     record.samples.push(sample);
     record.notes.push("fio's JSON has totals alone: one interval. Its logs have the course of time.".into());
     jobs.iter().take(JOBS_MAX).for_each(|job| rows(&mut record, job));

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::figure;
 use crate::report::chart;
 use crate::report::series::{self, BINS_MAX};
-use crate::report::summary::{Figures, figures};
+use crate::report::summary::{Figures, LayerFigures, figures, layers};
 use crate::report::words;
 use crate::run::{End, Record, Sample};
 
@@ -20,6 +20,7 @@ pub fn section(record: &Record, named: bool, folded: bool) -> Markup {
         @if record.end != End::Complete { p.warning { "This run did not end by itself: " (words::end(&record.end)) } }
         (charts(record))
         (phases(record))
+        (by_layer(record))
         (events(record))
         (samples(record))
     };
@@ -63,13 +64,48 @@ fn phases(record: &Record) -> Markup {
             thead { tr {
                 th scope="col" { "phase" }
                 @for name in ["begins", "lasts", "reads/s", "writes/s", "MB/s", "host reads/s", "host writes/s",
-                    "mean latency", "99 %", "maximum", "stuns", "lost beats"] {
+                    "table reads/s", "table writes/s", "mean latency", "99 %", "maximum", "stuns", "lost beats"] {
                     th.n scope="col" { (name) }
                 }
             } }
             tbody { @for phase in &figures { (phase_row(phase)) } }
         } }
         p.legend { "99 %: the median of the intervals' own 99th percentiles, the worse of reads and writes." }
+    }
+}
+
+/// Nothing where no layers are known.
+fn by_layer(record: &Record) -> Markup {
+    let layers = layers(record);
+    html! {
+        @if !layers.is_empty() {
+            h4 { "Host I/O per layer" }
+            div.scroll { table.dense {
+                thead { tr {
+                    th scope="col" { "phase" }
+                    th scope="col" { "layer" }
+                    @for name in ["reads/s", "writes/s", "table reads/s", "table writes/s", "MB/s"] {
+                        th.n scope="col" { (name) }
+                    }
+                } }
+                tbody { @for layer in &layers { (layer_row(layer)) } }
+            } }
+            p.legend {
+                "All disks together, over the whole phase. A layer counts at the height it has at the time; what belongs to no layer is "
+                "in the host's figures alone."
+            }
+        }
+    }
+}
+
+fn layer_row(f: &LayerFigures) -> Markup {
+    let cells = [f.reads_per_s, f.writes_per_s, f.table_reads_per_s, f.table_writes_per_s, f.mb_per_s];
+    html! {
+        tr {
+            th scope="row" { (f.phase) @if !f.label.is_empty() { small { (f.label) } } }
+            td { (f.layer) }
+            @for cell in cells { td.n { (words::number(cell)) } }
+        }
     }
 }
 
@@ -88,6 +124,8 @@ fn phase_row(f: &Figures) -> Markup {
         (number(f.mb_per_s), String::new()),
         (number(f.host_reads_per_s), each(f.host_read_ratio())),
         (number(f.host_writes_per_s), each(f.host_write_ratio())),
+        (number(f.table_reads_per_s), String::new()),
+        (number(f.table_writes_per_s), String::new()),
         (time(f.mean_us), String::new()),
         (time(f.p99_us), String::new()),
         (time(f.max_us), String::new()),

@@ -7,13 +7,15 @@ use crate::report::series::{latency, rate};
 use crate::report::words;
 use crate::run::{Record, Sample};
 
-const HEADS: [&str; 14] = [
+const HEADS: [&str; 16] = [
     "at s",
     "interval s",
     "reads/s",
     "writes/s",
     "host reads/s",
     "host writes/s",
+    "table reads/s",
+    "table writes/s",
     "read mean ms",
     "read 99 % ms",
     "read max ms",
@@ -24,7 +26,7 @@ const HEADS: [&str; 14] = [
     "phase",
 ];
 /// Right of the figures.
-const CHARTS_COLUMN: u16 = 15;
+const CHARTS_COLUMN: u16 = 17;
 /// Rows that one chart covers.
 const CHART_ROWS: u32 = 19;
 
@@ -38,13 +40,13 @@ pub fn write(worksheet: &mut Worksheet, name: &str, record: &Record) -> Result<(
     let title = |what: &str| format!("{what}: {}", words::plain(&words::label(record)));
     let charts = [
         lines(name, rows, &title("Guest I/Os per second"), &[2, 3], false),
-        lines(name, rows, &title("Host I/Os per second"), &[4, 5], false),
-        lines(name, rows, &title("Latency, ms"), &[7, 10, 8, 11], true),
+        lines(name, rows, &title("Host I/Os per second"), &[4, 5, 6, 7], false),
+        lines(name, rows, &title("Latency, ms"), &[9, 12, 10, 13], true),
     ];
     for (n, chart) in (0..).zip(&charts) {
         sheet.chart_at(1 + n * CHART_ROWS, CHARTS_COLUMN, chart)?;
     }
-    sheet.finish(&[10.0; 13])
+    sheet.finish(&[10.0; 15])
 }
 
 fn row(sheet: &mut Sheet<'_>, record: &Record, s: &Sample) -> Result<(), XlsxError> {
@@ -52,8 +54,10 @@ fn row(sheet: &mut Sheet<'_>, record: &Record, s: &Sample) -> Result<(), XlsxErr
     sheet.number(Some(s.at_us as f64 / 1e6))?;
     sheet.number(Some(s.interval_us as f64 / 1e6))?;
     let host = s.host.as_ref();
-    let counts = [Some(s.reads), Some(s.writes), host.map(|h| h.reads), host.map(|h| h.writes)];
-    for count in counts {
+    let guest = [Some(s.reads), Some(s.writes)];
+    let below = [host.map(|h| h.reads), host.map(|h| h.writes)];
+    let tables = [host.map(|h| h.table_reads), host.map(|h| h.table_writes)];
+    for count in guest.into_iter().chain(below).chain(tables) {
         sheet.number(count.and_then(|count| rate(count, s)))?;
     }
     for spread in [&s.read_latency, &s.write_latency] {

@@ -20,6 +20,7 @@ pub fn run(args: &ReportArgs, output: Output) -> Result<()> {
     if let Some(dir) = &args.csv {
         save::folder(dir)?;
         save::file(&dir.join("samples.csv"), csv::samples(&records)?.as_bytes())?;
+        save::file(&dir.join("layers.csv"), csv::layers(&records)?.as_bytes())?;
         save::file(&dir.join("rows.csv"), csv::rows(&records)?.as_bytes())?;
     }
     if let Some(dir) = &args.svg {

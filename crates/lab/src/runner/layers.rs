@@ -1,0 +1,58 @@
+use std::collections::BTreeMap;
+
+use crate::run::{Counters, LayerHost};
+use crate::subject::LayerSeen;
+
+/// What the layers' files are asked for within a span. A layer counts at the height it has when it is looked at; what one
+/// did between the last look and its end is not seen.
+#[derive(Debug, Default)]
+pub struct Layers {
+    /// By name, as of the last look.
+    before: BTreeMap<String, Counters>,
+    /// By height.
+    within: BTreeMap<u32, Counters>,
+}
+
+impl Layers {
+    pub fn add(&mut self, seen: Vec<LayerSeen>) {
+        // What was counted before the first look is not the run's.
+        let is_first = self.before.is_empty();
+        for layer in seen.iter().filter(|_| !is_first) {
+            let before = self.before.get(&layer.name).copied().unwrap_or_default();
+            // None: it was opened again.
+            if let Some(part) = layer.host.since(&before) {
+                *self.within.entry(layer.height).or_default() += part;
+            }
+        }
+        self.before = seen.into_iter().map(|layer| (layer.name, layer.host)).collect();
+    }
+
+    /// Since the last call.
+    pub fn take(&mut self) -> Vec<LayerHost> {
+        std::mem::take(&mut self.within).into_iter().map(|(layer, host)| LayerHost { layer, host }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(name: &str, height: u32, reads: u64) -> LayerSeen {
+        LayerSeen { name: name.into(), height, host: Counters { reads, ..Counters::default() } }
+    }
+
+    #[test]
+    fn layers_come_and_go_and_move_down() {
+        let mut layers = Layers::default();
+        layers.add(vec![seen("base", 0, 100)]);
+        layers.add(vec![seen("base", 0, 101), seen("first", 1, 5)]);
+        layers.add(vec![seen("base", 0, 101), seen("first", 1, 7), seen("second", 2, 1)]);
+        let reads =
+            |layers: &mut Layers| layers.take().iter().map(|l| (l.layer, l.host.reads)).collect::<Vec<_>>();
+        assert_eq!(reads(&mut layers), [(0, 1), (1, 7), (2, 1)]);
+        layers.add(vec![seen("base", 0, 111), seen("second", 1, 4)]);
+        assert_eq!(reads(&mut layers), [(0, 10), (1, 3)]);
+        layers.add(vec![seen("base", 0, 2), seen("second", 1, 4)]);
+        assert_eq!(reads(&mut layers), [(1, 0)], "a file that was opened again counts from then on");
+    }
+}
