@@ -20,6 +20,16 @@ fn image(datastore: &Datastore, name: &str) -> PathBuf {
     path
 }
 
+/// A file of fixed size that is a datastore, and that this one's daemon knows as `raw`.
+fn known_image(datastore: &Datastore) -> PathBuf {
+    let file = image(datastore, "device");
+    datastore.json(&format!("datastore create {}", file.display()));
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add raw={}", file.display()));
+    daemon.stop();
+    file
+}
+
 /// A loop device over a file, until dropped.
 struct Loop {
     device: PathBuf,
@@ -241,11 +251,7 @@ fn ends_at_home(datastore: &Datastore, at: &str) {
 #[test]
 fn one_side_of_a_move_is_told_and_not_served_by_another_daemon() {
     let datastore = Datastore::new();
-    let file = image(&datastore, "device");
-    datastore.json(&format!("datastore create {}", file.display()));
-    let daemon = datastore.start();
-    datastore.json(&format!("datastore add raw={}", file.display()));
-    daemon.stop();
+    let file = known_image(&datastore);
 
     elsewhere(&datastore, &file, ("ds", "raw"), |_| {});
     ends_at_home(&datastore, "ds");
@@ -268,11 +274,7 @@ fn one_side_of_a_move_is_told_and_not_served_by_another_daemon() {
 #[test]
 fn a_side_that_was_said_to_be_whole_stays_though_the_other_one_is_the_vm() {
     let datastore = Datastore::new();
-    let file = image(&datastore, "device");
-    datastore.json(&format!("datastore create {}", file.display()));
-    let daemon = datastore.start();
-    datastore.json(&format!("datastore add raw={}", file.display()));
-    daemon.stop();
+    let file = known_image(&datastore);
     elsewhere(&datastore, &file, ("ds", "raw"), |other| {
         vouch(other);
         io(other, "write -P 5 0 1M");
