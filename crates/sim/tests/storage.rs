@@ -14,7 +14,7 @@ fn disk() -> Disk {
         revolution_ns: 6_000_000,
         track_bytes: 512 << 10,
         tracks_per_cylinder: 4,
-        seek: Seek::Root { base_ns: 250_000, stroke_ns: 6_300_000 },
+        seek: Seek { base_ns: 250_000, stroke_ns: 6_300_000 },
         switch_ns: 150_000,
         write_settle_ns: 300_000,
         overhead_ns: 150_000,

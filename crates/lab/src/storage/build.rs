@@ -259,7 +259,7 @@ impl StorageModel {
             revolution_ns: number("revolution"),
             track_bytes: number("track"),
             tracks_per_cylinder: number("heads"),
-            seek: Seek::Root { base_ns: number("seek_base"), stroke_ns: number("seek_stroke") },
+            seek: Seek { base_ns: number("seek_base"), stroke_ns: number("seek_stroke") },
             switch_ns: number("switch"),
             write_settle_ns: number("write_settle"),
             overhead_ns: number("overhead"),
