@@ -109,6 +109,36 @@ fn an_interruption_keeps_what_was_sampled() {
     assert_nothing_is_left(&datastore);
 }
 
+/// Of a run that nobody has ended: the server's program stays in its command line until it has gone.
+fn servers_of(folder: &Path) -> Vec<String> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let lines = processes.filter_map(|entry| std::fs::read_to_string(entry.path().join("cmdline")).ok());
+    lines.filter(|line| line.contains(folder.to_str().unwrap())).collect()
+}
+
+#[test]
+fn servers_go_with_a_run_that_is_killed() {
+    let datastore = Datastore::new();
+    for subject in ["native", "qemu"] {
+        let kept = datastore.beside("kept");
+        let mut command = lab_run(&datastore);
+        command
+            .args(["zandboer-saturated", "--minutes", "1", "--json", "--subject", subject, "-o"])
+            .arg(&kept);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_for_sample(&kept.join("run.jsonl"), &mut child);
+        let folder = datastore.beside("measured").join(format!("unstun-run-{subject}"));
+        assert!(!servers_of(&folder).is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        while !servers_of(&folder).is_empty() {
+            std::thread::yield_now();
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+        std::fs::remove_dir_all(kept).unwrap();
+    }
+}
+
 /// Anybody's own; nothing of it is scaled in half a minute.
 const BACKUP: &str = r#"
 title = "A backup"
