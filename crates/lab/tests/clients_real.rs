@@ -74,7 +74,8 @@ fn reflinks_work_or_say_what_is_missing() {
 fn hooks(folder: &Path, take: &str, commit: &str) -> Stack {
     let disk = folder.join("disk.img");
     std::fs::File::create(&disk).unwrap().set_len(SIZE).unwrap();
-    let hooks = Hooks { take: take.into(), commit: commit.into(), limit: Duration::from_millis(300) };
+    let limit = Duration::from_millis(300);
+    let hooks = Hooks { take: take.into(), commit: commit.into(), frozen: Vec::new(), limit };
     Stack::Hooks { disks: vec![disk.display().to_string()], hooks }
 }
 
@@ -123,7 +124,8 @@ fn a_server_that_goes_away_fails_what_is_under_way() {
     }
     let world = World::new().unwrap();
     let target = format!("nbd+unix:///?socket={}", socket.display());
-    let hooks = Hooks { take: "true".into(), commit: "true".into(), limit: Duration::from_secs(9) };
+    let limit = Duration::from_secs(9);
+    let hooks = Hooks { take: "true".into(), commit: "true".into(), frozen: Vec::new(), limit };
     let subject = open(&Stack::Hooks { disks: vec![target], hooks }, &world, folder.path());
     world.run(async move {
         let disk = subject.disks().remove(0);

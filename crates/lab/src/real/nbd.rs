@@ -20,6 +20,11 @@ pub use volume::NbdVolume;
 /// Three round trips take far less on any link that can carry a disk.
 const NEGOTIATION_LIMIT: Duration = Duration::from_secs(10);
 
+/// Whether that names an export, and no file.
+pub fn is_uri(target: &str) -> bool {
+    target.starts_with("nbd") && target.contains("://")
+}
+
 /// A connection that has been negotiated, and that no core serves yet: it may still go to another thread.
 pub struct Dialled {
     fd: OwnedFd,

@@ -81,7 +81,8 @@ impl Stack {
         let wanted = if name == "redo:drain" { "redo" } else { name };
         Stack::NAMED.into_iter().find(|stack| stack.name() == wanted).ok_or_else(|| {
             let known: Vec<_> = Stack::NAMED.iter().map(Stack::name).collect();
-            Error::invalid(name, format!("no such subject; there are {}", known.join(", ")))
+            let known = known.join(", ");
+            Error::invalid(name, format!("no such subject; there are {known}, and hooks for any other"))
         })
     }
 
@@ -154,7 +155,7 @@ fn make_raw(site: &Site<'_>, stack: &str) -> Result<PathBuf> {
 
 /// An NBD URI, a file or a block device.
 fn open_disk(world: &World, target: &str) -> Result<Rc<dyn Volume>> {
-    if target.starts_with("nbd") && target.contains("://") {
+    if nbd::is_uri(target) {
         return Ok(nbd::dial(target)?.serve(&world.reactor, &world.env()));
     }
     let (env, path) = (world.env(), PathBuf::from(target));

@@ -66,9 +66,7 @@ pub trait Verbs: Send {
     fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd>;
 
     /// The disks as the snapshot has them. They are left before it is committed.
-    fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
-        Err(Error::unsupported(name, "nobody has said where its snapshots can be read"))
-    }
+    fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>>;
 
     /// Fills `watch` with what the stack counts; called between verbs, once an interval.
     fn look(&mut self, watch: &Watch);

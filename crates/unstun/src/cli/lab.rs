@@ -80,6 +80,10 @@ pub struct HookArgs {
     /// Its shell command that commits it, and returns when that has ended
     #[arg(long, value_name = "COMMAND", requires = "real")]
     pub commit: Option<String>,
+    /// Where a backup reads each --target as the snapshot has it, $UNSTUN_SNAPSHOT replaced: an NBD URI, a file or a block
+    /// device
+    #[arg(long, value_name = "URI|PATH", requires = "target")]
+    pub frozen: Vec<String>,
     /// Longest time for one of these commands
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub hook_limit: u32,

@@ -175,6 +175,32 @@ fn a_backup_reads_the_frozen_disk_of_each_stack() {
 }
 
 #[test]
+fn a_backup_reads_where_somebodys_stack_has_its_frozen_disk() {
+    let datastore = Datastore::new();
+    let (experiment, disk) = (datastore.beside("backup.toml"), datastore.beside("theirs.img"));
+    std::fs::write(&experiment, BACKUP).unwrap();
+    std::fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+    let frozen = datastore.beside("frozen-$UNSTUN_SNAPSHOT");
+    let run = |more: &[&str]| {
+        let mut command = lab_run(&datastore);
+        command.arg(&experiment).args(["--minutes", "0.5", "--json", "--target"]).arg(&disk).arg("--take");
+        command.arg(format!("cp {} {}", disk.display(), frozen.display()));
+        command.arg("--commit").arg(format!("rm {}", frozen.display()));
+        command.args(more).output().unwrap()
+    };
+    let told = record(&run(&["--frozen", frozen.to_str().unwrap()]));
+    assert_eq!(told["end"], "complete");
+    let marks = told["marks"].to_string();
+    assert!(marks.contains("16777216 bytes of nightly copied out"), "{marks}");
+    let nowhere = record(&run(&[]));
+    assert!(nowhere["end"]["failed"].as_str().is_some_and(|why| why.contains("--frozen")), "{nowhere}");
+    let output = run(&["--frozen", "a", "--frozen", "b"]);
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(!output.status.success() && said.contains("one belongs to each"), "{said}");
+    assert_nothing_is_left(&datastore);
+}
+
+#[test]
 fn a_comparison_may_have_an_experiments_protocol() {
     let datastore = Datastore::new();
     let output = Command::new(env!("CARGO_BIN_EXE_unstun"))

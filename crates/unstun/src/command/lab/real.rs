@@ -22,7 +22,8 @@ pub fn hooks(args: &HookArgs) -> Option<Stack> {
         return None;
     }
     let limit = Duration::from_secs(u64::from(args.hook_limit));
-    Some(Stack::Hooks { disks: args.target.clone(), hooks: Hooks { take, commit, limit } })
+    let hooks = Hooks { take, commit, frozen: args.frozen.clone(), limit };
+    Some(Stack::Hooks { disks: args.target.clone(), hooks })
 }
 
 pub fn stack(name: &str, args: &HookArgs) -> Result<Stack> {
@@ -30,6 +31,12 @@ pub fn stack(name: &str, args: &HookArgs) -> Result<Stack> {
         return Ok(Stack::by_name(name)?);
     }
     let missing = || Error::invalid("hooks: needs --target, --take and --commit, and --real DIR");
+    let (frozen, target) = (args.frozen.len(), args.target.len());
+    if frozen != 0 && frozen != target {
+        let cause =
+            format!("hooks: --frozen is given {frozen} times, --target {target}; one belongs to each");
+        return Err(Error::invalid(cause));
+    }
     hooks(args).ok_or_else(missing)
 }
 

@@ -101,10 +101,11 @@ fn command(args: &RunArgs) -> String {
         option("real", dir.to_str());
         option("minutes", Some(&args.minutes.minutes.to_string()));
     }
-    let HookArgs { target, take, commit, hook_limit } = &args.hooks;
+    let HookArgs { target, take, commit, frozen, hook_limit } = &args.hooks;
     target.iter().for_each(|target| option("target", Some(target)));
     option("take", take.as_deref());
     option("commit", commit.as_deref());
+    frozen.iter().for_each(|place| option("frozen", Some(place)));
     option("hook-limit", take.as_ref().map(|_| hook_limit.to_string()).as_deref());
     words.join(" ")
 }
