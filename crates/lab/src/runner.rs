@@ -6,6 +6,7 @@
 mod backup;
 mod layers;
 mod measure;
+mod pings;
 mod protocol;
 mod recorder;
 mod steps;
@@ -24,7 +25,7 @@ use watch::Watch;
 pub use watch::{Audience, FIRST_ROUND, Progress};
 
 use crate::probe::Meter;
-use crate::run::{End, Record};
+use crate::run::{Clock, End, Record};
 use crate::subject::Subject;
 use crate::workload::{Driver, Workload};
 
@@ -45,7 +46,7 @@ pub struct Plan {
 /// Runs the plan and closes the subject. The workload's seed is the record's.
 pub async fn run(env: &Env, subject: Rc<dyn Subject>, plan: Plan, audience: Audience) -> Record {
     let Plan { head, workload, protocol, path } = plan;
-    let seed = head.seed;
+    let (seed, clock) = (head.seed, head.clock);
     let recorder = match Recorder::new(head.clone(), protocol.heartbeat, path.as_deref()) {
         Ok(recorder) => recorder,
         Err(e) => {
@@ -63,6 +64,9 @@ pub async fn run(env: &Env, subject: Rc<dyn Subject>, plan: Plan, audience: Audi
         return recorder.end(0, End::Failed(e));
     }
     let mut watch = Watch::new(env, subject, driver, meter, recorder, audience, protocol.interval_us);
+    if clock == Clock::Real {
+        watch.ping();
+    }
     let mut ended = Ok(());
     let mut steps = Steps::new(&mut watch);
     for step in &protocol.steps {
@@ -80,6 +84,7 @@ pub async fn run(env: &Env, subject: Rc<dyn Subject>, plan: Plan, audience: Audi
 /// Stops what still runs, closes the subject, and ends the record. Nobody is asked any more whether to go on.
 async fn wind_up(mut watch: Watch, end: End) -> Record {
     watch.finish();
+    watch.stop_pings();
     let at_us = watch.now_us();
     watch.driver.halt();
     let subject = watch.subject.clone();

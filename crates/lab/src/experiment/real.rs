@@ -124,7 +124,9 @@ impl Experiment {
                 .push("The article's deltas had a LUN of their own; here everything is in one place.".into());
         }
         if self.heartbeat.is_some() {
-            notes.push("Nobody pings: a stack that tells no stuns would lose no ping.".into());
+            notes.push(
+                "The article pinged the VM; here the first disk is read once a second, and lost is what took longer.".into(),
+            );
         }
         notes
     }

@@ -32,6 +32,8 @@ enum Line {
     /// Of the span under way, up to its end.
     Layers(Vec<LayerHost>),
     Stun(Stun),
+    /// As it was answered, or not; those of a modelled heartbeat follow from the stuns.
+    Beat(Beat),
     Mark(Mark),
     Row(Row),
     Note(String),
@@ -91,6 +93,10 @@ impl Recorder {
 
     pub fn stun(&mut self, stun: Stun) {
         self.add(Line::Stun(stun));
+    }
+
+    pub fn beat(&mut self, beat: Beat) {
+        self.add(Line::Beat(beat));
     }
 
     pub fn mark(&mut self, at_us: u64, text: impl Into<String>) {
@@ -155,6 +161,10 @@ impl Recorder {
                 self.seen(stun.at_us + stun.stun_us);
                 self.record.stuns.push(stun);
             }
+            Line::Beat(beat) => {
+                self.seen(beat.at_us);
+                self.record.beats.push(beat);
+            }
             Line::Mark(mark) => {
                 self.seen(mark.at_us);
                 self.record.marks.push(mark);
@@ -174,8 +184,11 @@ impl Recorder {
         self.latest_us = self.latest_us.max(at_us);
     }
 
+    /// None: nobody pings.
     fn beats(&self, end_us: u64) -> Option<Vec<Beat>> {
-        self.heartbeat.map(|heartbeat| heartbeat.beats(end_us, &self.record.stuns))
+        let measured = || (!self.record.beats.is_empty()).then(|| self.record.beats.clone());
+        let modelled = self.heartbeat.map(|heartbeat| heartbeat.beats(end_us, &self.record.stuns));
+        modelled.or_else(measured)
     }
 
     fn close_span(&mut self, at_us: u64) {

@@ -187,6 +187,22 @@ fn rounds_stuns_and_lost_pings_are_figures() {
 }
 
 #[test]
+fn in_real_time_a_read_that_takes_longer_than_a_second_is_a_lost_ping() {
+    let mut plan = plan(r#"[{"do": "run", "phase": "baseline", "seconds": 5.5}]"#);
+    plan.head.clock = Clock::Real;
+    plan.protocol.heartbeat = None;
+    let record = run_on(Manners::default(), plan, |world| {
+        // After two and a half seconds.
+        let slow = sim::Action::Delay { ns: 2_000_000_000 };
+        world.add_fault(sim::Fault::nth(2500, slow).of(sim::OpKind::Read).and_all_later());
+    });
+    let lost: Vec<bool> = record.beats.iter().map(|beat| beat.lost).collect();
+    assert_eq!(lost[..5], [false, false, false, true, true]);
+    assert_eq!(record.beats[4].at_us, 4 * SECOND_US);
+    assert_eq!(figures(&record, Phase::Baseline, Quantity::PingsLost), [2.0]);
+}
+
+#[test]
 fn a_commit_that_does_not_converge_is_a_figure_and_drains_without_load() {
     let record = run_on(Manners { rounds: 9, ..Manners::default() }, plan(USUAL), |_| {});
     assert_eq!(record.end, End::Complete);

@@ -7,6 +7,7 @@ use blk::Env;
 use futures_util::future::{Either, select};
 
 use super::layers::Layers;
+use super::pings::Pings;
 use super::recorder::Recorder;
 use crate::probe::{Meter, Totals};
 use crate::run::{Counters, End, Phase, Quantity, Stun};
@@ -63,6 +64,8 @@ pub struct Watch {
     pub meter: Rc<Meter>,
     pub recorder: Recorder,
     audience: Audience,
+    /// Of a run in real time.
+    pings: Option<Pings>,
     began_ns: u64,
     interval_ns: u64,
     /// When the sample under way began, and when it ends.
@@ -102,6 +105,7 @@ impl Watch {
             meter,
             recorder,
             audience,
+            pings: None,
             began_ns: now_ns,
             interval_ns: interval_us * 1000,
             sampled_ns: now_ns,
@@ -109,6 +113,15 @@ impl Watch {
             step: (Phase::Prepare, String::new()),
             commit: None,
         }
+    }
+
+    /// The first disk is read once a second from now on.
+    pub fn ping(&mut self) {
+        self.pings = Some(Pings::start(&self.env, self.subject.clone()));
+    }
+
+    pub fn stop_pings(&mut self) {
+        self.pings = None;
     }
 
     /// Since the run began.
@@ -192,6 +205,9 @@ impl Watch {
         for stun in self.subject.take_stuns() {
             let at_us = stun.at_us.saturating_sub(self.began_ns / 1000);
             self.recorder.stun(Stun { at_us, ..stun });
+        }
+        for beat in self.pings.iter().flat_map(Pings::take) {
+            self.recorder.beat(beat);
         }
         self.note_rounds();
         if self.env.now_ns() >= self.sample_ns {

@@ -49,6 +49,7 @@ fn a_protocol_is_carried_out_on_real_stacks() {
         for phase in ["baseline", "snapshot", "after"] {
             assert!(figure(&record, phase, "iops") > 0.0, "{subject}, {phase}: {record}");
         }
+        assert!(record["beats"].as_array().is_some_and(|beats| beats.len() > 1), "{subject}: it is pinged");
         // It may or may not end under load; either is told.
         figure(&record, "commit", "converged");
         assert!(kept.join("run.jsonl").exists() && kept.join("report.html").exists());
