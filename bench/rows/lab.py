@@ -1,7 +1,9 @@
 """The lab as an instrument: its load beside fio's on the same disk, what it reads of fio's files, and long runs on real
 storage."""
 
+import contextlib
 import json
+import os
 import subprocess
 
 from bench import fio
@@ -44,12 +46,33 @@ def measure(bench):
     beside_fio(bench, "the same file, depth 32", base, 32)
     beside_fio(bench, "the same file, depth 1", base, 1)
     beside_fio(bench, "the same NBD export, depth 1", bench.unstun.target("web"), 1)
+    with one_cpu(bench.unstun.pid):
+        beside_fio(bench, "the same NBD export, depth 1, all on one CPU", bench.unstun.target("web"), 1)
     beside_fio(bench, "the same NBD export, depth 32", bench.unstun.target("web"), 32)
     with Nbdkit(base.file, bench.folder, ["delay"], SLOW) as slow:
         beside_fio(bench, "the same NBD export of 1 ms, depth 8", slow.target(), 8)
     imports(bench, base)
     for stack in STACKS:
         long_run(bench, stack)
+
+
+@contextlib.contextmanager
+def one_cpu(server):
+    """The clients started meanwhile, and the server of that id, on the first CPU. What is left to compare is what each does
+    for a request: the kernel wakes a client that waits in poll(2) where the server runs, and one that waits in its ring
+    where it ran before, which costs a virtual machine more than the request does."""
+    cpus = os.sched_getaffinity(0)
+    first = {min(cpus)}
+
+    def move(to):
+        for task in [0, *map(int, os.listdir(f"/proc/{server}/task"))]:
+            os.sched_setaffinity(task, to)
+
+    move(first)
+    try:
+        yield
+    finally:
+        move(cpus)
 
 
 def lab(bench, *arguments):
