@@ -20,6 +20,7 @@ fn options(content: Option<&str>) -> Options {
         read_per_kib_ns: 1_280,
         write_per_kib_ns: 1_280,
         lanes: 16,
+        write_lanes: 0,
         gap_ns: 2_000,
         gap_per_kib_ns: 305,
     };

@@ -15,6 +15,8 @@ pub(super) struct Key {
     pub quantity: Quantity,
     least: f64,
     most: f64,
+    /// What it is where it is not written; None: it has to be.
+    pub absent: Option<f64>,
 }
 
 pub(super) struct Kind {
@@ -37,7 +39,7 @@ const SECOND: f64 = 1e9;
 const EXBI: f64 = 1_152_921_504_606_846_976.0;
 
 const fn key(name: &'static str, quantity: Quantity, least: f64, most: f64) -> Key {
-    Key { name, quantity, least, most }
+    Key { name, quantity, least, most, absent: None }
 }
 
 const fn time(name: &'static str) -> Key {
@@ -86,6 +88,8 @@ pub(super) const KINDS: &[Kind] = &[
             rate("read_rate"),
             rate("write_rate"),
             count("lanes", 1.0, 1024.0),
+            // 0: writes share the lanes of the reads.
+            Key { absent: Some(0.0), ..count("write_lanes", 0.0, 1024.0) },
             key("iops_max", PerSecond, 0.0, SECOND),
             rate("rate_max"),
         ],
@@ -142,6 +146,10 @@ pub(super) fn kind(name: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.name == name)
 }
 
+fn absent(name: &str) -> Option<f64> {
+    KINDS.iter().flat_map(|kind| kind.keys).find(|key| key.name == name)?.absent
+}
+
 /// One in so many nanoseconds; 0 where there is no limit.
 fn gap_ns(per_s: f64) -> u64 {
     if per_s > 0.0 { (SECOND / per_s).round() as u64 } else { 0 }
@@ -180,11 +188,12 @@ impl StorageModel {
         Ok(())
     }
 
-    /// The parser has seen to it that every constant of every kind is there.
+    /// The parser has seen to it that every constant of every kind is there, or need not be.
     fn of(&self, prefix: &str, key: &str) -> f64 {
         let found =
             self.constants.iter().find(|c| c.name.strip_prefix(prefix).is_some_and(|rest| rest == key));
-        unit::base(found.unwrap_or_else(|| panic!("{prefix}{key} is missing from {}", self.name)))
+        let value = found.map(unit::base).or_else(|| absent(key));
+        value.unwrap_or_else(|| panic!("{prefix}{key} is missing from {}", self.name))
     }
 
     pub(super) fn unit(&self) -> Unit {
@@ -220,6 +229,7 @@ impl StorageModel {
                 read_per_kib_ns: per_kib_ns("read_rate"),
                 write_per_kib_ns: per_kib_ns("write_rate"),
                 lanes: number("lanes") as u32,
+                write_lanes: number("write_lanes") as u32,
                 gap_ns: per_request_ns("iops_max"),
                 gap_per_kib_ns: per_kib_ns("rate_max"),
             }),

@@ -157,6 +157,9 @@ impl<'a> Parser<'a> {
         prefix: &str,
     ) -> Result<()> {
         for key in kind.keys {
+            if key.absent.is_some() && table.get(key.name).is_none() {
+                continue;
+            }
             let found = self.get(table, span, key.name)?;
             let written = Written::deserialize(toml::de::ValueDeserializer::from(found.clone()));
             let Written { value, unit, source, note } = written.map_err(|e| {

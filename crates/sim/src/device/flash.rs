@@ -1,5 +1,7 @@
 //! Flash: a latency, so many at once, and a cap. An SSD, an NVMe drive, or a whole all-flash array.
 
+use std::ops::Range;
+
 use super::server::{Access, NEVER_NS, Request, Server};
 
 /// Parameters of flash. Times in ns.
@@ -13,6 +15,8 @@ pub struct Flash {
     pub write_per_kib_ns: u64,
     /// Requests served at the same time; more wait in order.
     pub lanes: u32,
+    /// Writes and flushes served at the same time, in lanes of their own; 0: they share those of the reads.
+    pub write_lanes: u32,
     /// Every request passes one narrow place before it is served: 1 / gap is the most requests a second...
     pub gap_ns: u64,
     /// ...and 1 / gap_per_kib the most bytes.
@@ -24,15 +28,25 @@ const LANES_MAX: u32 = 1024;
 
 pub(crate) struct Lanes {
     flash: Flash,
+    /// Those of the reads first.
     free_at_ns: Vec<u64>,
     narrow_free_ns: u64,
 }
 
 impl Lanes {
     pub fn new(flash: Flash) -> Lanes {
-        let lanes = flash.lanes;
+        let (lanes, writes) = (flash.lanes, flash.write_lanes);
         assert!((1..=LANES_MAX).contains(&lanes), "{lanes} lanes, 1 to {LANES_MAX} can be simulated");
-        Lanes { flash, free_at_ns: vec![0; lanes as usize], narrow_free_ns: 0 }
+        assert!(writes <= LANES_MAX, "{writes} lanes of writes, {LANES_MAX} at most can be simulated");
+        Lanes { flash, free_at_ns: vec![0; (lanes + writes) as usize], narrow_free_ns: 0 }
+    }
+
+    fn lanes_for(&self, access: Access) -> Range<usize> {
+        let reads = self.flash.lanes as usize;
+        match access {
+            Access::Write | Access::Flush if self.flash.write_lanes > 0 => reads..self.free_at_ns.len(),
+            _ => 0..reads,
+        }
     }
 
     fn service_ns(&self, access: Access, kib: u64) -> u64 {
@@ -63,7 +77,8 @@ impl Server for Lanes {
         let kib = request.len.div_ceil(1024);
         let passed_ns = self.narrow_free_ns.max(now_ns) + self.flash.gap_ns + self.flash.gap_per_kib_ns * kib;
         self.narrow_free_ns = passed_ns;
-        let lane = earliest(&self.free_at_ns, passed_ns);
+        let lanes = self.lanes_for(request.access);
+        let lane = lanes.start + earliest(&self.free_at_ns[lanes], passed_ns);
         let done_ns = self.free_at_ns[lane].max(passed_ns) + self.service_ns(request.access, kib);
         self.free_at_ns[lane] = done_ns;
         Some(done_ns)
@@ -94,6 +109,7 @@ mod tests {
         read_per_kib_ns: 0,
         write_per_kib_ns: 0,
         lanes: 32,
+        write_lanes: 0,
         gap_ns: 0,
         gap_per_kib_ns: 0,
     };
@@ -107,6 +123,14 @@ mod tests {
             let busy = depth.min(32);
             assert_near(found.per_s, f64::from(busy) / 350e-6, 0.01, "reads/s");
         }
+    }
+
+    #[test]
+    fn writes_may_have_lanes_of_their_own() {
+        let flash = Flash { write_lanes: 4, ..FLASH };
+        let per_s = |access| load(&Model::Flash(flash), 32, 50_000, random(access, 8192, GIB)).per_s;
+        assert_near(per_s(Access::Read), 32.0 / 350e-6, 0.01, "reads/s");
+        assert_near(per_s(Access::Write), 4.0 / 350e-6, 0.01, "writes/s");
     }
 
     #[test]

@@ -70,6 +70,7 @@ mod tests {
             read_per_kib_ns: 0,
             write_per_kib_ns: 0,
             lanes: 8,
+            write_lanes: 0,
             gap_ns: 0,
             gap_per_kib_ns: 0,
         };
