@@ -12,6 +12,7 @@ use futures_util::future::join_all;
 
 use crate::chain::{Chain, FoldRoute, Slots};
 use crate::link::{Link, all};
+use crate::load::GuestLoad;
 use crate::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
 use crate::options::{Defect, Options, SpacePolicy};
 use crate::space::Holds;
@@ -31,6 +32,7 @@ pub struct Disk {
     pub stats: DiskStats,
     /// Counted by the files of layers that are in no slot any more.
     left: Cell<FileCounters>,
+    pub(crate) load: GuestLoad,
     pub(crate) chain: RefCell<Rc<Chain>>,
     pub(crate) map: Map,
     pub(crate) slots: RefCell<Slots>,
@@ -79,6 +81,7 @@ impl Disk {
             space_policy: Cell::new(options.space_policy),
             stats: DiskStats::default(),
             left: Cell::default(),
+            load: GuestLoad::default(),
             chain: RefCell::new(Rc::new(Chain { links, fold: None })),
             map: Map::new(options.map_cap_bytes),
             slots: RefCell::new(slots),
@@ -158,7 +161,9 @@ impl Disk {
             Ok(pieces) => self.read_pieces(&pieces, offset, buf).await,
             Err(e) => (buf, Err(e)),
         };
-        self.stats.read_done(buf.len(), self.env.now_ns() - began_ns, result.is_ok());
+        let now_ns = self.env.now_ns();
+        self.stats.read_done(buf.len(), now_ns - began_ns, result.is_ok());
+        self.load.request_ended(now_ns, now_ns - began_ns, self.requests_under_way());
         (buf, result)
     }
 

@@ -17,6 +17,7 @@ mod ground;
 pub mod job;
 pub mod link;
 pub mod listing;
+mod load;
 pub mod machine;
 pub mod map;
 pub mod native;

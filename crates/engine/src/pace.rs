@@ -1,32 +1,30 @@
-//! How much of the device the mover of a commit takes: a share of what the guest has, so that the guest keeps most of it and
-//! the commit ends whatever the guest asks for.
+//! How much of the device the mover of a commit takes: as many pieces as the guest bears, so that the guest keeps most of
+//! the device and the commit ends whatever the guest asks for.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use blk::Env;
 
 use crate::disk::Disk;
+use crate::load::Load;
 use crate::options::FoldOptions;
-use crate::stats::{LATENCY_SHIFT, average};
 
 /// Longest rest between two pieces, so that a slow device does not park the mover for minutes.
 const REST_US_MAX: u64 = 50_000;
-/// The mover has one piece under way for so many I/Os of the guest's; on a slow device at most one command carried out for so
-/// many. A piece is a read, then a write, and the guest's own writes are doubled where a region is being moved.
-const GUEST_PER_MOVER: usize = 8;
-/// Commands of a piece: a read and a write.
-const PIECE_COMMANDS: u64 = 2;
-/// A device that takes longer than this for each of the guest's I/Os is on its way to the data most of that time: a
-/// piece of 64 KiB, 0.25 ms at 256 MB/s, costs it little more than one of them.
-const SLOW_NS: u64 = 250_000;
-/// The guest's moving means are judged again when they have forgotten most of what was before.
-const JUDGED_REQUESTS: u64 = 1 << LATENCY_SHIFT;
-/// Of the moving mean of pieces: a new one weighs 1/16.
-const PIECES_SHIFT: u32 = 4;
-/// A guest that was heard of within this time may ask for something at any moment: on a slow device it would wait for as
-/// many pieces as are under way.
+/// The guest is judged over so many requests and so long, or over fewer where they take seconds: what chance does to
+/// the mean of 256 latencies is some 6 %, of 32 some 18 %.
+const JUDGED_REQUESTS: u64 = 256;
+const JUDGED_NS: u64 = 50_000_000;
+const JUDGED_REQUESTS_MIN: u64 = 32;
+const JUDGED_NS_MAX: u64 = 1_000_000_000;
+/// A guest that was heard of within this time may ask for something at any moment, and would wait for as many pieces as
+/// are under way.
 const NEAR_NS: u64 = 200_000_000;
+/// What one window says of a faster guest weighs 1/8: its chance errors must not add up.
+const RAISED_BY: u64 = 8;
+/// Fewer requests of one disk in a window say nothing of its guest.
+const STRANGE_REQUESTS: u64 = 16;
 
 pub struct Pace {
     env: Env,
@@ -36,135 +34,136 @@ pub struct Pace {
     /// Guest requests completed at the last look, and when that was more than the time before; at first, the begin.
     requests: Cell<u64>,
     heard_ns: Cell<u64>,
-    /// Moving mean of the time from a piece's begin to its end.
-    piece_ns: Cell<u64>,
-    /// The guest now, with its latency when nothing was moved yet.
-    before: Cell<Guest>,
-    /// On a slow device: pieces under way that the guest has been found to bear; 0 is none without a rest.
+    /// Pieces under way that the guest has been found to bear; 0 is one with rests.
     borne: Cell<usize>,
-    /// Guest requests completed when that was found.
-    judged: Cell<u64>,
+    guests: RefCell<Vec<Guest>>,
+    window_began_ns: Cell<u64>,
 }
 
-/// What the guest keeps under way.
-#[derive(Clone, Copy)]
+/// Of one disk, in the order of `disks`.
 struct Guest {
-    under_way: usize,
-    /// Moving mean of the disk where it takes longest.
-    latency_ns: u64,
+    /// What it has when nothing is moved; no requests before it is known.
+    before: Load,
+    /// All there was when the window began.
+    at_begin: Load,
 }
 
 impl Pace {
     pub fn new(env: Env, disks: Vec<Rc<Disk>>, options: FoldOptions) -> Pace {
-        let requests = requests(&disks);
-        disks.iter().for_each(|d| d.stats.disturbed.set(true));
+        let guest = |disk: &Rc<Disk>| {
+            disk.load.disturb(true);
+            Guest { before: known(disk.load.calm()), at_begin: disk.load.total() }
+        };
         Pace {
-            before: Cell::new(Guest::of(&disks, |d| d.stats.calm_latency_ns.get())),
+            requests: Cell::new(requests(&disks)),
             heard_ns: Cell::new(env.now_ns()),
+            borne: Cell::new(0),
+            guests: RefCell::new(disks.iter().map(guest).collect()),
+            window_began_ns: Cell::new(env.now_ns()),
             env,
             disks,
             options,
-            requests: Cell::new(requests),
-            piece_ns: Cell::new(0),
-            borne: Cell::new(0),
-            judged: Cell::new(requests),
         }
     }
 
     /// Pieces that may be under way now, at least one; all when the guest is idle.
     pub fn share(&self) -> usize {
         let depth = self.options.depth.max(1);
-        let pieces = match self.guest().under_way {
-            0 if self.is_slow() && self.is_near() => 1,
-            0 => depth,
-            under_way => self.borne.get().max(under_way / GUEST_PER_MOVER),
-        };
-        pieces.clamp(1, depth)
+        if self.is_near() { self.borne.get().clamp(1, depth) } else { depth }
     }
 
-    /// A piece that took so long has ended: the rest that follows it, microseconds; 0 while the guest is idle.
+    /// A piece that took so long has ended: the rest that follows it, microseconds; 0 while the guest bears more than
+    /// one piece, or is idle.
     pub fn rest_us(&self, piece_ns: u64) -> u64 {
-        average(&self.piece_ns, piece_ns, PIECES_SHIFT);
-        let seen = requests(&self.disks);
-        if self.requests.replace(seen) == seen {
-            return 0;
+        let (seen, now_ns) = (requests(&self.disks), self.env.now_ns());
+        if self.requests.replace(seen) != seen {
+            self.heard_ns.set(now_ns);
+            self.judge(now_ns);
         }
-        self.heard_ns.set(self.env.now_ns());
-        let guest = self.guest();
-        if seen >= self.judged.get() + JUDGED_REQUESTS {
-            self.judged.set(seen);
-            self.judge(guest);
-        }
-        (self.rest_ns(guest, piece_ns) / 1000).min(REST_US_MAX)
+        let is_eased = self.borne.get() > 0 || !self.is_near();
+        if is_eased { 0 } else { (self.options.yield_factor * piece_ns / 1000).min(REST_US_MAX) }
     }
 
-    /// Takes a piece more on a slow device while the guest bears it, up to an even share, and one less when it does not.
-    fn judge(&self, guest: Guest) {
-        if self.before.get().latency_ns == 0 {
-            self.before.set(guest);
-        }
-        if !self.is_slow() || guest.under_way == 0 {
+    /// One piece more while the guest bears what is moved, half of them when it does not: what one piece too many costs
+    /// is seen late on a device with a cache.
+    fn judge(&self, now_ns: u64) {
+        let mut guests = self.guests.borrow_mut();
+        let windows: Vec<_> = self
+            .disks
+            .iter()
+            .zip(&*guests)
+            .map(|(disk, guest)| disk.load.total().since(guest.at_begin))
+            .collect();
+        if !is_enough(windows.iter().map(|window| window.requests).sum(), now_ns - self.window_began_ns.get())
+        {
             return;
         }
-        let borne = match guest.bears(self.before.get()) {
-            true => (self.borne.get() + 1).min(guest.even_share(self.piece_ns.get())),
-            false => self.borne.get().saturating_sub(1),
-        };
-        self.borne.set(borne.min(self.options.depth));
-    }
-
-    /// As long as the piece took, or `yield_factor` times that where a share is not fine enough: one piece against a guest
-    /// with few I/Os. None where the guest bears it.
-    fn rest_ns(&self, guest: Guest, piece_ns: u64) -> u64 {
-        let idle = guest.under_way == 0 && self.is_slow();
-        match self.share() {
-            _ if idle || self.borne.get() > 0 => 0,
-            1 => self.options.yield_factor * piece_ns,
-            _ => piece_ns,
+        self.window_began_ns.set(now_ns);
+        let borne = self.borne.get();
+        let is_strange = guests.iter().zip(&windows).any(|(guest, window)| guest.is_strange(*window));
+        self.borne.set(match is_strange {
+            true => 0,
+            false if bears(&guests, &windows) => (borne + 1).min(self.options.depth),
+            false => borne / 2,
+        });
+        for ((disk, guest), window) in self.disks.iter().zip(&mut *guests).zip(windows) {
+            guest.learn(window, borne == 0);
+            guest.at_begin = disk.load.total();
         }
-    }
-
-    fn guest(&self) -> Guest {
-        Guest::of(&self.disks, |d| d.stats.latency_ns.get())
-    }
-
-    /// Before the commit: what it does itself must not make a device look slow.
-    fn is_slow(&self) -> bool {
-        let before = self.before.get();
-        before.latency_ns > SLOW_NS * before.under_way.max(1) as u64
     }
 
     fn is_near(&self) -> bool {
         self.env.now_ns() < self.heard_ns.get() + NEAR_NS
+            || self.disks.iter().any(|disk| disk.requests_under_way() > 0)
     }
 }
 
 impl Guest {
-    fn of(disks: &[Rc<Disk>], latency_ns: impl Fn(&Disk) -> u64) -> Guest {
-        let under_way = disks.iter().map(|d| d.requests_under_way()).sum();
-        let busy = disks.iter().filter(|d| under_way == 0 || d.requests_under_way() > 0);
-        Guest { under_way, latency_ns: busy.map(|d| latency_ns(d)).max().unwrap_or(0) }
+    /// It is not known what to compare this window with: nothing was seen of the guest before, or it asks for much less
+    /// at a time now, and may be used to waiting much less.
+    fn is_strange(&self, window: Load) -> bool {
+        window.requests >= STRANGE_REQUESTS
+            && (self.before.requests == 0 || window.is_shallower_than(self.before))
     }
 
-    /// The device still does at least four I/Os for it in the time of five before.
-    fn bears(self, before: Guest) -> bool {
-        let (now, then) = (self.under_way.max(1) as u64, before.under_way.max(1) as u64);
-        self.latency_ns * then * 4 <= before.latency_ns * now.max(then) * 5
+    /// A stranger is taken for what it shows while one piece with rests is all that is moved. A guest that is faster now
+    /// than it was before can be that fast.
+    fn learn(&mut self, window: Load, is_eased: bool) {
+        if self.is_strange(window) {
+            if is_eased {
+                self.before = window;
+            }
+        } else if window.requests >= STRANGE_REQUESTS && window.is_faster_than(self.before) {
+            let old = self.before.scaled(RAISED_BY - 1, RAISED_BY);
+            self.before = old.plus(window.scaled(self.before.requests, RAISED_BY * window.requests));
+        }
     }
+}
 
-    /// Pieces under way with which the device carries out one of the mover's commands for `GUEST_PER_MOVER` of the
-    /// guest's. It takes more of them where the device lets the mover's wait longer: a disk prefers what is near its
-    /// head, and a commit writes far from where the guest reads.
-    fn even_share(self, piece_ns: u64) -> usize {
-        let command_ns = (piece_ns / PIECE_COMMANDS).max(self.latency_ns);
-        let pieces = self.under_way as u64 * command_ns / (GUEST_PER_MOVER as u64 * self.latency_ns.max(1));
-        usize::try_from(pieces).unwrap_or(usize::MAX)
-    }
+/// The device still does four I/Os for the guests in the time of five before, and none of theirs takes twice its time.
+fn bears(guests: &[Guest], windows: &[Load]) -> bool {
+    let known = || guests.iter().zip(windows).filter(|(guest, _)| guest.before.requests > 0);
+    let sum =
+        |ns: fn(Load, Load) -> u64| known().map(|(guest, window)| ns(*window, guest.before)).sum::<u64>();
+    let now_ns = sum(|window, _| window.latency_ns);
+    let at_rate_ns = sum(Load::latency_at_rate_of_ns);
+    let as_before_ns = sum(|window, before| before.scaled(window.requests, before.requests).latency_ns);
+    4 * now_ns <= 5 * at_rate_ns && now_ns <= 2 * as_before_ns
+}
+
+/// So many requests in so long tell load from chance.
+fn is_enough(requests: u64, window_ns: u64) -> bool {
+    let in_time = requests >= JUDGED_REQUESTS && window_ns >= JUDGED_NS;
+    in_time || (requests >= JUDGED_REQUESTS_MIN && window_ns >= JUDGED_NS_MAX)
+}
+
+fn known(calm: Load) -> Load {
+    if calm.requests < JUDGED_REQUESTS_MIN { Load::default() } else { calm }
 }
 
 impl Drop for Pace {
     fn drop(&mut self) {
-        self.disks.iter().for_each(|d| d.stats.disturbed.set(false));
+        self.disks.iter().for_each(|disk| disk.load.disturb(false));
     }
 }
 
@@ -172,3 +171,7 @@ impl Drop for Pace {
 fn requests(disks: &[Rc<Disk>]) -> u64 {
     disks.iter().map(|d| d.stats.requests()).sum()
 }
+
+#[cfg(test)]
+#[path = "pace_tests.rs"]
+mod tests;

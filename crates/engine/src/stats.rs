@@ -6,8 +6,6 @@ use blk::file::FileCounters;
 
 /// New samples weigh 1/16 in the moving mean of latency.
 const MEAN_SHIFT: u32 = 4;
-/// And 1/256 in the one of reads and writes together, which tells load from chance: its error is some 5 %.
-pub(crate) const LATENCY_SHIFT: u32 = 8;
 
 #[derive(Default)]
 pub struct DiskStats {
@@ -26,12 +24,6 @@ pub struct DiskStats {
     pub read_latency_ns: Cell<u64>,
     pub write_latency_ns: Cell<u64>,
     pub flush_latency_ns: Cell<u64>,
-    /// Of reads and writes together, so that it tells of now whichever the guest does.
-    pub latency_ns: Cell<u64>,
-    /// The same, of what ended while no commit was moving data.
-    pub calm_latency_ns: Cell<u64>,
-    /// A commit is moving data of the VM's.
-    pub disturbed: Cell<bool>,
 }
 
 /// I/O that reached the files of one layer, its tables included.
@@ -46,10 +38,10 @@ fn add(cell: &Cell<u64>, n: u64) {
     cell.set(cell.get() + n);
 }
 
-/// Adds a sample to a moving mean, in which it weighs 1 / 2^shift.
-pub(crate) fn average(cell: &Cell<u64>, sample: u64, shift: u32) {
+/// Adds a sample to a moving mean.
+fn average(cell: &Cell<u64>, sample: u64) {
     let mean = cell.get();
-    cell.set(if mean == 0 { sample } else { mean - (mean >> shift) + (sample >> shift) });
+    cell.set(if mean == 0 { sample } else { mean - (mean >> MEAN_SHIFT) + (sample >> MEAN_SHIFT) });
 }
 
 impl DiskStats {
@@ -57,29 +49,20 @@ impl DiskStats {
         add(&self.reads, 1);
         add(&self.bytes_read, bytes as u64);
         add(&self.errors, u64::from(!ok));
-        average(&self.read_latency_ns, latency_ns, MEAN_SHIFT);
-        self.request_done(latency_ns);
+        average(&self.read_latency_ns, latency_ns);
     }
 
     pub fn write_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
         add(&self.writes, 1);
         add(&self.bytes_written, bytes as u64);
         add(&self.errors, u64::from(!ok));
-        average(&self.write_latency_ns, latency_ns, MEAN_SHIFT);
-        self.request_done(latency_ns);
-    }
-
-    fn request_done(&self, latency_ns: u64) {
-        average(&self.latency_ns, latency_ns, LATENCY_SHIFT);
-        if !self.disturbed.get() {
-            average(&self.calm_latency_ns, latency_ns, LATENCY_SHIFT);
-        }
+        average(&self.write_latency_ns, latency_ns);
     }
 
     pub fn flush_done(&self, latency_ns: u64, ok: bool) {
         add(&self.flushes, 1);
         add(&self.errors, u64::from(!ok));
-        average(&self.flush_latency_ns, latency_ns, MEAN_SHIFT);
+        average(&self.flush_latency_ns, latency_ns);
     }
 
     /// Guest requests completed so far: the mover looks at it to see whether the guest is active.

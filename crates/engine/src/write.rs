@@ -25,7 +25,9 @@ impl Disk {
         self.check_range(offset, data.len() as u64)?;
         let len = data.len();
         let result = self.retry_for_space(async || self.write_once(offset, data.clone()).await).await;
-        self.stats.write_done(len, self.env.now_ns() - began_ns, result.is_ok());
+        let now_ns = self.env.now_ns();
+        self.stats.write_done(len, now_ns - began_ns, result.is_ok());
+        self.load.request_ended(now_ns, now_ns - began_ns, 1 + self.requests_under_way());
         result
     }
 

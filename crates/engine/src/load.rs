@@ -1,0 +1,116 @@
+//! What the guest of one disk keeps under way, and how long its I/Os take: sums, so that a window is a difference and no
+//! mean forgets in steps. Plain cells, because one core owns them.
+
+use std::cell::Cell;
+
+/// The load before a commit is remembered for so long at least, and over so many requests: a moment's luck of a fast
+/// device is not what the guest is used to.
+const CALM_NS: u64 = 2_000_000_000;
+pub(crate) const CALM_REQUESTS: u64 = 1024;
+
+/// Sums over requests that have ended.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub requests: u64,
+    pub latency_ns: u64,
+    /// Requests of the guest's under way as each of them ended, itself among them.
+    pub under_way: u64,
+}
+
+/// Of one disk: all there was, and what there was lately while no commit moved data.
+#[derive(Default)]
+pub(crate) struct GuestLoad {
+    total: Cell<Load>,
+    calm: Cell<Load>,
+    /// When the calm sums were halved, nanoseconds of `Env`.
+    halved_ns: Cell<u64>,
+    /// A commit is moving data of the VM's.
+    disturbed: Cell<bool>,
+}
+
+impl GuestLoad {
+    /// A request ended now that took so long, with so many under way, itself among them.
+    pub fn request_ended(&self, now_ns: u64, latency_ns: u64, under_way: usize) {
+        let one = Load { requests: 1, latency_ns, under_way: under_way as u64 };
+        self.total.set(self.total.get().plus(one));
+        if !self.disturbed.get() {
+            self.remember(now_ns, one);
+        }
+    }
+
+    /// A sum that is halved over and over is a mean in which what is older weighs less.
+    fn remember(&self, now_ns: u64, one: Load) {
+        let calm = self.calm.get().plus(one);
+        if calm.requests < CALM_REQUESTS || now_ns < self.halved_ns.get() + CALM_NS {
+            return self.calm.set(calm);
+        }
+        self.halved_ns.set(now_ns);
+        self.calm.set(calm.scaled(1, 2));
+    }
+
+    /// From here until it is told otherwise what ends is not calm.
+    pub fn disturb(&self, disturbed: bool) {
+        self.disturbed.set(disturbed);
+    }
+
+    pub fn total(&self) -> Load {
+        self.total.get()
+    }
+
+    pub fn calm(&self) -> Load {
+        self.calm.get()
+    }
+}
+
+impl Load {
+    pub fn plus(self, other: Load) -> Load {
+        Load {
+            requests: self.requests + other.requests,
+            latency_ns: self.latency_ns + other.latency_ns,
+            under_way: self.under_way + other.under_way,
+        }
+    }
+
+    /// What was added since `earlier`.
+    pub fn since(self, earlier: Load) -> Load {
+        Load {
+            requests: self.requests - earlier.requests,
+            latency_ns: self.latency_ns - earlier.latency_ns,
+            under_way: self.under_way - earlier.under_way,
+        }
+    }
+
+    /// The same means over another number of requests.
+    pub fn scaled(self, by: u64, of: u64) -> Load {
+        let scale = |sum: u64| times(sum, by, of);
+        Load {
+            requests: scale(self.requests),
+            latency_ns: scale(self.latency_ns),
+            under_way: scale(self.under_way),
+        }
+    }
+
+    /// Time these requests would have taken, all together, at the rate of `before`: with more under way each takes
+    /// longer at the same rate, with fewer none takes less.
+    pub fn latency_at_rate_of_ns(self, before: Load) -> u64 {
+        let under_way = self.under_way.max(times(self.requests, before.under_way, before.requests));
+        times(under_way, before.latency_ns, before.under_way)
+    }
+
+    /// The guest has fewer than half as many under way as in `before`.
+    pub fn is_shallower_than(self, before: Load) -> bool {
+        2 * times(self.under_way, before.requests, 1) < times(self.requests, before.under_way, 1)
+    }
+
+    /// I/Os under way for the time of each: the rate of a device that is never idle.
+    pub fn is_faster_than(self, before: Load) -> bool {
+        u128::from(self.under_way) * u128::from(before.latency_ns)
+            > u128::from(before.under_way) * u128::from(self.latency_ns)
+    }
+}
+
+/// `a * b / of`, rounded down; as much as fits.
+fn times(a: u64, b: u64, of: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b) / u128::from(of.max(1));
+    u64::try_from(product).unwrap_or(u64::MAX)
+}
