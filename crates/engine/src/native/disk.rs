@@ -33,7 +33,6 @@ pub struct NativeDisk {
     /// Ranges with a write at work, in blocks: overlapping writes happen one after the other, in one order.
     pub(super) writes: RangeLock,
     pub(super) closing: Cell<bool>,
-    under_way: Cell<usize>,
     waiting_for_space: Cell<u32>,
     on_space: RefCell<Option<SpaceListener>>,
     pub(super) streams: RefCell<Streams>,
@@ -66,7 +65,6 @@ impl NativeDisk {
             space_retry_us: terms.space_retry_us,
             writes: RangeLock::default(),
             closing: Cell::new(false),
-            under_way: Cell::new(0),
             waiting_for_space: Cell::new(0),
             on_space: RefCell::default(),
             streams: RefCell::default(),
@@ -104,10 +102,6 @@ impl NativeDisk {
         {
             tell(begins);
         }
-    }
-
-    pub fn requests_under_way(&self) -> usize {
-        self.under_way.get()
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {
@@ -164,7 +158,7 @@ impl NativeDisk {
     /// Of a range that was checked in the same poll.
     async fn read_range(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
         let began_ns = self.store.env.now_ns();
-        let _admitted = (self.store.reads.enter(), self.count());
+        let _admitted = self.store.reads.enter();
         let blocks = blocks_of(offset, buf.len() as u64);
         let mut kept = Some(buf);
         let result = self
@@ -252,7 +246,7 @@ impl NativeDisk {
         let blocks = blocks_of(offset, data.len() as u64);
         let _range = self.writes.lock(blocks.clone()).await;
         self.check_write(offset, data.len() as u64)?;
-        let _admitted = (self.store.writes.enter(), self.count());
+        let _admitted = self.store.writes.enter();
         self.with_found(blocks, async |found| {
             if let [only] = found
                 && self.is_in_place(only)
@@ -320,19 +314,6 @@ impl NativeDisk {
         self.stats.flush_done(self.store.env.now_ns() - began_ns, result.is_ok());
         self.store.requests.update(|n| n + 1);
         result
-    }
-
-    pub(super) fn count(&self) -> UnderWay<'_> {
-        self.under_way.update(|n| n + 1);
-        UnderWay(&self.under_way)
-    }
-}
-
-pub(super) struct UnderWay<'a>(&'a Cell<usize>);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.0.update(|n| n - 1);
     }
 }
 

@@ -21,7 +21,7 @@ impl NativeDisk {
         self.retry_for_space(async || {
             let _range = self.writes.lock(blocks.clone()).await;
             self.check_write(range.start, range.end - range.start)?;
-            let _admitted = (self.store.writes.enter(), self.count());
+            let _admitted = self.store.writes.enter();
             self.store.unmap_mapped(&self.node, blocks.clone()).await
         })
         .await?;
