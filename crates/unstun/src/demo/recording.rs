@@ -105,9 +105,9 @@ impl Recording {
         (self.since, self.host_since) = (self.until, self.host_until);
     }
 
-    /// Just ended.
+    /// Just ended, by the daemon's own account, in which it may have begun before this phase did.
     pub fn stun(&mut self, stun_us: u64, cause: &str) {
-        let at_us = self.at_us(Instant::now()).saturating_sub(stun_us);
+        let at_us = self.at_us(Instant::now()).saturating_sub(stun_us).max(self.at_us(self.since));
         self.recorder.stun(Stun { at_us, stun_us, disk: None, cause: cause.into() });
     }
 

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
 pub mod nbd_server;
-mod state;
+pub mod state;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -7,6 +7,8 @@ use unstun::error::{Error, ErrorKind, Result};
 use unstun::name::VmName;
 
 pub const DELTA_BYTES: u64 = 64 << 20;
+/// Of every take and commit, by its own account: longer than any test lasts.
+pub const STUN_US: u64 = 600_000_000;
 /// A job ends at the fourth look at it.
 const JOB_STEPS: u64 = 4;
 pub const TIME: &str = "2026-11-20T12:00:00Z";
@@ -86,7 +88,7 @@ impl State {
         tree.iter_mut().for_each(|s| s.current = false);
         tree.push(snapshot.clone());
         self.event(vm, Operation::Take, Some(request.name.to_string()));
-        Ok(SnapshotTaken { vm: vm.clone(), snapshot, stun_us: 210, space: space() })
+        Ok(SnapshotTaken { vm: vm.clone(), snapshot, stun_us: STUN_US, space: space() })
     }
 
     pub fn loss(
@@ -136,8 +138,8 @@ impl State {
             vm: vm.clone(),
             operation,
             snapshot,
-            stun_us: 210,
-            disks: vec![EventDisk { number: 0, stun_us: 210, flush_us: 1500, bytes_moved: 0 }],
+            stun_us: STUN_US,
+            disks: vec![EventDisk { number: 0, stun_us: STUN_US, flush_us: 1500, bytes_moved: 0 }],
             message: None,
         });
     }
