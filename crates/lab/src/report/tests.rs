@@ -50,33 +50,20 @@ fn samples() -> Vec<Sample> {
     (0..1_000).map(sample).collect()
 }
 
-/// A run with something in every field.
-pub fn example() -> Record {
-    let span = |phase, label: &str, begin: u64, end: u64| PhaseSpan {
+/// With a chain of two layers.
+fn span(phase: Phase, label: &str, begin: u64, end: u64) -> PhaseSpan {
+    let base = Counters { reads: 110, ..Counters::default() };
+    let delta = Counters { writes: 100, table_writes: 50, written_bytes: 4 << 20, ..Counters::default() };
+    PhaseSpan {
         phase,
         label: label.into(),
         begin_us: begin * 1_000_000,
         end_us: end * 1_000_000,
-        layers: vec![
-            LayerHost { layer: 0, host: Counters { reads: 110, ..Counters::default() } },
-            LayerHost {
-                layer: 1,
-                host: Counters {
-                    writes: 100,
-                    table_writes: 50,
-                    written_bytes: 4 << 20,
-                    ..Counters::default()
-                },
-            },
-        ],
-    };
-    let constant = |name: &str, value, source| Constant {
-        name: name.into(),
-        value,
-        unit: "us".into(),
-        source,
-        note: "public figures of 10K drives".into(),
-    };
+        layers: vec![LayerHost { layer: 0, host: base }, LayerHost { layer: 1, host: delta }],
+    }
+}
+
+fn rows() -> Vec<Row> {
     let mut rows = vec![
         row(Phase::Baseline, Quantity::ReadsPerS, 510.0, 515.0, Use::Baseline),
         row(Phase::Snapshot, Quantity::ReadsPerS, 110.0, 94.0, Use::Predict),
@@ -87,6 +74,18 @@ pub fn example() -> Record {
     ];
     rows[1].note = "the text says a factor 5; its numbers give 3.6".into();
     rows[1].band = Some((72.0, 126.0));
+    rows
+}
+
+/// A run with something in every field.
+pub fn example() -> Record {
+    let constant = |name: &str, value, source| Constant {
+        name: name.into(),
+        value,
+        unit: "us".into(),
+        source,
+        note: "public figures of 10K drives".into(),
+    };
     Record {
         schema: SCHEMA,
         experiment: "zandboer-saturated".into(),
@@ -123,7 +122,7 @@ pub fn example() -> Record {
             .collect(),
         beats: (0..1_000u64).map(|n| Beat { at_us: n * 1_000_000, lost: (692..696).contains(&n) }).collect(),
         marks: vec![Mark { at_us: 300_000_000, text: "take".into() }],
-        rows,
+        rows: rows(),
         end: End::Complete,
     }
 }
