@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::Local;
 use crate::layer::Layer;
 
@@ -65,6 +65,57 @@ pub struct FoldState {
     pub held: bool,
 }
 
+/// Number of the content that a VM's running disks have. A revert, a discard or a reset replaces the content and raises the
+/// number in the same commit point, so that a client that cached the old content is told apart for ever.
+///
+/// A VM begins at a number drawn at random: a later VM of the same name then differs too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContentGeneration {
+    /// 1 to `MAX`. Never lowered.
+    pub present: u64,
+    /// The latest generation that clients may use without naming it. Below `present`: none of the clients of before may be
+    /// attached again before the user says that they are dead.
+    pub opened: u64,
+}
+
+impl Default for ContentGeneration {
+    fn default() -> Self {
+        Self { present: 1, opened: 1 }
+    }
+}
+
+impl ContentGeneration {
+    /// The largest integer that a JSON number holds exactly.
+    pub const MAX: u64 = (1 << 53) - 1;
+
+    /// The generation of a new VM. `random` is any number.
+    pub fn begin(random: u64) -> Self {
+        let first = 1 + (random >> 32);
+        Self { present: first, opened: first }
+    }
+
+    /// What a file says. An `opened` beyond `present`, which we never write, must not open a later generation.
+    pub fn read(present: u64, opened: u64) -> Self {
+        Self { present, opened: if opened > present { 0 } else { opened } }
+    }
+
+    /// The generation of other content.
+    ///
+    /// # Errors
+    /// `Refused` when the numbers are used up, which only a value from outside can lead to.
+    pub fn raised(self, vm: &str) -> Result<Self> {
+        if self.present >= Self::MAX {
+            let cause = format!("its content generation is {}, and no larger one can be kept", self.present);
+            return Err(Error::refused(vm, format!("{cause}; clone the VM, and work with the clone")));
+        }
+        Ok(Self { present: self.present + 1, ..self })
+    }
+
+    pub fn is_opened(self) -> bool {
+        self.opened == self.present
+    }
+}
+
 /// Everything a VM is, apart from its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VmState {
@@ -77,6 +128,7 @@ pub struct VmState {
     pub last_uid: u32,
     pub last_job: u64,
     pub folds: Vec<FoldState>,
+    pub generation: ContentGeneration,
 }
 
 /// A change of the home. Everything in it becomes true at once.

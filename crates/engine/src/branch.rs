@@ -1,7 +1,7 @@
 //! Going elsewhere in the tree: revert, discard, and the reset of nonpersistent disks.
 //!
 //! All three put running disks on other ground. Order: the new tops created and durable; the home's one commit point,
-//! which also removes the layers that nobody needs any more; then the disks in memory are replaced between two polls.
+//! which also removes the layers that nobody needs any more and raises the content generation; then the disks in memory are replaced between two polls.
 //! No writable client may be attached: a disk that changes under its guest ruins the guest's file systems.
 
 use std::rc::Rc;
@@ -84,8 +84,9 @@ impl Vm {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let plan = self.plan_reset().await?;
+        // The generation is that of all disks.
+        self.refuse_clients(None)?;
         for (number, _) in &plan.grounds {
-            self.refuse_clients(Some(*number))?;
             self.refuse_folding(*number)?;
         }
         self.carry_out(plan).await
@@ -108,6 +109,10 @@ impl Vm {
 
     async fn carry_out(self: &Rc<Self>, mut plan: Move) -> Result<Loss> {
         let began_ns = self.env.now_ns();
+        let apart = self.options.defects.has(Defect::RaiseApart);
+        if plan.loss.reverts && !apart {
+            plan.next.generation = plan.next.generation.raised(&self.name)?;
+        }
         self.refuse_read_elsewhere(&plan.loss.layers).await?;
         let leaving = self.leaving(&plan);
         self.stop_writes(&leaving, true).await;
@@ -147,6 +152,11 @@ impl Vm {
             return Err(e);
         }
         let stun_us = self.swap_disks(&self.state(), &built);
+        if plan.loss.reverts && apart {
+            let generation = self.state().generation.raised(&self.name)?;
+            let next = VmState { generation, ..self.state() };
+            self.publish(Change { next, ..Change::default() }).await?;
+        }
         plan.loss.layers.iter().for_each(|layer| self.forget_layer(layer));
         self.add_returned_disks().await.inspect_err(|e| self.note_failed_change(e))?;
         self.report_move(plan.kind, &plan.loss, &gone, stun_us, (self.env.now_ns() - began_ns) / 1000);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
-use blk::manifest::{LayerName, SnapshotState};
+use blk::manifest::{Change, ContentGeneration, LayerName, SnapshotState, VmState};
 use blk::{Error, Result};
 
 use crate::disk::Disk;
@@ -24,6 +24,28 @@ pub struct View {
     pub client: String,
     /// For work outside of the engine, with layers opened there: nothing under it may be folded meanwhile.
     pub still: bool,
+}
+
+/// A change of the content generation that is not part of another change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GenerationChange {
+    /// The user says that the clients of before are dead: plain names are served again.
+    Open,
+    /// The same, where others may have written the disks since: clients of before are refused for ever.
+    RaiseAndOpen,
+    /// The VM becomes the other side of a move, with the same content.
+    Adopt(ContentGeneration),
+}
+
+impl GenerationChange {
+    pub(crate) fn apply(self, now: ContentGeneration, vm: &str) -> Result<ContentGeneration> {
+        let next = match self {
+            GenerationChange::Open => now,
+            GenerationChange::RaiseAndOpen => now.raised(vm)?,
+            GenerationChange::Adopt(of) => return Ok(of),
+        };
+        Ok(ContentGeneration { opened: next.present, ..next })
+    }
 }
 
 /// Users of either kind that have not gone yet.
@@ -78,6 +100,20 @@ impl Vm {
         let cause = format!("it runs in {}, which a snapshot needs as it is", disk.top_name());
         let remedy = "take a snapshot, and it runs on a child of that layer";
         Err(Error::refused(&disk.name, format!("{cause}; {remedy}")))
+    }
+
+    /// Durable when it returns.
+    pub async fn change_generation(&self, change: GenerationChange) -> Result<()> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let before = self.state();
+        let generation = change.apply(before.generation, &self.name)?;
+        match generation == before.generation {
+            true => Ok(()),
+            false => {
+                self.publish(Change { next: VmState { generation, ..before }, ..Change::default() }).await
+            }
+        }
     }
 
     /// Writable clients: (disk number, client).

@@ -33,7 +33,7 @@ pub mod vm;
 mod volume;
 mod write;
 
-pub use client::{Client, View};
+pub use client::{Client, GenerationChange, View};
 pub use commit::{CommitPreview, CommitWhat};
 pub use difference::{Between, Differences};
 pub use disk::Disk;

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use blk::file::FileCounters;
-use blk::manifest::{DiskMode, DiskState, NewDisk, SnapshotState, VmState};
+use blk::manifest::{ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
 use blk::volume::Volume;
 use blk::{Env, Local, Result};
 
-use crate::client::{Client, View};
+use crate::client::{Client, GenerationChange, View};
 use crate::commit::{CommitPreview, CommitWhat};
 use crate::difference::{Between, Differences};
 use crate::disk::Disk;
@@ -46,6 +46,12 @@ pub trait Machine {
 
     /// A copy of what the home says now.
     fn state(&self) -> VmState;
+
+    /// Of the running disks' present content. It does not change while a client is attached to one of them.
+    fn generation(&self) -> ContentGeneration;
+
+    /// Changes the generation alone. Durable when it answers.
+    fn change_generation(&self, change: GenerationChange) -> Local<'_, Result<()>>;
 
     /// In the order of the state. A revert replaces them.
     fn disks(&self) -> Vec<Rc<dyn RunningDisk>>;
@@ -180,6 +186,14 @@ impl Machine for Vm {
 
     fn state(&self) -> VmState {
         Vm::state(self)
+    }
+
+    fn generation(&self) -> ContentGeneration {
+        self.state.borrow().generation
+    }
+
+    fn change_generation(&self, change: GenerationChange) -> Local<'_, Result<()>> {
+        Box::pin(Vm::change_generation(self, change))
     }
 
     fn disks(&self) -> Vec<Rc<dyn RunningDisk>> {

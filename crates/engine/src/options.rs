@@ -95,6 +95,8 @@ pub enum Defect {
     SkipAcrossBranches,
     /// What a clone reads is folded and removed all the same.
     ForgetClones,
+    /// The content generation is raised by a change of its own, after the one that replaces the content.
+    RaiseApart,
     /// Native: a redirect is overwritten in place before a replay is sure not to doubt its data.
     EarlyFlushedLsn,
     /// Native: freed space is used again at once.

@@ -31,7 +31,7 @@ const MUST_HAPPEN: [&str; 18] = [
 ];
 
 /// Each must show within `DEFECT_SEEDS_MAX` runs.
-const DEFECTS: [Defect; 17] = [
+const DEFECTS: [Defect; 18] = [
     Defect::TablesBeforeData,
     Defect::StagesAfterFlush,
     Defect::NoTableFlush,
@@ -49,6 +49,7 @@ const DEFECTS: [Defect; 17] = [
     Defect::FoldIntoShared,
     Defect::SkipAcrossBranches,
     Defect::ForgetClones,
+    Defect::RaiseApart,
 ];
 
 #[test]

@@ -11,12 +11,13 @@ use lab::native::vms::{self, DISTURBANCES, Disturbance, VERBS};
 const CUTS_DEFAULT: u64 = 3000;
 /// Power cuts within which a planted defect must show.
 const DEFECT_CUTS_MAX: u64 = 3000;
-const DEFECTS: [Defect; 5] = [
+const DEFECTS: [Defect; 6] = [
     Defect::EarlyFlushedLsn,
     Defect::WrongBirth,
     Defect::IgnoreSuccessor,
     Defect::ForgetVoids,
     Defect::SealWithoutDrain,
+    Defect::RaiseApart,
 ];
 /// What a verb picks, drawn so many times.
 const VARIANTS: u64 = 4;

@@ -94,7 +94,7 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared, number: u64) -> Result<
         contents.push(read_all(&disk).await.map_err(|e| format!("after recovery, {e}"))?);
     }
     check_snapshots(&vm, truth).await?;
-    truth.borrow_mut().recover(&contents)?;
+    truth.borrow_mut().recover(&contents, vm.state().generation)?;
     home::nothing_leaked(&vm).await?;
     check_clones(env, plan, truth).await?;
     truth.borrow_mut().recovering = false;

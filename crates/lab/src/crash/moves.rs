@@ -1,7 +1,7 @@
 //! The user goes elsewhere in the tree: revert and discard, with the guests powered off.
 
 use blk::ErrorKind;
-use engine::Vm;
+use engine::{GenerationChange, Vm};
 
 use super::control::{Control, look, settle};
 use super::truth::{Moving, Standing};
@@ -38,7 +38,7 @@ impl Control {
             Ok(_) => {
                 self.truth.borrow_mut().moved();
                 self.marks("reverted");
-                Ok(())
+                self.open_plain_names().await
             }
             Err(e) => self.not_moved(&format!("revert to {name}"), e),
         }
@@ -125,6 +125,35 @@ impl Control {
         };
         self.floor.start();
         result
+    }
+
+    /// Sometimes: the user says that the clients of before are dead.
+    async fn open_plain_names(&mut self) -> Result<(), String> {
+        self.check_generation()?;
+        if self.rng.coin() {
+            return Ok(());
+        }
+        self.truth.borrow_mut().opening = true;
+        let opened = self.vm.change_generation(GenerationChange::Open).await;
+        let mut truth = self.truth.borrow_mut();
+        truth.opening = false;
+        match opened {
+            Ok(()) => {
+                let generation = truth.generation.as_mut().expect("known since the boot");
+                generation.opened = generation.present;
+                Ok(())
+            }
+            Err(e) if e.is_no_space() => Ok(()),
+            Err(e) => Err(format!("opening plain names: {e}")),
+        }
+    }
+
+    fn check_generation(&self) -> Result<(), String> {
+        let (is, expected) = (self.vm.state().generation, self.truth.borrow().generation);
+        match expected == Some(is) {
+            true => Ok(()),
+            false => Err(format!("the content's generation is {is:?}, expected {expected:?}")),
+        }
     }
 
     fn not_moved(&self, what: &str, e: blk::Error) -> Result<(), String> {

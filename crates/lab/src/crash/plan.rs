@@ -144,7 +144,8 @@ pub enum Part {
 }
 
 /// Wrong orders that show only where there are branches or clones.
-const OF_BRANCHES: [Defect; 3] = [Defect::FoldIntoShared, Defect::SkipAcrossBranches, Defect::ForgetClones];
+const OF_BRANCHES: [Defect; 4] =
+    [Defect::FoldIntoShared, Defect::SkipAcrossBranches, Defect::ForgetClones, Defect::RaiseApart];
 
 fn draw_mix(rng: &mut Rng) -> Mix {
     Mix {

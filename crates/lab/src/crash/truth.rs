@@ -1,5 +1,6 @@
 //! What the tests know across power cuts.
 
+use blk::manifest::ContentGeneration;
 use sim::SimWorld;
 
 use super::clones::LinkedClone;
@@ -20,6 +21,10 @@ pub enum Standing {
     Gone,
 }
 
+pub fn raised(generation: ContentGeneration) -> ContentGeneration {
+    ContentGeneration { present: generation.present + 1, ..generation }
+}
+
 /// A revert, discard or reset under way: what each disk shows once it has happened, by index. All disks or none.
 pub type Moving = Vec<(usize, Vec<u8>)>;
 
@@ -37,6 +42,10 @@ pub struct Truth {
     pub source: Source,
     pub next_name: u64,
     pub moving: Option<Moving>,
+    /// Of the content that the disks show. Known from the first boot on.
+    pub generation: Option<ContentGeneration>,
+    /// Plain names are just being opened.
+    pub opening: bool,
     pub clones: Vec<LinkedClone>,
     // Where a cut falls, for the marks.
     pub recovering: bool,
@@ -59,6 +68,8 @@ impl Truth {
             source: Source::new(),
             next_name: 0,
             moving: None,
+            generation: None,
+            opening: false,
             clones: Vec::new(),
             recovering: false,
             taking: false,
@@ -76,13 +87,16 @@ impl Truth {
 
     /// The move has happened: the disks show other content, durably.
     pub fn moved(&mut self) {
+        if self.moving.is_some() {
+            self.generation = self.generation.map(raised);
+        }
         for (index, bytes) in self.moving.take().into_iter().flatten() {
             self.models[index].replace(&bytes);
         }
     }
 
     /// After a cut: the disks show what the guests had written, or, if a move was under way, all of them what it leads to.
-    pub fn recover(&mut self, contents: &[Vec<u8>]) -> Result<(), String> {
+    pub fn recover(&mut self, contents: &[Vec<u8>], generation: ContentGeneration) -> Result<(), String> {
         let moving = self.moving.take().unwrap_or_default();
         let stayed: Vec<_> =
             contents.iter().enumerate().map(|(n, bytes)| self.models[n].check_cut(bytes)).collect();
@@ -95,9 +109,31 @@ impl Truth {
             model.replace(bytes);
         }
         match stayed.into_iter().find_map(Result::err) {
-            Some(_) if all_arrived => Ok(()),
-            Some(e) if !all_stayed => Err(e),
-            _ => Ok(()),
+            Some(e) if !all_arrived => return Err(e),
+            _ => {}
+        }
+        self.recover_generation(generation, all_stayed, all_arrived)
+    }
+
+    /// The content of before has the generation of before, and other content the next one.
+    fn recover_generation(
+        &mut self,
+        found: ContentGeneration,
+        stayed: bool,
+        arrived: bool,
+    ) -> Result<(), String> {
+        let Some(before) = self.generation.replace(found) else { return Ok(()) };
+        let opened = ContentGeneration { opened: before.present, ..before };
+        let fits = stayed && found == before
+            || stayed && self.opening && found == opened
+            || arrived && found == raised(before);
+        self.opening = false;
+        match fits {
+            true => Ok(()),
+            false => {
+                let content = if arrived { "other content" } else { "the content of before" };
+                Err(format!("{content} in generation {found:?}; it was {before:?}"))
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Taking over a VM of VMware's without touching its folder: what is written from then on goes to children in a home of ours,
 //! under a snapshot that holds the VM as it was found.
 
-use blk::manifest::{Change, DiskMode, SnapshotState, VmState};
+use blk::manifest::{Change, ContentGeneration, DiskMode, SnapshotState, VmState};
 use blk::{Dir, Error, Result};
 
 use super::folders::{Folders, base_name};
@@ -56,6 +56,7 @@ impl Home {
         let mut next = found.clone();
         next.name = name.into();
         next.id = self.gate.id.get().unwrap_or_default();
+        next.generation = ContentGeneration::begin(self.random() as u64);
         for disk in &mut next.disks {
             // VMware drops the writes of a nonpersistent disk at power-on: what it goes back to is what counts.
             let parent = disk.reset_to.clone().unwrap_or_else(|| disk.top.clone());

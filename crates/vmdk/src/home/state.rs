@@ -1,12 +1,12 @@
 //! From the two text files of a VM to `VmState`; `write` is the way back.
 //!
-//! What VMware has no word for is kept under keys that begin with `unstun.`, which it ignores: in the .vmx the VM's id and the
-//! numbers of its disks, in the .vmsd the snapshots' ids, the numbers of their disks, and the commits under way.
+//! What VMware has no word for is kept under keys that begin with `unstun.`, which it ignores: in the .vmx the VM's id, the
+//! numbers of its disks and the generation of their content, in the .vmsd the snapshots' ids, the numbers of their disks, and the commits under way.
 
 use std::collections::BTreeMap;
 
 use blk::Result;
-use blk::manifest::{DiskState, FoldState, SnapshotState, VmState};
+use blk::manifest::{ContentGeneration, DiskState, FoldState, SnapshotState, VmState};
 
 use super::survey::Located;
 use crate::keyvalue::KeyValues;
@@ -19,6 +19,9 @@ pub(crate) const VM_ID: &str = "unstun.id";
 pub(super) const DISK_COUNT: &str = "unstun.diskCount";
 pub(super) const SNAPSHOT_ID: &str = "unstun.id";
 pub(super) const LAST_JOB: &str = "unstun.lastJob";
+/// In the .vmx; see `ContentGeneration`. A revert to a snapshot's kept .vmx leaves both lines as they are.
+pub(super) const GENERATION: &str = "unstun.generation";
+pub(super) const OPENED_GENERATION: &str = "unstun.openedGeneration";
 
 /// The two files, parsed.
 pub(super) struct Texts {
@@ -70,6 +73,7 @@ impl Texts {
             id: required_id(self.vmx.values(), VM_ID)?,
             last_uid: self.vmsd.list().last_uid,
             disks: read_disks(&disks, &numbers, at)?,
+            generation: read_generation(self.vmx.values())?,
             ..VmState::default()
         };
         self.read_snapshots(&mut state, at)?;
@@ -77,7 +81,7 @@ impl Texts {
         Ok((state, assigned))
     }
 
-    /// Gives the VM and every snapshot an id.
+    /// Gives the VM an id and a generation, and every snapshot an id.
     fn assign(&mut self, id_known: Option<u128>, random: &mut impl FnMut() -> u128) -> Result<Assigned> {
         let mut assigned = Assigned::default();
         if id(self.vmx.values(), VM_ID)?.is_none() {
@@ -93,6 +97,10 @@ impl Texts {
             }
         }
         self.vmsd.set_list(list);
+        if self.vmx.values().get(GENERATION)?.is_none() {
+            write_generation(&mut self.vmx, ContentGeneration::begin(random() as u64))?;
+            assigned.in_vmx = true;
+        }
         Ok(assigned)
     }
 
@@ -238,6 +246,33 @@ pub(super) fn snapshot_number(file: &str, snapshot: &Snapshot, disk: &SnapshotDi
     let Some(slot) = Slot::parse(&disk.node) else { return Ok(None) };
     let Some(value) = snapshot.other(&number_key(slot)) else { return Ok(None) };
     decimal(file, &format!("{} of snapshot {}", number_key(slot), snapshot.uid), value, "a number").map(Some)
+}
+
+/// Reads both lines; without the second one no plain name is served.
+fn read_generation(values: &KeyValues) -> Result<ContentGeneration> {
+    let read = |key: &str| -> Result<u64> {
+        let found: u64 = number(values, key)?.unwrap_or(0);
+        if found > ContentGeneration::MAX {
+            let expected = format!("at most {}", ContentGeneration::MAX);
+            return Err(wrong(values.file(), key, &found.to_string(), &expected));
+        }
+        Ok(found)
+    };
+    let present = read(GENERATION)?;
+    if present == 0 {
+        return Err(wrong(values.file(), GENERATION, "0", "1 or more"));
+    }
+    Ok(ContentGeneration::read(present, read(OPENED_GENERATION)?))
+}
+
+/// Lines that say the same already stay as they are.
+pub(super) fn write_generation(vmx: &mut Vmx, generation: ContentGeneration) -> Result<()> {
+    for (key, wanted) in [(GENERATION, generation.present), (OPENED_GENERATION, generation.opened)] {
+        if number::<u64>(vmx.values(), key)? != Some(wanted) {
+            vmx.values_mut().set(key, &wanted.to_string());
+        }
+    }
+    Ok(())
 }
 
 fn read_folds(values: &KeyValues, state: &mut VmState) -> Result<()> {

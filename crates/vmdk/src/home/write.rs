@@ -7,7 +7,7 @@ use blk::{Error, Result};
 
 use super::state::{
     DISK_COUNT, LAST_JOB, SNAPSHOT_ID, Texts, is_fold_key, number, number_key, slot_of_number_key,
-    snapshot_number,
+    snapshot_number, write_generation,
 };
 use super::survey::Located;
 use crate::text::{shown, wrong};
@@ -29,6 +29,7 @@ impl Texts {
         if self.vmx.values().get("displayName")? != Some(&next.name) {
             self.vmx.values_mut().set("displayName", &next.name);
         }
+        write_generation(&mut self.vmx, next.generation)?;
         let had_folds = self.vmsd.values().keys().any(is_fold_key);
         let mut list = self.snapshot_list(next, local)?;
         list.needs_consolidation = match (next.folds.is_empty(), had_folds) {

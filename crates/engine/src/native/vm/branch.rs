@@ -14,6 +14,7 @@ use super::items::{layer_name, node_of};
 use super::leave::drop_snapshot;
 use crate::event::{DiskTimes, Event, EventKind};
 use crate::ground::Loss;
+use crate::options::Defect;
 use crate::tree;
 
 /// Disks that go on from other nodes.
@@ -101,9 +102,8 @@ impl NativeVm {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let plan = self.plan_reset()?;
-        for number in &plan.leaving {
-            self.refuse_clients(Some(*number))?;
-        }
+        // The generation is that of all disks.
+        self.refuse_clients(None)?;
         self.carry_out(plan).await
     }
 
@@ -197,22 +197,35 @@ impl NativeVm {
 
     async fn carry_out(self: &Rc<Self>, plan: Move) -> Result<Loss> {
         let began_ns = self.env.now_ns();
+        let apart = self.store.options.defects.has(Defect::RaiseApart);
+        let raised = match plan.loss.reverts {
+            true => plan.head.generation.raised(&self.name)?,
+            false => plan.head.generation,
+        };
+        let mut head = plan.head;
+        if !apart {
+            head.generation = raised;
+        }
         let leaving: Vec<_> =
             self.disks().into_iter().filter(|disk| plan.leaving.contains(&disk.number)).collect();
         self.stop_writes(&leaving, true).await;
-        let disks = plan.head.disks.clone();
+        let disks = head.disks.clone();
         let numbers: Vec<u32> = match plan.ops.is_empty() {
             true => Vec::new(),
             false => disks.iter().map(|disk| disk.number).collect(),
         };
         let swap_ns = self.env.now_ns();
-        if let Err(e) = self.change(plan.head, plan.ops) {
+        if let Err(e) = self.change(head, plan.ops) {
             self.stop_writes(&leaving, false).await;
             return Err(e);
         }
         self.put_disks(&disks)?;
         let stun_us = (self.env.now_ns() - swap_ns).div_ceil(1000);
         self.store.flush().await?;
+        if apart && plan.loss.reverts {
+            self.change(VmState { generation: raised, ..self.head() }, Vec::new())?;
+            self.store.flush().await?;
+        }
         let subject = plan.loss.target.clone().unwrap_or_default();
         let event = self.plain_event(plan.kind, &subject, "");
         let times = |number: &u32| DiskTimes { number: *number, stun_us, ..DiskTimes::default() };

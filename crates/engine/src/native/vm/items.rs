@@ -1,7 +1,7 @@
 //! A VM in the catalogue: one item for what it is now, one for each snapshot. Nodes of the store stand where a redo VM
 //! has layers; they are named `n` and their number.
 
-use blk::manifest::{DiskMode, DiskState, SnapshotState, VmState};
+use blk::manifest::{ContentGeneration, DiskMode, DiskState, SnapshotState, VmState};
 use blk::{Error, Result};
 
 use super::super::bytes::{Reader, Writer};
@@ -45,6 +45,7 @@ pub fn snapshot_key(vm: u128, uid: u32) -> Key {
 pub fn put_vm(state: &VmState) -> Op {
     let mut out = Writer::default();
     out.bytes(state.name.as_bytes()).u128(state.current.unwrap_or(0)).u32(state.last_uid).u64(state.last_job);
+    out.u64(state.generation.present).u64(state.generation.opened);
     for disk in &state.disks {
         out.u32(disk.number).bytes(disk.slot.as_bytes()).u8(mode_byte(disk.mode)).u64(node_of(&disk.top));
         out.u64(disk.reset_to.as_deref().map_or(0, node_of));
@@ -91,6 +92,7 @@ pub fn read_vm(store: &Store, id: u128, value: &[u8]) -> Result<VmState> {
     state.current = Some(input.u128("current snapshot")?).filter(|id| *id != 0);
     state.last_uid = input.u32("last number of a snapshot")?;
     state.last_job = input.u64("last number of a job")?;
+    state.generation = read_generation(&mut input, &place)?;
     while !input.is_empty() {
         let (number, slot) = (input.u32("number of a disk")?, input.text("slot of a disk")?);
         let mode = mode_of(input.u8("mode of a disk")?, &place)?;
@@ -100,6 +102,15 @@ pub fn read_vm(store: &Store, id: u128, value: &[u8]) -> Result<VmState> {
         state.disks.push(DiskState { number, slot, mode, size_bytes, top: layer_name(node), reset_to });
     }
     Ok(state)
+}
+
+fn read_generation(input: &mut Reader<'_>, place: &str) -> Result<ContentGeneration> {
+    let (present, opened) = (input.u64("content generation")?, input.u64("opened content generation")?);
+    if present == 0 || present > ContentGeneration::MAX {
+        let expected = format!("expected 1 to {}", ContentGeneration::MAX);
+        return Err(Error::damaged(place, format!("content generation: found {present}, {expected}")));
+    }
+    Ok(ContentGeneration::read(present, opened))
 }
 
 pub fn read_snapshot(store: &Store, key: Key, value: &[u8]) -> Result<(SnapshotState, Vec<KeptSlot>)> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use blk::file::FileCounters;
-use blk::manifest::{DiskMode, DiskState, LayerInfo, NewDisk, SnapshotState, VmState};
+use blk::manifest::{ContentGeneration, DiskMode, DiskState, LayerInfo, NewDisk, SnapshotState, VmState};
 use blk::volume::Volume;
 use blk::{Env, Error, Local, Result};
 
@@ -13,7 +13,7 @@ use super::super::layout::BLOCK;
 use super::super::store::Store;
 use super::NativeVm;
 use super::items::{layer_name, node_of};
-use crate::client::{Client, View};
+use crate::client::{Client, GenerationChange, View};
 use crate::commit::{CommitPreview, CommitWhat};
 use crate::difference::{Between, Differences};
 use crate::event::Event;
@@ -124,6 +124,18 @@ impl NativeVm {
         Ok((disk, self.clients.enter(Client { disk: number, name: client.to_string() })))
     }
 
+    /// Durable when it returns.
+    pub async fn change_generation(&self, change: GenerationChange) -> Result<()> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let head = self.head();
+        let generation = change.apply(head.generation, &self.name)?;
+        if generation != head.generation {
+            self.change(VmState { generation, ..head }, Vec::new())?;
+        }
+        self.store.flush().await
+    }
+
     async fn open_view(&self, snapshot: &str, number: u32, client: &str) -> Result<Attached<View>> {
         let found = self.sealed(snapshot)?;
         let Some((_, layer)) = found.disks.iter().find(|(n, _)| *n == number) else {
@@ -160,6 +172,14 @@ impl Machine for NativeVm {
 
     fn state(&self) -> VmState {
         NativeVm::state(self)
+    }
+
+    fn generation(&self) -> ContentGeneration {
+        self.state.borrow().generation
+    }
+
+    fn change_generation(&self, change: GenerationChange) -> Local<'_, Result<()>> {
+        Box::pin(NativeVm::change_generation(self, change))
     }
 
     fn disks(&self) -> Vec<Rc<dyn RunningDisk>> {

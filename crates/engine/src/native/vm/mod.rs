@@ -258,6 +258,7 @@ fn head_of(state: &VmState) -> VmState {
         current: state.current,
         last_uid: state.last_uid,
         last_job: state.last_job,
+        generation: state.generation,
         folds: Vec::new(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blk::manifest::{DiskMode, DiskState, NewDisk, SnapshotState, VmState};
+use blk::manifest::{ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
 use blk::{Error, Result};
 
 use super::super::change::Op;
@@ -62,7 +62,7 @@ impl Store {
     /// Makes a VM with empty disks; durable when it answers its id.
     pub async fn create_vm(&self, new: NewNativeVm<'_>) -> Result<u128> {
         let id = new_id(self);
-        let mut state = VmState { name: new.name.to_string(), id, ..VmState::default() };
+        let mut state = new_state(self, id, new.name);
         let mut ops = Vec::new();
         for wanted in new.disks {
             let disk = plan_disk(self, &state, &[], wanted, &mut ops)?;
@@ -83,7 +83,7 @@ impl Store {
     /// when it answers.
     pub async fn create_vm_like(&self, id: u128, name: &str, disks: &[DiskState]) -> Result<()> {
         refuse_unmovable(name, disks)?;
-        let mut state = VmState { name: name.to_string(), id, ..VmState::default() };
+        let mut state = new_state(self, id, name);
         let mut ops = Vec::new();
         for disk in disks {
             let wanted = NewDisk { size_bytes: disk.size_bytes, mode: disk.mode, folder: None };
@@ -117,6 +117,11 @@ impl Store {
         self.change(&ops)?;
         self.flush().await
     }
+}
+
+fn new_state(store: &Store, id: u128, name: &str) -> VmState {
+    let generation = ContentGeneration::begin(store.env.random());
+    VmState { name: name.to_string(), id, generation, ..VmState::default() }
 }
 
 fn new_id(store: &Store) -> u128 {
@@ -188,7 +193,7 @@ impl NativeVm {
         self.refuse_when_closed()?;
         let source = self.sealed(snapshot)?;
         let id = new_id(&self.store);
-        let mut state = VmState { name: name.to_string(), id, ..VmState::default() };
+        let mut state = new_state(&self.store, id, name);
         let mut ops = Vec::new();
         for (number, layer) in &source.disks {
             let (from, node) = (node_of(layer), self.store.new_node_id());

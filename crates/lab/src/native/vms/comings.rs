@@ -1,5 +1,6 @@
 //! VMs and disks that come, grow and go.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use blk::ErrorKind;
@@ -99,7 +100,7 @@ impl User {
         let shape = self.shape(vm);
         let mut ahead = vec![Outcome::default()];
         if !shape.snapshots.is_empty() {
-            let bare = Shape { disks: shape.disks, ..Shape::default() };
+            let bare = Shape { snapshots: BTreeMap::new(), current: None, ..shape };
             ahead.insert(0, self.ahead(vm, bare));
         }
         self.expect(vm, ahead);

@@ -28,11 +28,15 @@ pub struct Shape {
     /// By name.
     pub snapshots: BTreeMap<String, SnapshotShape>,
     pub current: Option<String>,
+    /// How often the content was replaced: by so much its generation is above the first.
+    pub replaced: u64,
+    /// Nobody has said since that the clients of before are dead.
+    pub fenced: bool,
 }
 
 impl Shape {
-    /// Of a VM as the store has it. An error is a state that no verb makes.
-    pub fn of(state: &VmState) -> Result<Shape, String> {
+    /// Of a VM as the store has it, whose first content generation was `first`. An error is a state that no verb makes.
+    pub fn of(state: &VmState, first: u64) -> Result<Shape, String> {
         let name = |id: Option<u128>| match id {
             None => Ok(None),
             Some(id) => match state.snapshots.iter().find(|s| s.id == id) {
@@ -52,7 +56,11 @@ impl Shape {
             let shape = DiskShape { slot: disk.slot.clone(), mode: disk.mode, size_bytes: disk.size_bytes };
             (disk.number, shape)
         });
-        Ok(Shape { disks: disks.collect(), snapshots, current: name(state.current)? })
+        let generation = state.generation;
+        let replaced = generation.present.checked_sub(first);
+        let replaced = replaced.ok_or_else(|| format!("content {generation:?} after {first}"))?;
+        let (current, fenced) = (name(state.current)?, !generation.is_opened());
+        Ok(Shape { disks: disks.collect(), snapshots, current, replaced, fenced })
     }
 
     pub fn persistent(&self) -> Vec<u32> {
@@ -68,9 +76,14 @@ impl Shape {
         next
     }
 
+    /// The same, with other content on some disks.
+    pub fn with_other_content(&self) -> Shape {
+        Shape { replaced: self.replaced + 1, fenced: true, ..self.clone() }
+    }
+
     /// The disks are those of the snapshot; others stay as they are.
     pub fn reverted(&self, to: &str, disks: &BTreeMap<u32, DiskShape>) -> Shape {
-        let mut next = self.clone();
+        let mut next = self.with_other_content();
         next.current = Some(to.to_string());
         for (number, then) in disks {
             next.disks.entry(*number).or_insert_with(|| then.clone()).size_bytes = then.size_bytes;

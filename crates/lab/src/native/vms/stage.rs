@@ -155,7 +155,7 @@ impl Stage {
     /// It is what it was, or what the verb that was cut leads to: whole, on all disks.
     pub async fn find(self: &Rc<Stage>, name: &str) -> Result<(), String> {
         let running = self.running(name);
-        let shape = Shape::of(&running.vm.state())?;
+        let shape = self.shape_of(name)?;
         let looked: BTreeSet<String> = shape.snapshots.keys().cloned().collect();
         for snapshot in looked {
             self.look(name, &snapshot).await?;
@@ -198,6 +198,13 @@ impl Stage {
 
     pub fn running(&self, name: &str) -> Rc<Running> {
         self.running.borrow()[name].clone()
+    }
+
+    fn shape_of(&self, name: &str) -> Result<Shape, String> {
+        let state = self.running(name).vm.state();
+        let mut truth = self.truth.borrow_mut();
+        let first = *truth.vm(name).first_generation.get_or_insert(state.generation.present);
+        Shape::of(&state, first)
     }
 
     async fn contents(&self, running: &Running) -> Result<BTreeMap<u32, Content>, String> {
@@ -250,7 +257,7 @@ impl Stage {
 
     /// In memory it is what the verbs made of it.
     pub fn check_shape(&self, name: &str) -> Result<(), String> {
-        let (shape, expected) = (Shape::of(&self.running(name).vm.state())?, self.truth.borrow().shape(name));
+        let (shape, expected) = (self.shape_of(name)?, self.truth.borrow().shape(name));
         match shape == expected {
             true => Ok(()),
             false => Err(format!("VM {name} is {shape:?}, expected {expected:?}")),

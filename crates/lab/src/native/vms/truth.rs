@@ -39,6 +39,8 @@ pub struct VmTruth {
     /// Besides the present, in the order in which they come about; the last is what the verb is to do.
     pub ahead: Vec<Outcome>,
     pub models: BTreeMap<u32, DiskModel>,
+    /// Known from the first look at it on.
+    pub first_generation: Option<u64>,
 }
 
 #[derive(Default)]

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use blk::ErrorKind;
 use blk::manifest::DiskMode;
 use blk::volume::Volume;
-use engine::{CommitWhat, Job};
+use engine::{CommitWhat, GenerationChange, Job};
 use sim::Rng;
 
 use super::shape::Shape;
@@ -31,11 +31,12 @@ pub enum Verb {
     SetMode,
     Reset,
     Reopen,
+    OpenPlainNames,
     Checkpoint,
 }
 
 /// Each with how often it comes, and what a cut in it is called.
-pub const VERBS: [(Verb, u64, &str); 17] = [
+pub const VERBS: [(Verb, u64, &str); 18] = [
     (Verb::Take, 8, "cut in a take"),
     (Verb::CommitOne, 3, "cut in a commit"),
     (Verb::CommitAll, 1, "cut in a commit of all"),
@@ -52,6 +53,7 @@ pub const VERBS: [(Verb, u64, &str); 17] = [
     (Verb::SetMode, 2, "cut in a change of modes"),
     (Verb::Reset, 2, "cut in a reset"),
     (Verb::Reopen, 1, "cut while a VM is closed"),
+    (Verb::OpenPlainNames, 2, "cut while plain names are opened"),
     (Verb::Checkpoint, 2, "cut in a checkpoint"),
 ];
 
@@ -98,6 +100,7 @@ impl User {
             Verb::Remove => self.remove(&running).await,
             Verb::AddDisk => self.add_disk(&running).await,
             Verb::Grow => self.grow(&running).await,
+            Verb::OpenPlainNames => self.open_plain_names(&running).await,
             Verb::Checkpoint => self.checkpoint().await,
             _ => self.powered_off(&running, verb).await,
         };
@@ -308,8 +311,16 @@ impl User {
             let size_bytes = now.shape.as_ref().expect("it is there").disks[number].size_bytes as usize;
             Rc::make_mut(content).resize(size_bytes, 0);
         }
-        self.expect(vm, vec![Outcome { fixed, ..now }]);
+        let shape = now.shape.as_ref().map(Shape::with_other_content);
+        self.expect(vm, vec![Outcome { fixed, shape, ..now }]);
         let result = vm.vm.reset().await;
+        self.settle(vm, result).map(drop)
+    }
+
+    async fn open_plain_names(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        let shape = Shape { fenced: false, ..self.shape(vm) };
+        self.expect(vm, vec![self.ahead(vm, shape)]);
+        let result = vm.vm.change_generation(GenerationChange::Open).await;
         self.settle(vm, result).map(drop)
     }
 
