@@ -67,6 +67,8 @@ def cycle(bench, unstun, vm):
         unstun.json("vm", "remove", "clone", "--delete-disks")
         fio.run(unstun.target(vm), load, bench.folder)
         times["revert"].append(rest.revert(vm, name)[1])
+        # fio, the only client, has ended.
+        unstun.json("vm", "open", vm)
         job, took = rest.drop(vm, name)
         times["drop"].append(took)
         unstun.wait_for_job(job["id"], FILL_S)

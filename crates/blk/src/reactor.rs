@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 
 use crate::buf::{Buf, Slice};
 use crate::error::Errno;
+use crate::socket::Peer;
 
 /// An open file, directory or socket of one reactor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,7 +150,7 @@ pub enum Op {
         at_ns: u64,
     },
     // Sockets: real world only; the simulator answers EOPNOTSUPP.
-    /// Outcome: `Opened` with the connection.
+    /// Outcome: `Accepted` with the connection.
     Accept {
         socket: Handle,
     },
@@ -175,6 +176,7 @@ pub enum Outcome {
     Read(Buf, Result<usize, Errno>),
     Count(Result<u64, Errno>),
     Opened(Result<(Handle, Limits), Errno>),
+    Accepted(Result<(Handle, Peer), Errno>),
     Extents(Result<Vec<FileExtent>, Errno>),
     Names(Result<Vec<String>, Errno>),
     Space(Result<Space, Errno>),

@@ -1,9 +1,41 @@
 //! Stream sockets on the reactor: what the doors speak through. Real world only.
 
+use std::fmt;
+use std::net::IpAddr;
+
 use crate::buf::{Buf, Slice};
 use crate::error::{Errno, Result};
 use crate::exec::Env;
 use crate::reactor::{Handle, Op, Outcome};
+
+/// The other end of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// For messages: `pid 4711 (qemu-system-x86)`, `127.0.0.1:50312`. Printable whatever the peer calls itself.
+    pub name: String,
+    pub client: ClientId,
+}
+
+/// What the connections of one client have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientId {
+    /// A process that connected to a Unix socket.
+    Process {
+        pid: u32,
+        /// In clock ticks after the boot; tells a number that is used again. None where `/proc` does not show the process.
+        started: Option<u64>,
+    },
+    /// All processes of one TCP address: nothing tells them apart.
+    Host(IpAddr),
+    /// The number of a connection whose other end the kernel does not name (a process of another PID namespace).
+    Connection(u64),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
 
 /// A listening socket. Made by the real reactor, which knows addresses.
 pub struct Listener {
@@ -16,7 +48,7 @@ pub struct Listener {
 pub struct Socket {
     env: Env,
     handle: Handle,
-    peer: String,
+    peer: Peer,
 }
 
 impl Listener {
@@ -29,11 +61,10 @@ impl Listener {
     }
 
     pub async fn accept(&self) -> Result<Socket> {
-        let Outcome::Opened(result) = self.env.op(Op::Accept { socket: self.handle }).await else {
-            unreachable!("an accept answers with a handle")
+        let Outcome::Accepted(result) = self.env.op(Op::Accept { socket: self.handle }).await else {
+            unreachable!("an accept answers with a connection")
         };
-        let (handle, _) = result.map_err(|e: Errno| e.at(&self.address, "accepting a connection"))?;
-        let peer = format!("{} #{}", self.address, handle.0);
+        let (handle, peer) = result.map_err(|e: Errno| e.at(&self.address, "accepting a connection"))?;
         Ok(Socket { env: self.env.clone(), handle, peer })
     }
 }
@@ -45,12 +76,18 @@ impl Drop for Listener {
 }
 
 impl Socket {
-    pub(crate) fn connected(env: Env, handle: Handle, peer: String) -> Socket {
+    /// `server`: the address that was connected to.
+    pub(crate) fn connected(env: Env, handle: Handle, server: String) -> Socket {
+        let peer = Peer { name: server, client: ClientId::Connection(u64::from(handle.0)) };
         Socket { env, handle, peer }
     }
 
-    /// For messages and for "who is attached".
+    /// For messages.
     pub fn peer(&self) -> &str {
+        &self.peer.name
+    }
+
+    pub fn client(&self) -> &Peer {
         &self.peer
     }
 
@@ -58,7 +95,7 @@ impl Socket {
     pub async fn recv(&self, buf: Buf, at: usize) -> (Buf, Result<usize>) {
         let outcome = self.env.op(Op::Recv { socket: self.handle, buf, at }).await;
         let Outcome::Read(buf, result) = outcome else { unreachable!("a receive answers with a read") };
-        (buf, result.map_err(|e| e.at(&self.peer, "receiving")))
+        (buf, result.map_err(|e| e.at(self.peer(), "receiving")))
     }
 
     /// Sends some of the parts, in order; the number of bytes taken may be less than their sum.
@@ -66,7 +103,7 @@ impl Socket {
         let Outcome::Count(result) = self.env.op(Op::Send { socket: self.handle, parts }).await else {
             unreachable!("a send answers with a count")
         };
-        result.map_err(|e| e.at(&self.peer, "sending"))
+        result.map_err(|e| e.at(self.peer(), "sending"))
     }
 }
 

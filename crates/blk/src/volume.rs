@@ -9,6 +9,7 @@ use std::rc::Rc;
 use crate::buf::{Buf, Slice};
 use crate::error::Result;
 use crate::exec::Local;
+use crate::socket::Peer;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeInfo {
@@ -71,8 +72,7 @@ pub struct ExportEntry {
 pub trait Exports {
     fn list(&self) -> Vec<ExportEntry>;
 
-    /// `client` names the peer for messages ("unix", "127.0.0.1:50312").
-    fn attach<'a>(&'a self, name: &'a str, client: &'a str) -> Local<'a, Result<Attachment>>;
+    fn attach<'a>(&'a self, name: &'a str, client: &'a Peer) -> Local<'a, Result<Attachment>>;
 }
 
 /// One client on one volume. `token` is dropped last; the catalogue hangs its bookkeeping on it.

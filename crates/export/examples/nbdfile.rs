@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use blk::reactor::OpenMode;
-use blk::socket::Listener;
+use blk::socket::{Listener, Peer};
 use blk::uring::UringReactor;
 use blk::volume::{Attachment, BlockStatus, ExportEntry, Exports, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Env, Error, Executor, File, Local, Result, SECTOR, Slice};
@@ -71,7 +71,7 @@ impl Exports for OneExport {
         vec![ExportEntry { name: "disk".to_string(), description: self.1.clone() }]
     }
 
-    fn attach<'a>(&'a self, name: &'a str, _client: &'a str) -> Local<'a, Result<Attachment>> {
+    fn attach<'a>(&'a self, name: &'a str, _client: &'a Peer) -> Local<'a, Result<Attachment>> {
         Box::pin(async move {
             if name != "disk" {
                 return Err(Error::not_found(name, "the only export here is \"disk\""));

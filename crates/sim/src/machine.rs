@@ -506,6 +506,7 @@ fn error_of(outcome: &Outcome) -> Option<Errno> {
         Outcome::Read(_, result) => result.err(),
         Outcome::Count(result) => result.err(),
         Outcome::Opened(result) => result.err(),
+        Outcome::Accepted(result) => result.as_ref().err().copied(),
         Outcome::Extents(result) => result.as_ref().err().copied(),
         Outcome::Names(result) => result.as_ref().err().copied(),
         Outcome::Space(result) => result.err(),

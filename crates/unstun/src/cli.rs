@@ -28,7 +28,8 @@ pub use snapshot::{
     CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, VmAndName,
 };
 pub use vm::{
-    CloneArgs, DiskAddArgs, DiskCommand, ImportArgs, MoveArgs, ResetArgs, SetArgs, VmCommand, VmCreateArgs,
+    CloneArgs, DiskAddArgs, DiskCommand, ImportArgs, MoveArgs, OnOff, ResetArgs, SetArgs, VmCommand,
+    VmCreateArgs,
 };
 
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \

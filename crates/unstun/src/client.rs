@@ -16,8 +16,8 @@ use tokio::net::UnixStream;
 use crate::api::{
     Checked, CommitPreview, CommitTarget, Datastore as Listed, DatastoreAdd, DatastoreRemoved, Diff,
     Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event,
-    Job, JobLimit, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone,
-    VmClosed, VmCreate, VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
+    Job, JobLimit, Loss, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree,
+    Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
 };
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
@@ -128,6 +128,10 @@ impl Client {
 
     pub async fn vm_open(&self, vm: &VmName) -> Result<Vm> {
         self.call(Method::POST, &format!("/vms/{vm}/open"), NO_BODY).await
+    }
+
+    pub async fn vm_set_shared_writers(&self, vm: &VmName, shared: bool) -> Result<Vm> {
+        self.call(Method::PUT, &format!("/vms/{vm}/shared-writers"), Some(&SharedWriters { shared })).await
     }
 
     pub async fn vm_set_snapshot_dir(&self, vm: &VmName, request: &SnapshotDir) -> Result<Vm> {

@@ -36,6 +36,8 @@ pub trait Control: Send + Sync {
     /// `Refused` while a client writes, unless it is to be disconnected.
     fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed>;
     fn vm_open(&self, vm: VmName) -> Reply<'_, Vm>;
+    fn vm_set_shared_writers(&self, vm: VmName, shared: bool) -> Reply<'_, Vm>;
+
     fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm>;
     /// `Refused` without a nonpersistent disk.
     fn reset_preview(&self, vm: VmName) -> Reply<'_, Loss>;

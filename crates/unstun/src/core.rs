@@ -39,6 +39,7 @@ mod told;
 mod tracked;
 mod tree;
 mod way;
+mod writers;
 
 use std::path::Path;
 use std::sync::Arc;

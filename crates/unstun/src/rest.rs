@@ -122,6 +122,7 @@ pub fn router(control: Arc<dyn Control>) -> Router {
         .route("/vms/{vm}/close", post(vms::close))
         .route("/vms/{vm}/open", post(vms::open))
         .route("/vms/{vm}/snapshot-dir", put(vms::set_snapshot_dir))
+        .route("/vms/{vm}/shared-writers", put(vms::set_shared_writers))
         .route("/vms/{vm}/reset", post(vms::reset))
         .route("/vms/{vm}/reset/preview", post(vms::reset_preview))
         .route("/vms/{vm}/events", get(vms::events))

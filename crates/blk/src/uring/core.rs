@@ -10,6 +10,7 @@ use super::handles::{Entry, Handles};
 use super::net;
 use super::now_ns;
 use super::open::{Kind, Opened};
+use super::peer;
 use super::plan::{Plan, plan};
 use super::ring::{Completion, Ring};
 use super::spin::Spin;
@@ -179,8 +180,10 @@ impl Core {
 
     /// An outcome nobody took may hold a handle.
     fn release(&mut self, state: State) {
-        if let State::Done(Outcome::Opened(Ok((handle, _)))) = state {
-            self.close(handle);
+        match state {
+            State::Done(Outcome::Opened(Ok((handle, _)))) => self.close(handle),
+            State::Done(Outcome::Accepted(Ok((handle, _)))) => self.close(handle),
+            _ => {}
         }
     }
 
@@ -259,8 +262,10 @@ impl Core {
                 if tcp {
                     net::tune_tcp(&fd);
                 }
+                let named = peer::of(&fd, tcp);
                 let handle = self.handles.insert(fd, Kind::Stream);
-                self.finish(index, Outcome::Opened(Ok((handle, Kind::Stream.limits()))));
+                let peer = named.unwrap_or_else(|| peer::unnamed(handle));
+                self.finish(index, Outcome::Accepted(Ok((handle, peer))));
             }
             Step::Woken(work) => {
                 self.waker.acknowledge();

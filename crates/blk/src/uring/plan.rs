@@ -26,6 +26,10 @@ fn count(e: Errno) -> Outcome {
     Outcome::Count(Err(e))
 }
 
+fn accepted(e: Errno) -> Outcome {
+    Outcome::Accepted(Err(e))
+}
+
 fn opened(e: Errno) -> Outcome {
     Outcome::Opened(Err(e))
 }
@@ -97,7 +101,7 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         Op::Lock { dir, name } => files(handles, dir, opened, |dir| Task::Lock { dir, name }),
         Op::Space { dir } => files(handles, dir, |e| Outcome::Space(Err(e)), |dir| Task::Space { dir }),
         Op::Timer { at_ns } => Plan::Timer(at_ns),
-        Op::Accept { socket } => ring(handles, socket, opened, |s| Work::Accept {
+        Op::Accept { socket } => ring(handles, socket, accepted, |s| Work::Accept {
             fd: s.fd.clone(),
             tcp: matches!(s.kind, Kind::Listener { tcp: true, .. }),
         }),

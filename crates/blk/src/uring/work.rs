@@ -189,7 +189,7 @@ impl Work {
             },
             Work::Accept { tcp, .. } => match result {
                 Ok(fd) => Step::Accepted { fd: own(fd), tcp },
-                Err(e) => Step::Done(Outcome::Opened(Err(e))),
+                Err(e) => Step::Done(Outcome::Accepted(Err(e))),
             },
             Work::Recv { buf, .. } => Step::Done(Outcome::Read(buf, result)),
             Work::Send { .. } => Step::Done(Outcome::Count(result.map(|n| n as u64))),

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use blk::socket::Socket;
+use blk::socket::{Peer, Socket};
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Buf, Error, Result};
 
@@ -29,7 +29,7 @@ pub async fn handshake(socket: &Socket, exports: &Rc<dyn Exports>) -> Result<Opt
         match negotiation.step() {
             Step::Answered => {}
             Step::List => negotiation.list(&exports.list()),
-            Step::Lookup(name) => match lookup(exports, &name, socket.peer()).await {
+            Step::Lookup(name) => match lookup(exports, &name, socket.client()).await {
                 Err(error) => negotiation.not_found(&error),
                 Ok((offer, attachment)) => {
                     if let Some(terms) = negotiation.found(&offer) {
@@ -57,7 +57,7 @@ pub async fn handshake(socket: &Socket, exports: &Rc<dyn Exports>) -> Result<Opt
 }
 
 /// The empty name stands for the only export, if there is exactly one ("NBD_OPT_EXPORT_NAME").
-async fn lookup(exports: &Rc<dyn Exports>, name: &str, client: &str) -> Result<(Offer, Attachment)> {
+async fn lookup(exports: &Rc<dyn Exports>, name: &str, client: &Peer) -> Result<(Offer, Attachment)> {
     let mut list = exports.list();
     let entry = match (name, list.len()) {
         ("", 1) => list.swap_remove(0),

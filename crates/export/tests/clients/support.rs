@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
-use blk::socket::Listener;
+use blk::socket::{Listener, Peer};
 use blk::sync::Signal;
 use blk::uring::UringReactor;
 use blk::volume::{Attachment, BlockStatus, ExportEntry, Exports, Volume, VolumeInfo, ZeroMode};
@@ -173,7 +173,7 @@ impl Exports for Catalogue {
         self.0.iter().map(|(name, _)| entry(name)).collect()
     }
 
-    fn attach<'a>(&'a self, name: &'a str, _client: &'a str) -> Local<'a, Result<Attachment>> {
+    fn attach<'a>(&'a self, name: &'a str, _client: &'a Peer) -> Local<'a, Result<Attachment>> {
         let found = self.0.iter().find(|(n, _)| *n == name);
         let result = match found {
             None => Err(Error::not_found(name, "no such export")),

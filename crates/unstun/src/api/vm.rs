@@ -81,6 +81,13 @@ pub struct SnapshotDir {
     pub dir: Option<PathBuf>,
 }
 
+/// Body of `PUT /vms/VM/shared-writers`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedWriters {
+    pub shared: bool,
+}
+
 /// Body of `POST /vms/VM/close` and `POST /vms/VM/reset`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -141,6 +148,14 @@ pub struct Vm {
     pub snapshot_dir: Option<PathBuf>,
     pub store: Store,
     pub when_full: WhenFull,
+    /// Several clients may write one disk.
+    pub shared_writers: bool,
+    /// Of the content of its running disks: part of their exports' names in `nbd_uri`. A revert, a discard of the
+    /// running state and a reset raise it.
+    pub generation: u64,
+    /// The content was replaced, and `vm open` has not been called since: exports without a generation in their
+    /// name (`VM/diskN`) are refused.
+    pub fenced: bool,
     /// The snapshot the running state descends from.
     pub current_snapshot: Option<String>,
     pub snapshots: u64,
@@ -161,14 +176,34 @@ pub struct VmClient {
     pub disk: Option<u32>,
     /// Null on a running disk.
     pub snapshot: Option<String>,
-    /// The peer: `unix`, or an address.
+    /// The peer: `pid 4711 (qemu-system-x86)` on a Unix socket, `127.0.0.1:50312` over TCP.
     pub client: String,
+    pub access: ClientAccess,
+}
+
+/// What a client does with a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientAccess {
+    /// It may write and has not.
+    Connected,
+    /// It has written: no other client may before its last connection ends, unless writers are shared.
+    Writes,
+    /// A snapshot's state, or a disk that another client writes.
+    ReadOnly,
 }
 
 impl fmt::Display for VmClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.disk, &self.snapshot) {
-            (Some(disk), _) => write!(f, "{} writes to disk{disk}", self.client),
+            (Some(disk), _) => {
+                let does = match self.access {
+                    ClientAccess::Connected => "is connected to",
+                    ClientAccess::Writes => "writes to",
+                    ClientAccess::ReadOnly => "reads",
+                };
+                write!(f, "{} {does} disk{disk}", self.client)
+            }
             (None, Some(snapshot)) => write!(f, "{} reads {snapshot}", self.client),
             (None, None) => f.write_str(&self.client),
         }

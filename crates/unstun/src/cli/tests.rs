@@ -38,6 +38,7 @@ fn every_documented_line_parses() {
         "unstun vm disk set web/disk0 --mode independent-persistent",
         "unstun vm set web --snapshot-dir /fast",
         "unstun vm set web --no-snapshot-dir",
+        "unstun vm set web --shared-writers on",
         "unstun vm clone web@before-upgrade test1",
         "unstun datastore add /mnt/a",
         "unstun datastore add fast=/mnt/a",

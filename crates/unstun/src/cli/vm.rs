@@ -35,7 +35,10 @@ pub enum VmCommand {
         #[arg(long)]
         disconnect: bool,
     },
-    /// Serve a VM that was closed
+    /// Serve a VM that was closed, or its plain export names (VM/diskN) after a revert
+    ///
+    /// Be certain that no client of before still runs: one that does has the old content in its caches, connects again by
+    /// itself, and ruins the guest's file systems. The names that `unstun attach` prints need no `vm open`.
     Open { vm: VmName },
     /// Drop what was written to the independent-nonpersistent disks
     Reset(ResetArgs),
@@ -123,6 +126,9 @@ pub struct SetChange {
     /// Make the deltas of later snapshots beside the disks again
     #[arg(long)]
     pub no_snapshot_dir: bool,
+    /// Let several clients write one disk: for a live migration, or a file system made for that
+    #[arg(long, value_enum, value_name = "on|off")]
+    pub shared_writers: Option<OnOff>,
 }
 
 #[derive(Debug, Args)]
@@ -177,6 +183,12 @@ pub struct DiskAddArgs {
     /// Fill it from an image that qemu-img can read; without SIZE it gets the image's size
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnOff {
+    On,
+    Off,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -5,6 +5,7 @@ use crate::cli::{DiscardArgs, LossArgs, ResetArgs, RevertArgs};
 use crate::client::Client;
 use crate::command::consent;
 use crate::error::{Error, Result};
+use crate::name::VmName;
 use crate::output::{Output, fields};
 use crate::units::format_bytes;
 
@@ -90,9 +91,17 @@ fn place(loss: &Loss) -> String {
     }
 }
 
-/// `unix writes to disk0, 127.0.0.1:5000 to disk1`.
+/// `pid 4711 (qemu-system-x86) writes to disk0, 127.0.0.1:5000 reads disk1`.
 pub fn connected(clients: &[VmClient]) -> String {
-    clients.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    let all: Vec<String> = clients.iter().map(ToString::to_string).collect();
+    let same: Vec<String> = all
+        .chunk_by(|a, b| a == b)
+        .map(|same| match same.len() {
+            1 => same[0].clone(),
+            connections => format!("{} ({connections} connections)", same[0]),
+        })
+        .collect();
+    same.join(", ")
 }
 
 fn done(loss: &Loss) -> String {
@@ -107,13 +116,25 @@ fn done(loss: &Loss) -> String {
     if !loss.clients.is_empty() {
         text.push_str(&format!("; disconnected: {}", connected(&loss.clients)));
     }
+    if loss.reverts {
+        text.push_str(&next_step(&loss.vm));
+    }
     text
+}
+
+/// The disks have other content now: who was connected may not come back with what it has cached.
+fn next_step(vm: &VmName) -> String {
+    format!(
+        "\nthe export names of before are refused from now on; power the guest off, and start it with the names that \
+         `unstun attach {vm}` prints\n(for plain names, {vm}/diskN: `unstun vm open {vm}`, when no client of before \
+         runs any more)"
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Operation;
+    use crate::api::{ClientAccess, Operation};
 
     fn loss(target: Option<&str>, taken: Option<&str>, snapshots: &[&str]) -> Loss {
         let mut loss = Loss {
@@ -125,7 +146,12 @@ mod tests {
             layers: vec!["/ds/web/web-000002.vmdk".into()],
             bytes_lost: 3 << 20,
             reverts: target.is_some(),
-            clients: vec![VmClient { disk: Some(0), snapshot: None, client: "unix".to_owned() }],
+            clients: vec![VmClient {
+                disk: Some(0),
+                snapshot: None,
+                client: "unix".to_owned(),
+                access: ClientAccess::Writes,
+            }],
             warning: String::new(),
         };
         loss.warning = loss.sentence();

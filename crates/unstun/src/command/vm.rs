@@ -4,11 +4,11 @@ use crate::api::{
     Disk, DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmMove,
     VmRemoved, VmSummary,
 };
-use crate::cli::{CloneArgs, ImportArgs, MoveArgs, SetArgs, VmCommand, VmCreateArgs};
+use crate::cli::{CloneArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
 use crate::client::{Client, Within};
 use crate::command::{commit, disk, fill, loss, watch};
 use crate::error::{Error, Result};
-use crate::name;
+use crate::name::{self, VmName};
 use crate::output::{Output, align_right, fields, table};
 use crate::units::format_bytes;
 
@@ -28,12 +28,25 @@ pub async fn run(command: &VmCommand, client: &Client, output: Output) -> Result
         VmCommand::Close { vm, disconnect } => {
             output.result(&client.vm_close(vm, *disconnect).await?, closed)
         }
-        VmCommand::Open { vm } => output.result(&client.vm_open(vm).await?, |vm| titled("opened", vm)),
+        VmCommand::Open { vm } => open(vm, client, output).await,
         VmCommand::Reset(args) => loss::reset(args, client, output).await,
         VmCommand::Remove { vm, delete_disks } => {
             output.result(&client.vm_remove(vm, *delete_disks).await?, removed)
         }
     }
+}
+
+async fn open(vm: &VmName, client: &Client, output: Output) -> Result<()> {
+    // One that is closed cannot be shown.
+    let fenced = client.vm_show(vm).await.is_ok_and(|shown| shown.fenced);
+    let title = match fenced {
+        true => {
+            "its plain export names are served again; a client of before that still runs would ruin the guest's file \
+             systems"
+        }
+        false => "opened",
+    };
+    output.result(&client.vm_open(vm).await?, |vm| titled(title, vm))
 }
 
 async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<()> {
@@ -86,6 +99,9 @@ fn import(args: &ImportArgs) -> Result<VmImport> {
 }
 
 async fn set(args: &SetArgs, client: &Client, output: Output) -> Result<()> {
+    if let Some(shared) = args.change.shared_writers {
+        return output.result(&client.vm_set_shared_writers(&args.vm, shared == OnOff::On).await?, describe);
+    }
     let dir = args.change.snapshot_dir.as_ref().map(std::path::absolute).transpose();
     let dir = dir.map_err(|e| Error::invalid(format!("--snapshot-dir: {e}")))?;
     output.result(&client.vm_set_snapshot_dir(&args.vm, &SnapshotDir { dir }).await?, describe)
@@ -183,6 +199,19 @@ fn describe(vm: &Vm) -> String {
     }
     for notice in &vm.notices {
         lines.push(("note", notice.clone()));
+    }
+    if vm.shared_writers {
+        lines.push(("note", "several clients may write one disk at a time".to_owned()));
+    }
+    if vm.fenced {
+        let name = &vm.name;
+        lines.push((
+            "note",
+            format!(
+                "the content was replaced: {name}/diskN is refused until `unstun vm open {name}`, older names for ever; \
+                 `unstun attach {name}` prints the present ones"
+            ),
+        ));
     }
     if vm.needs_consolidation {
         lines.push((

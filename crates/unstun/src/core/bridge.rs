@@ -130,6 +130,10 @@ impl Control for Bridge {
         })
     }
 
+    fn vm_set_shared_writers(&self, vm: VmName, shared: bool) -> Reply<'_, Vm> {
+        self.ask(move |node| async move { node.vm_set_shared_writers(&vm, shared).await })
+    }
+
     fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm> {
         self.ask_with(prepare::folder(request.dir), |node, dir| async move {
             node.vm_set_snapshot_dir(&vm, dir).await

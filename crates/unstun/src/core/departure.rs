@@ -81,9 +81,16 @@ async fn write(home: &Home, word: &str, to: &Home) -> Result<()> {
     own(home)?.await?.replace_file(DEPARTING_NAME, text.as_bytes()).await
 }
 
+/// What the user said of the VM that goes along.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    pub when_full: WhenFull,
+    pub shared_writers: bool,
+}
+
 /// Durable: the intent, and after it a home on the other side that no start takes for a VM. `id`: of the VM that is going
 /// to be made in that side's store.
-pub async fn begin(from: &Home, to: &Home, when_full: WhenFull, id: Option<u128>) -> Result<()> {
+pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Result<()> {
     write(from, "leaving", to).await?;
     native::set_moving(from, true).await?;
     let name = to.path.file_name().unwrap_or_default().to_string_lossy();
@@ -93,7 +100,8 @@ pub async fn begin(from: &Home, to: &Home, when_full: WhenFull, id: Option<u128>
     let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
     let own = dir.open_dir(&making, true).await?;
     own.replace_file(ARRIVING_NAME, format!("{}\n", from.path.display()).as_bytes()).await?;
-    formats::write_when_full(&own, when_full).await?;
+    formats::write_when_full(&own, terms.when_full).await?;
+    formats::write_shared_writers(&own, terms.shared_writers).await?;
     if id.is_some() {
         native::set_mark(&own, id).await?;
     }

@@ -98,6 +98,11 @@ impl Door {
         }
     }
 
+    /// Resolves when a client has left, or has come in after all.
+    pub fn someone_left(&self) -> impl Future<Output = ()> + '_ {
+        self.changed.wait()
+    }
+
     pub fn leaving(self: &Rc<Self>) -> Leaving {
         Leaving(self.clone())
     }

@@ -23,6 +23,8 @@ use crate::datastore::OWN_FOLDER;
 
 /// What a guest's write does when the datastore is full: one word.
 const WHEN_FULL_NAME: &str = "when-full";
+/// Present where the user said that several clients may write one disk.
+const SHARED_WRITERS_NAME: &str = "shared-writers";
 /// The folders outside the home that its files may lie in.
 const ROOTS_NAME: &str = "roots";
 /// Present where the user said that wrong content ids are to be passed over.
@@ -322,6 +324,20 @@ pub async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()> {
         WhenFull::Error => "error\n",
     };
     own.replace_file(WHEN_FULL_NAME, word.as_bytes()).await
+}
+
+/// Durable.
+pub async fn write_shared_writers(own: &Dir, shared: bool) -> Result<()> {
+    if shared {
+        return own.replace_file(SHARED_WRITERS_NAME, b"by the user's word\n").await;
+    }
+    own.unlink_if_present(SHARED_WRITERS_NAME).await?;
+    own.sync().await
+}
+
+pub async fn read_shared_writers(home: &Dir) -> Result<bool> {
+    let own = home.open_dir(OWN_FOLDER, false).await?;
+    Ok(own.list().await?.iter().any(|name| name == SHARED_WRITERS_NAME))
 }
 
 pub async fn read_when_full(home: &Dir) -> Result<WhenFull> {

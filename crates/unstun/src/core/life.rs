@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use engine::GenerationChange;
+
 use super::door::{Shut, Who};
 use super::entry::{Entry, Kept};
 use super::node::Node;
@@ -9,6 +11,7 @@ use super::prepare::Source;
 use super::site::{Home, Site};
 use super::{formats, native, present, remove};
 use crate::api;
+use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::VmName;
 
@@ -82,7 +85,10 @@ impl Node {
             if request.in_place && !site.contains(&home.path) {
                 site.registry.add(name, &home.path).await?;
             }
-            self.open_vm(name, &home).await
+            match request.in_place {
+                true => self.open_rested(name, &home).await,
+                false => self.open_vm(name, &home).await,
+            }
         };
         let entry = match opened.await {
             Ok(entry) => entry,
@@ -182,12 +188,13 @@ impl Node {
         let name = vm.as_str();
         let _claim = self.claim(name)?;
         if let Ok(entry) = self.entry(name) {
+            self.open_plain_names(&entry).await?;
             return self.show(&entry).await;
         }
         let Some(home) = self.idle_home(name) else {
             return Err(Error::not_found(format!("{}: no VM {name:?}", self.place())));
         };
-        let entry = match self.open_vm(name, &home).await {
+        let entry = match self.open_rested(name, &home).await {
             Ok(entry) => entry,
             Err(error) => {
                 self.break_down(name, home, &error);
@@ -196,6 +203,44 @@ impl Node {
         };
         formats::mark_closed(self, &home.path, false).await?;
         self.note(&entry, "opened");
+        self.show(&entry).await
+    }
+
+    /// By the user's word no client of before still runs.
+    async fn open_plain_names(&self, entry: &Entry) -> Result<()> {
+        if !entry.vm.generation().is_opened() {
+            entry.refuse_when_moving()?;
+            entry.vm.change_generation(GenerationChange::Open).await?;
+            self.note(entry, "its exports are served under their plain names again");
+        }
+        Ok(())
+    }
+
+    /// Opens a VM whose files others may have written: a client of before is refused for ever. Nobody else writes a store.
+    async fn open_rested(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
+        let entry = self.open_vm(name, home).await?;
+        let _shut = entry.door.shut();
+        let change = match entry.kept {
+            Kept::Redo(_) => GenerationChange::RaiseAndOpen,
+            Kept::Native(_) => GenerationChange::Open,
+        };
+        if let Err(error) = entry.vm.change_generation(change).await {
+            // The first error says more.
+            let _ = entry.vm.close().await;
+            self.forget(name);
+            self.holds.release(&home.path);
+            return Err(error.into());
+        }
+        Ok(entry)
+    }
+
+    pub async fn vm_set_shared_writers(&self, vm: &VmName, shared: bool) -> Result<api::Vm> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let own = formats::open_path(&self.env, &entry.home)?.open_dir(OWN_FOLDER, true).await?;
+        formats::write_shared_writers(&own, shared).await?;
+        entry.door.guests.shared_writers.set(shared);
+        let how = if shared { "several clients may write one disk" } else { "one client may write a disk" };
+        self.note(&entry, &format!("from now on {how} at a time"));
         self.show(&entry).await
     }
 

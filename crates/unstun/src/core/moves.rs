@@ -7,7 +7,7 @@ use blk::Result;
 use blk::volume::Volume;
 use engine::job::MOVE;
 use engine::relocate::Relocation;
-use engine::{Job, Machine};
+use engine::{GenerationChange, Job, Machine};
 use futures_util::future::join_all;
 
 use super::entry::{Entry, Kept, MOVE_BEGINS};
@@ -160,6 +160,8 @@ impl Node {
     ) -> Result<u64> {
         let _shut = entry.door.shut_behind().await;
         let guests = entry.door.guests.counted_by(&*side.vm).await?;
+        // Copying the snapshots has raised it there. Clients stay, and connect again by the names that they have.
+        side.vm.change_generation(GenerationChange::Adopt(entry.vm.generation())).await?;
         let step = async || {
             refuse_viewers(entry)?;
             let stepped = self.step(&side.way).await;

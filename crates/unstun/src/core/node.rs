@@ -174,7 +174,9 @@ impl Node {
         // First what the home itself knows of a move.
         settle::settle(self, home).await?;
         departure::refuse_elsewhere(home).await?;
-        let when_full = formats::read_when_full(&formats::open_path(&self.env, &home.path)?).await?;
+        let dir = formats::open_path(&self.env, &home.path)?;
+        let when_full = formats::read_when_full(&dir).await?;
+        let shared_writers = formats::read_shared_writers(&dir).await?;
         let (vm, kept) = self.open_kept(home, self.options(when_full)).await?;
         let entry = Rc::new(Entry {
             name: name.to_string(),
@@ -188,6 +190,7 @@ impl Node {
             door: Rc::default(),
             moving: Cell::new(0),
         });
+        entry.door.guests.shared_writers.set(shared_writers);
         home.site.refuse_when_leaving()?;
         self.listen_to(&entry);
         self.take_notices(&entry);

@@ -10,10 +10,10 @@ use jiff::Timestamp;
 
 use super::entry::{Entry, Kept};
 use super::known::Idle;
-use super::native;
 use super::node::Node;
 use super::site::Home;
 use super::tracked::Tracked;
+use super::{exports, native};
 use crate::api;
 use crate::error::{Error, ErrorBody};
 use crate::name::VmName;
@@ -104,10 +104,14 @@ pub fn home_event(entry: &Entry, message: &str) -> api::Event {
 }
 
 impl Entry {
-    /// Who writes to its running disks.
+    /// Who may write to its running disks, or reads one that another writes.
     pub fn writers(&self) -> Vec<api::VmClient> {
         let clients = self.vm.clients().into_iter();
-        clients.map(|(disk, client)| api::VmClient { disk: Some(disk), snapshot: None, client }).collect()
+        let shown = |(disk, client): (u32, String)| {
+            let access = self.door.guests.access(disk, &client).shown();
+            api::VmClient { disk: Some(disk), snapshot: None, client, access }
+        };
+        clients.map(shown).collect()
     }
 
     /// Who reads its sealed states.
@@ -120,6 +124,7 @@ impl Entry {
                 disk: None,
                 snapshot: Some(name(id).unwrap_or_else(|| self::id(id))),
                 client,
+                access: api::ClientAccess::ReadOnly,
             })
             .collect()
     }
@@ -187,7 +192,7 @@ fn guest_latency_us(entry: &Entry) -> Option<u64> {
 
 pub fn disk(node: &Node, entry: &Entry, state: &VmState, listed: &DiskLayers) -> Option<api::Disk> {
     let disk = state.disks.iter().find(|d| d.number == listed.number)?;
-    let export = format!("{}/disk{}", entry.name, disk.number);
+    let export = exports::lasting_name(&entry.name, disk.number, state.generation);
     let running = entry.vm.disk(disk.number).ok();
     let counted = running.as_ref().map(|d| d.layer_counters()).unwrap_or_default();
     let io_of = |l: &LayerInfo| counted.iter().find(|c| c.name == l.name).map(|c| layer_io(c.counters));

@@ -1,15 +1,18 @@
 //! What a door serves of a running disk: the volume that it is now. A move puts another in its place, between two polls
 //! and under the clients that are attached.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 
+use blk::socket::{ClientId, Peer};
 use blk::sync::Admission;
 use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Local, Result, Slice};
 use engine::{Client, Machine};
+
+use super::writers::Access;
 
 pub struct Switch {
     current: RefCell<Rc<dyn Volume>>,
@@ -78,16 +81,23 @@ impl Volume for Switch {
 
 /// A client of a running disk, counted by the VM that the disk belongs to now.
 pub struct Guest {
-    number: u32,
-    name: String,
+    pub number: u32,
+    pub peer: Peer,
+    pub access: Cell<Access>,
     counted: RefCell<Rc<Client>>,
 }
+
+/// Refusals that are not told again.
+const TOLD_MAX: usize = 64;
 
 /// Who uses a VM's running disks through its door.
 #[derive(Default)]
 pub struct Guests {
     switches: RefCell<BTreeMap<u32, Weak<Switch>>>,
     clients: RefCell<Vec<Weak<Guest>>>,
+    /// By the user's wish several clients may write one disk.
+    pub shared_writers: Cell<bool>,
+    told: RefCell<VecDeque<(ClientId, Option<ClientId>)>>,
 }
 
 impl Guests {
@@ -102,13 +112,39 @@ impl Guests {
         switch
     }
 
-    pub fn enter(&self, counted: Rc<Client>) -> Rc<Guest> {
-        let (number, name) = (counted.disk, counted.name.clone());
-        let guest = Rc::new(Guest { number, name, counted: RefCell::new(counted) });
+    pub fn enter(&self, counted: Rc<Client>, peer: &Peer) -> Rc<Guest> {
+        let (number, access) = (counted.disk, Cell::new(Access::Undecided));
+        let guest = Rc::new(Guest { number, peer: peer.clone(), access, counted: RefCell::new(counted) });
         let mut clients = self.clients.borrow_mut();
         clients.retain(|known| known.strong_count() > 0);
         clients.push(Rc::downgrade(&guest));
         guest
+    }
+
+    /// Whether this was not told yet: that `client` was refused, for the sake of `other` if there is one. A client asks
+    /// several times for one connection, and QEMU connects again every few seconds.
+    pub fn is_news(&self, client: ClientId, other: Option<ClientId>) -> bool {
+        let mut told = self.told.borrow_mut();
+        if told.contains(&(client, other)) {
+            return false;
+        }
+        if told.len() == TOLD_MAX {
+            told.pop_front();
+        }
+        told.push_back((client, other));
+        true
+    }
+
+    /// The clients of one disk, in the order in which they came.
+    pub fn of_disk(&self, number: u32) -> Vec<Rc<Guest>> {
+        let clients = self.clients.borrow();
+        clients.iter().filter_map(Weak::upgrade).filter(|guest| guest.number == number).collect()
+    }
+
+    /// What the client of that name does with the disk.
+    pub fn access(&self, number: u32, name: &str) -> Access {
+        let found = self.of_disk(number).into_iter().find(|guest| guest.peer.name == name);
+        found.map_or(Access::Undecided, |guest| guest.access.get())
     }
 
     /// Those who are there, each with what counts it in `vm`. Nobody may come in meanwhile.
@@ -116,7 +152,7 @@ impl Guests {
         let present: Vec<_> = self.clients.borrow().iter().filter_map(Weak::upgrade).collect();
         let mut counted = Vec::with_capacity(present.len());
         for guest in present {
-            let (_, client) = vm.attach(guest.number, &guest.name).await?;
+            let (_, client) = vm.attach(guest.number, &guest.peer.name).await?;
             counted.push((guest, client));
         }
         Ok(counted)
@@ -131,8 +167,6 @@ impl Guest {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use blk::Executor;
     use blk::uring::UringReactor;
 

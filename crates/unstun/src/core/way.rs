@@ -137,7 +137,9 @@ impl Node {
                 *native
             }
             Way::Between { from, to, native, .. } => {
-                departure::begin(from, to, entry.when_full, *native).await?;
+                let shared_writers = entry.door.guests.shared_writers.get();
+                let terms = departure::Terms { when_full: entry.when_full, shared_writers };
+                departure::begin(from, to, terms, *native).await?;
                 formats::hold(self, &to.path).await?;
                 native.unwrap_or_default()
             }

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{
     CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit,
-    Revert, SnapshotDir, SnapshotTake, VmClone, VmCreate, VmImport, VmMove,
+    Revert, SharedWriters, SnapshotDir, SnapshotTake, VmClone, VmCreate, VmImport, VmMove,
 };
 use crate::error::{Error, Result};
 use crate::{name, units};
@@ -87,6 +87,8 @@ impl Request for DatastoreAdd {
     }
 }
 
+impl Request for SharedWriters {}
+
 impl Request for SnapshotDir {
     fn check(&self) -> std::result::Result<(), String> {
         self.dir.iter().try_for_each(|dir| check_path(dir))
@@ -122,7 +124,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 }
 
 /// Every route that has a body, with the path under `/api/v1`; previews take their command's.
-pub const ROUTES: [&str; 17] = [
+pub const ROUTES: [&str; 18] = [
     "POST /vms",
     "POST /import",
     "POST /vms/{vm}/clone",
@@ -140,6 +142,7 @@ pub const ROUTES: [&str; 17] = [
     "POST /vms/{vm}/diff",
     "POST /vms/{vm}/move",
     "POST /datastores",
+    "PUT /vms/{vm}/shared-writers",
 ];
 
 /// One of `ROUTES` by the first byte (`a` is the first), and what follows as its body: parsed, and once more
@@ -161,6 +164,7 @@ pub fn accept(route: &str, bytes: &[u8]) -> Result<Vec<u8>> {
         "POST /vms/{vm}/clone" => again::<VmClone>(bytes),
         "POST /vms/{vm}/close" | "POST /vms/{vm}/reset" => again::<Disconnect>(bytes),
         "PUT /vms/{vm}/snapshot-dir" => again::<SnapshotDir>(bytes),
+        "PUT /vms/{vm}/shared-writers" => again::<SharedWriters>(bytes),
         "POST /vms/{vm}/disks" => again::<DiskCreate>(bytes),
         "PUT /vms/{vm}/disks/{number}/size" => again::<DiskGrow>(bytes),
         "PUT /vms/{vm}/disks/{number}/mode" => again::<DiskSetMode>(bytes),

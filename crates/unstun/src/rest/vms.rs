@@ -4,7 +4,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
 use super::{Answer, Body, Parameter, Parameters, Shared, answer};
-use crate::api::{Disconnect, SnapshotDir, VmClone, VmCreate, VmImport, VmMove};
+use crate::api::{Disconnect, SharedWriters, SnapshotDir, VmClone, VmCreate, VmImport, VmMove};
 use crate::name::VmName;
 
 pub async fn list(State(control): Shared) -> Answer<impl Serialize> {
@@ -61,6 +61,14 @@ pub async fn set_snapshot_dir(
     Body(request): Body<SnapshotDir>,
 ) -> Answer<impl Serialize> {
     answer(control.vm_set_snapshot_dir(vm, request).await)
+}
+
+pub async fn set_shared_writers(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<SharedWriters>,
+) -> Answer<impl Serialize> {
+    answer(control.vm_set_shared_writers(vm, request.shared).await)
 }
 
 pub async fn reset_preview(

@@ -44,6 +44,8 @@ impl<'a> Scene<'a> {
 
     /// The running disk shows `name`'s state, and so does its twin from now on.
     fn is_at(&self, name: &str) {
+        // Whoever wrote before has ended.
+        self.datastore.json("vm open web");
         assert_same(&self.state(name), "raw", &self.uri);
         copy(&self.state(name), &self.twin.path);
     }
@@ -109,7 +111,10 @@ fn a_client_that_writes_is_named_and_sent_away_only_when_told() {
     {
         let (code, said) = datastore.fails(line);
         assert_eq!(code, 3, "{line}: {said}");
-        assert!(said.contains("disk0") && said.contains("unix"), "{line} does not name the client: {said}");
+        assert!(
+            said.contains("disk0") && said.contains(&format!("pid {}", std::process::id())),
+            "{line} does not name the client: {said}"
+        );
     }
     assert!(guest.flush().is_ok(), "who was only named is still there");
     let reverted = datastore.json("snapshot revert web a --yes --disconnect");

@@ -41,6 +41,7 @@ fn a_disk_is_filled_from_another_image() {
     run_script(&uri, &["read -P 3 1M 5M".to_owned(), "write -P 9 0 32M".to_owned()]);
     // What it was filled with is what a reset goes back to.
     datastore.json("vm reset web --yes");
+    datastore.json("vm open web");
     run_script(&uri, &["read -P 3 1M 5M", "read -P 0 0 1M", "read -P 0 24M 8M"].map(str::to_owned));
 
     let (code, said) = datastore.fails(&format!("vm disk add web 16M --from {path}"));
@@ -108,6 +109,7 @@ fn disks_in_other_folders_modes_and_their_removal() {
     datastore.json("vm remove test1 --delete-disks");
     // No part of the snapshot, so no part of what is gone back from.
     datastore.json("snapshot revert web a --yes");
+    datastore.json("vm open web");
     twin.assert_same_as("raw", &uri);
     daemon.stop();
 

@@ -67,6 +67,7 @@ fn an_import_leaves_the_folder_as_it_was() {
     assert_eq!(code, 3, "{said}");
     datastore.json("snapshot revert web one --take-first here --yes");
     datastore.json("snapshot revert web here --yes");
+    datastore.json("vm open web");
     datastore.json("snapshot commit web ours --yes");
     twin.assert_same_as("raw", &uri);
     daemon.stop();

@@ -13,6 +13,7 @@ mod devices;
 mod difference;
 mod disks;
 mod experiments;
+mod gate;
 mod guest;
 mod guides;
 mod holds;

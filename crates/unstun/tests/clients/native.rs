@@ -31,8 +31,10 @@ fn any_node_of_the_tree_can_be_gone_to_and_a_restart_finds_all_of_it() {
     io(&datastore, "web/disk0", &["write -P 2 1M 1M", "write -P 2 3584 1024", "flush"]);
     datastore.json("snapshot take web b");
     datastore.json("snapshot revert web a --take-first c --yes");
+    datastore.json("vm open web");
     io(&datastore, "web/disk0", &["read -P 1 0 8M", "write -P 3 2M 1M"]);
     datastore.json("snapshot revert web b --yes");
+    datastore.json("vm open web");
     io(
         &datastore,
         "web/disk0",
@@ -53,6 +55,7 @@ fn any_node_of_the_tree_can_be_gone_to_and_a_restart_finds_all_of_it() {
     let ranges = json!([{ "start_bytes": 0, "length_bytes": 8192 }, { "start_bytes": 1 << 20, "length_bytes": 1 << 20 }]);
     assert_eq!(diff[0]["ranges"], ranges, "{diff}");
     datastore.json("snapshot discard web c --yes");
+    datastore.json("vm open web");
     assert_eq!(datastore.json("snapshot commit web --all --yes")["state"], "done");
     io(&datastore, "web/disk0", &["read -P 2 1M 1M", "read -P 1 2M 6M"]);
     // The clone keeps what it reads.
@@ -69,6 +72,7 @@ fn disks_come_grow_and_are_reset() {
     datastore.json("vm disk add web 16M,mode=independent-nonpersistent");
     io(&datastore, "web/disk1", &["write -P 5 0 1M"]);
     datastore.json("vm reset web --yes");
+    datastore.json("vm open web");
     io(&datastore, "web/disk1", &["read -P 0 0 16M"]);
     io(&datastore, "web/disk0", &["write -P 1 0 1M"]);
     let mut guest = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();

@@ -82,6 +82,12 @@ impl Nbd {
         self.take_exactly(length as usize)
     }
 
+    /// The error of the reply.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<u32> {
+        self.send(Command::Write, 0, offset, data.len() as u32, data)?;
+        Ok(self.reply()?.1)
+    }
+
     pub fn flush(&mut self) -> Result<()> {
         self.send(Command::Flush, 0, 0, 0, &[])?;
         let (_, error) = self.reply()?;

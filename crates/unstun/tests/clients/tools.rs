@@ -92,6 +92,7 @@ impl Branched {
         twin.scribble(&uri, 30);
         datastore.json("snapshot take web b");
         datastore.json("snapshot revert web a --take-first c --yes");
+        datastore.json("vm open web");
         copy(&then, &twin.path);
         Branched { twin, then, uri }
     }

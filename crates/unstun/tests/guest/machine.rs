@@ -49,6 +49,21 @@ pub struct Machine<'a> {
 impl<'a> Machine<'a> {
     /// Returns when the guest waits for questions; its disks are `VM/disk0` and so on.
     pub fn start(datastore: &'a Datastore, vm: &str, disks: usize) -> Machine<'a> {
+        Self::with(datastore, (0..disks).map(|disk| blockdev(datastore, vm, disk)).collect())
+    }
+
+    /// The same with the disks as `attach` prints them; only the controller is the guest's own.
+    pub fn attached(datastore: &'a Datastore, vm: &str) -> Machine<'a> {
+        let attach = datastore.json(&format!("attach {vm}"));
+        let snippet = attach["snippet"].as_str().unwrap();
+        let words: Vec<&str> = snippet.split_whitespace().collect();
+        let values = words.windows(2).filter(|pair| pair[0] == "-blockdev").map(|pair| pair[1].to_owned());
+        let node = |disk: usize| format!("unstun-disk{disk}");
+        Self::with(datastore, values.enumerate().map(|(disk, value)| (node(disk), value)).collect())
+    }
+
+    /// `disks`: the node of each, and the value of its `-blockdev`.
+    fn with(datastore: &'a Datastore, disks: Vec<(String, String)>) -> Machine<'a> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let echo = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut command = Command::new(QEMU);
@@ -62,8 +77,9 @@ impl<'a> Machine<'a> {
             echo.local_addr().unwrap().port(),
         );
         command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);
-        for disk in 0..disks {
-            add_disk(&mut command, datastore, vm, disk);
+        for (disk, (node, blockdev)) in disks.iter().enumerate() {
+            command.args(["-blockdev", blockdev]);
+            command.args(["-device", &format!("virtio-blk-pci,drive={node},serial=disk{disk}")]);
         }
         let log = fs::File::create(datastore.beside("qemu.log")).unwrap();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
@@ -169,13 +185,12 @@ fn boot_from(command: &mut Command, datastore: &Datastore, control_port: u16, ec
     command.args(["-append", &parameters]);
 }
 
-fn add_disk(command: &mut Command, datastore: &Datastore, vm: &str, disk: usize) {
+fn blockdev(datastore: &Datastore, vm: &str, disk: usize) -> (String, String) {
     let name = format!("disk{disk}");
     let server = json!({ "type": "unix", "path": datastore.nbd_socket() });
     let export = format!("{vm}/{name}");
     let blockdev = json!({ "driver": "nbd", "node-name": name, "server": server, "export": export });
-    command.args(["-blockdev", &blockdev.to_string()]);
-    command.args(["-device", &format!("virtio-blk-pci,drive={name},serial={name}")]);
+    (name, blockdev.to_string())
 }
 
 /// QEMU's own control channel, on its standard input and output: a line of JSON each way, with events in between.

@@ -11,6 +11,7 @@
 mod daemon;
 mod echo;
 mod felt;
+mod fenced;
 mod image;
 mod initramfs;
 mod inside;
@@ -28,10 +29,14 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const SCENARIOS: [(&str, fn()); 4] = [
+const SCENARIOS: [(&str, fn()); 5] = [
     ("twelve_disks_feel_no_take_and_no_commit", felt::twelve_disks_feel_no_take_and_no_commit),
     ("file_systems_survive_a_reset_amid_a_commit", reset::file_systems_survive_a_reset_amid_a_commit),
     ("a_native_vm_survives_moves_and_a_crash_of_all", native::a_native_vm_survives_moves_and_a_crash_of_all),
+    (
+        "a_live_guest_never_writes_what_it_was_reverted_to",
+        fenced::a_live_guest_never_writes_what_it_was_reverted_to,
+    ),
     ("revert_brings_back_exactly_the_old_files", reverted::revert_brings_back_exactly_the_old_files),
 ];
 

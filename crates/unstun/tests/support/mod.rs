@@ -54,6 +54,9 @@ impl Fake {
             clients: vec![client()],
             notices: Vec::new(),
             snapshot_dir: None,
+            shared_writers: false,
+            generation: 1,
+            fenced: false,
             space: space(),
             disks,
         }
@@ -214,6 +217,14 @@ impl Control for Fake {
 
     fn vm_open(&self, vm: VmName) -> Reply<'_, Vm> {
         self.vm_show(vm)
+    }
+
+    fn vm_set_shared_writers(&self, vm: VmName, shared: bool) -> Reply<'_, Vm> {
+        let mut state = self.state();
+        if let Some(vm) = state.vms.get_mut(vm.as_str()) {
+            vm.shared_writers = shared;
+        }
+        ready(state.vm(&vm).cloned())
     }
 
     fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm> {

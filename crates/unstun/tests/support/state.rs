@@ -44,7 +44,8 @@ pub fn datastore(name: &str) -> Datastore {
 }
 
 pub fn client() -> VmClient {
-    VmClient { disk: Some(0), snapshot: None, client: "unix".to_owned() }
+    let access = ClientAccess::Writes;
+    VmClient { disk: Some(0), snapshot: None, client: "unix".to_owned(), access }
 }
 
 impl State {
