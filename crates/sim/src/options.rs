@@ -34,6 +34,8 @@ pub struct Options {
     /// Share of power cuts after which unsynced changes to names survive as any subset that keeps the order of changes
     /// to one name, instead of as a prefix.
     pub directory_subsets: Ratio,
+    /// Whether a folder that is opened by its path has to exist, as on a real machine; else it is made, durably.
+    pub roots_must_exist: bool,
     /// The last events are kept for reading; 0 keeps none.
     pub trace_events: usize,
     /// Submissions and completions after which a run is called endless and panics. 100 million take about a minute.
@@ -51,6 +53,7 @@ impl Default for Options {
             max_io: 64 << 20,
             capacity_bytes: None,
             directory_subsets: Ratio::new(1, 4),
+            roots_must_exist: false,
             trace_events: 0,
             events_max: 100_000_000,
         }

@@ -45,8 +45,16 @@ fn walk(fs: &FileSystem, path: &str, view: View) -> Option<NodeId> {
 impl Machine {
     /// Opens a directory and makes it, durably, where it does not exist: the place a datastore was given.
     pub(crate) fn open_root(&mut self, path: &str) -> Result<Handle, Errno> {
-        let dir = self.make_dirs(path)?;
+        let dir = match self.options.roots_must_exist {
+            true => self.find_dirs(path)?,
+            false => self.make_dirs(path)?,
+        };
         Ok(self.add_open(dir, path, false, false))
+    }
+
+    fn find_dirs(&self, path: &str) -> Result<NodeId, Errno> {
+        let dir = components(path).try_fold(ROOT, |dir, name| self.fs.lookup(dir, name))?;
+        self.fs.dir(dir).map(|_| dir)
     }
 
     fn make_dirs(&mut self, path: &str) -> Result<NodeId, Errno> {
