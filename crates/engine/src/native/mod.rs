@@ -38,4 +38,4 @@ pub use disk::{DiskTerms, NativeDisk};
 pub use recover::NewStore;
 pub use store::{Store, StoreOptions};
 pub use usage::{NodeUse, StoreUse};
-pub use vm::{NativeVm, NewNativeVm};
+pub use vm::{NativeVm, NewNativeVm, VmHome};

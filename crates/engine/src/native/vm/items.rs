@@ -13,12 +13,23 @@ pub const VM: u8 = USER_KINDS;
 pub const SNAPSHOT: u8 = USER_KINDS + 1;
 /// Present while the VM is one side of a move; without a value.
 pub const MOVING: u8 = USER_KINDS + 2;
+/// The one folder that is the VM's home.
+pub const HOME: u8 = USER_KINDS + 3;
 
 /// Where a disk was when a snapshot was taken: what brings it back if it leaves the VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptSlot {
     pub number: u32,
     pub slot: String,
+}
+
+/// The folder through which a VM is served. An id has one, however many copies of the folder there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmHome {
+    /// As the store's user names it: the folder's name in the datastore, or an absolute path.
+    pub path: String,
+    /// False while the VM is being made or removed: whoever finds it so removes it with its home.
+    pub whole: bool,
 }
 
 pub fn layer_name(node: u64) -> String {
@@ -36,6 +47,31 @@ pub fn vm_key(id: u128) -> Key {
 
 pub fn moving_key(vm: u128) -> Key {
     Key { kind: MOVING, major: vm, minor: 0 }
+}
+
+pub fn home_key(vm: u128) -> Key {
+    Key { kind: HOME, major: vm, minor: 0 }
+}
+
+pub fn put_home(vm: u128, home: &VmHome) -> Op {
+    let mut out = Writer::default();
+    out.u8(u8::from(home.whole)).bytes(home.path.as_bytes());
+    Op::Put { key: home_key(vm), value: out.done() }
+}
+
+pub fn read_home(value: &[u8], place: &str) -> Result<VmHome> {
+    let mut input = Reader::new(value, place);
+    let whole = match input.u8("state of a VM's home")? {
+        0 => false,
+        1 => true,
+        state => {
+            return Err(Error::damaged(
+                place,
+                format!("state of a VM's home: found {state}, expected 0 or 1"),
+            ));
+        }
+    };
+    Ok(VmHome { whole, path: input.text("home of a VM")? })
 }
 
 pub fn snapshot_key(vm: u128, uid: u32) -> Key {

@@ -3,6 +3,7 @@
 mod branch;
 mod commit;
 mod disks;
+mod homes;
 mod items;
 #[cfg(test)]
 mod large_tests;
@@ -32,6 +33,7 @@ use crate::options::Options;
 use crate::tree;
 use crate::vm::Listener;
 
+pub use self::items::VmHome;
 pub use self::registry::NewNativeVm;
 
 /// Events kept in memory; the daemon writes them away as they come.

@@ -9,7 +9,9 @@ use super::super::change::Op;
 use super::super::layout::BLOCK;
 use super::super::lineage::DISK_BLOCKS_MAX;
 use super::super::store::Store;
-use super::items::{self, KeptSlot, layer_name, moving_key, node_of, put_snapshot, put_vm, vm_key};
+use super::items::{
+    self, KeptSlot, VmHome, home_key, layer_name, moving_key, node_of, put_home, put_snapshot, put_vm, vm_key,
+};
 use super::leave::{drop_snapshot, snapshots_per_change};
 use super::{NativeVm, head_of};
 use crate::relocate::refuse_unmovable;
@@ -59,7 +61,8 @@ impl Store {
         Ok((state, slots))
     }
 
-    /// Makes a VM with empty disks; durable when it answers its id.
+    /// Makes a VM with empty disks, unfinished until `set_home`: its home is to be called as it is. Durable when it answers
+    /// its id.
     pub async fn create_vm(&self, new: NewNativeVm<'_>) -> Result<u128> {
         let id = new_id(self);
         let mut state = new_state(self, id, new.name);
@@ -68,7 +71,7 @@ impl Store {
             let disk = plan_disk(self, &state, &[], wanted, &mut ops)?;
             state.disks.push(disk);
         }
-        ops.push(put_vm(&state));
+        ops.extend([put_vm(&state), put_home(id, &unfinished(new.name))]);
         self.change(&ops)?;
         self.flush().await?;
         Ok(id)
@@ -113,7 +116,7 @@ impl Store {
         }
         let nodes = state.disks.iter().flat_map(|d| std::iter::once(&d.top).chain(&d.reset_to));
         let mut ops: Vec<Op> = nodes.map(|layer| Op::Drop { node: node_of(layer) }).collect();
-        ops.extend([vm_key(id), moving_key(id)].map(|key| Op::Delete { key }));
+        ops.extend([vm_key(id), moving_key(id), home_key(id)].map(|key| Op::Delete { key }));
         self.change(&ops)?;
         self.flush().await
     }
@@ -122,6 +125,10 @@ impl Store {
 fn new_state(store: &Store, id: u128, name: &str) -> VmState {
     let generation = ContentGeneration::begin(store.env.random());
     VmState { name: name.to_string(), id, generation, ..VmState::default() }
+}
+
+fn unfinished(home: &str) -> VmHome {
+    VmHome { path: home.to_string(), whole: false }
 }
 
 fn new_id(store: &Store) -> u128 {
@@ -187,7 +194,7 @@ fn free_slot(state: &VmState, kept: &[&KeptSlot]) -> String {
 }
 
 impl NativeVm {
-    /// A VM of its own with a snapshot's content; durable when it answers its id.
+    /// A VM of its own with a snapshot's content, unfinished until `Store::set_home`; durable when it answers its id.
     pub async fn clone_to(&self, snapshot: &str, name: &str) -> Result<u128> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -207,7 +214,7 @@ impl NativeVm {
                 reset_to: None,
             });
         }
-        ops.push(put_vm(&state));
+        ops.extend([put_vm(&state), put_home(id, &unfinished(name))]);
         self.store.change(&ops)?;
         self.store.flush().await?;
         Ok(id)

@@ -1,0 +1,38 @@
+//! Homes of VMs: which one folder each VM of the store is served through.
+
+use blk::Result;
+
+use super::super::store::Store;
+use super::items::{self, VmHome, home_key, put_home};
+
+impl Store {
+    /// Returns the recorded homes by the VMs' ids.
+    pub fn homes(&self) -> Result<Vec<(u128, VmHome)>> {
+        let found = self.items(items::HOME);
+        found.iter().map(|(key, value)| Ok((key.major, items::read_home(value, self.path())?))).collect()
+    }
+
+    /// Returns the home of a VM; None where the store has recorded none.
+    pub fn home_of(&self, id: u128) -> Result<Option<VmHome>> {
+        let found = self.items(items::HOME);
+        let found = found.iter().find(|(key, _)| *key == home_key(id));
+        found.map(|(_, value)| items::read_home(value, self.path())).transpose()
+    }
+
+    /// Records the home of a VM that is whole. Durable when it answers.
+    pub async fn set_home(&self, id: u128, path: &str) -> Result<()> {
+        self.put_home(id, VmHome { path: path.to_string(), whole: true }).await
+    }
+
+    /// Records that the VM is to be removed with the home at `path`. Durable when it answers; only `remove_vm` may follow.
+    pub async fn begin_removal(&self, id: u128, path: &str) -> Result<()> {
+        self.put_home(id, VmHome { path: path.to_string(), whole: false }).await
+    }
+
+    async fn put_home(&self, id: u128, home: VmHome) -> Result<()> {
+        if self.home_of(id)?.as_ref() != Some(&home) {
+            self.change(&[put_home(id, &home)])?;
+        }
+        self.flush().await
+    }
+}
