@@ -7,6 +7,9 @@ mod branches;
 mod bridge;
 mod check;
 mod convert;
+#[cfg(test)]
+mod crash_tests;
+mod defect;
 mod departure;
 mod device;
 mod difference;
@@ -17,6 +20,9 @@ mod exports;
 mod formats;
 mod hold;
 mod homes;
+mod identity;
+#[cfg(test)]
+mod identity_tests;
 mod inuse;
 mod journal;
 mod known;
@@ -28,16 +34,20 @@ mod operations;
 mod prepare;
 mod present;
 mod ready;
+mod records;
 mod remove;
 mod scrub;
 mod settle;
 mod signature;
+#[cfg(test)]
+mod simulated_tests;
 mod site;
 mod sites;
 mod switch;
 mod told;
 mod tracked;
 mod tree;
+mod unfinished;
 mod way;
 mod writers;
 

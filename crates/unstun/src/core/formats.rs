@@ -16,7 +16,6 @@ use super::hold::lock_source;
 use super::homes::{ADOPTED_NAME, CLOSED_NAME};
 use super::node::Node;
 use super::prepare::Source;
-use super::remove::remove_made;
 use super::site::Site;
 use crate::api::{VmImport, WhenFull};
 use crate::datastore::OWN_FOLDER;
@@ -65,6 +64,15 @@ impl HomeFiles {
 
     pub fn manifest(&self) -> Rc<dyn Manifest> {
         self.home.clone()
+    }
+
+    /// Writes nothing.
+    pub async fn id(&self) -> Result<Option<u128>> {
+        self.home.id().await
+    }
+
+    pub async fn remove_made_elsewhere(&self, id: u128) -> Result<()> {
+        self.home.remove_made_elsewhere(id).await
     }
 
     pub fn take_notices(&self) -> Vec<String> {
@@ -210,18 +218,23 @@ pub async fn create_vm(
         }
     }
     let terms = Terms { roots, ignore_content_ids: false };
-    let made = async {
+    let id = new_id(&node.env);
+    let making = async {
         let (dir, folders) = new_home(node, site, name, &terms, when_full).await?;
-        Home::create(dir, folders, Growth::default(), NewVm { name, disks }).await
+        Home::create(dir, folders, Growth::default(), NewVm { name, disks, id: Some(id) }).await
     };
-    clear_up(site, name, made.await).await
+    node.make_files(&site.home(name), name, Some(id), making).await
+}
+
+fn new_id(env: &Env) -> u128 {
+    u128::from(env.random()) << 64 | u128::from(env.random())
 }
 
 /// Files for a VM in a home that has been one, with others in it than ours refused.
 pub async fn create_in(node: &Node, home: &Path, name: &str, disks: Vec<NewDisk>) -> Result<()> {
     let folders = folders(node, home, &Roots::new())?;
     let dir = open_path(&node.env, home)?;
-    Home::create(dir, folders, Growth::default(), NewVm { name, disks }).await.map(drop)
+    Home::create(dir, folders, Growth::default(), NewVm { name, disks, id: None }).await.map(drop)
 }
 
 /// A home in the datastore for a VM whose folder is only read.
@@ -243,29 +256,36 @@ pub async fn import(
     );
     from.ignore_content_ids = request.ignore_content_ids;
     let name = source.name.as_str();
-    let made = async {
+    let making = async {
         let (dir, folders) = new_home(node, site, name, &terms, request.when_full).await?;
         Home::import(&from, dir, folders, Growth::default(), name).await
     };
-    clear_up(site, name, made.await).await
+    node.make_files(&site.home(name), name, None, making).await
 }
 
-/// The VM's own folder becomes a home, and is held: all that is added is our folder in it.
-pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<Vec<String>> {
+/// Refuses a folder that cannot become a home as it lies.
+pub async fn refuse_adoption(node: &Node, source: &Source, request: &VmImport) -> Result<()> {
     let dir = open_path(&node.env, &source.folder)?;
     Home::refuse_foreign_use(&dir).await?;
     // Before anything of it is read; the lock is taken for good when the folder is known to become a home.
     drop(hold_source(node, &source.folder).await?);
+    let terms = adopted_terms(source, request);
+    refuse_tops(Home::new(dir, folders(node, &source.folder, &terms.roots)?, Growth::default())).await
+}
+
+fn adopted_terms(source: &Source, request: &VmImport) -> Terms {
     let roots = source.roots.iter().map(|path| (FolderKind::Own, path.clone())).collect();
-    let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
-    refuse_tops(Home::new(dir.clone(), folders(node, &source.folder, &terms.roots)?, Growth::default()))
-        .await?;
+    Terms { roots, ignore_content_ids: request.ignore_content_ids }
+}
+
+/// The VM's own folder becomes a home, and is held: all that is added is our folder in it.
+pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<()> {
+    let dir = open_path(&node.env, &source.folder)?;
     let own = dir.open_dir(OWN_FOLDER, true).await?;
     node.holds.take(&source.folder, &own).await?;
     own.replace_file(ADOPTED_NAME, b"imported in place\n").await?;
-    terms.write(&own, request.when_full).await?;
-    dir.sync().await?;
-    Ok(Vec::new())
+    adopted_terms(source, request).write(&own, request.when_full).await?;
+    dir.sync().await
 }
 
 /// What runs in place is written: it must be of a format that is, and nobody else may read it, a VM that was
@@ -302,20 +322,11 @@ pub async fn clone(
     let (state, _hold) = parent.vm.hold(snapshot, &format!("the clone {name}")).await?;
     let roots = files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
     let terms = Terms { roots, ignore_content_ids: files.home.ignore_content_ids };
-    let made = async {
+    let making = async {
         let (dir, folders) = new_home(node, &parent.site, name, &terms, parent.when_full).await?;
         files.home.clone_to(state.id, dir, folders, name).await
     };
-    clear_up(&parent.site, name, made.await).await
-}
-
-/// What making it had to say. After a failure nothing refers to the folder yet; what cannot be removed is named by the
-/// next attempt.
-async fn clear_up(site: &Rc<Site>, name: &str, made: Result<Home>) -> Result<Vec<String>> {
-    if made.is_err() {
-        let _ = remove_made(&site.home(name)).await;
-    }
-    made.map(|home| home.take_notices())
+    node.make_files(&parent.site.home(name), name, None, making).await
 }
 
 pub async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()> {

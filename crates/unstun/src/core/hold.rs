@@ -28,6 +28,10 @@ impl Holds {
         Ok(())
     }
 
+    pub fn is_held(&self, home: &Path) -> bool {
+        self.0.borrow().contains_key(home)
+    }
+
     pub fn release(&self, home: &Path) {
         self.0.borrow_mut().remove(home);
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use blk::Dir;
 
+use super::formats::open_path;
 use super::site::Home;
 use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, ErrorKind, Result};
@@ -43,22 +44,22 @@ impl Registry {
         self.homes.borrow().clone()
     }
 
-    pub async fn add(&self, name: &str, home: &Path) -> Result<()> {
+    pub async fn add(&self, name: &str, home: &Path) -> blk::Result<()> {
         self.homes.borrow_mut().insert(name.to_string(), home.to_path_buf());
         self.write().await
     }
 
-    pub async fn remove(&self, name: &str) -> Result<()> {
+    pub async fn remove(&self, name: &str) -> blk::Result<()> {
         if self.homes.borrow_mut().remove(name).is_none() {
             return Ok(());
         }
         self.write().await
     }
 
-    async fn write(&self) -> Result<()> {
+    async fn write(&self) -> blk::Result<()> {
         let lines: String =
             self.homes.borrow().iter().map(|(name, home)| format!("{name} {}\n", home.display())).collect();
-        Ok(self.own.replace_file(self.file, lines.as_bytes()).await?)
+        self.own.replace_file(self.file, lines.as_bytes()).await
     }
 }
 
@@ -80,8 +81,17 @@ fn parse(place: &str, text: &str) -> Result<BTreeMap<String, PathBuf>> {
 }
 
 /// One that lies elsewhere came by an import, too.
-pub fn is_adopted(home: &Home) -> bool {
-    !home.site.contains(&home.path) || home.path.join(OWN_FOLDER).join(ADOPTED_NAME).exists()
+pub async fn is_adopted(home: &Home) -> blk::Result<bool> {
+    if !home.site.contains(&home.path) {
+        return Ok(true);
+    }
+    let own =
+        async { open_path(home.site.dir.env(), &home.path)?.open_dir(OWN_FOLDER, false).await?.list().await };
+    match own.await {
+        Ok(names) => Ok(names.iter().any(|name| name == ADOPTED_NAME)),
+        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
 }
 
 pub fn is_closed(home: &Path) -> bool {

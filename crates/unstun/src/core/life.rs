@@ -8,8 +8,9 @@ use super::door::{Shut, Who};
 use super::entry::{Entry, Kept};
 use super::node::Node;
 use super::prepare::Source;
+use super::records::HomeState;
 use super::site::{Home, Site};
-use super::{formats, native, present, remove};
+use super::{formats, native, present};
 use crate::api;
 use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, ErrorKind, Result};
@@ -20,7 +21,7 @@ impl Node {
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
         let site = self.site(request.datastore.as_ref())?;
-        let home = self.free_home(&site, name)?;
+        let home = self.free_home(&site, name).await?;
         let disks: Vec<_> = request.disks.iter().map(present::new_disk).collect();
         let told = match request.store {
             api::Store::Redo => {
@@ -28,7 +29,7 @@ impl Node {
                 formats::create_vm(self, &site, name, disks, request.when_full).await?
             }
             api::Store::Native => {
-                native::create_vm(&site, name, &disks, request.when_full).await?;
+                native::create_vm(self, &site, name, &disks, request.when_full).await?;
                 Vec::new()
             }
         };
@@ -40,18 +41,20 @@ impl Node {
     /// A VM that was just made; what cannot be opened is taken away again.
     async fn open_new(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
         let opened = self.open_vm(name, home).await;
-        if opened.is_err() {
-            let _ = native::remove_marked(home).await;
-            // What cannot be removed now is listed as broken at the next start.
-            let _ = remove::remove_made(home).await;
+        if let Err(error) = &opened
+            && let Err(e) = self.remove_new(name, home).await
+        {
+            let cause =
+                Error::new(error.kind, format!("{error}; and what was made of it is still there: {e}"));
+            self.break_down(name, home.clone(), &cause);
         }
         opened
     }
 
     /// Where a new VM's files will be.
-    pub fn free_home(&self, site: &Rc<Site>, name: &str) -> Result<Home> {
+    pub async fn free_home(&self, site: &Rc<Site>, name: &str) -> Result<Home> {
         let home = site.home(name);
-        if self.is_taken(name) || home.path.exists() {
+        if self.is_taken(name) || site.has(name).await? {
             let message = format!("{}: exists; expected a free VM name", home.path.display());
             return Err(Error::new(ErrorKind::Exists, message));
         }
@@ -69,31 +72,29 @@ impl Node {
         }
         let site = self.site_to_import(&source, &request)?;
         site.refuse_files()?;
-        let home = self.import_home(&site, &source, request.in_place)?;
+        let home = self.import_home(&site, &source, request.in_place).await?;
         let (told, how) = match request.in_place {
             true => {
-                let adopted = formats::adopt(self, &source, &request).await;
-                let told = adopted.inspect_err(|_| self.holds.release(&home.path))?;
-                (told, "in place: its own files are written")
+                let adopted = self.adopt(&home, &source, &request).await;
+                adopted.inspect_err(|_| self.holds.release(&home.path))?;
+                (Vec::new(), "in place: its own files are written")
             }
             false => {
                 let told = formats::import(self, &site, &source, &request).await?;
                 (told, "its folder is not written: what changes is kept here, on top of as-imported")
             }
         };
-        let opened = async {
-            if request.in_place && !site.contains(&home.path) {
-                site.registry.add(name, &home.path).await?;
-            }
-            match request.in_place {
-                true => self.open_rested(name, &home).await,
-                false => self.open_vm(name, &home).await,
-            }
+        let opened = match request.in_place {
+            true => self.open_rested(name, &home).await,
+            false => self.open_vm(name, &home).await,
         };
-        let entry = match opened.await {
+        let entry = match opened {
             Ok(entry) => entry,
             Err(error) => {
-                self.take_back(&home, name, request.in_place).await;
+                let state = if request.in_place { HomeState::Forgetting } else { HomeState::Making };
+                let record = site.record(&home.path, state, None);
+                self.take_back(name, &home, record, &error).await;
+                self.holds.release(&home.path);
                 return Err(error);
             }
         };
@@ -112,10 +113,10 @@ impl Node {
     }
 
     /// A folder in the datastore is found by its name at the next start, so that is the VM's name too.
-    fn import_home(&self, site: &Rc<Site>, source: &Source, in_place: bool) -> Result<Home> {
+    async fn import_home(&self, site: &Rc<Site>, source: &Source, in_place: bool) -> Result<Home> {
         let name = source.name.as_str();
         if !in_place {
-            return self.free_home(site, name);
+            return self.free_home(site, name).await;
         }
         let folder = &source.folder;
         if site.contains(folder) && folder.file_name() != Some(name.as_ref()) {
@@ -132,26 +133,48 @@ impl Node {
         Ok(site.at(folder))
     }
 
-    /// After an import that came to nothing. What cannot be taken back is named by the next attempt.
-    async fn take_back(&self, home: &Home, name: &str, in_place: bool) {
-        let _ = home.site.registry.remove(name).await;
-        let _ = match in_place {
-            true => remove::unregister(&self.env, &home.path).await,
-            false => remove::remove_made(home).await.map_err(Error::from),
+    /// A folder becomes a home where it lies. Until all of it is there a start takes out what is ours.
+    async fn adopt(&self, home: &Home, source: &Source, request: &api::VmImport) -> Result<()> {
+        let (site, name) = (&home.site, source.name.as_str());
+        formats::refuse_adoption(self, source, request).await?;
+        let record = |state| site.record(&home.path, state, None);
+        let adopted = async {
+            site.records.put(name, record(HomeState::Forgetting)).await?;
+            formats::adopt(self, source, request).await?;
+            if !site.contains(&home.path) {
+                site.registry.add(name, &home.path).await?;
+            }
+            Ok::<(), Error>(site.records.put(name, record(HomeState::Whole)).await?)
         };
-        self.holds.release(&home.path);
+        let adopted = adopted.await;
+        if let Err(error) = &adopted {
+            self.take_back(name, home, record(HomeState::Forgetting), error).await;
+        }
+        adopted
+    }
+
+    async fn remove_new(&self, name: &str, home: &Home) -> Result<()> {
+        match native::mark(&self.env, &home.path).await? {
+            Some(id) => Ok(native::remove_with_home(home, id).await?),
+            None => {
+                let id = home.site.records.get(name).and_then(|record| record.id);
+                let record = home.site.record(&home.path, HomeState::Making, id);
+                home.site.records.put(name, record.clone()).await?;
+                Ok(self.finish(name, home, &record).await?)
+            }
+        }
     }
 
     pub async fn vm_clone(self: &Rc<Self>, vm: &VmName, request: api::VmClone) -> Result<api::Vm> {
         let parent = self.entry_to_change(vm.as_str())?;
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
-        let home = self.free_home(&parent.site, name)?;
+        let home = self.free_home(&parent.site, name).await?;
         let snapshot = request.snapshot.as_str();
         let told = match &parent.kept {
             Kept::Redo(files) => formats::clone(self, &parent, files, snapshot, name).await?,
             Kept::Native(vm) => {
-                native::clone(&parent.site, vm, snapshot, name, parent.when_full).await?;
+                native::clone(self, &parent.site, vm, snapshot, name, parent.when_full).await?;
                 Vec::new()
             }
         };

@@ -14,10 +14,12 @@ use engine::Options;
 use engine::native::space::Growth;
 use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
 
+use super::defect::Defect;
 use super::device::Claimed;
 use super::formats::{open_path, write_when_full};
+use super::homes;
 use super::node::Node;
-use super::remove::remove_made;
+use super::remove::{has_vmx, open_home, remove_configuration, remove_folder};
 use super::site::{Home, Site};
 use crate::api::WhenFull;
 use crate::datastore::OWN_FOLDER;
@@ -98,6 +100,15 @@ impl Native {
         match &self.ground {
             Ground::Folder(dir) => Ok(dir.list().await?.iter().any(|name| name == STORE_NAME)),
             Ground::Device(_) => Ok(true),
+        }
+    }
+
+    /// Removes a store that a crash has left half made.
+    pub async fn clear_up(&self) -> Result<()> {
+        let _turn = self.opening.lock().await;
+        match &self.ground {
+            Ground::Folder(dir) => dir.unlink_if_present(&format!("{STORE_NAME}{TEMPORARY_SUFFIX}")).await,
+            Ground::Device(_) => Ok(()),
         }
     }
 
@@ -210,58 +221,106 @@ pub async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
     }
 }
 
-/// A home in the datastore, not marked yet.
-async fn new_home(site: &Site, name: &str, when_full: WhenFull) -> Result<Dir> {
+/// A home in the datastore that is marked as soon as it has a folder of ours.
+async fn new_home(site: &Site, name: &str, when_full: WhenFull, id: u128) -> Result<()> {
     let dir = site.dir.open_dir(name, true).await?;
     site.dir.sync().await?;
-    let own = dir.open_dir(OWN_FOLDER, true).await?;
+    let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
+    let own = dir.open_dir(&making, true).await?;
     write_when_full(&own, when_full).await?;
-    dir.sync().await?;
-    Ok(own)
+    set_mark(&own, Some(id)).await?;
+    dir.rename(&making, OWN_FOLDER).await?;
+    dir.sync().await
 }
 
-/// A VM with empty disks; it is one from the moment its home is marked.
-pub async fn create_vm(site: &Rc<Site>, name: &str, disks: &[NewDisk], when_full: WhenFull) -> Result<()> {
-    let made = async {
-        let store = site.native.open_or_make().await?;
-        let own = new_home(site, name, when_full).await?;
-        let id = store.create_vm(NewNativeVm { name, disks }).await?;
-        adopt(&store, &own, id).await
-    };
-    clear_up(site, name, made.await).await
+/// A VM with empty disks. The store has it as unfinished until its home is there.
+pub async fn create_vm(
+    node: &Node,
+    site: &Rc<Site>,
+    name: &str,
+    disks: &[NewDisk],
+    when_full: WhenFull,
+) -> Result<()> {
+    let store = site.native.open_or_make().await?;
+    let id = store.create_vm(NewNativeVm { name, disks }).await?;
+    make_whole(node, &site.home(name), when_full, id).await
 }
 
 /// A VM that runs on from a snapshot of another.
 pub async fn clone(
+    node: &Node,
     site: &Rc<Site>,
     parent: &NativeVm,
     snapshot: &str,
     name: &str,
     when_full: WhenFull,
 ) -> Result<()> {
+    let id = parent.clone_to(snapshot, name).await?;
+    make_whole(node, &site.home(name), when_full, id).await
+}
+
+/// Makes the home of a VM that is unfinished. Nothing is left of either after an error; what cannot be removed then goes at the
+/// next start.
+async fn make_whole(node: &Node, home: &Home, when_full: WhenFull, id: u128) -> Result<()> {
+    let site = &home.site;
+    let name = site.relative(&home.path);
+    let store = site.native.open().await?;
     let made = async {
-        let own = new_home(site, name, when_full).await?;
-        let id = parent.clone_to(snapshot, name).await?;
-        adopt(&parent.store, &own, id).await
+        if node.defects.has(Defect::WholeEarly) {
+            store.set_home(id, &name).await?;
+        }
+        new_home(site, &name, when_full, id).await?;
+        store.set_home(id, &name).await
     };
-    clear_up(site, name, made.await).await
-}
-
-async fn adopt(store: &Rc<Store>, own: &Dir, id: u128) -> Result<()> {
-    let marked = set_mark(own, Some(id)).await;
-    if marked.is_err() {
-        // What cannot be removed now gets a home at the next start.
-        let _ = store.remove_vm(id).await;
-    }
-    marked
-}
-
-async fn clear_up(site: &Rc<Site>, name: &str, made: Result<()>) -> Result<()> {
-    if made.is_err() {
-        // What cannot be removed is named by the next attempt.
-        let _ = remove_made(&site.home(name)).await;
+    let made = made.await;
+    if let Err(error) = &made
+        && let Err(left) = remove_with_home(home, id).await
+    {
+        node.list_left_over(&name, home, &error.clone().into(), &left);
     }
     made
+}
+
+/// The VM of the store whose home is, or was, there.
+pub async fn recorded_at(home: &Home) -> Result<Option<u128>> {
+    let site = &home.site;
+    if !site.native.exists().await? {
+        return Ok(None);
+    }
+    let path = site.relative(&home.path);
+    let homes = site.native.open().await?.homes()?;
+    Ok(homes.into_iter().find(|(_, home)| home.path == path).map(|(id, _)| id))
+}
+
+/// Removes a VM that is not open from the store, and its home.
+pub async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
+    let store = home.site.native.open().await?;
+    if store.vms().await?.iter().any(|(vm, _)| *vm == id) {
+        store.begin_removal(id, &home.site.relative(&home.path)).await?;
+    }
+    take_away(home, id).await
+}
+
+/// The rest of `remove_with_home`, which can be repeated. A folder that says that it is another VM's stays.
+pub async fn take_away(home: &Home, id: u128) -> Result<()> {
+    match open_home(home) {
+        Ok(dir) => remove_home(home, &dir, id).await?,
+        Err(e) if e.kind == ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+    }
+    remove_vm(&home.site, id).await
+}
+
+async fn remove_home(home: &Home, dir: &Dir, id: u128) -> Result<()> {
+    let has_own = dir.list().await?.iter().any(|name| name.trim_end_matches('/') == OWN_FOLDER);
+    if has_own && mark(dir.env(), &home.path).await? != Some(id) {
+        return Ok(());
+    }
+    // What it was taken over with is no disk of it any more, and was somebody's before.
+    if has_own && has_vmx(dir).await? && !homes::is_adopted(home).await? {
+        remove_configuration(dir).await?;
+    }
+    remove_folder(home, dir).await
 }
 
 pub async fn open_vm(site: &Site, id: u128, options: Options) -> Result<Rc<NativeVm>> {
@@ -269,7 +328,7 @@ pub async fn open_vm(site: &Site, id: u128, options: Options) -> Result<Rc<Nativ
     NativeVm::open(&store, id, options).await
 }
 
-/// Takes the VM that a home is, and that is not open, out of the store.
+/// Takes the VM that a home is, and that is not open, out of the store. For the sides of a move, which go by their marks.
 pub async fn remove_marked(home: &Home) -> Result<()> {
     match mark(home.site.dir.env(), &home.path).await? {
         Some(id) => remove_vm(&home.site, id).await,
@@ -308,10 +367,18 @@ pub async fn set_moving(home: &Home, moving: bool) -> Result<()> {
     }
 }
 
-/// VMs of the store that no home is marked with.
+/// VMs of the store that no home is marked with, by the names that their homes had. Those that are being made or removed have none.
 async fn homeless(site: &Site, store: &Store) -> crate::error::Result<Vec<(u128, String)>> {
     // Before the homes: one that is made meanwhile is not among these.
     let mut vms = store.vms().await?;
+    for (id, home) in store.homes()? {
+        if !home.whole {
+            vms.retain(|(vm, _)| *vm != id);
+        }
+        if let Some((_, name)) = vms.iter_mut().find(|(vm, _)| *vm == id && !home.path.starts_with('/')) {
+            *name = home.path;
+        }
+    }
     for (_, home) in site.inhabitants().await? {
         // A home that is gone, or damaged, says so when it is opened.
         let marked = mark(site.dir.env(), &home).await.ok().flatten();
@@ -341,7 +408,8 @@ pub async fn find_homeless(node: &Rc<Node>, site: &Rc<Site>) -> crate::error::Re
             site.notices.borrow_mut().push(notice);
             continue;
         }
-        set_mark(&new_home(site, &name, WhenFull::default()).await?, Some(id)).await?;
+        new_home(site, &name, WhenFull::default(), id).await?;
+        store.set_home(id, &name).await?;
         found.push((name.clone(), site.home(&name).path));
     }
     Ok(found)

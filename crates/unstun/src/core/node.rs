@@ -14,6 +14,7 @@ use export::nbd::Doors;
 use jiff::Timestamp;
 
 use super::bridge::Place;
+use super::defect::Planted;
 use super::departure;
 use super::entry::{Entry, Kept};
 use super::formats::HomeFiles;
@@ -55,6 +56,7 @@ pub struct Node {
     pub(super) closed: RefCell<BTreeMap<String, Home>>,
     /// The homes that are open, and those being made or taken away.
     pub holds: Holds,
+    pub defects: Planted,
     /// Names of VMs and datastores, and folders, that somebody is making, opening or taking away right now.
     pub(super) claimed: RefCell<BTreeSet<String>>,
     pub(super) jobs: RefCell<Vec<Tracked>>,
@@ -68,10 +70,17 @@ pub struct Node {
 impl Node {
     /// Locks the datastores and opens every VM in them.
     pub async fn open(env: Env, place: &Place) -> Result<Rc<Node>> {
+        let node = Node::new(env, place, Journal::start()?).await?;
+        node.open_all().await?;
+        Ok(node)
+    }
+
+    /// With the main datastore locked, and nothing opened yet.
+    pub(super) async fn new(env: Env, place: &Place, journal: Journal) -> Result<Rc<Node>> {
         let main =
             Rc::new(Site::in_folder(&env, place.name.clone(), &place.root, place.map_cache_bytes).await?);
         main.set_served_by(None).await?;
-        let node = Rc::new(Node {
+        Ok(Rc::new(Node {
             env,
             sites: RefCell::new(vec![main.clone()]),
             main,
@@ -80,29 +89,41 @@ impl Node {
             nbd: place.nbd.clone(),
             started: Timestamp::now(),
             doors: Doors::new(),
-            journal: Rc::new(Journal::start()?),
+            journal: Rc::new(journal),
             vms: RefCell::default(),
             broken: RefCell::default(),
             closed: RefCell::default(),
             holds: Holds::default(),
+            defects: Planted::default(),
             claimed: RefCell::default(),
             jobs: RefCell::default(),
             jobs_numbered: Cell::new(0),
             doors_tasks: RefCell::default(),
             stopped: Cell::new(false),
             stop_signal: Signal::default(),
-        });
-        node.open_added().await?;
-        node.settle_departures().await;
-        for site in node.sites() {
-            node.open_homes(&site).await?;
+        }))
+    }
+
+    pub(super) async fn open_all(self: &Rc<Self>) -> Result<()> {
+        self.open_added().await?;
+        self.open_sites().await
+    }
+
+    /// Every VM of every datastore that is not known yet; first what crashes have interrupted.
+    pub async fn open_sites(self: &Rc<Self>) -> Result<()> {
+        for site in self.sites() {
+            site.notices.borrow_mut().clear();
+            self.finish_all(&site).await;
         }
-        Ok(node)
+        self.settle_departures().await;
+        for site in self.sites() {
+            self.open_homes(&site).await?;
+        }
+        Ok(())
     }
 
     /// Opens every VM of a datastore.
-    pub async fn open_homes(self: &Rc<Self>, site: &Rc<Site>) -> Result<()> {
-        site.notices.borrow_mut().clear();
+    async fn open_homes(self: &Rc<Self>, site: &Rc<Site>) -> Result<()> {
         self.open_each(site, site.inhabitants().await?).await;
         // Those that moves have left are gone now.
         match native::find_homeless(self, site).await {
@@ -171,7 +192,8 @@ impl Node {
     }
 
     async fn open_held(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
-        // First what the home itself knows of a move.
+        self.claim_identity(name, home).await?;
+        // Then what the home itself knows of a move.
         settle::settle(self, home).await?;
         departure::refuse_elsewhere(home).await?;
         let dir = formats::open_path(&self.env, &home.path)?;

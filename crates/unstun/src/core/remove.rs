@@ -4,25 +4,25 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use blk::Dir;
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::manifest::{Change, Manifest, VmState};
-use blk::{Dir, Env};
 use engine::graph::Graph;
 use vmdk::vmx::Vmx;
 
+use super::defect::Defect;
 use super::entry::{Entry, Kept};
 use super::formats::{self, HomeFiles, open_path};
+use super::identity::Standing;
+use super::native;
 use super::node::Node;
-use super::prepare::only_vmx;
+use super::records::HomeState;
 use super::site::Home;
-use super::{homes, native};
 use crate::api;
 use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, Result};
 use crate::name::VmName;
 
-/// Files of ours that a home has as soon as it was opened once.
-const LIVED_IN: [&str; 3] = ["events", "reserve", super::homes::CLOSED_NAME];
 /// What a home consists of before it is a VM.
 const MADE_KINDS: [&str; 7] = [".vmdk", ".vmx", ".vmsd", ".nvram", ".vmsn", ".vmem", TEMPORARY_SUFFIX];
 /// Left by whoever chose a name for a delta.
@@ -36,35 +36,22 @@ impl Node {
         let _claim = self.claim(name)?;
         let home = match self.idle_home(name) {
             Some(home) => {
-                self.empty_idle(name, &home, delete_disks).await?;
+                self.remove_idle(name, &home, delete_disks).await?;
                 home
             }
             None => {
                 let entry = self.entry(name)?;
-                self.empty_open(&entry, delete_disks).await?;
+                self.remove_open(&entry, delete_disks).await?;
                 entry.place()
             }
         };
         self.forget(name);
-        let native_in_adopted = native::is_marked(&home.path) && homes::is_adopted(&home);
-        let removed = async {
-            home.site.registry.remove(name).await?;
-            match delete_disks {
-                // What it was taken over with is no disk of it any more.
-                true if native_in_adopted => unregister(&self.env, &home.path).await,
-                true => remove_files(&home).await,
-                false => unregister(&self.env, &home.path).await,
-            }
-        };
-        let removed = removed.await;
         self.holds.release(&home.path);
-        removed?;
         Ok(api::VmRemoved { name: vm.clone(), home: home.path, disks_deleted: delete_disks })
     }
 
-    /// Closes the VM, and removes its layers if they are to go. From the moment it is closed a failure leaves it
-    /// listed as broken.
-    async fn empty_open(&self, entry: &Rc<Entry>, delete_disks: bool) -> Result<()> {
+    /// Whatever refuses does so while the VM is served. From the moment it is closed a failure leaves it listed as broken.
+    async fn remove_open(&self, entry: &Rc<Entry>, delete_disks: bool) -> Result<()> {
         let _shut = entry.shut_idle("remove it")?;
         match &entry.kept {
             Kept::Redo(files) => {
@@ -75,40 +62,132 @@ impl Node {
             }
             Kept::Native(_) => refuse_to_lose(&entry.name, delete_disks)?,
         }
-        let emptied = async {
+        let home = entry.place();
+        let removed = async {
             entry.vm.close().await?;
             match &entry.kept {
-                Kept::Redo(files) if delete_disks => files.remove_layers(&entry.vm.state()).await?,
-                Kept::Redo(_) => {}
-                Kept::Native(vm) => native::remove_vm(&entry.site, vm.id()).await?,
+                Kept::Native(vm) => self.remove_native(&entry.name, &home, vm.id()).await?,
+                Kept::Redo(files) => {
+                    // What goes needs no space set aside, and its record may.
+                    files.manifest().reserve(0).await?;
+                    self.remove_recorded(&entry.name, &home, delete_disks, Some(entry.vm.state().id)).await?;
+                }
             }
             Ok::<(), Error>(())
         };
-        emptied.await.inspect_err(|error| self.break_down(&entry.name, entry.place(), error))
+        removed.await.inspect_err(|error| self.break_down(&entry.name, home.clone(), error))
     }
 
-    /// Of a VM at rest the layers go without its being opened: no disk of it need be whole for that.
-    async fn empty_idle(self: &Rc<Self>, name: &str, home: &Home, delete_disks: bool) -> Result<()> {
+    /// A VM at rest goes without being opened: no disk of it need be whole for that.
+    async fn remove_idle(&self, name: &str, home: &Home, delete_disks: bool) -> Result<()> {
         match formats::hold(self, &home.path).await {
             Err(e) if e.kind == blk::ErrorKind::NotFound => {}
             held => held?,
         }
-        let emptied = match delete_disks {
-            _ if native::is_marked(&home.path) => empty_native(name, home, delete_disks).await,
-            true if only_vmx(&home.path).is_err() => refuse_lost(home).await,
-            true => self.empty_home(name, &home.path).await,
-            false => Ok(()),
-        };
-        emptied.inspect_err(|_| self.holds.release(&home.path))
+        let removed = self.remove_held(name, home, delete_disks).await;
+        removed.inspect_err(|_| self.holds.release(&home.path))
     }
 
-    async fn empty_home(&self, name: &str, home: &Path) -> Result<()> {
-        let files = HomeFiles::open(self, home).await?;
+    async fn remove_held(&self, name: &str, home: &Home, delete_disks: bool) -> Result<()> {
+        let marked = match native::mark(&self.env, &home.path).await {
+            // Its folder may be gone, and the VM still in the store.
+            Err(e) if e.kind == blk::ErrorKind::NotFound => native::recorded_at(home).await?,
+            marked => marked?,
+        };
+        match self.standing(name, home).await {
+            Ok(Standing::Unfinished) => return self.go_on(name, home, marked).await,
+            Ok(Standing::CopyOf(_) | Standing::LikeAnother(_)) if !self.defects.has(Defect::RemoveByMark) => {
+                if delete_disks && marked.is_none() {
+                    return Err(refuse_copied_files(name, home));
+                }
+                return self.remove_recorded(name, home, false, None).await;
+            }
+            // What the VM is made of is read below, where it matters.
+            _ => {}
+        }
+        match marked {
+            Some(id) => {
+                refuse_to_lose(name, delete_disks)?;
+                self.remove_native(name, home, id).await
+            }
+            None => {
+                if delete_disks {
+                    self.refuse_removal(name, home).await?;
+                }
+                let id = home.site.records.get(name).and_then(|record| record.id);
+                self.remove_recorded(name, home, delete_disks, id).await
+            }
+        }
+    }
+
+    async fn go_on(&self, name: &str, home: &Home, marked: Option<u128>) -> Result<()> {
+        match (marked, home.site.records.get(name)) {
+            (None, Some(record)) => Ok(self.finish(name, home, &record).await?),
+            (Some(id), _) => self.remove_native(name, home, id).await,
+            (None, None) => Ok(()),
+        }
+    }
+
+    async fn remove_native(&self, name: &str, home: &Home, id: u128) -> Result<()> {
+        match self.defects.has(Defect::ForgetRemoval) {
+            true => {
+                native::remove_vm(&home.site, id).await?;
+                native::take_away(home, id).await?;
+            }
+            false => native::remove_with_home(home, id).await?,
+        }
+        home.site.registry.remove(name).await?;
+        Ok(home.site.records.remove(name).await?)
+    }
+
+    /// Of a home with files, which nobody has open. Once it is on record a start goes on with it.
+    async fn remove_recorded(
+        &self,
+        name: &str,
+        home: &Home,
+        delete_disks: bool,
+        id: Option<u128>,
+    ) -> Result<()> {
+        let state = if delete_disks { HomeState::Removing } else { HomeState::Forgetting };
+        let (records, record) = (&home.site.records, home.site.record(&home.path, state, id));
+        if self.defects.has(Defect::ForgetRemoval) {
+            records.remove(name).await?;
+            return Ok(self.finish(name, home, &record).await?);
+        }
+        records.put(name, record.clone()).await?;
+        if delete_disks
+            && let Err(e) = self.remove_layers(home).await
+            && !matches!(e.kind, blk::ErrorKind::NotFound | blk::ErrorKind::Io | blk::ErrorKind::Latched)
+        {
+            // Nothing has changed: it is a VM as before. Where even that cannot be said, a start goes on.
+            let _ = records.put(name, home.site.record(&home.path, HomeState::Whole, id)).await;
+            return Err(e.into());
+        }
+        Ok(self.finish(name, home, &record).await?)
+    }
+
+    /// Of a VM at rest.
+    async fn refuse_removal(&self, name: &str, home: &Home) -> Result<()> {
+        let dir = match open_home(home) {
+            Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
+            opened => opened?,
+        };
+        if !has_vmx(&dir).await? {
+            return refuse_lost(home, &dir).await;
+        }
+        let files = HomeFiles::open(self, &home.path).await?;
         let manifest = files.manifest();
         let state = manifest.load().await?;
         refuse_readers(name, &*manifest).await?;
-        Ok(files.remove_layers(&state).await?)
+        files.removal(&state).await?;
+        Ok(())
     }
+}
+
+fn refuse_copied_files(name: &str, home: &Home) -> Error {
+    let cause = "is a copy of another VM's folder, and its files may lead to that one's disks";
+    let remedy = format!("`unstun vm remove {name}` forgets it; then its folder can be removed by hand");
+    Error::refused(format!("{}: {cause}; {remedy}", home.path.display()))
 }
 
 impl HomeFiles {
@@ -137,11 +216,6 @@ impl HomeFiles {
     }
 }
 
-async fn empty_native(name: &str, home: &Home, delete_disks: bool) -> Result<()> {
-    refuse_to_lose(name, delete_disks)?;
-    Ok(native::remove_marked(home).await?)
-}
-
 /// Without its home a native VM would lie in the store where nobody finds it.
 fn refuse_to_lose(vm: &str, delete_disks: bool) -> Result<()> {
     match delete_disks {
@@ -168,16 +242,8 @@ pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> blk::Result<()
     Err(blk::Error::refused(format!("VM {vm}"), cause))
 }
 
-/// Without a .vmx nobody can say which layers are the VM's and who reads them. That matters once it has been one;
-/// what a crash left of a VM in the making was nobody's yet.
-async fn refuse_lost(home: &Home) -> Result<()> {
-    let dir = match open_home(home) {
-        Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
-        opened => opened?,
-    };
-    if is_made(home, &dir).await? {
-        return Ok(());
-    }
+/// Without a .vmx nobody can say which layers are the VM's and who reads them.
+async fn refuse_lost(home: &Home, dir: &Dir) -> Result<()> {
     let Some(layer) = dir.list().await?.into_iter().find(|name| has_kind(name, &[".vmdk"])) else {
         return Ok(());
     };
@@ -186,20 +252,17 @@ async fn refuse_lost(home: &Home) -> Result<()> {
     Err(Error::refused(format!("{}: {cause}; {remedy}", home.path.display())))
 }
 
-fn open_home(home: &Home) -> blk::Result<Dir> {
+pub fn open_home(home: &Home) -> blk::Result<Dir> {
     open_path(home.site.dir.env(), &home.path)
 }
 
-/// Whether the daemon was making a VM here, and it never was one.
-async fn is_made(home: &Home, dir: &Dir) -> blk::Result<bool> {
-    if !home.site.contains(&home.path) {
-        return Ok(false);
-    }
-    match dir.open_dir(OWN_FOLDER, false).await {
-        Ok(own) => Ok(!own.list().await?.iter().any(|name| LIVED_IN.contains(&name.as_str()))),
-        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(e),
-    }
+pub async fn has_vmx(dir: &Dir) -> blk::Result<bool> {
+    Ok(vmx_in(dir).await?.is_some())
+}
+
+/// The configuration in a folder; any of several, which is refused where the VM is opened.
+async fn vmx_in(dir: &Dir) -> blk::Result<Option<String>> {
+    Ok(dir.list().await?.into_iter().find(|name| has_kind(name, &[".vmx"])))
 }
 
 fn has_kind(name: &str, kinds: &[&str]) -> bool {
@@ -207,16 +270,8 @@ fn has_kind(name: &str, kinds: &[&str]) -> bool {
     kinds.iter().any(|kind| name.ends_with(kind))
 }
 
-/// The VM is no longer served. Its files stay, except ours; a folder that is gone has none.
-pub async fn unregister(env: &Env, home: &Path) -> Result<()> {
-    match open_path(env, home) {
-        Ok(dir) => Ok(remove_own(&dir).await?),
-        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(e.into()),
-    }
-}
-
-async fn remove_own(home: &Dir) -> blk::Result<()> {
+/// Removes what is ours in a home.
+pub async fn remove_own(home: &Dir) -> blk::Result<()> {
     let going = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
     // With half of it the folder would be a broken VM: it loses its name first.
     remove_with_files(home, &going).await?;
@@ -242,26 +297,19 @@ pub async fn remove_with_files(dir: &Dir, name: &str) -> blk::Result<()> {
 
 /// What is left of a VM whose layers are gone, and the folder if it lies in the datastore and nothing else is in
 /// it.
-async fn remove_files(home: &Home) -> Result<()> {
+pub async fn remove_files(home: &Home) -> blk::Result<()> {
     let dir = match open_home(home) {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
-    if only_vmx(&home.path).is_err() {
-        return match is_made(home, &dir).await? {
-            true => Ok(remove_made(home).await?),
-            false => Ok(remove_folder(home, &dir).await?),
-        };
-    }
-    remove_configuration(&dir, &home.path).await?;
-    Ok(remove_folder(home, &dir).await?)
+    remove_configuration(&dir).await?;
+    remove_folder(home, &dir).await
 }
 
 /// What VMware keeps beside the layers.
-pub async fn remove_configuration(dir: &Dir, home: &Path) -> blk::Result<()> {
-    let Ok(vmx) = only_vmx(home) else { return Ok(()) };
-    let stem = vmx.file_stem().unwrap_or_default().to_string_lossy();
-    let vmx = vmx.file_name().unwrap_or_default().to_string_lossy();
+pub async fn remove_configuration(dir: &Dir) -> blk::Result<()> {
+    let Some(vmx) = vmx_in(dir).await? else { return Ok(()) };
+    let stem = Path::new(&vmx).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let variables = nvram(dir, &vmx).await;
     let known = |name: &String| is_of(name, &stem) || *name == NAMES_LOCK || variables.as_ref() == Some(name);
     for name in dir.list().await?.iter().filter(|name| **name != vmx).filter(|name| known(name)) {
@@ -303,14 +351,30 @@ pub async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
     dir.sync().await
 }
 
+/// Removes what is ours in a home, and the folder if it lies in the datastore and nothing else is in it. Such a folder loses its
+/// name first: an empty one that a crash left would be listed nowhere, and its name taken.
 pub async fn remove_folder(home: &Home, dir: &Dir) -> blk::Result<()> {
-    remove_own(dir).await?;
-    if !home.site.contains(&home.path) || !dir.list().await?.is_empty() {
-        return Ok(());
+    let ours = |name: &String| name.starts_with(OWN_FOLDER) && name.ends_with('/');
+    if !home.site.contains(&home.path) || !dir.list().await?.iter().all(ours) {
+        return remove_own(dir).await;
     }
     let name = home.path.file_name().unwrap_or_default().to_string_lossy();
-    home.site.dir.remove_dir(&name).await?;
-    home.site.dir.sync().await
+    let going = format!("{name}{TEMPORARY_SUFFIX}");
+    let above = &home.site.dir;
+    remove_nameless(above, &going).await?;
+    above.rename(&name, &going).await?;
+    above.sync().await?;
+    remove_nameless(above, &going).await
+}
+
+/// A folder that has lost its name, if it is there.
+pub async fn remove_nameless(above: &Dir, name: &str) -> blk::Result<()> {
+    match above.open_dir(name, false).await {
+        Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
+        dir => remove_own(&dir?).await?,
+    }
+    above.remove_dir(name).await?;
+    above.sync().await
 }
 
 #[cfg(test)]

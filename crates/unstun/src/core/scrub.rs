@@ -11,15 +11,20 @@ use super::entry::{Entry, Kept};
 use super::node::Node;
 use super::site::Site;
 use crate::api::{self, Checked, Severity};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::DatastoreName;
 
 impl Node {
     pub async fn store_check(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
         let site = self.site(datastore.as_ref())?;
-        let store = store_there(&site).await?;
-        let report = store.check().await?;
-        Ok(self.checked(&site, &report))
+        let copies = self.copies(&site).await;
+        let report = match store_there(&site).await {
+            Err(e) if e.kind == ErrorKind::NotFound && !copies.is_empty() => Report::default(),
+            store => store?.check().await?,
+        };
+        let mut checked = self.checked(&site, &report);
+        checked.findings.extend(copies);
+        Ok(checked)
     }
 
     /// One at a time.

@@ -104,7 +104,7 @@ async fn begun(own: &Dir) -> Result<Option<(Store, u128)>> {
 /// Layers, and what is beside them. The settings of a VM that ran under VMware stay, and all of a folder that was taken
 /// over as it lay: it was somebody's before.
 pub async fn remove_files(node: &Node, home: &Home) -> Result<()> {
-    if homes::is_adopted(home) {
+    if homes::is_adopted(home).await? {
         return Ok(());
     }
     let home = home.path.as_path();
@@ -120,6 +120,6 @@ pub async fn remove_files(node: &Node, home: &Home) -> Result<()> {
     files.remove_layers(&state).await?;
     match names.iter().any(|name| name.to_ascii_lowercase().ends_with(VARIABLES)) {
         true => Ok(()),
-        false => remove_configuration(files.dir(), home).await,
+        false => remove_configuration(files.dir()).await,
     }
 }

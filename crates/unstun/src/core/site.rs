@@ -11,6 +11,7 @@ use blk::{Dir, Env};
 use super::device;
 use super::homes::{self, Registry};
 use super::native::Native;
+use super::records::HomeRecords;
 use crate::api;
 use crate::datastore::{OWN_FOLDER, SERVED_BY_NAME};
 use crate::error::{Error, ErrorKind, Result};
@@ -31,6 +32,8 @@ pub struct Site {
     pub own: Dir,
     /// Homes that lie elsewhere.
     pub registry: Registry,
+    /// Of the homes with files.
+    pub records: HomeRecords,
     pub native: Native,
     /// Of the last scrub that ended.
     pub scrubbed: RefCell<Option<api::Checked>>,
@@ -62,6 +65,8 @@ impl Site {
         let shown = root.to_string_lossy().into_owned();
         let dir = env.open_root(&shown)?;
         let own = dir.open_dir(OWN_FOLDER, true).await?;
+        // All that is on record here is lost with a name that is not durable.
+        dir.sync().await?;
         let lock = own.lock(LOCK_NAME).await.map_err(|e| match e.kind {
             blk::ErrorKind::Locked => Error::new(
                 ErrorKind::Locked,
@@ -97,6 +102,7 @@ impl Site {
         let dir = all.open_dir(&id, true).await?;
         all.sync().await?;
         let own = dir.open_dir(OWN_FOLDER, true).await?;
+        dir.sync().await?;
         let root = PathBuf::from(dir.path());
         Site::over(name, (path, &root), (dir, own), native, None).await
     }
@@ -113,6 +119,7 @@ impl Site {
             path: path.to_path_buf(),
             root: root.to_path_buf(),
             registry: Registry::read(&own, homes::REGISTRY_NAME).await?,
+            records: HomeRecords::read(&own).await?,
             native,
             dir,
             own,
@@ -195,14 +202,25 @@ impl Site {
     }
 
     /// The homes in its folder, by name.
-    pub async fn inhabitants(&self) -> Result<Vec<(String, PathBuf)>> {
+    pub async fn inhabitants(&self) -> blk::Result<Vec<(String, PathBuf)>> {
         let mut found = self.registry.all();
         for name in self.dir.list().await? {
             let Some(name) = name.strip_suffix('/').filter(|n| !n.starts_with('.')) else { continue };
-            if self.root.join(name).join(OWN_FOLDER).is_dir() {
+            if self.has_own_folder(name).await {
                 found.insert(name.to_string(), self.root.join(name));
             }
         }
         Ok(found.into_iter().collect())
+    }
+
+    async fn has_own_folder(&self, name: &str) -> bool {
+        let own = async { self.dir.open_dir(name, false).await?.open_dir(OWN_FOLDER, false).await };
+        // A file, a link, or a folder that cannot be read is no home.
+        own.await.is_ok()
+    }
+
+    /// Whether anything is called so in the datastore's folder.
+    pub async fn has(&self, name: &str) -> blk::Result<bool> {
+        Ok(self.dir.list().await?.iter().any(|known| known.trim_end_matches('/') == name))
     }
 }

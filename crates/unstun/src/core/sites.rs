@@ -143,10 +143,7 @@ impl Node {
         self.added().await?.add(name.as_str(), &path).await?;
         self.absent.borrow_mut().retain(|absent| absent.name != name && absent.path != path);
         self.sites.borrow_mut().push(site.clone());
-        self.settle_departures().await;
-        for site in self.sites() {
-            self.open_homes(&site).await?;
-        }
+        self.open_sites().await?;
         Ok(self.show_site(&site).await?)
     }
 

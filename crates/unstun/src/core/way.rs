@@ -13,6 +13,7 @@ use super::entry::{Entry, Kept};
 use super::formats::{self, HomeFiles};
 use super::moves::Side;
 use super::node::Node;
+use super::records::HomeState;
 use super::remove::refuse_readers;
 use super::site::{Home, Site};
 use super::{departure, homes, settle};
@@ -152,6 +153,7 @@ impl Node {
             Store::Native => {
                 let store = home.site.native.open_or_make().await?;
                 store.create_vm_like(native, name, &disks).await?;
+                store.set_home(native, &home.site.relative(&home.path)).await?;
                 let vm = NativeVm::open(&store, native, options).await?;
                 Ok(Side { vm: vm.clone(), kept: Kept::Native(vm), way })
             }
@@ -195,13 +197,20 @@ impl Node {
 
     /// The move is done: what the VM was, which is closed, goes.
     pub async fn clear_away(&self, was: &Entry, moved: &Entry, way: &Way) -> crate::error::Result<()> {
-        let stays = matches!(was.kept, Kept::Redo(_)) && homes::is_adopted(&was.place());
+        let stays = matches!(was.kept, Kept::Redo(_)) && homes::is_adopted(&was.place()).await?;
         match way {
             Way::Within { home, .. } => settle::settle(self, home).await?,
             Way::Between { from, to, .. } => {
                 departure::complete(self, &moved.name, from, to).await?;
                 self.holds.release(&from.path);
             }
+        }
+        if let Kept::Redo(_) = was.kept {
+            was.site.records.remove(&was.name).await?;
+        }
+        if let Kept::Redo(_) = moved.kept {
+            let record = moved.site.record(&moved.home, HomeState::Whole, Some(moved.vm.state().id));
+            moved.site.records.put(&moved.name, record).await?;
         }
         if stays {
             let home = was.home.display();

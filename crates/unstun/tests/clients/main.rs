@@ -7,6 +7,7 @@ mod between;
 mod branches;
 mod browser;
 mod compare;
+mod copies;
 mod daemon;
 mod datastores;
 mod devices;

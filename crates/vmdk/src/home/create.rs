@@ -10,8 +10,10 @@ use blk::{Dir, Error, ErrorKind, Result};
 
 use super::folders::{Folder, Folders, Place, Rank, join};
 use super::intent::PRIVATE_FOLDER;
+use super::links::{self, OwnLink};
+use super::state::VM_ID;
 use super::survey::{Located, Survey};
-use super::{Growth, Home, links, write};
+use super::{Growth, Home, intent, write};
 use crate::descriptor::{Descriptor, NewChild, note_for_child_of};
 use crate::names::{DeltaNames, next_delta_names};
 use crate::text::check_name;
@@ -30,13 +32,16 @@ const LOCK_WAIT_US: u64 = 10_000;
 pub struct NewVm<'a> {
     pub name: &'a str,
     pub disks: Vec<NewDisk>,
+    /// The id it gets; None: its first load draws one. What is made in other folders carries it, so that
+    /// `Home::remove_made_elsewhere` finds all of it.
+    pub id: Option<u128>,
 }
 
 impl<'a> NewVm<'a> {
     /// With persistent disks in the home. Sizes are multiples of 512.
     pub fn new(name: &'a str, disk_bytes: &[u64]) -> Self {
         let disk = |size_bytes| NewDisk { size_bytes, mode: DiskMode::Persistent, folder: None };
-        Self { name, disks: disk_bytes.iter().copied().map(disk).collect() }
+        Self { name, disks: disk_bytes.iter().copied().map(disk).collect(), id: None }
     }
 
     fn check(&self, place: &str) -> Result<()> {
@@ -56,6 +61,7 @@ impl Home {
         vm.check(dir.path())?;
         let home = Home::new(dir, folders, growth);
         home.refuse_inhabited().await?;
+        home.gate.id.set(vm.id);
         let mut state = VmState { name: vm.name.into(), ..VmState::default() };
         match home.create_files(&vm, &mut state).await {
             Ok(()) => Ok(home),
@@ -73,7 +79,9 @@ impl Home {
             // Bounded by VM_DISKS_MAX above.
             let Some(slot) = Slot::for_new_disk(index) else { break };
             let folder = self.disk_folder(disk).await?;
-            let top = self.create_base(&folder, vm.name, disk.size_bytes, None).await?;
+            let elsewhere = folder.path != self.gate.home().path;
+            let prepared_for = vm.id.filter(|_| elsewhere);
+            let top = self.create_base(&folder, vm.name, disk.size_bytes, prepared_for).await?;
             state.disks.push(DiskState {
                 number,
                 slot: slot.to_string(),
@@ -87,8 +95,32 @@ impl Home {
         self.dir().replace_file(&vmsd, &Vmsd::create(&vmsd).to_bytes()).await?;
         let name = format!("{}.vmx", vm.name);
         let mut vmx = Vmx::create(&name, vm.name, &[])?;
+        if let Some(id) = vm.id {
+            vmx.values_mut().set(VM_ID, &format!("{id:032x}"));
+        }
         write::write_disks(&mut vmx, state, &|path: &str| Ok(Located { layer: path.into(), exists: true }))?;
-        self.dir().replace_file(&name, &vmx.to_bytes()).await
+        self.dir().replace_file(&name, &vmx.to_bytes()).await?;
+        if !self.prepared.borrow().is_empty() {
+            // The marks go: a configuration names the disks.
+            self.load().await?;
+            self.prepared.borrow_mut().clear();
+        }
+        Ok(())
+    }
+
+    /// Removes what a VM that never came to be has made outside of its home: everything there with the id `vm`, which no
+    /// other VM has.
+    pub async fn remove_made_elsewhere(&self, vm: u128) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        self.gate.cache.clear();
+        self.gate.id.set(Some(vm));
+        intent::remove_tagged(&self.gate, &self.intent().tag).await?;
+        for OwnLink { layer, link, at_home } in links::read_own(&Survey::new(&self.gate)).await? {
+            if !at_home && link.owner() == Some(vm) {
+                self.remove_link(&layer, &link).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Of a home that was not to be. Disks in other folders too: nobody would know there whose they are.

@@ -188,6 +188,21 @@ impl Home {
         Ok(self.read_all(&Survey::new(&self.gate)).await?.2)
     }
 
+    /// Returns the VM's id as its configuration or, without one there, its running links have it. Writes nothing, and carries out
+    /// nothing that a crash has left: whoever asks may not know yet whether this is the VM or a copy of its folder.
+    pub async fn id(&self) -> Result<Option<u128>> {
+        let _turn = self.turn.lock().await;
+        self.gate.cache.clear();
+        let survey = Survey::new(&self.gate);
+        let (files, texts) = self.texts(&survey).await?;
+        if let Some(id) = state::id(texts.vmx.values(), VM_ID)? {
+            return Ok(Some(id));
+        }
+        let place = self.dir().path_of(&files.vmx);
+        let resolved = survey.resolve(&place, texts.paths()?.iter().map(String::as_str)).await?;
+        self.maker_of_tops(&texts.vmx, &resolved).await
+    }
+
     async fn read_all(&self, survey: &Survey<'_>) -> Result<(TextNames, Texts, VmState)> {
         if intent::is_pending(&self.gate).await? {
             let cause = "a change of this home was interrupted and is not carried out yet; open the VM in place first";

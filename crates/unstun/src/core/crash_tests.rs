@@ -1,0 +1,397 @@
+//! The power goes, the process is killed, or an I/O fails, at every event of the verbs that make VMs and remove them. After the
+//! next start a verb has happened or has not: no VM is broken, no folder is without a VM and no VM without its folder, nothing is on
+//! record as unfinished, no name is taken, and what other VMs hold is whole.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use blk::Errno;
+use lab::campaign::{on_all_cores, setting};
+use sim::{Action, Cut, Fault, Rng, SimWorld};
+
+use super::defect::Defect;
+use super::native;
+use super::node::Node;
+use super::records::HomeState;
+use super::simulated_tests::{
+    DATASTORE, FAST, FOREIGN, Outcome, boot, clone, create, import, read, remove, served, take, text, world,
+    write,
+};
+use crate::api::{Store, VmCondition};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    CreateFiles,
+    CreateNative,
+    CloneFiles,
+    CloneNative,
+    Import,
+    ImportInPlace,
+    RemoveFiles,
+    RemoveNative,
+    RemoveClone,
+    Forget,
+    ForgetInPlace,
+}
+
+const VERBS: [Verb; 11] = [
+    Verb::CreateFiles,
+    Verb::CreateNative,
+    Verb::CloneFiles,
+    Verb::CloneNative,
+    Verb::Import,
+    Verb::ImportInPlace,
+    Verb::RemoveFiles,
+    Verb::RemoveNative,
+    Verb::RemoveClone,
+    Verb::Forget,
+    Verb::ForgetInPlace,
+];
+/// More than any verb has.
+const EVENTS: u64 = 1500;
+/// Every so many events of a verb are cut, from another one on in each campaign.
+const STRIDE: u64 = 7;
+/// Events of a recovery in which it is cut as well.
+const RECOVERY_EVENTS: u64 = 80;
+/// The VM that others are clones of, and what it holds.
+const PARENT: &str = "parent";
+const BYTE: u8 = 7;
+
+impl Verb {
+    /// The VM that comes or goes.
+    fn subject(self) -> &'static str {
+        match self {
+            Verb::Import | Verb::ImportInPlace | Verb::ForgetInPlace => "esx",
+            _ => "web",
+        }
+    }
+
+    fn makes(self) -> bool {
+        !matches!(
+            self,
+            Verb::RemoveFiles | Verb::RemoveNative | Verb::RemoveClone | Verb::Forget | Verb::ForgetInPlace
+        )
+    }
+
+    fn parent_store(self) -> Option<Store> {
+        match self {
+            Verb::CloneFiles | Verb::RemoveClone => Some(Store::Redo),
+            Verb::CloneNative => Some(Store::Native),
+            _ => None,
+        }
+    }
+
+    fn disks(self) -> u64 {
+        match self {
+            Verb::CreateFiles
+            | Verb::CreateNative
+            | Verb::RemoveFiles
+            | Verb::RemoveNative
+            | Verb::Forget => 2,
+            _ => 1,
+        }
+    }
+
+    /// What is there before.
+    async fn prepare(self, node: Rc<Node>) -> Outcome<()> {
+        if let Some(store) = self.parent_store() {
+            create(&node, PARENT, store, &[None]).await?;
+            write(&node, PARENT, BYTE).await?;
+            take(&node, PARENT).await?;
+        }
+        match self {
+            Verb::RemoveFiles | Verb::Forget => {
+                create(&node, "web", Store::Redo, &[None, Some(FAST)]).await?;
+                take(&node, "web").await
+            }
+            Verb::RemoveNative => {
+                create(&node, "web", Store::Native, &[None, None]).await?;
+                take(&node, "web").await
+            }
+            Verb::RemoveClone => clone(&node, PARENT, "web").await,
+            Verb::ForgetInPlace => import(&node, true).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn act(self, node: &Rc<Node>) -> Outcome<()> {
+        match self {
+            Verb::CreateFiles => create(node, "web", Store::Redo, &[None, Some(FAST)]).await,
+            Verb::CreateNative => create(node, "web", Store::Native, &[None, None]).await,
+            Verb::CloneFiles | Verb::CloneNative => clone(node, PARENT, "web").await,
+            Verb::Import => import(node, false).await,
+            Verb::ImportInPlace => import(node, true).await,
+            Verb::RemoveFiles | Verb::RemoveNative | Verb::RemoveClone => remove(node, "web", true).await,
+            Verb::Forget => remove(node, "web", false).await,
+            Verb::ForgetInPlace => remove(node, "esx", false).await,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    PowerCut,
+    /// The process dies, and the machine goes on.
+    Killed,
+    /// One I/O fails; the process goes on, and is killed when the verb has answered.
+    Fails(Errno),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    verb: Verb,
+    nth: u64,
+    trouble: Trouble,
+    /// The recovery is cut, too.
+    again: Option<u64>,
+    seed: u64,
+}
+
+/// Whether the trouble struck.
+fn run(plan: Plan, defect: Option<Defect>) -> Outcome<bool> {
+    let world = world(plan.seed);
+    served(&world, None, move |node| plan.verb.prepare(node)).expect("nothing is cut")?;
+    let (answered, struck) = troubled(&world, plan, defect)?;
+    end(&world, plan.trouble);
+    if let Some(nth) = plan.again {
+        let armed = world.clone();
+        armed.cut_at(Cut::Event(nth));
+        if let Some(ended) = served(&world, defect, |_| async { Ok(()) }) {
+            ended?;
+        }
+        world.cancel_cut();
+        end(&world, plan.trouble);
+    }
+    // Recovery may have been cut in its own middle; and there is nothing that only a second start would clear away.
+    for last in [false, true] {
+        let checked = world.run(move |env| async move {
+            let node = boot(env, defect).await?;
+            check(&node, plan.verb, answered).await?;
+            if last {
+                empty(&node, plan.verb).await?;
+            }
+            node.shut_down().await.map_err(text("ending"))
+        });
+        checked.expect("nothing is cut")?;
+    }
+    check_empty(&world, plan.verb)?;
+    Ok(struck)
+}
+
+/// Whether the verb was answered well, and whether the trouble struck.
+fn troubled(world: &SimWorld, plan: Plan, defect: Option<Defect>) -> Outcome<(bool, bool)> {
+    let armed = world.clone();
+    let ended = world.run(move |env| async move {
+        let node = boot(env, defect).await?;
+        let before = armed.events();
+        match plan.trouble {
+            // Each I/O is two events.
+            Trouble::Fails(errno) => armed.add_fault(Fault::nth(plan.nth / 2 + 1, Action::Fail(errno))),
+            _ => armed.cut_at(Cut::Event(plan.nth)),
+        }
+        let answered = plan.verb.act(&node).await;
+        armed.cancel_cut();
+        armed.clear_faults();
+        match (plan.trouble, answered) {
+            (Trouble::Fails(_), answered) => Ok((answered.is_ok(), armed.events() - before >= plan.nth)),
+            (_, Err(e)) => Err(e),
+            _ => Ok((true, false)),
+        }
+    });
+    ended.unwrap_or(Ok((false, true)))
+}
+
+fn end(world: &SimWorld, trouble: Trouble) {
+    match trouble {
+        Trouble::PowerCut => world.power_cut(),
+        Trouble::Killed | Trouble::Fails(_) => world.kill(),
+    }
+}
+
+async fn names(node: &Rc<Node>, path: &str) -> Outcome<Vec<String>> {
+    let dir = node.env.open_root(path).map_err(|e| e.to_string())?;
+    dir.list().await.map_err(|e| e.to_string())
+}
+
+/// All that a user can see is whole, and all that is there can be seen.
+async fn check(node: &Rc<Node>, verb: Verb, answered: bool) -> Outcome<()> {
+    let mut listed = BTreeMap::new();
+    for vm in node.vm_list().await.map_err(text("vm list"))? {
+        if vm.condition != VmCondition::Open {
+            return Err(format!("VM {} is {:?}: {}", vm.name, vm.condition, vm.message.unwrap_or_default()));
+        }
+        listed.insert(vm.name.to_string(), (vm.store, vm.disks));
+    }
+    if let Some(notice) = node.main.notices.borrow().first() {
+        return Err(format!("a notice: {notice}"));
+    }
+    let there = listed.get(verb.subject());
+    if there.is_some_and(|(_, disks)| *disks != Some(verb.disks())) {
+        return Err(format!("it has {there:?}, expected {} disks", verb.disks()));
+    }
+    if answered && there.is_some() != verb.makes() {
+        return Err("what was answered has not happened".to_owned());
+    }
+    if verb.parent_store().is_some() && read(node, PARENT).await? != BYTE {
+        return Err("its parent shows something else".to_owned());
+    }
+    check_folders(node, verb, &listed).await?;
+    check_records(node, &listed)?;
+    check_store(node, &listed).await
+}
+
+type Listed = BTreeMap<String, (Store, Option<u64>)>;
+
+async fn check_folders(node: &Rc<Node>, verb: Verb, listed: &Listed) -> Outcome<()> {
+    for name in names(node, DATASTORE).await? {
+        let plain = name.trim_end_matches('/');
+        // A VM that was forgotten has left its files, and nothing of ours.
+        let forgotten = verb == Verb::Forget && plain == "web";
+        let known = [".unstun", "store.unstun"].contains(&plain) || listed.contains_key(plain) || forgotten;
+        if !known {
+            return Err(format!("{DATASTORE}/{name} is there, and no VM is called so"));
+        }
+        if forgotten
+            && !listed.contains_key(plain)
+            && names(node, "/ds/web").await?.contains(&".unstun/".to_owned())
+        {
+            return Err("the folder of a forgotten VM has files of ours".to_owned());
+        }
+    }
+    let disks_elsewhere = matches!(verb, Verb::CreateFiles | Verb::RemoveFiles);
+    let left: Vec<String> =
+        names(node, FAST).await?.into_iter().filter(|name| name != ".unstun-names").collect();
+    if disks_elsewhere && left.is_empty() == listed.contains_key("web") {
+        return Err(format!("{FAST} has {left:?}"));
+    }
+    let ours = names(node, FOREIGN).await?.contains(&".unstun/".to_owned());
+    let in_place = matches!(verb, Verb::ImportInPlace | Verb::ForgetInPlace);
+    if in_place && ours != listed.contains_key("esx") {
+        let inside = names(node, "/esx/.unstun").await.unwrap_or_default();
+        return Err(format!("ours in {FOREIGN}: {inside:?}, and the VM is listed: {}", !ours));
+    }
+    Ok(())
+}
+
+fn check_records(node: &Rc<Node>, listed: &Listed) -> Outcome<()> {
+    let records: BTreeMap<_, _> = node.main.records.all().into_iter().collect();
+    for (name, record) in &records {
+        if record.state != HomeState::Whole || !listed.contains_key(name) {
+            return Err(format!("{name} is on record as {record:?}"));
+        }
+    }
+    let missing =
+        |(name, (store, _)): &(&String, &(Store, _))| *store == Store::Redo && !records.contains_key(*name);
+    match listed.iter().find(missing) {
+        Some((name, _)) => Err(format!("{name} is not on record")),
+        None => Ok(()),
+    }
+}
+
+async fn check_store(node: &Rc<Node>, listed: &Listed) -> Outcome<()> {
+    let store = node.main.native.open().await.map_err(|e| e.to_string())?;
+    let homes = store.homes().map_err(|e| e.to_string())?;
+    if let Some((id, home)) = homes.iter().find(|(_, home)| !home.whole || !listed.contains_key(&home.path)) {
+        return Err(format!("the store has VM {id:032x} with the home {home:?}"));
+    }
+    let native = listed.values().filter(|(store, _)| *store == Store::Native).count();
+    let vms = store.vms().await.map_err(|e| e.to_string())?;
+    if vms.len() != native || homes.len() != native {
+        return Err(format!("the store has {vms:x?} with homes {homes:x?}, and {native} are listed"));
+    }
+    for (_, home) in homes {
+        let marked =
+            native::mark(&node.env, &node.main.root.join(&home.path)).await.map_err(|e| e.to_string())?;
+        if marked.is_none() {
+            return Err(format!("the home {home:?} is not marked"));
+        }
+    }
+    Ok(())
+}
+
+/// The name is free, or free again; and all that is there can be removed.
+async fn empty(node: &Rc<Node>, verb: Verb) -> Outcome<()> {
+    let is_there = node.entry(verb.subject()).is_ok();
+    if !is_there && verb != Verb::Forget {
+        create(node, verb.subject(), Store::Native, &[None]).await?;
+        remove(node, verb.subject(), true).await?;
+    }
+    if is_there {
+        let in_place = matches!(verb, Verb::ImportInPlace | Verb::ForgetInPlace);
+        remove(node, verb.subject(), !in_place).await?;
+    }
+    if verb.parent_store().is_some() {
+        remove(node, PARENT, true).await?;
+    }
+    Ok(())
+}
+
+fn check_empty(world: &SimWorld, verb: Verb) -> Outcome<()> {
+    let list = |path: &str| world.list(path, sim::View::Current).unwrap_or_default();
+    let mut left = list(DATASTORE);
+    left.retain(|name| !(verb == Verb::Forget && name == "web/"));
+    if left != [".unstun/", "store.unstun"] || !list("/ds/.unstun/vms").is_empty() {
+        return Err(format!("what is left: {left:?}, {:?}", list("/ds/.unstun/vms")));
+    }
+    let foreign = list(FOREIGN);
+    match foreign.iter().any(|name| name == "esx.vmx") && !foreign.iter().any(|name| name == ".unstun/") {
+        true => Ok(()),
+        false => Err(format!("{FOREIGN} has {foreign:?}")),
+    }
+}
+
+/// Cuts of a verb, until it is over before one strikes; their number.
+fn campaign(verb: Verb, stride: u64, defect: Option<Defect>) -> Outcome<u64> {
+    let seed = setting("CRASH_SEED").unwrap_or(1);
+    let mut rng = Rng::new(seed ^ verb as u64);
+    let mut nth = rng.between(1, stride);
+    let mut cuts = 0;
+    while nth < EVENTS {
+        let again = rng.coin().then(|| rng.between(1, RECOVERY_EVENTS));
+        let troubles =
+            [Trouble::PowerCut, Trouble::Killed, Trouble::Fails(Errno::EIO), Trouble::Fails(Errno::ENOSPC)];
+        let trouble = *rng.pick(&troubles).expect("four");
+        let plan = Plan { verb, nth, trouble, again, seed: rng.u64() };
+        let struck = run(plan, defect)
+            .map_err(|e| format!("{plan:?}: {e}\n  replay: CRASH_SEED={seed} CRASH_STRIDE={stride}"))?;
+        if !struck {
+            return Ok(cuts);
+        }
+        cuts += 1;
+        nth += stride;
+    }
+    Err(format!("{verb:?} has more than {EVENTS} events"))
+}
+
+#[test]
+fn a_verb_that_was_cut_off_has_happened_or_has_not() {
+    let stride = setting("CRASH_STRIDE").unwrap_or(STRIDE);
+    let results = std::sync::Mutex::new(Vec::new());
+    on_all_cores(|n| {
+        let Some(verb) = VERBS.get(n as usize) else { return false };
+        let result = campaign(*verb, stride, None);
+        results.lock().expect("no panic").push((*verb, result));
+        true
+    });
+    let results = results.into_inner().expect("no panic");
+    let failures: Vec<_> = results.iter().filter_map(|(_, result)| result.clone().err()).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    for (verb, cuts) in &results {
+        println!("{verb:?}: {cuts:?} cuts");
+    }
+    let all: u64 = results.iter().filter_map(|(_, result)| result.clone().ok()).sum();
+    assert!(all * stride > 1000, "{all} cuts, with a stride of {stride}: nothing was cut");
+}
+
+#[test]
+fn planted_defects_are_found() {
+    for (defect, verb) in [
+        (Defect::RecordLate, Verb::CreateFiles),
+        (Defect::WholeEarly, Verb::CloneFiles),
+        (Defect::ForgetRemoval, Verb::RemoveFiles),
+        (Defect::ForgetRemoval, Verb::RemoveNative),
+    ] {
+        let found = campaign(verb, 3, Some(defect));
+        assert!(found.is_err(), "{defect:?} in {verb:?}: {found:?} cuts, and it was not found");
+    }
+}
