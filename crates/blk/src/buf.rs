@@ -13,10 +13,12 @@ use zerocopy::{FromZeros, IntoBytes};
 
 pub const PAGE: usize = 4096;
 
-/// Free slabs kept per size class: 64, but no more than 16 MiB of them. Over all classes that is at most 130 MiB a
-/// thread; slabs above 16 MiB (the largest NBD requests) go back to the system at once.
+/// Free slabs kept per size class: 64, but no more than 16 MiB of them, and over all classes no more than
+/// [`POOL_BYTES_MAX`]; what is beyond goes back to the system at once.
 const POOL_SLABS_MAX: usize = 64;
 const POOL_CLASS_BYTES_MAX: usize = 16 << 20;
+/// Bytes of free slabs that a thread keeps.
+pub const POOL_BYTES_MAX: usize = 32 << 20;
 /// Classes 0..=13 are 1..=8192 pages, each from class 2 on with a spare page for headroom, so that a buffer of a
 /// power of two with headroom (the usual read) does not take double. Class 13 holds 32 MiB, the largest NBD request.
 const POOL_CLASSES: usize = 14;
@@ -26,10 +28,25 @@ const FIRST_CLASS_WITH_SPARE: usize = 2;
 #[repr(C, align(4096))]
 struct Page([u8; PAGE]);
 
-struct Slab(Box<[Page]>);
+struct Slab {
+    pages: Box<[Page]>,
+    /// Fresh from the system: every byte is zero.
+    clear: bool,
+}
+
+struct Pool {
+    classes: [Vec<Box<[Page]>>; POOL_CLASSES],
+    bytes: usize,
+}
 
 thread_local! {
-    static POOL: RefCell<[Vec<Box<[Page]>>; POOL_CLASSES]> = const { RefCell::new([const { Vec::new() }; POOL_CLASSES]) };
+    static POOL: RefCell<Pool> =
+        const { RefCell::new(Pool { classes: [const { Vec::new() }; POOL_CLASSES], bytes: 0 }) };
+}
+
+/// Returns the bytes of memory that [`Buf::with_headroom`] takes for `len` bytes; [`Buf::alloc`] takes no more.
+pub fn slab_bytes(len: usize) -> usize {
+    pages_of(class_of(1 + len.div_ceil(PAGE))) * PAGE
 }
 
 fn pages_of(class: usize) -> usize {
@@ -46,30 +63,45 @@ fn pooled_max(class: usize) -> usize {
     POOL_SLABS_MAX.min(POOL_CLASS_BYTES_MAX / (pages_of(class) * PAGE))
 }
 
+impl Pool {
+    fn take(&mut self, class: usize) -> Option<Box<[Page]>> {
+        let pages = self.classes.get_mut(class)?.pop()?;
+        self.bytes -= pages.len() * PAGE;
+        Some(pages)
+    }
+
+    fn give(&mut self, pages: Box<[Page]>) {
+        let class = class_of(pages.len().max(1));
+        let bytes = pages.len() * PAGE;
+        if let Some(list) = self.classes.get_mut(class)
+            && list.len() < pooled_max(class)
+            && pages.len() == pages_of(class)
+            && self.bytes + bytes <= POOL_BYTES_MAX
+        {
+            self.bytes += bytes;
+            list.push(pages);
+        }
+    }
+}
+
 impl Slab {
     fn take(pages: usize) -> Slab {
         let class = class_of(pages.max(1));
-        let pooled = POOL.try_with(|p| p.borrow_mut().get_mut(class).and_then(Vec::pop)).ok().flatten();
-        let boxed = pooled.unwrap_or_else(|| {
-            <[Page]>::new_box_zeroed_with_elems(pages_of(class)).expect("out of memory for an I/O buffer")
-        });
-        Slab(boxed)
+        match POOL.try_with(|pool| pool.borrow_mut().take(class)).ok().flatten() {
+            Some(pages) => Slab { pages, clear: false },
+            None => {
+                let pages = <[Page]>::new_box_zeroed_with_elems(pages_of(class));
+                Slab { pages: pages.expect("out of memory for an I/O buffer"), clear: true }
+            }
+        }
     }
 }
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        let boxed = std::mem::take(&mut self.0);
-        let class = class_of(boxed.len().max(1));
+        let pages = std::mem::take(&mut self.pages);
         // The pool is gone when a thread ends with buffers still held; they are simply freed then.
-        let _ = POOL.try_with(|p| {
-            if let Some(list) = p.borrow_mut().get_mut(class)
-                && list.len() < pooled_max(class)
-                && boxed.len() == pages_of(class)
-            {
-                list.push(boxed);
-            }
-        });
+        let _ = POOL.try_with(|pool| pool.borrow_mut().give(pages));
     }
 }
 
@@ -88,7 +120,9 @@ impl Buf {
 
     pub fn zeroed(len: usize) -> Buf {
         let mut buf = Buf::alloc(len);
-        buf.fill(0);
+        if !buf.slab.clear {
+            buf.fill(0);
+        }
         buf
     }
 
@@ -126,13 +160,13 @@ impl Buf {
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.slab.0.as_bytes()[self.start..self.start + self.len]
+        &self.slab.pages.as_bytes()[self.start..self.start + self.len]
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.slab.0.as_mut_bytes()[self.start..self.start + self.len]
+        &mut self.slab.pages.as_mut_bytes()[self.start..self.start + self.len]
     }
 }
 
@@ -140,6 +174,18 @@ impl std::fmt::Debug for Buf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Buf({} bytes)", self.len)
     }
+}
+
+/// Length of [`zeros`].
+pub const ZEROS_BYTES: usize = 1 << 20;
+
+thread_local! {
+    static ZEROS: Slice = Buf::zeroed(ZEROS_BYTES).freeze();
+}
+
+/// Returns zeros to write, [`ZEROS_BYTES`] of them: all requests of a thread share them.
+pub fn zeros() -> Slice {
+    ZEROS.with(Slice::clone)
 }
 
 /// A shared, immutable part of a buffer: what writes carry, so that one guest write can be split over several file
@@ -212,10 +258,33 @@ mod tests {
     #[test]
     fn headroom_does_not_double_a_power_of_two() {
         for len in [16 << 10, 64 << 10, 1 << 20, 32 << 20] {
-            assert_eq!(Buf::with_headroom(len).slab.0.len(), len / PAGE + 1);
+            assert_eq!(Buf::with_headroom(len).slab.pages.len(), len / PAGE + 1);
         }
         for pages in 1..5000 {
             assert!((pages..=2 * pages).contains(&pages_of(class_of(pages))), "{pages} pages");
+        }
+    }
+
+    #[test]
+    fn the_pool_is_bounded_over_all_classes() {
+        let sizes = [PAGE, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20];
+        for len in sizes {
+            let slabs: Vec<Buf> = (0..(24 << 20) / len).map(|_| Buf::alloc(len)).collect();
+            drop(slabs);
+            let pooled = POOL.with_borrow(|pool| {
+                assert_eq!(pool.bytes, pool.classes.iter().flatten().map(|slab| slab.len() * PAGE).sum());
+                pool.bytes
+            });
+            assert!(pooled <= POOL_BYTES_MAX, "{pooled} bytes are kept");
+        }
+    }
+
+    #[test]
+    fn zeroed_is_zero_whether_fresh_or_used() {
+        for _ in 0..2 {
+            let mut buf = Buf::zeroed(3 * PAGE);
+            assert!(buf.iter().all(|byte| *byte == 0));
+            buf.fill(0xff);
         }
     }
 

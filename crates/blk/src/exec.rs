@@ -5,7 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,6 +66,9 @@ struct Core {
     slots: RefCell<Vec<Option<Slot>>>,
     free: RefCell<Vec<u32>>,
     stopped: Cell<bool>,
+    /// Times the reactor has handed over and taken in.
+    turns: Cell<u64>,
+    turn_waiters: RefCell<Vec<Waker>>,
 }
 
 /// The core's executor. Dropping it drops every task.
@@ -102,6 +105,8 @@ impl Executor {
             slots: RefCell::default(),
             free: RefCell::default(),
             stopped: Cell::new(false),
+            turns: Cell::new(0),
+            turn_waiters: RefCell::default(),
         };
         Executor { core: Rc::new(core) }
     }
@@ -124,7 +129,9 @@ impl Executor {
             if let Some(value) = result.borrow_mut().take() {
                 return Some(value);
             }
-            if !self.core.sleep() {
+            if self.core.is_turn_awaited() {
+                self.core.turn();
+            } else if !self.core.sleep() {
                 return None;
             }
         }
@@ -163,9 +170,23 @@ impl Core {
             self.poll_task(id);
             polls += 1;
             if polls % POLLS_PER_TURN == 0 {
-                self.reactor.turn();
+                self.turn();
             }
         }
+    }
+
+    fn turn(&self) {
+        self.reactor.turn();
+        self.turned();
+    }
+
+    fn turned(&self) {
+        self.turns.set(self.turns.get() + 1);
+        self.turn_waiters.take().into_iter().for_each(Waker::wake);
+    }
+
+    fn is_turn_awaited(&self) -> bool {
+        !self.turn_waiters.borrow().is_empty()
     }
 
     fn poll_task(&self, id: u32) {
@@ -202,6 +223,7 @@ impl Core {
             self.reactor.wait()
         };
         self.queue.sleeping.store(false, Ordering::SeqCst);
+        self.turned();
         alive
     }
 }
@@ -240,6 +262,25 @@ impl Env {
 
     pub async fn sleep_us(&self, us: u64) {
         self.sleep_until(self.now_ns() + us * 1000).await;
+    }
+
+    /// Returns how often the reactor has handed over what was submitted and taken in what had completed.
+    pub fn turns(&self) -> u64 {
+        self.core.upgrade().map_or(0, |core| core.turns.get())
+    }
+
+    /// Resolves after the reactor's next turn, so that other tasks are polled and completions are taken in before. Long
+    /// work that does not wait for I/O awaits it between its pieces.
+    pub async fn next_turn(&self) {
+        let seen = self.turns();
+        poll_fn(|cx| match self.core.upgrade() {
+            Some(core) if core.turns.get() == seen => {
+                core.turn_waiters.borrow_mut().push(cx.waker().clone());
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        })
+        .await;
     }
 
     /// The directory a datastore or folder lives in; everything else is opened relative to it.

@@ -3,6 +3,7 @@
 //! Absent on purpose: any policy, any format, any knowledge of snapshots. All `unsafe` of the data plane sits in
 //! `uring`.
 
+pub mod budget;
 pub mod buf;
 pub mod dir;
 pub mod error;
