@@ -21,6 +21,11 @@ pub struct VolumeInfo {
     pub fast_zero: bool,
 }
 
+/// Pieces after which a volume ends its answer to [`Volume::status`].
+pub const STATUS_PIECES_MAX: usize = 4096;
+/// Memory that [`Volume::status`] may take while it is at work.
+pub const STATUS_BYTES_MAX: usize = 1 << 20;
+
 /// One piece of the answer to "what is in this range".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockStatus {
@@ -57,7 +62,8 @@ pub trait Volume {
 
     fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>>;
 
-    /// Pieces that cover `range` from its start, at least one, perhaps not to its end.
+    /// Pieces that cover `range` from its start, at least one, perhaps not to its end: the volume bounds its work and the
+    /// answer, at [`STATUS_PIECES_MAX`] and what one step finds beyond, and at [`STATUS_BYTES_MAX`] of memory.
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>>;
 }
 
@@ -71,6 +77,12 @@ pub struct ExportEntry {
 /// The catalogue a door asks. An attachment is counted until it is dropped, so that what is in use is known.
 pub trait Exports {
     fn list(&self) -> Vec<ExportEntry>;
+
+    /// Names the party whose share of the core and of the connections the clients of this export have together. Its
+    /// exports compete with each other for that share, not with other parties.
+    fn party(&self, name: &str) -> String {
+        name.to_string()
+    }
 
     fn attach<'a>(&'a self, name: &'a str, client: &'a Peer) -> Local<'a, Result<Attachment>>;
 }

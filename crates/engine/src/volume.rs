@@ -3,14 +3,23 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
-use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
+use blk::volume::{BlockStatus, STATUS_BYTES_MAX, STATUS_PIECES_MAX, Volume, VolumeInfo, ZeroMode};
+use blk::{Buf, Error, ErrorKind, Local, Result, SECTOR, Slice};
 
 use crate::disk::Disk;
-use crate::map::ZERO_SLOT;
+use crate::map::{Piece, ZERO_SLOT};
 
 /// Guests do 4 KiB; smaller works where the layer's sectors allow it.
 const PREFERRED_BYTES: u32 = 4096;
+
+/// What a status looks up at once: at worst every sector is a piece of its own.
+const STATUS_STEP_BYTES: u64 = 8 << 20;
+const STATUS_STEP_PIECES: usize = (STATUS_STEP_BYTES / SECTOR) as usize;
+const _: () = assert!(
+    STATUS_STEP_PIECES * size_of::<Piece>()
+        + (STATUS_PIECES_MAX + STATUS_STEP_PIECES) * size_of::<BlockStatus>()
+        <= STATUS_BYTES_MAX
+);
 
 impl Disk {
     fn refuse_when_read_only(&self) -> Result<()> {
@@ -20,30 +29,44 @@ impl Disk {
         Ok(())
     }
 
-    /// What is allocated, and what reads as zeros. A hole of a flat base counts as both.
+    /// Returns what is allocated, and what reads as zeros, until there are enough pieces. A hole of a flat base counts as
+    /// both.
     async fn status_of(&self, range: Range<u64>) -> Result<Vec<BlockStatus>> {
         self.check_range(range.start, range.end - range.start)?;
         let _admitted = self.read_gate.enter();
         let mut out: Vec<BlockStatus> = Vec::new();
+        let mut at = range.start;
+        while at < range.end && out.len() < STATUS_PIECES_MAX {
+            if at > range.start {
+                self.env.next_turn().await;
+            }
+            let end = range.end.min((at / STATUS_STEP_BYTES + 1) * STATUS_STEP_BYTES);
+            self.status_step(at..end, &mut out).await?;
+            at = end;
+        }
+        Ok(out)
+    }
+
+    async fn status_step(&self, range: Range<u64>, out: &mut Vec<BlockStatus>) -> Result<()> {
         for piece in self.resolve(range).await? {
             if piece.slot == ZERO_SLOT {
-                push(&mut out, BlockStatus { len: piece.len, hole: true, zero: true });
+                push(out, BlockStatus { len: piece.len, hole: true, zero: true });
                 continue;
             }
             let link = self.slots.borrow().link(piece.slot);
             if !link.layer.shape().flat {
-                push(&mut out, BlockStatus { len: piece.len, hole: false, zero: false });
+                push(out, BlockStatus { len: piece.len, hole: false, zero: false });
                 continue;
             }
             let mut at = piece.offset;
             for extent in link.file(piece.slot).extents(piece.offset, piece.len).await? {
-                push(&mut out, BlockStatus { len: extent.offset - at, hole: true, zero: true });
-                push(&mut out, BlockStatus { len: extent.len, hole: false, zero: false });
+                push(out, BlockStatus { len: extent.offset - at, hole: true, zero: true });
+                push(out, BlockStatus { len: extent.len, hole: false, zero: false });
                 at = extent.offset + extent.len;
             }
-            push(&mut out, BlockStatus { len: piece.offset + piece.len - at, hole: true, zero: true });
+            push(out, BlockStatus { len: piece.offset + piece.len - at, hole: true, zero: true });
         }
-        Ok(out)
+        Ok(())
     }
 }
 

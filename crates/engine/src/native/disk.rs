@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use blk::sync::RangeLock;
-use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::volume::{BlockStatus, STATUS_BYTES_MAX, STATUS_PIECES_MAX, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
 use futures_util::future::join_all;
 
@@ -14,11 +14,24 @@ use super::lineage::Node;
 use super::redirect::Streams;
 use super::store::Store;
 use super::table::{Found, is_together};
+use super::tree::Mapped;
 use super::view::Scratch;
 use crate::disk::SpaceListener;
 use crate::link::all;
 use crate::options::{Defect, SpacePolicy};
 use crate::stats::DiskStats;
+
+/// What a status looks up at once: at worst every block is a piece of its own.
+const STATUS_STEP_BYTES: u64 = 32 << 20;
+const STATUS_STEP_BLOCKS: usize = (STATUS_STEP_BYTES / BLOCK) as usize;
+const _: () = assert!(
+    STATUS_STEP_BLOCKS * (size_of::<Found>() + size_of::<Mapped>())
+        + (STATUS_PIECES_MAX + STATUS_STEP_BLOCKS) * size_of::<BlockStatus>()
+        <= STATUS_BYTES_MAX
+);
+
+/// Results of lookups that a disk keeps for the next ones: a deep queue of them.
+const SCRATCH_KEPT: usize = 64;
 
 pub struct NativeDisk {
     pub store: Rc<Store>,
@@ -141,8 +154,16 @@ impl NativeDisk {
             Ok(()) => work(&scratch.found).await,
             Err(e) => Err(e),
         };
-        self.scratch.borrow_mut().push(scratch);
+        if scratch.is_small() && self.scratch.borrow().len() < SCRATCH_KEPT {
+            self.scratch.borrow_mut().push(scratch);
+        }
         result
+    }
+
+    /// Whether each kept result is small.
+    #[cfg(test)]
+    pub fn kept_scratch(&self) -> impl Iterator<Item = bool> {
+        self.scratch.borrow().iter().map(Scratch::is_small).collect::<Vec<_>>().into_iter()
     }
 
     /// Whether a write may go to the block's present place: nobody else shows it, and a replay will not doubt it.
@@ -289,12 +310,28 @@ impl NativeDisk {
         all(writes).await
     }
 
+    /// Returns what has space, and what reads as zeros, until there are enough pieces.
     async fn status_of(&self, range: Range<u64>) -> Result<Vec<BlockStatus>> {
         self.check_range(range.start, range.end - range.start)?;
         let _admitted = self.store.reads.enter();
+        let mut out: Vec<BlockStatus> = Vec::new();
+        let mut at = range.start;
+        while at < range.end && out.len() < STATUS_PIECES_MAX {
+            if at > range.start {
+                self.store.env.next_turn().await;
+                // It may have been dropped meanwhile.
+                self.check_range(range.start, range.end - range.start)?;
+            }
+            let end = range.end.min((at / STATUS_STEP_BYTES + 1) * STATUS_STEP_BYTES);
+            self.status_step(at..end, &mut out).await?;
+            at = end;
+        }
+        Ok(out)
+    }
+
+    async fn status_step(&self, range: Range<u64>, out: &mut Vec<BlockStatus>) -> Result<()> {
         let blocks = blocks_of(range.start, range.end - range.start);
         self.with_found(blocks, async |found| {
-            let mut out: Vec<BlockStatus> = Vec::new();
             for f in found {
                 let len = range.end.min(f.end() * BLOCK) - range.start.max(f.start * BLOCK);
                 let hole = f.is_hole();
@@ -303,7 +340,7 @@ impl NativeDisk {
                     _ => out.push(BlockStatus { len, hole, zero: hole }),
                 }
             }
-            Ok(out)
+            Ok(())
         })
         .await
     }

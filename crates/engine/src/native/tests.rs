@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use blk::volume::Volume;
+use blk::volume::{STATUS_PIECES_MAX, Volume};
 use blk::{Buf, Env, Result};
 use sim::SimWorld;
 
@@ -297,6 +297,35 @@ fn partial_blocks_cost_a_read_where_there_is_one_and_neighbours_are_one_io() {
         let long = 30 * block + sector..60 * block + sector;
         assert_eq!(write_part(&base, &mut model, long, 24).await, 2, "both edges, apart");
         show(&model, 9).await;
+        store.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_status_is_cut_and_what_it_took_is_given_back() {
+    let world = SimWorld::new(8, sim::Options::default());
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 1 << 20 }]).unwrap();
+        let disk = disk(&store, 1);
+        for n in 0..10_000 {
+            fill(&disk, n * 2, 1, 1).await;
+        }
+        let (mut at, mut pieces, mut answers) = (0, 0, 0);
+        while at < 4 << 30 {
+            let turns = env.turns();
+            let found = disk.clone().status(at..4 << 30).await.unwrap();
+            assert!(found.len() < STATUS_PIECES_MAX + 8192, "{} pieces", found.len());
+            at += found.iter().map(|piece| piece.len).sum::<u64>();
+            pieces += found.len();
+            answers += 1;
+            assert!(found.len() <= 8192 * (1 + env.turns() - turns) as usize, "others had their turns");
+        }
+        assert_eq!((at, pieces), (4 << 30, 20_000));
+        assert!(answers >= 3, "{answers} answers");
+        let (_, read) = disk.clone().read(0, Buf::alloc(32 << 20)).await;
+        read.unwrap();
+        assert!(disk.kept_scratch().all(|small| small), "what a large range needed is kept");
         store.close().await.unwrap();
     });
 }

@@ -163,6 +163,9 @@ pub fn find_over(
     true
 }
 
+/// Blocks of the largest piece of a request: 1 MiB.
+const SCRATCH_FOUND_MAX: usize = 256;
+
 /// What lookups fill, used again and again: the hot path allocates nothing.
 #[derive(Default)]
 pub struct Scratch {
@@ -174,6 +177,11 @@ impl Scratch {
     pub fn clear(&mut self) {
         self.found.clear();
         self.mapped.clear();
+    }
+
+    /// Whether it is worth keeping: what a large range needed goes back to the system.
+    pub fn is_small(&self) -> bool {
+        self.found.capacity().max(self.mapped.capacity()) <= SCRATCH_FOUND_MAX
     }
 
     fn take_mapped(&mut self) {
