@@ -4,13 +4,18 @@
 //! their bytes. Section names in comments are those of the NBD project's `doc/proto.md`. Absent on purpose: TLS,
 //! oldstyle, extended headers.
 
+mod connections;
 pub mod doors;
+mod fair;
 mod handshake;
 mod line;
+pub mod memory;
 pub mod negotiate;
 mod options;
 mod outbox;
+mod patience;
 pub mod proto;
+mod receive;
 pub mod replay;
 mod reply;
 pub mod request;
@@ -18,6 +23,8 @@ pub mod server;
 mod session;
 mod status;
 mod wire;
+mod work;
 
+pub use connections::Limits;
 pub use doors::{Doors, SessionInfo};
 pub use server::serve;

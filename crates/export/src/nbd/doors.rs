@@ -10,6 +10,11 @@ use std::task::{Context, Poll, Waker};
 use blk::Env;
 use blk::sync::Signal;
 
+use super::connections::{Counts, Limits};
+use super::fair::Parties;
+use super::memory::{Holding, Memory};
+use super::proto::REFUSALS_MAX;
+
 /// Ended connections whose cause is kept for messages.
 const MISHAPS_KEPT: usize = 16;
 
@@ -26,8 +31,11 @@ pub enum Halt {
 /// One connection as its own task and the doors see it.
 pub struct Session {
     id: u64,
+    listener: String,
     peer: String,
+    /// Counted among its export's connections while it is set.
     export: RefCell<String>,
+    memory: Holding,
     requests: Cell<u64>,
     bytes: Cell<u64>,
     halt: Cell<Halt>,
@@ -57,8 +65,15 @@ pub struct Mishap {
 }
 
 /// The connections of one server, over all its listeners.
-#[derive(Default)]
 pub struct Doors {
+    limits: Limits,
+    memory: Memory,
+    parties: Rc<Parties>,
+    by_listener: Counts,
+    by_export: Counts,
+    /// Refused connections that are being told so.
+    refusing: Cell<usize>,
+    on_refusal: RefCell<Option<Box<dyn Fn(&Mishap)>>>,
     sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
     next_id: Cell<u64>,
     stopping: Cell<bool>,
@@ -78,8 +93,8 @@ impl Session {
         &self.peer
     }
 
-    pub fn set_export(&self, name: &str) {
-        *self.export.borrow_mut() = name.to_string();
+    pub(super) fn memory(&self) -> &Holding {
+        &self.memory
     }
 
     pub fn count(&self, bytes: u64) {
@@ -119,8 +134,40 @@ impl Session {
 }
 
 impl Doors {
+    /// With the usual limits.
     pub fn new() -> Rc<Doors> {
-        Rc::default()
+        Doors::with_limits(Limits::default())
+    }
+
+    pub fn with_limits(limits: Limits) -> Rc<Doors> {
+        Rc::new(Doors {
+            limits,
+            memory: Memory::new(limits.memory_bytes),
+            parties: Rc::default(),
+            by_listener: Counts::default(),
+            by_export: Counts::default(),
+            refusing: Cell::new(0),
+            on_refusal: RefCell::default(),
+            sessions: RefCell::default(),
+            next_id: Cell::new(0),
+            stopping: Cell::new(false),
+            changed: Signal::default(),
+            mishaps: RefCell::default(),
+        })
+    }
+
+    /// Memory of all connections and requests.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Has `listener` called with every connection that is refused.
+    pub fn on_refusal(&self, listener: Box<dyn Fn(&Mishap)>) {
+        *self.on_refusal.borrow_mut() = Some(listener);
+    }
+
+    pub(super) fn parties(&self) -> &Rc<Parties> {
+        &self.parties
     }
 
     /// Oldest first.
@@ -157,22 +204,87 @@ impl Doors {
         mishaps.push_back(Mishap { peer: peer.to_string(), export: export.to_string(), cause });
     }
 
-    pub(super) fn enter(self: &Rc<Self>, peer: &str) -> Entered {
+    fn free(&self) -> usize {
+        self.limits.connections_max.saturating_sub(self.sessions.borrow().len())
+    }
+
+    /// Admits a connection that `listener` has accepted.
+    ///
+    /// # Errors
+    /// Why it is refused, for the client and for the log.
+    pub(super) fn enter(self: &Rc<Self>, listener: &str, peer: &str) -> Result<Entered, String> {
+        let (own, all) = (self.by_listener.of(listener), self.sessions.borrow().len());
+        if !self.by_listener.allows(listener, self.free()) {
+            return Err(format!(
+                "too many connections: {own} over this listener, {all} of at most {} in all; close idle ones",
+                self.limits.connections_max
+            ));
+        }
+        let Some(memory) = Holding::new(&self.memory, self.limits.uncharged) else {
+            return Err(format!(
+                "too many connections: the memory for clients, {} MiB, has room for {all}; close idle ones or give \
+                 the server more",
+                self.limits.memory_bytes >> 20
+            ));
+        };
         let id = self.next_id.get() + 1;
         self.next_id.set(id);
         let halt = if self.stopping.get() { Halt::Finish } else { Halt::Run };
         let session = Rc::new(Session {
             id,
+            listener: listener.to_string(),
             peer: peer.to_string(),
             export: RefCell::default(),
+            memory,
             requests: Cell::new(0),
             bytes: Cell::new(0),
             halt: Cell::new(halt),
             task: RefCell::new(None),
         });
+        self.by_listener.enter(listener);
         self.sessions.borrow_mut().insert(id, session.clone());
         self.changed.notify();
-        Entered { doors: self.clone(), session }
+        Ok(Entered { doors: self.clone(), session })
+    }
+
+    /// Records a refusal. None when so many clients are being told why that this one is not.
+    pub(super) fn refuse(self: &Rc<Self>, peer: &str, cause: &str) -> Option<Refusing> {
+        self.note_refusal(peer, "", cause);
+        if self.refusing.get() >= REFUSALS_MAX || self.stopping.get() {
+            return None;
+        }
+        self.refusing.set(self.refusing.get() + 1);
+        Some(Refusing(self.clone()))
+    }
+
+    fn note_refusal(&self, peer: &str, export: &str, cause: &str) {
+        self.note(peer, export, cause.to_string());
+        if let (Some(tell), Some(last)) = (&*self.on_refusal.borrow(), self.mishaps.borrow().back()) {
+            tell(last);
+        }
+    }
+
+    /// Whether one more connection may choose `export`.
+    ///
+    /// # Errors
+    /// Why not, for the client; it is in the log already.
+    pub(super) fn refuse_export(&self, peer: &str, export: &str) -> Result<(), String> {
+        if self.by_export.allows(export, self.free().max(1)) {
+            return Ok(());
+        }
+        let own = self.by_export.of(export);
+        let cause = format!(
+            "too many connections: {own} to this export, {} of at most {} in all; close idle ones",
+            self.sessions.borrow().len(),
+            self.limits.connections_max
+        );
+        self.note_refusal(peer, export, &cause);
+        Err(cause)
+    }
+
+    pub(super) fn set_export(&self, session: &Session, name: &str) {
+        self.by_export.enter(name);
+        *session.export.borrow_mut() = name.to_string();
     }
 
     pub(super) fn tell_all(&self, halt: Halt) {
@@ -183,11 +295,6 @@ impl Doors {
         while !condition(self) {
             self.changed.wait().await;
         }
-    }
-
-    /// Waits until there are fewer than `limit` connections, or the doors are closing.
-    pub(super) async fn below(&self, limit: usize) {
-        self.when(|doors| doors.stopping.get() || doors.sessions.borrow().len() < limit).await;
     }
 
     /// `work`'s result, or None when the doors close first.
@@ -224,6 +331,18 @@ impl Entered {
 impl Drop for Entered {
     fn drop(&mut self) {
         self.doors.sessions.borrow_mut().remove(&self.session.id);
+        self.doors.by_listener.leave(&self.session.listener);
+        // The empty name is nobody's.
+        self.doors.by_export.leave(&self.session.export.borrow());
         self.doors.changed.notify();
+    }
+}
+
+/// A client that is being told that it is refused.
+pub struct Refusing(Rc<Doors>);
+
+impl Drop for Refusing {
+    fn drop(&mut self) {
+        self.0.refusing.set(self.0.refusing.get() - 1);
     }
 }

@@ -2,12 +2,14 @@
 
 use std::rc::Rc;
 
-use blk::socket::{Peer, Socket};
+use blk::socket::Socket;
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Buf, Error, Result};
 
+use super::doors::Doors;
 use super::negotiate::{Negotiation, Offer, Step, Terms};
 use super::outbox::advance;
+use super::patience::Patience;
 
 /// Options are small; one page at a time.
 const HANDSHAKE_RECEIVE_BYTES: usize = 4096;
@@ -16,39 +18,52 @@ const HANDSHAKE_RECEIVE_BYTES: usize = 4096;
 pub struct Agreed {
     pub terms: Terms,
     pub attachment: Attachment,
+    /// Whose share of the core it has.
+    pub party: String,
     /// Bytes that came after the handshake: the first requests.
     pub rest: Vec<u8>,
 }
 
-/// Negotiates with one client. None when it left in peace.
-pub async fn handshake(socket: &Socket, exports: &Rc<dyn Exports>) -> Result<Option<Agreed>> {
+/// Negotiates with one client, which may take as long as `patience` has. None when it left in peace.
+pub async fn handshake(
+    socket: &Socket,
+    exports: &Rc<dyn Exports>,
+    doors: &Doors,
+    patience: &Patience,
+) -> Result<Option<Agreed>> {
+    let peer = socket.peer();
     let mut negotiation = Negotiation::new();
-    let mut buf = Buf::alloc(HANDSHAKE_RECEIVE_BYTES);
     loop {
-        send(socket, &negotiation.take_output()).await?;
+        let output = negotiation.take_output();
+        patience.wait(peer, send(socket, &output)).await?;
         match negotiation.step() {
             Step::Answered => {}
             Step::List => negotiation.list(&exports.list()),
-            Step::Lookup(name) => match lookup(exports, &name, socket.client()).await {
+            Step::Lookup(name) => match lookup(exports, doors, &name, socket).await {
                 Err(error) => negotiation.not_found(&error),
                 Ok((offer, attachment)) => {
                     if let Some(terms) = negotiation.found(&offer) {
-                        send(socket, &negotiation.take_output()).await?;
-                        return Ok(Some(Agreed { terms, attachment, rest: negotiation.into_rest() }));
+                        let output = negotiation.take_output();
+                        patience.wait(peer, send(socket, &output)).await?;
+                        let party = exports.party(&terms.export);
+                        return Ok(Some(Agreed { terms, attachment, party, rest: negotiation.into_rest() }));
                     }
                 }
             },
             Step::Receive => {
-                let (returned, received) = socket.recv(buf, 0).await;
-                buf = returned;
-                match received? {
-                    0 => return Ok(None),
-                    n => negotiation.feed(&buf[..n]),
+                let received = async {
+                    let (buf, received) = socket.recv(Buf::alloc(HANDSHAKE_RECEIVE_BYTES), 0).await;
+                    received.map(|n| (buf, n))
+                };
+                match patience.wait(peer, received).await? {
+                    (_, 0) => return Ok(None),
+                    (buf, n) => negotiation.feed(&buf[..n]),
                 }
             }
             Step::Left => {
                 // The client may already be gone; its acknowledgement is a courtesy.
-                let _ = send(socket, &negotiation.take_output()).await;
+                let output = negotiation.take_output();
+                let _ = patience.wait(peer, send(socket, &output)).await;
                 return Ok(None);
             }
             Step::Close(why) => return Err(Error::invalid(socket.peer(), why)),
@@ -57,7 +72,12 @@ pub async fn handshake(socket: &Socket, exports: &Rc<dyn Exports>) -> Result<Opt
 }
 
 /// The empty name stands for the only export, if there is exactly one ("NBD_OPT_EXPORT_NAME").
-async fn lookup(exports: &Rc<dyn Exports>, name: &str, client: &Peer) -> Result<(Offer, Attachment)> {
+async fn lookup(
+    exports: &Rc<dyn Exports>,
+    doors: &Doors,
+    name: &str,
+    socket: &Socket,
+) -> Result<(Offer, Attachment)> {
     let mut list = exports.list();
     let entry = match (name, list.len()) {
         ("", 1) => list.swap_remove(0),
@@ -69,7 +89,8 @@ async fn lookup(exports: &Rc<dyn Exports>, name: &str, client: &Peer) -> Result<
             .find(|entry| entry.name == name)
             .unwrap_or_else(|| ExportEntry { name: name.to_string(), description: String::new() }),
     };
-    let attachment = exports.attach(&entry.name, client).await?;
+    doors.refuse_export(socket.peer(), &entry.name).map_err(|cause| Error::refused(&entry.name, cause))?;
+    let attachment = exports.attach(&entry.name, socket.client()).await?;
     let info = attachment.volume.info();
     Ok((Offer { name: entry.name, description: entry.description, info }, attachment))
 }

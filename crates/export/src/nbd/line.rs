@@ -1,4 +1,4 @@
-//! What the parts of one connection share: room for requests, replies that wait, and the volume.
+//! What the parts of one connection share: memory for requests, replies that wait, and the volume.
 //!
 //! The connection is one task that receives and sends; each request is a task of its own. Every change here that the
 //! connection may wait for wakes it, so its conditions are plain polls.
@@ -8,10 +8,11 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use blk::Slice;
 use blk::volume::Volume;
+use blk::{Env, Slice};
 
 use super::doors::Session;
+use super::fair::{Parties, Party, REQUEST_COST};
 use super::negotiate::Terms;
 use super::outbox::{Batch, Outbox};
 use super::proto::*;
@@ -21,49 +22,61 @@ pub struct Line {
     pub volume: Rc<dyn Volume>,
     pub terms: Terms,
     pub session: Rc<Session>,
+    parties: Rc<Parties>,
+    party: Rc<Party>,
     outbox: RefCell<Outbox>,
-    /// Requests taken in whose reply has not left, and the payload bytes they hold.
-    requests: Cell<usize>,
-    bytes: Cell<u64>,
     finishing: Cell<bool>,
     closed: Cell<bool>,
 }
 
-/// One request's place on the line and its duty to answer: answering consumes it. Its room is given back when the
-/// reply has been sent.
+/// The place of a request, or of a piece of one, on the line, with its duty to answer: answering consumes it. What it holds
+/// is given back when the reply has been sent.
 pub struct Ticket {
     line: Rc<Line>,
     cookie: u64,
-    bytes: u64,
+    cost: u64,
 }
 
 impl Line {
-    pub fn new(volume: Rc<dyn Volume>, terms: Terms, session: Rc<Session>) -> Rc<Line> {
+    pub fn new(
+        volume: Rc<dyn Volume>,
+        terms: Terms,
+        session: Rc<Session>,
+        parties: &Rc<Parties>,
+        party: &str,
+    ) -> Rc<Line> {
         Rc::new(Line {
             volume,
             terms,
             session,
+            parties: parties.clone(),
+            party: parties.party(party),
             outbox: RefCell::default(),
-            requests: Cell::new(0),
-            bytes: Cell::new(0),
             finishing: Cell::new(false),
             closed: Cell::new(false),
         })
     }
 
-    fn has_room(&self, bytes: u64) -> bool {
-        let requests = self.requests.get();
-        requests == 0 || requests < REQUESTS_MAX && self.bytes.get() + bytes <= IN_FLIGHT_BYTES_MAX
+    pub fn party(&self) -> &Rc<Party> {
+        &self.party
     }
 
-    /// Waits for room for a request that will hold `bytes` of payload. Nothing is received meanwhile: that is the
-    /// back-pressure on a client that asks and does not read.
-    pub async fn admit(self: &Rc<Self>, cookie: u64, bytes: u64) -> Ticket {
-        poll_fn(|_| if self.has_room(bytes) { Poll::Ready(()) } else { Poll::Pending }).await;
-        self.requests.set(self.requests.get() + 1);
-        self.bytes.set(self.bytes.get() + bytes);
-        self.session.count(bytes);
-        Ticket { line: self.clone(), cookie, bytes }
+    /// Waits for memory for `len` bytes of payload, and for the party's turn. Returns how many of them were granted.
+    /// Nothing is received meanwhile: that is the back-pressure on a client that asks and does not read.
+    pub async fn admit(self: &Rc<Self>, env: &Env, cookie: u64, len: u64) -> (Ticket, u64) {
+        let memory = self.session.memory();
+        let (granted, cost) = poll_fn(|_| match memory.grant(len) {
+            Some(grant) => Poll::Ready(grant),
+            None => Poll::Pending,
+        })
+        .await;
+        let ticket = Ticket { line: self.clone(), cookie, cost };
+        self.parties.take(env, &self.party, REQUEST_COST + granted).await;
+        (ticket, granted)
+    }
+
+    fn requests(&self) -> usize {
+        self.session.memory().requests()
     }
 
     /// Nothing more will be received; the batches end once everything under way has been answered.
@@ -83,17 +96,17 @@ impl Line {
     pub async fn next_batch(&self) -> Option<Batch> {
         poll_fn(|_| match self.outbox.borrow_mut().take() {
             Some(batch) => Poll::Ready(Some(batch)),
-            None if self.finishing.get() && self.requests.get() == 0 => Poll::Ready(None),
+            None if self.finishing.get() && self.requests() == 0 => Poll::Ready(None),
             None => Poll::Pending,
         })
         .await
     }
 
-    /// Waits until no request is under way any more.
+    /// Waits until no request is under way any more. The connection's task alone may wait for that.
     pub async fn idle(&self) {
         poll_fn(|cx| {
             self.session.watch(cx);
-            if self.requests.get() == 0 { Poll::Ready(()) } else { Poll::Pending }
+            if self.requests() == 0 { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
@@ -123,10 +136,21 @@ impl Ticket {
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }
 
-    /// Answers a read; `buf` has headroom.
-    pub fn data(self, offset: u64, buf: blk::Buf) {
-        let reply = reply::data(self.cookie, offset, self.line.terms.structured, buf);
+    /// Answers a read, or a piece of one: `done` when no other piece follows. `buf` has headroom.
+    pub fn data(self, offset: u64, buf: blk::Buf, done: bool) {
+        let reply = reply::data(self.cookie, offset, self.line.terms.structured, done, buf);
         self.post(|outbox, ticket| outbox.push(ticket, reply));
+    }
+
+    /// Begins an answer of `total` bytes that is sent as one, with its first bytes.
+    pub fn data_begins(self, offset: u64, total: u32, buf: blk::Buf) {
+        let reply = reply::data_of(self.cookie, offset, total, self.line.terms.structured, true, buf);
+        self.post(|outbox, ticket| outbox.push(ticket, reply));
+    }
+
+    /// Goes on with the answer that began last.
+    pub fn data_goes_on(self, buf: blk::Buf) {
+        self.post(|outbox, ticket| outbox.push(ticket, buf.freeze()));
     }
 
     pub fn status(self, payload: &[u8]) {
@@ -137,8 +161,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.line.requests.set(self.line.requests.get() - 1);
-        self.line.bytes.set(self.line.bytes.get() - self.bytes);
+        self.line.session.memory().give_back(self.cost);
         self.line.session.wake();
     }
 }

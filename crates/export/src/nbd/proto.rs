@@ -123,26 +123,42 @@ pub const BLOCK_BYTES_PREFERRED: u32 = 4096;
 /// The size every client may count on, 2^25.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
-/// Payload of one option. An export name (4 KiB) with 14 queries of full length, or some 3,000 usual ones.
-pub const OPTION_BYTES_MAX: u32 = 64 << 10;
+/// Payload of one option: an export name (4 KiB) with 6 queries of full length, or some 1,500 usual ones.
+pub const OPTION_BYTES_MAX: u32 = 32 << 10;
 /// Options of one negotiation. `qemu-nbd --list` asks twice per export: 2,000 exports.
 pub const OPTIONS_MAX: u32 = 4096;
-/// From accept to transmission, 10 s: three round trips take far less on any link that can carry a disk.
+/// What a client may take, all its answers from accept to transmission together, 10 s: three round trips take far less
+/// on any link that can carry a disk. Time in which the server works or waits for something else does not count.
 pub const NEGOTIATION_LIMIT_US: u64 = 10_000_000;
+/// The same for a client that is only told that it is refused.
+pub const REFUSAL_LIMIT_US: u64 = 2_000_000;
+/// Connections that are being told so; further ones are closed without a word.
+pub const REFUSALS_MAX: usize = 64;
 
-/// Requests of one connection that are taken in but whose reply has not left; more are not received. 256 simple
-/// replies are one page. Clients seen in the field keep at most 64 (nbdcopy) or 128 (kernel) under way.
+/// The largest piece of a request that is held, read or written at once. Larger requests are carried out in pieces, so that
+/// none needs much memory, or the core for long.
+pub const PIECE_BYTES_MAX: u64 = 1 << 20;
+/// Requests of one connection (and pieces of large ones) that are taken in but whose reply has not left; more are not
+/// received. 256 simple replies are one page. Clients seen in the field keep at most 64 (nbdcopy) or 128 (kernel).
 pub const REQUESTS_MAX: usize = 256;
-/// Their payloads in memory, both ways: 64 MiB, so that one largest request is received while another is served.
-/// A single request may always go alone.
-pub const IN_FLIGHT_BYTES_MAX: u64 = 2 * PAYLOAD_BYTES_MAX as u64;
-/// What is received at once: about 60 writes of 4 KiB, more than a Unix socket's buffer (208 KiB) holds.
-pub const RECEIVE_BYTES: usize = 256 << 10;
-/// Connections of one server, negotiating ones included; more wait in the listen queue. 256 x (64 MiB + 256 KiB) is
-/// the most clients that read nothing can pin, about 16 GiB; 256 clients at depth 32 x 4 KiB use 96 MiB.
-pub const CONNECTIONS_MAX: usize = 256;
-/// Extents in one answer to BLOCK_STATUS: 64 KiB of descriptors. The client asks on from where they end.
-pub const EXTENTS_MAX: usize = 8192;
+/// What they hold in memory, both ways, however much is free: 64 MiB of payload, and 1 MiB beside it.
+pub const IN_FLIGHT_BYTES_MAX: u64 = 65 << 20;
+/// What is received at once by a connection that sends little: all its requests, or the beginning of one payload.
+pub const RECEIVE_BYTES: usize = 8 << 10;
+/// The same when a receive has filled the buffer: about 60 writes of 4 KiB, more than a Unix socket's buffer (208 KiB)
+/// holds.
+pub const RECEIVE_BYTES_LARGE: usize = 256 << 10;
+/// Memory of all connections and requests, unless told otherwise.
+pub const MEMORY_BYTES: u64 = 512 << 20;
+/// Connections of one server, negotiating ones included, unless told otherwise: what half of `MEMORY_BYTES` has room for.
+pub const CONNECTIONS_MAX: usize = 4096;
+/// Connections that each listener and each export may have as long as any are left at all. Beyond these it may have as
+/// many as it leaves for others.
+pub const CONNECTIONS_RESERVED: usize = 16;
+/// Extents in one answer to BLOCK_STATUS: 32 KiB of descriptors. The client asks on from where they end.
+pub const EXTENTS_MAX: usize = 4096;
+/// A volume's worst case for one sector of a BLOCK_STATUS: its piece in a map, and in the answer.
+pub const STATUS_BYTES_PER_SECTOR: u64 = 64;
 /// How long `stop` lets requests under way finish before it cuts their connection.
 pub const STOP_GRACE_US: u64 = 5_000_000;
 /// Pause after a failed accept (out of descriptors), so that it is no busy loop.

@@ -77,15 +77,21 @@ pub fn success(cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
     bytes
 }
 
-/// A read's whole answer: the header is put into the buffer's headroom.
-pub fn data(cookie: u64, offset: u64, structured: bool, mut buf: Buf) -> Slice {
+/// A read's answer, or a piece of one: the header is put into the buffer's headroom. `done`: no other piece follows.
+pub fn data(cookie: u64, offset: u64, structured: bool, done: bool, buf: Buf) -> Slice {
+    let len = buf.len() as u32;
+    data_of(cookie, offset, len, structured, done, buf)
+}
+
+/// As `data`, of which `buf` has only the first of `len` bytes.
+pub fn data_of(cookie: u64, offset: u64, len: u32, structured: bool, done: bool, mut buf: Buf) -> Slice {
     if structured {
         let chunk = DataChunk {
             magic: CHUNK_MAGIC.into(),
-            flags: CHUNK_FLAG_DONE.into(),
+            flags: if done { CHUNK_FLAG_DONE } else { 0 }.into(),
             kind: CHUNK_OFFSET_DATA.into(),
             cookie: cookie.into(),
-            length: (buf.len() as u32 + 8).into(),
+            length: (len + 8).into(),
             offset: offset.into(),
         };
         buf.prepend(chunk.as_bytes());
@@ -127,13 +133,13 @@ mod tests {
     fn the_header_lies_directly_before_the_data() {
         let mut buf = Buf::with_headroom(512);
         buf.fill(0xaa);
-        let reply = data(7, 1024, true, buf);
+        let reply = data(7, 1024, true, true, buf);
         assert_eq!(&reply[..4], &CHUNK_MAGIC.to_be_bytes());
         assert_eq!(&reply[4..8], &[0, 1, 0, 1]);
         assert_eq!(&reply[16..20], &520u32.to_be_bytes());
         assert_eq!(&reply[20..28], &1024u64.to_be_bytes());
         assert_eq!(reply.len(), 28 + 512);
-        let reply = data(7, 1024, false, Buf::with_headroom(512));
+        let reply = data(7, 1024, false, true, Buf::with_headroom(512));
         assert_eq!(&reply[..16], &success(7));
     }
 

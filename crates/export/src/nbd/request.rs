@@ -29,12 +29,27 @@ const _: () = assert!(size_of::<Header>() == REQUEST_BYTES);
 /// A command whose range lies inside the export, on block bounds, and whose flags are allowed here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    Read { offset: u64, len: u32 },
+    /// `whole`: the answer may not be sent in pieces.
+    Read {
+        offset: u64,
+        len: u32,
+        whole: bool,
+    },
     Flush,
-    Trim { range: Range<u64>, fua: bool },
+    Trim {
+        range: Range<u64>,
+        fua: bool,
+    },
     Cache,
-    Zero { range: Range<u64>, mode: ZeroMode, fua: bool },
-    Status { range: Range<u64>, one: bool },
+    Zero {
+        range: Range<u64>,
+        mode: ZeroMode,
+        fua: bool,
+    },
+    Status {
+        range: Range<u64>,
+        one: bool,
+    },
 }
 
 /// Why a request is answered with an error.
@@ -186,8 +201,11 @@ fn checked_command(kind: u16, flags: u16, range: Range<u64>, terms: &Terms) -> R
     let has = |flag: u16| flags & flag != 0;
     let fua = has(CMD_FLAG_FUA);
     Ok(Checked::Command(match kind {
-        // A read is one chunk here, so DF asks for nothing more.
-        CMD_READ => Command::Read { offset: range.start, len: (range.end - range.start) as u32 },
+        CMD_READ => Command::Read {
+            offset: range.start,
+            len: (range.end - range.start) as u32,
+            whole: !terms.structured || has(CMD_FLAG_DF),
+        },
         CMD_WRITE => return Ok(Checked::Write { fua }),
         CMD_TRIM => Command::Trim { range, fua },
         CMD_CACHE => Command::Cache,

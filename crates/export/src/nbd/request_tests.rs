@@ -28,7 +28,7 @@ fn errno(terms: Terms, bytes: &[u8]) -> Option<NbdErrno> {
 fn every_command_is_understood() {
     let ask = |kind, flags| first(replay::terms(), &request(kind, flags, 512, 1024));
     let is = |command| Event::Command { cookie: 42, command };
-    assert_eq!(ask(CMD_READ, CMD_FLAG_DF), is(Command::Read { offset: 512, len: 1024 }));
+    assert_eq!(ask(CMD_READ, CMD_FLAG_DF), is(Command::Read { offset: 512, len: 1024, whole: true }));
     assert_eq!(ask(CMD_WRITE, CMD_FLAG_FUA), Event::Write { cookie: 42, offset: 512, len: 1024, fua: true });
     assert_eq!(ask(CMD_TRIM, 0), is(Command::Trim { range: 512..1536, fua: false }));
     assert_eq!(ask(CMD_CACHE, 0), is(Command::Cache));

@@ -6,11 +6,12 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use blk::socket::{Listener, Socket};
-use blk::volume::Exports;
-use blk::{Env, Error, ErrorKind, Result};
+use blk::volume::{Attachment, ExportEntry, Exports};
+use blk::{Env, Error, ErrorKind, Local, Result};
 
-use super::doors::{Doors, Entered, Halt, Session};
+use super::doors::{Doors, Entered, Halt, Refusing, Session};
 use super::handshake::handshake;
+use super::patience::Patience;
 use super::proto::*;
 use super::session::transmit;
 
@@ -21,12 +22,10 @@ use super::session::transmit;
 /// A failing accept is noted there and tried again: running out of descriptors must not close the door for good.
 pub async fn serve(env: Env, listener: Listener, exports: Rc<dyn Exports>, control: Rc<Doors>) {
     loop {
-        control.below(CONNECTIONS_MAX).await;
         match control.unless_stopped(listener.accept()).await {
             None => break,
             Some(Ok(socket)) => {
-                let entered = control.enter(socket.peer());
-                env.spawn_detached(Box::pin(connection(env.clone(), socket, exports.clone(), entered)));
+                admit(&env, listener.address(), socket, &exports, &control);
             }
             Some(Err(error)) => {
                 control.note(listener.address(), "", error.to_string());
@@ -40,8 +39,55 @@ pub async fn serve(env: Env, listener: Listener, exports: Rc<dyn Exports>, contr
     control.empty_within(&env, STOP_GRACE_US).await;
 }
 
-async fn connection(env: Env, socket: Socket, exports: Rc<dyn Exports>, entered: Entered) {
-    let result = both_phases(env, socket, exports, entered.session.clone()).await;
+fn admit(env: &Env, listener: &str, socket: Socket, exports: &Rc<dyn Exports>, control: &Rc<Doors>) {
+    match control.enter(listener, socket.peer()) {
+        Ok(entered) => {
+            env.spawn_detached(Box::pin(connection(
+                env.clone(),
+                socket,
+                exports.clone(),
+                control.clone(),
+                entered,
+            )));
+        }
+        Err(cause) => {
+            if let Some(refusing) = control.refuse(socket.peer(), &cause) {
+                env.spawn_detached(Box::pin(refuse(env.clone(), socket, control.clone(), refusing, cause)));
+            }
+        }
+    }
+}
+
+/// A catalogue for clients that are refused: every export is there, and none can be had.
+struct Refusal(String);
+
+impl Exports for Refusal {
+    fn list(&self) -> Vec<ExportEntry> {
+        vec![ExportEntry { name: String::new(), description: self.0.clone() }]
+    }
+
+    fn attach<'a>(&'a self, name: &'a str, _client: &'a str) -> Local<'a, Result<Attachment>> {
+        Box::pin(std::future::ready(Err(Error::refused(name, &self.0))))
+    }
+}
+
+/// Tells a client why it is not served, in the answer to the first option that has room for it.
+async fn refuse(env: Env, socket: Socket, control: Rc<Doors>, refusing: Refusing, cause: String) {
+    let exports: Rc<dyn Exports> = Rc::new(Refusal(cause));
+    let patience = Patience::new(&env, REFUSAL_LIMIT_US);
+    // It is refused whatever it says.
+    let told = control.unless_stopped(handshake(&socket, &exports, &control, &patience)).await;
+    drop((told, refusing));
+}
+
+async fn connection(
+    env: Env,
+    socket: Socket,
+    exports: Rc<dyn Exports>,
+    control: Rc<Doors>,
+    entered: Entered,
+) {
+    let result = both_phases(env, socket, exports, &control, entered.session.clone()).await;
     if let Err(error) = result
         && error.kind != ErrorKind::Cancelled
     {
@@ -49,24 +95,27 @@ async fn connection(env: Env, socket: Socket, exports: Rc<dyn Exports>, entered:
     }
 }
 
-async fn both_phases(env: Env, socket: Socket, exports: Rc<dyn Exports>, session: Rc<Session>) -> Result<()> {
-    match in_time(&env, &session, handshake(&socket, &exports)).await? {
-        Some(agreed) => transmit(env, socket, agreed, session).await,
+async fn both_phases(
+    env: Env,
+    socket: Socket,
+    exports: Rc<dyn Exports>,
+    control: &Doors,
+    session: Rc<Session>,
+) -> Result<()> {
+    let patience = Patience::new(&env, NEGOTIATION_LIMIT_US);
+    let negotiated = unless_halted(&session, handshake(&socket, &exports, control, &patience)).await?;
+    match negotiated {
+        Some(agreed) => transmit(env, socket, agreed, control, session).await,
         None => Ok(()),
     }
 }
 
-/// `negotiation`'s result, unless it takes too long or the doors close.
-async fn in_time<T>(env: &Env, session: &Session, negotiation: impl Future<Output = Result<T>>) -> Result<T> {
+/// `negotiation`'s result, unless the doors close first.
+async fn unless_halted<T>(session: &Session, negotiation: impl Future<Output = Result<T>>) -> Result<T> {
     let mut negotiation = pin!(negotiation);
-    let mut late = pin!(env.sleep_us(NEGOTIATION_LIMIT_US));
     poll_fn(|cx| {
         if session.watch(cx) != Halt::Run {
             return Poll::Ready(Err(Error::cancelled(session.peer())));
-        }
-        if late.as_mut().poll(cx).is_ready() {
-            let cause = format!("no export chosen within {} s", NEGOTIATION_LIMIT_US / 1_000_000);
-            return Poll::Ready(Err(Error::invalid(session.peer(), cause)));
         }
         negotiation.as_mut().poll(cx)
     })

@@ -12,6 +12,14 @@ pub struct Raw {
     pub stream: UnixStream,
 }
 
+/// One chunk of a structured reply.
+pub struct Chunk {
+    pub done: bool,
+    pub kind: u16,
+    pub cookie: u64,
+    pub payload: Vec<u8>,
+}
+
 /// A simple reply's error and cookie.
 pub type Answer = (u32, u64);
 
@@ -34,6 +42,45 @@ impl Raw {
         raw.option(OPT_EXPORT_NAME, export.as_bytes());
         raw.take(10);
         raw
+    }
+
+    /// In transmission with structured replies.
+    pub fn attach_structured(server: &Server, export: &str) -> Raw {
+        let mut raw = Raw::connect(server);
+        raw.give(&u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
+        raw.option(OPT_STRUCTURED_REPLY, &[]);
+        assert_eq!(raw.option_reply().0, REP_ACK);
+        assert_eq!(raw.go(export).0, REP_ACK);
+        raw
+    }
+
+    /// Asks for an export: the last reply, with its text when it is a refusal.
+    pub fn go(&mut self, export: &str) -> (u32, String) {
+        let len = (export.len() as u32).to_be_bytes();
+        self.option(OPT_GO, &[&len[..], export.as_bytes(), &[0, 0]].concat());
+        loop {
+            let (kind, payload) = self.option_reply();
+            if kind != REP_INFO {
+                return (kind, String::from_utf8(payload).unwrap());
+            }
+        }
+    }
+
+    /// (type, payload).
+    pub fn option_reply(&mut self) -> (u32, Vec<u8>) {
+        let head = self.take(20);
+        let word = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
+        let payload = self.take(word(16) as usize);
+        (word(12), payload)
+    }
+
+    pub fn chunk(&mut self) -> Chunk {
+        let head = self.take(CHUNK_BYTES);
+        assert_eq!(head[..4], CHUNK_MAGIC.to_be_bytes());
+        let half = |at: usize| u16::from_be_bytes(head[at..at + 2].try_into().unwrap());
+        let len = u32::from_be_bytes(head[16..20].try_into().unwrap());
+        let cookie = u64::from_be_bytes(head[8..16].try_into().unwrap());
+        Chunk { done: half(4) == CHUNK_FLAG_DONE, kind: half(6), cookie, payload: self.take(len as usize) }
     }
 
     pub fn give(&mut self, bytes: &[u8]) {

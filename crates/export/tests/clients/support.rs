@@ -16,7 +16,7 @@ use blk::sync::Signal;
 use blk::uring::UringReactor;
 use blk::volume::{Attachment, BlockStatus, ExportEntry, Exports, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, ErrorKind, Executor, Local, Result, Slice};
-use export::nbd::{Doors, serve};
+use export::nbd::{Doors, Limits, serve};
 
 /// Granularity of what the memory disk calls allocated.
 pub const CLUSTER: u64 = 64 << 10;
@@ -24,7 +24,7 @@ pub const CLUSTER: u64 = 64 << 10;
 /// A disk in memory that can be told to hold its requests, or to fail writes.
 pub struct MemoryDisk {
     info: VolumeInfo,
-    bytes: RefCell<Vec<u8>>,
+    content: RefCell<Vec<u8>>,
     allocated: RefCell<Vec<bool>>,
     pub held: Cell<bool>,
     released: Signal,
@@ -32,6 +32,11 @@ pub struct MemoryDisk {
     pub flushes: Cell<u64>,
     pub attached: Cell<u64>,
     pub under_way: Cell<u64>,
+    /// Payload of the reads and writes under way, now and at most.
+    pub bytes: Cell<u64>,
+    pub bytes_max: Cell<u64>,
+    /// Reads of what lies behind this fail.
+    pub sound_bytes: Cell<u64>,
 }
 
 struct Counted(Rc<MemoryDisk>);
@@ -47,7 +52,7 @@ impl MemoryDisk {
         let info = VolumeInfo { size_bytes, read_only, preferred_bytes: 4096, fast_zero: true };
         Rc::new(MemoryDisk {
             info,
-            bytes: RefCell::new(vec![0; size_bytes as usize]),
+            content: RefCell::new(vec![0; size_bytes as usize]),
             allocated: RefCell::new(vec![false; size_bytes.div_ceil(CLUSTER) as usize]),
             held: Cell::new(false),
             released: Signal::default(),
@@ -55,12 +60,26 @@ impl MemoryDisk {
             flushes: Cell::new(0),
             attached: Cell::new(0),
             under_way: Cell::new(0),
+            bytes: Cell::new(0),
+            bytes_max: Cell::new(0),
+            sound_bytes: Cell::new(size_bytes),
         })
+    }
+
+    pub fn starts_with(&self, content: &[u8]) -> bool {
+        self.content.borrow().starts_with(content)
     }
 
     pub fn release(&self) {
         self.held.set(false);
         self.released.notify();
+    }
+
+    async fn gate_with(&self, bytes: usize) {
+        self.bytes.set(self.bytes.get() + bytes as u64);
+        self.bytes_max.set(self.bytes_max.get().max(self.bytes.get()));
+        self.gate().await;
+        self.bytes.set(self.bytes.get() - bytes as u64);
     }
 
     async fn gate(&self) {
@@ -78,7 +97,7 @@ impl MemoryDisk {
     }
 
     fn clear(&self, range: Range<u64>, punch: bool) {
-        self.bytes.borrow_mut()[range.start as usize..range.end as usize].fill(0);
+        self.content.borrow_mut()[range.start as usize..range.end as usize].fill(0);
         let whole = range.start.next_multiple_of(CLUSTER)..range.end / CLUSTER * CLUSTER;
         if punch && whole.start < whole.end {
             self.mark(whole, false);
@@ -103,20 +122,23 @@ impl Volume for MemoryDisk {
 
     fn read(self: Rc<Self>, offset: u64, mut buf: Buf) -> Local<'static, (Buf, Result<()>)> {
         Box::pin(async move {
-            self.gate().await;
             let len = buf.len();
-            buf.copy_from_slice(&self.bytes.borrow()[offset as usize..][..len]);
+            self.gate_with(len).await;
+            if offset + len as u64 > self.sound_bytes.get() {
+                return (buf, Err(Error::new(ErrorKind::Io, "memory", "told to be unsound there")));
+            }
+            buf.copy_from_slice(&self.content.borrow()[offset as usize..][..len]);
             (buf, Ok(()))
         })
     }
 
     fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
         Box::pin(async move {
-            self.gate().await;
+            self.gate_with(data.len()).await;
             if self.full.get() {
                 return Err(Error::new(ErrorKind::NoSpace, "memory", "told to be full"));
             }
-            self.bytes.borrow_mut()[offset as usize..][..data.len()].copy_from_slice(&data);
+            self.content.borrow_mut()[offset as usize..][..data.len()].copy_from_slice(&data);
             self.mark(offset..offset + data.len() as u64, true);
             Ok(())
         })
@@ -235,12 +257,16 @@ impl Server {
 
     /// (name, size in bytes, read-only).
     pub fn with_exports(exports: &[(&'static str, u64, bool)]) -> Server {
+        Server::with_limits(exports, Limits::default())
+    }
+
+    pub fn with_limits(exports: &[(&'static str, u64, bool)], limits: Limits) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("nbd.sock");
         let orders = Arc::new(Orders::default());
         let (exports, queue) = (exports.to_vec(), orders.clone());
         let (ready, listening) = mpsc::channel();
-        let thread = std::thread::spawn(move || run(&path, &exports, &queue, &ready));
+        let thread = std::thread::spawn(move || run(&path, &exports, limits, &queue, &ready));
         let tcp = listening.recv().expect("the server starts");
         Server { folder, tcp, orders, thread: Some(thread) }
     }
@@ -255,6 +281,10 @@ impl Server {
 
     pub fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
+    }
+
+    pub fn tcp(&self) -> SocketAddr {
+        self.tcp
     }
 
     pub fn tcp_uri(&self, export: &str) -> String {
@@ -301,6 +331,7 @@ impl Drop for Server {
 fn run(
     path: &Path,
     exports: &[(&'static str, u64, bool)],
+    limits: Limits,
     orders: &Arc<Orders>,
     ready: &mpsc::Sender<SocketAddr>,
 ) {
@@ -312,7 +343,7 @@ fn run(
     let env = executor.env();
     let disks = exports.iter().map(|&(name, size, read_only)| (name, MemoryDisk::new(size, read_only)));
     let catalogue = Rc::new(Catalogue(disks.collect()));
-    let doors = Doors::new();
+    let doors = Doors::with_limits(limits);
     let (queue, shared, control) = (orders.clone(), catalogue.clone(), doors.clone());
     env.spawn_detached(Box::pin(async move {
         loop {

@@ -196,6 +196,11 @@ impl Exports for Catalogue {
         exports
     }
 
+    /// A VM's clients have one share together, whichever of its disks and states they use.
+    fn party(&self, name: &str) -> String {
+        name.split_once('/').map_or(name, |(vm, _)| vm).to_string()
+    }
+
     fn attach<'a>(&'a self, name: &'a str, client: &'a Peer) -> Local<'a, Result<Attachment>> {
         Box::pin(self.attach_named(name, client))
     }

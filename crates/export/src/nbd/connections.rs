@@ -1,0 +1,89 @@
+//! How many connections there may be, and whose: each listener and each export has a reserve, and nobody takes all.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use super::proto::{CONNECTIONS_MAX, CONNECTIONS_RESERVED, MEMORY_BYTES};
+
+/// What the connections of a server may take together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Of all connections and their requests. Half of it is for what connections are promised, so that it bounds their
+    /// number, too.
+    pub memory_bytes: u64,
+    pub connections_max: usize,
+    /// Planted to prove that a test finds it: requests are admitted and not charged. Never set in production.
+    pub uncharged: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { memory_bytes: MEMORY_BYTES, connections_max: CONNECTIONS_MAX, uncharged: false }
+    }
+}
+
+/// Connections by what they share: a listener, or an export.
+#[derive(Default)]
+pub struct Counts(RefCell<BTreeMap<String, usize>>);
+
+impl Counts {
+    pub fn of(&self, name: &str) -> usize {
+        self.0.borrow().get(name).copied().unwrap_or(0)
+    }
+
+    pub fn enter(&self, name: &str) {
+        *self.0.borrow_mut().entry(name.to_string()).or_default() += 1;
+    }
+
+    pub fn leave(&self, name: &str) {
+        let mut counts = self.0.borrow_mut();
+        if let Some(count) = counts.get_mut(name) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(name);
+            }
+        }
+    }
+
+    /// Whether `name` may have one more where `free` are left for all: it has to leave as many as it has, or be within
+    /// its reserve.
+    pub fn allows(&self, name: &str, free: usize) -> bool {
+        let own = self.of(name);
+        free > 0 && (own < CONNECTIONS_RESERVED || own < free)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_takes_all_it_can_leaves_room_for_the_others() {
+        let counts = Counts::default();
+        let mut free = 1000;
+        let mut fill = |name: &str| {
+            while counts.allows(name, free) {
+                counts.enter(name);
+                free -= 1;
+            }
+            counts.of(name)
+        };
+        assert_eq!((fill("tcp"), fill("unix"), fill("other")), (500, 250, 125));
+        assert_eq!(fill("tcp"), 500);
+        (0..400).for_each(|_| counts.leave("tcp"));
+        assert_eq!(counts.of("tcp"), 100);
+    }
+
+    #[test]
+    fn the_reserve_lasts_as_long_as_anything_is_left() {
+        let counts = Counts::default();
+        (0..100).for_each(|_| counts.enter("greedy"));
+        assert!(!counts.allows("greedy", 10));
+        (0..CONNECTIONS_RESERVED).for_each(|_| {
+            assert!(counts.allows("new", 1));
+            counts.enter("new");
+        });
+        assert!(!counts.allows("new", 1));
+        assert!(!counts.allows("third", 0));
+    }
+}

@@ -1,0 +1,182 @@
+//! Fair shares of the core: what each party may have begun between two turns of the reactor.
+//!
+//! A party is all clients of one VM (`Exports::party`). Before a connection begins a piece of work it takes that work's
+//! cost from its party's credit. Each turn of the reactor grants every party the same credit, so that parties with
+//! work to do get equal shares of the core however many connections each has. Within a party the connections that wait
+//! are served in order of arrival; each waits for one piece at a time, so they take turns.
+//!
+//! A party that stays below its credit never waits, and pays for the look alone.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::rc::{Rc, Weak};
+use std::task::{Poll, Waker};
+
+use blk::Env;
+use blk::sync::TaskMutex;
+
+/// Cost of a request beside its bytes: its tasks and system calls take the core as long as copying this much.
+pub const REQUEST_COST: u64 = 8 << 10;
+/// Credit of a party for one turn when one party waits: 53 requests of 4 KiB, or half of the largest piece of a
+/// request. Copying that much takes about 0.1 ms.
+pub const TURN_CREDIT: u64 = 640 << 10;
+/// Credit however many wait. A hundred parties begin 6 MiB a turn, which takes about 1 ms.
+pub const TURN_CREDIT_MIN: u64 = 64 << 10;
+
+/// Every party that has connections, and those whose connections wait.
+#[derive(Default)]
+pub struct Parties {
+    known: RefCell<BTreeMap<String, Weak<Party>>>,
+    /// Parties with waiting connections; a task grants them credit as long as there are any.
+    waiting: RefCell<Vec<Rc<Party>>>,
+}
+
+/// The connections that share one credit.
+pub struct Party {
+    /// What may still be begun in turn `turn`; a piece that began with little credit left makes it negative.
+    credit: Cell<i64>,
+    turn: Cell<u64>,
+    queue: RefCell<VecDeque<Rc<Place>>>,
+    /// Held by the BLOCK_STATUS that is at work: looking a large range up takes the core long, so that a party does it once
+    /// at a time.
+    pub status_turn: TaskMutex,
+}
+
+/// A connection's place in its party's queue.
+struct Place {
+    cost: u64,
+    state: RefCell<PlaceState>,
+}
+
+enum PlaceState {
+    New,
+    Waiting(Waker),
+    Granted,
+    /// The connection has ended meanwhile.
+    Gone,
+}
+
+struct Queued(Rc<Place>);
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        *self.0.state.borrow_mut() = PlaceState::Gone;
+    }
+}
+
+impl Party {
+    fn new() -> Party {
+        Party {
+            credit: Cell::new(TURN_CREDIT as i64),
+            turn: Cell::new(0),
+            queue: RefCell::default(),
+            status_turn: TaskMutex::default(),
+        }
+    }
+
+    /// Credit is not saved: a party that was idle has one turn's.
+    fn renew(&self, turn: u64, credit: u64) {
+        let turns = turn.saturating_sub(self.turn.replace(turn));
+        let earned = turns.saturating_mul(credit).min(i64::MAX as u64 / 2) as i64;
+        self.credit.set((self.credit.get() + earned).min(credit as i64));
+    }
+
+    fn spend(&self, cost: u64) {
+        self.credit.set(self.credit.get() - cost as i64);
+    }
+
+    /// Lets connections begin, first come first served, while there is credit. False when none waits any more.
+    fn serve(&self) -> bool {
+        let mut queue = self.queue.borrow_mut();
+        while self.credit.get() > 0
+            && let Some(place) = queue.pop_front()
+        {
+            match std::mem::replace(&mut *place.state.borrow_mut(), PlaceState::Granted) {
+                PlaceState::Gone => continue,
+                PlaceState::Waiting(waker) => waker.wake(),
+                PlaceState::New | PlaceState::Granted => {}
+            }
+            self.spend(place.cost);
+        }
+        !queue.is_empty()
+    }
+}
+
+impl Parties {
+    pub fn party(&self, name: &str) -> Rc<Party> {
+        let mut known = self.known.borrow_mut();
+        if let Some(party) = known.get(name).and_then(Weak::upgrade) {
+            return party;
+        }
+        known.retain(|_, party| party.strong_count() > 0);
+        let party = Rc::new(Party::new());
+        known.insert(name.to_string(), Rc::downgrade(&party));
+        party
+    }
+
+    /// The more parties wait, the less each may begin in a turn, so that turns stay short.
+    fn turn_credit(&self) -> u64 {
+        let waiting = self.waiting.borrow().len() as u64;
+        (2 * TURN_CREDIT / (1 + waiting.max(1))).max(TURN_CREDIT_MIN)
+    }
+
+    /// Waits until `party` may begin work of this cost, and spends it.
+    pub async fn take(self: &Rc<Self>, env: &Env, party: &Rc<Party>, cost: u64) {
+        if party.queue.borrow().is_empty() {
+            party.renew(env.turns(), self.turn_credit());
+            if party.credit.get() > 0 {
+                return party.spend(cost);
+            }
+        }
+        let place = Rc::new(Place { cost, state: RefCell::new(PlaceState::New) });
+        let first = party.queue.borrow().is_empty();
+        party.queue.borrow_mut().push_back(place.clone());
+        if first {
+            self.attend(env, party);
+        }
+        let queued = Queued(place);
+        poll_fn(|cx| {
+            let mut state = queued.0.state.borrow_mut();
+            if matches!(*state, PlaceState::Granted) {
+                return Poll::Ready(());
+            }
+            *state = PlaceState::Waiting(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Has `party`'s queue served with each turn.
+    fn attend(self: &Rc<Self>, env: &Env, party: &Rc<Party>) {
+        let mut waiting = self.waiting.borrow_mut();
+        // It may still be listed: all its connections may have gone while they waited.
+        if waiting.iter().any(|known| Rc::ptr_eq(known, party)) {
+            return;
+        }
+        waiting.push(party.clone());
+        if waiting.len() == 1 {
+            env.spawn_detached(Box::pin(serve_waiting(self.clone(), env.clone())));
+        }
+    }
+}
+
+/// Serves every waiting party once with each turn, until none waits.
+async fn serve_waiting(parties: Rc<Parties>, env: Env) {
+    loop {
+        env.next_turn().await;
+        let (turn, credit) = (env.turns(), parties.turn_credit());
+        let mut waiting = parties.waiting.borrow_mut();
+        waiting.retain(|party| {
+            party.renew(turn, credit);
+            party.serve()
+        });
+        if waiting.is_empty() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "fair_tests.rs"]
+mod tests;

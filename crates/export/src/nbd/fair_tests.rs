@@ -1,0 +1,88 @@
+use std::cell::Cell;
+use std::rc::Rc;
+
+use blk::Env;
+use sim::SimWorld;
+
+use super::*;
+
+const GREEDY_COST: u64 = REQUEST_COST + (1 << 20);
+const SMALL_COST: u64 = REQUEST_COST + 4096;
+
+/// A connection that begins work of `cost` as often as it may, until `turns` are over.
+async fn work(env: Env, parties: Rc<Parties>, party: Rc<Party>, cost: u64, turns: u64, done: Rc<Cell<u64>>) {
+    while env.turns() < turns {
+        parties.take(&env, &party, cost).await;
+        done.set(done.get() + 1);
+        // The client sends its next request when this one is answered.
+        env.next_turn().await;
+    }
+}
+
+/// What connections began within `turns`: (party, cost of one piece, connections) each; per connection.
+fn begun(groups: &'static [(&'static str, u64, usize)], turns: u64) -> Vec<Vec<u64>> {
+    let world = SimWorld::new(1, sim::Options::default());
+    let counts = world.run(move |env| async move {
+        let parties = Rc::new(Parties::default());
+        let mut counts = Vec::new();
+        let mut tasks = Vec::new();
+        for &(name, cost, connections) in groups {
+            let party = parties.party(name);
+            let each: Vec<Rc<Cell<u64>>> = (0..connections).map(|_| Rc::default()).collect();
+            for done in &each {
+                let work = work(env.clone(), parties.clone(), party.clone(), cost, turns, done.clone());
+                tasks.push(env.spawn(work));
+            }
+            counts.push(each);
+        }
+        for task in tasks {
+            task.join().await;
+        }
+        counts.iter().map(|each| each.iter().map(|done| done.get()).collect()).collect()
+    });
+    counts.expect("the power was not cut")
+}
+
+#[test]
+fn a_neighbour_of_a_hundred_greedy_connections_keeps_half_of_its_rate() {
+    let alone: u64 = begun(&[("neighbour", SMALL_COST, 32)], 2000)[0].iter().sum();
+    let both = begun(&[("greedy", GREEDY_COST, 100), ("neighbour", SMALL_COST, 32)], 2000);
+    let beside: u64 = both[1].iter().sum();
+    println!("pieces of the neighbour in 2000 turns: {alone} alone, {beside} beside 100 greedy connections");
+    assert!(2 * beside >= alone, "{beside} of {alone}");
+    // The greedy party is not shut out either: it has its credit, and no more.
+    let greedy = GREEDY_COST * both[0].iter().sum::<u64>();
+    assert!((TURN_CREDIT * 1000..=TURN_CREDIT * 2002 + 100 * GREEDY_COST).contains(&greedy), "{greedy}");
+}
+
+#[test]
+fn connections_of_one_party_take_turns() {
+    let all = begun(&[("greedy", GREEDY_COST, 50)], 4000);
+    let (least, most) = (all[0].iter().min().unwrap(), all[0].iter().max().unwrap());
+    assert!(most - least <= 1 && *least > 10, "{:?}", all[0]);
+}
+
+#[test]
+fn parties_with_the_same_wishes_get_the_same() {
+    let both = begun(&[("one", GREEDY_COST, 1), ("many", GREEDY_COST, 100)], 4000);
+    let (one, many): (u64, u64) = (both[0].iter().sum(), both[1].iter().sum());
+    assert!(10 * one >= 9 * many, "{one} and {many}");
+}
+
+#[test]
+fn a_connection_that_ends_while_it_waits_costs_nothing() {
+    let world = SimWorld::new(1, sim::Options::default());
+    world.run(|env| async move {
+        let parties = Rc::new(Parties::default());
+        let party = parties.party("web");
+        parties.take(&env, &party, 4 * TURN_CREDIT).await;
+        let before = party.credit.get();
+        {
+            let mut gone = std::pin::pin!(parties.take(&env, &party, TURN_CREDIT));
+            poll_fn(|cx| Poll::Ready(assert!(gone.as_mut().poll(cx).is_pending()))).await;
+        }
+        parties.take(&env, &party, 1).await;
+        let turns = (party.credit.get() + 1 - before) as u64 / TURN_CREDIT;
+        assert!((3..=5).contains(&turns), "the credit came back in {turns} turns");
+    });
+}

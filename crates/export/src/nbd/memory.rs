@@ -1,0 +1,224 @@
+//! Memory of connections: what each is promised, and what it may take beyond that.
+//!
+//! All of it is charged to one budget before it is allocated. Half of the budget is for what connections are promised,
+//! [`CONNECTION_BYTES`] each when they are accepted. A quarter is shared: what a connection's requests hold beyond
+//! [`OWN_BYTES`] is its excess, charged there while it lasts. An excess may not grow beyond what is left free
+//! afterwards, so that one greedy connection takes at most half of what is shared, n greedy ones take n parts of n + 1,
+//! and one part is free for the next. The last quarter is for volumes, which may need as much again as a request holds
+//! (a read whose parts lie apart is put together from copies), and is not charged.
+//!
+//! Nobody waits for another connection's memory, so there is no queue, no order of taking and no deadlock: a request waits
+//! only for requests of its own connection. As soon as none of those is left the next one begins with `OWN_BYTES` at
+//! least, which nobody else can have taken: it is cut into pieces of that size when no more is free. Small
+//! requests never starve behind large ones for the same reason.
+//!
+//! What a client can pin by not reading its answers, or by not sending a payload it has announced, is its connection's
+//! holding, and counts against that connection alone.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use blk::budget::{Budget, Charge};
+use blk::buf::slab_bytes;
+
+use super::proto::{IN_FLIGHT_BYTES_MAX, PIECE_BYTES_MAX, REQUESTS_MAX};
+
+/// Promised to each connection: a receive buffer of 8 KiB, a page of answers, 12 KiB for its tasks, its names and its
+/// place in lists, and [`OWN_BYTES`] for requests.
+pub const CONNECTION_BYTES: u64 = 64 << 10;
+/// What a connection's requests may always hold: one of 32 KiB with its headroom, or four of 4 KiB.
+pub const OWN_BYTES: u64 = 40 << 10;
+/// A request's tasks, beside its payload.
+const TASK_BYTES: u64 = 2 << 10;
+
+/// The memory of all connections of a server.
+pub struct Memory {
+    promises: Rc<Budget>,
+    shared: Rc<Budget>,
+}
+
+/// What one connection holds of it.
+pub struct Holding {
+    _promised: Charge,
+    shared: Rc<Budget>,
+    excess: RefCell<Charge>,
+    /// Of requests taken in whose reply has not left.
+    held: Cell<u64>,
+    requests: Cell<usize>,
+    /// The planted defect: nothing is charged, and nothing waits.
+    uncharged: bool,
+}
+
+/// Returns what a piece of a request with `len` bytes of payload holds.
+fn piece_cost(len: u64) -> u64 {
+    TASK_BYTES + if len == 0 { 0 } else { slab_bytes(len as usize) as u64 }
+}
+
+const _: () = assert!(OWN_BYTES + (24 << 10) <= CONNECTION_BYTES);
+
+impl Memory {
+    pub fn new(bytes: u64) -> Memory {
+        Memory { promises: Budget::new(bytes / 2), shared: Budget::new(bytes / 4) }
+    }
+
+    /// Bytes that are charged now.
+    pub fn used(&self) -> u64 {
+        self.promises.used() + self.shared.used()
+    }
+
+    /// The most that was charged, of each half.
+    pub fn peak(&self) -> u64 {
+        self.promises.peak() + self.shared.peak()
+    }
+}
+
+impl Holding {
+    /// None when there is no memory for another connection.
+    pub fn new(memory: &Memory, uncharged: bool) -> Option<Holding> {
+        Some(Holding {
+            _promised: memory.promises.take(CONNECTION_BYTES)?,
+            shared: memory.shared.clone(),
+            excess: RefCell::new(memory.shared.take(0)?),
+            held: Cell::new(0),
+            requests: Cell::new(0),
+            uncharged,
+        })
+    }
+
+    /// Requests, and pieces of requests, that hold something.
+    pub fn requests(&self) -> usize {
+        self.requests.get()
+    }
+
+    /// Returns how much more this connection may hold now.
+    fn allowed(&self) -> u64 {
+        let excess = self.excess.borrow().bytes();
+        let excess_max = (self.shared.free() + excess) / 2;
+        (OWN_BYTES + excess_max).min(IN_FLIGHT_BYTES_MAX).saturating_sub(self.held.get())
+    }
+
+    /// Takes what a piece of `len` bytes needs and returns the length that was granted, with what it holds. The length
+    /// is less than `len` only when nothing else of this connection is under way. None: wait for own requests.
+    pub fn grant(&self, len: u64) -> Option<(u64, u64)> {
+        if self.requests.get() >= REQUESTS_MAX {
+            return None;
+        }
+        let wanted = len.min(PIECE_BYTES_MAX);
+        if self.uncharged {
+            self.requests.set(self.requests.get() + 1);
+            return Some((wanted, 0));
+        }
+        let allowed = self.allowed();
+        let granted = match piece_cost(wanted) <= allowed {
+            true => wanted,
+            false if self.requests.get() > 0 => return None,
+            false => cut(wanted, allowed.max(OWN_BYTES)),
+        };
+        let cost = piece_cost(granted);
+        self.hold(self.held.get() + cost);
+        self.requests.set(self.requests.get() + 1);
+        Some((granted, cost))
+    }
+
+    pub fn give_back(&self, cost: u64) {
+        self.requests.set(self.requests.get() - 1);
+        self.hold(self.held.get() - cost);
+    }
+
+    fn hold(&self, bytes: u64) {
+        let charged = self.excess.borrow_mut().set(bytes.saturating_sub(OWN_BYTES));
+        assert!(charged, "what is allowed is free");
+        self.held.set(bytes);
+    }
+
+    /// Charges a larger receive buffer, when there is plenty.
+    pub fn buffer(&self, bytes: u64) -> Option<Charge> {
+        (bytes <= self.shared.free() / 8).then(|| self.shared.take(bytes)).flatten()
+    }
+}
+
+/// Returns the largest power of two up to `len` whose piece costs no more than `most`.
+fn cut(len: u64, most: u64) -> u64 {
+    let mut now = PIECE_BYTES_MAX;
+    while now > len || piece_cost(now) > most {
+        now /= 2;
+    }
+    now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A connection, and what its pieces hold.
+    struct Greedy(Holding, Vec<u64>);
+
+    /// Connections that ask for pieces of `len` until each has to wait.
+    fn fill(memory: &Memory, connections: usize, len: u64) -> Vec<Greedy> {
+        let new = |_| Greedy(Holding::new(memory, false).unwrap(), Vec::new());
+        let mut all: Vec<Greedy> = (0..connections).map(new).collect();
+        let mut granted = true;
+        while granted {
+            granted = false;
+            for Greedy(holding, costs) in &mut all {
+                if let Some((_, cost)) = holding.grant(len) {
+                    costs.push(cost);
+                    granted = true;
+                }
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn the_greedy_leave_a_part_for_the_next() {
+        for connections in [1, 2, 10, 100] {
+            let memory = Memory::new(512 * MIB);
+            let greedy = fill(&memory, connections, MIB);
+            assert!(memory.peak() <= 512 * MIB);
+            let most = greedy.iter().map(|Greedy(holding, _)| holding.held.get()).max().unwrap();
+            let next = Holding::new(&memory, false).unwrap();
+            assert!(next.allowed() + MIB >= most / 2, "{} beside {most}", next.allowed());
+            assert!(next.grant(256 << 10).is_some(), "the next one has a share");
+        }
+    }
+
+    #[test]
+    fn progress_never_needs_anothers_memory() {
+        let memory = Memory::new(8 * MIB);
+        let mut taken = Vec::new();
+        for Greedy(holding, costs) in &fill(&memory, 64, MIB) {
+            costs.iter().for_each(|cost| holding.give_back(*cost));
+            // The others take what came back at once: all that is free.
+            taken.push(memory.shared.take(memory.shared.free()).unwrap());
+            let (granted, cost) = holding.grant(32 * MIB).expect("its own is always there");
+            assert_eq!((granted, cost <= OWN_BYTES), (32 << 10, true));
+            assert!(holding.grant(MIB).is_none(), "and no more than that");
+        }
+    }
+
+    #[test]
+    fn all_comes_back() {
+        let memory = Memory::new(256 * MIB);
+        let holding = Holding::new(&memory, false).unwrap();
+        let costs: Vec<u64> = std::iter::from_fn(|| holding.grant(MIB)).map(|(_, cost)| cost).collect();
+        assert!((20..=32).contains(&costs.len()), "{} pieces of half of 64 MiB", costs.len());
+        costs.into_iter().for_each(|cost| holding.give_back(cost));
+        assert_eq!(memory.used(), CONNECTION_BYTES);
+        drop(holding);
+        assert_eq!(memory.used(), 0);
+    }
+
+    #[test]
+    fn connections_are_promised_half_at_most_and_nothing_takes_that_from_them() {
+        let memory = Memory::new(MIB);
+        let all = fill(&memory, 8, MIB);
+        assert!(Holding::new(&memory, false).is_none());
+        assert_eq!(memory.promises.free(), 0);
+        drop(all);
+        let _greedy = fill(&memory, 7, MIB);
+        assert!(Holding::new(&memory, false).is_some());
+    }
+}

@@ -1,0 +1,219 @@
+//! The receiving side of a connection: bytes become requests, each admitted before anything is allocated for it.
+//!
+//! Every request in the receive buffer is started before more is received; what of a payload is not yet there is
+//! received straight into its own aligned buffer. Large requests are admitted, and carried out, in pieces.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::budget::Charge;
+use blk::socket::Socket;
+use blk::{Buf, Env, Error, Result, SECTOR, Slice};
+
+use super::line::{Line, Ticket};
+use super::proto::*;
+use super::reply::Failure;
+use super::request::{Command, Event, Intake};
+use super::work::{Whole, read_part, start, write, write_part};
+
+pub struct Receiver<'a> {
+    env: Env,
+    line: &'a Rc<Line>,
+    socket: &'a Socket,
+    intake: Intake,
+    buf: Buf,
+    /// Received and not yet used.
+    filled: Range<usize>,
+    /// For a large buffer; the small one is promised.
+    charge: Option<Charge>,
+}
+
+impl<'a> Receiver<'a> {
+    pub fn new(env: Env, line: &'a Rc<Line>, socket: &'a Socket, rest: &[u8]) -> Receiver<'a> {
+        // What came along with the last option is less than one receive of the handshake.
+        let mut buf = Buf::alloc(RECEIVE_BYTES.max(rest.len()));
+        buf[..rest.len()].copy_from_slice(rest);
+        let intake = Intake::new(line.terms.clone());
+        Receiver { env, line, socket, intake, buf, filled: 0..rest.len(), charge: None }
+    }
+
+    /// Until the client disconnects. A stream that ends without a farewell is no error: clients do that.
+    pub async fn run(mut self) -> Result<()> {
+        loop {
+            let (used, event) = self.intake.next(&self.buf[self.filled.clone()]);
+            self.filled.start += used;
+            match event {
+                Event::Receive => {
+                    if !self.fill().await? {
+                        return Ok(());
+                    }
+                }
+                Event::Command { cookie, command } => self.command(cookie, command).await?,
+                Event::Write { cookie, offset, len, fua } => {
+                    if !self.write(cookie, offset, u64::from(len), fua).await? {
+                        return Ok(());
+                    }
+                }
+                Event::Refused { cookie, refusal } => {
+                    let (ticket, _) = self.admit(cookie, 0).await;
+                    self.line.session.count(0);
+                    ticket.fail(&refusal.into());
+                }
+                Event::Disconnect => return Ok(()),
+                Event::Garbage(why) => return Err(Error::invalid(self.socket.peer(), why)),
+            }
+        }
+    }
+
+    async fn admit(&self, cookie: u64, len: u64) -> (Ticket, u64) {
+        self.line.admit(&self.env, cookie, len).await
+    }
+
+    /// False at the end of the stream.
+    async fn fill(&mut self) -> Result<bool> {
+        // Less than one header is left over.
+        let kept = self.filled.len();
+        self.buf.copy_within(self.filled.clone(), 0);
+        let buf = std::mem::replace(&mut self.buf, Buf::alloc(0));
+        let room = buf.len() - kept;
+        let (buf, received) = self.socket.recv(buf, kept).await;
+        self.buf = buf;
+        let received = received?;
+        self.filled = 0..kept + received;
+        self.resize(received, room);
+        Ok(received > 0)
+    }
+
+    /// Chooses the next buffer by what the last receive brought: most connections are idle, or send a request at a
+    /// time. It is replaced with its content, so only when that is little or the buffer is to grow.
+    fn resize(&mut self, received: usize, room: usize) {
+        let is_large = self.buf.len() > RECEIVE_BYTES;
+        let wanted = match is_large {
+            false if received == room => RECEIVE_BYTES_LARGE,
+            true if self.filled.len() < RECEIVE_BYTES / 2 => RECEIVE_BYTES,
+            _ => return,
+        };
+        let charge = match wanted {
+            RECEIVE_BYTES => None,
+            _ => match self.line.session.memory().buffer(RECEIVE_BYTES_LARGE as u64) {
+                Some(charge) => Some(charge),
+                None => return,
+            },
+        };
+        let mut buf = Buf::alloc(wanted);
+        buf[..self.filled.len()].copy_from_slice(&self.buf[self.filled.clone()]);
+        self.buf = buf;
+        self.charge = charge;
+    }
+
+    /// A piece of a write's payload in a buffer of its own. None when the stream ends inside it.
+    async fn payload(&mut self, len: usize) -> Result<Option<Slice>> {
+        let mut data = Buf::alloc(len);
+        let mut have = self.filled.len().min(len);
+        data[..have].copy_from_slice(&self.buf[self.filled.start..][..have]);
+        self.filled.start += have;
+        while have < len {
+            let (returned, received) = self.socket.recv(data, have).await;
+            data = returned;
+            match received? {
+                0 => return Ok(None),
+                n => have += n,
+            }
+        }
+        Ok(Some(data.freeze()))
+    }
+
+    /// Takes a write in and starts it, piece by piece. False when the stream ends inside its payload.
+    async fn write(&mut self, cookie: u64, offset: u64, len: u64, fua: bool) -> Result<bool> {
+        self.line.session.count(len);
+        let whole = Rc::<Whole>::default();
+        let mut done = 0;
+        while done < len {
+            let (ticket, now) = self.admit(cookie, len - done).await;
+            let Some(data) = self.payload(now as usize).await? else { return Ok(false) };
+            if now == len {
+                self.env.spawn_detached(Box::pin(write(ticket, offset, data, fua)));
+                return Ok(true);
+            }
+            let part = whole.begin(done + now == len);
+            self.env.spawn_detached(Box::pin(write_part(ticket, part, offset + done, data, fua)));
+            done += now;
+        }
+        Ok(true)
+    }
+
+    async fn command(&mut self, cookie: u64, command: Command) -> Result<()> {
+        match command {
+            Command::Read { offset, len, whole } => {
+                self.line.session.count(u64::from(len));
+                match whole {
+                    true => self.read_whole(cookie, offset, len).await?,
+                    false => self.read_pieces(cookie, offset, u64::from(len)).await,
+                }
+            }
+            Command::Status { range, one } => {
+                self.line.session.count(0);
+                let (ticket, granted) = self.admit(cookie, blk::volume::STATUS_BYTES_MAX as u64).await;
+                // What the volume may need for the range has to fit into what was granted.
+                let known_to_fit = granted / STATUS_BYTES_PER_SECTOR * SECTOR;
+                let end = match granted < blk::volume::STATUS_BYTES_MAX as u64 {
+                    true => range.end.min(range.start + known_to_fit),
+                    false => range.end,
+                };
+                start(&self.env, ticket, Command::Status { range: range.start..end, one });
+            }
+            other => {
+                self.line.session.count(0);
+                let (ticket, _) = self.admit(cookie, 0).await;
+                start(&self.env, ticket, other);
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_pieces(&self, cookie: u64, offset: u64, len: u64) {
+        let whole = Rc::<Whole>::default();
+        let mut done = 0;
+        while done < len {
+            let (ticket, now) = self.admit(cookie, len - done).await;
+            let at = offset + done;
+            if now == len {
+                let command = Command::Read { offset: at, len: now as u32, whole: false };
+                return start(&self.env, ticket, command);
+            }
+            done += now;
+            let part = whole.begin(done == len);
+            self.env.spawn_detached(Box::pin(read_part(ticket, part, at, now)));
+        }
+    }
+
+    /// A read whose answer is one message. One that is larger than a piece is read piece by piece while nothing else of
+    /// this connection is under way, so that no other reply can get in between.
+    async fn read_whole(&self, cookie: u64, offset: u64, len: u32) -> Result<()> {
+        if u64::from(len) > PIECE_BYTES_MAX {
+            self.line.idle().await;
+        }
+        let mut done = 0;
+        while done < u64::from(len) {
+            let (ticket, now) = self.admit(cookie, u64::from(len) - done).await;
+            let at = offset + done;
+            if now == u64::from(len) {
+                start(&self.env, ticket, Command::Read { offset: at, len, whole: true });
+                return Ok(());
+            }
+            let (buf, result) = self.line.volume.clone().read(at, Buf::with_headroom(now as usize)).await;
+            match result {
+                Ok(()) if done == 0 => ticket.data_begins(offset, len, buf),
+                Ok(()) => ticket.data_goes_on(buf),
+                Err(error) if done == 0 => {
+                    ticket.fail(&Failure::of(&error, false));
+                    return Ok(());
+                }
+                // Nothing can be said inside an answer; the end of the connection says it.
+                Err(error) => return Err(error),
+            }
+            done += now;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! Requests at work: each is a task that calls the volume and answers; a large one is several, of which the last answers.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::volume::ZeroMode;
+use blk::{Buf, Env, Error, Result, Slice};
+
+use super::line::Ticket;
+use super::reply::Failure;
+use super::request::Command;
+use super::status;
+
+/// Starts a command that is one piece. Each gets a task no larger than it needs.
+pub fn start(env: &Env, ticket: Ticket, command: Command) {
+    match command {
+        Command::Read { offset, len, .. } => env.spawn_detached(Box::pin(read(ticket, offset, len))),
+        Command::Flush => env.spawn_detached(Box::pin(flush(ticket))),
+        Command::Trim { range, fua } => env.spawn_detached(Box::pin(trim(ticket, range, fua))),
+        // Direct I/O keeps no cache that could be warmed; the command promises nothing.
+        Command::Cache => ticket.succeed(),
+        Command::Zero { range, mode, fua } => env.spawn_detached(Box::pin(zero(ticket, range, mode, fua))),
+        Command::Status { range, one } => env.spawn_detached(Box::pin(block_status(ticket, range, one))),
+    }
+}
+
+fn answer(ticket: Ticket, result: Result<()>) {
+    match result {
+        Ok(()) => ticket.succeed(),
+        Err(error) => ticket.fail(&Failure::of(&error, false)),
+    }
+}
+
+async fn read(ticket: Ticket, offset: u64, len: u32) {
+    let volume = ticket.line().volume.clone();
+    let (buf, result) = volume.read(offset, Buf::with_headroom(len as usize)).await;
+    match result {
+        Ok(()) => ticket.data(offset, buf, true),
+        Err(error) => ticket.fail(&Failure::of(&error, false)),
+    }
+}
+
+/// FUA is a flush after the write: the volume keeps no cheaper way.
+async fn flushed(ticket: &Ticket, result: Result<()>, fua: bool) -> Result<()> {
+    if fua && result.is_ok() {
+        return ticket.line().volume.clone().flush().await;
+    }
+    result
+}
+
+pub async fn write(ticket: Ticket, offset: u64, data: Slice, fua: bool) {
+    let result = ticket.line().volume.clone().write(offset, data).await;
+    let result = flushed(&ticket, result, fua).await;
+    answer(ticket, result);
+}
+
+async fn flush(ticket: Ticket) {
+    // A read-only volume has nothing to make durable, and its file may not even allow it.
+    let result =
+        if ticket.line().terms.read_only { Ok(()) } else { ticket.line().volume.clone().flush().await };
+    answer(ticket, result);
+}
+
+async fn trim(ticket: Ticket, range: Range<u64>, fua: bool) {
+    let result = ticket.line().volume.clone().discard(range).await;
+    let result = flushed(&ticket, result, fua).await;
+    answer(ticket, result);
+}
+
+async fn zero(ticket: Ticket, range: Range<u64>, mode: ZeroMode, fua: bool) {
+    let result = ticket.line().volume.clone().write_zeroes(range, mode).await;
+    match flushed(&ticket, result, fua).await {
+        Ok(()) => ticket.succeed(),
+        Err(error) => ticket.fail(&Failure::of(&error, mode.fast_only)),
+    }
+}
+
+async fn block_status(ticket: Ticket, range: Range<u64>, one: bool) {
+    let turn = ticket.line().party().status_turn.lock().await;
+    let found = ticket.line().volume.clone().status(range.clone()).await;
+    drop(turn);
+    match found {
+        Ok(pieces) => ticket.status(&status::payload(range, one, &pieces)),
+        Err(error) => ticket.fail(&Failure::of(&error, false)),
+    }
+}
+
+/// A request in pieces. On an error some of a write's pieces may have been carried out: as with any write, what an
+/// unanswered or failed one leaves is the old or the new, per sector.
+#[derive(Default)]
+pub struct Whole {
+    under_way: Cell<usize>,
+    /// No more pieces will begin.
+    complete: Cell<bool>,
+    failure: RefCell<Option<Error>>,
+}
+
+/// One piece of it.
+pub struct Part(Rc<Whole>);
+
+impl Whole {
+    pub fn begin(self: &Rc<Self>, last: bool) -> Part {
+        self.under_way.set(self.under_way.get() + 1);
+        self.complete.set(last);
+        Part(self.clone())
+    }
+}
+
+impl Part {
+    /// Returns the outcome of the whole when this piece was the last to end.
+    fn end(self, result: Result<()>) -> Option<Result<()>> {
+        let whole = self.0;
+        whole.under_way.set(whole.under_way.get() - 1);
+        if let Err(error) = result {
+            whole.failure.borrow_mut().get_or_insert(error);
+        }
+        let ended = whole.complete.get() && whole.under_way.get() == 0;
+        ended.then(|| whole.failure.take().map_or(Ok(()), Err))
+    }
+}
+
+pub async fn write_part(ticket: Ticket, part: Part, offset: u64, data: Slice, fua: bool) {
+    let result = ticket.line().volume.clone().write(offset, data).await;
+    if let Some(result) = part.end(result) {
+        let result = flushed(&ticket, result, fua).await;
+        answer(ticket, result);
+    }
+}
+
+/// Pieces are answered in any order, each with its data; an error is told in place of the last one.
+pub async fn read_part(ticket: Ticket, part: Part, offset: u64, len: u64) {
+    let volume = ticket.line().volume.clone();
+    let (buf, result) = volume.read(offset, Buf::with_headroom(len as usize)).await;
+    let read = result.is_ok();
+    match part.end(result) {
+        Some(Err(error)) => ticket.fail(&Failure::of(&error, false)),
+        Some(Ok(())) => ticket.data(offset, buf, true),
+        None if read => ticket.data(offset, buf, false),
+        None => {}
+    }
+}
