@@ -139,6 +139,12 @@ pub trait Layer {
     /// Dirty entries of the region are dropped with it and never written again.
     fn release(&self, region: u64);
 
+    /// Memory of tables that cannot leave it before a flush has written them, and of copies that a flush under way has
+    /// taken of them.
+    fn unwritten_bytes(&self) -> u64 {
+        0
+    }
+
     /// Captures the dirty tables; see the module's head.
     fn stages(&self) -> Stages;
 

@@ -1,7 +1,7 @@
 //! One layer in an open chain, with the order in which its data and tables become durable.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use blk::file::FileCounters;
 use blk::layer::{Layer, Stages, TableWrite};
@@ -12,9 +12,7 @@ use futures_util::{StreamExt, stream};
 
 use crate::map::Slot;
 use crate::options::{Defect, Defects};
-
-/// First writes between two flushes: at worst each dirties a table of 16 KiB, 128 MiB in all.
-const PLACED_MAX: u64 = 8192;
+use crate::unwritten::Unwritten;
 
 /// Table writes under way at once. A round may have thousands, each a seek of a disk with heads: all at once they would
 /// hold the guest's I/Os up for seconds. Eight of 16 KiB keep flash busy.
@@ -28,14 +26,15 @@ pub(crate) async fn all(work: impl IntoIterator<Item = impl Future<Output = Resu
 
 /// A layer, shared by the running disk and the sealed views that read it.
 pub struct Link {
+    /// Itself, for the list of links with unwritten tables.
+    pub(crate) this: Weak<Link>,
     pub layer: Rc<dyn Layer>,
     /// Slot of the layer's file 0 in the maps of this VM's disks; file n has `slot + n`.
     pub slot: Slot,
     defects: Defects,
     /// A write completed that no flush round has begun to cover.
     dirty: Cell<bool>,
-    /// First writes since the last round began.
-    placed: Cell<u64>,
+    pub(crate) unwritten: Unwritten,
     rounds: TaskMutex,
     started: Cell<u64>,
     completed: Cell<u64>,
@@ -44,12 +43,13 @@ pub struct Link {
 
 impl Link {
     pub fn new(layer: Rc<dyn Layer>, slot: Slot, defects: Defects) -> Rc<Link> {
-        Rc::new(Link {
+        Rc::new_cyclic(|this| Link {
+            this: this.clone(),
             layer,
             slot,
             defects,
             dirty: Cell::new(false),
-            placed: Cell::new(0),
+            unwritten: Unwritten::default(),
             rounds: TaskMutex::default(),
             started: Cell::new(0),
             completed: Cell::new(0),
@@ -77,13 +77,6 @@ impl Link {
         self.dirty.set(true);
     }
 
-    /// A first write was published. True when so many tables may be dirty that they should be written before the
-    /// guest asks for it: dirty tables cannot leave memory.
-    pub fn placed(&self) -> bool {
-        self.placed.set(self.placed.get() + 1);
-        self.placed.get() == PLACED_MAX
-    }
-
     /// Makes every write that completed before this call durable, with its tables. Callers that arrive while a round
     /// runs share the next one.
     pub async fn flush(&self) -> Result<()> {
@@ -106,8 +99,8 @@ impl Link {
     async fn round(&self) -> Result<()> {
         self.started.set(self.started.get() + 1);
         self.dirty.set(false);
-        self.placed.set(0);
         let result = self.make_durable().await;
+        self.count_unwritten();
         if result.is_err() {
             self.dirty.set(true);
         }

@@ -34,6 +34,9 @@ pub struct Options {
     /// Resolved maps, of all disks and views of a core together. 100 GiB of 4 KiB-random runs at 8 KiB a region would be
     /// 400 MiB; beyond the cap the coldest regions are built again when touched.
     pub map_cap_bytes: usize,
+    /// Tables of all layers of a core that wait to be written: 24 MiB are 1536 of them. Beyond, first writes wait for
+    /// flushes.
+    pub unwritten_cap_bytes: u64,
     pub space_policy: SpacePolicy,
     /// How often a write that waits for space tries again.
     pub space_retry_us: u64,
@@ -48,6 +51,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             map_cap_bytes: 64 << 20,
+            unwritten_cap_bytes: 24 << 20,
             space_policy: SpacePolicy::default(),
             space_retry_us: 250_000,
             reserve_bytes: 5 << 20,
@@ -97,6 +101,8 @@ pub enum Defect {
     ForgetClones,
     /// The content generation is raised by a change of its own, after the one that replaces the content.
     RaiseApart,
+    /// First writes are placed however many tables wait to be written.
+    UnboundedTables,
     /// Native: a redirect is overwritten in place before a replay is sure not to doubt its data.
     EarlyFlushedLsn,
     /// Native: freed space is used again at once.
@@ -115,7 +121,7 @@ pub enum Defect {
 
 /// A set of planted defects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Defects(u32);
+pub struct Defects(u64);
 
 impl Defects {
     pub const fn only(defect: Defect) -> Defects {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use blk::buf::{ZEROS_BYTES, zeros};
 use blk::layer::{Placement, Run, Where};
 use blk::volume::ZeroMode;
 use blk::{Buf, Error, ErrorKind, Result, Slice};
@@ -14,8 +15,8 @@ use crate::link::{Link, all};
 use crate::map::Piece;
 use crate::options::{Defect, SpacePolicy};
 
-/// Zeros are written from one shared buffer of this size.
-const ZERO_CHUNK_BYTES: u64 = 1 << 20;
+/// Zeros are written from one shared buffer.
+const ZERO_CHUNK_BYTES: u64 = ZEROS_BYTES as u64;
 
 impl Disk {
     /// Writes, waiting for space if the policy says so. On an error the range's content is the old or the new, per
@@ -199,6 +200,11 @@ impl Disk {
         visible: bool,
     ) -> Result<()> {
         self.stats.first_writes.set(self.stats.first_writes.get() + 1);
+        let cap_bytes = match self.options.defects.has(Defect::UnboundedTables) {
+            true => u64::MAX,
+            false => self.options.unwritten_cap_bytes,
+        };
+        link.admit_first_write(&self.env, cap_bytes).await;
         let placement = link.layer.place(range.clone()).await?;
         let own = self.write_placed(link, &placement, &range, data);
         let fills = all(placement.fills.iter().map(|fill| self.fill(link, below, &placement, fill.clone())));
@@ -210,11 +216,7 @@ impl Disk {
         // One poll from here: entry, map and dirty mark change together.
         link.layer.publish(&placement);
         link.wrote();
-        if link.placed() {
-            let link = link.clone();
-            // A failure shows at the guest's own flush: the file is latched.
-            self.env.spawn_detached(Box::pin(async move { drop(link.flush().await) }));
-        }
+        link.placed(&self.env, cap_bytes);
         if visible {
             for (run, file, offset) in held(&placement.runs) {
                 self.map.update(Piece { start: run.start, len: run.len, slot: link.slot + file, offset });
@@ -275,7 +277,7 @@ impl Disk {
             let cause = "this disk runs on a delta, which cannot be zeroed without writing zeros";
             return Err(Error::new(ErrorKind::Unsupported, &self.name, cause));
         }
-        let zeros = Buf::zeroed(ZERO_CHUNK_BYTES.min(range.end - range.start) as usize).freeze();
+        let zeros = zeros();
         for part in split(range, ZERO_CHUNK_BYTES) {
             self.write_range(part.start, zeros.slice(0..(part.end - part.start) as usize)).await?;
         }

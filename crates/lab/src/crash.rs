@@ -54,6 +54,7 @@ pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
 }
 
 fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
+    assert_eq!(engine::unwritten_bytes(), 0, "the run before this one has left layers behind");
     let world = SimWorld::new(plan.seed, plan.world.clone());
     let truth = Rc::new(RefCell::new(Truth::new(plan)));
     origin::create(&world, plan, &truth)?;

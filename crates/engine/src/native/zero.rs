@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
+use blk::buf::{ZEROS_BYTES, zeros};
 use blk::volume::ZeroMode;
-use blk::{Buf, Error, ErrorKind, Result};
+use blk::{Error, ErrorKind, Result};
 
 use super::disk::NativeDisk;
 use super::layout::BLOCK;
 
-/// Zeros are written from one shared buffer of this size.
-const ZERO_CHUNK_BYTES: u64 = 1 << 20;
+/// Zeros are written from one shared buffer.
+const ZERO_CHUNK_BYTES: u64 = ZEROS_BYTES as u64;
 
 impl NativeDisk {
     /// The whole blocks inside of `range` lose their space; what is left of it at the ends is answered.
@@ -39,7 +40,7 @@ impl NativeDisk {
             return Err(Error::new(ErrorKind::Unsupported, &self.name, cause));
         }
         for part in rest.into_iter().filter(|r| r.start < r.end) {
-            let zeros = Buf::zeroed(ZERO_CHUNK_BYTES.min(part.end - part.start) as usize).freeze();
+            let zeros = zeros();
             let mut at = part.start;
             while at < part.end {
                 let len = ZERO_CHUNK_BYTES.min(part.end - at);

@@ -64,8 +64,12 @@ impl Plan {
             depth: rng.between(1, 4) as usize,
             yield_factor: rng.below(3),
         };
+        let planted = defects != Defects::default();
         let engine = Options {
             map_cap_bytes: if rng.coin() { 1 << 20 } else { 1500 },
+            // A few tables, so that first writes meet flushes that the guest did not ask for. Those would hide planted
+            // defects, which are looked for in the guest's own.
+            unwritten_cap_bytes: if seed.is_multiple_of(2) && !planted { 64 << 10 } else { 24 << 20 },
             space_policy: if rng.coin() { SpacePolicy::Wait } else { SpacePolicy::Error },
             space_retry_us: 500,
             reserve_bytes: 5 << 20,
@@ -73,7 +77,6 @@ impl Plan {
             defects,
         };
         // Other planted defects are looked for on one branch, where guests and commits meet most often.
-        let planted = defects != Defects::default();
         let plain = planted && !OF_BRANCHES.iter().any(|d| defects.has(*d));
         let imported = rng.below(5) == 0 && !plain;
         Plan {

@@ -416,6 +416,10 @@ impl Layer for VmfsSparse {
         self.0.release(region);
     }
 
+    fn unwritten_bytes(&self) -> u64 {
+        (self.0.state.borrow().tables.unwritten() * TABLE_BYTES) as u64
+    }
+
     fn stages(&self) -> Stages {
         let mut state = self.0.state.borrow_mut();
         let State { tables, header, directory, .. } = &mut *state;

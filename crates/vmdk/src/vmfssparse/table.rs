@@ -178,6 +178,11 @@ impl Tables {
         }
     }
 
+    /// Returns how many tables wait to be written, and how many a flush has captured.
+    pub fn unwritten(&self) -> usize {
+        self.dirty.len() + self.captured.len()
+    }
+
     #[cfg(test)]
     pub fn is_clean(&self) -> bool {
         self.dirty.is_empty()

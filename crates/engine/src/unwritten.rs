@@ -1,0 +1,119 @@
+//! Tables that wait to be written, of all layers of a core: bounded, because they cannot leave memory before.
+//!
+//! A first write dirties a table of 16 KiB at worst, and only a flush cleans it. So the engine flushes by itself: from
+//! half of the cap on a layer with many of them is flushed in the background, and at the cap its first writes wait
+//! for that. No first write waits for another layer's flush, which may lie on a device that hangs: another layer that holds
+//! much is flushed in the background, and each layer may have [`LAYER_BYTES`] whatever the others hold. What all hold
+//! is therefore at most the cap, that much for each layer, and what is being placed.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+
+use blk::Env;
+
+use crate::link::Link;
+
+/// What each layer may have: 64 tables of 16 KiB, or a half of a cap that is smaller.
+pub const LAYER_BYTES: u64 = 1 << 20;
+/// Flushes that one first write waits for: others may place while it does.
+const FLUSHES_MAX: usize = 8;
+
+thread_local! {
+    static BYTES: Cell<u64> = const { Cell::new(0) };
+    /// Links that have any.
+    static LINKS: RefCell<Vec<Weak<Link>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Returns the unwritten tables of all layers of this core, in bytes.
+pub fn unwritten_bytes() -> u64 {
+    BYTES.get()
+}
+
+/// What one link has counted.
+#[derive(Default)]
+pub struct Unwritten {
+    bytes: Cell<u64>,
+    /// A flush in the background is under way.
+    flushing: Cell<bool>,
+}
+
+impl Unwritten {
+    fn set(&self, bytes: u64) -> u64 {
+        let before = self.bytes.replace(bytes);
+        BYTES.set(BYTES.get() - before + bytes);
+        before
+    }
+}
+
+impl Drop for Unwritten {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+impl Link {
+    /// Takes note of the layer's unwritten tables, after it has changed them.
+    pub(crate) fn count_unwritten(&self) {
+        let bytes = self.layer.unwritten_bytes();
+        let before = self.unwritten.set(bytes);
+        if (before == 0) == (bytes == 0) {
+            return;
+        }
+        LINKS.with_borrow_mut(|links| {
+            links.retain(|link| link.strong_count() > 0 && !link.ptr_eq(&self.this));
+            if bytes > 0 {
+                links.push(self.this.clone());
+            }
+        });
+    }
+
+    fn is_over(&self, limit: u64) -> bool {
+        BYTES.get() >= limit && self.unwritten.bytes.get() >= LAYER_BYTES.min(limit / 2)
+    }
+
+    /// A first write was published.
+    pub(crate) fn placed(&self, env: &Env, cap_bytes: u64) {
+        self.count_unwritten();
+        if self.is_over(cap_bytes / 2) {
+            self.flush_in_background(env);
+        }
+    }
+
+    /// Waits until a first write may be placed in this layer.
+    pub(crate) async fn admit_first_write(&self, env: &Env, cap_bytes: u64) {
+        if BYTES.get() < cap_bytes {
+            return;
+        }
+        if let Some(other) = largest() {
+            other.flush_in_background(env);
+        }
+        for _ in 0..FLUSHES_MAX {
+            // When it fails the file is latched, and the first write itself says so.
+            if !self.is_over(cap_bytes) || self.flush().await.is_err() {
+                return;
+            }
+            self.count_unwritten();
+        }
+    }
+
+    fn flush_in_background(&self, env: &Env) {
+        let Some(link) = self.this.upgrade() else { return };
+        if self.unwritten.flushing.replace(true) {
+            return;
+        }
+        env.spawn_detached(Box::pin(async move {
+            // A failure shows at the guest's own flush: the file is latched.
+            let _ = link.flush().await;
+            link.count_unwritten();
+            link.unwritten.flushing.set(false);
+        }));
+    }
+}
+
+fn largest() -> Option<Rc<Link>> {
+    let links: Vec<Rc<Link>> = LINKS.with_borrow(|links| links.iter().filter_map(Weak::upgrade).collect());
+    links
+        .into_iter()
+        .filter(|link| !link.unwritten.flushing.get())
+        .max_by_key(|link| link.unwritten.bytes.get())
+}
