@@ -15,6 +15,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::command;
 use crate::error::ErrorBody;
 use crate::listen::NbdListen;
+use crate::memory::Memory;
 use crate::name::{DatastoreName, VmName};
 use crate::output::Output;
 use crate::{api, units};
@@ -109,6 +110,14 @@ pub struct UpArgs {
     /// reading maps
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_map_cache)]
     pub map_cache: usize,
+    /// What the daemon may take in memory, beside --map-cache for each datastore after the first: half of it is for
+    /// clients and their requests
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_memory)]
+    pub memory: Memory,
+}
+
+fn parse_memory(text: &str) -> Result<Memory, String> {
+    Memory::new(units::parse_bytes(text)?).map_err(|expected| format!("{text:?}: expected {expected}"))
 }
 
 /// The way to a leaf is at most five pages of 4 KiB: a thousand requests at once on cold disks find room.

@@ -14,6 +14,7 @@ pub mod datastore;
 pub mod demo;
 pub mod error;
 pub mod listen;
+pub mod memory;
 pub mod name;
 pub mod notify;
 pub mod output;

@@ -44,6 +44,7 @@ fn every_documented_line_parses() {
         "unstun datastore add fast=/mnt/a",
         "unstun datastore create /dev/sdb --force",
         "unstun up --map-cache 256M",
+        "unstun up --memory 2G",
         "unstun datastore list",
         "unstun datastore remove fast",
         "unstun vm create web --disk 20G --datastore fast",

@@ -25,7 +25,8 @@ pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
     listen::check_socket_path(&datastore.api_socket()).map_err(Error::invalid)?;
     let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };
     let (name, root) = (datastore.name(), datastore.root().to_path_buf());
-    let control = core::start(core::Place { name, root, map_cache_bytes: args.map_cache, nbd })?;
+    let control =
+        core::start(core::Place { name, root, map_cache_bytes: args.map_cache, memory: args.memory, nbd })?;
     runtime()?.block_on(serve(&datastore, control, output))
 }
 

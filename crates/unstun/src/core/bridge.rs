@@ -18,6 +18,7 @@ use crate::api::{
 use crate::control::{Control, Reply};
 use crate::error::{Error, ErrorKind, Result};
 use crate::listen::NbdListen;
+use crate::memory::Memory;
 use crate::name::{DatastoreName, VmName};
 
 /// What the core is asked: run in its thread, as a task of its own.
@@ -30,6 +31,7 @@ pub struct Place {
     pub root: PathBuf,
     /// Of the maps of each datastore's store.
     pub map_cache_bytes: usize,
+    pub memory: Memory,
     pub nbd: Vec<NbdListen>,
 }
 

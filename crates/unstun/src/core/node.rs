@@ -10,7 +10,7 @@ use blk::exec::JoinHandle;
 use blk::sync::Signal;
 use engine::job::{MOVE, SCRUB};
 use engine::{Machine, Options, SpacePolicy, Vm};
-use export::nbd::Doors;
+use export::nbd::{Doors, Limits};
 use jiff::Timestamp;
 
 use super::bridge::Place;
@@ -30,10 +30,7 @@ use super::{formats, inuse, settle};
 use crate::api::WhenFull;
 use crate::error::{Error, Result};
 use crate::listen::NbdListen;
-
-/// Resolved maps of all disks and sealed states of the core. With 48 MiB of grain tables and about 40 MiB for everything
-/// else the daemon stays below 256 MiB; what clients have under way comes on top.
-const MAP_BYTES_TOTAL: usize = 96 << 20;
+use crate::memory::{self, Memory};
 
 pub struct Node {
     pub env: Env,
@@ -45,6 +42,7 @@ pub struct Node {
     pub(super) absent: RefCell<Vec<Absent>>,
     /// Of each store.
     pub map_cache_bytes: usize,
+    pub memory: Memory,
     pub nbd: Vec<NbdListen>,
     pub started: Timestamp,
     pub doors: Rc<Doors>,
@@ -86,9 +84,10 @@ impl Node {
             main,
             absent: RefCell::default(),
             map_cache_bytes: place.map_cache_bytes,
+            memory: place.memory,
             nbd: place.nbd.clone(),
             started: Timestamp::now(),
-            doors: Doors::new(),
+            doors: open_doors(place.memory),
             journal: Rc::new(journal),
             vms: RefCell::default(),
             broken: RefCell::default(),
@@ -234,7 +233,7 @@ impl Node {
 
     pub fn options(&self, when_full: WhenFull) -> Options {
         let space_policy = space_policy(when_full);
-        Options { map_cap_bytes: MAP_BYTES_TOTAL, space_policy, ..Options::default() }
+        Options { map_cap_bytes: self.memory.maps_bytes(), space_policy, ..Options::default() }
     }
 
     /// The VM as it is after its move, in the place of what it was.
@@ -298,6 +297,26 @@ impl Node {
     pub fn uri(&self, export: &str) -> String {
         self.nbd.first().map(|n| n.uri(export)).unwrap_or_default()
     }
+}
+
+/// Refused clients are in the log, at most once a second.
+fn open_doors(memory: Memory) -> Rc<Doors> {
+    let connections_max = memory.connections_max(memory::raise_descriptors());
+    let limits = Limits { memory_bytes: memory.clients_bytes(), connections_max, ..Limits::default() };
+    let doors = Doors::with_limits(limits);
+    let (last, unsaid) = (Cell::new(0), Cell::new(0));
+    doors.on_refusal(Box::new(move |refused| {
+        let now = Timestamp::now().as_second();
+        if last.replace(now) == now {
+            return unsaid.set(unsaid.get() + 1);
+        }
+        let more = match unsaid.take() {
+            0 => String::new(),
+            n => format!(" ({n} more before it)"),
+        };
+        eprintln!("unstun: NBD client {} refused: {}{more}", refused.peer, refused.cause);
+    }));
+    doors
 }
 
 pub fn space_policy(when_full: WhenFull) -> SpacePolicy {

@@ -121,6 +121,10 @@ pub struct Daemon<'a> {
 }
 
 impl Daemon<'_> {
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// SIGTERM: it drains, writes its tables and ends well.
     pub fn stop(mut self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();

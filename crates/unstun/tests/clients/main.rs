@@ -15,6 +15,7 @@ mod difference;
 mod disks;
 mod experiments;
 mod gate;
+mod greedy;
 mod guest;
 mod guides;
 mod holds;
