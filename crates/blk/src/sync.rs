@@ -4,39 +4,83 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::ops::Range;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
 /// Wakes everybody who waits. A waiter re-checks its own condition: `while !cond { signal.wait().await }`.
 #[derive(Default)]
 pub struct Signal {
     epoch: Cell<u64>,
-    waiters: RefCell<Vec<Waker>>,
+    next_ticket: Cell<u64>,
+    /// In the order of their first poll, by ticket.
+    waiters: RefCell<Vec<(u64, Waker)>>,
 }
 
 impl Signal {
     pub fn notify(&self) {
         self.epoch.set(self.epoch.get() + 1);
-        for waker in self.waiters.take() {
+        for (_, waker) in self.waiters.take() {
             waker.wake();
         }
     }
 
-    /// Resolves at the first `notify` after this call (not after the first poll).
-    pub fn wait(&self) -> impl Future<Output = ()> + '_ {
-        let seen = self.epoch.get();
-        let mut known: Option<Waker> = None;
-        poll_fn(move |cx| {
-            if self.epoch.get() != seen {
-                return Poll::Ready(());
-            }
+    /// Resolves at the first `notify` after this call (not after the first poll). May be dropped: nothing stays behind.
+    pub fn wait(&self) -> SignalWait<'_> {
+        SignalWait { signal: self, seen: self.epoch.get(), listed: None }
+    }
+}
+
+/// One wait for a [`Signal`].
+pub struct SignalWait<'a> {
+    signal: &'a Signal,
+    seen: u64,
+    /// The ticket and the waker that the signal has.
+    listed: Option<(u64, Waker)>,
+}
+
+impl SignalWait<'_> {
+    fn is_over(&self) -> bool {
+        self.signal.epoch.get() != self.seen
+    }
+}
+
+impl Future for SignalWait<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_over() {
+            return Poll::Ready(());
+        }
+        let (signal, waker) = (self.signal, cx.waker());
+        let mut waiters = signal.waiters.borrow_mut();
+        match &mut self.listed {
             // Polled again for another's sake: one entry is enough.
-            if !known.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
-                known = Some(cx.waker().clone());
-                self.waiters.borrow_mut().push(cx.waker().clone());
+            Some((_, known)) if known.will_wake(waker) => {}
+            Some((ticket, known)) => {
+                known.clone_from(waker);
+                let own = waiters.iter_mut().find(|(other, _)| other == ticket);
+                own.expect("listed until the next notify").1.clone_from(waker);
             }
-            Poll::Pending
-        })
+            None => {
+                let ticket = signal.next_ticket.get();
+                signal.next_ticket.set(ticket + 1);
+                waiters.push((ticket, waker.clone()));
+                self.listed = Some((ticket, waker.clone()));
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for SignalWait<'_> {
+    fn drop(&mut self) {
+        let Some((ticket, _)) = self.listed.take().filter(|_| !self.is_over()) else { return };
+        let mut waiters = self.signal.waiters.borrow_mut();
+        let own = waiters.iter().position(|(other, _)| *other == ticket).map(|at| waiters.remove(at));
+        // A waker may own a task that waits here too.
+        drop(waiters);
+        drop(own);
     }
 }
 

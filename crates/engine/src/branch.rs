@@ -31,8 +31,8 @@ impl Vm {
     /// What a revert to `wanted` (None: the snapshot the VM runs on from) would throw away. With `keeps_present` a take
     /// comes first.
     pub async fn revert_preview(&self, wanted: Option<&str>, keeps_present: bool) -> Result<Loss> {
-        let target = self.revert_target(wanted)?;
-        let plan = self.plan_revert(target).await?;
+        let planned = async || self.plan_revert(self.revert_target(wanted)?).await;
+        let plan = self.read_steady(planned).await?;
         Ok(if keeps_present { Loss { layers: Vec::new(), bytes: 0, ..plan.loss } } else { plan.loss })
     }
 
@@ -58,7 +58,7 @@ impl Vm {
     }
 
     pub async fn discard_preview(&self, wanted: &str) -> Result<Loss> {
-        Ok(self.plan_discard(wanted).await?.loss)
+        Ok(self.read_steady(async || self.plan_discard(wanted).await).await?.loss)
     }
 
     /// Throws away what was written since the snapshot, every later snapshot of that branch included, and its name.
@@ -76,7 +76,7 @@ impl Vm {
     }
 
     pub async fn reset_preview(&self) -> Result<Loss> {
-        Ok(self.plan_reset().await?.loss)
+        Ok(self.read_steady(async || self.plan_reset().await).await?.loss)
     }
 
     /// Drops what was written to the nonpersistent disks since the last reset.

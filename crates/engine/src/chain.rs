@@ -2,10 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 use blk::layer::{Run, Where};
-use blk::{Error, File, Result};
+use blk::{Error, File, Result, SECTOR};
 
 use crate::link::Link;
 use crate::map::{Slot, ZERO_SLOT};
@@ -31,14 +32,11 @@ impl Chain {
         self.links.iter().position(|l| Rc::ptr_eq(l, link))
     }
 
-    /// Grains of different layers are powers of two, so the largest aligns to all.
-    pub fn grain_bytes(&self) -> u64 {
-        self.links
-            .iter()
-            .filter(|l| !l.layer.shape().flat)
-            .map(|l| l.layer.shape().grain_bytes)
-            .max()
-            .unwrap_or(512)
+    /// `range` rounded out to whole grains of every layer: they are powers of two, so the largest aligns to all.
+    pub fn whole_grains(&self, range: &Range<u64>) -> Range<u64> {
+        let shapes = self.links.iter().map(|link| link.layer.shape());
+        let grain = shapes.filter(|shape| !shape.flat).map(|shape| shape.grain_bytes).max().unwrap_or(SECTOR);
+        range.start / grain * grain..range.end.next_multiple_of(grain)
     }
 }
 

@@ -81,10 +81,12 @@ impl Vm {
 
     async fn run_job(self: &Rc<Self>, job: Rc<Job>, folds: Vec<FoldState>) {
         let began_ns = self.env.now_ns();
-        let turn = self.folding.lock().await;
         let mut times = Vec::new();
-        let result = self.run_folds(&job, &folds, &mut times).await;
-        drop(turn);
+        // Another commit may hold the turn for hours.
+        let result = match job.or_cancelled(self.folding.lock()).await {
+            Ok(_turn) => self.run_folds(&job, &folds, &mut times).await,
+            Err(e) => Err(e),
+        };
         let message = match &result {
             Err(_) if job.is_stopped_for_close() => {
                 "the daemon stops; the commit goes on at its next start".into()

@@ -299,9 +299,7 @@ impl Fold {
         if copied.is_ok() {
             let rest_us = self.pace.rest_us(self.disk.env.now_ns() - began_ns);
             self.job.moved(piece.len).await;
-            if rest_us > 0 {
-                self.disk.env.sleep_us(rest_us).await;
-            }
+            self.job.rest_us(rest_us).await;
         }
         self.under_way.set(self.under_way.get() - 1);
         self.piece_ended.notify();

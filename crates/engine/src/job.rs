@@ -17,9 +17,6 @@ pub const CONSOLIDATE: &str = "consolidation";
 /// Reads all that a native store holds.
 pub const SCRUB: &str = "scrub";
 
-/// How often work that others hold up looks whether it is still wanted.
-const LOOK_US: u64 = 50_000;
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobState {
     Running,
@@ -178,6 +175,7 @@ impl Job {
         self.refuse_when_over()?;
         self.limit.set(bytes_per_s);
         self.next_ns.set(0);
+        self.changed.notify();
         Ok(())
     }
 
@@ -213,35 +211,57 @@ impl Job {
         }
     }
 
+    fn is_unwanted(&self) -> bool {
+        self.cancel.get() || self.closing.get()
+    }
+
     fn refuse_when_unwanted(&self) -> Result<()> {
-        match self.cancel.get() || self.closing.get() {
+        match self.is_unwanted() {
             true => Err(Error::cancelled(format!("job {}", self.id))),
             false => Ok(()),
         }
     }
 
-    /// For what may be held up for ever, and may be dropped: `Cancelled` soon after the job is.
+    /// Runs work that others may hold up for ever, and that may be dropped.
+    ///
+    /// # Errors
+    /// `Cancelled` as soon as the job is cancelled or its VM is closed.
     pub async fn or_cancelled<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         let mut work = pin!(work);
         loop {
-            match select(work.as_mut(), pin!(self.env.sleep_us(LOOK_US))).await {
-                Either::Left((done, _)) => return Ok(done),
-                Either::Right(_) => self.refuse_when_unwanted()?,
+            let changed = self.changed.wait();
+            self.refuse_when_unwanted()?;
+            if let Either::Left((done, _)) = select(work.as_mut(), pin!(changed)).await {
+                return Ok(done);
             }
         }
+    }
+
+    /// Waits until `until_ns`; less when the job is cancelled, its VM is closed or its limit is changed.
+    async fn rest_until(&self, until_ns: u64) {
+        let limit = self.limit.get();
+        while self.env.now_ns() < until_ns && !self.is_unwanted() && self.limit.get() == limit {
+            let changed = self.changed.wait();
+            select(pin!(changed), pin!(self.env.sleep_until(until_ns))).await;
+        }
+    }
+
+    /// Waits that long; less when the job is cancelled, its VM is closed or its limit is changed.
+    pub(crate) async fn rest_us(&self, us: u64) {
+        self.rest_until(self.env.now_ns() + us * 1000).await;
     }
 
     pub(crate) async fn wait_for_space(&self, retry_us: u64) {
         if self.state() == JobState::Running {
             self.set_state(JobState::WaitingForSpace);
         }
-        self.env.sleep_us(retry_us).await;
+        self.rest_us(retry_us).await;
         if self.state() == JobState::WaitingForSpace {
             self.set_state(JobState::Running);
         }
     }
 
-    /// Accounts for bytes moved and holds the worker to the limit.
+    /// Accounts for bytes moved and holds the worker to the limit, unless the job is to end.
     pub(crate) async fn moved(&self, bytes: u64) {
         self.bytes_done.set(self.bytes_done.get() + bytes);
         let limit = self.limit.get();
@@ -250,8 +270,8 @@ impl Job {
         }
         let now = self.env.now_ns();
         let at = self.next_ns.get().max(now);
-        self.next_ns.set(at + bytes.saturating_mul(1_000_000_000) / limit);
-        self.env.sleep_until(at).await;
+        self.next_ns.set(at.saturating_add(bytes.saturating_mul(1_000_000_000) / limit));
+        self.rest_until(at).await;
     }
 
     /// Seconds left at the mean rate so far; None before anything moved.

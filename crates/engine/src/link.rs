@@ -1,11 +1,12 @@
 //! One layer in an open chain, with the order in which its data and tables become durable.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 
 use blk::file::FileCounters;
-use blk::layer::{Layer, Stages, TableWrite};
-use blk::sync::TaskMutex;
+use blk::layer::{Layer, Placement, Stages, TableWrite};
+use blk::sync::{RangeGuard, RangeLock, TaskMutex};
 use blk::{Error, File, Result};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
@@ -32,6 +33,8 @@ pub struct Link {
     /// Slot of the layer's file 0 in the maps of this VM's disks; file n has `slot + n`.
     pub slot: Slot,
     defects: Defects,
+    /// Grains that a writer takes space for and has not published yet.
+    placing: RangeLock,
     /// A write completed that no flush round has begun to cover.
     dirty: Cell<bool>,
     pub(crate) unwritten: Unwritten,
@@ -41,6 +44,13 @@ pub struct Link {
     last_error: RefCell<Option<Error>>,
 }
 
+/// The right to take space in whole grains of a layer. While it lives no other writer places in them.
+pub(crate) struct Grains {
+    range: Range<u64>,
+    /// None where nothing is ever placed.
+    _turn: Option<RangeGuard>,
+}
+
 impl Link {
     pub fn new(layer: Rc<dyn Layer>, slot: Slot, defects: Defects) -> Rc<Link> {
         Rc::new_cyclic(|this| Link {
@@ -48,6 +58,7 @@ impl Link {
             layer,
             slot,
             defects,
+            placing: RangeLock::default(),
             dirty: Cell::new(false),
             unwritten: Unwritten::default(),
             rounds: TaskMutex::default(),
@@ -66,6 +77,27 @@ impl Link {
         let mut sum = FileCounters::default();
         self.layer.files().iter().for_each(|file| sum += file.counters());
         sum
+    }
+
+    /// Waits until no other writer takes space in the grains that `range` touches, and keeps others out of them. What
+    /// the layer holds there is looked up after this call: an earlier answer may be out of date.
+    pub(crate) async fn hold_grains(&self, range: &Range<u64>) -> Grains {
+        let shape = self.layer.shape();
+        let grain = shape.grain_bytes;
+        let range = range.start / grain * grain..range.end.next_multiple_of(grain);
+        let is_shared = !shape.flat && !self.defects.has(Defect::PlaceWithoutGrains);
+        let turn = match is_shared {
+            true => Some(self.placing.lock(range.clone()).await),
+            false => None,
+        };
+        Grains { range, _turn: turn }
+    }
+
+    /// Takes space for `range`, which lies in `grains` and which the layer does not hold.
+    pub(crate) async fn place(&self, grains: &Grains, range: Range<u64>) -> Result<Placement> {
+        let is_inside = grains.range.start <= range.start && range.end <= grains.range.end;
+        assert!(is_inside, "{}: {range:?} is outside of the grains {:?}", self.layer.name(), grains.range);
+        self.layer.place(range).await
     }
 
     pub fn owns(&self, slot: Slot) -> bool {

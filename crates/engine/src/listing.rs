@@ -32,6 +32,10 @@ type Layers = BTreeMap<LayerName, LayerInfo>;
 impl Vm {
     /// Of every running disk, in the order of the state.
     pub async fn listing(&self) -> Result<Vec<DiskLayers>> {
+        self.read_steady(async || self.read_listing().await).await
+    }
+
+    async fn read_listing(&self) -> Result<Vec<DiskLayers>> {
         let state = self.state();
         let mut listing = Vec::with_capacity(state.disks.len());
         for disk in &state.disks {
@@ -44,8 +48,7 @@ impl Vm {
 
     /// Bytes held by the deltas written on top of each snapshot, on all its branches and disks; by the snapshot's id.
     pub async fn delta_bytes(&self) -> Result<BTreeMap<u128, u64>> {
-        let state = self.state();
-        let layers = self.all_layers(&state).await?;
+        let (state, layers) = self.all_layers().await?;
         let mut on_top: BTreeMap<&str, u64> = BTreeMap::new();
         for layer in layers.values() {
             if let Some(parent) = &layer.parent {
@@ -59,7 +62,7 @@ impl Vm {
     }
 
     pub async fn used(&self) -> Result<Use> {
-        let layers = self.all_layers(&self.state()).await?;
+        let (_, layers) = self.all_layers().await?;
         let mut used = Use::default();
         for layer in layers.values() {
             match layer.foreign {
@@ -70,8 +73,18 @@ impl Vm {
         Ok(used)
     }
 
+    /// Reads every layer of every branch, with the state that names them.
+    async fn all_layers(&self) -> Result<(VmState, Layers)> {
+        let read = async || {
+            let state = self.state();
+            let layers = self.layers_of(&state).await?;
+            Ok((state, layers))
+        };
+        self.read_steady(read).await
+    }
+
     /// A chain that ends in a layer known from another is not asked for again.
-    async fn all_layers(&self, state: &VmState) -> Result<Layers> {
+    async fn layers_of(&self, state: &VmState) -> Result<Layers> {
         let mut layers = Layers::new();
         let running = state.disks.iter().map(|disk| &disk.top);
         let frozen = state.snapshots.iter().rev().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));

@@ -21,11 +21,14 @@ pub struct FoldOptions {
     pub depth: usize,
     /// While a guest with few I/Os is active the mover rests this many times the time its piece took, or less.
     pub yield_factor: u64,
+    /// A guest that was heard of within this time may ask for something at any moment, and would wait for as many
+    /// pieces as are under way: until then it counts as active.
+    pub near_us: u64,
 }
 
 impl Default for FoldOptions {
     fn default() -> Self {
-        Self { piece_bytes: 64 << 10, batch_regions: 16, depth: 16, yield_factor: 2 }
+        Self { piece_bytes: 64 << 10, batch_regions: 16, depth: 16, yield_factor: 2, near_us: 200_000 }
     }
 }
 
@@ -87,10 +90,16 @@ pub enum Defect {
     MirrorDeltaOnly,
     /// The mover copies without holding the piece against guest writes.
     CopyWithoutLock,
+    /// Two writers take space for one grain at the same time.
+    PlaceWithoutGrains,
+    /// What a grain was filled up with counts as visible, whatever a higher layer holds there.
+    ShowWholeGrain,
     /// Freed space is punched before the pointers to it are durably gone.
     PunchBeforeRelease,
     /// A fold goes by its layer's name alone, which may belong to a new layer.
     FoldByNameOnly,
+    /// A look at the tree fails where the end of a commit removes a layer meanwhile.
+    ReadUnsteady,
     /// A new chain is swapped in before the home says so.
     SwapBeforePublish,
     /// A delta is folded into a layer that another branch reads.

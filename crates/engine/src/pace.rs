@@ -18,9 +18,6 @@ const JUDGED_REQUESTS: u64 = 256;
 const JUDGED_NS: u64 = 50_000_000;
 const JUDGED_REQUESTS_MIN: u64 = 32;
 const JUDGED_NS_MAX: u64 = 1_000_000_000;
-/// A guest that was heard of within this time may ask for something at any moment, and would wait for as many pieces as
-/// are under way.
-const NEAR_NS: u64 = 200_000_000;
 /// What one window says of a faster guest weighs 1/8: its chance errors must not add up.
 const RAISED_BY: u64 = 8;
 /// Fewer requests of one disk in a window say nothing of its guest.
@@ -113,7 +110,7 @@ impl Pace {
     }
 
     fn is_near(&self) -> bool {
-        self.env.now_ns() < self.heard_ns.get() + NEAR_NS
+        self.env.now_ns() < self.heard_ns.get() + self.options.near_us * 1000
             || self.disks.iter().any(|disk| disk.requests_under_way() > 0)
     }
 }

@@ -24,6 +24,10 @@ pub(crate) struct Plan {
 
 impl Vm {
     pub async fn commit_preview(&self, what: &CommitWhat) -> Result<CommitPreview> {
+        self.read_steady(async || self.preview(what).await).await
+    }
+
+    async fn preview(&self, what: &CommitWhat) -> Result<CommitPreview> {
         let plan = self.plan_commit(what).await?;
         let mut preview = CommitPreview {
             names: plan.names,

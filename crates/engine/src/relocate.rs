@@ -327,7 +327,7 @@ impl Relocation {
         self.job.moved(len).await;
         if writes() != before {
             let rest_us = (self.env.now_ns() - began_ns) / 1000 * YIELD_FACTOR;
-            self.env.sleep_us(rest_us.min(REST_US_MAX)).await;
+            self.job.rest_us(rest_us.min(REST_US_MAX)).await;
         }
         Ok(())
     }

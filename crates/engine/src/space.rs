@@ -60,12 +60,17 @@ impl Drop for SpaceHold {
 }
 
 impl Disk {
-    /// Admits a write of `range`: no other is at work there, and nobody holds the disk's writes back. From here to its
-    /// end the write belongs to the chain that is there now.
+    /// Admits a write of `range`: no other is at work in the grains that it touches, and nobody holds the disk's writes
+    /// back. From here to its end the write belongs to the chain that is there now.
     pub(crate) async fn admit(&self, range: Range<u64>) -> Result<(Admitted, RangeGuard)> {
         loop {
-            let guard = self.writes.lock(range.clone()).await;
+            let grains = self.chain().whole_grains(&range);
+            let guard = self.writes.lock(grains.clone()).await;
             self.refuse_when_closing()?;
+            // A take meanwhile may have brought a layer with larger grains.
+            if self.chain().whole_grains(&range) != grains {
+                continue;
+            }
             if self.holds.count.get() == 0 {
                 return Ok((self.write_gate.enter(), guard));
             }

@@ -15,7 +15,7 @@ use crate::event::{Event, EventKind};
 use crate::graph::Graph;
 use crate::job::Job;
 use crate::link::all;
-use crate::options::{Options, SpacePolicy};
+use crate::options::{Defect, Options, SpacePolicy};
 use crate::space::{SpaceHold, set_aside};
 
 /// Events kept in memory; the daemon writes them away as they come.
@@ -141,6 +141,18 @@ impl Vm {
 
     pub(crate) async fn graph(&self) -> Result<Graph> {
         Ok(Graph::new(self.manifest.links().await?))
+    }
+
+    /// Runs `read`, which takes the state from memory and then reads the files that it names. The end of a commit may
+    /// remove those in between: what has failed runs again with changes held back. Not for a caller that does so itself.
+    pub(crate) async fn read_steady<T>(&self, read: impl AsyncFn() -> Result<T>) -> Result<T> {
+        match read().await {
+            Err(_) if !self.options.defects.has(Defect::ReadUnsteady) => {
+                let _turn = self.operations.lock().await;
+                read().await
+            }
+            done => done,
+        }
     }
 
     pub(crate) fn refuse_open_jobs(&self) -> Result<()> {

@@ -11,7 +11,7 @@ use futures_util::future::join;
 
 use crate::chain::{Chain, FoldRoute, held};
 use crate::disk::{Disk, resolve_in};
-use crate::link::{Link, all};
+use crate::link::{Grains, Link, all};
 use crate::map::Piece;
 use crate::options::{Defect, SpacePolicy};
 
@@ -59,8 +59,7 @@ impl Disk {
 
     async fn write_once(&self, offset: u64, data: Slice) -> Result<()> {
         let end = offset + data.len() as u64;
-        let grain = self.chain().grain_bytes();
-        let _admitted = self.admit(offset / grain * grain..end.next_multiple_of(grain)).await?;
+        let _admitted = self.admit(offset..end).await?;
         let chain = self.chain();
         let Some(fold) = chain.steering() else {
             return self.write_normal(&chain, offset, data).await;
@@ -83,13 +82,12 @@ impl Disk {
         {
             return overwrite(top, only, data).await;
         }
-        let below = &chain.links[..];
         let writes = owned_or_not(&pieces, top).into_iter().map(|(range, piece)| {
             let data = part_of(&data, offset, &range);
             async move {
                 match piece {
                     Some(piece) => overwrite(top, &piece, data).await,
-                    None => self.first_write(top, below, range, data, true).await,
+                    None => self.write_into(top, chain, range, data, true).await,
                 }
             }
         });
@@ -159,8 +157,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Writes into one layer whatever it holds there. `visible`: the range resolves to this layer, so the map must
-    /// learn of new places.
+    /// Writes into one layer whatever it holds there, with its grains held against all others that write into it.
+    /// `visible`: the range resolves to this layer.
     pub(crate) async fn write_into(
         &self,
         link: &Rc<Link>,
@@ -169,44 +167,57 @@ impl Disk {
         data: Slice,
         visible: bool,
     ) -> Result<()> {
-        let runs = link.layer.lookup(range.clone()).await?;
-        let position = chain.position(link).expect("the target is in the chain");
-        let below = &chain.links[..=position];
-        let writes = merge_unheld(&runs).into_iter().map(|run| {
-            let part = run.start..run.end();
-            let data = part_of(&data, range.start, &part);
+        let grains = link.hold_grains(&range).await;
+        let runs = merge_unheld(&link.layer.lookup(range.clone()).await?);
+        let (there, missing): (Vec<Run>, Vec<Run>) = runs.into_iter().partition(is_data);
+        let cut = |run: &Run| part_of(&data, range.start, &(run.start..run.end()));
+        let overwrites = all(held(&there).map(|(run, file, offset)| {
+            let data = cut(run);
             async move {
-                match run.place {
-                    Where::Data { file, offset } => {
-                        link.layer.files()[usize::from(file)].write(offset, data).await?;
-                        link.wrote();
-                        Ok(())
-                    }
-                    _ => self.first_write(link, below, part, data, visible).await,
-                }
+                link.layer.files()[usize::from(file)].write(offset, data).await?;
+                link.wrote();
+                Ok(())
             }
-        });
-        all(writes).await
+        }));
+        if missing.is_empty() {
+            // A grain that is published stays where it is.
+            drop(grains);
+            return overwrites.await;
+        }
+        let grains = &grains;
+        let placed = all(missing.iter().map(|run| {
+            let (part, data) = (run.start..run.end(), cut(run));
+            async move {
+                let placement = self.first_write(link, chain, grains, &part, data).await?;
+                self.show(link, chain, &placement, part, visible);
+                Ok(())
+            }
+        }));
+        let (overwritten, placed) = join(overwrites, placed).await;
+        overwritten.and(placed)
     }
 
     /// Takes space in `link`, writes the data (and the rest of partial grains), then publishes. Until it publishes,
-    /// readers see what was there before.
+    /// readers see what was there before. The caller tells the map in the same poll.
     async fn first_write(
         &self,
         link: &Rc<Link>,
-        below: &[Rc<Link>],
-        range: Range<u64>,
+        chain: &Chain,
+        grains: &Grains,
+        range: &Range<u64>,
         data: Slice,
-        visible: bool,
-    ) -> Result<()> {
+    ) -> Result<Placement> {
         self.stats.first_writes.set(self.stats.first_writes.get() + 1);
         let cap_bytes = match self.options.defects.has(Defect::UnboundedTables) {
             true => u64::MAX,
             false => self.options.unwritten_cap_bytes,
         };
+        // The flush that this may wait for needs no grain.
         link.admit_first_write(&self.env, cap_bytes).await;
-        let placement = link.layer.place(range.clone()).await?;
-        let own = self.write_placed(link, &placement, &range, data);
+        let position = chain.position(link).expect("the target is in the chain");
+        let below = &chain.links[..=position];
+        let placement = link.place(grains, range.clone()).await?;
+        let own = self.write_placed(link, &placement, range, data);
         let fills = all(placement.fills.iter().map(|fill| self.fill(link, below, &placement, fill.clone())));
         let (written, filled) = join(own, fills).await;
         if let Err(e) = written.and(filled) {
@@ -217,12 +228,24 @@ impl Disk {
         link.layer.publish(&placement);
         link.wrote();
         link.placed(&self.env, cap_bytes);
-        if visible {
-            for (run, file, offset) in held(&placement.runs) {
-                self.map.update(Piece { start: run.start, len: run.len, slot: link.slot + file, offset });
+        Ok(placement)
+    }
+
+    /// Tells the map of a placement that was published just now. All of it is visible in the top. Below the top a
+    /// higher layer may hold other parts of the grain: there the map is built again from the tables.
+    fn show(&self, link: &Link, chain: &Chain, placement: &Placement, written: Range<u64>, visible: bool) {
+        let is_top = std::ptr::eq(link, &**chain.top()) || self.options.defects.has(Defect::ShowWholeGrain);
+        let shown = if is_top { 0..u64::MAX } else { written };
+        for (run, file, at) in held(&placement.runs).filter(|_| visible) {
+            let (start, end) = (run.start.max(shown.start), run.end().min(shown.end));
+            if start < end {
+                let offset = at + (start - run.start);
+                self.map.update(Piece { start, len: end - start, slot: link.slot + file, offset });
             }
         }
-        Ok(())
+        if !is_top {
+            placement.fills.iter().for_each(|fill| self.map.invalidate(fill.clone()));
+        }
     }
 
     async fn write_placed(
@@ -350,13 +373,16 @@ fn owned_or_not(pieces: &[Piece], link: &Link) -> Vec<(Range<u64>, Option<Piece>
     parts
 }
 
+fn is_data(run: &Run) -> bool {
+    matches!(run.place, Where::Data { .. })
+}
+
 /// Runs with neighbouring stretches that the layer does not hold joined: they are placed together.
 fn merge_unheld(runs: &[Run]) -> Vec<Run> {
     let mut merged: Vec<Run> = Vec::with_capacity(runs.len());
     for run in runs {
-        let data = matches!(run.place, Where::Data { .. });
         match merged.last_mut() {
-            Some(last) if !data && !matches!(last.place, Where::Data { .. }) => last.len += run.len,
+            Some(last) if !is_data(run) && !is_data(last) => last.len += run.len,
             _ => merged.push(*run),
         }
     }

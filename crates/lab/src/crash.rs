@@ -12,6 +12,7 @@ mod clones;
 mod control;
 pub(crate) mod floor;
 mod guest;
+mod looker;
 mod moves;
 mod origin;
 mod plan;

@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use blk::manifest::Manifest;
 use blk::{Env, Result};
 use engine::Vm;
 use vmdk::check::{Severity, Target};
@@ -63,12 +62,7 @@ pub async fn clone(env: &Env, parent: &Home, snapshot: u128, name: &str, importe
     parent.clone_to(snapshot, dir, clone_folders(env, imported)?, name).await.map(drop)
 }
 
-pub async fn open_clone(
-    env: &Env,
-    name: &str,
-    growth_bytes: u64,
-    imported: bool,
-) -> Result<Rc<dyn Manifest>> {
+pub async fn open_clone(env: &Env, name: &str, growth_bytes: u64, imported: bool) -> Result<Rc<Home>> {
     let folders = clone_folders(env, imported)?;
     Ok(Rc::new(Home::new(env.open_root(&path(name))?, folders, growth(growth_bytes))))
 }

@@ -9,7 +9,7 @@ const CUTS_DEFAULT: u64 = 10_000;
 const DEFECT_SEEDS_MAX: u64 = 3000;
 
 /// What must have happened at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 18] = [
+const MUST_HAPPEN: [&str; 19] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -26,12 +26,13 @@ const MUST_HAPPEN: [&str; 18] = [
     "cloned",
     "a clone worked",
     "cut in a clone",
+    "committed in a chain with grains larger than a sector below its top",
     "reset",
     "cut in a reset",
 ];
 
 /// Each must show within `DEFECT_SEEDS_MAX` runs.
-const DEFECTS: [Defect; 18] = [
+const DEFECTS: [Defect; 21] = [
     Defect::TablesBeforeData,
     Defect::StagesAfterFlush,
     Defect::NoTableFlush,
@@ -43,8 +44,11 @@ const DEFECTS: [Defect; 18] = [
     Defect::MirrorParentOnly,
     Defect::MirrorDeltaOnly,
     Defect::CopyWithoutLock,
+    Defect::PlaceWithoutGrains,
+    Defect::ShowWholeGrain,
     Defect::PunchBeforeRelease,
     Defect::FoldByNameOnly,
+    Defect::ReadUnsteady,
     Defect::SwapBeforePublish,
     Defect::FoldIntoShared,
     Defect::SkipAcrossBranches,

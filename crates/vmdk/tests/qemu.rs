@@ -85,6 +85,7 @@ fn qemu_reads_our_chains_as_we_do() {
                 assert_eq!(disk.read().await, disk.model, "seed {seed}, depth {depth}");
                 let theirs = convert(&folder, &state.disks[0].top);
                 assert!(theirs == disk.model, "seed {seed}, depth {depth}: qemu-img reads something else");
+                home.set_grain(1 << disk.rng.below(12));
                 state = take(&home, &state, &mut disk).await;
             }
             let theirs = convert(&folder, &state.disks[0].top);

@@ -13,6 +13,7 @@ use super::clones::{check_clones, remove_clones};
 use super::control::{self, Control, look, read_all, settle};
 use super::floor::Floor;
 use super::guest::Guest;
+use super::looker::Looker;
 use super::moves::discard_side_branches;
 use super::plan::{Part, Plan};
 use super::truth::{Standing, Truth};
@@ -73,6 +74,7 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared, number: u64) -> Result<
     truth.borrow_mut().recovering = true;
     tell(|| "BOOT".into());
     let manifest = home::open(env, plan.growth_bytes, plan.imported).map_err(|e| format!("recovery: {e}"))?;
+    manifest.set_grain(plan.grain(&mut plan.rng(number, 4)));
     // Before a commit that goes on changes the folder again: the home's own recovery alone makes it whole. It reads every
     // table, so not at every boot.
     if (plan.seed + number).is_multiple_of(3) {
@@ -201,8 +203,10 @@ async fn work(
         }
     }
     let user = Control { vm: vm.clone(), truth: truth.clone(), rng: plan.rng(boot, 1), floor, home, world };
-    let plan = plan.clone();
+    let looker = Looker { vm: vm.clone(), rng: plan.rng(boot, 5) };
+    let (plan, looks) = (plan.clone(), plan.control_steps);
     tasks.push(env.spawn(async move { user.run(&plan).await }));
+    tasks.push(env.spawn(async move { looker.run(looks).await }));
     let mut result = Ok(());
     for task in tasks {
         result = result.and(task.join().await);

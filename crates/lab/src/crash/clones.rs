@@ -88,7 +88,8 @@ impl Control {
     async fn use_clone(&mut self, plan: &Plan, at: usize) -> Result<(), String> {
         let name = self.truth.borrow().clones[at].name.clone();
         let fail = |e: blk::Error| format!("clone {name}: {e}");
-        let opened = open(&self.vm.env, plan, &name).await;
+        let grain = plan.grain(&mut self.rng);
+        let opened = open(&self.vm.env, plan, &name, grain).await;
         let vm = match opened {
             Ok(vm) => vm,
             Err(e) if e.is_no_space() => return Ok(()),
@@ -143,8 +144,9 @@ impl Control {
     }
 }
 
-async fn open(env: &Env, plan: &Plan, name: &str) -> blk::Result<Rc<Vm>> {
+async fn open(env: &Env, plan: &Plan, name: &str, grain_sectors: u32) -> blk::Result<Rc<Vm>> {
     let manifest = home::open_clone(env, name, plan.growth_bytes, plan.imported).await?;
+    manifest.set_grain(grain_sectors);
     Vm::open(env.clone(), manifest, plan.engine).await
 }
 
@@ -160,7 +162,7 @@ pub async fn check_clones(env: &Env, plan: &Plan, truth: &Rc<RefCell<Truth>>) ->
             home::remove(env, &name).await.map_err(|e| format!("clone {name}: {e}"))?;
             continue;
         }
-        let vm = open(env, plan, &name).await.map_err(|e| format!("clone {name}: {e}"))?;
+        let vm = open(env, plan, &name, 1).await.map_err(|e| format!("clone {name}: {e}"))?;
         let mut contents = Vec::new();
         for disk in vm.disks() {
             contents.push(read_all(&disk).await.map_err(|e| format!("clone {name}: {e}"))?);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use blk::volume::Volume;
-use blk::{Buf, ErrorKind};
+use blk::{Buf, ErrorKind, SECTOR};
 use engine::{CommitWhat, Disk, JobState, Vm};
 use sim::{Rng, SimWorld};
 use vmdk::home::Home;
@@ -27,6 +27,7 @@ impl Control {
     pub async fn run(mut self, plan: &Plan) -> Result<(), String> {
         for _ in 0..plan.control_steps {
             self.vm.env.sleep_us(self.rng.below(3000)).await;
+            self.home.set_grain(plan.grain(&mut self.rng));
             if self.rng.chance(plan.moves) {
                 match self.rng.below(4) {
                     0 => self.discard().await?,
@@ -146,9 +147,21 @@ impl Control {
             }
             Err(e) => return Err(format!("commit {what:?}: {e}")),
         };
+        if preview.layers > 0 && self.has_large_grains_below() {
+            self.marks("committed in a chain with grains larger than a sector below its top");
+        }
         self.truth.borrow_mut().gone(&gone);
         self.meddle(&job).await;
         Ok(())
+    }
+
+    /// Whether a delta that a commit may write into has a grain larger than a sector.
+    fn has_large_grains_below(&self) -> bool {
+        self.vm.disks().iter().any(|disk| {
+            let chain = disk.chain();
+            let below = chain.links.iter().rev().skip(1).map(|link| link.layer.shape());
+            below.filter(|shape| !shape.flat).any(|shape| shape.grain_bytes > SECTOR)
+        })
     }
 
     /// Leaves the job alone, waits for it, pauses it for a while, or cancels it.

@@ -61,8 +61,9 @@ async fn make_source(env: &Env, plan: &Plan, truth: &Rc<RefCell<Truth>>) -> Resu
     let fail = |e: blk::Error| format!("making the folder to import: {e}");
     home::create_in(env, home::SOURCE, &plan.disks).await.map_err(fail)?;
     let manifest = home::open_source(env, plan.growth_bytes).map_err(fail)?;
-    let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(fail)?;
     let mut rng = plan.rng(0, 3);
+    manifest.set_grain(plan.grain(&mut rng));
+    let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(fail)?;
     scribble(&vm, truth, &mut rng).await?;
     vm.take("theirs", "").await.map_err(fail)?;
     note(&vm, truth, "theirs").await?;

@@ -21,6 +21,8 @@ pub struct Plan {
     pub engine: Options,
     /// Growth step of a delta, bytes.
     pub growth_bytes: u64,
+    /// Deltas have grains of one sector up to two to this power.
+    pub grain_bits: u64,
     pub disks: Vec<u64>,
     /// The VM is imported from a folder with data and a snapshot.
     pub imported: bool,
@@ -63,6 +65,8 @@ impl Plan {
             batch_regions: rng.between(1, 3) as usize,
             depth: rng.between(1, 4) as usize,
             yield_factor: rng.below(3),
+            // Without it the pieces of a commit are under way one at a time: no guest here rests for so long.
+            near_us: [0, 0, 200_000][rng.below(3) as usize],
         };
         let planted = defects != Defects::default();
         let engine = Options {
@@ -84,6 +88,8 @@ impl Plan {
             world,
             engine,
             growth_bytes: rng.between(1, 4) * (64 << 10),
+            // Half of the seeds have the grain that this product writes; the others, what may be imported.
+            grain_bits: [0, 0, 0, 3, 7, 11][rng.below(6) as usize],
             imported,
             // A revert to the imported state would take away a disk that came later.
             nonpersistent_bytes: (!imported && !plain && rng.below(4) == 0).then_some(300 << 10),
@@ -102,6 +108,11 @@ impl Plan {
             limited_space,
             disks,
         }
+    }
+
+    /// Grain of the next deltas, sectors.
+    pub fn grain(&self, rng: &mut Rng) -> u32 {
+        1 << rng.between(0, self.grain_bits)
     }
 
     pub fn rng(&self, boot: u64, task: u64) -> Rng {

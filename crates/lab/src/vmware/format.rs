@@ -149,7 +149,7 @@ impl Layout {
     pub fn header(&self, file: &str, disk_bytes: u64) -> Result<Buf> {
         match self.format {
             Format::VmfsSparse => {
-                Ok(Buf::copy_of(cowd::Header::create(file, disk_bytes / blk::SECTOR)?.bytes()))
+                Ok(Buf::copy_of(cowd::Header::create(file, disk_bytes / blk::SECTOR, 1)?.bytes()))
             }
             Format::SeSparse => {
                 let mut header = Buf::zeroed(DISK_ALIGN as usize);

@@ -22,6 +22,8 @@ use crate::datastore::OWN_FOLDER;
 
 /// In the own folder of the home that is left: `leaving PATH` or `left PATH`, of the other one.
 pub const DEPARTING_NAME: &str = "departing";
+/// Beside it, from the intent to the step: what it says after the step, which then needs no space.
+const DEPARTED_NAME: &str = "departing.step";
 /// In the own folder of the other one: the path of the home that is left.
 const ARRIVING_NAME: &str = "arriving";
 /// In the own folder of a home of which that is not known, made by its user: this side is the VM, and the other is lost.
@@ -76,9 +78,9 @@ async fn departure(home: &Home) -> Result<Option<Departure>> {
     line.map(|line| Departure::parse(&place.to_string_lossy(), &line)).transpose()
 }
 
-async fn write(home: &Home, word: &str, to: &Home) -> Result<()> {
+async fn write(home: &Home, name: &str, word: &str, to: &Home) -> Result<()> {
     let text = format!("{word} {}\n", to.path.display());
-    own(home)?.await?.replace_file(DEPARTING_NAME, text.as_bytes()).await
+    own(home)?.await?.replace_file(name, text.as_bytes()).await
 }
 
 /// What the user said of the VM that goes along.
@@ -91,7 +93,8 @@ pub struct Terms {
 /// Durable: the intent, and after it a home on the other side that no start takes for a VM. `id`: of the VM that is going
 /// to be made in that side's store.
 pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Result<()> {
-    write(from, "leaving", to).await?;
+    write(from, DEPARTING_NAME, "leaving", to).await?;
+    write(from, DEPARTED_NAME, "left", to).await?;
     native::set_moving(from, true).await?;
     let name = to.path.file_name().unwrap_or_default().to_string_lossy();
     let dir = to.site.dir.open_dir(&name, true).await?;
@@ -110,13 +113,20 @@ pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Re
 }
 
 /// The step: from here the VM is the one that arrives.
-pub async fn step(from: &Home, to: &Home) -> Result<()> {
-    write(from, "left", to).await
+pub async fn step(from: &Home) -> Result<()> {
+    let own = own(from)?.await?;
+    own.rename(DEPARTED_NAME, DEPARTING_NAME).await?;
+    own.sync().await
+}
+
+/// Whether the home says so now, durably or not.
+pub async fn has_stepped(from: &Home) -> Result<bool> {
+    Ok(matches!(departure(from).await?, Some(Departure::Left(_))))
 }
 
 /// What `step` has perhaps done is undone.
 pub async fn step_back(from: &Home, to: &Home) -> Result<()> {
-    write(from, "leaving", to).await
+    write(from, DEPARTING_NAME, "leaving", to).await
 }
 
 /// After a move that came to nothing: the other side goes, and then the intent. What cannot be removed now goes at the
@@ -125,6 +135,7 @@ pub async fn give_up(from: &Home, to: &Home) -> Result<()> {
     remove_arrival(from, to).await?;
     native::set_moving(from, false).await?;
     let own = own(from)?.await?;
+    own.unlink_if_present(DEPARTED_NAME).await?;
     own.unlink_if_present(DEPARTING_NAME).await?;
     own.sync().await
 }

@@ -22,6 +22,7 @@ impl Node {
         let _claim = self.claim(name)?;
         let site = self.site(request.datastore.as_ref())?;
         let home = self.free_home(&site, name).await?;
+        site.refuse_full(name).await?;
         let disks: Vec<_> = request.disks.iter().map(present::new_disk).collect();
         let told = match request.store {
             api::Store::Redo => {
@@ -80,6 +81,7 @@ impl Node {
                 (Vec::new(), "in place: its own files are written")
             }
             false => {
+                site.refuse_full(name).await?;
                 let told = formats::import(self, &site, &source, &request).await?;
                 (told, "its folder is not written: what changes is kept here, on top of as-imported")
             }
@@ -170,6 +172,7 @@ impl Node {
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
         let home = self.free_home(&parent.site, name).await?;
+        parent.site.refuse_full(name).await?;
         let snapshot = request.snapshot.as_str();
         let told = match &parent.kept {
             Kept::Redo(files) => formats::clone(self, &parent, files, snapshot, name).await?,

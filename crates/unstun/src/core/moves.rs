@@ -165,7 +165,10 @@ impl Node {
         let step = async || {
             refuse_viewers(entry)?;
             let stepped = self.step(&side.way).await;
-            if stepped.is_err() && self.step_back(&side.way).await.is_err() {
+            // A full file system changes nothing, so nothing is in doubt.
+            let is_full = stepped.as_ref().is_err_and(|e| e.is_no_space());
+            let is_clean = is_full && self.has_stepped(&side.way).await.is_ok_and(|stepped| !stepped);
+            if stepped.is_err() && !is_clean && self.step_back(&side.way).await.is_err() {
                 // Nobody knows which side it is: no write is answered any more, from before the guests go on.
                 in_doubt.set(true);
                 let _ = entry.vm.close().await;

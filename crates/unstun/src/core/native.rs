@@ -1,6 +1,7 @@
 //! VMs whose disks are native: one store in each datastore, and a home for each VM that says which of it it is.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -45,6 +46,8 @@ pub struct Native {
     /// Pages of trees kept in memory, in bytes.
     map_cache_bytes: usize,
     store: RefCell<Option<Rc<Store>>>,
+    /// Device and inode of the store's file in a folder, as it was opened.
+    file_id: Cell<Option<(u64, u64)>>,
     /// Of the store's file in a folder, which somebody may add by its own path: as a device's, it is one daemon's.
     lock: RefCell<Option<Lock>>,
     /// Two that open it at once would each have a journal of their own.
@@ -62,7 +65,8 @@ impl Native {
 
     fn over(env: Env, ground: Ground, map_cache_bytes: usize) -> Native {
         let (store, lock) = (RefCell::default(), RefCell::default());
-        Native { env, ground, map_cache_bytes, store, lock, opening: TaskMutex::default() }
+        let (file_id, opening) = (Cell::default(), TaskMutex::default());
+        Native { env, ground, map_cache_bytes, store, file_id, lock, opening }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -118,14 +122,50 @@ impl Native {
         self.open_in_turn().await
     }
 
-    pub async fn open_or_make(&self) -> Result<Rc<Store>> {
+    /// Returns the store for a new VM, and makes it where there is none. `homes` are the VM folders of the datastore.
+    ///
+    /// # Errors
+    /// `Damaged` where the store's file is gone while VMs are in it.
+    pub async fn open_or_make(&self, homes: &[(String, PathBuf)]) -> Result<Rc<Store>> {
         let _turn = self.opening.lock().await;
+        self.refuse_when_unlinked()?;
         if let Ground::Folder(dir) = &self.ground
+            && self.opened().is_none()
             && !self.exists().await?
         {
+            self.refuse_beside(homes)?;
             make(&self.env, dir).await?;
         }
         self.open_in_turn().await
+    }
+
+    /// A store that is missing is not replaced by an empty one: its VMs could not be told from new ones.
+    fn refuse_beside(&self, homes: &[(String, PathBuf)]) -> Result<()> {
+        let owners: Vec<&str> =
+            homes.iter().filter(|(_, home)| is_marked(home)).map(|(name, _)| name.as_str()).collect();
+        if owners.is_empty() {
+            return Ok(());
+        }
+        let cause = format!("the file is missing, and the disks of {} are in it", owners.join(", "));
+        let remedy = "bring the file back, or remove those VMs (unstun vm remove); then try again";
+        Err(Error::damaged(self.path().to_string_lossy(), format!("{cause}; {remedy}")))
+    }
+
+    /// Why no new VM may come to the open store: its file is not the one that was opened. What runs goes on in the old
+    /// file, which is gone with the daemon.
+    pub fn unlinked(&self) -> Option<Error> {
+        let opened = self.file_id.get()?;
+        if file_id(&self.path()) == Some(opened) {
+            return None;
+        }
+        let cause = "the file was removed or replaced while unstun serves it; its VMs run on in the old file, \
+                     which is lost when unstun ends";
+        let remedy = "move each of them out of it now (unstun vm move VM --store redo), then restart unstun";
+        Some(Error::damaged(self.path().to_string_lossy(), format!("{cause}; {remedy}")))
+    }
+
+    fn refuse_when_unlinked(&self) -> Result<()> {
+        self.unlinked().map_or(Ok(()), Err)
     }
 
     async fn open_in_turn(&self) -> Result<Rc<Store>> {
@@ -136,6 +176,7 @@ impl Native {
             Ground::Folder(dir) => {
                 let file = dir.open(STORE_NAME, OpenMode::Write).await?;
                 self.hold(dir).await?;
+                self.file_id.set(file_id(&self.path()));
                 (file, true)
             }
             Ground::Device(device) => (device.file.clone(), false),
@@ -178,6 +219,11 @@ impl Native {
     }
 }
 
+/// Device and inode; None where there is no file.
+fn file_id(path: &Path) -> Option<(u64, u64)> {
+    path.metadata().ok().map(|found| (found.dev(), found.ino()))
+}
+
 /// Under another name first: a store is whole, or there is none.
 async fn make(env: &Env, dir: &Dir) -> Result<()> {
     let making = format!("{STORE_NAME}{TEMPORARY_SUFFIX}");
@@ -210,10 +256,14 @@ pub fn is_marked(home: &Path) -> bool {
     home.join(OWN_FOLDER).join(MARK_NAME).exists()
 }
 
+pub fn mark_line(id: u128) -> String {
+    format!("{id:032x}\n")
+}
+
 /// Durable: which VM of the store the home is from now on, if any.
 pub async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
     match id {
-        Some(id) => own.replace_file(MARK_NAME, format!("{id:032x}\n").as_bytes()).await,
+        Some(id) => own.replace_file(MARK_NAME, mark_line(id).as_bytes()).await,
         None => {
             own.unlink_if_present(MARK_NAME).await?;
             own.sync().await
@@ -241,7 +291,7 @@ pub async fn create_vm(
     disks: &[NewDisk],
     when_full: WhenFull,
 ) -> Result<()> {
-    let store = site.native.open_or_make().await?;
+    let store = site.native_store().await?;
     let id = store.create_vm(NewNativeVm { name, disks }).await?;
     make_whole(node, &site.home(name), when_full, id).await
 }
@@ -255,6 +305,7 @@ pub async fn clone(
     name: &str,
     when_full: WhenFull,
 ) -> Result<()> {
+    site.native.refuse_when_unlinked()?;
     let id = parent.clone_to(snapshot, name).await?;
     make_whole(node, &site.home(name), when_full, id).await
 }
@@ -336,8 +387,11 @@ pub async fn remove_marked(home: &Home) -> Result<()> {
     }
 }
 
-/// Takes a VM that is not open out of the store, if it is there.
+/// Takes a VM that is not open out of the store, if it and the store are there.
 pub async fn remove_vm(site: &Site, id: u128) -> Result<()> {
+    if site.native.opened().is_none() && !site.native.exists().await? {
+        return Ok(());
+    }
     match site.native.open().await?.remove_vm(id).await {
         Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
         removed => removed,

@@ -92,6 +92,9 @@ impl Node {
         {
             notices.push(format!("the store is read-only: {cause}"));
         }
+        if matches!(entry.kept, Kept::Native(_)) {
+            notices.extend(entry.site.native.unlinked().map(|cause| cause.to_string()));
+        }
         let current = state.snapshots.iter().find(|s| Some(s.id) == state.current);
         Ok(api::Vm {
             id: present::id(state.id),

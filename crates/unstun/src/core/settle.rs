@@ -17,6 +17,8 @@ use crate::datastore::OWN_FOLDER;
 
 /// In a home's own folder: `native ID` or `redo ID`.
 const MOVING_NAME: &str = "moving";
+/// Beside it, from the intent to the step into the store: the mark to be, for which the step then needs no space.
+const STEP_NAME: &str = "native.step";
 const LINE_BYTES_MAX: u64 = 64;
 /// A VM that ran under VMware has its firmware's variables beside its configuration.
 const VARIABLES: &str = ".nvram";
@@ -45,13 +47,34 @@ pub async fn begin(node: &Node, home: &Home, to: Store, id: u128) -> Result<()> 
         Store::Redo => "redo",
     };
     let line = format!("{word} {id:032x}\n");
-    own(node, &home.path).await?.replace_file(MOVING_NAME, line.as_bytes()).await?;
+    let own = own(node, &home.path).await?;
+    own.replace_file(MOVING_NAME, line.as_bytes()).await?;
+    if to == Store::Native {
+        own.replace_file(STEP_NAME, native::mark_line(id).as_bytes()).await?;
+    }
     native::set_moving(home, true).await
 }
 
 /// The step: from here the VM is on the other side.
-pub async fn step(node: &Node, home: &Path, to: Store, id: u128) -> Result<()> {
-    native::set_mark(&own(node, home).await?, (to == Store::Native).then_some(id)).await
+pub async fn step(node: &Node, home: &Path, to: Store) -> Result<()> {
+    let own = own(node, home).await?;
+    match to {
+        Store::Native => {
+            own.rename(STEP_NAME, native::MARK_NAME).await?;
+            own.sync().await
+        }
+        Store::Redo => native::set_mark(&own, None).await,
+    }
+}
+
+/// Whether the home says so now, durably or not.
+pub async fn has_stepped(node: &Node, home: &Path, to: Store) -> Result<bool> {
+    Ok(native::mark(&node.env, home).await?.is_some() == (to == Store::Native))
+}
+
+/// What `step` has perhaps done is undone.
+pub async fn step_back(node: &Node, home: &Path, to: Store, id: u128) -> Result<()> {
+    native::set_mark(&own(node, home).await?, (to == Store::Redo).then_some(id)).await
 }
 
 /// Removes the side that is not the VM, if there was a move.
@@ -78,6 +101,7 @@ pub async fn settle(node: &Node, home: &Home) -> Result<()> {
             }
         }
     }
+    own.unlink_if_present(STEP_NAME).await?;
     own.unlink_if_present(MOVING_NAME).await?;
     own.sync().await
 }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use blk::file::Lock;
 use blk::reactor::{OpenMode, Space};
 use blk::{Dir, Env};
+use engine::native::Store;
 
 use super::device;
 use super::homes::{self, Registry};
@@ -21,6 +22,9 @@ use crate::name::DatastoreName;
 const LOCK_NAME: &str = "lock";
 /// In the main datastore's own folder: the homes of the VMs on devices, in a folder for each, called by its store's id.
 const DEVICES_NAME: &str = "devices";
+
+/// What a new VM must find free: the tables and the growth of its first writes, and what a commit needs later.
+const NEW_VM_BYTES_MIN: u64 = 8 << 20;
 
 pub struct Site {
     pub name: DatastoreName,
@@ -150,6 +154,25 @@ impl Site {
         }
         let outside = self.dir.space().await?;
         Ok(Space { free_bytes: outside.free_bytes + inside, ..outside })
+    }
+
+    /// Refuses a new VM where there is no room for its first writes.
+    pub async fn refuse_full(&self, vm: &str) -> Result<()> {
+        let free = self.space().await?.free_bytes;
+        if free >= NEW_VM_BYTES_MIN {
+            return Ok(());
+        }
+        let cause = format!(
+            "{free} bytes are free in datastore {}, and a new VM needs {NEW_VM_BYTES_MIN}",
+            self.name
+        );
+        let remedy = "commit snapshots (unstun snapshot commit VM --all), remove VMs, or choose another with --datastore";
+        Err(Error::new(ErrorKind::NoSpace, format!("VM {vm}: {cause}; {remedy}")))
+    }
+
+    /// The store for native VMs, made where none was needed yet.
+    pub async fn native_store(&self) -> blk::Result<Rc<Store>> {
+        self.native.open_or_make(&self.inhabitants().await?).await
     }
 
     /// Whether files here bypass the page cache.

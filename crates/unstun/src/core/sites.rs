@@ -217,6 +217,7 @@ impl Node {
         if let Some(cause) = site.native.opened().and_then(|store| store.broken()) {
             notices.push(format!("the store is read-only: {cause}"));
         }
+        notices.extend(site.native.unlinked().map(|cause| cause.to_string()));
         let here = |entry: &&Rc<Entry>| Rc::ptr_eq(&entry.site, site);
         Ok(api::Datastore {
             name: site.name.clone(),

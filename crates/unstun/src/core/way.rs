@@ -112,7 +112,7 @@ impl Node {
             return Err(crate::error::Error::new(crate::error::ErrorKind::Exists, message));
         }
         let native = match store {
-            Store::Native => Some(site.native.open_or_make().await?.new_vm_id()),
+            Store::Native => Some(site.native_store().await?.new_vm_id()),
             Store::Redo => None,
         };
         Ok(Way::Between { from: entry.place(), to, store, native, _held: held })
@@ -120,7 +120,7 @@ impl Node {
 
     async fn plan_within(&self, entry: &Entry, store: Store) -> Result<Way> {
         let native = match &entry.kept {
-            Kept::Redo(_) => entry.site.native.open_or_make().await?.new_vm_id(),
+            Kept::Redo(_) => entry.site.native_store().await?.new_vm_id(),
             Kept::Native(vm) => {
                 // What is there is somebody's, and would go with a move that fails.
                 settle::refuse_inhabited(self, &entry.home).await?;
@@ -151,7 +151,7 @@ impl Node {
         let (home, name) = (way.to().clone(), &entry.name);
         match way.store() {
             Store::Native => {
-                let store = home.site.native.open_or_make().await?;
+                let store = home.site.native_store().await?;
                 store.create_vm_like(native, name, &disks).await?;
                 store.set_home(native, &home.site.relative(&home.path)).await?;
                 let vm = NativeVm::open(&store, native, options).await?;
@@ -168,18 +168,23 @@ impl Node {
 
     pub async fn step(&self, way: &Way) -> Result<()> {
         match way {
-            Way::Within { home, store, native } => settle::step(self, &home.path, *store, *native).await,
-            Way::Between { from, to, .. } => departure::step(from, to).await,
+            Way::Within { home, store, .. } => settle::step(self, &home.path, *store).await,
+            Way::Between { from, .. } => departure::step(from).await,
+        }
+    }
+
+    /// Whether the step shows in the homes, durably or not.
+    pub async fn has_stepped(&self, way: &Way) -> Result<bool> {
+        match way {
+            Way::Within { home, store, .. } => settle::has_stepped(self, &home.path, *store).await,
+            Way::Between { from, .. } => departure::has_stepped(from).await,
         }
     }
 
     /// What a failed `step` has perhaps done is undone.
     pub async fn step_back(&self, way: &Way) -> Result<()> {
         match way {
-            Way::Within { home, store, native } => {
-                let back = if *store == Store::Native { Store::Redo } else { Store::Native };
-                settle::step(self, &home.path, back, *native).await
-            }
+            Way::Within { home, store, native } => settle::step_back(self, &home.path, *store, *native).await,
             Way::Between { from, to, .. } => departure::step_back(from, to).await,
         }
     }

@@ -186,6 +186,40 @@ fn kill_9_at_any_moment_of_a_move_leaves_it_whole_and_once() {
     }
 }
 
+/// Lets a slow move go, and answers how it ended.
+fn end(datastore: &Datastore, job: &Value) -> Value {
+    // It may have failed already.
+    datastore.run(&format!("job limit {job} none"));
+    loop {
+        let jobs = datastore.json("job list");
+        let job = jobs.as_array().unwrap().iter().find(|one| one["id"] == *job).unwrap().clone();
+        if !["running", "waiting_for_space"].contains(&job["state"].as_str().unwrap()) {
+            return job;
+        }
+    }
+}
+
+/// What the step has to write was written when the move began.
+#[test]
+fn a_vm_leaves_a_datastore_that_has_filled_up() {
+    let Some(mounted) = Mounted::new() else { return };
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add small={}", mounted.path().display()));
+    datastore.json_at("small", "vm create web --disk 16M --store redo");
+    io(&datastore, "write -P 1 0 16M");
+    let job = slow_move(&datastore, "ds");
+    mounted.fill();
+    io(&datastore, "write -P 2 1M 1M");
+    let ended = end(&datastore, &job);
+    assert_eq!(ended["state"], "done", "{ended}");
+    assert_eq!(place(&datastore), ("ds".to_owned(), "redo".to_owned()));
+    assert!(!mounted.path().join("web").exists());
+    let script = ["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 1 2M 14M", "write -P 3 0 1M"];
+    run_script(&datastore.uri("web/disk0"), &script.map(str::to_owned));
+    daemon.stop();
+}
+
 #[test]
 fn a_full_target_ends_the_move_and_not_the_guest() {
     let Some(mounted) = Mounted::new() else { return };
@@ -197,15 +231,7 @@ fn a_full_target_ends_the_move_and_not_the_guest() {
     let job = slow_move(&datastore, "small");
     mounted.fill();
     io(&datastore, "write -P 2 16M 32M");
-    // It may have failed already.
-    datastore.run(&format!("job limit {job} none"));
-    let ended = loop {
-        let jobs = datastore.json("job list");
-        let job = jobs.as_array().unwrap().iter().find(|one| one["id"] == job).unwrap().clone();
-        if !["running", "waiting_for_space"].contains(&job["state"].as_str().unwrap()) {
-            break job;
-        }
-    };
+    let ended = end(&datastore, &job);
     assert_eq!((&ended["state"], &ended["error"]["kind"]), (&json!("failed"), &json!("no_space")), "{ended}");
     assert_eq!(place(&datastore), ("ds".to_owned(), "redo".to_owned()));
     assert!(!mounted.path().join("web").exists());

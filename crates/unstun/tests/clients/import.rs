@@ -245,3 +245,51 @@ fn what_cannot_be_opened_is_listed_with_its_cause_mended_or_removed() {
     assert_eq!(datastore.json("vm list").as_array().unwrap().len(), 1);
     daemon.stop();
 }
+
+/// Offsets in a VMFSsparse header: sectors of the disk, grainSize, entries of the grain directory.
+const CAPACITY: usize = 12;
+const GRAIN: usize = 16;
+const DIRECTORY_ENTRIES: usize = 24;
+/// Grains that a table has.
+const TABLE: u32 = 4096;
+
+/// Gives an empty delta another grain, as other products choose it.
+fn set_grain(delta: &Path, sectors: u32) {
+    let mut bytes = std::fs::read(delta).unwrap();
+    let capacity = u32::from_le_bytes(bytes[CAPACITY..CAPACITY + 4].try_into().unwrap());
+    for (at, value) in [(GRAIN, sectors), (DIRECTORY_ENTRIES, capacity.div_ceil(TABLE * sectors))] {
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    std::fs::write(delta, bytes).unwrap();
+}
+
+#[test]
+fn deltas_with_large_grains_are_written_taken_and_committed_into() {
+    for sectors in [8, 128, 2048] {
+        let datastore = Datastore::new();
+        let daemon = datastore.start();
+        datastore.json("vm create esx --store redo --disk 48M");
+        let mut twin = Twin::new(&datastore, SIZE, seed());
+        let uri = datastore.uri("esx/disk0");
+        twin.scribble(&uri, 15);
+        datastore.json("snapshot take esx theirs");
+        let top = datastore.descriptor("esx");
+        daemon.stop();
+        set_grain(Path::new(&top.to_str().unwrap().replace(".vmdk", "-delta.vmdk")), sectors);
+
+        let daemon = datastore.start();
+        twin.scribble(&uri, 3);
+        datastore.json("snapshot take esx ours");
+        twin.scribble(&uri, 20);
+        datastore.json("snapshot commit esx ours --yes");
+        twin.assert_same_as("raw", &uri);
+        twin.scribble(&uri, 5);
+        daemon.stop();
+        twin.assert_same_as("vmdk", top.to_str().unwrap());
+        let daemon = datastore.start();
+        assert_eq!(datastore.json(&format!("check {}", top.display()))["findings"], serde_json::json!([]));
+        datastore.json("snapshot commit esx --all --yes");
+        twin.assert_same_as("raw", &uri);
+        daemon.stop();
+    }
+}

@@ -101,8 +101,8 @@ fn a_commit_is_paused_limited_cancelled_and_finished_later() {
     datastore.json("snapshot take web a");
     wait_for_writes(&datastore, &mut fio, 20_000);
     let job = datastore.json("snapshot commit web a --yes --detach")["id"].clone();
-    // Slow enough that it cannot end while it is being steered.
-    datastore.json(&format!("job limit {job} 1M"));
+    // Slow enough that it cannot end while it is being steered; the cancel below does not wait for it.
+    datastore.json(&format!("job limit {job} 2K"));
     assert_eq!(datastore.json(&format!("job pause {job}"))["state"], "paused");
     datastore.json(&format!("job resume {job}"));
     datastore.json(&format!("job cancel {job}"));

@@ -154,3 +154,50 @@ fn check_and_scrub_look_at_the_store_in_use() {
     io(&datastore, "web/disk0", &["read -P 1 0 8M"]);
     daemon.stop();
 }
+
+/// Its VMs run on in a file that has no name any more. No other store may come to lie beside them.
+#[test]
+fn a_store_that_is_gone_is_told_and_not_replaced() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    datastore.json("vm create db --disk 16M");
+    io(&datastore, "web/disk0", &["write -P 1 0 1M", "flush"]);
+    datastore.json("snapshot take web a");
+    let (store, aside) = (datastore.path().join("store.unstun"), datastore.beside("aside"));
+    std::fs::rename(&store, &aside).unwrap();
+    for line in ["vm create new --disk 16M", "vm clone web@a new"] {
+        let (code, said) = datastore.fails(line);
+        assert!(code == 6 && said.contains("store.unstun") && said.contains("vm move"), "{line}: {said}");
+    }
+    let told = datastore.json("vm show web")["notices"].to_string();
+    assert!(told.contains("removed or replaced"), "{told}");
+    let told = datastore.json("datastore list")[0]["notices"].to_string();
+    assert!(told.contains("removed or replaced"), "{told}");
+    // What the notice says to do.
+    datastore.json("vm move web --store redo");
+    io(&datastore, "web/disk0", &["read -P 1 0 1M"]);
+    assert!(!store.exists() && !datastore.path().join("new").exists());
+    daemon.stop();
+
+    let daemon = datastore.start();
+    let (code, said) = datastore.fails("vm create new --disk 16M");
+    assert!(code == 6 && said.contains("missing") && said.contains("db"), "{said}");
+    assert!(!store.exists() && !datastore.path().join("new").exists());
+    io(&datastore, "web/disk0", &["read -P 1 0 1M"]);
+    daemon.stop();
+
+    std::fs::rename(&aside, &store).unwrap();
+    let daemon = datastore.start();
+    io(&datastore, "db/disk0", &["read -P 0 0 16M"]);
+    datastore.json("vm create new --disk 16M");
+    daemon.stop();
+    std::fs::remove_file(&store).unwrap();
+
+    let daemon = datastore.start();
+    for vm in ["db", "new"] {
+        datastore.json(&format!("vm remove {vm} --delete-disks"));
+    }
+    datastore.json("vm create other --disk 16M");
+    daemon.stop();
+}

@@ -281,3 +281,20 @@ fn writes_fail_for_lack_of_space_when_told_to() {
     check_chunks(&datastore.nbd_socket(), 0..CHUNKS);
     daemon.stop();
 }
+
+#[test]
+fn no_vm_is_made_where_nothing_can_be_written() {
+    let Some(mounted) = Mounted::new() else { return };
+    let datastore = &mounted.datastore;
+    let daemon = datastore.start();
+    datastore.json("vm create web --store redo --disk 16M");
+    datastore.json("snapshot take web a");
+    mounted.fill();
+    for line in ["vm create new --disk 16M", "vm create new --store redo --disk 16M", "vm clone web@a new"] {
+        let (code, said) = datastore.fails(line);
+        assert!(code == 1 && said.contains("are free") && said.contains("--datastore"), "{line}: {said}");
+        assert!(!datastore.path().join("new").exists(), "{line} left something");
+    }
+    assert!(!datastore.path().join("store.unstun").exists());
+    daemon.stop();
+}

@@ -11,6 +11,8 @@ use crate::text::wrong;
 const MAGIC: &[u8; 4] = b"COWD";
 const VERSION: u32 = 1;
 const FLAGS: u32 = 3;
+/// For messages: the grain sizes of the format.
+const GRAINS: &str = "a power of two from 1 to 2048 sectors";
 
 mod field {
     pub const VERSION: usize = 4;
@@ -21,6 +23,10 @@ mod field {
     pub const DIRECTORY_ENTRIES: usize = 24;
     pub const FREE: usize = 28;
     pub const UNCLEAN: usize = 1648;
+}
+
+fn is_grain(sectors: u32) -> bool {
+    sectors.is_power_of_two() && sectors <= GRAIN_SECTORS_MAX
 }
 
 /// A verified header. Keeps the bytes, so that legacy fields another program wrote survive a rewrite.
@@ -41,12 +47,20 @@ impl std::fmt::Debug for Header {
 }
 
 impl Header {
-    /// The header of an empty delta with 512-byte grains, marked unclean: it is about to be written.
-    pub fn create(file: &str, capacity_sectors: u64) -> Result<Self> {
+    /// Returns the header of an empty delta, marked unclean: it is about to be written.
+    ///
+    /// # Errors
+    /// `Unsupported` for a disk that 32-bit sector pointers cannot address; `Invalid` for a grain size that the format
+    /// does not have.
+    pub fn create(file: &str, capacity_sectors: u64, grain_sectors: u32) -> Result<Self> {
         if capacity_sectors == 0 || capacity_sectors > NEW_CAPACITY_SECTORS_MAX {
             let cause = format!("a VMFSsparse delta for a disk of {capacity_sectors} sectors was asked for");
             let cause = format!("{cause}, expected 1 to {NEW_CAPACITY_SECTORS_MAX} (2,032 GiB)");
             return Err(Error::unsupported(file, format!("{cause}: its sector pointers have 32 bits")));
+        }
+        if !is_grain(grain_sectors) {
+            let cause = format!("a grain size of {grain_sectors} sectors was asked for, expected {GRAINS}");
+            return Err(Error::invalid(file, cause));
         }
         let mut header = Self { bytes: Box::new([0; HEADER_BYTES]) };
         header.bytes[..4].copy_from_slice(MAGIC);
@@ -54,7 +68,7 @@ impl Header {
         header.set(field::FLAGS, FLAGS);
         // NEW_CAPACITY_SECTORS_MAX is below 2^32.
         header.set(field::CAPACITY, capacity_sectors as u32);
-        header.set(field::GRAIN, 1);
+        header.set(field::GRAIN, grain_sectors);
         header.set(field::DIRECTORY, HEADER_SECTORS);
         header.set(field::DIRECTORY_ENTRIES, header.expected_directory_entries());
         header.set(field::FREE, header.first_data_sector());
@@ -100,8 +114,8 @@ impl Header {
         if capacity == 0 {
             return Err(wrong(file, "numSectors", 0, "the size of the disk"));
         }
-        if !grain.is_power_of_two() || grain > GRAIN_SECTORS_MAX {
-            return Err(wrong(file, "grainSize", grain, "a power of two from 1 to 2048 sectors"));
+        if !is_grain(grain) {
+            return Err(wrong(file, "grainSize", grain, GRAINS));
         }
         if self.directory_sector() < HEADER_SECTORS {
             return Err(wrong(file, "gdOffset", self.directory_sector(), "at least 4, after the header"));

@@ -6,7 +6,7 @@ use super::*;
 const EIGHT_GIB: u64 = 8 << 21;
 
 fn header(capacity_sectors: u64) -> Header {
-    Header::create("x-delta.vmdk", capacity_sectors).unwrap()
+    Header::create("x-delta.vmdk", capacity_sectors, 1).unwrap()
 }
 
 fn decode(header: &Header, file_bytes: u64) -> Result<Header> {
@@ -36,7 +36,7 @@ fn the_size_limit_fits_its_arithmetic() {
     assert_eq!(full, 4_294_713_284);
     assert!(full < 1 << 32);
     for bad in [0, NEW_CAPACITY_SECTORS_MAX + 1, u64::MAX] {
-        assert_eq!(Header::create("x", bad).unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(Header::create("x", bad, 1).unwrap_err().kind, ErrorKind::Unsupported);
     }
 }
 

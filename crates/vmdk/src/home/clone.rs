@@ -39,6 +39,7 @@ impl Home {
     pub async fn clone_to(&self, snapshot: u128, dir: Dir, folders: Folders, name: &str) -> Result<Home> {
         check_name(dir.path(), "VM name", name)?;
         let mut clone = Home::new(dir, folders, self.growth);
+        clone.grain_sectors = self.grain_sectors.clone();
         clone.ignore_content_ids = self.ignore_content_ids;
         clone.refuse_inhabited().await?;
         clone.gate.id.set(Some(clone.random()));

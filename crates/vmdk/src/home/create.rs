@@ -263,7 +263,7 @@ impl Home {
         let folder = links::folder_of(&self.gate, link).await?;
         let file = folder.dir.create_new(&extent.file).await?;
         let facts = Facts { name, capacity_sectors: extent.sectors, writable: true, growth: self.growth };
-        let layer = VmfsSparse::create(self.env().clone(), file, facts).await?;
+        let layer = VmfsSparse::create(self.env().clone(), file, facts, self.grain_sectors.get()).await?;
         folder.dir.sync().await?;
         Ok(layer)
     }

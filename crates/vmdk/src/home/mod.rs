@@ -27,7 +27,7 @@ mod survey;
 mod touch;
 mod write;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -64,6 +64,8 @@ const RESERVE: &str = "reserve";
 pub struct Home {
     gate: Gate,
     growth: Growth,
+    /// Of the deltas made from here on.
+    grain_sectors: Cell<u32>,
     /// Passes over a `parentCID` that is not the parent's CID: the user says that the parent's data is unchanged.
     pub ignore_content_ids: bool,
     turn: TaskMutex,
@@ -87,12 +89,19 @@ impl Home {
         Self {
             gate: Gate::new(dir, folders),
             growth,
+            grain_sectors: Cell::new(1),
             ignore_content_ids: false,
             turn: TaskMutex::default(),
             prepared: RefCell::default(),
             fresh: RefCell::default(),
             notices: RefCell::default(),
         }
+    }
+
+    /// Sets the grain size of the deltas that are created from here on. The default is 1 sector, as VMware has it;
+    /// other sizes are for tests of what other products may leave.
+    pub fn set_grain(&self, sectors: u32) {
+        self.grain_sectors.set(sectors);
     }
 
     pub fn dir(&self) -> &Dir {

@@ -130,7 +130,7 @@ fn run(seed: u64, options: Options) -> Result<u64, String> {
     world.run(async |env| {
         let file = root(&env).create_new(FILE).await.unwrap();
         root(&env).sync().await.unwrap();
-        VmfsSparse::create(env, file, facts()).await.unwrap();
+        VmfsSparse::create(env, file, facts(), 1).await.unwrap();
     });
     let mut rng = Rng::new(seed);
     let mut cuts = 0;

@@ -39,8 +39,8 @@ struct Scan {
 
 impl VmfsSparse {
     /// Writes an empty delta into a new file, durably, with the first step of space ready.
-    pub async fn create(env: Env, file: File, facts: Facts<'_>) -> Result<Self> {
-        let header = Header::create(file.name(), facts.capacity_sectors)?;
+    pub async fn create(env: Env, file: File, facts: Facts<'_>, grain_sectors: u32) -> Result<Self> {
+        let header = Header::create(file.name(), facts.capacity_sectors, grain_sectors)?;
         let length = (u64::from(header.first_data_sector()) * SECTOR).next_multiple_of(EMPTY_ALIGN);
         let mut bytes = Buf::zeroed(length as usize);
         bytes[..HEADER_BYTES].copy_from_slice(header.bytes());

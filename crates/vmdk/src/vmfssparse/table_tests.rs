@@ -11,7 +11,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let header = Header::create("x", GIB_SECTORS).unwrap();
+        let header = Header::create("x", GIB_SECTORS, 1).unwrap();
         let directory = Directory::empty(&header);
         Self { header, directory, tables: Tables::default() }
     }

@@ -20,7 +20,7 @@ fn facts(writable: bool) -> Facts<'static> {
 async fn create(env: &Env) -> VmfsSparse {
     let file = root(env).create_new(FILE).await.unwrap();
     root(env).sync().await.unwrap();
-    VmfsSparse::create(env.clone(), file, facts(true)).await.unwrap()
+    VmfsSparse::create(env.clone(), file, facts(true), 1).await.unwrap()
 }
 
 async fn reopen(env: &Env, writable: bool) -> Result<VmfsSparse> {
@@ -179,14 +179,7 @@ fn a_sealed_delta_is_marked_before_it_is_written_again() {
 fn larger_grains_are_filled_round_the_write() {
     in_world(async |env| {
         let file = root(&env).create_new(FILE).await.unwrap();
-        let mut header = Header::create(FILE, CAPACITY).unwrap();
-        header.patch(16, &8u32.to_le_bytes());
-        // One table covers 16 MiB now.
-        header.patch(24, &1u32.to_le_bytes());
-        let mut bytes = Buf::zeroed(4096);
-        bytes[..HEADER_BYTES].copy_from_slice(header.bytes());
-        file.write(0, bytes).await.unwrap();
-        let delta = VmfsSparse::open(env.clone(), file, facts(true)).await.unwrap();
+        let delta = VmfsSparse::create(env.clone(), file, facts(true), 8).await.unwrap();
         assert_eq!(delta.shape().grain_bytes, 4096);
         let placement = delta.place(sectors(9)..sectors(18)).await.unwrap();
         assert_eq!((placement.runs[0].start, placement.runs[0].len), (sectors(8), sectors(16)));

@@ -138,6 +138,7 @@ impl Tree {
     pub async fn add_delta(&mut self, parent: usize, folder: usize, writes: u64) -> usize {
         let mut content = self.nodes[parent].content.clone();
         let home = self.home(folder);
+        home.set_grain(1 << self.rng.below(12));
         let home: &dyn Manifest = &home;
         let below = &self.nodes[parent];
         let written = if below.folder == folder { below.name.clone() } else { text(&self.path(parent)) };

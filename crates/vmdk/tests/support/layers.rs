@@ -1,6 +1,8 @@
 //! What the engine does with a layer, in its simplest form. Offsets are those of the disk; `content` is what the disk shows from
 //! `start` on.
 
+use std::ops::Range;
+
 use blk::layer::{Layer, Where};
 use blk::{Buf, Result, SECTOR};
 use sim::Rng;
@@ -17,16 +19,16 @@ pub async fn write_randomly(rng: &mut Rng, layer: &dyn Layer, start: u64, conten
         if length % 8 == 0 && rng.coin() {
             at = at / 8 * 8;
         }
-        let at = (at * SECTOR) as usize;
-        let part = &mut content[at..at + (length * SECTOR) as usize];
-        rng.fill(part);
-        write(layer, start + at as u64, part).await;
+        let range = at * SECTOR..(at + length) * SECTOR;
+        rng.fill(&mut content[range.start as usize..range.end as usize]);
+        write(layer, start, content, start + range.start..start + range.end).await;
     }
 }
 
-async fn write(layer: &dyn Layer, at: u64, data: &[u8]) {
-    let part = |start: u64, end: u64| Buf::copy_of(&data[(start - at) as usize..(end - at) as usize]);
-    for run in layer.lookup(at..at + data.len() as u64).await.unwrap() {
+/// Writes `range` of `content`, which the disk shows from `start` on; of a new grain all that the disk shows there.
+async fn write(layer: &dyn Layer, start: u64, content: &[u8], range: Range<u64>) {
+    let part = |from: u64, to: u64| Buf::copy_of(&content[(from - start) as usize..(to - start) as usize]);
+    for run in layer.lookup(range).await.unwrap() {
         if let Where::Data { file, offset } = run.place {
             layer.files()[usize::from(file)].write(offset, part(run.start, run.end())).await.unwrap();
             continue;

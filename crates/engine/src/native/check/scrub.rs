@@ -80,7 +80,7 @@ impl Store {
             job.moved(bytes).await;
             if self.requests.get() != before {
                 let rest_us = (self.env.now_ns() - began_ns) / 1000 * REST_FACTOR;
-                self.env.sleep_us(rest_us.min(REST_US_MAX)).await;
+                job.rest_us(rest_us.min(REST_US_MAX)).await;
             }
         }
         report.sort();

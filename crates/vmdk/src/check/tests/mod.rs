@@ -60,7 +60,7 @@ fn delta() -> Vec<u8> {
         root(&env).sync().await.unwrap();
         let growth = Growth { step_bytes: 16 << 10, chunk_bytes: 16 << 10 };
         let facts = Facts { name: "d", capacity_sectors: CAPACITY, writable: true, growth };
-        let delta = VmfsSparse::create(env.clone(), file, facts).await.unwrap();
+        let delta = VmfsSparse::create(env.clone(), file, facts, 1).await.unwrap();
         write(&delta, 0, &[5; 4096]).await.unwrap();
         write(&delta, 4096 * SECTOR, &[6; 512]).await.unwrap();
         flush(&delta).await.unwrap();

@@ -1,0 +1,48 @@
+//! Another user, who only looks at the tree: whatever goes on, a look never fails.
+
+use std::rc::Rc;
+
+use blk::{ErrorKind, Result};
+use engine::{CommitWhat, Vm};
+use sim::Rng;
+
+pub struct Looker {
+    pub vm: Rc<Vm>,
+    pub rng: Rng,
+}
+
+impl Looker {
+    pub async fn run(mut self, steps: u64) -> std::result::Result<(), String> {
+        for _ in 0..4 * steps {
+            self.vm.env.sleep_us(self.rng.below(1000)).await;
+            let looked = self.look().await;
+            looked.map_err(|e| format!("a look at the tree: {e}"))?;
+        }
+        Ok(())
+    }
+
+    async fn look(&mut self) -> Result<()> {
+        match self.rng.below(5) {
+            0 => self.vm.listing().await.map(drop),
+            1 => self.vm.delta_bytes().await.map(drop),
+            2 => self.vm.used().await.map(drop),
+            3 => answered(self.vm.commit_preview(&CommitWhat::All).await),
+            _ => {
+                let had = self.vm.state().current;
+                let looked = self.vm.revert_preview(None, false).await;
+                match had.is_some() && had == self.vm.state().current {
+                    true => answered(looked),
+                    false => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// A preview may say that the operation would be refused, and why.
+fn answered<T>(preview: Result<T>) -> Result<()> {
+    match preview {
+        Err(e) if e.kind != ErrorKind::Refused => Err(e),
+        _ => Ok(()),
+    }
+}
