@@ -303,6 +303,13 @@ impl File {
         result.map_err(|e| e.at(self.name(), "listing extents"))
     }
 
+    /// Returns the bytes that the file system has allocated to the file, reserved ones included.
+    pub async fn allocated_bytes(&self) -> Result<u64> {
+        let outcome = self.inner.env.op(Op::Allocated { file: self.inner.handle }).await;
+        let Outcome::Count(result) = outcome else { unreachable!("answers with a count") };
+        result.map_err(|e| e.at(self.name(), "asking for the allocated space"))
+    }
+
     /// Length in bytes.
     pub async fn size(&self) -> Result<u64> {
         let outcome = self.inner.env.op(Op::Size { file: self.inner.handle }).await;

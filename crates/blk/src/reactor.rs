@@ -101,6 +101,10 @@ pub enum Op {
     Size {
         file: Handle,
     },
+    /// Outcome: `Count`, the bytes that the file system has allocated, reserved ones included.
+    Allocated {
+        file: Handle,
+    },
     // Directories. Nothing is durable before SyncDir of the directory.
     OpenFile {
         dir: Handle,

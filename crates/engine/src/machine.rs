@@ -34,7 +34,7 @@ pub trait RunningDisk {
     fn layer_counters(&self) -> Vec<LayerCounters>;
 
     /// What it can still allocate, if its guest writes everything.
-    fn worst_growth_bytes(&self) -> u64;
+    fn worst_growth_bytes(&self) -> Local<'_, Result<u64>>;
 }
 
 /// A VM that is open. Snapshots are named by name or id; disks by the N of `diskN`.
@@ -169,13 +169,22 @@ impl RunningDisk for Disk {
     }
 
     /// A flat base has its space; a delta may grow to the size of its disk.
-    fn worst_growth_bytes(&self) -> u64 {
+    fn worst_growth_bytes(&self) -> Local<'_, Result<u64>> {
         let chain = self.chain();
-        let top = &chain.top().layer;
-        match top.shape().flat {
-            true => 0,
-            false => self.size_bytes().saturating_sub(top.usage().held_bytes),
-        }
+        Box::pin(async move {
+            let top = &chain.top().layer;
+            let mut held_bytes = 0;
+            match top.shape().flat {
+                // A base may be thin.
+                true => {
+                    for file in top.files() {
+                        held_bytes += file.allocated_bytes().await?;
+                    }
+                }
+                false => held_bytes = top.usage().held_bytes,
+            }
+            Ok(self.size_bytes().saturating_sub(held_bytes))
+        })
     }
 }
 

@@ -98,7 +98,7 @@ pub(crate) fn describe(op: &Op) -> Described<'_> {
         Op::Zero { file, offset, len, punch: false } => on(OpKind::Zero, file, *offset, *len),
         Op::SetLen { file, len } => on(OpKind::SetLen, file, 0, *len),
         Op::Extents { file, offset, len } => on(OpKind::Extents, file, *offset, *len),
-        Op::Size { file } => on(OpKind::Size, file, 0, 0),
+        Op::Size { file } | Op::Allocated { file } => on(OpKind::Size, file, 0, 0),
         Op::OpenFile { dir, name, mode: OpenMode::CreateNew } => named(OpKind::Create, dir, name),
         Op::OpenFile { dir, name, .. } => named(OpKind::Open, dir, name),
         Op::OpenDir { dir, name, .. } => named(OpKind::OpenDir, dir, name),

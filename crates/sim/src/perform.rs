@@ -5,7 +5,7 @@ use std::rc::Rc;
 use blk::Errno;
 use blk::reactor::{Handle, Limits, Op, OpenMode, Outcome};
 
-use crate::content::SECTOR;
+use crate::content::{PAGE, SECTOR};
 use crate::dir::NodeId;
 use crate::file::byte_range;
 use crate::fs::{EBADF, EISDIR, ENOTDIR};
@@ -21,6 +21,9 @@ impl Machine {
                 Outcome::Read(buf, filled)
             }
             Op::Size { .. } => Outcome::Count(self.fs.file(node).map(|file| file.size())),
+            Op::Allocated { .. } => {
+                Outcome::Count(self.fs.file(node).map(|file| file.allocated_pages() * PAGE))
+            }
             Op::Extents { offset, len, .. } => Outcome::Extents(
                 self.fs.file(node).map(|file| file.extents(offset..offset.saturating_add(len))),
             ),
@@ -157,7 +160,9 @@ impl Machine {
 fn refusal(op: Op, errno: Errno) -> Outcome {
     match op {
         Op::Read { buf, .. } | Op::Recv { buf, .. } => Outcome::Read(buf, Err(errno)),
-        Op::Write { .. } | Op::Size { .. } | Op::Send { .. } => Outcome::Count(Err(errno)),
+        Op::Write { .. } | Op::Size { .. } | Op::Allocated { .. } | Op::Send { .. } => {
+            Outcome::Count(Err(errno))
+        }
         Op::Extents { .. } => Outcome::Extents(Err(errno)),
         Op::OpenFile { .. } | Op::OpenDir { .. } | Op::Lock { .. } | Op::Accept { .. } => {
             Outcome::Opened(Err(errno))

@@ -19,6 +19,7 @@ pub(super) enum Task {
     SetLenAtLeast { fd: Fd, len: u64 },
     Extents { fd: Fd, offset: u64, len: u64 },
     Size { fd: Fd },
+    Allocated { fd: Fd },
     OpenFile { dir: Fd, name: String, mode: OpenMode },
     OpenDir { dir: Fd, name: String, create: bool },
     Rename { dir: Fd, from: String, to: String },
@@ -109,6 +110,7 @@ impl Task {
             Task::SetLenAtLeast { fd, len } => Answer::Outcome(Outcome::Unit(set_len_at_least(&fd, len))),
             Task::Extents { fd, offset, len } => Answer::Outcome(Outcome::Extents(extents(&fd, offset, len))),
             Task::Size { fd } => Answer::Outcome(Outcome::Count(size_of(&fd))),
+            Task::Allocated { fd } => Answer::Outcome(Outcome::Count(allocated(&fd))),
             Task::OpenFile { dir, name, mode } => Answer::Opened(open_file(dir.as_fd(), &name, mode)),
             Task::OpenDir { dir, name, create } => Answer::Opened(open_folder(&*dir, &name, create)),
             Task::Rename { dir, from, to } => unit(rustix::fs::renameat(&*dir, from, &*dir, to)),
@@ -131,6 +133,12 @@ fn set_len_at_least(fd: &Fd, len: u64) -> Result<(), Errno> {
         rustix::fs::ftruncate(&**fd, len)?;
     }
     Ok(())
+}
+
+/// `st_blocks` counts units of 512 bytes, whatever the file system's block is (stat(2)).
+fn allocated(fd: &Fd) -> Result<u64, Errno> {
+    let stat = rustix::fs::fstat(&**fd)?;
+    Ok(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
 }
 
 /// Walks data and holes. Space that is reserved but never written counts as a hole: it reads as zeros.

@@ -14,8 +14,8 @@ use crate::api::{self, CommitTarget};
 use crate::error::{Error, Result};
 use crate::name::VmName;
 
-/// Assumed before anything was measured: a mover that yields to a busy guest on an ordinary disk.
-const ASSUMED_BYTES_S: u64 = 50 << 20;
+/// A commit that moved less says nothing about the next one's rate.
+const MEASURED_BYTES_MIN: u64 = 16 << 20;
 
 impl Node {
     pub async fn status(&self) -> Result<api::Status> {
@@ -121,10 +121,11 @@ impl Node {
     /// Of a datastore. Every delta may grow to the size of its disk: the worst that can come.
     pub async fn space(&self, site: &Rc<Site>) -> Result<api::Space> {
         let free_bytes = site.space().await?.free_bytes;
-        let mut worst_growth_bytes = 0;
+        let mut worst_growth_bytes: u64 = 0;
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)) {
-            let disks = entry.vm.disks();
-            worst_growth_bytes += disks.iter().map(|disk| disk.worst_growth_bytes()).sum::<u64>();
+            for disk in entry.vm.disks() {
+                worst_growth_bytes = worst_growth_bytes.saturating_add(disk.worst_growth_bytes().await?);
+            }
         }
         Ok(api::Space { free_bytes, worst_growth_bytes })
     }
@@ -155,11 +156,6 @@ impl Node {
     pub async fn commit_preview(&self, vm: &VmName, target: CommitTarget) -> Result<api::CommitPreview> {
         let entry = self.entry(vm.as_str())?;
         let preview = entry.vm.commit_preview(&what(&target)).await?;
-        let rates = self.tracked(|t| (t.job.bytes_done.get(), t.job.spent_ns().max(1)));
-        let measured = rates.iter().rev().find(|(bytes, _)| *bytes > 16 << 20);
-        let bytes_s = measured.map_or(ASSUMED_BYTES_S, |(b, ns)| {
-            (u128::from(*b) * 1_000_000_000 / u128::from(*ns)).max(1) as u64
-        });
         Ok(api::CommitPreview {
             vm: vm.clone(),
             warning: api::CommitPreview::warning_for(&preview.names),
@@ -167,8 +163,24 @@ impl Node {
             snapshots: preview.names.into_iter().rev().collect(),
             bytes_to_move: preview.bytes_to_move,
             bytes_freed: preview.bytes_freed,
-            estimated_s: Some(preview.bytes_to_move.div_ceil(bytes_s)),
+            estimated_s: self.estimated_s(preview.bytes_to_move),
         })
+    }
+
+    /// Seconds that a commit takes to move `bytes`, at the rate of the last one that moved enough to tell. None before one
+    /// has.
+    fn estimated_s(&self, bytes: u64) -> Option<u64> {
+        if bytes == 0 {
+            return Some(0);
+        }
+        let commits = self.tracked(|t| {
+            let moves = present::job(t).bytes == api::JobBytes::Moved;
+            moves.then(|| (t.job.bytes_done.get(), t.job.spent_ns().max(1)))
+        });
+        let (moved, ns) =
+            commits.into_iter().flatten().rev().find(|(moved, _)| *moved > MEASURED_BYTES_MIN)?;
+        let bytes_s = (u128::from(moved) * 1_000_000_000 / u128::from(ns)).max(1);
+        Some(u128::from(bytes).div_ceil(bytes_s) as u64)
     }
 
     pub async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {

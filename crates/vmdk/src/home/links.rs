@@ -222,8 +222,7 @@ pub(super) async fn info(
     let mut allocated_bytes = 0;
     for place in extent_places(survey, link).await?.values() {
         let file = place.folder.dir.open(&place.name, OpenMode::Read).await?;
-        let extents = file.extents(0, file.size().await?).await?;
-        allocated_bytes += extents.iter().map(|extent| extent.len).sum::<u64>();
+        allocated_bytes += file.allocated_bytes().await?;
     }
     Ok(LayerInfo {
         name: name.into(),

@@ -42,8 +42,9 @@ impl RunningDisk for NativeDisk {
         Vec::new()
     }
 
-    fn worst_growth_bytes(&self) -> u64 {
-        self.size_bytes().saturating_sub(self.mapped_bytes())
+    fn worst_growth_bytes(&self) -> Local<'_, Result<u64>> {
+        let bytes = self.size_bytes().saturating_sub(self.mapped_bytes());
+        Box::pin(std::future::ready(Ok(bytes)))
     }
 }
 
