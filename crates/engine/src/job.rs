@@ -17,6 +17,9 @@ pub const CONSOLIDATE: &str = "consolidation";
 /// Reads all that a native store holds.
 pub const SCRUB: &str = "scrub";
 
+/// A rate over less time is that of the caches.
+const ESTIMATE_AFTER_NS: u64 = 3_000_000_000;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobState {
     Running,
@@ -274,13 +277,13 @@ impl Job {
         self.rest_until(at).await;
     }
 
-    /// Seconds left at the mean rate so far; None before anything moved.
+    /// Seconds left at the mean rate so far; None before there is a rate to speak of.
     pub fn eta_s(&self) -> Option<u64> {
-        let done = self.bytes_done.get();
-        if done == 0 || self.state().is_over() {
+        let (done, spent_ns) = (self.bytes_done.get(), self.spent_ns());
+        if done == 0 || spent_ns < ESTIMATE_AFTER_NS || self.state().is_over() {
             return None;
         }
-        let spent_ns = u128::from(self.spent_ns());
+        let spent_ns = u128::from(spent_ns);
         let left = u128::from(self.bytes_total.get().saturating_sub(done));
         Some((left * spent_ns / u128::from(done) / 1_000_000_000) as u64)
     }

@@ -38,7 +38,7 @@ const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or no
 
 /// Virtual disks whose snapshots never stun the VM.
 #[derive(Debug, Parser)]
-#[command(name = "unstun", version, after_help = AFTER_HELP, disable_help_subcommand = true)]
+#[command(name = "unstun", version, after_help = AFTER_HELP)]
 pub struct Cli {
     #[command(flatten)]
     pub global: Global,
@@ -103,6 +103,9 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct UpArgs {
+    /// Create the folder that --datastore names, where it does not exist
+    #[arg(long)]
+    pub create: bool,
     /// Serve NBD on unix:PATH or HOST:PORT instead of DATASTORE/.unstun/nbd.sock; may be repeated
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub nbd: Vec<NbdListen>,

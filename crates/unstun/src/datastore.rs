@@ -33,23 +33,31 @@ impl Datastore {
         match named {
             Some(path) => Self::open(path, "as named"),
             None if Path::new(LOCAL_DEFAULT).is_dir() => Self::open(Path::new(LOCAL_DEFAULT), "found here"),
-            None => Self::open(
-                Path::new(SYSTEM_DEFAULT),
-                "the default, as neither --datastore nor $UNSTUN_DATASTORE names one and ./unstun-data is not here",
-            ),
+            None => Self::open(Path::new(SYSTEM_DEFAULT), "the default").map_err(|e| match e.kind {
+                ErrorKind::NotFound => Error::not_found(format!(
+                    "no datastore here: neither ./{LOCAL_DEFAULT} nor {SYSTEM_DEFAULT} exists. `unstun up` creates \
+                     ./{LOCAL_DEFAULT} and serves it; --datastore DIR or $UNSTUN_DATASTORE names another"
+                )),
+                _ => e,
+            }),
         }
     }
 
-    /// What `up` means: creates ./unstun-data when nothing is named. A named folder has to exist, so that a file
-    /// system that is not mounted is not taken for an empty datastore.
-    pub fn for_daemon(named: Option<&Path>) -> Result<Self> {
-        let Some(path) = named else {
-            let local = Path::new(LOCAL_DEFAULT);
-            std::fs::create_dir_all(local)
-                .map_err(|e| Error::failed(format!("creating ./{LOCAL_DEFAULT}: {e}")))?;
-            return Self::open(local, "created here");
-        };
-        Self::open(path, "as named; `up` creates only ./unstun-data: create this one with mkdir first")
+    /// Returns what `up` means: creates ./unstun-data when nothing is named. A named folder has to exist unless `create`
+    /// is set, so that a file system that is not mounted is not taken for an empty datastore.
+    pub fn for_daemon(named: Option<&Path>, create: bool) -> Result<Self> {
+        let path = named.unwrap_or(Path::new(LOCAL_DEFAULT));
+        if named.is_none() || create {
+            std::fs::create_dir_all(path)
+                .map_err(|e| Error::failed(format!("creating datastore {}: {e}", path.display())))?;
+        }
+        Self::open(path, "as named").map_err(|e| match e.kind {
+            ErrorKind::NotFound => Error::not_found(format!(
+                "{e}; mount it, or create an empty one there: `unstun up --datastore {} --create`",
+                path.display()
+            )),
+            _ => e,
+        })
     }
 
     fn open(path: &Path, how: &str) -> Result<Self> {
@@ -105,12 +113,13 @@ mod tests {
     fn a_named_datastore_has_to_exist_for_everyone() {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("nowhere");
-        for result in [Datastore::for_client(Some(&missing)), Datastore::for_daemon(Some(&missing))] {
+        for result in [Datastore::for_client(Some(&missing)), Datastore::for_daemon(Some(&missing), false)] {
             let error = result.unwrap_err();
             assert_eq!(error.kind, ErrorKind::NotFound);
             assert!(error.message.contains(missing.to_str().unwrap()), "{error}");
         }
         assert!(!missing.exists());
+        assert!(Datastore::for_daemon(Some(&missing), true).is_ok(), "--create");
     }
 
     #[test]
@@ -135,7 +144,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let long = dir.path().join("x".repeat(120));
         std::fs::create_dir(&long).unwrap();
-        let error = Datastore::for_daemon(Some(&long)).unwrap().default_nbd().unwrap_err();
+        let error = Datastore::for_daemon(Some(&long), false).unwrap().default_nbd().unwrap_err();
         assert!(error.message.contains("at most 107"), "{error}");
     }
 }

@@ -32,18 +32,26 @@ impl Output {
         self.text(&text)
     }
 
-    /// One value on one line, for streams.
-    pub fn json_line(self, value: &impl Serialize) -> Result<()> {
+    /// One value on one line of a stream. False as in `stream`.
+    pub fn json_line(self, value: &impl Serialize) -> Result<bool> {
         let text = serde_json::to_string(value).map_err(|e| Error::failed(format!("JSON: {e}")))?;
-        self.text(&text)
+        self.stream(&text)
     }
 
-    /// A closed pipe is an error like any other; `println!` would panic.
+    /// Writes a result. A reader that closed the pipe (`| head`) has what it wanted: that is no error, and the command's
+    /// own exit code stands.
     pub fn text(self, text: &str) -> Result<()> {
+        self.stream(text).map(|_| ())
+    }
+
+    /// Writes one piece of a stream. False when the reader closed the pipe: the stream then ends.
+    pub fn stream(self, text: &str) -> Result<bool> {
         let mut stdout = std::io::stdout().lock();
-        writeln!(stdout, "{}", text.trim_end_matches('\n'))
-            .and_then(|()| stdout.flush())
-            .map_err(|e| Error::failed(format!("standard output: {e}")))
+        match writeln!(stdout, "{}", text.trim_end_matches('\n')).and_then(|()| stdout.flush()) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+            Err(e) => Err(Error::failed(format!("standard output: {e}"))),
+        }
     }
 
     /// For people only, beside the result: on standard error, so that JSON stays clean.

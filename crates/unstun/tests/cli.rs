@@ -170,6 +170,44 @@ fn a_check_prints_its_findings_and_ends_with_6_where_there_is_damage() {
 }
 
 #[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let daemon = daemon();
+    for line in ["vm list", "vm list --json", "events web --follow", "help"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_unstun"))
+            .arg("--datastore")
+            .arg(daemon.path())
+            .args(line.split_whitespace())
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .output()
+            .unwrap();
+        assert_eq!((code(&output), stderr(&output)), (0, ""), "{line}");
+    }
+}
+
+#[test]
+fn the_first_command_of_a_newcomer_says_how_to_begin() {
+    let empty = tempfile::tempdir().unwrap();
+    let run = |line: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unstun"));
+        command.args(line.split_whitespace()).current_dir(empty.path()).env_remove("UNSTUN_DATASTORE");
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    // A machine with an installed daemon has the default datastore.
+    if !Path::new("/var/lib/unstun").exists() {
+        let output = run("status");
+        assert_eq!(code(&output), 4);
+        assert!(stderr(&output).contains("`unstun up` creates ./unstun-data"), "{}", stderr(&output));
+    }
+    let output = run("up --datastore ./missing");
+    assert_eq!(code(&output), 4);
+    assert!(stderr(&output).contains("`unstun up --datastore ./missing --create`"), "{}", stderr(&output));
+    assert!(!empty.path().join("missing").exists());
+}
+
+#[test]
 fn delete_explains_and_does_nothing() {
     let daemon = daemon();
     let output = unstun(daemon.path(), "snapshot delete web before");

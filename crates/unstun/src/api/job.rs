@@ -38,6 +38,31 @@ impl JobState {
     }
 }
 
+/// What a job does with the bytes that it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobBytes {
+    /// Into the layer below: a commit of a redo VM.
+    Moved,
+    /// To the store's free space; nothing is copied: a commit of a native VM.
+    GivenBack,
+    /// Into another store.
+    Copied,
+    /// And compared.
+    Read,
+}
+
+impl JobBytes {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Moved => "moved",
+            Self::GivenBack => "given back",
+            Self::Copied => "copied",
+            Self::Read => "read",
+        }
+    }
+}
+
 /// A row of `job list`, and the answer of every job command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
@@ -51,6 +76,8 @@ pub struct Job {
     pub state: JobState,
     pub started: Timestamp,
     pub ended: Option<Timestamp>,
+    /// What `bytes_done` and `bytes_total` count.
+    pub bytes: JobBytes,
     pub bytes_done: u64,
     /// What the deltas held at the start; shrinks as the guest overwrites.
     pub bytes_total: u64,

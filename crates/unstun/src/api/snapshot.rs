@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Operation, Space, VmClient};
+use super::{Operation, Space, Store, VmClient};
 use crate::name::{SnapshotName, SnapshotRef, VmName};
 
 /// Body of `POST /vms/VM/snapshots`.
@@ -30,6 +30,7 @@ pub struct SnapshotTaken {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotTree {
     pub vm: VmName,
+    pub store: Store,
     /// Parents before children, older siblings first.
     pub snapshots: Vec<Snapshot>,
     /// Deltas under the running disks that no snapshot owns.
@@ -59,7 +60,8 @@ pub struct Snapshot {
     /// Its content can no longer change.
     pub sealed: bool,
     pub message: String,
-    /// Held by the deltas written on top of it, on all its branches and disks.
+    /// Of a redo VM: held by the deltas written on top of it, on all its branches and disks. Of a native VM: held by it
+    /// alone.
     pub delta_bytes: u64,
 }
 

@@ -18,6 +18,7 @@ pub enum SnapshotCommand {
         message: String,
     },
     /// Draw a VM's snapshots and where it runs
+    #[command(visible_alias = "list")]
     Tree { vm: VmName },
     /// Print the ranges of the disks that differ between two states: what an incremental backup has to copy
     Diff {

@@ -43,6 +43,7 @@ pub enum VmCommand {
     /// Drop what was written to the independent-nonpersistent disks
     Reset(ResetArgs),
     /// Forget a VM; its files stay unless --delete-disks
+    #[command(visible_alias = "rm")]
     Remove {
         vm: VmName,
         /// Delete the VM's files too; there is no way back

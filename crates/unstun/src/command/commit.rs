@@ -57,7 +57,7 @@ async fn carry_out(
 fn describe(preview: &CommitPreview) -> String {
     let estimate = match preview.estimated_s {
         Some(s) => format!("about {}", format_seconds(s)),
-        None => "unknown: nothing was committed here yet".to_owned(),
+        None => "not known before the first commit of this daemon".to_owned(),
     };
     let (verb, what) = match preview.snapshots.is_empty() {
         true => ("consolidate", preview.vm.to_string()),
@@ -65,12 +65,19 @@ fn describe(preview: &CommitPreview) -> String {
     };
     let lines = fields(&[
         (verb, what),
-        ("to move", format!("{} at most", format_bytes(preview.bytes_to_move))),
+        ("to move", to_move(preview)),
         ("comes back", format_bytes(preview.bytes_freed)),
         ("time", estimate),
     ]);
     let stays: String = preview.stays.iter().map(|stays| format!("{stays}\n")).collect();
     format!("{lines}{stays}{}", preview.warning)
+}
+
+fn to_move(preview: &CommitPreview) -> String {
+    match preview.bytes_to_move {
+        0 => "nothing".to_owned(),
+        bytes => format!("{} at most", format_bytes(bytes)),
+    }
 }
 
 pub fn started(job: &Job) -> String {
@@ -120,12 +127,13 @@ fn failure(job: &Job) -> Error {
 
 fn done(job: &Job) -> String {
     let took = job.ended.map_or(0, |ended| ended.duration_since(job.started).as_secs().max(0));
-    let (took, moved) = (format_seconds(took.unsigned_abs()), format_bytes(job.bytes_done));
-    match job.operation {
-        Operation::Consolidate => format!("consolidated {} in {took}: {moved} moved", owner(job)),
-        Operation::Move => format!("moved {} in {took}: {moved} copied", owner(job)),
-        _ => format!("committed {} in {took}: {moved} moved", of_job(job)),
-    }
+    let (verb, what) = match job.operation {
+        Operation::Consolidate => ("consolidated", owner(job)),
+        Operation::Move => ("moved", owner(job)),
+        _ => ("committed", of_job(job)),
+    };
+    let (took, done) = (format_seconds(took.unsigned_abs()), format_bytes(job.bytes_done));
+    format!("{verb} {what} in {took}: {done} {}", job.bytes.as_str())
 }
 
 /// `web@a, b`; deltas that no snapshot owns have no name.

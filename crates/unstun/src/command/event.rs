@@ -21,7 +21,9 @@ pub async fn run(args: &EventsArgs, client: &Client, output: Output) -> Result<(
     let mut last_id = 0;
     loop {
         for event in &events {
-            print(event, output)?;
+            if !print(event, output)? {
+                return Ok(());
+            }
             last_id = event.id;
         }
         tokio::select! {
@@ -32,8 +34,9 @@ pub async fn run(args: &EventsArgs, client: &Client, output: Output) -> Result<(
     }
 }
 
-fn print(event: &Event, output: Output) -> Result<()> {
-    if output.is_json() { output.json_line(event) } else { output.text(&describe(event)) }
+/// False when nothing reads any more.
+fn print(event: &Event, output: Output) -> Result<bool> {
+    if output.is_json() { output.json_line(event) } else { output.stream(&describe(event)) }
 }
 
 fn describe_all(events: &[Event]) -> String {

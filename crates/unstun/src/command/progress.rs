@@ -20,7 +20,7 @@ pub enum Watched {
 }
 
 pub async fn watch(client: &Client, mut job: Job) -> Result<Watched> {
-    let bar = bar(job.bytes_total)?;
+    let bar = bar(job.bytes_total.max(1))?;
     let interrupted = tokio::signal::ctrl_c();
     tokio::pin!(interrupted);
     while job.state.is_open() {
@@ -41,13 +41,15 @@ pub async fn watch(client: &Client, mut job: Job) -> Result<Watched> {
 
 /// On standard error; hidden where that is no terminal.
 pub fn bar(bytes_total: u64) -> Result<ProgressBar> {
-    let style = ProgressStyle::with_template("{bar:30} {percent:>3}%  {msg}")
+    // The bar, the percentage and the spaces take 23 of 80 columns.
+    let style = ProgressStyle::with_template("{bar:16} {percent:>3}%  {wide_msg}")
         .map_err(|e| Error::failed(format!("progress bar: {e}")))?;
     Ok(ProgressBar::with_draw_target(Some(bytes_total), ProgressDrawTarget::stderr()).with_style(style))
 }
 
 fn show(bar: &ProgressBar, job: &Job) {
-    bar.set_length(job.bytes_total);
+    // Without a total yet the bar would be full: nothing of nothing.
+    bar.set_length(if job.state.is_open() { job.bytes_total.max(1) } else { job.bytes_total });
     bar.set_position(job.bytes_done);
     bar.set_message(describe(job));
 }
@@ -83,6 +85,7 @@ mod tests {
             state: JobState::Running,
             started: "2026-11-20T12:00:00Z".parse().unwrap(),
             ended: None,
+            bytes: crate::api::JobBytes::Moved,
             bytes_done: 1 << 30,
             bytes_total: 3 << 30,
             rate_bytes_s: 180 << 20,

@@ -48,7 +48,9 @@ async fn explain_delete(vm: Option<&str>, name: Option<&str>, client: &Client) -
     if let Some((vm, snapshot)) = parsed {
         place = format!("{vm} {}", snapshot.as_str());
         let discard = Discard { snapshot: snapshot.clone(), disconnect: false };
-        if let Ok(preview) = client.commit_preview(&vm, &CommitTarget::Snapshot(snapshot)).await {
+        if let Ok(preview) = client.commit_preview(&vm, &CommitTarget::Snapshot(snapshot)).await
+            && preview.bytes_to_move > 0
+        {
             moved = format!(" (moves {})", format_bytes(preview.bytes_to_move));
         }
         if let Ok(preview) = client.discard_preview(&vm, &discard).await {

@@ -1,8 +1,8 @@
 //! `unstun space`.
 
-use crate::api::{Store, VmSpace};
+use crate::api::VmSpace;
 use crate::client::Client;
-use crate::command::vm;
+use crate::command::{tree, vm};
 use crate::error::Result;
 use crate::name::VmName;
 use crate::output::{Output, align_right, fields, table};
@@ -24,11 +24,7 @@ fn describe(space: &VmSpace) -> String {
     if space.snapshots.is_empty() {
         return lines;
     }
-    let bytes = match space.store {
-        Store::Native => "only its own",
-        Store::Redo => "on top of it",
-    };
-    let mut table = table(&["snapshot", "age", bytes]);
+    let mut table = table(&["snapshot", "age", tree::counted(space.store)]);
     for snapshot in &space.snapshots {
         let row = [&snapshot.name, &format_seconds(snapshot.age_s), &format_bytes(snapshot.delta_bytes)];
         table.add_row(row);

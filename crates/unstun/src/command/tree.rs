@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use crate::api::{Snapshot, SnapshotTree, UnownedDelta};
+use crate::api::{Snapshot, SnapshotTree, Store, UnownedDelta};
 use crate::output;
 use crate::units::{format_age, format_bytes};
 
@@ -31,7 +31,7 @@ fn draw_with(tree: &SnapshotTree, lines: &Lines, now: Timestamp) -> String {
         true => format!("{0} has no snapshots; take one with `unstun snapshot take {0} NAME`\n", tree.vm),
         false => {
             let mut text = format!("{}\n", tree.vm);
-            Drawing { all: &tree.snapshots, lines, now }.under(None, "", &mut text);
+            Drawing { store: tree.store, all: &tree.snapshots, lines, now }.under(None, "", &mut text);
             text
         }
     };
@@ -46,6 +46,7 @@ fn draw_with(tree: &SnapshotTree, lines: &Lines, now: Timestamp) -> String {
 }
 
 struct Drawing<'a> {
+    store: Store,
     all: &'a [Snapshot],
     lines: &'a Lines,
     now: Timestamp,
@@ -86,7 +87,15 @@ impl Drawing<'_> {
         let age_s = self.now.duration_since(snapshot.created).as_secs();
         let (age, size) = (format_age(age_s), format_bytes(snapshot.delta_bytes));
         let sealed = if snapshot.sealed { "" } else { ", not sealed yet" };
-        format!("{}  {age}, {size} written since{sealed}", snapshot.name)
+        format!("{}  {age}, {size} {}{sealed}", snapshot.name, counted(self.store))
+    }
+}
+
+/// What a snapshot's bytes are, in `tree` and `space`.
+pub fn counted(store: Store) -> &'static str {
+    match store {
+        Store::Native => "only its own",
+        Store::Redo => "on top of it",
     }
 }
 
@@ -135,19 +144,25 @@ mod tests {
         snapshots[1].current = true;
         snapshots[1].message = "before the upgrade".to_owned();
         snapshots[3].sealed = false;
-        SnapshotTree { vm: "web".parse().unwrap(), snapshots, unowned: vec![], machine_states: 0 }
+        SnapshotTree {
+            vm: "web".parse().unwrap(),
+            store: Store::Redo,
+            snapshots,
+            unowned: vec![],
+            machine_states: 0,
+        }
     }
 
     #[test]
     fn branches_ages_sizes_and_where_the_vm_runs() {
         let expected = "\
 web
-|- snap-1  3 days ago, 1 MiB written since
-|  |- snap-2  3 h ago, 1 MiB written since
+|- snap-1  3 days ago, 1 MiB on top of it
+|  |- snap-2  3 h ago, 1 MiB on top of it
 |  |  |  \"before the upgrade\"
 |  |  `- you are here
-|  `- snap-3  30 s ago, 1 MiB written since
-`- snap-4  10 min ago, 1 MiB written since, not sealed yet
+|  `- snap-3  30 s ago, 1 MiB on top of it
+`- snap-4  10 min ago, 1 MiB on top of it, not sealed yet
 ";
         assert_eq!(drawn(&branches(), &PLAIN), expected);
     }
@@ -163,7 +178,7 @@ web
     fn a_vm_that_runs_on_no_snapshot_is_beside_them() {
         let mut tree = branches();
         tree.snapshots.truncate(1);
-        assert!(drawn(&tree, &PLAIN).ends_with("written since\n`- you are here\n"));
+        assert!(drawn(&tree, &PLAIN).ends_with("on top of it\n`- you are here\n"));
         tree.snapshots.clear();
         assert!(drawn(&tree, &PLAIN).contains("snapshot take web NAME"));
     }

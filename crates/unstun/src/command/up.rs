@@ -21,7 +21,7 @@ use crate::{listen, notify, rest};
 const API_DRAIN: Duration = Duration::from_secs(2);
 
 pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
-    let datastore = Datastore::for_daemon(named)?;
+    let datastore = Datastore::for_daemon(named, args.create)?;
     listen::check_socket_path(&datastore.api_socket()).map_err(Error::invalid)?;
     let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };
     let (name, root) = (datastore.name(), datastore.root().to_path_buf());

@@ -155,6 +155,7 @@ pub fn job(tracked: &Tracked) -> api::Job {
         state,
         started: time(job.started_unix_us),
         ended: job.ended_unix_us().map(time),
+        bytes: job_bytes(tracked),
         bytes_done: job.bytes_done.get(),
         bytes_total: job.bytes_total.get(),
         rate_bytes_s: if state == api::JobState::Running { rate(tracked) } else { 0 },
@@ -162,6 +163,16 @@ pub fn job(tracked: &Tracked) -> api::Job {
         eta_s: job.eta_s(),
         guest_latency_us: tracked.entry.as_deref().and_then(guest_latency_us),
         error,
+    }
+}
+
+fn job_bytes(tracked: &Tracked) -> api::JobBytes {
+    let kept = tracked.entry.as_ref().map(|entry| &entry.kept);
+    match (tracked.job.operation, kept) {
+        (engine::job::MOVE, _) => api::JobBytes::Copied,
+        (engine::job::SCRUB, _) => api::JobBytes::Read,
+        (_, Some(Kept::Native(_))) => api::JobBytes::GivenBack,
+        _ => api::JobBytes::Moved,
     }
 }
 

@@ -26,6 +26,7 @@ impl Node {
         };
         Ok(api::SnapshotTree {
             vm: vm.clone(),
+            store: entry.kept.store(),
             snapshots: present::snapshots(&entry, &state, &delta_bytes),
             unowned,
             machine_states,

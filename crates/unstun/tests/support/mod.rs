@@ -308,6 +308,7 @@ impl Control for Fake {
             UnownedDelta { disk: 0, descriptor: "/datastore/web/web-000003.vmdk".into(), allocated_bytes: 1 };
         ready(snapshots.map(|snapshots| SnapshotTree {
             vm,
+            store: Store::Redo,
             snapshots,
             unowned: vec![delta],
             machine_states: 0,

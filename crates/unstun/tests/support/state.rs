@@ -157,6 +157,7 @@ impl State {
             state: JobState::Running,
             started: TIME.parse().unwrap(),
             ended: None,
+            bytes: JobBytes::Moved,
             bytes_done: 0,
             bytes_total: DELTA_BYTES,
             rate_bytes_s: 100 << 20,

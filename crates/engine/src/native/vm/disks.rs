@@ -40,7 +40,7 @@ impl NativeVm {
         if !remove_files {
             let cause =
                 format!("disk{number} is native: it has no files that could stay when it leaves the VM");
-            let remedy = "say that its data goes too (--remove-files); snapshots that have it keep it";
+            let remedy = "say that its data goes too (--delete-files); snapshots that have it keep it";
             return Err(Error::refused(&self.name, format!("{cause}; {remedy}")));
         }
         let mut head = self.head();

@@ -43,7 +43,8 @@ fn blockdev(disk: &Attached) -> String {
 }
 
 fn device(disk: &Attached) -> String {
-    let boot = if disk.number == 0 { ",bootindex=0" } else { "" };
+    // QEMU gives a kernel of `-kernel` bootindex 0, which has to come before the disk.
+    let boot = if disk.number == 0 { ",bootindex=1" } else { "" };
     format!("-device scsi-hd,bus=unstun.0,scsi-id={},drive={}{boot}", disk.number, node(disk))
 }
 
@@ -122,7 +123,7 @@ mod tests {
             text.contains(
                 "-blockdev driver=nbd,node-name=unstun-disk0,server.type=unix,server.path=/run/a,,b/nbd.sock,\
                  export=web/disk0,reconnect-delay=60,discard=unmap \\\n\
-                 -device scsi-hd,bus=unstun.0,scsi-id=0,drive=unstun-disk0,bootindex=0"
+                 -device scsi-hd,bus=unstun.0,scsi-id=0,drive=unstun-disk0,bootindex=1"
             ),
             "{text}"
         );
