@@ -1,7 +1,7 @@
 //! Stream sockets on the reactor: what the doors speak through. Real world only.
 
+use core::net::IpAddr;
 use std::fmt;
-use std::net::IpAddr;
 
 use crate::buf::{Buf, Slice};
 use crate::error::{Errno, Result};

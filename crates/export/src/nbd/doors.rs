@@ -64,6 +64,9 @@ pub struct Mishap {
     pub cause: String,
 }
 
+/// Called with every connection that is refused.
+type OnRefusal = Box<dyn Fn(&Mishap)>;
+
 /// The connections of one server, over all its listeners.
 pub struct Doors {
     limits: Limits,
@@ -73,7 +76,7 @@ pub struct Doors {
     by_export: Counts,
     /// Refused connections that are being told so.
     refusing: Cell<usize>,
-    on_refusal: RefCell<Option<Box<dyn Fn(&Mishap)>>>,
+    on_refusal: RefCell<Option<OnRefusal>>,
     sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
     next_id: Cell<u64>,
     stopping: Cell<bool>,
@@ -162,7 +165,7 @@ impl Doors {
     }
 
     /// Has `listener` called with every connection that is refused.
-    pub fn on_refusal(&self, listener: Box<dyn Fn(&Mishap)>) {
+    pub fn on_refusal(&self, listener: OnRefusal) {
         *self.on_refusal.borrow_mut() = Some(listener);
     }
 

@@ -24,12 +24,19 @@ pub const TURN_CREDIT: u64 = 640 << 10;
 /// Credit however many wait. A hundred parties begin 6 MiB a turn, which takes about 1 ms.
 pub const TURN_CREDIT_MIN: u64 = 64 << 10;
 
+/// Credit of a party that has been the only one for [`ALONE_TURNS`]: its requests are limited by nothing else then, and a
+/// newcomer waits for 1 ms of work at most.
+pub const ALONE_CREDIT: u64 = 8 << 20;
+const ALONE_TURNS: u64 = 256;
+
 /// Every party that has connections, and those whose connections wait.
-#[derive(Default)]
 pub struct Parties {
     known: RefCell<BTreeMap<String, Weak<Party>>>,
     /// Parties with waiting connections; a task grants them credit as long as there are any.
     waiting: RefCell<Vec<Rc<Party>>>,
+    /// The party that took last, as a name only, and the turn in which it followed another.
+    last: Cell<*const Party>,
+    shared_at: Cell<u64>,
 }
 
 /// The connections that share one credit.
@@ -103,6 +110,17 @@ impl Party {
     }
 }
 
+impl Default for Parties {
+    fn default() -> Self {
+        Parties {
+            known: RefCell::default(),
+            waiting: RefCell::default(),
+            last: Cell::new(std::ptr::null()),
+            shared_at: Cell::new(0),
+        }
+    }
+}
+
 impl Parties {
     pub fn party(&self, name: &str) -> Rc<Party> {
         let mut known = self.known.borrow_mut();
@@ -115,16 +133,29 @@ impl Parties {
         party
     }
 
+    fn note(&self, party: &Rc<Party>, turn: u64) {
+        let now = Rc::as_ptr(party);
+        let last = self.last.replace(now);
+        if last != now && !last.is_null() {
+            self.shared_at.set(turn);
+        }
+    }
+
     /// The more parties wait, the less each may begin in a turn, so that turns stay short.
-    fn turn_credit(&self) -> u64 {
+    fn turn_credit(&self, turn: u64) -> u64 {
         let waiting = self.waiting.borrow().len() as u64;
+        if waiting <= 1 && turn > self.shared_at.get() + ALONE_TURNS {
+            return ALONE_CREDIT;
+        }
         (2 * TURN_CREDIT / (1 + waiting.max(1))).max(TURN_CREDIT_MIN)
     }
 
     /// Waits until `party` may begin work of this cost, and spends it.
     pub async fn take(self: &Rc<Self>, env: &Env, party: &Rc<Party>, cost: u64) {
+        let turn = env.turns();
+        self.note(party, turn);
         if party.queue.borrow().is_empty() {
-            party.renew(env.turns(), self.turn_credit());
+            party.renew(turn, self.turn_credit(turn));
             if party.credit.get() > 0 {
                 return party.spend(cost);
             }
@@ -165,7 +196,8 @@ impl Parties {
 async fn serve_waiting(parties: Rc<Parties>, env: Env) {
     loop {
         env.next_turn().await;
-        let (turn, credit) = (env.turns(), parties.turn_credit());
+        let turn = env.turns();
+        let credit = parties.turn_credit(turn);
         let mut waiting = parties.waiting.borrow_mut();
         waiting.retain(|party| {
             party.renew(turn, credit);

@@ -57,7 +57,8 @@ fn a_neighbour_of_a_hundred_greedy_connections_keeps_half_of_its_rate() {
 
 #[test]
 fn connections_of_one_party_take_turns() {
-    let all = begun(&[("greedy", GREEDY_COST, 50)], 4000);
+    // Another one, so that credit is what holds them back.
+    let all = begun(&[("greedy", GREEDY_COST, 50), ("neighbour", SMALL_COST, 1)], 4000);
     let (least, most) = (all[0].iter().min().unwrap(), all[0].iter().max().unwrap());
     assert!(most - least <= 1 && *least > 10, "{:?}", all[0]);
 }
@@ -79,10 +80,18 @@ fn a_connection_that_ends_while_it_waits_costs_nothing() {
         let before = party.credit.get();
         {
             let mut gone = std::pin::pin!(parties.take(&env, &party, TURN_CREDIT));
-            poll_fn(|cx| Poll::Ready(assert!(gone.as_mut().poll(cx).is_pending()))).await;
+            let waits = poll_fn(|cx| Poll::Ready(gone.as_mut().poll(cx).is_pending())).await;
+            assert!(waits);
         }
         parties.take(&env, &party, 1).await;
         let turns = (party.credit.get() + 1 - before) as u64 / TURN_CREDIT;
         assert!((3..=5).contains(&turns), "the credit came back in {turns} turns");
     });
+}
+
+#[test]
+fn one_that_is_alone_is_not_held_back() {
+    let all = begun(&[("alone", GREEDY_COST, 8)], 4000);
+    let cost = GREEDY_COST * all[0].iter().sum::<u64>();
+    assert!(cost / 4000 > 3 * TURN_CREDIT, "{} a turn", cost / 4000);
 }

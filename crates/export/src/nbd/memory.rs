@@ -4,8 +4,9 @@
 //! [`CONNECTION_BYTES`] each when they are accepted. A quarter is shared: what a connection's requests hold beyond
 //! [`OWN_BYTES`] is its excess, charged there while it lasts. An excess may not grow beyond what is left free
 //! afterwards, so that one greedy connection takes at most half of what is shared, n greedy ones take n parts of n + 1,
-//! and one part is free for the next. The last quarter is for volumes, which may need as much again as a request holds
-//! (a read whose parts lie apart is put together from copies), and is not charged.
+//! and one part is free for the next. A sixteenth is for larger receive buffers; connections that get none are slower and
+//! nothing else. What is left is for volumes, which may need as much again as a request holds (a read whose parts lie
+//! apart is put together from copies), and is not charged.
 //!
 //! Nobody waits for another connection's memory, so there is no queue, no order of taking and no deadlock: a request waits
 //! only for requests of its own connection. As soon as none of those is left the next one begins with `OWN_BYTES` at
@@ -35,12 +36,14 @@ const TASK_BYTES: u64 = 2 << 10;
 pub struct Memory {
     promises: Rc<Budget>,
     shared: Rc<Budget>,
+    buffers: Rc<Budget>,
 }
 
 /// What one connection holds of it.
 pub struct Holding {
     _promised: Charge,
     shared: Rc<Budget>,
+    buffers: Rc<Budget>,
     excess: RefCell<Charge>,
     /// Of requests taken in whose reply has not left.
     held: Cell<u64>,
@@ -58,17 +61,21 @@ const _: () = assert!(OWN_BYTES + (24 << 10) <= CONNECTION_BYTES);
 
 impl Memory {
     pub fn new(bytes: u64) -> Memory {
-        Memory { promises: Budget::new(bytes / 2), shared: Budget::new(bytes / 4) }
+        Memory {
+            promises: Budget::new(bytes / 2),
+            shared: Budget::new(bytes / 4),
+            buffers: Budget::new(bytes / 16),
+        }
     }
 
     /// Bytes that are charged now.
     pub fn used(&self) -> u64 {
-        self.promises.used() + self.shared.used()
+        self.promises.used() + self.shared.used() + self.buffers.used()
     }
 
-    /// The most that was charged, of each half.
+    /// The most that was charged, of each part.
     pub fn peak(&self) -> u64 {
-        self.promises.peak() + self.shared.peak()
+        self.promises.peak() + self.shared.peak() + self.buffers.peak()
     }
 }
 
@@ -78,6 +85,7 @@ impl Holding {
         Some(Holding {
             _promised: memory.promises.take(CONNECTION_BYTES)?,
             shared: memory.shared.clone(),
+            buffers: memory.buffers.clone(),
             excess: RefCell::new(memory.shared.take(0)?),
             held: Cell::new(0),
             requests: Cell::new(0),
@@ -131,9 +139,9 @@ impl Holding {
         self.held.set(bytes);
     }
 
-    /// Charges a larger receive buffer, when there is plenty.
+    /// Charges a larger receive buffer, when there is room for it.
     pub fn buffer(&self, bytes: u64) -> Option<Charge> {
-        (bytes <= self.shared.free() / 8).then(|| self.shared.take(bytes)).flatten()
+        self.buffers.take(bytes)
     }
 }
 

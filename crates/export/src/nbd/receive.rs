@@ -26,7 +26,12 @@ pub struct Receiver<'a> {
     filled: Range<usize>,
     /// For a large buffer; the small one is promised.
     charge: Option<Charge>,
+    /// Receives since the last one that brought much.
+    small: usize,
 }
+
+/// After so many receives that bring little a large buffer is given back.
+const SMALL_RECEIVES: usize = 64;
 
 impl<'a> Receiver<'a> {
     pub fn new(env: Env, line: &'a Rc<Line>, socket: &'a Socket, rest: &[u8]) -> Receiver<'a> {
@@ -34,7 +39,7 @@ impl<'a> Receiver<'a> {
         let mut buf = Buf::alloc(RECEIVE_BYTES.max(rest.len()));
         buf[..rest.len()].copy_from_slice(rest);
         let intake = Intake::new(line.terms.clone());
-        Receiver { env, line, socket, intake, buf, filled: 0..rest.len(), charge: None }
+        Receiver { env, line, socket, intake, buf, filled: 0..rest.len(), charge: None, small: 0 }
     }
 
     /// Until the client disconnects. A stream that ends without a farewell is no error: clients do that.
@@ -84,13 +89,14 @@ impl<'a> Receiver<'a> {
         Ok(received > 0)
     }
 
-    /// Chooses the next buffer by what the last receive brought: most connections are idle, or send a request at a
-    /// time. It is replaced with its content, so only when that is little or the buffer is to grow.
+    /// Chooses the next buffer by what the last receives brought: most connections are idle, or send a request at a
+    /// time. It is replaced with its content, which is little then, or fills a small buffer.
     fn resize(&mut self, received: usize, room: usize) {
         let is_large = self.buf.len() > RECEIVE_BYTES;
+        self.small = if received < RECEIVE_BYTES / 2 { self.small + 1 } else { 0 };
         let wanted = match is_large {
             false if received == room => RECEIVE_BYTES_LARGE,
-            true if self.filled.len() < RECEIVE_BYTES / 2 => RECEIVE_BYTES,
+            true if self.small >= SMALL_RECEIVES => RECEIVE_BYTES,
             _ => return,
         };
         let charge = match wanted {

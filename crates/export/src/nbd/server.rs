@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use blk::socket::{Listener, Socket};
+use blk::socket::{Listener, Peer, Socket};
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Env, Error, ErrorKind, Local, Result};
 
@@ -66,7 +66,7 @@ impl Exports for Refusal {
         vec![ExportEntry { name: String::new(), description: self.0.clone() }]
     }
 
-    fn attach<'a>(&'a self, name: &'a str, _client: &'a str) -> Local<'a, Result<Attachment>> {
+    fn attach<'a>(&'a self, name: &'a str, _client: &'a Peer) -> Local<'a, Result<Attachment>> {
         Box::pin(std::future::ready(Err(Error::refused(name, &self.0))))
     }
 }

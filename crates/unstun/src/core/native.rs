@@ -345,9 +345,15 @@ pub async fn recorded_at(home: &Home) -> Result<Option<u128>> {
 
 /// Removes a VM that is not open from the store, and its home.
 pub async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
-    let store = home.site.native.open().await?;
-    if store.vms().await?.iter().any(|(vm, _)| *vm == id) {
-        store.begin_removal(id, &home.site.relative(&home.path)).await?;
+    match home.site.native.open().await {
+        Ok(store) => {
+            if store.vms().await?.iter().any(|(vm, _)| *vm == id) {
+                store.begin_removal(id, &home.site.relative(&home.path)).await?;
+            }
+        }
+        // The store is gone, and its VMs with it: their folders can be removed.
+        Err(e) if e.kind == ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
     }
     take_away(home, id).await
 }

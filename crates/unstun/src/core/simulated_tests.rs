@@ -17,6 +17,7 @@ use super::journal::Journal;
 use super::node::Node;
 use super::prepare::Source;
 use crate::api::{self, DiskCreate, VmClone, VmCreate, VmImport, WhenFull};
+use crate::memory::Memory;
 
 pub const DATASTORE: &str = "/ds";
 /// For disks that do not lie in their VM's home.
@@ -71,6 +72,7 @@ pub async fn boot(env: Env, defect: Option<Defect>) -> Outcome<Rc<Node>> {
         name: "ds".parse().expect("a name"),
         root: DATASTORE.into(),
         map_cache_bytes: 1 << 20,
+        memory: Memory::new(1 << 30).expect("within its limits"),
         nbd: Vec::new(),
     };
     let node = Node::new(env, &place, Journal::nowhere()).await.map_err(text("the datastore"))?;

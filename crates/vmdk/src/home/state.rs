@@ -254,7 +254,7 @@ fn read_generation(values: &KeyValues) -> Result<ContentGeneration> {
         let found: u64 = number(values, key)?.unwrap_or(0);
         if found > ContentGeneration::MAX {
             let expected = format!("at most {}", ContentGeneration::MAX);
-            return Err(wrong(values.file(), key, &found.to_string(), &expected));
+            return Err(wrong(values.file(), key, found.to_string(), &expected));
         }
         Ok(found)
     };
