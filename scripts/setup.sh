@@ -11,9 +11,10 @@ die() { say "$*" >&2; exit 1; }
 declare -A PROGRAMS=(
     [run]="cc:gcc"
     [test]="cc:gcc qemu-img:qemu-utils qemu-io:qemu-utils fio:fio nbdinfo:libnbd-bin nbdcopy:libnbd-bin jq:jq
-        qemu-system-x86_64:qemu-system-x86 mke2fs:e2fsprogs mkfs.xfs:xfsprogs chromium:chromium"
+        qemu-system-x86_64:qemu-system-x86 mke2fs:e2fsprogs mkfs.xfs:xfsprogs chromium:chromium
+        nbdkit:nbdkit"
 )
-PROGRAMS[bench]="${PROGRAMS[test]} qemu-storage-daemon:qemu-system-common nbdkit:nbdkit python3:python3"
+PROGRAMS[bench]="${PROGRAMS[test]} qemu-storage-daemon:qemu-system-common python3:python3"
 
 purpose=${1:-test}
 [[ -v PROGRAMS[$purpose] ]] || die "no such purpose: $purpose (expected run, test or bench)"
