@@ -8,6 +8,7 @@ mod catalogue;
 mod cells;
 mod check;
 pub mod fitted;
+mod inputs;
 mod parse;
 mod play;
 mod real;

@@ -4,6 +4,7 @@ pub mod campaign;
 pub mod compare;
 pub mod crash;
 pub mod experiment;
+pub mod figures;
 pub mod home;
 pub mod import;
 pub mod modelled;

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use crate::experiment::{Experiment, Play, Stack};
+use crate::figures::phases;
 use crate::modelled::Engine;
-use crate::report::figures;
 use crate::run::{End, Phase, Quantity, Record, Row};
 use crate::runner::{Action, Audience, Step};
 use crate::storage::StorageModel;
@@ -142,23 +142,20 @@ pub fn ask(question: Question, which: usize, storage: &StorageModel, audience: A
 }
 
 fn answer(stack: &'static str, record: &Record) -> Answer {
-    let of = |phase, quantity| {
-        let rows = record.rows.iter().filter(|row| row.phase == phase && row.quantity == quantity);
-        rows.filter_map(|row| row.predicted).next()
-    };
-    let converged = of(Phase::Commit, Quantity::Converged) == Some(1.0);
-    let span = record.phases.iter().find(|span| span.phase == Phase::Commit);
-    let commit_s = span.map(|span| (span.end_us - span.begin_us) as f64 / 1e6).filter(|_| converged);
-    let figures = figures(record);
-    let commit = record.phases.iter().position(|span| span.phase == Phase::Commit);
+    let figures = phases(record);
+    let of = |phase| figures.iter().find(|figures| figures.phase == Some(phase));
+    let iops = |phase| of(phase).and_then(|figures| figures.iops());
+    let is_convergence = |row: &&Row| row.phase == Phase::Commit && row.quantity == Quantity::Converged;
+    let converged = record.rows.iter().find(is_convergence).and_then(|row| row.predicted) == Some(1.0);
+    let commit = of(Phase::Commit);
     Answer {
         stack,
-        baseline_iops: of(Phase::Baseline, Quantity::Iops),
-        snapshot_iops: of(Phase::Snapshot, Quantity::Iops),
-        commit_iops: of(Phase::Commit, Quantity::Iops),
-        commit_s,
+        baseline_iops: iops(Phase::Baseline),
+        snapshot_iops: iops(Phase::Snapshot),
+        commit_iops: iops(Phase::Commit),
+        commit_s: commit.map(|commit| commit.lasts_us as f64 / 1e6).filter(|_| converged),
         converged,
-        commit_p99_us: commit.and_then(|n| figures.get(n)?.p99_us),
+        commit_p99_us: commit.and_then(|commit| commit.p99_us),
         gap_us: record.samples.iter().map(|sample| sample.gap_us).max().unwrap_or(0),
         stuns: record.stuns.len(),
         longest_stun_us: record.stuns.iter().map(|stun| stun.stun_us).max().unwrap_or(0),

@@ -2,6 +2,8 @@
 //!
 //! Records may be imported, so every name and text in them comes from strangers: each writer escapes what it is given.
 
+#[cfg(test)]
+mod agreement_tests;
 mod beside;
 mod chart;
 pub mod csv;
@@ -9,7 +11,6 @@ pub mod html;
 pub mod json;
 mod scale;
 mod series;
-mod summary;
 pub mod svg;
 mod table;
 #[cfg(test)]
@@ -20,5 +21,5 @@ pub mod xlsx;
 
 pub use beside::{Beside, beside};
 pub use series::extent;
-pub use summary::{Figures, figures};
 pub use table::{Cell, Comparison, Line, comparisons};
+pub use words::phase as phase_name;

@@ -2,7 +2,8 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::run::{End, Phase, Quantity, Record};
+use crate::figures::{Figures, phases};
+use crate::run::{End, Phase, Quantity, Record, Row};
 
 /// One figure of one subject, over the rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -58,24 +59,41 @@ fn summary(subject: &str, records: &[&Record]) -> Summary {
         }
     }
     kinds.sort();
-    let cells = kinds.into_iter().filter_map(|(phase, quantity)| cell(&complete, phase, quantity)).collect();
+    let runs: Vec<Run<'_>> = complete.iter().map(|record| Run { record, phases: phases(record) }).collect();
+    let cells = kinds.into_iter().filter_map(|(phase, quantity)| cell(&runs, phase, quantity)).collect();
     Summary { subject: subject.into(), rounds: complete.len() as u32, cells, failures: failures.collect() }
 }
 
-fn cell(records: &[&Record], phase: Phase, quantity: Quantity) -> Option<Cell> {
-    let values = records.iter().filter_map(|record| figure(record, phase, quantity));
-    let ratios = records.iter().filter_map(|record| {
-        let before = figure(record, Phase::Baseline, quantity).filter(|before| *before > 0.0)?;
-        Some(figure(record, phase, quantity)? / before)
+/// A run, and what its phases came to.
+struct Run<'a> {
+    record: &'a Record,
+    phases: Vec<Figures>,
+}
+
+fn cell(runs: &[Run<'_>], phase: Phase, quantity: Quantity) -> Option<Cell> {
+    let values = runs.iter().filter_map(|run| run.figure(phase, quantity));
+    let ratios = runs.iter().filter_map(|run| {
+        let before = run.figure(Phase::Baseline, quantity).filter(|before| *before > 0.0)?;
+        Some(run.figure(phase, quantity)? / before)
     });
     let of_baseline = if phase == Phase::Baseline { None } else { spread(ratios.collect()) };
     Some(Cell { phase, quantity, value: spread(values.collect())?, of_baseline })
 }
 
-/// The last of a phase: a step that measures comes after the verb that begins it.
-fn figure(record: &Record, phase: Phase, quantity: Quantity) -> Option<f64> {
-    let mut rows = record.rows.iter().rev().filter(|row| row.phase == phase && row.quantity == quantity);
-    rows.find_map(|row| row.predicted)
+impl Run<'_> {
+    /// Of the whole phase. What samples do not tell, such as how long a verb took, is its last row.
+    fn figure(&self, phase: Phase, quantity: Quantity) -> Option<f64> {
+        let figures = self.phases.iter().find(|figures| figures.phase == Some(phase));
+        match quantity {
+            Quantity::StunUs => figures.map(|f| f.stun_longest_us as f64),
+            Quantity::PingsLost => figures.map(|f| f.beats_lost as f64),
+            Quantity::Seconds | Quantity::Converged | Quantity::HelperBytes => {
+                let of_phase = |row: &&Row| row.phase == phase && row.quantity == quantity;
+                self.record.rows.iter().rev().filter(of_phase).find_map(|row| row.predicted)
+            }
+            sampled => figures?.value(sampled),
+        }
+    }
 }
 
 fn spread(mut values: Vec<f64>) -> Option<Spread> {
@@ -144,22 +162,30 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::{Clock, Row};
+    use crate::run::{Clock, PhaseSpan, Sample};
 
     fn empty(subject: &str) -> Record {
         Record::head("compare", subject, "", Clock::Real, 0)
     }
 
-    fn ran(subject: &str, iops: &[(Phase, f64)]) -> Record {
-        let row = |(phase, value): &(Phase, f64)| Row::measured("compare", *phase, Quantity::Iops, *value);
-        Record { rows: iops.iter().map(row).collect(), ..empty(subject) }
+    /// A second for each phase.
+    fn ran(subject: &str, iops: &[(Phase, u64)]) -> Record {
+        const SECOND_US: u64 = 1_000_000;
+        let mut record = empty(subject);
+        for ((phase, reads), at_us) in iops.iter().zip((0..).step_by(SECOND_US as usize)) {
+            record.phases.push(PhaseSpan::new(*phase, String::new(), at_us, at_us + SECOND_US));
+            let sample = Sample { at_us, interval_us: SECOND_US, reads: *reads, ..Sample::default() };
+            record.samples.push(sample);
+            record.rows.push(Row::measured("compare", *phase, Quantity::Iops, *reads as f64));
+        }
+        record
     }
 
     #[test]
     fn ratios_are_to_the_baseline_of_the_same_run() {
-        let runs = [(100.0, 90.0), (10.0, 5.0), (1000.0, 800.0)];
+        let runs = [(100, 90), (10, 5), (1000, 800)];
         let run =
-            |(before, with): (f64, f64)| ran("a", &[(Phase::Baseline, before), (Phase::Snapshot, with)]);
+            |(before, with): (u64, u64)| ran("a", &[(Phase::Baseline, before), (Phase::Snapshot, with)]);
         let summaries = summarize(&runs.map(run));
         let cell = summaries[0].find(Phase::Snapshot, Quantity::Iops).unwrap();
         assert_eq!(cell.value, Spread { median: 90.0, lowest: 5.0, highest: 800.0 });
@@ -168,8 +194,8 @@ mod tests {
 
     #[test]
     fn a_run_that_failed_is_told_and_not_counted() {
-        let failed = Record { end: End::Failed("no qemu".into()), ..ran("b", &[(Phase::Baseline, 1.0)]) };
-        let summaries = summarize(&[ran("b", &[(Phase::Baseline, 7.0)]), failed]);
+        let failed = Record { end: End::Failed("no qemu".into()), ..ran("b", &[(Phase::Baseline, 1)]) };
+        let summaries = summarize(&[ran("b", &[(Phase::Baseline, 7)]), failed]);
         assert_eq!((summaries[0].rounds, summaries[0].cells[0].value.median), (1, 7.0));
         assert!(text(&summaries).contains("no qemu"));
     }

@@ -104,7 +104,9 @@ mod tests {
     }
 
     /// What the reference holds for tests of a mechanism: 000 T1 has 8 cells with its convergence, T2 7, 001 one more
-    /// than its lines for each sum and each count of pings, 002 two rates, two durations and a bandwidth, 003 4 and 1.
+    /// than its lines for each sum and each count of pings, 002 two rates, two durations and a bandwidth, 003 4 and 1. Of
+    /// them, those that are put in (a duration of 002), set by a timer (two of T1) or equal to their baseline (a duration of
+    /// T1 and of T2, a rate and a bandwidth of 002) are not predictions.
     #[test]
     fn every_published_cell_is_there() {
         let count = |name: &str, r#use: Use| {
@@ -112,12 +114,12 @@ mod tests {
             published.iter().filter(|cell| cell.r#use == r#use && cell.value.is_some()).count()
         };
         let expected = [
-            ("zandboer-paced", 3, 9),
-            ("zandboer-saturated", 3, 7),
+            ("zandboer-paced", 3, 6),
+            ("zandboer-saturated", 3, 6),
             ("sightler-5.5", 0, 17),
             ("sightler-6.0", 0, 17),
             ("powerstore-vmfs", 1, 2),
-            ("powerstore-vvol", 1, 3),
+            ("powerstore-vvol", 1, 0),
             ("v7000-sas", 1, 3),
             ("v7000-tiered", 1, 2),
         ];

@@ -1,6 +1,7 @@
 //! What a run came to, beside what was published of it.
 
 use super::{Experiment, Part, Published};
+use crate::figures;
 use crate::probe::Heartbeat;
 use crate::run::{PhaseSpan, Quantity, Record, Row};
 use crate::runner::FIRST_ROUND;
@@ -39,14 +40,17 @@ impl Experiment {
 
     fn measured(&self, record: &Record, cell: &Published) -> (Option<f64>, Option<(f64, f64)>) {
         let spans: Vec<&PhaseSpan> = spans(record, cell).collect();
-        let Some(longest) = spans.iter().max_by_key(|span| span.end_us - span.begin_us) else {
+        if spans.is_empty() {
             return (None, None);
-        };
+        }
         let value = match cell.quantity {
             Quantity::Seconds => self.seconds(record, cell, &spans),
             Quantity::StunUs => stun_us(record, cell, &spans),
             Quantity::PingsLost => return self.pings(record, &spans),
-            quantity => figure(record, longest, quantity),
+            Quantity::Converged | Quantity::HelperBytes => {
+                spans.iter().rev().find_map(|span| figure(record, span, cell.quantity))
+            }
+            quantity => figures::of(record, &spans).value(quantity),
         };
         (value, None)
     }

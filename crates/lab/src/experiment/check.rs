@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Esx, Experiment, Fit, Input, Published, Unknown};
+use super::{Esx, Experiment, Fit, Format, Input, Published, Unknown};
 use crate::run::{Quantity, Use};
 use crate::runner::{Protocol, Step};
 use crate::vmware::rules::JOURNAL_RECORD_SECTORS;
@@ -58,6 +58,8 @@ pub(super) fn check(experiment: &Experiment) -> Result<(), Found> {
     }
     each("step", &experiment.steps, check_step)?;
     each("published", &experiment.published, |cell| check_cell(cell, &experiment.steps))?;
+    each("published", &experiment.published, |cell| check_use(cell, experiment))?;
+    check_input(experiment).map_err(|cause| found("", 0, cause))?;
     each("unknown", &experiment.unknowns, |unknown| check_unknown(unknown, experiment))?;
     each("fit", &experiment.fits, |fit| check_fit(fit, experiment))
 }
@@ -120,6 +122,44 @@ fn check_cell(cell: &Published, steps: &[Step]) -> Result<(), String> {
         Some(value) if !value.is_finite() => Err(format!("value = {value}: not a number that was measured")),
         _ => Ok(()),
     }
+}
+
+/// Refuses what would be counted as predicted and comes out of anything.
+fn check_use(cell: &Published, experiment: &Experiment) -> Result<(), String> {
+    let Some(value) = cell.value else { return Ok(()) };
+    match cell.r#use {
+        Use::Input if !experiment.is_put_in(cell) => {
+            let takes = "a vvol's duration in the phase commit is the only figure that the model takes";
+            Err(format!("use = \"input\": {takes}"))
+        }
+        Use::Predict if experiment.is_put_in(cell) => {
+            Err("use = \"predict\": the model takes this duration as the array's; use = \"input\"".into())
+        }
+        Use::Predict if experiment.baseline_of(cell).any(|baseline| is_same(value, baseline)) => {
+            Err(format!("use = \"predict\": {value} is the value of its baseline; use = \"check\""))
+        }
+        Use::Predict if experiment.timer_rate(cell.quantity).is_some_and(|rate| is_same(value, rate)) => {
+            Err(format!("use = \"predict\": {value} a second is what delay_us sets; use = \"check\""))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// As figures are printed: with two digits.
+fn is_same(value: f64, other: f64) -> bool {
+    const DIGITS: f64 = 0.01;
+    (value - other).abs() <= DIGITS * other.abs()
+}
+
+fn check_input(experiment: &Experiment) -> Result<(), String> {
+    let has_input = experiment.published.iter().any(|cell| experiment.is_put_in(cell));
+    if experiment.esx.format == Format::VVol && !has_input {
+        let expected = "a [[published]] of phase commit in seconds with a value, and with use = \"input\"";
+        return Err(format!(
+            "[esx]: format = \"vvol\" needs what an operation of the array takes: {expected}"
+        ));
+    }
+    Ok(())
 }
 
 fn check_unknown(unknown: &Unknown, experiment: &Experiment) -> Result<(), String> {

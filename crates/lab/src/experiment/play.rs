@@ -40,8 +40,6 @@ pub struct Play {
     pub path: Option<PathBuf>,
 }
 
-/// A vVol's snapshot is the array's: a call to its provider and back, seconds in the article's own account. Declared.
-const ARRAY_OPERATION_US: u64 = 2_000_000;
 /// Names of VMware's deltas, and of ours.
 const DELTA_NAMES: &str = "-delta";
 
@@ -134,7 +132,8 @@ impl Play {
             Format::VmfsSparse => spec.format = vmware::Format::VmfsSparse,
             Format::SeSparse => spec.format = vmware::Format::SeSparse,
             Format::VVol => {
-                let operation_us = ARRAY_OPERATION_US / u64::from(self.experiment.time_divisor());
+                let operation_us =
+                    self.experiment.array_operation_us() / u64::from(self.experiment.time_divisor());
                 spec.snapshots = Snapshots::Metadata { operation_us };
             }
         }

@@ -1,8 +1,8 @@
 //! Runs side by side: what each phase came to, a line a figure, a column a run.
 
-use super::summary::{Figures, figures};
 use super::words;
-use crate::run::Record;
+use crate::figures::{Figures, phases};
+use crate::run::{Phase, Record};
 
 /// One figure of one phase, as text; "-" where a run has none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,36 +19,37 @@ const FIGURES: [(&str, Value); 9] = [
     ("guest IOPS", |f, _| f.iops().filter(|iops| *iops > 0.0).map(words::number)),
     ("of its baseline", |f, all| of_baseline(f, all)),
     ("latency, 99 %", |f, _| f.p99_us.map(words::time)),
-    ("host reads a guest read", |f, _| f.host_read_ratio().map(|ratio| format!("{ratio:.2}"))),
-    ("host writes a guest write", |f, _| f.host_write_ratio().map(|ratio| format!("{ratio:.2}"))),
+    ("host reads a guest read", |f, _| f.host_read_ratio.map(|ratio| format!("{ratio:.2}"))),
+    ("host writes a guest write", |f, _| f.host_write_ratio.map(|ratio| format!("{ratio:.2}"))),
     ("longest gap", |f, _| Some(f.gap_us).filter(|us| *us > 0).map(|us| words::time(us as f64))),
     ("stuns together", |f, _| (f.stuns > 0).then(|| words::time(f.stun_total_us as f64))),
     ("heartbeats lost", |f, _| (f.beats_lost > 0).then(|| f.beats_lost.to_string())),
-    ("duration", |f, _| Some(words::time(f.end_us.saturating_sub(f.begin_us) as f64))),
+    ("duration", |f, _| Some(words::time(f.lasts_us as f64))),
 ];
 
 /// How much of what the same stack gave without a snapshot; writing the test file is another load than the baseline's.
 fn of_baseline(f: &Figures, all: &[Figures]) -> Option<String> {
-    const BASELINE: &str = "baseline";
-    let baseline = all.iter().find(|f| f.phase == BASELINE)?.iops().filter(|iops| *iops > 0.0)?;
-    let is_same_load = f.phase != BASELINE && !f.phase.starts_with("prepare");
+    let baseline = all.iter().find(|f| f.phase == Some(Phase::Baseline))?;
+    let baseline = baseline.iops().filter(|iops| *iops > 0.0)?;
+    let other = [Phase::Prepare, Phase::PrepareSnapshot, Phase::Baseline];
+    let is_same_load = f.phase.is_some_and(|phase| !other.contains(&phase));
     let share = f.iops().filter(|iops| *iops > 0.0 && is_same_load)? / baseline;
     Some(format!("{:.0} %", share * 100.0))
 }
 
 /// Phases in the order of the first run that has them; lines that nobody has a value for are left out.
 pub fn beside(records: &[&Record]) -> Vec<Beside> {
-    let all: Vec<Vec<Figures>> = records.iter().map(|record| figures(record)).collect();
-    let mut phases: Vec<&'static str> = Vec::new();
+    let all: Vec<Vec<Figures>> = records.iter().map(|record| phases(record)).collect();
+    let mut names: Vec<&'static str> = Vec::new();
     all.iter().flatten().for_each(|f| {
-        if !phases.contains(&f.phase) {
-            phases.push(f.phase);
+        if !names.contains(&f.name()) {
+            names.push(f.name());
         }
     });
     let mut lines = Vec::new();
-    for phase in phases {
+    for phase in names {
         for (figure, value) in FIGURES {
-            let of = |run: &Vec<Figures>| run.iter().find(|f| f.phase == phase).and_then(|f| value(f, run));
+            let of = |run: &Vec<Figures>| run.iter().find(|f| f.name() == phase).and_then(|f| value(f, run));
             let values: Vec<Option<String>> = all.iter().map(of).collect();
             if values.iter().any(Option::is_some) {
                 let values = values.into_iter().map(|v| v.unwrap_or_else(|| "-".into())).collect();

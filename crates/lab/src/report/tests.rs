@@ -59,6 +59,7 @@ fn span(phase: Phase, label: &str, begin: u64, end: u64) -> PhaseSpan {
         label: label.into(),
         begin_us: begin * 1_000_000,
         end_us: end * 1_000_000,
+        counted_from_us: 0,
         layers: vec![LayerHost { layer: 0, host: base }, LayerHost { layer: 1, host: delta }],
     }
 }

@@ -4,9 +4,9 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 
 use super::beside::beside;
-use super::summary::figures;
 use super::table::{Cell, Comparison, Line};
 use super::words;
+use crate::figures::phases_and_steps;
 use crate::run::{Quantity, Record, Use};
 
 /// One table an experiment: published, then predicted and error for each record.
@@ -102,16 +102,17 @@ pub fn summary(record: &Record) -> String {
     let mut table = aligned(header.map(str::to_owned).into(), 1);
     let number = |value: Option<f64>| value.map_or_else(|| "-".into(), words::number);
     let time = |value: Option<f64>| value.map_or_else(|| "-".into(), words::time);
-    for f in figures(record) {
+    for f in phases_and_steps(record) {
         let stuns = if f.stuns == 0 {
             "-".into()
         } else {
             format!("{} ({})", f.stuns, words::time(f.stun_total_us as f64))
         };
+        let phase = f.name();
         let lost = if f.beats == 0 { "-".into() } else { format!("{}/{}", f.beats_lost, f.beats) };
         table.add_row([
-            f.phase.into(),
-            words::time(f.end_us.saturating_sub(f.begin_us) as f64),
+            f.step.map_or_else(|| phase.into(), |step| format!("  {}", words::plain(&step))),
+            words::time(f.lasts_us as f64),
             number(f.reads_per_s),
             number(f.writes_per_s),
             number(f.host_reads_per_s),

@@ -19,7 +19,7 @@ pub fn quantity(quantity: Quantity) -> &'static str {
         Quantity::ReadsPerS => "guest reads/s",
         Quantity::WritesPerS => "guest writes/s",
         Quantity::Iops => "guest IOPS",
-        Quantity::MbPerS => "guest MB/s",
+        Quantity::MbPerS => "guest MiB/s",
         Quantity::LatencyUs => "guest latency",
         Quantity::HostReadsPerS => "host reads/s",
         Quantity::HostWritesPerS => "host writes/s",
@@ -36,6 +36,7 @@ pub fn quantity(quantity: Quantity) -> &'static str {
 pub fn r#use(r#use: Use) -> &'static str {
     match r#use {
         Use::Baseline => "baseline",
+        Use::Input => "input",
         Use::Predict => "predict",
         Use::Check => "check",
     }

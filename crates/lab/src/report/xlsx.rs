@@ -7,9 +7,9 @@ use blk::{Error, ErrorKind, Result};
 use rust_xlsxwriter::{Chart, ChartType, DocProperties, ExcelDateTime, Workbook, Worksheet, XlsxError};
 use sheet::Sheet;
 
-use super::summary::{figures, layers};
 use super::table::{Comparison, Line, comparisons};
 use super::words;
+use crate::figures::{layers, phases_and_steps};
 use crate::run::{Record, Use};
 
 /// Runs with a sheet of samples. A workbook of all hypotheses of all experiments would not open in a minute; the others
@@ -137,11 +137,12 @@ fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError
     let heads = [
         "run",
         "phase",
+        "step",
         "begins s",
         "lasts s",
         "reads/s",
         "writes/s",
-        "MB/s",
+        "MiB/s",
         "host reads/s",
         "host writes/s",
         "table reads/s",
@@ -155,11 +156,12 @@ fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError
     ];
     sheet.header(&heads)?;
     for record in records {
-        for f in figures(record) {
+        for f in phases_and_steps(record) {
             sheet.text(&words::label(record))?;
-            sheet.text(f.phase)?;
+            sheet.text(f.name())?;
+            sheet.text(f.step.as_deref().unwrap_or_default())?;
             sheet.number(Some(f.begin_us as f64 / 1e6))?;
-            sheet.number(Some(f.end_us.saturating_sub(f.begin_us) as f64 / 1e6))?;
+            sheet.number(Some(f.lasts_us as f64 / 1e6))?;
             for value in [f.reads_per_s, f.writes_per_s, f.mb_per_s] {
                 sheet.number(value)?;
             }
@@ -177,20 +179,20 @@ fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError
         }
     }
     if sheet.rows() > 0 {
-        sheet.chart(18, &phase_chart(sheet.rows()))?;
+        sheet.chart(19, &phase_chart(sheet.rows()))?;
     }
-    sheet.finish(&[16.0, 18.0])
+    sheet.finish(&[16.0, 18.0, 30.0])
 }
 
 fn by_layer(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
     let mut sheet = Sheet::new(worksheet, "Layers")?;
     let heads =
-        ["run", "phase", "label", "layer", "reads/s", "writes/s", "table reads/s", "table writes/s", "MB/s"];
+        ["run", "phase", "label", "layer", "reads/s", "writes/s", "table reads/s", "table writes/s", "MiB/s"];
     sheet.header(&heads)?;
     for record in records {
         for f in layers(record) {
             sheet.text(&words::label(record))?;
-            for text in [f.phase, &f.label, &f.layer] {
+            for text in [words::phase(f.phase), &f.label, &words::layer(f.layer)] {
                 sheet.text(text)?;
             }
             let tables = [f.table_reads_per_s, f.table_writes_per_s];
@@ -206,10 +208,10 @@ fn by_layer(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxErr
 /// Guest reads and writes, a group of bars for each phase of each run.
 fn phase_chart(rows: u32) -> Chart {
     let mut chart = Chart::new(ChartType::Column);
-    for column in [4, 5] {
+    for column in [5, 6] {
         let series = chart.add_series();
         series.set_name(("Phases", 0, column));
-        series.set_categories(("Phases", 1, 0, rows, 1)).set_values(("Phases", 1, column, rows, column));
+        series.set_categories(("Phases", 1, 0, rows, 2)).set_values(("Phases", 1, column, rows, column));
     }
     chart.title().set_name("Guest I/Os per second");
     chart.set_width(900).set_height(380);

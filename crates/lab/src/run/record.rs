@@ -65,6 +65,9 @@ pub struct PhaseSpan {
     pub label: String,
     pub begin_us: u64,
     pub end_us: u64,
+    /// A sample that begins before it enters no rate: the step warms up, or is over at once.
+    #[serde(default)]
+    pub counted_from_us: u64,
     /// Base first; empty where nobody can tell layers apart.
     #[serde(default)]
     pub layers: Vec<LayerHost>,
@@ -72,7 +75,11 @@ pub struct PhaseSpan {
 
 impl PhaseSpan {
     pub fn new(phase: Phase, label: String, begin_us: u64, end_us: u64) -> PhaseSpan {
-        PhaseSpan { phase, label, begin_us, end_us, layers: Vec::new() }
+        PhaseSpan { phase, label, begin_us, end_us, counted_from_us: 0, layers: Vec::new() }
+    }
+
+    pub fn lasts_us(&self) -> u64 {
+        self.end_us.saturating_sub(self.begin_us)
     }
 
     /// Whether that moment lies within; a span without a length has that of its begin.

@@ -44,9 +44,11 @@ pub enum Quantity {
 pub enum Use {
     /// The storage model is fitted to it, so its error says nothing.
     Baseline,
+    /// Put into the model, so its error says nothing.
+    Input,
     /// It has to come out of the mechanism.
     Predict,
-    /// Qualitative or derived: looked at, not counted.
+    /// Qualitative, derived, or what came out without a model too: looked at, not counted.
     Check,
 }
 

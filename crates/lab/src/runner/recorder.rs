@@ -144,8 +144,9 @@ impl Recorder {
             Line::Head { .. } => {}
             Line::Begin { phase, label, at_us, counted_from_us, loaded } => {
                 self.seen(at_us);
-                let span = PhaseSpan::new(phase, label, at_us, at_us);
-                self.span = Some(Span { span, counted_from_us, loaded });
+                let counted_from_us = counted_from_us.unwrap_or(u64::MAX);
+                let span = PhaseSpan { counted_from_us, ..PhaseSpan::new(phase, label, at_us, at_us) };
+                self.span = Some(Span { span, loaded });
             }
             Line::Finish { at_us } => self.close_span(at_us),
             Line::Sample(sample) => {
@@ -195,6 +196,7 @@ impl Recorder {
         let Some(mut span) = self.span.take() else { return };
         self.seen(at_us);
         span.span.end_us = at_us;
+        span.span.counted_from_us = span.span.counted_from_us.min(at_us);
         let beats = self.beats(at_us);
         let rows = measure(&self.record, &span, beats.as_deref());
         self.record.rows.extend(rows);

@@ -3,9 +3,9 @@
 use maud::{Markup, html};
 
 use super::{COLOURS, Curve, Frame, Text, document, px, shortened};
+use crate::figures::{self, Figures};
 use crate::report::scale::Scale;
 use crate::report::series::{BINS_MAX, extent, rate, thin};
-use crate::report::summary::{Figures, figures};
 use crate::report::words;
 use crate::run::Record;
 
@@ -49,15 +49,15 @@ pub fn overlay(records: &[&Record]) -> Option<Markup> {
 /// Mean guest IOPS phase by phase, a bar for each run. None for fewer than two runs.
 pub fn bars(records: &[&Record]) -> Option<Markup> {
     let shown = &records[..records.len().min(BARS_MAX)];
-    let figures: Vec<Vec<Figures>> = shown.iter().map(|r| figures(r)).collect();
+    let figures: Vec<Vec<Figures>> = shown.iter().map(|r| figures::phases(r)).collect();
     let mut phases: Vec<&'static str> = Vec::new();
     let with_load = figures.iter().flatten().filter(|f| f.iops().is_some_and(|iops| iops > 0.0));
     with_load.for_each(|f| {
-        if !phases.contains(&f.phase) {
-            phases.push(f.phase)
+        if !phases.contains(&f.name()) {
+            phases.push(f.name())
         }
     });
-    let iops = |of: &[Figures], phase: &str| of.iter().find(|f| f.phase == phase).and_then(Figures::iops);
+    let iops = |of: &[Figures], phase: &str| of.iter().find(|f| f.name() == phase).and_then(Figures::iops);
     let all = figures.iter().flat_map(|of| phases.iter().filter_map(|phase| iops(of, phase)));
     let y = Scale::linear(all.fold(0.0, f64::max));
     let names: Vec<_> = shown.iter().enumerate().map(|(n, r)| (words::label(r), class(n))).collect();

@@ -3,9 +3,9 @@
 use maud::{Markup, html};
 
 use super::figure;
+use crate::figures::{self, Figures, LayerFigures};
 use crate::report::chart;
 use crate::report::series::{self, BINS_MAX};
-use crate::report::summary::{Figures, LayerFigures, figures, layers};
 use crate::report::words;
 use crate::run::{End, Record, Sample};
 
@@ -57,26 +57,27 @@ fn charts(record: &Record) -> Markup {
 }
 
 fn phases(record: &Record) -> Markup {
-    let figures = figures(record);
+    let figures = figures::phases_and_steps(record);
     html! {
         h4 { "Phase by phase" }
         div.scroll { table.dense {
             thead { tr {
                 th scope="col" { "phase" }
-                @for name in ["begins", "lasts", "reads/s", "writes/s", "MB/s", "host reads/s", "host writes/s",
+                @for name in ["begins", "lasts", "reads/s", "writes/s", "MiB/s", "host reads/s", "host writes/s",
                     "table reads/s", "table writes/s", "mean latency", "99 %", "maximum", "stuns", "lost beats"] {
                     th.n scope="col" { (name) }
                 }
             } }
             tbody { @for phase in &figures { (phase_row(phase)) } }
         } }
-        p.legend { "99 %: the median of the intervals' own 99th percentiles, the worse of reads and writes." }
+        p.legend { "99 %: the median of the intervals' own 99th percentiles, the worse of reads and writes. Rates leave out "
+            "warm-ups and what is over at once, as a take is. Below a phase of several steps is each of them." }
     }
 }
 
 /// Nothing where no layers are known.
 fn by_layer(record: &Record) -> Markup {
-    let layers = layers(record);
+    let layers = figures::layers(record);
     html! {
         @if !layers.is_empty() {
             h4 { "Host I/O per layer" }
@@ -84,7 +85,7 @@ fn by_layer(record: &Record) -> Markup {
                 thead { tr {
                     th scope="col" { "phase" }
                     th scope="col" { "layer" }
-                    @for name in ["reads/s", "writes/s", "table reads/s", "table writes/s", "MB/s"] {
+                    @for name in ["reads/s", "writes/s", "table reads/s", "table writes/s", "MiB/s"] {
                         th.n scope="col" { (name) }
                     }
                 } }
@@ -102,8 +103,8 @@ fn layer_row(f: &LayerFigures) -> Markup {
     let cells = [f.reads_per_s, f.writes_per_s, f.table_reads_per_s, f.table_writes_per_s, f.mb_per_s];
     html! {
         tr {
-            th scope="row" { (f.phase) @if !f.label.is_empty() { small { (f.label) } } }
-            td { (f.layer) }
+            th scope="row" { (words::phase(f.phase)) @if !f.label.is_empty() { small { (f.label) } } }
+            td { (words::layer(f.layer)) }
             @for cell in cells { td.n { (words::number(cell)) } }
         }
     }
@@ -118,12 +119,12 @@ fn phase_row(f: &Figures) -> Markup {
     let dash = || "-".to_owned();
     let cells = [
         (words::time(f.begin_us as f64), String::new()),
-        (words::time(f.end_us.saturating_sub(f.begin_us) as f64), String::new()),
+        (words::time(f.lasts_us as f64), String::new()),
         (number(f.reads_per_s), String::new()),
         (number(f.writes_per_s), String::new()),
         (number(f.mb_per_s), String::new()),
-        (number(f.host_reads_per_s), each(f.host_read_ratio())),
-        (number(f.host_writes_per_s), each(f.host_write_ratio())),
+        (number(f.host_reads_per_s), each(f.host_read_ratio)),
+        (number(f.host_writes_per_s), each(f.host_write_ratio)),
         (number(f.table_reads_per_s), String::new()),
         (number(f.table_writes_per_s), String::new()),
         (time(f.mean_us), String::new()),
@@ -137,7 +138,7 @@ fn phase_row(f: &Figures) -> Markup {
     ];
     html! {
         tr {
-            th scope="row" { (f.phase) @if !f.label.is_empty() { small { (f.label) } } }
+            th scope="row" { @if let Some(step) = &f.step { small { (step) } } @else { (f.name()) } }
             @for (cell, more) in &cells { td.n { (cell) @if !more.is_empty() { small { (more) } } } }
         }
     }

@@ -148,12 +148,13 @@ fn legend(group: &Comparison<'_>) -> Markup {
     html! {
         p.legend {
             b { "baseline" } ": the storage model is fitted to it, its error says nothing. "
+            b { "input" } ": put into the model, its error says nothing. "
             b { "predict" } ": has to come out of the mechanism; \u{2713} within " (percent_within())
             " (pings: within 4), \u{2717} beyond. "
             @if group.lines.iter().flat_map(|line| &line.cells).any(|cell| cell.predicted.is_some() && !cell.judged) {
                 "Subjects that are not the published one are given as multiples of it, and not judged. "
             }
-            b { "check" } ": qualitative or derived, not counted."
+            b { "check" } ": qualitative, derived, set by a timer or equal to its baseline; not counted."
             @if bands { " Small figures below a value are its lowest and highest over an input nobody published." }
         }
     }

@@ -1,0 +1,282 @@
+//! What a phase of a run comes to: the one place that makes figures of samples.
+//!
+//! Rows, pages, workbooks, terminals and comparisons show these figures, so that no two of them can disagree.
+
+use crate::run::{Counters, LayerHost, Phase, PhaseSpan, Quantity, Record, Sample, Spread, Stun};
+
+/// IOmeter's megabyte, and that of the articles: 90,000 I/Os of 8 KiB a second are "700 MB/s".
+const MB: f64 = (1 << 20) as f64;
+
+/// Figures of a phase, of one of its steps, or of a whole record without phases.
+///
+/// Rates and latencies cover the samples that count: those after a step's warm-up, and none of a step that is over at
+/// once, such as a take. What is a maximum covers all samples. `None` stands for what was not sampled.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figures {
+    /// None: of a record without phases.
+    pub phase: Option<Phase>,
+    /// Of a step; None: all steps of the phase together.
+    pub step: Option<String>,
+    pub begin_us: u64,
+    /// Of the steps, added up.
+    pub lasts_us: u64,
+    pub reads_per_s: Option<f64>,
+    pub writes_per_s: Option<f64>,
+    /// Of 2^20 bytes.
+    pub mb_per_s: Option<f64>,
+    pub host_reads_per_s: Option<f64>,
+    pub host_writes_per_s: Option<f64>,
+    /// Host reads per guest read, where the host was seen and the guest read.
+    pub host_read_ratio: Option<f64>,
+    pub host_write_ratio: Option<f64>,
+    /// Of the host's; None in runs that do not tell them apart.
+    pub table_reads_per_s: Option<f64>,
+    pub table_writes_per_s: Option<f64>,
+    /// Over all completions whose latency is known.
+    pub mean_us: Option<f64>,
+    /// The median of the intervals' 99th percentiles, the worse of reads and writes: percentiles do not add up.
+    pub p99_us: Option<f64>,
+    pub max_us: Option<f64>,
+    pub stuns: usize,
+    pub stun_total_us: u64,
+    pub stun_longest_us: u64,
+    pub beats: usize,
+    pub beats_lost: usize,
+    pub gap_us: u64,
+}
+
+impl Figures {
+    pub fn iops(&self) -> Option<f64> {
+        Some(self.reads_per_s? + self.writes_per_s?)
+    }
+
+    /// Returns the figure that rows call `quantity`; None also for what samples do not tell.
+    pub fn value(&self, quantity: Quantity) -> Option<f64> {
+        match quantity {
+            Quantity::ReadsPerS => self.reads_per_s,
+            Quantity::WritesPerS => self.writes_per_s,
+            Quantity::Iops => self.iops(),
+            Quantity::MbPerS => self.mb_per_s,
+            Quantity::LatencyUs => self.mean_us,
+            Quantity::HostReadsPerS => self.host_reads_per_s,
+            Quantity::HostWritesPerS => self.host_writes_per_s,
+            Quantity::HostReadRatio => self.host_read_ratio,
+            Quantity::HostWriteRatio => self.host_write_ratio,
+            Quantity::StunUs | Quantity::PingsLost | Quantity::Seconds => None,
+            Quantity::Converged | Quantity::HelperBytes => None,
+        }
+    }
+
+    /// Returns the phase in words.
+    pub fn name(&self) -> &'static str {
+        self.phase.map_or("all", crate::report::phase_name)
+    }
+}
+
+/// Returns one for each phase, in the order of time; one for everything where no phases are known.
+pub fn phases(record: &Record) -> Vec<Figures> {
+    let Some((begin_us, end_us)) = record.phases.is_empty().then(|| crate::report::extent(record)) else {
+        return by_phase(record).into_iter().map(|spans| of(record, &spans)).collect();
+    };
+    let all = PhaseSpan::new(Phase::Prepare, String::new(), begin_us, end_us);
+    vec![Figures { phase: None, step: None, ..of(record, &[&all]) }]
+}
+
+/// Returns each phase, and behind a phase of several steps each of those.
+pub fn phases_and_steps(record: &Record) -> Vec<Figures> {
+    if record.phases.is_empty() {
+        return phases(record);
+    }
+    let lines = by_phase(record).into_iter().flat_map(|spans| {
+        let steps = if spans.len() > 1 { spans.as_slice() } else { &[] };
+        let step = |span: &&PhaseSpan| Figures { step: Some(span.label.clone()), ..of(record, &[span]) };
+        let steps: Vec<Figures> = steps.iter().map(step).collect();
+        [of(record, &spans)].into_iter().chain(steps)
+    });
+    lines.collect()
+}
+
+/// The spans of each phase, phases in the order of their first.
+fn by_phase(record: &Record) -> Vec<Vec<&PhaseSpan>> {
+    let mut phases: Vec<Vec<&PhaseSpan>> = Vec::new();
+    for span in &record.phases {
+        match phases.iter_mut().find(|spans| spans[0].phase == span.phase) {
+            Some(spans) => spans.push(span),
+            None => phases.push(vec![span]),
+        }
+    }
+    phases
+}
+
+/// Returns what the samples, stuns and beats within these spans come to together. There is at least one span.
+pub fn of(record: &Record, spans: &[&PhaseSpan]) -> Figures {
+    let within = |at_us: u64| spans.iter().any(|span| span.holds(at_us));
+    let mut sums = Sums::default();
+    for sample in &record.samples {
+        let Some(span) = spans.iter().find(|span| span.holds(middle(sample))) else { continue };
+        sums.add_extremes(sample);
+        if sample.at_us >= span.counted_from_us {
+            sums.add(sample);
+        }
+    }
+    let stuns: Vec<&Stun> = record.stuns.iter().filter(|stun| within(stun.at_us)).collect();
+    let beats: Vec<bool> = record.beats.iter().filter(|b| within(b.at_us)).map(|b| b.lost).collect();
+    Figures {
+        phase: Some(spans[0].phase),
+        step: None,
+        begin_us: spans[0].begin_us,
+        lasts_us: spans.iter().fold(0, |sum: u64, span| sum.saturating_add(span.lasts_us())),
+        stuns: stuns.len(),
+        stun_total_us: stuns.iter().fold(0, |sum, stun| sum.saturating_add(stun.stun_us)),
+        stun_longest_us: stuns.iter().map(|stun| stun.stun_us).max().unwrap_or(0),
+        beats: beats.len(),
+        beats_lost: beats.iter().filter(|lost| **lost).count(),
+        ..sums.figures(record.tells_tables())
+    }
+}
+
+fn middle(sample: &Sample) -> u64 {
+    sample.at_us / 2 + sample.at_us.saturating_add(sample.interval_us) / 2
+}
+
+/// Sums over the samples that count.
+#[derive(Default)]
+struct Sums {
+    interval_us: f64,
+    reads: f64,
+    writes: f64,
+    bytes: f64,
+    host: HostSums,
+    latency_us: f64,
+    latencies: f64,
+    p99s: Vec<f64>,
+    /// Of all samples.
+    max_us: f64,
+    gap_us: u64,
+}
+
+/// Sums over the samples in which the host was seen.
+#[derive(Default)]
+struct HostSums {
+    interval_us: f64,
+    reads: f64,
+    writes: f64,
+    table_reads: f64,
+    table_writes: f64,
+    /// Those of the guest within them.
+    guest_reads: f64,
+    guest_writes: f64,
+}
+
+impl Sums {
+    fn add_extremes(&mut self, sample: &Sample) {
+        for spread in [&sample.read_latency, &sample.write_latency] {
+            self.max_us = self.max_us.max(known(spread.max_us).unwrap_or(0.0));
+        }
+        self.gap_us = self.gap_us.max(sample.gap_us);
+    }
+
+    fn add(&mut self, sample: &Sample) {
+        self.interval_us += sample.interval_us as f64;
+        self.reads += sample.reads as f64;
+        self.writes += sample.writes as f64;
+        self.bytes += sample.read_bytes as f64 + sample.written_bytes as f64;
+        if let Some(host) = &sample.host {
+            self.host.add(sample, host);
+        }
+        let spreads: [(&Spread, u64); 2] =
+            [(&sample.read_latency, sample.reads), (&sample.write_latency, sample.writes)];
+        for (mean_us, count) in spreads.iter().filter_map(|(s, count)| Some((known(s.mean_us)?, *count))) {
+            self.latency_us += mean_us * count as f64;
+            self.latencies += count as f64;
+        }
+        self.p99s.extend(spreads.iter().filter_map(|(s, _)| known(s.p99_us)).reduce(f64::max));
+    }
+
+    fn figures(self, tables: bool) -> Figures {
+        let per_s = |count: f64| (self.interval_us > 0.0).then(|| count * 1e6 / self.interval_us);
+        let host = &self.host;
+        let host_per_s = |count: f64| (host.interval_us > 0.0).then(|| count * 1e6 / host.interval_us);
+        Figures {
+            phase: None,
+            step: None,
+            begin_us: 0,
+            lasts_us: 0,
+            reads_per_s: per_s(self.reads),
+            writes_per_s: per_s(self.writes),
+            mb_per_s: per_s(self.bytes / MB),
+            host_reads_per_s: host_per_s(host.reads),
+            host_writes_per_s: host_per_s(host.writes),
+            host_read_ratio: (host.guest_reads > 0.0).then(|| host.reads / host.guest_reads),
+            host_write_ratio: (host.guest_writes > 0.0).then(|| host.writes / host.guest_writes),
+            table_reads_per_s: host_per_s(host.table_reads).filter(|_| tables),
+            table_writes_per_s: host_per_s(host.table_writes).filter(|_| tables),
+            mean_us: (self.latencies > 0.0).then(|| self.latency_us / self.latencies),
+            p99_us: median(self.p99s),
+            max_us: Some(self.max_us).filter(|us| *us > 0.0),
+            stuns: 0,
+            stun_total_us: 0,
+            stun_longest_us: 0,
+            beats: 0,
+            beats_lost: 0,
+            gap_us: self.gap_us,
+        }
+    }
+}
+
+impl HostSums {
+    fn add(&mut self, sample: &Sample, host: &Counters) {
+        self.interval_us += sample.interval_us as f64;
+        self.reads += host.reads as f64;
+        self.writes += host.writes as f64;
+        self.table_reads += host.table_reads as f64;
+        self.table_writes += host.table_writes as f64;
+        self.guest_reads += sample.reads as f64;
+        self.guest_writes += sample.writes as f64;
+    }
+}
+
+/// A latency that was measured; imports have others.
+fn known(us: f64) -> Option<f64> {
+    Some(us).filter(|us| us.is_finite() && *us > 0.0)
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// What the layers at one height were asked for in one step of a phase.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerFigures {
+    pub phase: Phase,
+    pub label: String,
+    /// How many layers are below.
+    pub layer: u32,
+    pub reads_per_s: f64,
+    pub writes_per_s: f64,
+    pub table_reads_per_s: f64,
+    pub table_writes_per_s: f64,
+    /// Of 2^20 bytes, read and written.
+    pub mb_per_s: f64,
+}
+
+/// Returns those of the spans that lasted, in the order of time, base first.
+pub fn layers(record: &Record) -> Vec<LayerFigures> {
+    let lasting = record.phases.iter().filter(|span| span.end_us > span.begin_us);
+    lasting.flat_map(|span| span.layers.iter().map(|layer| of_layer(span, layer))).collect()
+}
+
+fn of_layer(span: &PhaseSpan, LayerHost { layer, host }: &LayerHost) -> LayerFigures {
+    let per_s = |count: u64| count as f64 * 1e6 / span.lasts_us() as f64;
+    LayerFigures {
+        phase: span.phase,
+        label: span.label.clone(),
+        layer: *layer,
+        reads_per_s: per_s(host.reads),
+        writes_per_s: per_s(host.writes),
+        table_reads_per_s: per_s(host.table_reads),
+        table_writes_per_s: per_s(host.table_writes),
+        mb_per_s: per_s(host.read_bytes.saturating_add(host.written_bytes)) / MB,
+    }
+}
