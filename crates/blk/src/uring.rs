@@ -102,7 +102,7 @@ impl UringReactor {
     pub fn adopt_stream(&self, fd: OwnedFd, env: Env, peer: &str) -> Socket {
         // Fails on a Unix socket, which has no delay to switch off.
         net::tune_tcp(&fd);
-        let handle = self.adopt(Opened { fd, kind: Kind::Stream, notice: None });
+        let handle = self.adopt(Opened { fd, kind: Kind::Stream, notice: None, shared: None });
         Socket::connected(env, handle, peer.to_string())
     }
 

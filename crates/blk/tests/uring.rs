@@ -235,3 +235,45 @@ fn a_forgotten_timer_and_a_forgotten_open_leave_nothing_behind() {
     // Other tests of this process open files of their own, but not fifty at once.
     assert!(open_files() < before + 50, "{before} before, {} after", open_files());
 }
+
+/// Descriptors of this process that are open on the file.
+fn descriptors(path: &str) -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap();
+    links
+        .filter(|entry| {
+            std::fs::read_link(entry.as_ref().unwrap().path()).is_ok_and(|to| to.as_os_str() == path)
+        })
+        .count()
+}
+
+#[test]
+fn handles_of_a_file_that_is_only_read_share_a_descriptor() {
+    with_dir("shared", |_, dir| async move {
+        let written = dir.create_new("file").await.unwrap();
+        written.write(0, pattern(1, 4096)).await.unwrap();
+        let path =
+            std::fs::canonicalize(dir.path_of("file")).unwrap().into_os_string().into_string().unwrap();
+        let mut readers = Vec::new();
+        for _ in 0..100 {
+            readers.push(dir.open("file", OpenMode::Read).await.unwrap());
+        }
+        assert_eq!(descriptors(&path), 2, "one that writes, one for all that read");
+        // Another file of that name is another file.
+        dir.rename("file", "old").await.unwrap();
+        let other = dir.create_new("file").await.unwrap();
+        other.write(0, pattern(2, 4096)).await.unwrap();
+        let of_other = dir.open("file", OpenMode::Read).await.unwrap();
+        let read = |file: blk::File| async move {
+            let (buf, result) = file.read(0, Buf::alloc(4096)).await;
+            result.map(|()| buf.to_vec())
+        };
+        assert_eq!(read(of_other).await.unwrap(), pattern(2, 4096).to_vec());
+        let last = readers.pop().unwrap();
+        drop(readers);
+        assert_eq!(read(last.clone()).await.unwrap(), pattern(1, 4096).to_vec(), "the others are closed");
+        drop((last, written));
+        // Closed on the files thread, which works in order.
+        other.size().await.unwrap();
+        assert_eq!(descriptors(&path.replace("/file", "/old")), 0);
+    });
+}

@@ -216,7 +216,7 @@ impl Core {
         {
             self.notices.push(notice);
         }
-        self.handles.insert(opened.fd, opened.kind)
+        self.handles.insert(opened.fd, opened.kind, opened.shared)
     }
 
     pub(super) fn entry(&self, handle: Handle) -> Result<&Entry, Errno> {
@@ -263,7 +263,7 @@ impl Core {
                     net::tune_tcp(&fd);
                 }
                 let named = peer::of(&fd, tcp);
-                let handle = self.handles.insert(fd, Kind::Stream);
+                let handle = self.handles.insert(fd, Kind::Stream, None);
                 let peer = named.unwrap_or_else(|| peer::unnamed(handle));
                 self.finish(index, Outcome::Accepted(Ok((handle, peer))));
             }

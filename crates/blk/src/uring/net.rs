@@ -54,7 +54,12 @@ pub(super) fn listen_unix(path: &str) -> Result<Opened> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(SOCKET_MODE))
         .map_err(|e| Errno::from(e).at(path, "setting the mode"))?;
     rustix::net::listen(&fd, BACKLOG).map_err(failed(path, "listening"))?;
-    Ok(Opened { fd, kind: Kind::Listener { tcp: false, path: Some(path.to_string()) }, notice: None })
+    Ok(Opened {
+        fd,
+        kind: Kind::Listener { tcp: false, path: Some(path.to_string()) },
+        notice: None,
+        shared: None,
+    })
 }
 
 /// Removes a socket file on which nobody answers; anything else at that path stays.
@@ -103,7 +108,12 @@ pub(super) fn listen_tcp(address: &str) -> Result<Opened> {
         };
         Error::new(kind, address, format!("listening: {e}"))
     })?;
-    Ok(Opened { fd: listener.into(), kind: Kind::Listener { tcp: true, path: None }, notice: None })
+    Ok(Opened {
+        fd: listener.into(),
+        kind: Kind::Listener { tcp: true, path: None },
+        notice: None,
+        shared: None,
+    })
 }
 
 /// A reply is one send and must not wait for the next; a dead peer must not hold a disk for ever.

@@ -42,11 +42,16 @@ pub(super) struct Opened {
     pub kind: Kind,
     /// The device (major, minor) and a sentence for the operator, when direct I/O is not to be had on it.
     pub notice: Option<((u32, u32), String)>,
+    /// Of a regular file that is only read: all handles of it share one descriptor.
+    pub shared: Option<Identity>,
 }
+
+/// A file of this machine while it is open: device (major, minor) and inode.
+pub(super) type Identity = (u32, u32, u64);
 
 impl Opened {
     pub(super) fn plain(fd: OwnedFd) -> Opened {
-        Opened { fd, kind: Kind::Plain, notice: None }
+        Opened { fd, kind: Kind::Plain, notice: None, shared: None }
     }
 }
 
@@ -68,28 +73,30 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
     };
     let careful = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::openat(dir, name, access | careful, FILE_MODE)?;
-    match file_type(&fd)? {
-        FileType::RegularFile | FileType::BlockDevice => {}
+    let is_regular = match file_type(&fd)? {
+        FileType::RegularFile => true,
+        FileType::BlockDevice => false,
         FileType::Directory => return Err(rustix::io::Errno::ISDIR.into()),
         _ => return Err(Errno::EINVAL),
-    }
+    };
     let stat =
         rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN)?;
     let device = (stat.stx_dev_major, stat.stx_dev_minor);
+    let shared = (is_regular && mode == OpenMode::Read).then_some((device.0, device.1, stat.stx_ino));
     // O_DIRECT is set afterwards: refused at open, it would leave a created file behind. The same call takes
     // O_NONBLOCK away, under which the ring would answer EAGAIN.
     if let Some((block, memory_align)) = direct_alignment(&fd, &stat)
         && rustix::fs::fcntl_setfl(&fd, OFlags::DIRECT).is_ok()
     {
         let limits = Limits { logical_block: block, memory_align, max_io: MAX_TRANSFER, direct: true };
-        return Ok(Opened { fd, kind: Kind::File(limits), notice: None });
+        return Ok(Opened { fd, kind: Kind::File(limits), notice: None, shared });
     }
     rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
     let notice = format!(
         "{}: this file system does no direct I/O (O_DIRECT); its disks go through the page cache",
         path_of(&fd).unwrap_or_else(|| name.to_string())
     );
-    Ok(Opened { fd, kind: Kind::File(NO_LIMITS), notice: Some((device, notice)) })
+    Ok(Opened { fd, kind: Kind::File(NO_LIMITS), notice: Some((device, notice)), shared })
 }
 
 /// Alignment of (offsets and lengths, memory) in bytes, or None where direct I/O is refused or only pretended.
