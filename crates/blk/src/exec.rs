@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
+use crate::apart::Apart;
 use crate::dir::Dir;
 use crate::error::{Errno, Result};
 use crate::reactor::{self, Handle, Op, Outcome, Reactor, Token};
@@ -292,6 +293,10 @@ impl Env {
     /// Submits now (not at the first poll); dropping the future forgets the operation.
     pub fn op(&self, op: Op) -> OpFuture {
         OpFuture { token: Some(self.reactor.submit(op)), reactor: self.reactor.clone() }
+    }
+
+    pub(crate) fn run_apart(&self, work: Apart) {
+        self.reactor.run_apart(work);
     }
 
     pub(crate) fn close(&self, handle: Handle) {

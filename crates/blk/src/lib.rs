@@ -3,6 +3,7 @@
 //! Absent on purpose: any policy, any format, any knowledge of snapshots. All `unsafe` of the data plane sits in
 //! `uring`.
 
+pub mod apart;
 pub mod budget;
 pub mod buf;
 pub mod dir;

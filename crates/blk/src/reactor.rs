@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use crate::apart::Apart;
 use crate::buf::{Buf, Slice};
 use crate::error::Errno;
 use crate::socket::Peer;
@@ -223,4 +224,9 @@ pub trait Reactor {
     fn wait(&self) -> bool;
 
     fn waker(&self) -> Arc<dyn Waker>;
+
+    /// Runs work that needs no I/O, now or on another thread; it wakes its task itself.
+    fn run_apart(&self, work: Apart) {
+        work();
+    }
 }

@@ -5,13 +5,15 @@
 //! under way the core watches the ring briefly before it sleeps. Absent on purpose: SQPOLL (halves throughput on small
 //! hosts), zero-copy sends (dearer below 16 KiB), min_wait (unstable gains).
 //!
-//! Calls with no ring operation on the kernels we support (5.11 and later) run on one files thread. All `unsafe` of
+//! Calls with no ring operation on the kernels we support (5.11 and later) run on one files thread, long calculation on
+//! another. All `unsafe` of
 //! the data plane sits in `uring::ring` and `uring::work` (and in
 //! `uring::raw`, the bare loop that figures are compared with).
 
 // This is where real time comes from.
 #![allow(clippy::disallowed_methods)]
 
+mod apart;
 mod core;
 mod files;
 mod handles;
@@ -31,6 +33,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use self::apart::ApartThread;
 use self::core::Core;
 use self::files::FilesThread;
 use self::open::{Kind, Opened};
@@ -38,6 +41,7 @@ pub use self::peer::look_up_process;
 pub use self::raw::{RandomLoad, Rng, run_raw};
 use self::ring::Ring;
 use self::wake::EventWaker;
+use crate::apart::Apart;
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
 use crate::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
@@ -69,6 +73,7 @@ pub struct UringReactor {
     waker: Arc<EventWaker>,
     /// Emptied by every wake-up, so that its memory is reused.
     spare: RefCell<Vec<std::task::Waker>>,
+    apart: ApartThread,
 }
 
 impl UringReactor {
@@ -83,8 +88,10 @@ impl UringReactor {
         let waker = Arc::new(waker);
         let files = FilesThread::start(waker.clone())
             .map_err(|e| Errno::from(e).at("files thread", "starting the thread"))?;
+        let apart = ApartThread::start()
+            .map_err(|e| Errno::from(e).at("calculation thread", "starting the thread"))?;
         let core = RefCell::new(Core::new(ring, files, waker.clone()));
-        Ok(UringReactor { core, waker, spare: RefCell::default() })
+        Ok(UringReactor { core, waker, spare: RefCell::default(), apart })
     }
 
     /// Listens on a Unix socket, mode 0660. A socket file on which nobody answers is replaced; `Locked` when somebody
@@ -188,6 +195,10 @@ impl Reactor for UringReactor {
 
     fn waker(&self) -> Arc<dyn Waker> {
         self.waker.clone()
+    }
+
+    fn run_apart(&self, work: Apart) {
+        self.apart.run(work);
     }
 }
 

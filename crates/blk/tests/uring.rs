@@ -236,6 +236,32 @@ fn a_forgotten_timer_and_a_forgotten_open_leave_nothing_behind() {
     assert!(open_files() < before + 50, "{before} before, {} after", open_files());
 }
 
+#[test]
+fn calculation_runs_on_a_thread_of_its_own_while_the_core_goes_on() {
+    let (_, executor) = core();
+    let env = executor.env();
+    executor
+        .run(async move {
+            let name = env.apart(|| std::thread::current().name().map(str::to_owned)).await;
+            assert_eq!(name.as_deref(), Some("unstun-apart"));
+            let (go, wait) = std::sync::mpsc::channel();
+            let caller = env.clone();
+            let apart = env.spawn(async move { caller.apart(move || wait.recv().unwrap()).await });
+            env.yield_now().await;
+            go.send(7).unwrap();
+            assert_eq!(apart.join().await, 7);
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_panic_of_calculation_is_the_caller_s() {
+    let (_, executor) = core();
+    let env = executor.env();
+    let run = || executor.run(async move { env.apart(|| assert!(!file!().ends_with("uring.rs"))).await });
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err());
+}
+
 /// Descriptors of this process that are open on the file.
 fn descriptors(path: &str) -> usize {
     let links = std::fs::read_dir("/proc/self/fd").unwrap();

@@ -7,11 +7,13 @@
 //!
 //! Lines we do not change are written back byte for byte, with those we do not understand among them.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use blk::{Error, Result};
 
-use crate::text::{check_text_length, shown, utf8};
+use crate::steps;
+use crate::text::{check_text, shown, utf8};
 
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
@@ -21,6 +23,46 @@ pub struct KeyValues {
     file: String,
     lines: Vec<Line>,
     newline: &'static [u8],
+    index: Index,
+}
+
+/// Where each key stands, by the key in lower case. It follows from the lines.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Index(BTreeMap<String, Found>);
+
+/// The lines of one key, by their numbers from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Found {
+    first: usize,
+    count: usize,
+    /// The first line whose value is not that of `first`.
+    other: Option<usize>,
+}
+
+impl Index {
+    fn of(lines: &[Line]) -> Self {
+        let mut index = Self::default();
+        (0..lines.len()).for_each(|at| index.add(lines, at));
+        index
+    }
+
+    /// Adds line `at`, which is the last of those that are known.
+    fn add(&mut self, lines: &[Line], at: usize) {
+        steps::count(1);
+        let Some(entry) = &lines[at].entry else { return };
+        let new = Found { first: at, count: 0, other: None };
+        let found = self.0.entry(entry.key.to_ascii_lowercase()).or_insert(new);
+        found.count += 1;
+        let differs = || lines[found.first].entry.as_ref().is_none_or(|first| first.value != entry.value);
+        if found.other.is_none() && differs() {
+            found.other = Some(at);
+        }
+    }
+
+    fn find(&self, key: &str) -> Option<Found> {
+        steps::count(1);
+        self.0.get(&key.to_ascii_lowercase()).copied()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,15 +81,21 @@ struct Entry {
 
 impl KeyValues {
     pub fn new(file: &str) -> Self {
-        Self { file: file.into(), lines: Vec::new(), newline: b"\n" }
+        Self { file: file.into(), lines: Vec::new(), newline: b"\n", index: Index::default() }
     }
 
     /// Never fails on content: a line that is no entry is kept and ignored. Fails on a length no such file has.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
-        check_text_length(file, bytes.len())?;
+        check_text(file, bytes)?;
         let lines: Vec<Line> = bytes.split_inclusive(|b| *b == b'\n').map(Line::parse).collect();
         let crlf = lines.first().is_some_and(|line| line.raw.ends_with(b"\r\n"));
-        Ok(Self { file: file.into(), lines, newline: if crlf { b"\r\n" } else { b"\n" } })
+        let index = Index::of(&lines);
+        Ok(Self { file: file.into(), lines, newline: if crlf { b"\r\n" } else { b"\n" }, index })
+    }
+
+    /// Returns a copy that errors call `file`.
+    pub fn named(&self, file: &str) -> Self {
+        Self { file: file.into(), ..self.clone() }
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -72,16 +120,24 @@ impl KeyValues {
 
     /// The value of `key`. Two lines that give one key different values are damage: readers would disagree on which counts.
     pub fn get(&self, key: &str) -> Result<Option<&str>> {
-        let mut values = self.lines.iter().filter_map(|line| line.value_of(key));
-        let Some(first) = values.next() else { return Ok(None) };
-        let first = utf8(&self.file, key, first)?;
-        if let Some(other) = values.find(|value| *value != first.as_bytes()) {
-            let other = shown(&String::from_utf8_lossy(other));
+        let Some(found) = self.index.find(key) else { return Ok(None) };
+        let first = utf8(&self.file, key, self.value_at(found.first))?;
+        if let Some(other) = found.other {
+            let other = shown(&String::from_utf8_lossy(self.value_at(other)));
             let cause =
                 format!("{key} is given twice, as {} and as {other}; remove one of the lines", shown(first));
             return Err(Error::damaged(&self.file, cause));
         }
         Ok(Some(first))
+    }
+
+    /// Whether a line gives `key` a value, of whatever encoding.
+    pub fn has(&self, key: &str) -> bool {
+        self.index.find(key).is_some()
+    }
+
+    fn value_at(&self, line: usize) -> &[u8] {
+        self.lines[line].entry.as_ref().map_or(&[], |entry| entry.value.as_slice())
     }
 
     /// TRUE and FALSE in any case, "1"/"0" and "yes"/"no" as VMware takes them too; `default` when absent.
@@ -97,26 +153,31 @@ impl KeyValues {
 
     /// Replaces the value in place, or appends a line. A key that already has this value keeps its line as it is.
     pub fn set(&mut self, key: &str, value: &str) {
-        let mut done = false;
-        let newline = self.newline;
-        self.lines.retain_mut(|line| {
-            let Some(old) = line.value_of(key) else { return true };
-            if std::mem::replace(&mut done, true) {
-                return false;
-            }
-            if old != value.as_bytes() {
-                let written = line.entry.as_ref().map_or(key, |entry| entry.key.as_str()).to_owned();
-                *line = Line::entry(&written, value, newline);
-            }
-            true
-        });
-        if !done {
-            self.insert(self.lines.len(), [(key.to_owned(), value.to_owned())]);
+        let Some(found) = self.index.find(key) else {
+            let entry = [(key.to_owned(), value.to_owned())];
+            return self.insert(self.lines.len(), entry);
+        };
+        let line = &mut self.lines[found.first];
+        let differs = line.entry.as_ref().filter(|entry| entry.value != value.as_bytes());
+        if let Some(written) = differs.map(|entry| entry.key.clone()) {
+            *line = Line::entry(&written, value, self.newline);
+        }
+        if found.count > 1 {
+            let mut number = 0..;
+            let first = |number: Option<usize>| number == Some(found.first);
+            self.retain(|line| first(number.next()) || !line.is_of(key));
         }
     }
 
     pub fn remove(&mut self, key: &str) {
-        self.lines.retain(|line| line.value_of(key).is_none());
+        if self.has(key) {
+            self.retain(|line| !line.is_of(key));
+        }
+    }
+
+    fn retain(&mut self, keep: impl FnMut(&Line) -> bool) {
+        self.lines.retain(keep);
+        self.index = Index::of(&self.lines);
     }
 
     /// Removes the entries whose key satisfies `which`, and puts `entries` where the first of them was, or at the end.
@@ -127,7 +188,7 @@ impl KeyValues {
     ) {
         let doomed = |line: &Line| line.entry.as_ref().is_some_and(|entry| which(&entry.key));
         let at = self.lines.iter().position(doomed).unwrap_or(self.lines.len());
-        self.lines.retain(|line| !doomed(line));
+        self.retain(|line| !doomed(line));
         self.insert(at, entries);
     }
 
@@ -139,7 +200,12 @@ impl KeyValues {
         }
         let lines = entries.into_iter().map(|(key, value)| Line::entry(&key, &value, self.newline));
         let lines: Vec<Line> = lines.collect();
+        let (is_end, count) = (at == self.lines.len(), lines.len());
         self.lines.splice(at..at, lines);
+        match is_end {
+            true => (at..at + count).for_each(|at| self.index.add(&self.lines, at)),
+            false => self.index = Index::of(&self.lines),
+        }
     }
 }
 
@@ -156,11 +222,9 @@ impl Line {
         Self { raw, entry: Some(Entry { key: key.into(), value: value.into() }) }
     }
 
-    fn value_of(&self, key: &str) -> Option<&[u8]> {
-        self.entry
-            .as_ref()
-            .filter(|entry| entry.key.eq_ignore_ascii_case(key))
-            .map(|entry| entry.value.as_slice())
+    fn is_of(&self, key: &str) -> bool {
+        steps::count(1);
+        self.entry.as_ref().is_some_and(|entry| entry.key.eq_ignore_ascii_case(key))
     }
 }
 
@@ -238,6 +302,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::text::{TEXT_BYTES_MAX, TEXT_LINES_MAX, count_lines};
 
     fn parse(text: &str) -> KeyValues {
         KeyValues::parse("web.vmx", text.as_bytes()).unwrap()
@@ -307,6 +372,60 @@ mod tests {
         assert!(file.get_bool("c", true).unwrap());
         assert!(!file.get_bool("absent", false).unwrap());
         assert!(file.get_bool("d", true).unwrap_err().to_string().contains("\"maybe\""));
+    }
+
+    /// As many lines and bytes as a file may have.
+    fn largest() -> Vec<u8> {
+        let slots = (0..600).map(|n| format!("scsi{}:{}.fileName = \"x\"\n", n / 64 % 4, n % 64));
+        let mut text: String = slots.collect();
+        let rest = TEXT_LINES_MAX - count_lines(text.as_bytes());
+        text.extend((0..rest).map(|n| format!("key{n} = \"{:038}\"\n", n)));
+        text.into_bytes()
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_before_its_lines_are_kept() {
+        let newlines = vec![b'\n'; TEXT_LINES_MAX + 1];
+        let error = KeyValues::parse("a.vmx", &newlines).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "a.vmx: the number of lines is 65537, expected at most 65536: this is not a text file of VMware's"
+        );
+        let long = vec![b'x'; TEXT_BYTES_MAX + 1];
+        let error = KeyValues::parse("a.vmx", &long).unwrap_err().to_string();
+        assert!(
+            error.starts_with("a.vmx: the length in bytes is 4194305, expected at most 4194304"),
+            "{error}"
+        );
+        assert_eq!(KeyValues::parse("a.vmx", &newlines[1..]).unwrap().lines.len(), TEXT_LINES_MAX);
+    }
+
+    #[test]
+    fn a_question_costs_one_step_in_the_largest_file() {
+        let text = largest();
+        let mut file = KeyValues::parse("a.vmx", &text).unwrap();
+        assert_eq!(steps::within(|| drop(KeyValues::parse("a.vmx", &text))), TEXT_LINES_MAX as u64);
+        assert_eq!(steps::within(|| assert!(file.get("KEY60000").unwrap().is_some())), 1);
+        assert_eq!(steps::within(|| assert!(file.get("none").unwrap().is_none())), 1);
+        assert_eq!(steps::within(|| file.set("key60000", "other")), 1);
+        assert_eq!(steps::within(|| file.set("new", "other")), 2);
+        assert_eq!(steps::within(|| file.remove("none")), 1);
+    }
+
+    #[test]
+    fn the_index_follows_every_change() {
+        let mut file = parse("a = \"1\"\nB = \"2\"\na = \"1\"\nx\n");
+        let check = |file: &KeyValues| assert_eq!(file.index, Index::of(&file.lines));
+        file.set("A", "3");
+        check(&file);
+        assert_eq!(file.to_bytes(), b"a = \"3\"\nB = \"2\"\nx\n");
+        file.replace(|key| key == "B", [("c".into(), "4".into()), ("d".into(), "5".into())]);
+        check(&file);
+        file.set("e", "6");
+        check(&file);
+        file.remove("C");
+        check(&file);
+        assert!(file.has("D") && !file.has("c"));
     }
 
     proptest! {

@@ -12,9 +12,11 @@ pub mod home;
 pub mod keyvalue;
 pub mod names;
 pub mod probe;
+mod read;
 pub mod replay;
 mod runs;
 pub mod sesparse;
+mod steps;
 #[cfg(test)]
 mod testing;
 mod text;

@@ -3,9 +3,10 @@
 //! Facts: reference/vmware-formats 1.1 and 1.5.
 
 use blk::reactor::OpenMode;
-use blk::{Buf, Dir, Error, File, Result};
+use blk::{Buf, Dir, Env, Error, File, Result};
 
 use crate::descriptor::{Descriptor, ExtentKind};
+use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, shown, wrong};
 
 /// Enough of a file to tell a descriptor from an extent.
@@ -77,7 +78,7 @@ pub(crate) async fn read_descriptor(dir: &Dir, name: &str) -> Result<Descriptor>
     let size = file.size().await?;
     let start = start_of(&file, size).await?;
     refuse_extent(file.name(), Content::of(&start))?;
-    parse_from(&file, size, start).await
+    parse_from(dir.env(), &file, size, start).await
 }
 
 /// What a file that may be a descriptor is.
@@ -97,7 +98,7 @@ pub(crate) async fn find_descriptor(dir: &Dir, name: &str) -> Result<Found> {
     }
     let start = start_of(&file, size).await?;
     match Descriptor::probe(&start) {
-        true => parse_from(&file, size, start).await.map(Found::Link),
+        true => parse_from(dir.env(), &file, size, start).await.map(Found::Link),
         false => Ok(Found::Other),
     }
 }
@@ -108,9 +109,9 @@ async fn start_of(file: &File, size: u64) -> Result<Vec<u8>> {
     result.map(|()| buf.to_vec())
 }
 
-async fn parse_from(file: &File, size: u64, start: Vec<u8>) -> Result<Descriptor> {
+async fn parse_from(env: &Env, file: &File, size: u64, start: Vec<u8>) -> Result<Descriptor> {
     let whole = if size <= START_BYTES { start } else { file.read_all(TEXT_BYTES_MAX as u64).await? };
-    Descriptor::parse(file.name(), &whole)
+    parse(env, file.name().to_owned(), whole, Descriptor::parse).await
 }
 
 /// A descriptor is wanted. Other content that is no text is reported by its parser.

@@ -4,9 +4,24 @@
 
 use blk::{Error, Result};
 
-/// Longest text file we read: a .vmsd with 255 snapshots of 60 disks is about 255 * 60 * 2 lines * 60 bytes = 1.8 MB,
-/// a descriptor of 31,000 2-GB extents (the 62 TB limit of VMware) about 1.9 MB; eight times that is generous.
-pub const TEXT_BYTES_MAX: usize = 16 << 20;
+/// Longest text file that is read or written: a .vmsd with 255 snapshots of 60 disks is about 255 * 60 * 2 lines * 60 bytes =
+/// 1.8 MB, a descriptor of 31,000 2-GB extents (the 62 TB limit of VMware) about 1.9 MB. The limit is twice that.
+pub const TEXT_BYTES_MAX: usize = 4 << 20;
+
+/// Lines of such a file: that .vmsd has 255 * (60 * 2 + 10) = 33,150, the descriptor 31,000 and its header. The limit is about
+/// twice that. A parsed line takes at most 300 bytes beside its text, so a file takes 20 MiB and three times its text.
+pub const TEXT_LINES_MAX: usize = 1 << 16;
+
+/// Texts of one folder, all together: 60 disks with 255 snapshots have 15,300 descriptors of 600 bytes, 9 MB, and two large
+/// texts beside them. The limit is about twice that.
+pub const FOLDER_TEXT_BYTES_MAX: usize = 6 * TEXT_BYTES_MAX;
+
+/// Lines of these: 15,300 descriptors of 20 lines are 306,000, and two large texts. With 300 bytes for each and three times their
+/// text, the parsed texts of a folder take at most 190 MiB.
+pub const FOLDER_TEXT_LINES_MAX: usize = 6 * TEXT_LINES_MAX;
+
+/// Names in one folder: 15,300 links are two files each, and every snapshot has two more. The limit is about twice that.
+pub const FOLDER_NAMES_MAX: usize = 1 << 16;
 
 /// Longest value quoted in an error message, in characters.
 const SHOWN_CHARS_MAX: usize = 80;
@@ -25,13 +40,90 @@ pub(crate) fn wrong(file: &str, field: &str, found: impl std::fmt::Display, expe
     Error::damaged(file, format!("{field} is {found}, expected {expected}"))
 }
 
-pub(crate) fn check_text_length(file: &str, bytes: usize) -> Result<()> {
-    if bytes > TEXT_BYTES_MAX {
-        let cause =
-            format!("{bytes} bytes long, expected at most {TEXT_BYTES_MAX}: this is not a VMware text file");
-        return Err(Error::damaged(file, cause));
+/// Refuses what no text of VMware's is, before anything is allocated for its lines.
+///
+/// # Errors
+/// `Damaged`: longer than [`TEXT_BYTES_MAX`], or more lines than [`TEXT_LINES_MAX`].
+pub(crate) fn check_text(file: &str, bytes: &[u8]) -> Result<()> {
+    let lines = count_lines(bytes);
+    for (field, found, most) in
+        [("the length in bytes", bytes.len(), TEXT_BYTES_MAX), ("the number of lines", lines, TEXT_LINES_MAX)]
+    {
+        if found > most {
+            let expected = format!("at most {most}: this is not a text file of VMware's");
+            return Err(wrong(file, field, found, &expected));
+        }
     }
     Ok(())
+}
+
+/// Refuses to write a text that would not be read again.
+///
+/// # Errors
+/// `Refused`: what [`check_text`] finds too long.
+pub(crate) fn check_written(file: &str, bytes: &[u8]) -> Result<()> {
+    let suffix = file.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+    if !["vmx", "vmsd", "vmdk"].contains(&suffix.as_str()) {
+        return Ok(());
+    }
+    check_text(file, bytes).map_err(|error| {
+        let (found, _) = error.cause.split_once(": this is").unwrap_or((&error.cause, ""));
+        Error::refused(file, format!("after this change {found}; commit or discard snapshots first"))
+    })
+}
+
+/// Returns the number of lines; the last one needs no end.
+pub(crate) fn count_lines(bytes: &[u8]) -> usize {
+    let ends = bytes.iter().filter(|byte| **byte == b'\n').count();
+    ends + usize::from(bytes.last().is_some_and(|last| *last != b'\n'))
+}
+
+/// What the texts of one folder come to, which bounds the memory that a folder can take.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct FolderTexts {
+    bytes: usize,
+    lines: usize,
+}
+
+impl FolderTexts {
+    /// Adds a text that is about to be parsed.
+    ///
+    /// # Errors
+    /// `Damaged`, of the file with which the folder has too much.
+    pub fn add(&mut self, file: &str, bytes: &[u8]) -> Result<()> {
+        self.add_size(file, bytes.len(), count_lines(bytes))
+    }
+
+    /// Adds a text by its length and its number of lines.
+    ///
+    /// # Errors
+    /// As [`FolderTexts::add`].
+    pub fn add_size(&mut self, file: &str, bytes: usize, lines: usize) -> Result<()> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.lines = self.lines.saturating_add(lines);
+        for (field, found, most) in [
+            ("the length of the folder's texts in bytes", self.bytes, FOLDER_TEXT_BYTES_MAX),
+            ("the number of lines of the folder's texts", self.lines, FOLDER_TEXT_LINES_MAX),
+        ] {
+            if found > most {
+                let expected = format!("at most {most}; move files of other VMs into folders of their own");
+                return Err(wrong(file, field, format!("{found} with this file"), &expected));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a folder with more names than a VM's has.
+///
+/// # Errors
+/// `Refused`: more than [`FOLDER_NAMES_MAX`].
+pub(crate) fn check_names(folder: &str, names: usize) -> Result<()> {
+    if names <= FOLDER_NAMES_MAX {
+        return Ok(());
+    }
+    let expected = format!("expected at most {FOLDER_NAMES_MAX}; move what is no VM's out of it");
+    Err(Error::refused(folder, format!("the number of files is {names}, {expected}")))
 }
 
 /// A value as text. Other encodings than UTF-8 are kept byte for byte, but not read.

@@ -14,6 +14,9 @@ use crate::text::{decimal, shown, wrong};
 /// Snapshots of one VM we read: the chain limit of VMware, 255, for each branch of a tree nobody should have.
 pub const SNAPSHOTS_MAX: usize = 4096;
 
+/// Disks of one snapshot: the places for disks that a VM has, 4 * 64 SCSI, 4 * 30 SATA, 4 * 64 NVMe and 4 IDE.
+const SNAPSHOT_DISKS_MAX: usize = 636;
+
 /// The content of a .vmsd.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SnapshotList {
@@ -70,6 +73,11 @@ impl Vmsd {
         let list = read_list(&values, &mut oddities)?;
         check_tree(file, &list.snapshots)?;
         Ok(Self { values, list, oddities })
+    }
+
+    /// Returns a copy that errors call `file`.
+    pub fn named(&self, file: &str) -> Self {
+        Self { values: self.values.named(file), ..self.clone() }
     }
 
     pub fn values(&self) -> &KeyValues {
@@ -131,28 +139,27 @@ impl Snapshot {
             (_, Some(value)) => self.other.push((key.into(), value.into())),
             (_, None) => self.other.retain(|(own, _)| !own.eq_ignore_ascii_case(key)),
         }
-        self.other.sort_by_key(|(key, _)| key.to_ascii_lowercase());
+        self.sort_other();
+    }
+
+    fn sort_other(&mut self) {
+        // Without a copy of each key: this may be a stranger's long list, and is nearly sorted.
+        fn lower(key: &str) -> impl Iterator<Item = u8> {
+            key.bytes().map(|byte| byte.to_ascii_lowercase())
+        }
+        self.other.sort_by(|(a, _), (b, _)| lower(a).cmp(lower(b)));
     }
 
     /// The .vmx files of clones made of this snapshot, with the keys they stand under.
     pub fn clones(&self) -> impl Iterator<Item = (&str, &str)> {
-        let is_clone = |key: &str| {
-            let digits = key.get(..5).filter(|head| head.eq_ignore_ascii_case("clone")).map(|_| &key[5..]);
-            digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
-        };
-        self.other
-            .iter()
-            .filter(move |(key, _)| is_clone(key))
-            .map(|(key, path)| (key.as_str(), path.as_str()))
+        self.other.iter().filter(|(key, _)| is_clone(key)).map(|(key, path)| (key.as_str(), path.as_str()))
     }
 
     /// Writes the list of clones anew.
     pub fn set_clones(&mut self, paths: &[String]) {
-        let old: Vec<String> = self.clones().map(|(key, _)| key.to_owned()).collect();
-        old.iter().for_each(|key| self.set_other(key, None));
-        for (index, path) in paths.iter().enumerate() {
-            self.set_other(&format!("clone{index}"), Some(path));
-        }
+        self.other.retain(|(key, _)| !is_clone(key));
+        let clones = paths.iter().enumerate().map(|(index, path)| (format!("clone{index}"), path.clone()));
+        self.other.extend(clones);
         let count = (!paths.is_empty()).then(|| paths.len().to_string());
         self.set_other("numClones", count.as_deref());
     }
@@ -184,6 +191,11 @@ impl Snapshot {
         }
         out
     }
+}
+
+fn is_clone(key: &str) -> bool {
+    let digits = key.get(..5).filter(|head| head.eq_ignore_ascii_case("clone")).map(|_| &key[5..]);
+    digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// Keys of one snapshot in lower case -> key as written and value.
@@ -292,6 +304,12 @@ fn read_disks(file: &str, index: u32, fields: &Fields<'_>) -> Result<Vec<Snapsho
         None => None,
     };
     let live = disks.into_iter().filter(|(disk, _)| count.is_none_or(|count| *disk < count));
+    let live: Vec<(u32, SnapshotDisk)> = live.collect();
+    if live.len() > SNAPSHOT_DISKS_MAX {
+        let field = format!("the number of disks of snapshot{index}");
+        return Err(wrong(file, &field, live.len(), "at most 636, the places that a VM has"));
+    }
+    let live = live.into_iter();
     live.map(|(disk, found)| {
         if found.file_name.is_empty() || found.node.is_empty() {
             let field = format!("snapshot{index}.disk{disk}");

@@ -145,3 +145,18 @@ proptest! {
         let _ = parse(&text);
     }
 }
+
+#[test]
+fn a_snapshot_has_no_more_disks_than_a_vm_has_places() {
+    let text = |disks: usize| {
+        let line =
+            |n| format!("snapshot0.disk{n}.fileName = \"a.vmdk\"\nsnapshot0.disk{n}.node = \"scsi0:0\"\n");
+        "snapshot0.uid = \"1\"\nsnapshot.numSnapshots = \"1\"\n".to_owned()
+            + &(0..disks).map(line).collect::<String>()
+    };
+    assert_eq!(Vmsd::parse("a.vmsd", text(636).as_bytes()).unwrap().list().snapshots[0].disks.len(), 636);
+    let error = Vmsd::parse("a.vmsd", text(637).as_bytes()).unwrap_err().to_string();
+    let expected =
+        "a.vmsd: the number of disks of snapshot0 is 637, expected at most 636, the places that a VM has";
+    assert_eq!(error, expected);
+}

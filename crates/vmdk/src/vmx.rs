@@ -111,6 +111,11 @@ impl Vmx {
         Ok(Self { values: KeyValues::parse(file, bytes)? })
     }
 
+    /// Returns a copy that errors call `file`.
+    pub fn named(&self, file: &str) -> Self {
+        Self { values: self.values.named(file) }
+    }
+
     /// The configuration of a new VM whose disks, in order, have these descriptors: an LSI Logic controller per 15 disks.
     pub fn create(file: &str, vm: &str, descriptors: &[String]) -> Result<Self> {
         check_name(file, "VM name", vm)?;
@@ -245,8 +250,7 @@ impl Vmx {
     /// The link that takes the writes of an independent-nonpersistent disk. A line appears only when there is something to say.
     pub fn set_redo(&mut self, slot: Slot, descriptor: Option<&str>) {
         let key = slot.key("redo");
-        let present = self.values.keys().any(|own| own.eq_ignore_ascii_case(&key));
-        if present || descriptor.is_some() {
+        if self.values.has(&key) || descriptor.is_some() {
             self.values.set(&key, descriptor.unwrap_or_default());
         }
     }

@@ -332,7 +332,8 @@ fn is_of(name: &str, stem: &str) -> bool {
 /// The firmware's variables, where the configuration calls them otherwise: a plain name of that kind.
 async fn nvram(dir: &Dir, vmx: &str) -> Option<String> {
     let bytes = dir.read_file(vmx, VMX_BYTES_MAX).await.ok()?;
-    let configuration = Vmx::parse(&dir.path_of(vmx), &bytes).ok()?;
+    let path = dir.path_of(vmx);
+    let configuration = dir.env().apart(move || Vmx::parse(&path, &bytes)).await.ok()?;
     let name = configuration.values().get("nvram").ok()??.to_owned();
     has_kind(&name, &[".nvram"]).then_some(name)
 }

@@ -4,44 +4,106 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use blk::manifest::CHAIN_LAYERS_MAX;
 
-use super::finding::{Finding, Severity};
+use super::finding::{Faults, Finding, Severity};
 use super::inventory::{Inventory, Place};
 use super::quoted;
 use crate::descriptor::Descriptor;
+use crate::steps;
 use crate::text::shown;
 
 /// Links VMware supports in one chain.
 const CHAIN_LAYERS_SUPPORTED: usize = 32;
 
-/// `name` and the links under it in this folder, top first; a circle is walked once.
+/// Returns `name` and the links under it in this folder, top first; a circle is walked once. No more than one above what a
+/// chain may have: the chains of a folder may share their lower parts, and are together longer than the folder.
 pub(super) fn ancestry<'a>(inventory: &'a Inventory<'_>, name: &str) -> Vec<&'a str> {
     let mut path: Vec<&str> = Vec::new();
     let mut seen = BTreeSet::new();
-    let mut at = inventory.links.get_key_value(name);
-    while let Some((name, link)) = at.filter(|(name, _)| seen.insert(name.as_str())) {
-        path.push(name);
-        at = inventory.parent_of(link).and_then(|parent| inventory.links.get_key_value(parent));
-    }
+    walk(inventory, name, |name| {
+        let goes_on = path.len() <= CHAIN_LAYERS_MAX && seen.insert(name);
+        path.extend(goes_on.then_some(name));
+        goes_on
+    });
     path
 }
 
+/// Adds `name` and the links under it, as far as they are new.
+pub(super) fn mark<'a>(inventory: &'a Inventory<'_>, name: &str, marked: &mut BTreeSet<&'a str>) {
+    walk(inventory, name, |name| marked.insert(name));
+}
+
+/// Goes down from `name` while `visit` says so.
+fn walk<'a>(inventory: &'a Inventory<'_>, name: &str, mut visit: impl FnMut(&'a str) -> bool) {
+    let mut at = inventory.links.get_key_value(name);
+    while let Some((_, link)) = at.filter(|(name, _)| visit(name)) {
+        steps::count(1);
+        at = inventory.parent_of(link).and_then(|parent| inventory.links.get_key_value(parent));
+    }
+}
+
+/// What the links of `names` and those under them come to, found in one walk over all of them.
+#[derive(Default)]
+struct Depths<'a> {
+    /// Links from each one down to its base.
+    depth: BTreeMap<&'a str, usize>,
+    circles: Vec<Vec<&'a str>>,
+}
+
+impl<'a> Depths<'a> {
+    async fn of(inventory: &'a Inventory<'_>, names: &BTreeSet<&str>) -> Self {
+        let mut depths = Self::default();
+        for name in names {
+            depths.add(inventory, name);
+            inventory.dir.env().yield_now().await;
+        }
+        depths
+    }
+
+    fn add(&mut self, inventory: &'a Inventory<'_>, name: &str) {
+        let (mut path, mut places) = (Vec::new(), BTreeMap::new());
+        let mut stopped_at = None;
+        walk(inventory, name, |name| {
+            let is_new = !self.depth.contains_key(name) && !places.contains_key(name);
+            match is_new {
+                true => _ = (places.insert(name, path.len()), path.push(name)),
+                false => stopped_at = Some(name),
+            }
+            is_new
+        });
+        let circle = stopped_at.and_then(|name| places.get(name)).copied();
+        self.circles.extend(circle.map(|entry| path[entry..].to_vec()));
+        let below = stopped_at.and_then(|name| self.depth.get(name)).copied().unwrap_or(0);
+        // All links of a circle are under each of them.
+        let in_circle = circle.map_or(0, |entry| path.len() - entry);
+        for (place, name) in path.iter().enumerate() {
+            self.depth.insert(name, below + (path.len() - place).max(in_circle));
+        }
+    }
+}
+
 /// Checks the links of `names`, each with its parent, and the chains they end.
-pub(super) fn check(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Vec<Finding>) {
+pub(super) async fn check(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Faults) {
     for name in names {
         check_parent(inventory, name, &inventory.links[*name], out);
+        inventory.dir.env().yield_now().await;
     }
     check_shared_extents(inventory, names, out);
     let parents: BTreeSet<&str> =
         names.iter().filter_map(|name| inventory.parent_of(&inventory.links[*name])).collect();
+    let depths = Depths::of(inventory, names).await;
     for leaf in names.iter().filter(|name| !parents.contains(**name)) {
-        let chain = ancestry(inventory, leaf);
-        check_depth(inventory, leaf, chain.len(), out);
-        check_order(inventory, leaf, &chain, out);
+        let links = depths.depth.get(leaf).copied().unwrap_or_default();
+        check_depth(inventory, leaf, links, out);
+        // Of a longer chain that is said instead.
+        if links <= CHAIN_LAYERS_SUPPORTED {
+            check_order(inventory, leaf, &ancestry(inventory, leaf), out);
+        }
+        inventory.dir.env().yield_now().await;
     }
-    check_circles(inventory, names, out);
+    depths.circles.iter().for_each(|circle| check_circle(inventory, circle, out));
 }
 
-fn check_parent(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Vec<Finding>) {
+fn check_parent(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Faults) {
     let Some(hint) = link.parent_hint() else { return };
     let finding = |severity, expected: &str, remedy: String| Finding {
         severity,
@@ -81,7 +143,7 @@ fn check_pair(
     inventory: &Inventory<'_>,
     (name, link): (&str, &Descriptor),
     (parent, below): (&str, &Descriptor),
-    out: &mut Vec<Finding>,
+    out: &mut Faults,
 ) {
     let parent_cid = link.parent_cid().unwrap_or_default();
     if parent_cid != below.cid() {
@@ -116,8 +178,11 @@ fn check_pair(
     }
 }
 
+/// Of the descriptors that share an extent, those that each is told of: all of them would be a report of quadratic length.
+const OTHERS_MAX: usize = 5;
+
 /// One delta of two descriptors would be written by both. Several pieces of one flat file in one descriptor are fine.
-fn check_shared_extents(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Vec<Finding>) {
+fn check_shared_extents(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Faults) {
     let mut owners: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for (name, link) in &inventory.links {
         for extent in link.extents().iter().filter(|extent| !extent.file.is_empty()) {
@@ -126,7 +191,8 @@ fn check_shared_extents(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: 
     }
     for (extent, owners) in owners.into_iter().filter(|(_, owners)| owners.len() > 1) {
         for name in owners.iter().filter(|name| names.contains(**name)) {
-            let others = owners.iter().filter(|other| *other != name);
+            steps::count(1);
+            let others = owners.iter().filter(|other| *other != name).take(OTHERS_MAX);
             out.push(Finding {
                 severity: Severity::Damage,
                 file: inventory.path(name),
@@ -139,7 +205,7 @@ fn check_shared_extents(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: 
     }
 }
 
-fn check_depth(inventory: &Inventory<'_>, leaf: &str, links: usize, out: &mut Vec<Finding>) {
+fn check_depth(inventory: &Inventory<'_>, leaf: &str, links: usize, out: &mut Faults) {
     if links <= CHAIN_LAYERS_SUPPORTED {
         return;
     }
@@ -174,7 +240,7 @@ fn number(name: &str) -> Option<u32> {
     (digits.len() == 6).then(|| digits.parse().ok()).flatten()
 }
 
-fn check_order(inventory: &Inventory<'_>, leaf: &str, chain: &[&str], out: &mut Vec<Finding>) {
+fn check_order(inventory: &Inventory<'_>, leaf: &str, chain: &[&str], out: &mut Faults) {
     let numbers: Vec<u32> = chain.iter().rev().filter_map(|name| number(name)).collect();
     if numbers.is_sorted() {
         return;
@@ -190,27 +256,16 @@ fn check_order(inventory: &Inventory<'_>, leaf: &str, chain: &[&str], out: &mut 
     });
 }
 
-/// Each circle once, at its first name.
-fn check_circles(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Vec<Finding>) {
-    let mut told = BTreeSet::new();
-    for name in names {
-        let path = ancestry(inventory, name);
-        let last = path.last().and_then(|last| inventory.parent_of(&inventory.links[*last]));
-        let Some(entry) = last.and_then(|last| path.iter().position(|name| *name == last)) else { continue };
-        let circle = &path[entry..];
-        let first = circle.iter().min().copied().unwrap_or(name);
-        if !told.insert(first) {
-            continue;
-        }
-        out.push(Finding {
-            severity: Severity::Damage,
-            file: inventory.path(first),
-            field: "parentFileNameHint".into(),
-            found: format!("its own ancestor, by way of {}", quoted(circle)),
-            expected: "a chain that ends in a base".into(),
-            remedy:
-                "take the descriptors from a backup, or find the base by its -flat extent and mend the hints"
-                    .into(),
-        });
-    }
+/// A circle is told at its first name.
+fn check_circle(inventory: &Inventory<'_>, circle: &[&str], out: &mut Faults) {
+    let Some(first) = circle.iter().min() else { return };
+    out.push(Finding {
+        severity: Severity::Damage,
+        file: inventory.path(first),
+        field: "parentFileNameHint".into(),
+        found: format!("its own ancestor, by way of {}", quoted(circle)),
+        expected: "a chain that ends in a base".into(),
+        remedy: "take the descriptors from a backup, or find the base by its -flat extent and mend the hints"
+            .into(),
+    });
 }

@@ -1,27 +1,25 @@
 //! What a descriptor says of its files, and what those are.
 
+use std::rc::Rc;
+
 use blk::reactor::OpenMode;
 use blk::{Buf, File, Result, SECTOR};
 
-use super::finding::{Finding, REMEDY_CUT, Severity};
+use super::finding::{Faults, Finding, REMEDY_CUT, Severity};
 use super::inventory::{Inventory, Place};
 use super::keyword_of;
 use crate::cowd;
 use crate::descriptor::{Descriptor, Extent, ExtentKind};
 use crate::probe::{self, Content};
 use crate::sesparse::{self, SeSparse};
+use crate::steps;
 use crate::text::shown;
 use crate::vmfssparse::{self, Growth, VmfsSparse};
 
 const REMEDY_DELTA: &str =
     "take the file from a backup; or copy what can still be read of the disk into a new one";
 
-pub(super) async fn check_link(
-    inventory: &Inventory<'_>,
-    name: &str,
-    link: &Descriptor,
-    out: &mut Vec<Finding>,
-) {
+pub(super) async fn check_link(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Faults) {
     check_create_type(inventory, name, link, out);
     check_change_tracking(inventory, name, link, out);
     if let Some(error) = probe::unreadable(link) {
@@ -57,7 +55,7 @@ fn absent(inventory: &Inventory<'_>, name: &str, extent: &Extent, place: &Place)
 }
 
 /// The word of `createType` that goes with the extents, where there is one.
-fn check_create_type(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Vec<Finding>) {
+fn check_create_type(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Faults) {
     let own = link.create_type().to_ascii_lowercase();
     let sound = |extent: &Extent| match extent.kind {
         ExtentKind::VmfsSparse => own == "vmfssparse",
@@ -78,7 +76,7 @@ fn check_create_type(inventory: &Inventory<'_>, name: &str, link: &Descriptor, o
 }
 
 /// Changed-block tracking: backups alone need it.
-fn check_change_tracking(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Vec<Finding>) {
+fn check_change_tracking(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Faults) {
     let version = link.version();
     let (field, found, expected) = match link.change_track_path() {
         None if version == 3 => {
@@ -102,13 +100,7 @@ fn check_change_tracking(inventory: &Inventory<'_>, name: &str, link: &Descripto
     });
 }
 
-async fn check_extent(
-    inventory: &Inventory<'_>,
-    name: &str,
-    extent: &Extent,
-    file: &str,
-    out: &mut Vec<Finding>,
-) {
+async fn check_extent(inventory: &Inventory<'_>, name: &str, extent: &Extent, file: &str, out: &mut Faults) {
     let content = inventory.contents.get(file).copied().unwrap_or(Content::Other);
     let is_delta = matches!(extent.kind, ExtentKind::VmfsSparse | ExtentKind::SeSparse);
     if let Some(word) = keyword_of(content).filter(|word| *word != extent.kind.keyword()) {
@@ -121,25 +113,37 @@ async fn check_extent(
             remedy: format!("write {word} into the extent line, and the createType that goes with it"),
         });
     }
-    let done = match content {
-        Content::VmfsSparse | Content::SeSparse => {
-            let facts = Some((name, extent.sectors));
-            check_delta(inventory, file, content, facts, out).await
-        }
+    let told = Some((name, extent.sectors));
+    match content {
+        Content::VmfsSparse | Content::SeSparse => check_delta(inventory, file, content, told, out).await,
         // Its reader says what is wrong with it.
         _ if is_delta => {
             let assumed = match extent.kind {
                 ExtentKind::SeSparse => Content::SeSparse,
                 _ => Content::VmfsSparse,
             };
-            check_delta(inventory, file, assumed, Some((name, extent.sectors)), out).await
+            check_delta(inventory, file, assumed, told, out).await;
         }
-        _ if extent.kind.is_flat() => check_flat(inventory, name, extent, file, out).await,
-        _ => Ok(()),
-    };
-    if let Err(error) = done {
-        out.push(Finding::of_error(&error, REMEDY_DELTA));
+        _ if extent.kind.is_flat() => {
+            if let Err(error) = check_flat(inventory, name, extent, file, out).await {
+                out.push(Finding::of_error(&error, REMEDY_DELTA));
+            }
+        }
+        _ => {}
     }
+}
+
+/// The length of a file, asked for once.
+async fn length(inventory: &Inventory<'_>, file: &str) -> Result<u64> {
+    if let Some(known) = inventory.lengths.borrow().get(file) {
+        return known.clone();
+    }
+    let length = match inventory.dir.open(file, OpenMode::Read).await {
+        Ok(file) => file.size().await,
+        Err(error) => Err(error),
+    };
+    inventory.lengths.borrow_mut().insert(file.into(), length.clone());
+    length
 }
 
 async fn check_flat(
@@ -147,9 +151,9 @@ async fn check_flat(
     name: &str,
     extent: &Extent,
     file: &str,
-    out: &mut Vec<Finding>,
+    out: &mut Faults,
 ) -> Result<()> {
-    let size = inventory.dir.open(file, OpenMode::Read).await?.size().await?;
+    let size = length(inventory, file).await?;
     // Both are below 2^54 sectors, as the descriptor's parser has seen to.
     let needed = (extent.offset_sectors + extent.sectors) * SECTOR;
     if size < needed {
@@ -183,16 +187,32 @@ pub(super) async fn delta_capacity(file: &File, content: Content) -> Result<(u64
     Ok((u64::from(header.capacity_sectors()), "numSectors"))
 }
 
-/// Header, tables and cross-references; and the size of the disk, where a descriptor (name, sectors) says one.
+/// What a delta's own file says.
+pub(super) struct Delta {
+    /// The size of the disk, and the name of that field; None where the header cannot be read.
+    capacity: Option<(u64, &'static str)>,
+}
+
+/// Header, tables and cross-references, once for each file; and the size of the disk, where a descriptor (name, sectors) says
+/// one.
 async fn check_delta(
     inventory: &Inventory<'_>,
     name: &str,
     content: Content,
     told: Option<(&str, u64)>,
-    out: &mut Vec<Finding>,
-) -> Result<()> {
-    let file = inventory.dir.open(name, OpenMode::Read).await?;
-    let (capacity_sectors, field) = delta_capacity(&file, content).await?;
+    out: &mut Faults,
+) {
+    let key = (name.to_owned(), content == Content::SeSparse);
+    let known = inventory.deltas.borrow().get(&key).cloned();
+    let delta = match known {
+        Some(delta) => delta,
+        None => {
+            let delta = Rc::new(examine(inventory, name, content, out).await);
+            inventory.deltas.borrow_mut().insert(key, delta.clone());
+            delta
+        }
+    };
+    let Some((capacity_sectors, field)) = delta.capacity else { return };
     if let Some((descriptor, sectors)) = told.filter(|(_, sectors)| *sectors != capacity_sectors) {
         out.push(Finding {
             severity: Severity::Damage,
@@ -203,7 +223,32 @@ async fn check_delta(
             remedy: format!("put {capacity_sectors} into the extent line: a delta is never resized"),
         });
     }
-    // Tables are checked for the size the delta was made with, whatever its descriptor says.
+}
+
+async fn examine(inventory: &Inventory<'_>, name: &str, content: Content, out: &mut Faults) -> Delta {
+    steps::count(1);
+    let mut capacity = None;
+    let done = async {
+        let file = inventory.dir.open(name, OpenMode::Read).await?;
+        let (capacity_sectors, field) = delta_capacity(&file, content).await?;
+        capacity = Some((capacity_sectors, field));
+        // Tables are checked for the size the delta was made with, whatever its descriptor says.
+        cross_check(inventory, name, content, file, capacity_sectors, out).await
+    };
+    if let Err(error) = done.await {
+        out.push(Finding::of_error(&error, REMEDY_DELTA));
+    }
+    Delta { capacity }
+}
+
+async fn cross_check(
+    inventory: &Inventory<'_>,
+    name: &str,
+    content: Content,
+    file: File,
+    capacity_sectors: u64,
+    out: &mut Faults,
+) -> Result<()> {
     let findings = if content == Content::SeSparse {
         let facts = sesparse::Facts { name, capacity_sectors };
         SeSparse::open(file, facts).await?.cross_check().await?
@@ -233,13 +278,11 @@ fn unclean(inventory: &Inventory<'_>, name: &str) -> Finding {
 }
 
 /// A file that no descriptor of the folder names.
-pub(super) async fn check_alone(inventory: &Inventory<'_>, name: &str, out: &mut Vec<Finding>) {
+pub(super) async fn check_alone(inventory: &Inventory<'_>, name: &str, out: &mut Faults) {
     let content = inventory.contents.get(name).copied().unwrap_or(Content::Other);
     match content {
         Content::VmfsSparse | Content::SeSparse => {
-            if let Err(error) = check_delta(inventory, name, content, None, out).await {
-                out.push(Finding::of_error(&error, REMEDY_DELTA));
-            }
+            check_delta(inventory, name, content, None, out).await;
         }
         // A damaged descriptor was found when the folder was read.
         Content::Descriptor => {}

@@ -70,6 +70,51 @@ impl Finding {
     }
 }
 
+/// Findings of one report: what a hostile folder can make us say. A line is about 300 bytes, so 3 MB.
+pub(super) const REPORT_FINDINGS_MAX: usize = 10_000;
+
+/// The faults of one report in the making: never more than twice what is reported, the worst of them.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    kept: Vec<Finding>,
+    /// Of those that were let go.
+    more: usize,
+}
+
+impl Faults {
+    pub fn push(&mut self, finding: Finding) {
+        self.kept.push(finding);
+        if self.kept.len() >= 2 * REPORT_FINDINGS_MAX {
+            self.shorten();
+        }
+    }
+
+    pub fn extend(&mut self, findings: impl IntoIterator<Item = Finding>) {
+        findings.into_iter().for_each(|finding| self.push(finding));
+    }
+
+    pub fn retain(&mut self, keep: impl FnMut(&Finding) -> bool) {
+        self.kept.retain(keep);
+    }
+
+    fn shorten(&mut self) {
+        self.kept.sort_by(|a, b| (a.severity, &a.file).cmp(&(b.severity, &b.file)));
+        self.kept.dedup();
+        self.more += self.kept.len().saturating_sub(REPORT_FINDINGS_MAX);
+        self.kept.truncate(REPORT_FINDINGS_MAX);
+    }
+
+    /// Returns the worst, each once; one more says how many there are.
+    pub fn into_vec(mut self) -> Vec<Finding> {
+        self.shorten();
+        if let Some(last) = self.kept.last().filter(|_| self.more > 0) {
+            let rest = Finding::of_the_rest(last, self.more);
+            self.kept.push(rest);
+        }
+        self.kept
+    }
+}
+
 /// What was cut off must not be made up.
 pub(super) const REMEDY_CUT: &str =
     "copy the file again, or take it from a backup; what is missing must not be filled with zeros";

@@ -1,16 +1,21 @@
 //! What is in a folder: names, descriptors, configuration, and what the other disk files are.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::reactor::OpenMode;
 use blk::{Dir, Result};
 
-use super::finding::{Finding, Severity};
+use super::extents::Delta;
+use super::finding::{Faults, Finding, Severity};
 use crate::descriptor::Descriptor;
 use crate::home::{PRIVATE_FOLDER, RECORD, VM_ID};
 use crate::probe::{self, Content};
-use crate::text::TEXT_BYTES_MAX;
+use crate::read::{Parser, parse};
+use crate::steps;
+use crate::text::{FolderTexts, TEXT_BYTES_MAX, check_names};
 use crate::vmsd::Vmsd;
 use crate::vmx::Vmx;
 
@@ -26,6 +31,19 @@ pub(super) struct Inventory<'a> {
     pub contents: BTreeMap<String, Content>,
     pub vmx: BTreeMap<String, Vmx>,
     pub vmsd: BTreeMap<String, Vmsd>,
+    texts: FolderTexts,
+    /// The configuration of the folder has been opened by us.
+    is_ours: bool,
+    /// Parent -> the links made on it.
+    children: BTreeMap<String, Vec<String>>,
+    /// File -> the descriptors with an extent in it.
+    namers: BTreeMap<String, Vec<String>>,
+    /// Name of a file in a hint -> the CID that the first such link expects there.
+    hinted: BTreeMap<String, u32>,
+    /// Deltas that were looked at, each with whether it was read as SEsparse; and lengths of files. One file may be named by
+    /// every descriptor, in every line.
+    pub deltas: RefCell<BTreeMap<(String, bool), Rc<Delta>>>,
+    pub lengths: RefCell<BTreeMap<String, Result<u64>>>,
 }
 
 /// Where a path written in one of the files leads.
@@ -40,44 +58,83 @@ pub(super) enum Place {
 }
 
 impl<'a> Inventory<'a> {
-    pub async fn read(dir: &'a Dir, out: &mut Vec<Finding>) -> Result<Self> {
-        let names = dir.list().await?.into_iter().collect();
+    pub async fn read(dir: &'a Dir, out: &mut Faults) -> Result<Self> {
+        let names = dir.list().await?;
+        check_names(dir.path(), names.len())?;
         let mut inventory = Self {
             dir,
-            names,
+            names: names.into_iter().collect(),
             links: BTreeMap::new(),
             contents: BTreeMap::new(),
             vmx: BTreeMap::new(),
             vmsd: BTreeMap::new(),
+            texts: FolderTexts::default(),
+            is_ours: false,
+            children: BTreeMap::new(),
+            namers: BTreeMap::new(),
+            hinted: BTreeMap::new(),
+            deltas: RefCell::default(),
+            lengths: RefCell::default(),
         };
         for name in inventory.names.clone() {
             if let Err(error) = inventory.add(&name).await {
                 out.push(Finding::of_error(&error, REMEDY_TEXT));
             }
         }
+        inventory.is_ours = inventory.vmx.values().any(|vmx| vmx.values().has(VM_ID));
+        inventory.relate().await;
         Ok(inventory)
+    }
+
+    /// Notes who is made on whom and who names what, so that no question goes through all links.
+    async fn relate(&mut self) {
+        let (mut children, mut namers) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::<_, Vec<String>>::new());
+        let mut hinted = BTreeMap::new();
+        for (name, link) in &self.links {
+            if let Some(parent) = self.parent_of(link) {
+                children.entry(parent.to_owned()).or_default().push(name.clone());
+            }
+            let hint = link.parent_hint().and_then(|hint| hint.rsplit(['/', '\\']).next());
+            if let (Some(hint), Some(cid)) = (hint, link.parent_cid()) {
+                hinted.entry(hint.to_owned()).or_insert(cid);
+            }
+            for extent in link.extents().iter().filter(|extent| !extent.file.is_empty()) {
+                let Place::Here(file) = self.locate(&extent.file) else { continue };
+                let by: &mut Vec<String> = namers.entry(file).or_default();
+                if by.last() != Some(name) {
+                    by.push(name.clone());
+                }
+            }
+            self.dir.env().yield_now().await;
+        }
+        (self.children, self.namers, self.hinted) = (children, namers, hinted);
     }
 
     async fn add(&mut self, name: &str) -> Result<()> {
         let lower = name.to_ascii_lowercase();
-        let limit = TEXT_BYTES_MAX as u64;
         if lower.ends_with(".vmdk") {
             let file = self.dir.open(name, OpenMode::Read).await?;
             let content = Content::of(&probe::head(&file).await?);
             self.contents.insert(name.into(), content);
             if content == Content::Descriptor {
-                let link = Descriptor::parse(file.name(), &file.read_all(limit).await?)?;
+                let link = self.parse(name, Descriptor::parse).await?;
                 self.contents.remove(name);
                 self.links.insert(name.into(), link);
             }
         } else if lower.ends_with(".vmx") {
-            let bytes = self.dir.read_file(name, limit).await?;
-            self.vmx.insert(name.into(), Vmx::parse(&self.path(name), &bytes)?);
+            let vmx = self.parse(name, Vmx::parse).await?;
+            self.vmx.insert(name.into(), vmx);
         } else if lower.ends_with(".vmsd") {
-            let bytes = self.dir.read_file(name, limit).await?;
-            self.vmsd.insert(name.into(), Vmsd::parse(&self.path(name), &bytes)?);
+            let vmsd = self.parse(name, Vmsd::parse).await?;
+            self.vmsd.insert(name.into(), vmsd);
         }
         Ok(())
+    }
+
+    async fn parse<T: Send + 'static>(&mut self, name: &str, parser: Parser<T>) -> Result<T> {
+        let bytes = self.dir.read_file(name, TEXT_BYTES_MAX as u64).await?;
+        self.texts.add(&self.path(name), &bytes)?;
+        parse(self.dir.env(), self.path(name), bytes, parser).await
     }
 
     pub fn path(&self, name: &str) -> String {
@@ -87,10 +144,11 @@ impl<'a> Inventory<'a> {
     /// Folders get moved, so the file of that name in this folder is meant wherever the path leads (formats 1.4). Absolute
     /// paths in the files of a VM of ours are exact: an imported VM's links often have the names of those they rest on.
     pub fn locate(&self, written: &str) -> Place {
-        self.place(written, self.is_ours())
+        self.place(written, self.is_ours)
     }
 
     fn place(&self, written: &str, exact: bool) -> Place {
+        steps::count(1);
         let (folder, name) = match written.rfind(['/', '\\']) {
             Some(at) => (&written[..at], &written[at + 1..]),
             None => ("", written),
@@ -100,11 +158,6 @@ impl<'a> Inventory<'a> {
             return Place::Here(name.into());
         }
         if here { Place::Missing } else { Place::Outside }
-    }
-
-    /// Whether the configuration of the folder has been opened by us.
-    fn is_ours(&self) -> bool {
-        self.vmx.values().any(|vmx| vmx.values().keys().any(|key| key.eq_ignore_ascii_case(VM_ID)))
     }
 
     /// Where the parent of a link lies.
@@ -118,22 +171,22 @@ impl<'a> Inventory<'a> {
         self.links.get_key_value(&name).map(|(name, _)| name.as_str())
     }
 
-    pub fn children_of<'b>(&'b self, parent: &'b str) -> impl Iterator<Item = &'b str> + 'b {
-        let is_child = move |link: &Descriptor| self.parent_of(link) == Some(parent);
-        self.links.iter().filter(move |(_, link)| is_child(link)).map(|(name, _)| name.as_str())
+    pub fn children_of(&self, parent: &str) -> &[String] {
+        self.children.get(parent).map_or(&[], Vec::as_slice)
     }
 
     /// Descriptors with an extent in `file`.
-    pub fn who_names<'b>(&'b self, file: &'b str) -> impl Iterator<Item = &'b str> + 'b {
-        let here = Place::Here(file.to_owned());
-        let names = move |link: &Descriptor| {
-            link.extents().iter().any(|extent| !extent.file.is_empty() && self.locate(&extent.file) == here)
-        };
-        self.links.iter().filter(move |(_, link)| names(link)).map(|(name, _)| name.as_str())
+    pub fn who_names(&self, file: &str) -> &[String] {
+        self.namers.get(file).map_or(&[], Vec::as_slice)
+    }
+
+    /// The CID that a link made on a file called `name` expects there.
+    pub fn expected_cid(&self, name: &str) -> Option<u32> {
+        self.hinted.get(name).copied()
     }
 
     /// Locks of running programs, and what interrupted ones left.
-    pub async fn check_leftovers(&self, out: &mut Vec<Finding>) {
+    pub async fn check_leftovers(&self, out: &mut Faults) {
         for name in &self.names {
             if let Some(finding) = self.leftover(name) {
                 out.push(finding);

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 
 use blk::{Dir, Error, Result};
 
+use finding::Faults;
 pub(crate) use finding::Findings;
 pub use finding::{Finding, Severity};
 
@@ -44,49 +45,33 @@ impl Report {
     }
 }
 
-/// Findings of one report: what a hostile folder can make us say. A line is about 300 bytes, so 3 MB.
-const REPORT_FINDINGS_MAX: usize = 10_000;
-
-/// The worst; one more says how many there are.
-fn bounded(mut findings: Vec<Finding>) -> Vec<Finding> {
-    let more = findings.len().saturating_sub(REPORT_FINDINGS_MAX);
-    findings.truncate(REPORT_FINDINGS_MAX);
-    if let Some(last) = findings.last().filter(|_| more > 0) {
-        let rest = Finding::of_the_rest(last, more);
-        findings.push(rest);
-    }
-    findings
-}
-
 /// Looks at `what` in `dir`. Fails only when the folder itself cannot be listed or has no file of that name.
 pub async fn check(dir: &Dir, what: Target<'_>) -> Result<Report> {
-    let mut out = Vec::new();
+    let mut out = Faults::default();
     let inventory = Inventory::read(dir, &mut out).await?;
     match what {
         Target::Folder => check_folder(&inventory, &mut out).await,
         Target::File(name) => check_file(&inventory, name, &mut out).await?,
     }
-    out.sort_by(|a, b| (a.severity, &a.file).cmp(&(b.severity, &b.file)));
-    out.dedup();
-    Ok(Report { findings: bounded(out) })
+    Ok(Report { findings: out.into_vec() })
 }
 
-async fn check_folder(inventory: &Inventory<'_>, out: &mut Vec<Finding>) {
+async fn check_folder(inventory: &Inventory<'_>, out: &mut Faults) {
     let all: BTreeSet<&str> = inventory.links.keys().map(String::as_str).collect();
     check_links(inventory, &all, out).await;
     orphans::check(inventory, out).await;
-    snapshots::check(inventory, out);
+    snapshots::check(inventory, out).await;
     inventory.check_leftovers(out).await;
 }
 
-async fn check_links(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Vec<Finding>) {
-    chain::check(inventory, names, out);
+async fn check_links(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Faults) {
+    chain::check(inventory, names, out).await;
     for name in names {
         extents::check_link(inventory, name, &inventory.links[*name], out).await;
     }
 }
 
-async fn check_file(inventory: &Inventory<'_>, name: &str, out: &mut Vec<Finding>) -> Result<()> {
+async fn check_file(inventory: &Inventory<'_>, name: &str, out: &mut Faults) -> Result<()> {
     if !inventory.names.contains(name) {
         return Err(Error::not_found(inventory.path(name), "no such file"));
     }
@@ -98,7 +83,7 @@ async fn check_file(inventory: &Inventory<'_>, name: &str, out: &mut Vec<Finding
     let named: BTreeSet<&str> = if inventory.links.contains_key(name) {
         chain::ancestry(inventory, name).into_iter().collect()
     } else {
-        inventory.who_names(name).collect()
+        inventory.who_names(name).iter().map(String::as_str).collect()
     };
     check_links(inventory, &named, out).await;
     if named.is_empty() {
@@ -116,11 +101,19 @@ async fn check_file(inventory: &Inventory<'_>, name: &str, out: &mut Vec<Finding
     Ok(())
 }
 
-/// A name as it stands in a finding.
+/// Names as they stand in a finding.
 fn quoted(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
-    let names: Vec<String> = names.into_iter().map(|name| shown(name.as_ref())).collect();
-    names.join(", ")
+    let mut names = names.into_iter();
+    let first: Vec<String> = names.by_ref().take(NAMES_QUOTED_MAX).map(|name| shown(name.as_ref())).collect();
+    let first = first.join(", ");
+    match names.count() {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
 }
+
+/// Of one list: a line stays readable, and a folder of links that all say the same makes no report of quadratic length.
+const NAMES_QUOTED_MAX: usize = 20;
 
 /// The word for an extent line that content belongs to.
 fn keyword_of(content: Content) -> Option<&'static str> {

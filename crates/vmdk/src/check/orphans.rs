@@ -6,7 +6,7 @@ use blk::reactor::OpenMode;
 use blk::{Result, SECTOR};
 
 use super::extents::{check_alone, delta_capacity};
-use super::finding::{Finding, Severity};
+use super::finding::{Faults, Finding, Severity};
 use super::inventory::{Inventory, Place};
 use super::keyword_of;
 use crate::descriptor::Descriptor;
@@ -19,12 +19,16 @@ const ENDINGS: [&str; 3] = ["-flat", "-delta", "-sesparse"];
 /// A damaged descriptor is a small file; ESXi's flat files and deltas are larger.
 const TEXT_LIKELY_BYTES_MAX: u64 = 16 << 10;
 
-pub(super) async fn check(inventory: &Inventory<'_>, out: &mut Vec<Finding>) {
-    let tracked: BTreeSet<&str> =
-        inventory.links.values().filter_map(Descriptor::change_track_path).collect();
+pub(super) async fn check(inventory: &Inventory<'_>, out: &mut Faults) {
+    let paths = inventory.links.values().filter_map(Descriptor::change_track_path);
+    let tracked = paths.filter_map(|path| match inventory.locate(path) {
+        Place::Here(name) => Some(name),
+        Place::Missing | Place::Outside => None,
+    });
+    let tracked: BTreeSet<String> = tracked.collect();
     for (name, content) in &inventory.contents {
-        let tracking = tracked.iter().any(|path| inventory.locate(path) == Place::Here(name.clone()));
-        if tracking || *content == Content::Descriptor || inventory.who_names(name).next().is_some() {
+        let tracking = tracked.contains(name);
+        if tracking || *content == Content::Descriptor || !inventory.who_names(name).is_empty() {
             continue;
         }
         if let Err(error) = check_unnamed(inventory, name, *content, out).await {
@@ -37,7 +41,7 @@ async fn check_unnamed(
     inventory: &Inventory<'_>,
     name: &str,
     content: Content,
-    out: &mut Vec<Finding>,
+    out: &mut Faults,
 ) -> Result<()> {
     match content {
         Content::VmfsSparse | Content::SeSparse => {
@@ -54,7 +58,7 @@ async fn check_unnamed(
     Ok(())
 }
 
-async fn check_plain(inventory: &Inventory<'_>, name: &str, out: &mut Vec<Finding>) -> Result<()> {
+async fn check_plain(inventory: &Inventory<'_>, name: &str, out: &mut Faults) -> Result<()> {
     let file = inventory.dir.open(name, OpenMode::Read).await?;
     let size = file.size().await?;
     let lower = name.to_ascii_lowercase();
@@ -136,10 +140,7 @@ fn remedy_for_delta(extent: &str, content: Content, capacity_sectors: Option<u64
 
 /// A child that is still here knows the CID its parent had.
 fn remedy_for_flat(inventory: &Inventory<'_>, extent: &str, bytes: u64) -> String {
-    let name = descriptor_of(extent);
-    let is_parent = |hint: &str| name.as_deref() == hint.rsplit(['/', '\\']).next();
-    let mut children = inventory.links.values().filter(|link| link.parent_hint().is_some_and(is_parent));
-    let cid = children.next().and_then(Descriptor::parent_cid).unwrap_or(0xffff_fffe);
+    let cid = descriptor_of(extent).and_then(|name| inventory.expected_cid(&name)).unwrap_or(0xffff_fffe);
     format!(
         "write it anew: version=1, CID={cid:08x}, parentCID=ffffffff, createType=\"vmfs\", RW {} VMFS \"{extent}\"",
         bytes / SECTOR

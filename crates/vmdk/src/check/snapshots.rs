@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use blk::manifest::DiskMode;
 
-use super::finding::{Finding, Severity};
+use super::finding::{Faults, Finding, Severity};
 use super::inventory::{Inventory, Place};
 use super::{chain, quoted};
 use crate::text::shown;
@@ -25,7 +25,7 @@ struct Vm<'a> {
     list: SnapshotList,
 }
 
-pub(super) fn check<'a>(inventory: &'a Inventory<'a>, out: &mut Vec<Finding>) {
+pub(super) async fn check<'a>(inventory: &'a Inventory<'a>, out: &mut Faults) {
     check_names(inventory, out);
     for (file, vmsd) in &inventory.vmsd {
         check_alone(inventory, file, vmsd, out);
@@ -54,14 +54,14 @@ pub(super) fn check<'a>(inventory: &'a Inventory<'a>, out: &mut Vec<Finding>) {
     if inventory.names.contains(&vmsd) && !inventory.vmsd.contains_key(&vmsd) {
         return;
     }
-    vm.check_snapshots(out);
+    vm.check_snapshots(out).await;
     vm.check_ownership(out);
     vm.check_current(out);
     vm.check_unreferenced(out);
 }
 
 /// One .vmx makes a folder the home of a VM.
-fn check_names(inventory: &Inventory<'_>, out: &mut Vec<Finding>) {
+fn check_names(inventory: &Inventory<'_>, out: &mut Faults) {
     let names: Vec<&String> =
         inventory.names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".vmx")).collect();
     let (severity, expected, remedy) = match names.len() {
@@ -83,7 +83,7 @@ fn check_names(inventory: &Inventory<'_>, out: &mut Vec<Finding>) {
 }
 
 /// What can be said of a list of snapshots by itself.
-fn check_alone(inventory: &Inventory<'_>, file: &str, vmsd: &Vmsd, out: &mut Vec<Finding>) {
+fn check_alone(inventory: &Inventory<'_>, file: &str, vmsd: &Vmsd, out: &mut Faults) {
     let path = inventory.path(file);
     for oddity in vmsd.oddities() {
         let said = oddity.strip_prefix(&path).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(oddity);
@@ -139,8 +139,9 @@ impl<'a> Vm<'a> {
     }
 
     /// The running link of each disk: a descriptor of this folder on which nothing else was made.
-    fn find_tops(&mut self, out: &mut Vec<Finding>) {
+    fn find_tops(&mut self, out: &mut Faults) {
         let mut seen: BTreeMap<&str, String> = BTreeMap::new();
+        let redo: BTreeSet<&str> = self.disks.iter().filter_map(|disk| self.redo_of(disk)).collect();
         for disk in self.disks.clone() {
             let field = format!("{}.fileName", disk.slot);
             let found = shown(&disk.file_name);
@@ -171,18 +172,16 @@ impl<'a> Vm<'a> {
                 let remedy = "give one of the two its own link: both would write this one";
                 out.push(self.in_vmx(Severity::Damage, &field, found.clone(), &expected, remedy));
             }
-            self.check_children(&field, &found, top, out);
+            self.check_children(&field, &found, top, &redo, out);
             self.tops.insert(disk.slot.to_string(), top);
         }
     }
 
     /// Whoever writes a link spoils every link that was made on it.
-    fn check_children(&self, field: &str, found: &str, top: &str, out: &mut Vec<Finding>) {
-        let is_used = |name: &&str| !self.inventory.links[*name].is_prepared();
-        let redo = self.disks.iter().filter_map(|disk| self.redo_of(disk));
-        let redo: BTreeSet<&str> = redo.collect();
-        let children = self.inventory.children_of(top).filter(is_used).filter(|name| !redo.contains(name));
-        let children: Vec<&str> = children.collect();
+    fn check_children(&self, field: &str, found: &str, top: &str, redo: &BTreeSet<&str>, out: &mut Faults) {
+        let is_used = |name: &&str| !self.inventory.links[*name].is_prepared() && !redo.contains(name);
+        let children = self.inventory.children_of(top).iter().map(String::as_str);
+        let children: Vec<&str> = children.filter(is_used).collect();
         if children.is_empty() {
             return;
         }
@@ -198,8 +197,9 @@ impl<'a> Vm<'a> {
         self.inventory.links.get_key_value(&name).map(|(name, _)| name.as_str())
     }
 
-    fn check_snapshots(&self, out: &mut Vec<Finding>) {
+    async fn check_snapshots(&self, out: &mut Faults) {
         for snapshot in &self.list.snapshots {
+            self.inventory.dir.env().yield_now().await;
             let field = format!("snapshot {} (uid {})", shown(&snapshot.name), snapshot.uid);
             for disk in &snapshot.disks {
                 if self.inventory.locate(&disk.file_name) == Place::Missing {
@@ -222,7 +222,7 @@ impl<'a> Vm<'a> {
     }
 
     /// The .vmsn, which only VMware writes.
-    fn check_state_file(&self, field: &str, snapshot: &Snapshot, out: &mut Vec<Finding>) {
+    fn check_state_file(&self, field: &str, snapshot: &Snapshot, out: &mut Faults) {
         let named = snapshot.other.iter().find(|(key, _)| key.eq_ignore_ascii_case("filename"));
         let field = format!("{field}, filename");
         match named.map(|(_, file)| file).filter(|file| !file.is_empty()) {
@@ -258,7 +258,7 @@ impl<'a> Vm<'a> {
     }
 
     /// Every frozen link under a running one should be some snapshot's state; else the delta on it is owned by nobody.
-    fn check_ownership(&self, out: &mut Vec<Finding>) {
+    fn check_ownership(&self, out: &mut Faults) {
         let owned = self.owned();
         for (disk, chain) in self.chains() {
             let frozen = &chain[1..];
@@ -295,7 +295,7 @@ impl<'a> Vm<'a> {
     }
 
     /// What the VM runs on must descend from the current snapshot.
-    fn check_current(&self, out: &mut Vec<Finding>) {
+    fn check_current(&self, out: &mut Faults) {
         let current = self.list.snapshots.iter().find(|snapshot| Some(snapshot.uid) == self.list.current);
         let Some(current) = current else {
             let on_delta =
@@ -313,11 +313,11 @@ impl<'a> Vm<'a> {
             }
             return;
         };
+        let by_node = current.disks.iter().rev().map(|kept| (kept.node.to_ascii_lowercase(), kept));
+        let by_node: BTreeMap<String, _> = by_node.collect();
         for (disk, chain) in self.chains() {
             let slot = disk.slot.to_string();
-            let Some(kept) = current.disks.iter().find(|kept| kept.node.eq_ignore_ascii_case(&slot)) else {
-                continue;
-            };
+            let Some(kept) = by_node.get(&slot) else { continue };
             let Place::Here(name) = self.inventory.locate(&kept.file_name) else { continue };
             if chain[1..].contains(&name.as_str()) || !self.inventory.links.contains_key(&name) {
                 continue;
@@ -338,16 +338,16 @@ impl<'a> Vm<'a> {
     }
 
     /// Links that neither a disk, a snapshot nor another link leads to.
-    fn check_unreferenced(&self, out: &mut Vec<Finding>) {
+    fn check_unreferenced(&self, out: &mut Faults) {
         let may_be_referenced = self.leads_outside();
         let redo = self.disks.iter().filter_map(|disk| self.redo_of(disk)).map(str::to_owned);
         let roots = self.tops.values().map(|top| (*top).to_owned()).chain(self.owned()).chain(redo);
         let mut referenced: BTreeSet<&str> = BTreeSet::new();
         for root in roots {
-            referenced.extend(chain::ancestry(self.inventory, &root));
+            chain::mark(self.inventory, &root, &mut referenced);
         }
         for (name, link) in &self.inventory.links {
-            if referenced.contains(name.as_str()) || self.inventory.children_of(name).next().is_some() {
+            if referenced.contains(name.as_str()) || !self.inventory.children_of(name).is_empty() {
                 continue;
             }
             if may_be_referenced && !link.is_prepared() {

@@ -85,6 +85,11 @@ impl Descriptor {
         self.lines.iter().flat_map(|line| line.raw.iter().copied()).collect()
     }
 
+    /// Returns the bytes and the lines of its text.
+    pub(crate) fn text_size(&self) -> (usize, usize) {
+        (self.lines.iter().map(|line| line.raw.len()).sum(), self.lines.len())
+    }
+
     pub fn file(&self) -> &str {
         &self.file
     }

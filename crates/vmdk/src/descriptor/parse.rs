@@ -4,7 +4,7 @@ use blk::{Error, Result};
 
 use super::extent::{self, EXTENT_SECTORS_MAX, Extent};
 use super::{Facts, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
-use crate::text::{check_text_length, shown, utf8, wrong};
+use crate::text::{check_text, shown, utf8, wrong};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {
@@ -70,7 +70,7 @@ fn with(text: String, newline: &[u8]) -> Vec<u8> {
 
 /// Splits and classifies. Also answers the line end the file uses.
 pub(super) fn lines(file: &str, bytes: &[u8]) -> Result<(Vec<Line>, &'static [u8])> {
-    check_text_length(file, bytes.len())?;
+    check_text(file, bytes)?;
     let mut lines = Vec::new();
     for (index, raw) in bytes.split_inclusive(|b| *b == b'\n').enumerate() {
         lines.push(Line { raw: raw.to_vec(), kind: classify(file, index + 1, raw)? });

@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 use blk::Result;
 
-use super::folders::{base_name, normal, split};
+use super::folders::{base_name, join, normal, split};
 use crate::descriptor::Descriptor;
 
 /// What a file was when it was read.
@@ -31,6 +31,8 @@ pub(super) enum Known {
 pub(super) struct Cache {
     /// By path; only normal ones, so that each file has one in its folder.
     known: RefCell<BTreeMap<String, Known>>,
+    /// Paths of the extents of the links that are kept, as plain names beside them say them.
+    extents: RefCell<BTreeSet<String>>,
     /// Counts the times something was forgotten: what was read across one is not kept.
     age: Cell<u64>,
 }
@@ -47,29 +49,36 @@ impl Cache {
     /// `age` is from before the file was opened.
     pub fn keep(&self, path: String, age: u64, known: Known) {
         if age == self.age.get() && normal(&path).as_ref() == Some(&path) {
+            if let Known::Link(link) = &known {
+                self.extents.borrow_mut().extend(extents(&path, link));
+            }
             self.known.borrow_mut().insert(path, known);
         }
     }
 
     /// Whether a kept link in the same folder has its data in that file.
     pub fn is_extent(&self, path: &str) -> bool {
-        let (folder, name) = split(path);
-        self.known.borrow().iter().any(|(known_path, known)| match known {
-            Known::Link(link) => {
-                split(known_path).0 == folder && link.extents().iter().any(|extent| extent.file == name)
-            }
-            Known::NoLink => false,
-        })
+        self.extents.borrow().contains(path)
     }
 
     pub fn clear(&self) {
         self.known.borrow_mut().clear();
+        self.extents.borrow_mut().clear();
         self.age.set(self.age.get() + 1);
     }
 
     /// By their names alone: a folder may be known by two paths.
     fn forget(&self, names: &BTreeSet<String>) {
-        self.known.borrow_mut().retain(|path, _| !names.contains(base_name(path)));
+        // An extent that another link names too is forgotten with this one: then its file is looked at again.
+        let mut forgotten = self.extents.borrow_mut();
+        self.known.borrow_mut().retain(|path, known| {
+            let stays = !names.contains(base_name(path));
+            if let (false, Known::Link(link)) = (stays, known) {
+                extents(path, link).for_each(|extent| _ = forgotten.remove(&extent));
+            }
+            stays
+        });
+        drop(forgotten);
         self.age.set(self.age.get() + 1);
     }
 
@@ -89,4 +98,10 @@ impl Cache {
         }
         result
     }
+}
+
+/// The files beside the link at `path` that hold its data.
+fn extents<'a>(path: &'a str, link: &'a Descriptor) -> impl Iterator<Item = String> + 'a {
+    let plain = link.extents().iter().filter(|extent| !extent.file.contains('/'));
+    plain.map(move |extent| join(split(path).0, &extent.file))
 }

@@ -146,7 +146,7 @@ impl Home {
     /// `origin` as the configuration of this home: with the disks of `state` and an id of its own.
     pub(super) fn own_configuration(&self, origin: &Vmx, state: &VmState) -> Result<Vmx> {
         let path = self.dir().path_of(&format!("{}.vmx", state.name));
-        let mut vmx = Vmx::parse(&path, &origin.to_bytes())?;
+        let mut vmx = origin.named(&path);
         let ours = |key: &str| key.to_ascii_lowercase().starts_with("unstun.");
         vmx.values_mut()
             .replace(|key| ours(key) || PLACES.iter().any(|own| own.eq_ignore_ascii_case(key)), []);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use blk::manifest::{Dependant, LayerLink, LayerName};
+use blk::manifest::{Dependant, LayerLink, LayerName, VmState};
 use blk::{Dir, ErrorKind, Result};
 
 use super::folders::{base_name, join, normal, resolve, split};
@@ -12,6 +12,9 @@ use super::survey::Survey;
 use super::{Home, folders::Rank};
 use crate::descriptor::Descriptor;
 use crate::vmsd::Vmsd;
+
+/// Clones of one snapshot that are looked up and named: so many lines of a message nobody reads.
+const NOTES_TOLD_MAX: usize = 100;
 
 /// A clone of a snapshot, as the .vmsd notes it.
 struct Note {
@@ -31,7 +34,7 @@ impl Home {
         for layer in layers_of(&state) {
             self.follow(&survey, layer.clone(), &mut known).await?;
         }
-        let mut nameless: VecDeque<(LayerName, LayerName)> = VecDeque::new();
+        let mut nameless: BTreeMap<LayerName, Vec<LayerName>> = BTreeMap::new();
         for OwnLink { layer, link, at_home } in links::read_own(&survey).await? {
             if link.is_prepared() || self.gate.is_anothers(&link) {
                 continue;
@@ -39,12 +42,14 @@ impl Home {
             if at_home || link.owner().is_some() {
                 self.follow(&survey, layer, &mut known).await?;
             } else if let Some(parent) = links::known_parent_of(&survey, &link).await? {
-                nameless.push_back((layer, parent));
+                nameless.entry(parent).or_default().push(layer);
             }
         }
-        while let Some(at) = nameless.iter().position(|(_, parent)| known.contains_key(parent)) {
-            if let Some((layer, _)) = nameless.remove(at) {
-                self.follow(&survey, layer, &mut known).await?;
+        let mut parents: VecDeque<LayerName> = known.keys().cloned().collect();
+        while let Some(parent) = parents.pop_front() {
+            for layer in nameless.remove(&parent).unwrap_or_default() {
+                self.follow(&survey, layer.clone(), &mut known).await?;
+                parents.push_back(layer);
             }
         }
         Ok(known.into_values().collect())
@@ -78,29 +83,46 @@ impl Home {
         let _turn = self.turn.lock().await;
         let survey = Survey::new(&self.gate);
         let (_, texts, state) = self.read_all(&survey).await?;
-        let mut found = Vec::new();
-        for note in self.clone_notes(&texts.vmsd) {
-            if !self.may_exist(&survey, &note.vmx).await? {
-                continue;
-            }
-            let snapshot = state.snapshots.iter().find(|snapshot| snapshot.uid == note.uid);
-            let read = snapshot.into_iter().flat_map(|snapshot| &snapshot.disks).map(|(_, layer)| layer);
-            found.extend(
-                read.filter(|layer| layers.contains(layer))
-                    .map(|layer| Dependant { layer: layer.clone(), who: note.vmx.clone() }),
-            );
-        }
+        let layers: BTreeSet<&LayerName> = layers.iter().collect();
+        let mut found = self.noted_dependants(&survey, &texts.vmsd, &state, &layers).await?;
         let noted: BTreeSet<(String, LayerName)> =
             found.iter().map(|d| (split(&d.who).0.to_owned(), d.layer.clone())).collect();
-        let searched = self.search(&survey, layers).await?;
+        let searched = self.search(&survey, &layers).await?;
         let is_new = |d: &Dependant| !noted.contains(&(split(&d.who).0.to_owned(), d.layer.clone()));
         found.extend(searched.into_iter().filter(is_new));
         Ok(found)
     }
 
+    /// Those that the .vmsd notes. Of many that read one layer some stand for all: what is read by one stays.
+    async fn noted_dependants(
+        &self,
+        survey: &Survey<'_>,
+        vmsd: &Vmsd,
+        state: &VmState,
+        layers: &BTreeSet<&LayerName>,
+    ) -> Result<Vec<Dependant>> {
+        let mut read: BTreeMap<u32, Vec<&LayerName>> = BTreeMap::new();
+        for snapshot in &state.snapshots {
+            let own = snapshot.disks.iter().map(|(_, layer)| layer);
+            read.insert(snapshot.uid, own.filter(|layer| layers.contains(layer)).collect());
+        }
+        let (mut found, mut told) = (Vec::new(), BTreeMap::<u32, usize>::new());
+        for note in self.clone_notes(vmsd) {
+            let told = told.entry(note.uid).or_default();
+            if *told >= NOTES_TOLD_MAX || !self.may_exist(survey, &note.vmx).await? {
+                continue;
+            }
+            *told += 1;
+            let read = read.get(&note.uid).into_iter().flatten();
+            found.extend(read.map(|layer| Dependant { layer: (*layer).clone(), who: note.vmx.clone() }));
+        }
+        Ok(found)
+    }
+
     /// Links of others, in the folders to be searched and in the own ones that are shared, whose parent is one of `layers`.
-    async fn search(&self, survey: &Survey<'_>, layers: &[LayerName]) -> Result<Vec<Dependant>> {
+    async fn search(&self, survey: &Survey<'_>, layers: &BTreeSet<&LayerName>) -> Result<Vec<Dependant>> {
         let mut found = Vec::new();
+        let names: BTreeSet<&str> = layers.iter().map(|layer| base_name(layer)).collect();
         for path in self.searched_folders(survey).await? {
             let folder = match self.gate.look(&path).await {
                 Ok(folder) => folder,
@@ -109,14 +131,18 @@ impl Home {
             };
             let own = path == self.gate.home().path;
             let shared = self.gate.own().any(|root| root.path == path);
-            let names = survey.names(&path).await?;
-            for (name, link) in links::read_folder(&self.gate, &folder, &names).await? {
+            // One at a time: these are others' folders, of any size.
+            for name in survey.names(&path).await?.iter() {
+                let Some(link) = links::readable(&self.gate, &folder, name).await? else { continue };
                 let theirs = if own || shared { self.gate.is_anothers(&link) } else { true };
                 if !theirs || link.is_prepared() {
                     continue;
                 }
+                if !link.parent_hint().is_some_and(|hint| names.contains(base_name(hint))) {
+                    continue;
+                }
                 if let Some(layer) = parent_among(survey, &link, layers).await? {
-                    found.push(Dependant { layer, who: join(&path, &name) });
+                    found.push(Dependant { layer, who: join(&path, name) });
                 }
             }
         }
@@ -179,12 +205,9 @@ impl Home {
 async fn parent_among(
     survey: &Survey<'_>,
     link: &Descriptor,
-    layers: &[LayerName],
+    layers: &BTreeSet<&LayerName>,
 ) -> Result<Option<LayerName>> {
     let Some(hint) = link.parent_hint() else { return Ok(None) };
-    if !layers.iter().any(|layer| base_name(layer) == base_name(hint)) {
-        return Ok(None);
-    }
     let parent = match survey.glimpse(link.file(), hint).await {
         Ok(parent) => parent,
         Err(e) if is_broken(e.kind) => None,

@@ -112,7 +112,7 @@ impl Home {
     /// A copy of the snapshot list for a file of another folder: every path in it absolute, and nothing about clones, which are not
     /// those of the copy.
     async fn absolute_list(&self, texts: &Texts, file: &str) -> Result<Vmsd> {
-        let mut vmsd = Vmsd::parse(file, &texts.vmsd.to_bytes())?;
+        let mut vmsd = texts.vmsd.named(file);
         let mut list = vmsd.list().clone();
         let survey = Survey::new(&self.gate);
         let place = texts.vmsd.values().file();

@@ -15,7 +15,8 @@ use futures_util::future::join_all;
 
 use super::folders::{Gate, Rank, outside};
 use crate::keyvalue::KeyValues;
-use crate::text::{TEXT_BYTES_MAX, decimal, wrong};
+use crate::read::parse;
+use crate::text::{TEXT_BYTES_MAX, check_written, decimal, wrong};
 
 /// The only folder of ours in a VM's home.
 pub(crate) const PRIVATE_FOLDER: &str = ".unstun";
@@ -91,6 +92,9 @@ impl Intent {
     pub async fn commit(&self, gate: &Gate) -> Result<()> {
         if self.replace.is_empty() && self.remove.is_empty() {
             return Ok(());
+        }
+        for (name, content) in &self.replace {
+            check_written(&gate.path_of(name), content)?;
         }
         gate.cache.changing(self.replace.keys().chain(&self.remove), self.write(gate)).await
     }
@@ -221,7 +225,7 @@ pub(super) async fn recover(gate: &Gate) -> Result<()> {
         let private = home.open_dir(PRIVATE_FOLDER, false).await?;
         if ours.iter().any(|name| name == RECORD) {
             let bytes = private.read_file(RECORD, TEXT_BYTES_MAX as u64).await?;
-            let record = read_record(&private.path_of(RECORD), &bytes)?;
+            let record = parse(private.env(), private.path_of(RECORD), bytes, read_record).await?;
             let renames = Target::find_all(gate, &record.tag, record.renames.iter()).await?;
             let removals = Target::find_all(gate, &record.tag, record.removals.iter()).await?;
             carry_out(&private, &renames, &removals).await?;

@@ -10,6 +10,7 @@ use super::intent::{Intent, PRIVATE_FOLDER, private_name};
 use super::state::{SNAPSHOT_ID, Surroundings, Texts, disk_numbers, disk_paths, read_disks};
 use super::survey::Survey;
 use super::{Home, links};
+use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, shown};
 use crate::vmx::Vmx;
 
@@ -31,7 +32,7 @@ impl Home {
             let private = self.dir().open_dir(PRIVATE_FOLDER, false).await?;
             let name = file_name(uid);
             let bytes = private.read_file(&name, TEXT_BYTES_MAX as u64).await?;
-            Vmx::parse(&private.path_of(&name), &bytes)
+            parse(private.env(), private.path_of(&name), bytes, Vmx::parse).await
         };
         match read.await {
             Ok(vmx) => Ok(Some(vmx)),

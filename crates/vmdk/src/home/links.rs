@@ -13,7 +13,7 @@ use super::folders::{Folder, Gate, Place, Rank, join, normal, split};
 use super::survey::{Located, Survey};
 use crate::descriptor::Descriptor;
 use crate::probe::{self, Found};
-use crate::text::{shown, wrong};
+use crate::text::{FolderTexts, shown, wrong};
 
 /// Ends of names that are no disk's.
 const NO_DATA: [&str; 5] = ["vmx", "vmsd", "vmsn", "vmem", "nvram"];
@@ -72,25 +72,35 @@ async fn find_in(gate: &Gate, folder: &Folder, name: &str) -> Result<Option<Rc<D
     })
 }
 
-/// Every readable descriptor of a folder, with its name. What is damaged is passed over here, and reported when it is used.
+/// The descriptor called `name`, if it is one that can be read. What is damaged is passed over here, and reported when it is used.
+pub(super) async fn readable(gate: &Gate, folder: &Folder, name: &str) -> Result<Option<Rc<Descriptor>>> {
+    if !name.to_ascii_lowercase().ends_with(".vmdk") || name.ends_with(TEMPORARY_SUFFIX) {
+        return Ok(None);
+    }
+    match find_in(gate, folder, name).await {
+        // Not found: a child that could not be made is being taken away.
+        Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::NotFound) => {
+            Ok(None)
+        }
+        found => found,
+    }
+}
+
+/// Every readable descriptor of a folder, with its name.
+///
+/// # Errors
+/// `Damaged`: they are more than a VM's folder has, all together.
 pub(super) async fn read_folder(
     gate: &Gate,
     folder: &Folder,
     names: &BTreeSet<String>,
 ) -> Result<Vec<(String, Rc<Descriptor>)>> {
-    let mut found = Vec::new();
+    let (mut found, mut texts) = (Vec::new(), FolderTexts::default());
     for name in names {
-        let candidate = name.to_ascii_lowercase().ends_with(".vmdk") && !name.ends_with(TEMPORARY_SUFFIX);
-        if !candidate {
-            continue;
-        }
-        match find_in(gate, folder, name).await {
-            Ok(descriptor) => found.extend(descriptor.map(|d| (name.clone(), d))),
-            // Not found: a child that could not be made is being taken away.
-            Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::NotFound) => {
-            }
-            Err(e) => return Err(e),
-        }
+        let Some(link) = readable(gate, folder, name).await? else { continue };
+        let (bytes, lines) = link.text_size();
+        texts.add_size(link.file(), bytes, lines)?;
+        found.push((name.clone(), link));
     }
     Ok(found)
 }
@@ -107,7 +117,7 @@ pub(super) struct OwnLink {
 pub(super) async fn read_own(survey: &Survey<'_>) -> Result<Vec<OwnLink>> {
     let mut found = Vec::new();
     for (index, folder) in survey.gate.own().enumerate() {
-        let names = survey.names(&folder.path).await?;
+        let names = survey.own_names(&folder.path).await?;
         for (name, link) in read_folder(survey.gate, folder, &names).await? {
             let layer = survey.gate.layer_name(&join(&folder.path, &name));
             found.push(OwnLink { layer, link, at_home: index == 0 });

@@ -42,6 +42,7 @@ use blk::{Dir, Env, Error, ErrorKind, File, Local, Result, SECTOR};
 use crate::descriptor::{ContentId, Descriptor, ExtentKind};
 use crate::flat::Flat;
 use crate::probe;
+use crate::read::parse;
 use crate::sesparse::{self, SeSparse};
 use crate::text::{TEXT_BYTES_MAX, shown};
 use crate::vmfssparse::{Facts, Growth, VmfsSparse};
@@ -157,11 +158,14 @@ impl Home {
         let files = self.text_names(&names)?;
         let limit = TEXT_BYTES_MAX as u64;
         let vmx = self.dir().read_file(&files.vmx, limit).await?;
-        let vmx = Vmx::parse(&self.dir().path_of(&files.vmx), &vmx)?;
+        let vmx = parse(self.dir().env(), self.dir().path_of(&files.vmx), vmx, Vmx::parse).await?;
         self.gate.id.set(state::id(vmx.values(), state::VM_ID)?.or(self.gate.id.get()));
         let path = self.dir().path_of(&files.vmsd);
         let vmsd = match names.contains(&files.vmsd) {
-            true => Vmsd::parse(&path, &self.dir().read_file(&files.vmsd, limit).await?)?,
+            true => {
+                let bytes = self.dir().read_file(&files.vmsd, limit).await?;
+                parse(self.dir().env(), path, bytes, Vmsd::parse).await?
+            }
             false => Vmsd::create(&path),
         };
         Ok((files, Texts { vmx, vmsd }))

@@ -8,7 +8,7 @@ use blk::manifest::LayerName;
 use blk::{ErrorKind, Result};
 
 use super::folders::{Gate, base_name, join, normal, outside, resolve, split};
-use crate::text::{shown, wrong};
+use crate::text::{check_names, shown, wrong};
 
 /// Where a path in one of the files leads.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +56,16 @@ impl<'a> Survey<'a> {
     }
 
     pub async fn home(&self) -> Result<Rc<BTreeSet<String>>> {
-        self.names(&self.gate.home().path).await
+        self.own_names(&self.gate.home().path).await
+    }
+
+    /// Like `names`, of a folder whose links become part of what is known of the VM.
+    ///
+    /// # Errors
+    /// `Refused`: more names than a VM's folders have.
+    pub async fn own_names(&self, path: &str) -> Result<Rc<BTreeSet<String>>> {
+        let names = self.names(path).await?;
+        check_names(path, names.len()).map(|()| names)
     }
 
     /// Whether there is a file at `path`, which the gate must see.

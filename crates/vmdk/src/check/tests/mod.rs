@@ -3,6 +3,7 @@
 mod chains;
 mod extents;
 mod home;
+mod scale;
 mod snapshots;
 mod texts;
 mod vm;
@@ -14,6 +15,7 @@ use blk::layer::Layer;
 use proptest::prelude::*;
 use sim::{Options, SimWorld, View};
 
+use super::finding::REPORT_FINDINGS_MAX;
 use super::*;
 use crate::sesparse::testing::Image;
 use crate::testing::{flush, root, write};

@@ -269,10 +269,15 @@ fn one_file_and_its_chain() {
 
 #[test]
 fn what_is_not_listed_is_counted() {
-    let finding = Finding::of_error(&Error::damaged("web.vmdk", "CID is \"zz\""), "");
-    let listed = bounded(vec![finding.clone(); REPORT_FINDINGS_MAX]);
-    assert!(listed.len() == REPORT_FINDINGS_MAX && listed.iter().all(|one| *one == finding));
-    let listed = bounded(vec![finding; REPORT_FINDINGS_MAX + 2]);
-    assert_eq!(listed.len(), REPORT_FINDINGS_MAX + 1);
-    assert_eq!(listed.last().unwrap().found, "2 more than are listed");
+    let finding = |n: usize| Finding::of_error(&Error::damaged(format!("{n:06}.vmdk"), "CID is \"zz\""), "");
+    let listed = |count: usize| {
+        let mut faults = Faults::default();
+        faults.extend((0..count).map(finding));
+        faults.into_vec()
+    };
+    let all: Vec<Finding> = (0..REPORT_FINDINGS_MAX).map(finding).collect();
+    assert_eq!(listed(REPORT_FINDINGS_MAX), all);
+    let more = listed(REPORT_FINDINGS_MAX + 2);
+    assert_eq!((&more[..REPORT_FINDINGS_MAX], more.len()), (&all[..], REPORT_FINDINGS_MAX + 1));
+    assert_eq!(more.last().unwrap().found, "2 more than are listed");
 }

@@ -1,0 +1,75 @@
+//! Work that does not belong on the core: calculation without I/O that takes longer than guests should wait.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::exec::Env;
+
+/// A piece of work for [`crate::reactor::Reactor::run_apart`].
+pub type Apart = Box<dyn FnOnce() + Send>;
+
+/// What a piece of work came to, or its panic.
+type Outcome<T> = Result<T, Box<dyn Any + Send>>;
+
+/// The outcome, and the task that waits for it.
+struct Desk<T> {
+    result: Option<Outcome<T>>,
+    waker: Option<Waker>,
+}
+
+fn lock<T>(desk: &Mutex<Desk<T>>) -> MutexGuard<'_, Desk<T>> {
+    desk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Awaited<T>(Arc<Mutex<Desk<T>>>);
+
+impl<T> Future for Awaited<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let mut desk = lock(&self.0);
+        match desk.result.take() {
+            Some(Ok(value)) => Poll::Ready(value),
+            // As if the work had been done here.
+            Some(Err(panic)) => resume_unwind(panic),
+            None => {
+                desk.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Env {
+    /// Runs `work` without holding up the core: on a thread of its own in the real world, at once in the simulated one, where
+    /// calculation takes no time. Pieces of work run one after the other. A panic of `work` is the caller's.
+    pub async fn apart<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let desk = Arc::new(Mutex::new(Desk { result: None, waker: None }));
+        let answer = desk.clone();
+        self.run_apart(Box::new(move || {
+            let result = catch_unwind(AssertUnwindSafe(work));
+            let mut desk = lock(&answer);
+            desk.result = Some(result);
+            if let Some(waker) = desk.waker.take() {
+                waker.wake();
+            }
+        }));
+        Awaited(desk).await
+    }
+
+    /// Lets every other task that is ready run first: for loops over strangers' lists that await nothing else.
+    pub async fn yield_now(&self) {
+        let mut yielded = false;
+        std::future::poll_fn(|cx| match std::mem::replace(&mut yielded, true) {
+            true => Poll::Ready(()),
+            false => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+}

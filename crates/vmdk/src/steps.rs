@@ -1,0 +1,27 @@
+//! Counts steps of work over strangers' files, so that tests can hold its growth to that of the files. Costs nothing elsewhere.
+
+#[cfg(not(test))]
+pub(crate) fn count(_steps: u64) {}
+
+#[cfg(test)]
+pub(crate) use counted::{count, within};
+
+#[cfg(test)]
+mod counted {
+    use std::cell::Cell;
+
+    thread_local! {
+        static STEPS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub fn count(steps: u64) {
+        STEPS.set(STEPS.get() + steps);
+    }
+
+    /// Returns the steps that `work` takes on this thread.
+    pub fn within(work: impl FnOnce()) -> u64 {
+        let before = STEPS.get();
+        work();
+        STEPS.get() - before
+    }
+}
