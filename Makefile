@@ -1,7 +1,7 @@
 # The two commands a newcomer needs are `make run` and `make test`; `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test setup lint build unit crash clients guest soak fuzz bench bench-quick clean
+.PHONY: help run install test test-all setup lint build unit crash clients guest soak fuzz bench bench-quick clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,6 +14,9 @@ install: ## Binary, man pages, completions, systemd unit (PREFIX, DESTDIR)
 
 test: ## Install what is missing, then every stage: setup, lint, build, unit, crash, clients, guest
 	@scripts/test.sh
+
+test-all: ## The same with longer campaigns: HOSTILE_FOLDERS (5000), CRASH_CUTS (100000), UNSTUN_KILL_CYCLES (30)
+	@scripts/test-all.sh
 
 setup: ## Install the programs the tests use
 	@scripts/test.sh setup

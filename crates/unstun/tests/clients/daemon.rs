@@ -121,6 +121,7 @@ pub struct Daemon<'a> {
 }
 
 impl Daemon<'_> {
+    /// Of the process.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

@@ -3,6 +3,7 @@
 //! Everything lives under the build's folder, on a real file system, so that O_DIRECT is in play.
 
 mod attach;
+mod bent;
 mod between;
 mod branches;
 mod browser;
@@ -20,6 +21,7 @@ mod guest;
 mod guides;
 mod holds;
 mod home;
+mod hostile;
 mod import;
 mod kill;
 mod load;
