@@ -59,17 +59,4 @@ impl Env {
         }));
         Awaited(desk).await
     }
-
-    /// Lets every other task that is ready run first: for loops over strangers' lists that await nothing else.
-    pub async fn yield_now(&self) {
-        let mut yielded = false;
-        std::future::poll_fn(|cx| match std::mem::replace(&mut yielded, true) {
-            true => Poll::Ready(()),
-            false => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-        })
-        .await;
-    }
 }

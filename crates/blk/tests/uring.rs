@@ -247,7 +247,7 @@ fn calculation_runs_on_a_thread_of_its_own_while_the_core_goes_on() {
             let (go, wait) = std::sync::mpsc::channel();
             let caller = env.clone();
             let apart = env.spawn(async move { caller.apart(move || wait.recv().unwrap()).await });
-            env.yield_now().await;
+            env.next_turn().await;
             go.send(7).unwrap();
             assert_eq!(apart.join().await, 7);
         })

@@ -54,7 +54,7 @@ impl<'a> Depths<'a> {
         let mut depths = Self::default();
         for name in names {
             depths.add(inventory, name);
-            inventory.dir.env().yield_now().await;
+            inventory.dir.env().next_turn().await;
         }
         depths
     }
@@ -85,7 +85,7 @@ impl<'a> Depths<'a> {
 pub(super) async fn check(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Faults) {
     for name in names {
         check_parent(inventory, name, &inventory.links[*name], out);
-        inventory.dir.env().yield_now().await;
+        inventory.dir.env().next_turn().await;
     }
     check_shared_extents(inventory, names, out);
     let parents: BTreeSet<&str> =
@@ -98,7 +98,7 @@ pub(super) async fn check(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out
         if links <= CHAIN_LAYERS_SUPPORTED {
             check_order(inventory, leaf, &ancestry(inventory, leaf), out);
         }
-        inventory.dir.env().yield_now().await;
+        inventory.dir.env().next_turn().await;
     }
     depths.circles.iter().for_each(|circle| check_circle(inventory, circle, out));
 }

@@ -105,7 +105,7 @@ impl<'a> Inventory<'a> {
                     by.push(name.clone());
                 }
             }
-            self.dir.env().yield_now().await;
+            self.dir.env().next_turn().await;
         }
         (self.children, self.namers, self.hinted) = (children, namers, hinted);
     }

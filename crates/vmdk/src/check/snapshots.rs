@@ -199,7 +199,7 @@ impl<'a> Vm<'a> {
 
     async fn check_snapshots(&self, out: &mut Faults) {
         for snapshot in &self.list.snapshots {
-            self.inventory.dir.env().yield_now().await;
+            self.inventory.dir.env().next_turn().await;
             let field = format!("snapshot {} (uid {})", shown(&snapshot.name), snapshot.uid);
             for disk in &snapshot.disks {
                 if self.inventory.locate(&disk.file_name) == Place::Missing {
