@@ -51,7 +51,7 @@ fn no_more_is_fitted_than_a_baseline_says() {
     }
 }
 
-/// What the guide says of them was written before any figure but a baseline was looked at.
+/// The guide says which published figures were in view when they were chosen; no result of a run changes them since.
 #[test]
 fn the_frozen_defaults_stay_what_they_are() {
     for experiment in shipped().unwrap() {
