@@ -31,10 +31,11 @@ pub struct KeyValues {
 struct Index(BTreeMap<String, Found>);
 
 /// The lines of one key, by their numbers from 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Found {
     first: usize,
-    count: usize,
+    /// All later ones.
+    repeats: Vec<usize>,
     /// The first line whose value is not that of `first`.
     other: Option<usize>,
 }
@@ -50,24 +51,41 @@ impl Index {
     fn add(&mut self, lines: &[Line], at: usize) {
         steps::count(1);
         let Some(entry) = &lines[at].entry else { return };
-        let new = Found { first: at, count: 0, other: None };
+        let new = Found { first: at, repeats: Vec::new(), other: None };
         let found = self.0.entry(entry.key.to_ascii_lowercase()).or_insert(new);
-        found.count += 1;
         let differs = || lines[found.first].entry.as_ref().is_none_or(|first| first.value != entry.value);
         if found.other.is_none() && differs() {
             found.other = Some(at);
         }
+        if at != found.first {
+            found.repeats.push(at);
+        }
     }
 
-    fn find(&self, key: &str) -> Option<Found> {
+    fn find(&self, key: &str) -> Option<&Found> {
         steps::count(1);
-        self.0.get(&key.to_ascii_lowercase()).copied()
+        self.0.get(&key.to_ascii_lowercase())
+    }
+
+    /// Makes the first line of `key` its only one. Returns that line and the others.
+    fn make_single(&mut self, key: &str) -> Option<(usize, Vec<usize>)> {
+        steps::count(1);
+        let found = self.0.get_mut(&key.to_ascii_lowercase())?;
+        found.other = None;
+        Some((found.first, std::mem::take(&mut found.repeats)))
+    }
+
+    /// Forgets `key`. Returns all its lines.
+    fn remove(&mut self, key: &str) -> Vec<usize> {
+        steps::count(1);
+        let found = self.0.remove(&key.to_ascii_lowercase());
+        found.map_or_else(Vec::new, |found| [vec![found.first], found.repeats].concat())
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Line {
-    /// The whole line with its terminator, if it has one.
+    /// The whole line with its terminator, if it has one. Empty where a line was taken out: the numbers of the others stay.
     raw: Vec<u8>,
     entry: Option<Entry>,
 }
@@ -108,6 +126,7 @@ impl KeyValues {
 
     /// Every entry in file order: key as written, value as text.
     pub fn entries(&self) -> impl Iterator<Item = Result<(&str, &str)>> {
+        steps::count(self.lines.len() as u64);
         self.lines.iter().filter_map(|line| line.entry.as_ref()).map(|entry| {
             let value = utf8(&self.file, &entry.key, &entry.value)?;
             Ok((entry.key.as_str(), value))
@@ -115,6 +134,7 @@ impl KeyValues {
     }
 
     pub fn keys(&self) -> impl Iterator<Item = &str> {
+        steps::count(self.lines.len() as u64);
         self.lines.iter().filter_map(|line| line.entry.as_ref()).map(|entry| entry.key.as_str())
     }
 
@@ -153,31 +173,25 @@ impl KeyValues {
 
     /// Replaces the value in place, or appends a line. A key that already has this value keeps its line as it is.
     pub fn set(&mut self, key: &str, value: &str) {
-        let Some(found) = self.index.find(key) else {
+        let Some((first, repeats)) = self.index.make_single(key) else {
             let entry = [(key.to_owned(), value.to_owned())];
             return self.insert(self.lines.len(), entry);
         };
-        let line = &mut self.lines[found.first];
+        let line = &mut self.lines[first];
         let differs = line.entry.as_ref().filter(|entry| entry.value != value.as_bytes());
         if let Some(written) = differs.map(|entry| entry.key.clone()) {
             *line = Line::entry(&written, value, self.newline);
         }
-        if found.count > 1 {
-            let mut number = 0..;
-            let first = |number: Option<usize>| number == Some(found.first);
-            self.retain(|line| first(number.next()) || !line.is_of(key));
-        }
+        self.take_out(&repeats);
     }
 
     pub fn remove(&mut self, key: &str) {
-        if self.has(key) {
-            self.retain(|line| !line.is_of(key));
-        }
+        let lines = self.index.remove(key);
+        self.take_out(&lines);
     }
 
-    fn retain(&mut self, keep: impl FnMut(&Line) -> bool) {
-        self.lines.retain(keep);
-        self.index = Index::of(&self.lines);
+    fn take_out(&mut self, lines: &[usize]) {
+        lines.iter().for_each(|at| self.lines[*at] = Line::default());
     }
 
     /// Removes the entries whose key satisfies `which`, and puts `entries` where the first of them was, or at the end.
@@ -188,12 +202,13 @@ impl KeyValues {
     ) {
         let doomed = |line: &Line| line.entry.as_ref().is_some_and(|entry| which(&entry.key));
         let at = self.lines.iter().position(doomed).unwrap_or(self.lines.len());
-        self.retain(|line| !doomed(line));
+        self.lines.retain(|line| !doomed(line));
+        self.index = Index::of(&self.lines);
         self.insert(at, entries);
     }
 
     fn insert(&mut self, at: usize, entries: impl IntoIterator<Item = (String, String)>) {
-        if let Some(before) = at.checked_sub(1).and_then(|i| self.lines.get_mut(i))
+        if let Some(before) = self.lines[..at].iter_mut().rev().find(|line| !line.raw.is_empty())
             && !before.raw.ends_with(b"\n")
         {
             before.raw.extend_from_slice(self.newline);
@@ -220,11 +235,6 @@ impl Line {
         raw.push(b'"');
         raw.extend_from_slice(newline);
         Self { raw, entry: Some(Entry { key: key.into(), value: value.into() }) }
-    }
-
-    fn is_of(&self, key: &str) -> bool {
-        steps::count(1);
-        self.entry.as_ref().is_some_and(|entry| entry.key.eq_ignore_ascii_case(key))
     }
 }
 
@@ -298,150 +308,5 @@ fn escaped_byte(value: &[u8], range: Range<usize>) -> Option<u8> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::text::{TEXT_BYTES_MAX, TEXT_LINES_MAX, count_lines};
-
-    fn parse(text: &str) -> KeyValues {
-        KeyValues::parse("web.vmx", text.as_bytes()).unwrap()
-    }
-
-    #[test]
-    fn the_published_grammar() {
-        let table = [
-            ("a = \"b\"\n", Some(("a", "b"))),
-            ("  a=b\r\n", Some(("a", "b"))),
-            ("\u{feff}a = \"b\"", Some(("a", "b"))),
-            ("a = \"b # c\" # comment", Some(("a", "b # c"))),
-            ("a = # nothing", Some(("a", ""))),
-            ("a = \"x|22y|7Cz|0A\"", Some(("a", "x\"y|z\n"))),
-            ("a = \"50|\"", Some(("a", "50|"))),
-            ("a = \"tab\tstays\"", Some(("a", "tab\tstays"))),
-            ("# a = \"b\"", None),
-            ("a = \"b", None),
-            ("a = b c", None),
-            ("a b = \"c\"", None),
-            ("= \"c\"", None),
-            ("nonsense", None),
-            ("", None),
-        ];
-        for (line, expected) in table {
-            let parsed = parse(line);
-            let found = parsed.entries().next().map(|entry| entry.unwrap());
-            assert_eq!(found, expected, "{line:?}");
-            assert_eq!(parsed.to_bytes(), line.as_bytes());
-        }
-    }
-
-    #[test]
-    fn a_change_touches_its_own_line_only() {
-        let mut file = parse("# top\r\nScsi0:0.FileName=\"a.vmdk\"  # mine\r\njunk line\r\nend = \"1\"");
-        file.set("scsi0:0.filename", "b.vmdk");
-        file.set("end", "1");
-        file.set("new", "say \"hi\"");
-        let expected = "# top\r\nScsi0:0.FileName = \"b.vmdk\"\r\njunk line\r\nend = \"1\"\r\nnew = \"say |22hi|22\"\r\n";
-        assert_eq!(String::from_utf8(file.to_bytes()).unwrap(), expected);
-        file.remove("NEW");
-        assert_eq!(file.get("new").unwrap(), None);
-    }
-
-    #[test]
-    fn contradicting_lines_are_damage() {
-        let file = parse("a = \"1\"\nA = \"2\"\nb = \"3\"\nb = \"3\"\n");
-        let error = file.get("a").unwrap_err().to_string();
-        assert_eq!(error, "web.vmx: a is given twice, as \"1\" and as \"2\"; remove one of the lines");
-        assert_eq!(file.get("b").unwrap(), Some("3"));
-    }
-
-    #[test]
-    fn other_encodings_are_kept_but_not_read() {
-        let bytes = b".encoding = \"windows-1252\"\nname = \"caf\xe9\"\n";
-        let mut file = KeyValues::parse("x.vmx", bytes).unwrap();
-        assert_eq!(file.get("name").unwrap_err().kind, blk::ErrorKind::Unsupported);
-        file.set("other", "1");
-        assert!(file.to_bytes().starts_with(bytes));
-    }
-
-    #[test]
-    fn booleans() {
-        let file = parse("a = \"True\"\nb = \"FALSE\"\nc = \"\"\nd = \"maybe\"\n");
-        assert!(file.get_bool("a", false).unwrap());
-        assert!(!file.get_bool("b", true).unwrap());
-        assert!(file.get_bool("c", true).unwrap());
-        assert!(!file.get_bool("absent", false).unwrap());
-        assert!(file.get_bool("d", true).unwrap_err().to_string().contains("\"maybe\""));
-    }
-
-    /// As many lines and bytes as a file may have.
-    fn largest() -> Vec<u8> {
-        let slots = (0..600).map(|n| format!("scsi{}:{}.fileName = \"x\"\n", n / 64 % 4, n % 64));
-        let mut text: String = slots.collect();
-        let rest = TEXT_LINES_MAX - count_lines(text.as_bytes());
-        text.extend((0..rest).map(|n| format!("key{n} = \"{:038}\"\n", n)));
-        text.into_bytes()
-    }
-
-    #[test]
-    fn what_is_too_long_is_refused_before_its_lines_are_kept() {
-        let newlines = vec![b'\n'; TEXT_LINES_MAX + 1];
-        let error = KeyValues::parse("a.vmx", &newlines).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "a.vmx: the number of lines is 65537, expected at most 65536: this is not a text file of VMware's"
-        );
-        let long = vec![b'x'; TEXT_BYTES_MAX + 1];
-        let error = KeyValues::parse("a.vmx", &long).unwrap_err().to_string();
-        assert!(
-            error.starts_with("a.vmx: the length in bytes is 4194305, expected at most 4194304"),
-            "{error}"
-        );
-        assert_eq!(KeyValues::parse("a.vmx", &newlines[1..]).unwrap().lines.len(), TEXT_LINES_MAX);
-    }
-
-    #[test]
-    fn a_question_costs_one_step_in_the_largest_file() {
-        let text = largest();
-        let mut file = KeyValues::parse("a.vmx", &text).unwrap();
-        assert_eq!(steps::within(|| drop(KeyValues::parse("a.vmx", &text))), TEXT_LINES_MAX as u64);
-        assert_eq!(steps::within(|| assert!(file.get("KEY60000").unwrap().is_some())), 1);
-        assert_eq!(steps::within(|| assert!(file.get("none").unwrap().is_none())), 1);
-        assert_eq!(steps::within(|| file.set("key60000", "other")), 1);
-        assert_eq!(steps::within(|| file.set("new", "other")), 2);
-        assert_eq!(steps::within(|| file.remove("none")), 1);
-    }
-
-    #[test]
-    fn the_index_follows_every_change() {
-        let mut file = parse("a = \"1\"\nB = \"2\"\na = \"1\"\nx\n");
-        let check = |file: &KeyValues| assert_eq!(file.index, Index::of(&file.lines));
-        file.set("A", "3");
-        check(&file);
-        assert_eq!(file.to_bytes(), b"a = \"3\"\nB = \"2\"\nx\n");
-        file.replace(|key| key == "B", [("c".into(), "4".into()), ("d".into(), "5".into())]);
-        check(&file);
-        file.set("e", "6");
-        check(&file);
-        file.remove("C");
-        check(&file);
-        assert!(file.has("D") && !file.has("c"));
-    }
-
-    proptest! {
-        #[test]
-        fn any_value_survives(value in ".*", key in "[a-z][a-z0-9:.]{0,20}") {
-            let mut file = KeyValues::new("x");
-            file.set(&key, &value);
-            let again = KeyValues::parse("x", &file.to_bytes()).unwrap();
-            prop_assert_eq!(again.get(&key).unwrap(), Some(value.as_str()));
-        }
-
-        #[test]
-        fn any_bytes_are_kept(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let file = KeyValues::parse("x", &bytes).unwrap();
-            prop_assert_eq!(file.to_bytes(), bytes);
-            let _ = file.entries().count();
-        }
-    }
-}
+#[path = "keyvalue_tests.rs"]
+mod tests;

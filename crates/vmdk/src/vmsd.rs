@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use blk::{Error, Result};
 
 use crate::keyvalue::KeyValues;
+use crate::steps;
 use crate::text::{decimal, shown, wrong};
 
 /// Snapshots of one VM we read: the chain limit of VMware, 255, for each branch of a tree nobody should have.
@@ -127,27 +128,25 @@ impl Vmsd {
 impl Snapshot {
     /// The value of one of the other keys, compared without case.
     pub fn other(&self, key: &str) -> Option<&str> {
-        let found = self.other.iter().find(|(own, _)| own.eq_ignore_ascii_case(key));
-        found.map(|(_, value)| value.as_str())
+        self.place_of(key).ok().map(|at| self.other[at].1.as_str())
+    }
+
+    /// Where one of the other keys stands, or would stand.
+    fn place_of(&self, key: &str) -> std::result::Result<usize, usize> {
+        self.other.binary_search_by(|(own, _)| {
+            steps::count(1);
+            lower(own).cmp(lower(key))
+        })
     }
 
     /// Sets one of the other keys, or takes it out. They stay in the order in which they are read.
     pub fn set_other(&mut self, key: &str, value: Option<&str>) {
-        let old = self.other.iter_mut().find(|(own, _)| own.eq_ignore_ascii_case(key));
-        match (old, value) {
-            (Some(old), Some(value)) => old.1 = value.into(),
-            (_, Some(value)) => self.other.push((key.into(), value.into())),
-            (_, None) => self.other.retain(|(own, _)| !own.eq_ignore_ascii_case(key)),
+        match (self.place_of(key), value) {
+            (Ok(at), Some(value)) => self.other[at].1 = value.into(),
+            (Ok(at), None) => _ = self.other.remove(at),
+            (Err(at), Some(value)) => self.other.insert(at, (key.into(), value.into())),
+            (Err(_), None) => {}
         }
-        self.sort_other();
-    }
-
-    fn sort_other(&mut self) {
-        // Without a copy of each key: this may be a stranger's long list, and is nearly sorted.
-        fn lower(key: &str) -> impl Iterator<Item = u8> {
-            key.bytes().map(|byte| byte.to_ascii_lowercase())
-        }
-        self.other.sort_by(|(a, _), (b, _)| lower(a).cmp(lower(b)));
     }
 
     /// The .vmx files of clones made of this snapshot, with the keys they stand under.
@@ -160,6 +159,7 @@ impl Snapshot {
         self.other.retain(|(key, _)| !is_clone(key));
         let clones = paths.iter().enumerate().map(|(index, path)| (format!("clone{index}"), path.clone()));
         self.other.extend(clones);
+        self.other.sort_by(|(a, _), (b, _)| lower(a).cmp(lower(b)));
         let count = (!paths.is_empty()).then(|| paths.len().to_string());
         self.set_other("numClones", count.as_deref());
     }
@@ -191,6 +191,11 @@ impl Snapshot {
         }
         out
     }
+}
+
+/// A key as it is compared, without a copy of it: a stranger's list of keys may be long.
+fn lower(key: &str) -> impl Iterator<Item = u8> {
+    key.bytes().map(|byte| byte.to_ascii_lowercase())
 }
 
 fn is_clone(key: &str) -> bool {

@@ -2,6 +2,7 @@
 //!
 //! Facts: reference/vmware-formats 5.1. Absent `present` means FALSE, for controllers and for devices.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use blk::manifest::DiskMode;
@@ -153,9 +154,9 @@ impl Vmx {
         self.values.set(&slot.key("fileName"), descriptor);
     }
 
-    /// Takes every line about the place out.
-    pub fn remove_disk(&mut self, slot: Slot) {
-        self.values.replace(|key| slot_of_key(key) == Some(slot), []);
+    /// Takes every line about the places out.
+    pub fn remove_disks(&mut self, slots: &BTreeSet<Slot>) {
+        self.values.replace(|key| slot_of_key(key).is_some_and(|slot| slots.contains(&slot)), []);
     }
 
     /// The first place for a new disk that neither a device nor one of `taken` has.
@@ -193,7 +194,8 @@ impl Vmx {
         slots.into_iter().filter_map(|slot| self.disk(slot).transpose()).collect()
     }
 
-    fn disk(&self, slot: Slot) -> Result<Option<VmxDisk>> {
+    /// The hard disk in one place, if there is one that is present.
+    pub fn disk(&self, slot: Slot) -> Result<Option<VmxDisk>> {
         let file = self.values.file();
         let Some(file_name) = self.values.get(&slot.key("fileName"))? else { return Ok(None) };
         if !self.is_present(slot)? || !self.is_hard_disk(slot)? || file_name.is_empty() {
@@ -347,7 +349,7 @@ mod tests {
         vmx.add_disk(slot, "b.vmdk");
         assert_eq!(vmx.values().get("scsi0.virtualDev").unwrap(), Some("pvscsi"));
         assert_eq!(vmx.disks().unwrap().len(), 2);
-        vmx.remove_disk(slot);
+        vmx.remove_disks(&BTreeSet::from([slot]));
         assert_eq!(vmx.to_bytes(), text.as_bytes());
         let other = Slot::parse("scsi1:0").unwrap();
         vmx.add_disk(other, "c.vmdk");

@@ -1,6 +1,6 @@
 //! What is kept with each snapshot beside its disks: the VM's configuration as it was, and VMware's state of the machine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blk::manifest::{DiskState, VmState};
 use blk::{Error, ErrorKind, Result, SECTOR};
@@ -43,8 +43,8 @@ impl Home {
 
     /// Each snapshot that is new in `next` keeps the configuration it was taken under.
     pub(super) fn keep_configurations(&self, before: &Texts, next: &VmState, intent: &mut Intent) {
-        let known = |uid: u32| before.vmsd.list().snapshots.iter().any(|snapshot| snapshot.uid == uid);
-        for snapshot in next.snapshots.iter().filter(|snapshot| !known(snapshot.uid)) {
+        let known: BTreeSet<u32> = before.vmsd.list().snapshots.iter().map(|snapshot| snapshot.uid).collect();
+        for snapshot in next.snapshots.iter().filter(|snapshot| !known.contains(&snapshot.uid)) {
             intent.replace.insert(private_name(&file_name(snapshot.uid)), before.vmx.to_bytes());
         }
     }
@@ -57,16 +57,17 @@ impl Home {
         survey: &Survey<'_>,
         intent: &mut Intent,
     ) -> Result<()> {
-        let ours = super::intent::private_names(&self.gate).await?;
-        let stays = |uid: u32| next.snapshots.iter().any(|snapshot| snapshot.uid == uid);
+        let ours: BTreeSet<String> = super::intent::private_names(&self.gate).await?.into_iter().collect();
+        let stay: BTreeSet<u32> = next.snapshots.iter().map(|snapshot| snapshot.uid).collect();
         let (kept, gone): (Vec<_>, Vec<_>) =
-            before.vmsd.list().snapshots.iter().partition(|snapshot| stays(snapshot.uid));
+            before.vmsd.list().snapshots.iter().partition(|snapshot| stay.contains(&snapshot.uid));
+        let kept: BTreeSet<&str> = kept.into_iter().filter_map(|other| other.other("filename")).collect();
         for snapshot in gone {
             if ours.contains(&file_name(snapshot.uid)) {
                 intent.remove.push(private_name(&file_name(snapshot.uid)));
             }
             let Some(written) = snapshot.other("filename") else { continue };
-            if kept.iter().any(|other| other.other("filename") == Some(written)) {
+            if kept.contains(written) {
                 continue;
             }
             intent.remove.extend(self.machine_state(before, survey, written).await?);

@@ -60,6 +60,7 @@ impl Home {
     /// What the next state refers to is here, and stays.
     async fn check_change(&self, change: &Change, survey: &Survey<'_>) -> Result<()> {
         let place = self.dir().path();
+        let folds: BTreeSet<&LayerName> = change.next.folds.iter().map(|fold| &fold.layer).collect();
         for layer in layers_of(&change.next) {
             if change.remove.contains(layer) {
                 return Err(Error::refused(
@@ -67,8 +68,7 @@ impl Home {
                     format!("{} is to be removed and is in use", shown(layer)),
                 ));
             }
-            let fold = change.next.folds.iter().any(|fold| fold.layer == *layer);
-            if !fold && !survey.has_layer(layer).await? {
+            if !folds.contains(layer) && !survey.has_layer(layer).await? {
                 return Err(Error::not_found(place, format!("the layer {}", shown(layer))));
             }
         }

@@ -3,7 +3,7 @@
 //! What VMware has no word for is kept under keys that begin with `unstun.`, which it ignores: in the .vmx the VM's id, the
 //! numbers of its disks and the generation of their content, in the .vmsd the snapshots' ids, the numbers of their disks, and the commits under way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blk::Result;
 use blk::manifest::{ContentGeneration, DiskState, FoldState, SnapshotState, VmState};
@@ -170,6 +170,7 @@ impl Texts {
     fn read_snapshots(&self, state: &mut VmState, at: &Surroundings<'_>) -> Result<()> {
         let list = self.vmsd.list();
         let file = self.vmsd.values().file();
+        let running: BTreeSet<u32> = state.disks.iter().map(|disk| disk.number).collect();
         let mut ids = BTreeMap::new();
         for snapshot in &list.snapshots {
             let id = parse_id(file, SNAPSHOT_ID, snapshot.other(SNAPSHOT_ID).unwrap_or_default())?;
@@ -179,7 +180,7 @@ impl Texts {
             let mut disks = Vec::new();
             for disk in &snapshot.disks {
                 let Some(number) = snapshot_number(file, snapshot, disk)? else { continue };
-                let runs = state.disks.iter().any(|own| own.number == number);
+                let runs = running.contains(&number);
                 match (at.local)(&disk.file_name) {
                     Ok(located) if runs || located.exists => disks.push((number, located.layer)),
                     Err(e) if runs => return Err(e),

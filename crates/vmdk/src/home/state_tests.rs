@@ -2,6 +2,8 @@ use blk::ErrorKind;
 use blk::manifest::{Change, DiskMode};
 
 use super::*;
+use crate::steps;
+use crate::text::TEXT_LINES_MAX;
 
 const VMX: &str = concat!(
     "displayName = \"Web\"\n",
@@ -231,4 +233,49 @@ fn a_restored_configuration_keeps_who_the_vm_is() {
     assert!(vmx.contains("memSize = \"77\"") && vmx.contains("unstun.diskCount = \"9\""), "{vmx}");
     let (read, _) = again(&texts);
     assert_eq!((read.id, &read.name, &read.disks), (state.id, &state.name, &state.disks));
+}
+
+/// As many disks as a VM has places for, each named twice, in as many lines as a file may have.
+fn crowded() -> Vmx {
+    let buses = [("scsi", 4, 64), ("sata", 4, 30), ("nvme", 4, 64), ("ide", 2, 2)];
+    let mut text = String::new();
+    for (bus, controllers, units) in buses {
+        for controller in 0..controllers {
+            text += &format!("{bus}{controller}.present = \"TRUE\"\n");
+            for unit in (0..units).filter(|unit| bus != "scsi" || *unit != 7) {
+                let slot = format!("{bus}{controller}:{unit}");
+                text += &format!("{slot}.present = \"TRUE\"\n");
+                text += &format!("{slot}.fileName = \"{controller}-{unit}.vmdk\"\n").repeat(2);
+            }
+        }
+    }
+    let rest = TEXT_LINES_MAX - text.lines().count();
+    text.extend((0..rest).map(|n| format!("key{n} = \"x\"\n")));
+    Vmx::parse("web.vmx", text.as_bytes()).unwrap()
+}
+
+#[test]
+fn many_disks_in_many_lines_take_steps_in_proportion_to_the_lines() {
+    const PASSES_MAX: u64 = 16;
+    let mut texts = Texts { vmx: crowded(), vmsd: Vmsd::create("web.vmsd") };
+    let mut state = None;
+    let reading = steps::within(|| state = Some(read(&mut texts).0));
+    let mut next = state.unwrap();
+    assert_eq!(next.disks.len(), 632);
+    next.disks.iter_mut().for_each(|disk| disk.top = format!("new-{}.vmdk", disk.number));
+    let writing = steps::within(|| {
+        let next = next.clone();
+        texts.write(&Change { next, ..Change::default() }, &local).unwrap();
+    });
+    // Every other disk goes, and what stays gets another number.
+    next.disks = next.disks.into_iter().step_by(2).collect();
+    next.disks.iter_mut().for_each(|disk| disk.number += 1000);
+    let replacing = steps::within(|| {
+        let next = next.clone();
+        texts.write(&Change { next, ..Change::default() }, &local).unwrap();
+    });
+    assert_eq!(texts.vmx.disks().unwrap().len(), 316);
+    for steps in [reading, writing, replacing] {
+        assert!(steps <= PASSES_MAX * TEXT_LINES_MAX as u64, "{reading}, {writing}, {replacing} steps");
+    }
 }

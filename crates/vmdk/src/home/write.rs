@@ -1,6 +1,6 @@
 //! From `VmState` to the two text files. Lines it does not touch stay as they are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blk::manifest::{Change, DiskMode, DiskState, SnapshotState, VmState};
 use blk::{Error, Result};
@@ -65,13 +65,14 @@ impl Texts {
     }
 
     fn snapshot_list(&self, next: &VmState, local: Local<'_>) -> Result<SnapshotList> {
-        let uid_of =
-            |id: u128| next.snapshots.iter().find(|snapshot| snapshot.id == id).map(|found| found.uid);
+        let uids: BTreeMap<u128, u32> = next.snapshots.iter().map(|own| (own.id, own.uid)).collect();
+        let uid_of = |id: u128| uids.get(&id).copied();
+        let before = &self.vmsd.list().snapshots;
+        let before: BTreeMap<u32, &Snapshot> = before.iter().map(|old| (old.uid, old)).collect();
         let file = self.vmsd.values().file();
         let mut snapshots = Vec::new();
         for wanted in &next.snapshots {
-            let old = self.vmsd.list().snapshots.iter().find(|old| old.uid == wanted.uid);
-            let mut snapshot = old.cloned().unwrap_or_default();
+            let mut snapshot = before.get(&wanted.uid).map_or_else(Snapshot::default, |old| (*old).clone());
             snapshot.uid = wanted.uid;
             snapshot.parent = wanted.parent.and_then(uid_of);
             snapshot.name = wanted.name.clone();
@@ -120,12 +121,20 @@ pub(super) fn write_disks(vmx: &mut Vmx, next: &VmState, local: Local<'_>) -> Re
             return Err(wrong(&file, &slot.to_string(), "given to two disks", "one disk in it"));
         }
     }
-    for old in vmx.disks()? {
-        let had = number::<u32>(vmx.values(), &number_key(old.slot))?;
-        if wanted.get(&old.slot).is_none_or(|disk| had.is_some_and(|had| had != disk.number)) {
-            vmx.remove_disk(old.slot);
-            vmx.values_mut().remove(&number_key(old.slot));
+    let gone = gone_disks(vmx, &wanted)?;
+    // Something else in the place of a new disk, a CD drive for one, would be half of it.
+    let mut cleared = gone.clone();
+    for slot in wanted.keys() {
+        if vmx.disk(*slot)?.is_none() {
+            cleared.insert(*slot);
         }
+    }
+    // All at once: each pass goes through every line, and a stranger's lines and disks may both be many.
+    if !cleared.is_empty() {
+        vmx.remove_disks(&cleared);
+    }
+    if !gone.is_empty() {
+        vmx.values_mut().replace(|key| slot_of_number_key(key).is_some_and(|slot| gone.contains(&slot)), []);
     }
     for (slot, disk) in wanted {
         write_disk(vmx, slot, disk, local)?;
@@ -138,13 +147,25 @@ pub(super) fn write_disks(vmx: &mut Vmx, next: &VmState, local: Local<'_>) -> Re
     Ok(())
 }
 
+/// The places whose disk is not, or no longer, the wanted one.
+fn gone_disks(vmx: &Vmx, wanted: &BTreeMap<Slot, &DiskState>) -> Result<BTreeSet<Slot>> {
+    let mut gone = BTreeSet::new();
+    for old in vmx.disks()? {
+        let had = number::<u32>(vmx.values(), &number_key(old.slot))?;
+        if wanted.get(&old.slot).is_none_or(|disk| had.is_some_and(|had| had != disk.number)) {
+            gone.insert(old.slot);
+        }
+    }
+    Ok(gone)
+}
+
 fn write_disk(vmx: &mut Vmx, slot: Slot, disk: &DiskState, local: Local<'_>) -> Result<()> {
     let resets = disk.reset_to.as_ref().filter(|_| disk.mode == DiskMode::IndependentNonpersistent);
     let (runs, redo) = match resets {
         Some(base) => (base, Some(&disk.top)),
         None => (&disk.top, None),
     };
-    let old = vmx.disks()?.into_iter().find(|old| old.slot == slot);
+    let old = vmx.disk(slot)?;
     let old_mode = match &old {
         Some(old) => {
             if !means(local, &old.file_name, runs) {
@@ -153,8 +174,6 @@ fn write_disk(vmx: &mut Vmx, slot: Slot, disk: &DiskState, local: Local<'_>) -> 
             old.mode
         }
         None => {
-            // Something else in that place, a CD drive for one, would be half of the new disk.
-            vmx.remove_disk(slot);
             vmx.add_disk(slot, runs);
             DiskMode::Persistent
         }
