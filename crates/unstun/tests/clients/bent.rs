@@ -7,6 +7,8 @@ use std::process::Command;
 
 use crate::random::Random;
 
+/// Files that are longer, as `grown` makes them, are no longer read and bent.
+const LONG_BYTES: u64 = 32 << 20;
 /// Changes of one folder.
 const BENDS_MAX: u64 = 4;
 /// Numbers at which sums and products wrap, and limits of the formats.
@@ -67,10 +69,11 @@ pub fn bend(folder: &Path, random: &mut Random) -> Vec<String> {
     (0..count).map(one).collect()
 }
 
-/// Regular files, by name.
+/// Regular files that are not long, by name.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
-    let regular = entries.filter(|entry| entry.file_type().unwrap().is_file());
+    let short = |entry: &fs::DirEntry| entry.metadata().unwrap().len() <= LONG_BYTES;
+    let regular = entries.filter(|entry| entry.file_type().unwrap().is_file() && short(entry));
     let mut files: Vec<PathBuf> = regular.map(|entry| entry.path()).collect();
     files.sort();
     files
