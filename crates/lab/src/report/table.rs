@@ -38,6 +38,7 @@ pub struct Cell {
     pub band: Option<(f64, f64)>,
     /// Relative: 0.1 is 10 % too high. None where nothing was published or predicted.
     pub error: Option<f64>,
+    /// Whether it is near enough to what was published; what the run did not come to is not.
     pub within: Option<bool>,
     /// Whether the record stands for what was published; another stack may differ from it, and should.
     pub judged: bool,
@@ -54,9 +55,9 @@ impl Cell {
             predicted: row.predicted,
             band: row.band,
             error: both.and_then(|(published, predicted)| error(published, predicted)),
-            within: both
-                .filter(|_| judged)
-                .map(|(published, predicted)| within(row.quantity, published, predicted)),
+            within: row.published.filter(|published| judged && published.is_finite()).map(|_| {
+                both.is_some_and(|(published, predicted)| within(row.quantity, published, predicted))
+            }),
             judged,
         }
     }

@@ -292,6 +292,16 @@ fn errors_are_relative_and_counted_for_predictions_alone() {
 }
 
 #[test]
+fn what_a_run_does_not_come_to_is_a_miss() {
+    let mut stopped = example();
+    stopped.rows[1].predicted = None;
+    let records = [stopped];
+    assert_eq!(comparisons(&records)[0].score(0), (1, 4));
+    let text = text::rows(&records);
+    assert!(text.contains("1 of 4 predicted") && text.contains(" *"), "{text}");
+}
+
+#[test]
 fn runs_are_shown_side_by_side() {
     let mut ours = example();
     ours.subject = "native".into();

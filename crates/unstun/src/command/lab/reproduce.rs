@@ -1,5 +1,5 @@
 use lab::experiment::{self, Experiment};
-use lab::report::text;
+use lab::report::{self, text};
 use lab::reproduce::{self, Onlooker, Progress, Reproduced};
 use lab::run::Record;
 
@@ -39,20 +39,29 @@ fn wanted(names: &[String]) -> Result<Vec<Experiment>> {
     Ok(names.iter().map(|name| experiment::find(name)).collect::<Result<_, _>>()?)
 }
 
-/// A table for each experiment, and below it what it rests on.
+/// A table for each experiment, and below it what it rests on; at the end how the frozen defaults came out together.
 fn describe(reproduced: &[Reproduced]) -> String {
     let mut text = String::new();
+    let (mut within, mut all) = (0, 0);
     for of_one in reproduced.chunk_by(|a, b| a.record.experiment == b.record.experiment) {
         let records: Vec<Record> = of_one.iter().map(|one| one.record.clone()).collect();
         text += &text::rows(&records);
+        for group in report::comparisons(&records) {
+            let (hits, counted) = group.score(group.default_column());
+            (within, all) = (within + hits, all + counted);
+        }
         text += &foot(&of_one[0]);
         text.push('\n');
     }
-    text + LEGEND
+    text += LEGEND;
+    if all > 0 {
+        text += &format!("Frozen defaults together: {within} of {all} predicted figures within 25 %.\n");
+    }
+    text
 }
 
 const LEGEND: &str = "A range in brackets is the band over inputs that nobody published. * is a predicted figure that \
-misses by more than 25 %.\nThe first column is the frozen default of the ESX version; redo and native are this project's engine in VMware's place.\n";
+misses by more than 25 %, or that the run did not come to.\nThe first column is the frozen default of the ESX version; redo and native are this project's engine in VMware's place.\n";
 
 fn foot(one: &Reproduced) -> String {
     let Record { storage, notes, .. } = &one.record;
