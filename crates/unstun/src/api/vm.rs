@@ -122,7 +122,7 @@ impl VmCondition {
 pub struct VmSummary {
     pub name: VmName,
     pub condition: VmCondition,
-    /// Why it is broken.
+    /// Why it is broken, or why the files of an open one cannot be read.
     pub message: Option<String>,
     pub datastore: DatastoreName,
     pub home: PathBuf,

@@ -179,8 +179,8 @@ fn list(vms: &[VmSummary]) -> String {
         ]);
     }
     align_right(&mut table, &[2, 3, 4, 5, 6]);
-    let broken = vms.iter().filter(|vm| vm.condition == VmCondition::Broken);
-    let causes = broken.map(|vm| format!("\n{}: {}", vm.name, vm.message.as_deref().unwrap_or_default()));
+    let told = vms.iter().filter(|vm| vm.condition != VmCondition::Closed && vm.message.is_some());
+    let causes = told.map(|vm| format!("\n{}: {}", vm.name, vm.message.as_deref().unwrap_or_default()));
     format!("{table}{}", causes.collect::<String>())
 }
 

@@ -45,32 +45,38 @@ impl Node {
     pub async fn vm_list(&self) -> Result<Vec<api::VmSummary>> {
         let mut rows = Vec::new();
         for entry in self.entries() {
-            rows.push(self.summary(&entry).await?);
+            rows.push(self.summary(&entry).await);
         }
         rows.extend(self.idle().into_iter().map(present::idle));
         rows.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(rows)
     }
 
-    async fn summary(&self, entry: &Entry) -> Result<api::VmSummary> {
+    /// Of an open VM. One whose files cannot be read any more hides no other.
+    async fn summary(&self, entry: &Entry) -> api::VmSummary {
         let state = entry.vm.state();
-        let listing = entry.vm.listing().await?;
-        let layers = listing.iter().flat_map(|disk| &disk.layers);
-        let allocated_bytes = layers.map(|layer| layer.allocated_bytes).sum();
-        Ok(api::VmSummary {
+        let allocated = entry.vm.listing().await.map(|listing| {
+            let layers = listing.iter().flat_map(|disk| &disk.layers);
+            layers.map(|layer| layer.allocated_bytes).sum()
+        });
+        let (allocated_bytes, message) = match allocated {
+            Ok(bytes) => (Some(bytes), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        api::VmSummary {
             name: present::vm_name(&entry.name),
             condition: api::VmCondition::Open,
-            message: None,
+            message,
             datastore: entry.site.name.clone(),
             home: entry.home.clone(),
             id: Some(present::id(state.id)),
             store: entry.kept.store(),
             disks: Some(state.disks.len() as u64),
             size_bytes: Some(state.disks.iter().map(|disk| disk.size_bytes).sum()),
-            allocated_bytes: Some(allocated_bytes),
+            allocated_bytes,
             snapshots: Some(state.snapshots.len() as u64),
             nbd_clients: entry.clients(),
-        })
+        }
     }
 
     pub async fn vm_show(&self, vm: &VmName) -> Result<api::Vm> {
