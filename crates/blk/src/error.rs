@@ -10,7 +10,7 @@ use std::fmt;
 pub enum ErrorKind {
     /// The device or the kernel failed the operation.
     Io,
-    /// No space on the datastore; nothing was changed and the operation may be retried.
+    /// No space on the datastore; nothing was changed and the operation may be retried. Never a flush's.
     NoSpace,
     /// The named thing does not exist.
     NotFound,

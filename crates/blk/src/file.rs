@@ -2,18 +2,23 @@
 //!
 //! Transfers that do not fit the device's block are read-modify-written here, serialised per device block, so no
 //! format has to know whether sectors are 512 or 4096 bytes. The first failed write or flush latches the file: what
-//! the device holds is then unknown, and only reopening (which re-reads it) may go on. Running out of space does not
-//! latch: nothing was lost, and the write may be tried again.
+//! the device holds is then unknown, and only reopening (which re-reads it) may go on. A write that found no space does
+//! not latch: nothing was lost, and it may be tried again.
+//!
+//! A flush that fails latches whatever its error is, running out of space included. Kernels report an error once, and may
+//! forget what should have been written: a later flush would succeed without it. What no flush has covered by then cannot
+//! be vouched for, and reading it is an error: it may be old by now, or become so.
 
 use std::cell::{Cell, RefCell};
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Range};
 use std::rc::Rc;
 
 use crate::buf::{Buf, Slice};
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
 use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome};
-use crate::sync::RangeLock;
+use crate::sync::{RangeLock, TaskMutex};
+use crate::unflushed::Unflushed;
 
 /// I/O that reached the device, for "device I/Os per guest I/O" and for `events`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,6 +63,11 @@ struct Inner {
     counters: Cell<FileCounters>,
     /// Device blocks under read-modify-write; where blocks are larger than sectors, blocks under any change.
     partial: RangeLock,
+    /// One flush at a time: of two on one descriptor either may be told of an error, and not the other.
+    flushes: TaskMutex,
+    unflushed: RefCell<Unflushed>,
+    /// A flush has failed: what `unflushed` has is in doubt.
+    flush_failed: Cell<bool>,
 }
 
 impl Drop for Inner {
@@ -77,6 +87,9 @@ impl File {
             latch: RefCell::new(None),
             counters: Cell::default(),
             partial: RangeLock::default(),
+            flushes: TaskMutex::default(),
+            unflushed: RefCell::default(),
+            flush_failed: Cell::new(false),
         };
         File { inner: Rc::new(inner), tables: false }
     }
@@ -168,9 +181,22 @@ impl File {
         (buf, result)
     }
 
+    /// Asked when a read has ended: a flush may have failed meanwhile.
+    fn vouch(&self, offset: u64, len: usize) -> Result<()> {
+        let range = offset..offset.saturating_add(len as u64);
+        if !self.inner.flush_failed.get() || !self.inner.unflushed.borrow().overlaps(&range) {
+            return Ok(());
+        }
+        let cause = format!(
+            "reading {len} bytes at {offset}: a flush failed after they were written, and what is there may be old; reopen \
+             the disk"
+        );
+        Err(Error::new(ErrorKind::Io, self.name(), cause))
+    }
+
     fn whole(&self, offset: u64, wanted: usize, filled: Result<usize, Errno>) -> Result<()> {
         match filled {
-            Ok(n) if n >= wanted => Ok(()),
+            Ok(n) if n >= wanted => self.vouch(offset, wanted),
             Ok(n) => Err(Error::damaged(
                 self.name(),
                 format!(
@@ -228,6 +254,7 @@ impl File {
             c.bytes_written += len as u64;
             c.table_writes += u64::from(self.tables);
         });
+        let _written = Written { file: &self.inner, range: offset..offset + len as u64 };
         let outcome = self.inner.env.op(Op::Write { file: self.inner.handle, offset, data }).await;
         let Outcome::Count(result) = outcome else { unreachable!("a write answers with a count") };
         match result {
@@ -261,11 +288,22 @@ impl File {
         Ok(buf)
     }
 
-    /// Makes every write completed before this call durable. A failure latches the file.
+    /// Makes every write completed before this call durable. A failure latches the file, whatever it is; it is never
+    /// `NoSpace`, which would mean that nothing is lost.
     pub async fn flush(&self) -> Result<()> {
+        let _turn = self.inner.flushes.lock().await;
         self.check_latch()?;
         self.count(|c| c.flushes += 1);
-        self.unit(Op::Flush { file: self.inner.handle }, "flushing").await
+        let covered = self.inner.unflushed.take();
+        let mut flush = Flush { file: self, covered, failure: Some("given up before its end".to_string()) };
+        let op = Op::Flush { file: self.inner.handle };
+        let Outcome::Unit(result) = self.inner.env.op(op).await else { unreachable!("answers with a unit") };
+        flush.failure = result.err().map(|errno| errno.to_string());
+        drop(flush);
+        match result {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.latched().expect("a failed flush latches")),
+        }
     }
 
     /// Reserves `len` bytes at `offset`, extending the file if need be. NoSpace changes nothing.
@@ -278,17 +316,24 @@ impl File {
     pub async fn zero(&self, offset: u64, len: u64, punch: bool) -> Result<()> {
         self.check_latch()?;
         let zero = Op::Zero { file: self.inner.handle, offset, len, punch };
+        let range = offset..offset.saturating_add(len);
         if self.inner.limits.logical_block > 512 {
             let (start, end) = self.enclosing(offset, len);
             let _held = self.inner.partial.lock(start..end).await;
-            return self.unit(zero, "zeroing a range").await;
+            return self.change(zero, range, "zeroing a range").await;
         }
-        self.unit(zero, "zeroing a range").await
+        self.change(zero, range, "zeroing a range").await
     }
 
     pub async fn set_len(&self, len: u64) -> Result<()> {
         self.check_latch()?;
         self.unit(Op::SetLen { file: self.inner.handle, len }, "setting the length").await
+    }
+
+    /// A change of a range other than a write: a flush covers it all the same.
+    async fn change(&self, op: Op, range: Range<u64>, doing: &str) -> Result<()> {
+        let _written = Written { file: &self.inner, range };
+        self.unit(op, doing).await
     }
 
     async fn unit(&self, op: Op, doing: &str) -> Result<()> {
@@ -342,6 +387,41 @@ impl File {
             Ok(n) => (buf, Err(Error::damaged(self.name(), format!("{n} bytes read of {size}")))),
             Err(e) => (buf, Err(e.at(self.name(), "reading"))),
         }
+    }
+}
+
+/// A write under way. Its range counts as unflushed from its end on, and when it is given up too.
+struct Written<'a> {
+    file: &'a Inner,
+    range: Range<u64>,
+}
+
+impl Drop for Written<'_> {
+    fn drop(&mut self) {
+        self.file.unflushed.borrow_mut().insert(self.range.clone());
+    }
+}
+
+/// A flush under way. One that is given up has failed: its error would be reported to no one.
+struct Flush<'a> {
+    file: &'a File,
+    covered: Unflushed,
+    failure: Option<String>,
+}
+
+impl Drop for Flush<'_> {
+    fn drop(&mut self) {
+        let Some(cause) = self.failure.take() else { return };
+        let inner = &self.file.inner;
+        let mut unflushed = inner.unflushed.borrow_mut();
+        unflushed.append(std::mem::take(&mut self.covered));
+        let cause = format!(
+            "flushing: {cause}; {} bytes written since the last flush that succeeded may be lost",
+            unflushed.bytes()
+        );
+        inner.flush_failed.set(true);
+        let error = Error::new(ErrorKind::Io, self.file.name(), cause);
+        inner.latch.borrow_mut().get_or_insert(error);
     }
 }
 

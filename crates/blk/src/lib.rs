@@ -15,6 +15,7 @@ pub mod manifest;
 pub mod reactor;
 pub mod socket;
 pub mod sync;
+mod unflushed;
 pub mod uring;
 pub mod volume;
 

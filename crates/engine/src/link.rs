@@ -7,7 +7,7 @@ use std::rc::{Rc, Weak};
 use blk::file::FileCounters;
 use blk::layer::{Layer, Placement, Stages, TableWrite};
 use blk::sync::{RangeGuard, RangeLock, TaskMutex};
-use blk::{Error, File, Result};
+use blk::{Error, ErrorKind, File, Result};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 
@@ -180,7 +180,12 @@ impl Link {
     }
 
     async fn flush_files(&self) -> Result<()> {
-        all(self.layer.files().iter().map(File::flush)).await
+        // A file whose flush failed is latched: no later one of it succeeds.
+        let flushed = all(self.layer.files().iter().map(File::flush)).await;
+        match flushed {
+            Err(e) if e.kind == ErrorKind::Latched && self.defects.has(Defect::FlushRetried) => Ok(()),
+            flushed => flushed,
+        }
     }
 
     /// Flushes, then lets the layer say on disk that it is clean and complete.

@@ -125,7 +125,14 @@ pub enum Defect {
     /// Native: the superblock is written before the pages it speaks of are durable.
     SuperblockBeforePages,
     /// Native: records without their data are left out of a recovery, and of that one only.
+    /// Native: records without their data are left out of a recovery, and of that one only.
     ForgetVoids,
+    /// Native: what a checkpoint freed is used again before any batch of the journal names that checkpoint.
+    ReuseBeforeNamed,
+    /// A flush that is tried again after one that failed counts as a success.
+    FlushRetried,
+    /// What a process that was killed has not flushed is served as it is found.
+    OpenWithoutFlush,
 }
 
 /// A set of planted defects.

@@ -7,7 +7,7 @@ use std::rc::{Rc, Weak};
 use blk::layer::Layer;
 use blk::manifest::{Change, DiskMode, LayerName, Manifest, VmState};
 use blk::sync::TaskMutex;
-use blk::{Env, Error, ErrorKind, Result};
+use blk::{Env, Error, ErrorKind, File, Result};
 
 use crate::client::{Client, Present, View};
 use crate::disk::Disk;
@@ -86,6 +86,7 @@ impl Vm {
             let built = vm.build_disk(disk.number, &disk.top).await?;
             vm.disks.borrow_mut().push(built);
         }
+        all(vm.disks().iter().map(|disk| disk.flush_found())).await?;
         vm.find_frozen_tops().await?;
         vm.add_missing_redo().await?;
         // On a datastore that is full already there is nothing to set aside.
@@ -345,6 +346,17 @@ pub(crate) fn nothing_changed(e: &Error) -> bool {
 }
 
 impl Disk {
+    /// Makes durable what the chain shows when it is opened. A process that ended may have left writes in the device's
+    /// cache; they are read now, and neither a guest's flush nor a sealed state may come to miss them.
+    async fn flush_found(&self) -> Result<()> {
+        if self.options.defects.has(Defect::OpenWithoutFlush) {
+            return Ok(());
+        }
+        let chain = self.chain();
+        let own = chain.links.iter().filter(|link| link.layer.shape().writable);
+        all(own.flat_map(|link| link.layer.files()).map(File::flush)).await
+    }
+
     pub(crate) async fn close(&self) -> Result<()> {
         self.write_gate.drain().await;
         for link in self.chain().links.iter().filter(|link| link.layer.shape().writable) {

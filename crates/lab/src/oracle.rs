@@ -184,6 +184,12 @@ impl DiskModel {
         writes.iter().filter(visible).map(|w| w.sequence).collect()
     }
 
+    /// Whether a write of the sector may or may not have survived a power cut.
+    pub fn is_in_doubt(&self, sector: u64) -> bool {
+        let writes = self.sectors.get(&sector);
+        writes.is_some_and(|writes| writes.iter().any(|write| write.began > 0 && write.ended >= self.durable))
+    }
+
     /// Checks the whole content after a power cut against what had to survive.
     pub fn check_cut(&self, bytes: &[u8]) -> Result<(), String> {
         self.check(0, bytes, self.durable, UNENDED, "after the power cut, the disk")

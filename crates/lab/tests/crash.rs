@@ -9,7 +9,7 @@ const CUTS_DEFAULT: u64 = 10_000;
 const DEFECT_SEEDS_MAX: u64 = 3000;
 
 /// What must have happened at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 19] = [
+const MUST_HAPPEN: [&str; 20] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -29,10 +29,11 @@ const MUST_HAPPEN: [&str; 19] = [
     "committed in a chain with grains larger than a sector below its top",
     "reset",
     "cut in a reset",
+    "a flush failed",
 ];
 
 /// Each must show within `DEFECT_SEEDS_MAX` runs.
-const DEFECTS: [Defect; 21] = [
+const DEFECTS: [Defect; 23] = [
     Defect::TablesBeforeData,
     Defect::StagesAfterFlush,
     Defect::NoTableFlush,
@@ -54,6 +55,8 @@ const DEFECTS: [Defect; 21] = [
     Defect::SkipAcrossBranches,
     Defect::ForgetClones,
     Defect::RaiseApart,
+    Defect::FlushRetried,
+    Defect::OpenWithoutFlush,
 ];
 
 #[test]

@@ -9,7 +9,7 @@ const CUTS_DEFAULT: u64 = 10_000;
 const DEFECT_CUTS_MAX: u64 = 10_000;
 
 /// What must have happened at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 22] = [
+const MUST_HAPPEN: [&str; 30] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -32,10 +32,18 @@ const MUST_HAPPEN: [&str; 22] = [
     "drops replayed",
     "voids replayed",
     "removed a machine",
+    "a flush failed",
+    "sectors were unreadable",
+    "a guest's sector was unreadable",
+    "a page of the journal was unreadable",
+    "a superblock was unreadable",
+    "the newest superblock was unreadable",
+    "an opening was refused",
+    "opened all the same",
 ];
 
 /// Each must show within `DEFECT_CUTS_MAX` cuts.
-const DEFECTS: [Defect; 8] = [
+const DEFECTS: [Defect; 10] = [
     Defect::EarlyFlushedLsn,
     Defect::EarlyReuse,
     Defect::WrongBirth,
@@ -44,6 +52,8 @@ const DEFECTS: [Defect; 8] = [
     Defect::SuperblockBeforePages,
     Defect::ForgetVoids,
     Defect::SealWithoutDrain,
+    Defect::ReuseBeforeNamed,
+    Defect::FlushRetried,
 ];
 
 #[test]

@@ -8,6 +8,8 @@
 //!
 //! The cost of a flush or a cut is that of the pages under pending writes, never that of the file.
 
+mod forget;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
@@ -62,6 +64,8 @@ struct Effect {
     stamp: u64,
     /// Set when this is the zeroing that comes with a change of the file's size: it shares that change's fate.
     change: Option<u64>,
+    /// Its flush failed, and no later one covers it.
+    forgotten: bool,
 }
 
 type Leaves = BTreeMap<u64, Box<Leaf>>;
@@ -74,6 +78,8 @@ pub(crate) struct Content {
     /// Completed and not durable, in order of completion.
     completed: VecDeque<EffectId>,
     completed_bytes: u64,
+    /// Completed, visible, and covered by no flush to come.
+    forgotten: Vec<EffectId>,
     /// Stamp of the oldest write over a page that has too many.
     crowded: Option<u64>,
 }
@@ -159,7 +165,7 @@ impl Content {
         part: &mut dyn FnMut(u8) -> u8,
     ) -> EffectId {
         assert!(range.start.is_multiple_of(SECTOR) && range.end.is_multiple_of(SECTOR), "{range:?}");
-        let effect = Effect { range, data, stamp: UNDER_WAY, change: None };
+        let effect = Effect { range, data, stamp: UNDER_WAY, ..Effect::default() };
         let id = self.free.pop().unwrap_or_else(|| {
             self.effects.push(Effect::default());
             u32::try_from(self.effects.len() - 1).expect("fewer than 2^32 pending writes")
@@ -217,12 +223,18 @@ impl Content {
     }
 
     fn persist_one(&mut self, id: EffectId) {
+        let bytes = self.effects[id as usize].data.as_ref().map_or(0, |d| d.len() as u64);
+        self.completed_bytes -= bytes;
+        self.settle(id, &mut |sectors| sectors);
+    }
+
+    /// Ends a write: the sectors that `part` leaves of each page's mask are durable, the others never were.
+    fn settle(&mut self, id: EffectId, part: &mut dyn FnMut(u8) -> u8) {
         let effect = std::mem::take(&mut self.effects[id as usize]);
         self.free.push(id);
-        self.completed_bytes -= effect.data.as_ref().map_or(0, |d| d.len() as u64);
         visit(&mut self.leaves, &effect, |index, page| {
             let Some(at) = page.pending.iter().position(|p| p.effect == id) else { return };
-            let sectors = page.pending.remove(at).sectors;
+            let sectors = part(page.pending.remove(at).sectors);
             if at > 0 {
                 page.pending[..at].iter_mut().for_each(|older| older.sectors &= !sectors);
                 page.pending.retain(|p| p.sectors != 0);
@@ -241,6 +253,7 @@ impl Content {
             .map(|effect| match effect.change {
                 Some(change) if change < changes_kept => Fate::Whole,
                 Some(_) => Fate::Lost,
+                None if effect.forgotten => Fate::Lost,
                 None => survival.fate(rng),
             })
             .collect();
@@ -250,6 +263,7 @@ impl Content {
         self.free.clear();
         self.completed.clear();
         self.completed_bytes = 0;
+        self.forgotten.clear();
         self.crowded = None;
         let spared =
             effects.into_iter().zip(fates).filter(|(e, fate)| *fate != Fate::Lost && e.data.is_some());
@@ -261,9 +275,19 @@ impl Content {
         self.effects.iter().filter(|e| !e.range.is_empty()).map(|e| e.range.clone()).collect()
     }
 
+    /// The ranges of those of them that write data.
+    pub fn pending_writes(&self) -> Vec<Range<u64>> {
+        let written = self.effects.iter().filter(|e| !e.range.is_empty() && e.data.is_some());
+        written.map(|e| e.range.clone()).collect()
+    }
+
+    pub fn range_of(&self, id: EffectId) -> Range<u64> {
+        self.effects[id as usize].range.clone()
+    }
+
     /// Edits the durable bytes that are stored in the range, under whatever is pending.
     pub fn edit_durable(&mut self, range: Range<u64>, mut edit: impl FnMut(&mut [u8])) {
-        let whole = Effect { range: range.clone(), data: None, stamp: 0, change: None };
+        let whole = Effect { range: range.clone(), ..Effect::default() };
         visit(&mut self.leaves, &whole, |index, page| {
             if let Some(bytes) = &mut page.durable {
                 edit(&mut bytes[clip(&range, index)]);

@@ -17,6 +17,7 @@ use crate::interval::IntervalSet;
 use crate::options::ContentMode;
 use crate::rng::Rng;
 use crate::survival::Survival;
+use crate::unreadable::Unreadable;
 
 /// 64 TiB, VMware's largest disk plus its tables with room to spare; larger offsets fail with EFBIG.
 const FILE_BYTES_MAX: u64 = 64 << 40;
@@ -45,6 +46,7 @@ pub(crate) struct FileNode {
     pub layout: Layout,
     size: u64,
     allocated: IntervalSet,
+    pub unreadable: Unreadable,
     changes: VecDeque<Change>,
     /// Number of the first change in the log.
     first_change: u64,
@@ -72,6 +74,7 @@ impl FileNode {
             layout: Layout::default(),
             size: 0,
             allocated: IntervalSet::default(),
+            unreadable: Unreadable::default(),
             changes: VecDeque::new(),
             first_change: 0,
         }
@@ -131,6 +134,7 @@ impl FileNode {
 
     pub fn complete(&mut self, effect: EffectId, stamp: u64) {
         let Some(content) = self.bytes.durable() else { return };
+        self.unreadable.written(&content.range_of(effect));
         content.complete(effect, stamp);
         if let Some(covers) = content.overdue() {
             self.persist(covers);
@@ -282,6 +286,28 @@ impl FileNode {
         self.first_change += settled as u64;
     }
 
+    /// A flush failed that would have made durable what completed before `covers`.
+    pub fn flush_failed(&mut self, covers: u64, page_cache: bool, rng: &mut Rng) {
+        if let Some(content) = self.bytes.durable() {
+            content.flush_failed(covers, page_cache, rng);
+        }
+    }
+
+    /// Time passes: some clean pages that are on no medium leave the page cache.
+    pub fn evict_some(&mut self, rng: &mut Rng) {
+        if let Some(content) = self.bytes.durable().filter(|content| content.has_forgotten()) {
+            content.evict_some(rng);
+        }
+    }
+
+    /// The page cache writes what is dirty and forgets the rest: reads show the medium.
+    pub fn drop_cached(&mut self, covers: u64, rng: &mut Rng) {
+        self.persist(covers);
+        if let Some(content) = self.bytes.durable() {
+            content.evict_all(rng);
+        }
+    }
+
     /// Power is lost. Space is the caller's to count anew.
     pub fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
         let Some(content) = self.bytes.durable() else { return };
@@ -289,6 +315,7 @@ impl FileNode {
         if pending.is_empty() && self.changes.is_empty() {
             return;
         }
+        let writes = content.pending_writes();
         let kept = survival.prefix(rng, self.changes.len());
         let spared = content.cut(survival, self.first_change + kept as u64, rng);
         self.undo_after(kept);
@@ -300,6 +327,9 @@ impl FileNode {
             if !inside.is_empty() {
                 self.allocated.insert(pages_of(&inside));
             }
+        }
+        if let Some(unit_bytes) = survival.unreadable_bytes {
+            self.unreadable.draw(&writes, self.size, unit_bytes, rng);
         }
     }
 
@@ -327,6 +357,7 @@ impl FileNode {
     pub fn put(&mut self, offset: u64, bytes: &[u8], room: &mut Room) {
         self.persist(u64::MAX);
         let range = offset..offset + bytes.len() as u64;
+        self.unreadable.written(&range);
         self.size = self.size.max(range.end);
         room.used_pages += count(&self.allocated.insert(pages_of(&range)));
         self.bytes.put(offset, bytes);

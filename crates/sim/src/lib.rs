@@ -9,7 +9,11 @@
 //! * the file's size and allocation are durable with the same flush; of the unflushed changes a prefix survives;
 //! * a name survives if its change completed before a completed `SyncDir` was submitted; of the others a prefix
 //!   survives, or with [`Options::directory_subsets`] any subset that keeps the order of changes to one name;
-//! * operations under way at the cut happened, or not; locks and handles are gone.
+//! * operations under way at the cut happened, or not; locks and handles are gone;
+//! * with [`Options::unreadable_sectors`] sectors whose write was under way may be unreadable until they are written
+//!   again;
+//! * a flush that fails says so once. What it should have made durable stays to be flushed, or is forgotten: later
+//!   flushes succeed without it, and with [`Options::page_cache`] reads show it for a while.
 //!
 //! Not modelled: loss of what was flushed (see [`SimWorld::flip_bit`] for decay), misdirected writes, torn 512-byte
 //! sectors, file systems that order data and names more strictly than this (relying on that would be a bug).
@@ -35,6 +39,7 @@ mod reactor;
 mod rng;
 mod survival;
 mod trace;
+mod unreadable;
 mod world;
 
 pub use device::{

@@ -128,7 +128,7 @@ impl Machine {
             logical_block: block,
             memory_align: options.memory_align,
             max_io: options.max_io,
-            direct: true,
+            direct: !options.page_cache,
         };
         let mut rng = Rng::new(seed);
         let placement = options.storage.as_ref().map(|s| Placement::new(s.extent_bytes, &s.places));
@@ -409,7 +409,7 @@ impl Machine {
                 Outcome::Count(Ok(len))
             }
             (Work::Answered(outcome), _) => outcome,
-            (Work::Failing(op, errno), node) => self.fail(op, node, errno),
+            (Work::Failing(op, errno), node) => self.fail(op, node, errno, covers),
             (Work::Exposed { .. } | Work::Free | Work::Done(_), _) => {
                 unreachable!("{}: an operation completes once", self.place_and_time())
             }

@@ -36,6 +36,11 @@ pub struct Options {
     pub directory_subsets: Ratio,
     /// Whether a folder that is opened by its path has to exist, as on a real machine; else it is made, durably.
     pub roots_must_exist: bool,
+    /// Share of power cuts that leave some sectors unreadable whose write was under way.
+    pub unreadable_sectors: Ratio,
+    /// Files go through a page cache, as where a file system does no direct I/O: what a failed flush loses is still read
+    /// for a while.
+    pub page_cache: bool,
     /// The last events are kept for reading; 0 keeps none.
     pub trace_events: usize,
     /// Submissions and completions after which a run is called endless and panics. 100 million take about a minute.
@@ -54,6 +59,8 @@ impl Default for Options {
             capacity_bytes: None,
             directory_subsets: Ratio::new(1, 4),
             roots_must_exist: false,
+            unreadable_sectors: Ratio::NEVER,
+            page_cache: false,
             trace_events: 0,
             events_max: 100_000_000,
         }

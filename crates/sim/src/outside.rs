@@ -1,5 +1,7 @@
 //! The world as seen from outside it: fixtures before a run, evidence after. No time passes and no event happens.
 
+use std::ops::Range;
+
 use blk::Errno;
 use blk::reactor::Handle;
 
@@ -137,5 +139,20 @@ impl Machine {
     pub(crate) fn flip_bit(&mut self, path: &str, offset: u64, bit: u8) -> bool {
         let Some(node) = walk(&self.fs, path, View::Durable) else { return false };
         self.fs.file_mut(node).is_ok_and(|(file, _)| file.flip_bit(offset, bit))
+    }
+
+    pub(crate) fn unreadable(&self, path: &str) -> Vec<Range<u64>> {
+        let file = walk(&self.fs, path, View::Current).and_then(|node| self.fs.file(node).ok());
+        file.map_or(Vec::new(), |file| file.unreadable.ranges())
+    }
+
+    pub(crate) fn make_unreadable(&mut self, path: &str, range: Range<u64>) -> bool {
+        let Some(node) = walk(&self.fs, path, View::Current) else { return false };
+        self.fs.file_mut(node).map(|(file, _)| file.unreadable.put(&range)).is_ok()
+    }
+
+    pub(crate) fn heal(&mut self, path: &str) -> bool {
+        let Some(node) = walk(&self.fs, path, View::Current) else { return false };
+        self.fs.file_mut(node).map(|(file, _)| file.unreadable.written(&(0..u64::MAX))).is_ok()
     }
 }

@@ -8,7 +8,7 @@ use blk::reactor::{Handle, Limits, Op, OpenMode, Outcome};
 use crate::content::{PAGE, SECTOR};
 use crate::dir::NodeId;
 use crate::file::byte_range;
-use crate::fs::{EBADF, EISDIR, ENOTDIR};
+use crate::fs::{EBADF, ENOTDIR};
 use crate::machine::{Machine, Open};
 use crate::trace::hash_name;
 
@@ -17,7 +17,7 @@ impl Machine {
     pub(crate) fn perform(&mut self, op: Op, node: NodeId, covers: u64) -> Outcome {
         match op {
             Op::Read { offset, mut buf, .. } => {
-                let filled = self.fs.file(node).map(|file| file.read(offset, &mut buf));
+                let filled = self.read(node, offset, &mut buf);
                 Outcome::Read(buf, filled)
             }
             Op::Size { .. } => Outcome::Count(self.fs.file(node).map(|file| file.size())),
@@ -46,8 +46,25 @@ impl Machine {
         }
     }
 
-    /// The operation fails. A write that met an I/O error may have reached the medium in part.
-    pub(crate) fn fail(&mut self, op: Op, node: Option<NodeId>, errno: Errno) -> Outcome {
+    fn read(&mut self, node: NodeId, offset: u64, out: &mut [u8]) -> Result<usize, Errno> {
+        let (file, _) = self.fs.file_mut(node)?;
+        file.evict_some(&mut self.rng);
+        let end = offset.saturating_add(out.len() as u64).min(file.size());
+        if offset < end && file.unreadable.strikes(&(offset..end)) {
+            return Err(Errno::EIO);
+        }
+        Ok(file.read(offset, out))
+    }
+
+    /// The operation fails. A write that met an I/O error may have reached the medium in part; a flush reports an error
+    /// once, whatever it was, and what it should have made durable may be forgotten. `covers` is the event of its
+    /// submission.
+    pub(crate) fn fail(&mut self, op: Op, node: Option<NodeId>, errno: Errno, covers: u64) -> Outcome {
+        if let (Op::Flush { .. }, Some(node)) = (&op, node)
+            && let Ok((file, _)) = self.fs.file_mut(node)
+        {
+            file.flush_failed(covers, self.options.page_cache, &mut self.rng);
+        }
         if let (Op::Write { offset, data, .. }, Some(node), Errno::EIO) = (&op, node, errno)
             && let Ok((file, _)) = self.fs.file_mut(node)
         {
@@ -67,6 +84,7 @@ impl Machine {
         match op {
             Op::Flush { .. } => {
                 let (file, _) = self.fs.file_mut(node)?;
+                file.evict_some(&mut self.rng);
                 if !self.flush_lies {
                     file.persist(covers);
                 }
@@ -122,7 +140,12 @@ impl Machine {
             return self.fs.create(dir, name, false, self.events);
         }
         let node = self.fs.lookup(dir, name)?;
-        if self.fs.is_dir(node) { Err(EISDIR) } else { Ok(node) }
+        let (file, _) = self.fs.file_mut(node)?;
+        if self.options.page_cache && mode == OpenMode::Write {
+            // What the io_uring reactor does there.
+            file.drop_cached(self.events, &mut self.rng);
+        }
+        Ok(node)
     }
 
     fn open_dir(&mut self, dir: NodeId, name: &str, create: bool) -> Result<NodeId, Errno> {

@@ -12,6 +12,8 @@ pub(crate) struct Survival {
     pub torn: Ratio,
     /// Unsynced changes of names survive as an order-keeping subset, not as a prefix.
     pub name_subsets: bool,
+    /// Sectors whose write was under way are unreadable, in units of so many bytes.
+    pub unreadable_bytes: Option<u64>,
 }
 
 impl Survival {
@@ -23,7 +25,11 @@ impl Survival {
             _ => Ratio::new(rng.between(1, 7), 8),
         };
         let torn = Ratio::new(rng.below(5), 8);
-        Survival { kept, torn, name_subsets: rng.chance(options.directory_subsets) }
+        let name_subsets = rng.chance(options.directory_subsets);
+        // No draw where it never happens: worlds without it stay what they were.
+        let unreadable = options.unreadable_sectors != Ratio::NEVER && rng.chance(options.unreadable_sectors);
+        let unreadable_bytes = unreadable.then_some(u64::from(options.logical_block));
+        Survival { kept, torn, name_subsets, unreadable_bytes }
     }
 
     pub fn fate(&self, rng: &mut Rng) -> Fate {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::ops::Range;
 use std::rc::Rc;
 
 use blk::{Env, Executor};
@@ -143,6 +144,21 @@ impl SimWorld {
             self.damage.borrow_mut().push(Damage { path: path.to_string(), offset, bit });
         }
         flipped
+    }
+
+    /// Bytes of a file that the medium does not read, in order; they are readable again once they are written.
+    pub fn unreadable(&self, path: &str) -> Vec<Range<u64>> {
+        self.machine.borrow().unreadable(path)
+    }
+
+    /// Makes the sectors of a byte range unreadable. False where there is no such file.
+    pub fn make_unreadable(&self, path: &str, range: Range<u64>) -> bool {
+        self.machine.borrow_mut().make_unreadable(path, range)
+    }
+
+    /// The medium reads all of the file again, as when a drive succeeds at last. False where there is no such file.
+    pub fn heal(&self, path: &str) -> bool {
+        self.machine.borrow_mut().heal(path)
     }
 
     /// Every bit flipped so far, in order.

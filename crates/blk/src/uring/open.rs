@@ -92,11 +92,23 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
         return Ok(Opened { fd, kind: Kind::File(limits), notice: None, shared });
     }
     rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
+    if mode != OpenMode::CreateNew {
+        drop_cached(&fd);
+    }
     let notice = format!(
         "{}: this file system does no direct I/O (O_DIRECT); its disks go through the page cache",
         path_of(&fd).unwrap_or_else(|| name.to_string())
     );
     Ok(Opened { fd, kind: Kind::File(NO_LIMITS), notice: Some((device, notice)), shared })
+}
+
+/// Makes reads show the medium. Where an earlier flush failed the page cache may have content that is not on the medium
+/// and is not dirty any more: no later flush would write it, and it would be gone after a loss of power.
+fn drop_cached(fd: &OwnedFd) {
+    // An error here is of writes that no one was promised: a flush that was answered was answered before.
+    let _ = rustix::fs::fdatasync(fd);
+    // Advice: what is dirty still, or in use elsewhere, stays.
+    let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
 }
 
 /// Alignment of (offsets and lengths, memory) in bytes, or None where direct I/O is refused or only pretended.

@@ -2,7 +2,8 @@
 //!
 //! Order: everything running is frozen between two polls, and the journal goes on in a new batch; the redirects up to
 //! there become durable; tables are merged into new pages; a step of giving space back; the bitmaps of the groups and
-//! the catalogue; a flush; the superblock; a flush. A crash before the last leaves the old state and the journal whole.
+//! the catalogue; a flush; the superblock; a flush; a batch of the journal that names the checkpoint, and a flush: only then
+//! may what it freed be used again. A crash before the superblock leaves the old state and the journal whole.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -90,6 +91,10 @@ impl Store {
         superblock.write(&self.file).await?;
         self.file.flush().await?;
         self.committed(superblock, reclaimed);
+        if !self.options.defects.has(Defect::ReuseBeforeNamed) {
+            self.flush().await?;
+        }
+        self.work.notify();
         Ok(())
     }
 

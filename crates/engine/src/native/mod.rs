@@ -14,6 +14,7 @@ mod ground;
 pub mod journal;
 pub mod layout;
 pub mod lineage;
+mod media;
 #[cfg(test)]
 mod ordeal_tests;
 mod preview;
@@ -29,6 +30,8 @@ mod tend;
 #[cfg(test)]
 mod tests;
 pub mod tree;
+#[cfg(test)]
+mod unreadable_tests;
 mod usage;
 mod view;
 pub mod vm;

@@ -13,12 +13,13 @@ use futures_util::stream;
 use super::catalogue::Catalogue;
 use super::change::{Op, decode, encode};
 use super::journal::{Journal, Position, Record, Replayed, Start, replay};
-use super::layout::{BLOCK, Extent, Geometry, checksum};
+use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, checksum};
 use super::lineage::{Lineage, Node};
+use super::media::read_hard;
 use super::space::{GroupSummary, Growth, Space, groups_within};
 use super::store::{Parts, Store, StoreOptions};
 use super::stored::{NodeItem, Stored, decode_group, group_key, node_key};
-use super::superblock::Superblock;
+use super::superblock::{SLOT_BLOCKS, Slots, Superblock};
 use super::table::Held;
 use super::tree::Nodes;
 use super::view::View;
@@ -66,7 +67,7 @@ impl Store {
         growth: Growth,
         can_grow: bool,
     ) -> Result<Rc<Store>> {
-        let (superblock, _) = Superblock::read(&file).await?;
+        let Slots { newest: superblock, other, .. } = Superblock::read(&file).await?;
         superblock.check_writable(file.name())?;
         let geometry = superblock.geometry();
         let groups = groups_within(&geometry, file.size().await?);
@@ -76,12 +77,16 @@ impl Store {
             return Err(Error::damaged(file.name(), format!("{cause}; bring the missing end back")));
         }
         let catalogue = Catalogue::read(&file, geometry.store_id, superblock.catalogue).await?;
-        let found =
-            replay(&file, &geometry, superblock.journal, superblock.journal_epoch, superblock.checkpoint)
-                .await?;
-        let found = Replayed { flushed_lsn: found.flushed_lsn.max(superblock.flushed_lsn), ..found };
+        let found = replay(&file, &geometry, superblock.begin()).await?;
+        if let Some(other) = &other {
+            exclude_newer(other, &found)?;
+        }
+        let (lost, hidden) = (found.lost.clone(), !found.unreadable.is_empty());
         let changes = Changes::read(&file, found).await?;
-        let opened = begin_epoch(&file, superblock, &changes).await?;
+        let opened = match lost {
+            None => begin_epoch(&file, superblock, &changes).await?,
+            Some(_) => Opened { superblock, at: changes.end },
+        };
         let journal = Journal::new(env.clone(), file.clone(), geometry, opened.start());
         let summaries = summaries(&catalogue, groups, file.name())?;
         let ready_to = opened.superblock.ready_to;
@@ -100,8 +105,18 @@ impl Store {
             superblock: opened.superblock,
         };
         let store = Store::assemble(env, options, parts);
+        if let Some(lost) = &lost {
+            store.break_down(lost);
+        }
         store.repeat(&changes).await?;
-        store.void(&changes).await?;
+        store.damage.borrow_mut().extend(changes.unreadable.iter().cloned());
+        if store.broken().is_none() {
+            store.void(&changes).await?;
+            if hidden {
+                // A page that was taken for the end must not be read again later, with records that were left out now.
+                store.flush().await?;
+            }
+        }
         store.set_reserve();
         store.tend();
         Ok(store)
@@ -204,6 +219,8 @@ struct Changes {
     void: BTreeSet<u64>,
     /// Records declared void by an earlier recovery.
     voided: BTreeSet<u64>,
+    /// Of void records whose data the device does not read.
+    unreadable: Vec<Error>,
     end: Position,
     flushed_lsn: u64,
     epoch: u64,
@@ -211,7 +228,7 @@ struct Changes {
 
 impl Changes {
     async fn read(file: &File, found: Replayed) -> Result<Changes> {
-        let Replayed { records, end, flushed_lsn, epoch } = found;
+        let Replayed { records, end, flushed_lsn, epoch, .. } = found;
         let mut voided = BTreeSet::new();
         for (lsn, record) in &records {
             let Record::Change(bytes) = record else { continue };
@@ -225,15 +242,19 @@ impl Changes {
         let doubtful = records.iter().filter(|(lsn, _)| *lsn > flushed_lsn && !voided.contains(lsn));
         let mut compared = stream::iter(doubtful.map(|(lsn, record)| is_there(file, *lsn, record)))
             .buffer_unordered(COMPARED_AT_ONCE);
-        let mut void = BTreeSet::new();
-        while let Some(result) = compared.next().await {
-            let (lsn, there) = result?;
-            if !there {
-                void.insert(lsn);
+        let (mut void, mut unreadable) = (BTreeSet::new(), Vec::new());
+        while let Some((lsn, data)) = compared.next().await {
+            match data? {
+                Data::There => {}
+                Data::Absent => drop(void.insert(lsn)),
+                Data::Unreadable(e) => {
+                    void.insert(lsn);
+                    unreadable.push(e);
+                }
             }
         }
         drop(compared);
-        Ok(Changes { records, void, voided, end, flushed_lsn, epoch })
+        Ok(Changes { records, void, voided, unreadable, end, flushed_lsn, epoch })
     }
 
     fn valid(&self) -> impl Iterator<Item = (u64, &Record)> {
@@ -249,15 +270,48 @@ impl Changes {
     }
 }
 
-async fn is_there(file: &File, lsn: u64, record: &Record) -> Result<(u64, bool)> {
-    let Record::Map { len, addr, checksum: expected, .. } = record else { return Ok((lsn, true)) };
-    let (data, result) = file.read(addr * BLOCK, Buf::alloc(*len as usize * BLOCK as usize)).await;
-    match result {
-        Ok(()) => Ok((lsn, checksum(&data) == *expected)),
+/// What the medium has of a record's data.
+enum Data {
+    There,
+    Absent,
+    Unreadable(Error),
+}
+
+async fn is_there(file: &File, lsn: u64, record: &Record) -> (u64, Result<Data>) {
+    let Record::Map { node, start, len, addr, checksum: expected, .. } = record else {
+        return (lsn, Ok(Data::There));
+    };
+    let (data, result) = read_hard(file, addr * BLOCK, u64::from(*len) * BLOCK).await;
+    let data = match result {
+        Ok(()) if checksum(&data) == *expected => Ok(Data::There),
+        Ok(()) => Ok(Data::Absent),
         // The file had not grown that far when the power went.
-        Err(e) if e.kind == ErrorKind::Damaged => Ok((lsn, false)),
+        Err(e) if e.kind == ErrorKind::Damaged => Ok(Data::Absent),
+        // As a sector is whose write was under way when the power went.
+        Err(e) if e.kind == ErrorKind::Io => {
+            let blocks = format!("blocks {start}..{} of node {node}", start + u64::from(*len));
+            let cause = format!(
+                "{blocks} show what they held before journal record {lsn}: its data cannot be read: {e}"
+            );
+            Ok(Data::Unreadable(Error::damaged(file.name(), cause)))
+        }
         Err(e) => Err(e),
-    }
+    };
+    (lsn, data)
+}
+
+/// Where one slot holds no superblock, the other one may be stale: it counts only where no batch of the journal names a
+/// newer checkpoint. `replay` has looked at those that can be read.
+fn exclude_newer(other: &Error, found: &Replayed) -> Result<()> {
+    let Some(page) = found.unreadable.first() else { return Ok(()) };
+    let cause = format!(
+        "{}; and block {}, a page of the journal, cannot be read: it may say that a newer superblock was there, and that \
+         space of the older one has been used again; read the device again, or copy it with a program that tries again. \
+         Only if the power went while both were written is nothing lost when zeros are written over that block",
+        other.cause,
+        HEADER_BLOCKS + page
+    );
+    Err(Error::damaged(&*other.place, cause))
 }
 
 /// A store that has an epoch of its own from here on: what an earlier one still writes is not believed any more.
@@ -272,8 +326,10 @@ impl Opened {
             epoch: self.superblock.epoch,
             at: self.at,
             tail: self.superblock.journal.seq,
-            flushed_lsn: self.superblock.flushed_lsn,
+            // Less than the superblock says only where the store is read-only, because records are lost.
+            flushed_lsn: self.superblock.flushed_lsn.min(self.at.lsn - 1),
             checkpoint: self.superblock.checkpoint,
+            named: 0,
         }
     }
 }
@@ -286,9 +342,14 @@ async fn begin_epoch(file: &File, old: Superblock, changes: &Changes) -> Result<
         false => changes.flushed_lsn,
     };
     let epoch = old.epoch.max(changes.epoch) + 1;
-    let superblock = Superblock { epoch, checkpoint: old.checkpoint + 1, flushed_lsn, clean: false, ..old };
-    superblock.write(file).await?;
-    file.flush().await?;
+    let mut superblock = Superblock { epoch, flushed_lsn, clean: false, ..old };
+    // Both slots: records that are vouched for here may be overwritten in place from now on, and an older superblock would
+    // compare them with their first data again.
+    for _ in SLOT_BLOCKS {
+        superblock.checkpoint += 1;
+        superblock.write(file).await?;
+        file.flush().await?;
+    }
     Ok(Opened { superblock, at: changes.end })
 }
 

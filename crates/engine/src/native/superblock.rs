@@ -3,8 +3,9 @@
 
 use blk::{Buf, Error, ErrorKind, File, Result};
 
-use super::journal::{JOURNAL_PAGES_MIN, Position};
+use super::journal::{Begin, JOURNAL_PAGES_MIN, Position};
 use super::layout::{ADDRESS_AT, BLOCK, CHECKSUM_AT, Geometry, STORE_ID_AT, get_u64, page_checksum, put_u64};
+use super::media::read_hard;
 use super::space::GROUP_BLOCKS_MIN;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstunSB");
@@ -79,6 +80,17 @@ pub struct Superblock {
     pub journal_epoch: u64,
 }
 
+/// The superblock that counts, and what is known of the slot beside it.
+#[derive(Debug)]
+pub struct Slots {
+    pub newest: Superblock,
+    /// 0 or 1.
+    pub slot: usize,
+    /// Why the other slot holds no superblock. A newer one may have been there: `newest` then counts only where the
+    /// journal excludes that.
+    pub other: Option<Error>,
+}
+
 impl Superblock {
     /// Of an empty store.
     pub fn first(geometry: &Geometry, created_unix_us: i64) -> Superblock {
@@ -116,6 +128,12 @@ impl Superblock {
     /// The slot this one belongs into: 0 or 1, by turns.
     pub fn slot(&self) -> usize {
         (self.checkpoint % 2) as usize
+    }
+
+    /// Where a replay begins, and what it must find.
+    pub fn begin(&self) -> Begin {
+        let (at, epoch, checkpoint) = (self.journal, self.journal_epoch, self.checkpoint);
+        Begin { at, epoch, checkpoint, flushed_lsn: self.flushed_lsn }
     }
 
     fn words(&self) -> [u64; WORDS] {
@@ -257,11 +275,11 @@ impl Superblock {
         check("catalogue address", addr, self.geometry().groups_start()..=end - 1)
     }
 
-    /// The newest of both slots that is whole, and its slot.
+    /// Reads both slots and answers the newest that is whole.
     ///
     /// Invalid: not a store. Damaged: it was one, and neither slot can be read, or they are of two stores. Unsupported:
     /// the newest is of a later program; an older one is then no substitute.
-    pub async fn read(file: &File) -> Result<(Superblock, usize)> {
+    pub async fn read(file: &File) -> Result<Slots> {
         let mut slots = Vec::new();
         let (mut marked, end) = (false, file.size().await?);
         for (slot, block) in SLOT_BLOCKS.into_iter().enumerate() {
@@ -270,7 +288,7 @@ impl Superblock {
                 slots.push(Err(Error::damaged(place, format!("the file ends before it, at byte {end}"))));
                 continue;
             }
-            let (page, result) = file.tables().read(block * BLOCK, Buf::alloc(BLOCK as usize)).await;
+            let (page, result) = read_hard(&file.tables(), block * BLOCK, BLOCK).await;
             marked |= result.is_err() || get_u64(&page, 0) == MAGIC;
             slots.push(result.and_then(|()| Superblock::decode(&page, slot, file.name())));
         }
@@ -291,7 +309,8 @@ impl Superblock {
     }
 }
 
-fn choose(name: &str, a: Result<Superblock>, b: Result<Superblock>) -> Result<(Superblock, usize)> {
+fn choose(name: &str, a: Result<Superblock>, b: Result<Superblock>) -> Result<Slots> {
+    let found = |newest, slot, other| Ok(Slots { newest, slot, other });
     match (a, b) {
         (Err(error), _) | (_, Err(error)) if error.kind == ErrorKind::Unsupported => Err(error),
         (Ok(a), Ok(b)) if a.store_id != b.store_id => {
@@ -301,9 +320,9 @@ fn choose(name: &str, a: Result<Superblock>, b: Result<Superblock>) -> Result<(S
                 format!("superblock A is of store {a:016x}, superblock B of store {b:016x}"),
             ))
         }
-        (Ok(a), Ok(b)) if a.checkpoint > b.checkpoint => Ok((a, 0)),
-        (_, Ok(b)) => Ok((b, 1)),
-        (Ok(a), Err(_)) => Ok((a, 0)),
+        (Ok(a), Ok(b)) if a.checkpoint > b.checkpoint => found(a, 0, None),
+        (a, Ok(b)) => found(b, 1, a.err()),
+        (Ok(a), Err(b)) => found(a, 0, Some(b)),
         (Err(a), Err(b)) => Err(Error::damaged(name, format!("no superblock can be read: {a}; {b}"))),
     }
 }

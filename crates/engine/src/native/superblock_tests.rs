@@ -44,7 +44,8 @@ fn put(world: &SimWorld, superblock: &Superblock, slot: usize) {
 }
 
 fn read(world: &SimWorld) -> Result<(Superblock, usize)> {
-    world.run(|env| async move { Superblock::read(&open(&env).await).await }).expect("no cut")
+    let read = world.run(|env| async move { Superblock::read(&open(&env).await).await });
+    read.expect("no cut").map(|slots| (slots.newest, slots.slot))
 }
 
 #[test]

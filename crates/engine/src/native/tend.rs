@@ -57,12 +57,15 @@ impl Store {
         Ok(Some((self.flush_due_ns.get().saturating_sub(self.env.now_ns()) / 1000).max(1)))
     }
 
-    /// Freed space is used again when what freed it is durable and nobody admitted before may still look at it.
+    /// Freed space is used again when what freed it is durable, no older superblock can be taken for the newest, and no
+    /// request admitted before may still look at it.
     async fn put_back(&self) -> Result<Option<u64>> {
         let early = self.options.defects.has(Defect::EarlyReuse);
         self.put_back_to.set(self.journal.durable_flushed_lsn());
         let durable = if early { u64::MAX } else { self.put_back_to.get() };
-        let batch = self.space.take_releasable(durable);
+        let unnamed = early || self.options.defects.has(Defect::ReuseBeforeNamed);
+        let named = if unnamed { u64::MAX } else { self.journal.named_checkpoint() };
+        let batch = self.space.take_releasable(durable, named);
         if batch.is_empty() {
             return Ok(None);
         }

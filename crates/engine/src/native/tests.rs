@@ -42,7 +42,7 @@ pub async fn fill(disk: &Rc<NativeDisk>, block: u64, count: usize, byte: u8) {
     disk.clone().write(block * 4096, buf.freeze()).await.unwrap();
 }
 
-async fn shows(disk: &Rc<NativeDisk>, block: u64) -> u8 {
+pub async fn shows(disk: &Rc<NativeDisk>, block: u64) -> u8 {
     let (buf, result) = disk.clone().read(block * 4096, Buf::alloc(4096)).await;
     result.unwrap();
     assert!(buf.iter().all(|byte| *byte == buf[0]), "block {block} is mixed");

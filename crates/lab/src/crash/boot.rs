@@ -16,6 +16,7 @@ use super::guest::Guest;
 use super::looker::Looker;
 use super::moves::discard_side_branches;
 use super::plan::{Part, Plan};
+use super::trouble::Trouble;
 use super::truth::{Standing, Truth};
 use super::watch::tell;
 use crate::home;
@@ -32,18 +33,25 @@ pub fn boot(
 ) -> Option<Result<(), String>> {
     let (plan, truth, space, marks) = (plan.clone(), truth.clone(), world.clone(), world.clone());
     world.set_capacity(None);
+    // Those that the boot before has not come to.
+    world.clear_faults();
     world.run(|env| async move {
         let (vm, home) = recover(&env, &plan, &truth, number).await?;
         plan.arm(&marks, number, Part::Work);
         if plan.limited_space {
             fill_up(&env, space, plan.rng(number, 2));
         }
-        work(&vm, home, &plan, &truth, number, marks).await?;
+        let trouble = plan.trouble(&marks, number);
+        work(&vm, home, &plan, &truth, number, &trouble, marks).await?;
+        trouble.end_boot(&env).await;
         if last {
             return finish(&env, vm, &plan, &truth).await;
         }
         // A cut that never came: the boot ends as a clean stop does.
-        vm.close().await.map_err(|e| format!("closing: {e}"))?;
+        if let Err(e) = vm.close().await {
+            trouble.excuse(Err(format!("closing: {e}")))?;
+            trouble.end_boot(&env).await;
+        }
         closed_cleanly(&truth);
         Ok(())
     })
@@ -188,6 +196,7 @@ async fn work(
     plan: &Rc<Plan>,
     truth: &Shared,
     boot: u64,
+    trouble: &Trouble,
     world: SimWorld,
 ) -> Result<(), String> {
     let env = vm.env.clone();
@@ -197,16 +206,17 @@ async fn work(
         for n in 0..plan.guests_per_disk {
             let rng = plan.rng(boot, 100 * (index as u64 + 1) + n);
             let (vm, disk, floor) = (vm.clone(), disk.clone(), floor.clone());
-            let guest = Guest { vm, disk, floor, index, truth: truth.clone(), rng };
+            let guest = Guest { vm, disk, floor, index, truth: truth.clone(), rng, trouble: trouble.clone() };
             let plan = plan.clone();
             tasks.push(env.spawn(async move { guest.run(&plan).await }));
         }
     }
-    let user = Control { vm: vm.clone(), truth: truth.clone(), rng: plan.rng(boot, 1), floor, home, world };
+    let (rng, excuses, trouble) = (plan.rng(boot, 1), trouble.clone(), trouble.clone());
+    let user = Control { vm: vm.clone(), truth: truth.clone(), rng, floor, home, world, trouble };
     let looker = Looker { vm: vm.clone(), rng: plan.rng(boot, 5) };
     let (plan, looks) = (plan.clone(), plan.control_steps);
     tasks.push(env.spawn(async move { user.run(&plan).await }));
-    tasks.push(env.spawn(async move { looker.run(looks).await }));
+    tasks.push(env.spawn(async move { excuses.excuse(looker.run(looks).await) }));
     let mut result = Ok(());
     for task in tasks {
         result = result.and(task.join().await);

@@ -11,6 +11,7 @@ use vmdk::home::Home;
 
 use super::floor::Floor;
 use super::plan::Plan;
+use super::trouble::Trouble;
 use super::truth::{Known, Standing, Truth};
 use super::watch::tell;
 
@@ -21,31 +22,38 @@ pub struct Control {
     pub floor: Rc<Floor>,
     pub home: Rc<Home>,
     pub world: SimWorld,
+    pub trouble: Trouble,
 }
 
 impl Control {
     pub async fn run(mut self, plan: &Plan) -> Result<(), String> {
         for _ in 0..plan.control_steps {
             self.vm.env.sleep_us(self.rng.below(3000)).await;
-            self.home.set_grain(plan.grain(&mut self.rng));
-            if self.rng.chance(plan.moves) {
-                match self.rng.below(4) {
-                    0 => self.discard().await?,
-                    1 if plan.nonpersistent_bytes.is_some() => self.reset().await?,
-                    _ => self.revert().await?,
-                }
-            } else if self.rng.chance(plan.clones) {
-                self.clone_something(plan).await?;
-            } else if self.rng.chance(plan.commits) {
-                self.commit_something().await?;
-            } else {
-                self.take(plan.looks_at_once).await?;
-            }
-            if self.rng.below(3) == 0 {
-                self.look_at_one().await?;
+            if let Err(e) = self.step(plan).await {
+                self.trouble.excuse(Err(e))?;
+                // What the verb has left undone, stopped guests among it, the next boot finds.
+                self.trouble.end_boot(&self.vm.env).await;
             }
         }
         Ok(())
+    }
+
+    async fn step(&mut self, plan: &Plan) -> Result<(), String> {
+        self.home.set_grain(plan.grain(&mut self.rng));
+        if self.rng.chance(plan.moves) {
+            match self.rng.below(4) {
+                0 => self.discard().await?,
+                1 if plan.nonpersistent_bytes.is_some() => self.reset().await?,
+                _ => self.revert().await?,
+            }
+        } else if self.rng.chance(plan.clones) {
+            self.clone_something(plan).await?;
+        } else if self.rng.chance(plan.commits) {
+            self.commit_something().await?;
+        } else {
+            self.take(plan.looks_at_once).await?;
+        }
+        if self.rng.below(3) == 0 { self.look_at_one().await } else { Ok(()) }
     }
 
     async fn take(&mut self, looks: bool) -> Result<(), String> {

@@ -10,6 +10,7 @@ use sim::Rng;
 
 use super::floor::Floor;
 use super::plan::Plan;
+use super::trouble::Trouble;
 use super::truth::Truth;
 use super::watch::{tell, tell_range};
 
@@ -22,6 +23,7 @@ pub struct Guest {
     pub index: usize,
     pub truth: Rc<RefCell<Truth>>,
     pub rng: Rng,
+    pub trouble: Trouble,
 }
 
 impl Guest {
@@ -38,17 +40,18 @@ impl Guest {
                 at = at.wrapping_sub(share);
                 hit
             };
-            if falls(mix.write) {
-                self.write(first, count).await?;
+            let done = if falls(mix.write) {
+                self.write(first, count).await
             } else if falls(mix.read) {
-                self.read(first, count).await?;
+                self.read(first, count).await
             } else if falls(mix.flush) {
-                self.flush().await?;
+                self.flush().await
             } else if falls(mix.zero) {
-                self.zero(first, count).await?;
+                self.zero(first, count).await
             } else {
-                self.discard(first, count).await?;
-            }
+                self.discard(first, count).await
+            };
+            self.trouble.excuse(done)?;
         }
         Ok(())
     }

@@ -5,6 +5,11 @@ use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
 use blk::SECTOR;
 
+use super::trouble::Trouble;
+
+/// Draws of what fails: they change nothing else of a plan.
+pub(crate) const TROUBLE_TASK: u64 = 1 << 34;
+
 /// Shares of a guest's operations, in parts of their sum.
 #[derive(Debug, Clone, Copy)]
 pub struct Mix {
@@ -46,6 +51,8 @@ pub struct Plan {
     /// Share of clones among the other control steps.
     pub clones: Ratio,
     pub limited_space: bool,
+    /// A flush fails in some of the boots.
+    pub failing_flushes: bool,
 }
 
 impl Plan {
@@ -55,8 +62,10 @@ impl Plan {
             (0..rng.between(1, 3)).map(|_| rng.between(1, 7) * (512 << 10) + rng.below(2) * 37 * SECTOR);
         let disks: Vec<u64> = disks.collect();
         let limited_space = rng.below(6) == 0;
+        let mut trouble = Rng::new(seed ^ TROUBLE_TASK);
         let world = sim::Options {
             device: Device::scrambled(),
+            page_cache: trouble.below(3) == 0,
             logical_block: if rng.below(4) == 0 { 4096 } else { 512 },
             ..sim::Options::default()
         };
@@ -106,6 +115,7 @@ impl Plan {
             clones: Ratio::new(if !plain && rng.below(3) == 0 { 2 } else { 0 }, 8),
             commits: Ratio::new(rng.between(2, 6), 8),
             limited_space,
+            failing_flushes: trouble.coin() && trouble.coin(),
             disks,
         }
     }
@@ -121,6 +131,15 @@ impl Plan {
                 ^ (boot + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
                 ^ (task + 1).wrapping_mul(0xD1B5_4A32_D192_ED03),
         )
+    }
+
+    /// What goes wrong in a boot beside its cut.
+    pub fn trouble(&self, world: &SimWorld, boot: u64) -> Trouble {
+        let mut rng = self.rng(boot, TROUBLE_TASK);
+        match self.failing_flushes && boot + 1 < self.boots && rng.coin() {
+            true => Trouble::begin(world, rng),
+            false => Trouble::none(world),
+        }
     }
 
     /// Schedules the boot's cut where it falls into `part`. It falls anywhere, or at a step that matters.

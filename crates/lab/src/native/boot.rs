@@ -10,6 +10,7 @@ use engine::native::superblock::Superblock;
 use sim::SimWorld;
 
 use super::guest::Guest;
+use super::media::open_anyway;
 use super::plan::{Ground, Part, Plan};
 use super::scene::{FILE, MACHINE, SNAPSHOT, Scene, nothing_else_is_mapped, open_file};
 use super::truth::{Standing, Truth};
@@ -36,18 +37,21 @@ pub fn boot(
 ) -> Option<Result<(), String>> {
     let (plan, truth, outside) = (plan.clone(), truth.clone(), world.clone());
     world.set_capacity(None);
+    // Those that the boot before has not come to.
+    world.clear_faults();
     world.run(|env| async move {
         truth.borrow_mut().doing.recovering = true;
         tell(|| format!("BOOT {number}"));
         note_journal(&env, &outside, &plan, number).await.map_err(|e| format!("reading the journal: {e}"))?;
-        let scene = Scene::open(&env, &outside, &plan, &truth, number).await;
-        let scene = scene.map_err(|e| format!("opening the store: {e}"))?;
+        let scene = open_anyway(&env, &outside, &plan, &truth, number).await?;
         scene.recover().await.map_err(|e| format!("after recovery: {e}"))?;
         plan.arm(&outside, number, Part::Work);
         if plan.ground == Ground::CrowdedFile {
             fill_up(&env, &scene);
         }
+        scene.trouble.replace(plan.trouble(&outside, number));
         scene.clone().work().await?;
+        scene.end_troubled_boot().await;
         if last {
             return scene.finish().await;
         }
@@ -56,7 +60,10 @@ pub fn boot(
         match closed {
             Ok(()) => scene.closed_cleanly(),
             Err(e) if e.is_no_space() => scene.mark("a stop found no space"),
-            Err(e) => return Err(format!("closing: {e}")),
+            Err(e) => {
+                scene.excuse(Err(format!("closing: {e}")))?;
+                scene.end_troubled_boot().await;
+            }
         }
         Ok(())
     })
@@ -64,13 +71,13 @@ pub fn boot(
 
 /// What the journal has come to, for the marks.
 async fn note_journal(env: &Env, world: &SimWorld, plan: &Plan, boot: u64) -> blk::Result<()> {
-    if !(plan.seed + boot).is_multiple_of(JOURNAL_EVERY) {
+    if !(plan.seed + boot).is_multiple_of(JOURNAL_EVERY) || !world.unreadable(FILE).is_empty() {
         return Ok(());
     }
     let file = open_file(env).await?;
-    let (superblock, _) = Superblock::read(&file).await?;
+    let superblock = Superblock::read(&file).await?.newest;
     let (geometry, from) = (superblock.geometry(), superblock.journal);
-    let found = replay(&file, &geometry, from, superblock.journal_epoch, superblock.checkpoint).await?;
+    let found = replay(&file, &geometry, superblock.begin()).await?;
     let lap = |seq: u64| seq / geometry.journal_pages;
     if lap(from.seq) < lap(found.end.seq) {
         world.mark("a replay across the ring's end");
@@ -115,6 +122,7 @@ impl Scene {
         if let Some(e) = self.store.broken() {
             return Err(format!("the store is read-only: {e}"));
         }
+        self.check_unreadable().await?;
         let checked = (self.plan.seed / 2 + self.boot) % CHECKED_EVERY;
         if checked == 0 {
             self.check_committed("as it was found").await?;
@@ -247,6 +255,16 @@ impl Scene {
             }
         }
         Ok(())
+    }
+
+    /// Whether a failed flush excuses an error.
+    pub fn excuse(&self, result: Result<(), String>) -> Result<(), String> {
+        self.trouble.borrow().excuse(result)
+    }
+
+    pub async fn end_troubled_boot(&self) {
+        let trouble = self.trouble.borrow().clone();
+        trouble.end_boot(&self.env).await;
     }
 
     /// Guests and user at once, to their end.

@@ -46,17 +46,18 @@ impl Guest {
                 at = at.wrapping_sub(share);
                 hit
             };
-            if falls(mix.write) {
-                self.write(&target).await?;
+            let done = if falls(mix.write) {
+                self.write(&target).await
             } else if falls(mix.read) {
-                self.read(&target).await?;
+                self.read(&target).await
             } else if falls(mix.flush) {
-                self.flush(&target).await?;
+                self.flush(&target).await
             } else if falls(mix.zero) {
-                self.zero(&target).await?;
+                self.zero(&target).await
             } else {
-                self.discard(&target).await?;
-            }
+                self.discard(&target).await
+            };
+            self.scene.excuse(done)?;
         }
         Ok(())
     }

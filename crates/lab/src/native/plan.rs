@@ -3,9 +3,11 @@
 use engine::native::space::Growth;
 use engine::native::{DiskTerms, NewStore, StoreOptions};
 use engine::{Defects, SpacePolicy};
-use sim::{Cut, Device, OpKind, Phase, Rng, SimWorld};
+use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
 use super::places::Places;
+use crate::crash::plan::TROUBLE_TASK;
+use crate::crash::trouble::Trouble;
 
 /// The smallest ring there may be.
 const JOURNAL_PAGES: u64 = engine::native::journal::JOURNAL_PAGES_MIN;
@@ -16,6 +18,8 @@ const FIXED_BLOCKS: u64 = 1200;
 const EAGER_EVERY: u64 = 5;
 /// Events of a verb in which its cut falls: 1, 2, 4 ... 256; a checkpoint has some hundred, its guests' included.
 const AIMED_BITS_MAX: u64 = 8;
+/// What is drawn for media draws nothing from the rest of the plan.
+const MEDIA_TASK: u64 = 1 << 33;
 /// Of what the scripted plan leaves to chance.
 const SCRIPTED_SEED: u64 = 4;
 
@@ -91,6 +95,10 @@ pub struct Plan {
     pub snapshots_max: usize,
     /// Machines there may be at once, the first included.
     pub machines_max: usize,
+    /// The newest superblock is unreadable at some of the boots.
+    pub spoils: bool,
+    /// A flush fails in some of the boots.
+    pub failing_flushes: bool,
     /// The power goes.
     pub cuts: bool,
     pub aim: Aim,
@@ -104,6 +112,28 @@ impl Plan {
             1 => plan.taking(),
             _ => plan,
         }
+    }
+
+    /// The same on media that do not read everything after a cut, and do not flush everything.
+    pub fn on_bad_media(self) -> Plan {
+        let mut rng = self.rng(0, MEDIA_TASK);
+        let unreadable_sectors = Ratio::new([0, 0, 2, 3][rng.below(4) as usize], 4);
+        let (spoils, page_cache, failing_flushes) = (rng.below(3) == 0, rng.below(3) == 0, rng.below(3) == 0);
+        let world = sim::Options { unreadable_sectors, page_cache, ..self.world };
+        Plan { world, spoils, failing_flushes, ..self }
+    }
+
+    /// What goes wrong in a boot beside its cut.
+    pub fn trouble(&self, world: &SimWorld, boot: u64) -> Trouble {
+        let mut rng = self.rng(boot, TROUBLE_TASK);
+        match self.failing_flushes && self.may_cut(boot) && rng.coin() {
+            true => Trouble::begin(world, rng),
+            false => Trouble::none(world),
+        }
+    }
+
+    pub fn spoils_superblock(&self, boot: u64) -> bool {
+        self.spoils && self.rng(boot, MEDIA_TASK).coin()
     }
 
     /// Checkpoints without end, each right after a flush, and no other flushes, over few blocks that are written again and
@@ -181,6 +211,8 @@ impl Plan {
             steps: draw_steps(&mut rng),
             snapshots_max: rng.between(1, 8) as usize,
             machines_max: 3,
+            spoils: false,
+            failing_flushes: false,
             cuts: true,
             aim: Aim::Anything,
         }

@@ -18,6 +18,7 @@ use super::places::Places;
 use super::plan::{Ground, Plan};
 use super::truth::{Contents, Truth};
 use crate::crash::floor::Floor;
+use crate::crash::trouble::Trouble;
 
 pub const FILE: &str = "store";
 /// Kinds of items: the nodes of a machine's disks, and those of a snapshot.
@@ -41,6 +42,8 @@ pub struct Scene {
     pub store: Rc<Store>,
     pub boot: u64,
     pub running: RefCell<BTreeMap<u64, Rc<RunningMachine>>>,
+    /// Of the work of this boot.
+    pub trouble: RefCell<Trouble>,
 }
 
 pub fn key(kind: u8, number: u64) -> Key {
@@ -65,7 +68,7 @@ pub async fn format(env: &Env, plan: &Plan) -> Result<()> {
         file.allocate(0, (HEADER_BLOCKS + plan.layout.journal_pages + blocks) * BLOCK).await?;
     }
     Store::format(env, &file, plan.layout).await?;
-    let (mut superblock, _) = Superblock::read(&file).await?;
+    let mut superblock = Superblock::read(&file).await?.newest;
     superblock.journal.seq = plan.journal_from;
     superblock.write(&file).await?;
     file.flush().await
@@ -94,6 +97,7 @@ impl Scene {
             store,
             boot,
             running: RefCell::default(),
+            trouble: RefCell::new(Trouble::none(world)),
         }))
     }
 

@@ -74,6 +74,8 @@ pub struct Truth {
     pub snapshots: BTreeMap<u64, SnapshotTruth>,
     next: u64,
     pub doing: Doing,
+    /// The newest superblock was made unreadable and has not been written or read since.
+    pub spoiled: bool,
     /// Of this boot, once it has recovered.
     pub store: Option<Rc<Store>>,
 }

@@ -29,7 +29,11 @@ impl User {
     pub async fn run(mut self) -> Result<(), String> {
         for _ in 0..self.scene.plan.user_steps {
             self.scene.env.sleep_us(self.rng.below(3000)).await;
-            self.step().await?;
+            if let Err(e) = self.step().await {
+                self.scene.excuse(Err(e))?;
+                // What the verb has left undone, stopped guests among it, the next boot finds.
+                self.scene.end_troubled_boot().await;
+            }
         }
         Ok(())
     }

@@ -38,6 +38,7 @@ macro_rules! operations {
 pub const OPERATIONS: &[Operation] = operations![
     "first writes and a flush": |s, _| Box::pin(async { fill(&s.vm, 0, 300, 40, 9).await }),
     "overwrites and a flush": |s, _| Box::pin(async { fill(&s.vm, 0, 5, 30, 9).await }),
+    "overwrites, and flushes until one succeeds": |s, _| Box::pin(insist(s)),
     "zeroes and a discard": |s, _| Box::pin(zero(s)),
     "take": |s, _| Box::pin(async { said(s.vm.take("d", "").await) }),
     "take, then writes and a flush": |s, _| Box::pin(take_and_write(s)),
@@ -103,6 +104,11 @@ async fn fill(vm: &Rc<Vm>, number: u32, first: u64, count: u64, seed: u8) -> Res
 }
 
 async fn write(disk: &Rc<Disk>, first: u64, count: u64, seed: u8) -> Result<(), String> {
+    write_unflushed(disk, first, count, seed).await?;
+    said(disk.clone().flush().await)
+}
+
+async fn write_unflushed(disk: &Rc<Disk>, first: u64, count: u64, seed: u8) -> Result<(), String> {
     let mut at = first;
     while at < first + count {
         let sectors = 9.min(first + count - at);
@@ -111,7 +117,21 @@ async fn write(disk: &Rc<Disk>, first: u64, count: u64, seed: u8) -> Result<(), 
         said(disk.clone().write(at * SECTOR, data).await)?;
         at += sectors;
     }
-    said(disk.clone().flush().await)
+    Ok(())
+}
+
+/// A success after a failure must mean what any success means.
+async fn insist(scene: &Scene) -> Result<(), String> {
+    let (disk, _client) = scene.vm.attach(0, "test").await.map_err(|e| e.to_string())?;
+    write_unflushed(&disk, 5, 30, 9).await?;
+    let mut flushed = said(disk.clone().flush().await);
+    for _ in 0..3 {
+        if flushed.is_ok() {
+            break;
+        }
+        flushed = said(disk.clone().flush().await);
+    }
+    flushed
 }
 
 async fn zero(scene: &Scene) -> Result<(), String> {

@@ -73,10 +73,10 @@ impl Load {
     /// What `recover` does: replay, compare, make a new epoch durable, go on behind the end.
     async fn recover(env: &Env, world: SimWorld, model: Rc<RefCell<Model>>) -> Result<Load, String> {
         let file = open(env).await;
-        let (mut superblock, _) = Superblock::read(&file).await.map_err(|e| e.to_string())?;
+        let mut superblock = Superblock::read(&file).await.map_err(|e| e.to_string())?.newest;
         let (from, geometry) = (superblock.journal, superblock.geometry());
-        let found = replay(&file, &geometry, from, superblock.epoch, superblock.checkpoint).await;
-        let found = found.map_err(|e| e.to_string())?;
+        let begin = Begin { epoch: superblock.epoch, ..superblock.begin() };
+        let found = replay(&file, &geometry, begin).await.map_err(|e| e.to_string())?;
         model.borrow().compare(from, &found)?;
         verify_data(&file, &found).await?;
         file.flush().await.map_err(|e| e.to_string())?;
@@ -94,6 +94,7 @@ impl Load {
             tail: found.end.seq,
             flushed_lsn: superblock.flushed_lsn,
             checkpoint: superblock.checkpoint,
+            named: 0,
         };
         let journal = Journal::new(env.clone(), file.clone(), geometry, start);
         let (superblock, checkpoints) = (Cell::new(superblock), TaskMutex::default());

@@ -13,11 +13,14 @@
 mod batch;
 #[cfg(test)]
 mod crash_tests;
+mod end;
 mod record;
 mod replay;
 mod rounds;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unreadable_tests;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -31,7 +34,7 @@ use batch::{Draft, Stamp};
 
 pub use batch::BATCH_PAGES_MAX;
 pub use record::{CHANGE_BYTES_MAX, Record};
-pub use replay::{Replayed, replay};
+pub use replay::{Begin, Replayed, replay};
 
 /// A `Change` of the greatest length: its 32 pages, and one more that its header spills into.
 const CHANGE_PAGES_MAX: u64 = CHANGE_BYTES_MAX as u64 / BLOCK + 1;
@@ -74,6 +77,8 @@ pub struct Start {
     pub flushed_lsn: u64,
     /// The newest one that is durable.
     pub checkpoint: u64,
+    /// The newest one that a durable batch names, as far as is known; 0 makes the first round name `checkpoint`.
+    pub named: u64,
 }
 
 pub struct Journal {
@@ -95,8 +100,14 @@ struct State {
     draft: Option<Draft>,
     /// The page behind the last closed batch, and the next record's number.
     next: Position,
+    /// The oldest page that may not be overwritten.
     tail: u64,
     checkpoint: u64,
+    /// Where a replay from `checkpoint` begins: the tail once `checkpoint` is named durably.
+    checkpoint_tail: u64,
+    /// The checkpoint in the newest closed batch, and the newest one that a durable batch names.
+    named: u64,
+    durably_named: u64,
     flushed: u64,
     /// The `flushed_lsn` in the newest closed batch, or in the superblock where there is none.
     carried: u64,
@@ -126,6 +137,9 @@ impl Journal {
             next: start.at,
             tail: start.tail,
             checkpoint: start.checkpoint,
+            checkpoint_tail: start.tail,
+            named: start.named,
+            durably_named: start.named,
             flushed: start.flushed_lsn,
             carried: start.flushed_lsn,
             durable: start.flushed_lsn,
@@ -189,6 +203,7 @@ impl Journal {
             flushed_lsn: state.flushed,
         };
         state.carried = state.flushed;
+        state.named = state.checkpoint;
         state.next.seq = draft.end();
         if state.failed.is_some() {
             return;
@@ -240,7 +255,7 @@ impl Journal {
         self.used_pages() + CHANGE_ROOM + ADMITTED_PAGES <= self.geometry.journal_pages
     }
 
-    /// Pages between the oldest still needed and the newest record.
+    /// Pages between the oldest that may not be overwritten and the newest record.
     pub fn used_pages(&self) -> u64 {
         let state = self.state.borrow();
         state.end() - state.tail
@@ -252,7 +267,9 @@ impl Journal {
         self.state.borrow().next
     }
 
-    /// Checkpoint `checkpoint` is durable, and a replay from it begins at page `tail`.
+    /// Checkpoint `checkpoint` is durable, and a replay from it begins at page `tail`. The pages before it may be
+    /// overwritten once a batch that names the checkpoint is durable: until then a replay may begin at the checkpoint
+    /// before, if the newer superblock cannot be read.
     pub fn trim(&self, tail: u64, checkpoint: u64) {
         let mut state = self.state.borrow_mut();
         assert!(
@@ -262,8 +279,14 @@ impl Journal {
             state.next.seq
         );
         assert!(checkpoint > state.checkpoint, "checkpoint {checkpoint} after {}", state.checkpoint);
-        state.tail = tail;
+        state.checkpoint_tail = tail;
         state.checkpoint = checkpoint;
+    }
+
+    /// The newest checkpoint that a durable batch names: an older superblock is known to be stale by it, whatever becomes
+    /// of the newer one. What that checkpoint freed may be used again.
+    pub fn named_checkpoint(&self) -> u64 {
+        self.state.borrow().durably_named
     }
 
     /// The newest record, flushed or not; 0 before the first.

@@ -1,14 +1,29 @@
 //! Reading the journal: every batch from a checkpoint to the first that is not there, and proof that it ends there.
 
-use blk::{Buf, Error, File, Result};
+use std::collections::BTreeSet;
+
+use blk::{Buf, Error, ErrorKind, File, Result};
 
 use super::super::layout::{BLOCK, Geometry, HEADER_BLOCKS, page_checksum};
+use super::super::media::read_hard;
 use super::Position;
 use super::batch::{HEADER_BYTES, Header};
 use super::record::Record;
 
 /// Pages read at once, 1 MiB.
 const WINDOW_PAGES: u64 = 256;
+
+/// Where a replay begins, as a superblock says it, and what it must find.
+#[derive(Debug, Clone, Copy)]
+pub struct Begin {
+    pub at: Position,
+    /// No batch of an earlier epoch is believed.
+    pub epoch: u64,
+    /// The superblock's number.
+    pub checkpoint: u64,
+    /// Records up to this one were durable.
+    pub flushed_lsn: u64,
+}
 
 /// What a replay found.
 #[derive(Debug)]
@@ -19,39 +34,49 @@ pub struct Replayed {
     pub end: Position,
     /// Data of records up to this one is durable; that of later ones is to be compared with their checksums.
     pub flushed_lsn: u64,
-    /// Of the newest batch, or `epoch_at_least` where there is none.
+    /// Of the newest batch, or `Begin::epoch` where there is none.
     pub epoch: u64,
+    /// Pages of the ring that the device does not read. None of them is part of what was found.
+    pub unreadable: BTreeSet<u64>,
+    /// Why durable records are missing, or may be: such a store can be read and must not be written.
+    pub lost: Option<Error>,
 }
 
-/// Reads all batches from `from` on, which a superblock names; `checkpoint` is its number and `epoch_at_least` the
-/// epoch in which it was written. The first batch that is not whole ends the journal, as after a loss of power.
+/// Reads all batches from `begin` on. The first batch that is not whole ends the journal, as after a loss of power.
 ///
-/// Damaged: a batch contradicts itself; a later batch says that records behind the end were durable; or a batch knows
-/// a newer checkpoint than the superblock, which then is an old one.
-pub async fn replay(
-    file: &File,
-    geometry: &Geometry,
-    from: Position,
-    epoch_at_least: u64,
-    checkpoint: u64,
-) -> Result<Replayed> {
-    let mut reader = Reader { file: &file.tables(), geometry, checkpoint, first: 0, window: Buf::alloc(0) };
+/// # Errors
+///
+/// Damaged: a batch contradicts itself; a later batch, or the superblock, says that records behind the end were durable,
+/// and the pages where they should be can be read; or a batch names a newer checkpoint than the superblock, which then
+/// is an old one.
+pub async fn replay(file: &File, geometry: &Geometry, begin: Begin) -> Result<Replayed> {
+    let mut reader = Reader {
+        file: &file.tables(),
+        geometry,
+        checkpoint: begin.checkpoint,
+        unreadable: BTreeSet::new(),
+        first: 0,
+        window: Buf::alloc(0),
+    };
     let found = Replayed {
         records: Vec::new(),
-        end: from,
-        flushed_lsn: from.lsn.saturating_sub(1),
-        epoch: epoch_at_least,
+        end: begin.at,
+        flushed_lsn: begin.flushed_lsn.max(begin.at.lsn.saturating_sub(1)),
+        epoch: begin.epoch,
+        unreadable: BTreeSet::new(),
+        lost: None,
     };
     let found = reader.follow(found).await?;
-    reader.prove_end(&found).await?;
-    Ok(found)
+    let lost = reader.prove_end(&found, begin.flushed_lsn).await?;
+    Ok(Replayed { unreadable: reader.unreadable, lost, ..found })
 }
 
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     file: &'a File,
-    geometry: &'a Geometry,
+    pub(super) geometry: &'a Geometry,
     checkpoint: u64,
-    /// The ring's pages from this one on are in the window.
+    pub(super) unreadable: BTreeSet<u64>,
+    /// The ring's pages from this one on are in the window; those that cannot be read are zeros in it.
     first: u64,
     window: Buf,
 }
@@ -79,9 +104,9 @@ impl Reader<'_> {
     /// The batch that follows, where it ended or at the ring's next start if it says that pages were passed over.
     async fn next(&mut self, found: &Replayed) -> Result<Option<Header>> {
         let (at, ring) = (found.end, self.geometry.journal_pages);
-        for seq in [at.seq, (at.seq / ring + 1) * ring] {
+        for seq in places_of_next(at.seq, ring) {
             let Some(header) = self.batch(seq).await? else { continue };
-            if header.previous_seq == at.seq && header.first_lsn == at.lsn && header.epoch >= found.epoch {
+            if follows(&header, found) {
                 return Ok(Some(header));
             }
         }
@@ -89,7 +114,7 @@ impl Reader<'_> {
     }
 
     /// The whole batch that begins with page number `seq`.
-    async fn batch(&mut self, seq: u64) -> Result<Option<Header>> {
+    pub(super) async fn batch(&mut self, seq: u64) -> Result<Option<Header>> {
         let (place, geometry) = (seq % self.geometry.journal_pages, self.geometry);
         let Some(header) = Header::parse(self.pages(place, 1).await?, geometry, seq) else { return Ok(None) };
         let whole = page_checksum(self.pages(place, header.pages.into()).await?) == header.checksum;
@@ -102,25 +127,47 @@ impl Reader<'_> {
     fn old_superblock(&self, header: &Header) -> String {
         format!(
             "checkpoint {} was durable when this batch was written, but the newest readable superblock is that of \
-             checkpoint {}: a newer one is damaged, and this one no longer fits the journal",
+             checkpoint {}: a newer one is damaged or cannot be read, and this one no longer fits the journal; bring the \
+             newer one back (read the device again, copy it with a program that tries again), or restore a copy of the \
+             store",
             header.checkpoint, self.checkpoint
         )
     }
 
-    fn place(&self, seq: u64) -> String {
+    pub(super) fn place(&self, seq: u64) -> String {
         let page = seq % self.geometry.journal_pages;
         format!("{}: journal page {page} (block {}, number {seq})", self.file.name(), HEADER_BLOCKS + page)
     }
 
+    /// Reads page by page where the device fails to read all at once.
+    async fn read_window(&mut self, place: u64, pages: u64) -> Result<Buf> {
+        let at = |page: u64| (HEADER_BLOCKS + page) * BLOCK;
+        let (mut window, result) = self.file.read(at(place), Buf::alloc((pages * BLOCK) as usize)).await;
+        match result {
+            Err(e) if e.kind == ErrorKind::Io => {}
+            result => return result.map(|()| window),
+        }
+        for (n, part) in (place..place + pages).zip(window.chunks_exact_mut(BLOCK as usize)) {
+            let (page, result) = read_hard(self.file, at(n), BLOCK).await;
+            match result {
+                Ok(()) => part.copy_from_slice(&page),
+                Err(e) if e.kind == ErrorKind::Io => {
+                    self.unreadable.insert(n);
+                    part.fill(0);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(window)
+    }
+
     /// `count` pages of the ring from `place` on, which do not reach past its end.
-    async fn pages(&mut self, place: u64, count: u64) -> Result<&[u8]> {
+    pub(super) async fn pages(&mut self, place: u64, count: u64) -> Result<&[u8]> {
         let held = self.window.len() as u64 / BLOCK;
         if place < self.first || place + count > self.first + held {
             let pages = WINDOW_PAGES.min(self.geometry.journal_pages - place);
-            let buf = Buf::alloc((pages * BLOCK) as usize);
-            let (buf, result) = self.file.read((HEADER_BLOCKS + place) * BLOCK, buf).await;
-            result?;
-            (self.first, self.window) = (place, buf);
+            let window = self.read_window(place, pages).await?;
+            (self.first, self.window) = (place, window);
         }
         let start = ((place - self.first) * BLOCK) as usize;
         Ok(&self.window[start..start + (count * BLOCK) as usize])
@@ -150,26 +197,12 @@ fn decode(header: &Header, batch: &[u8], place: &str, records: &mut Vec<(u64, Re
     Ok(())
 }
 
-// Whether the end is one that a loss of power explains.
-impl Reader<'_> {
-    /// A batch behind the end that is whole is a leftover, unless it says that the missing records had been flushed.
-    async fn prove_end(&mut self, found: &Replayed) -> Result<()> {
-        let ring = self.geometry.journal_pages;
-        for place in 0..ring {
-            let page = self.pages(place, 1).await?;
-            let Some(seq) = Header::claimed_seq(page).filter(|seq| seq % ring == place) else { continue };
-            let Some(header) = self.batch(seq).await? else { continue };
-            let later = seq >= found.end.seq && header.epoch >= found.epoch;
-            if later && header.flushed_lsn >= found.end.lsn {
-                let cause = format!(
-                    "this batch says that records up to {} were durable, but the journal can be read up to record {} \
-                     only: its next batch is damaged",
-                    header.flushed_lsn,
-                    found.end.lsn - 1
-                );
-                return Err(Error::damaged(self.place(found.end.seq), cause));
-            }
-        }
-        Ok(())
-    }
+/// Numbers that the first page of the batch behind page `seq` may have.
+pub(super) fn places_of_next(seq: u64, ring: u64) -> [u64; 2] {
+    [seq, (seq / ring + 1) * ring]
+}
+
+/// Whether a header is that of the batch behind what was found.
+pub(super) fn follows(header: &Header, found: &Replayed) -> bool {
+    header.previous_seq == found.end.seq && header.first_lsn == found.end.lsn && header.epoch >= found.epoch
 }

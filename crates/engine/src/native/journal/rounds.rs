@@ -74,11 +74,12 @@ impl Journal {
     }
 
     /// Closes what is to be covered. A batch without records is written only where the newest does not carry
-    /// `flushed_lsn` yet: a guest that only overwrites costs nothing but its device flushes.
+    /// `flushed_lsn` or the checkpoint yet: a guest that only overwrites costs nothing but its device flushes.
     fn begin_round(self: &Rc<Self>) -> Covered {
         let unconfirmed = {
             let state = self.state.borrow();
-            state.draft.is_none() && state.carried < state.flushed
+            let told = state.carried == state.flushed && state.named == state.checkpoint;
+            state.draft.is_none() && !told
         };
         if unconfirmed {
             self.open_empty();
@@ -86,7 +87,12 @@ impl Journal {
         self.close();
         let mut state = self.state.borrow_mut();
         state.unflushed_bytes = 0;
-        Covered { end: state.next.seq, last_lsn: state.next.lsn - 1, carried: state.carried }
+        Covered {
+            end: state.next.seq,
+            last_lsn: state.next.lsn - 1,
+            carried: state.carried,
+            named: state.named,
+        }
     }
 
     /// Until no write of a batch before page `end` is under way.
@@ -111,6 +117,10 @@ impl Journal {
             let further = covered.carried > state.durable;
             state.flushed = covered.last_lsn;
             state.durable = covered.carried;
+            state.durably_named = covered.named;
+            if covered.named == state.checkpoint {
+                state.tail = state.checkpoint_tail;
+            }
             further
         };
         if further {
@@ -125,4 +135,6 @@ struct Covered {
     last_lsn: u64,
     /// The `flushed_lsn` in the newest batch before `end`.
     carried: u64,
+    /// The checkpoint in that batch.
+    named: u64,
 }

@@ -9,33 +9,35 @@ use super::*;
 pub(super) const GEOMETRY: Geometry =
     Geometry { store_id: 0x1234_5678_9abc_def0, journal_pages: JOURNAL_PAGES_MIN, group_blocks: 256 };
 
-const BEGIN: Position = Position { seq: 0, lsn: 1 };
-const START: Start = Start { epoch: 1, at: BEGIN, tail: 0, flushed_lsn: 0, checkpoint: 1 };
+pub(super) const BEGIN: Position = Position { seq: 0, lsn: 1 };
+pub(super) const START: Start =
+    Start { epoch: 1, at: BEGIN, tail: 0, flushed_lsn: 0, checkpoint: 1, named: 1 };
 
 pub(super) async fn open(env: &Env) -> File {
     let root = env.open_root("/").expect("the root exists");
     root.open("store", OpenMode::Write).await.expect("the fixture made it")
 }
 
-fn world() -> SimWorld {
+pub(super) fn world() -> SimWorld {
     let world = SimWorld::new(7, Options::default());
     world.write_file("store", &vec![0; (GEOMETRY.groups_start() * BLOCK) as usize]);
     world
 }
 
-fn in_world<T: 'static>(world: &SimWorld, test: impl AsyncFnOnce(Env) -> T + 'static) -> T {
+pub(super) fn in_world<T: 'static>(world: &SimWorld, test: impl AsyncFnOnce(Env) -> T + 'static) -> T {
     world.run(async move |env| test(env).await).expect("no cut is scheduled")
 }
 
-async fn journal(env: &Env, start: Start) -> Rc<Journal> {
+pub(super) async fn journal(env: &Env, start: Start) -> Rc<Journal> {
     Journal::new(env.clone(), open(env).await, GEOMETRY, start)
 }
 
 async fn read(env: &Env, from: Position, epoch: u64, checkpoint: u64) -> blk::Result<Replayed> {
-    replay(&open(env).await, &GEOMETRY, from, epoch, checkpoint).await
+    let begin = Begin { at: from, epoch, checkpoint, flushed_lsn: 0 };
+    replay(&open(env).await, &GEOMETRY, begin).await
 }
 
-fn map(n: u64) -> Record {
+pub(super) fn map(n: u64) -> Record {
     Record::Map { node: n + 1, start: n, len: 1, addr: n + 9, birth: n + 1, checksum: !n }
 }
 
@@ -43,14 +45,14 @@ fn change(len: usize) -> Record {
     Record::Change((0..len).map(|n| (n % 251) as u8).collect())
 }
 
-async fn flushed(journal: &Rc<Journal>, records: impl IntoIterator<Item = Record>) {
+pub(super) async fn flushed(journal: &Rc<Journal>, records: impl IntoIterator<Item = Record>) {
     for record in records {
         journal.append(record);
     }
     journal.flush().await.unwrap();
 }
 
-fn numbers(found: &Replayed) -> Vec<u64> {
+pub(super) fn numbers(found: &Replayed) -> Vec<u64> {
     found.records.iter().map(|(lsn, _)| *lsn).collect()
 }
 
@@ -253,7 +255,7 @@ fn leftovers_of_an_earlier_epoch_are_never_read() {
         }
         // Recovery read two batches only, as if the third had been lost; the new batch is as long as it was.
         let at = Position { seq: 2, lsn: 3 };
-        let start = Start { epoch: 2, at, tail: 2, flushed_lsn: 2, checkpoint: 2 };
+        let start = Start { epoch: 2, at, tail: 2, flushed_lsn: 2, checkpoint: 2, named: 2 };
         let found = read(&env, at, 2, 2).await.unwrap();
         assert_eq!((found.records.len(), found.end, found.epoch), (0, at, 2));
         flushed(&journal(&env, start).await, [map(100)]).await;

@@ -116,7 +116,7 @@ impl Space {
             state.refresh(group);
         }
         let sealed = std::mem::take(&mut state.sealed);
-        state.releasable.extend(sealed);
+        state.releasable.extend(sealed.into_iter().map(|extent| (checkpoint, extent)));
     }
 
     /// Summaries of all groups, as of the checkpoint under way once its pages are written: what its catalogue says.

@@ -206,15 +206,16 @@ impl Space {
         state.waiting.push_back((lsn, extent));
     }
 
-    /// Blocks freed by records up to `durable_flushed_lsn` and by committed checkpoints. They stay out of use until the
-    /// caller has seen every read and write end that was admitted before now, and calls `release`. What checkpoints freed
-    /// waits longer while it is retained.
-    pub fn take_releasable(&self, durable_flushed_lsn: u64) -> Vec<Extent> {
+    /// Blocks freed by records up to `durable_flushed_lsn` and by committed checkpoints up to `named_checkpoint`, which a
+    /// durable batch of the journal names. They stay out of use until the caller has seen every read and write end that
+    /// was admitted before now, and calls `release`. What checkpoints freed waits longer while it is retained.
+    pub fn take_releasable(&self, durable_flushed_lsn: u64, named_checkpoint: u64) -> Vec<Extent> {
         let mut state = self.state.borrow_mut();
-        let mut batch = match self.retainers.get() {
-            0 => std::mem::take(&mut state.releasable),
-            _ => Vec::new(),
-        };
+        let mut batch = Vec::new();
+        let named = if self.retainers.get() == 0 { named_checkpoint } else { 0 };
+        while state.releasable.front().is_some_and(|(checkpoint, _)| *checkpoint <= named) {
+            batch.extend(state.releasable.pop_front().map(|(_, extent)| extent));
+        }
         while state.waiting.front().is_some_and(|(lsn, _)| *lsn <= durable_flushed_lsn) {
             batch.extend(state.waiting.pop_front().map(|(_, extent)| extent));
         }

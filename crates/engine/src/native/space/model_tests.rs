@@ -187,7 +187,7 @@ impl Run {
             let model = self.model.borrow();
             model.lsn - self.rng.below(model.lsn + 1).min(3)
         };
-        let batch = self.space.take_releasable(durable);
+        let batch = self.space.take_releasable(durable, u64::MAX);
         for extent in &batch {
             self.model.borrow_mut().set(*extent, Some(Is::Waiting), None);
         }

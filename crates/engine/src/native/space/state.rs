@@ -58,8 +58,8 @@ pub(super) struct State {
     pub sealed: Vec<Extent>,
     /// Freed while their group was not loaded; still settled.
     pub deferred: Vec<Extent>,
-    /// Of committed checkpoints.
-    pub releasable: Vec<Extent>,
+    /// Freed by the committed checkpoint of this number, in order.
+    pub releasable: VecDeque<(u64, Extent)>,
     /// Rest of a new metadata group that is not written yet.
     pub preparing: Option<Extent>,
     /// Freezes so far, and one.
@@ -93,7 +93,7 @@ impl State {
             freed: Vec::new(),
             sealed: Vec::new(),
             deferred: Vec::new(),
-            releasable: Vec::new(),
+            releasable: VecDeque::new(),
             preparing: None,
             freezes: 1,
             settled_changes: 0,

@@ -48,7 +48,7 @@ pub(super) async fn quiet(space: &Space) {
 }
 
 pub(super) fn release_all(space: &Space) {
-    space.release(space.take_releasable(u64::MAX));
+    space.release(space.take_releasable(u64::MAX, u64::MAX));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_checkpoint_holds_what_was_settled_and_slots_take_turns() {
         assert_eq!(checkpoint(&space, 5).await[0].1.slot, 0);
         space.free_settled(young);
         space.freeze(&[]);
-        assert!(space.take_releasable(u64::MAX).is_empty());
+        assert!(space.take_releasable(u64::MAX, u64::MAX).is_empty());
         let written = space.write_pages(6).await.unwrap();
         assert_eq!((written[0].1.slot, written[0].1.version, written[0].1.free), (1, 6, 126 - 8));
         // The superblock of 6 is never written: 5 is what there is.
@@ -103,15 +103,16 @@ fn a_checkpoint_holds_what_was_settled_and_slots_take_turns() {
         let late = Extent { addr: kept.addr, len: 1 };
         space.free_settled(late);
         space.committed(6);
+        assert_eq!(space.take_releasable(u64::MAX, 5), [], "no durable batch names checkpoint 6");
         assert_eq!(
-            space.take_releasable(u64::MAX),
+            space.take_releasable(u64::MAX, u64::MAX),
             [young],
             "what was freed behind the pages is of the next"
         );
         assert_eq!((space.totals().waiting, space.totals().used), (4, 7));
         space.release(vec![young]);
         assert_eq!(checkpoint(&space, 7).await.len(), 1);
-        assert_eq!(space.take_releasable(0), [late]);
+        assert_eq!(space.take_releasable(0, u64::MAX), [late]);
         space.release(vec![late]);
         assert_eq!(space.totals().waiting, 0);
         assert_eq!(checkpoint(&space, 8).await, [], "nothing changed");
@@ -127,8 +128,8 @@ fn frees_wait_for_their_record() {
         for lsn in 1..=3 {
             space.free_young(part(2 * lsn), lsn);
         }
-        assert_eq!(space.take_releasable(0), []);
-        let batch = space.take_releasable(2);
+        assert_eq!(space.take_releasable(0, u64::MAX), []);
+        let batch = space.take_releasable(2, u64::MAX);
         assert_eq!(batch, [part(2), part(4)]);
         assert_eq!(space.try_place(1, Some(placed.addr + 2)).map(|e| e.addr == placed.addr + 2), Some(false));
         space.release(batch);

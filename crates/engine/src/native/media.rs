@@ -1,0 +1,18 @@
+//! Reads of metadata that a store must have to be opened.
+
+use blk::{Buf, ErrorKind, File, Result};
+
+/// Reads before a sector is called unreadable: an error of the path to the device is often gone at the next one.
+const TRIES: usize = 3;
+
+/// Reads `len` bytes from `offset`, and again where the device fails to.
+pub async fn read_hard(file: &File, offset: u64, len: u64) -> (Buf, Result<()>) {
+    let mut read = file.read(offset, Buf::alloc(len as usize)).await;
+    for _ in 1..TRIES {
+        if !read.1.as_ref().is_err_and(|e| e.kind == ErrorKind::Io) {
+            break;
+        }
+        read = file.read(offset, read.0).await;
+    }
+    read
+}
