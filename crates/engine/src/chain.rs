@@ -47,6 +47,10 @@ pub struct FoldRoute {
     /// Source regions between "copying begins" and "the release is durable": what the source holds there. Writes in
     /// them go to both layers. The runs are pinned here because the source forgets them at the release.
     pub moving: RefCell<BTreeMap<u64, Rc<Vec<Run>>>>,
+    /// The regions in `moving` are released in the source's memory, and perhaps not on the device. Until a flush of the
+    /// source succeeds, or the disk is opened again, either layer may answer for them after a crash: writes go to both,
+    /// the map names the source, and no fold of the disk begins or ends.
+    pub releasing: Cell<bool>,
     /// Nobody but the running top depends on the source: what a higher layer shadows need not be copied. A take ends
     /// that, because the frozen state depends on the source too.
     pub skip_shadowed: Cell<bool>,
@@ -58,6 +62,7 @@ impl FoldRoute {
             source,
             target,
             moving: RefCell::default(),
+            releasing: Cell::new(false),
             skip_shadowed: Cell::new(skip_shadowed),
         })
     }

@@ -8,7 +8,7 @@ use blk::{Error, Result};
 use crate::chain::FoldRoute;
 use crate::disk::Disk;
 use crate::event::{DiskTimes, Event, EventKind};
-use crate::fold::{Fold, held_bytes};
+use crate::fold::{Fold, finish_release, held_bytes};
 use crate::job::{COMMIT, CONSOLIDATE, Job, JobState};
 use crate::link::Link;
 use crate::options::Defect;
@@ -198,6 +198,10 @@ impl Vm {
 
     /// Where a fold leads from and to, in the chain as it is. None when its layer is gone.
     async fn route(&self, disk: &Disk, fold: &FoldState) -> Result<Option<Rc<FoldRoute>>> {
+        // The commit before may have ended between a release and its flush.
+        if let Some(unfinished) = disk.chain().fold.clone() {
+            finish_release(disk, &unfinished).await?;
+        }
         let chain = disk.chain();
         let Some(at) = chain.links.iter().position(|l| l.layer.name() == fold.layer) else { return Ok(None) };
         let Some(below) = at.checked_sub(1) else {

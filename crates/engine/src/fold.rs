@@ -43,9 +43,6 @@ pub struct Fold {
     failing: Cell<bool>,
     /// Time spent changing where guest writes go, without an await: the stun of a commit.
     pub stun_ns: Cell<u64>,
-    /// Pointers are cleared in memory but perhaps not on the device: after a failed flush both answers are possible,
-    /// so writes must go on reaching both layers (and fail with the latched one).
-    releasing: Cell<bool>,
     /// Something of the batch was not copied because a higher layer shadows it.
     skipped: Cell<bool>,
 }
@@ -63,7 +60,6 @@ impl Fold {
             piece_ended: Signal::default(),
             failing: Cell::new(false),
             stun_ns: Cell::new(0),
-            releasing: Cell::new(false),
             skipped: Cell::new(false),
         }
     }
@@ -84,7 +80,7 @@ impl Fold {
             drained.await;
         }
         let result = self.move_counted().await;
-        if result.is_err() && !self.releasing.get() {
+        if result.is_err() && !self.route.releasing.get() {
             self.route.moving.borrow_mut().clear();
             self.steer(None);
         }
@@ -119,7 +115,7 @@ impl Fold {
         while !left.is_empty() {
             self.job.checkpoint().await?;
             match self.try_counted(left).await {
-                Err(e) if e.is_no_space() && !self.releasing.get() => {
+                Err(e) if e.is_no_space() && !self.route.releasing.get() => {
                     let moved = self.move_one_when_full(left[0]).await?;
                     left = &left[usize::from(moved)..];
                 }
@@ -133,7 +129,7 @@ impl Fold {
     async fn try_counted(&self, regions: &[u64]) -> Result<()> {
         let done = self.job.bytes_done.get();
         let result = self.try_batch(regions).await;
-        if result.is_err() && !self.releasing.get() {
+        if result.is_err() && !self.route.releasing.get() {
             self.route.moving.borrow_mut().clear();
             self.job.bytes_done.set(done);
         }
@@ -158,7 +154,7 @@ impl Fold {
         drop(hold);
         match moved {
             Ok(_) => Ok(true),
-            Err(e) if e.is_no_space() && !self.releasing.get() => {
+            Err(e) if e.is_no_space() && !self.route.releasing.get() => {
                 self.job.wait_for_space(self.disk.options.space_retry_us).await;
                 Ok(false)
             }
@@ -221,35 +217,20 @@ impl Fold {
             early.sort_unstable();
             self.punch(&early).await?;
         }
-        self.releasing.set(true);
+        self.route.releasing.set(true);
         for &region in regions {
             source.layer.release(region);
         }
         source.wrote();
-        source.flush().await?;
-        self.releasing.set(false);
-        self.leave_regions(regions);
+        let freed = finish_release(&self.disk, &self.route).await?;
+        self.freed.borrow_mut().extend(freed);
         Ok(())
-    }
-
-    /// The release is durable: the target alone answers for these regions from here.
-    fn leave_regions(&self, regions: &[u64]) {
-        for &region in regions {
-            let pinned = self.route.moving.borrow_mut().remove(&region);
-            let pinned = pinned.expect("every region of the batch is moving");
-            self.freed.borrow_mut().extend(held(&pinned).map(|(run, file, offset)| (file, offset, run.len)));
-            self.disk.map.invalidate(self.range_of(region));
-        }
-    }
-
-    fn range_of(&self, region: u64) -> Range<u64> {
-        let bytes = self.route.region_bytes();
-        region * bytes..self.disk.size_bytes().min((region + 1) * bytes)
     }
 
     /// From here writes into the region go to both layers; those admitted before hold their range against the copy.
     async fn begin_region(&self, region: u64) -> Result<Vec<Piece>> {
-        let runs: Rc<Vec<Run>> = Rc::new(self.route.source.layer.lookup(self.range_of(region)).await?);
+        let runs: Rc<Vec<Run>> =
+            Rc::new(self.route.source.layer.lookup(range_of(&self.disk, &self.route, region)).await?);
         self.route.moving.borrow_mut().insert(region, runs.clone());
         Ok(self.pieces_of(&runs))
     }
@@ -337,6 +318,32 @@ impl Fold {
         self.skipped.set(self.skipped.get() || now.len() < all);
         Ok(now)
     }
+}
+
+/// Makes the release of the regions that are moving durable; from then on the target alone answers for them. Returns
+/// what they took in the source: file, offset and length.
+///
+/// # Errors
+///
+/// Latched: an earlier flush of the source failed, and only opening the disk again tells which layer answers. `NoSpace`:
+/// the tables could not be written; it may be tried again.
+pub async fn finish_release(disk: &Disk, route: &FoldRoute) -> Result<Vec<(u16, u64, u64)>> {
+    let mut freed = Vec::new();
+    if !route.releasing.get() {
+        return Ok(freed);
+    }
+    route.source.flush().await?;
+    route.releasing.set(false);
+    for (region, pinned) in route.moving.take() {
+        freed.extend(held(&pinned).map(|(run, file, offset)| (file, offset, run.len)));
+        disk.map.invalidate(range_of(disk, route, region));
+    }
+    Ok(freed)
+}
+
+fn range_of(disk: &Disk, route: &FoldRoute, region: u64) -> Range<u64> {
+    let bytes = route.region_bytes();
+    region * bytes..disk.size_bytes().min((region + 1) * bytes)
 }
 
 /// Neighbouring ranges joined.

@@ -125,7 +125,6 @@ pub enum Defect {
     /// Native: the superblock is written before the pages it speaks of are durable.
     SuperblockBeforePages,
     /// Native: records without their data are left out of a recovery, and of that one only.
-    /// Native: records without their data are left out of a recovery, and of that one only.
     ForgetVoids,
     /// Native: what a checkpoint freed is used again before any batch of the journal names that checkpoint.
     ReuseBeforeNamed,

@@ -86,7 +86,6 @@ impl Vm {
             let built = vm.build_disk(disk.number, &disk.top).await?;
             vm.disks.borrow_mut().push(built);
         }
-        all(vm.disks().iter().map(|disk| disk.flush_found())).await?;
         vm.find_frozen_tops().await?;
         vm.add_missing_redo().await?;
         // On a datastore that is full already there is nothing to set aside.
@@ -101,20 +100,35 @@ impl Vm {
     }
 
     /// Every layer under `top`, base first, opened for writing where it is the VM's own, so that a later commit can
-    /// write into it.
+    /// write into it. What they show is durable when this returns.
     pub(crate) async fn open_chain(&self, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
         let _turn = self.opening.lock().await;
-        let mut layers = Vec::new();
+        let (mut layers, mut opened) = (Vec::new(), Vec::new());
         for name in self.manifest.chain_names(top).await? {
             let open = self.layers.borrow().get(&name).and_then(Weak::upgrade);
             let layer = match open {
                 Some(layer) => layer,
-                None => self.manifest.open(&name, true).await?,
+                None => {
+                    let layer = self.manifest.open(&name, true).await?;
+                    opened.push(layer.clone());
+                    layer
+                }
             };
-            self.opened(&layer);
             layers.push(layer);
         }
+        self.flush_found(&opened).await?;
+        layers.iter().for_each(|layer| self.opened(layer));
         Ok(layers)
+    }
+
+    /// Makes durable what layers show when they are opened. A process that ended may have left writes in the device's
+    /// cache; they are read now, and neither a guest's flush nor a sealed state may come to miss them.
+    async fn flush_found(&self, layers: &[Rc<dyn Layer>]) -> Result<()> {
+        if self.options.defects.has(Defect::OpenWithoutFlush) {
+            return Ok(());
+        }
+        let own = layers.iter().filter(|layer| layer.shape().writable);
+        all(own.flat_map(|layer| layer.files()).map(File::flush)).await
     }
 
     pub(crate) fn opened(&self, layer: &Rc<dyn Layer>) {
@@ -346,17 +360,6 @@ pub(crate) fn nothing_changed(e: &Error) -> bool {
 }
 
 impl Disk {
-    /// Makes durable what the chain shows when it is opened. A process that ended may have left writes in the device's
-    /// cache; they are read now, and neither a guest's flush nor a sealed state may come to miss them.
-    async fn flush_found(&self) -> Result<()> {
-        if self.options.defects.has(Defect::OpenWithoutFlush) {
-            return Ok(());
-        }
-        let chain = self.chain();
-        let own = chain.links.iter().filter(|link| link.layer.shape().writable);
-        all(own.flat_map(|link| link.layer.files()).map(File::flush)).await
-    }
-
     pub(crate) async fn close(&self) -> Result<()> {
         self.write_gate.drain().await;
         for link in self.chain().links.iter().filter(|link| link.layer.shape().writable) {

@@ -47,12 +47,16 @@ impl Control {
     /// The take of a revert that then failed may have happened: the tree says. It is looked at while the models still
     /// know the time before the revert.
     async fn settle_take(&self, name: &str, began: Vec<u64>) -> Result<(), String> {
-        let here = self.vm.state().snapshots.iter().any(|s| s.name == name);
+        let here = self.vm.state().snapshots.iter().find(|s| s.name == name).map(|s| s.id);
         {
             let mut truth = self.truth.borrow_mut();
             truth.taking = false;
-            if !here {
+            let Some(id) = here else {
                 truth.snapshots.retain(|k| k.name != name);
+                return Ok(());
+            };
+            if self.trouble.has_struck() && !self.vm.is_sealed(id) {
+                // Its seal's flush failed: the next start shows what one shows whose take was cut.
                 return Ok(());
             }
             let ended = truth.ticks();
@@ -97,7 +101,9 @@ impl Control {
                 Ok(())
             }
             Err(e) => {
-                self.truth.borrow_mut().staying(&loss.snapshots);
+                if !self.is_in_doubt(&e) {
+                    self.truth.borrow_mut().staying(&loss.snapshots);
+                }
                 self.not_moved(&format!("discard {name}"), e)
             }
         }
@@ -156,9 +162,16 @@ impl Control {
         }
     }
 
+    /// A flush has failed, perhaps after the commit point: the next boot shows whether it was reached.
+    fn is_in_doubt(&self, e: &blk::Error) -> bool {
+        self.trouble.has_struck() && !changed_nothing(e)
+    }
+
     fn not_moved(&self, what: &str, e: blk::Error) -> Result<(), String> {
-        self.truth.borrow_mut().moving = None;
-        match e.kind == ErrorKind::Refused || e.kind == ErrorKind::NotFound || e.is_no_space() {
+        if !self.is_in_doubt(&e) {
+            self.truth.borrow_mut().moving = None;
+        }
+        match changed_nothing(&e) {
             true => Ok(()),
             false => Err(format!("{what}: {e}")),
         }
@@ -185,6 +198,10 @@ impl Control {
             _ => None,
         }
     }
+}
+
+fn changed_nothing(e: &blk::Error) -> bool {
+    e.kind == ErrorKind::Refused || e.kind == ErrorKind::NotFound || e.is_no_space()
 }
 
 /// With the guests gone every side branch is thrown away, so that a last commit leaves a clean home.

@@ -24,6 +24,27 @@ const GROWTH_BYTES: u64 = 64 << 10;
 enum Trouble {
     Once,
     FromThenOn,
+    /// A write finds no space, once: file systems that never overwrite in place refuse any write so.
+    FullOnce,
+}
+
+impl Trouble {
+    fn fault(self, nth: u64) -> Fault {
+        match self {
+            Trouble::Once => Fault::nth(nth, Action::Fail(Errno::EIO)),
+            Trouble::FromThenOn => Fault::nth(nth, Action::Fail(Errno::EIO)).and_all_later(),
+            Trouble::FullOnce => Fault::nth(nth, Action::Fail(Errno::ENOSPC)).of(OpKind::Write),
+        }
+    }
+
+    /// Those that its rule counts among the I/Os submitted so far.
+    fn counted(self, world: &SimWorld) -> u64 {
+        let counts = |kind: &OpKind| match self {
+            Trouble::FullOnce => *kind == OpKind::Write,
+            _ => *kind != OpKind::Timer,
+        };
+        OpKind::ALL.into_iter().filter(counts).map(|kind| world.count(kind).submitted).sum()
+    }
 }
 
 fn options() -> Options {
@@ -51,21 +72,15 @@ fn run(
         script::create(&env).await?;
         let scene = open(&env).await?;
         script::prepare(&scene).await?;
-        prepared.set(ios(&armed));
         if let Some((nth, trouble)) = trouble {
-            let fault = Fault::nth(nth, Action::Fail(Errno::EIO));
-            armed.add_fault(if trouble == Trouble::FromThenOn { fault.and_all_later() } else { fault });
+            prepared.set(trouble.counted(&armed));
+            armed.add_fault(trouble.fault(nth));
         }
         act(&scene, &env).await
     });
-    let struck = trouble.is_some_and(|(nth, _)| ios(world) - begun.get() >= nth);
+    let struck = trouble.is_some_and(|(nth, trouble)| trouble.counted(world) - begun.get() >= nth);
     world.clear_faults();
     (result.expect("no power cut is scheduled"), struck)
-}
-
-/// Submitted so far; a rule counts all but timers.
-fn ios(world: &SimWorld) -> u64 {
-    OpKind::ALL.iter().filter(|kind| **kind != OpKind::Timer).map(|kind| world.count(*kind).submitted).sum()
 }
 
 /// Starts again and looks at everything; then lets every commit end, and looks whether anything is left lying.
@@ -142,7 +157,9 @@ fn every_failing_io_of_every_operation_loses_nothing() {
                 continue;
             }
             let (before, after) = undisturbed(operation);
-            for trouble in [Trouble::Once, Trouble::FromThenOn] {
+            let waits = operation.name.starts_with("commit");
+            let full = waits.then_some(Trouble::FullOnce);
+            for trouble in [Trouble::Once, Trouble::FromThenOn].into_iter().chain(full) {
                 let mut ios = 0;
                 for nth in 1..=IO_MAX {
                     match check(operation, &before, &after, nth, trouble) {

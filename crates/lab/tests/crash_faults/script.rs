@@ -47,6 +47,7 @@ pub const OPERATIONS: &[Operation] = operations![
     "commit on a side branch": |s, _| Box::pin(commit(s, CommitWhat::One("b".into()))),
     "commit of the latest": |s, _| Box::pin(commit(s, CommitWhat::One("e".into()))),
     "commit of all": |s, _| Box::pin(commit(s, CommitWhat::All)),
+    "commit of all, and again until it ends": |s, _| Box::pin(insist_on_commit(s)),
     "a cancelled commit, consolidated": |s, _| Box::pin(cancel_and_consolidate(s)),
     "revert to the latest": |s, _| Box::pin(async { said(s.vm.revert(None, None).await) }),
     "revert to a side branch": |s, _| Box::pin(async { said(s.vm.revert(Some("c"), None).await) }),
@@ -158,6 +159,30 @@ async fn commit(scene: &Scene, what: CommitWhat) -> Result<(), String> {
     match job.wait().await {
         JobState::Done => Ok(()),
         state => Err(format!("the job is {state:?}: {:?}", job.error.borrow())),
+    }
+}
+
+/// A commit that failed is begun again on the open VM: it may go on only where the failure left nothing in doubt.
+async fn insist_on_commit(scene: &Scene) -> Result<(), String> {
+    let mut what = CommitWhat::All;
+    let mut done = Ok(());
+    for _ in 0..4 {
+        done = commit(scene, what.clone()).await;
+        if done.is_ok() {
+            break;
+        }
+        if scene.vm.state().snapshots.iter().all(|snapshot| snapshot.name != "e") {
+            what = CommitWhat::Unowned;
+        }
+        fill_again(&scene.vm).await;
+    }
+    done
+}
+
+/// Writes what is there already, into regions that may be on their way. After a failure it may be refused.
+async fn fill_again(vm: &Rc<Vm>) {
+    for (first, seed) in [(0, 1), (80, 3), (100, 4)] {
+        let _ = fill_both(vm, first, seed).await;
     }
 }
 
