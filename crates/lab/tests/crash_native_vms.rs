@@ -10,7 +10,7 @@ use lab::native::vms::{self, DISTURBANCES, Disturbance, VERBS};
 
 const CUTS_DEFAULT: u64 = 3000;
 /// Power cuts within which a planted defect must show.
-const DEFECT_CUTS_MAX: u64 = 3000;
+const DEFECT_CUTS_MAX: u64 = 10_000;
 const DEFECTS: [Defect; 6] = [
     Defect::EarlyFlushedLsn,
     Defect::WrongBirth,

@@ -27,6 +27,8 @@ const DISK_BLOCKS: u64 = 70_000;
 /// Where the guests write: some leaves, near and far.
 const PLACES: [u64; 6] = [0, 240, 500, 1000, 31_740, 69_000];
 const PLACE_BLOCKS: u64 = 24;
+/// More I/Os than an opening and the first change have: a failed flush refuses either, whatever its error is.
+const OPENING_IOS: u64 = 40;
 const ITEM: Key = Key { kind: 16, major: 1, minor: 1 };
 
 struct Rng(u64);
@@ -359,8 +361,11 @@ fn space_that_runs_out_at_any_point_loses_nothing() {
         let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
         world.run(|env| async move { drop(open(&env).await.unwrap()) }).unwrap();
         let model = Rc::new(RefCell::new(Model::default()));
-        let fault = Fault::nth(5 + seed * 13 % 700, Action::Fail(Errno::ENOSPC));
-        world.add_fault(if seed % 2 == 0 { fault.of(OpKind::Write) } else { fault });
+        let (nth, full) = (seed * 13 % 700, Action::Fail(Errno::ENOSPC));
+        world.add_fault(match seed % 2 {
+            0 => Fault::nth(5 + nth, full).of(OpKind::Write),
+            _ => Fault::nth(OPENING_IOS + nth, full),
+        });
         let kept = model.clone();
         world.run(move |env| work(env, kept, seed, 120)).expect("nothing cuts the power");
         world.clear_faults();
