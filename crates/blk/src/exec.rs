@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use crate::apart::Apart;
 use crate::dir::Dir;
 use crate::error::{Errno, Result};
+use crate::memory::Memory;
 use crate::reactor::{self, Handle, Op, Outcome, Reactor, Token};
 use crate::sync::OneShot;
 
@@ -255,6 +256,11 @@ impl Env {
 
     pub fn random(&self) -> u64 {
         self.reactor.random()
+    }
+
+    /// Files that outlive this process, where it keeps any.
+    pub fn memory(&self) -> Option<Rc<dyn Memory>> {
+        self.reactor.memory()
     }
 
     pub async fn sleep_until(&self, at_ns: u64) {

@@ -145,6 +145,20 @@ pub trait Layer {
         0
     }
 
+    /// Nothing is kept of the layer in the host's memory from here on: its files are going, or a flush has failed and nobody
+    /// knows what of the data is there.
+    fn end_log(&self) {}
+
+    /// Whether an earlier process ended without a loss of power, and writes that it had answered may be lost all the same.
+    fn has_lost_writes(&self) -> bool {
+        false
+    }
+
+    /// Clients have been told of the lost writes: from here on what is answered is kept.
+    fn begin_log(&self) -> Local<'_, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// Captures the dirty tables; see the module's head.
     fn stages(&self) -> Stages;
 

@@ -12,6 +12,7 @@ pub mod exec;
 pub mod file;
 pub mod layer;
 pub mod manifest;
+pub mod memory;
 pub mod reactor;
 pub mod socket;
 pub mod sync;

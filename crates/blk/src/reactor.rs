@@ -5,12 +5,14 @@
 //! buffers from `submit` until its outcome is taken; forgetting one leaves them with the reactor until the device is
 //! done.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::apart::Apart;
 use crate::buf::{Buf, Slice};
 use crate::error::Errno;
+use crate::memory::Memory;
 use crate::socket::Peer;
 
 /// An open file, directory or socket of one reactor.
@@ -32,6 +34,9 @@ pub struct Limits {
     pub max_io: u32,
     /// False when O_DIRECT was refused and the page cache is in between.
     pub direct: bool,
+    /// The file's number in its file system, and when its content changed last, as of the opening; microseconds since 1970.
+    pub inode: u64,
+    pub modified_us: i64,
 }
 
 /// How a file is opened.
@@ -216,6 +221,11 @@ pub trait Reactor {
 
     /// 64 bits that nobody can predict (or that follow from the seed).
     fn random(&self) -> u64;
+
+    /// Files that outlive this process; None where the process keeps none, as tools that serve no clients do.
+    fn memory(&self) -> Option<Rc<dyn Memory>> {
+        None
+    }
 
     /// Hands over what has been submitted, and takes in what has completed, without waiting.
     fn turn(&self);

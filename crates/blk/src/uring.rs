@@ -17,6 +17,7 @@ mod apart;
 mod core;
 mod files;
 mod handles;
+mod memory;
 mod net;
 mod open;
 mod peer;
@@ -30,12 +31,14 @@ mod work;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use self::apart::ApartThread;
 use self::core::Core;
 use self::files::FilesThread;
+pub use self::memory::MemoryFolder;
 use self::open::{Kind, Opened};
 pub use self::peer::look_up_process;
 pub use self::raw::{RandomLoad, Rng, run_raw};
@@ -44,6 +47,7 @@ use self::wake::EventWaker;
 use crate::apart::Apart;
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
+use crate::memory::Memory;
 use crate::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
 use crate::socket::Socket;
 
@@ -73,6 +77,7 @@ pub struct UringReactor {
     waker: Arc<EventWaker>,
     /// Emptied by every wake-up, so that its memory is reused.
     spare: RefCell<Vec<std::task::Waker>>,
+    memory: RefCell<Option<Rc<dyn Memory>>>,
     apart: ApartThread,
 }
 
@@ -91,7 +96,7 @@ impl UringReactor {
         let apart = ApartThread::start()
             .map_err(|e| Errno::from(e).at("calculation thread", "starting the thread"))?;
         let core = RefCell::new(Core::new(ring, files, waker.clone()));
-        Ok(UringReactor { core, waker, spare: RefCell::default(), apart })
+        Ok(UringReactor { core, waker, spare: RefCell::default(), memory: RefCell::default(), apart })
     }
 
     /// Listens on a Unix socket, mode 0660. A socket file on which nobody answers is replaced; `Locked` when somebody
@@ -118,6 +123,11 @@ impl UringReactor {
         let core = self.core.borrow();
         let address = rustix::net::getsockname(&*core.entry(handle)?.fd)?;
         SocketAddr::try_from(address).map_err(Errno::from)
+    }
+
+    /// What this process keeps in the host's memory goes there from now on; before the first disk is opened.
+    pub fn keep_in(&self, memory: MemoryFolder) {
+        self.memory.replace(Some(Rc::new(memory)));
     }
 
     pub fn counters(&self) -> Counters {
@@ -181,6 +191,10 @@ impl Reactor for UringReactor {
         // Eight bytes are never short, and never interrupted once the system has booted.
         while rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(bytes.len()) {}
         u64::from_ne_bytes(bytes)
+    }
+
+    fn memory(&self) -> Option<Rc<dyn Memory>> {
+        self.memory.borrow().clone()
     }
 
     fn turn(&self) {

@@ -135,6 +135,7 @@ impl Link {
         self.count_unwritten();
         if result.is_err() {
             self.dirty.set(true);
+            self.layer.end_log();
         }
         *self.last_error.borrow_mut() = result.clone().err();
         self.completed.set(self.started.get());

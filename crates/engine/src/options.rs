@@ -132,6 +132,8 @@ pub enum Defect {
     FlushRetried,
     /// What a process that was killed has not flushed is served as it is found.
     OpenWithoutFlush,
+    /// What is kept in the host's memory is not written there: a killed process takes it along.
+    ForgetMemory,
 }
 
 /// A set of planted defects.

@@ -127,8 +127,8 @@ impl Vm {
     /// Undoes a child that nobody refers to; what cannot be removed now is debris that the next open removes.
     async fn drop_child(&self, child: Child) {
         let name = child.link.layer.name().to_string();
-        drop(child);
         self.forget_layer(&name);
+        drop(child);
         let _ = self.manifest.discard_child(&name).await;
     }
 

@@ -86,12 +86,26 @@ impl Vm {
             let built = vm.build_disk(disk.number, &disk.top).await?;
             vm.disks.borrow_mut().push(built);
         }
+        vm.tell_clients_of_lost_writes().await?;
         vm.find_frozen_tops().await?;
         vm.add_missing_redo().await?;
         // On a datastore that is full already there is nothing to set aside.
         let _ = vm.manifest.reserve(options.reserve_bytes).await;
         vm.resume_folds();
         Ok(vm)
+    }
+
+    /// Clients that were answered writes which a crash has lost must not go on as if they were there: what they know is
+    /// other content from here on.
+    async fn tell_clients_of_lost_writes(&self) -> Result<()> {
+        let links = self.disks().into_iter().flat_map(|disk| disk.chain().links.clone());
+        let lost: Vec<_> = links.filter(|link| link.layer.has_lost_writes()).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let next = VmState { generation: self.state().generation.raised(&self.name)?, ..self.state() };
+        self.publish(Change { next, ..Change::default() }).await?;
+        all(lost.iter().map(|link| link.layer.begin_log())).await
     }
 
     /// The disks as they run now; one that a revert replaces is another `Disk` afterwards.
@@ -135,8 +149,16 @@ impl Vm {
         self.layers.borrow_mut().insert(layer.name().to_string(), Rc::downgrade(layer));
     }
 
+    /// The layer's file is going: nothing of it has to outlive this process.
+    fn end_log(&self, name: &str) {
+        if let Some(layer) = self.layers.borrow().get(name).and_then(Weak::upgrade) {
+            layer.end_log();
+        }
+    }
+
     /// The layer's file is gone, or another one: its name may come to mean a new layer.
     pub(crate) fn forget_layer(&self, name: &str) {
+        self.end_log(name);
         self.layers.borrow_mut().remove(name);
     }
 
@@ -278,6 +300,7 @@ impl Vm {
         self.refuse_when_broken()?;
         let published = self.with_reserve(async || self.manifest.publish(&change).await).await;
         published.inspect_err(|e| self.note_failed_change(e))?;
+        change.remove.iter().for_each(|layer| self.end_log(layer));
         *self.state.borrow_mut() = change.next;
         Ok(())
     }

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use engine::Defects;
+use engine::{Defect, Defects};
 use sim::SimWorld;
 
 pub use plan::Plan;
@@ -61,6 +61,7 @@ pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
 fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     assert_eq!(engine::unwritten_bytes(), 0, "the run before this one has left layers behind");
     let world = SimWorld::new(plan.seed, plan.world.clone());
+    world.lie_about_memory(plan.engine.defects.has(Defect::ForgetMemory));
     let truth = Rc::new(RefCell::new(Truth::new(plan)));
     origin::create(&world, plan, &truth)?;
     origin::complete(&world, plan)?;
@@ -75,7 +76,8 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
                 watch::tell(|| format!("POWER CUT {}", world.place_and_time()));
                 truth.borrow_mut().mark_cut(&world);
                 cuts += 1;
-                trouble.power_cut(plan.rng(number, TROUBLE_TASK));
+                let all_there = trouble.end(plan.rng(number, TROUBLE_TASK));
+                truth.borrow_mut().ended(all_there, trouble.has_struck(), &world);
             }
         }
     }

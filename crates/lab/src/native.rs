@@ -30,8 +30,8 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use engine::Defects;
 use engine::native::change::Op;
+use engine::{Defect, Defects};
 use sim::SimWorld;
 
 use crate::crash::plan::TROUBLE_TASK;
@@ -68,6 +68,7 @@ fn caught<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 
 fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     let world = SimWorld::new(plan.seed, plan.world.clone());
+    world.lie_about_memory(plan.options.defects.has(Defect::ForgetMemory));
     let truth: Rc<RefCell<Truth>> = Rc::default();
     create(&world, plan, &truth)?;
     let mut cuts = 0;
@@ -83,7 +84,8 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
                 watch::tell(|| format!("POWER CUT {}", world.place_and_time()));
                 truth.borrow_mut().mark_cut(&world);
                 cuts += 1;
-                trouble.power_cut(plan.rng(number, TROUBLE_TASK));
+                let all_there = trouble.end(plan.rng(number, TROUBLE_TASK));
+                truth.borrow_mut().ended(all_there, &world);
             }
         }
     }

@@ -67,6 +67,10 @@ pub struct DiskModel {
     sectors: BTreeMap<u64, Vec<Write>>,
     /// Start of the last flush that ended: what had ended by then survives a cut.
     durable: u64,
+    /// When the process ended and the machine went on: what had ended by then is there, until the power goes.
+    survived: Option<u64>,
+    /// A boot since `replace` has lost what was not flushed.
+    loses: bool,
 }
 
 /// A write under way.
@@ -79,7 +83,15 @@ pub struct OpenWrite {
 
 impl DiskModel {
     pub fn new(disk: u32) -> DiskModel {
-        DiskModel { disk, tick: 1, next_sequence: NEVER + 1, sectors: BTreeMap::new(), durable: 1 }
+        DiskModel {
+            disk,
+            tick: 1,
+            next_sequence: NEVER + 1,
+            sectors: BTreeMap::new(),
+            durable: 1,
+            survived: None,
+            loses: false,
+        }
     }
 
     /// Its writes count from `sequence`: for a disk that begins with the content of another.
@@ -133,6 +145,18 @@ impl DiskModel {
         self.durable = self.durable.max(began);
     }
 
+    /// A boot was cut short. `all_there`: only the process ended, and whatever was answered is there.
+    pub fn ended(&mut self, all_there: bool) {
+        let now = self.now();
+        self.loses |= !all_there;
+        self.survived = (!self.loses).then_some(now);
+    }
+
+    /// What ended before this tick is there after a boot that was cut short.
+    fn certain(&self) -> u64 {
+        self.survived.map_or(self.durable, |survived| survived.max(self.durable))
+    }
+
     pub fn data(&self, write: &OpenWrite) -> Vec<u8> {
         let mut bytes = vec![0; (write.count * SECTOR) as usize];
         if write.sequence != NEVER {
@@ -155,7 +179,7 @@ impl DiskModel {
 
     /// Checks a snapshot whose take a power cut interrupted after its commit point.
     pub fn check_interrupted_snapshot(&self, bytes: &[u8], began: u64) -> Result<(), String> {
-        self.check(0, bytes, began.min(self.durable), UNENDED, "a snapshot whose take was cut")
+        self.check(0, bytes, began.min(self.certain()), UNENDED, "a snapshot whose take was cut")
     }
 
     /// `certain`: what ended before this tick has taken effect; `latest`: what began after this one has not.
@@ -187,12 +211,13 @@ impl DiskModel {
     /// Whether a write of the sector may or may not have survived a power cut.
     pub fn is_in_doubt(&self, sector: u64) -> bool {
         let writes = self.sectors.get(&sector);
-        writes.is_some_and(|writes| writes.iter().any(|write| write.began > 0 && write.ended >= self.durable))
+        writes
+            .is_some_and(|writes| writes.iter().any(|write| write.began > 0 && write.ended >= self.certain()))
     }
 
     /// Checks the whole content after a power cut against what had to survive.
     pub fn check_cut(&self, bytes: &[u8]) -> Result<(), String> {
-        self.check(0, bytes, self.durable, UNENDED, "after the power cut, the disk")
+        self.check(0, bytes, self.certain(), UNENDED, "after the power cut, the disk")
     }
 
     /// Takes `bytes` as the whole and durable truth: what is there after a cut, or where a revert has led.
@@ -209,6 +234,8 @@ impl DiskModel {
             }
         }
         self.durable = self.now();
+        self.survived = None;
+        self.loses = false;
     }
 }
 

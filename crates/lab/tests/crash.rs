@@ -9,7 +9,7 @@ const CUTS_DEFAULT: u64 = 10_000;
 const DEFECT_SEEDS_MAX: u64 = 3000;
 
 /// What must have happened at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 20] = [
+const MUST_HAPPEN: [&str; 21] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -30,10 +30,11 @@ const MUST_HAPPEN: [&str; 20] = [
     "reset",
     "cut in a reset",
     "a flush failed",
+    "only the process ended",
 ];
 
 /// Each must show within `DEFECT_SEEDS_MAX` runs.
-const DEFECTS: [Defect; 23] = [
+const DEFECTS: [Defect; 24] = [
     Defect::TablesBeforeData,
     Defect::StagesAfterFlush,
     Defect::NoTableFlush,
@@ -56,6 +57,7 @@ const DEFECTS: [Defect; 23] = [
     Defect::ForgetClones,
     Defect::RaiseApart,
     Defect::FlushRetried,
+    Defect::ForgetMemory,
     Defect::OpenWithoutFlush,
 ];
 

@@ -9,7 +9,7 @@ const CUTS_DEFAULT: u64 = 10_000;
 const DEFECT_CUTS_MAX: u64 = 10_000;
 
 /// What must have happened at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 30] = [
+const MUST_HAPPEN: [&str; 31] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -33,6 +33,7 @@ const MUST_HAPPEN: [&str; 30] = [
     "voids replayed",
     "removed a machine",
     "a flush failed",
+    "only the process ended",
     "sectors were unreadable",
     "a guest's sector was unreadable",
     "a page of the journal was unreadable",
@@ -43,7 +44,7 @@ const MUST_HAPPEN: [&str; 30] = [
 ];
 
 /// Each must show within `DEFECT_CUTS_MAX` cuts.
-const DEFECTS: [Defect; 10] = [
+const DEFECTS: [Defect; 11] = [
     Defect::EarlyFlushedLsn,
     Defect::EarlyReuse,
     Defect::WrongBirth,
@@ -54,6 +55,7 @@ const DEFECTS: [Defect; 10] = [
     Defect::SealWithoutDrain,
     Defect::ReuseBeforeNamed,
     Defect::FlushRetried,
+    Defect::ForgetMemory,
 ];
 
 #[test]

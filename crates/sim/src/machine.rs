@@ -6,7 +6,7 @@
 //! is not ready for it is wrong.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
@@ -104,9 +104,14 @@ pub(crate) struct Machine {
     pub power: Power,
     /// Number of this boot; reactors of earlier ones are dead.
     pub boot: u32,
+    /// What processes keep in the host's memory; gone with the power.
+    pub memory: BTreeMap<String, Vec<u8>>,
+    /// Power cuts so far.
+    pub cuts: u64,
     /// Planted defects: acknowledge without doing anything.
     pub flush_lies: bool,
     pub sync_dir_lies: bool,
+    pub memory_lies: bool,
     pub opens: Vec<Option<Open>>,
     pub media: Media,
     pub slots: Vec<Slot>,
@@ -129,6 +134,8 @@ impl Machine {
             memory_align: options.memory_align,
             max_io: options.max_io,
             direct: !options.page_cache,
+            inode: 0,
+            modified_us: i64::MAX,
         };
         let mut rng = Rng::new(seed);
         let placement = options.storage.as_ref().map(|s| Placement::new(s.extent_bytes, &s.places));
@@ -144,8 +151,11 @@ impl Machine {
             trace: Trace::new(options.trace_events),
             power: Power::On,
             boot: 0,
+            memory: BTreeMap::new(),
+            cuts: 0,
             flush_lies: false,
             sync_dir_lies: false,
+            memory_lies: false,
             opens: Vec::new(),
             media: Media::new(options.device, options.storage.as_ref(), seed),
             slots: Vec::new(),

@@ -132,7 +132,8 @@ impl Machine {
             Op::Lock { name, .. } => (self.lock_file(dir, &name)?, name, false, true),
             _ => unreachable!("only operations that open come here"),
         };
-        Ok((self.add_open(node, &name, writable, lock), self.limits))
+        let limits = Limits { inode: node.into(), ..self.limits };
+        Ok((self.add_open(node, &name, writable, lock), limits))
     }
 
     fn open_file(&mut self, dir: NodeId, name: &str, mode: OpenMode) -> Result<NodeId, Errno> {

@@ -12,6 +12,8 @@ impl Machine {
         let survival = Survival::draw(&mut self.rng, &self.options);
         self.finish_under_way(survival.kept, false);
         self.fs.cut(&survival, &mut self.rng);
+        self.memory.clear();
+        self.cuts += 1;
         self.faults.disarm();
         self.start_over();
     }

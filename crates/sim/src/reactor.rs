@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use blk::Errno;
+use blk::memory::Memory;
 use blk::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
 
 use crate::machine::{Machine, Step};
@@ -65,6 +66,10 @@ impl Reactor for SimReactor {
         self.machine.borrow_mut().entropy.u64()
     }
 
+    fn memory(&self) -> Option<Rc<dyn Memory>> {
+        Some(Rc::new(SimMemory { machine: self.machine.clone(), boot: self.boot }))
+    }
+
     fn turn(&self) {
         if let Some(Step::Wake(waker)) = self.alive(Machine::turn) {
             waker.wake();
@@ -86,6 +91,51 @@ impl Reactor for SimReactor {
 
     fn waker(&self) -> Arc<dyn Waker> {
         Arc::new(NoThreads)
+    }
+}
+
+/// The memory of a host whose clients run on it.
+struct SimMemory {
+    machine: Rc<RefCell<Machine>>,
+    /// Of the process. What it appends after its end is not seen by anybody.
+    boot: u32,
+}
+
+impl SimMemory {
+    fn alive<T>(&self, act: impl FnOnce(&mut Machine) -> T) -> Option<T> {
+        let mut machine = self.machine.borrow_mut();
+        (machine.boot == self.boot).then(|| act(&mut machine))
+    }
+}
+
+impl Memory for SimMemory {
+    fn boot(&self) -> u64 {
+        (self.machine.borrow().cuts + 1) << 1
+    }
+
+    fn read(&self, name: &str) -> Option<Vec<u8>> {
+        self.machine.borrow().memory.get(name).cloned()
+    }
+
+    fn append(&self, name: &str, bytes: &[u8]) -> Result<(), Errno> {
+        self.alive(|machine| {
+            let kept = if machine.memory_lies { &[] } else { bytes };
+            machine.memory.entry(name.to_owned()).or_default().extend_from_slice(kept);
+        });
+        Ok(())
+    }
+
+    fn clear(&self, name: &str) -> Result<(), Errno> {
+        self.alive(|machine| machine.memory.insert(name.to_owned(), Vec::new()));
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) {
+        self.alive(|machine| machine.memory.remove(name));
+    }
+
+    fn list(&self) -> Vec<String> {
+        self.machine.borrow().memory.keys().cloned().collect()
     }
 }
 

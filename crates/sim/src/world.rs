@@ -137,6 +137,11 @@ impl SimWorld {
         self.machine.borrow_mut().sync_dir_lies = lie;
     }
 
+    /// Planted defect: what processes keep in the host's memory is not kept.
+    pub fn lie_about_memory(&self, lie: bool) {
+        self.machine.borrow_mut().memory_lies = lie;
+    }
+
     /// Flips one durable bit under whatever is pending, and records it. False where no durable byte is.
     pub fn flip_bit(&self, path: &str, offset: u64, bit: u8) -> bool {
         let flipped = self.machine.borrow_mut().flip_bit(path, offset, bit);

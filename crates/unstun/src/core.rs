@@ -48,6 +48,7 @@ mod told;
 mod tracked;
 mod tree;
 mod unfinished;
+mod unflushed;
 mod way;
 mod writers;
 

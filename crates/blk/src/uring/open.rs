@@ -19,8 +19,14 @@ const RAMFS_MAGIC: u64 = 0x8584_58f6;
 const UNKNOWN_BLOCK: u32 = 4096;
 
 /// What directories, locks and sockets report: nothing is asked of them.
-pub(super) const NO_LIMITS: Limits =
-    Limits { logical_block: 1, memory_align: 1, max_io: MAX_TRANSFER, direct: false };
+pub(super) const NO_LIMITS: Limits = Limits {
+    logical_block: 1,
+    memory_align: 1,
+    max_io: MAX_TRANSFER,
+    direct: false,
+    inode: 0,
+    modified_us: 0,
+};
 
 /// What a handle stands for.
 #[derive(Debug)]
@@ -83,12 +89,14 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
         rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN)?;
     let device = (stat.stx_dev_major, stat.stx_dev_minor);
     let shared = (is_regular && mode == OpenMode::Read).then_some((device.0, device.1, stat.stx_ino));
+    let modified_us = stat.stx_mtime.tv_sec * 1_000_000 + i64::from(stat.stx_mtime.tv_nsec / 1000);
+    let known = Limits { inode: stat.stx_ino, modified_us, ..NO_LIMITS };
     // O_DIRECT is set afterwards: refused at open, it would leave a created file behind. The same call takes
     // O_NONBLOCK away, under which the ring would answer EAGAIN.
     if let Some((block, memory_align)) = direct_alignment(&fd, &stat)
         && rustix::fs::fcntl_setfl(&fd, OFlags::DIRECT).is_ok()
     {
-        let limits = Limits { logical_block: block, memory_align, max_io: MAX_TRANSFER, direct: true };
+        let limits = Limits { logical_block: block, memory_align, direct: true, ..known };
         return Ok(Opened { fd, kind: Kind::File(limits), notice: None, shared });
     }
     rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
@@ -99,7 +107,7 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
         "{}: this file system does no direct I/O (O_DIRECT); its disks go through the page cache",
         path_of(&fd).unwrap_or_else(|| name.to_string())
     );
-    Ok(Opened { fd, kind: Kind::File(NO_LIMITS), notice: Some((device, notice)), shared })
+    Ok(Opened { fd, kind: Kind::File(known), notice: Some((device, notice)), shared })
 }
 
 /// Makes reads show the medium. Where an earlier flush failed the page cache may have content that is not on the medium
@@ -111,10 +119,14 @@ fn drop_cached(fd: &OwnedFd) {
     let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
 }
 
+/// Whether the file system ends with the host's power.
+pub(super) fn is_in_memory(fd: impl AsFd) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|found| matches!(found.f_type as u64, TMPFS_MAGIC | RAMFS_MAGIC))
+}
+
 /// Alignment of (offsets and lengths, memory) in bytes, or None where direct I/O is refused or only pretended.
 fn direct_alignment(fd: &OwnedFd, stat: &rustix::fs::Statx) -> Option<(u32, u32)> {
-    let file_system = rustix::fs::fstatfs(fd).ok()?.f_type as u64;
-    if matches!(file_system, TMPFS_MAGIC | RAMFS_MAGIC) {
+    if is_in_memory(fd) {
         return None;
     }
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {

@@ -29,7 +29,7 @@ const PLACES: [u64; 6] = [0, 240, 500, 1000, 31_740, 69_000];
 const PLACE_BLOCKS: u64 = 24;
 /// More I/Os than an opening and the first change have: a failed flush refuses either, whatever its error is.
 const OPENING_IOS: u64 = 40;
-const ITEM: Key = Key { kind: 16, major: 1, minor: 1 };
+const ITEM: Key = Key { kind: 116, major: 1, minor: 1 };
 
 struct Rng(u64);
 

@@ -6,13 +6,14 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use blk::memory::clients_may_live;
 use blk::{Buf, Env, Error, ErrorKind, File, Result};
 use futures_util::StreamExt;
 use futures_util::stream;
 
 use super::catalogue::Catalogue;
 use super::change::{Op, decode, encode};
-use super::journal::{Journal, Position, Record, Replayed, Start, replay};
+use super::journal::{Journal, MemoryTail, Position, Record, Replayed, Start, replay};
 use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, checksum};
 use super::lineage::{Lineage, Node};
 use super::media::read_hard;
@@ -82,12 +83,23 @@ impl Store {
             exclude_newer(other, &found)?;
         }
         let (lost, hidden) = (found.lost.clone(), !found.unreadable.is_empty());
-        let changes = Changes::read(&file, found).await?;
+        let left = Left::by(&env, &superblock, found.end, lost.is_some());
+        let changes = Changes::read(&file, found, &left.records).await?;
+        let epoch = superblock.epoch.max(changes.epoch) + 1;
+        let memory_tail = MemoryTail::new(&env, geometry.store_id, epoch);
+        if !left.forgotten {
+            // Before the epoch is durable: a crash after that finds this one.
+            memory_tail.begin(&left.records);
+        }
         let opened = match lost {
-            None => begin_epoch(&file, superblock, &changes).await?,
+            None => begin_epoch(&env, &file, superblock, &changes, epoch).await?,
             Some(_) => Opened { superblock, at: changes.end },
         };
-        let journal = Journal::new(env.clone(), file.clone(), geometry, opened.start());
+        let journal = Journal::new(env.clone(), file.clone(), geometry, opened.start(), memory_tail);
+        for (lsn, record) in &left.records {
+            let again = journal.append(record.clone());
+            assert_eq!(again, *lsn, "a record of the tail gets its own number again");
+        }
         let summaries = summaries(&catalogue, groups, file.name())?;
         let ready_to = opened.superblock.ready_to;
         let space = Space::open(env.clone(), file.clone(), geometry, summaries, ready_to, growth, can_grow);
@@ -111,15 +123,33 @@ impl Store {
         store.repeat(&changes).await?;
         store.damage.borrow_mut().extend(changes.unreadable.iter().cloned());
         if store.broken().is_none() {
-            store.void(&changes).await?;
+            store.void(&changes);
             if hidden {
                 // A page that was taken for the end must not be read again later, with records that were left out now.
                 store.flush().await?;
             }
+            // What is shown from here on stays.
+            store.flush_without_doubt().await?;
         }
         store.set_reserve();
         store.tend();
+        if store.broken().is_none() {
+            store.forget_left(left).await?;
+        }
         Ok(store)
+    }
+
+    /// What the opening before left in the host's memory is of no use any more. Where some of it was lost, clients that got
+    /// answers for it are told apart for ever, durably, before anything new is kept: a crash in between finds it lost again.
+    async fn forget_left(&self, left: Left) -> Result<()> {
+        if left.forgotten {
+            if left.clients_may_live {
+                self.raise_generations().await?;
+            }
+            self.journal.memory_tail.begin(&[]);
+        }
+        self.journal.memory_tail.forget_others();
+        Ok(())
     }
 
     /// Applies the journal's records in their order. Space that contradicts them makes the store read-only.
@@ -176,10 +206,10 @@ impl Store {
         }
     }
 
-    /// Makes it durable that records without their data never happened.
-    async fn void(&self, changes: &Changes) -> Result<()> {
+    /// Records that records without their data never happened.
+    fn void(&self, changes: &Changes) {
         if changes.void.is_empty() || self.options.defects.has(crate::options::Defect::ForgetVoids) {
-            return Ok(());
+            return;
         }
         let mut voids: Vec<Op> = Vec::new();
         for lsn in &changes.void {
@@ -191,8 +221,11 @@ impl Store {
         for some in voids.chunks(VOIDS_PER_RECORD) {
             self.journal.append(Record::Change(encode(some)));
         }
-        // What earlier records displaced is free already: nothing may be placed while a replay would still doubt the data
-        // of those that are left.
+    }
+
+    /// What records displaced is free already: nothing may be placed while a replay would still doubt the data of those that
+    /// are left.
+    async fn flush_without_doubt(&self) -> Result<()> {
         while self.journal.durable_flushed_lsn() < self.journal.last_lsn() {
             self.journal.flush().await?;
         }
@@ -212,6 +245,38 @@ async fn write_zeros(file: &File, end: u64) -> Result<()> {
     Ok(())
 }
 
+/// What the opening before kept in the host's memory.
+struct Left {
+    /// Behind the journal's end, with their numbers.
+    records: Vec<(u64, Record)>,
+    /// There may have been more.
+    forgotten: bool,
+    /// Clients may run that were answered writes which are not there any more.
+    clients_may_live: bool,
+}
+
+impl Left {
+    /// `end` is the journal's; nothing is written behind that of a store that is `read_only`.
+    fn by(env: &Env, superblock: &Superblock, end: Position, read_only: bool) -> Left {
+        let nothing = Left { records: Vec::new(), forgotten: false, clients_may_live: false };
+        if superblock.clean {
+            return nothing;
+        }
+        let found = match read_only {
+            false => MemoryTail::read(env, superblock.store_id, superblock.epoch, end.lsn),
+            true => None,
+        };
+        match found {
+            Some(records) => Left { records, ..nothing },
+            None => Left {
+                forgotten: true,
+                clients_may_live: clients_may_live(superblock.boot, env.memory().map(|memory| memory.boot())),
+                ..nothing
+            },
+        }
+    }
+}
+
 /// What the journal has, and which of it counts.
 struct Changes {
     records: Vec<(u64, Record)>,
@@ -227,8 +292,10 @@ struct Changes {
 }
 
 impl Changes {
-    async fn read(file: &File, found: Replayed) -> Result<Changes> {
-        let Replayed { records, end, flushed_lsn, epoch, .. } = found;
+    /// `left` are the records behind the journal's end.
+    async fn read(file: &File, found: Replayed, left: &[(u64, Record)]) -> Result<Changes> {
+        let Replayed { mut records, end, flushed_lsn, epoch, .. } = found;
+        records.extend_from_slice(left);
         let mut voided = BTreeSet::new();
         for (lsn, record) in &records {
             let Record::Change(bytes) = record else { continue };
@@ -334,15 +401,21 @@ impl Opened {
     }
 }
 
-async fn begin_epoch(file: &File, old: Superblock, changes: &Changes) -> Result<Opened> {
+async fn begin_epoch(
+    env: &Env,
+    file: &File,
+    old: Superblock,
+    changes: &Changes,
+    epoch: u64,
+) -> Result<Opened> {
     // What was read may have been in the device's cache alone.
     file.flush().await?;
     let flushed_lsn = match changes.void.is_empty() {
         true => changes.end.lsn - 1,
         false => changes.flushed_lsn,
     };
-    let epoch = old.epoch.max(changes.epoch) + 1;
-    let mut superblock = Superblock { epoch, flushed_lsn, clean: false, ..old };
+    let boot = env.memory().map_or(0, |memory| memory.boot());
+    let mut superblock = Superblock { epoch, flushed_lsn, clean: false, boot, ..old };
     // Both slots: records that are vouched for here may be overwritten in place from now on, and an older superblock would
     // compare them with their first data again.
     for _ in SLOT_BLOCKS {

@@ -360,7 +360,9 @@ impl Store {
             return Ok(());
         }
         self.flush().await?;
-        self.checkpoint().await
+        self.checkpoint().await?;
+        self.journal.memory_tail.end();
+        Ok(())
     }
 }
 

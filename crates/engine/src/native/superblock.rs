@@ -33,7 +33,7 @@ const MAJOR_AT: usize = 32;
 const MINOR_AT: usize = 34;
 /// Words from here on, in the order of `Superblock::words`.
 const WORDS_AT: usize = 40;
-const WORDS: usize = 20;
+const WORDS: usize = 21;
 const CLEAN: usize = 17;
 
 /// Where the catalogue's first page lies, and what it must hold.
@@ -78,6 +78,8 @@ pub struct Superblock {
     pub created_unix_us: i64,
     /// Of the opening whose batch lies at `journal`: replay believes none that is older.
     pub journal_epoch: u64,
+    /// `Memory::boot` of the process that has it open, 0 where that kept nothing in the host's memory.
+    pub boot: u64,
 }
 
 /// The superblock that counts, and what is known of the slot beside it.
@@ -114,6 +116,7 @@ impl Superblock {
             clean: true,
             created_unix_us,
             journal_epoch: 0,
+            boot: 0,
         }
     }
 
@@ -158,6 +161,7 @@ impl Superblock {
             u64::from(self.clean),
             self.created_unix_us as u64,
             self.journal_epoch,
+            self.boot,
         ]
     }
 
@@ -211,6 +215,7 @@ impl Superblock {
             clean: word(CLEAN) == 1,
             created_unix_us: word(18) as i64,
             journal_epoch: word(19),
+            boot: word(20),
         }
     }
 

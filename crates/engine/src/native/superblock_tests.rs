@@ -26,6 +26,7 @@ fn sample(checkpoint: u64) -> Superblock {
         clean: true,
         created_unix_us: -5,
         journal_epoch: 2,
+        boot: 0x1234_5678_9abc_def1,
     }
 }
 

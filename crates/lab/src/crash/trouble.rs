@@ -6,6 +6,9 @@ use sim::{Action, Fault, OpKind, Rng, SimWorld};
 /// Flushes of a boot among which one fails.
 const FLUSHES_MAX: u64 = 60;
 
+/// Of so many boots that are cut short one ends with its process, and the machine stays up.
+const KILLED_EVERY: u64 = 3;
+
 /// The failing flushes of one boot.
 #[derive(Clone)]
 pub struct Trouble {
@@ -48,12 +51,18 @@ impl Trouble {
         }
     }
 
-    /// Ends a boot that did not end by itself.
-    pub fn power_cut(&self, mut rng: Rng) {
-        match self.has_struck() && rng.coin() {
+    /// Ends a boot that did not end by itself: the power goes, or only the process ends. Answers whether everything that
+    /// guests were answered must be there at the next boot.
+    pub fn end(&self, mut rng: Rng) -> bool {
+        let killed = match self.has_struck() {
+            true => rng.coin(),
+            false => rng.below(KILLED_EVERY) == 0,
+        };
+        match killed {
             true => self.world.kill(),
             false => self.world.power_cut(),
         }
+        killed && !self.has_struck()
     }
 }
 

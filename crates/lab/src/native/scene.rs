@@ -22,8 +22,8 @@ use crate::crash::trouble::Trouble;
 
 pub const FILE: &str = "store";
 /// Kinds of items: the nodes of a machine's disks, and those of a snapshot.
-pub const MACHINE: u8 = USER_KINDS;
-pub const SNAPSHOT: u8 = USER_KINDS + 1;
+pub const MACHINE: u8 = USER_KINDS + 100;
+pub const SNAPSHOT: u8 = USER_KINDS + 101;
 /// Longest read of a whole disk, bytes.
 const READ_BYTES: u64 = 256 << 10;
 

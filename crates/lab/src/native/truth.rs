@@ -106,6 +106,15 @@ impl Truth {
         there.map(|(number, _)| *number).collect()
     }
 
+    /// A boot was cut short. `all_there`: only the process ended.
+    pub fn ended(&mut self, all_there: bool, world: &SimWorld) {
+        if all_there {
+            world.mark("only the process ended");
+        }
+        let disks = self.machines.values_mut().flat_map(|machine| &mut machine.disks);
+        disks.for_each(|disk| disk.model.ended(all_there));
+    }
+
     pub fn mark_cut(&mut self, world: &SimWorld) {
         let doing = std::mem::take(&mut self.doing);
         let reclaiming = self.store.as_ref().is_some_and(|store| store.has_to_reclaim());

@@ -181,7 +181,10 @@ pub fn run_disturbed(verb: Verb, variant: u64, disturbance: Disturbance, nth: u6
         let struck = disturbed(&world, &plan, &truth, verb, disturbance, nth)?;
         match nth.is_multiple_of(2) || world.is_off() {
             true => world.power_cut(),
-            false => world.kill(),
+            false => {
+                truth.borrow_mut().may_be_told = disturbance != Disturbance::Cut;
+                world.kill();
+            }
         }
         let (outside, again) = (world.clone(), plan.clone());
         let found = world.run(|env| async move { finish(&env, &outside, &again, &truth).await });

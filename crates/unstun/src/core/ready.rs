@@ -23,6 +23,7 @@ pub fn run(place: Place, mut inbox: UnboundedReceiver<Question>, tell: &Sender<R
         Ok(reactor) => Rc::new(reactor),
         Err(e) => return drop(tell.send(Err(e.into()))),
     };
+    reactor.keep_in(super::unflushed::folder(&place));
     let executor = Executor::new(reactor.clone());
     let env = executor.env();
     let tell_ready = tell.clone();

@@ -17,6 +17,7 @@ const TEMPORARY: &str = env!("CARGO_TARGET_TMPDIR");
 pub struct Datastore {
     folder: TempDir,
     name: &'static str,
+    own_memory: bool,
 }
 
 impl Datastore {
@@ -27,7 +28,7 @@ impl Datastore {
     pub fn called(name: &'static str) -> Self {
         let folder = tempfile::Builder::new().prefix("u").tempdir_in(TEMPORARY).unwrap();
         std::fs::create_dir(folder.path().join(name)).unwrap();
-        Self { folder, name }
+        Self { folder, name, own_memory: false }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -59,7 +60,23 @@ impl Datastore {
         let mut command = Command::new(UNSTUN);
         command.args(["--datastore".as_ref(), self.path().as_os_str()]).args(arguments);
         command.current_dir(self.folder.path()).env_remove("UNSTUN_DATASTORE").stdin(Stdio::null());
+        command.env("RUNTIME_DIRECTORY", self.memory());
         command
+    }
+
+    /// The folder that the daemon takes for the one that systemd gives it, in a tmpfs: all daemons of a host have one.
+    pub fn memory(&self) -> PathBuf {
+        let shared = Path::new("/dev/shm/unstun-tests");
+        match self.own_memory {
+            true => shared.join(self.folder.path().file_name().expect("a folder of its own")),
+            false => shared.to_path_buf(),
+        }
+    }
+
+    /// The same, with a folder in memory of its own, which the test may remove.
+    pub fn with_own_memory(mut self) -> Self {
+        self.own_memory = true;
+        self
     }
 
     pub fn run(&self, line: &str) -> Output {
@@ -110,6 +127,14 @@ impl Datastore {
     pub fn descriptor(&self, vm: &str) -> PathBuf {
         let shown = self.json(&format!("vm show {vm}"));
         PathBuf::from(shown["disks"][0]["descriptor"].as_str().unwrap())
+    }
+}
+
+impl Drop for Datastore {
+    fn drop(&mut self) {
+        if self.own_memory {
+            let _ = std::fs::remove_dir_all(self.memory());
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! A guest that knows what it may find: every sector it writes says which write it came from.
 //!
-//! A block may show what its last completed flush covered, or any write issued after that; nothing else, ever. Checked
-//! after the daemon was killed, when what was acknowledged but not flushed may be gone.
+//! A block may show what was acknowledged last, or any write issued after that; nothing else, ever. Checked after the
+//! daemon was killed: the host has what was acknowledged, though no flush covered it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Result;
@@ -123,6 +123,7 @@ impl Guest {
         match request {
             Request::Write { block, number } => {
                 self.blocks[block].acknowledged = number;
+                self.blocks[block].allowed.retain(|earlier| *earlier >= number);
                 self.acknowledged += 1;
             }
             Request::Flush(covered) => {
@@ -146,7 +147,7 @@ impl Guest {
                 let allowed = &self.blocks[at].allowed;
                 assert!(
                     allowed.contains(&number),
-                    "{export}: block {at}, sector {sector} shows write {number}, allowed are {allowed:?} (the first was flushed)"
+                    "{export}: block {at}, sector {sector} shows write {number}, allowed are {allowed:?} (the first was acknowledged)"
                 );
                 found.insert(number);
             }

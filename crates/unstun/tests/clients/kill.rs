@@ -1,4 +1,5 @@
-//! kill -9 under load, in takes and in commits: the next start recovers, and no flushed write is lost.
+//! kill -9 under load, in takes and in commits: the next start recovers, and no acknowledged write is lost, flushed or not,
+//! so that clients may reconnect.
 //!
 //! The machine goes on, so this says nothing about power cuts: `lab` simulates those.
 
@@ -57,11 +58,20 @@ impl User {
 }
 
 #[test]
-fn no_flushed_write_is_lost_to_kill_9() {
+fn no_acknowledged_write_to_deltas_is_lost_to_kill_9() {
+    no_acknowledged_write_is_lost("redo");
+}
+
+#[test]
+fn no_acknowledged_write_to_a_native_store_is_lost_to_kill_9() {
+    no_acknowledged_write_is_lost("native");
+}
+
+fn no_acknowledged_write_is_lost(store: &str) {
     let seed = seed();
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --disk 24M,24M");
+    datastore.json(&format!("vm create web --disk 24M,24M --store {store}"));
     daemon.stop();
     let mut user = User { names: Vec::new(), random: Random(seed ^ 1), taken: 0 };
     let mut guests = [Guest::new(SIZE, seed ^ 2), Guest::new(SIZE, seed ^ 3)];

@@ -30,6 +30,7 @@ mod native;
 mod nbd;
 mod programs;
 mod random;
+mod reconnects;
 mod refusals;
 mod removal;
 mod serving;

@@ -23,6 +23,9 @@ mod field {
     pub const DIRECTORY_ENTRIES: usize = 24;
     pub const FREE: usize = 28;
     pub const UNCLEAN: usize = 1648;
+    /// Two words of ours, in what the format pads with zeros; they are there only while the delta is unclean.
+    pub const LOG_ID: usize = 1656;
+    pub const LOG_BOOT: usize = 1664;
 }
 
 fn is_grain(sectors: u32) -> bool {
@@ -72,7 +75,7 @@ impl Header {
         header.set(field::DIRECTORY, HEADER_SECTORS);
         header.set(field::DIRECTORY_ENTRIES, header.expected_directory_entries());
         header.set(field::FREE, header.first_data_sector());
-        header.set_unclean(true);
+        header.set_unclean((0, 0));
         Ok(header)
     }
 
@@ -227,8 +230,42 @@ impl Header {
         self.get(field::UNCLEAN) != 0
     }
 
-    pub fn set_unclean(&mut self, unclean: bool) {
-        self.set(field::UNCLEAN, u32::from(unclean));
+    /// Clean: without a log.
+    pub fn set_clean(&mut self) {
+        self.set(field::UNCLEAN, 0);
+        self.set_log(0, 0);
+    }
+
+    /// `log`: what `log_id` and `log_boot` answer from now on.
+    pub fn set_unclean(&mut self, log: (u64, u64)) {
+        self.set(field::UNCLEAN, 1);
+        self.set_log(log.0, log.1);
+    }
+
+    fn set_log(&mut self, id: u64, boot: u64) {
+        for (at, value) in [(field::LOG_ID, id), (field::LOG_BOOT, boot)] {
+            self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    /// The mark and the log of `other`.
+    pub fn take_mark(&mut self, other: &Header) {
+        self.set(field::UNCLEAN, other.get(field::UNCLEAN));
+        self.set_log(other.log_id(), other.log_boot());
+    }
+
+    fn get_u64(&self, at: usize) -> u64 {
+        u64::from(self.get(at)) | u64::from(self.get(at + ENTRY_BYTES)) << 32
+    }
+
+    /// Number of the log in the host's memory that has what the tables in the file lack; 0 where there is none.
+    pub fn log_id(&self) -> u64 {
+        self.get_u64(field::LOG_ID)
+    }
+
+    /// `Memory::boot` of the process that keeps it.
+    pub fn log_boot(&self) -> u64 {
+        self.get_u64(field::LOG_BOOT)
     }
 
     pub fn bytes(&self) -> &[u8; HEADER_BYTES] {

@@ -70,7 +70,7 @@ fn bad_headers_are_named() {
     ];
     for (at, value, file_bytes, kind, message) in table {
         let mut header = header(EIGHT_GIB);
-        header.set_unclean(false);
+        header.set_clean();
         header.patch(at, &value);
         let error = decode(&header, file_bytes).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");

@@ -104,13 +104,20 @@ impl Core {
         Ok(())
     }
 
-    async fn write_unclean_mark(&self, unclean: bool) -> Result<()> {
+    pub(super) async fn write_unclean_mark(&self, unclean: bool) -> Result<()> {
         let mut header = self.state.borrow().header.clone();
-        header.set_unclean(unclean);
+        match unclean {
+            true => header.set_unclean(self.log.begin()),
+            false => header.set_clean(),
+        }
         let (offset, bytes) = header.unclean_bytes();
         self.tables().write(offset, Buf::copy_of(bytes)).await?;
         self.file().flush().await?;
-        self.state.borrow_mut().header.set_unclean(unclean);
+        if !unclean {
+            self.log.end();
+        }
+        // The free pointer may have changed meanwhile; these fields change here alone.
+        self.state.borrow_mut().header.take_mark(&header);
         Ok(())
     }
 

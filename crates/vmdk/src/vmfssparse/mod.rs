@@ -9,7 +9,9 @@
 mod budget;
 mod check;
 mod growth;
+mod log;
 mod open;
+mod restore;
 mod space;
 mod table;
 
@@ -28,6 +30,7 @@ use crate::runs::Runs;
 pub use open::Facts;
 pub use space::Growth;
 
+use log::{Entry, Log};
 use space::{Need, Space};
 use table::Tables;
 
@@ -41,6 +44,9 @@ struct Core {
     files: [File; 1],
     shape: Shape,
     growth: Growth,
+    log: Log,
+    /// The process before was killed, and what it had answered may be lost.
+    lost: Cell<bool>,
     state: RefCell<State>,
     /// The header on disk says "unclean", so tables may be written.
     marked_unclean: Cell<bool>,
@@ -340,6 +346,13 @@ impl Core {
                 held.add(region, entries.len());
                 tables.publish(directory, region, entries.start, entries.len(), sector, grain_sectors);
                 tables.unpin(region);
+                self.log.append(Entry::Published {
+                    region,
+                    table_sector: directory.get(region).expect("published just now"),
+                    first: entries.start as u32,
+                    count: entries.len() as u32,
+                    sector,
+                });
             }
         }
     }
@@ -358,6 +371,7 @@ impl Core {
         let region = region.expect("a region of this disk");
         tables.release(directory, region);
         held.clear(region);
+        self.log.append(Entry::Released { region });
     }
 
     fn usage(&self) -> Usage {
@@ -417,17 +431,36 @@ impl Layer for VmfsSparse {
     }
 
     fn unwritten_bytes(&self) -> u64 {
-        (self.0.state.borrow().tables.unwritten() * TABLE_BYTES) as u64
+        (self.0.state.borrow().tables.unwritten() * TABLE_BYTES) as u64 + self.0.log.bytes()
     }
 
     fn stages(&self) -> Stages {
         let mut state = self.0.state.borrow_mut();
         let State { tables, header, directory, .. } = &mut *state;
+        self.0.log.switch();
         tables.stages(header, directory)
     }
 
     fn settle(&self, ticket: u64) {
-        self.0.state.borrow_mut().tables.settle(ticket);
+        if self.0.state.borrow_mut().tables.settle(ticket) {
+            self.0.log.settle();
+        }
+    }
+
+    fn end_log(&self) {
+        self.0.log.end();
+    }
+
+    fn has_lost_writes(&self) -> bool {
+        self.0.lost.get()
+    }
+
+    fn begin_log(&self) -> Local<'_, Result<()>> {
+        Box::pin(async {
+            self.0.mark_unclean().await?;
+            self.0.lost.set(false);
+            Ok(())
+        })
     }
 
     fn seal(&self) -> Local<'_, Result<()>> {

@@ -4,10 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use blk::layer::Shape;
+use blk::memory::clients_may_live;
 use blk::sync::{RangeLock, TaskMutex};
-use blk::{Buf, Env, File, Result, SECTOR};
+use blk::{Buf, Env, ErrorKind, File, Result, SECTOR};
 use futures_util::future::join_all;
 
+use super::log::Log;
+use super::restore::end_of;
 use super::{Core, Growth, Held, Space, State, Tables, VmfsSparse};
 use crate::cowd::{
     Directory, HEADER_BYTES, Header, TABLE_BYTES, TABLE_ENTRIES, TABLE_SECTORS, TableBounds, decode_entries,
@@ -40,7 +43,9 @@ struct Scan {
 impl VmfsSparse {
     /// Writes an empty delta into a new file, durably, with the first step of space ready.
     pub async fn create(env: Env, file: File, facts: Facts<'_>, grain_sectors: u32) -> Result<Self> {
-        let header = Header::create(file.name(), facts.capacity_sectors, grain_sectors)?;
+        let mut header = Header::create(file.name(), facts.capacity_sectors, grain_sectors)?;
+        let log = Log::new(&env, file.limits());
+        header.set_unclean(log.begin());
         let length = (u64::from(header.first_data_sector()) * SECTOR).next_multiple_of(EMPTY_ALIGN);
         let mut bytes = Buf::zeroed(length as usize);
         bytes[..HEADER_BYTES].copy_from_slice(header.bytes());
@@ -52,6 +57,7 @@ impl VmfsSparse {
             env,
             file,
             &facts,
+            log,
             State { header, directory, tables: Tables::default(), space, file_bytes: length, held },
         );
         core.marked_unclean.set(true);
@@ -62,8 +68,18 @@ impl VmfsSparse {
     }
 
     /// Verifies header and directory, and compares lengths before anything else. An unclean delta opened for writing
-    /// is read through once, to find where its free space begins.
+    /// is read through once, to find where its free space begins; what its process left in the host's memory is restored.
     pub async fn open(env: Env, file: File, facts: Facts<'_>) -> Result<Self> {
+        match Self::open_with_log(env.clone(), file.clone(), facts.clone(), true).await {
+            // What the log continues is not what the file has.
+            Err(e) if e.kind == ErrorKind::Damaged && facts.writable => {
+                Self::open_with_log(env, file, facts, false).await
+            }
+            opened => opened,
+        }
+    }
+
+    async fn open_with_log(env: Env, file: File, facts: Facts<'_>, use_log: bool) -> Result<Self> {
         let file_bytes = file.size().await?;
         let header_bytes =
             read(&file, 0, HEADER_BYTES.min(usize::try_from(file_bytes).unwrap_or(usize::MAX))).await?;
@@ -83,6 +99,14 @@ impl VmfsSparse {
         let unclean_end = u32::try_from(file_bytes / SECTOR).unwrap_or(u32::MAX);
         let clean_end = if header.is_unclean() { unclean_end } else { header.free_sector() };
         let free_sector = scan.as_ref().map_or(clean_end, |scan| scan.free_sector);
+        let left = match scan.is_some() && use_log {
+            true => Log::read(&env, &header, &directory, file.limits()),
+            false => None,
+        };
+        let lost = scan.is_some() && left.is_none();
+        let left_end = left.as_deref().map_or(0, |entries| end_of(entries, header.grain_sectors()));
+        // What reaches past the end of the file is refused below.
+        let free_sector = free_sector.max(left_end).min(unclean_end.max(free_sector));
         let mut held = Held::new(&directory, in_use_grains(&header, &directory, free_sector));
         scan.iter().flat_map(|scan| &scan.held).for_each(|(region, grains)| held.set(*region, *grains));
         let marked = header.is_unclean();
@@ -94,14 +118,22 @@ impl VmfsSparse {
             file_bytes,
             held,
         };
-        let core = Core::new(env, file, &facts, state);
-        core.marked_unclean.set(marked);
+        let clients_live =
+            clients_may_live(state.header.log_boot(), env.memory().map(|memory| memory.boot()));
+        let log = Log::new(&env, file.limits());
+        let core = Core::new(env, file, &facts, log, state);
+        // A log that was lost is named by the header until the first write, when clients have been told.
+        core.marked_unclean.set(marked && !lost);
+        core.lost.set(lost && clients_live);
+        if let Some(entries) = left {
+            core.restore(&entries).await?;
+        }
         Ok(Self(core))
     }
 }
 
 impl Core {
-    fn new(env: Env, file: File, facts: &Facts<'_>, state: State) -> Rc<Self> {
+    fn new(env: Env, file: File, facts: &Facts<'_>, log: Log, state: State) -> Rc<Self> {
         let shape = Shape {
             size_bytes: u64::from(state.header.capacity_sectors()) * SECTOR,
             grain_bytes: u64::from(state.header.grain_sectors()) * SECTOR,
@@ -116,6 +148,8 @@ impl Core {
             files: [file],
             shape,
             growth: facts.growth,
+            log,
+            lost: Cell::new(false),
             state: RefCell::new(state),
             marked_unclean: Cell::new(false),
             header_turn: TaskMutex::default(),

@@ -244,9 +244,10 @@ impl Tables {
         self.directory_dirty.append(&mut self.directory_captured);
     }
 
-    pub fn settle(&mut self, ticket: u64) {
+    /// False for a flush that was not the last to capture.
+    pub fn settle(&mut self, ticket: u64) -> bool {
         if ticket != self.ticket {
-            return;
+            return false;
         }
         for region in std::mem::take(&mut self.captured) {
             let Some(table) = self.loaded.get_mut(&region).filter(|table| table.captured != 0) else {
@@ -258,6 +259,7 @@ impl Tables {
             }
         }
         self.directory_captured.clear();
+        true
     }
 }
 

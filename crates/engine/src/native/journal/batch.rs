@@ -142,12 +142,15 @@ impl Draft {
         pages_for(self.bytes + len) <= self.limit_pages
     }
 
-    pub fn push(&mut self, record: &Record) {
+    /// Adds a record, and answers its bytes.
+    pub fn push(&mut self, record: &Record) -> &[u8] {
         let start = HEADER_BYTES + self.bytes;
         let len = record.encoded_len();
-        record.encode(&mut self.buf[start..start + len]);
+        let bytes = &mut self.buf[start..start + len];
+        record.encode(bytes);
         self.bytes += len;
         self.records += 1;
+        bytes
     }
 
     /// The page behind its last, as it is now.

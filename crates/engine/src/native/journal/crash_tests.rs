@@ -61,6 +61,7 @@ fn first_superblock() -> Superblock {
         clean: false,
         created_unix_us: 0,
         journal_epoch: 0,
+        boot: 0,
     }
 }
 
@@ -96,7 +97,7 @@ impl Load {
             checkpoint: superblock.checkpoint,
             named: 0,
         };
-        let journal = Journal::new(env.clone(), file.clone(), geometry, start);
+        let journal = Journal::new(env.clone(), file.clone(), geometry, start, MemoryTail::new(env, 1, 1));
         let (superblock, checkpoints) = (Cell::new(superblock), TaskMutex::default());
         let laps = Cell::new(found.end.seq / geometry.journal_pages);
         Ok(Load { journal, file, model, superblock, checkpoints, world, laps })

@@ -14,6 +14,7 @@ mod batch;
 #[cfg(test)]
 mod crash_tests;
 mod end;
+mod memory_tail;
 mod record;
 mod replay;
 mod rounds;
@@ -33,6 +34,7 @@ use super::layout::{BLOCK, Geometry, HEADER_BLOCKS};
 use batch::{Draft, Stamp};
 
 pub use batch::BATCH_PAGES_MAX;
+pub use memory_tail::MemoryTail;
 pub use record::{CHANGE_BYTES_MAX, Record};
 pub use replay::{Begin, Replayed, replay};
 
@@ -86,6 +88,7 @@ pub struct Journal {
     file: File,
     geometry: Geometry,
     epoch: u64,
+    pub memory_tail: MemoryTail,
     state: RefCell<State>,
     /// A batch's write has ended.
     written: Signal,
@@ -129,7 +132,13 @@ impl State {
 }
 
 impl Journal {
-    pub fn new(env: Env, file: File, geometry: Geometry, start: Start) -> Rc<Journal> {
+    pub fn new(
+        env: Env,
+        file: File,
+        geometry: Geometry,
+        start: Start,
+        memory_tail: MemoryTail,
+    ) -> Rc<Journal> {
         assert!(geometry.journal_pages >= JOURNAL_PAGES_MIN, "a ring of {} pages", geometry.journal_pages);
         assert!(start.tail <= start.at.seq && start.flushed_lsn < start.at.lsn, "{start:?}");
         let state = State {
@@ -155,6 +164,7 @@ impl Journal {
             file: file.tables(),
             geometry,
             epoch: start.epoch,
+            memory_tail,
             state: RefCell::new(state),
             written,
             rounds,
@@ -174,7 +184,8 @@ impl Journal {
         let Position { seq, lsn } = state.next;
         let draft =
             state.draft.get_or_insert_with(|| Draft::open(self.geometry.journal_pages, seq, lsn, len));
-        draft.push(&record);
+        let bytes = draft.push(&record);
+        self.memory_tail.append(lsn, bytes);
         state.next.lsn += 1;
         if let Record::Map { len, .. } = record {
             state.unflushed_bytes += u64::from(len) * BLOCK;
@@ -234,6 +245,8 @@ impl Journal {
     }
 
     fn fail(&self, error: Error) {
+        // What is in doubt now must not come back as if nothing had happened.
+        self.memory_tail.end();
         self.state.borrow_mut().failed.get_or_insert(error);
         self.further.notify();
     }

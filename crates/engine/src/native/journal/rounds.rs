@@ -85,6 +85,7 @@ impl Journal {
             self.open_empty();
         }
         self.close();
+        self.memory_tail.switch();
         let mut state = self.state.borrow_mut();
         state.unflushed_bytes = 0;
         Covered {
@@ -123,6 +124,7 @@ impl Journal {
             }
             further
         };
+        self.memory_tail.settle();
         if further {
             self.further.notify();
         }

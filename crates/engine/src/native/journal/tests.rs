@@ -29,7 +29,7 @@ pub(super) fn in_world<T: 'static>(world: &SimWorld, test: impl AsyncFnOnce(Env)
 }
 
 pub(super) async fn journal(env: &Env, start: Start) -> Rc<Journal> {
-    Journal::new(env.clone(), open(env).await, GEOMETRY, start)
+    Journal::new(env.clone(), open(env).await, GEOMETRY, start, MemoryTail::new(env, 1, 1))
 }
 
 async fn read(env: &Env, from: Position, epoch: u64, checkpoint: u64) -> blk::Result<Replayed> {

@@ -33,6 +33,23 @@ impl Store {
         found.iter().map(|(key, value)| Ok((key.major, items::read_name(value, self.path())?))).collect()
     }
 
+    /// Gives every VM other content: clients of before may believe in writes that are lost. Durable when it answers.
+    pub(in super::super) async fn raise_generations(&self) -> Result<()> {
+        for (id, name) in self.vms().await? {
+            let read = self.read_vm(id).await;
+            let raised = read.and_then(|(state, _)| Ok((state.generation.raised(&name)?, state)));
+            match raised {
+                Ok((generation, state)) => {
+                    self.wait_for_room().await?;
+                    self.change(&[put_vm(&VmState { generation, ..head_of(&state) })])?;
+                }
+                // The others are served all the same.
+                Err(e) => self.damage.borrow_mut().push(e),
+            }
+        }
+        self.flush().await
+    }
+
     /// Whether the VM is one side of a move that has not ended: the other one, in another place, may be the VM.
     pub fn is_moving(&self, id: u128) -> bool {
         self.items(items::MOVING).iter().any(|(key, _)| key.major == id)

@@ -50,6 +50,8 @@ pub struct Truth {
     /// By name; no two VMs have one of the same name.
     pub sealed: BTreeMap<String, Sealed>,
     ordinal: u64,
+    /// I/O has failed and the process was killed: clients may have been told that what they were answered is lost.
+    pub may_be_told: bool,
     /// The verb under way, for the marks of a cut.
     pub doing: Option<&'static str>,
 }

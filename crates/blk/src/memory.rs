@@ -1,0 +1,148 @@
+//! Small files in the host's memory: they outlive the process that wrote them, and end when the host loses its power.
+//!
+//! What a guest was told is written, and no flush has covered yet, is partly known to this process alone: where new blocks
+//! lie. A format keeps that here too. After a crash of the process clients reconnect and rely on every answer that they
+//! got; after a loss of power they are gone themselves, or have to be told.
+
+use crate::error::Errno;
+
+/// One folder of such files. Calls never wait for a device, so that a change in the process's memory and its record here
+/// have no await between them.
+pub trait Memory {
+    /// Names this boot of the host, and says in bit 0 whether clients may outlive it because they run on other hosts.
+    /// Never 0, which stands for "unknown" where it is kept on a device.
+    fn boot(&self) -> u64;
+
+    /// The content of the file, or None where there is none.
+    fn read(&self, name: &str) -> Option<Vec<u8>>;
+
+    /// Appends to the file, which is made where there is none. After an error its content is unknown.
+    fn append(&self, name: &str, bytes: &[u8]) -> Result<(), Errno>;
+
+    /// Empties the file, which stays.
+    fn clear(&self, name: &str) -> Result<(), Errno>;
+
+    /// Removes the file; it may be absent.
+    fn remove(&self, name: &str);
+
+    /// All names, in no order.
+    fn list(&self) -> Vec<String>;
+}
+
+/// Whether clients may run on although writes that they were answered are lost. `then` is the `Memory::boot` of the process
+/// that answered them, or 0 where it kept none; `now` is the present one.
+pub fn clients_may_live(then: u64, now: Option<u64>) -> bool {
+    then != 0 && (then & 1 == 1 || now.is_none_or(|now| now | 1 == then | 1))
+}
+
+/// Two files that are filled in turns, so that what a flush has made durable can be let go while more is appended.
+///
+/// Both exist from `begin` until `end`: where one is missing something was lost.
+pub struct MemoryLog {
+    files: [String; 2],
+    /// The one that is appended to, and whether each has anything.
+    state: std::cell::Cell<State>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct State {
+    kept: bool,
+    active: usize,
+    bytes: [u64; 2],
+}
+
+impl MemoryLog {
+    /// A log under `name`, not kept before `begin`.
+    pub fn new(name: &str) -> MemoryLog {
+        MemoryLog { files: [0, 1].map(|n| format!("{name}.{n}")), state: Default::default() }
+    }
+
+    /// What a log under `name` holds, in two parts of which either may be the older; None where it was not kept to its end.
+    pub fn read(memory: &dyn Memory, name: &str) -> Option<[Vec<u8>; 2]> {
+        let [a, b] = MemoryLog::new(name).files;
+        Some([memory.read(&a)?, memory.read(&b)?])
+    }
+
+    /// From here on the log is kept; it is empty.
+    pub fn begin(&self, memory: &dyn Memory) {
+        self.state.set(State { kept: true, ..State::default() });
+        for file in &self.files {
+            if memory.append(file, &[]).and_then(|()| memory.clear(file)).is_err() {
+                self.end(memory);
+            }
+        }
+    }
+
+    /// Whether everything that was appended is there.
+    pub fn is_kept(&self) -> bool {
+        self.state.get().kept
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.state.get().bytes.iter().sum()
+    }
+
+    /// Whether the next part has nothing yet, so that `append` has to be given its head too.
+    pub fn is_part_empty(&self) -> bool {
+        let state = self.state.get();
+        state.bytes[state.active] == 0
+    }
+
+    pub fn append(&self, memory: &dyn Memory, bytes: &[u8]) {
+        let mut state = self.state.get();
+        if !state.kept {
+            return;
+        }
+        state.bytes[state.active] += bytes.len() as u64;
+        self.state.set(state);
+        if memory.append(&self.files[state.active], bytes).is_err() {
+            self.end(memory);
+        }
+    }
+
+    /// A flush begins that covers everything appended so far: what comes now goes into the other part, if that is free.
+    pub fn switch(&self) {
+        let mut state = self.state.get();
+        if state.bytes[1 - state.active] == 0 {
+            state.active = 1 - state.active;
+            self.state.set(state);
+        }
+    }
+
+    /// A flush is done that covers everything appended before the last `switch`.
+    pub fn settle(&self, memory: &dyn Memory) {
+        let mut state = self.state.get();
+        let other = 1 - state.active;
+        if !state.kept || state.bytes[other] == 0 {
+            return;
+        }
+        state.bytes[other] = 0;
+        self.state.set(state);
+        if memory.clear(&self.files[other]).is_err() {
+            self.end(memory);
+        }
+    }
+
+    /// The log is not kept any more: from here on a crash loses what was not flushed, and whoever opens its subject next
+    /// knows by its absence.
+    pub fn end(&self, memory: &dyn Memory) {
+        self.state.set(State::default());
+        self.files.iter().for_each(|file| memory.remove(file));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_live_on_in_the_same_boot_or_on_other_hosts() {
+        let (this, other) = (0x10, 0x20);
+        assert!(clients_may_live(this, Some(this)));
+        assert!(clients_may_live(this, Some(this | 1)));
+        assert!(clients_may_live(other | 1, Some(this)));
+        assert!(!clients_may_live(other, Some(this)));
+        assert!(!clients_may_live(0, Some(this)));
+        assert!(clients_may_live(this, None), "it cannot be told");
+    }
+}

@@ -1,0 +1,176 @@
+//! `Memory` in a folder of a tmpfs.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::open::is_in_memory;
+use crate::error::{Errno, Error, Result};
+use crate::memory::Memory;
+
+/// Files kept open, so that an append is one system call. With more disks than that under first writes some are opened anew.
+const OPEN_MAX: usize = 256;
+const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The files of one process. Only the thread of the core uses them.
+pub struct MemoryFolder {
+    /// None where there is no such folder: nothing is kept then, and every append says so.
+    path: Option<PathBuf>,
+    boot: u64,
+    open: RefCell<HashMap<String, File>>,
+}
+
+impl MemoryFolder {
+    /// Keeps nothing. `remote`: clients on other hosts may be served.
+    pub fn absent(remote: bool) -> MemoryFolder {
+        MemoryFolder { path: None, boot: boot(remote), open: RefCell::default() }
+    }
+
+    /// Keeps files in the folder `path`, which is made (its parent exists) for this user alone.
+    ///
+    /// # Errors
+    /// `Refused` where it is not a folder of this user's in a tmpfs, `Io` and others where it cannot be made.
+    pub fn open(path: &Path, remote: bool) -> Result<MemoryFolder> {
+        let place = path.display().to_string();
+        let failed = |doing| move |e: std::io::Error| Errno::from(e).at(&place, doing);
+        match std::fs::DirBuilder::new().mode(0o700).create(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(failed("making the folder")(e));
+            }
+            _ => {}
+        }
+        check(path)?;
+        Ok(MemoryFolder { path: Some(path.to_owned()), ..MemoryFolder::absent(remote) })
+    }
+
+    fn folder(&self) -> std::result::Result<&Path, Errno> {
+        self.path.as_deref().ok_or(Errno::EOPNOTSUPP)
+    }
+
+    fn with_file<T>(
+        &self,
+        name: &str,
+        act: impl FnOnce(&mut File) -> std::io::Result<T>,
+    ) -> std::result::Result<T, Errno> {
+        let folder = self.folder()?;
+        let mut open = self.open.borrow_mut();
+        if let Some(file) = open.get_mut(name) {
+            return Ok(act(file)?);
+        }
+        if open.len() >= OPEN_MAX {
+            open.clear();
+        }
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(folder.join(name))?;
+        Ok(act(open.entry(name.to_owned()).or_insert(file))?)
+    }
+}
+
+/// A stranger who could write there would decide where a guest's blocks lie.
+fn check(path: &Path) -> Result<()> {
+    let place = path.display().to_string();
+    let refuse = |cause: &str| Err(Error::refused(&*place, cause));
+    let found = std::fs::symlink_metadata(path).map_err(|e| Errno::from(e).at(&place, "looking at it"))?;
+    if !found.is_dir() {
+        return refuse("it is not a folder; remove it");
+    }
+    if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
+        return refuse("it is another user's, or open to others; remove it, or make it yours with mode 0700");
+    }
+    let folder = File::open(path).map_err(|e| Errno::from(e).at(&place, "opening it"))?;
+    match is_in_memory(&folder) {
+        true => Ok(()),
+        false => refuse("it is not in a tmpfs, so that its files would outlive a loss of power"),
+    }
+}
+
+/// See `Memory::boot`. Where the kernel does not tell every boot is the same one: clients are then told too often.
+fn boot(remote: bool) -> u64 {
+    let id = std::fs::read_to_string(BOOT_ID_PATH).unwrap_or_default();
+    // FNV-1a, 64 bits.
+    let hash = id.trim().bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    (hash & !1).max(2) | u64::from(remote)
+}
+
+impl Memory for MemoryFolder {
+    fn boot(&self) -> u64 {
+        self.boot
+    }
+
+    fn read(&self, name: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.path.as_ref()?.join(name)).ok()
+    }
+
+    fn append(&self, name: &str, bytes: &[u8]) -> std::result::Result<(), Errno> {
+        self.with_file(name, |file| file.write_all(bytes))
+    }
+
+    fn clear(&self, name: &str) -> std::result::Result<(), Errno> {
+        self.with_file(name, |file| file.set_len(0))
+    }
+
+    fn remove(&self, name: &str) {
+        self.open.borrow_mut().remove(name);
+        if let Some(path) = &self.path {
+            // Where it stays, its absence is not relied on: what it says does not fit its subject any more.
+            let _ = std::fs::remove_file(path.join(name));
+        }
+    }
+
+    fn list(&self) -> Vec<String> {
+        let Some(entries) = self.path.as_ref().and_then(|path| std::fs::read_dir(path).ok()) else {
+            return Vec::new();
+        };
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// /dev/shm is a tmpfs wherever glibc runs.
+    fn path(name: &str) -> PathBuf {
+        PathBuf::from(format!("/dev/shm/unstun-memory-{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn what_one_process_appended_the_next_one_reads() {
+        let path = path("next");
+        let first = MemoryFolder::open(&path, false).unwrap();
+        first.append("a", b"one").unwrap();
+        first.append("a", b"two").unwrap();
+        first.append("b", b"").unwrap();
+        let second = MemoryFolder::open(&path, true).unwrap();
+        assert_eq!(second.read("a").unwrap(), b"onetwo");
+        assert_eq!(second.read("b").unwrap(), b"");
+        assert_eq!(second.read("c"), None);
+        assert_eq!((first.boot() & 1, first.boot() | 1), (0, second.boot()));
+        second.clear("a").unwrap();
+        first.append("a", b"three").unwrap();
+        assert_eq!(second.read("a").unwrap(), b"three");
+        for name in second.list() {
+            second.remove(&name);
+        }
+        assert!(second.list().is_empty() && second.read("a").is_none());
+        std::fs::remove_dir(path).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_others_may_write_or_that_outlives_the_power_is_refused() {
+        let path = path("open");
+        std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o770)).unwrap();
+        let refused = MemoryFolder::open(&path, false).err().unwrap();
+        assert!(refused.to_string().contains("open to others"), "{refused}");
+        std::fs::remove_dir(&path).unwrap();
+        let refused = MemoryFolder::open(Path::new("/proc/self"), false).err().unwrap();
+        assert_eq!(refused.kind, crate::ErrorKind::Refused);
+        let absent = MemoryFolder::absent(false);
+        assert!(absent.append("a", b"1").is_err() && absent.read("a").is_none());
+    }
+}

@@ -1,0 +1,47 @@
+//! Where this host keeps what clients were answered and no flush has covered yet, so that a crash of the daemon loses none
+//! of it: a folder of this user in a tmpfs.
+
+use std::path::PathBuf;
+
+use blk::uring::MemoryFolder;
+
+use super::bridge::Place;
+use crate::listen::NbdListen;
+
+/// The first of the folders that can be used. Without one a crash may lose answers, and clients of before it are refused.
+pub fn folder(place: &Place) -> MemoryFolder {
+    let remote = place.nbd.iter().any(is_remote);
+    let mut refusals = Vec::new();
+    for path in candidates() {
+        if let Some(parent) = path.parent() {
+            // Where that fails the folder itself fails too, with the reason.
+            let _ = std::fs::create_dir_all(parent);
+        }
+        match MemoryFolder::open(&path, remote) {
+            Ok(folder) => return folder,
+            Err(e) => refusals.push(e.to_string()),
+        }
+    }
+    eprintln!(
+        "unstun: no folder in memory for what is not flushed yet; after a crash of this daemon guests have to be \
+         power-cycled: {}",
+        refusals.join("; ")
+    );
+    MemoryFolder::absent(remote)
+}
+
+/// systemd's folder of the service, root's, the session's, and one that every host with glibc has.
+fn candidates() -> Vec<PathBuf> {
+    let user = rustix::process::geteuid();
+    let set = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let service = set("RUNTIME_DIRECTORY").map(|path| path.join("unflushed"));
+    let roots = user.is_root().then(|| PathBuf::from("/run/unstun/unflushed"));
+    let session = set("XDG_RUNTIME_DIR").map(|path| path.join("unstun/unflushed"));
+    let shared = PathBuf::from(format!("/dev/shm/unstun-{}", user.as_raw()));
+    service.into_iter().chain(roots).chain(session).chain([shared]).collect()
+}
+
+/// Whether clients of other hosts may come in.
+fn is_remote(address: &NbdListen) -> bool {
+    matches!(address, NbdListen::Tcp(address) if !address.ip().is_loopback())
+}

@@ -1,0 +1,183 @@
+//! What the tables have and the file does not, in the host's memory: a crash of the process loses nothing that was
+//! answered.
+//!
+//! A log is kept while the header says "unclean", under a number that the header names. Its parts have a head of 24 bytes
+//! (its number among the parts, the file's inode, when it was begun), then entries of 24.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use blk::Env;
+use blk::memory::{Memory, MemoryLog};
+use blk::reactor::Limits;
+
+use crate::cowd::{Directory, Header, TABLE_ENTRIES};
+
+const HEAD_BYTES: usize = 24;
+const ENTRY_BYTES: usize = 24;
+const PUBLISHED: u32 = 1;
+const RELEASED: u32 = 2;
+
+/// How long before its record a write may have been stamped on the file: its own time, and that by which a file system's
+/// clock lags behind. A file that was last written earlier is an old copy of the one that the log is about.
+const STAMP_SLACK_US: i64 = 60_000_000;
+
+/// One change of the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// Grains `first..first + count` of the region lie from `sector` on, one behind the other. Its table lies at
+    /// `table_sector`, or will.
+    Published {
+        region: u32,
+        table_sector: u32,
+        first: u32,
+        count: u32,
+        sector: u32,
+    },
+    Released {
+        region: u32,
+    },
+}
+
+impl Entry {
+    pub fn region(self) -> u32 {
+        match self {
+            Entry::Published { region, .. } | Entry::Released { region } => region,
+        }
+    }
+
+    fn encode(self) -> [u8; ENTRY_BYTES] {
+        let words = match self {
+            Entry::Published { region, table_sector, first, count, sector } => {
+                [PUBLISHED, region, table_sector, first, count, sector]
+            }
+            Entry::Released { region } => [RELEASED, region, 0, 0, 0, 0],
+        };
+        let mut bytes = [0; ENTRY_BYTES];
+        for (out, word) in bytes.chunks_exact_mut(4).zip(words) {
+            out.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// None for what no entry about a delta with this directory can be.
+    fn decode(bytes: &[u8], directory: &Directory) -> Option<Entry> {
+        let word = |n: usize| u32::from_le_bytes(bytes[n * 4..n * 4 + 4].try_into().expect("four bytes"));
+        let region = Some(word(1)).filter(|region| *region < directory.regions())?;
+        let (table_sector, first, count, sector) = (word(2), word(3), word(4), word(5));
+        match word(0) {
+            PUBLISHED if count > 0 && first.checked_add(count)? <= TABLE_ENTRIES as u32 => {
+                Some(Entry::Published { region, table_sector, first, count, sector })
+            }
+            RELEASED => Some(Entry::Released { region }),
+            _ => None,
+        }
+    }
+}
+
+/// The log of one open delta.
+pub(super) struct Log {
+    env: Env,
+    memory: Option<Rc<dyn Memory>>,
+    inode: u64,
+    log: RefCell<Option<MemoryLog>>,
+    /// Parts begun so far.
+    parts: Cell<u64>,
+}
+
+fn name(id: u64) -> String {
+    format!("redo-{id:016x}")
+}
+
+impl Log {
+    /// Not kept before `begin`.
+    pub fn new(env: &Env, limits: Limits) -> Log {
+        Log {
+            env: env.clone(),
+            memory: env.memory(),
+            inode: limits.inode,
+            log: RefCell::default(),
+            parts: Cell::new(0),
+        }
+    }
+
+    /// What the process before left of an unclean delta, in order. None where something may be missing, or where the file
+    /// is not the one that it is about, but a copy of an earlier state.
+    pub fn read(env: &Env, header: &Header, directory: &Directory, limits: Limits) -> Option<Vec<Entry>> {
+        let memory = env.memory()?;
+        let mut parts = MemoryLog::read(&*memory, &name(header.log_id()))?;
+        let word = |part: &[u8], n: usize| {
+            part.get(n * 8..n * 8 + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight")))
+        };
+        parts.sort_by_key(|part| word(part, 0));
+        let mut entries = Vec::new();
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            let begun_us = word(part, 2) as i64;
+            if word(part, 1) != limits.inode || limits.modified_us < begun_us.saturating_sub(STAMP_SLACK_US) {
+                return None;
+            }
+            // A process that was killed may have left its last entry in part: nobody was answered by then.
+            for bytes in part.get(HEAD_BYTES..)?.chunks_exact(ENTRY_BYTES) {
+                entries.push(Entry::decode(bytes, directory)?);
+            }
+        }
+        Some(entries)
+    }
+
+    /// Begins an empty log, and answers what the header has to say of it: its number, and the host's boot.
+    pub fn begin(&self) -> (u64, u64) {
+        let Some(memory) = &self.memory else { return (0, 0) };
+        let id = self.env.random() | 1;
+        let log = MemoryLog::new(&name(id));
+        log.begin(&**memory);
+        self.log.replace(Some(log));
+        (id, memory.boot())
+    }
+
+    pub fn append(&self, entry: Entry) {
+        let (Some(memory), Some(log)) = (&self.memory, &*self.log.borrow()) else { return };
+        if !log.is_part_empty() {
+            return log.append(&**memory, &entry.encode());
+        }
+        self.parts.update(|parts| parts + 1);
+        let begun_us = match entry {
+            Entry::Published { .. } => self.env.unix_us(),
+            // Nothing was written to the file before it.
+            Entry::Released { .. } => i64::MIN,
+        };
+        let head = [self.parts.get(), self.inode, begun_us as u64].map(u64::to_le_bytes);
+        log.append(&**memory, &[&head.concat()[..], &entry.encode()].concat());
+    }
+
+    /// A flush has captured the tables.
+    pub fn switch(&self) {
+        if let Some(log) = &*self.log.borrow() {
+            log.switch();
+        }
+    }
+
+    /// The flush that captured them last is done.
+    pub fn settle(&self) {
+        if let (Some(memory), Some(log)) = (&self.memory, &*self.log.borrow()) {
+            log.settle(&**memory);
+        }
+    }
+
+    /// The log is not kept any more.
+    pub fn end(&self) {
+        if let (Some(memory), Some(log)) = (&self.memory, self.log.take()) {
+            log.end(&**memory);
+        }
+    }
+
+    /// Lets go of the log of an opening before.
+    pub fn forget(&self, id: u64) {
+        if let Some(memory) = &self.memory {
+            MemoryLog::new(&name(id)).end(&**memory);
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.log.borrow().as_ref().map_or(0, MemoryLog::bytes)
+    }
+}
