@@ -269,8 +269,21 @@ pub async fn refuse_adoption(node: &Node, source: &Source, request: &VmImport) -
     Home::refuse_foreign_use(&dir).await?;
     // Before anything of it is read; the lock is taken for good when the folder is known to become a home.
     drop(hold_source(node, &source.folder).await?);
+    refuse_own_folder(&dir).await?;
     let terms = adopted_terms(source, request);
     refuse_tops(Home::new(dir, folders(node, &source.folder, &terms.roots)?, Growth::default())).await
+}
+
+/// What our folder in a home says decides which files are written and removed, so none is taken from a stranger.
+async fn refuse_own_folder(dir: &Dir) -> Result<()> {
+    if !dir.list().await?.iter().any(|name| name.trim_end_matches('/') == OWN_FOLDER) {
+        return Ok(());
+    }
+    let cause = "it is there already, and a folder that becomes a VM's home must not bring one: unstun decides by it \
+                 which files it writes and removes";
+    let remedy = "if a VM of yours was served here, remove it there first (unstun vm remove VM keeps the disks); else \
+                  look at what is in it, move it away, and import again";
+    Err(Error::refused(dir.path_of(OWN_FOLDER), format!("{cause}; {remedy}")))
 }
 
 fn adopted_terms(source: &Source, request: &VmImport) -> Terms {

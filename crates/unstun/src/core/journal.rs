@@ -3,26 +3,28 @@
 //! Written by a thread of its own, because the core must not wait for a file system. A line lost in a crash costs a
 //! report, never data: nothing reads this file to decide anything.
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
+
+use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::api::Event;
 use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, Result};
 
+/// In a home's own folder.
+const EVENTS_NAME: &str = "events";
 /// Kept in memory, and read back at a start; older lines stay in the file.
 pub const EVENTS_MAX: usize = 1000;
 /// A longer file is read from its end: 1000 events of twelve disks are about 1.5 MB.
 const READ_BYTES_MAX: u64 = 4 << 20;
+/// Numbers of events count up from 1. A line with a larger number is not ours, and the next number has room above it.
+const EVENT_NUMBER_MAX: u64 = 1 << 52;
 
 pub struct Journal {
     lines: Sender<(PathBuf, String)>,
-}
-
-pub fn path_in(home: &Path) -> PathBuf {
-    home.join(OWN_FOLDER).join("events")
 }
 
 impl Journal {
@@ -31,10 +33,12 @@ impl Journal {
         std::thread::Builder::new()
             .name("events".into())
             .spawn(move || {
-                for (path, line) in inbox {
-                    let file = OpenOptions::new().create(true).append(true).open(&path);
-                    if let Err(e) = file.and_then(|mut f| f.write_all(line.as_bytes())) {
-                        eprintln!("unstun: {}: an event was not recorded: {e}", path.display());
+                for (home, line) in inbox {
+                    if let Err(e) = append(&home, &line) {
+                        let home = home.display();
+                        eprintln!(
+                            "unstun: {home}/{OWN_FOLDER}/{EVENTS_NAME}: an event was not recorded: {e}"
+                        );
                     }
                 }
             })
@@ -52,23 +56,85 @@ impl Journal {
         if let Ok(mut line) = serde_json::to_string(event) {
             line.push('\n');
             // The receiver lives as long as the process.
-            let _ = self.lines.send((path_in(home), line));
+            let _ = self.lines.send((home.to_path_buf(), line));
         }
     }
+}
+
+/// Follows no link in the home, waits for no pipe, and opens regular files alone: a folder can be a stranger's.
+fn open(home: &Path, flags: OFlags) -> std::io::Result<File> {
+    let folder = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let home = rustix::fs::open(home, folder, Mode::empty())?;
+    let own = rustix::fs::openat(home, OWN_FOLDER, folder | OFlags::NOFOLLOW, Mode::empty())?;
+    let careful = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(own, EVENTS_NAME, flags | careful, Mode::RUSR | Mode::WUSR)?;
+    match FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) {
+        FileType::RegularFile => Ok(File::from(file)),
+        found => Err(std::io::Error::other(format!("it is a {found:?}, expected a regular file"))),
+    }
+}
+
+fn append(home: &Path, line: &str) -> std::io::Result<()> {
+    open(home, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?.write_all(line.as_bytes())
 }
 
 /// The last events on file; lines that do not parse (a torn end) are passed over.
 pub fn read(home: &Path) -> Vec<Event> {
     use std::io::{Read, Seek, SeekFrom};
     let mut bytes = Vec::new();
-    let Ok(mut file) = std::fs::File::open(path_in(home)) else { return Vec::new() };
+    let Ok(mut file) = open(home, OFlags::RDONLY) else { return Vec::new() };
     let from = file.metadata().map_or(0, |m| m.len().saturating_sub(READ_BYTES_MAX));
-    if file.seek(SeekFrom::Start(from)).is_err() || file.read_to_end(&mut bytes).is_err() {
+    if file.seek(SeekFrom::Start(from)).is_err() || file.take(READ_BYTES_MAX).read_to_end(&mut bytes).is_err()
+    {
         return Vec::new();
     }
-    let text = String::from_utf8_lossy(&bytes);
-    let mut events: Vec<Event> = text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
+    parse(&bytes)
+}
+
+fn parse(bytes: &[u8]) -> Vec<Event> {
+    let text = String::from_utf8_lossy(bytes);
+    let read = |line: &str| serde_json::from_str(line).ok().filter(|e: &Event| e.id <= EVENT_NUMBER_MAX);
+    let mut events: Vec<Event> = text.lines().filter_map(read).collect();
     let surplus = events.len().saturating_sub(EVENTS_MAX);
     events.drain(..surplus);
     events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = r#"{"id":7,"time":"2026-01-01T00:00:00Z","vm":"web","operation":"take","snapshot":null,"stun_us":1,"disks":[],"message":null}"#;
+
+    #[test]
+    fn numbers_that_leave_no_room_for_the_next_are_passed_over() {
+        let last = LINE.replace(":7,", &format!(":{},", u64::MAX));
+        let near = LINE.replace(":7,", &format!(":{EVENT_NUMBER_MAX},"));
+        let found = parse(format!("{LINE}\n{last}\n{near}\n{{\"id\":").as_bytes());
+        assert_eq!(found.iter().map(|e| e.id).collect::<Vec<_>>(), [7, EVENT_NUMBER_MAX]);
+    }
+
+    #[test]
+    fn events_are_in_a_regular_file_and_behind_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (home, outside) = (folder.path().join("web"), folder.path().join("outside"));
+        let events = home.join(OWN_FOLDER).join(EVENTS_NAME);
+        std::fs::create_dir_all(home.join(OWN_FOLDER)).unwrap();
+        append(&home, &format!("{LINE}\n")).unwrap();
+        assert_eq!(read(&home).len(), 1);
+
+        std::fs::rename(&events, &outside).unwrap();
+        std::os::unix::fs::symlink(&outside, &events).unwrap();
+        append(&home, LINE).unwrap_err();
+        assert!(read(&home).is_empty());
+        std::fs::remove_file(&events).unwrap();
+        // A pipe would hold up whoever opens it.
+        rustix::fs::mknodat(rustix::fs::CWD, &events, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        append(&home, LINE).unwrap_err();
+        assert!(read(&home).is_empty());
+
+        std::fs::rename(home.join(OWN_FOLDER), folder.path().join("own")).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("own"), home.join(OWN_FOLDER)).unwrap();
+        append(&home, LINE).unwrap_err();
+    }
 }

@@ -121,6 +121,32 @@ fn in_place_the_folder_itself_is_the_home() {
     assert!(!folder.join(".unstun").exists(), "nothing of ours is left");
 }
 
+#[test]
+fn a_folder_that_brings_our_own_folder_is_not_taken_in_place() {
+    let datastore = Datastore::new();
+    let (folder, twin) = foreign_vm(&datastore);
+    let (brought, outside) = (folder.join(".unstun"), datastore.beside("outside"));
+    let before = contents(&folder);
+    std::fs::create_dir(&brought).unwrap();
+    std::os::unix::fs::symlink(&outside, brought.join("events")).unwrap();
+    std::fs::write(brought.join("roots"), "own /etc\n").unwrap();
+    let daemon = datastore.start();
+    let line = format!("vm import {} --in-place --name web", folder.display());
+    let (code, said) = datastore.fails(&line);
+    assert!(code == 3 && said.contains("vmware/.unstun") && said.contains("move it away"), "{code}: {said}");
+    // A pipe would hold up whoever opens it.
+    std::fs::remove_dir_all(&brought).unwrap();
+    let made = Command::new("mkfifo").arg(&brought).status().unwrap();
+    assert!(made.success());
+    assert_ne!(datastore.fails(&line).0, 0);
+    std::fs::remove_file(&brought).unwrap();
+    assert_eq!(contents(&folder), before);
+    assert!(!outside.exists(), "nothing is written through a link");
+    datastore.json(&line);
+    twin.assert_same_as("raw", &datastore.uri("web/disk0"));
+    daemon.stop();
+}
+
 /// QEMU with an image open, until dropped.
 pub struct Qemu(Child);
 
