@@ -13,6 +13,7 @@ pub mod core;
 pub mod datastore;
 pub mod demo;
 pub mod error;
+mod fatal;
 pub mod listen;
 pub mod memory;
 pub mod name;

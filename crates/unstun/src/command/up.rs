@@ -15,7 +15,7 @@ use crate::core;
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Output;
-use crate::{listen, notify, rest};
+use crate::{fatal, listen, notify, rest};
 
 /// API requests in flight may finish this long after a signal; then the engine stops regardless.
 const API_DRAIN: Duration = Duration::from_secs(2);
@@ -24,6 +24,7 @@ pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
     let datastore = Datastore::for_daemon(named, args.create)?;
     listen::check_socket_path(&datastore.api_socket()).map_err(Error::invalid)?;
     let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };
+    fatal::end_process_on_panic();
     let (name, root) = (datastore.name(), datastore.root().to_path_buf());
     let control =
         core::start(core::Place { name, root, map_cache_bytes: args.map_cache, memory: args.memory, nbd })?;
