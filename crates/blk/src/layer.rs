@@ -145,8 +145,8 @@ pub trait Layer {
         0
     }
 
-    /// Nothing is kept of the layer in the host's memory from here on: its files are going, or a flush has failed and nobody
-    /// knows what of the data is there.
+    /// Removes what is kept of the layer in the host's memory, and keeps nothing more: its files are being removed, or a
+    /// flush has failed, after which it is unknown what of the data is on the device.
     fn end_log(&self) {}
 
     /// Whether an earlier process ended without a loss of power, and writes that it had answered may be lost all the same.

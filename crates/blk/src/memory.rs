@@ -68,7 +68,7 @@ impl MemoryLog {
         self.state.set(State { kept: true, ..State::default() });
         for file in &self.files {
             if memory.append(file, &[]).and_then(|()| memory.clear(file)).is_err() {
-                self.end(memory);
+                return self.end(memory);
             }
         }
     }
@@ -123,8 +123,7 @@ impl MemoryLog {
         }
     }
 
-    /// The log is not kept any more: from here on a crash loses what was not flushed, and whoever opens its subject next
-    /// knows by its absence.
+    /// Removes the log. A crash after this loses what was not flushed; the next opening tells it by the missing files.
     pub fn end(&self, memory: &dyn Memory) {
         self.state.set(State::default());
         self.files.iter().for_each(|file| memory.remove(file));

@@ -71,12 +71,7 @@ impl Store {
         let Slots { newest: superblock, other, .. } = Superblock::read(&file).await?;
         superblock.check_writable(file.name())?;
         let geometry = superblock.geometry();
-        let groups = groups_within(&geometry, file.size().await?);
-        if groups < superblock.groups {
-            let cause =
-                format!("its length holds {groups} groups, expected {}: it was cut", superblock.groups);
-            return Err(Error::damaged(file.name(), format!("{cause}; bring the missing end back")));
-        }
+        let groups = groups_in(&file, &superblock).await?;
         let catalogue = Catalogue::read(&file, geometry.store_id, superblock.catalogue).await?;
         let found = replay(&file, &geometry, superblock.begin()).await?;
         if let Some(other) = &other {
@@ -87,8 +82,8 @@ impl Store {
         let changes = Changes::read(&file, found, &left.records).await?;
         let epoch = superblock.epoch.max(changes.epoch) + 1;
         let memory_tail = MemoryTail::new(&env, geometry.store_id, epoch);
-        if !left.forgotten {
-            // Before the epoch is durable: a crash after that finds this one.
+        if left.complete {
+            // Before the epoch is durable: a crash after that looks for the tail of this epoch.
             memory_tail.begin(&left.records);
         }
         let opened = match lost {
@@ -133,16 +128,17 @@ impl Store {
         }
         store.set_reserve();
         store.tend();
-        if store.broken().is_none() {
-            store.forget_left(left).await?;
-        }
+        store.end_tail_of_before(&left).await?;
         Ok(store)
     }
 
-    /// What the opening before left in the host's memory is of no use any more. Where some of it was lost, clients that got
-    /// answers for it are told apart for ever, durably, before anything new is kept: a crash in between finds it lost again.
-    async fn forget_left(&self, left: Left) -> Result<()> {
-        if left.forgotten {
+    /// Removes the tail that an earlier opening left in the host's memory. Where it was not complete the content generations
+    /// are raised durably before a new tail begins, so that a crash in between finds it incomplete again.
+    async fn end_tail_of_before(&self, left: &Left) -> Result<()> {
+        if self.broken().is_some() {
+            return Ok(());
+        }
+        if !left.complete {
             if left.clients_may_live {
                 self.raise_generations().await?;
             }
@@ -245,35 +241,37 @@ async fn write_zeros(file: &File, end: u64) -> Result<()> {
     Ok(())
 }
 
-/// What the opening before kept in the host's memory.
+/// How many groups the file has.
+async fn groups_in(file: &File, superblock: &Superblock) -> Result<u64> {
+    let groups = groups_within(&superblock.geometry(), file.size().await?);
+    if groups < superblock.groups {
+        let cause = format!("its length holds {groups} groups, expected {}: it was cut", superblock.groups);
+        return Err(Error::damaged(file.name(), format!("{cause}; bring the missing end back")));
+    }
+    Ok(groups)
+}
+
+/// The tail of the journal that the opening before kept in the host's memory.
 struct Left {
     /// Behind the journal's end, with their numbers.
     records: Vec<(u64, Record)>,
-    /// There may have been more.
-    forgotten: bool,
-    /// Clients may run that were answered writes which are not there any more.
+    /// Nothing else was answered to clients.
+    complete: bool,
+    /// Clients may run on that were answered writes which are missing.
     clients_may_live: bool,
 }
 
 impl Left {
     /// `end` is the journal's; nothing is written behind that of a store that is `read_only`.
     fn by(env: &Env, superblock: &Superblock, end: Position, read_only: bool) -> Left {
-        let nothing = Left { records: Vec::new(), forgotten: false, clients_may_live: false };
-        if superblock.clean {
-            return nothing;
-        }
-        let found = match read_only {
-            false => MemoryTail::read(env, superblock.store_id, superblock.epoch, end.lsn),
-            true => None,
+        let found = match (superblock.clean, read_only) {
+            (true, _) => Some(Vec::new()),
+            (false, true) => None,
+            (false, false) => MemoryTail::read(env, superblock.store_id, superblock.epoch, end.lsn),
         };
-        match found {
-            Some(records) => Left { records, ..nothing },
-            None => Left {
-                forgotten: true,
-                clients_may_live: clients_may_live(superblock.boot, env.memory().map(|memory| memory.boot())),
-                ..nothing
-            },
-        }
+        let boot = env.memory().map(|memory| memory.boot());
+        let clients_may_live = found.is_none() && clients_may_live(superblock.boot, boot);
+        Left { complete: found.is_some(), records: found.unwrap_or_default(), clients_may_live }
     }
 }
 

@@ -116,7 +116,7 @@ impl Log {
             if word(part, 1) != limits.inode || limits.modified_us < begun_us.saturating_sub(STAMP_SLACK_US) {
                 return None;
             }
-            // A process that was killed may have left its last entry in part: nobody was answered by then.
+            // A killed process may have written its last entry in part; it had not answered the request then.
             for bytes in part.get(HEAD_BYTES..)?.chunks_exact(ENTRY_BYTES) {
                 entries.push(Entry::decode(bytes, directory)?);
             }
@@ -163,7 +163,7 @@ impl Log {
         }
     }
 
-    /// The log is not kept any more.
+    /// Removes the log, and keeps none any more.
     pub fn end(&self) {
         if let (Some(memory), Some(log)) = (&self.memory, self.log.take()) {
             log.end(&**memory);

@@ -97,8 +97,8 @@ impl MemoryTail {
     }
 }
 
-/// Adds a part's records to `found`, but for those before `from`. A process that was killed may have left its last one in
-/// part: nobody was answered by then.
+/// Adds a part's records to `found`, but for those before `from`. A killed process may have written its last record in
+/// part; it had not answered the request then.
 fn decode(part: &[u8], from: u64, found: &mut BTreeMap<u64, Record>) {
     if part.len() < HEAD_BYTES {
         return;
@@ -138,7 +138,7 @@ mod tests {
     fn the_next_process_finds_what_was_not_flushed() {
         let world = SimWorld::new(1, Options::default());
         world.run(async |env| {
-            assert_eq!(left(&env, 1), None, "nobody kept it");
+            assert_eq!(left(&env, 1), None, "there is no log");
             let tail = MemoryTail::new(&env, 1, 5);
             tail.begin(&[(7, record(7))]);
             tail.append(8, &bytes(8));
