@@ -38,7 +38,13 @@ pub enum EventKind {
     SpaceReturned,
     /// A commit that a stop or a crash interrupted goes on.
     Recovered,
+    /// Writes that had been answered may be missing, so the content generation was raised.
+    WritesLost,
 }
+
+/// The message of `WritesLost`.
+pub const WRITES_LOST: &str = "the daemon or its host ended before writes that it had answered were flushed, and \
+                                      they may be missing";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {

@@ -38,7 +38,7 @@ pub use client::{Client, GenerationChange, View};
 pub use commit::{CommitPreview, CommitWhat};
 pub use difference::{Between, Differences};
 pub use disk::Disk;
-pub use event::{DiskTimes, Event, EventKind};
+pub use event::{DiskTimes, Event, EventKind, WRITES_LOST};
 pub use ground::Loss;
 pub use job::{Job, JobState};
 pub use listing::{DiskLayers, Use};

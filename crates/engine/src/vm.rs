@@ -11,7 +11,7 @@ use blk::{Env, Error, ErrorKind, File, Result};
 
 use crate::client::{Client, Present, View};
 use crate::disk::Disk;
-use crate::event::{Event, EventKind};
+use crate::event::{Event, EventKind, WRITES_LOST};
 use crate::graph::Graph;
 use crate::job::Job;
 use crate::link::all;
@@ -102,6 +102,7 @@ impl Vm {
         let lost: Vec<_> = links.filter(|link| link.layer.has_lost_writes()).collect();
         if lost.is_empty() {
             return Ok(());
+        self.report(self.plain_event(EventKind::WritesLost, "", WRITES_LOST));
         }
         let next = VmState { generation: self.state().generation.raised(&self.name)?, ..self.state() };
         self.publish(Change { next, ..Change::default() }).await?;

@@ -248,6 +248,7 @@ fn every_word_is_on_the_page() {
     }
     let modes = [DiskMode::Persistent, DiskMode::IndependentPersistent, DiskMode::IndependentNonpersistent];
     let mut words: Vec<String> = modes.into_iter().map(spelled).collect();
+        O::WritesLost,
     for severity in [Severity::Damage, Severity::Warning, Severity::Note] {
         assert_eq!(spelled(severity), severity.as_str());
         words.push(spelled(severity));

@@ -1,6 +1,6 @@
 //! `Memory` in a folder of a tmpfs.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -15,18 +15,34 @@ use crate::memory::Memory;
 const OPEN_MAX: usize = 256;
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
 
+/// Called with the first failure.
+pub type FailureListener = Box<dyn Fn(&Error)>;
+
 /// The files of one process. Only the thread of the core uses them.
 pub struct MemoryFolder {
     /// None where there is no such folder: nothing is kept then, and every append says so.
     path: Option<PathBuf>,
     boot: u64,
     open: RefCell<HashMap<String, File>>,
+    on_failure: Option<FailureListener>,
+    has_failed: Cell<bool>,
 }
 
 impl MemoryFolder {
     /// Keeps nothing. `remote`: clients on other hosts may be served.
     pub fn absent(remote: bool) -> MemoryFolder {
-        MemoryFolder { path: None, boot: boot(remote), open: RefCell::default() }
+        MemoryFolder {
+            path: None,
+            boot: boot(remote),
+            open: RefCell::default(),
+            on_failure: None,
+            has_failed: Cell::new(false),
+        }
+    }
+
+    /// Calls `tell` when something could not be kept, the first time: whatever comes later has the same cause.
+    pub fn on_failure(self, tell: FailureListener) -> MemoryFolder {
+        MemoryFolder { on_failure: Some(tell), ..self }
     }
 
     /// Keeps files in the folder `path`, which is made (its parent exists) for this user alone.
@@ -56,6 +72,19 @@ impl MemoryFolder {
         act: impl FnOnce(&mut File) -> std::io::Result<T>,
     ) -> std::result::Result<T, Errno> {
         let folder = self.folder()?;
+        self.act_on(folder, name, act).inspect_err(|errno| {
+            if let (false, Some(tell)) = (self.has_failed.replace(true), &self.on_failure) {
+                tell(&errno.at(folder.join(name).display().to_string(), "writing to it"));
+            }
+        })
+    }
+
+    fn act_on<T>(
+        &self,
+        folder: &Path,
+        name: &str,
+        act: impl FnOnce(&mut File) -> std::io::Result<T>,
+    ) -> std::result::Result<T, Errno> {
         let mut open = self.open.borrow_mut();
         if let Some(file) = open.get_mut(name) {
             return Ok(act(file)?);
@@ -158,6 +187,23 @@ mod tests {
         }
         assert!(second.list().is_empty() && second.read("a").is_none());
         std::fs::remove_dir(path).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_told_once() {
+        let path = path("told");
+        let told = std::rc::Rc::new(RefCell::new(Vec::new()));
+        let into = told.clone();
+        let memory = MemoryFolder::open(&path, false).unwrap();
+        let memory = memory.on_failure(Box::new(move |e| into.borrow_mut().push(e.to_string())));
+        memory.append("a", b"one").unwrap();
+        assert!(told.borrow().is_empty());
+        std::fs::remove_dir_all(&path).unwrap();
+        for name in ["b", "c"] {
+            memory.append(name, b"two").unwrap_err();
+        }
+        let told = told.borrow();
+        assert!(told.len() == 1 && told[0].contains("/b"), "{told:?}");
     }
 
     #[test]

@@ -122,6 +122,8 @@ pub struct Store {
     pub(super) put_back_to: Cell<u64>,
     /// Found by work that went on without what was damaged.
     pub(super) damage: RefCell<Vec<Error>>,
+    /// VMs whose content generations the opening raised, because answered writes may be lost. Each is told when it opens.
+    pub(super) raised: RefCell<BTreeSet<u128>>,
     /// Why nothing more is written.
     broken: RefCell<Option<Error>>,
 }
@@ -183,6 +185,7 @@ impl Store {
             requests_at_punch: Cell::new(0),
             put_back_to: Cell::new(0),
             damage: RefCell::default(),
+            raised: RefCell::default(),
             broken: RefCell::new(None),
         })
     }

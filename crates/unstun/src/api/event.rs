@@ -32,6 +32,8 @@ pub enum Operation {
     SpaceReturned,
     /// A start of the daemon finished or rolled forward what a crash had interrupted.
     Recovered,
+    /// Writes that had been answered may be missing after a crash. Clients of before are refused.
+    WritesLost,
 }
 
 impl Operation {
@@ -53,6 +55,7 @@ impl Operation {
             Self::SpaceExhausted => "space_exhausted",
             Self::SpaceReturned => "space_returned",
             Self::Recovered => "recovered",
+            Self::WritesLost => "writes_lost",
         }
     }
 }

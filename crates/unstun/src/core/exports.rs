@@ -162,8 +162,12 @@ impl Entry {
     /// What replaced the content last, as far as the events say.
     fn replacement(&self) -> String {
         let events = self.events.borrow();
-        let replaces =
-            |operation| matches!(operation, Operation::Revert | Operation::Discard | Operation::Reset);
+        let replaces = |operation| {
+            matches!(
+                operation,
+                Operation::Revert | Operation::Discard | Operation::Reset | Operation::WritesLost
+            )
+        };
         let Some(event) = events.iter().rev().find(|event| replaces(event.operation)) else {
             return "the disk's content was replaced".to_owned();
         };
@@ -178,6 +182,9 @@ impl Exports for Catalogue {
         for entry in self.node.entries() {
             let state = entry.vm.state();
             for disk in &state.disks {
+        if event.operation == Operation::WritesLost {
+            return format!("{} ({:.0})", engine::WRITES_LOST, event.time);
+        }
                 let name = match state.generation.is_opened() {
                     true => format!("{}/disk{}", entry.name, disk.number),
                     false => lasting_name(&entry.name, disk.number, state.generation),

@@ -48,6 +48,7 @@ pub fn operation(kind: EventKind) -> api::Operation {
         EventKind::SpaceExhausted => api::Operation::SpaceExhausted,
         EventKind::SpaceReturned => api::Operation::SpaceReturned,
         EventKind::Recovered => api::Operation::Recovered,
+        EventKind::WritesLost => api::Operation::WritesLost,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use engine::EventKind;
+
 use super::entry::{Entry, Kept};
 use super::node::Node;
 use super::site::Home;
@@ -48,6 +50,9 @@ impl Node {
     }
 
     fn record(&self, entry: &Entry, event: &engine::Event) {
+        if event.kind == EventKind::WritesLost {
+            eprintln!("unstun: VM {}: {}; its guest has to be power-cycled", entry.name, event.message);
+        }
         self.keep(entry, present::event(entry.next_event(), &entry.name, event));
         self.take_notices(entry);
     }

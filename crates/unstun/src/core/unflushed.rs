@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use blk::Error;
 use blk::uring::MemoryFolder;
 
 use super::bridge::Place;
@@ -18,7 +19,7 @@ pub fn folder(place: &Place) -> MemoryFolder {
             let _ = std::fs::create_dir_all(parent);
         }
         match MemoryFolder::open(&path, remote) {
-            Ok(folder) => return folder,
+            Ok(folder) => return folder.on_failure(Box::new(warn)),
             Err(e) => refusals.push(e.to_string()),
         }
     }
@@ -28,6 +29,13 @@ pub fn folder(place: &Place) -> MemoryFolder {
         refusals.join("; ")
     );
     MemoryFolder::absent(remote)
+}
+
+fn warn(error: &Error) {
+    eprintln!(
+        "unstun: {error}; a crash of this daemon may now lose writes that it has answered, after which the guests have to \
+         be power-cycled; free memory in that tmpfs"
+    );
 }
 
 /// systemd's folder of the service, root's, the session's, and one that every host with glibc has.

@@ -483,4 +483,6 @@ impl Layer for VmfsSparse {
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
+mod log_tests;
+#[cfg(test)]
 mod tests;

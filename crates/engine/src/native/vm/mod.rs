@@ -27,7 +27,7 @@ use super::change::Op;
 use super::disk::{DiskTerms, NativeDisk};
 use super::store::Store;
 use crate::client::{Client, Present, View};
-use crate::event::{Event, EventKind};
+use crate::event::{Event, EventKind, WRITES_LOST};
 use crate::job::Job;
 use crate::options::Options;
 use crate::tree;
@@ -93,6 +93,9 @@ impl NativeVm {
         });
         let tops: Vec<_> = vm.state.borrow().disks.iter().map(|d| (d.number, node_of(&d.top))).collect();
         for (number, node) in tops {
+        if store.raised.borrow_mut().remove(&id) {
+            vm.report(vm.plain_event(EventKind::WritesLost, "", WRITES_LOST));
+        }
             let disk = vm.disk_on(number, node)?;
             vm.disks.borrow_mut().push(disk);
         }

@@ -42,6 +42,7 @@ impl Store {
                 Ok((generation, state)) => {
                     self.wait_for_room().await?;
                     self.change(&[put_vm(&VmState { generation, ..head_of(&state) })])?;
+                    self.raised.borrow_mut().insert(id);
                 }
                 // The others are served all the same.
                 Err(e) => self.damage.borrow_mut().push(e),
