@@ -143,13 +143,26 @@ impl Dir {
 
     /// Replaces `name` by `content`, durably and atomically: temporary file, flush, rename, sync.
     pub async fn replace_file(&self, name: &str, content: &[u8]) -> Result<()> {
-        self.stage_file(name, content).await?;
-        self.rename(&format!("{name}{TEMPORARY_SUFFIX}"), name).await?;
+        let staged = self.stage_file(name, content).await?;
+        self.put_in_place(name, staged).await?;
         self.sync().await
     }
 
-    /// Writes the durable temporary twin of `name`, which `rename` then puts in place. A failure leaves none behind.
-    pub async fn stage_file(&self, name: &str, content: &[u8]) -> Result<()> {
+    /// Gives the temporary twin of `name` that name.
+    pub async fn put_in_place(&self, name: &str, staged: Staged) -> Result<()> {
+        match self.rename(&format!("{name}{TEMPORARY_SUFFIX}"), name).await {
+            // A server that has lost its answer, as NFS's do, is asked again, and finds that the name has gone.
+            Err(e) if e.kind == ErrorKind::NotFound && self.is(name, &staged).await => Ok(()),
+            renamed => renamed,
+        }
+    }
+
+    async fn is(&self, name: &str, staged: &Staged) -> bool {
+        self.open(name, OpenMode::Read).await.is_ok_and(|file| file.limits().inode == staged.inode)
+    }
+
+    /// Writes the durable temporary twin of `name` for `put_in_place`. A failure leaves none behind.
+    pub async fn stage_file(&self, name: &str, content: &[u8]) -> Result<Staged> {
         let temporary = format!("{name}{TEMPORARY_SUFFIX}");
         self.unlink_if_present(&temporary).await?;
         let file = self.create_new(&temporary).await?;
@@ -158,8 +171,14 @@ impl Dir {
             // What cannot be removed now is debris that the next open removes.
             let _ = self.unlink(&temporary).await;
         }
-        written
+        written.map(|()| Staged { inode: file.limits().inode })
     }
+}
+
+/// A temporary twin that `stage_file` has written.
+#[derive(Debug)]
+pub struct Staged {
+    inode: u64,
 }
 
 /// Written in whole device blocks and cut to length: direct I/O cannot end in the middle of one.

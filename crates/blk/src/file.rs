@@ -325,6 +325,14 @@ impl File {
         self.change(zero, range, "zeroing a range").await
     }
 
+    /// The range's space goes back, and its content is unspecified until it is written. `Unsupported` where that would mean
+    /// writing: nothing has changed then.
+    pub async fn give_back(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_latch()?;
+        let give_back = Op::GiveBack { file: self.inner.handle, offset, len };
+        self.change(give_back, offset..offset.saturating_add(len), "giving space back").await
+    }
+
     pub async fn set_len(&self, len: u64) -> Result<()> {
         self.check_latch()?;
         self.unit(Op::SetLen { file: self.inner.handle, len }, "setting the length").await

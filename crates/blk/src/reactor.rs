@@ -93,6 +93,12 @@ pub enum Op {
         len: u64,
         punch: bool,
     },
+    /// The range's space goes back; `EOPNOTSUPP` where that would mean writing.
+    GiveBack {
+        file: Handle,
+        offset: u64,
+        len: u64,
+    },
     SetLen {
         file: Handle,
         len: u64,
@@ -170,6 +176,10 @@ pub enum Op {
         buf: Buf,
         /// First byte of `buf` to fill.
         at: usize,
+    },
+    /// Completes when the other side has closed the connection, or its half of it, also while bytes wait to be received.
+    HungUp {
+        socket: Handle,
     },
     /// Sends the slices in order. Outcome: `Count`, which may be less than their sum.
     Send {

@@ -98,6 +98,14 @@ impl Socket {
         (buf, result.map_err(|e| e.at(self.peer(), "receiving")))
     }
 
+    /// Resolves when the other side will send no more, though bytes of it may wait to be received.
+    pub async fn hung_up(&self) -> Result<()> {
+        let Outcome::Unit(result) = self.env.op(Op::HungUp { socket: self.handle }).await else {
+            unreachable!("a hang-up answers with a unit")
+        };
+        result.map_err(|e| e.at(self.peer(), "waiting for the end of the connection"))
+    }
+
     /// Sends some of the parts, in order; the number of bytes taken may be less than their sum.
     pub async fn send(&self, parts: Vec<Slice>) -> Result<u64> {
         let Outcome::Count(result) = self.env.op(Op::Send { socket: self.handle, parts }).await else {

@@ -65,6 +65,9 @@ pub trait Volume {
     /// Pieces that cover `range` from its start, at least one, perhaps not to its end: the volume bounds its work and the
     /// answer, at [`STATUS_PIECES_MAX`] and what one step finds beyond, and at [`STATUS_BYTES_MAX`] of memory.
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>>;
+
+    /// Nobody waits for the answers any more: what has not begun, because it waits for space, need not be done.
+    fn abandon(&self) {}
 }
 
 /// A volume under the name a client asks for, as a door lists it.

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use blk::layer::Run;
 use blk::manifest::Manifest;
 use blk::sync::Signal;
-use blk::{Buf, Result};
+use blk::{Buf, ErrorKind, Result};
 use futures_util::StreamExt;
 use futures_util::stream;
 
@@ -185,7 +185,11 @@ impl Fold {
             let start = range.start.next_multiple_of(PUNCH_BYTES);
             let end = range.end / PUNCH_BYTES * PUNCH_BYTES;
             if start < end {
-                files[usize::from(file)].zero(start, end - start, true).await?;
+                match files[usize::from(file)].give_back(start, end - start).await {
+                    // The space stays until the layer goes.
+                    Err(e) if e.kind == ErrorKind::Unsupported => return Ok(false),
+                    given => given?,
+                }
                 punched = true;
             }
         }

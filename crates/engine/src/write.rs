@@ -6,7 +6,7 @@ use std::rc::Rc;
 use blk::buf::{ZEROS_BYTES, zeros};
 use blk::layer::{Placement, Run, Where};
 use blk::volume::ZeroMode;
-use blk::{Buf, Error, ErrorKind, Result, Slice};
+use blk::{Buf, Error, ErrorKind, File, Result, Slice};
 use futures_util::future::join;
 
 use crate::chain::{Chain, FoldRoute, held};
@@ -291,9 +291,8 @@ impl Disk {
     /// Zeroes a range: without writing where the format can, else by writing zeros.
     pub async fn zero_range(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
         self.check_range(range.start, range.end - range.start)?;
-        if self.can_punch()
-            && self.retry_for_space(async || self.punch(range.clone(), !mode.no_hole).await).await?
-        {
+        let zero = async |file: &File, run: &Run, offset| file.zero(offset, run.len, !mode.no_hole).await;
+        if self.can_punch() && self.retry_for_space(async || self.punch(range.clone(), zero).await).await? {
             return Ok(());
         }
         if mode.fast_only {
@@ -310,8 +309,13 @@ impl Disk {
     /// In a delta a discard does nothing: clearing an entry would bring the parent's data back.
     pub async fn discard_range(&self, range: Range<u64>) -> Result<()> {
         self.check_range(range.start, range.end - range.start)?;
-        if self.can_punch() {
-            self.punch(range, true).await?;
+        if !self.can_punch() {
+            return Ok(());
+        }
+        let give_back = async |file: &File, run: &Run, offset| file.give_back(offset, run.len).await;
+        match self.punch(range, give_back).await {
+            Err(e) if e.kind == ErrorKind::Unsupported => Ok(()),
+            punched => punched.map(drop),
         }
         Ok(())
     }
@@ -321,8 +325,13 @@ impl Disk {
         chain.links.len() == 1 && chain.top().layer.shape().punches
     }
 
-    /// False when the chain has grown since the look at `can_punch`: a frozen parent must not be touched.
-    async fn punch(&self, range: Range<u64>, give_back: bool) -> Result<bool> {
+    /// Does `each` to what the top has of `range`, at an offset of its file. False when the chain has grown since the look at
+    /// `can_punch`: a frozen parent must not be touched.
+    async fn punch(
+        &self,
+        range: Range<u64>,
+        each: impl AsyncFn(&File, &Run, u64) -> Result<()>,
+    ) -> Result<bool> {
         let _admitted = self.admit(range.clone()).await?;
         let chain = self.chain();
         if chain.links.len() > 1 {
@@ -331,7 +340,7 @@ impl Disk {
         let top = chain.top();
         for run in top.layer.lookup(range.clone()).await? {
             let Where::Data { file, offset } = run.place else { continue };
-            top.layer.files()[usize::from(file)].zero(offset, run.len, give_back).await?;
+            each(&top.layer.files()[usize::from(file)], &run, offset).await?;
         }
         top.wrote();
         Ok(true)

@@ -96,6 +96,7 @@ pub(crate) fn describe(op: &Op) -> Described<'_> {
         Op::Allocate { file, offset, len } => on(OpKind::Allocate, file, *offset, *len),
         Op::Zero { file, offset, len, punch: true } => on(OpKind::Punch, file, *offset, *len),
         Op::Zero { file, offset, len, punch: false } => on(OpKind::Zero, file, *offset, *len),
+        Op::GiveBack { file, offset, len } => on(OpKind::Punch, file, *offset, *len),
         Op::SetLen { file, len } => on(OpKind::SetLen, file, 0, *len),
         Op::Extents { file, offset, len } => on(OpKind::Extents, file, *offset, *len),
         Op::Size { file } | Op::Allocated { file } => on(OpKind::Size, file, 0, 0),
@@ -112,7 +113,7 @@ pub(crate) fn describe(op: &Op) -> Described<'_> {
         Op::Timer { at_ns } => {
             Described { kind: OpKind::Timer, handle: None, name: "", offset: *at_ns, len: 0 }
         }
-        Op::Accept { .. } | Op::Recv { .. } | Op::Send { .. } => {
+        Op::Accept { .. } | Op::Recv { .. } | Op::HungUp { .. } | Op::Send { .. } => {
             Described { kind: OpKind::Socket, handle: None, name: "", offset: 0, len: 0 }
         }
     }

@@ -289,9 +289,10 @@ impl Machine {
         let (handle, offset, bytes, writes) = match op {
             Op::Read { file, offset, buf } => (file, *offset, Some(&buf[..]), false),
             Op::Write { file, offset, data } => (file, *offset, Some(&data[..]), true),
-            Op::Allocate { file, .. } | Op::Zero { file, .. } | Op::SetLen { file, .. } => {
-                (file, 0, None, true)
-            }
+            Op::Allocate { file, .. }
+            | Op::Zero { file, .. }
+            | Op::GiveBack { file, .. }
+            | Op::SetLen { file, .. } => (file, 0, None, true),
             _ => return Ok(()),
         };
         if !self.open(*handle).is_some_and(|open| open.writable || !writes) {

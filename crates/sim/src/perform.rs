@@ -41,9 +41,19 @@ impl Machine {
     pub(crate) fn perform_without_handle(&mut self, op: Op) -> Outcome {
         match op {
             Op::Timer { .. } => Outcome::Unit(Ok(())),
-            Op::Accept { .. } | Op::Recv { .. } | Op::Send { .. } => refusal(op, Errno::EOPNOTSUPP),
+            Op::Accept { .. } | Op::Recv { .. } | Op::HungUp { .. } | Op::Send { .. } => {
+                refusal(op, Errno::EOPNOTSUPP)
+            }
             op => refusal(op, EBADF),
         }
+    }
+
+    fn zero(&mut self, node: NodeId, offset: u64, len: u64, punch: bool, stamp: u64) -> Result<(), Errno> {
+        if !offset.is_multiple_of(SECTOR) || !len.is_multiple_of(SECTOR) {
+            return Err(Errno::EINVAL);
+        }
+        let (file, room) = self.fs.file_mut(node)?;
+        file.zero(byte_range(offset, len)?, punch, stamp, room)
     }
 
     fn read(&mut self, node: NodeId, offset: u64, out: &mut [u8]) -> Result<usize, Errno> {
@@ -96,13 +106,8 @@ impl Machine {
                 let (file, room) = self.fs.file_mut(node)?;
                 file.allocate(byte_range(offset, len)?, stamp, room)
             }
-            Op::Zero { offset, len, punch, .. } => {
-                if !offset.is_multiple_of(SECTOR) || !len.is_multiple_of(SECTOR) {
-                    return Err(Errno::EINVAL);
-                }
-                let (file, room) = self.fs.file_mut(node)?;
-                file.zero(byte_range(offset, len)?, punch, stamp, room)
-            }
+            Op::Zero { offset, len, punch, .. } => self.zero(node, offset, len, punch, stamp),
+            Op::GiveBack { offset, len, .. } => self.zero(node, offset, len, true, stamp),
             Op::SetLen { len, .. } => {
                 let (file, room) = self.fs.file_mut(node)?;
                 file.set_len(len, stamp, room)

@@ -82,6 +82,9 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         Op::Zero { file, offset, len, punch } => {
             space(handles, file, offset, len, |f| zero(f, offset, len, punch))
         }
+        Op::GiveBack { file, offset, len } => {
+            space(handles, file, offset, len, |f| Ok(Some(Work::GiveBack { fd: f.fd.clone(), offset, len })))
+        }
         Op::SetLen { file, len } => files(handles, file, unit, |fd| Task::SetLen { fd, len }),
         Op::Extents { file, offset, len } => {
             files(handles, file, |e| Outcome::Extents(Err(e)), |fd| Task::Extents { fd, offset, len })
@@ -112,6 +115,7 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
             Ok(s) => Plan::Ring(Work::Recv { fd: s.fd.clone(), buf, at }),
             Err(e) => Plan::Done(Outcome::Read(buf, Err(e))),
         },
+        Op::HungUp { socket } => ring(handles, socket, unit, |s| Work::HungUp { fd: s.fd.clone() }),
         Op::Send { socket, parts } => {
             ring(handles, socket, count, |s| Work::Send { fd: s.fd.clone(), parts, message: None })
         }

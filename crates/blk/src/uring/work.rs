@@ -62,6 +62,11 @@ pub(super) enum Work {
         len: u64,
         punch: bool,
     },
+    GiveBack {
+        fd: Fd,
+        offset: u64,
+        len: u64,
+    },
     /// Zeros written the slow way, one chunk at a time.
     ZeroWrite {
         fd: Fd,
@@ -77,6 +82,9 @@ pub(super) enum Work {
         fd: Fd,
         buf: Buf,
         at: usize,
+    },
+    HungUp {
+        fd: Fd,
     },
     Send {
         fd: Fd,
@@ -121,10 +129,16 @@ impl Work {
     pub(super) fn class(&self) -> Class {
         match self {
             Work::Read { .. } | Work::Write { .. } | Work::ZeroWrite { .. } => Class::Transfer,
-            Work::Flush { .. } | Work::Reserve { .. } | Work::Extend { .. } | Work::Zero { .. } => {
-                Class::Control
-            }
-            Work::Accept { .. } | Work::Recv { .. } | Work::Send { .. } | Work::Wake { .. } => Class::Waiting,
+            Work::Flush { .. }
+            | Work::Reserve { .. }
+            | Work::Extend { .. }
+            | Work::Zero { .. }
+            | Work::GiveBack { .. } => Class::Control,
+            Work::Accept { .. }
+            | Work::Recv { .. }
+            | Work::HungUp { .. }
+            | Work::Send { .. }
+            | Work::Wake { .. } => Class::Waiting,
         }
     }
 
@@ -152,6 +166,9 @@ impl Work {
                 let mode = if *punch { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
                 fallocate(fd, *offset, *len, mode | FallocateFlags::KEEP_SIZE)
             }
+            Work::GiveBack { fd, offset, len } => {
+                fallocate(fd, *offset, *len, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE)
+            }
             Work::Accept { fd, .. } => {
                 opcode::Accept::new(raw(fd), std::ptr::null_mut(), std::ptr::null_mut())
                     .flags(libc::SOCK_CLOEXEC)
@@ -160,6 +177,10 @@ impl Work {
             Work::Recv { fd, buf, at } => {
                 let rest = &mut buf[*at..];
                 opcode::Recv::new(raw(fd), rest.as_mut_ptr(), clamp_len(rest.len())).build()
+            }
+            Work::HungUp { fd } => {
+                let events = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+                opcode::PollAdd::new(raw(fd), events as u32).build()
             }
             Work::Send { fd, parts, message } => send(fd, parts, message),
             Work::Wake { fd, count } => {
@@ -176,7 +197,13 @@ impl Work {
             Work::Write { fd, offset, data, done, block } => {
                 write_step(fd, offset, data, done, block, result)
             }
-            Work::Flush { .. } | Work::Extend { .. } => Step::Done(Outcome::Unit(result.map(drop))),
+            Work::Flush { .. } | Work::Extend { .. } | Work::HungUp { .. } => {
+                Step::Done(Outcome::Unit(result.map(drop)))
+            }
+            Work::GiveBack { .. } => {
+                let refused = |e| if cannot(e) { Errno::EOPNOTSUPP } else { e };
+                Step::Done(Outcome::Unit(result.map(drop).map_err(refused)))
+            }
             Work::Reserve { fd, offset, len } => reserve_step(fd, offset, len, result),
             Work::Zero { fd, offset, len, .. } => zero_step(fd, offset, len, result),
             Work::ZeroWrite { fd, at, end, zeros } => match result {

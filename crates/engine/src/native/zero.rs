@@ -31,14 +31,15 @@ impl NativeDisk {
 
     pub(super) async fn zero_range(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
         self.check_write(range.start, range.end - range.start)?;
+        let is_whole = range.start.is_multiple_of(BLOCK) && range.end.is_multiple_of(BLOCK);
+        if mode.fast_only && (mode.no_hole || !is_whole) {
+            let cause = "zeroing this range means writing zeros: it must stay allocated, or begins or ends inside a block";
+            return Err(Error::new(ErrorKind::Unsupported, &self.name, cause));
+        }
         let rest = match mode.no_hole {
             true => [range.clone(), range.end..range.end],
             false => self.unmap(range).await?,
         };
-        if mode.fast_only && rest.iter().any(|r| r.start < r.end) {
-            let cause = "zeroing this range means writing zeros: it must stay allocated, or begins or ends inside a block";
-            return Err(Error::new(ErrorKind::Unsupported, &self.name, cause));
-        }
         for part in rest.into_iter().filter(|r| r.start < r.end) {
             let zeros = zeros();
             let mut at = part.start;

@@ -111,9 +111,9 @@ impl HomeRecords {
 
     /// Durable when it answers. After an error the record on disk is the old one; or, if `get` answers the new one, either of them.
     pub async fn put(&self, name: &str, record: HomeRecord) -> Result<()> {
-        self.dir.stage_file(name, record.to_line().as_bytes()).await?;
+        let staged = self.dir.stage_file(name, record.to_line().as_bytes()).await?;
         self.all.borrow_mut().insert(name.to_owned(), record);
-        self.dir.rename(&format!("{name}{TEMPORARY_SUFFIX}"), name).await?;
+        self.dir.put_in_place(name, staged).await?;
         self.dir.sync().await
     }
 

@@ -104,10 +104,8 @@ impl Intent {
         let removals = Target::find_all(gate, &self.tag, self.remove.iter()).await?;
         if let ([target], true) = (&targets[..], removals.is_empty()) {
             // One rename is atomic by itself.
-            target
-                .dir
-                .stage_file(&target.staged, &self.replace[self.replace.keys().next().expect("one")])
-                .await?;
+            let content = &self.replace[self.replace.keys().next().expect("one")];
+            target.dir.stage_file(&target.staged, content).await?;
             if let Err(e) = target.dir.rename(&target.temporary(), &target.name).await {
                 unstage(&targets).await;
                 return Err(e);
@@ -143,7 +141,7 @@ impl Intent {
             .iter()
             .zip(contents)
             .map(|(target, content)| target.dir.stage_file(&target.staged, content));
-        join_all(staged).await.into_iter().collect::<Result<()>>()?;
+        join_all(staged).await.into_iter().collect::<Result<Vec<_>>>()?;
         // The home always: its private folder may be new.
         home.sync().await?;
         sync(targets.iter().filter(|target| target.folder != gate.home().path)).await?;

@@ -40,7 +40,7 @@ impl Space {
     }
 
     async fn punch_chunk(&self, chunk: Extent) -> Result<u64> {
-        let punched = self.file.zero(chunk.addr * BLOCK, chunk.len * BLOCK, true).await;
+        let punched = self.file.give_back(chunk.addr * BLOCK, chunk.len * BLOCK).await;
         self.state.borrow_mut().shift(chunk, Use::Held, Use::Free);
         self.eased.notify();
         match punched {
