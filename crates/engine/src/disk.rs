@@ -14,7 +14,7 @@ use crate::chain::{Chain, FoldRoute, Slots};
 use crate::link::{Link, all};
 use crate::load::GuestLoad;
 use crate::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
-use crate::options::{Defect, Options, SpacePolicy};
+use crate::options::{Defect, Options};
 use crate::space::Holds;
 use crate::stats::{DiskStats, LayerCounters};
 
@@ -27,8 +27,6 @@ pub struct Disk {
     size_bytes: Cell<u64>,
     pub read_only: bool,
     pub options: Options,
-    /// Begins as the options say.
-    pub(crate) space_policy: Cell<SpacePolicy>,
     pub stats: DiskStats,
     /// Counted by the files of layers that are in no slot any more.
     left: Cell<FileCounters>,
@@ -78,7 +76,6 @@ impl Disk {
             size_bytes: Cell::new(size_bytes),
             read_only,
             options,
-            space_policy: Cell::new(options.space_policy),
             stats: DiskStats::default(),
             left: Cell::default(),
             load: GuestLoad::default(),

@@ -1,5 +1,6 @@
 //! A VM as the roof sees it, whatever keeps its disks.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -16,7 +17,7 @@ use crate::event::Event;
 use crate::ground::Loss;
 use crate::job::Job;
 use crate::listing::{DiskLayers, Use};
-use crate::options::SpacePolicy;
+use crate::space::SpaceHold;
 use crate::stats::{DiskStats, LayerCounters};
 use crate::vm::{Listener, Vm};
 
@@ -73,8 +74,9 @@ pub trait Machine {
     /// Called with each event as it happens, from now on.
     fn listen(&self, listener: Listener);
 
-    /// What guests' writes do from now on when there is no space.
-    fn set_space_policy(&self, policy: SpacePolicy);
+    /// Holds back guest writes that may take space of the file system, until the answer is dropped. Those under way have
+    /// ended.
+    fn hold_writes(&self) -> Local<'_, Box<dyn Any>>;
 
     /// Writable clients: (disk number, client).
     fn clients(&self) -> Vec<(u32, String)>;
@@ -235,9 +237,8 @@ impl Machine for Vm {
         *self.on_event.borrow_mut() = Some(listener);
     }
 
-    fn set_space_policy(&self, policy: SpacePolicy) {
-        self.space_policy.set(policy);
-        Vm::disks(self).iter().for_each(|disk| disk.space_policy.set(policy));
+    fn hold_writes(&self) -> Local<'_, Box<dyn Any>> {
+        Box::pin(async { Box::new(SpaceHold::over(&Vm::disks(self)).await) as Box<dyn Any> })
     }
 
     fn clients(&self) -> Vec<(u32, String)> {

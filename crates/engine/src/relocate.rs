@@ -4,22 +4,23 @@
 //! The source is whole until that step, and whoever asked for the move decides what the step is. Until then a crash, a
 //! cancel or an error of the target leaves the source as it was, and the target is debris.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
 
 use blk::manifest::{DiskMode, DiskState, SnapshotState, VmState};
-use blk::sync::{RangeGuard, RangeLock};
-use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
-use blk::{Buf, Env, Error, Local, Result, Slice};
-use futures_util::future::{Either, join, join_all, select};
+use blk::sync::RangeGuard;
+use blk::volume::Volume;
+use blk::{Env, Error, Result};
+use futures_util::future::{Either, join_all, select};
 
 use crate::client::Client;
 use crate::difference::Between;
 use crate::job::Job;
 use crate::link::all;
 use crate::machine::Machine;
+use crate::mirror::{Mirror, copy};
 
 /// Copied under one range lock: the longest a guest write can wait for the copy.
 const PIECE_BYTES: u64 = 64 << 10;
@@ -36,127 +37,6 @@ const HOLD_US_MIN: u64 = 50_000;
 const HOLD_US_MAX: u64 = 2_000_000;
 /// When they did not end, all go on for this many times as long.
 const HOLD_REST_FACTOR: u64 = 10;
-
-/// A disk on its way: reads come from the source, writes go to both sides, until `finish` makes it the target alone.
-pub struct Mirror {
-    source: Rc<dyn Volume>,
-    target: Rc<dyn Volume>,
-    moved: Cell<bool>,
-    /// Writes and the copy: overlapping ones happen one after the other, in one order on both sides.
-    ranges: RangeLock,
-    /// The first write that the target did not take: what it holds is worth nothing from there.
-    failed: RefCell<Option<Error>>,
-    writes: Cell<u64>,
-}
-
-impl Mirror {
-    pub fn new(source: Rc<dyn Volume>, target: Rc<dyn Volume>) -> Rc<Mirror> {
-        Rc::new(Mirror {
-            source,
-            target,
-            moved: Cell::new(false),
-            ranges: RangeLock::default(),
-            failed: RefCell::default(),
-            writes: Cell::new(0),
-        })
-    }
-
-    fn current(&self) -> Rc<dyn Volume> {
-        if self.moved.get() { self.target.clone() } else { self.source.clone() }
-    }
-
-    /// The guest's answer is the source's; the target's failure ends the move, not the guest.
-    fn note(&self, result: Result<()>) {
-        if let Err(e) = result {
-            self.failed.borrow_mut().get_or_insert(e);
-        }
-    }
-
-    fn refuse_when_failed(&self) -> Result<()> {
-        self.failed.borrow().clone().map_or(Ok(()), Err)
-    }
-
-    /// Runs the same change on both sides, or, once moved, on the target.
-    async fn change(
-        &self,
-        range: Range<u64>,
-        on: impl Fn(Rc<dyn Volume>) -> Local<'static, Result<()>>,
-    ) -> Result<()> {
-        let _held = self.ranges.lock(range).await;
-        self.writes.update(|n| n + 1);
-        if self.moved.get() || self.failed.borrow().is_some() {
-            return on(self.current()).await;
-        }
-        let (source, target) = join(on(self.source.clone()), on(self.target.clone())).await;
-        self.note(target);
-        source
-    }
-
-    async fn copy_piece(&self, range: Range<u64>, job: &Job) -> Result<()> {
-        let _held = job.or_cancelled(self.ranges.lock(range.clone())).await?;
-        self.refuse_when_failed()?;
-        copy(&self.source, &self.target, range).await
-    }
-}
-
-impl Volume for Mirror {
-    fn info(&self) -> VolumeInfo {
-        self.current().info()
-    }
-
-    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
-        self.current().read(offset, buf)
-    }
-
-    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
-        let range = offset..offset + data.len() as u64;
-        Box::pin(async move { self.change(range, |side| side.write(offset, data.clone())).await })
-    }
-
-    /// The source is the VM: the target is flushed when it becomes it.
-    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
-        self.current().flush()
-    }
-
-    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
-        // What a side shows after a discard is its own affair, and the two must not differ.
-        let mode = ZeroMode::default();
-        Box::pin(async move {
-            match self.moved.get() {
-                true => self.target.clone().discard(range).await,
-                false => self.change(range.clone(), |side| side.write_zeroes(range.clone(), mode)).await,
-            }
-        })
-    }
-
-    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
-        // The source alone says whether it is fast; the target then has to follow anyhow.
-        Box::pin(async move {
-            let slow = ZeroMode { fast_only: false, ..mode };
-            let target = Rc::as_ptr(&self.target).cast::<()>();
-            self.change(range.clone(), |side| {
-                let is_target = Rc::as_ptr(&side).cast::<()>() == target;
-                side.write_zeroes(range.clone(), if is_target { slow } else { mode })
-            })
-            .await
-        })
-    }
-
-    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
-        self.current().status(range)
-    }
-}
-
-async fn copy(source: &Rc<dyn Volume>, target: &Rc<dyn Volume>, range: Range<u64>) -> Result<()> {
-    let len = (range.end - range.start) as usize;
-    let (buf, read) = source.clone().read(range.start, Buf::alloc(len)).await;
-    read?;
-    // A state that is built on another may have to be told of zeros.
-    if buf.iter().all(|byte| *byte == 0) {
-        return target.clone().write_zeroes(range, ZeroMode::default()).await;
-    }
-    target.clone().write(range.start, buf.freeze()).await
-}
 
 /// A move under way.
 pub struct Relocation {
@@ -332,8 +212,8 @@ impl Relocation {
         Ok(())
     }
 
-    /// Since when none is under way, and none begins. A write that waits for space on the source may for ever: now and
-    /// then the others go on, and a cancel gets through.
+    /// Since when none is under way, and none begins. One may wait for something else for ever: now and then the others go
+    /// on, and a cancel gets through.
     async fn hold_writes(&self, mirrors: &[(u32, Rc<Mirror>)]) -> Result<(u64, Vec<RangeGuard>)> {
         let mut limit_us = HOLD_US_MIN;
         loop {
@@ -364,7 +244,7 @@ impl Relocation {
         all(mirrors.iter().map(|(_, mirror)| mirror.source.clone().flush())).await?;
         all(mirrors.iter().map(|(_, mirror)| mirror.target.clone().flush())).await?;
         step().await?;
-        mirrors.iter().for_each(|(_, mirror)| mirror.moved.set(true));
+        mirrors.iter().for_each(|(_, mirror)| mirror.has_moved());
         self.clients.borrow_mut().clear();
         Ok((self.env.now_ns() - began_ns).div_ceil(1000))
     }

@@ -15,7 +15,7 @@ use crate::event::{Event, EventKind, WRITES_LOST};
 use crate::graph::Graph;
 use crate::job::Job;
 use crate::link::all;
-use crate::options::{Defect, Options, SpacePolicy};
+use crate::options::{Defect, Options};
 use crate::space::{SpaceHold, set_aside};
 
 /// Events kept in memory; the daemon writes them away as they come.
@@ -30,8 +30,6 @@ pub struct Vm {
     pub env: Env,
     pub name: String,
     pub options: Options,
-    /// Begins as the options say.
-    pub(crate) space_policy: Cell<SpacePolicy>,
     pub(crate) manifest: Rc<dyn Manifest>,
     pub(crate) state: RefCell<VmState>,
     pub(crate) disks: RefCell<Vec<Rc<Disk>>>,
@@ -64,7 +62,6 @@ impl Vm {
             env,
             name: state.name.clone(),
             options,
-            space_policy: Cell::new(options.space_policy),
             manifest,
             state: RefCell::new(state),
             disks: RefCell::default(),
@@ -102,10 +99,10 @@ impl Vm {
         let lost: Vec<_> = links.filter(|link| link.layer.has_lost_writes()).collect();
         if lost.is_empty() {
             return Ok(());
-        self.report(self.plain_event(EventKind::WritesLost, "", WRITES_LOST));
         }
         let next = VmState { generation: self.state().generation.raised(&self.name)?, ..self.state() };
         self.publish(Change { next, ..Change::default() }).await?;
+        self.report(self.plain_event(EventKind::WritesLost, "", WRITES_LOST));
         all(lost.iter().map(|link| link.layer.begin_log())).await
     }
 
@@ -172,7 +169,6 @@ impl Vm {
     pub(crate) fn disk_over(self: &Rc<Self>, number: u32, layers: Vec<Rc<dyn Layer>>) -> Result<Rc<Disk>> {
         let name = format!("{}/disk{number}", self.name);
         let disk = Disk::new(self.env.clone(), name, number, layers, false, self.options)?;
-        disk.space_policy.set(self.space_policy.get());
         self.watch_space(&disk);
         Ok(disk)
     }

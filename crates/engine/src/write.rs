@@ -27,7 +27,10 @@ impl Disk {
         let len = data.len();
         let result = self.retry_for_space(async || self.write_once(offset, data.clone()).await).await;
         let now_ns = self.env.now_ns();
-        self.stats.write_done(len, now_ns - began_ns, result.is_ok());
+        // What finds no space is tried again, or refused, by whoever serves the guest.
+        if !result.as_ref().is_err_and(Error::is_no_space) {
+            self.stats.write_done(len, now_ns - began_ns, result.is_ok());
+        }
         self.load.request_ended(now_ns, now_ns - began_ns, 1 + self.requests_under_way());
         result
     }
@@ -40,7 +43,7 @@ impl Disk {
             match once().await {
                 Err(e)
                     if e.is_no_space()
-                        && self.space_policy.get() == SpacePolicy::Wait
+                        && self.options.space_policy == SpacePolicy::Wait
                         && !self.closing.get() =>
                 {
                     if !std::mem::replace(&mut waiting, true) {
@@ -317,7 +320,6 @@ impl Disk {
             Err(e) if e.kind == ErrorKind::Unsupported => Ok(()),
             punched => punched.map(drop),
         }
-        Ok(())
     }
 
     pub fn can_punch(&self) -> bool {

@@ -3,12 +3,13 @@
 use std::rc::Rc;
 
 use blk::manifest::DiskMode;
-use blk::volume::Volume;
+use blk::volume::{Volume, ZeroMode};
 use blk::{Buf, Env, Errno, ErrorKind, SECTOR};
+use engine::Mirror;
 use engine::native::space::Growth as StoreGrowth;
 use engine::native::{NativeVm, NewStore, Store, StoreOptions};
-use engine::relocate::{Mirror, Relocation};
-use engine::{CommitWhat, Job, Machine, Options, Vm};
+use engine::relocate::Relocation;
+use engine::{CommitWhat, Job, Machine, Options, SpacePolicy, Vm};
 use sim::{Action, Fault, OpKind, SimWorld};
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
@@ -21,13 +22,17 @@ const GUEST_WRITES: u64 = 300;
 const HELD_NS_MAX: u64 = 4_000_000_000;
 
 async fn redo(env: &Env, name: &str) -> Rc<Vm> {
+    redo_with(env, name, SpacePolicy::Wait).await
+}
+
+async fn redo_with(env: &Env, name: &str, space_policy: SpacePolicy) -> Rc<Vm> {
     let root = env.open_root("/").unwrap();
     let dir = root.open_dir(name, true).await.unwrap();
     root.sync().await.unwrap();
     let new = NewVm::new(name, &[DISK_BYTES, DISK_BYTES]);
     Home::create(dir.clone(), Folders::default(), GROWTH, new).await.unwrap();
     let home = Home::new(dir, Folders::default(), GROWTH);
-    let options = Options { reserve_bytes: 1 << 20, ..Options::default() };
+    let options = Options { reserve_bytes: 1 << 20, space_policy, ..Options::default() };
     Vm::open(env.clone(), Rc::new(home), options).await.unwrap()
 }
 
@@ -207,4 +212,40 @@ fn a_write_that_waits_for_space_holds_up_neither_the_others_nor_a_cancel() {
         let outside = world.clone();
         assert!(world.run(|env| get_stuck(outside, env, copied)).is_some());
     }
+}
+
+/// A guest's write finds no space on the source, and its zeros are refused as too slow; the target could do both.
+async fn refuse_changes(world: SimWorld, env: Env) {
+    let source: Rc<dyn Machine> = redo_with(&env, "web", SpacePolicy::Error).await;
+    let (disk, _client) = source.attach(0, "test").await.unwrap();
+    write(&disk, 0, 2 << 20).await;
+    source.clone().take("a", "").await.unwrap();
+    let (store, target) = native_like(&env, &*source).await;
+    let target: Rc<dyn Machine> = target;
+    let job = Job::new(env.clone(), 1, "move", String::new());
+    let moving = Relocation::new(source.clone(), target.clone(), job);
+    moving.copy_snapshots().await.unwrap();
+    let mirror: Rc<dyn Volume> = moving.mirrors().await.unwrap()[0].1.clone();
+    moving.copy_running().await.unwrap();
+    let fast = ZeroMode { fast_only: true, ..ZeroMode::default() };
+    let refused = mirror.clone().write_zeroes(0..64 << 10, fast).await;
+    assert_eq!(refused.unwrap_err().kind, ErrorKind::Unsupported);
+    let full = Fault::nth(1, Action::Fail(Errno::ENOSPC)).of(OpKind::Allocate).named("web").and_all_later();
+    world.add_fault(full);
+    let data = Buf::copy_of(&[9; 1 << 20]).freeze();
+    assert!(mirror.clone().write(1 << 20, data).await.unwrap_err().is_no_space());
+    world.clear_faults();
+    moving.finish(async || Ok(())).await.unwrap();
+    let (moved, _client) = target.attach(0, "test").await.unwrap();
+    assert!(content(&moved).await[..] == content(&disk).await[..], "what was refused came with the move");
+    target.close().await.unwrap();
+    source.close().await.unwrap();
+    store.close().await.unwrap();
+}
+
+#[test]
+fn what_the_source_refused_does_not_come_with_the_move() {
+    let world = SimWorld::new(1, sim::Options::default());
+    let outside = world.clone();
+    assert!(world.run(|env| refuse_changes(outside, env)).is_some());
 }

@@ -27,6 +27,8 @@ pub use vm::*;
 /// `status`, and what `up --json` prints once it serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
+    /// Those on which guest writes wait for space.
+    pub full: Vec<FullDatastore>,
     pub version: String,
     pub pid: u32,
     pub started: Timestamp,

@@ -197,6 +197,18 @@ fn made_here(actual: &mut Actual) {
         attach: String::new(),
     };
     actual.add("Report", &report);
+    let waiting = WaitingVm { vm: "web".parse().unwrap(), writes: 1 };
+    let freeable = Freeable { vm: "web".parse().unwrap(), snapshot: "before".to_owned(), bytes_max: 1 };
+    actual.add("WaitingVm", &waiting);
+    actual.add("Freeable", &freeable);
+    let full = FullDatastore {
+        datastore: "ds".parse().unwrap(),
+        free_bytes: 0,
+        total_bytes: 1,
+        waiting: vec![waiting],
+        freeable: vec![freeable],
+    };
+    actual.add("FullDatastore", &full);
 }
 
 #[test]
@@ -236,6 +248,7 @@ fn every_word_is_on_the_page() {
         O::Reset,
         O::Disks,
         O::Home,
+        O::WritesLost,
     ];
     for operation in operations {
         assert_eq!(spelled(operation), operation.as_str());
@@ -248,7 +261,6 @@ fn every_word_is_on_the_page() {
     }
     let modes = [DiskMode::Persistent, DiskMode::IndependentPersistent, DiskMode::IndependentNonpersistent];
     let mut words: Vec<String> = modes.into_iter().map(spelled).collect();
-        O::WritesLost,
     for severity in [Severity::Damage, Severity::Warning, Severity::Note] {
         assert_eq!(spelled(severity), severity.as_str());
         words.push(spelled(severity));

@@ -41,7 +41,7 @@ pub struct NativeDisk {
     pub number: u32,
     pub read_only: bool,
     pub stats: DiskStats,
-    policy: Cell<SpacePolicy>,
+    policy: SpacePolicy,
     space_retry_us: u64,
     /// Ranges with a write at work, in blocks: overlapping writes happen one after the other, in one order.
     pub(super) writes: RangeLock,
@@ -74,7 +74,7 @@ impl NativeDisk {
             read_only: !node.is_running(),
             node,
             stats: DiskStats::default(),
-            policy: Cell::new(terms.policy),
+            policy: terms.policy,
             space_retry_us: terms.space_retry_us,
             writes: RangeLock::default(),
             closing: Cell::new(false),
@@ -94,10 +94,6 @@ impl NativeDisk {
         let merged = self.node.root().flatten().map_or(0, |root| root.pointer.count);
         let pending: u64 = self.node.active.borrow().runs().map(|(_, held)| held.len).sum();
         ((merged + pending) * BLOCK).min(self.size_bytes())
-    }
-
-    pub(super) fn set_policy(&self, policy: SpacePolicy) {
-        self.policy.set(policy);
     }
 
     /// Told when writes begin (true) and cease (false) to wait for space.
@@ -229,7 +225,10 @@ impl NativeDisk {
         let began_ns = self.store.env.now_ns();
         let len = data.len();
         let result = self.retry_for_space(async || self.write_once(offset, data.clone()).await).await;
-        self.stats.write_done(len, self.store.env.now_ns() - began_ns, result.is_ok());
+        // What finds no space is tried again, or refused, by whoever serves the guest.
+        if !result.as_ref().is_err_and(Error::is_no_space) {
+            self.stats.write_done(len, self.store.env.now_ns() - began_ns, result.is_ok());
+        }
         self.store.requests.update(|n| n + 1);
         result
     }
@@ -244,14 +243,15 @@ impl NativeDisk {
             match once().await {
                 // What it did so far stays, and is overwritten in place after the checkpoint that makes room.
                 Err(e) if e.is_no_space() && !self.store.journal.has_room() && !self.closing.get() => {}
-                Err(e)
-                    if e.is_no_space() && self.policy.get() == SpacePolicy::Wait && !self.closing.get() =>
-                {
+                Err(e) if e.is_no_space() => {
+                    self.store.starved.set(true);
+                    self.store.work.notify();
+                    if self.policy == SpacePolicy::Error || self.closing.get() {
+                        break Err(e);
+                    }
                     if !std::mem::replace(&mut waiting, true) {
                         self.waits_for_space(true);
                     }
-                    self.store.starved.set(true);
-                    self.store.work.notify();
                     self.store.env.sleep_us(self.space_retry_us).await;
                 }
                 other => break other,

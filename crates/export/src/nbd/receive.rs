@@ -4,11 +4,13 @@
 //! received straight into its own aligned buffer. Large requests are admitted, and carried out, in pieces.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::rc::Rc;
 
 use blk::budget::Charge;
 use blk::socket::Socket;
 use blk::{Buf, Env, Error, Result, SECTOR, Slice};
+use futures_util::future::{Either, select};
 
 use super::line::{Line, Ticket};
 use super::proto::*;
@@ -32,6 +34,9 @@ pub struct Receiver<'a> {
 
 /// After so many receives that bring little a large buffer is given back.
 const SMALL_RECEIVES: usize = 64;
+
+/// How long a request may wait for memory before its client is watched. Most wait for microseconds.
+const WATCHED_AFTER_US: u64 = 500_000;
 
 impl<'a> Receiver<'a> {
     pub fn new(env: Env, line: &'a Rc<Line>, socket: &'a Socket, rest: &[u8]) -> Receiver<'a> {
@@ -70,8 +75,22 @@ impl<'a> Receiver<'a> {
         }
     }
 
+    /// Waits for memory. What holds it may wait for space on a full datastore, for ever: where that lasts, a client that is
+    /// gone is noticed here, since nothing is received meanwhile.
     async fn admit(&self, cookie: u64, len: u64) -> (Ticket, u64) {
-        self.line.admit(&self.env, cookie, len).await
+        let admitted = pin!(self.line.admit(&self.env, cookie, len));
+        let long = pin!(self.env.sleep_us(WATCHED_AFTER_US));
+        let admitted = match select(admitted, long).await {
+            Either::Left((admitted, _)) => return admitted,
+            Either::Right(((), admitted)) => admitted,
+        };
+        match select(admitted, pin!(self.socket.hung_up())).await {
+            Either::Left((admitted, _)) => admitted,
+            Either::Right((_, admitted)) => {
+                self.line.volume.abandon();
+                admitted.await
+            }
+        }
     }
 
     /// False at the end of the stream.

@@ -33,6 +33,7 @@ pub async fn transmit(
     let line = Line::new(volume, terms, session, doors.parties(), &party);
     let result = pump(env, &line, &socket, &rest).await;
     line.close();
+    line.volume.abandon();
     drop(socket);
     line.idle().await;
     drop(line);

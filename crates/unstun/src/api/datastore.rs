@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::name::DatastoreName;
+use crate::name::{DatastoreName, VmName};
+use crate::units::format_bytes;
 
 /// Body of `POST /datastores`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,4 +77,39 @@ pub struct DatastoreRemoved {
     pub name: DatastoreName,
     /// All that is in it stays.
     pub path: PathBuf,
+}
+
+/// A datastore that is full: guest writes wait there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FullDatastore {
+    pub datastore: DatastoreName,
+    pub free_bytes: u64,
+    pub total_bytes: u64,
+    pub waiting: Vec<WaitingVm>,
+    /// What gives most of it back, the largest first.
+    pub freeable: Vec<Freeable>,
+}
+
+/// A VM whose guest writes wait for space.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingVm {
+    pub vm: VmName,
+    pub writes: u64,
+}
+
+/// A snapshot whose commit gives space back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Freeable {
+    pub vm: VmName,
+    pub snapshot: String,
+    /// At most: what the layer below does not hold yet moves there.
+    pub bytes_max: u64,
+}
+
+impl Freeable {
+    /// What to type, and what it gives.
+    pub fn remedy(&self) -> String {
+        let bytes = format_bytes(self.bytes_max);
+        format!("`unstun snapshot commit {} {}` gives back at most {bytes}", self.vm, self.snapshot)
+    }
 }

@@ -134,6 +134,8 @@ pub struct VmSummary {
     pub allocated_bytes: Option<u64>,
     pub snapshots: Option<u64>,
     pub nbd_clients: u64,
+    /// Guest writes that wait because the datastore is full.
+    pub waiting_writes: u64,
 }
 
 /// `vm show`, and what every command answers that makes or changes a VM.
@@ -162,6 +164,8 @@ pub struct Vm {
     /// Deltas remain that no snapshot owns (a cancelled commit, for one).
     pub needs_consolidation: bool,
     pub nbd_clients: u64,
+    /// Guest writes that wait because the datastore is full.
+    pub waiting_writes: u64,
     pub clients: Vec<VmClient>,
     /// What opening its files found worth saying.
     pub notices: Vec<String>,

@@ -1,6 +1,6 @@
 //! `unstun status`.
 
-use crate::api::Status;
+use crate::api::{Freeable, FullDatastore, Status};
 use crate::client::Client;
 use crate::command::datastore;
 use crate::error::Result;
@@ -23,8 +23,24 @@ pub fn describe(status: &Status) -> String {
         ("VMs", format!("{} with {} disks, {} snapshots", status.vms, status.disks, status.snapshots)),
         ("open jobs", status.open_jobs.to_string()),
     ]);
+    let full: String = status.full.iter().map(full).collect();
     match status.datastores.as_slice() {
-        [main] if main.notices.is_empty() => told,
-        all => format!("{told}{}\n", datastore::list(all)),
+        [main] if main.notices.is_empty() => format!("{full}{told}"),
+        all => format!("{full}{told}{}\n", datastore::list(all)),
     }
+}
+
+fn full(full: &FullDatastore) -> String {
+    let (free, total) = (format_bytes(full.free_bytes), format_bytes(full.total_bytes));
+    let waiting: Vec<_> = full.waiting.iter().map(|vm| format!("{} ({})", vm.vm, vm.writes)).collect();
+    let remedies = full.freeable.iter().map(Freeable::remedy);
+    let remedies: Vec<_> = remedies.chain(["remove a VM, or add space".to_owned()]).collect();
+    fields(&[
+        (
+            "FULL",
+            format!("datastore {}, {free} free of {total}: guest writes wait; reads go on", full.datastore),
+        ),
+        ("waiting", waiting.join(", ")),
+        ("remedies", remedies.join("\n          ")),
+    ])
 }

@@ -181,8 +181,11 @@ fn list(vms: &[VmSummary]) -> String {
     align_right(&mut table, &[2, 3, 4, 5, 6]);
     let told = vms.iter().filter(|vm| vm.condition != VmCondition::Closed && vm.message.is_some());
     let causes = told.map(|vm| format!("\n{}: {}", vm.name, vm.message.as_deref().unwrap_or_default()));
-    format!("{table}{}", causes.collect::<String>())
+    let waiting = vms.iter().filter(|vm| vm.waiting_writes > 0).map(|vm| format!("\n{}: {WAITS}", vm.name));
+    format!("{table}{}{}", causes.collect::<String>(), waiting.collect::<String>())
 }
+
+const WAITS: &str = "guest writes wait: the datastore is full; `unstun status` says what frees some of it";
 
 fn describe(vm: &Vm) -> String {
     let mut lines = vec![
@@ -194,6 +197,9 @@ fn describe(vm: &Vm) -> String {
         ("clients", clients(vm)),
         ("room", space(&vm.space)),
     ];
+    if vm.waiting_writes > 0 {
+        lines.insert(1, ("FULL", format!("{} {WAITS}", vm.waiting_writes)));
+    }
     if let Some(dir) = &vm.snapshot_dir {
         lines.push(("deltas in", dir.display().to_string()));
     }

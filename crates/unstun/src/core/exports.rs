@@ -104,10 +104,11 @@ impl Catalogue {
             door: entry.door.clone(),
             guest: guest.clone(),
             tell: self.teller(&entry.name),
+            tell_space: self.space_teller(&entry.name, number),
         });
         let token: (Rc<Guest>, _) = (guest, leaving);
         client.admit(&self.node.env).await;
-        let volume = ClientVolume::new(guests.switch(number, volume), client);
+        let volume = ClientVolume::new(self.node.env.clone(), guests.switch(number, volume), client);
         Ok(Attachment { volume, token: Box::new(token) })
     }
 
@@ -115,6 +116,16 @@ impl Catalogue {
         if entry.door.guests.is_news(peer.client, None) {
             self.teller(&entry.name)(&format!("{peer} was refused: {}: {}", error.place, error.cause));
         }
+    }
+
+    fn space_teller(&self, vm: &str, number: u32) -> Rc<dyn Fn(bool)> {
+        let (node, vm, disk) = (Rc::downgrade(&self.node), vm.to_owned(), format!("{vm}/disk{number}"));
+        Rc::new(move |waits| {
+            let Some(node) = node.upgrade() else { return };
+            if let Ok(entry) = node.entry(&vm) {
+                node.note_space(&entry, &disk, waits);
+            }
+        })
     }
 
     /// Whatever the VM is by then: a move replaces its entry.
@@ -171,6 +182,9 @@ impl Entry {
         let Some(event) = events.iter().rev().find(|event| replaces(event.operation)) else {
             return "the disk's content was replaced".to_owned();
         };
+        if event.operation == Operation::WritesLost {
+            return format!("{} ({:.0})", engine::WRITES_LOST, event.time);
+        }
         let to = event.snapshot.as_ref().map(|snapshot| format!(" to {snapshot}")).unwrap_or_default();
         format!("the disk's content was replaced by a {}{to} ({:.0})", event.operation.as_str(), event.time)
     }
@@ -182,9 +196,6 @@ impl Exports for Catalogue {
         for entry in self.node.entries() {
             let state = entry.vm.state();
             for disk in &state.disks {
-        if event.operation == Operation::WritesLost {
-            return format!("{} ({:.0})", engine::WRITES_LOST, event.time);
-        }
                 let name = match state.generation.is_opened() {
                     true => format!("{}/disk{}", entry.name, disk.number),
                     false => lasting_name(&entry.name, disk.number, state.generation),

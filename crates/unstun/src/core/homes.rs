@@ -50,10 +50,10 @@ impl Registry {
     }
 
     pub async fn remove(&self, name: &str) -> blk::Result<()> {
-        if self.homes.borrow_mut().remove(name).is_none() {
-            return Ok(());
-        }
-        self.write().await
+        let Some(home) = self.homes.borrow_mut().remove(name) else { return Ok(()) };
+        self.write().await.inspect_err(|_| {
+            self.homes.borrow_mut().insert(name.to_owned(), home);
+        })
     }
 
     async fn write(&self) -> blk::Result<()> {

@@ -22,7 +22,7 @@ impl Node {
         let _claim = self.claim(name)?;
         let site = self.site(request.datastore.as_ref())?;
         let home = self.free_home(&site, name).await?;
-        site.refuse_full(name).await?;
+        self.refuse_full(&site, name).await?;
         let disks: Vec<_> = request.disks.iter().map(present::new_disk).collect();
         let told = match request.store {
             api::Store::Redo => {
@@ -81,7 +81,7 @@ impl Node {
                 (Vec::new(), "in place: its own files are written")
             }
             false => {
-                site.refuse_full(name).await?;
+                self.refuse_full(&site, name).await?;
                 let told = formats::import(self, &site, &source, &request).await?;
                 (told, "its folder is not written: what changes is kept here, on top of as-imported")
             }
@@ -172,7 +172,7 @@ impl Node {
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
         let home = self.free_home(&parent.site, name).await?;
-        parent.site.refuse_full(name).await?;
+        self.refuse_full(&parent.site, name).await?;
         let snapshot = request.snapshot.as_str();
         let told = match &parent.kept {
             Kept::Redo(files) => formats::clone(self, &parent, files, snapshot, name).await?,
@@ -207,7 +207,8 @@ impl Node {
 
     async fn bring_to_rest(&self, entry: &Entry) -> Result<()> {
         entry.vm.close().await?;
-        Ok(formats::mark_closed(self, &entry.home, true).await?)
+        let mark = async || formats::mark_closed(self, &entry.home, true).await;
+        Ok(self.with_reserve(&entry.site, mark).await?)
     }
 
     pub async fn vm_open(self: &Rc<Self>, vm: &VmName) -> Result<api::Vm> {

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 
 use super::entry::{Entry, Kept, MOVE_BEGINS};
 use super::known::Claim;
-use super::node::{Node, space_policy};
+use super::node::Node;
 use super::switch::Switch;
 use super::way::{Way, refuse_viewers};
 use crate::api;
@@ -66,14 +66,16 @@ impl Node {
         let used = entry.vm.used().await?;
         let bytes = used.allocated_bytes + used.shared_bytes;
         way.refuse_without_room(&entry.name, bytes).await?;
-        match self.make_side(entry, way.clone()).await {
-            Ok(side) => Ok((side, bytes)),
-            Err(error) => {
+        let make = async || {
+            let made = self.make_side(entry, way.clone()).await;
+            if made.is_err() {
                 // What cannot be removed now goes at the next start.
                 let _ = self.give_up(&way).await;
-                Err(error.into())
             }
-        }
+            made
+        };
+        // It may be a full datastore that the VM leaves.
+        Ok((self.with_reserve(&entry.site, make).await?, bytes))
     }
 
     async fn run_move(self: &Rc<Self>, entry: &Rc<Entry>, side: Side, job: &Rc<Job>, claim: Claim) {
@@ -135,7 +137,7 @@ impl Node {
                 drained.push(switch.replace(mirror));
                 switched.push(Switched { switch, source, target });
             }
-            // A write from before may wait for space, for ever.
+            // A write from before may wait for something else, for ever.
             job.or_cancelled(join_all(drained)).await?;
             moving.copy_running().await?;
             self.hand_over(entry, side, &moving, &switched, in_doubt).await
@@ -179,7 +181,6 @@ impl Node {
             self.copy_events(entry, to);
         }
         let stun_us = moving.finish(step).await?;
-        side.vm.set_space_policy(space_policy(entry.when_full));
         // Neither waits: what is under way in the mirrors ends on the new side.
         for moved in switched {
             drop(moved.switch.replace(moved.target.clone()));

@@ -198,7 +198,7 @@ impl Node {
         let dir = formats::open_path(&self.env, &home.path)?;
         let when_full = formats::read_when_full(&dir).await?;
         let shared_writers = formats::read_shared_writers(&dir).await?;
-        let (vm, kept) = self.open_kept(home, self.options(when_full)).await?;
+        let (vm, kept) = self.open_kept(home, self.options()).await?;
         let entry = Rc::new(Entry {
             name: name.to_string(),
             vm,
@@ -212,6 +212,7 @@ impl Node {
             moving: Cell::new(0),
         });
         entry.door.guests.shared_writers.set(shared_writers);
+        entry.door.guests.waits_for_space.set(when_full == WhenFull::Wait);
         home.site.refuse_when_leaving()?;
         self.listen_to(&entry);
         self.take_notices(&entry);
@@ -231,9 +232,10 @@ impl Node {
         Ok((vm, Kept::Redo(files)))
     }
 
-    pub fn options(&self, when_full: WhenFull) -> Options {
-        let space_policy = space_policy(when_full);
-        Options { map_cap_bytes: self.memory.maps_bytes(), space_policy, ..Options::default() }
+    /// Writes that find no space wait where their clients are served (`core/writers.rs`), not in the engine.
+    pub fn options(&self) -> Options {
+        let map_cap_bytes = self.memory.maps_bytes();
+        Options { map_cap_bytes, space_policy: SpacePolicy::Error, ..Options::default() }
     }
 
     /// The VM as it is after its move, in the place of what it was.
@@ -317,11 +319,4 @@ fn open_doors(memory: Memory) -> Rc<Doors> {
         eprintln!("unstun: NBD client {} refused: {}{more}", refused.peer, refused.cause);
     }));
     doors
-}
-
-pub fn space_policy(when_full: WhenFull) -> SpacePolicy {
-    match when_full {
-        WhenFull::Wait => SpacePolicy::Wait,
-        WhenFull::Error => SpacePolicy::Error,
-    }
 }

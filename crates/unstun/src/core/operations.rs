@@ -25,6 +25,7 @@ impl Node {
         let open_jobs =
             self.tracked(|t| !t.job.state().is_over()).into_iter().filter(|&open| open).count() as u64;
         Ok(api::Status {
+            full: self.full_datastores().await,
             version: env!("CARGO_PKG_VERSION").to_string(),
             pid: std::process::id(),
             started: self.started,
@@ -76,6 +77,7 @@ impl Node {
             allocated_bytes,
             snapshots: Some(state.snapshots.len() as u64),
             nbd_clients: entry.clients(),
+            waiting_writes: entry.door.guests.waiting(),
         }
     }
 
@@ -117,6 +119,7 @@ impl Node {
             snapshots: state.snapshots.len() as u64,
             needs_consolidation: listing.iter().any(|disk| !disk.unowned.is_empty()),
             nbd_clients: entry.clients(),
+            waiting_writes: entry.door.guests.waiting(),
             clients: entry.present(Who::All),
             notices,
             space: self.space(&entry.site).await?,

@@ -87,6 +87,7 @@ pub fn idle(Idle { name, home: Home { site, path: home }, cause }: Idle) -> api:
         allocated_bytes: None,
         snapshots: None,
         nbd_clients: 0,
+        waiting_writes: 0,
     }
 }
 

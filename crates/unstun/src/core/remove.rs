@@ -134,10 +134,16 @@ impl Node {
                 native::remove_vm(&home.site, id).await?;
                 native::take_away(home, id).await?;
             }
-            false => native::remove_with_home(home, id).await?,
+            false => {
+                let remove = async || native::remove_with_home(home, id).await;
+                self.with_reserve(&home.site, remove).await?
+            }
         }
-        home.site.registry.remove(name).await?;
-        Ok(home.site.records.remove(name).await?)
+        let forget = async || {
+            home.site.registry.remove(name).await?;
+            home.site.records.remove(name).await
+        };
+        Ok(self.with_reserve(&home.site, forget).await?)
     }
 
     /// Of a home with files, which nobody has open. Once it is on record a start goes on with it.
@@ -154,9 +160,11 @@ impl Node {
             records.remove(name).await?;
             return Ok(self.finish(name, home, &record).await?);
         }
-        records.put(name, record.clone()).await?;
+        let put = async || records.put(name, record.clone()).await;
+        self.with_reserve(&home.site, put).await?;
+        let remove_layers = async || self.remove_layers(home).await;
         if delete_disks
-            && let Err(e) = self.remove_layers(home).await
+            && let Err(e) = self.with_reserve(&home.site, remove_layers).await
             && !matches!(e.kind, blk::ErrorKind::NotFound | blk::ErrorKind::Io | blk::ErrorKind::Latched)
         {
             // Nothing has changed: it is a VM as before. Where even that cannot be said, a start goes on.

@@ -23,9 +23,6 @@ const LOCK_NAME: &str = "lock";
 /// In the main datastore's own folder: the homes of the VMs on devices, in a folder for each, called by its store's id.
 const DEVICES_NAME: &str = "devices";
 
-/// What a new VM must find free: the tables and the growth of its first writes, and what a commit needs later.
-const NEW_VM_BYTES_MIN: u64 = 8 << 20;
-
 pub struct Site {
     pub name: DatastoreName,
     /// What the user calls it by: the folder, or the device. Absolute.
@@ -79,7 +76,10 @@ impl Site {
             _ => e.into(),
         })?;
         let native = Native::in_folder(env.clone(), dir.clone(), map_cache_bytes);
-        Site::over(name, (root, root), (dir, own), native, Some(lock)).await
+        let site = Site::over(name, (root, root), (dir, own), native, Some(lock)).await?;
+        // On a datastore that is full already there is nothing to set aside.
+        let _ = site.set_reserve_aside().await;
+        Ok(site)
     }
 
     /// A store that fills a device, with the homes of its VMs in a folder of the main datastore. `Locked` while somebody
@@ -154,20 +154,6 @@ impl Site {
         }
         let outside = self.dir.space().await?;
         Ok(Space { free_bytes: outside.free_bytes + inside, ..outside })
-    }
-
-    /// Refuses a new VM where there is no room for its first writes.
-    pub async fn refuse_full(&self, vm: &str) -> Result<()> {
-        let free = self.space().await?.free_bytes;
-        if free >= NEW_VM_BYTES_MIN {
-            return Ok(());
-        }
-        let cause = format!(
-            "{free} bytes are free in datastore {}, and a new VM needs {NEW_VM_BYTES_MIN}",
-            self.name
-        );
-        let remedy = "commit snapshots (unstun snapshot commit VM --all), remove VMs, or choose another with --datastore";
-        Err(Error::new(ErrorKind::NoSpace, format!("VM {vm}: {cause}; {remedy}")))
     }
 
     /// The store for native VMs, made where none was needed yet.

@@ -3,13 +3,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 use std::rc::{Rc, Weak};
 
+use blk::Result;
 use blk::socket::{ClientId, Peer};
-use blk::sync::Admission;
-use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
-use blk::{Buf, Local, Result, Slice};
+use blk::sync::{Admission, Admitted};
+use blk::volume::Volume;
 use engine::{Client, Machine};
 
 use super::writers::Access;
@@ -18,11 +17,13 @@ pub struct Switch {
     current: RefCell<Rc<dyn Volume>>,
     /// Changes under way, in the volumes that it was too. Reads and flushes may end where they began.
     changes: Rc<Admission>,
+    /// Changes that wait for space. They are not under way.
+    waiting: Cell<u64>,
 }
 
 impl Switch {
     fn new(volume: Rc<dyn Volume>) -> Rc<Switch> {
-        Rc::new(Switch { current: RefCell::new(volume), changes: Rc::default() })
+        Rc::new(Switch { current: RefCell::new(volume), changes: Rc::default(), waiting: Cell::new(0) })
     }
 
     pub fn current(&self) -> Rc<dyn Volume> {
@@ -35,47 +36,34 @@ impl Switch {
         self.changes.drain()
     }
 
-    fn change(
-        &self,
-        on: impl FnOnce(Rc<dyn Volume>) -> Local<'static, Result<()>>,
-    ) -> Local<'static, Result<()>> {
-        let admitted = self.changes.enter();
-        let change = on(self.current());
-        Box::pin(async move {
-            let result = change.await;
-            drop(admitted);
-            result
-        })
+    /// The volume that it is now, for one change: whoever replaces it can wait for the end of that.
+    pub fn enter(&self) -> (Admitted, Rc<dyn Volume>) {
+        (self.changes.enter(), self.current())
+    }
+
+    /// A change found no space, and waits until the answer is dropped. The first one of the disk is told, and the end of the
+    /// last.
+    pub fn wait_for_space(self: &Rc<Self>, tell: &Rc<dyn Fn(bool)>) -> Waiting {
+        self.waiting.update(|n| n + 1);
+        if self.waiting.get() == 1 {
+            tell(true);
+        }
+        Waiting { switch: self.clone(), tell: tell.clone() }
     }
 }
 
-impl Volume for Switch {
-    fn info(&self) -> VolumeInfo {
-        self.current().info()
-    }
+/// A change of the disk that waits for space.
+pub struct Waiting {
+    switch: Rc<Switch>,
+    tell: Rc<dyn Fn(bool)>,
+}
 
-    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
-        self.current().read(offset, buf)
-    }
-
-    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
-        self.change(|volume| volume.write(offset, data))
-    }
-
-    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
-        self.current().flush()
-    }
-
-    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
-        self.change(|volume| volume.discard(range))
-    }
-
-    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
-        self.change(|volume| volume.write_zeroes(range, mode))
-    }
-
-    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
-        self.current().status(range)
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.switch.waiting.update(|n| n - 1);
+        if self.switch.waiting.get() == 0 {
+            (self.tell)(false);
+        }
     }
 }
 
@@ -95,6 +83,8 @@ const TOLD_MAX: usize = 64;
 pub struct Guests {
     switches: RefCell<BTreeMap<u32, Weak<Switch>>>,
     clients: RefCell<Vec<Weak<Guest>>>,
+    /// By the user's wish a change that finds no space waits.
+    pub waits_for_space: Cell<bool>,
     /// By the user's wish several clients may write one disk.
     pub shared_writers: Cell<bool>,
     told: RefCell<VecDeque<(ClientId, Option<ClientId>)>>,
@@ -110,6 +100,12 @@ impl Guests {
         let switch = Switch::new(volume);
         switches.insert(number, Rc::downgrade(&switch));
         switch
+    }
+
+    /// Changes that wait for space, of all its disks.
+    pub fn waiting(&self) -> u64 {
+        let switches = self.switches.borrow();
+        switches.values().filter_map(Weak::upgrade).map(|switch| switch.waiting.get()).sum()
     }
 
     pub fn enter(&self, counted: Rc<Client>, peer: &Peer) -> Rc<Guest> {
@@ -167,8 +163,11 @@ impl Guest {
 
 #[cfg(test)]
 mod tests {
-    use blk::Executor;
+    use std::ops::Range;
+
     use blk::uring::UringReactor;
+    use blk::volume::{BlockStatus, VolumeInfo, ZeroMode};
+    use blk::{Buf, Executor, Local, Slice};
 
     use super::*;
 
@@ -215,15 +214,17 @@ mod tests {
             let (old, new) = (Rc::new(Disk::default()), Rc::new(Disk::default()));
             let switch = guests.switch(0, old.clone());
             assert!(Rc::ptr_eq(&switch, &guests.switch(0, new.clone())), "one for all clients");
-            let write = switch.clone().write(0, Buf::zeroed(512).freeze());
+            let (admitted, volume) = switch.enter();
+            let write = volume.write(0, Buf::zeroed(512).freeze());
             let drained = std::pin::pin!(switch.replace(new.clone()));
             let drained = match futures_util::future::select(drained, std::future::ready(())).await {
                 futures_util::future::Either::Left(_) => panic!("a write was under way"),
                 futures_util::future::Either::Right(((), drained)) => drained,
             };
             write.await.unwrap();
+            drop(admitted);
             drained.await;
-            switch.clone().flush().await.unwrap();
+            switch.current().flush().await.unwrap();
             assert_eq!((old.0.get(), new.0.get()), (0, 1));
         });
         assert!(done.is_some());

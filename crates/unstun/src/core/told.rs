@@ -67,6 +67,17 @@ impl Node {
         self.keep(entry, present::home_event(entry, message));
     }
 
+    /// Writes of the disk begin, or cease, to wait for space.
+    pub fn note_space(&self, entry: &Entry, disk: &str, waits: bool) {
+        let (operation, message) = match waits {
+            true => (api::Operation::SpaceExhausted, "the datastore is full: guest writes wait; reads go on"),
+            false => (api::Operation::SpaceReturned, "no guest write waits for space any more"),
+        };
+        let event = present::home_event(entry, message);
+        self.keep(entry, api::Event { operation, snapshot: Some(disk.to_owned()), ..event });
+        eprintln!("unstun: {disk}: {message}");
+    }
+
     pub fn note_stun(&self, entry: &Entry, message: &str, stun_us: u64) {
         self.keep(entry, api::Event { stun_us, ..present::home_event(entry, message) });
     }

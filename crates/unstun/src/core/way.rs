@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use blk::manifest::{DiskState, NewDisk};
 use blk::{Error, Result};
+use engine::Vm;
 use engine::native::NativeVm;
 use engine::relocate::refuse_unmovable;
-use engine::{SpacePolicy, Vm};
 
 use super::entry::{Entry, Kept};
 use super::formats::{self, HomeFiles};
@@ -146,8 +146,7 @@ impl Node {
             }
         };
         let disks = entry.vm.state().disks;
-        // A move that finds no space fails: its guests do not wait for a side that they are not on.
-        let options = engine::Options { space_policy: SpacePolicy::Error, ..self.options(entry.when_full) };
+        let options = self.options();
         let (home, name) = (way.to().clone(), &entry.name);
         match way.store() {
             Store::Native => {

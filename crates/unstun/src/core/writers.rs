@@ -9,6 +9,7 @@ use std::pin::pin;
 use std::rc::Rc;
 
 use blk::socket::ClientId;
+use blk::sync::Signal;
 use blk::uring::look_up_process;
 use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Env, Error, Local, Result, Slice};
@@ -21,6 +22,9 @@ use crate::api::ClientAccess;
 /// How long a client waits for the last requests of a writer whose process has ended. The kernel's own client outlives the
 /// process that made its connection: then this passes, and the client may read.
 const LAST_REQUESTS_US: u64 = 3_000_000;
+
+/// How often a change that waits for space tries again.
+const SPACE_RETRY_US: u64 = 250_000;
 
 /// What a connection may do. Decided at most once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +55,8 @@ pub struct DiskClient {
     pub guest: Rc<Guest>,
     /// Takes a sentence about two clients.
     pub tell: Box<dyn Fn(&str)>,
+    /// Changes of the disk begin (true) or cease (false) to wait for space.
+    pub tell_space: Rc<dyn Fn(bool)>,
 }
 
 impl DiskClient {
@@ -142,21 +148,29 @@ fn has_ended(client: ClientId) -> bool {
 }
 
 /// A running disk as one connection has it.
+///
+/// A change that finds no space waits here, under the disk and holding nothing of it: whatever frees space can pass, a move
+/// can take the VM elsewhere, and what waits ends with its client.
 pub struct ClientVolume {
+    env: Env,
     switch: Rc<Switch>,
     client: Rc<DiskClient>,
     /// The claim is held: nothing more is to be looked up.
     may_write: Cell<bool>,
+    /// The connection is gone.
+    gone: Cell<bool>,
+    left: Signal,
 }
 
 impl ClientVolume {
-    pub fn new(switch: Rc<Switch>, client: Rc<DiskClient>) -> Rc<ClientVolume> {
-        Rc::new(ClientVolume { switch, client, may_write: Cell::new(false) })
+    pub fn new(env: Env, switch: Rc<Switch>, client: Rc<DiskClient>) -> Rc<ClientVolume> {
+        let (may_write, gone) = (Cell::new(false), Cell::new(false));
+        Rc::new(ClientVolume { env, switch, client, may_write, gone, left: Signal::default() })
     }
 
     fn change(
-        &self,
-        on: impl FnOnce(Rc<Switch>) -> Local<'static, Result<()>>,
+        self: Rc<Self>,
+        on: impl Fn(Rc<dyn Volume>) -> Local<'static, Result<()>> + 'static,
     ) -> Local<'static, Result<()>> {
         if !self.may_write.get() {
             if let Err(e) = self.client.claim() {
@@ -164,38 +178,60 @@ impl ClientVolume {
             }
             self.may_write.set(true);
         }
-        on(self.switch.clone())
+        let (mut admitted, mut volume) = self.switch.enter();
+        Box::pin(async move {
+            let mut waiting = None;
+            loop {
+                let result = on(volume).await;
+                drop(admitted);
+                if !result.as_ref().is_err_and(|e| self.waits_after(e)) {
+                    return result;
+                }
+                waiting.get_or_insert_with(|| self.switch.wait_for_space(&self.client.tell_space));
+                select(pin!(self.left.wait()), pin!(self.env.sleep_us(SPACE_RETRY_US))).await;
+                (admitted, volume) = self.switch.enter();
+            }
+        })
+    }
+
+    fn waits_after(&self, error: &Error) -> bool {
+        error.is_no_space() && self.client.door.guests.waits_for_space.get() && !self.gone.get()
     }
 }
 
 impl Volume for ClientVolume {
     fn info(&self) -> VolumeInfo {
-        let info = self.switch.info();
+        let info = self.switch.current().info();
         let refused = self.client.guest.access.get() == Access::ReadOnly;
         VolumeInfo { read_only: info.read_only || refused, ..info }
     }
 
     fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
-        self.switch.clone().read(offset, buf)
+        self.switch.current().read(offset, buf)
     }
 
     fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
-        self.change(|disk| disk.write(offset, data))
+        self.change(move |disk| disk.write(offset, data.clone()))
     }
 
     fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
-        self.switch.clone().flush()
+        self.switch.current().flush()
     }
 
     fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
-        self.change(|disk| disk.discard(range))
+        self.change(move |disk| disk.discard(range.clone()))
     }
 
     fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
-        self.change(|disk| disk.write_zeroes(range, mode))
+        self.change(move |disk| disk.write_zeroes(range.clone(), mode))
     }
 
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
-        self.switch.clone().status(range)
+        self.switch.current().status(range)
+    }
+
+    fn abandon(&self) {
+        self.gone.set(true);
+        self.left.notify();
     }
 }

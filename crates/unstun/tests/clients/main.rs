@@ -15,6 +15,7 @@ mod devices;
 mod difference;
 mod disks;
 mod experiments;
+mod full;
 mod gate;
 mod greedy;
 mod guest;

@@ -36,13 +36,18 @@ pub struct Mounted {
 impl Mounted {
     /// None, with the reason printed, where this machine cannot mount.
     pub fn new() -> Option<Mounted> {
+        Mounted::of(IMAGE_BYTES)
+    }
+
+    /// With a file system of that size.
+    pub fn of(image_bytes: u64) -> Option<Mounted> {
         if !rustix::process::geteuid().is_root() {
             println!("not run: needs root");
             return None;
         }
         let datastore = Datastore::new();
         let image = datastore.beside("image");
-        std::fs::File::create(&image).unwrap().set_len(IMAGE_BYTES).unwrap();
+        std::fs::File::create(&image).unwrap().set_len(image_bytes).unwrap();
         let (image, folder) = (image.to_str().unwrap(), datastore.path());
         // No blocks kept back for root: the daemon under test is root.
         let make = ["-q", "-F", "-m", "0", image];
@@ -82,6 +87,16 @@ impl Mounted {
                 Ok(()) => at += step,
                 Err(_) => step /= 2,
             }
+        }
+    }
+}
+
+impl Mounted {
+    /// What `fill` took, and the filler.
+    pub fn give_back(&self) {
+        for file in [self.path().join("rest"), self.filler()] {
+            // Both may be gone already.
+            let _ = std::fs::remove_file(file);
         }
     }
 }

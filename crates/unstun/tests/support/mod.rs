@@ -51,6 +51,7 @@ impl Fake {
             snapshots: 0,
             needs_consolidation: false,
             nbd_clients: 1,
+            waiting_writes: 0,
             clients: vec![client()],
             notices: Vec::new(),
             snapshot_dir: None,
@@ -96,6 +97,7 @@ impl Control for Fake {
     fn status(&self) -> Reply<'_, Status> {
         let vms = self.state().vms.len() as u64;
         ready(Ok(Status {
+            full: Vec::new(),
             version: "0".to_owned(),
             pid: 1,
             started: TIME.parse().unwrap(),
@@ -138,6 +140,7 @@ impl Control for Fake {
             allocated_bytes: Some(0),
             snapshots: Some(vm.snapshots),
             nbd_clients: vm.nbd_clients,
+            waiting_writes: vm.waiting_writes,
         };
         ready(Ok(self.state().vms.values().map(summary).collect()))
     }

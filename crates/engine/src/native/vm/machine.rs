@@ -1,5 +1,6 @@
 //! The VM as the roof sees it.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -8,7 +9,7 @@ use blk::manifest::{ContentGeneration, DiskMode, DiskState, LayerInfo, NewDisk, 
 use blk::volume::Volume;
 use blk::{Env, Error, Local, Result};
 
-use super::super::disk::{DiskTerms, NativeDisk};
+use super::super::disk::NativeDisk;
 use super::super::layout::BLOCK;
 use super::super::store::Store;
 use super::NativeVm;
@@ -21,7 +22,6 @@ use crate::ground::Loss;
 use crate::job::Job;
 use crate::listing::{DiskLayers, Use};
 use crate::machine::{Attached, Machine, RunningDisk};
-use crate::options::SpacePolicy;
 use crate::stats::{DiskStats, LayerCounters};
 use crate::vm::Listener;
 
@@ -145,7 +145,7 @@ impl NativeVm {
         };
         let name = format!("{}/disk{number}@{}", self.name, found.name);
         let node = self.store.node(node_of(layer))?;
-        let disk: Rc<dyn Volume> = NativeDisk::new(&self.store, node, name, number, self.terms.get());
+        let disk: Rc<dyn Volume> = NativeDisk::new(&self.store, node, name, number, self.terms);
         let view = View { snapshot: found.id, client: client.to_string(), still: false };
         Ok((disk, self.views.enter(view)))
     }
@@ -211,9 +211,9 @@ impl Machine for NativeVm {
         *self.on_event.borrow_mut() = Some(listener);
     }
 
-    fn set_space_policy(&self, policy: SpacePolicy) {
-        self.terms.set(DiskTerms { policy, ..self.terms.get() });
-        self.disks.borrow().iter().for_each(|disk| disk.set_policy(policy));
+    /// A store grows by steps that leave nothing of a small reserve anyhow.
+    fn hold_writes(&self) -> Local<'_, Box<dyn Any>> {
+        Box::pin(async { Box::new(()) as Box<dyn Any> })
     }
 
     fn clients(&self) -> Vec<(u32, String)> {

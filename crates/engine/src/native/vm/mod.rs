@@ -45,7 +45,7 @@ pub struct NativeVm {
     pub env: Env,
     pub name: String,
     pub store: Rc<Store>,
-    terms: Cell<DiskTerms>,
+    terms: DiskTerms,
     state: RefCell<VmState>,
     /// The slots that disks had when a snapshot was taken, by the snapshot's id.
     slots: RefCell<BTreeMap<u128, Vec<KeptSlot>>>,
@@ -73,10 +73,7 @@ impl NativeVm {
             env: store.env.clone(),
             name: state.name.clone(),
             store: store.clone(),
-            terms: Cell::new(DiskTerms {
-                policy: options.space_policy,
-                space_retry_us: options.space_retry_us,
-            }),
+            terms: DiskTerms { policy: options.space_policy, space_retry_us: options.space_retry_us },
             state: RefCell::new(state),
             slots: RefCell::new(slots),
             disks: RefCell::default(),
@@ -93,11 +90,11 @@ impl NativeVm {
         });
         let tops: Vec<_> = vm.state.borrow().disks.iter().map(|d| (d.number, node_of(&d.top))).collect();
         for (number, node) in tops {
-        if store.raised.borrow_mut().remove(&id) {
-            vm.report(vm.plain_event(EventKind::WritesLost, "", WRITES_LOST));
-        }
             let disk = vm.disk_on(number, node)?;
             vm.disks.borrow_mut().push(disk);
+        }
+        if store.raised.borrow_mut().remove(&id) {
+            vm.report(vm.plain_event(EventKind::WritesLost, "", WRITES_LOST));
         }
         Ok(vm)
     }
@@ -108,8 +105,7 @@ impl NativeVm {
 
     fn disk_on(self: &Rc<Self>, number: u32, node: u64) -> Result<Rc<NativeDisk>> {
         let name = format!("{}/disk{number}", self.name);
-        let disk =
-            NativeDisk::new(&self.store, self.store.node(node)?, name.clone(), number, self.terms.get());
+        let disk = NativeDisk::new(&self.store, self.store.node(node)?, name.clone(), number, self.terms);
         let vm = Rc::downgrade(self);
         disk.tell_of_space(Box::new(move |full: bool| {
             let Some(vm) = vm.upgrade() else { return };

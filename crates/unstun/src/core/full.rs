@@ -1,0 +1,78 @@
+//! Datastores that are full: who waits there, and what would give space back.
+
+use std::rc::Rc;
+
+use super::node::Node;
+use super::present;
+use super::site::Site;
+use crate::api;
+use crate::error::{Error, ErrorKind, Result};
+use crate::units::format_bytes;
+
+/// What a new VM must find free: the tables and the growth of its first writes, and what a commit needs later.
+const NEW_VM_BYTES_MIN: u64 = 8 << 20;
+/// Snapshots named as those whose commit gives most back.
+const FREEABLE_MAX: usize = 3;
+
+impl Node {
+    /// Those on which guest writes wait.
+    pub async fn full_datastores(&self) -> Vec<api::FullDatastore> {
+        let mut full = Vec::new();
+        for site in self.sites() {
+            let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, &site));
+            let waiting = entries.map(|entry| api::WaitingVm {
+                vm: present::vm_name(&entry.name),
+                writes: entry.door.guests.waiting(),
+            });
+            let waiting: Vec<_> = waiting.filter(|vm| vm.writes > 0).collect();
+            if waiting.is_empty() {
+                continue;
+            }
+            // What cannot be asked is not known to be free.
+            let space = site.space().await.unwrap_or_default();
+            full.push(api::FullDatastore {
+                datastore: site.name.clone(),
+                free_bytes: space.free_bytes,
+                total_bytes: space.total_bytes,
+                waiting,
+                freeable: self.freeable(&site).await,
+            });
+        }
+        full
+    }
+
+    async fn freeable(&self, site: &Rc<Site>) -> Vec<api::Freeable> {
+        let mut found = Vec::new();
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)) {
+            // One that cannot be read now hides no other.
+            let Ok(bytes) = entry.vm.delta_bytes().await else { continue };
+            for snapshot in entry.vm.state().snapshots {
+                let bytes_max = bytes.get(&snapshot.id).copied().unwrap_or_default();
+                let vm = present::vm_name(&entry.name);
+                found.push(api::Freeable { vm, snapshot: snapshot.name, bytes_max });
+            }
+        }
+        found.retain(|one| one.bytes_max > 0);
+        found.sort_by_key(|one| std::cmp::Reverse(one.bytes_max));
+        found.truncate(FREEABLE_MAX);
+        found
+    }
+
+    /// Refuses a new VM where there is no room for its first writes.
+    pub async fn refuse_full(&self, site: &Rc<Site>, vm: &str) -> Result<()> {
+        let space = site.space().await?;
+        if space.free_bytes >= NEW_VM_BYTES_MIN {
+            return Ok(());
+        }
+        let (free, total) = (format_bytes(space.free_bytes), format_bytes(space.total_bytes));
+        let cause = format!(
+            "{free} of {total} are free in datastore {}, and a new VM needs {}",
+            site.name,
+            format_bytes(NEW_VM_BYTES_MIN)
+        );
+        let commits: String =
+            self.freeable(site).await.iter().map(|one| format!("{}, ", one.remedy())).collect();
+        let remedy = format!("{commits}remove VMs, or choose another with --datastore");
+        Err(Error::new(ErrorKind::NoSpace, format!("VM {vm}: {cause}; {remedy}")))
+    }
+}
