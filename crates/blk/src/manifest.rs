@@ -242,3 +242,46 @@ pub trait Manifest {
 
 /// Links a chain may have: VMware's own technical limit on redo logs.
 pub const CHAIN_LAYERS_MAX: usize = 255;
+
+/// Highest number of a disk. Numbers count up and are never given twice, so a larger one was not given by us.
+pub const DISK_NUMBER_MAX: u32 = (1 << 24) - 1;
+
+/// Highest number (`uid`) of a snapshot. VMware's are signed 32-bit integers.
+pub const SNAPSHOT_UID_MAX: u32 = i32::MAX as u32;
+
+/// Highest number of a job: the largest integer that every JSON reader keeps exactly.
+pub const JOB_NUMBER_MAX: u64 = (1 << 53) - 1;
+
+/// Longest name of a VM or a snapshot that is read: VMware's 80 characters, at four bytes each, with room for a tool that
+/// counts otherwise. Names stand in messages and in every list.
+pub const NAME_BYTES_MAX: usize = 512;
+
+/// Longest description of a snapshot that is read: 16 times the longest that we write.
+pub const DESCRIPTION_BYTES_MAX: usize = 64 << 10;
+
+/// Returns the number that follows `last`.
+///
+/// # Errors
+/// `Refused` when `max` has been given; `what` names the numbers, in the plural.
+pub fn next_number<N: Copy + Into<u64> + TryFrom<u64>>(vm: &str, what: &str, last: N, max: N) -> Result<N> {
+    let next = last.into().checked_add(1).filter(|next| *next <= max.into());
+    next.and_then(|next| N::try_from(next).ok()).ok_or_else(|| used_up(vm, what, max.into()))
+}
+
+/// Returns `next` as the number of a new disk.
+///
+/// # Errors
+/// `Refused` beyond `DISK_NUMBER_MAX`.
+pub fn new_disk_number(vm: &str, next: u32) -> Result<u32> {
+    match next <= DISK_NUMBER_MAX {
+        true => Ok(next),
+        false => Err(used_up(vm, "numbers of disks", DISK_NUMBER_MAX.into())),
+    }
+}
+
+fn used_up(vm: &str, what: &str, max: u64) -> Error {
+    Error::refused(
+        vm,
+        format!("{what} are used up: {max} is the highest; clone the VM, whose numbers begin anew"),
+    )
+}

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use blk::manifest::{Change, FoldState};
+use blk::manifest::{Change, FoldState, JOB_NUMBER_MAX, next_number};
 use blk::{Error, Result};
 
 use crate::chain::FoldRoute;
@@ -47,7 +47,7 @@ impl Vm {
         let plan = self.plan_commit(what).await?;
         self.refuse_viewed(&plan.gone)?;
         let state = self.state();
-        let id = state.last_job + 1;
+        let id = next_number(&self.name, "numbers of jobs", state.last_job, JOB_NUMBER_MAX)?;
         let folds: Vec<_> = plan.folds.into_iter().map(|f| FoldState { job: id, ..f }).collect();
         let mut next = tree::after_names_leave(&state, &plan.gone, folds.clone());
         next.last_job = id;

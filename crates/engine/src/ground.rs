@@ -176,7 +176,8 @@ impl Vm {
         let mut open = Vec::new();
         for layer in &plan.loss.layers {
             let chain = self.open_chain(layer).await?;
-            plan.loss.bytes += chain.last().map_or(0, |top| top.usage().file_bytes);
+            let bytes = chain.last().map_or(0, |top| top.usage().file_bytes);
+            plan.loss.bytes = plan.loss.bytes.saturating_add(bytes);
             open.push(chain);
         }
         plan.next.folds.retain(|fold| !plan.loss.layers.contains(&fold.layer));

@@ -52,11 +52,13 @@ impl Vm {
         let mut on_top: BTreeMap<&str, u64> = BTreeMap::new();
         for layer in layers.values() {
             if let Some(parent) = &layer.parent {
-                *on_top.entry(parent).or_default() += self.file_bytes(layer);
+                let bytes = on_top.entry(parent).or_default();
+                *bytes = bytes.saturating_add(self.file_bytes(layer));
             }
         }
         let held = |disks: &[(u32, LayerName)]| {
-            disks.iter().filter_map(|(_, frozen)| on_top.get(frozen.as_str())).sum::<u64>()
+            let on_top = disks.iter().filter_map(|(_, frozen)| on_top.get(frozen.as_str()));
+            on_top.fold(0u64, |sum, bytes| sum.saturating_add(*bytes))
         };
         Ok(state.snapshots.iter().map(|s| (s.id, held(&s.disks))).collect())
     }
@@ -66,8 +68,8 @@ impl Vm {
         let mut used = Use::default();
         for layer in layers.values() {
             match layer.foreign {
-                true => used.shared_bytes += layer.allocated_bytes,
-                false => used.allocated_bytes += layer.allocated_bytes,
+                true => used.shared_bytes = used.shared_bytes.saturating_add(layer.allocated_bytes),
+                false => used.allocated_bytes = used.allocated_bytes.saturating_add(layer.allocated_bytes),
             }
         }
         Ok(used)

@@ -38,8 +38,8 @@ impl Vm {
         };
         for fold in &plan.folds {
             let Some((disk, link)) = self.fold_source(fold).await? else { continue };
-            preview.bytes_to_move += held_bytes(&disk, &link).await?;
-            preview.bytes_freed += link.layer.usage().file_bytes;
+            preview.bytes_to_move = preview.bytes_to_move.saturating_add(held_bytes(&disk, &link).await?);
+            preview.bytes_freed = preview.bytes_freed.saturating_add(link.layer.usage().file_bytes);
         }
         Ok(preview)
     }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use blk::layer::Layer;
-use blk::manifest::{CHAIN_LAYERS_MAX, Change, LayerName, SnapshotState};
+use blk::manifest::{CHAIN_LAYERS_MAX, Change, LayerName, SNAPSHOT_UID_MAX, SnapshotState, next_number};
 use blk::{Error, Result};
 use futures_util::future::join_all;
 
@@ -91,10 +91,7 @@ impl Vm {
             );
             return Err(Error::refused(&deep.name, cause));
         }
-        let uid = state
-            .last_uid
-            .checked_add(1)
-            .ok_or_else(|| Error::refused(&self.name, "snapshot numbers are used up"))?;
+        let uid = next_number(&self.name, "numbers of snapshots", state.last_uid, SNAPSHOT_UID_MAX)?;
         Ok(SnapshotState {
             uid,
             parent: if copied { label.parent } else { state.current },

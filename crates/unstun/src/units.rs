@@ -130,6 +130,11 @@ pub fn format_age(age_s: i64) -> String {
     }
 }
 
+/// Returns the sum of sizes that strangers' files can say: what does not fit is the largest number.
+pub fn total(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
+}
+
 pub fn as_us(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
@@ -174,6 +179,12 @@ mod tests {
         assert_eq!(parse_rate("none"), Ok(None));
         assert!(parse_rate("0").is_err());
         assert!(parse_rate("fast").is_err());
+    }
+
+    #[test]
+    fn sums_of_what_files_say_do_not_overflow() {
+        assert_eq!(total([1 << 63, 1 << 63, 7].into_iter()), u64::MAX);
+        assert_eq!(total([1, 2].into_iter()), 3);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //!
 //! A file may be refused with an error. Where one is accepted and a promise does not hold, these functions panic.
 
+use blk::manifest::SNAPSHOT_UID_MAX;
 use blk::{Result, SECTOR};
 
 use crate::cowd::{
@@ -107,7 +108,9 @@ pub fn vmsd(bytes: &[u8]) -> Result<Vmsd> {
     edited.set_list(vmsd.list().clone());
     assert_eq!(edited.to_bytes(), bytes, "an equal list changes nothing");
     let mut list = vmsd.list().clone();
-    let Some(uid) = list.last_uid.checked_add(1) else { return Ok(vmsd) };
+    let Some(uid) = list.last_uid.checked_add(1).filter(|uid| *uid <= SNAPSHOT_UID_MAX) else {
+        return Ok(vmsd);
+    };
     list.last_uid = uid;
     list.snapshots.push(Snapshot {
         uid,

@@ -151,6 +151,31 @@ pub(crate) fn decimal<N: std::str::FromStr>(
     value.parse().map_err(|_| wrong(file, field, shown(value), expected))
 }
 
+/// Refuses a text that is too long to be listed. What it says is not shown.
+pub(crate) fn check_bytes(file: &str, field: &str, value: &str, max: usize) -> Result<()> {
+    match value.len() <= max {
+        true => Ok(()),
+        false => {
+            Err(wrong(file, field, format!("{} bytes long", value.len()), &format!("at most {max} bytes")))
+        }
+    }
+}
+
+/// Reads a decimal number of at most `max`.
+pub(crate) fn decimal_up_to<N: std::str::FromStr + PartialOrd + std::fmt::Display>(
+    file: &str,
+    field: &str,
+    value: &str,
+    max: N,
+) -> Result<N> {
+    let expected = format!("a number from 0 to {max}");
+    let found: N = decimal(file, field, value, &expected)?;
+    match found <= max {
+        true => Ok(found),
+        false => Err(wrong(file, field, found, &expected)),
+    }
+}
+
 /// `name` if it may become part of a file name and of a descriptor line, which has no escape for quotes.
 pub(crate) fn check_name(place: &str, what: &str, name: &str) -> Result<()> {
     let fault = if name.is_empty() {

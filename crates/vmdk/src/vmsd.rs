@@ -6,11 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use blk::manifest::{DESCRIPTION_BYTES_MAX, NAME_BYTES_MAX, SNAPSHOT_UID_MAX};
 use blk::{Error, Result};
 
 use crate::keyvalue::KeyValues;
 use crate::steps;
-use crate::text::{decimal, shown, wrong};
+use crate::text::{check_bytes, decimal, decimal_up_to, shown, wrong};
 
 /// Snapshots of one VM we read: the chain limit of VMware, 255, for each branch of a tree nobody should have.
 pub const SNAPSHOTS_MAX: usize = 4096;
@@ -210,7 +211,11 @@ fn read_list(values: &KeyValues, oddities: &mut Vec<String>) -> Result<SnapshotL
     let file = values.file();
     let number = |key: &str| -> Result<Option<u32>> {
         let Some(value) = values.get(key)?.filter(|value| !value.is_empty()) else { return Ok(None) };
-        decimal(file, key, value, "a number").map(Some)
+        decimal_up_to(file, key, value, u32::MAX).map(Some)
+    };
+    let uid = |key: &str| -> Result<Option<u32>> {
+        let Some(value) = values.get(key)?.filter(|value| !value.is_empty()) else { return Ok(None) };
+        decimal_up_to(file, key, value, SNAPSHOT_UID_MAX).map(Some)
     };
     let mut by_index = group_by_index(values)?;
     let count = match number("snapshot.numSnapshots")? {
@@ -233,8 +238,8 @@ fn read_list(values: &KeyValues, oddities: &mut Vec<String>) -> Result<SnapshotL
         return Err(wrong(file, "the number of snapshots", snapshots.len(), "at most 4096"));
     }
     let highest = snapshots.iter().map(|snapshot| snapshot.uid).max().unwrap_or(0);
-    let last_uid = number("snapshot.lastUID")?.unwrap_or(0).max(highest);
-    let current = number("snapshot.current")?.filter(|uid| {
+    let last_uid = uid("snapshot.lastUID")?.unwrap_or(0).max(highest);
+    let current = uid("snapshot.current")?.filter(|uid| {
         // 0 is written for "none".
         let known = snapshots.iter().any(|snapshot| snapshot.uid == *uid);
         if !known && *uid != 0 {
@@ -275,15 +280,18 @@ fn read_snapshot(file: &str, index: u32, fields: &Fields<'_>) -> Result<Option<S
         decimal(file, &format!("snapshot{index}.{key}"), value, "a number").map(Some)
     };
     let uid = |key: &str| -> Result<Option<u32>> {
-        let Some(value) = number(key)? else { return Ok(None) };
-        let name = format!("snapshot{index}.{key}");
-        u32::try_from(value).map(Some).map_err(|_| wrong(file, &name, value, "a number below 2^32"))
+        let Some(value) = text(key).filter(|value| !value.is_empty()) else { return Ok(None) };
+        decimal_up_to(file, &format!("snapshot{index}.{key}"), value, SNAPSHOT_UID_MAX).map(Some)
     };
     let Some(own_uid) = uid("uid")? else { return Ok(None) };
     let created_us = match (number("createtimehigh")?, number("createtimelow")?) {
         (Some(high), Some(low)) => Some((i64::from(high as i32) << 32) | i64::from(low as u32)),
         _ => None,
     };
+    for (key, max) in [("displayName", NAME_BYTES_MAX), ("description", DESCRIPTION_BYTES_MAX)] {
+        let value = text(&key.to_ascii_lowercase()).unwrap_or_default();
+        check_bytes(file, &format!("snapshot{index}.{key}"), value, max)?;
+    }
     Ok(Some(Snapshot {
         uid: own_uid,
         parent: uid("parent")?.filter(|parent| *parent != 0),

@@ -85,7 +85,7 @@ fn bad_files_are_named() {
     let two = "snapshot0.uid = \"1\"\nsnapshot1.uid = \"2\"\n";
     let table = [
         ("snapshot0.uid = \"x\"\n".to_owned(), "uid is \"x\""),
-        ("snapshot0.uid = \"-1\"\n".to_owned(), "uid is -1"),
+        ("snapshot0.uid = \"-1\"\n".to_owned(), "uid is \"-1\""),
         ("snapshot.numSnapshots = \"many\"\n".to_owned(), "numSnapshots is \"many\""),
         ("snapshot0.uid = \"1\"\nsnapshot1.uid = \"1\"\n".to_owned(), "1 in two snapshots"),
         (format!("{two}snapshot0.parent = \"3\"\n"), "3, which is no snapshot"),
@@ -159,4 +159,26 @@ fn a_snapshot_has_no_more_disks_than_a_vm_has_places() {
     let expected =
         "a.vmsd: the number of disks of snapshot0 is 637, expected at most 636, the places that a VM has";
     assert_eq!(error, expected);
+}
+
+#[test]
+fn texts_and_numbers_beyond_their_limits_are_refused_by_name() {
+    let list = |key: &str, value: &str| {
+        let text = format!("snapshot0.uid = \"1\"\nsnapshot.numSnapshots = \"1\"\n{key} = \"{value}\"\n");
+        Vmsd::parse("web.vmsd", text.as_bytes())
+    };
+    list("snapshot0.displayName", &"x".repeat(512)).unwrap();
+    list("snapshot.lastUID", "2147483647").unwrap();
+    for (key, value) in [
+        ("snapshot0.displayName", "x".repeat(513)),
+        ("snapshot0.description", "x".repeat(64 * 1024 + 1)),
+        ("snapshot0.displayName", "x".repeat(3 << 20)),
+        ("snapshot.lastUID", "2147483648".to_owned()),
+        ("snapshot.current", u32::MAX.to_string()),
+        ("snapshot0.parent", "4294967295".to_owned()),
+    ] {
+        let said = list(key, &value).unwrap_err().to_string();
+        assert!(said.starts_with("web.vmsd") && said.contains(key) && said.contains("expected"), "{said}");
+        assert!(said.len() < 300, "{} bytes", said.len());
+    }
 }

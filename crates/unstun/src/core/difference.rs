@@ -7,6 +7,7 @@ use super::present;
 use crate::api::{self, DiskRange};
 use crate::error::Result;
 use crate::name::VmName;
+use crate::units::total;
 
 impl Node {
     pub async fn snapshot_diff(&self, vm: &VmName, request: api::Diff) -> Result<api::Differences> {
@@ -48,7 +49,7 @@ impl Node {
             vm: vm.clone(),
             datastore: entry.site.name.clone(),
             store: entry.kept.store(),
-            logical_bytes: state.disks.iter().map(|disk| disk.size_bytes).sum(),
+            logical_bytes: total(state.disks.iter().map(|disk| disk.size_bytes)),
             allocated_bytes: used.allocated_bytes,
             shared_bytes: used.shared_bytes,
             snapshots: present::snapshots(&entry, &state, &delta_bytes).into_iter().map(snapshot).collect(),

@@ -13,6 +13,7 @@ use super::site::Site;
 use crate::api::{self, CommitTarget};
 use crate::error::{Error, Result};
 use crate::name::VmName;
+use crate::units::total;
 
 /// A commit that moved less says nothing about the next one's rate.
 const MEASURED_BYTES_MIN: u64 = 16 << 20;
@@ -58,7 +59,7 @@ impl Node {
         let state = entry.vm.state();
         let allocated = entry.vm.listing().await.map(|listing| {
             let layers = listing.iter().flat_map(|disk| &disk.layers);
-            layers.map(|layer| layer.allocated_bytes).sum()
+            total(layers.map(|layer| layer.allocated_bytes))
         });
         let (allocated_bytes, message) = match allocated {
             Ok(bytes) => (Some(bytes), None),
@@ -73,7 +74,7 @@ impl Node {
             id: Some(present::id(state.id)),
             store: entry.kept.store(),
             disks: Some(state.disks.len() as u64),
-            size_bytes: Some(state.disks.iter().map(|disk| disk.size_bytes).sum()),
+            size_bytes: Some(total(state.disks.iter().map(|disk| disk.size_bytes))),
             allocated_bytes,
             snapshots: Some(state.snapshots.len() as u64),
             nbd_clients: entry.clients(),

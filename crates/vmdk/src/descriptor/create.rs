@@ -2,7 +2,7 @@
 
 use blk::{Error, Result};
 
-use super::extent::{EXTENT_SECTORS_MAX, ExtentKind};
+use super::extent::{DISK_SECTORS_MAX, ExtentKind};
 use super::{ContentId, Descriptor, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
 use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
 
@@ -134,11 +134,9 @@ pub(super) fn cylinders(capacity_sectors: u64, heads: u64, sectors: u64) -> Opti
 }
 
 fn check_capacity(file: &str, sectors: u64) -> Result<()> {
-    if sectors == 0 || sectors > EXTENT_SECTORS_MAX {
-        return Err(Error::invalid(
-            file,
-            format!("a disk of {sectors} sectors was asked for, expected 1 to 2^54 - 1"),
-        ));
+    if sectors == 0 || sectors > DISK_SECTORS_MAX {
+        let cause = format!("a disk of {sectors} sectors was asked for, expected 1 to {DISK_SECTORS_MAX}");
+        return Err(Error::invalid(file, cause));
     }
     Ok(())
 }

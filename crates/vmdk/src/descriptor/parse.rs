@@ -2,7 +2,7 @@
 
 use blk::{Error, Result};
 
-use super::extent::{self, EXTENT_SECTORS_MAX, Extent};
+use super::extent::{self, DISK_SECTORS_MAX, Extent};
 use super::{Facts, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
 use crate::text::{check_text, shown, utf8, wrong};
 
@@ -202,18 +202,12 @@ fn extents(file: &str, lines: &[Line]) -> Result<Vec<Extent>> {
             "at least one line such as RW 2048 VMFS \"x-flat.vmdk\"",
         ));
     }
-    let mut total: u64 = 0;
-    for extent in &extents {
-        // Both terms are below 2^55, so this cannot wrap before the check.
-        total += extent.sectors;
-        if total > EXTENT_SECTORS_MAX {
-            return Err(wrong(
-                file,
-                "the sum of all extents",
-                format!("{total} sectors or more"),
-                "less than 2^54",
-            ));
-        }
+    // A file of `TEXT_BYTES_MAX` has fewer than 2^21 extents of less than 2^54 sectors, and what is beyond 64 bits is too
+    // large in any case.
+    let total = extents.iter().fold(0, |sum: u64, extent| sum.saturating_add(extent.sectors));
+    if total > DISK_SECTORS_MAX {
+        let expected = format!("at most {DISK_SECTORS_MAX} (64 TiB): VMware's largest disk has 62 TB");
+        return Err(wrong(file, "the sum of all extents", format!("{total} sectors"), &expected));
     }
     Ok(extents)
 }

@@ -196,7 +196,7 @@ proptest! {
     }
 
     #[test]
-    fn every_edit_reads_back(id in any::<u128>(), cid in 0u32..u32::MAX, sectors in 1u64..1 << 40, name in "[a-z \"]{1,12}") {
+    fn every_edit_reads_back(id in any::<u128>(), cid in 0u32..u32::MAX, sectors in 1..=extent::DISK_SECTORS_MAX, name in "[a-z \"]{1,12}") {
         let mut descriptor = parse(REAL_CHILD).unwrap();
         descriptor.set_content_id(ContentId::from_random(id));
         descriptor.set_parent(&name, cid);

@@ -1,13 +1,13 @@
 //! Base disks: new ones, and larger ones.
 
-use blk::manifest::{DiskState, LayerName, NewDisk, VmState};
+use blk::manifest::{DiskState, LayerName, NewDisk, VmState, new_disk_number};
 use blk::reactor::OpenMode;
 use blk::{Error, Result, SECTOR};
 
 use super::Home;
 use super::folders::{Folder, join};
 use super::links::{self, OwnLink};
-use super::state::{DISK_COUNT, number};
+use super::state::{DISK_COUNT, DISK_COUNT_MAX, number};
 use super::survey::Survey;
 use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
 use crate::descriptor::NewBase;
@@ -48,12 +48,13 @@ impl Home {
         let in_snapshots =
             state.snapshots.iter().flat_map(|snapshot| &snapshot.disks).map(|(number, _)| *number);
         let used = state.disks.iter().map(|own| own.number).chain(in_snapshots);
-        let highest = used.map(|number| number.saturating_add(1)).max().unwrap_or(0);
-        let count = number::<u32>(texts.vmx.values(), DISK_COUNT)?.unwrap_or(0);
+        let highest = used.map(|number| number + 1).max().unwrap_or(0);
+        let count = number(texts.vmx.values(), DISK_COUNT, DISK_COUNT_MAX)?.unwrap_or(0);
+        let number = new_disk_number(self.dir().path(), count.max(highest))?;
         let folder = self.disk_folder(disk).await?;
         let top = self.create_base(&folder, &files.stem, disk.size_bytes, Some(state.id)).await?;
         Ok(DiskState {
-            number: count.max(highest),
+            number,
             slot: slot.to_string(),
             mode: disk.mode,
             size_bytes: disk.size_bytes,

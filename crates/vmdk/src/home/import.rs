@@ -1,7 +1,9 @@
 //! Taking over a VM of VMware's without touching its folder: what is written from then on goes to children in a home of ours,
 //! under a snapshot that holds the VM as it was found.
 
-use blk::manifest::{Change, ContentGeneration, DiskMode, SnapshotState, VmState};
+use blk::manifest::{
+    Change, ContentGeneration, DiskMode, SNAPSHOT_UID_MAX, SnapshotState, VmState, next_number,
+};
 use blk::{Dir, Error, Result};
 
 use super::folders::{Folders, base_name};
@@ -84,8 +86,7 @@ impl Home {
 
     /// The VM as it was found: its persistent disks, since the others are no part of snapshots.
     fn as_imported(&self, found: &VmState) -> Result<SnapshotState> {
-        let uid = found.last_uid.checked_add(1);
-        let uid = uid.ok_or_else(|| Error::refused(&found.name, "snapshot numbers are used up"))?;
+        let uid = next_number(&found.name, "numbers of snapshots", found.last_uid, SNAPSHOT_UID_MAX)?;
         let taken = |name: &str| found.snapshots.iter().any(|snapshot| snapshot.name == name);
         let name = if taken(AS_IMPORTED) { format!("{AS_IMPORTED}-{uid}") } else { AS_IMPORTED.into() };
         let persistent = found.disks.iter().filter(|disk| disk.mode == DiskMode::Persistent);

@@ -229,10 +229,10 @@ pub(super) async fn info(
     link: &Descriptor,
     parent: Option<LayerName>,
 ) -> Result<LayerInfo> {
-    let mut allocated_bytes = 0;
+    let mut allocated_bytes = 0u64;
     for place in extent_places(survey, link).await?.values() {
         let file = place.folder.dir.open(&place.name, OpenMode::Read).await?;
-        allocated_bytes += file.allocated_bytes().await?;
+        allocated_bytes = allocated_bytes.saturating_add(file.allocated_bytes().await?);
     }
     Ok(LayerInfo {
         name: name.into(),

@@ -4,19 +4,26 @@
 //! numbers of its disks and the generation of their content, in the .vmsd the snapshots' ids, the numbers of their disks, and the commits under way.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::str::FromStr;
 
 use blk::Result;
-use blk::manifest::{ContentGeneration, DiskState, FoldState, SnapshotState, VmState};
+use blk::manifest::{
+    ContentGeneration, DISK_NUMBER_MAX, DiskState, FoldState, JOB_NUMBER_MAX, NAME_BYTES_MAX, SnapshotState,
+    VmState, new_disk_number,
+};
 
 use super::survey::Located;
 use crate::keyvalue::KeyValues;
-use crate::text::{decimal, shown, wrong};
+use crate::text::{check_bytes, decimal_up_to, shown, wrong};
 use crate::vmsd::{Snapshot, SnapshotDisk, Vmsd};
 use crate::vmx::{Slot, Vmx, VmxDisk};
 
 pub(crate) const VM_ID: &str = "unstun.id";
 /// The next number of a disk that was never used.
 pub(super) const DISK_COUNT: &str = "unstun.diskCount";
+/// Of the value under `DISK_COUNT`, which follows the highest number.
+pub(super) const DISK_COUNT_MAX: u32 = DISK_NUMBER_MAX + 1;
 pub(super) const SNAPSHOT_ID: &str = "unstun.id";
 pub(super) const LAST_JOB: &str = "unstun.lastJob";
 /// In the .vmx; see `ContentGeneration`. A revert to a snapshot's kept .vmx leaves both lines as they are.
@@ -68,6 +75,8 @@ impl Texts {
         let numbers = self.number_disks(&disks, &mut assigned)?;
         self.number_snapshot_disks(&numbers, at, &mut assigned)?;
         let display_name = self.vmx.values().get("displayName")?.filter(|name| !name.is_empty());
+        let file = self.vmx.values().file();
+        check_bytes(file, "displayName", display_name.unwrap_or_default(), NAME_BYTES_MAX)?;
         let mut state = VmState {
             name: display_name.unwrap_or(at.fallback_name).into(),
             id: required_id(self.vmx.values(), VM_ID)?,
@@ -109,9 +118,9 @@ impl Texts {
         let mut numbers = disk_numbers(&self.vmx, disks)?;
         let mut next = self.next_number(&numbers)?;
         for disk in disks.iter().filter(|disk| !numbers.contains_key(&disk.slot)).collect::<Vec<_>>() {
-            self.vmx.values_mut().set(&number_key(disk.slot), &next.to_string());
-            numbers.insert(disk.slot, next);
-            next = next.saturating_add(1);
+            let number = self.give_number(&mut next)?;
+            self.vmx.values_mut().set(&number_key(disk.slot), &number.to_string());
+            numbers.insert(disk.slot, number);
             assigned.in_vmx = true;
         }
         if assigned.in_vmx {
@@ -121,12 +130,23 @@ impl Texts {
     }
 
     fn next_number(&self, numbers: &BTreeMap<Slot, u32>) -> Result<u32> {
-        let in_snapshots = self.vmsd.list().snapshots.iter().flat_map(|snapshot| &snapshot.other);
-        let in_snapshots = in_snapshots.filter(|(key, _)| slot_of_number_key(key).is_some());
-        let in_snapshots = in_snapshots.filter_map(|(_, value)| value.parse::<u32>().ok());
-        let used = numbers.values().copied().chain(in_snapshots);
-        let highest = used.map(|number| number.saturating_add(1)).max().unwrap_or(0);
-        Ok(number::<u32>(self.vmx.values(), DISK_COUNT)?.unwrap_or(0).max(highest))
+        let file = self.vmsd.values().file();
+        let mut used: Vec<u32> = numbers.values().copied().collect();
+        for snapshot in &self.vmsd.list().snapshots {
+            let own = snapshot.other.iter().filter(|(key, _)| slot_of_number_key(key).is_some());
+            for (key, value) in own {
+                let field = format!("{key} of snapshot {}", snapshot.uid);
+                used.push(decimal_up_to(file, &field, value, DISK_NUMBER_MAX)?);
+            }
+        }
+        let count = number(self.vmx.values(), DISK_COUNT, DISK_COUNT_MAX)?.unwrap_or(0);
+        Ok(used.into_iter().map(|number| number + 1).max().unwrap_or(0).max(count))
+    }
+
+    fn give_number(&self, next: &mut u32) -> Result<u32> {
+        let number = new_disk_number(self.vmx.values().file(), *next)?;
+        *next += 1;
+        Ok(number)
     }
 
     /// A snapshot outlives the disks of its VM, and another disk may take their place: so each says which disk its layers are of.
@@ -151,10 +171,14 @@ impl Texts {
                 if gone && !(at.local)(&disk.file_name).is_ok_and(|located| located.exists) {
                     continue;
                 }
-                let number = *known.entry(slot).or_insert_with(|| {
-                    next = next.saturating_add(1);
-                    next - 1
-                });
+                let number = match known.get(&slot) {
+                    Some(number) => *number,
+                    None => {
+                        let new = self.give_number(&mut next)?;
+                        known.insert(slot, new);
+                        new
+                    }
+                };
                 snapshot.set_other(&number_key(slot), Some(&number.to_string()));
                 assigned.in_vmsd = true;
             }
@@ -213,7 +237,7 @@ pub(super) fn disk_paths(vmx: &Vmx) -> Result<Vec<String>> {
 pub(super) fn disk_numbers(vmx: &Vmx, disks: &[VmxDisk]) -> Result<BTreeMap<Slot, u32>> {
     let mut numbers = BTreeMap::new();
     for disk in disks {
-        if let Some(number) = number::<u32>(vmx.values(), &number_key(disk.slot))? {
+        if let Some(number) = number(vmx.values(), &number_key(disk.slot), DISK_NUMBER_MAX)? {
             numbers.insert(disk.slot, number);
         }
     }
@@ -246,19 +270,13 @@ pub(super) fn read_disks(
 pub(super) fn snapshot_number(file: &str, snapshot: &Snapshot, disk: &SnapshotDisk) -> Result<Option<u32>> {
     let Some(slot) = Slot::parse(&disk.node) else { return Ok(None) };
     let Some(value) = snapshot.other(&number_key(slot)) else { return Ok(None) };
-    decimal(file, &format!("{} of snapshot {}", number_key(slot), snapshot.uid), value, "a number").map(Some)
+    let field = format!("{} of snapshot {}", number_key(slot), snapshot.uid);
+    decimal_up_to(file, &field, value, DISK_NUMBER_MAX).map(Some)
 }
 
 /// Reads both lines; without the second one no plain name is served.
 fn read_generation(values: &KeyValues) -> Result<ContentGeneration> {
-    let read = |key: &str| -> Result<u64> {
-        let found: u64 = number(values, key)?.unwrap_or(0);
-        if found > ContentGeneration::MAX {
-            let expected = format!("at most {}", ContentGeneration::MAX);
-            return Err(wrong(values.file(), key, found.to_string(), &expected));
-        }
-        Ok(found)
-    };
+    let read = |key: &str| -> Result<u64> { Ok(number(values, key, ContentGeneration::MAX)?.unwrap_or(0)) };
     let present = read(GENERATION)?;
     if present == 0 {
         return Err(wrong(values.file(), GENERATION, "0", "1 or more"));
@@ -269,7 +287,7 @@ fn read_generation(values: &KeyValues) -> Result<ContentGeneration> {
 /// Lines that say the same already stay as they are.
 pub(super) fn write_generation(vmx: &mut Vmx, generation: ContentGeneration) -> Result<()> {
     for (key, wanted) in [(GENERATION, generation.present), (OPENED_GENERATION, generation.opened)] {
-        if number::<u64>(vmx.values(), key)? != Some(wanted) {
+        if number(vmx.values(), key, u64::MAX)? != Some(wanted) {
             vmx.values_mut().set(key, &wanted.to_string());
         }
     }
@@ -277,15 +295,15 @@ pub(super) fn write_generation(vmx: &mut Vmx, generation: ContentGeneration) -> 
 }
 
 fn read_folds(values: &KeyValues, state: &mut VmState) -> Result<()> {
-    state.last_job = number(values, LAST_JOB)?.unwrap_or(0);
+    state.last_job = number(values, LAST_JOB, JOB_NUMBER_MAX)?.unwrap_or(0);
     for index in 0usize.. {
         let key = |field: &str| format!("unstun.fold{index}.{field}");
         let Some(layer) = values.get(&key("layer"))? else { break };
         let missing = |field: &str| wrong(values.file(), &key(field), "absent", "a number");
         state.folds.push(FoldState {
-            disk: number(values, &key("disk"))?.ok_or_else(|| missing("disk"))?,
+            disk: number(values, &key("disk"), DISK_NUMBER_MAX)?.ok_or_else(|| missing("disk"))?,
             layer: layer.into(),
-            job: number(values, &key("job"))?.ok_or_else(|| missing("job"))?,
+            job: number(values, &key("job"), JOB_NUMBER_MAX)?.ok_or_else(|| missing("job"))?,
             held: values.get_bool(&key("held"), false)?,
         });
     }
@@ -307,9 +325,14 @@ pub(super) fn slot_of_number_key(key: &str) -> Option<Slot> {
     prefix.eq_ignore_ascii_case(NUMBER_PREFIX).then(|| Slot::parse(&key[NUMBER_PREFIX.len()..])).flatten()
 }
 
-pub(super) fn number<N: std::str::FromStr>(values: &KeyValues, key: &str) -> Result<Option<N>> {
+/// Returns the number that stands under `key`, which is at most `max`.
+pub(super) fn number<N: FromStr + PartialOrd + Display>(
+    values: &KeyValues,
+    key: &str,
+    max: N,
+) -> Result<Option<N>> {
     let Some(value) = values.get(key)? else { return Ok(None) };
-    decimal(values.file(), key, value, "a number").map(Some)
+    decimal_up_to(values.file(), key, value, max).map(Some)
 }
 
 pub(super) fn id(values: &KeyValues, key: &str) -> Result<Option<u128>> {

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blk::manifest::{Change, DiskMode, DiskState, SnapshotState, VmState};
+use blk::manifest::{Change, DISK_NUMBER_MAX, DiskMode, DiskState, SnapshotState, VmState};
 use blk::{Error, Result};
 
 use super::state::{
-    DISK_COUNT, LAST_JOB, SNAPSHOT_ID, Texts, is_fold_key, number, number_key, slot_of_number_key,
-    snapshot_number, write_generation,
+    DISK_COUNT, DISK_COUNT_MAX, LAST_JOB, SNAPSHOT_ID, Texts, is_fold_key, number, number_key,
+    slot_of_number_key, snapshot_number, write_generation,
 };
 use super::survey::Located;
 use crate::text::{shown, wrong};
@@ -55,11 +55,11 @@ impl Texts {
                 lines.push((key.to_owned(), value.to_owned()));
             }
         }
-        let kept_count = number::<u32>(self.vmx.values(), DISK_COUNT)?.unwrap_or(0);
+        let kept_count = number(self.vmx.values(), DISK_COUNT, DISK_COUNT_MAX)?.unwrap_or(0);
         let values = self.vmx.values_mut();
         values.replace(|key| stays(key), []);
         lines.iter().for_each(|(key, value)| values.set(key, value));
-        let count = number::<u32>(values, DISK_COUNT)?.unwrap_or(0).max(kept_count);
+        let count = number(values, DISK_COUNT, DISK_COUNT_MAX)?.unwrap_or(0).max(kept_count);
         values.set(DISK_COUNT, &count.to_string());
         Ok(())
     }
@@ -139,8 +139,8 @@ pub(super) fn write_disks(vmx: &mut Vmx, next: &VmState, local: Local<'_>) -> Re
     for (slot, disk) in wanted {
         write_disk(vmx, slot, disk, local)?;
     }
-    let used = next.disks.iter().map(|disk| disk.number.saturating_add(1)).max().unwrap_or(0);
-    let count = number::<u32>(vmx.values(), DISK_COUNT)?.unwrap_or(0);
+    let used = next.disks.iter().map(|disk| disk.number + 1).max().unwrap_or(0);
+    let count = number(vmx.values(), DISK_COUNT, DISK_COUNT_MAX)?.unwrap_or(0);
     if used > count {
         vmx.values_mut().set(DISK_COUNT, &used.to_string());
     }
@@ -151,7 +151,7 @@ pub(super) fn write_disks(vmx: &mut Vmx, next: &VmState, local: Local<'_>) -> Re
 fn gone_disks(vmx: &Vmx, wanted: &BTreeMap<Slot, &DiskState>) -> Result<BTreeSet<Slot>> {
     let mut gone = BTreeSet::new();
     for old in vmx.disks()? {
-        let had = number::<u32>(vmx.values(), &number_key(old.slot))?;
+        let had = number(vmx.values(), &number_key(old.slot), DISK_NUMBER_MAX)?;
         if wanted.get(&old.slot).is_none_or(|disk| had.is_some_and(|had| had != disk.number)) {
             gone.insert(old.slot);
         }
@@ -190,7 +190,7 @@ fn write_disk(vmx: &mut Vmx, slot: Slot, disk: &DiskState, local: Local<'_>) -> 
     if !same {
         vmx.set_redo(slot, redo.map(String::as_str));
     }
-    if number::<u32>(vmx.values(), &number_key(slot))? != Some(disk.number) {
+    if number(vmx.values(), &number_key(slot), DISK_NUMBER_MAX)? != Some(disk.number) {
         vmx.values_mut().set(&number_key(slot), &disk.number.to_string());
     }
     Ok(())
