@@ -74,6 +74,25 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.take(8, what)?.try_into().expect("eight bytes")))
     }
 
+    /// A number of at most `max`.
+    pub fn u32_up_to(&mut self, what: &str, max: u32) -> Result<u32> {
+        let found = self.u32(what)?;
+        self.check(what, found.into(), max.into()).map(|()| found)
+    }
+
+    /// A number of at most `max`.
+    pub fn u64_up_to(&mut self, what: &str, max: u64) -> Result<u64> {
+        let found = self.u64(what)?;
+        self.check(what, found, max).map(|()| found)
+    }
+
+    fn check(&self, what: &str, found: u64, max: u64) -> Result<()> {
+        match found <= max {
+            true => Ok(()),
+            false => Err(Error::damaged(self.place, format!("{what} is {found}, expected at most {max}"))),
+        }
+    }
+
     pub fn u128(&mut self, what: &str) -> Result<u128> {
         Ok(u128::from_le_bytes(self.take(16, what)?.try_into().expect("sixteen bytes")))
     }
@@ -87,6 +106,12 @@ impl<'a> Reader<'a> {
         let bytes = self.bytes(what)?;
         let text = std::str::from_utf8(bytes);
         Ok(text.map_err(|e| Error::damaged(self.place, format!("{what}: not UTF-8 ({e})")))?.to_string())
+    }
+
+    /// A text of at most `max` bytes.
+    pub fn text_up_to(&mut self, what: &str, max: usize) -> Result<String> {
+        let text = self.text(what)?;
+        self.check(&format!("length of the {what}"), text.len() as u64, max as u64).map(|()| text)
     }
 
     pub fn key(&mut self) -> Result<Key> {

@@ -9,6 +9,7 @@ use blk::{Error, Result};
 
 use super::change::Op;
 use super::layout::{BLOCK, Extent};
+use super::stored::USER_KINDS;
 use super::table::{Held, Table};
 use super::tree::{LEVEL_MAX, Root, span};
 use super::view::View;
@@ -265,6 +266,9 @@ impl Lineage {
                     expect(node, |found| found == Some(State::Running))?;
                     check_size(size_blocks)?;
                     continue;
+                }
+                Op::Put { key, .. } | Op::Delete { key } if key.kind < USER_KINDS => {
+                    return Err(format!("{op:?}: items of this kind are the store's own"));
                 }
                 Op::Put { .. } | Op::Delete { .. } | Op::Void { .. } => continue,
             };

@@ -7,6 +7,7 @@ pub mod catalogue;
 pub mod change;
 pub mod check;
 mod checkpoint;
+mod contents;
 mod difference;
 pub mod disk;
 mod gather;

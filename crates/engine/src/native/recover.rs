@@ -13,17 +13,15 @@ use futures_util::stream;
 
 use super::catalogue::Catalogue;
 use super::change::{Op, decode, encode};
+use super::contents::{check_catalogue, read_nodes, read_summaries};
 use super::journal::{Journal, MemoryTail, Position, Record, Replayed, Start, replay};
 use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, checksum};
-use super::lineage::{Lineage, Node};
 use super::media::read_hard;
-use super::space::{GroupSummary, Growth, Space, groups_within};
+use super::space::{Growth, Space, groups_within};
 use super::store::{Parts, Store, StoreOptions};
-use super::stored::{NodeItem, Stored, decode_group, group_key, node_key};
-use super::superblock::{SLOT_BLOCKS, Slots, Superblock};
+use super::superblock::{COUNTER_END, SLOT_BLOCKS, Slots, Superblock};
 use super::table::Held;
 use super::tree::Nodes;
-use super::view::View;
 
 /// Data read at once to be compared with its checksum.
 const COMPARED_AT_ONCE: usize = 16;
@@ -81,6 +79,7 @@ impl Store {
         let left = Left::by(&env, &superblock, found.end, lost.is_some());
         let changes = Changes::read(&file, found, &left.records).await?;
         let epoch = superblock.epoch.max(changes.epoch) + 1;
+        check_counters(&superblock, epoch).map_err(|cause| Error::damaged(file.name(), cause))?;
         let memory_tail = MemoryTail::new(&env, geometry.store_id, epoch);
         if left.complete {
             // Before the epoch is durable: a crash after that looks for the tail of this epoch.
@@ -95,10 +94,11 @@ impl Store {
             let again = journal.append(record.clone());
             assert_eq!(again, *lsn, "a record of the tail gets its own number again");
         }
-        let summaries = summaries(&catalogue, groups, file.name())?;
+        let summaries = read_summaries(&catalogue, groups, &superblock, file.name())?;
         let ready_to = opened.superblock.ready_to;
         let space = Space::open(env.clone(), file.clone(), geometry, summaries, ready_to, growth, can_grow);
-        let (lineage, stored) = read_nodes(&catalogue, file.name())?;
+        check_catalogue(&catalogue, &space, file.name())?;
+        let (lineage, stored) = read_nodes(&catalogue, &superblock, file.name())?;
         let nodes = Nodes::new(file.clone(), geometry.store_id, options.map_cache_bytes);
         let parts = Parts {
             file,
@@ -399,6 +399,17 @@ impl Opened {
     }
 }
 
+/// Both are counted up before anything is served, the checkpoint once for each slot.
+fn check_counters(superblock: &Superblock, epoch: u64) -> Result<(), String> {
+    let checkpoint = superblock.checkpoint.saturating_add(SLOT_BLOCKS.len() as u64);
+    for (what, next) in [("epoch", epoch), ("number of a checkpoint", checkpoint)] {
+        if next > COUNTER_END {
+            return Err(format!("its next {what} is {next}, expected at most {COUNTER_END}"));
+        }
+    }
+    Ok(())
+}
+
 async fn begin_epoch(
     env: &Env,
     file: &File,
@@ -422,35 +433,4 @@ async fn begin_epoch(
         file.flush().await?;
     }
     Ok(Opened { superblock, at: changes.end })
-}
-
-fn summaries(catalogue: &Catalogue, groups: u64, place: &str) -> Result<Vec<GroupSummary>> {
-    (0..groups)
-        .map(|group| match catalogue.items.get(&group_key(group)) {
-            Some(bytes) => decode_group(bytes, place),
-            None => Ok(GroupSummary::default()),
-        })
-        .collect()
-}
-
-fn read_nodes(catalogue: &Catalogue, place: &str) -> Result<(Lineage, Stored)> {
-    let (mut lineage, mut stored) = (Lineage::default(), Stored::default());
-    for (key, bytes) in catalogue.items.range(node_key(0)..=node_key(u64::MAX)) {
-        let item = NodeItem::decode(bytes, place)?;
-        // Its pages belong to a generation that is over: nothing is merged under this stamp any more.
-        let node = Node::new(key.minor, item.parent, item.size_blocks, View::tree(item.root, item.sealed));
-        node.sealed.set(item.sealed);
-        node.dropped.set(item.dropped);
-        node.cursor.set(item.cursor);
-        lineage.add(node);
-        stored.load(key.minor, item);
-    }
-    for (id, item) in stored.all() {
-        if item.parent != 0 && stored.get(item.parent).is_none() {
-            let cause = format!("node {id} descends from node {}, which is not there", item.parent);
-            return Err(Error::damaged(place, cause));
-        }
-    }
-    lineage.settle();
-    Ok((lineage, stored))
 }

@@ -6,8 +6,9 @@ use blk::{Error, Result};
 
 use super::bytes::{Reader, Writer};
 use super::change::Key;
-use super::lineage::check_size;
+use super::lineage::{DISK_BLOCKS_MAX, check_size};
 use super::space::GroupSummary;
+use super::superblock::Superblock;
 use super::tree::Root;
 
 /// Kinds of items that the store keeps for itself; those of its users begin at 16.
@@ -56,6 +57,41 @@ impl NodeItem {
             dropped: input.u8("a node's dropped mark")? != 0,
             cursor: input.u64("cursor of a node")?,
             root: decode_root(input.bytes("root of a node")?, place)?,
+        })
+    }
+}
+
+impl NodeItem {
+    /// Whether the store can have a node of this number.
+    pub fn check(&self, id: u64, superblock: &Superblock) -> Result<(), String> {
+        let counted = |what: &str, found: u64, allowed: std::ops::RangeInclusive<u64>| {
+            let (first, last) = (allowed.start(), allowed.end());
+            match allowed.contains(&found) {
+                true => Ok(()),
+                false => Err(format!("{what} of node {id} is {found}, expected {first} to {last}")),
+            }
+        };
+        counted("number", id, 1..=superblock.next_node.saturating_sub(1))?;
+        counted("generation", self.sealed, u64::from(self.dropped)..=superblock.generation)?;
+        // Only what was dropped is given back.
+        let cursor_max = if self.dropped { DISK_BLOCKS_MAX } else { 0 };
+        counted("cursor", self.cursor, 0..=cursor_max)?;
+        let birth = self.root.map_or(0, |root| root.pointer.birth);
+        counted("birth of the root", birth, 0..=superblock.generation)
+    }
+
+    /// A state descends from one that was sealed before it: so no node is its own ancestor.
+    pub fn check_parent(&self, id: u64, parent: Option<&NodeItem>) -> Result<(), String> {
+        let parent = parent
+            .ok_or_else(|| format!("node {id} descends from node {}, which is not there", self.parent))?;
+        let earlier = parent.sealed != 0 && (self.sealed == 0 || parent.sealed < self.sealed);
+        earlier.then_some(()).ok_or_else(|| {
+            let (own, other) = (self.sealed, parent.sealed);
+            format!(
+                "node {id} of generation {own} descends from node {} of generation {other}, expected an earlier one that \
+                 is sealed",
+                self.parent
+            )
         })
     }
 }
@@ -144,4 +180,17 @@ pub fn decode_group(bytes: &[u8], place: &str) -> Result<GroupSummary> {
         meta: input.u8("a group's metadata mark")? != 0,
         checksum: input.u64("checksum of a group")?,
     })
+}
+
+/// Whether the store can have a group like this.
+pub fn check_group(summary: &GroupSummary, superblock: &Superblock) -> Result<(), String> {
+    let (free, version) = (u64::from(summary.free), summary.version);
+    for (what, found, max) in
+        [("free blocks", free, superblock.group_blocks), ("version", version, superblock.checkpoint)]
+    {
+        if found > max {
+            return Err(format!("{what} of a group: found {found}, expected at most {max}"));
+        }
+    }
+    Ok(())
 }

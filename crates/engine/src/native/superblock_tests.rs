@@ -126,7 +126,7 @@ fn fields_that_make_no_sense_are_named() {
         (Superblock { group_blocks: 1 << 20, ..base }, "group_blocks is 1048576"),
         (Superblock { groups: 1 << 40, ..base }, "groups is"),
         (Superblock { ready_to: 1 << 40, ..base }, "ready_to is"),
-        (Superblock { generation: 1 << 48, ..base }, "generation is"),
+        (Superblock { generation: 1 << 47, ..base }, "generation is"),
         (Superblock { journal: Position { seq: 0, lsn: 0 }, ..base }, "record number is 0"),
         (
             Superblock { catalogue: CatalogueHead { addr: 5, ..base.catalogue }, ..base },

@@ -3,6 +3,7 @@
 //! A file may be refused, and a verb may be; nothing panics, and what was accepted can be opened again after each verb.
 //! `EXTREME_CASES` says how many cases are drawn, `EXTREME_SEED` from which seed, and `EXTREME_CASE` plays one.
 
+mod native;
 mod redo;
 mod verbs;
 

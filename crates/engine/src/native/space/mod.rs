@@ -102,6 +102,11 @@ pub struct Space {
 }
 
 impl Space {
+    /// Whether all of `extent` lies in blocks of one group that may be placed.
+    pub fn has(&self, extent: Extent) -> bool {
+        self.state.borrow().locate(extent).is_some()
+    }
+
     /// `summaries`: one for every group that the file has room for (`groups_within`), those that the catalogue does not
     /// know as `GroupSummary::default()`. `ready_to`: block up to which the file was zero-written ahead. A file that
     /// cannot grow (a block device) has all its groups from the start.

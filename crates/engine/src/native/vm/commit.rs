@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::pin::pin;
 use std::rc::Rc;
 
-use blk::manifest::SnapshotState;
+use blk::manifest::{JOB_NUMBER_MAX, SnapshotState, next_number};
 use blk::{Error, Result};
 use futures_util::future::select;
 
@@ -36,6 +36,8 @@ impl NativeVm {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let gone = self.plan_commit(what)?;
+        let mut head = self.head();
+        let id = next_number(&self.name, "numbers of jobs", head.last_job, JOB_NUMBER_MAX)?;
         let ids: BTreeSet<u128> = gone.iter().map(|s| s.id).collect();
         self.refuse_viewed(&ids)?;
         let mut nodes: Vec<u64> =
@@ -43,10 +45,7 @@ impl NativeVm {
         nodes.extend(std::mem::take(&mut *self.given_up.borrow_mut()));
         self.store.hold_back(&nodes, false);
         let leaving = tree::leaving(&self.state.borrow(), &ids);
-        let mut head = self.head();
-        head.current = leaving.current;
-        head.last_job += 1;
-        let id = head.last_job;
+        (head.current, head.last_job) = (leaving.current, id);
         self.let_go(head, &gone, &leaving.moved).await?;
         self.store.flush().await?;
         let names: Vec<_> = gone.iter().map(|s| s.name.clone()).collect();

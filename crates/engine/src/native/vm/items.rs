@@ -1,7 +1,10 @@
 //! A VM in the catalogue: one item for what it is now, one for each snapshot. Nodes of the store stand where a redo VM
 //! has layers; they are named `n` and their number.
 
-use blk::manifest::{ContentGeneration, DiskMode, DiskState, SnapshotState, VmState};
+use blk::manifest::{
+    ContentGeneration, DESCRIPTION_BYTES_MAX, DISK_NUMBER_MAX, DiskMode, DiskState, JOB_NUMBER_MAX,
+    NAME_BYTES_MAX, SNAPSHOT_UID_MAX, SnapshotState, VmState,
+};
 use blk::{Error, Result};
 
 use super::super::bytes::{Reader, Writer};
@@ -124,16 +127,24 @@ pub fn read_name(value: &[u8], place: &str) -> Result<String> {
 pub fn read_vm(store: &Store, id: u128, value: &[u8]) -> Result<VmState> {
     let place = format!("{}: VM {id:032x}", store.path());
     let mut input = Reader::new(value, &place);
-    let mut state = VmState { name: input.text("name of a VM")?, id, ..VmState::default() };
+    let mut state =
+        VmState { name: input.text_up_to("name of a VM", NAME_BYTES_MAX)?, id, ..VmState::default() };
     state.current = Some(input.u128("current snapshot")?).filter(|id| *id != 0);
-    state.last_uid = input.u32("last number of a snapshot")?;
-    state.last_job = input.u64("last number of a job")?;
+    state.last_uid = input.u32_up_to("last number of a snapshot", SNAPSHOT_UID_MAX)?;
+    state.last_job = input.u64_up_to("last number of a job", JOB_NUMBER_MAX)?;
     state.generation = read_generation(&mut input, &place)?;
     while !input.is_empty() {
-        let (number, slot) = (input.u32("number of a disk")?, input.text("slot of a disk")?);
+        let number = input.u32_up_to("number of a disk", DISK_NUMBER_MAX)?;
+        let slot = input.text("slot of a disk")?;
+        if state.disks.iter().any(|known| known.number == number) {
+            return Err(Error::damaged(&*place, format!("two of its disks have the number {number}")));
+        }
         let mode = mode_of(input.u8("mode of a disk")?, &place)?;
         let (node, reset) = (input.u64("node of a disk")?, input.u64("node of a reset")?);
-        let size_bytes = store.node(node)?.size_bytes();
+        let size_bytes = expect_node(store, &place, node, true)?;
+        if reset != 0 {
+            expect_node(store, &place, reset, false)?;
+        }
         let reset_to = (reset != 0).then(|| layer_name(reset));
         state.disks.push(DiskState { number, slot, mode, size_bytes, top: layer_name(node), reset_to });
     }
@@ -149,20 +160,35 @@ fn read_generation(input: &mut Reader<'_>, place: &str) -> Result<ContentGenerat
     Ok(ContentGeneration::read(present, opened))
 }
 
+/// Returns the size in bytes of a node that a disk runs on, or that is sealed.
+fn expect_node(store: &Store, place: &str, node: u64, running: bool) -> Result<u64> {
+    let found = store.node(node)?;
+    if found.is_running() != running {
+        let (is, expected) = if running { ("is sealed", "that runs") } else { ("runs", "that is sealed") };
+        return Err(Error::damaged(place, format!("its node {node} {is}, expected one {expected}")));
+    }
+    Ok(found.size_bytes())
+}
+
 pub fn read_snapshot(store: &Store, key: Key, value: &[u8]) -> Result<(SnapshotState, Vec<KeptSlot>)> {
     let place = format!("{}: snapshot {} of VM {:032x}", store.path(), key.minor, key.major);
     let mut input = Reader::new(value, &place);
     let id = input.u128("id of a snapshot")?;
     let parent = Some(input.u128("parent of a snapshot")?).filter(|id| *id != 0);
     let created_unix_us = input.u64("time of a snapshot")? as i64;
-    let (name, description) = (input.text("name of a snapshot")?, input.text("description of a snapshot")?);
+    let name = input.text_up_to("name of a snapshot", NAME_BYTES_MAX)?;
+    let description = input.text_up_to("description of a snapshot", DESCRIPTION_BYTES_MAX)?;
     let (mut disks, mut slots) = (Vec::new(), Vec::new());
     while !input.is_empty() {
-        let (number, node) = (input.u32("number of a disk")?, input.u64("node of a disk")?);
-        store.node(node)?;
+        let number = input.u32_up_to("number of a disk", DISK_NUMBER_MAX)?;
+        let node = input.u64("node of a disk")?;
+        expect_node(store, &place, node, false)?;
         slots.push(KeptSlot { number, slot: input.text("slot of a disk")? });
         disks.push((number, layer_name(node)));
     }
-    let uid = key.minor as u32;
+    let uid = u32::try_from(key.minor).ok().filter(|uid| *uid <= SNAPSHOT_UID_MAX).ok_or_else(|| {
+        let cause = format!("number of a snapshot is {}, expected at most {SNAPSHOT_UID_MAX}", key.minor);
+        Error::damaged(&*place, cause)
+    })?;
     Ok((SnapshotState { id, uid, parent, name, description, created_unix_us, disks }, slots))
 }

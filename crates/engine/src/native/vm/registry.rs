@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blk::manifest::{ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
+use blk::manifest::{
+    ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState, new_disk_number,
+};
 use blk::{Error, Result};
 
 use super::super::change::Op;
@@ -171,7 +173,7 @@ pub(super) fn plan_disk(
         return Err(Error::refused(&state.name, format!("{cause}; move the VM there, or make a redo VM")));
     }
     let numbers = state.disks.iter().map(|d| d.number).chain(kept.iter().map(|k| k.number));
-    let number = numbers.map(|number| number + 1).max().unwrap_or(0);
+    let number = new_disk_number(&state.name, numbers.map(|number| number + 1).max().unwrap_or(0))?;
     let node = store.new_node_id();
     ops.push(Op::Create { node, size_blocks: wanted.size_bytes / BLOCK });
     let mut disk = DiskState {

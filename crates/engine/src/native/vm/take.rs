@@ -1,6 +1,6 @@
 //! Take: one record for all disks, between two polls; then the writes that were under way end, and a flush seals it.
 
-use blk::manifest::{DiskMode, DiskState, SnapshotState};
+use blk::manifest::{DiskMode, DiskState, SNAPSHOT_UID_MAX, SnapshotState, next_number};
 use blk::{Error, Result};
 
 use super::NativeVm;
@@ -65,10 +65,7 @@ impl NativeVm {
             let cause = "none of its disks is part of snapshots (all are independent)";
             return Err(Error::refused(&self.name, cause));
         }
-        if state.last_uid == u32::MAX {
-            return Err(Error::refused(&self.name, "snapshot numbers are used up"));
-        }
-        Ok(())
+        next_number(&self.name, "numbers of snapshots", state.last_uid, SNAPSHOT_UID_MAX).map(drop)
     }
 
     /// The swap of all disks: no await.
