@@ -17,7 +17,7 @@ use crate::error::ErrorBody;
 use crate::listen::NbdListen;
 use crate::memory::Memory;
 use crate::name::{DatastoreName, VmName};
-use crate::output::Output;
+use crate::output::{Output, note};
 use crate::{api, units};
 
 pub use disk::{DiskSpec, DiskSpecs, ModeArg};
@@ -260,7 +260,7 @@ pub fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             let code = error.exit_code();
-            eprintln!("unstun: {error}");
+            note(&format!("unstun: {error}"));
             if cli.global.json {
                 // Standard output may be what failed; the exit code still says so.
                 let _ = output.json(&ErrorBody::from(error));

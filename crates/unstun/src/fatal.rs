@@ -5,6 +5,8 @@
 
 use std::panic::PanicHookInfo;
 
+use crate::log::log;
+
 /// EX_SOFTWARE of sysexits.h: an internal error. No command ends with it in any other way.
 pub const PANIC_EXIT_CODE: i32 = 70;
 
@@ -16,7 +18,7 @@ pub fn end_process_on_panic() {
         if tokio::runtime::Handle::try_current().is_ok() {
             return report(panic);
         }
-        eprintln!("unstun: {}", describe(panic));
+        log(describe(panic));
         // Before anything unwinds: what is kept in the host's memory stays as it is.
         std::process::exit(PANIC_EXIT_CODE);
     }));

@@ -15,6 +15,7 @@ pub mod demo;
 pub mod error;
 mod fatal;
 pub mod listen;
+pub mod log;
 pub mod memory;
 pub mod name;
 pub mod notify;

@@ -6,6 +6,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 
+use crate::log::log;
+
 const VARIABLE: &str = "NOTIFY_SOCKET";
 
 pub fn ready() {
@@ -20,7 +22,7 @@ pub fn stopping() {
 fn tell(state: &str) {
     let Some(name) = std::env::var_os(VARIABLE) else { return };
     if let Err(e) = send(Path::new(&name), state) {
-        eprintln!("unstun: ${VARIABLE} {}: {e}", name.to_string_lossy());
+        log(format_args!("${VARIABLE} {}: {e}", name.to_string_lossy()));
     }
 }
 

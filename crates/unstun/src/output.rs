@@ -1,5 +1,6 @@
 //! What a command prints: JSON, or text laid out for people. Prompts, progress and errors go to standard error.
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
@@ -29,13 +30,13 @@ impl Output {
 
     pub fn json(self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value).map_err(|e| Error::failed(format!("JSON: {e}")))?;
-        self.text(&text)
+        self.raw(&escape_json(text)).map(|_| ())
     }
 
     /// One value on one line of a stream. False as in `stream`.
     pub fn json_line(self, value: &impl Serialize) -> Result<bool> {
         let text = serde_json::to_string(value).map_err(|e| Error::failed(format!("JSON: {e}")))?;
-        self.stream(&text)
+        self.raw(&escape_json(text))
     }
 
     /// Writes a result. A reader that closed the pipe (`| head`) has what it wanted: that is no error, and the command's
@@ -44,8 +45,13 @@ impl Output {
         self.stream(text).map(|_| ())
     }
 
-    /// Writes one piece of a stream. False when the reader closed the pipe: the stream then ends.
+    /// Writes one piece of a stream. False when the reader closed the pipe: the stream then ends. Names of strangers are in
+    /// it: see `escape_controls`.
     pub fn stream(self, text: &str) -> Result<bool> {
+        self.raw(&escape_controls(text))
+    }
+
+    fn raw(self, text: &str) -> Result<bool> {
         let mut stdout = std::io::stdout().lock();
         match writeln!(stdout, "{}", text.trim_end_matches('\n')).and_then(|()| stdout.flush()) {
             Ok(()) => Ok(true),
@@ -56,8 +62,44 @@ impl Output {
 
     /// For people only, beside the result: on standard error, so that JSON stays clean.
     pub fn note(self, text: &str) {
-        eprintln!("{text}");
+        note(text);
     }
+}
+
+/// Writes a line for people to standard error. Where that is closed nobody reads it, and it ends no command.
+pub fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", escape_controls(text));
+}
+
+/// Whether a terminal obeys it instead of showing it: control characters, and those that change the direction of text.
+fn is_obeyed(c: char) -> bool {
+    let turns =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    turns || c.is_control()
+}
+
+/// Returns the text with what a terminal would obey as escapes: names that are shown can come from strangers' files. Tabs
+/// and ends of lines stay.
+pub fn escape_controls(text: &str) -> Cow<'_, str> {
+    escape(text, |c| is_obeyed(c) && !matches!(c, '\n' | '\t'), |c| c.escape_unicode().to_string())
+}
+
+/// Returns the text as one line, with what a terminal would obey as escapes.
+pub fn escape_line(text: &str) -> Cow<'_, str> {
+    escape(text, is_obeyed, |c| c.escape_default().to_string())
+}
+
+/// Returns the same JSON: in its strings alone such characters stand.
+fn escape_json(text: String) -> String {
+    let in_string = |c| is_obeyed(c) && !matches!(c, '\n' | '\t');
+    escape(&text, in_string, |c| format!("\\u{:04x}", u32::from(c))).into_owned()
+}
+
+fn escape(text: &str, escaped: fn(char) -> bool, written: fn(char) -> String) -> Cow<'_, str> {
+    if !text.contains(escaped) {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.chars().map(|c| if escaped(c) { written(c) } else { c.to_string() }).collect())
 }
 
 pub fn stdout_is_terminal() -> bool {
@@ -71,7 +113,7 @@ pub fn can_ask() -> bool {
 
 /// Anything but `y` or `yes` is a no.
 pub fn ask(question: &str) -> Result<bool> {
-    eprint!("{question} [y/N] ");
+    let _ = write!(std::io::stderr(), "{} [y/N] ", escape_controls(question));
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(|e| Error::failed(format!("standard input: {e}")))?;
     Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
@@ -103,6 +145,17 @@ pub fn fields(fields: &[(&str, String)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_obeys_nothing_in_a_name() {
+        let hostile = "web\u{1b}]0;owned\u{7}\r\u{9b}2J\u{202e}\n";
+        assert_eq!(escape_controls(hostile), "web\\u{1b}]0;owned\\u{7}\\u{d}\\u{9b}2J\\u{202e}\n");
+        assert_eq!(escape_line("a\nunstun: b\u{1b}"), "a\\nunstun: b\\u{1b}");
+        let json = escape_json(serde_json::to_string_pretty(&[hostile]).unwrap());
+        assert!(!json.contains(|c| is_obeyed(c) && c != '\n'), "{json:?}");
+        assert_eq!(serde_json::from_str::<[String; 1]>(&json).unwrap(), [hostile]);
+        assert!(matches!(escape_controls("plain, \u{e4} and \u{2192}\n"), Cow::Borrowed(_)));
+    }
 
     #[test]
     fn fields_line_up() {

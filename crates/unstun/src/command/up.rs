@@ -14,6 +14,7 @@ use crate::control::Control;
 use crate::core;
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorKind, Result};
+use crate::log::log;
 use crate::output::Output;
 use crate::{fatal, listen, notify, rest};
 
@@ -97,7 +98,7 @@ async fn serve_until_signal(
     output.note("draining; a second signal stops at once");
     tokio::spawn(async move {
         signals.next().await;
-        eprintln!("stopped before draining ended; the next start recovers");
+        log("stopped before draining ended; the next start recovers");
         std::process::exit(i32::from(ErrorKind::Failed.exit_code()));
     });
     let _ = stop.send(());

@@ -19,6 +19,7 @@ use super::settle;
 use super::site::{Home, Site};
 use crate::api::WhenFull;
 use crate::datastore::OWN_FOLDER;
+use crate::log::log;
 
 /// In the own folder of the home that is left: `leaving PATH` or `left PATH`, of the other one.
 pub const DEPARTING_NAME: &str = "departing";
@@ -252,7 +253,7 @@ impl Node {
             for (name, path) in homes {
                 let home = site.at(&path);
                 if let Err(e) = self.settle_departure(&name, &home).await {
-                    eprintln!("unstun: {}: what a move has left stays for now: {e}", path.display());
+                    log(format_args!("{}: what a move has left stays for now: {e}", path.display()));
                 }
             }
         }

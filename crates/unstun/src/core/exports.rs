@@ -13,6 +13,7 @@ use super::node::Node;
 use super::switch::Guest;
 use super::writers::{ClientVolume, DiskClient};
 use crate::api::Operation;
+use crate::log::log;
 
 /// Between a disk's number and its generation. Means nothing to a URI, a shell, XML or QEMU's options.
 const GENERATION_MARK: &str = ".g";
@@ -132,7 +133,7 @@ impl Catalogue {
     fn teller(&self, vm: &str) -> Box<dyn Fn(&str)> {
         let (node, vm) = (Rc::downgrade(&self.node), vm.to_owned());
         Box::new(move |sentence| {
-            eprintln!("unstun: VM {vm}: {sentence}");
+            log(format_args!("VM {vm}: {sentence}"));
             let Some(node) = node.upgrade() else { return };
             if let Ok(entry) = node.entry(&vm) {
                 node.note(&entry, sentence);

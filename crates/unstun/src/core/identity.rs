@@ -19,6 +19,7 @@ use super::records::{HomeRecord, HomeState};
 use super::site::{Home, Site};
 use crate::api::{Finding, Severity};
 use crate::datastore::OWN_FOLDER;
+use crate::log::log;
 
 /// What the folder of a VM is to the VM whose id it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +92,7 @@ impl Node {
         if let Some(id) = self.id_in(home).await? {
             // Without space the next opening records it: nobody else lays claim to it now.
             if let Err(e) = self.record_home(name, home, id).await {
-                eprintln!("unstun: {}: is not recorded as the VM's home: {e}", home.path.display());
+                log(format_args!("{}: is not recorded as the VM's home: {e}", home.path.display()));
             }
         }
         Ok(())

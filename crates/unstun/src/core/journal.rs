@@ -13,6 +13,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use crate::api::Event;
 use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, Result};
+use crate::log::log;
 
 /// In a home's own folder.
 const EVENTS_NAME: &str = "events";
@@ -36,9 +37,9 @@ impl Journal {
                 for (home, line) in inbox {
                     if let Err(e) = append(&home, &line) {
                         let home = home.display();
-                        eprintln!(
-                            "unstun: {home}/{OWN_FOLDER}/{EVENTS_NAME}: an event was not recorded: {e}"
-                        );
+                        log(format_args!(
+                            "{home}/{OWN_FOLDER}/{EVENTS_NAME}: an event was not recorded: {e}"
+                        ));
                     }
                 }
             })

@@ -24,6 +24,7 @@ use super::remove::{has_vmx, open_home, remove_configuration, remove_folder};
 use super::site::{Home, Site};
 use crate::api::WhenFull;
 use crate::datastore::OWN_FOLDER;
+use crate::log::log;
 
 /// In the datastore's folder.
 const STORE_NAME: &str = "store.unstun";
@@ -464,7 +465,7 @@ pub async fn find_homeless(node: &Rc<Node>, site: &Rc<Site>) -> crate::error::Re
         if site.inhabitants().await?.iter().any(|(taken, _)| *taken == name) {
             let cause = "has no folder, and its name is taken";
             let notice = format!("VM {name} ({id:032x}) in {} is not served: it {cause}", store.path());
-            eprintln!("unstun: {notice}");
+            log(&notice);
             site.notices.borrow_mut().push(notice);
             continue;
         }

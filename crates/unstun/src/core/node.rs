@@ -30,6 +30,7 @@ use super::{formats, inuse, settle};
 use crate::api::WhenFull;
 use crate::error::{Error, Result};
 use crate::listen::NbdListen;
+use crate::log::log;
 use crate::memory::{self, Memory};
 
 pub struct Node {
@@ -128,7 +129,7 @@ impl Node {
         match native::find_homeless(self, site).await {
             Ok(homeless) => self.open_each(site, homeless).await,
             // Its VMs say so one by one.
-            Err(e) => eprintln!("unstun: {e}"),
+            Err(e) => log(e),
         }
         Ok(())
     }
@@ -155,7 +156,7 @@ impl Node {
                 continue;
             }
             if let Err(cause) = self.open_unused(&name, &home).await {
-                eprintln!("unstun: VM {name} is not served: {cause}");
+                log(format_args!("VM {name} is not served: {cause}"));
                 self.broken.borrow_mut().insert(name, Broken { home, cause });
             }
         }
@@ -167,7 +168,7 @@ impl Node {
             "VM {name} in {} is not served: another VM has that name; rename the folder of one of them",
             home.path.display()
         );
-        eprintln!("unstun: {notice}");
+        log(&notice);
         home.site.notices.borrow_mut().push(notice);
     }
 
@@ -316,7 +317,7 @@ fn open_doors(memory: Memory) -> Rc<Doors> {
             0 => String::new(),
             n => format!(" ({n} more before it)"),
         };
-        eprintln!("unstun: NBD client {} refused: {}{more}", refused.peer, refused.cause);
+        log(format_args!("NBD client {} refused: {}{more}", refused.peer, refused.cause));
     }));
     doors
 }

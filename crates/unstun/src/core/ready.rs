@@ -16,6 +16,7 @@ use super::exports::Catalogue;
 use super::node::Node;
 use crate::error::Result;
 use crate::listen::NbdListen;
+use crate::log::log;
 
 /// Runs until `Node::shut_down` has been answered or every asker is gone.
 pub fn run(place: Place, mut inbox: UnboundedReceiver<Question>, tell: &Sender<Result<()>>) {
@@ -38,7 +39,7 @@ pub fn run(place: Place, mut inbox: UnboundedReceiver<Question>, tell: &Sender<R
             Err(e) => return drop(tell_ready.send(Err(e))),
         };
         for notice in reactor.take_notices() {
-            eprintln!("unstun: {notice}");
+            log(&notice);
         }
         if tell_ready.send(Ok(())).is_err() {
             return;

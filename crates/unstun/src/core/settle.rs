@@ -14,6 +14,7 @@ use super::site::Home;
 use super::{homes, native};
 use crate::api::Store;
 use crate::datastore::OWN_FOLDER;
+use crate::log::log;
 
 /// In a home's own folder: `native ID` or `redo ID`.
 const MOVING_NAME: &str = "moving";
@@ -88,7 +89,7 @@ pub async fn settle(node: &Node, home: &Home) -> Result<()> {
         (Some(_), Store::Native) => {
             if let Err(e) = remove_files(node, place).await {
                 // The VM itself is whole, as below.
-                eprintln!("unstun: {}: what a move has left stays for now: {e}", home.display());
+                log(format_args!("{}: what a move has left stays for now: {e}", home.display()));
                 return Ok(());
             }
         }
@@ -96,7 +97,7 @@ pub async fn settle(node: &Node, home: &Home) -> Result<()> {
         (None, _) => {
             if let Err(e) = native::remove_vm(site, id).await {
                 // The VM itself is whole; what is left of the other side goes at another start.
-                eprintln!("unstun: {}: what a move has left stays for now: {e}", home.display());
+                log(format_args!("{}: what a move has left stays for now: {e}", home.display()));
                 return Ok(());
             }
         }

@@ -11,6 +11,7 @@ use super::prepare::only_vmx;
 use super::site::Site;
 use crate::api;
 use crate::error::{Error, ErrorKind, Result};
+use crate::log::log;
 use crate::name::DatastoreName;
 
 /// In the main datastore's own folder: a line `NAME /absolute/path` for each of the others.
@@ -69,7 +70,7 @@ impl Node {
             match self.open_site(name.clone(), &path).await {
                 Ok(site) => self.sites.borrow_mut().push(site),
                 Err(cause) => {
-                    eprintln!("unstun: datastore {name} is not served: {cause}");
+                    log(format_args!("datastore {name} is not served: {cause}"));
                     self.absent.borrow_mut().push(Absent { name, path, cause });
                 }
             }

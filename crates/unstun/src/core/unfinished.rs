@@ -18,6 +18,7 @@ use super::records::{HomeRecord, HomeState};
 use super::remove::{self, has_vmx, open_home};
 use super::site::{Home, Site};
 use crate::datastore::OWN_FOLDER;
+use crate::log::log;
 
 impl Node {
     /// Makes a home with files in a datastore. It is a VM when this answers, and nothing is left of it after an error; what cannot
@@ -92,7 +93,7 @@ impl Node {
             told.push(e.to_string());
         }
         for notice in told {
-            eprintln!("unstun: {notice}");
+            log(&notice);
             site.notices.borrow_mut().push(notice);
         }
     }

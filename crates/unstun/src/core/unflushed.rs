@@ -8,6 +8,7 @@ use blk::uring::MemoryFolder;
 
 use super::bridge::Place;
 use crate::listen::NbdListen;
+use crate::log::log;
 
 /// The first of the folders that can be used. Without one a crash may lose answers, and clients of before it are refused.
 pub fn folder(place: &Place) -> MemoryFolder {
@@ -23,11 +24,11 @@ pub fn folder(place: &Place) -> MemoryFolder {
             Err(e) => refusals.push(e.to_string()),
         }
     }
-    eprintln!(
-        "unstun: no folder in memory for what is not flushed yet; after a crash of this daemon guests have to be \
+    log(format_args!(
+        "no folder in memory for what is not flushed yet; after a crash of this daemon guests have to be \
          power-cycled: {}",
         refusals.join("; ")
-    );
+    ));
     MemoryFolder::absent(remote)
 }
 
