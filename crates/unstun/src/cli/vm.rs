@@ -62,6 +62,9 @@ pub struct VmCreateArgs {
     /// Fill the last disk from an image that qemu-img can read; without --disk it gets the image's size
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
+    /// The image's format (raw, qcow2, vmdk...), where its file name does not say it
+    #[arg(long, value_name = "FORMAT", requires = "from")]
+    pub from_format: Option<String>,
     /// How snapshots are kept
     #[arg(long, value_enum, default_value_t = StoreArg::Native)]
     pub store: StoreArg,
@@ -184,6 +187,9 @@ pub struct DiskAddArgs {
     /// Fill it from an image that qemu-img can read; without SIZE it gets the image's size
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
+    /// The image's format (raw, qcow2, vmdk...), where its file name does not say it
+    #[arg(long, value_name = "FORMAT", requires = "from")]
+    pub from_format: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

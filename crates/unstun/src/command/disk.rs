@@ -29,7 +29,8 @@ pub async fn run(command: &DiskCommand, client: &Client, output: Output) -> Resu
 
 async fn add(args: &DiskAddArgs, client: &Client, output: Output) -> Result<()> {
     let mut disks: Vec<DiskCreate> = args.disk.iter().cloned().map(DiskCreate::from).collect();
-    let source = args.from.as_deref().map(fill::Source::look).transpose()?;
+    let source = args.from.as_deref();
+    let source = source.map(|path| fill::Source::look(path, args.from_format.as_deref())).transpose()?;
     let mode = match &source {
         Some(source) => Some(source.prepare(&mut disks)?),
         None => None,

@@ -18,41 +18,61 @@ use crate::units::format_bytes;
 
 const QEMU_IMG: &str = "qemu-img";
 
-/// An image that qemu-img can read.
+/// Formats by the suffix of a file's name. Any other name is that of a raw image.
+const FORMATS: [(&str, &str); 8] = [
+    ("qcow2", "qcow2"),
+    ("qcow", "qcow"),
+    ("qed", "qed"),
+    ("vmdk", "vmdk"),
+    ("vdi", "vdi"),
+    ("vhdx", "vhdx"),
+    ("vhd", "vpc"),
+    ("vpc", "vpc"),
+];
+const RAW: &str = "raw";
+
+/// An image that qemu-img can read, all of it in one place.
 pub struct Source {
     path: PathBuf,
-    info: Info,
-}
-
-/// Of `qemu-img info --output=json`.
-#[derive(Deserialize)]
-struct Info {
-    #[serde(rename = "virtual-size")]
     size_bytes: u64,
     format: String,
 }
 
+/// Of `qemu-img info --output=json`.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Info {
+    virtual_size: u64,
+    format: String,
+    backing_filename: Option<String>,
+    #[serde(default)]
+    format_specific: serde_json::Value,
+}
+
 impl Source {
-    pub fn look(path: &Path) -> Result<Source> {
+    /// `format` is what the user says that it is. Else the file's name says it, never the content alone: a guest can
+    /// write the header of another format into its raw disk, and name a file of the host in it.
+    pub fn look(path: &Path, format: Option<&str>) -> Result<Source> {
+        let shown = path.display();
         std::fs::metadata(path).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => {
-                Error::not_found(format!("--from {}: no such file", path.display()))
-            }
-            _ => Error::failed(format!("--from {}: {e}", path.display())),
+            std::io::ErrorKind::NotFound => Error::not_found(format!("--from {shown}: no such file")),
+            _ => Error::failed(format!("--from {shown}: {e}")),
         })?;
         // Absolute, so that a colon in it is not taken for a protocol's name.
-        let path = std::path::absolute(path)
-            .map_err(|e| Error::failed(format!("--from {}: {e}", path.display())))?;
-        let output = qemu_img(&["info".as_ref(), "--output=json".as_ref(), path.as_os_str()])?;
-        let info = serde_json::from_slice(&output.stdout)
-            .map_err(|e| Error::failed(format!("{QEMU_IMG} info {}: {e}", path.display())))?;
-        Ok(Source { path, info })
+        let path = std::path::absolute(path).map_err(|e| Error::failed(format!("--from {shown}: {e}")))?;
+        let format = match format.or_else(|| format_by_name(&path)) {
+            Some(format) => format.to_owned(),
+            None => refuse_hidden_format(&path, &Info::read(&path, None)?.format)?,
+        };
+        let info = Info::read(&path, Some(&format))?;
+        refuse_other_files(&path, &info)?;
+        Ok(Source { path, size_bytes: info.virtual_size, format })
     }
 
     /// Makes the last of `disks` fit to be filled, and answers the mode it is to have in the end. A
     /// nonpersistent disk is filled while it is none: what is written to one is what a reset drops.
     pub fn prepare(&self, disks: &mut Vec<DiskCreate>) -> Result<DiskMode> {
-        let size_bytes = self.info.size_bytes;
+        let size_bytes = self.size_bytes;
         if disks.is_empty() {
             units::check_disk_size(size_bytes)
                 .map_err(|e| Error::refused(format!("{}: {e}", self.path.display())))?;
@@ -83,7 +103,7 @@ impl Source {
             "-n".as_ref(),
             "--target-is-zero".as_ref(),
             "-f".as_ref(),
-            self.info.format.as_ref(),
+            self.format.as_ref(),
             "-O".as_ref(),
             "raw".as_ref(),
             self.path.as_os_str(),
@@ -100,6 +120,61 @@ impl Source {
         let shown = client.vm_show(vm).await?;
         let gone = || Error::failed(format!("{vm}/disk{} is gone", disk.number));
         shown.disks.into_iter().find(|shown| shown.number == disk.number).ok_or_else(gone)
+    }
+}
+
+impl Info {
+    fn read(path: &Path, format: Option<&str>) -> Result<Info> {
+        let mut arguments: Vec<&std::ffi::OsStr> = vec!["info".as_ref(), "--output=json".as_ref()];
+        if let Some(format) = format {
+            arguments.push("-f".as_ref());
+            arguments.push(format.as_ref());
+        }
+        arguments.push(path.as_os_str());
+        let output = qemu_img(&arguments)?;
+        serde_json::from_slice(&output.stdout)
+            .map_err(|e| Error::failed(format!("{QEMU_IMG} info {}: {e}", path.display())))
+    }
+}
+
+fn format_by_name(path: &Path) -> Option<&'static str> {
+    let suffix = path.extension()?.to_str()?.to_ascii_lowercase();
+    FORMATS.iter().find(|(known, _)| *known == suffix).map(|(_, format)| *format)
+}
+
+fn refuse_hidden_format(path: &Path, found: &str) -> Result<String> {
+    if found == RAW {
+        return Ok(found.to_owned());
+    }
+    let cause =
+        format!("--from {}: its content looks like {found}, and its name does not say so", path.display());
+    let remedy = format!(
+        "say which it is: --from-format {found}, or --from-format raw if a guest may have written it"
+    );
+    Err(Error::refused(format!("{cause}; {remedy}")))
+}
+
+/// What an image names beside itself is read with the rights of whoever fills the disk, and becomes the guest's.
+fn refuse_other_files(path: &Path, info: &Info) -> Result<()> {
+    let data = &info.format_specific["data"];
+    let extents = data["extents"].as_array().into_iter().flatten().filter_map(|e| e["filename"].as_str());
+    let outside = |name: &&str| !lies_beside(path, Path::new(name));
+    let other = info.backing_filename.as_deref().or_else(|| data["data-file"].as_str());
+    let Some(other) = other.or_else(|| extents.into_iter().find(outside)) else { return Ok(()) };
+    let shown = path.display();
+    let cause = format!(
+        "--from {shown}: it reads another file, {other}, which would become part of the guest's disk"
+    );
+    let remedy = format!(
+        "if that is meant, make one image of both first: {QEMU_IMG} convert -O qcow2 {shown} WHOLE.qcow2"
+    );
+    Err(Error::refused(format!("{cause}; {remedy}")))
+}
+
+fn lies_beside(path: &Path, other: &Path) -> bool {
+    match (path.canonicalize(), other.canonicalize()) {
+        (Ok(path), Ok(other)) => path.parent() == other.parent(),
+        _ => false,
     }
 }
 
@@ -123,7 +198,44 @@ mod tests {
     use super::*;
 
     fn source(size_bytes: u64) -> Source {
-        Source { path: "/old.qcow2".into(), info: Info { size_bytes, format: "qcow2".to_owned() } }
+        Source { path: "/old.qcow2".into(), size_bytes, format: "qcow2".to_owned() }
+    }
+
+    fn info(text: &str) -> Info {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_name_says_the_format_and_content_alone_does_not() {
+        for (name, format) in [("a.qcow2", "qcow2"), ("a.VMDK", "vmdk"), ("a.vhd", "vpc")] {
+            assert_eq!(format_by_name(Path::new(name)), Some(format));
+        }
+        assert_eq!(format_by_name(Path::new("a.img")), None);
+        assert_eq!(refuse_hidden_format(Path::new("a.img"), "raw").unwrap(), "raw");
+        let error = refuse_hidden_format(Path::new("a.img"), "qcow2").unwrap_err();
+        assert!(error.message.contains("--from-format raw"), "{error}");
+    }
+
+    #[test]
+    fn an_image_that_reads_other_files_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, beside) = (folder.path().join("a.vmdk"), folder.path().join("a-flat.vmdk"));
+        for file in [&image, &beside] {
+            std::fs::write(file, "").unwrap();
+        }
+        let of = |specific: &str| {
+            let text = format!(
+                r#"{{"virtual-size": 1, "format": "vmdk", "format-specific": {{"data": {specific}}}}}"#
+            );
+            refuse_other_files(&image, &info(&text))
+        };
+        of(&format!(r#"{{"extents": [{{"filename": "{}"}}]}}"#, beside.display())).unwrap();
+        for hostile in [r#"{"extents": [{"filename": "/etc/passwd"}]}"#, r#"{"data-file": "/etc/passwd"}"#] {
+            let error = of(hostile).unwrap_err();
+            assert!(error.message.contains("/etc/passwd"), "{error}");
+        }
+        let backed = info(r#"{"virtual-size": 1, "format": "qcow2", "backing-filename": "/etc/passwd"}"#);
+        assert!(refuse_other_files(&image, &backed).unwrap_err().message.contains("/etc/passwd"));
     }
 
     #[test]

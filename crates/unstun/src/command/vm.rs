@@ -52,7 +52,8 @@ async fn open(vm: &VmName, client: &Client, output: Output) -> Result<()> {
 async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<()> {
     let mut disks: Vec<DiskCreate> =
         args.disks.iter().flat_map(|list| list.0.iter().cloned().map(DiskCreate::from)).collect();
-    let source = args.from.as_deref().map(fill::Source::look).transpose()?;
+    let source = args.from.as_deref();
+    let source = source.map(|path| fill::Source::look(path, args.from_format.as_deref())).transpose()?;
     let mode = match &source {
         Some(source) => Some(source.prepare(&mut disks)?),
         None => None,

@@ -12,6 +12,29 @@ fn size_of(uri: &str) -> u64 {
     tool("nbdinfo", &["--size", uri]).trim().parse().unwrap()
 }
 
+/// A guest can write any header into its raw disk, and name a file of the host in it.
+#[test]
+fn an_image_that_names_other_files_fills_no_disk() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let [secret, hidden, plain] =
+        ["secret", "hidden.img", "plain.qcow2"].map(|name| datastore.beside(name).display().to_string());
+    std::fs::write(&secret, [7; 1 << 20]).unwrap();
+    for image in [&hidden, &plain] {
+        tool("qemu-img", &["create", "-q", "-f", "qcow2", "-b", &secret, "-F", "raw", image, "1M"]);
+    }
+    let (code, said) = datastore.fails(&format!("vm create web --from {hidden}"));
+    assert!(code == 3 && said.contains("looks like qcow2") && said.contains("--from-format raw"), "{said}");
+    for line in [plain.clone(), format!("{hidden} --from-format qcow2")] {
+        let (code, said) = datastore.fails(&format!("vm create web --from {line}"));
+        assert!(code == 3 && said.contains(&secret), "{line}: {code}: {said}");
+    }
+    assert_eq!(datastore.json("vm list"), serde_json::json!([]));
+    datastore.json(&format!("vm create web --disk 1M --from {hidden} --from-format raw"));
+    run_script(&datastore.uri("web/disk0"), &["read -P 0x51 0 1".to_owned()]);
+    daemon.stop();
+}
+
 #[test]
 fn a_disk_is_filled_from_another_image() {
     let datastore = Datastore::new();
