@@ -1,7 +1,7 @@
 //! `convert`: a chain read as the engine reads it, written out as one sparse raw file.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -18,6 +18,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// One read. Large enough for a rotating disk, small enough that eight are 8 MiB.
 const PIECE_BYTES: u64 = 1 << 20;
+/// A guest's disk is nobody else's business, whoever may read the folder.
+const RAW_FILE_MODE: u32 = 0o600;
 const READS_AHEAD: usize = 8;
 /// How much of the disk is asked for its holes at once.
 const STATUS_BYTES: u64 = 256 << 20;
@@ -65,7 +67,8 @@ fn failed(path: &Path, error: &std::io::Error) -> Error {
 }
 
 fn create(output: &Path, size_bytes: u64) -> Result<File> {
-    let raw = File::create_new(output).map_err(|e| failed(output, &e))?;
+    let raw = File::options().write(true).create_new(true).mode(RAW_FILE_MODE).open(output);
+    let raw = raw.map_err(|e| failed(output, &e))?;
     raw.set_len(size_bytes).map_err(|e| failed(output, &e))?;
     Ok(raw)
 }

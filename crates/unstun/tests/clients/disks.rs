@@ -1,5 +1,7 @@
 //! Disks that come, grow, change and go.
 
+use std::os::unix::fs::PermissionsExt;
+
 use crate::daemon::Datastore;
 use crate::guest::seed;
 use crate::nbd::Nbd;
@@ -150,6 +152,7 @@ fn disks_in_other_folders_modes_and_their_removal() {
     twin.assert_same_as("vmdk", &stays);
     let raw = datastore.beside("converted.raw");
     datastore.json(&format!("convert {stays} {}", raw.display()));
+    assert_eq!(raw.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_same(&twin.path, "raw", raw.to_str().unwrap());
 
     let daemon = datastore.start();
