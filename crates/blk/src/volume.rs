@@ -81,6 +81,13 @@ pub struct ExportEntry {
 pub trait Exports {
     fn list(&self) -> Vec<ExportEntry>;
 
+    /// Returns the description of the export `name`, empty where there is none. Clients ask for it before they attach: where
+    /// there can be thousands of exports it is not looked up in a list of all.
+    fn description(&self, name: &str) -> String {
+        let found = self.list().into_iter().find(|entry| entry.name == name);
+        found.map(|entry| entry.description).unwrap_or_default()
+    }
+
     /// Names the party whose share of the core and of the connections the clients of this export have together. Its
     /// exports compete with each other for that share, not with other parties.
     fn party(&self, name: &str) -> String {

@@ -78,21 +78,21 @@ async fn lookup(
     name: &str,
     socket: &Socket,
 ) -> Result<(Offer, Attachment)> {
-    let mut list = exports.list();
-    let entry = match (name, list.len()) {
-        ("", 1) => list.swap_remove(0),
-        ("", n) => {
-            return Err(Error::not_found("", format!("{n} exports are served, so one has to be named")));
-        }
-        _ => list
-            .into_iter()
-            .find(|entry| entry.name == name)
-            .unwrap_or_else(|| ExportEntry { name: name.to_string(), description: String::new() }),
+    let entry = match name {
+        "" => only_export(exports.list())?,
+        _ => ExportEntry { name: name.to_string(), description: exports.description(name) },
     };
     doors.refuse_export(socket.peer(), &entry.name).map_err(|cause| Error::refused(&entry.name, cause))?;
     let attachment = exports.attach(&entry.name, socket.client()).await?;
     let info = attachment.volume.info();
     Ok((Offer { name: entry.name, description: entry.description, info }, attachment))
+}
+
+fn only_export(mut list: Vec<ExportEntry>) -> Result<ExportEntry> {
+    match list.len() {
+        1 => Ok(list.swap_remove(0)),
+        n => Err(Error::not_found("", format!("{n} exports are served, so one has to be named"))),
+    }
 }
 
 async fn send(socket: &Socket, bytes: &[u8]) -> Result<()> {

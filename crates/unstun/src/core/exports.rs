@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use blk::manifest::ContentGeneration;
+use blk::manifest::{ContentGeneration, DiskState};
 use blk::socket::Peer;
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Error, Local, Result};
@@ -191,6 +191,14 @@ impl Entry {
     }
 }
 
+fn describe_disk(vm: &str, disk: &DiskState) -> String {
+    format!("{} of {vm}, {} bytes", disk.slot, disk.size_bytes)
+}
+
+fn describe_snapshot(name: &str) -> String {
+    format!("sealed state {name}")
+}
+
 impl Exports for Catalogue {
     fn list(&self) -> Vec<ExportEntry> {
         let mut exports = Vec::new();
@@ -201,18 +209,32 @@ impl Exports for Catalogue {
                     true => format!("{}/disk{}", entry.name, disk.number),
                     false => lasting_name(&entry.name, disk.number, state.generation),
                 };
-                let description = format!("{} of {}, {} bytes", disk.slot, entry.name, disk.size_bytes);
-                exports.push(ExportEntry { name, description });
+                exports.push(ExportEntry { name, description: describe_disk(&entry.name, disk) });
             }
             for snapshot in state.snapshots.iter().filter(|s| entry.vm.is_sealed(s.id)) {
                 for (number, _) in &snapshot.disks {
                     let name = format!("{}/disk{number}@{}", entry.name, snapshot.name);
-                    exports
-                        .push(ExportEntry { name, description: format!("sealed state {}", snapshot.name) });
+                    exports.push(ExportEntry { name, description: describe_snapshot(&snapshot.name) });
                 }
             }
         }
         exports
+    }
+
+    fn description(&self, name: &str) -> String {
+        let described = || {
+            let (vm, wanted) = parse(name)?;
+            let entry = self.node.entry(vm).ok()?;
+            match wanted {
+                Wanted::Sealed { snapshot, .. } => Some(describe_snapshot(snapshot)),
+                Wanted::Running { number, .. } => {
+                    let state = entry.vm.state();
+                    let disk = state.disks.iter().find(|disk| disk.number == number)?;
+                    Some(describe_disk(&entry.name, disk))
+                }
+            }
+        };
+        described().unwrap_or_default()
     }
 
     /// A VM's clients have one share together, whichever of its disks and states they use.

@@ -111,5 +111,8 @@ fn nbdinfo_sees_sizes_flags_and_every_export() {
         list["exports"].as_array().unwrap().iter().map(|e| e["export-name"].as_str().unwrap()).collect();
     names.sort_unstable();
     assert_eq!(names, ["web/disk0", "web/disk0@before", "web/disk1", "web/disk1@before"]);
+    let export =
+        &list["exports"].as_array().unwrap().iter().find(|e| e["export-name"] == "web/disk1").unwrap();
+    assert_eq!(export["description"], "scsi0:1 of web, 1000448 bytes");
     daemon.stop();
 }
