@@ -19,12 +19,17 @@ struct Daemon {
 
 impl Daemon {
     fn start(folder: &Path, arguments: &[&str]) -> Self {
+        Self::start_with(folder, arguments, Stdio::inherit())
+    }
+
+    fn start_with(folder: &Path, arguments: &[&str], log: Stdio) -> Self {
         let mut child = Command::new(UNSTUN)
             .args(["up", "--json"])
             .args(arguments)
             .current_dir(folder)
             .env_remove("UNSTUN_DATASTORE")
             .stdout(Stdio::piped())
+            .stderr(log)
             .spawn()
             .unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -156,4 +161,20 @@ fn nbd_is_served_where_it_was_asked_for() {
     });
     assert_eq!(size, 64 << 20);
     assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
+}
+
+#[test]
+fn nbd_beyond_this_machine_is_warned_about() {
+    for (host, warned) in [("127.0.0.1", false), ("0.0.0.0", true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let port = std::net::TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port();
+        let address = format!("{host}:{port}");
+        let said = std::fs::File::create(&log).unwrap();
+        let daemon = Daemon::start_with(folder.path(), &["--nbd", &address], said.into());
+        assert!(daemon.stop(Signal::TERM).success());
+        let said = std::fs::read_to_string(&log).unwrap();
+        let warning = format!("NBD on {address}: whoever reaches this address");
+        assert_eq!(said.contains(&warning), warned, "{said}");
+    }
 }

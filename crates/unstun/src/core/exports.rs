@@ -6,14 +6,14 @@ use std::rc::Rc;
 use blk::manifest::{ContentGeneration, DiskState};
 use blk::socket::Peer;
 use blk::volume::{Attachment, ExportEntry, Exports};
-use blk::{Error, Local, Result};
+use blk::{Error, ErrorKind, Local, Result};
 
 use super::entry::Entry;
 use super::node::Node;
 use super::switch::Guest;
 use super::writers::{ClientVolume, DiskClient};
 use crate::api::Operation;
-use crate::log::log;
+use crate::log::{Spaced, log};
 
 /// Between a disk's number and its generation. Means nothing to a URI, a shell, XML or QEMU's options.
 const GENERATION_MARK: &str = ".g";
@@ -23,8 +23,12 @@ pub fn lasting_name(vm: &str, number: u32, generation: ContentGeneration) -> Str
     format!("{vm}/disk{number}{GENERATION_MARK}{}", generation.present)
 }
 
+/// Clients that come and go at once have most of their lines counted instead of written.
+const LINES_A_SECOND: u32 = 64;
+
 pub struct Catalogue {
     node: Rc<Node>,
+    said: Spaced,
 }
 
 /// What a client asks for.
@@ -59,7 +63,7 @@ fn plain_number(text: &str) -> Option<u64> {
 
 impl Catalogue {
     pub fn new(node: Rc<Node>) -> Catalogue {
-        Catalogue { node }
+        Catalogue { node, said: Spaced::new(LINES_A_SECOND) }
     }
 
     async fn attach_named(&self, name: &str, peer: &Peer) -> Result<Attachment> {
@@ -243,7 +247,16 @@ impl Exports for Catalogue {
     }
 
     fn attach<'a>(&'a self, name: &'a str, client: &'a Peer) -> Local<'a, Result<Attachment>> {
-        Box::pin(self.attach_named(name, client))
+        Box::pin(async move {
+            let attached = self.attach_named(name, client).await;
+            match &attached {
+                Ok(_) => self.said.log(|| format!("NBD: {client} opens {name}")),
+                // Those are told once for each client: QEMU asks again every few seconds.
+                Err(e) if e.kind == ErrorKind::Refused => {}
+                Err(e) => self.said.log(|| format!("NBD: {client} is refused {name}: {e}")),
+            }
+            attached
+        })
     }
 }
 

@@ -30,7 +30,7 @@ use super::{formats, inuse, settle};
 use crate::api::WhenFull;
 use crate::error::{Error, Result};
 use crate::listen::NbdListen;
-use crate::log::log;
+use crate::log::{Spaced, log};
 use crate::memory::{self, Memory};
 
 pub struct Node {
@@ -307,17 +307,9 @@ fn open_doors(memory: Memory) -> Rc<Doors> {
     let connections_max = memory.connections_max(memory::raise_descriptors());
     let limits = Limits { memory_bytes: memory.clients_bytes(), connections_max, ..Limits::default() };
     let doors = Doors::with_limits(limits);
-    let (last, unsaid) = (Cell::new(0), Cell::new(0));
+    let said = Spaced::new(1);
     doors.on_refusal(Box::new(move |refused| {
-        let now = Timestamp::now().as_second();
-        if last.replace(now) == now {
-            return unsaid.set(unsaid.get() + 1);
-        }
-        let more = match unsaid.take() {
-            0 => String::new(),
-            n => format!(" ({n} more before it)"),
-        };
-        log(format_args!("NBD client {} refused: {}{more}", refused.peer, refused.cause));
+        said.log(|| format!("NBD client {} refused: {}", refused.peer, refused.cause));
     }));
     doors
 }

@@ -62,7 +62,15 @@ fn listen(reactor: &UringReactor, node: &Rc<Node>, place: &Place) -> Result<()> 
                 let path = path.to_string_lossy();
                 (reactor.listen_unix(&path)?, format!("unix:{path}"))
             }
-            NbdListen::Tcp(address) => (reactor.listen_tcp(&address.to_string())?, address.to_string()),
+            NbdListen::Tcp(address) => {
+                if !address.ip().is_loopback() {
+                    log(format_args!(
+                        "NBD on {address}: whoever reaches this address reads and writes every disk, without a password \
+                         and in clear text; keep others out with a firewall, or serve on 127.0.0.1 behind a tunnel"
+                    ));
+                }
+                (reactor.listen_tcp(&address.to_string())?, address.to_string())
+            }
         };
         let listener = Listener::new(node.env.clone(), handle, shown);
         let served = nbd::serve(node.env.clone(), listener, exports.clone(), node.doors.clone());

@@ -1,6 +1,7 @@
 //! One disk served: patterns, copies, maps, and what the export says of itself.
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -115,4 +116,18 @@ fn nbdinfo_sees_sizes_flags_and_every_export() {
         &list["exports"].as_array().unwrap().iter().find(|e| e["export-name"] == "web/disk1").unwrap();
     assert_eq!(export["description"], "scsi0:1 of web, 1000448 bytes");
     daemon.stop();
+}
+
+#[test]
+fn the_log_says_who_opens_what() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 4M");
+    tool("nbdinfo", &["--size", &datastore.uri("web/disk0")]);
+    let refused = Command::new("nbdinfo").args(["--size", &datastore.uri("web/disk7")]).output().unwrap();
+    assert!(!refused.status.success());
+    daemon.stop();
+    let log = std::fs::read_to_string(datastore.beside("daemon.log")).unwrap();
+    assert!(log.contains("(nbdinfo) opens web/disk0\n"), "{log}");
+    assert!(log.contains("(nbdinfo) is refused web/disk7: "), "{log}");
 }
