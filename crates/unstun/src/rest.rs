@@ -9,10 +9,11 @@ mod vms;
 
 use std::fmt::Display;
 use std::future::Future;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path as FsPath;
+use std::pin::pin;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -21,6 +22,12 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixListener;
@@ -32,6 +39,13 @@ use crate::name::VmName;
 
 /// The largest body is a `VmCreate`: 60 disks, each with a folder's path of up to 4096 bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
+
+/// From the connection, or the answer before, to the last byte of a request's header.
+const HEADER_TIME_MAX: Duration = Duration::from_secs(30);
+const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
+/// Clients that may wait to be accepted, as the standard library has it.
+const BACKLOG: i32 = 128;
+const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 type Shared = State<Arc<dyn Control>>;
 /// Success is JSON with status 200; failure is an `ErrorBody` with the kind's status.
@@ -160,9 +174,16 @@ pub fn bind(socket: &FsPath) -> Result<UnixListener> {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e)),
         _ => {}
     }
-    let listener = UnixListener::bind(socket).map_err(failed)?;
-    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    Ok(listener)
+    // The mode goes before the bind, which copies it to the file: at no moment is the socket open to others.
+    let made = || {
+        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None)?;
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new(socket)?)?;
+        rustix::net::listen(&fd, BACKLOG)?;
+        Ok::<_, rustix::io::Errno>(fd)
+    };
+    let listener = made().map_err(|e| failed(e.into()))?;
+    UnixListener::from_std(listener.into()).map_err(failed)
 }
 
 /// Serves until `stop` resolves, then completes the requests in flight.
@@ -171,10 +192,38 @@ pub async fn serve(
     control: Arc<dyn Control>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
-    axum::serve(listener, router(control))
-        .with_graceful_shutdown(stop)
-        .await
-        .map_err(|e| Error::failed(format!("API server: {e}")))
+    serve_with(listener, control, stop, HEADER_TIME_MAX).await
+}
+
+/// Serves with another time for a request's header.
+pub async fn serve_with(
+    listener: UnixListener,
+    control: Arc<dyn Control>,
+    stop: impl Future<Output = ()> + Send + 'static,
+    header_time: Duration,
+) -> Result<()> {
+    let service = TowerToHyperService::new(router(control));
+    let connections = GracefulShutdown::new();
+    let mut stop = pin!(stop);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut stop => break,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((stream, _)) = accepted else {
+            // No descriptor is free: others have to close theirs first.
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(header_time);
+        let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
+        // A client that goes away, or is too slow, is no business of the others.
+        tokio::spawn(async move { drop(connection.await) });
+    }
+    drop(listener);
+    connections.shutdown().await;
+    Ok(())
 }
 
 fn answer<T: Serialize>(result: Result<T>) -> Answer<T> {

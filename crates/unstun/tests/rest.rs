@@ -5,8 +5,9 @@ mod support;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use support::{DELTA_BYTES, Daemon};
+use support::{DELTA_BYTES, Daemon, Fake};
 use unstun::api::*;
 use unstun::client::Client;
 use unstun::command::runtime;
@@ -232,4 +233,21 @@ fn without_a_daemon_the_error_names_the_datastore_and_the_remedy() {
     assert_eq!((error.kind, error.exit_code()), (ErrorKind::Unavailable, 1));
     let shown = datastore.root().to_str().unwrap();
     assert!(error.message.contains(&format!("unstun up --datastore {shown}")), "{error}");
+}
+
+/// A client that says nothing more holds no connection for ever.
+#[test]
+fn a_header_that_does_not_end_ends_its_connection() {
+    let daemon = Daemon::serving_within(Fake::new("nbd://x"), Duration::from_millis(50));
+    let socket = Datastore::for_client(Some(daemon.path())).unwrap().api_socket();
+    let mut silent = UnixStream::connect(&socket).unwrap();
+    let mut slow = UnixStream::connect(&socket).unwrap();
+    slow.write_all(b"GET /api/v1/status HTTP/1.1\r\nHost:").unwrap();
+    for stream in [&mut silent, &mut slow] {
+        let mut said = Vec::new();
+        // Ends only where the server closes it.
+        stream.read_to_end(&mut said).unwrap();
+        assert!(!said.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&said));
+    }
+    runtime().unwrap().block_on(async { daemon.client().status().await.unwrap() });
 }

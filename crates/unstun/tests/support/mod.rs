@@ -7,6 +7,7 @@ pub mod state;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -414,6 +415,11 @@ impl Daemon {
     }
 
     pub fn serving(fake: Fake) -> Self {
+        Self::serving_within(fake, Duration::from_secs(3600))
+    }
+
+    /// With `header_time` for the header of a request.
+    pub fn serving_within(fake: Fake, header_time: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = Datastore::for_client(Some(folder.path())).unwrap().api_socket();
         std::fs::create_dir(socket.parent().unwrap()).unwrap();
@@ -424,7 +430,7 @@ impl Daemon {
                 let listener = rest::bind(&socket).unwrap();
                 listening.send(()).unwrap();
                 let until = async move { drop(stopped.await) };
-                rest::serve(listener, Arc::new(fake), until).await.unwrap();
+                rest::serve_with(listener, Arc::new(fake), until, header_time).await.unwrap();
             });
         });
         is_listening.recv().unwrap();
