@@ -1,5 +1,6 @@
 //! Which datastore a command means, and where the daemon of one listens.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -32,7 +33,7 @@ impl Datastore {
     pub fn for_client(named: Option<&Path>) -> Result<Self> {
         match named {
             Some(path) => Self::open(path, "as named"),
-            None if Path::new(LOCAL_DEFAULT).is_dir() => Self::open(Path::new(LOCAL_DEFAULT), "found here"),
+            None if Path::new(LOCAL_DEFAULT).is_dir() => Self::open_local("found here"),
             None => Self::open(Path::new(SYSTEM_DEFAULT), "the default").map_err(|e| match e.kind {
                 ErrorKind::NotFound => Error::not_found(format!(
                     "no datastore here: neither ./{LOCAL_DEFAULT} nor {SYSTEM_DEFAULT} exists. `unstun up` creates \
@@ -51,6 +52,9 @@ impl Datastore {
             std::fs::create_dir_all(path)
                 .map_err(|e| Error::failed(format!("creating datastore {}: {e}", path.display())))?;
         }
+        if named.is_none() {
+            return Self::open_local("created here");
+        }
         Self::open(path, "as named").map_err(|e| match e.kind {
             ErrorKind::NotFound => Error::not_found(format!(
                 "{e}; mount it, or create an empty one there: `unstun up --datastore {} --create`",
@@ -58,6 +62,18 @@ impl Datastore {
             )),
             _ => e,
         })
+    }
+
+    /// Opens what is taken because it lies where the command happens to run. It must be the user's own, or root's: its
+    /// sockets are trusted, and its files are written.
+    fn open_local(how: &str) -> Result<Self> {
+        let local = Path::new(LOCAL_DEFAULT);
+        let failed = |e: std::io::Error| Error::failed(format!("./{LOCAL_DEFAULT}: {e}"));
+        let user = rustix::process::geteuid().as_raw();
+        for found in [local.symlink_metadata().map_err(failed)?, local.metadata().map_err(failed)?] {
+            refuse_foreign_owner(found.uid(), user)?;
+        }
+        Self::open(local, how)
     }
 
     fn open(path: &Path, how: &str) -> Result<Self> {
@@ -105,6 +121,14 @@ impl Datastore {
     }
 }
 
+fn refuse_foreign_owner(owner: u32, user: u32) -> Result<()> {
+    if owner == user || owner == 0 {
+        return Ok(());
+    }
+    let cause = format!("./{LOCAL_DEFAULT} belongs to user {owner}, and this is user {user}");
+    Err(Error::refused(format!("{cause}; if you trust it, name it: --datastore ./{LOCAL_DEFAULT}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +144,16 @@ mod tests {
         }
         assert!(!missing.exists());
         assert!(Datastore::for_daemon(Some(&missing), true).is_ok(), "--create");
+    }
+
+    #[test]
+    fn a_folder_of_another_user_is_not_taken_unasked() {
+        assert!(refuse_foreign_owner(1000, 1000).is_ok());
+        assert!(refuse_foreign_owner(0, 1000).is_ok());
+        for (owner, user) in [(1000, 0), (1001, 1000)] {
+            let error = refuse_foreign_owner(owner, user).unwrap_err();
+            assert!(error.message.contains("--datastore ./unstun-data"), "{error}");
+        }
     }
 
     #[test]
