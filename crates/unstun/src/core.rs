@@ -19,6 +19,7 @@ mod entry;
 mod exports;
 mod formats;
 mod full;
+mod heartbeat;
 mod hold;
 mod homes;
 mod identity;
@@ -62,10 +63,11 @@ use crate::control::Control;
 use crate::error::Result;
 
 pub use bridge::Place;
+pub use heartbeat::Heartbeat;
 
-/// Locks and recovers the datastores, starts the engine on a thread of its own and serves NBD.
-pub fn start(place: Place) -> Result<Arc<dyn Control>> {
-    Ok(Arc::new(bridge::Bridge::start(place)?))
+/// Locks and recovers the datastores, starts the engine on a thread of its own, which stamps `heartbeat`, and serves NBD.
+pub fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<Arc<dyn Control>> {
+    Ok(Arc::new(bridge::Bridge::start(place, heartbeat)?))
 }
 
 /// Makes an empty store of a block device, or of a file of fixed size, for `datastore add`. Refused where something is on

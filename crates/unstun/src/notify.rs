@@ -1,14 +1,22 @@
-//! The word to systemd that the daemon serves, or is about to stop (sd_notify(3)): a datagram to the socket
-//! that $NOTIFY_SOCKET names, with `@` for a leading NUL of an abstract name. Without the variable nothing is
-//! said.
+//! The words to systemd that the daemon serves, that its cores run, or that it is about to stop (sd_notify(3)): a
+//! datagram to the socket that $NOTIFY_SOCKET names, with `@` for a leading NUL of an abstract name. Without the variable
+//! nothing is said.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use crate::core::Heartbeat;
+use crate::error::{Error, Result};
 use crate::log::log;
 
 const VARIABLE: &str = "NOTIFY_SOCKET";
+/// Microseconds within which systemd wants to hear from the service (sd_watchdog_enabled(3)).
+const WATCHDOG_VARIABLE: &str = "WATCHDOG_USEC";
+/// The process that systemd means; absent where any will do.
+const WATCHDOG_PID_VARIABLE: &str = "WATCHDOG_PID";
 
 pub fn ready() {
     tell("READY=1");
@@ -16,6 +24,46 @@ pub fn ready() {
 
 pub fn stopping() {
     tell("STOPPING=1");
+}
+
+/// Starts the thread that answers systemd's watchdog, if there is one: only while every core has stamped its heartbeat
+/// within half of the watchdog's time.
+///
+/// # Errors
+/// `Failed` where the thread cannot be started.
+pub fn keep_watchdog(cores: Vec<Arc<Heartbeat>>) -> Result<()> {
+    let variable = |name| std::env::var(name).ok();
+    let pid = variable(WATCHDOG_PID_VARIABLE);
+    let Some(limit) = watchdog_limit(variable(WATCHDOG_VARIABLE).as_deref(), pid.as_deref()) else {
+        return Ok(());
+    };
+    let thread = std::thread::Builder::new().name("watchdog".into());
+    let started = thread.spawn(move || answer_watchdog(limit, &cores));
+    started.map(drop).map_err(|e| Error::failed(format!("starting the watchdog's thread: {e}")))
+}
+
+fn watchdog_limit(microseconds: Option<&str>, pid: Option<&str>) -> Option<Duration> {
+    let meant = pid.is_none_or(|pid| pid == std::process::id().to_string());
+    let limit = microseconds?.parse().ok().filter(|limit| *limit > 0)?;
+    meant.then_some(Duration::from_micros(limit))
+}
+
+fn answer_watchdog(limit: Duration, cores: &[Arc<Heartbeat>]) -> ! {
+    let mut was_alive = true;
+    loop {
+        let age = cores.iter().map(|core| core.age()).max().unwrap_or_default();
+        let is_alive = age < limit / 2;
+        if is_alive {
+            tell("WATCHDOG=1");
+        } else if was_alive {
+            log(format_args!(
+                "the core has not run for {age:?}: the watchdog is not answered, and systemd will end this"
+            ));
+        }
+        was_alive = is_alive;
+        // Nobody wakes it before.
+        std::thread::park_timeout(limit / 8);
+    }
 }
 
 /// A manager that does not listen is no reason not to serve.
@@ -37,6 +85,18 @@ fn send(name: &Path, state: &str) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_watchdog_is_answered_where_it_means_this_process() {
+        let own = std::process::id().to_string();
+        assert_eq!(watchdog_limit(Some("2000000"), None), Some(Duration::from_secs(2)));
+        assert_eq!(watchdog_limit(Some("2000000"), Some(&own)), Some(Duration::from_secs(2)));
+        for (microseconds, pid) in
+            [(None, None), (Some("0"), None), (Some("x"), None), (Some("1"), Some("0"))]
+        {
+            assert_eq!(watchdog_limit(microseconds, pid), None, "{microseconds:?} {pid:?}");
+        }
+    }
 
     #[test]
     fn the_word_arrives_at_a_path_and_at_an_abstract_name() {

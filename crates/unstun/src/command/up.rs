@@ -27,8 +27,10 @@ pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
     let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };
     fatal::end_process_on_panic();
     let (name, root) = (datastore.name(), datastore.root().to_path_buf());
-    let control =
-        core::start(core::Place { name, root, map_cache_bytes: args.map_cache, memory: args.memory, nbd })?;
+    let heartbeat = Arc::new(core::Heartbeat::default());
+    let place = core::Place { name, root, map_cache_bytes: args.map_cache, memory: args.memory, nbd };
+    let control = core::start(place, heartbeat.clone())?;
+    notify::keep_watchdog(vec![heartbeat])?;
     runtime()?.block_on(serve(&datastore, control, output))
 }
 

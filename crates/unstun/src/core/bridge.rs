@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::{Mutex, mpsc as ready_channel};
+use std::sync::{Arc, Mutex, mpsc as ready_channel};
 use std::thread::JoinHandle;
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::heartbeat::Heartbeat;
 use super::node::Node;
 use super::{inuse, prepare, ready};
 use crate::api::{
@@ -42,12 +43,12 @@ pub struct Bridge {
 
 impl Bridge {
     /// Returns once every VM is open and every listener listens, or with the reason why not.
-    pub fn start(place: Place) -> Result<Bridge> {
+    pub fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<Bridge> {
         let (questions, inbox) = mpsc::unbounded_channel();
         let (tell, told) = ready_channel::channel();
         let core = std::thread::Builder::new()
             .name("core0".into())
-            .spawn(move || ready::run(place, inbox, &tell))
+            .spawn(move || ready::run(place, heartbeat, inbox, &tell))
             .map_err(|e| Error::failed(format!("starting the core's thread: {e}")))?;
         let answer = told.recv().map_err(|_| Error::failed("the core's thread ended before it was ready"));
         answer.and_then(|result| result)?;

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use blk::Executor;
@@ -13,13 +14,19 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::bridge::{Place, Question};
 use super::exports::Catalogue;
+use super::heartbeat::{Heartbeat, beat};
 use super::node::Node;
 use crate::error::Result;
 use crate::listen::NbdListen;
 use crate::log::log;
 
 /// Runs until `Node::shut_down` has been answered or every asker is gone.
-pub fn run(place: Place, mut inbox: UnboundedReceiver<Question>, tell: &Sender<Result<()>>) {
+pub fn run(
+    place: Place,
+    heartbeat: Arc<Heartbeat>,
+    mut inbox: UnboundedReceiver<Question>,
+    tell: &Sender<Result<()>>,
+) {
     let reactor = match UringReactor::new() {
         Ok(reactor) => Rc::new(reactor),
         Err(e) => return drop(tell.send(Err(e.into()))),
@@ -27,8 +34,9 @@ pub fn run(place: Place, mut inbox: UnboundedReceiver<Question>, tell: &Sender<R
     reactor.keep_in(super::unflushed::folder(&place));
     let executor = Executor::new(reactor.clone());
     let env = executor.env();
+    env.spawn_detached(Box::pin(beat(env.clone(), heartbeat)));
     let tell_ready = tell.clone();
-    executor.run(async move {
+    let ended = executor.run(async move {
         let opened = async {
             let node = Node::open(env, &place).await?;
             listen(&reactor, &node, &place)?;
@@ -52,6 +60,7 @@ pub fn run(place: Place, mut inbox: UnboundedReceiver<Question>, tell: &Sender<R
         });
         select(stopped, answering).await;
     });
+    assert!(ended.is_some(), "the core's reactor has ended, and disks are served");
 }
 
 fn listen(reactor: &UringReactor, node: &Rc<Node>, place: &Place) -> Result<()> {

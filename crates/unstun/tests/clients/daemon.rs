@@ -41,19 +41,22 @@ impl Datastore {
     }
 
     pub fn start(&self) -> Daemon<'_> {
-        let log = File::options().create(true).append(true).open(self.beside("daemon.log")).unwrap();
-        let mut child = self
-            .command(&["up", "--json"])
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap_or_else(|e| panic!("{UNSTUN}: {e}"));
+        let mut child =
+            self.daemon().stdout(Stdio::piped()).spawn().unwrap_or_else(|e| panic!("{UNSTUN}: {e}"));
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         // Printed once every client is served.
         let status = Deserializer::from_reader(&mut stdout).into_iter::<Value>().next();
         let status = status.expect("the daemon ended without a word").unwrap();
         assert!(status["error"].is_null(), "{status}");
         Daemon { datastore: self, child, _stdout: stdout }
+    }
+
+    /// The command that starts a daemon, whose log is in `daemon.log` beside the datastore.
+    pub fn daemon(&self) -> Command {
+        let log = File::options().create(true).append(true).open(self.beside("daemon.log")).unwrap();
+        let mut command = self.command(&["up", "--json"]);
+        command.stderr(log);
+        command
     }
 
     fn command(&self, arguments: &[&str]) -> Command {

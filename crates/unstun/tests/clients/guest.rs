@@ -41,6 +41,8 @@ pub struct Guest {
     /// Over all sessions.
     pub acknowledged: u64,
     pub flushes: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
 }
 
 /// What a cookie stands for.
@@ -62,6 +64,7 @@ impl Guest {
             last: 0,
             acknowledged: 0,
             flushes: 0,
+            errors: 0,
         }
     }
 
@@ -76,6 +79,7 @@ impl Guest {
             let request = open.remove(&cookie).expect("a reply to a request");
             // An error while the daemon goes down promises nothing.
             if error != 0 {
+                self.errors += 1;
                 continue;
             }
             if let Request::Write { block, .. } = request {

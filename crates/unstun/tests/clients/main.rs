@@ -37,4 +37,5 @@ mod removal;
 mod serving;
 mod snapshots;
 mod space;
+mod supervised;
 mod tools;

@@ -1,0 +1,68 @@
+//! The heartbeat of a core: a task of its executor stamps a clock. A core that hangs in one poll, or whose reactor
+//! delivers nothing any more, stops stamping, and the watchdog sees it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use blk::Env;
+
+/// Time between two stamps.
+const BEAT: Duration = Duration::from_millis(500);
+/// For tests of what ends and supervises the daemon: names a file. Where there is one, it is removed, and the fault that
+/// is its content happens: `panic` of the core, `hang` of the core, `thread` for a panic of another thread.
+const FAULT_VARIABLE: &str = "UNSTUN_TEST_FAULT";
+
+/// The last stamp of one core, readable from other threads.
+pub struct Heartbeat {
+    began: Instant,
+    stamp_ms: AtomicU64,
+}
+
+impl Default for Heartbeat {
+    fn default() -> Self {
+        Self { began: Instant::now(), stamp_ms: AtomicU64::new(0) }
+    }
+}
+
+impl Heartbeat {
+    fn stamp(&self) {
+        self.stamp_ms.store(self.since_begin_ms(), Ordering::Relaxed);
+    }
+
+    fn since_begin_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the time since the last stamp.
+    pub fn age(&self) -> Duration {
+        Duration::from_millis(self.since_begin_ms().saturating_sub(self.stamp_ms.load(Ordering::Relaxed)))
+    }
+}
+
+/// Stamps until the executor ends.
+pub async fn beat(env: Env, heartbeat: Arc<Heartbeat>) {
+    let fault = std::env::var_os(FAULT_VARIABLE).map(PathBuf::from);
+    loop {
+        heartbeat.stamp();
+        if let Some(path) = &fault {
+            fail_as_asked(path);
+        }
+        env.sleep_us(BEAT.as_micros() as u64).await;
+    }
+}
+
+fn fail_as_asked(path: &Path) {
+    let Ok(kind) = std::fs::read_to_string(path) else { return };
+    let _ = std::fs::remove_file(path);
+    let panic = || panic!("a fault that {FAULT_VARIABLE} asks for");
+    match kind.trim() {
+        "panic" => panic(),
+        "thread" => drop(std::thread::Builder::new().name("fault".into()).spawn(panic)),
+        "hang" => loop {
+            std::thread::park();
+        },
+        _ => {}
+    }
+}
