@@ -41,6 +41,10 @@ impl Store {
                 false => held_back.remove(node),
             };
         }
+        if !held {
+            // They are tried again.
+            self.unreclaimable.borrow_mut().retain(|node, _| !nodes.contains(node));
+        }
         self.work.notify();
     }
 
@@ -121,6 +125,14 @@ impl Store {
 
     fn leave_damaged(&self, id: u64, cause: blk::Error) {
         self.held_back.borrow_mut().insert(id);
+        self.unreclaimable.borrow_mut().insert(id, cause.clone());
         self.damage.borrow_mut().push(cause);
+        self.progress.notify();
+    }
+
+    /// Why the space of one of them does not come back.
+    pub fn why_left(&self, nodes: &[u64]) -> Option<blk::Error> {
+        let unreclaimable = self.unreclaimable.borrow();
+        nodes.iter().find_map(|node| unreclaimable.get(node).cloned())
     }
 }

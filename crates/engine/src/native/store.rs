@@ -107,6 +107,8 @@ pub struct Store {
     pub(super) reclaimed_blocks: Cell<u64>,
     /// Dropped nodes whose space stays for now: their jobs are paused.
     pub(super) held_back: RefCell<BTreeSet<u64>>,
+    /// Dropped nodes of which something is damaged: their space stays.
+    pub(super) unreclaimable: RefCell<BTreeMap<u64, Error>>,
     /// Guest requests completed, over all disks: whether guests are active.
     pub(super) requests: Cell<u64>,
     pub(super) closed: Cell<bool>,
@@ -177,6 +179,7 @@ impl Store {
             checkpoints: Cell::new(0),
             reclaimed_blocks: Cell::new(0),
             held_back: RefCell::default(),
+            unreclaimable: RefCell::default(),
             requests: Cell::new(0),
             closed: Cell::new(false),
             tended: Cell::new(0),

@@ -100,7 +100,8 @@ impl NativeVm {
                 self.given_up.borrow_mut().extend(left);
                 break (JobState::Cancelled, EventKind::CommitCancelled);
             }
-            if let Some(e) = self.store.broken() {
+            if let Some(e) = self.store.broken().or_else(|| self.store.why_left(&left)) {
+                self.given_up.borrow_mut().extend(left);
                 *job.error.borrow_mut() = Some(e);
                 break (JobState::Failed, EventKind::CommitFailed);
             }
