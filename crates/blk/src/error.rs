@@ -28,6 +28,8 @@ pub enum ErrorKind {
     Unsupported,
     /// An earlier write or flush of this file failed; nothing more is accepted until it is reopened.
     Latched,
+    /// Not started: the store's lease is another's, or its last heartbeat is too old.
+    LeaseLost,
     /// The operation was cancelled by the user or by shutdown.
     Cancelled,
 }
@@ -108,6 +110,8 @@ impl Errno {
     pub const EOPNOTSUPP: Errno = Errno(95);
     pub const EDQUOT: Errno = Errno(122);
     pub const ECANCELED: Errno = Errno(125);
+    /// Turned back by a fence. No number of the kernel's, whose end at 4095.
+    pub const FENCED: Errno = Errno(4096);
 
     pub fn kind(self) -> ErrorKind {
         match self {
@@ -117,6 +121,7 @@ impl Errno {
             Errno::EAGAIN => ErrorKind::Locked,
             Errno::EOPNOTSUPP => ErrorKind::Unsupported,
             Errno::ECANCELED => ErrorKind::Cancelled,
+            Errno::FENCED => ErrorKind::LeaseLost,
             _ => ErrorKind::Io,
         }
     }
@@ -129,6 +134,9 @@ impl Errno {
 
 impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Errno::FENCED {
+            return f.write_str("not started behind a fence");
+        }
         fmt::Display::fmt(&std::io::Error::from_raw_os_error(self.0), f)
     }
 }

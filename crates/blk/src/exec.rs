@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use crate::apart::Apart;
 use crate::dir::Dir;
 use crate::error::{Errno, Result};
+use crate::fence::Deadline;
 use crate::memory::Memory;
 use crate::reactor::{self, Handle, Op, Outcome, Reactor, Token};
 use crate::sync::OneShot;
@@ -250,6 +251,11 @@ impl Env {
         self.reactor.now_ns()
     }
 
+    /// Nanoseconds of a clock that runs on while the machine is suspended; never for timers.
+    pub fn boot_ns(&self) -> u64 {
+        self.reactor.boot_ns()
+    }
+
     pub fn unix_us(&self) -> i64 {
         self.reactor.unix_us()
     }
@@ -303,6 +309,15 @@ impl Env {
 
     pub(crate) fn run_apart(&self, work: Apart) {
         self.reactor.run_apart(work);
+    }
+
+    /// The same core's tasks over another reactor: one of several machines of a simulated world.
+    pub fn over(&self, reactor: Rc<dyn Reactor>) -> Env {
+        Env { reactor, core: self.core.clone() }
+    }
+
+    pub(crate) fn fence(&self, file: Handle, deadline: Arc<Deadline>) {
+        self.reactor.fence(file, deadline);
     }
 
     pub(crate) fn close(&self, handle: Handle) {

@@ -9,13 +9,14 @@
 //! forget what should have been written: a later flush would succeed without it. What no flush has covered by then cannot
 //! be vouched for, and reading it is an error: it may be old by now, or become so.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::{AddAssign, Range};
 use std::rc::Rc;
 
 use crate::buf::{Buf, Slice};
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
+use crate::fence::Fence;
 use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome};
 use crate::sync::{RangeLock, TaskMutex};
 use crate::unflushed::Unflushed;
@@ -68,6 +69,8 @@ struct Inner {
     unflushed: RefCell<Unflushed>,
     /// A flush has failed: what `unflushed` has is in doubt.
     flush_failed: Cell<bool>,
+    /// What every operation passes before it starts, where the file is shared with other machines.
+    fence: OnceCell<Rc<Fence>>,
 }
 
 impl Drop for Inner {
@@ -90,6 +93,7 @@ impl File {
             flushes: TaskMutex::default(),
             unflushed: RefCell::default(),
             flush_failed: Cell::new(false),
+            fence: OnceCell::new(),
         };
         File { inner: Rc::new(inner), tables: false }
     }
@@ -98,6 +102,45 @@ impl File {
     /// counters, in which these reads and writes are counted apart.
     pub fn tables(&self) -> File {
         File { inner: self.inner.clone(), tables: true }
+    }
+
+    /// Puts every later operation of this file behind `fence`, for good.
+    ///
+    /// Panics where it has one already.
+    pub fn set_fence(&self, fence: Rc<Fence>) {
+        self.inner.env.fence(self.inner.handle, fence.deadline());
+        assert!(self.inner.fence.set(fence).is_ok(), "{}: has a fence already", self.name());
+    }
+
+    pub fn fence(&self) -> Option<Rc<Fence>> {
+        self.inner.fence.get().cloned()
+    }
+
+    /// Resolves when an operation may start; for answers that need none, which are worth as little after the fence has
+    /// closed.
+    ///
+    /// # Errors
+    /// `LeaseLost` where none ever may again.
+    pub async fn pass_fence(&self) -> Result<()> {
+        match self.inner.fence.get() {
+            None => Ok(()),
+            Some(fence) => fence.pass().await.map_err(|e| self.failed(e, "answering")),
+        }
+    }
+
+    /// Whether an operation that was turned back is to be tried again; resolves when it may be.
+    async fn may_retry(&self, errno: Errno) -> bool {
+        match self.inner.fence.get() {
+            Some(fence) if errno == Errno::FENCED => fence.pass().await.is_ok(),
+            _ => false,
+        }
+    }
+
+    fn failed(&self, errno: Errno, doing: &str) -> Error {
+        match self.inner.fence.get() {
+            Some(fence) if errno == Errno::FENCED => fence.refusal(self.name(), doing),
+            _ => errno.at(self.name(), doing),
+        }
     }
 
     pub fn name(&self) -> &str {
@@ -134,10 +177,10 @@ impl File {
         }
     }
 
-    /// Turns an errno into an error and latches the file unless the operation simply found no space.
+    /// Turns an errno into an error and latches the file unless the operation simply found no space, or was not started.
     fn fail(&self, errno: Errno, doing: &str) -> Error {
-        let error = errno.at(self.name(), doing);
-        if !error.is_no_space() && error.kind != ErrorKind::Unsupported {
+        let error = self.failed(errno, doing);
+        if !matches!(error.kind, ErrorKind::NoSpace | ErrorKind::Unsupported | ErrorKind::LeaseLost) {
             self.inner.latch.borrow_mut().get_or_insert_with(|| error.clone());
         }
         error
@@ -176,9 +219,30 @@ impl File {
             c.bytes_read += wanted;
             c.table_reads += u64::from(self.tables);
         });
-        let outcome = self.inner.env.op(Op::Read { file: self.inner.handle, offset, buf }).await;
-        let Outcome::Read(buf, result) = outcome else { unreachable!("a read answers with a read") };
-        (buf, result)
+        self.read_op(offset, buf).await
+    }
+
+    async fn read_op(&self, offset: u64, mut buf: Buf) -> (Buf, Result<usize, Errno>) {
+        loop {
+            let outcome = self.inner.env.op(Op::Read { file: self.inner.handle, offset, buf }).await;
+            let Outcome::Read(back, result) = outcome else { unreachable!("a read answers with a read") };
+            match result {
+                Err(errno) if self.may_retry(errno).await => buf = back,
+                result => return (back, result),
+            }
+        }
+    }
+
+    /// `op` makes the operation anew where a fence turned it back.
+    async fn count_op(&self, op: impl Fn(Handle) -> Op) -> Result<u64, Errno> {
+        loop {
+            let outcome = self.inner.env.op(op(self.inner.handle)).await;
+            let Outcome::Count(result) = outcome else { unreachable!("answers with a count") };
+            match result {
+                Err(errno) if self.may_retry(errno).await => {}
+                result => return result,
+            }
+        }
     }
 
     /// Asked when a read has ended: a flush may have failed meanwhile.
@@ -203,7 +267,7 @@ impl File {
                     "reading {wanted} bytes at {offset}: the file ends after {n} of them; is it truncated?"
                 ),
             )),
-            Err(errno) => Err(errno.at(self.name(), &format!("reading {wanted} bytes at {offset}"))),
+            Err(errno) => Err(self.failed(errno, &format!("reading {wanted} bytes at {offset}"))),
         }
     }
 
@@ -255,9 +319,8 @@ impl File {
             c.table_writes += u64::from(self.tables);
         });
         let _written = Written { file: &self.inner, range: offset..offset + len as u64 };
-        let outcome = self.inner.env.op(Op::Write { file: self.inner.handle, offset, data }).await;
-        let Outcome::Count(result) = outcome else { unreachable!("a write answers with a count") };
-        match result {
+        let write = |file| Op::Write { file, offset, data: data.clone() };
+        match self.count_op(write).await {
             Ok(n) if n == len as u64 => Ok(()),
             Ok(n) => {
                 Err(self.fail(Errno::EIO, &format!("writing {len} bytes at {offset}: only {n} were written")))
@@ -283,7 +346,7 @@ impl File {
     /// Device blocks for a read-modify-write; what lies past the end of the file counts as zeros there.
     async fn read_block_padded(&self, start: u64, end: u64) -> Result<Buf> {
         let (mut buf, result) = self.read_some(start, Buf::zeroed((end - start) as usize)).await;
-        let filled = result.map_err(|e| e.at(self.name(), "reading a block to modify it"))?;
+        let filled = result.map_err(|e| self.failed(e, "reading a block to modify it"))?;
         buf[filled..].fill(0);
         Ok(buf)
     }
@@ -296,26 +359,33 @@ impl File {
         self.count(|c| c.flushes += 1);
         let covered = self.inner.unflushed.take();
         let mut flush = Flush { file: self, covered, failure: Some("given up before its end".to_string()) };
-        let op = Op::Flush { file: self.inner.handle };
-        let Outcome::Unit(result) = self.inner.env.op(op).await else { unreachable!("answers with a unit") };
-        flush.failure = result.err().map(|errno| errno.to_string());
-        drop(flush);
-        match result {
-            Ok(()) => Ok(()),
-            Err(_) => Err(self.latched().expect("a failed flush latches")),
+        match self.unit_op(|file| Op::Flush { file }).await {
+            Ok(()) => {
+                flush.failure = None;
+                Ok(())
+            }
+            Err(Errno::FENCED) => {
+                flush.take_back();
+                Err(self.failed(Errno::FENCED, "flushing"))
+            }
+            Err(errno) => {
+                flush.failure = Some(errno.to_string());
+                drop(flush);
+                Err(self.latched().expect("a failed flush latches"))
+            }
         }
     }
 
     /// Reserves `len` bytes at `offset`, extending the file if need be. NoSpace changes nothing.
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         self.check_latch()?;
-        self.unit(Op::Allocate { file: self.inner.handle, offset, len }, "allocating space").await
+        self.unit(|file| Op::Allocate { file, offset, len }, "allocating space").await
     }
 
     /// The range reads as zeros afterwards; `punch` also gives its space back. Durable after `flush`.
     pub async fn zero(&self, offset: u64, len: u64, punch: bool) -> Result<()> {
         self.check_latch()?;
-        let zero = Op::Zero { file: self.inner.handle, offset, len, punch };
+        let zero = |file| Op::Zero { file, offset, len, punch };
         let range = offset..offset.saturating_add(len);
         if self.inner.limits.logical_block > 512 {
             let (start, end) = self.enclosing(offset, len);
@@ -329,45 +399,58 @@ impl File {
     /// writing: nothing has changed then.
     pub async fn give_back(&self, offset: u64, len: u64) -> Result<()> {
         self.check_latch()?;
-        let give_back = Op::GiveBack { file: self.inner.handle, offset, len };
+        let give_back = |file| Op::GiveBack { file, offset, len };
         self.change(give_back, offset..offset.saturating_add(len), "giving space back").await
     }
 
     pub async fn set_len(&self, len: u64) -> Result<()> {
         self.check_latch()?;
-        self.unit(Op::SetLen { file: self.inner.handle, len }, "setting the length").await
+        self.unit(|file| Op::SetLen { file, len }, "setting the length").await
     }
 
     /// A change of a range other than a write: a flush covers it all the same.
-    async fn change(&self, op: Op, range: Range<u64>, doing: &str) -> Result<()> {
+    async fn change(&self, op: impl Fn(Handle) -> Op, range: Range<u64>, doing: &str) -> Result<()> {
         let _written = Written { file: &self.inner, range };
         self.unit(op, doing).await
     }
 
-    async fn unit(&self, op: Op, doing: &str) -> Result<()> {
-        let Outcome::Unit(result) = self.inner.env.op(op).await else { unreachable!("answers with a unit") };
-        result.map_err(|errno| self.fail(errno, doing))
+    async fn unit(&self, op: impl Fn(Handle) -> Op, doing: &str) -> Result<()> {
+        self.unit_op(op).await.map_err(|errno| self.fail(errno, doing))
+    }
+
+    async fn unit_op(&self, op: impl Fn(Handle) -> Op) -> Result<(), Errno> {
+        loop {
+            let outcome = self.inner.env.op(op(self.inner.handle)).await;
+            let Outcome::Unit(result) = outcome else { unreachable!("answers with a unit") };
+            match result {
+                Err(errno) if self.may_retry(errno).await => {}
+                result => return result,
+            }
+        }
     }
 
     /// Ranges that hold data, in order, clipped to `offset..offset + len`; the rest reads as zeros.
     pub async fn extents(&self, offset: u64, len: u64) -> Result<Vec<FileExtent>> {
-        let outcome = self.inner.env.op(Op::Extents { file: self.inner.handle, offset, len }).await;
-        let Outcome::Extents(result) = outcome else { unreachable!("answers with extents") };
-        result.map_err(|e| e.at(self.name(), "listing extents"))
+        loop {
+            let outcome = self.inner.env.op(Op::Extents { file: self.inner.handle, offset, len }).await;
+            let Outcome::Extents(result) = outcome else { unreachable!("answers with extents") };
+            match result {
+                Err(errno) if self.may_retry(errno).await => {}
+                result => return result.map_err(|e| self.failed(e, "listing extents")),
+            }
+        }
     }
 
     /// Returns the bytes that the file system has allocated to the file, reserved ones included.
     pub async fn allocated_bytes(&self) -> Result<u64> {
-        let outcome = self.inner.env.op(Op::Allocated { file: self.inner.handle }).await;
-        let Outcome::Count(result) = outcome else { unreachable!("answers with a count") };
-        result.map_err(|e| e.at(self.name(), "asking for the allocated space"))
+        let bytes = self.count_op(|file| Op::Allocated { file }).await;
+        bytes.map_err(|e| self.failed(e, "asking for the allocated space"))
     }
 
     /// Length in bytes.
     pub async fn size(&self) -> Result<u64> {
-        let outcome = self.inner.env.op(Op::Size { file: self.inner.handle }).await;
-        let Outcome::Count(result) = outcome else { unreachable!("answers with a count") };
-        result.map_err(|e| e.at(self.name(), "asking for the length"))
+        let size = self.count_op(|file| Op::Size { file }).await;
+        size.map_err(|e| self.failed(e, "asking for the length"))
     }
 
     /// The whole content, of a file that must not be longer than `limit` bytes: texts and headers.
@@ -388,12 +471,11 @@ impl File {
     async fn read_to_end(&self, size: usize) -> (Buf, Result<()>) {
         let block = self.inner.limits.logical_block.max(512) as usize;
         let buf = Buf::alloc(size.next_multiple_of(block).max(block));
-        let outcome = self.inner.env.op(Op::Read { file: self.inner.handle, offset: 0, buf }).await;
-        let Outcome::Read(buf, result) = outcome else { unreachable!("a read answers with a read") };
+        let (buf, result) = self.read_op(0, buf).await;
         match result {
             Ok(n) if n >= size => (buf, Ok(())),
             Ok(n) => (buf, Err(Error::damaged(self.name(), format!("{n} bytes read of {size}")))),
-            Err(e) => (buf, Err(e.at(self.name(), "reading"))),
+            Err(e) => (buf, Err(self.failed(e, "reading"))),
         }
     }
 }
@@ -415,6 +497,14 @@ struct Flush<'a> {
     file: &'a File,
     covered: Unflushed,
     failure: Option<String>,
+}
+
+impl Flush<'_> {
+    /// It was not started, and so it has not failed: a later one covers what this one would have.
+    fn take_back(&mut self) {
+        self.failure = None;
+        self.file.inner.unflushed.borrow_mut().append(std::mem::take(&mut self.covered));
+    }
 }
 
 impl Drop for Flush<'_> {

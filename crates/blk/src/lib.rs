@@ -9,6 +9,7 @@ pub mod buf;
 pub mod dir;
 pub mod error;
 pub mod exec;
+pub mod fence;
 pub mod file;
 pub mod layer;
 pub mod manifest;
@@ -24,6 +25,7 @@ pub use buf::{Buf, Slice};
 pub use dir::Dir;
 pub use error::{Errno, Error, ErrorKind, Result};
 pub use exec::{Env, Executor, Local};
+pub use fence::Fence;
 pub use file::File;
 
 /// The unit of every on-disk field and every guest address: 512 bytes, whatever the device's block is.

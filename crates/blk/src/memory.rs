@@ -13,6 +13,9 @@ pub trait Memory {
     /// Never 0, which stands for "unknown" where it is kept on a device.
     fn boot(&self) -> u64;
 
+    /// Names the machine, the same in all of its boots. 0: unknown.
+    fn machine(&self) -> u64;
+
     /// The content of the file, or None where there is none.
     fn read(&self, name: &str) -> Option<Vec<u8>>;
 
@@ -29,10 +32,28 @@ pub trait Memory {
     fn list(&self) -> Vec<String>;
 }
 
-/// Whether clients may run on although writes that they were answered are lost. `then` is the `Memory::boot` of the process
-/// that answered them, or 0 where it kept none; `now` is the present one.
-pub fn clients_may_live(then: u64, now: Option<u64>) -> bool {
-    then != 0 && (then & 1 == 1 || now.is_none_or(|now| now | 1 == then | 1))
+/// Which host a process runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Place {
+    /// `Memory::boot`, or 0 where the process kept nothing in the host's memory.
+    pub boot: u64,
+    /// `Memory::machine`.
+    pub machine: u64,
+}
+
+impl Place {
+    pub fn of(memory: Option<&dyn Memory>) -> Place {
+        memory.map_or(Place::default(), |memory| Place { boot: memory.boot(), machine: memory.machine() })
+    }
+}
+
+/// Whether clients may run on although writes that they were answered are lost: `then` is where the process ran that
+/// answered them, `now` where this one does. The clients of another machine did not end because this one was started.
+pub fn clients_may_live(then: Place, now: Place) -> bool {
+    let remote = then.boot & 1 == 1;
+    let same_boot = now.boot == 0 || now.boot | 1 == then.boot | 1;
+    let other_machine = then.machine != 0 && then.machine != now.machine;
+    then.boot != 0 && (remote || same_boot || other_machine)
 }
 
 /// Two files that are filled in turns, so that what a flush has made durable can be let go while more is appended.
@@ -136,12 +157,15 @@ mod tests {
 
     #[test]
     fn clients_live_on_in_the_same_boot_or_on_other_hosts() {
-        let (this, other) = (0x10, 0x20);
-        assert!(clients_may_live(this, Some(this)));
-        assert!(clients_may_live(this, Some(this | 1)));
-        assert!(clients_may_live(other | 1, Some(this)));
-        assert!(!clients_may_live(other, Some(this)));
-        assert!(!clients_may_live(0, Some(this)));
-        assert!(clients_may_live(this, None), "it cannot be told");
+        let at = |boot, machine| Place { boot, machine };
+        let (this, before) = (at(0x10, 1), at(0x20, 1));
+        assert!(clients_may_live(this, this));
+        assert!(clients_may_live(this, at(this.boot | 1, 1)));
+        assert!(clients_may_live(at(before.boot | 1, 1), this));
+        assert!(!clients_may_live(before, this));
+        assert!(clients_may_live(at(before.boot, 2), this), "another machine's clients");
+        assert!(!clients_may_live(at(before.boot, 0), this), "of a program that did not name its machine");
+        assert!(!clients_may_live(at(0, 2), this));
+        assert!(clients_may_live(this, Place::default()), "it cannot be told");
     }
 }

@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 use crate::apart::Apart;
 use crate::buf::{Buf, Slice};
 use crate::error::Errno;
+use crate::fence::Deadline;
 use crate::memory::Memory;
 use crate::socket::Peer;
 
@@ -34,6 +35,8 @@ pub struct Limits {
     pub max_io: u32,
     /// False when O_DIRECT was refused and the page cache is in between.
     pub direct: bool,
+    /// Other hosts may reach it: a block device, or a file on a file system that several hosts can mount.
+    pub shared: bool,
     /// The file's number in its file system, and when its content changed last, as of the opening; microseconds since 1970.
     pub inode: u64,
     pub modified_us: i64,
@@ -188,6 +191,25 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// Returns the file that the operation reads or changes: what a fence is about.
+    pub fn file(&self) -> Option<Handle> {
+        match self {
+            Op::Read { file, .. }
+            | Op::Write { file, .. }
+            | Op::Flush { file }
+            | Op::Allocate { file, .. }
+            | Op::Zero { file, .. }
+            | Op::GiveBack { file, .. }
+            | Op::SetLen { file, .. }
+            | Op::Extents { file, .. }
+            | Op::Allocated { file }
+            | Op::Size { file } => Some(*file),
+            _ => None,
+        }
+    }
+}
+
 /// What an operation came to. Each `Op` says which of these it answers with; `Unit` where nothing is said.
 #[derive(Debug)]
 pub enum Outcome {
@@ -220,11 +242,18 @@ pub trait Reactor {
     /// Closes a handle; operations under way on it still complete.
     fn close(&self, handle: Handle);
 
+    /// Operations on the file that are not with the kernel by the deadline complete with `Errno::FENCED` and do nothing,
+    /// however long ago they were submitted. Parts of an operation that are submitted again count like others.
+    fn fence(&self, file: Handle, deadline: Arc<Deadline>);
+
     /// Opens a directory by path; the only path a data plane ever opens. Not on the I/O path, so synchronous.
     fn open_root(&self, path: &str) -> Result<Handle, Errno>;
 
     /// Monotonic nanoseconds.
     fn now_ns(&self) -> u64;
+
+    /// Nanoseconds since the machine was started, of a clock that runs on while the machine is suspended.
+    fn boot_ns(&self) -> u64;
 
     /// Microseconds since 1970 UTC, for names and records; never for ordering.
     fn unix_us(&self) -> i64;

@@ -24,6 +24,7 @@ mod peer;
 mod plan;
 mod raw;
 mod ring;
+mod shared;
 mod spin;
 mod wake;
 mod work;
@@ -47,6 +48,7 @@ use self::wake::EventWaker;
 use crate::apart::Apart;
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
+use crate::fence::Deadline;
 use crate::memory::Memory;
 use crate::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
 use crate::socket::Socket;
@@ -177,8 +179,16 @@ impl Reactor for UringReactor {
         open::open_root(path).map(|opened| self.adopt(opened))
     }
 
+    fn fence(&self, file: Handle, deadline: Arc<Deadline>) {
+        self.core.borrow_mut().fence(file, deadline);
+    }
+
     fn now_ns(&self) -> u64 {
         now_ns()
+    }
+
+    fn boot_ns(&self) -> u64 {
+        boot_ns()
     }
 
     fn unix_us(&self) -> i64 {
@@ -218,7 +228,16 @@ impl Reactor for UringReactor {
 
 /// CLOCK_MONOTONIC.
 fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    clock_ns(rustix::time::ClockId::Monotonic)
+}
+
+/// CLOCK_BOOTTIME: what CLOCK_MONOTONIC shows, and the time in which the machine was suspended.
+fn boot_ns() -> u64 {
+    clock_ns(rustix::time::ClockId::Boottime)
+}
+
+fn clock_ns(clock: rustix::time::ClockId) -> u64 {
+    let now = rustix::time::clock_gettime(clock);
     // Both parts are non-negative, and 2^64 ns are 584 years of uptime.
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

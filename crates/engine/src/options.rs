@@ -134,6 +134,16 @@ pub enum Defect {
     OpenWithoutFlush,
     /// What is kept in the host's memory is not written there: a killed process takes it along.
     ForgetMemory,
+    /// Lease: its holder starts I/O however old its last heartbeat is.
+    HolderWithoutFence,
+    /// Lease: a heartbeat's age counts from when its write was seen to end.
+    HeartbeatCountedFromItsEnd,
+    /// Lease: one whose heartbeats stand still for a moment is claimed.
+    ClaimWithoutWait,
+    /// Lease: a claim counts as soon as it is written.
+    ClaimWithoutReadback,
+    /// Lease: a claim counts however long it took from the read that allowed it.
+    LateClaim,
 }
 
 /// A set of planted defects.

@@ -27,10 +27,12 @@ mod dir;
 mod fault;
 mod file;
 mod fs;
+mod hosts;
 mod interval;
 mod kept;
 mod kind;
 mod machine;
+mod memory;
 mod options;
 mod outside;
 mod perform;
@@ -47,6 +49,7 @@ pub use device::{
     Tags, Tiered, Unit,
 };
 pub use fault::{Action, Cut, Fault, Phase};
+pub use hosts::{Host, Pause};
 pub use kind::OpKind;
 pub use options::{ContentMode, Options};
 pub use outside::{Damage, View};

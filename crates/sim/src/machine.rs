@@ -8,9 +8,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use blk::Errno;
+use blk::fence::Deadline;
 use blk::reactor::{Handle, Limits, Op, Outcome, Token};
 
 use crate::content::EffectId;
@@ -21,6 +23,7 @@ use crate::file::byte_range;
 use crate::fs::{EBADF, FileSystem};
 use crate::kind::{OpKind, describe};
 use crate::options::{ContentMode, Options};
+use crate::perform::refusal;
 use crate::rng::Rng;
 use crate::trace::{Facts, Trace, hash_name};
 
@@ -45,6 +48,8 @@ pub(crate) struct Open {
     pub name_hash: u64,
     pub writable: bool,
     pub lock: bool,
+    /// Operations that are submitted later are turned back.
+    pub deadline: Option<Arc<Deadline>>,
 }
 
 /// How far an operation has come.
@@ -134,6 +139,7 @@ impl Machine {
             memory_align: options.memory_align,
             max_io: options.max_io,
             direct: !options.page_cache,
+            shared: false,
             inode: 0,
             modified_us: i64::MAX,
         };
@@ -265,7 +271,8 @@ impl Machine {
             return Work::Failing(op, errno);
         }
         if let Err(errno) = self.check(&op) {
-            return Work::Failing(op, errno);
+            // Turned back before it began: nothing becomes of what it is about.
+            return Work::Answered(refusal(op, errno));
         }
         let Some(node) = node else { return Work::Waiting(op) };
         if self.options.content != ContentMode::Durable {
@@ -284,8 +291,22 @@ impl Machine {
         }
     }
 
-    /// What O_DIRECT and the open mode forbid.
+    pub fn fence(&mut self, file: Handle, deadline: Arc<Deadline>) {
+        if let Some(Some(open)) = self.opens.get_mut(file.0 as usize) {
+            open.deadline = Some(deadline);
+        }
+    }
+
+    pub fn is_admitted(&self, file: Handle) -> bool {
+        let deadline = self.open(file).and_then(|open| open.deadline.as_ref());
+        deadline.is_none_or(|deadline| deadline.is_open(self.now_ns))
+    }
+
+    /// What a fence, O_DIRECT and the open mode forbid.
     fn check(&self, op: &Op) -> Result<(), Errno> {
+        if op.file().is_some_and(|file| !self.is_admitted(file)) {
+            return Err(Errno::FENCED);
+        }
         let (handle, offset, bytes, writes) = match op {
             Op::Read { file, offset, buf } => (file, *offset, Some(&buf[..]), false),
             Op::Write { file, offset, data } => (file, *offset, Some(&data[..]), true),

@@ -174,7 +174,7 @@ impl Machine {
     pub(crate) fn add_open(&mut self, node: NodeId, name: &str, writable: bool, lock: bool) -> Handle {
         self.fs.open(node);
         let name: Rc<str> = name.into();
-        let open = Some(Open { node, name_hash: hash_name(&name), name, writable, lock });
+        let open = Some(Open { node, name_hash: hash_name(&name), name, writable, lock, deadline: None });
         // Handles are few and long-lived; a linear search keeps them small numbers.
         let at = self.opens.iter().position(Option::is_none).unwrap_or_else(|| {
             self.opens.push(None);
@@ -186,7 +186,7 @@ impl Machine {
 }
 
 /// The answer of the operation's own shape that carries `errno`.
-fn refusal(op: Op, errno: Errno) -> Outcome {
+pub(crate) fn refusal(op: Op, errno: Errno) -> Outcome {
     match op {
         Op::Read { buf, .. } | Op::Recv { buf, .. } => Outcome::Read(buf, Err(errno)),
         Op::Write { .. } | Op::Size { .. } | Op::Allocated { .. } | Op::Send { .. } => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use blk::Errno;
+use blk::fence::Deadline;
 use blk::memory::Memory;
 use blk::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
 
@@ -33,6 +34,13 @@ impl SimReactor {
     }
 }
 
+impl SimReactor {
+    /// Whether an operation on the file would pass its fence now.
+    pub(crate) fn is_admitted(&self, file: Handle) -> bool {
+        self.alive(|machine| machine.is_admitted(file)).unwrap_or(false)
+    }
+}
+
 impl Reactor for SimReactor {
     fn submit(&self, op: Op) -> Token {
         self.alive(|machine| machine.submit(op)).unwrap_or(Token(u32::MAX))
@@ -54,8 +62,17 @@ impl Reactor for SimReactor {
         self.alive(|machine| machine.open_root(path)).unwrap_or(Err(Errno::EIO))
     }
 
+    fn fence(&self, file: Handle, deadline: Arc<Deadline>) {
+        self.alive(|machine| machine.fence(file, deadline));
+    }
+
     fn now_ns(&self) -> u64 {
         self.machine.borrow().now_ns
+    }
+
+    /// A world that is one machine is never suspended; those of `hosts` are.
+    fn boot_ns(&self) -> u64 {
+        self.now_ns()
     }
 
     fn unix_us(&self) -> i64 {
@@ -113,6 +130,10 @@ impl Memory for SimMemory {
         (self.machine.borrow().cuts + 1) << 1
     }
 
+    fn machine(&self) -> u64 {
+        1
+    }
+
     fn read(&self, name: &str) -> Option<Vec<u8>> {
         self.machine.borrow().memory.get(name).cloned()
     }
@@ -140,7 +161,7 @@ impl Memory for SimMemory {
 }
 
 /// Nobody else exists who could wake this world.
-struct NoThreads;
+pub(crate) struct NoThreads;
 
 impl Waker for NoThreads {
     fn wake(&self) {}

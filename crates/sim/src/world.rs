@@ -9,6 +9,7 @@ use std::rc::Rc;
 use blk::{Env, Executor};
 
 use crate::fault::{Cut, Fault};
+use crate::hosts::{Host, Hosts};
 use crate::kind::OpKind;
 use crate::machine::{Machine, Power};
 use crate::options::{ContentMode, Options};
@@ -57,6 +58,25 @@ impl SimWorld {
     {
         let executor = Executor::new(Rc::new(self.boot()));
         let outcome = executor.run(main(executor.env()));
+        let cut = self.is_off();
+        drop(executor);
+        let where_and_when = self.place_and_time();
+        assert!(cut || outcome.is_some(), "{where_and_when}: nothing is under way and the run is not done");
+        outcome.filter(|_| !cut)
+    }
+
+    /// Like `run`, of several machines that share the world's files as hosts share a LUN: one clock, one medium, and each
+    /// its own tasks and its own queue of operations. `env` belongs to none of them and is never paused.
+    pub fn run_hosts<T, F>(&self, count: usize, main: impl FnOnce(Env, Vec<Host>) -> F) -> Option<T>
+    where
+        T: 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let hosts = Hosts::new(self.boot(), count);
+        let executor = Executor::new(hosts.clone());
+        let env = executor.env();
+        let machines = hosts.machines().map(|machine| Host::new(&env, machine)).collect();
+        let outcome = executor.run(main(env, machines));
         let cut = self.is_off();
         drop(executor);
         let where_and_when = self.place_and_time();

@@ -104,7 +104,7 @@ impl std::error::Error for Error {}
 impl From<blk::Error> for Error {
     fn from(error: blk::Error) -> Self {
         let kind = match error.kind {
-            blk::ErrorKind::Io | blk::ErrorKind::Latched => ErrorKind::Failed,
+            blk::ErrorKind::Io | blk::ErrorKind::Latched | blk::ErrorKind::LeaseLost => ErrorKind::Failed,
             blk::ErrorKind::NoSpace => ErrorKind::NoSpace,
             blk::ErrorKind::NotFound => ErrorKind::NotFound,
             blk::ErrorKind::Exists => ErrorKind::Exists,

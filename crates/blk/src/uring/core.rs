@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{self, Context, Poll};
 use std::time::Duration;
 
+use super::boot_ns;
 use super::files::{Answer, FilesThread, Task};
 use super::handles::{Entry, Handles};
 use super::net;
@@ -17,6 +18,7 @@ use super::spin::Spin;
 use super::wake::EventWaker;
 use super::work::{Class, Step, Work};
 use crate::error::Errno;
+use crate::fence::Deadline;
 use crate::reactor::{Handle, Op, Outcome, Token};
 
 /// Interrupted and "try again" results that are simply repeated before they count as failures: far more than any
@@ -46,6 +48,8 @@ struct Slot {
     state: State,
     waker: Option<task::Waker>,
     retries: u8,
+    /// Looked at whenever a part of it is about to go to the kernel.
+    deadline: Option<Arc<Deadline>>,
 }
 
 pub(super) struct Core {
@@ -90,7 +94,7 @@ impl Core {
         };
         let slot = core.take_slot(State::Ring { waiting: true });
         assert_eq!(slot, WAKE_SLOT);
-        core.ring.start(WAKE_SLOT, core.waker.work());
+        core.ring.start(WAKE_SLOT, core.waker.work(), None);
         core
     }
 
@@ -99,9 +103,10 @@ impl Core {
             let slot = &mut self.slots[index as usize];
             slot.state = state;
             slot.retries = 0;
+            slot.deadline = None;
             return index;
         }
-        self.slots.push(Slot { state, waker: None, retries: 0 });
+        self.slots.push(Slot { state, waker: None, retries: 0, deadline: None });
         u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 operations")
     }
 
@@ -113,15 +118,17 @@ impl Core {
     }
 
     pub(super) fn submit(&mut self, op: Op) -> Token {
+        let deadline = op.file().and_then(|file| self.handles.get(file).ok()?.deadline.clone());
         let index = match plan(op, &self.handles) {
             Plan::Ring(work) => {
                 let index = self.take_slot(State::Ring { waiting: work.class() == Class::Waiting });
-                self.ring.start(index, work);
+                self.slots[index as usize].deadline = deadline;
+                self.start(index, work);
                 index
             }
             Plan::Files(task) => {
                 let index = self.take_slot(State::Files);
-                self.files.submit(index, task);
+                self.files.submit(index, task, deadline);
                 index
             }
             Plan::Timer(at_ns) => {
@@ -134,6 +141,15 @@ impl Core {
             Plan::Done(outcome) => self.take_slot(State::Done(outcome)),
         };
         Token(index)
+    }
+
+    fn start(&mut self, index: u32, work: Work) {
+        let deadline = self.slots[index as usize].deadline.clone();
+        self.ring.start(index, work, deadline);
+    }
+
+    pub(super) fn fence(&mut self, file: Handle, deadline: Arc<Deadline>) {
+        self.handles.set_deadline(file, deadline);
     }
 
     pub(super) fn poll(&mut self, token: Token, cx: &mut Context<'_>) -> Poll<Outcome> {
@@ -249,14 +265,18 @@ impl Core {
         }
         if matches!(Errno(-result), Errno::EAGAIN | EINTR) && slot.retries < RETRIES_MAX {
             slot.retries += 1;
-            return self.ring.start(index, work);
+            return self.start(index, work);
         }
+        // What a reservation that found no space gives back is a change of the file, too.
+        let late = slot.deadline.as_ref().is_some_and(|deadline| !deadline.is_open(boot_ns()));
+        let result = if late && matches!(work, Work::Reserve { .. }) { -Errno::FENCED.0 } else { result };
         match work.completed(result) {
             Step::Done(outcome) => self.finish(index, outcome),
-            Step::Again(work) => self.ring.start(index, work),
+            Step::Again(work) => self.start(index, work),
             Step::SetLenAtLeast { fd, len } => {
                 slot.state = State::Files;
-                self.files.submit(index, Task::SetLenAtLeast { fd, len });
+                let deadline = slot.deadline.clone();
+                self.files.submit(index, Task::SetLenAtLeast { fd, len }, deadline);
             }
             Step::Accepted { fd, tcp } => {
                 if tcp {
@@ -270,7 +290,7 @@ impl Core {
             Step::Woken(work) => {
                 self.waker.acknowledge();
                 self.roused = true;
-                self.ring.start(WAKE_SLOT, work);
+                self.ring.start(WAKE_SLOT, work, None);
                 self.take_answers();
             }
         }

@@ -8,10 +8,12 @@ use std::thread::JoinHandle;
 
 use rustix::fs::{AtFlags, FileType, SeekFrom};
 
+use super::boot_ns;
 use super::open::{Opened, open_file, open_folder, open_lock, size_of};
 use super::wake::EventWaker;
 use super::work::Fd;
 use crate::error::Errno;
+use crate::fence::Deadline;
 use crate::reactor::{FileExtent, OpenMode, Outcome, Space, Waker};
 
 pub(super) enum Task {
@@ -38,8 +40,8 @@ pub(super) enum Answer {
 }
 
 enum Job {
-    /// The operation's index and what to do.
-    Do(u32, Task),
+    /// The operation's index, what to do, and when it may not begin any more.
+    Do(u32, Task, Option<Arc<Deadline>>),
     /// The last close of a file can free all its blocks, which takes as long as it takes.
     Close(Fd),
 }
@@ -67,8 +69,8 @@ impl FilesThread {
         assert!(inbox.send(job).is_ok(), "the files thread ended early");
     }
 
-    pub(super) fn submit(&self, index: u32, task: Task) {
-        self.send(Job::Do(index, task));
+    pub(super) fn submit(&self, index: u32, task: Task, deadline: Option<Arc<Deadline>>) {
+        self.send(Job::Do(index, task, deadline));
     }
 
     pub(super) fn close(&self, fd: Fd) {
@@ -94,8 +96,9 @@ fn work_off(jobs: &Receiver<Job>, answers: &Mutex<Vec<(u32, Answer)>>, waker: &E
     for job in jobs {
         match job {
             Job::Close(fd) => drop(fd),
-            Job::Do(index, task) => {
-                let answer = task.perform();
+            Job::Do(index, task, deadline) => {
+                let late = deadline.is_some_and(|deadline| !deadline.is_open(boot_ns()));
+                let answer = if late { task.refused() } else { task.perform() };
                 answers.lock().unwrap_or_else(PoisonError::into_inner).push((index, answer));
                 waker.wake();
             }
@@ -104,6 +107,15 @@ fn work_off(jobs: &Receiver<Job>, answers: &Mutex<Vec<(u32, Answer)>>, waker: &E
 }
 
 impl Task {
+    /// The answer of a task on a file behind a closed fence.
+    fn refused(self) -> Answer {
+        Answer::Outcome(match self {
+            Task::Extents { .. } => Outcome::Extents(Err(Errno::FENCED)),
+            Task::Size { .. } | Task::Allocated { .. } => Outcome::Count(Err(Errno::FENCED)),
+            _ => Outcome::Unit(Err(Errno::FENCED)),
+        })
+    }
+
     fn perform(self) -> Answer {
         match self {
             Task::SetLen { fd, len } => unit(rustix::fs::ftruncate(&*fd, len)),

@@ -8,12 +8,15 @@ use std::sync::{Arc, Weak};
 use super::open::{Identity, Kind};
 use super::work::Fd;
 use crate::error::Errno;
+use crate::fence::Deadline;
 use crate::reactor::Handle;
 
 pub(super) struct Entry {
     pub fd: Fd,
     pub kind: Kind,
     shared: Option<Identity>,
+    /// When operations on it may not start any more.
+    pub deadline: Option<Arc<Deadline>>,
 }
 
 #[derive(Default)]
@@ -36,7 +39,7 @@ impl Handles {
             self.entries.push(None);
             u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 descriptors")
         });
-        self.entries[index as usize] = Some(Entry { fd, kind, shared });
+        self.entries[index as usize] = Some(Entry { fd, kind, shared, deadline: None });
         Handle(index)
     }
 
@@ -44,6 +47,13 @@ impl Handles {
     pub(super) fn get(&self, handle: Handle) -> Result<&Entry, Errno> {
         let entry = self.entries.get(handle.0 as usize).and_then(Option::as_ref);
         entry.ok_or_else(|| rustix::io::Errno::BADF.into())
+    }
+
+    /// A handle that was closed has no operations to hold back.
+    pub(super) fn set_deadline(&mut self, handle: Handle, deadline: Arc<Deadline>) {
+        if let Some(Some(entry)) = self.entries.get_mut(handle.0 as usize) {
+            entry.deadline = Some(deadline);
+        }
     }
 
     pub(super) fn remove(&mut self, handle: Handle) -> Option<Entry> {

@@ -14,6 +14,8 @@ use crate::memory::Memory;
 /// Files kept open, so that an append is one system call. With more disks than that under first writes some are opened anew.
 const OPEN_MAX: usize = 256;
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
+const MACHINE_ID_PATH: &str = "/etc/machine-id";
+const HOST_NAME_PATH: &str = "/proc/sys/kernel/hostname";
 
 /// Called with the first failure.
 pub type FailureListener = Box<dyn Fn(&Error)>;
@@ -23,6 +25,7 @@ pub struct MemoryFolder {
     /// None where there is no such folder: nothing is kept then, and every append says so.
     path: Option<PathBuf>,
     boot: u64,
+    machine: u64,
     open: RefCell<HashMap<String, File>>,
     on_failure: Option<FailureListener>,
     has_failed: Cell<bool>,
@@ -34,6 +37,7 @@ impl MemoryFolder {
         MemoryFolder {
             path: None,
             boot: boot(remote),
+            machine: machine(),
             open: RefCell::default(),
             on_failure: None,
             has_failed: Cell::new(false),
@@ -118,16 +122,33 @@ fn check(path: &Path) -> Result<()> {
 /// See `Memory::boot`. Where the kernel does not tell every boot is the same one: clients are then told too often.
 fn boot(remote: bool) -> u64 {
     let id = std::fs::read_to_string(BOOT_ID_PATH).unwrap_or_default();
-    // FNV-1a, 64 bits.
-    let hash = id.trim().bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+    (hash(id.trim()) & !1).max(2) | u64::from(remote)
+}
+
+/// See `Memory::machine`. Machines that were cloned have one id, and machines of one name two.
+fn machine() -> u64 {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let (id, name) = (read(MACHINE_ID_PATH), read(HOST_NAME_PATH));
+    match (id.trim(), name.trim()) {
+        ("", "") => 0,
+        (id, name) => hash(&format!("{id} {name}")).max(1),
+    }
+}
+
+/// FNV-1a, 64 bits.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    (hash & !1).max(2) | u64::from(remote)
+    })
 }
 
 impl Memory for MemoryFolder {
     fn boot(&self) -> u64 {
         self.boot
+    }
+
+    fn machine(&self) -> u64 {
+        self.machine
     }
 
     fn read(&self, name: &str) -> Option<Vec<u8>> {

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 
+use super::shared::is_on_shared;
 use super::work::MAX_TRANSFER;
 use crate::error::Errno;
 use crate::reactor::{Limits, OpenMode};
@@ -24,6 +25,7 @@ pub(super) const NO_LIMITS: Limits = Limits {
     memory_align: 1,
     max_io: MAX_TRANSFER,
     direct: false,
+    shared: false,
     inode: 0,
     modified_us: 0,
 };
@@ -90,7 +92,8 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
     let device = (stat.stx_dev_major, stat.stx_dev_minor);
     let shared = (is_regular && mode == OpenMode::Read).then_some((device.0, device.1, stat.stx_ino));
     let modified_us = stat.stx_mtime.tv_sec * 1_000_000 + i64::from(stat.stx_mtime.tv_nsec / 1000);
-    let known = Limits { inode: stat.stx_ino, modified_us, ..NO_LIMITS };
+    let is_shared = !is_regular || is_on_shared(&fd);
+    let known = Limits { shared: is_shared, inode: stat.stx_ino, modified_us, ..NO_LIMITS };
     // O_DIRECT is set afterwards: refused at open, it would leave a created file behind. The same call takes
     // O_NONBLOCK away, under which the ring would answer EAGAIN.
     if let Some((block, memory_align)) = direct_alignment(&fd, &stat)
@@ -126,7 +129,9 @@ pub(super) fn is_in_memory(fd: impl AsFd) -> bool {
 
 /// Alignment of (offsets and lengths, memory) in bytes, or None where direct I/O is refused or only pretended.
 fn direct_alignment(fd: &OwnedFd, stat: &rustix::fs::Statx) -> Option<(u32, u32)> {
-    if is_in_memory(fd) {
+    let on_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
+    // Device nodes lie in a tmpfs, and their devices do not.
+    if !on_device && is_in_memory(fd) {
         return None;
     }
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
@@ -134,7 +139,6 @@ fn direct_alignment(fd: &OwnedFd, stat: &rustix::fs::Statx) -> Option<(u32, u32)
         // Zero says that this file takes no direct I/O (encrypted, compressed, journalled data).
         return (block.is_power_of_two() && memory.is_power_of_two()).then_some((block, memory));
     }
-    let on_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
     let (major, minor) = match on_device {
         true => (stat.stx_rdev_major, stat.stx_rdev_minor),
         false => (stat.stx_dev_major, stat.stx_dev_minor),

@@ -5,12 +5,15 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::{EnterFlags, IoUring, opcode, types};
 
 use super::work::{Class, Work};
-use super::{Counters, SUBMIT_BATCH};
+use super::{Counters, SUBMIT_BATCH, boot_ns};
+use crate::error::Errno;
+use crate::fence::Deadline;
 
 /// Submission entries: a wave of 256 requests and their replies; a full queue is merely submitted early.
 const SUBMISSION_ENTRIES: u32 = 512;
@@ -30,6 +33,11 @@ pub(super) struct Ring {
     io: IoUring,
     /// Work the kernel may be touching, by index.
     works: Vec<Option<Work>>,
+    /// Work behind a fence, by index: it stays out of the queue until the system call that hands the queue over, because
+    /// nothing can be taken out of the queue again.
+    staged: Vec<(u32, Arc<Deadline>)>,
+    /// Of the entries in the queue.
+    deadlines: Vec<Arc<Deadline>>,
     /// Completions read from the ring and not yet reaped, as (index, result).
     arrived: Vec<(u64, i32)>,
     /// Entries in the submission queue that the kernel has not taken.
@@ -57,6 +65,8 @@ impl Ring {
         Ok(Ring {
             io,
             works: Vec::new(),
+            staged: Vec::new(),
+            deadlines: Vec::new(),
             arrived: Vec::new(),
             queued: 0,
             transfers_queued: 0,
@@ -86,16 +96,19 @@ impl Ring {
     /// Queues `work` under a free index, and hands it over at once where waiting would let the device idle: while
     /// the kernel holds fewer transfers than a batch, and whenever a batch is full. A transfer that is alone goes
     /// with the next wait, one system call for both: no other could overtake the little it waits.
-    pub(super) fn start(&mut self, index: u32, mut work: Work) {
+    pub(super) fn start(&mut self, index: u32, mut work: Work, deadline: Option<Arc<Deadline>>) {
         let at = index as usize;
         if self.works.len() <= at {
             self.works.resize_with(at + 1, || None);
         }
         assert!(self.works[at].is_none(), "work {index} is still with the kernel");
         let transfer = work.class() == Class::Transfer;
-        let entry = work.entry().user_data(u64::from(index));
+        let entry = deadline.is_none().then(|| work.entry().user_data(u64::from(index)));
         self.works[at] = Some(work);
-        self.push(&entry);
+        self.staged.extend(deadline.map(|deadline| (index, deadline)));
+        if let Some(entry) = entry {
+            self.push(&entry);
+        }
         if !transfer {
             return;
         }
@@ -130,8 +143,30 @@ impl Ring {
         }
     }
 
+    /// Queues what may still start; the rest is answered.
+    fn admit(&mut self) {
+        for (index, deadline) in std::mem::take(&mut self.staged) {
+            if !deadline.is_open(boot_ns()) {
+                self.arrived.push((u64::from(index), -Errno::FENCED.0));
+                continue;
+            }
+            let work = self.works[index as usize].as_mut().expect("staged work is kept");
+            let entry = work.entry().user_data(u64::from(index));
+            self.push(&entry);
+            self.deadlines.push(deadline);
+        }
+    }
+
+    /// A process that was stopped between `admit` and here ends rather than write late: what the kernel has not taken from
+    /// the queue is not started.
+    fn refuse_late(&self) {
+        let late = self.deadlines.iter().any(|deadline| !deadline.is_open(boot_ns()));
+        assert!(!late, "the lease ran out while I/O was being handed over; ending before it is written");
+    }
+
     /// Hands every queued entry to the kernel and lets it post what is due. No system call when there is neither.
     pub(super) fn submit(&mut self) {
+        self.admit();
         while self.queued > 0 || self.is_work_due() {
             let flags = if self.is_work_due() { EnterFlags::GETEVENTS } else { EnterFlags::empty() };
             match self.enter(0, flags, None) {
@@ -144,6 +179,10 @@ impl Ring {
 
     /// Submits, then waits for a completion or the timeout.
     pub(super) fn wait(&mut self, timeout: Option<Duration>) {
+        self.admit();
+        if !self.arrived.is_empty() {
+            return self.submit();
+        }
         let mut flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
         // A core that waits for its clients is idle, not waiting for a disk, and should be shown as such.
         if self.transfers == 0 && self.io.params().is_feature_no_iowait() {
@@ -159,6 +198,7 @@ impl Ring {
         let args = types::SubmitArgs::new().timespec(&time);
         let args = flags.contains(EnterFlags::EXT_ARG).then_some(&args);
         self.counters.enters += 1;
+        self.refuse_late();
         // SAFETY: `queued` entries are in the queue, and `args` is what EXT_ARG announces; both outlive the call.
         let taken = unsafe { self.io.submitter().enter(self.queued, want, flags.bits(), args) };
         match taken {
@@ -167,6 +207,7 @@ impl Ring {
                 self.queued -= n;
                 self.counters.submits += u64::from(n);
                 if self.queued == 0 {
+                    self.deadlines.clear();
                     self.transfers_queued = 0;
                 }
                 Ok(n)
@@ -228,6 +269,9 @@ impl Drop for Ring {
             .map(|(index, _)| index)
             .collect();
         waiting.into_iter().for_each(|index| self.cancel(index));
+        for (index, _) in self.staged.drain(..) {
+            self.works[index as usize] = None;
+        }
         let deadline = std::time::Instant::now() + DROP_WAIT;
         let mut finished = Vec::new();
         while self.works.iter().any(Option::is_some) {

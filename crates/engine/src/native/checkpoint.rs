@@ -178,6 +178,7 @@ impl Store {
         superblock.ready_to = self.space.ready_to();
         superblock.flushed_lsn = frozen.journal.lsn - 1;
         superblock.clean = self.closed.get();
+        superblock.boot = self.boot.get();
         Ok(superblock)
     }
 

@@ -145,6 +145,8 @@ impl NativeDisk {
         blocks: Range<u64>,
         work: impl AsyncFnOnce(&[Found]) -> Result<T>,
     ) -> Result<T> {
+        // What memory holds of a store that another host writes is as old as what could be read.
+        self.store.file.pass_fence().await?;
         let mut scratch = self.scratch.borrow_mut().pop().unwrap_or_default();
         let result = match self.store.find(&self.node, blocks, &mut scratch).await {
             Ok(()) => work(&scratch.found).await,

@@ -6,8 +6,11 @@ use crc_fast::CrcAlgorithm;
 /// The unit of addresses, of the map and of every page of metadata.
 pub const BLOCK: u64 = 4096;
 
-/// Superblocks and room beside them, in blocks.
+/// Superblocks, the lease, and space beside them, in blocks.
 pub const HEADER_BLOCKS: u64 = 16;
+
+/// The lease, 16 KiB from the superblock before it and from the journal. Zeros in a store that never had one.
+pub const LEASE_BLOCK: u64 = 12;
 
 /// A page's first fields, the same in every kind of page: magic, the store's id, the page's own address, checksum.
 pub const STORE_ID_AT: usize = 8;

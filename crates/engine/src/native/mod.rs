@@ -14,6 +14,7 @@ mod gather;
 mod ground;
 pub mod journal;
 pub mod layout;
+pub mod lease;
 pub mod lineage;
 mod media;
 #[cfg(test)]
@@ -39,6 +40,7 @@ pub mod vm;
 mod zero;
 
 pub use disk::{DiskTerms, NativeDisk};
+pub use lease::{Claimant, Lease, LeaseTerms, Owner, TakeOver};
 pub use recover::NewStore;
 pub use store::{Store, StoreOptions};
 pub use usage::{NodeUse, StoreUse};

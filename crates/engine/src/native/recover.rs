@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use blk::memory::clients_may_live;
+use blk::memory::{Place, clients_may_live};
 use blk::{Buf, Env, Error, ErrorKind, File, Result};
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -19,7 +19,7 @@ use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, checksum};
 use super::media::read_hard;
 use super::space::{Growth, Space, groups_within};
 use super::store::{Parts, Store, StoreOptions};
-use super::superblock::{COUNTER_END, SLOT_BLOCKS, Slots, Superblock};
+use super::superblock::{COUNTER_END, LEASED, SLOT_BLOCKS, Slots, Superblock};
 use super::table::Held;
 use super::tree::Nodes;
 
@@ -86,7 +86,7 @@ impl Store {
             memory_tail.begin(&left.records);
         }
         let opened = match lost {
-            None => begin_epoch(&env, &file, superblock, &changes, epoch).await?,
+            None => begin_epoch(&env, &file, superblock, &changes, epoch, left.clients_may_live).await?,
             Some(_) => Opened { superblock, at: changes.end },
         };
         let journal = Journal::new(env.clone(), file.clone(), geometry, opened.start(), memory_tail);
@@ -128,6 +128,7 @@ impl Store {
         }
         store.set_reserve();
         store.tend();
+        store.stop_with_lease();
         store.end_tail_of_before(&left).await?;
         Ok(store)
     }
@@ -141,6 +142,7 @@ impl Store {
         if !left.complete {
             if left.clients_may_live {
                 self.raise_generations().await?;
+                self.boot.set(Place::of(self.env.memory().as_deref()).boot);
             }
             self.journal.memory_tail.begin(&[]);
         }
@@ -269,8 +271,8 @@ impl Left {
             (false, true) => None,
             (false, false) => MemoryTail::read(env, superblock.store_id, superblock.epoch, end.lsn),
         };
-        let boot = env.memory().map(|memory| memory.boot());
-        let clients_may_live = found.is_none() && clients_may_live(superblock.boot, boot);
+        let then = Place { boot: superblock.boot, machine: superblock.machine };
+        let clients_may_live = found.is_none() && clients_may_live(then, Place::of(env.memory().as_deref()));
         Left { complete: found.is_some(), records: found.unwrap_or_default(), clients_may_live }
     }
 }
@@ -416,6 +418,7 @@ async fn begin_epoch(
     old: Superblock,
     changes: &Changes,
     epoch: u64,
+    clients_may_live: bool,
 ) -> Result<Opened> {
     // What was read may have been in the device's cache alone.
     file.flush().await?;
@@ -423,8 +426,13 @@ async fn begin_epoch(
         true => changes.end.lsn - 1,
         false => changes.flushed_lsn,
     };
-    let boot = env.memory().map_or(0, |memory| memory.boot());
-    let mut superblock = Superblock { epoch, flushed_lsn, clean: false, boot, ..old };
+    let Place { boot, machine } = Place::of(env.memory().as_deref());
+    // Until the content generations are raised these clients outlive this boot too.
+    let boot = if clients_may_live { boot | 1 } else { boot };
+    let leased = if file.fence().is_some() { LEASED } else { 0 };
+    let features_ro_compat = old.features_ro_compat | leased;
+    let mut superblock =
+        Superblock { epoch, flushed_lsn, clean: false, boot, machine, features_ro_compat, ..old };
     // Both slots: records that are vouched for here may be overwritten in place from now on, and an older superblock would
     // compare them with their first data again.
     for _ in SLOT_BLOCKS {

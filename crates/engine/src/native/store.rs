@@ -83,6 +83,8 @@ pub struct Store {
     pub(super) catalogue: RefCell<Catalogue>,
     pub(super) stored: RefCell<Stored>,
     pub(super) superblock: Cell<Superblock>,
+    /// The boot that the next superblock names.
+    pub(super) boot: Cell<u64>,
     pub(super) checkpoint_turn: TaskMutex,
     /// Placed for data that is on its way: no record speaks of it yet.
     pub(super) unpublished: RefCell<Vec<Extent>>,
@@ -165,6 +167,7 @@ impl Store {
             catalogue: RefCell::new(parts.catalogue),
             stored: RefCell::new(parts.stored),
             superblock: Cell::new(superblock),
+            boot: Cell::new(superblock.boot),
             checkpoint_turn: TaskMutex::default(),
             unpublished: RefCell::default(),
             freed: RefCell::default(),
@@ -211,6 +214,18 @@ impl Store {
         self.broken.borrow_mut().get_or_insert_with(|| cause.clone());
         self.work.notify();
         self.progress.notify();
+    }
+
+    /// Says so where the lease behind the store's file is lost, also while no request would meet it.
+    pub(super) fn stop_with_lease(self: &Rc<Self>) {
+        let Some(fence) = self.file.fence() else { return };
+        let store = Rc::downgrade(self);
+        self.env.spawn_detached(Box::pin(async move {
+            let cause = fence.until_lost().await;
+            if let Some(store) = store.upgrade().filter(|store| !store.closed.get()) {
+                store.break_down(&cause);
+            }
+        }));
     }
 
     pub(super) fn refuse_when_broken(&self) -> Result<()> {

@@ -16,9 +16,11 @@ pub const SLOT_BLOCKS: [u64; 2] = [0, 8];
 /// A greater major version lays things out in another way; a greater minor one changes nothing that matters here.
 pub const VERSION: (u16, u16) = (1, 0);
 
-/// Features that a program must know to read a store, and to write it. None so far.
+/// Features that a program must know to read a store, and to write it.
 const INCOMPAT_KNOWN: u64 = 0;
-const RO_COMPAT_KNOWN: u64 = 0;
+const RO_COMPAT_KNOWN: u64 = LEASED;
+/// Read-only compatible: the store is written under its lease. A program that does not look for one must not write it.
+pub const LEASED: u64 = 1;
 
 /// A map's entries have 48 bits for an address and for a generation.
 const FIELD_END: u64 = 1 << 48;
@@ -36,7 +38,7 @@ const MAJOR_AT: usize = 32;
 const MINOR_AT: usize = 34;
 /// Words from here on, in the order of `Superblock::words`.
 const WORDS_AT: usize = 40;
-const WORDS: usize = 21;
+const WORDS: usize = 22;
 const CLEAN: usize = 17;
 
 /// Where the catalogue's first page lies, and what it must hold.
@@ -83,6 +85,8 @@ pub struct Superblock {
     pub journal_epoch: u64,
     /// `Memory::boot` of the process that has it open, 0 where that kept nothing in the host's memory.
     pub boot: u64,
+    /// `Memory::machine` of that process, 0 where it is unknown.
+    pub machine: u64,
 }
 
 /// The superblock that counts, and what is known of the slot beside it.
@@ -120,6 +124,7 @@ impl Superblock {
             created_unix_us,
             journal_epoch: 0,
             boot: 0,
+            machine: 0,
         }
     }
 
@@ -165,6 +170,7 @@ impl Superblock {
             self.created_unix_us as u64,
             self.journal_epoch,
             self.boot,
+            self.machine,
         ]
     }
 
@@ -219,6 +225,7 @@ impl Superblock {
             created_unix_us: word(18) as i64,
             journal_epoch: word(19),
             boot: word(20),
+            machine: word(21),
         }
     }
 
@@ -297,6 +304,11 @@ impl Superblock {
                 continue;
             }
             let (page, result) = read_hard(&file.tables(), block * BLOCK, BLOCK).await;
+            if let Err(e) = &result
+                && e.kind == ErrorKind::LeaseLost
+            {
+                return Err(e.clone());
+            }
             marked |= result.is_err() || get_u64(&page, 0) == MAGIC;
             slots.push(result.and_then(|()| Superblock::decode(&page, slot, file.name())));
         }

@@ -54,7 +54,8 @@ impl Failure {
             | ErrorKind::NotFound
             | ErrorKind::Exists
             | ErrorKind::Damaged
-            | ErrorKind::Latched => NbdErrno::Io,
+            | ErrorKind::Latched
+            | ErrorKind::LeaseLost => NbdErrno::Io,
         };
         Failure { errno, message: error.to_string() }
     }

@@ -176,7 +176,7 @@ async fn unstage(targets: &[Target]) {
 /// An error after the commit point: callers take other kinds to mean that nothing has changed.
 fn in_doubt(e: Error) -> Error {
     match e.kind {
-        ErrorKind::Latched | ErrorKind::Cancelled => e,
+        ErrorKind::Latched | ErrorKind::LeaseLost | ErrorKind::Cancelled => e,
         _ => Error::new(ErrorKind::Io, e.place, e.cause),
     }
 }

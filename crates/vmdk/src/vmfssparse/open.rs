@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use blk::layer::Shape;
-use blk::memory::clients_may_live;
+use blk::memory::{Place, clients_may_live};
 use blk::sync::{RangeLock, TaskMutex};
 use blk::{Buf, Env, ErrorKind, File, Result, SECTOR};
 use futures_util::future::join_all;
@@ -118,8 +118,9 @@ impl VmfsSparse {
             file_bytes,
             held,
         };
-        let clients_live =
-            clients_may_live(state.header.log_boot(), env.memory().map(|memory| memory.boot()));
+        // A delta does not name its machine: a folder that went from host to host is told by the boot alone.
+        let then = Place { boot: state.header.log_boot(), machine: 0 };
+        let clients_live = clients_may_live(then, Place::of(env.memory().as_deref()));
         let log = Log::new(&env, file.limits());
         let core = Core::new(env, file, &facts, log, state);
         // A log that was lost is named by the header until the first write, when clients have been told.

@@ -62,6 +62,7 @@ fn first_superblock() -> Superblock {
         created_unix_us: 0,
         journal_epoch: 0,
         boot: 0,
+        machine: 0,
     }
 }
 

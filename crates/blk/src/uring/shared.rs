@@ -1,0 +1,39 @@
+//! Which files other hosts may reach too.
+
+use std::os::fd::OwnedFd;
+
+/// `f_type` of file systems that several hosts can mount (linux/magic.h, and their own headers).
+const SHARED: [u64; 16] = [
+    0x6969,      // NFS
+    0x517b,      // SMB
+    0xff53_4d42, // CIFS
+    0xfe53_4d42, // SMB2
+    0x7461_636f, // OCFS2
+    0x0116_1970, // GFS2
+    0x00c3_6400, // CephFS
+    0x6573_5546, // FUSE and virtiofs: what lies behind cannot be told
+    0x0102_1997, // 9p
+    0x5346_414f, // AFS
+    0x0bd0_0bd0, // Lustre
+    0x1983_0326, // BeeGFS
+    0x4750_4653, // GPFS
+    0x786f_4256, // VirtualBox shared folders
+    0x2003_0528, // OrangeFS
+    0xaad7_aaea, // PanFS
+];
+
+/// Whether the regular file lies on such a file system. What cannot be told is taken to.
+pub(super) fn is_on_shared(fd: &OwnedFd) -> bool {
+    // Numbers of 32 bits, whatever the type that the platform gives the field.
+    rustix::fs::fstatfs(fd).map_or(true, |found| SHARED.contains(&u64::from(found.f_type as u32)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_local_file_system_is_not_shared() {
+        assert!(!is_on_shared(&std::fs::File::open("/proc/self/stat").unwrap().into()));
+    }
+}

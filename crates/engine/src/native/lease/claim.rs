@@ -1,0 +1,250 @@
+//! How an opening comes to own the lease: read, wait where it must, write, read again.
+
+use std::rc::Rc;
+
+use blk::{Buf, Env, Error, ErrorKind, Fence, File, Result};
+
+use super::page::{LeasePage, LeaseState, Owner};
+use super::{Claimant, LeaseTerms, TakeOver};
+use crate::native::layout::{BLOCK, LEASE_BLOCK};
+use crate::options::Defect;
+
+/// Claims that took too long, after which the device is called too slow.
+const CLAIMS_MAX: usize = 4;
+/// A living owner has written within this many of its heartbeats.
+const HEARTBEATS_OF_A_LIVING: u64 = 3;
+
+/// The page on the device, and the fence of what is written there. One user at a time.
+pub(super) struct LeaseFile {
+    pub env: Env,
+    pub file: File,
+    pub store_id: u64,
+    starts: Rc<Fence>,
+}
+
+/// What a read has shown.
+pub(super) struct Seen {
+    /// An error: it cannot be decoded.
+    pub page: Result<LeasePage>,
+    bytes: Buf,
+    /// Boot time before the read was submitted.
+    pub at_ns: u64,
+}
+
+/// What became of a claim.
+pub(super) enum Claimed {
+    /// It stands, and counts as a heartbeat of this boot time.
+    Stands(LeasePage, u64),
+    /// It was not written: its time to start was over.
+    NotStarted,
+    /// It took too long to count, and may have been written over the page of another.
+    Late,
+    /// Another's page is there.
+    Beaten(Seen),
+}
+
+impl LeaseFile {
+    pub fn new(env: &Env, file: File, store_id: u64) -> LeaseFile {
+        let starts = Fence::failing(env);
+        file.set_fence(starts.clone());
+        LeaseFile { env: env.clone(), file, store_id, starts }
+    }
+
+    pub async fn read(&self) -> Result<Seen> {
+        self.starts.open_until(u64::MAX);
+        let at_ns = self.env.boot_ns();
+        let offset = LEASE_BLOCK * BLOCK;
+        let (bytes, read) = self.file.tables().read(offset, Buf::alloc(BLOCK as usize)).await;
+        read?;
+        let page = LeasePage::decode(&bytes, self.store_id, self.file.name());
+        Ok(Seen { page, bytes, at_ns })
+    }
+
+    /// Writes the page, or fails with `LeaseLost` where it has not started by `until_ns` of the boot time.
+    pub async fn write(&self, page: &LeasePage, until_ns: u64) -> Result<()> {
+        self.starts.open_until(until_ns);
+        self.file.tables().write(LEASE_BLOCK * BLOCK, page.encode()).await
+    }
+
+    pub async fn flush(&self) -> Result<()> {
+        self.starts.open_until(u64::MAX);
+        self.file.flush().await
+    }
+
+    /// Claims what `seen` allows to be claimed: write, flush, wait, read again.
+    pub async fn try_claim(
+        &self,
+        seen: &Seen,
+        epoch: u64,
+        owner: &Owner,
+        terms: &LeaseTerms,
+    ) -> Result<Claimed> {
+        let now_us = self.env.unix_us();
+        let page = LeasePage {
+            store_id: self.store_id,
+            state: LeaseState::Claimed,
+            epoch,
+            heartbeat: 0,
+            owner: owner.clone(),
+            expiry_ms: terms.expiry_us / 1000,
+            io_max_ms: terms.io_max_us / 1000,
+            since_unix_us: now_us,
+            heartbeat_unix_us: now_us,
+        };
+        let unhurried = terms.defects.has(Defect::LateClaim);
+        let until_ns = if unhurried { u64::MAX } else { seen.at_ns + terms.claim_us * 1000 };
+        let began_ns = self.env.boot_ns();
+        match self.write(&page, until_ns).await {
+            Err(e) if e.kind == ErrorKind::LeaseLost => return Ok(Claimed::NotStarted),
+            written => written?,
+        }
+        if self.env.boot_ns() > until_ns {
+            return Ok(Claimed::Late);
+        }
+        self.flush().await?;
+        if terms.defects.has(Defect::ClaimWithoutReadback) {
+            return Ok(Claimed::Stands(page, began_ns));
+        }
+        self.env.sleep_us(terms.settle_us).await;
+        let again = self.read().await?;
+        match again.page.as_ref() {
+            Ok(found) if *found == page => Ok(Claimed::Stands(page, began_ns)),
+            _ => Ok(Claimed::Beaten(again)),
+        }
+    }
+
+    /// Resolves when the page has stood still for `us`, with the last read. None where it changed.
+    pub async fn watch(&self, first: Seen, us: u64, every_us: u64) -> Result<Option<Seen>> {
+        // What counts is when the first read had ended, at the latest.
+        let until_ns = self.env.boot_ns() + us * 1000;
+        loop {
+            self.env.sleep_us(every_us).await;
+            let seen = self.read().await?;
+            if seen.bytes[..] != first.bytes[..] {
+                return Ok(None);
+            }
+            if seen.at_ns >= until_ns {
+                return Ok(Some(seen));
+            }
+        }
+    }
+}
+
+impl LeaseTerms {
+    /// How long a page must stand still whose owner stated these bounds, microseconds.
+    pub(super) fn stillness_us(&self, page: &Result<LeasePage>) -> u64 {
+        let stated_us = match page {
+            Ok(page) => (page.expiry_ms + page.io_max_ms) * 1000,
+            Err(_) => self.expiry_us + self.io_max_us,
+        };
+        match self.defects.has(Defect::ClaimWithoutWait) {
+            true => 0,
+            false => stated_us + self.margin_us,
+        }
+    }
+}
+
+/// Owns the lease when it answers: the page, and the boot time of its first heartbeat.
+///
+/// # Errors
+/// `Locked`: its owner is alive, or was faster. `Refused`: nothing is heard of its owner, and it is not to be taken over.
+pub(super) async fn claim(file: &LeaseFile, claimant: &Claimant) -> Result<(LeasePage, u64)> {
+    let mut doubtful = false;
+    for _ in 0..CLAIMS_MAX {
+        let seen = file.read().await?;
+        let free = !doubtful && seen.page.as_ref().is_ok_and(|page| is_free(page, claimant));
+        let seen = if free { seen } else { wait_out(file, claimant, seen, doubtful).await? };
+        let epoch = seen.page.as_ref().map_or(0, |page| page.epoch) + 1;
+        match file.try_claim(&seen, epoch, &claimant.owner, &claimant.terms).await? {
+            Claimed::Stands(page, at_ns) => return Ok((page, at_ns)),
+            Claimed::NotStarted => {}
+            Claimed::Late => doubtful = true,
+            Claimed::Beaten(seen) => return Err(locked(file, &seen, "was faster")),
+        }
+    }
+    let cause = format!(
+        "its lease could not be claimed: reading and writing one page took more than {} ms, {CLAIMS_MAX} times",
+        claimant.terms.claim_us / 1000
+    );
+    Err(Error::refused(file.file.name(), cause))
+}
+
+/// Returns whether nothing can come from the owner any more.
+fn is_free(page: &LeasePage, claimant: &Claimant) -> bool {
+    match page.state {
+        LeaseState::Released => true,
+        // A claim may have been written late, over the page of an owner that is alive.
+        LeaseState::Claimed => false,
+        LeaseState::Held => (claimant.has_ended)(&page.owner),
+    }
+}
+
+/// Resolves with the last read when the lease may be claimed because nothing was heard of its owner.
+async fn wait_out(file: &LeaseFile, claimant: &Claimant, seen: Seen, doubtful: bool) -> Result<Seen> {
+    let terms = &claimant.terms;
+    let us = terms.stillness_us(&seen.page);
+    let again = Seen { page: seen.page.clone(), bytes: Buf::copy_of(&seen.bytes), at_ns: seen.at_ns };
+    if !doubtful && !may_take_over(&seen.page, claimant) {
+        let living_us = us.min(terms.heartbeat_us * HEARTBEATS_OF_A_LIVING);
+        return match file.watch(seen, living_us, terms.heartbeat_us / 2).await? {
+            None => Err(locked(file, &file.read().await?, "serves it")),
+            Some(still) => Err(stopped(file, &still, living_us)),
+        };
+    }
+    match file.watch(seen, us, terms.heartbeat_us).await? {
+        Some(still) => Ok(still),
+        None => {
+            let now = file.read().await?;
+            // Between two owners of the store there is none: whoever comes next is as free to claim.
+            match now.page.as_ref().is_ok_and(|page| page.state == LeaseState::Released) {
+                true => Ok(now),
+                false => Err(locked(file, if now.page.is_ok() { &now } else { &again }, "serves it")),
+            }
+        }
+    }
+}
+
+fn may_take_over(page: &Result<LeasePage>, claimant: &Claimant) -> bool {
+    match (claimant.take_over, page) {
+        (TakeOver::Any, _) => true,
+        (TakeOver::FromOwnHost, Ok(page)) => {
+            let (other, own) = (&page.owner, &claimant.owner);
+            // On this boot, among these processes, it could be seen whether it has ended.
+            let seen = (other.boot_id, other.process_namespace) == (own.boot_id, own.process_namespace);
+            other.host == own.host && !seen
+        }
+        _ => false,
+    }
+}
+
+fn locked(file: &LeaseFile, seen: &Seen, does: &str) -> Error {
+    let who = match &seen.page {
+        Ok(page) => describe(page, file.env.unix_us()),
+        Err(e) => format!("an owner that cannot be told ({})", e.cause),
+    };
+    let remedy = "serve it from one host at a time: remove it there first (unstun datastore remove)";
+    Error::new(ErrorKind::Locked, file.file.name(), format!("{who} {does}; {remedy}"))
+}
+
+fn stopped(file: &LeaseFile, seen: &Seen, us: u64) -> Error {
+    let cause = match &seen.page {
+        Ok(page) => {
+            let who = describe(page, file.env.unix_us());
+            format!("it is leased to {who}, of which nothing was heard for {} s", us / 1_000_000)
+        }
+        Err(e) => format!("its lease cannot be read ({})", e.cause),
+    };
+    let remedy = "if that host is dead or cut off from the device, `unstun datastore take-over` claims it";
+    Error::refused(file.file.name(), format!("{cause}; {remedy}"))
+}
+
+/// Names an owner for messages.
+pub(super) fn describe(page: &LeasePage, now_unix_us: i64) -> String {
+    let ago = |unix_us: i64| now_unix_us.saturating_sub(unix_us).max(0) / 1_000_000;
+    let Owner { host, pid, .. } = &page.owner;
+    format!(
+        "unstun on host {host} (pid {pid}, since {} s, last heartbeat {} s ago by its clock)",
+        ago(page.since_unix_us),
+        ago(page.heartbeat_unix_us)
+    )
+}

@@ -1,0 +1,256 @@
+//! The lease of a store that several hosts can reach: one opening owns it, writes heartbeats, and stops when it cannot.
+//!
+//! `docs/formats/native.md`, "Lease", has the protocol and why at most one opening writes at any moment.
+
+mod claim;
+mod page;
+#[cfg(test)]
+mod tests;
+
+use std::cell::{Cell, RefCell};
+use std::pin::pin;
+use std::rc::{Rc, Weak};
+
+use blk::sync::{Signal, TaskMutex};
+use blk::{Env, Error, ErrorKind, Fence, File, Result};
+use futures_util::future::select;
+
+use self::claim::{Claimed, LeaseFile, claim, describe};
+pub use self::page::{HOST_BYTES_MAX, LeasePage, LeaseState, Owner};
+use super::superblock::Superblock;
+use crate::options::{Defect, Defects};
+
+/// The times of the protocol, in microseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct LeaseTerms {
+    pub heartbeat_us: u64,
+    /// The holder starts no I/O once its last heartbeat is this old.
+    pub expiry_us: u64,
+    /// What was started is at an end after this.
+    pub io_max_us: u64,
+    /// From the read that allows a claim to the end of its write.
+    pub claim_us: u64,
+    /// From there until it is read again; longer than `claim_us`.
+    pub settle_us: u64,
+    /// By which two hosts' clocks may differ within `expiry_us + io_max_us`.
+    pub margin_us: u64,
+    pub defects: Defects,
+}
+
+impl Default for LeaseTerms {
+    fn default() -> Self {
+        Self {
+            heartbeat_us: 2_000_000,
+            expiry_us: 10_000_000,
+            io_max_us: 30_000_000,
+            claim_us: 500_000,
+            settle_us: 1_000_000,
+            margin_us: 1_000_000,
+            defects: Defects::default(),
+        }
+    }
+}
+
+/// From whom an opening takes a lease that was not released, after it has waited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TakeOver {
+    Nobody,
+    /// From an owner on a host of the same name, of an earlier boot or in another container: it may be this one before it
+    /// was started again. The wait is needed all the same.
+    FromOwnHost,
+    Any,
+}
+
+/// Who wants the lease, and what it may do for it.
+#[derive(Clone)]
+pub struct Claimant {
+    pub owner: Owner,
+    pub terms: LeaseTerms,
+    pub take_over: TakeOver,
+    /// Returns whether an owner's process has ended for certain.
+    pub has_ended: Rc<dyn Fn(&Owner) -> bool>,
+}
+
+/// A lease that is owned until it is released or lost.
+pub struct Lease {
+    env: Env,
+    file: LeaseFile,
+    terms: LeaseTerms,
+    /// As it was written last.
+    page: RefCell<LeasePage>,
+    /// Boot time before the last heartbeat that completed was submitted.
+    heartbeat_ns: Cell<u64>,
+    fence: Rc<Fence>,
+    /// Of the page.
+    turn: TaskMutex,
+    ended: Cell<bool>,
+    woken: Rc<Signal>,
+}
+
+impl Lease {
+    /// Claims the lease of the store in `file`, and writes heartbeats from then on. `file` is a handle of its own: it gets
+    /// a fence that the store's must not have.
+    ///
+    /// # Errors
+    /// `Locked`: its owner lives. `Refused`: nothing is heard of its owner. `Invalid`: not a store.
+    pub async fn acquire(env: &Env, file: File, claimant: Claimant) -> Result<Rc<Lease>> {
+        let superblock = Superblock::read(&file).await?.newest;
+        let file = LeaseFile::new(env, file, superblock.store_id);
+        let (page, heartbeat_ns) = claim(&file, &claimant).await?;
+        let lease = Rc::new(Lease {
+            env: env.clone(),
+            file,
+            terms: claimant.terms,
+            page: RefCell::new(page),
+            heartbeat_ns: Cell::new(heartbeat_ns),
+            fence: Fence::waiting(env),
+            turn: TaskMutex::default(),
+            ended: Cell::new(false),
+            woken: Rc::default(),
+        });
+        lease.open_fence(heartbeat_ns);
+        lease.beat().await?;
+        let beating = Rc::downgrade(&lease);
+        env.spawn_detached(Box::pin(write_heartbeats(env.clone(), beating)));
+        Ok(lease)
+    }
+
+    /// What the store's file stands behind.
+    pub fn fence(&self) -> Rc<Fence> {
+        self.fence.clone()
+    }
+
+    pub fn store_id(&self) -> u64 {
+        self.file.store_id
+    }
+
+    /// Returns why nothing may be written any more, if so.
+    pub fn lost(&self) -> Option<Error> {
+        self.fence.lost()
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.page.borrow().epoch
+    }
+
+    fn expires_ns(&self) -> u64 {
+        self.heartbeat_ns.get() + self.terms.expiry_us * 1000
+    }
+
+    /// A heartbeat submitted at `at_ns` has completed.
+    fn open_fence(&self, at_ns: u64) {
+        let late = self.terms.defects.has(Defect::HeartbeatCountedFromItsEnd);
+        self.heartbeat_ns.set(if late { self.env.boot_ns() } else { at_ns });
+        let unfenced = self.terms.defects.has(Defect::HolderWithoutFence);
+        self.fence.open_until(if unfenced { u64::MAX } else { self.expires_ns() });
+    }
+
+    fn lose(&self, cause: impl Into<String>) -> Error {
+        let cause = Error::new(ErrorKind::LeaseLost, self.file.file.name(), cause);
+        self.fence.lose(cause.clone());
+        cause
+    }
+
+    /// Reads the page, and writes it again with the next counter.
+    async fn beat(&self) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        if self.ended.get() {
+            return Ok(());
+        }
+        self.check_own().await?;
+        if self.env.boot_ns() >= self.expires_ns() {
+            return self.claim_again().await;
+        }
+        let at_ns = self.env.boot_ns();
+        match self.write(LeaseState::Held).await {
+            Ok(()) => self.open_fence(at_ns),
+            // It was late; the next one claims anew.
+            Err(e) if e.kind == ErrorKind::LeaseLost => {}
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    async fn write(&self, state: LeaseState) -> Result<()> {
+        let mut page = self.page.borrow().clone();
+        page.state = state;
+        page.heartbeat += 1;
+        page.heartbeat_unix_us = self.env.unix_us();
+        self.file.write(&page, self.expires_ns()).await?;
+        *self.page.borrow_mut() = page;
+        Ok(())
+    }
+
+    /// `LeaseLost`, for good, where the page is another's.
+    async fn check_own(&self) -> Result<()> {
+        let seen = self.file.read().await?;
+        match &seen.page {
+            Ok(page) if page.owner.id == self.page.borrow().owner.id => Ok(()),
+            Ok(page) => Err(self.lose(format!(
+                "{} serves the store now; nothing more is written from here",
+                describe(page, self.env.unix_us())
+            ))),
+            Err(e) => Err(self.lose(format!("its lease cannot be read any more ({})", e.cause))),
+        }
+    }
+
+    /// No heartbeat got through in time, and the page was still ours: nobody else has gone on.
+    async fn claim_again(&self) -> Result<()> {
+        let seen = self.file.read().await?;
+        let owned = self.page.borrow().clone();
+        let epoch = match &seen.page {
+            Ok(page) if page.owner.id == owned.owner.id => page.epoch + 1,
+            _ => return self.check_own().await,
+        };
+        match self.file.try_claim(&seen, epoch, &owned.owner, &self.terms).await? {
+            Claimed::Stands(page, at_ns) => {
+                *self.page.borrow_mut() = LeasePage { since_unix_us: owned.since_unix_us, ..page };
+                self.open_fence(at_ns);
+                Ok(())
+            }
+            Claimed::NotStarted => Ok(()),
+            // The page that it was written over may have been that of an owner who has changed the store.
+            Claimed::Late => Err(self.lose(format!(
+                "after {} s without a heartbeat its lease could not be claimed anew within {} ms; another host may have \
+                 served the store in between",
+                self.terms.expiry_us / 1_000_000,
+                self.terms.claim_us / 1000
+            ))),
+            Claimed::Beaten(_) => self.check_own().await,
+        }
+    }
+
+    /// Gives the lease back, so that the next opening anywhere need not wait. The store's file is not written any more.
+    pub async fn release(&self) -> Result<()> {
+        self.ended.set(true);
+        self.woken.notify();
+        let _turn = self.turn.lock().await;
+        if self.lost().is_some() {
+            return Ok(());
+        }
+        self.check_own().await?;
+        let written = self.write(LeaseState::Released).await;
+        self.lose("its lease was released");
+        written?;
+        self.file.flush().await
+    }
+}
+
+async fn write_heartbeats(env: Env, lease: Weak<Lease>) {
+    loop {
+        let Some(used) = lease.upgrade() else { return };
+        let every_us = used.terms.heartbeat_us;
+        let began_ns = env.now_ns();
+        if let Err(e) = used.beat().await {
+            used.lose(format!("no heartbeat can be written to its lease: {}", e.cause));
+        }
+        if used.ended.get() || used.lost().is_some() {
+            return;
+        }
+        let (woken, at_ns) = (used.woken.clone(), began_ns + every_us * 1000);
+        let told = woken.wait();
+        // Nothing is written for a lease that has no user any more.
+        drop(used);
+        select(pin!(told), pin!(env.sleep_until(at_ns))).await;
+    }
+}

@@ -1,0 +1,290 @@
+use std::cell::Cell;
+
+use blk::manifest::{DiskMode, NewDisk};
+use blk::reactor::OpenMode;
+use blk::volume::Volume;
+use blk::{Buf, Slice};
+use sim::{Action, Fault, Host, OpKind, Options, Pause, SimWorld, View};
+
+use super::*;
+use crate::native::layout::BLOCK;
+use crate::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
+use crate::options::Options as EngineOptions;
+
+const LUN: &str = "lun";
+const SMALL: NewStore = NewStore { journal_pages: 1024, group_blocks: 512 };
+/// A block of the first group, where these tests write what a store would.
+const DATA_AT: u64 = 2000 * BLOCK;
+const SECOND_US: u64 = 1_000_000;
+
+async fn open(host: &Host) -> File {
+    host.env.open_root("/").unwrap().open(LUN, OpenMode::Write).await.unwrap()
+}
+
+fn claimant(host: &str, take_over: TakeOver) -> Claimant {
+    thread_local!(static OPENINGS: Cell<u128> = const { Cell::new(1) });
+    let id = OPENINGS.with(|openings| openings.replace(openings.get() + 1));
+    let owner = Owner { id, boot_id: id, host: host.to_string(), pid: 4711, ..Owner::default() };
+    Claimant { owner, terms: LeaseTerms::default(), take_over, has_ended: Rc::new(|_| false) }
+}
+
+async fn acquire(host: &Host, claimant: Claimant) -> Result<Rc<Lease>> {
+    Lease::acquire(&host.env, open(host).await, claimant).await
+}
+
+/// Runs `main` on two machines with a new store between them.
+fn on_two_hosts<F>(main: impl FnOnce(Env, Host, Host) -> F) -> SimWorld
+where
+    F: Future<Output = ()> + 'static,
+{
+    let world = SimWorld::new(3, Options::default());
+    on_hosts_of(&world, main);
+    world
+}
+
+fn on_hosts_of<F>(world: &SimWorld, main: impl FnOnce(Env, Host, Host) -> F)
+where
+    F: Future<Output = ()> + 'static,
+{
+    world.write_file(LUN, &vec![0; (2100 * BLOCK) as usize]);
+    let made = world.run(|env| async move {
+        let file = env.open_root("/").unwrap().open(LUN, OpenMode::Write).await.unwrap();
+        Store::format(&env, &file, SMALL).await.unwrap();
+    });
+    made.expect("no cut");
+    let done = world.run_hosts(2, |env, hosts| {
+        let [a, b] = <[Host; 2]>::try_from(hosts).ok().expect("two machines");
+        main(env, a, b)
+    });
+    done.expect("no cut");
+}
+
+fn block(byte: u8) -> Slice {
+    let mut block = Buf::alloc(BLOCK as usize);
+    block.fill(byte);
+    block.freeze()
+}
+
+/// A file of the store behind the lease's fence.
+async fn guarded(host: &Host, lease: &Lease) -> File {
+    let file = open(host).await;
+    file.set_fence(lease.fence());
+    file
+}
+
+#[test]
+fn a_living_owner_is_named_and_a_released_lease_is_free_at_once() {
+    on_two_hosts(|env, a, b| async move {
+        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        for take_over in [TakeOver::Nobody, TakeOver::FromOwnHost, TakeOver::Any] {
+            let e = acquire(&b, claimant("a", take_over)).await.err().expect("its owner lives");
+            assert_eq!(e.kind, ErrorKind::Locked);
+            assert!(e.cause.contains("host a (pid 4711, since"), "{e}");
+        }
+        assert!(lease.lost().is_none());
+        lease.release().await.unwrap();
+        let before_ns = env.now_ns();
+        let next = acquire(&b, claimant("b", TakeOver::Nobody)).await.unwrap();
+        assert!(env.now_ns() - before_ns < 2 * SECOND_US * 1000);
+        assert_eq!(next.epoch(), lease.epoch() + 1);
+    });
+}
+
+#[test]
+fn an_owner_that_has_ended_on_this_host_is_followed_at_once_and_no_other() {
+    on_two_hosts(|env, a, b| async move {
+        let dead = claimant("a", TakeOver::Nobody);
+        let id = dead.owner.id;
+        let lease = acquire(&a, dead).await.unwrap();
+        a.kill();
+        let e = acquire(&b, claimant("a", TakeOver::Nobody)).await.err().expect("a name is no proof");
+        assert_eq!(e.kind, ErrorKind::Refused);
+        assert!(e.cause.contains("take-over") && e.cause.contains("host a"), "{e}");
+        let before_ns = env.now_ns();
+        let knowing =
+            Claimant { has_ended: Rc::new(move |owner| owner.id == id), ..claimant("b", TakeOver::Nobody) };
+        acquire(&b, knowing).await.unwrap();
+        assert!(env.now_ns() - before_ns < 2 * SECOND_US * 1000);
+        drop(lease);
+    });
+}
+
+#[test]
+fn a_claim_that_was_never_held_is_waited_for_though_its_process_has_ended() {
+    on_two_hosts(|env, a, b| async move {
+        // The third submission after the opening and the superblocks' two reads and the lease's is the flush of the claim.
+        let claiming = a.env.spawn({
+            let a = a.clone();
+            async move { acquire(&a, claimant("a", TakeOver::Nobody)).await.err() }
+        });
+        env.sleep_us(SECOND_US / 2).await;
+        a.kill();
+        drop(claiming);
+        let knowing = |take_over| Claimant { has_ended: Rc::new(|_| true), ..claimant("b", take_over) };
+        let e = acquire(&b, knowing(TakeOver::Nobody)).await.err().expect("it may have hit another's page");
+        assert_eq!(e.kind, ErrorKind::Refused);
+        let before_ns = env.now_ns();
+        acquire(&b, knowing(TakeOver::Any)).await.unwrap();
+        assert!(env.now_ns() - before_ns >= 41 * SECOND_US * 1000);
+    });
+}
+
+#[test]
+fn a_holder_that_was_stopped_writes_nothing_after_it_was_taken_over() {
+    let world = on_two_hosts(|env, a, b| async move {
+        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let file = guarded(&a, &lease).await;
+        file.write(DATA_AT, block(1)).await.unwrap();
+        a.pause(Pause::AtSubmission(1));
+        let late = a.env.spawn({
+            let file = file.clone();
+            async move { file.write(DATA_AT, block(2)).await }
+        });
+        let before_ns = env.now_ns();
+        let taken = acquire(&b, claimant("b", TakeOver::Any)).await.unwrap();
+        assert!(env.now_ns() - before_ns >= 41 * SECOND_US * 1000);
+        let theirs = guarded(&b, &taken).await;
+        theirs.write(DATA_AT, block(3)).await.unwrap();
+        a.resume();
+        let e = late.join().await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::LeaseLost);
+        assert!(e.cause.contains("host b") && lease.lost().is_some(), "{e}");
+        let (_, read) = file.read(DATA_AT, Buf::alloc(BLOCK as usize)).await;
+        assert_eq!(read.unwrap_err().kind, ErrorKind::LeaseLost, "what it would read is another's");
+        env.sleep_us(60 * SECOND_US).await;
+        assert!(taken.lost().is_none());
+    });
+    assert_eq!(world.read_at(LUN, DATA_AT, 1, View::Current).unwrap(), [3]);
+}
+
+#[test]
+fn a_holder_that_was_stopped_and_not_taken_over_goes_on() {
+    let world = on_two_hosts(|env, a, _| async move {
+        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let file = guarded(&a, &lease).await;
+        a.pause(Pause::AtSubmission(1));
+        let late = a.env.spawn(async move { file.write(DATA_AT, block(2)).await });
+        env.sleep_us(3600 * SECOND_US).await;
+        let epoch = lease.epoch();
+        a.resume();
+        late.join().await.unwrap();
+        assert_eq!(lease.epoch(), epoch + 1, "claimed anew");
+    });
+    assert_eq!(world.read_at(LUN, DATA_AT, 1, View::Current).unwrap(), [2]);
+}
+
+#[test]
+fn a_holder_whose_new_claim_is_slow_stops_because_it_may_have_hit_the_page_of_another() {
+    let world = SimWorld::new(3, Options::default());
+    let device = world.clone();
+    on_hosts_of(&world, |env, a, _| async move {
+        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        a.pause(Pause::Now);
+        env.sleep_us(20 * SECOND_US).await;
+        device.add_fault(Fault::nth(1, Action::Delay { ns: 20 * SECOND_US * 1000 }).of(OpKind::Write));
+        a.resume();
+        env.sleep_us(60 * SECOND_US).await;
+        let e = lease.lost().expect("lost for good");
+        assert!(e.cause.contains("claimed anew within 500 ms"), "{e}");
+    });
+}
+
+#[test]
+fn of_two_that_claim_together_one_goes_on() {
+    on_two_hosts(|_, a, b| async move {
+        let [first, second] = [(&a, "a"), (&b, "b")].map(|(host, name)| {
+            let host = host.clone();
+            host.env.clone().spawn(async move { acquire(&host, claimant(name, TakeOver::Nobody)).await })
+        });
+        let owners = [first.join().await, second.join().await];
+        assert_eq!(owners.iter().filter(|owner| owner.is_ok()).count(), 1);
+        let beaten = owners.iter().find_map(|owner| owner.as_ref().err()).unwrap();
+        assert_eq!(beaten.kind, ErrorKind::Locked);
+    });
+}
+
+#[test]
+fn an_opening_on_the_host_of_that_name_waits_and_takes_over_by_itself() {
+    on_two_hosts(|_, a, b| async move {
+        acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        a.kill();
+        let e = acquire(&b, claimant("b", TakeOver::FromOwnHost)).await.err().unwrap();
+        assert_eq!(e.kind, ErrorKind::Refused);
+        acquire(&b, claimant("a", TakeOver::FromOwnHost)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_page_that_cannot_be_decoded_is_taken_over_only_when_asked_for() {
+    let world = on_two_hosts(|_, _, _| async {});
+    world.write_at(LUN, crate::native::layout::LEASE_BLOCK * BLOCK + 40, &[9]);
+    world.run_hosts(1, |_, hosts| async move {
+        let e = acquire(&hosts[0], claimant("a", TakeOver::FromOwnHost)).await.err().unwrap();
+        assert!(e.cause.contains("magic is") && e.cause.contains("take-over"), "{e}");
+        acquire(&hosts[0], claimant("a", TakeOver::Any)).await.unwrap();
+    });
+}
+
+/// The store behind the lease, and the one VM that is in it.
+async fn serve(host: &Host, lease: &Lease) -> (Rc<Store>, Rc<NativeVm>) {
+    let file = guarded(host, lease).await;
+    let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
+    let store = Store::open(host.env.clone(), file, options, Default::default(), false).await.unwrap();
+    if store.vms().await.unwrap().is_empty() {
+        let disks = [NewDisk { size_bytes: 64 << 12, mode: DiskMode::Persistent, folder: None }];
+        store.create_vm(NewNativeVm { name: "web", disks: &disks }).await.unwrap();
+    }
+    let (id, _) = store.vms().await.unwrap().remove(0);
+    let vm = NativeVm::open(&store, id, EngineOptions::default()).await.unwrap();
+    (store, vm)
+}
+
+fn generation(vm: &NativeVm) -> u64 {
+    vm.state().generation.present
+}
+
+#[test]
+fn clients_of_a_host_that_was_taken_over_unclean_are_refused_by_the_generation() {
+    on_two_hosts(|_, a, b| async move {
+        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let (_store, vm) = serve(&a, &lease).await;
+        let before = generation(&vm);
+        vm.disk(0).unwrap().write(0, block(1)).await.unwrap();
+        a.kill();
+        let taken = acquire(&b, claimant("b", TakeOver::Any)).await.unwrap();
+        let (_, there) = serve(&b, &taken).await;
+        assert!(generation(&there) > before, "a client of the dead host may come back with its caches");
+    });
+}
+
+#[test]
+fn a_store_that_was_closed_goes_to_another_host_with_its_generations() {
+    on_two_hosts(|_, a, b| async move {
+        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let (store, vm) = serve(&a, &lease).await;
+        let before = generation(&vm);
+        vm.disk(0).unwrap().write(0, block(1)).await.unwrap();
+        vm.close().await.unwrap();
+        store.close().await.unwrap();
+        lease.release().await.unwrap();
+        let next = acquire(&b, claimant("b", TakeOver::Nobody)).await.unwrap();
+        let (_, there) = serve(&b, &next).await;
+        assert_eq!(generation(&there), before, "every answer is durable");
+    });
+}
+
+#[test]
+fn a_store_that_was_leased_is_not_written_by_a_program_without_leases() {
+    let world = on_two_hosts(|_, a, _| async move {
+        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let (store, vm) = serve(&a, &lease).await;
+        vm.close().await.unwrap();
+        store.close().await.unwrap();
+        lease.release().await.unwrap();
+    });
+    world.run(|env| async move {
+        let file = env.open_root("/").unwrap().open(LUN, OpenMode::Read).await.unwrap();
+        let found = Superblock::read(&file).await.unwrap().newest;
+        assert_eq!(found.features_ro_compat, crate::native::superblock::LEASED);
+    });
+}

@@ -1,0 +1,360 @@
+//! Several machines of one world: they share its clock and its files, and each can be paused or killed by itself.
+//!
+//! A machine's operations wait in its own queue until the core hands them over, as they wait in the ring of a process
+//! until its next system call. A pause holds back the queue and everything that has completed, so no task of the machine
+//! learns anything; what was handed over before goes on, and the clock too. Locks are not modelled: they are local to a
+//! host, and so worth nothing here.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use blk::fence::Deadline;
+use blk::memory::Memory;
+use blk::reactor::{self, Handle, Op, Outcome, Reactor, Token};
+use blk::{Env, Errno};
+
+use crate::memory::HostMemory;
+use crate::reactor::{NoThreads, SimReactor};
+
+/// When a machine stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pause {
+    Now,
+    /// With its n-th submission from now, counted from 1: that one is in the machine's queue and not handed over.
+    AtSubmission(u64),
+    /// The same, counting writes alone.
+    AtWrite(u64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Power {
+    Running,
+    /// Since this moment of the world's clock.
+    Paused(u64),
+    Dead,
+}
+
+/// Where an operation of a machine is.
+enum Place {
+    Queued(Option<Waker>),
+    Submitted(Token),
+}
+
+/// One machine, as the tasks on it see the world.
+pub(crate) struct Machine {
+    world: Rc<SimReactor>,
+    power: Cell<Power>,
+    /// What is left until the machine pauses.
+    pause_in: Cell<Option<Pause>>,
+    /// Files behind a fence, and when the last change of one of them was handed over.
+    fenced: RefCell<BTreeSet<Handle>>,
+    changed_ns: Cell<u64>,
+    queue: RefCell<Vec<(u32, Op)>>,
+    places: RefCell<BTreeMap<u32, Place>>,
+    next_token: Cell<u32>,
+    /// Of tasks that would have learned something during the pause.
+    held: RefCell<Vec<Waker>>,
+    /// Nanoseconds for which it has been paused: its monotonic clock stands still meanwhile.
+    paused_ns: Cell<u64>,
+    memory: Rc<HostMemory>,
+}
+
+impl Machine {
+    fn new(world: Rc<SimReactor>, number: u64) -> Rc<Machine> {
+        Rc::new(Machine {
+            world,
+            power: Cell::new(Power::Running),
+            pause_in: Cell::new(None),
+            fenced: RefCell::default(),
+            changed_ns: Cell::new(0),
+            queue: RefCell::default(),
+            places: RefCell::default(),
+            next_token: Cell::new(0),
+            held: RefCell::default(),
+            paused_ns: Cell::new(0),
+            memory: Rc::new(HostMemory::new(number)),
+        })
+    }
+
+    fn pause(&self) {
+        if self.power.get() == Power::Running {
+            self.power.set(Power::Paused(self.world.now_ns()));
+        }
+    }
+
+    fn resume(&self) {
+        let Power::Paused(since_ns) = self.power.get() else { return };
+        self.paused_ns.set(self.paused_ns.get() + self.world.now_ns() - since_ns);
+        self.power.set(Power::Running);
+        self.held.take().into_iter().for_each(Waker::wake);
+    }
+
+    fn kill(&self) {
+        self.power.set(Power::Dead);
+        self.queue.borrow_mut().clear();
+    }
+
+    /// Hands the queue to the world, as a system call does.
+    fn hand_over(&self) {
+        if self.power.get() != Power::Running {
+            return;
+        }
+        for (id, op) in self.queue.take() {
+            let op = match op {
+                Op::Timer { at_ns } => Op::Timer { at_ns: at_ns.saturating_add(self.paused_ns.get()) },
+                op => op,
+            };
+            self.note_change(&op);
+            let token = self.world.submit(op);
+            let waited = self.places.borrow_mut().insert(id, Place::Submitted(token));
+            if let Some(Place::Queued(Some(waker))) = waited {
+                let asked = self.world.poll(token, &mut Context::from_waker(&waker));
+                assert!(asked.is_pending(), "nothing completes at its submission");
+            }
+        }
+    }
+
+    fn count_submission(&self, op: &Op) {
+        let left = match (self.pause_in.get(), op) {
+            (Some(Pause::AtSubmission(nth)), _) => Pause::AtSubmission(nth - 1),
+            (Some(Pause::AtWrite(nth)), Op::Write { .. }) => Pause::AtWrite(nth - 1),
+            _ => return,
+        };
+        self.pause_in.set(Some(left));
+        if matches!(left, Pause::AtSubmission(0) | Pause::AtWrite(0)) {
+            self.pause_in.set(None);
+            self.pause();
+        }
+    }
+
+    /// The referee's book: whether the world takes the change is the world's to decide.
+    fn note_change(&self, op: &Op) {
+        let file = match op {
+            Op::Write { file, .. }
+            | Op::Allocate { file, .. }
+            | Op::Zero { file, .. }
+            | Op::SetLen { file, .. } => file,
+            _ => return,
+        };
+        if self.fenced.borrow().contains(file) && self.world.is_admitted(*file) {
+            self.changed_ns.set(self.world.now_ns());
+        }
+    }
+}
+
+impl Reactor for Machine {
+    fn submit(&self, op: Op) -> Token {
+        let id = self.next_token.get();
+        self.next_token.set(id + 1);
+        if self.power.get() != Power::Dead {
+            self.places.borrow_mut().insert(id, Place::Queued(None));
+            self.count_submission(&op);
+            self.queue.borrow_mut().push((id, op));
+        }
+        Token(id)
+    }
+
+    fn poll(&self, token: Token, cx: &mut Context<'_>) -> Poll<Outcome> {
+        match self.power.get() {
+            Power::Running => {}
+            Power::Paused(_) => {
+                self.held.borrow_mut().push(cx.waker().clone());
+                return Poll::Pending;
+            }
+            Power::Dead => return Poll::Pending,
+        }
+        let mut places = self.places.borrow_mut();
+        let inner = match places.get_mut(&token.0) {
+            Some(Place::Queued(waker)) => {
+                *waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            Some(Place::Submitted(inner)) => *inner,
+            None => return Poll::Pending,
+        };
+        let outcome = std::task::ready!(self.world.poll(inner, cx));
+        places.remove(&token.0);
+        Poll::Ready(outcome)
+    }
+
+    fn forget(&self, token: Token) {
+        match self.places.borrow_mut().remove(&token.0) {
+            // It may be on its way all the same.
+            Some(Place::Queued(_)) | None => self.queue.borrow_mut().retain(|(id, _)| *id != token.0),
+            Some(Place::Submitted(inner)) => self.world.forget(inner),
+        }
+    }
+
+    fn close(&self, handle: Handle) {
+        self.fenced.borrow_mut().remove(&handle);
+        self.world.close(handle);
+    }
+
+    fn open_root(&self, path: &str) -> Result<Handle, Errno> {
+        self.world.open_root(path)
+    }
+
+    fn fence(&self, file: Handle, deadline: Arc<Deadline>) {
+        self.fenced.borrow_mut().insert(file);
+        self.world.fence(file, deadline);
+    }
+
+    fn now_ns(&self) -> u64 {
+        let stopped_ns = match self.power.get() {
+            Power::Paused(since_ns) => self.world.now_ns() - since_ns,
+            _ => 0,
+        };
+        self.world.now_ns() - self.paused_ns.get() - stopped_ns
+    }
+
+    fn boot_ns(&self) -> u64 {
+        self.world.boot_ns()
+    }
+
+    fn unix_us(&self) -> i64 {
+        self.world.unix_us()
+    }
+
+    fn random(&self) -> u64 {
+        self.world.random()
+    }
+
+    fn memory(&self) -> Option<Rc<dyn Memory>> {
+        Some(self.memory.clone())
+    }
+
+    fn turn(&self) {
+        unreachable!("the core turns the world, not one machine of it")
+    }
+
+    fn wait(&self) -> bool {
+        unreachable!("the core waits for the world, not for one machine of it")
+    }
+
+    fn waker(&self) -> Arc<dyn reactor::Waker> {
+        Arc::new(NoThreads)
+    }
+}
+
+/// A machine in the hands of a test.
+#[derive(Clone)]
+pub struct Host {
+    /// What its tasks run in.
+    pub env: Env,
+    machine: Rc<Machine>,
+}
+
+impl Host {
+    pub(crate) fn new(core: &Env, machine: Rc<Machine>) -> Host {
+        Host { env: core.over(machine.clone()), machine }
+    }
+
+    pub fn pause(&self, when: Pause) {
+        match when {
+            Pause::Now => self.machine.pause(),
+            Pause::AtSubmission(nth) => self.machine.pause_in.set(Some(Pause::AtSubmission(nth.max(1)))),
+            Pause::AtWrite(nth) => self.machine.pause_in.set(Some(Pause::AtWrite(nth.max(1)))),
+        }
+    }
+
+    /// Goes on where it stopped; a pause that has not begun is called off.
+    pub fn resume(&self) {
+        self.machine.pause_in.set(None);
+        self.machine.resume();
+    }
+
+    pub fn is_paused(&self) -> bool {
+        matches!(self.machine.power.get(), Power::Paused(_))
+    }
+
+    /// Returns when the world last took a change of a file behind a fence from it, by the world's clock; 0 is never.
+    pub fn changed_ns(&self) -> u64 {
+        self.machine.changed_ns.get()
+    }
+
+    /// It never goes on; what it has handed over happens.
+    pub fn kill(&self) {
+        self.machine.kill();
+    }
+}
+
+/// What the executor drives: the world under all machines.
+pub(crate) struct Hosts {
+    world: Rc<SimReactor>,
+    machines: Vec<Rc<Machine>>,
+}
+
+impl Hosts {
+    pub fn new(world: SimReactor, count: usize) -> Rc<Hosts> {
+        let world = Rc::new(world);
+        let machines = (1..=count as u64).map(|number| Machine::new(world.clone(), number)).collect();
+        Rc::new(Hosts { world, machines })
+    }
+
+    pub fn machines(&self) -> impl Iterator<Item = Rc<Machine>> + '_ {
+        self.machines.iter().cloned()
+    }
+
+    fn hand_over(&self) {
+        self.machines.iter().for_each(|machine| machine.hand_over());
+    }
+}
+
+impl Reactor for Hosts {
+    fn submit(&self, op: Op) -> Token {
+        self.world.submit(op)
+    }
+
+    fn poll(&self, token: Token, cx: &mut Context<'_>) -> Poll<Outcome> {
+        self.world.poll(token, cx)
+    }
+
+    fn forget(&self, token: Token) {
+        self.world.forget(token);
+    }
+
+    fn close(&self, handle: Handle) {
+        self.world.close(handle);
+    }
+
+    fn open_root(&self, path: &str) -> Result<Handle, Errno> {
+        self.world.open_root(path)
+    }
+
+    fn fence(&self, file: Handle, deadline: Arc<Deadline>) {
+        self.world.fence(file, deadline);
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.world.now_ns()
+    }
+
+    fn boot_ns(&self) -> u64 {
+        self.world.boot_ns()
+    }
+
+    fn unix_us(&self) -> i64 {
+        self.world.unix_us()
+    }
+
+    fn random(&self) -> u64 {
+        self.world.random()
+    }
+
+    fn turn(&self) {
+        self.hand_over();
+        self.world.turn();
+    }
+
+    fn wait(&self) -> bool {
+        self.hand_over();
+        self.world.wait()
+    }
+
+    fn waker(&self) -> Arc<dyn reactor::Waker> {
+        self.world.waker()
+    }
+}
