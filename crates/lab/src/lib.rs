@@ -7,6 +7,7 @@ pub mod experiment;
 pub mod figures;
 pub mod home;
 pub mod import;
+pub mod lease;
 pub mod modelled;
 pub mod native;
 pub mod oracle;

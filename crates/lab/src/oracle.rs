@@ -60,6 +60,7 @@ struct Write {
 }
 
 /// The model of one disk.
+#[derive(Clone)]
 pub struct DiskModel {
     pub disk: u32,
     tick: u64,
