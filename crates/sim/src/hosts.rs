@@ -136,6 +136,7 @@ impl Machine {
             Op::Write { file, .. }
             | Op::Allocate { file, .. }
             | Op::Zero { file, .. }
+            | Op::GiveBack { file, .. }
             | Op::SetLen { file, .. } => file,
             _ => return,
         };

@@ -158,6 +158,15 @@ pub enum DatastoreCommand {
     List,
     /// Stop serving a datastore; all that is in it stays
     Remove { name: DatastoreName },
+    /// Serve a device whose lease another host holds and does not renew; that host must be dead or cut off
+    TakeOver {
+        /// A datastore that is not served for that reason, or the device; and what to call it
+        #[arg(value_name = "NAME|[NAME=]DEVICE")]
+        what: String,
+        /// Claim the lease without asking
+        #[arg(long)]
+        yes: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -28,6 +28,7 @@ mod identity_tests;
 mod inuse;
 mod journal;
 mod known;
+mod lease;
 mod life;
 mod moves;
 mod native;

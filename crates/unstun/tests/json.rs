@@ -141,7 +141,7 @@ async fn from_datastores(actual: &mut Actual, client: &Client) {
     let main = client.datastore_list().await.unwrap().remove(0).name;
     assert_eq!(client.store_check(&main).await.unwrap(), client.store_scrubbed(&main).await.unwrap());
     assert_eq!(client.store_scrub(&main).await.unwrap().vm, None);
-    let add = DatastoreAdd { path: "/added".into(), name: None };
+    let add = DatastoreAdd { path: "/added".into(), name: None, take_over: false };
     let added = client.datastore_add(&add).await.unwrap();
     actual.add("DatastoreAdd", &add);
     actual.add("Datastore", &added);

@@ -16,6 +16,9 @@ pub struct DatastoreAdd {
     /// Null takes the folder's name.
     #[serde(default)]
     pub name: Option<DatastoreName>,
+    /// Takes a device's lease from an owner of which nothing is heard: its host must be dead, or cut off from the device.
+    #[serde(default)]
+    pub take_over: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

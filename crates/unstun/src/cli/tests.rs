@@ -47,6 +47,8 @@ fn every_documented_line_parses() {
         "unstun up --memory 2G",
         "unstun datastore list",
         "unstun datastore remove fast",
+        "unstun datastore take-over fast",
+        "unstun datastore take-over lun=/dev/sdb --yes",
         "unstun vm create web --disk 20G --datastore fast",
         "unstun vm move web --to fast --store redo",
         "unstun vm move web/disk0 --to /mnt/a --detach",

@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::api::{Datastore, DatastoreAdd, DatastoreCreated, DatastoreRemoved};
 use crate::cli::DatastoreCommand;
 use crate::client::Client;
+use crate::command::consent;
 use crate::core;
 use crate::error::{Error, Result};
 use crate::output::{Output, align_right, table};
@@ -17,9 +18,28 @@ pub async fn run(command: &DatastoreCommand, client: &Client, output: Output) ->
             let request = request(what)?;
             output.result(&client.datastore_add(&request).await?, added)
         }
+        DatastoreCommand::TakeOver { what, yes } => take_over(what, *yes, client, output).await,
         DatastoreCommand::Create { .. } => unreachable!("run elsewhere"),
         DatastoreCommand::Remove { name } => output.result(&client.datastore_remove(name).await?, removed),
     }
+}
+
+async fn take_over(what: &str, yes: bool, client: &Client, output: Output) -> Result<()> {
+    let listed = client.datastore_list().await?;
+    let request = match listed.into_iter().find(|one| one.name.to_string() == what) {
+        Some(known) => DatastoreAdd { path: known.path, name: Some(known.name), take_over: true },
+        None => DatastoreAdd { take_over: true, ..request(what)? },
+    };
+    output.note(&format!(
+        "{}: the host that holds its lease must be dead or cut off from the device. A machine that is only suspended, or an I/O \
+         that the storage still holds back, may write over what is written from here, and both lose data. The lease is \
+         claimed after nothing was heard of its owner for about 42 seconds.",
+        request.path.display()
+    ));
+    if !yes {
+        consent("Take it over?", "takes it over")?;
+    }
+    output.result(&client.datastore_add(&request).await?, added)
 }
 
 /// Asks no daemon.
@@ -51,7 +71,7 @@ fn request(what: &str) -> Result<DatastoreAdd> {
     let named = what.split_once('=').and_then(|(name, path)| Some((name.parse().ok()?, path)));
     let (name, path) = named.map_or((None, what), |(name, path)| (Some(name), path));
     let path = std::path::absolute(path).map_err(|e| Error::invalid(format!("{path}: {e}")))?;
-    Ok(DatastoreAdd { path, name })
+    Ok(DatastoreAdd { path, name, take_over: false })
 }
 
 fn added(datastore: &Datastore) -> String {

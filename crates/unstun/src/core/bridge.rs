@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc as ready_channel};
 use std::thread::JoinHandle;
 
+use engine::native::TakeOver;
 use tokio::sync::{mpsc, oneshot};
 
 use super::heartbeat::Heartbeat;
@@ -244,8 +245,9 @@ impl Control for Bridge {
     }
 
     fn datastore_add(&self, request: DatastoreAdd) -> Reply<'_, Listed> {
-        self.ask_with(prepare::datastore(request), |node, (name, path)| async move {
-            node.datastore_add(name, path).await
+        let take_over = if request.take_over { TakeOver::Any } else { TakeOver::FromOwnHost };
+        self.ask_with(prepare::datastore(request), move |node, (name, path)| async move {
+            node.datastore_add(name, path, take_over).await
         })
     }
 

@@ -7,13 +7,15 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use blk::ErrorKind as K;
 use blk::file::Lock;
 use blk::reactor::OpenMode;
 use blk::uring::UringReactor;
-use blk::{Buf, Env, Executor, File, SECTOR};
-use engine::native::{NewStore, Store};
+use blk::{Buf, Dir, Env, Executor, File, SECTOR};
+use engine::native::{NewStore, Store, TakeOver};
 use nix::libc;
 
+use super::lease;
 use super::signature::{self, EDGE_BYTES};
 use crate::api;
 use crate::error::{Error, ErrorKind, Result};
@@ -28,10 +30,17 @@ pub struct Claimed {
     pub path: PathBuf,
     pub file: File,
     pub size_bytes: u64,
+    dir: Dir,
+    name: String,
     lock: RefCell<Option<(Lock, Option<std::fs::File>)>>,
 }
 
 impl Claimed {
+    /// Another handle of it: a fence belongs to one.
+    pub async fn open(&self) -> blk::Result<File> {
+        self.dir.open(&self.name, OpenMode::Write).await
+    }
+
     /// Anybody may have it.
     pub fn release(&self) {
         self.lock.take();
@@ -61,7 +70,8 @@ pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
     let exclusive = hold_device(path)?;
     let file = dir.open(&name, OpenMode::Write).await?;
     let size_bytes = file.size().await?;
-    Ok(Claimed { path: named.to_path_buf(), file, size_bytes, lock: RefCell::new(Some((lock, exclusive))) })
+    let lock = RefCell::new(Some((lock, exclusive)));
+    Ok(Claimed { path: named.to_path_buf(), file, size_bytes, dir, name, lock })
 }
 
 /// The kernel gives a block device to one exclusive opener; a file has none.
@@ -101,11 +111,26 @@ async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreat
         let remedy = "if nobody needs that any more, --force overwrites it";
         return Err(Error::refused(format!("{shown}: there is {found} on it; {remedy}")));
     }
+    let leased = refuse_leased(env, &claimed).await?;
     // What lies at the end (of arrays, of partition tables) would be found there again.
     let edge = Buf::zeroed(EDGE_BYTES as usize);
     claimed.file.write(last_edge(size_bytes), edge).await?;
     Store::format(env, &claimed.file, NewStore::default()).await?;
+    drop(leased);
     Ok(api::DatastoreCreated { path: path.to_path_buf(), size_bytes, overwritten: found })
+}
+
+/// What another host serves is not overwritten, `force` or not.
+async fn refuse_leased(env: &Env, claimed: &Claimed) -> Result<Option<lease::Leased>> {
+    if !claimed.file.limits().shared {
+        return Ok(None);
+    }
+    match lease::acquire(env, claimed.open().await?, TakeOver::FromOwnHost).await {
+        Ok(leased) => Ok(Some(leased)),
+        // No store, or one that this program cannot read.
+        Err(e) if matches!(e.kind, K::Invalid | K::Damaged | K::Unsupported) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
 }
 
 fn last_edge(size_bytes: u64) -> u64 {

@@ -10,15 +10,16 @@ use blk::file::Lock;
 use blk::manifest::NewDisk;
 use blk::reactor::OpenMode;
 use blk::sync::TaskMutex;
-use blk::{Dir, Env, Error, ErrorKind, Result};
+use blk::{Dir, Env, Error, ErrorKind, File, Result};
 use engine::Options;
 use engine::native::space::Growth;
-use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
+use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions, TakeOver};
 
 use super::defect::Defect;
 use super::device::Claimed;
 use super::formats::{open_path, write_when_full};
 use super::homes;
+use super::lease::{self, Leased};
 use super::node::Node;
 use super::remove::{has_vmx, open_home, remove_configuration, remove_folder};
 use super::site::{Home, Site};
@@ -51,23 +52,27 @@ pub struct Native {
     file_id: Cell<Option<(u64, u64)>>,
     /// Of the store's file in a folder, which somebody may add by its own path: as a device's, it is one daemon's.
     lock: RefCell<Option<Lock>>,
+    /// Where other hosts may reach the store.
+    lease: RefCell<Option<Leased>>,
+    /// From whom the lease is taken.
+    take_over: TakeOver,
     /// Two that open it at once would each have a journal of their own.
     opening: TaskMutex,
 }
 
 impl Native {
     pub fn in_folder(env: Env, dir: Dir, map_cache_bytes: usize) -> Native {
-        Native::over(env, Ground::Folder(dir), map_cache_bytes)
+        Native::over(env, Ground::Folder(dir), map_cache_bytes, TakeOver::FromOwnHost)
     }
 
-    pub fn on_device(env: Env, device: Claimed, map_cache_bytes: usize) -> Native {
-        Native::over(env, Ground::Device(device), map_cache_bytes)
+    pub fn on_device(env: Env, device: Claimed, map_cache_bytes: usize, take_over: TakeOver) -> Native {
+        Native::over(env, Ground::Device(device), map_cache_bytes, take_over)
     }
 
-    fn over(env: Env, ground: Ground, map_cache_bytes: usize) -> Native {
-        let (store, lock) = (RefCell::default(), RefCell::default());
+    fn over(env: Env, ground: Ground, map_cache_bytes: usize, take_over: TakeOver) -> Native {
+        let (store, lock, lease) = (RefCell::default(), RefCell::default(), RefCell::default());
         let (file_id, opening) = (Cell::default(), TaskMutex::default());
-        Native { env, ground, map_cache_bytes, store, file_id, lock, opening }
+        Native { env, ground, map_cache_bytes, store, file_id, lock, lease, take_over, opening }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -180,12 +185,32 @@ impl Native {
                 self.file_id.set(file_id(&self.path()));
                 (file, true)
             }
-            Ground::Device(device) => (device.file.clone(), false),
+            Ground::Device(device) => (device.open().await?, false),
         };
+        let leased = self.lease(&file).await?;
+        if let Some(leased) = &leased {
+            file.set_fence(leased.lease.fence());
+        }
         let options = StoreOptions { map_cache_bytes: self.map_cache_bytes, ..StoreOptions::default() };
-        let store = Store::open(self.env.clone(), file, options, Growth::default(), can_grow).await?;
-        *self.store.borrow_mut() = Some(store.clone());
-        Ok(store)
+        let opened = Store::open(self.env.clone(), file, options, Growth::default(), can_grow).await;
+        if let (Err(_), Some(leased)) = (&opened, &leased) {
+            // What cannot be given back others wait for.
+            let _ = leased.release().await;
+        }
+        *self.store.borrow_mut() = Some(opened.clone()?);
+        *self.lease.borrow_mut() = leased;
+        opened
+    }
+
+    async fn lease(&self, store: &File) -> Result<Option<Leased>> {
+        if !store.limits().shared {
+            return Ok(None);
+        }
+        let file = match &self.ground {
+            Ground::Folder(dir) => dir.open(STORE_NAME, OpenMode::Write).await?,
+            Ground::Device(device) => device.open().await?,
+        };
+        lease::acquire(&self.env, file, self.take_over).await.map(Some)
     }
 
     async fn hold(&self, dir: &Dir) -> Result<()> {
@@ -213,10 +238,16 @@ impl Native {
     }
 
     pub async fn close(&self) -> Result<()> {
-        match self.opened() {
+        let closed = match self.opened() {
             Some(store) => store.close().await,
             None => Ok(()),
-        }
+        };
+        let leased = self.lease.take();
+        let released = match &leased {
+            Some(leased) => leased.release().await,
+            None => Ok(()),
+        };
+        closed.and(released)
     }
 }
 

@@ -24,7 +24,7 @@ use super::journal::{self, Journal};
 use super::known::Broken;
 use super::native;
 use super::site::{Home, Site};
-use super::sites::Absent;
+use super::sites::{Absent, without_lease};
 use super::tracked::Tracked;
 use super::{formats, inuse, settle};
 use crate::api::WhenFull;
@@ -276,7 +276,7 @@ impl Node {
         self.end_own_jobs().await;
         let mut result = Ok(());
         for entry in self.entries() {
-            result = result.and(entry.vm.close().await.map_err(Error::from));
+            result = result.and(without_lease(entry.vm.close().await));
         }
         for site in self.sites() {
             result = result.and(site.native.close().await.map_err(Error::from));

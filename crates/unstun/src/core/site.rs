@@ -7,7 +7,7 @@ use std::rc::Rc;
 use blk::file::Lock;
 use blk::reactor::{OpenMode, Space};
 use blk::{Dir, Env};
-use engine::native::Store;
+use engine::native::{Store, TakeOver};
 
 use super::device;
 use super::homes::{self, Registry};
@@ -90,9 +90,10 @@ impl Site {
         path: &Path,
         main: &Site,
         map_cache_bytes: usize,
+        take_over: TakeOver,
     ) -> Result<Site> {
         let device = device::claim(env, path).await?;
-        let native = Native::on_device(env.clone(), device, map_cache_bytes);
+        let native = Native::on_device(env.clone(), device, map_cache_bytes, take_over);
         let store = native.open().await.map_err(|e| match e.kind {
             blk::ErrorKind::Invalid => {
                 let make = format!("unstun datastore create {}", path.display());

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use engine::native::TakeOver;
+
 use super::device;
 use super::entry::Entry;
 use super::homes::Registry;
@@ -67,9 +69,12 @@ impl Node {
     pub async fn open_added(self: &Rc<Self>) -> Result<()> {
         for (name, path) in self.added().await?.all() {
             let name: DatastoreName = name.parse().map_err(Error::invalid)?;
-            match self.open_site(name.clone(), &path).await {
+            match self.open_site(name.clone(), &path, TakeOver::Nobody).await {
                 Ok(site) => self.sites.borrow_mut().push(site),
                 Err(cause) => {
+                    if cause.kind == ErrorKind::Refused && device::is_device(&path) {
+                        self.wait_for_lease(&name, &path);
+                    }
                     log(format_args!("datastore {name} is not served: {cause}"));
                     self.absent.borrow_mut().push(Absent { name, path, cause });
                 }
@@ -78,11 +83,25 @@ impl Node {
         Ok(())
     }
 
-    async fn open_site(&self, name: DatastoreName, path: &Path) -> Result<Rc<Site>> {
+    /// After a crash of this host its own lease stands in the store, and only the wait tells it from another's. The others
+    /// are served meanwhile.
+    fn wait_for_lease(self: &Rc<Self>, name: &DatastoreName, path: &Path) {
+        let (node, name, path) = (self.clone(), name.clone(), path.to_path_buf());
+        self.env.spawn_detached(Box::pin(async move {
+            // A failure stands in the list.
+            if node.datastore_add(name.clone(), path, TakeOver::FromOwnHost).await.is_ok() {
+                eprintln!(
+                    "unstun: datastore {name} is served: the lease was this host's own, of before its restart"
+                );
+            }
+        }));
+    }
+
+    async fn open_site(&self, name: DatastoreName, path: &Path, take_over: TakeOver) -> Result<Rc<Site>> {
         self.refuse_nested(path)?;
         let cache = self.map_cache_bytes;
         if device::is_device(path) {
-            let site = Site::on_device(&self.env, name, path, &self.main, cache).await?;
+            let site = Site::on_device(&self.env, name, path, &self.main, cache, take_over).await?;
             return match self.refuse_twin(&site) {
                 Ok(()) => Ok(Rc::new(site)),
                 Err(e) => {
@@ -133,6 +152,7 @@ impl Node {
         self: &Rc<Self>,
         name: DatastoreName,
         path: PathBuf,
+        take_over: TakeOver,
     ) -> Result<api::Datastore> {
         let _claim = self.claim(&format!("datastore {name}"))?;
         if let Some(site) = self.sites().iter().find(|site| site.name == name) {
@@ -140,7 +160,7 @@ impl Node {
                 format!("datastore {name}: exists, in {}; choose another name", site.path.display());
             return Err(Error::new(ErrorKind::Exists, message));
         }
-        let site = self.open_site(name.clone(), &path).await?;
+        let site = self.open_site(name.clone(), &path, take_over).await?;
         self.added().await?.add(name.as_str(), &path).await?;
         self.absent.borrow_mut().retain(|absent| absent.name != name && absent.path != path);
         self.sites.borrow_mut().push(site.clone());
@@ -187,7 +207,7 @@ impl Node {
         self.sites.borrow_mut().retain(|other| !Rc::ptr_eq(other, site));
         let mut result = Ok(());
         for entry in &entries {
-            result = result.and(entry.vm.close().await.map_err(Error::from));
+            result = result.and(without_lease(entry.vm.close().await));
             self.forget(&entry.name);
             self.holds.release(&entry.home);
         }
@@ -235,6 +255,14 @@ impl Node {
             native_store: site.native.exists().await?,
             map_cache_bytes: Some(site.native.map_cache_bytes() as u64),
         })
+    }
+}
+
+/// A VM whose store is another host's has nothing left to be written from here.
+pub(super) fn without_lease(closed: blk::Result<()>) -> Result<()> {
+    match closed {
+        Err(e) if e.kind == blk::ErrorKind::LeaseLost => Ok(()),
+        closed => Ok(closed?),
     }
 }
 

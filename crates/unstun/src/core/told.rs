@@ -9,6 +9,7 @@ use super::node::Node;
 use super::site::Home;
 use super::{journal, present};
 use crate::api;
+use crate::log::log;
 
 /// Kept for `vm show`; the events have them all.
 const NOTICES_MAX: usize = 100;
@@ -51,7 +52,7 @@ impl Node {
 
     fn record(&self, entry: &Entry, event: &engine::Event) {
         if event.kind == EventKind::WritesLost {
-            eprintln!("unstun: VM {}: {}; its guest has to be power-cycled", entry.name, event.message);
+            log(format_args!("VM {}: {}; its guest has to be power-cycled", entry.name, event.message));
         }
         self.keep(entry, present::event(entry.next_event(), &entry.name, event));
         self.take_notices(entry);
@@ -75,7 +76,7 @@ impl Node {
         };
         let event = present::home_event(entry, message);
         self.keep(entry, api::Event { operation, snapshot: Some(disk.to_owned()), ..event });
-        eprintln!("unstun: {disk}: {message}");
+        log(format_args!("{disk}: {message}"));
     }
 
     pub fn note_stun(&self, entry: &Entry, message: &str, stun_us: u64) {

@@ -33,10 +33,10 @@ pub fn folder(place: &Place) -> MemoryFolder {
 }
 
 fn warn(error: &Error) {
-    eprintln!(
-        "unstun: {error}; a crash of this daemon may now lose writes that it has answered, after which the guests have to \
+    log(format_args!(
+        "{error}; a crash of this daemon may now lose writes that it has answered, after which the guests have to \
          be power-cycled; free memory in that tmpfs"
-    );
+    ));
 }
 
 /// systemd's folder of the service, root's, the session's, and one that every host with glibc has.

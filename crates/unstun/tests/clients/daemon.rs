@@ -41,8 +41,14 @@ impl Datastore {
     }
 
     pub fn start(&self) -> Daemon<'_> {
-        let mut child =
-            self.daemon().stdout(Stdio::piped()).spawn().unwrap_or_else(|e| panic!("{UNSTUN}: {e}"));
+        self.start_with(&[])
+    }
+
+    /// With variables of its own.
+    pub fn start_with(&self, variables: &[(&str, &Path)]) -> Daemon<'_> {
+        let mut daemon = self.daemon();
+        daemon.envs(variables.iter().copied()).stdout(Stdio::piped());
+        let mut child = daemon.spawn().unwrap_or_else(|e| panic!("{UNSTUN}: {e}"));
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         // Printed once every client is served.
         let status = Deserializer::from_reader(&mut stdout).into_iter::<Value>().next();
@@ -152,6 +158,15 @@ impl Daemon<'_> {
     /// Of the process.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// SIGSTOP, and SIGCONT: it stands still in between.
+    pub fn pause(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
+    }
+
+    pub fn resume(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 
     /// SIGTERM: it drains, writes its tables and ends well.

@@ -1,18 +1,22 @@
 //! Datastores without a folder: a block device where root can have one, and a file of fixed size in any case.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use serde_json::json;
 
 use crate::between::{io, place, slow_move};
 use crate::daemon::Datastore;
 use crate::guest::seed;
-use crate::tools::{Twin, run_script};
+use crate::programs::tool;
+use crate::tools::{Twin, assert_same, run_script};
 
 const DEVICE_BYTES: u64 = 1 << 30;
+/// More than a disk takes before its daemon is stopped.
+const LATE_WRITES: u64 = 200_000;
 
 fn image(datastore: &Datastore, name: &str) -> PathBuf {
     let path = datastore.beside(name);
@@ -287,5 +291,106 @@ fn a_side_that_was_said_to_be_whole_stays_though_the_other_one_is_the_vm() {
     let apart = other.start();
     other.json(&format!("datastore add raw={}", file.display()));
     io(&other, "read -P 5 0 1M");
+    apart.stop();
+}
+
+/// Two nodes of one device: neither flock nor O_EXCL of one is seen at the other.
+fn two_nodes(image: &Path) -> Option<(Loop, Loop)> {
+    Loop::over(image).zip(Loop::over(image))
+}
+
+/// Writes to a disk until it fails: requests are under way whenever its daemon stops.
+fn write_on(uri: &str) -> Child {
+    let mut command = Command::new("qemu-io");
+    command.args(["-f", "raw", uri]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let mut script = child.stdin.take().unwrap();
+    std::thread::spawn(move || {
+        for n in 0..LATE_WRITES {
+            let write = format!("aio_write -q -P {} {} 64k\n", 1 + n % 250, n * 65_536 % (60 << 20));
+            let line = if n % 8 == 7 { write + "aio_flush\n" } else { write };
+            if script.write_all(line.as_bytes()).is_err() {
+                return;
+            }
+        }
+    });
+    child
+}
+
+fn copy_of(datastore: &Datastore, uri: &str, name: &str) -> PathBuf {
+    let path = datastore.beside(name);
+    tool("qemu-img", &["convert", "-f", "raw", "-O", "raw", uri, path.to_str().unwrap()]);
+    path
+}
+
+#[test]
+fn of_two_daemons_on_one_device_one_writes_and_the_other_stops() {
+    let datastore = Datastore::new();
+    let file = image(&datastore, "lun.img");
+    let Some((one, two)) = two_nodes(&file) else {
+        println!("SKIPPED of_two_daemons_on_one_device_one_writes_and_the_other_stops: no loop devices");
+        return;
+    };
+    let (one, two) = (one.device.display(), two.device.display());
+    datastore.json(&format!("datastore create {one}"));
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add lun={one}"));
+    datastore.json_at("lun", "vm create web --disk 64M");
+    datastore.json_at("lun", "vm create late --disk 64M");
+    let mut twin = Twin::new(&datastore, 64 << 20, seed());
+    twin.scribble(&datastore.uri("web/disk0"), 30);
+
+    // On this host the lock by the store's id tells at once; a host of its own has a folder for locks of its own.
+    let other = Datastore::called("other");
+    let add = format!("datastore add lun={two}");
+    let near = other.start();
+    let (code, said) = other.fails(&add);
+    assert!(code == 5 && said.contains("another unstun on this host"), "{said}");
+    near.stop();
+    let apart = other.start_with(&[("RUNTIME_DIRECTORY", &other.beside("run"))]);
+    let take_over = format!("datastore take-over lun={two}");
+    for line in [&add, &format!("{take_over} --yes")] {
+        let (code, said) = other.fails(line);
+        let owner = format!("pid {}", daemon.id());
+        assert!(code == 5 && said.contains(&owner) && said.contains("serves it"), "{said}");
+    }
+
+    let writer = write_on(&datastore.uri("late/disk0"));
+    while datastore.json("vm show late")["disks"][0]["io"]["guest_writes"] == json!(0) {}
+    daemon.pause();
+    let (code, said) = other.fails(&add);
+    assert!(code == 3 && said.contains("nothing was heard") && said.contains("take-over"), "{said}");
+    let (code, said) = other.fails(&take_over);
+    assert!(code == 3 && said.contains("dead or cut off") && said.contains("--yes"), "{said}");
+    other.json(&format!("{take_over} --yes"));
+    let (web, late) = (other.uri("web/disk0"), other.uri("late/disk0"));
+    // The clients of the other host may come back: until somebody vouches for their end their names are refused.
+    let refused = Command::new("qemu-img").args(["info", "-f", "raw", &web]).output().unwrap();
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("was replaced"));
+    for vm in ["web", "late"] {
+        other.json(&format!("vm open {vm}"));
+    }
+    twin.assert_same_as("raw", &web);
+    let found = copy_of(&other, &late, "late.raw");
+    twin.scribble(&web, 30);
+
+    daemon.resume();
+    let said = writer.wait_with_output().unwrap();
+    assert!(String::from_utf8_lossy(&said.stdout).contains("failed"), "its writes went on");
+    let listed = datastore.json("datastore list").to_string();
+    assert!(listed.contains("serves the store now"), "{listed}");
+    twin.assert_same_as("raw", &web);
+    assert_same(&found, "raw", &late);
+    assert_eq!(other.json_at("lun", "check")["findings"], json!([]));
+    datastore.json("datastore remove lun");
+
+    // What was released is free, and what a daemon of this host held when it was killed.
+    other.json("datastore remove lun");
+    datastore.json(&format!("datastore add lun={one}"));
+    twin.assert_same_as("raw", &datastore.uri("web/disk0"));
+    daemon.kill();
+    let again = datastore.start();
+    twin.assert_same_as("raw", &datastore.uri("web/disk0"));
+    again.stop();
     apart.stop();
 }
