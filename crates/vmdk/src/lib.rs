@@ -13,6 +13,7 @@ pub mod keyvalue;
 pub mod names;
 pub mod probe;
 mod read;
+pub mod repair;
 pub mod replay;
 mod runs;
 pub mod sesparse;

@@ -16,7 +16,7 @@ const CHAIN_LAYERS_SUPPORTED: usize = 32;
 
 /// Returns `name` and the links under it in this folder, top first; a circle is walked once. No more than one above what a
 /// chain may have: the chains of a folder may share their lower parts, and are together longer than the folder.
-pub(super) fn ancestry<'a>(inventory: &'a Inventory<'_>, name: &str) -> Vec<&'a str> {
+pub(crate) fn ancestry<'a>(inventory: &'a Inventory<'_>, name: &str) -> Vec<&'a str> {
     let mut path: Vec<&str> = Vec::new();
     let mut seen = BTreeSet::new();
     walk(inventory, name, |name| {

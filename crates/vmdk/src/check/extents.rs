@@ -176,7 +176,7 @@ async fn bytes_of(file: &File, len: usize) -> Result<Buf> {
 }
 
 /// The size of the disk as the delta's own header says it, and the name of that field.
-pub(super) async fn delta_capacity(file: &File, content: Content) -> Result<(u64, &'static str)> {
+pub(crate) async fn delta_capacity(file: &File, content: Content) -> Result<(u64, &'static str)> {
     let size = file.size().await?;
     if content == Content::SeSparse {
         let bytes = bytes_of(file, sesparse::HEADER_BYTES).await?;
@@ -188,7 +188,7 @@ pub(super) async fn delta_capacity(file: &File, content: Content) -> Result<(u64
 }
 
 /// What a delta's own file says.
-pub(super) struct Delta {
+pub(crate) struct Delta {
     /// The size of the disk, and the name of that field; None where the header cannot be read.
     capacity: Option<(u64, &'static str)>,
 }

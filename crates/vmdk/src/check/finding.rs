@@ -75,7 +75,7 @@ pub(super) const REPORT_FINDINGS_MAX: usize = 10_000;
 
 /// The faults of one report in the making: never more than twice what is reported, the worst of them.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
+pub(crate) struct Faults {
     kept: Vec<Finding>,
     /// Of those that were let go.
     more: usize,

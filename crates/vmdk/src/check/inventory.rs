@@ -21,7 +21,16 @@ use crate::vmx::Vmx;
 
 const REMEDY_TEXT: &str = "correct the line in a copy of the file, or take the file from a backup";
 
-pub(super) struct Inventory<'a> {
+/// Changes of a folder that are planned and not carried out.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Planned {
+    /// Name of a text -> what it will say.
+    pub texts: BTreeMap<String, Vec<u8>>,
+    /// Name of a file or folder, as it is listed -> the one that it will have.
+    pub renamed: BTreeMap<String, String>,
+}
+
+pub(crate) struct Inventory<'a> {
     pub dir: &'a Dir,
     /// Files and folders, folders with a slash.
     pub names: BTreeSet<String>,
@@ -31,6 +40,7 @@ pub(super) struct Inventory<'a> {
     pub contents: BTreeMap<String, Content>,
     pub vmx: BTreeMap<String, Vmx>,
     pub vmsd: BTreeMap<String, Vmsd>,
+    planned: &'a Planned,
     texts: FolderTexts,
     /// The configuration of the folder has been opened by us.
     is_ours: bool,
@@ -48,7 +58,7 @@ pub(super) struct Inventory<'a> {
 
 /// Where a path written in one of the files leads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// The name of a file of this folder.
     Here(String),
     /// Should be in this folder, and is not.
@@ -58,16 +68,19 @@ pub(super) enum Place {
 }
 
 impl<'a> Inventory<'a> {
-    pub async fn read(dir: &'a Dir, out: &mut Faults) -> Result<Self> {
+    /// Reads the folder as it is once `planned` is carried out.
+    pub async fn read(dir: &'a Dir, planned: &'a Planned, out: &mut Faults) -> Result<Self> {
         let names = dir.list().await?;
         check_names(dir.path(), names.len())?;
+        let renamed = names.into_iter().map(|name| planned.renamed.get(&name).cloned().unwrap_or(name));
         let mut inventory = Self {
             dir,
-            names: names.into_iter().collect(),
+            names: renamed.chain(planned.texts.keys().cloned()).collect(),
             links: BTreeMap::new(),
             contents: BTreeMap::new(),
             vmx: BTreeMap::new(),
             vmsd: BTreeMap::new(),
+            planned,
             texts: FolderTexts::default(),
             is_ours: false,
             children: BTreeMap::new(),
@@ -113,8 +126,10 @@ impl<'a> Inventory<'a> {
     async fn add(&mut self, name: &str) -> Result<()> {
         let lower = name.to_ascii_lowercase();
         if lower.ends_with(".vmdk") {
-            let file = self.dir.open(name, OpenMode::Read).await?;
-            let content = Content::of(&probe::head(&file).await?);
+            let content = match self.planned.texts.get(name) {
+                Some(text) => Content::of(&text[..text.len().min(probe::HEAD_BYTES as usize)]),
+                None => Content::of(&probe::head(&self.dir.open(name, OpenMode::Read).await?).await?),
+            };
             self.contents.insert(name.into(), content);
             if content == Content::Descriptor {
                 let link = self.parse(name, Descriptor::parse).await?;
@@ -132,7 +147,10 @@ impl<'a> Inventory<'a> {
     }
 
     async fn parse<T: Send + 'static>(&mut self, name: &str, parser: Parser<T>) -> Result<T> {
-        let bytes = self.dir.read_file(name, TEXT_BYTES_MAX as u64).await?;
+        let bytes = match self.planned.texts.get(name) {
+            Some(text) => text.clone(),
+            None => self.dir.read_file(name, TEXT_BYTES_MAX as u64).await?,
+        };
         self.texts.add(&self.path(name), &bytes)?;
         parse(self.dir.env(), self.path(name), bytes, parser).await
     }

@@ -15,13 +15,13 @@ use std::collections::BTreeSet;
 
 use blk::{Dir, Error, Result};
 
-use finding::Faults;
-pub(crate) use finding::Findings;
+pub(crate) use chain::ancestry;
+pub(crate) use finding::{Faults, Findings};
 pub use finding::{Finding, Severity};
+pub(crate) use inventory::{Inventory, Place, Planned};
 
 use crate::probe::Content;
 use crate::text::shown;
-use inventory::{Inventory, Place};
 
 /// What to look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +47,13 @@ impl Report {
 
 /// Looks at `what` in `dir`. Fails only when the folder itself cannot be listed or has no file of that name.
 pub async fn check(dir: &Dir, what: Target<'_>) -> Result<Report> {
+    check_planned(dir, what, &Planned::default()).await
+}
+
+/// Like [`check`], of the folder as it is once `planned` is carried out.
+pub(crate) async fn check_planned(dir: &Dir, what: Target<'_>, planned: &Planned) -> Result<Report> {
     let mut out = Faults::default();
-    let inventory = Inventory::read(dir, &mut out).await?;
+    let inventory = Inventory::read(dir, planned, &mut out).await?;
     match what {
         Target::Folder => check_folder(&inventory, &mut out).await,
         Target::File(name) => check_file(&inventory, name, &mut out).await?,
@@ -102,7 +107,7 @@ async fn check_file(inventory: &Inventory<'_>, name: &str, out: &mut Faults) -> 
 }
 
 /// Names as they stand in a finding.
-fn quoted(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+pub(crate) fn quoted(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let mut names = names.into_iter();
     let first: Vec<String> = names.by_ref().take(NAMES_QUOTED_MAX).map(|name| shown(name.as_ref())).collect();
     let first = first.join(", ");
@@ -116,7 +121,7 @@ fn quoted(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
 const NAMES_QUOTED_MAX: usize = 20;
 
 /// The word for an extent line that content belongs to.
-fn keyword_of(content: Content) -> Option<&'static str> {
+pub(crate) fn keyword_of(content: Content) -> Option<&'static str> {
     match content {
         Content::VmfsSparse => Some("VMFSSPARSE"),
         Content::SeSparse => Some("SESPARSE"),
@@ -126,4 +131,4 @@ fn keyword_of(content: Content) -> Option<&'static str> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

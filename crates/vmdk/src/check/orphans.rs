@@ -17,7 +17,7 @@ use crate::text::{TEXT_BYTES_MAX, shown};
 const ENDINGS: [&str; 3] = ["-flat", "-delta", "-sesparse"];
 
 /// A damaged descriptor is a small file; ESXi's flat files and deltas are larger.
-const TEXT_LIKELY_BYTES_MAX: u64 = 16 << 10;
+pub(crate) const TEXT_LIKELY_BYTES_MAX: u64 = 16 << 10;
 
 pub(super) async fn check(inventory: &Inventory<'_>, out: &mut Faults) {
     let paths = inventory.links.values().filter_map(Descriptor::change_track_path);
@@ -110,7 +110,7 @@ fn unnamed(
 }
 
 /// `web-flat.vmdk` and `web-delta.vmdk` both give `web.vmdk`; other names tell nothing.
-fn descriptor_of(extent: &str) -> Option<String> {
+pub(crate) fn descriptor_of(extent: &str) -> Option<String> {
     let stem = extent.len().checked_sub(".vmdk".len()).and_then(|at| extent.get(..at))?;
     let name = ENDINGS.iter().find_map(|ending| stem.strip_suffix(ending))?;
     Some(format!("{name}.vmdk"))

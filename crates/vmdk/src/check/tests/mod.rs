@@ -24,9 +24,9 @@ use crate::vmfssparse::{Facts, Growth, VmfsSparse};
 use Severity::{Damage, Note, Warning};
 
 /// 3 MiB.
-const CAPACITY: u64 = 6144;
+pub(crate) const CAPACITY: u64 = 6144;
 
-type Files = BTreeMap<String, Vec<u8>>;
+pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
 /// Severity, file, field, found, and parts of expected and remedy.
 type Row = (Severity, &'static str, &'static str, &'static str, &'static str, &'static str);
@@ -94,7 +94,7 @@ const SESPARSE: (&str, &str) = ("seSparse", "SESPARSE");
 const FLAT: (&str, &str) = ("vmfs", "VMFS");
 
 /// Two disks of two snapshots each: one on VMFSsparse deltas, one on SEsparse ones.
-fn sound() -> Files {
+pub(crate) fn sound() -> Files {
     let mut files = Files::new();
     let mut put = |name: &str, bytes: Vec<u8>| _ = files.insert(name.into(), bytes);
     for (disk, kind, ending, bytes) in
@@ -129,7 +129,7 @@ fn sound() -> Files {
     files
 }
 
-fn world_of(files: &Files) -> SimWorld {
+pub(crate) fn world_of(files: &Files) -> SimWorld {
     let world = SimWorld::new(1, Options::default());
     world.run(async |env| _ = env.open_root("/web").unwrap());
     for (name, bytes) in files {
@@ -154,13 +154,13 @@ fn examine(files: &Files, what: Option<&str>) -> Result<Report> {
 }
 
 /// Replaces text in a file; both must be there.
-fn edit(files: &mut Files, name: &str, from: &str, to: &str) {
+pub(crate) fn edit(files: &mut Files, name: &str, from: &str, to: &str) {
     let text = String::from_utf8(files[name].clone()).unwrap();
     assert!(text.contains(from), "{from:?} is not in {text}");
     files.insert(name.into(), text.replacen(from, to, 1).into_bytes());
 }
 
-fn patch(files: &mut Files, name: &str, at: usize, bytes: &[u8]) {
+pub(crate) fn patch(files: &mut Files, name: &str, at: usize, bytes: &[u8]) {
     files.get_mut(name).unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
 }
 

@@ -1,0 +1,94 @@
+//! Planted damage, mended: what a check then finds, and what an undo brings back.
+
+mod crash;
+mod parents;
+
+use sim::{SimWorld, View};
+
+use super::*;
+use crate::check::tests::{Files, edit, world_of};
+
+const VOUCHED: Terms = Terms { ignore_content_ids: true };
+
+/// A folder without a fault, whose two disks have no content ID in common.
+fn sound() -> Files {
+    let mut files = crate::check::tests::sound();
+    for (name, text) in files.iter_mut().filter(|(name, _)| name.starts_with("db")) {
+        if ["db.vmdk", "db-000001.vmdk", "db-000002.vmdk"].contains(&name.as_str()) {
+            *text =
+                String::from_utf8(text.clone()).unwrap().replace("CID=0000000", "CID=000000d").into_bytes();
+        }
+    }
+    files
+}
+
+fn planned(files: &Files, terms: Terms) -> Plan {
+    let world = world_of(files);
+    let plan = world.run(async move |env| plan(&env.open_root("/web").unwrap(), terms).await);
+    assert_eq!(contents(&world), *files, "a plan writes nothing");
+    plan.expect("nothing waits for ever").unwrap()
+}
+
+/// The files of the folder; those of its own folders are left out.
+fn contents(world: &SimWorld) -> Files {
+    let names = world.list("web", View::Current).unwrap();
+    let names = names.into_iter().filter(|name| !name.ends_with('/') && name != "unstun-repair");
+    names
+        .map(|name| (name.clone(), world.read_file(&format!("web/{name}"), View::Current).unwrap()))
+        .collect()
+}
+
+/// Repairs, checks that the folder is what the plan says, takes it back, and returns the repaired files.
+fn repaired(files: &Files, terms: Terms) -> Files {
+    let world = world_of(files);
+    let applied = world.run(async move |env| {
+        let dir = env.open_root("/web").unwrap();
+        let plan = plan(&dir, terms).await?;
+        apply(&dir, &plan).await?;
+        assert_eq!(check::check(&dir, Target::Folder).await?, plan.after, "what the plan says");
+        Ok::<(), blk::Error>(())
+    });
+    applied.unwrap().unwrap();
+    let mended = contents(&world);
+    let undone = world.run(async move |env| undo(&env.open_root("/web").unwrap()).await);
+    let undone = undone.unwrap().unwrap();
+    assert_eq!(undone.copies, "/web/unstun-repair/0001");
+    assert_eq!(contents(&world), *files, "an undo brings every file back");
+    mended
+}
+
+fn reasons(plan: &Plan) -> String {
+    plan.unmended.iter().map(|one| format!("{}: {}\n", one.finding.file, one.reason)).collect()
+}
+
+#[test]
+fn a_sound_folder_is_left_alone() {
+    let plan = planned(&sound(), VOUCHED);
+    assert!(plan.is_empty() && plan.unmended.is_empty(), "{plan:?}");
+}
+
+#[test]
+fn what_was_changed_since_is_not_taken_back() {
+    let mut files = sound();
+    edit(&mut files, "web-000002.vmdk", "web-000001.vmdk", "gone.vmdk");
+    edit(&mut files, "db-000002.vmdk", "db-000001.vmdk", "gone.vmdk");
+    let world = world_of(&files);
+    let (after, none) = world
+        .run(async move |env| {
+            let dir = env.open_root("/web").unwrap();
+            apply(&dir, &plan(&dir, Terms::default()).await.unwrap()).await.unwrap();
+            let text = dir.read_file("web-000002.vmdk", 1 << 20).await.unwrap();
+            dir.replace_file("web-000002.vmdk", &[&text[..], b"# used\n"].concat()).await.unwrap();
+            let refused = undo(&dir).await.unwrap_err();
+            assert_eq!(refused.kind, blk::ErrorKind::Refused);
+            assert!(refused.to_string().contains("web-000002.vmdk"), "{refused}");
+            let after = dir.read_file("db-000002.vmdk", 1 << 20).await.unwrap();
+            dir.replace_file("web-000002.vmdk", &text).await.unwrap();
+            undo(&dir).await.unwrap();
+            (after, undo(&dir).await.unwrap_err())
+        })
+        .unwrap();
+    assert!(String::from_utf8(after).unwrap().contains("db-000001.vmdk"), "nothing was taken back");
+    assert_eq!(none.kind, blk::ErrorKind::NotFound);
+    assert_eq!(contents(&world), files);
+}
