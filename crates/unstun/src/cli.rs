@@ -83,6 +83,8 @@ pub enum Command {
     Attach(AttachArgs),
     /// Verify the datastores' stores while they are in use; with PATH VMware files, read-only and without a daemon
     Check(CheckArgs),
+    /// Mend what `check PATH` finds in a VM's VMware files; without --yes only say what would be written
+    Repair(RepairArgs),
     /// Verify the datastores' stores, and read every block of data in them
     Scrub,
     /// Write a VMware disk chain as one sparse raw file, without a daemon
@@ -246,6 +248,21 @@ impl From<AttachTo> for api::AttachTo {
 pub struct CheckArgs {
     /// A VM's folder, its .vmx, or the descriptor of a chain's last link
     pub path: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct RepairArgs {
+    /// A VM's folder, or its .vmx
+    pub path: PathBuf,
+    /// Write the mends, after a copy of each file they change
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Take the content ID of a parent that has another one than expected: you vouch that its data is unchanged
+    #[arg(long)]
+    pub ignore_content_ids: bool,
+    /// Bring back the files that the last repair changed
+    #[arg(long, conflicts_with_all = ["yes", "ignore_content_ids"])]
+    pub undo: bool,
 }
 
 #[derive(Debug, Args)]

@@ -39,6 +39,7 @@ mod present;
 mod ready;
 mod records;
 mod remove;
+mod repair;
 mod reserve;
 mod scrub;
 mod settle;
@@ -59,7 +60,7 @@ mod writers;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::api::{Checked, Converted, DatastoreCreated};
+use crate::api::{Checked, Converted, DatastoreCreated, Repair, RepairUndone};
 use crate::control::Control;
 use crate::error::Result;
 
@@ -87,4 +88,15 @@ pub fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) 
 /// is wrong with the files is in the answer; an error is about the place.
 pub fn check(path: &Path) -> Result<Checked> {
     check::check(path)
+}
+
+/// Plans what can be mended in the folder of a VM, and writes it where `write` says so. `ignore_content_ids` vouches that
+/// parents with other content IDs than expected hold unchanged data.
+pub fn repair(folder: &Path, ignore_content_ids: bool, write: bool) -> Result<Repair> {
+    repair::repair(folder, ignore_content_ids, write)
+}
+
+/// Brings back the files that the last repair of the folder changed.
+pub fn repair_undo(folder: &Path) -> Result<RepairUndone> {
+    repair::undo(folder)
 }

@@ -167,7 +167,27 @@ fn made_here(actual: &mut Actual) {
         remedy: String::new(),
     };
     actual.add("Finding", &finding);
-    actual.add("Checked", &Checked { path: "/a".into(), findings: vec![finding] });
+    actual.add("Checked", &Checked { path: "/a".into(), findings: vec![finding.clone()] });
+    let mend = Mend {
+        file: String::new(),
+        action: MendAction::Edit,
+        lines: Vec::new(),
+        reason: String::new(),
+        caution: None,
+    };
+    actual.add("Mend", &mend);
+    let unmended = Unmended { finding: finding.clone(), reason: String::new() };
+    actual.add("Unmended", &unmended);
+    let repair = Repair {
+        path: "/a".into(),
+        mends: vec![mend],
+        unmended: vec![unmended],
+        findings: vec![finding.clone()],
+        undo_copies: None,
+    };
+    actual.add("Repair", &repair);
+    let undone = RepairUndone { path: "/a".into(), undo_copies: "/b".into(), files: Vec::new() };
+    actual.add("RepairUndone", &undone);
     let disk = AttachDisk { number: 0, export: String::new(), nbd_uri: String::new() };
     let socket =
         AttachSocket { path: "/s".into(), owner: String::new(), group: String::new(), mode: String::new() };

@@ -78,6 +78,55 @@ impl Severity {
     }
 }
 
+/// `repair`; with damage among what stays, or not written with damage among the findings, it ends with exit code 6.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repair {
+    pub path: PathBuf,
+    pub mends: Vec<Mend>,
+    /// What a check finds once the mends are written.
+    pub unmended: Vec<Unmended>,
+    /// What a check finds before.
+    pub findings: Vec<Finding>,
+    /// The folder with the files as they were; null where nothing was written.
+    pub undo_copies: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MendAction {
+    /// Lines of a text are replaced.
+    Edit,
+    /// A file is written that is not there.
+    Create,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mend {
+    /// Name in the folder.
+    pub file: String,
+    pub action: MendAction,
+    /// The lines that are written.
+    pub lines: Vec<String>,
+    pub reason: String,
+    /// What no file proves.
+    pub caution: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unmended {
+    pub finding: Finding,
+    /// Why it stays, and what to do by hand.
+    pub reason: String,
+}
+
+/// `repair --undo`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairUndone {
+    pub path: PathBuf,
+    pub undo_copies: PathBuf,
+    pub files: Vec<String>,
+}
+
 /// `check`; with damage among the findings it ends with exit code 6.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {

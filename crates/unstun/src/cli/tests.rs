@@ -64,6 +64,8 @@ fn every_documented_line_parses() {
         "unstun snapshot consolidate web --yes --detach",
         "unstun check /srv/web",
         "unstun check",
+        "unstun repair /srv/web --yes --ignore-content-ids",
+        "unstun repair /srv/web --undo",
         "unstun scrub",
         "unstun attach web",
         "unstun attach web --as libvirt",

@@ -14,6 +14,7 @@ mod job;
 pub mod lab;
 mod loss;
 pub mod progress;
+mod repair;
 mod snapshot;
 mod space;
 mod status;
@@ -38,6 +39,7 @@ pub use progress::{Watched, watch};
 pub fn run(cli: &Cli, output: Output) -> Result<u8> {
     match &cli.command {
         Command::Check(CheckArgs { path: Some(path) }) => check::files(path, output),
+        Command::Repair(args) => repair::run(args, output),
         Command::Lab(command) => lab::run(command, output),
         Command::Check(_) => runtime()?.block_on(check::stores(&client(cli)?, output)),
         Command::Scrub => runtime()?.block_on(check::scrub(&client(cli)?, output)),
@@ -105,6 +107,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         | Command::Generate(_)
         | Command::Lab(_)
         | Command::Check(_)
+        | Command::Repair(_)
         | Command::Scrub => {
             unreachable!("run elsewhere")
         }

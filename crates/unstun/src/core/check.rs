@@ -29,7 +29,7 @@ async fn look(env: Env, path: std::path::PathBuf) -> Result<check::Report> {
     Ok(check::check(&dir, target).await?)
 }
 
-fn present(finding: check::Finding) -> Finding {
+pub(super) fn present(finding: check::Finding) -> Finding {
     Finding {
         severity: match finding.severity {
             check::Severity::Damage => Severity::Damage,

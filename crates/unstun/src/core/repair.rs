@@ -1,0 +1,89 @@
+//! `repair`: what a check finds in a folder of VMware files is mended, without a daemon; and taken back.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use blk::file::Lock;
+use blk::uring::UringReactor;
+use blk::{Dir, Env, Executor};
+use vmdk::home::Home;
+use vmdk::repair::{self, Plan, Terms};
+
+use super::{check, hold, inuse};
+use crate::api::{Mend, MendAction, Repair, RepairUndone, Unmended};
+use crate::error::{Error, Result};
+
+/// In a VM's folder.
+const OWN_FOLDER: &str = ".unstun";
+
+/// Plans the mends of the folder at `path`, which is absolute and there; carries them out where `write` says so.
+pub fn repair(path: &Path, ignore_content_ids: bool, write: bool) -> Result<Repair> {
+    let terms = Terms { ignore_content_ids };
+    let folder = path.to_path_buf();
+    run(path, move |env| async move {
+        let dir = env.open_root(&folder.to_string_lossy())?;
+        let _lock = hold_folder(&dir).await?;
+        let plan = repair::plan(&dir, terms).await?;
+        let copies = match write && !plan.is_empty() {
+            true => {
+                Home::refuse_foreign_use(&dir).await?;
+                Some(repair::apply(&dir, &plan).await?)
+            }
+            false => None,
+        };
+        Ok(present(&folder, plan, copies))
+    })
+}
+
+/// Takes the last repair of the folder at `path` back.
+pub fn undo(path: &Path) -> Result<RepairUndone> {
+    let folder = path.to_path_buf();
+    run(path, move |env| async move {
+        let dir = env.open_root(&folder.to_string_lossy())?;
+        let _lock = hold_folder(&dir).await?;
+        Home::refuse_foreign_use(&dir).await?;
+        let undone = repair::undo(&dir).await?;
+        Ok(RepairUndone { path: folder, undo_copies: undone.copies.into(), files: undone.files })
+    })
+}
+
+fn run<T: 'static, F: Future<Output = Result<T>> + 'static>(
+    path: &Path,
+    main: impl FnOnce(Env) -> F,
+) -> Result<T> {
+    inuse::refuse_locked(&[path.to_path_buf()])?;
+    let executor = Executor::new(Rc::new(UringReactor::new()?));
+    let env = executor.env();
+    executor.run(main(env)).ok_or_else(|| Error::failed("the reactor stopped"))?
+}
+
+/// No daemon opens the folder until the lock is dropped.
+async fn hold_folder(dir: &Dir) -> Result<Option<Lock>> {
+    match dir.open_dir(OWN_FOLDER, false).await {
+        Ok(own) => Ok(hold::lock_source(&own).await?),
+        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn present(folder: &Path, plan: Plan, copies: Option<String>) -> Repair {
+    let mends = plan.mends.into_iter().map(|mend| Mend {
+        file: mend.file,
+        action: match mend.action {
+            repair::Action::Edit => MendAction::Edit,
+            repair::Action::Create => MendAction::Create,
+        },
+        lines: mend.lines,
+        reason: mend.reason,
+        caution: mend.caution,
+    });
+    let unmended = plan.unmended.into_iter();
+    let unmended = unmended.map(|one| Unmended { finding: check::present(one.finding), reason: one.reason });
+    Repair {
+        path: folder.to_path_buf(),
+        mends: mends.collect(),
+        unmended: unmended.collect(),
+        findings: plan.before.findings.into_iter().map(check::present).collect(),
+        undo_copies: copies.map(Into::into),
+    }
+}
