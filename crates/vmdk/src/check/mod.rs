@@ -19,6 +19,7 @@ pub(crate) use chain::ancestry;
 pub(crate) use finding::{Faults, Findings};
 pub use finding::{Finding, Severity};
 pub(crate) use inventory::{Inventory, Place, Planned};
+pub(crate) use orphans::descriptor_of;
 
 use crate::probe::Content;
 use crate::text::shown;

@@ -36,6 +36,11 @@ impl ContentId {
         ContentId(if reserved { random ^ 0x8000_0000 } else { random })
     }
 
+    /// From random bits, with the CID that the children of a lost descriptor expect.
+    pub(crate) fn with_cid(random: u128, cid: u32) -> Self {
+        ContentId((random >> 32 << 32) | u128::from(cid))
+    }
+
     pub fn cid(self) -> u32 {
         self.0 as u32
     }

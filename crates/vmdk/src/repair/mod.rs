@@ -4,6 +4,7 @@
 //! it is held to be right, and what no file can prove. Where two files could be meant, none is chosen and both are named.
 
 mod apply;
+mod bases;
 mod parents;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,7 +105,11 @@ pub async fn plan(dir: &Dir, terms: Terms) -> Result<Plan> {
         let inventory = Inventory::read(dir, &planned, &mut Faults::default()).await?;
         draft.obstacles.clear();
         draft.touched.clear();
-        parents::mend(&inventory, terms, &mut draft).await;
+        bases::mend(&inventory, &mut draft).await;
+        // A hint that leads nowhere yet may lead to a base that is described in this round.
+        if draft.touched.is_empty() {
+            parents::mend(&inventory, terms, &mut draft).await;
+        }
         if draft.touched.is_empty() {
             break;
         }

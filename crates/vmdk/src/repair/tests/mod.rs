@@ -1,5 +1,6 @@
 //! Planted damage, mended: what a check then finds, and what an undo brings back.
 
+mod bases;
 mod crash;
 mod parents;
 
