@@ -87,3 +87,60 @@ fn present(folder: &Path, plan: Plan, copies: Option<String>) -> Repair {
         undo_copies: copies.map(Into::into),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    const BASE: &str = "version=1\nCID=0000000a\ncreateType=\"vmfs\"\nRW 8 VMFS \"web-flat.vmdk\"\n";
+    const CHILD: &str = "version=1\nCID=0000000b\nparentCID=0000000a\nparentFileNameHint=\"gone.vmdk\"\n\
+                         createType=\"vmfs\"\nRW 8 VMFS \"child-flat.vmdk\"\n";
+
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in [("web.vmdk", BASE), ("child.vmdk", CHILD)] {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        for name in ["web-flat.vmdk", "child-flat.vmdk"] {
+            fs::write(folder.path().join(name), [5; 4096]).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn a_folder_that_is_in_use_is_planned_for_and_not_written() {
+        let folder = folder();
+        let lock = folder.path().join("web.vmdk.lck");
+        fs::write(&lock, "").unwrap();
+        let plan = repair(folder.path(), false, false).unwrap();
+        assert!(plan.mends.len() == 1 && plan.undo_copies.is_none(), "{plan:?}");
+        assert_eq!(repair(folder.path(), false, true).unwrap_err().kind, ErrorKind::Locked);
+        assert_eq!(fs::read_to_string(folder.path().join("child.vmdk")).unwrap(), CHILD);
+        fs::remove_file(&lock).unwrap();
+        let done = repair(folder.path(), false, true).unwrap();
+        assert!(
+            done.undo_copies.is_some() && done.unmended.iter().all(|one| one.finding.field != "parentCID")
+        );
+        fs::write(&lock, "").unwrap();
+        assert_eq!(undo(folder.path()).unwrap_err().kind, ErrorKind::Locked);
+        fs::remove_file(&lock).unwrap();
+        assert_eq!(undo(folder.path()).unwrap().files, ["child.vmdk"]);
+        assert_eq!(fs::read_to_string(folder.path().join("child.vmdk")).unwrap(), CHILD);
+    }
+
+    #[test]
+    fn a_folder_that_a_daemon_serves_is_refused() {
+        let folder = folder();
+        let own = folder.path().join(OWN_FOLDER);
+        fs::create_dir(&own).unwrap();
+        let lock = fs::File::create(own.join("lock")).unwrap();
+        lock.lock().unwrap();
+        assert_eq!(repair(folder.path(), false, false).unwrap_err().kind, ErrorKind::Locked);
+        assert_eq!(undo(folder.path()).unwrap_err().kind, ErrorKind::Locked);
+        drop(lock);
+        assert_eq!(repair(folder.path(), false, true).unwrap().mends.len(), 1);
+    }
+}
