@@ -64,6 +64,10 @@ async fn pump(env: Env, line: &Rc<Line>, socket: &Socket, rest: &[u8]) -> Result
             // Dropped now: a request of which only a part has come would be waited for.
             receive.set(None);
             line.finish();
+            if halt != Halt::Finish {
+                // The client has gone, or sends no more: what waits for space may wait for ever.
+                line.volume.abandon();
+            }
         }
         send.as_mut().poll(cx).map(|sent| std::mem::replace(&mut received, Ok(())).and(sent))
     })

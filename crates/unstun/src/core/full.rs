@@ -11,6 +11,8 @@ use crate::units::format_bytes;
 
 /// What a new VM must find free: the tables and the growth of its first writes, and what a commit needs later.
 const NEW_VM_BYTES_MIN: u64 = 8 << 20;
+/// A home's own files and folders: a few dozen blocks of 4 KiB.
+const HOME_BYTES_MIN: u64 = 256 << 10;
 /// Snapshots named as those whose commit gives most back.
 const FREEABLE_MAX: usize = 3;
 
@@ -60,7 +62,14 @@ impl Node {
 
     /// Refuses a new VM where there is no room for its first writes.
     pub async fn refuse_full(&self, site: &Rc<Site>, vm: &str) -> Result<()> {
-        let space = site.space().await?;
+        let mut space = site.space().await?;
+        if site.native.device().is_none() {
+            // What is free inside of the store is not free for the home's files.
+            let outside = site.dir.space().await?.free_bytes;
+            if outside < HOME_BYTES_MIN {
+                space.free_bytes = outside;
+            }
+        }
         if space.free_bytes >= NEW_VM_BYTES_MIN {
             return Ok(());
         }

@@ -14,8 +14,9 @@ use crate::nbd::Nbd;
 use crate::space::Mounted;
 
 const MIB: u32 = 1 << 20;
-/// The guest writes more than is free inside of a store that has just been made.
-const IMAGE_BYTES: u64 = 512 << 20;
+/// The guest writes more than is free inside of a store that has just been made, and less than fits: a store grows by groups
+/// of 128 MiB.
+const IMAGE_BYTES: u64 = 1 << 30;
 const WRITTEN_MIB: u64 = 300;
 const DEADLINE: Duration = Duration::from_secs(90);
 
