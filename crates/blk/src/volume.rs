@@ -66,7 +66,7 @@ pub trait Volume {
     /// answer, at [`STATUS_PIECES_MAX`] and what one step finds beyond, and at [`STATUS_BYTES_MAX`] of memory.
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>>;
 
-    /// Nobody waits for the answers any more: what has not begun, because it waits for space, need not be done.
+    /// Ends the requests that wait for space. Their client is gone, so nobody reads the answers.
     fn abandon(&self) {}
 }
 

@@ -109,7 +109,7 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     truth.begin_anew();
     let (own, book) = (plan.clone(), truth.clone());
     let last = world.run_hosts(1, |_, hosts| async move {
-        let shift = Shift::open(&hosts[0], 0, &book, own.terms(), own.store(), TakeOver::Any).await;
+        let shift = Shift::open(&hosts[0], 0, &book, own.terms(), own.store(), TakeOver::FromAnyOwner).await;
         shift.map_err(|e| e.to_string())?.close().await.map_err(|e| e.to_string())
     });
     last.expect("nothing is cut at the end")?;
@@ -150,7 +150,8 @@ struct Campaign {
 
 impl Campaign {
     async fn run(mut self) -> Result<(), String> {
-        let mut shift = self.open(TakeOver::Nobody).await.map_err(|e| format!("the first opening: {e}"))?;
+        let mut shift =
+            self.open(TakeOver::FromNobody).await.map_err(|e| format!("the first opening: {e}"))?;
         for _ in 0..self.plan.rounds {
             self.env.sleep_us(self.rng.between(1, 120) * 1000).await;
             shift = match self.rng.below(6) {
@@ -205,8 +206,8 @@ impl Campaign {
 
     async fn after_close(&mut self, shift: Rc<Shift>) -> Result<Rc<Shift>, String> {
         self.closed(&shift).await?;
-        let (one, first) = self.opening(TakeOver::Nobody);
-        let (two, second) = self.opening(TakeOver::Nobody);
+        let (one, first) = self.opening(TakeOver::FromNobody);
+        let (two, second) = self.opening(TakeOver::FromNobody);
         if self.rng.coin() {
             two.pause(Pause::AtWrite(1));
         }
@@ -237,7 +238,7 @@ impl Campaign {
     async fn open_at_last(&mut self) -> Result<Rc<Shift>, String> {
         let mut last = String::new();
         while self.used < HOSTS {
-            match self.open(TakeOver::Any).await {
+            match self.open(TakeOver::FromAnyOwner).await {
                 Ok(shift) => return Ok(shift),
                 Err(e) if is_no_fault(&e) => last = e.to_string(),
                 Err(e) => return Err(format!("opening: {e}")),
@@ -256,7 +257,7 @@ impl Campaign {
         shift.host.pause(when);
         let before = self.rng.below(150);
         self.env.sleep_us(before * 1000).await;
-        let (other, opening) = self.opening(TakeOver::Any);
+        let (other, opening) = self.opening(TakeOver::FromAnyOwner);
         let opening = other.env.spawn(opening);
         // A taker that is paused itself, between its last look and its claim for one.
         let hindered = self.rng.below(3) == 0;
@@ -271,7 +272,7 @@ impl Campaign {
         let (low, high) = *self.rng.pick(&bounds).expect("three");
         self.env.sleep_us(self.rng.between(low, high) * 1000).await;
         let third = match hindered && self.rng.coin() {
-            true => Some(self.open(TakeOver::Any).await),
+            true => Some(self.open(TakeOver::FromAnyOwner).await),
             false => None,
         };
         let epoch = shift.epoch();

@@ -11,7 +11,7 @@ const SHARED: [u64; 16] = [
     0x7461_636f, // OCFS2
     0x0116_1970, // GFS2
     0x00c3_6400, // CephFS
-    0x6573_5546, // FUSE and virtiofs: what lies behind cannot be told
+    0x6573_5546, // FUSE and virtiofs: the file system behind it is not known here
     0x0102_1997, // 9p
     0x5346_414f, // AFS
     0x0bd0_0bd0, // Lustre
@@ -22,7 +22,7 @@ const SHARED: [u64; 16] = [
     0xaad7_aaea, // PanFS
 ];
 
-/// Whether the regular file lies on such a file system. What cannot be told is taken to.
+/// Returns whether the regular file lies on such a file system; true where the kernel does not tell.
 pub(super) fn is_on_shared(fd: &OwnedFd) -> bool {
     // Numbers of 32 bits, whatever the type that the platform gives the field.
     rustix::fs::fstatfs(fd).map_or(true, |found| SHARED.contains(&u64::from(found.f_type as u32)))

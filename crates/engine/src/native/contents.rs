@@ -31,9 +31,8 @@ pub fn check_catalogue(catalogue: &Catalogue, space: &Space, place: &str) -> Res
     match catalogue.extents().find(|extent| !space.has(*extent)) {
         None => Ok(()),
         Some(Extent { addr, len }) => {
-            let cause = format!(
-                "its catalogue lies in blocks {addr} and {len} from there, expected blocks of a group"
-            );
+            let cause =
+                format!("its catalogue lies in the {len} blocks from {addr} on, expected blocks of a group");
             Err(Error::damaged(place, cause))
         }
     }

@@ -227,7 +227,7 @@ impl NativeDisk {
         let began_ns = self.store.env.now_ns();
         let len = data.len();
         let result = self.retry_for_space(async || self.write_once(offset, data.clone()).await).await;
-        // What finds no space is tried again, or refused, by whoever serves the guest.
+        // A write that finds no space is not counted: the server of the guest tries it again, or refuses it.
         if !result.as_ref().is_err_and(Error::is_no_space) {
             self.stats.write_done(len, self.store.env.now_ns() - began_ns, result.is_ok());
         }

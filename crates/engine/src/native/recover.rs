@@ -115,22 +115,28 @@ impl Store {
         if let Some(lost) = &lost {
             store.break_down(lost);
         }
-        store.repeat(&changes).await?;
-        store.damage.borrow_mut().extend(changes.unreadable.iter().cloned());
-        if store.broken().is_none() {
-            store.void(&changes);
-            if hidden {
-                // A page that was taken for the end must not be read again later, with records that were left out now.
-                store.flush().await?;
-            }
-            // What is shown from here on stays.
-            store.flush_without_doubt().await?;
-        }
+        store.go_on_from(&changes, hidden).await?;
         store.set_reserve();
         store.tend();
         store.stop_with_lease();
         store.end_tail_of_before(&left).await?;
         Ok(store)
+    }
+
+    /// Applies what the journal has, and makes durable what the store shows then. `hidden`: pages were unreadable, and taken
+    /// for the journal's end.
+    async fn go_on_from(&self, changes: &Changes, hidden: bool) -> Result<()> {
+        self.repeat(changes).await?;
+        self.damage.borrow_mut().extend(changes.unreadable.iter().cloned());
+        if self.broken().is_some() {
+            return Ok(());
+        }
+        self.void(changes);
+        if hidden {
+            // Such a page must not be read again later, with records that were left out now.
+            self.flush().await?;
+        }
+        self.flush_without_doubt().await
     }
 
     /// Removes the tail that an earlier opening left in the host's memory. Where it was not complete the content generations

@@ -245,7 +245,7 @@ impl Control for Bridge {
     }
 
     fn datastore_add(&self, request: DatastoreAdd) -> Reply<'_, Listed> {
-        let take_over = if request.take_over { TakeOver::Any } else { TakeOver::FromOwnHost };
+        let take_over = if request.take_over { TakeOver::FromAnyOwner } else { TakeOver::FromOwnHost };
         self.ask_with(prepare::datastore(request), move |node, (name, path)| async move {
             node.datastore_add(name, path, take_over).await
         })

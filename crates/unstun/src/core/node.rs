@@ -33,6 +33,9 @@ use crate::listen::NbdListen;
 use crate::log::{Spaced, log};
 use crate::memory::{self, Memory};
 
+/// Lines in a second that say that writes wait for space, or no longer.
+const SPACE_LINES_MAX: u32 = 2;
+
 pub struct Node {
     pub env: Env,
     /// The datastore the daemon was started on: its folder has the API's socket, and it cannot be removed.
@@ -61,6 +64,8 @@ pub struct Node {
     pub(super) jobs: RefCell<Vec<Tracked>>,
     /// The last number that a job got.
     pub(super) jobs_numbered: Cell<u64>,
+    /// A guest that writes to a nearly full datastore makes many of these lines.
+    pub(super) space_log: Spaced,
     doors_tasks: RefCell<Vec<JoinHandle<()>>>,
     stopped: Cell<bool>,
     stop_signal: Signal,
@@ -98,6 +103,7 @@ impl Node {
             claimed: RefCell::default(),
             jobs: RefCell::default(),
             jobs_numbered: Cell::new(0),
+            space_log: Spaced::new(SPACE_LINES_MAX),
             doors_tasks: RefCell::default(),
             stopped: Cell::new(false),
             stop_signal: Signal::default(),

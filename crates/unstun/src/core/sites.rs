@@ -69,7 +69,7 @@ impl Node {
     pub async fn open_added(self: &Rc<Self>) -> Result<()> {
         for (name, path) in self.added().await?.all() {
             let name: DatastoreName = name.parse().map_err(Error::invalid)?;
-            match self.open_site(name.clone(), &path, TakeOver::Nobody).await {
+            match self.open_site(name.clone(), &path, TakeOver::FromNobody).await {
                 Ok(site) => self.sites.borrow_mut().push(site),
                 Err(cause) => {
                     if cause.kind == ErrorKind::Refused && device::is_device(&path) {

@@ -76,7 +76,7 @@ impl Node {
         };
         let event = present::home_event(entry, message);
         self.keep(entry, api::Event { operation, snapshot: Some(disk.to_owned()), ..event });
-        log(format_args!("{disk}: {message}"));
+        self.space_log.log(|| format!("{disk}: {message}"));
     }
 
     pub fn note_stun(&self, entry: &Entry, message: &str, stun_us: u64) {

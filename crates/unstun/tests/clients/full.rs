@@ -5,30 +5,18 @@
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::daemon::{Daemon, Datastore};
 use crate::nbd::Nbd;
-use crate::space::Mounted;
+use crate::space::{DEADLINE, Mounted, until};
 
 const MIB: u32 = 1 << 20;
 /// The guest writes more than is free inside of a store that has just been made, and less than fits: a store grows by groups
 /// of 128 MiB.
 const IMAGE_BYTES: u64 = 1 << 30;
 const WRITTEN_MIB: u64 = 300;
-const DEADLINE: Duration = Duration::from_secs(90);
-
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(began.elapsed() < DEADLINE, "still waiting for {what} after {DEADLINE:?}");
-    }
-}
 
 /// VM `web` in the datastore `small`, which is full, and a guest that writes more than there is.
 struct Full {

@@ -26,7 +26,7 @@ const BASE_CHUNKS: u64 = (8 << 20) / CHUNK;
 const NEARLY_FULL_CHUNKS: u64 = (32 << 20) / CHUNK;
 const ENOSPC: u32 = 28;
 /// Several times what any step takes on a slow device.
-const DEADLINE: Duration = Duration::from_secs(90);
+pub const DEADLINE: Duration = Duration::from_secs(90);
 
 /// An ext4 in a file, mounted where a datastore is.
 pub struct Mounted {
@@ -117,7 +117,7 @@ impl Drop for Mounted {
 }
 
 /// Polls; every look asks the daemon, so it is no tight loop.
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(found) = look() {

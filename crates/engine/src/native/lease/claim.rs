@@ -195,7 +195,7 @@ async fn wait_out(file: &LeaseFile, claimant: &Claimant, seen: Seen, doubtful: b
         Some(still) => Ok(still),
         None => {
             let now = file.read().await?;
-            // Between two owners of the store there is none: whoever comes next is as free to claim.
+            // The lease was released, so that the store has no owner and this claim may go on.
             match now.page.as_ref().is_ok_and(|page| page.state == LeaseState::Released) {
                 true => Ok(now),
                 false => Err(locked(file, if now.page.is_ok() { &now } else { &again }, "serves it")),
@@ -206,7 +206,7 @@ async fn wait_out(file: &LeaseFile, claimant: &Claimant, seen: Seen, doubtful: b
 
 fn may_take_over(page: &Result<LeasePage>, claimant: &Claimant) -> bool {
     match (claimant.take_over, page) {
-        (TakeOver::Any, _) => true,
+        (TakeOver::FromAnyOwner, _) => true,
         (TakeOver::FromOwnHost, Ok(page)) => {
             let (other, own) = (&page.owner, &claimant.owner);
             // On this boot, among these processes, it could be seen whether it has ended.

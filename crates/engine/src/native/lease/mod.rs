@@ -54,11 +54,11 @@ impl Default for LeaseTerms {
 /// From whom an opening takes a lease that was not released, after it has waited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakeOver {
-    Nobody,
+    FromNobody,
     /// From an owner on a host of the same name, of an earlier boot or in another container: it may be this one before it
     /// was started again. The wait is needed all the same.
     FromOwnHost,
-    Any,
+    FromAnyOwner,
 }
 
 /// Who wants the lease, and what it may do for it.
@@ -194,7 +194,8 @@ impl Lease {
         }
     }
 
-    /// No heartbeat got through in time, and the page was still ours: nobody else has gone on.
+    /// Claims the lease again after no heartbeat was written in time, while the page still named this owner: no other host has
+    /// written the store meanwhile.
     async fn claim_again(&self) -> Result<()> {
         let seen = self.file.read().await?;
         let owned = self.page.borrow().clone();

@@ -75,8 +75,8 @@ async fn guarded(host: &Host, lease: &Lease) -> File {
 #[test]
 fn a_living_owner_is_named_and_a_released_lease_is_free_at_once() {
     on_two_hosts(|env, a, b| async move {
-        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
-        for take_over in [TakeOver::Nobody, TakeOver::FromOwnHost, TakeOver::Any] {
+        let lease = acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
+        for take_over in [TakeOver::FromNobody, TakeOver::FromOwnHost, TakeOver::FromAnyOwner] {
             let e = acquire(&b, claimant("a", take_over)).await.err().expect("its owner lives");
             assert_eq!(e.kind, ErrorKind::Locked);
             assert!(e.cause.contains("host a (pid 4711, since"), "{e}");
@@ -84,7 +84,7 @@ fn a_living_owner_is_named_and_a_released_lease_is_free_at_once() {
         assert!(lease.lost().is_none());
         lease.release().await.unwrap();
         let before_ns = env.now_ns();
-        let next = acquire(&b, claimant("b", TakeOver::Nobody)).await.unwrap();
+        let next = acquire(&b, claimant("b", TakeOver::FromNobody)).await.unwrap();
         assert!(env.now_ns() - before_ns < 2 * SECOND_US * 1000);
         assert_eq!(next.epoch(), lease.epoch() + 1);
     });
@@ -93,16 +93,18 @@ fn a_living_owner_is_named_and_a_released_lease_is_free_at_once() {
 #[test]
 fn an_owner_that_has_ended_on_this_host_is_followed_at_once_and_no_other() {
     on_two_hosts(|env, a, b| async move {
-        let dead = claimant("a", TakeOver::Nobody);
+        let dead = claimant("a", TakeOver::FromNobody);
         let id = dead.owner.id;
         let lease = acquire(&a, dead).await.unwrap();
         a.kill();
-        let e = acquire(&b, claimant("a", TakeOver::Nobody)).await.err().expect("a name is no proof");
+        let e = acquire(&b, claimant("a", TakeOver::FromNobody)).await.err().expect("a name is no proof");
         assert_eq!(e.kind, ErrorKind::Refused);
         assert!(e.cause.contains("take-over") && e.cause.contains("host a"), "{e}");
         let before_ns = env.now_ns();
-        let knowing =
-            Claimant { has_ended: Rc::new(move |owner| owner.id == id), ..claimant("b", TakeOver::Nobody) };
+        let knowing = Claimant {
+            has_ended: Rc::new(move |owner| owner.id == id),
+            ..claimant("b", TakeOver::FromNobody)
+        };
         acquire(&b, knowing).await.unwrap();
         assert!(env.now_ns() - before_ns < 2 * SECOND_US * 1000);
         drop(lease);
@@ -115,16 +117,17 @@ fn a_claim_that_was_never_held_is_waited_for_though_its_process_has_ended() {
         // The third submission after the opening and the superblocks' two reads and the lease's is the flush of the claim.
         let claiming = a.env.spawn({
             let a = a.clone();
-            async move { acquire(&a, claimant("a", TakeOver::Nobody)).await.err() }
+            async move { acquire(&a, claimant("a", TakeOver::FromNobody)).await.err() }
         });
         env.sleep_us(SECOND_US / 2).await;
         a.kill();
         drop(claiming);
         let knowing = |take_over| Claimant { has_ended: Rc::new(|_| true), ..claimant("b", take_over) };
-        let e = acquire(&b, knowing(TakeOver::Nobody)).await.err().expect("it may have hit another's page");
+        let e =
+            acquire(&b, knowing(TakeOver::FromNobody)).await.err().expect("it may have hit another's page");
         assert_eq!(e.kind, ErrorKind::Refused);
         let before_ns = env.now_ns();
-        acquire(&b, knowing(TakeOver::Any)).await.unwrap();
+        acquire(&b, knowing(TakeOver::FromAnyOwner)).await.unwrap();
         assert!(env.now_ns() - before_ns >= 41 * SECOND_US * 1000);
     });
 }
@@ -132,7 +135,7 @@ fn a_claim_that_was_never_held_is_waited_for_though_its_process_has_ended() {
 #[test]
 fn a_holder_that_was_stopped_writes_nothing_after_it_was_taken_over() {
     let world = on_two_hosts(|env, a, b| async move {
-        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let lease = acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         let file = guarded(&a, &lease).await;
         file.write(DATA_AT, block(1)).await.unwrap();
         a.pause(Pause::AtSubmission(1));
@@ -141,7 +144,7 @@ fn a_holder_that_was_stopped_writes_nothing_after_it_was_taken_over() {
             async move { file.write(DATA_AT, block(2)).await }
         });
         let before_ns = env.now_ns();
-        let taken = acquire(&b, claimant("b", TakeOver::Any)).await.unwrap();
+        let taken = acquire(&b, claimant("b", TakeOver::FromAnyOwner)).await.unwrap();
         assert!(env.now_ns() - before_ns >= 41 * SECOND_US * 1000);
         let theirs = guarded(&b, &taken).await;
         theirs.write(DATA_AT, block(3)).await.unwrap();
@@ -160,7 +163,7 @@ fn a_holder_that_was_stopped_writes_nothing_after_it_was_taken_over() {
 #[test]
 fn a_holder_that_was_stopped_and_not_taken_over_goes_on() {
     let world = on_two_hosts(|env, a, _| async move {
-        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let lease = acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         let file = guarded(&a, &lease).await;
         a.pause(Pause::AtSubmission(1));
         let late = a.env.spawn(async move { file.write(DATA_AT, block(2)).await });
@@ -178,7 +181,7 @@ fn a_holder_whose_new_claim_is_slow_stops_because_it_may_have_hit_the_page_of_an
     let world = SimWorld::new(3, Options::default());
     let device = world.clone();
     on_hosts_of(&world, |env, a, _| async move {
-        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let lease = acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         a.pause(Pause::Now);
         env.sleep_us(20 * SECOND_US).await;
         device.add_fault(Fault::nth(1, Action::Delay { ns: 20 * SECOND_US * 1000 }).of(OpKind::Write));
@@ -194,7 +197,7 @@ fn of_two_that_claim_together_one_goes_on() {
     on_two_hosts(|_, a, b| async move {
         let [first, second] = [(&a, "a"), (&b, "b")].map(|(host, name)| {
             let host = host.clone();
-            host.env.clone().spawn(async move { acquire(&host, claimant(name, TakeOver::Nobody)).await })
+            host.env.clone().spawn(async move { acquire(&host, claimant(name, TakeOver::FromNobody)).await })
         });
         let owners = [first.join().await, second.join().await];
         assert_eq!(owners.iter().filter(|owner| owner.is_ok()).count(), 1);
@@ -206,7 +209,7 @@ fn of_two_that_claim_together_one_goes_on() {
 #[test]
 fn an_opening_on_the_host_of_that_name_waits_and_takes_over_by_itself() {
     on_two_hosts(|_, a, b| async move {
-        acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         a.kill();
         let e = acquire(&b, claimant("b", TakeOver::FromOwnHost)).await.err().unwrap();
         assert_eq!(e.kind, ErrorKind::Refused);
@@ -221,7 +224,7 @@ fn a_page_that_cannot_be_decoded_is_taken_over_only_when_asked_for() {
     world.run_hosts(1, |_, hosts| async move {
         let e = acquire(&hosts[0], claimant("a", TakeOver::FromOwnHost)).await.err().unwrap();
         assert!(e.cause.contains("magic is") && e.cause.contains("take-over"), "{e}");
-        acquire(&hosts[0], claimant("a", TakeOver::Any)).await.unwrap();
+        acquire(&hosts[0], claimant("a", TakeOver::FromAnyOwner)).await.unwrap();
     });
 }
 
@@ -246,12 +249,12 @@ fn generation(vm: &NativeVm) -> u64 {
 #[test]
 fn clients_of_a_host_that_was_taken_over_unclean_are_refused_by_the_generation() {
     on_two_hosts(|_, a, b| async move {
-        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let lease = acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         let (_store, vm) = serve(&a, &lease).await;
         let before = generation(&vm);
         vm.disk(0).unwrap().write(0, block(1)).await.unwrap();
         a.kill();
-        let taken = acquire(&b, claimant("b", TakeOver::Any)).await.unwrap();
+        let taken = acquire(&b, claimant("b", TakeOver::FromAnyOwner)).await.unwrap();
         let (_, there) = serve(&b, &taken).await;
         assert!(generation(&there) > before, "a client of the dead host may come back with its caches");
     });
@@ -260,14 +263,14 @@ fn clients_of_a_host_that_was_taken_over_unclean_are_refused_by_the_generation()
 #[test]
 fn a_store_that_was_closed_goes_to_another_host_with_its_generations() {
     on_two_hosts(|_, a, b| async move {
-        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let lease = acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         let (store, vm) = serve(&a, &lease).await;
         let before = generation(&vm);
         vm.disk(0).unwrap().write(0, block(1)).await.unwrap();
         vm.close().await.unwrap();
         store.close().await.unwrap();
         lease.release().await.unwrap();
-        let next = acquire(&b, claimant("b", TakeOver::Nobody)).await.unwrap();
+        let next = acquire(&b, claimant("b", TakeOver::FromNobody)).await.unwrap();
         let (_, there) = serve(&b, &next).await;
         assert_eq!(generation(&there), before, "every answer is durable");
     });
@@ -276,7 +279,7 @@ fn a_store_that_was_closed_goes_to_another_host_with_its_generations() {
 #[test]
 fn a_store_that_was_leased_is_not_written_by_a_program_without_leases() {
     let world = on_two_hosts(|_, a, _| async move {
-        let lease = acquire(&a, claimant("a", TakeOver::Nobody)).await.unwrap();
+        let lease = acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         let (store, vm) = serve(&a, &lease).await;
         vm.close().await.unwrap();
         store.close().await.unwrap();
