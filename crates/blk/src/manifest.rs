@@ -116,6 +116,43 @@ impl ContentGeneration {
     }
 }
 
+/// What threw a state away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ThrownBy {
+    Revert,
+    Discard,
+    Reset,
+    /// The restore of an earlier one.
+    Restore,
+}
+
+/// What a revert, a discard or a reset threw away and the VM keeps for a while.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BinnedState {
+    /// Drawn at random; unique in the VM, among the ids of its snapshots too.
+    pub id: u64,
+    pub by: ThrownBy,
+    pub unix_us: i64,
+    /// For people: the snapshot that the VM went back to, or the names that left the tree.
+    pub subject: String,
+    /// Those that left the tree, parents before children. A parent may be a snapshot that stayed, or has left it since.
+    pub snapshots: Vec<SnapshotState>,
+    /// The disks that ran on, as they were; none where the running state stayed.
+    pub disks: Vec<DiskState>,
+    /// Numbers of the disks that came back with the operation: they leave with its restore.
+    pub came: Vec<u32>,
+    /// The snapshot that these disks descend from. It may have left the tree since.
+    pub current: Option<u128>,
+}
+
+impl BinnedState {
+    /// Every layer that the state consists of, without what is under them.
+    pub fn layers(&self) -> impl Iterator<Item = &LayerName> {
+        let running = self.disks.iter().flat_map(|disk| std::iter::once(&disk.top).chain(&disk.reset_to));
+        running.chain(self.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer)))
+    }
+}
+
 /// Everything a VM is, apart from its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VmState {
@@ -129,13 +166,16 @@ pub struct VmState {
     pub last_job: u64,
     pub folds: Vec<FoldState>,
     pub generation: ContentGeneration,
+    /// Oldest first.
+    pub bin: Vec<BinnedState>,
 }
 
 /// A change of the home. Everything in it becomes true at once.
 #[derive(Debug, Clone, Default)]
 pub struct Change {
     pub next: VmState,
-    /// The configuration kept with this snapshot (`disks_at`) becomes the VM's own; `next.disks` is its list of disks.
+    /// The configuration kept with this snapshot (`disks_at`) or binned state becomes the VM's own; `next.disks` is its list
+    /// of disks. A binned state that is new in `next` keeps the configuration of before.
     pub configuration: Option<u128>,
     /// (child, new parent): the child's descriptor is rewritten to name the parent and its present content id.
     pub reparent: Vec<(LayerName, LayerName)>,
@@ -242,6 +282,9 @@ pub trait Manifest {
 
 /// Links a chain may have: VMware's own technical limit on redo logs.
 pub const CHAIN_LAYERS_MAX: usize = 255;
+
+/// States in a VM's bin; the oldest make room. Each keeps a delta for each disk.
+pub const BINNED_STATES_MAX: usize = 64;
 
 /// Highest number of a disk. Numbers count up and are never given twice, so a larger one was not given by us.
 pub const DISK_NUMBER_MAX: u32 = (1 << 24) - 1;

@@ -27,20 +27,27 @@ struct Built {
     child: Option<LayerName>,
 }
 
+fn unkept(e: Error) -> Error {
+    let cause = format!("what is thrown away cannot be kept in the bin: {}", e.cause);
+    Error { cause: format!("{cause}; with --purge it goes for good"), ..e }
+}
+
 impl Vm {
     /// What a revert to `wanted` (None: the snapshot the VM runs on from) would throw away. With `keeps_present` a take
     /// comes first.
     pub async fn revert_preview(&self, wanted: Option<&str>, keeps_present: bool) -> Result<Loss> {
-        let planned = async || self.plan_revert(self.revert_target(wanted)?).await;
+        let planned = async || self.plan_revert(self.revert_target(wanted)?, false).await;
         let plan = self.read_steady(planned).await?;
         Ok(if keeps_present { Loss { layers: Vec::new(), bytes: 0, ..plan.loss } } else { plan.loss })
     }
 
-    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before.
+    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before; else, with
+    /// `keep`, it goes to the bin.
     pub async fn revert(
         self: &Rc<Self>,
         wanted: Option<&str>,
         take_first: Option<&str>,
+        keep: bool,
     ) -> Result<SnapshotState> {
         // Chosen before the take: "the latest" does not mean the one that is taken now.
         let target = self.revert_target(wanted)?;
@@ -52,22 +59,23 @@ impl Vm {
         let _turn = self.operations.lock().await;
         // The end of a fold may have renamed its layers since.
         let target = self.refuse_unquiet(&target)?;
-        let plan = self.plan_revert(target.clone()).await?;
+        let plan = self.plan_revert(target.clone(), keep && take_first.is_none()).await?;
         self.carry_out(plan).await?;
         Ok(target)
     }
 
     pub async fn discard_preview(&self, wanted: &str) -> Result<Loss> {
-        Ok(self.read_steady(async || self.plan_discard(wanted).await).await?.loss)
+        Ok(self.read_steady(async || self.plan_discard(wanted, false).await).await?.loss)
     }
 
     /// Throws away what was written since the snapshot, every later snapshot of that branch included, and its name.
-    /// Where the VM runs on that branch it goes on from the snapshot's state; else the whole branch goes.
-    pub async fn discard(self: &Rc<Self>, wanted: &str) -> Result<Loss> {
+    /// Where the VM runs on that branch it goes on from the snapshot's state; else the whole branch goes. With `keep` all of
+    /// it goes to the bin.
+    pub async fn discard(self: &Rc<Self>, wanted: &str, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         self.refuse_open_jobs()?;
-        let plan = self.plan_discard(wanted).await?;
+        let plan = self.plan_discard(wanted, keep).await?;
         if plan.loss.reverts {
             self.refuse_clients(None)?;
         }
@@ -76,14 +84,14 @@ impl Vm {
     }
 
     pub async fn reset_preview(&self) -> Result<Loss> {
-        Ok(self.read_steady(async || self.plan_reset().await).await?.loss)
+        Ok(self.read_steady(async || self.plan_reset(false).await).await?.loss)
     }
 
-    /// Drops what was written to the nonpersistent disks since the last reset.
-    pub async fn reset(self: &Rc<Self>) -> Result<Loss> {
+    /// Drops what was written to the nonpersistent disks since the last reset, with `keep` into the bin.
+    pub async fn reset(self: &Rc<Self>, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        let plan = self.plan_reset().await?;
+        let plan = self.plan_reset(keep).await?;
         // The generation is that of all disks.
         self.refuse_clients(None)?;
         for (number, _) in &plan.grounds {
@@ -107,7 +115,7 @@ impl Vm {
         tree::revert_target(&self.state.borrow(), wanted).cloned()
     }
 
-    async fn carry_out(self: &Rc<Self>, mut plan: Move) -> Result<Loss> {
+    pub(crate) async fn carry_out(self: &Rc<Self>, mut plan: Move) -> Result<Loss> {
         let began_ns = self.env.now_ns();
         let apart = self.options.defects.has(Defect::RaiseApart);
         if plan.loss.reverts && !apart {
@@ -117,7 +125,12 @@ impl Vm {
         let leaving = self.leaving(&plan);
         self.stop_writes(&leaving, true).await;
         let gone: Vec<_> = leaving.iter().filter(|d| !has_disk(&plan.next, d.number)).cloned().collect();
+        let keeps = plan.loss.kept.is_some() && !self.options.defects.has(Defect::BinUnflushed);
         let built = async {
+            if keeps {
+                // What the bin keeps is what was answered.
+                all(leaving.iter().map(|disk| disk.close())).await.map_err(unkept)?;
+            }
             // Its files stay, and nobody will write its tables later.
             all(gone.iter().map(|disk| disk.close())).await?;
             self.build_grounds(&plan.grounds).await
@@ -138,7 +151,7 @@ impl Vm {
         let change = Change {
             next: plan.next,
             configuration: plan.configuration,
-            remove: plan.loss.layers.clone(),
+            remove: plan.remove.clone(),
             reparent: Vec::new(),
         };
         if self.options.defects.has(Defect::SwapBeforePublish) {
@@ -157,7 +170,7 @@ impl Vm {
             let next = VmState { generation, ..self.state() };
             self.publish(Change { next, ..Change::default() }).await?;
         }
-        plan.loss.layers.iter().for_each(|layer| self.forget_layer(layer));
+        plan.remove.iter().for_each(|layer| self.forget_layer(layer));
         self.add_returned_disks().await.inspect_err(|e| self.note_failed_change(e))?;
         self.report_move(plan.kind, &plan.loss, &gone, stun_us, (self.env.now_ns() - began_ns) / 1000);
         Ok(plan.loss)
@@ -265,7 +278,8 @@ impl Vm {
             Some(target) => target.clone(),
             None => loss.snapshots.join(", "),
         };
-        let mut message = format!("{} layers of {} bytes are gone", loss.layers.len(), loss.bytes);
+        let fate = if loss.kept.is_some() { "are in the bin" } else { "are gone" };
+        let mut message = format!("{} layers of {} bytes {fate}", loss.layers.len(), loss.bytes);
         for disk in gone {
             let number = disk.number;
             message.push_str(&format!("; disk{number} is no disk of the VM any more, its base stays"));

@@ -37,6 +37,8 @@ pub struct CommitPreview {
     pub layers: u64,
     /// What cannot be folded, each with its reason; the names go all the same.
     pub stays: Vec<String>,
+    /// Entries of the bin that go, because they rest on layers that change.
+    pub evicted: Vec<u64>,
 }
 
 impl Vm {
@@ -51,7 +53,10 @@ impl Vm {
         let folds: Vec<_> = plan.folds.into_iter().map(|f| FoldState { job: id, ..f }).collect();
         let mut next = tree::after_names_leave(&state, &plan.gone, folds.clone());
         next.last_job = id;
-        self.publish(Change { next, ..Change::default() }).await?;
+        next.bin.retain(|binned| !plan.evicted.contains(&binned.id));
+        next.folds.retain(|fold| !plan.remove.contains(&fold.layer));
+        self.publish(Change { next, remove: plan.remove.clone(), ..Change::default() }).await?;
+        plan.remove.iter().for_each(|layer| self.forget_layer(layer));
         self.report(self.plain_event(EventKind::CommitStart, &plan.names.join(", "), ""));
         let operation = if *what == CommitWhat::Unowned { CONSOLIDATE } else { COMMIT };
         let job = Job::new(self.env.clone(), id, operation, plan.names.join(", "));

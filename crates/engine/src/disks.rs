@@ -55,6 +55,7 @@ impl Vm {
         next.folds.retain(|f| f.disk != number);
         let mut remove = Vec::new();
         if remove_files {
+            next.bin.retain(|binned| !binned.disks.iter().any(|disk| disk.number == number));
             remove = self.graph().await?.left_over(&before, &next);
             self.refuse_read_elsewhere(&remove).await?;
         }

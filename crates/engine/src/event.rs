@@ -31,6 +31,10 @@ pub enum EventKind {
     Discard,
     /// What was written to nonpersistent disks is gone.
     Reset,
+    /// What the bin had kept is the VM's again.
+    Restore,
+    /// What the bin had kept is gone.
+    BinEmptied,
     /// A disk came, went, grew or changed its mode.
     Disks,
     /// Guest writes wait because the datastore is full.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blk::manifest::{DiskState, LayerLink, LayerName, VmState};
+use blk::manifest::{BinnedState, DiskState, LayerLink, LayerName, VmState};
 
 /// The layers at one moment. Names that nothing tells of are treated as bases.
 pub struct Graph {
@@ -63,7 +63,20 @@ impl Graph {
         found
     }
 
-    /// Everything the state needs: its tops, its snapshots, and what is under those.
+    /// The same without some layers, on which none of the others rests.
+    pub fn without(&self, layers: &BTreeSet<LayerName>) -> Graph {
+        let stay = self.links.values().filter(|link| !layers.contains(&link.name));
+        Graph::new(stay.cloned().collect())
+    }
+
+    /// Layers that nothing but the bin needs.
+    pub fn only_binned(&self, state: &VmState) -> BTreeSet<LayerName> {
+        let unbinned = VmState { bin: Vec::new(), ..state.clone() };
+        let needed = self.reachable(&unbinned);
+        self.reachable(state).into_iter().filter(|layer| !needed.contains(layer)).collect()
+    }
+
+    /// Everything the state needs: its tops, its snapshots, its bin, and what is under those.
     pub fn reachable(&self, state: &VmState) -> BTreeSet<LayerName> {
         self.with_ancestors(roots(state))
     }
@@ -88,7 +101,8 @@ impl Graph {
         // No take lets a disk run below a delta; a configuration mended by hand may.
         let in_use = |d: &DiskState| d.top == *parent || d.reset_to.as_ref() == Some(parent);
         let shared = self.children(parent).iter().any(|child| child != delta);
-        (shared || state.disks.iter().any(in_use)).then_some(Obstacle::Shared)
+        let binned = state.bin.iter().any(|binned| binned.layers().any(|layer| layer == parent));
+        (shared || binned || state.disks.iter().any(in_use)).then_some(Obstacle::Shared)
     }
 }
 
@@ -107,7 +121,8 @@ pub enum Obstacle {
 
 fn roots(state: &VmState) -> impl Iterator<Item = &LayerName> {
     let running = state.disks.iter().flat_map(|d| std::iter::once(&d.top).chain(&d.reset_to));
-    running.chain(state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer)))
+    let frozen = state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
+    running.chain(frozen).chain(state.bin.iter().flat_map(BinnedState::layers))
 }
 
 #[cfg(test)]

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use blk::manifest::{DiskMode, DiskState, LayerName, SnapshotState, VmState};
+use blk::manifest::{BinnedState, DiskMode, DiskState, LayerName, SnapshotState, ThrownBy, VmState};
 use blk::{Error, Result};
 
+use crate::bin;
 use crate::event::EventKind;
 use crate::graph::Graph;
 use crate::tree;
@@ -24,6 +25,8 @@ pub struct Loss {
     pub bytes: u64,
     /// The running state changes: no writable client may be attached.
     pub reverts: bool,
+    /// The binned state in which all of it is kept for a while; None: it is gone, or this is a preview.
+    pub kept: Option<u64>,
 }
 
 /// Where a disk is to run on.
@@ -42,11 +45,13 @@ pub(crate) struct Move {
     pub grounds: Vec<(u32, Ground)>,
     pub configuration: Option<u128>,
     pub gone: Vec<u128>,
+    /// Layers whose files go: those of the loss, unless the bin keeps them.
+    pub remove: Vec<LayerName>,
     pub loss: Loss,
 }
 
 impl Vm {
-    pub(crate) async fn plan_revert(&self, target: SnapshotState) -> Result<Move> {
+    pub(crate) async fn plan_revert(&self, target: SnapshotState, keep: bool) -> Result<Move> {
         let graph = self.graph().await?;
         let before = self.state();
         let kept = self.manifest.disks_at(target.id).await?;
@@ -58,8 +63,10 @@ impl Vm {
         let grounds = frozen.map(|(n, layer)| (*n, Ground::ChildOf(layer.clone()))).collect();
         let loss = Loss { target: Some(target.name.clone()), reverts: true, ..Loss::default() };
         let configuration = kept.is_some().then_some(target.id);
-        let plan = Move { kind: EventKind::Revert, next, grounds, configuration, gone: Vec::new(), loss };
-        self.with_loss(plan, &before, &graph).await
+        let (kind, gone, remove) = (EventKind::Revert, Vec::new(), Vec::new());
+        let plan = Move { kind, next, grounds, configuration, gone, remove, loss };
+        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Revert, target.name));
+        self.with_loss(plan, &before, &graph, thrown).await
     }
 
     /// Refuses disks whose layers are not here, and those that would come back to run on a layer that others need as it is.
@@ -88,7 +95,7 @@ impl Vm {
         Ok(())
     }
 
-    pub(crate) async fn plan_discard(&self, wanted: &str) -> Result<Move> {
+    pub(crate) async fn plan_discard(&self, wanted: &str, keep: bool) -> Result<Move> {
         let graph = self.graph().await?;
         let before = self.state();
         let target = tree::find(&before, wanted)?.clone();
@@ -98,6 +105,11 @@ impl Vm {
         next.snapshots.retain(|s| !gone.contains(&s.id));
         let mut loss = Loss { reverts: running, ..Loss::default() };
         loss.snapshots = names_of(&before, &gone);
+        let leaving = before.snapshots.iter().filter(|s| gone.contains(&s.id)).cloned().collect();
+        let thrown = keep.then(|| BinnedState {
+            snapshots: leaving,
+            ..bin::thrown(&self.env, ThrownBy::Discard, loss.snapshots.join(", "))
+        });
         let mut grounds = Vec::new();
         let mut configuration = None;
         if running {
@@ -111,11 +123,17 @@ impl Vm {
                 if !has_disk(&next, *number) {
                     continue;
                 }
-                grounds.push((*number, self.ground_of(&graph, &next, frozen, &before).await?));
+                // What the bin keeps rests on it.
+                let ground = match keep {
+                    true => Ground::ChildOf(frozen.clone()),
+                    false => self.ground_of(&graph, &next, frozen, &before).await?,
+                };
+                grounds.push((*number, ground));
             }
         }
-        let plan = Move { kind: EventKind::Discard, next, grounds, configuration, gone, loss };
-        self.with_loss(plan, &before, &graph).await
+        let (kind, remove) = (EventKind::Discard, Vec::new());
+        let plan = Move { kind, next, grounds, configuration, gone, remove, loss };
+        self.with_loss(plan, &before, &graph, thrown).await
     }
 
     /// The frozen layer itself when, with the branch gone, nobody else needs it as it is.
@@ -145,7 +163,7 @@ impl Vm {
         Ok(chain.last().is_some_and(|top| top.shape().writable))
     }
 
-    pub(crate) async fn plan_reset(&self) -> Result<Move> {
+    pub(crate) async fn plan_reset(&self, keep: bool) -> Result<Move> {
         let graph = self.graph().await?;
         let before = self.state();
         let resets = before.disks.iter().filter_map(|d| Some((d.number, d.reset_to.clone()?)));
@@ -156,12 +174,21 @@ impl Vm {
         }
         let loss = Loss { reverts: true, ..Loss::default() };
         let (next, kind) = (before.clone(), EventKind::Reset);
-        let plan = Move { kind, next, grounds, configuration: None, gone: Vec::new(), loss };
-        self.with_loss(plan, &before, &graph).await
+        let (gone, remove) = (Vec::new(), Vec::new());
+        let plan = Move { kind, next, grounds, configuration: None, gone, remove, loss };
+        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Reset, String::new()));
+        self.with_loss(plan, &before, &graph, thrown).await
     }
 
-    /// What goes when the disks have left their old tops.
-    async fn with_loss(&self, mut plan: Move, before: &VmState, graph: &Graph) -> Result<Move> {
+    /// What goes when the disks have left their old tops. Deltas hold what was written since; with `thrown` the bin keeps
+    /// them, and the disks as they were.
+    pub(crate) async fn with_loss(
+        &self,
+        mut plan: Move,
+        before: &VmState,
+        graph: &Graph,
+        thrown: Option<BinnedState>,
+    ) -> Result<Move> {
         let mut after = plan.next.clone();
         for (number, ground) in &plan.grounds {
             let (Ground::ChildOf(layer) | Ground::Itself(layer)) = ground;
@@ -169,9 +196,23 @@ impl Vm {
                 disk.top = layer.clone();
             }
         }
-        plan.loss.layers = graph.left_over(before, &after);
-        // Deltas hold what was written since. A base is a whole disk, of one that came since: it leaves the VM, and its data stays.
-        plan.loss.layers.retain(|layer| graph.parent(layer).is_some());
+        plan.loss.layers = bin::left_over_deltas(graph, before, &after);
+        if let Some(thrown) = thrown {
+            let leaves = |disk: &&DiskState| {
+                plan.grounds.iter().any(|(number, _)| *number == disk.number)
+                    || !has_disk(&plan.next, disk.number)
+            };
+            let disks = before.disks.iter().filter(leaves).cloned().collect();
+            let current = before.current.filter(|_| plan.loss.reverts);
+            let came = bin::came(&before.disks, &plan.next.disks);
+            let thrown = BinnedState { disks, came, current, ..thrown };
+            if !thrown.snapshots.is_empty() || !thrown.disks.is_empty() {
+                plan.loss.kept = Some(thrown.id);
+                bin::put(&mut after, thrown.clone());
+                bin::put(&mut plan.next, thrown);
+            }
+        }
+        plan.remove = bin::left_over_deltas(graph, before, &after);
         // Held to the end: chains share layers, and each is opened once.
         let mut open = Vec::new();
         for layer in &plan.loss.layers {
@@ -180,7 +221,7 @@ impl Vm {
             plan.loss.bytes = plan.loss.bytes.saturating_add(bytes);
             open.push(chain);
         }
-        plan.next.folds.retain(|fold| !plan.loss.layers.contains(&fold.layer));
+        plan.next.folds.retain(|fold| !plan.remove.contains(&fold.layer));
         Ok(plan)
     }
 }

@@ -3,6 +3,7 @@
 //! Absent on purpose: format names (a `Manifest` answers for those), sockets, any clock but `Env`'s, and every cost
 //! that VMware's own code has (the lab imitates that).
 
+mod bin;
 mod branch;
 pub mod chain;
 mod client;
@@ -35,6 +36,7 @@ pub mod vm;
 mod volume;
 mod write;
 
+pub use bin::find_binned;
 pub use client::{Client, GenerationChange, View};
 pub use commit::{CommitPreview, CommitWhat};
 pub use difference::{Between, Differences};

@@ -90,7 +90,8 @@ impl Vm {
         let mut layers = Layers::new();
         let running = state.disks.iter().map(|disk| &disk.top);
         let frozen = state.snapshots.iter().rev().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
-        for end in running.chain(frozen) {
+        let binned = state.bin.iter().flat_map(|binned| binned.layers());
+        for end in running.chain(frozen).chain(binned) {
             if !layers.contains_key(end) {
                 let chain = self.manifest.chain(end).await?;
                 layers.extend(chain.into_iter().map(|layer| (layer.name.clone(), layer)));

@@ -111,22 +111,37 @@ pub trait Machine {
     /// comes first.
     fn revert_preview<'a>(&'a self, wanted: Option<&'a str>, keeps_present: bool) -> Local<'a, Result<Loss>>;
 
-    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before.
+    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before; else, with
+    /// `keep`, it goes to the bin.
     fn revert<'a>(
         self: Rc<Self>,
         wanted: Option<&'a str>,
         take_first: Option<&'a str>,
+        keep: bool,
     ) -> Local<'a, Result<SnapshotState>>;
 
     fn discard_preview<'a>(&'a self, wanted: &'a str) -> Local<'a, Result<Loss>>;
 
-    /// Throws away what was written since the snapshot, and its name.
-    fn discard<'a>(self: Rc<Self>, wanted: &'a str) -> Local<'a, Result<Loss>>;
+    /// Throws away what was written since the snapshot, and its name; with `keep` into the bin.
+    fn discard<'a>(self: Rc<Self>, wanted: &'a str, keep: bool) -> Local<'a, Result<Loss>>;
 
     fn reset_preview(&self) -> Local<'_, Result<Loss>>;
 
-    /// Drops what was written to the nonpersistent disks since the last reset.
-    fn reset(self: Rc<Self>) -> Local<'static, Result<Loss>>;
+    /// Drops what was written to the nonpersistent disks since the last reset, with `keep` into the bin.
+    fn reset(self: Rc<Self>, keep: bool) -> Local<'static, Result<Loss>>;
+
+    /// What a restore of an entry of the bin (`VmState::bin`) would throw away.
+    fn restore_preview(&self, id: u64) -> Local<'_, Result<Loss>>;
+
+    /// Makes an entry of the bin the VM's again. Its snapshots return to the tree; where it has disks they run on as they
+    /// were, and with `keep` what they show now goes to the bin.
+    fn restore(self: Rc<Self>, id: u64, keep: bool) -> Local<'static, Result<Loss>>;
+
+    /// Removes entries of the bin for good; unknown ones are passed over. Answers the bytes given back.
+    fn empty_bin(self: Rc<Self>, ids: Vec<u64>) -> Local<'static, Result<u64>>;
+
+    /// Bytes that only this entry of the bin holds.
+    fn binned_bytes(&self, id: u64) -> Local<'_, Result<u64>>;
 
     fn add_disk<'a>(self: Rc<Self>, wanted: &'a NewDisk) -> Local<'a, Result<DiskState>>;
 
@@ -289,24 +304,41 @@ impl Machine for Vm {
         self: Rc<Self>,
         wanted: Option<&'a str>,
         take_first: Option<&'a str>,
+        keep: bool,
     ) -> Local<'a, Result<SnapshotState>> {
-        Box::pin(async move { Vm::revert(&self, wanted, take_first).await })
+        Box::pin(async move { Vm::revert(&self, wanted, take_first, keep).await })
     }
 
     fn discard_preview<'a>(&'a self, wanted: &'a str) -> Local<'a, Result<Loss>> {
         Box::pin(Vm::discard_preview(self, wanted))
     }
 
-    fn discard<'a>(self: Rc<Self>, wanted: &'a str) -> Local<'a, Result<Loss>> {
-        Box::pin(async move { Vm::discard(&self, wanted).await })
+    fn discard<'a>(self: Rc<Self>, wanted: &'a str, keep: bool) -> Local<'a, Result<Loss>> {
+        Box::pin(async move { Vm::discard(&self, wanted, keep).await })
     }
 
     fn reset_preview(&self) -> Local<'_, Result<Loss>> {
         Box::pin(Vm::reset_preview(self))
     }
 
-    fn reset(self: Rc<Self>) -> Local<'static, Result<Loss>> {
-        Box::pin(async move { Vm::reset(&self).await })
+    fn reset(self: Rc<Self>, keep: bool) -> Local<'static, Result<Loss>> {
+        Box::pin(async move { Vm::reset(&self, keep).await })
+    }
+
+    fn restore_preview(&self, id: u64) -> Local<'_, Result<Loss>> {
+        Box::pin(Vm::restore_preview(self, id))
+    }
+
+    fn restore(self: Rc<Self>, id: u64, keep: bool) -> Local<'static, Result<Loss>> {
+        Box::pin(async move { Vm::restore(&self, id, keep).await })
+    }
+
+    fn empty_bin(self: Rc<Self>, ids: Vec<u64>) -> Local<'static, Result<u64>> {
+        Box::pin(async move { Vm::empty_bin(&self, &ids).await })
+    }
+
+    fn binned_bytes(&self, id: u64) -> Local<'_, Result<u64>> {
+        Box::pin(Vm::binned_bytes(self, id))
     }
 
     fn add_disk<'a>(self: Rc<Self>, wanted: &'a NewDisk) -> Local<'a, Result<DiskState>> {

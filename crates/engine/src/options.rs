@@ -110,6 +110,10 @@ pub enum Defect {
     ForgetClones,
     /// The content generation is raised by a change of its own, after the one that replaces the content.
     RaiseApart,
+    /// What the bin keeps is not flushed when it is put there.
+    BinUnflushed,
+    /// A commit folds into layers that binned states rest on.
+    FoldUnderBin,
     /// First writes are placed however many tables wait to be written.
     UnboundedTables,
     /// Native: a redirect is overwritten in place before a replay is sure not to doubt its data.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use blk::manifest::{FoldState, LayerName, SnapshotState, VmState};
 use blk::{Error, Result};
 
+use crate::bin;
 use crate::commit::{CommitPreview, CommitWhat};
 use crate::fold::held_bytes;
 use crate::graph::{Graph, Obstacle};
@@ -20,6 +21,10 @@ pub(crate) struct Plan {
     pub folds: Vec<FoldState>,
     /// Deltas that stay, and why.
     stays: Vec<(LayerName, Obstacle)>,
+    /// Binned states that the folds would change: they go before.
+    pub evicted: Vec<u64>,
+    /// The layers that go with them.
+    pub remove: Vec<LayerName>,
 }
 
 impl Vm {
@@ -35,6 +40,7 @@ impl Vm {
             bytes_freed: 0,
             layers: plan.folds.len() as u64,
             stays: plan.stays.iter().map(|(layer, why)| why.sentence(layer)).collect(),
+            evicted: plan.evicted,
         };
         for fold in &plan.folds {
             let Some((disk, link)) = self.fold_source(fold).await? else { continue };
@@ -46,8 +52,11 @@ impl Vm {
 
     /// Refuses where nothing would come of it, and where somebody outside reads a layer that would change.
     pub(crate) async fn plan_commit(&self, what: &CommitWhat) -> Result<Plan> {
-        let graph = self.graph().await?;
-        let state = self.state();
+        let whole = self.graph().await?;
+        let before = self.state();
+        // What only the bin needs hinders no commit.
+        let graph = whole.without(&whole.only_binned(&before));
+        let state = VmState { bin: Vec::new(), ..before.clone() };
         let mut gone = match what {
             CommitWhat::One(wanted) => vec![tree::one_to_commit(&state, wanted)?.clone()],
             CommitWhat::All => tree::running_names(&state),
@@ -72,6 +81,8 @@ impl Vm {
             names: gone.iter().map(|s| s.name.clone()).collect(),
             folds: Vec::new(),
             stays: Vec::new(),
+            evicted: Vec::new(),
+            remove: Vec::new(),
         };
         for (disk, layer) in candidates {
             let shared = Some(Obstacle::Shared);
@@ -83,6 +94,13 @@ impl Vm {
         }
         self.refuse_nothing(what, &plan)?;
         self.refuse_unwritable(&plan).await?;
+        let folded = plan.folds.iter().map(|fold| &fold.layer);
+        if !self.options.defects.has(Defect::FoldUnderBin) {
+            plan.evicted = bin::in_the_way(&whole, &before, folded).into_iter().collect();
+        }
+        let mut left = before.clone();
+        left.bin.retain(|binned| !plan.evicted.contains(&binned.id));
+        plan.remove = bin::left_over_deltas(&whole, &before, &left);
         self.refuse_read_above(&graph, &plan.folds).await?;
         Ok(plan)
     }
@@ -98,7 +116,8 @@ impl Vm {
     /// The tree may have changed since the names left it: a job that failed is over, and clones are made then.
     pub(crate) async fn refuse_outdated(&self, folds: &[FoldState]) -> Result<()> {
         let (graph, state) = (self.graph().await?, self.state());
-        let blind = self.options.defects.has(Defect::FoldIntoShared);
+        let planted = [Defect::FoldIntoShared, Defect::FoldUnderBin];
+        let blind = planted.into_iter().any(|defect| self.options.defects.has(defect));
         for fold in folds.iter().filter(|f| graph.has(&f.layer)) {
             if let Some(why) = graph.obstacle(&state, &fold.layer).filter(|_| !blind) {
                 return Err(Error::refused(&self.name, why.sentence(&fold.layer)));

@@ -100,7 +100,7 @@ impl Relocation {
             if let Some(parent) = snapshot.parent
                 && at.as_ref().is_some_and(|at| at.id != parent)
             {
-                self.target.clone().revert(Some(&hex(parent)), None).await?;
+                self.target.clone().revert(Some(&hex(parent)), None, false).await?;
                 at = state.snapshots.iter().find(|s| s.id == parent).cloned();
             }
             for (number, _) in &snapshot.disks {
@@ -110,7 +110,7 @@ impl Relocation {
             at = Some(snapshot);
         }
         if let Some(current) = state.current.filter(|id| at.as_ref().is_some_and(|at| at.id != *id)) {
-            self.target.clone().revert(Some(&hex(current)), None).await?;
+            self.target.clone().revert(Some(&hex(current)), None, false).await?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blk::manifest::{Change, FoldState, LayerName, SnapshotState, VmState};
+use blk::manifest::{BinnedState, Change, FoldState, LayerName, SnapshotState, VmState};
 use blk::{Env, Error, Result};
 
 /// Longest snapshot name and description, in bytes: what VMware's own tools still show whole.
@@ -109,6 +109,14 @@ pub fn check_name(state: &VmState, name: &str, description: &str) -> Result<()> 
     Ok(())
 }
 
+/// `wanted`, with a number where a snapshot has that name already.
+pub fn free_name(state: &VmState, wanted: &str) -> String {
+    let is_free = |name: &str| !state.snapshots.iter().any(|s| s.name == name);
+    let numbered = (2u32..).map(|number| format!("{wanted}-{number}"));
+    let mut names = std::iter::once(wanted.to_owned()).chain(numbered);
+    names.find(|name| is_free(name)).expect("there are more numbers than snapshots")
+}
+
 /// The state after a take: `tops` are (disk number, new top); what was the top is the snapshot's.
 pub fn after_take(state: &VmState, snapshot: SnapshotState, tops: &[(u32, LayerName)]) -> VmState {
     let mut next = state.clone();
@@ -202,24 +210,26 @@ pub fn is_running(state: &VmState, id: u128) -> bool {
 pub fn fold_end(state: &VmState, disk: u32, source: &str, target: &str, children: &[LayerName]) -> Change {
     let mut next = state.clone();
     next.folds.retain(|f| !(f.disk == disk && f.layer == source));
-    for d in next.disks.iter_mut().filter(|d| d.top == source) {
-        d.top = target.to_string();
+    let (mut disks, mut snapshots) =
+        (next.disks.iter_mut().collect::<Vec<_>>(), next.snapshots.iter_mut().collect::<Vec<_>>());
+    for binned in &mut next.bin {
+        disks.extend(&mut binned.disks);
+        snapshots.extend(&mut binned.snapshots);
     }
-    for (_, layer) in
-        next.snapshots.iter_mut().flat_map(|s| &mut s.disks).filter(|(_, layer)| layer == source)
-    {
+    let running = disks.into_iter().flat_map(|disk| [Some(&mut disk.top), disk.reset_to.as_mut()]).flatten();
+    let frozen = snapshots.into_iter().flat_map(|s| s.disks.iter_mut().map(|(_, layer)| layer));
+    for layer in running.chain(frozen).filter(|layer| *layer == source) {
         *layer = target.to_string();
-    }
-    for d in next.disks.iter_mut().filter(|d| d.reset_to.as_deref() == Some(source)) {
-        d.reset_to = Some(target.to_string());
     }
     let reparent = children.iter().map(|c| (c.clone(), target.to_string())).collect();
     Change { next, reparent, remove: vec![source.to_string()], ..Change::default() }
 }
 
-/// Whether any snapshot names one of the layers.
+/// Whether a snapshot or the bin names one of the layers.
 pub fn named(state: &VmState, layers: &[&str]) -> bool {
-    state.snapshots.iter().flat_map(|s| &s.disks).any(|(_, layer)| layers.contains(&layer.as_str()))
+    let frozen = state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
+    let mut named = frozen.chain(state.bin.iter().flat_map(BinnedState::layers));
+    named.any(|layer| layers.contains(&layer.as_str()))
 }
 
 #[cfg(test)]

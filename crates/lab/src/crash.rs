@@ -9,6 +9,7 @@
 //!
 //! Not covered: devices that lie about flushes, damage to what was flushed, more than one VM on a core.
 
+mod binned;
 mod boot;
 mod clones;
 mod control;

@@ -65,13 +65,13 @@ impl Scene {
     }
 
     async fn revert(&mut self, name: &str) -> Answer<()> {
-        self.vm.revert(Some(name), None).await?;
+        self.vm.revert(Some(name), None, false).await?;
         self.running = self.snapshots[name].clone();
         Ok(())
     }
 
     async fn discard(&mut self, name: &str) -> Answer<()> {
-        for gone in self.vm.discard(name).await?.snapshots {
+        for gone in self.vm.discard(name, false).await?.snapshots {
             self.snapshots.remove(&gone);
         }
         Ok(())

@@ -9,7 +9,7 @@ const CUTS_DEFAULT: u64 = 10_000;
 const DEFECT_SEEDS_MAX: u64 = 3000;
 
 /// What must have happened at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 21] = [
+const MUST_HAPPEN: [&str; 26] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -31,10 +31,15 @@ const MUST_HAPPEN: [&str; 21] = [
     "cut in a reset",
     "a flush failed",
     "only the process ended",
+    "restored what ran",
+    "restored a side branch",
+    "cut in a restore",
+    "a commit evicted what the bin kept",
+    "emptied the bin",
 ];
 
 /// Each must show within `DEFECT_SEEDS_MAX` runs.
-const DEFECTS: [Defect; 24] = [
+const DEFECTS: [Defect; 26] = [
     Defect::TablesBeforeData,
     Defect::StagesAfterFlush,
     Defect::NoTableFlush,
@@ -56,6 +61,8 @@ const DEFECTS: [Defect; 24] = [
     Defect::SkipAcrossBranches,
     Defect::ForgetClones,
     Defect::RaiseApart,
+    Defect::BinUnflushed,
+    Defect::FoldUnderBin,
     Defect::FlushRetried,
     Defect::ForgetMemory,
     Defect::OpenWithoutFlush,

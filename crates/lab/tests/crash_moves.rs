@@ -257,7 +257,7 @@ async fn prepare(ground: &Ground, plan: &Plan, truth: &Shared) -> Result<(), Str
         let shown = snapshot(&*vm, name).await?;
         truth.borrow_mut().snapshots.push((name.to_string(), shown));
         if let Some(onto) = onto {
-            vm.clone().revert(Some(onto), None).await.map_err(text("a revert"))?;
+            vm.clone().revert(Some(onto), None, false).await.map_err(text("a revert"))?;
             let mut truth = truth.borrow_mut();
             let Truth { models, snapshots } = &mut *truth;
             let shown = &snapshots.iter().find(|(name, _)| name == onto).expect("taken").1;

@@ -59,7 +59,7 @@ async fn grow(env: &Env) -> Rc<Vm> {
         scribble(env, &vm).await;
         vm.take(name, "").await.unwrap();
         if let Some(onto) = onto {
-            vm.revert(Some(onto), None).await.unwrap();
+            vm.revert(Some(onto), None, false).await.unwrap();
         }
     }
     scribble(env, &vm).await;

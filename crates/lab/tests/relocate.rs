@@ -71,7 +71,7 @@ async fn grow(env: &Env, vm: Rc<dyn Machine>) {
         }
         vm.clone().take(name, name).await.unwrap();
         if let Some(onto) = onto {
-            vm.clone().revert(Some(onto), None).await.unwrap();
+            vm.clone().revert(Some(onto), None, false).await.unwrap();
         }
     }
     if env.random().is_multiple_of(2) {

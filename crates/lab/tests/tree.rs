@@ -157,7 +157,7 @@ fn going_back_leaves_the_files_of_later_disks() {
         }
         let bases: Vec<String> = vm.state().disks[1..].iter().map(|disk| disk.top.clone()).collect();
         let preview = vm.revert_preview(Some("a"), false).await.unwrap();
-        vm.revert(Some("a"), None).await.unwrap();
+        vm.revert(Some("a"), None, false).await.unwrap();
         let names = home.dir().list().await.unwrap();
         for base in bases {
             assert!(names.contains(&base), "{base} is gone with the revert; preview: {preview:?}");
@@ -179,7 +179,7 @@ fn a_disk_that_comes_back_changes_no_snapshot() {
         vm.take("y", "").await.unwrap();
         assert_eq!(sealed(&vm, "y", number, 0).await, 1);
         vm.remove_disk(number, false).await.unwrap();
-        match vm.revert(Some("x"), None).await {
+        match vm.revert(Some("x"), None, false).await {
             Ok(_) => {
                 fill(&vm, number, 0..4, 2).await;
                 assert_eq!(sealed(&vm, "y", number, 0).await, 1, "a sealed snapshot has changed");

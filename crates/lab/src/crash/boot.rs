@@ -9,6 +9,7 @@ use engine::{CommitWhat, Vm};
 use sim::{Rng, SimWorld};
 use vmdk::home::Home;
 
+use super::binned::check_bin;
 use super::clones::{check_clones, remove_clones};
 use super::control::{self, Control, look, read_all, settle};
 use super::floor::Floor;
@@ -103,6 +104,9 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared, number: u64) -> Result<
     for disk in vm.disks() {
         contents.push(read_all(&disk).await.map_err(|e| format!("after recovery, {e}"))?);
     }
+    let binned: Vec<u64> = vm.state().bin.iter().map(|binned| binned.id).collect();
+    truth.borrow_mut().found_in_bin(&binned)?;
+    check_bin(&vm, truth).await?;
     check_snapshots(&vm, truth).await?;
     truth.borrow_mut().recover(&contents, vm.state().generation)?;
     home::nothing_leaked(&vm).await?;
@@ -233,6 +237,8 @@ async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<()
     }
     remove_clones(env, truth).await?;
     discard_side_branches(&vm).await?;
+    let binned: Vec<u64> = vm.state().bin.iter().map(|binned| binned.id).collect();
+    vm.empty_bin(&binned).await.map_err(|e| format!("emptying the bin: {e}"))?;
     commit_the_rest(&vm, plan).await?;
     check_live(&vm, truth).await?;
     if plan.nonpersistent_bytes.is_some() {

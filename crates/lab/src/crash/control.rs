@@ -41,9 +41,11 @@ impl Control {
     async fn step(&mut self, plan: &Plan) -> Result<(), String> {
         self.home.set_grain(plan.grain(&mut self.rng));
         if self.rng.chance(plan.moves) {
-            match self.rng.below(4) {
+            match self.rng.below(6) {
                 0 => self.discard().await?,
                 1 if plan.nonpersistent_bytes.is_some() => self.reset().await?,
+                2 | 3 if !self.truth.borrow().bin.is_empty() => self.restore().await?,
+                4 if self.rng.coin() => self.empty_bin().await?,
                 _ => self.revert().await?,
             }
         } else if self.rng.chance(plan.clones) {
@@ -132,6 +134,7 @@ impl Control {
         };
         let Ok(preview) = self.vm.commit_preview(&what).await else { return Ok(()) };
         let gone = preview.names;
+        self.evicting(&preview.evicted, true);
         let side = |name: &String| {
             let state = self.vm.state();
             state.snapshots.iter().any(|s| s.name == *name && !engine::tree::is_running(&state, s.id))
@@ -151,10 +154,15 @@ impl Control {
             Ok(job) => job,
             Err(e) if e.kind == ErrorKind::Refused || e.is_no_space() => {
                 self.truth.borrow_mut().staying(&gone);
+                self.evicting(&preview.evicted, false);
                 return Ok(());
             }
             Err(e) => return Err(format!("commit {what:?}: {e}")),
         };
+        if !preview.evicted.is_empty() {
+            self.marks("a commit evicted what the bin kept");
+        }
+        self.see_bin()?;
         if preview.layers > 0 && self.has_large_grains_below() {
             self.marks("committed in a chain with grains larger than a sector below its top");
         }

@@ -28,7 +28,12 @@ impl Control {
         }
         tell(|| format!("revert to {name}, keeping {present:?}"));
         let take_first = present.as_ref().map(|(name, _)| name.as_str());
-        let result = self.vm.revert(Some(name), take_first).await;
+        let keep = self.rng.coin();
+        if keep && take_first.is_none() {
+            let shown = self.shown_by(0..self.persistent()).await?;
+            self.putting_into_bin(shown, Vec::new());
+        }
+        let result = self.vm.revert(Some(name), take_first, keep).await;
         tell(|| format!("revert to {name} ends {:?}", result.as_ref().map(|s| s.id)));
         self.truth.borrow_mut().reverting = false;
         if let Some((first, began)) = present {
@@ -38,6 +43,7 @@ impl Control {
             Ok(_) => {
                 self.truth.borrow_mut().moved();
                 self.marks("reverted");
+                self.see_bin()?;
                 self.open_plain_names().await
             }
             Err(e) => self.not_moved(&format!("revert to {name}"), e),
@@ -85,14 +91,23 @@ impl Control {
             truth.moving = loss.reverts.then_some(contents);
             truth.discarding = true;
         }
-        tell(|| format!("discard {name}: {loss:?}"));
-        let result = self.vm.discard(name).await;
+        let keep = self.rng.coin();
+        tell(|| format!("discard {name}, kept: {keep}: {loss:?}"));
+        if keep {
+            let shown = match loss.reverts {
+                true => self.shown_by(0..self.persistent()).await?,
+                false => Vec::new(),
+            };
+            self.putting_into_bin(shown, self.known_of(&loss.snapshots));
+        }
+        let result = self.vm.discard(name, keep).await;
         tell(|| format!("discard {name} ends {:?}", result.as_ref().map(|_| ())));
         self.truth.borrow_mut().discarding = false;
         match result {
             Ok(_) => {
                 self.truth.borrow_mut().gone(&loss.snapshots);
                 self.truth.borrow_mut().moved();
+                self.see_bin()?;
                 self.marks(if loss.reverts {
                     "discarded the running branch"
                 } else {
@@ -119,13 +134,19 @@ impl Control {
             truth.moving = Some(vec![(index, vec![0; size_bytes])]);
             truth.resetting = true;
         }
-        let result = self.vm.reset().await;
+        let keep = self.rng.coin();
+        if keep {
+            let index = self.persistent();
+            let shown = self.shown_by(index..index + 1).await?;
+            self.putting_into_bin(shown, Vec::new());
+        }
+        let result = self.vm.reset(keep).await;
         self.truth.borrow_mut().resetting = false;
         let result = match result {
             Ok(_) => {
                 self.truth.borrow_mut().moved();
                 self.marks("reset");
-                Ok(())
+                self.see_bin()
             }
             Err(e) => self.not_moved("reset", e),
         };
@@ -163,13 +184,14 @@ impl Control {
     }
 
     /// A flush has failed, perhaps after the commit point: the next boot shows whether it was reached.
-    fn is_in_doubt(&self, e: &blk::Error) -> bool {
+    pub fn is_in_doubt(&self, e: &blk::Error) -> bool {
         self.trouble.has_struck() && !changed_nothing(e)
     }
 
-    fn not_moved(&self, what: &str, e: blk::Error) -> Result<(), String> {
+    pub fn not_moved(&self, what: &str, e: blk::Error) -> Result<(), String> {
         if !self.is_in_doubt(&e) {
             self.truth.borrow_mut().moving = None;
+            self.truth.borrow_mut().binning = None;
         }
         match changed_nothing(&e) {
             true => Ok(()),
@@ -179,7 +201,7 @@ impl Control {
 
     /// After a move the models know nothing of the time before: every snapshot is looked at while they do. Mostly
     /// commits are let finish first, because nothing moves while one is under way.
-    async fn look_at_all(&mut self) -> Result<(), String> {
+    pub async fn look_at_all(&mut self) -> Result<(), String> {
         if self.rng.below(4) > 0 {
             settle(&self.vm).await?;
         }
@@ -210,6 +232,8 @@ pub async fn discard_side_branches(vm: &std::rc::Rc<Vm>) -> Result<(), String> {
         let state = vm.state();
         let side = state.snapshots.iter().find(|s| !engine::tree::is_running(&state, s.id));
         let Some(side) = side else { return Ok(()) };
-        vm.discard(&side.name).await.map_err(|e| format!("discarding {} at the end: {e}", side.name))?;
+        vm.discard(&side.name, false)
+            .await
+            .map_err(|e| format!("discarding {} at the end: {e}", side.name))?;
     }
 }

@@ -177,8 +177,14 @@ pub enum Part {
 }
 
 /// Wrong orders that show only where there are branches or clones.
-const OF_BRANCHES: [Defect; 4] =
-    [Defect::FoldIntoShared, Defect::SkipAcrossBranches, Defect::ForgetClones, Defect::RaiseApart];
+const OF_BRANCHES: [Defect; 6] = [
+    Defect::FoldIntoShared,
+    Defect::SkipAcrossBranches,
+    Defect::ForgetClones,
+    Defect::RaiseApart,
+    Defect::BinUnflushed,
+    Defect::FoldUnderBin,
+];
 
 fn draw_mix(rng: &mut Rng) -> Mix {
     Mix {

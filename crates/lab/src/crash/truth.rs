@@ -1,5 +1,7 @@
 //! What the tests know across power cuts.
 
+use std::collections::BTreeMap;
+
 use blk::manifest::ContentGeneration;
 use sim::SimWorld;
 
@@ -28,6 +30,17 @@ pub fn raised(generation: ContentGeneration) -> ContentGeneration {
 /// A revert, discard or reset under way: what each disk shows once it has happened, by index. All disks or none.
 pub type Moving = Vec<(usize, Vec<u8>)>;
 
+/// An entry of the bin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownBinned {
+    /// What the disks in it show, by index.
+    pub contents: Moving,
+    /// The names that left the tree, with what their disks show.
+    pub names: Vec<(String, Option<Vec<Vec<u8>>>)>,
+    /// A commit that evicts it was called and has not answered.
+    pub leaving: bool,
+}
+
 #[derive(Debug, Clone)]
 pub struct Known {
     pub name: String,
@@ -42,6 +55,10 @@ pub struct Truth {
     pub source: Source,
     pub next_name: u64,
     pub moving: Option<Moving>,
+    /// By the entry's id.
+    pub bin: BTreeMap<u64, KnownBinned>,
+    /// What the verb under way puts into the bin.
+    pub binning: Option<KnownBinned>,
     /// Of the content that the disks show. Known from the first boot on.
     pub generation: Option<ContentGeneration>,
     /// Plain names are just being opened.
@@ -58,6 +75,7 @@ pub struct Truth {
     pub discarding: bool,
     pub cloning: bool,
     pub resetting: bool,
+    pub restoring: bool,
 }
 
 impl Truth {
@@ -71,6 +89,8 @@ impl Truth {
             source: Source::new(),
             next_name: 0,
             moving: None,
+            bin: BTreeMap::new(),
+            binning: None,
             generation: None,
             opening: false,
             may_be_told: 0,
@@ -82,7 +102,28 @@ impl Truth {
             discarding: false,
             cloning: false,
             resetting: false,
+            restoring: false,
         }
+    }
+
+    /// The bin has these entries: one more than before, perhaps, where a verb or its cut put something into it.
+    pub fn found_in_bin(&mut self, ids: &[u64]) -> Result<(), String> {
+        for id in ids {
+            if !self.bin.contains_key(id) {
+                let stranger = || format!("{id:016x} is in the bin, and nothing was put into it");
+                let binned = self.binning.take().ok_or_else(stranger)?;
+                self.bin.insert(*id, binned);
+            }
+        }
+        let missing = |(id, binned): &(&u64, &KnownBinned)| !ids.contains(id) && !binned.leaving;
+        if let Some((id, binned)) = self.bin.iter().find(missing) {
+            let names: Vec<&String> = binned.names.iter().map(|(name, _)| name).collect();
+            return Err(format!("{id:016x} with {names:?} is lost from the bin"));
+        }
+        self.bin.retain(|id, _| ids.contains(id));
+        self.bin.values_mut().for_each(|binned| binned.leaving = false);
+        self.binning = None;
+        Ok(())
     }
 
     pub fn ticks(&mut self) -> Vec<u64> {
@@ -171,6 +212,7 @@ impl Truth {
             (self.discarding, "cut in a discard"),
             (self.cloning, "cut in a clone"),
             (self.resetting, "cut in a reset"),
+            (self.restoring, "cut in a restore"),
         ] {
             if happened {
                 world.mark(label);
@@ -182,5 +224,6 @@ impl Truth {
         self.discarding = false;
         self.cloning = false;
         self.resetting = false;
+        self.restoring = false;
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! Not covered: moves between stores, which are the daemon's.
 
+mod binned;
 mod comings;
 mod guest;
 mod shape;

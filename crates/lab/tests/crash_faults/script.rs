@@ -49,14 +49,21 @@ pub const OPERATIONS: &[Operation] = operations![
     "commit of all": |s, _| Box::pin(commit(s, CommitWhat::All)),
     "commit of all, and again until it ends": |s, _| Box::pin(insist_on_commit(s)),
     "a cancelled commit, consolidated": |s, _| Box::pin(cancel_and_consolidate(s)),
-    "revert to the latest": |s, _| Box::pin(async { said(s.vm.revert(None, None).await) }),
-    "revert to a side branch": |s, _| Box::pin(async { said(s.vm.revert(Some("c"), None).await) }),
-    "revert with a take before": |s, _| Box::pin(async { said(s.vm.revert(Some("b"), Some("d")).await) }),
-    "discard of the latest": |s, _| Box::pin(async { said(s.vm.discard("e").await) }),
-    "discard of everything": |s, _| Box::pin(async { said(s.vm.discard("a").await) }),
-    "discard of a side branch": |s, _| Box::pin(async { said(s.vm.discard("b").await) }),
+    "revert to the latest": |s, _| Box::pin(async { said(s.vm.revert(None, None, false).await) }),
+    "revert to a side branch": |s, _| Box::pin(async { said(s.vm.revert(Some("c"), None, false).await) }),
+    "revert with a take before": |s, _| Box::pin(async { said(s.vm.revert(Some("b"), Some("d"), false).await) }),
+    "discard of the latest": |s, _| Box::pin(async { said(s.vm.discard("e", false).await) }),
+    "discard of everything": |s, _| Box::pin(async { said(s.vm.discard("a", false).await) }),
+    "discard of a side branch": |s, _| Box::pin(async { said(s.vm.discard("b", false).await) }),
+    "revert into the bin": |s, _| Box::pin(async { said(s.vm.revert(Some("b"), None, true).await) }),
+    "discard of everything into the bin": |s, _| Box::pin(async { said(s.vm.discard("a", true).await) }),
+    "discard of a side branch into the bin": |s, _| Box::pin(async { said(s.vm.discard("b", true).await) }),
+    "reset into the bin": |s, _| Box::pin(async { said(s.vm.reset(true).await) }),
+    "restore": |s, _| Box::pin(async { said(s.vm.restore(entry(s), false).await) }),
+    "restore, and the present into the bin": |s, _| Box::pin(async { said(s.vm.restore(entry(s), true).await) }),
+    "emptying the bin": |s, _| Box::pin(async { said(s.vm.empty_bin(&[entry(s)]).await) }),
     "clone": |s, env| Box::pin(clone(s, env)),
-    "reset": |s, _| Box::pin(async { said(s.vm.reset().await) }),
+    "reset": |s, _| Box::pin(async { said(s.vm.reset(false).await) }),
     "a disk more": |s, _| Box::pin(add_disk(s)),
     "a disk less, with its files": |s, _| Box::pin(async { said(s.vm.remove_disk(2, true).await) }),
     "a larger disk": |s, _| Box::pin(async { said(s.vm.grow_disk(2, 2 * DISK_BYTES).await) }),
@@ -64,6 +71,11 @@ pub const OPERATIONS: &[Operation] = operations![
     "a clean stop": |s, _| Box::pin(async { said(s.vm.close().await) }),
     "a start": |_, env| Box::pin(async { super::open(env).await.map(drop) }),
 ];
+
+/// The one that the scene has in the bin.
+fn entry(scene: &Scene) -> u64 {
+    scene.vm.state().bin[0].id
+}
 
 fn said<T>(result: blk::Result<T>) -> Result<(), String> {
     result.map(drop).map_err(|e| e.to_string())
@@ -73,7 +85,7 @@ pub async fn create(env: &Env) -> Result<(), String> {
     said(home::create(env, &[DISK_BYTES, DISK_BYTES]).await)
 }
 
-/// a - e - (running), and a - b - c beside it; disk2 is independent, disk3 nonpersistent.
+/// a - e - (running), and a - b - c beside it; what was written after c is in the bin; disk2 is independent, disk3 nonpersistent.
 pub async fn prepare(scene: &Scene) -> Result<(), String> {
     let vm = &scene.vm;
     for (mode, number) in [(DiskMode::IndependentPersistent, 2), (DiskMode::IndependentNonpersistent, 3)] {
@@ -85,7 +97,7 @@ pub async fn prepare(scene: &Scene) -> Result<(), String> {
         said(vm.take(name, "").await)?;
         fill_both(vm, first, 2).await?;
     }
-    said(vm.revert(Some("a"), None).await)?;
+    said(vm.revert(Some("a"), None, true).await)?;
     fill_both(vm, 80, 3).await?;
     said(vm.take("e", "").await)?;
     fill_both(vm, 100, 4).await

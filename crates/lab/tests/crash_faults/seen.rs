@@ -15,6 +15,8 @@ pub struct Seen {
     /// By number.
     pub disks: Content,
     pub snapshots: BTreeMap<String, Content>,
+    /// Entries of the bin: what threw them away, and the names in it.
+    pub bin: BTreeMap<String, Content>,
     /// Those that are VMs.
     pub clones: BTreeMap<String, Content>,
 }
@@ -30,6 +32,15 @@ impl Seen {
                 content.insert(*number, read_all(&disk).await?);
             }
             seen.snapshots.insert(snapshot.name, content);
+        }
+        for binned in vm.state().bin {
+            let mut content = Content::new();
+            for disk in &binned.disks {
+                let opened = vm.open_binned(binned.id, disk.number).await;
+                let disk = opened.map_err(|e| format!("the bin, {}: {e}", binned.subject))?;
+                content.insert(disk.number, read_all(&disk).await?);
+            }
+            seen.bin.insert(format!("{:?} {}", binned.by, binned.subject), content);
         }
         Ok(seen)
     }
@@ -57,6 +68,7 @@ impl Seen {
     pub fn must_be_between(&self, before: &Seen, after: &Seen) -> Result<(), String> {
         between("disks", &self.disks, &before.disks, &after.disks)?;
         between_named("snapshots", &self.snapshots, &before.snapshots, &after.snapshots)?;
+        between_named("bin", &self.bin, &before.bin, &after.bin)?;
         between_named("clones", &self.clones, &before.clones, &after.clones)
     }
 }

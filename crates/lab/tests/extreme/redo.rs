@@ -57,7 +57,8 @@ fn sound() -> Files {
             let (disk, _client) = Machine::attach(&*vm, 0, "test").await?;
             disk.write(4096, Buf::zeroed(4096).freeze()).await?;
         }
-        vm.clone().revert(Some("b"), None).await?;
+        vm.clone().discard("d", true).await?;
+        vm.clone().revert(Some("b"), None, true).await?;
         let job = vm.clone().commit(&CommitWhat::One("b".to_owned())).await?;
         job.wait().await;
         vm.close().await

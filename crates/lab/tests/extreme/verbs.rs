@@ -20,12 +20,18 @@ pub async fn carry_out(vm: Rc<dyn Machine>) {
     }
     commit(&vm, CommitWhat::One("new".to_owned())).await;
     if let Some(first) = snapshots.first() {
-        let _ = vm.clone().revert(Some(first), Some("before")).await;
+        let _ = vm.clone().revert(Some(first), Some("before"), false).await;
     }
     write(&vm).await;
-    let _ = vm.clone().discard("before").await;
+    let _ = vm.clone().discard("before", true).await;
+    for binned in vm.state().bin {
+        let _ = (vm.binned_bytes(binned.id).await, vm.restore_preview(binned.id).await);
+        let _ = vm.clone().restore(binned.id, true).await;
+    }
+    let entries = vm.state().bin.iter().map(|binned| binned.id).collect();
+    let _ = vm.clone().empty_bin(entries).await;
     disks(&vm).await;
-    let _ = vm.clone().reset().await;
+    let _ = vm.clone().reset(false).await;
     commit(&vm, CommitWhat::All).await;
     commit(&vm, CommitWhat::Unowned).await;
     look(&vm).await;

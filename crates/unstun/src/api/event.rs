@@ -23,6 +23,10 @@ pub enum Operation {
     Revert,
     Discard,
     Reset,
+    /// What the bin had kept is the VM's again.
+    Restore,
+    /// What the bin had kept is gone.
+    BinEmptied,
     /// A disk came, went, grew or changed its mode.
     Disks,
     /// What became of its folder: imported, cloned, opened, and what opening it put right.
@@ -50,6 +54,8 @@ impl Operation {
             Self::Revert => "revert",
             Self::Discard => "discard",
             Self::Reset => "reset",
+            Self::Restore => "restore",
+            Self::BinEmptied => "bin_emptied",
             Self::Disks => "disks",
             Self::Home => "home",
             Self::SpaceExhausted => "space_exhausted",

@@ -25,7 +25,7 @@ impl Node {
         let loss = entry.revert_loss(&request).await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
-        entry.vm.clone().revert(wanted, request.take_first.as_ref().map(|name| name.as_str())).await?;
+        entry.vm.clone().revert(wanted, request.take_first.as_ref().map(|name| name.as_str()), false).await?;
         Ok(present_loss(&entry, Operation::Revert, &loss, &request, clients))
     }
 
@@ -40,7 +40,7 @@ impl Node {
         // A side branch goes without anybody's noticing.
         let reverts = entry.vm.discard_preview(request.snapshot.as_str()).await?.reverts;
         let (clients, _shut) = self.make_way(&entry, request.disconnect && reverts).await?;
-        let loss = entry.vm.clone().discard(request.snapshot.as_str()).await?;
+        let loss = entry.vm.clone().discard(request.snapshot.as_str(), false).await?;
         Ok(present_loss(&entry, Operation::Discard, &loss, &api::Revert::default(), clients))
     }
 
@@ -54,7 +54,7 @@ impl Node {
         let entry = self.entry_to_change(vm.as_str())?;
         entry.vm.reset_preview().await?;
         let (clients, _shut) = self.make_way(&entry, disconnect).await?;
-        let loss = entry.vm.clone().reset().await?;
+        let loss = entry.vm.clone().reset(false).await?;
         Ok(present_loss(&entry, Operation::Reset, &loss, &api::Revert::default(), clients))
     }
 

@@ -44,6 +44,8 @@ pub fn operation(kind: EventKind) -> api::Operation {
         EventKind::Revert => api::Operation::Revert,
         EventKind::Discard => api::Operation::Discard,
         EventKind::Reset => api::Operation::Reset,
+        EventKind::Restore => api::Operation::Restore,
+        EventKind::BinEmptied => api::Operation::BinEmptied,
         EventKind::Disks => api::Operation::Disks,
         EventKind::SpaceExhausted => api::Operation::SpaceExhausted,
         EventKind::SpaceReturned => api::Operation::SpaceReturned,

@@ -11,7 +11,7 @@ use blk::{Dir, Result};
 use super::extents::Delta;
 use super::finding::{Faults, Finding, Severity};
 use crate::descriptor::Descriptor;
-use crate::home::{PRIVATE_FOLDER, RECORD, VM_ID};
+use crate::home::{PRIVATE_FOLDER, RECORD, VM_ID, binned_layers};
 use crate::probe::{self, Content};
 use crate::read::{Parser, parse};
 use crate::steps;
@@ -36,6 +36,8 @@ pub(crate) struct Inventory<'a> {
     pub names: BTreeSet<String>,
     /// Descriptors that can be read.
     pub links: BTreeMap<String, Descriptor>,
+    /// Links that the bin keeps.
+    pub binned: BTreeSet<String>,
     /// Every other `.vmdk` by what it is; a descriptor here is one that cannot be read.
     pub contents: BTreeMap<String, Content>,
     pub vmx: BTreeMap<String, Vmx>,
@@ -77,6 +79,8 @@ impl<'a> Inventory<'a> {
             dir,
             names: renamed.chain(planned.texts.keys().cloned()).collect(),
             links: BTreeMap::new(),
+            // A private folder that cannot be read is reported with the leftovers.
+            binned: binned_layers(dir).await.unwrap_or_default(),
             contents: BTreeMap::new(),
             vmx: BTreeMap::new(),
             vmsd: BTreeMap::new(),

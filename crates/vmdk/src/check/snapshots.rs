@@ -179,7 +179,10 @@ impl<'a> Vm<'a> {
 
     /// Whoever writes a link spoils every link that was made on it.
     fn check_children(&self, field: &str, found: &str, top: &str, redo: &BTreeSet<&str>, out: &mut Faults) {
-        let is_used = |name: &&str| !self.inventory.links[*name].is_prepared() && !redo.contains(name);
+        let is_used = |name: &&str| {
+            let kept = redo.contains(name) || self.inventory.binned.contains(*name);
+            !self.inventory.links[*name].is_prepared() && !kept
+        };
         let children = self.inventory.children_of(top).iter().map(String::as_str);
         let children: Vec<&str> = children.filter(is_used).collect();
         if children.is_empty() {
@@ -342,6 +345,7 @@ impl<'a> Vm<'a> {
         let may_be_referenced = self.leads_outside();
         let redo = self.disks.iter().filter_map(|disk| self.redo_of(disk)).map(str::to_owned);
         let roots = self.tops.values().map(|top| (*top).to_owned()).chain(self.owned()).chain(redo);
+        let roots = roots.chain(self.inventory.binned.iter().cloned());
         let mut referenced: BTreeSet<&str> = BTreeSet::new();
         for root in roots {
             chain::mark(self.inventory, &root, &mut referenced);

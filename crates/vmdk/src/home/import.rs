@@ -1,6 +1,8 @@
 //! Taking over a VM of VMware's without touching its folder: what is written from then on goes to children in a home of ours,
 //! under a snapshot that holds the VM as it was found.
 
+use std::rc::Rc;
+
 use blk::manifest::{
     Change, ContentGeneration, DiskMode, SNAPSHOT_UID_MAX, SnapshotState, VmState, next_number,
 };
@@ -74,7 +76,7 @@ impl Home {
         let kept = self.found_configuration(&texts.vmx, &found, name)?;
         let vmx = self.own_configuration(&texts.vmx, &next)?;
         let vmsd = source.absolute_list(texts, &self.dir().path_of(&format!("{name}.vmsd"))).await?;
-        let mut own = Texts { vmx, vmsd };
+        let mut own = Texts { vmx, vmsd, bin: Rc::default() };
         let change = Change { next, ..Change::default() };
         own.write(&change, &|path: &str| Ok(Located { layer: path.into(), exists: true }))?;
         self.copy_nvram(source.dir(), &texts.vmx).await?;

@@ -9,7 +9,7 @@ use super::folders::Rank;
 use super::intent::{Intent, PRIVATE_FOLDER, private_name};
 use super::state::{SNAPSHOT_ID, Surroundings, Texts, disk_numbers, disk_paths, read_disks};
 use super::survey::Survey;
-use super::{Home, links};
+use super::{Home, bin, links};
 use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, shown};
 use crate::vmx::Vmx;
@@ -28,11 +28,15 @@ pub(super) fn uid_of(texts: &Texts, id: u128) -> Result<Option<u32>> {
 
 impl Home {
     pub(super) async fn kept_configuration(&self, uid: u32) -> Result<Option<Vmx>> {
+        self.private_configuration(&file_name(uid)).await
+    }
+
+    /// A .vmx in the private folder, if it is there.
+    pub(super) async fn private_configuration(&self, name: &str) -> Result<Option<Vmx>> {
         let read = async {
             let private = self.dir().open_dir(PRIVATE_FOLDER, false).await?;
-            let name = file_name(uid);
-            let bytes = private.read_file(&name, TEXT_BYTES_MAX as u64).await?;
-            parse(private.env(), private.path_of(&name), bytes, Vmx::parse).await
+            let bytes = private.read_file(name, TEXT_BYTES_MAX as u64).await?;
+            parse(private.env(), private.path_of(name), bytes, Vmx::parse).await
         };
         match read.await {
             Ok(vmx) => Ok(Some(vmx)),
@@ -43,7 +47,7 @@ impl Home {
 
     /// Each snapshot that is new in `next` keeps the configuration it was taken under.
     pub(super) fn keep_configurations(&self, before: &Texts, next: &VmState, intent: &mut Intent) {
-        let known: BTreeSet<u32> = before.vmsd.list().snapshots.iter().map(|snapshot| snapshot.uid).collect();
+        let known: BTreeSet<u32> = before.snapshots().map(|snapshot| snapshot.uid).collect();
         for snapshot in next.snapshots.iter().filter(|snapshot| !known.contains(&snapshot.uid)) {
             intent.replace.insert(private_name(&file_name(snapshot.uid)), before.vmx.to_bytes());
         }
@@ -58,9 +62,10 @@ impl Home {
         intent: &mut Intent,
     ) -> Result<()> {
         let ours: BTreeSet<String> = super::intent::private_names(&self.gate).await?.into_iter().collect();
-        let stay: BTreeSet<u32> = next.snapshots.iter().map(|snapshot| snapshot.uid).collect();
+        let in_tree = next.snapshots.iter().map(|snapshot| snapshot.uid);
+        let stay: BTreeSet<u32> = in_tree.chain(bin::snapshot_uids(&next.bin)).collect();
         let (kept, gone): (Vec<_>, Vec<_>) =
-            before.vmsd.list().snapshots.iter().partition(|snapshot| stay.contains(&snapshot.uid));
+            before.snapshots().partition(|snapshot| stay.contains(&snapshot.uid));
         let kept: BTreeSet<&str> = kept.into_iter().filter_map(|other| other.other("filename")).collect();
         for snapshot in gone {
             if ours.contains(&file_name(snapshot.uid)) {

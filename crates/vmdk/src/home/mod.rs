@@ -9,6 +9,7 @@
 //! A home's layers may lie in several folders, and those folders may be shared: `Gate` lets into them, and what this home made in
 //! one carries its id. In the home itself everything is its own.
 
+mod bin;
 mod cache;
 mod clone;
 mod create;
@@ -49,6 +50,8 @@ use crate::vmfssparse::{Facts, Growth, VmfsSparse};
 use crate::vmsd::Vmsd;
 use crate::vmx::{Slot, Vmx};
 
+use bin::Binned;
+pub(crate) use bin::binned_layers;
 pub use create::NewVm;
 use folders::Gate;
 pub use folders::{FolderKind, Folders, format_roots, parse_roots};
@@ -75,6 +78,8 @@ pub struct Home {
     /// Links that got their content id in this session and have had no child since: nobody depends on it.
     fresh: RefCell<BTreeSet<LayerName>>,
     notices: RefCell<Vec<String>>,
+    /// As it is on disk; None: to be read.
+    bin: RefCell<Option<Rc<Vec<Binned>>>>,
 }
 
 /// The two configuration files of a home.
@@ -96,6 +101,7 @@ impl Home {
             prepared: RefCell::default(),
             fresh: RefCell::default(),
             notices: RefCell::default(),
+            bin: RefCell::default(),
         }
     }
 
@@ -120,6 +126,12 @@ impl Home {
 
     fn notice(&self, sentence: String) {
         self.notices.borrow_mut().push(sentence);
+    }
+
+    /// What the files say is read again.
+    fn forget_read(&self) {
+        self.gate.cache.clear();
+        self.bin.take();
     }
 
     fn random(&self) -> u128 {
@@ -168,12 +180,13 @@ impl Home {
             }
             false => Vmsd::create(&path),
         };
-        Ok((files, Texts { vmx, vmsd }))
+        let bin = self.binned().await?;
+        Ok((files, Texts { vmx, vmsd, bin }))
     }
 
     async fn load(&self) -> Result<VmState> {
         let _turn = self.turn.lock().await;
-        self.gate.cache.clear();
+        self.forget_read();
         intent::recover(&self.gate).await?;
         let survey = Survey::new(&self.gate);
         let (files, mut texts) = self.texts(&survey).await?;
@@ -197,7 +210,7 @@ impl Home {
     /// locked.
     pub async fn read(&self) -> Result<VmState> {
         let _turn = self.turn.lock().await;
-        self.gate.cache.clear();
+        self.forget_read();
         Ok(self.read_all(&Survey::new(&self.gate)).await?.2)
     }
 
@@ -205,7 +218,7 @@ impl Home {
     /// nothing that a crash has left: whoever asks may not know yet whether this is the VM or a copy of its folder.
     pub async fn id(&self) -> Result<Option<u128>> {
         let _turn = self.turn.lock().await;
-        self.gate.cache.clear();
+        self.forget_read();
         let survey = Survey::new(&self.gate);
         let (files, texts) = self.texts(&survey).await?;
         if let Some(id) = state::id(texts.vmx.values(), VM_ID)? {
@@ -242,7 +255,9 @@ impl Home {
             known => known,
         };
         let at = Surroundings { fallback_name: &files.stem, id, local: &local, size_bytes: &size_bytes };
-        texts.read(&at, || self.random())
+        let (mut state, assigned) = texts.read(&at, || self.random())?;
+        state.bin = self.read_bin(survey, texts).await?;
+        Ok((state, assigned))
     }
 
     /// The VM that the running links were made for: a .vmx that has lost its id gets that one again, or its own links would be a

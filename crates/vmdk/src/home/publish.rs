@@ -1,6 +1,7 @@
 //! The one commit point of a change: all files it concerns, in one intent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use blk::manifest::{Change, LayerName, VmState};
 use blk::{Error, ErrorKind, Result};
@@ -27,7 +28,8 @@ impl Home {
         let place = self.dir().path_of(&files.vmx);
         let resolved = survey.resolve(&place, paths.iter().map(String::as_str)).await?;
 
-        let before = Texts { vmx: texts.vmx.clone(), vmsd: texts.vmsd.clone() };
+        let before = texts.clone();
+        let replaced = restored.is_some();
         if let Some(vmx) = restored {
             texts.restore(vmx)?;
         }
@@ -43,7 +45,11 @@ impl Home {
         let named = self.rewrite_links(change, &mut intent).await?;
         self.collect_removals(change, &survey, &mut intent).await?;
         self.collect_leftovers(&before, &change.next, &survey, &mut intent).await?;
+        let bin = self.write_bin(&before, change, replaced, &mut intent)?;
+        // After a failure the files are read again.
+        self.bin.take();
         intent.commit(&self.gate).await?;
+        *self.bin.borrow_mut() = Some(Rc::new(bin));
         self.prepared.borrow_mut().retain(|name| !named.contains(name) && !change.remove.contains(name));
         Ok(())
     }
@@ -51,8 +57,11 @@ impl Home {
     /// The configuration that becomes the VM's own, if one was kept.
     async fn restored(&self, change: &Change, texts: &Texts) -> Result<Option<Vmx>> {
         let Some(id) = change.configuration else { return Ok(None) };
-        match kept::uid_of(texts, id)? {
-            Some(uid) => self.kept_configuration(uid).await,
+        if let Some(uid) = kept::uid_of(texts, id)? {
+            return self.kept_configuration(uid).await;
+        }
+        match texts.bin.iter().find(|binned| u128::from(binned.state.id) == id) {
+            Some(binned) => self.binned_configuration(binned.state.id).await,
             None => Err(Error::not_found(self.dir().path(), format!("a snapshot with the id {id:032x}"))),
         }
     }
@@ -68,7 +77,9 @@ impl Home {
                     format!("{} is to be removed and is in use", shown(layer)),
                 ));
             }
-            if !folds.contains(layer) && !survey.has_layer(layer).await? {
+            // What is in the bin hinders nothing.
+            let only_binned = || change.next.bin.iter().any(|binned| binned.layers().any(|own| own == layer));
+            if !folds.contains(layer) && !survey.has_layer(layer).await? && !only_binned() {
                 return Err(Error::not_found(place, format!("the layer {}", shown(layer))));
             }
         }
@@ -177,5 +188,6 @@ impl Home {
 pub(super) fn layers_of(state: &VmState) -> BTreeSet<&LayerName> {
     let running = state.disks.iter().flat_map(|disk| [Some(&disk.top), disk.reset_to.as_ref()]).flatten();
     let frozen = state.snapshots.iter().flat_map(|snapshot| &snapshot.disks).map(|(_, layer)| layer);
-    running.chain(frozen).chain(state.folds.iter().map(|fold| &fold.layer)).collect()
+    let binned = state.bin.iter().flat_map(|binned| binned.layers());
+    running.chain(frozen).chain(binned).chain(state.folds.iter().map(|fold| &fold.layer)).collect()
 }

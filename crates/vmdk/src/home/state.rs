@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
+use std::rc::Rc;
 use std::str::FromStr;
 
 use blk::Result;
@@ -13,6 +14,7 @@ use blk::manifest::{
     VmState, new_disk_number,
 };
 
+use super::bin::Binned;
 use super::survey::Located;
 use crate::keyvalue::KeyValues;
 use crate::text::{check_bytes, decimal_up_to, shown, wrong};
@@ -30,10 +32,12 @@ pub(super) const LAST_JOB: &str = "unstun.lastJob";
 pub(super) const GENERATION: &str = "unstun.generation";
 pub(super) const OPENED_GENERATION: &str = "unstun.openedGeneration";
 
-/// The two files, parsed.
+/// The two files and the bin, parsed.
+#[derive(Clone)]
 pub(super) struct Texts {
     pub vmx: Vmx,
     pub vmsd: Vmsd,
+    pub bin: Rc<Vec<Binned>>,
 }
 
 /// What had to be given an identity when the texts were read, and so must be written back.
@@ -56,6 +60,15 @@ pub(super) struct Surroundings<'a> {
 }
 
 impl Texts {
+    /// The lines of every snapshot, in the tree and in the bin.
+    pub fn snapshots(&self) -> impl Iterator<Item = &Snapshot> {
+        self.vmsd.list().snapshots.iter().chain(self.bin.iter().flat_map(Binned::snapshots))
+    }
+
+    pub fn snapshot(&self, uid: u32) -> Option<&Snapshot> {
+        self.snapshots().find(|snapshot| snapshot.uid == uid)
+    }
+
     /// Every path in the two files that `Surroundings::local` will be asked about.
     pub fn paths(&self) -> Result<Vec<String>> {
         let mut paths = disk_paths(&self.vmx)?;
@@ -343,7 +356,7 @@ fn required_id(values: &KeyValues, key: &str) -> Result<u128> {
     id(values, key)?.ok_or_else(|| wrong(values.file(), key, "absent", "32 hexadecimal digits"))
 }
 
-fn parse_id(file: &str, key: &str, value: &str) -> Result<u128> {
+pub(super) fn parse_id(file: &str, key: &str, value: &str) -> Result<u128> {
     let plain = value.len() == 32 && value.bytes().all(|b| b.is_ascii_hexdigit());
     let parsed = plain.then(|| u128::from_str_radix(value, 16).ok()).flatten();
     parsed.ok_or_else(|| wrong(file, key, shown(value), "32 hexadecimal digits"))

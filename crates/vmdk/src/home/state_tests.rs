@@ -35,6 +35,7 @@ fn texts() -> Texts {
     Texts {
         vmx: Vmx::parse("web.vmx", VMX.as_bytes()).unwrap(),
         vmsd: Vmsd::parse("web.vmsd", VMSD.as_bytes()).unwrap(),
+        bin: Rc::default(),
     }
 }
 
@@ -65,6 +66,7 @@ fn again(texts: &Texts) -> (VmState, Assigned) {
     let mut texts = Texts {
         vmx: Vmx::parse("web.vmx", &texts.vmx.to_bytes()).unwrap(),
         vmsd: Vmsd::parse("web.vmsd", &texts.vmsd.to_bytes()).unwrap(),
+        bin: Rc::default(),
     };
     read(&mut texts)
 }
@@ -257,7 +259,7 @@ fn crowded() -> Vmx {
 #[test]
 fn many_disks_in_many_lines_take_steps_in_proportion_to_the_lines() {
     const PASSES_MAX: u64 = 16;
-    let mut texts = Texts { vmx: crowded(), vmsd: Vmsd::create("web.vmsd") };
+    let mut texts = Texts { vmx: crowded(), vmsd: Vmsd::create("web.vmsd"), bin: Rc::default() };
     let mut state = None;
     let reading = steps::within(|| state = Some(read(&mut texts).0));
     let mut next = state.unwrap();

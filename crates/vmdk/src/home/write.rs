@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use blk::manifest::{Change, DISK_NUMBER_MAX, DiskMode, DiskState, SnapshotState, VmState};
 use blk::{Error, Result};
 
+use super::bin;
 use super::state::{
     DISK_COUNT, DISK_COUNT_MAX, LAST_JOB, SNAPSHOT_ID, Texts, is_fold_key, number, number_key,
     slot_of_number_key, snapshot_number, write_generation,
@@ -67,8 +68,7 @@ impl Texts {
     fn snapshot_list(&self, next: &VmState, local: Local<'_>) -> Result<SnapshotList> {
         let uids: BTreeMap<u128, u32> = next.snapshots.iter().map(|own| (own.id, own.uid)).collect();
         let uid_of = |id: u128| uids.get(&id).copied();
-        let before = &self.vmsd.list().snapshots;
-        let before: BTreeMap<u32, &Snapshot> = before.iter().map(|old| (old.uid, old)).collect();
+        let before: BTreeMap<u32, &Snapshot> = self.snapshots().map(|old| (old.uid, old)).collect();
         let file = self.vmsd.values().file();
         let mut snapshots = Vec::new();
         for wanted in &next.snapshots {
@@ -83,6 +83,8 @@ impl Texts {
                 snapshot.created_us = Some(wanted.created_unix_us);
             }
             snapshot.set_other(SNAPSHOT_ID, Some(&format!("{:032x}", wanted.id)));
+            // Of one that comes back from the bin.
+            snapshot.set_other(bin::PARENT, None);
             write_snapshot_disks(file, &mut snapshot, wanted, &next.disks, local)?;
             snapshots.push(snapshot);
         }
@@ -197,7 +199,7 @@ fn write_disk(vmx: &mut Vmx, slot: Slot, disk: &DiskState, local: Local<'_>) -> 
 }
 
 /// The disks of a snapshot: a path that still means the same layer stays as written; so do disks that were none of ours.
-fn write_snapshot_disks(
+pub(super) fn write_snapshot_disks(
     file: &str,
     snapshot: &mut Snapshot,
     wanted: &SnapshotState,
@@ -235,7 +237,7 @@ fn write_snapshot_disks(
     Ok(())
 }
 
-fn mode_word(mode: DiskMode) -> &'static str {
+pub(super) fn mode_word(mode: DiskMode) -> &'static str {
     match mode {
         DiskMode::Persistent => "persistent",
         DiskMode::IndependentPersistent => "independent-persistent",

@@ -3,42 +3,72 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use blk::manifest::{DiskMode, DiskState, SnapshotState, VmState};
+use blk::manifest::{BinnedState, DiskMode, DiskState, SnapshotState, ThrownBy, VmState};
 use blk::{Error, Result};
 
 use super::super::change::Op;
 use super::super::disk::NativeDisk;
 use super::super::layout::BLOCK;
 use super::NativeVm;
-use super::items::{layer_name, node_of};
+use super::items::{layer_name, node_of, put_binned};
 use super::leave::drop_snapshot;
+use crate::bin;
 use crate::event::{DiskTimes, Event, EventKind};
 use crate::ground::Loss;
 use crate::options::Defect;
 use crate::tree;
 
 /// Disks that go on from other nodes.
-struct Move {
-    kind: EventKind,
-    head: VmState,
-    ops: Vec<Op>,
-    /// Running disks whose content is thrown away.
-    leaving: Vec<u32>,
-    loss: Loss,
+pub(super) struct Move {
+    pub kind: EventKind,
+    pub head: VmState,
+    pub ops: Vec<Op>,
+    /// Running disks whose content is thrown away, or kept in the bin.
+    pub leaving: Vec<DiskState>,
+    /// The bin's new entry, without snapshots.
+    pub thrown: Option<BinnedState>,
+    pub loss: Loss,
+}
+
+impl Move {
+    fn is_leaving(&self, number: u32) -> bool {
+        self.leaving.iter().any(|disk| disk.number == number)
+    }
+
+    /// What leaves goes to the bin, or is dropped.
+    pub fn with_thrown(mut self, vm: &NativeVm, thrown: Option<BinnedState>) -> Move {
+        match thrown {
+            Some(thrown) => {
+                let current = vm.state.borrow().current.filter(|_| self.loss.reverts);
+                let came = bin::came(&vm.state.borrow().disks, &self.head.disks);
+                let thrown = BinnedState { disks: self.leaving.clone(), came, current, ..thrown };
+                self.ops.push(put_binned(vm.id(), &thrown));
+                self.loss.kept = Some(thrown.id);
+                self.thrown = Some(thrown);
+            }
+            None => {
+                let drops = self.leaving.iter().map(|disk| Op::Drop { node: node_of(&disk.top) });
+                self.ops.extend(drops);
+            }
+        }
+        self
+    }
 }
 
 impl NativeVm {
     pub async fn revert_preview(&self, wanted: Option<&str>, keeps_present: bool) -> Result<Loss> {
-        let plan = self.plan_revert(&self.revert_target(wanted)?)?;
+        let plan = self.plan_revert(&self.revert_target(wanted)?, None)?;
         let bytes = if keeps_present { 0 } else { self.written_in(&plan.ops).await? };
         Ok(Loss { bytes, ..plan.loss })
     }
 
-    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before.
+    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before; else, with
+    /// `keep`, it goes to the bin.
     pub async fn revert(
         self: &Rc<Self>,
         wanted: Option<&str>,
         take_first: Option<&str>,
+        keep: bool,
     ) -> Result<SnapshotState> {
         // Chosen before the take: "the latest" does not mean the one that is taken now.
         let target = self.revert_target(wanted)?;
@@ -50,23 +80,27 @@ impl NativeVm {
         self.refuse_when_closed()?;
         self.refuse_clients(None)?;
         let target = self.sealed(&format!("{:032x}", target.id))?;
-        let plan = self.plan_revert(&target)?;
+        let keep = keep && take_first.is_none();
+        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Revert, target.name.clone()));
+        let plan = self.plan_revert(&target, thrown)?;
+        self.make_room_in_bin(keep).await?;
         self.carry_out(plan).await?;
         Ok(target)
     }
 
     pub async fn discard_preview(&self, wanted: &str) -> Result<Loss> {
-        let (plan, gone) = self.plan_discard(wanted)?;
+        let (plan, gone) = self.plan_discard(wanted, false)?;
         let drops = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).chain(plan.ops);
         let bytes = self.written_in(&drops.collect::<Vec<_>>()).await?;
         Ok(Loss { bytes, ..plan.loss })
     }
 
-    /// Throws away what was written since the snapshot, every later snapshot of that branch included, and its name.
-    pub async fn discard(self: &Rc<Self>, wanted: &str) -> Result<Loss> {
+    /// Throws away what was written since the snapshot, every later snapshot of that branch included, and its name. With
+    /// `keep` all of it goes to the bin.
+    pub async fn discard(self: &Rc<Self>, wanted: &str, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        let (plan, gone) = self.plan_discard(wanted)?;
+        let (plan, gone) = self.plan_discard(wanted, keep)?;
         if plan.loss.reverts {
             self.refuse_clients(None)?;
         }
@@ -75,6 +109,7 @@ impl NativeVm {
         if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
             return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
         }
+        self.make_room_in_bin(keep).await?;
         *self.leaving.borrow_mut() = ids;
         let discarded = self.carry_out_discard(plan, gone).await;
         self.leaving.borrow_mut().clear();
@@ -86,24 +121,26 @@ impl NativeVm {
         // The latest first: whatever a crash leaves has its parents.
         let latest_first: Vec<SnapshotState> = gone.into_iter().rev().collect();
         self.store.wait_for_room().await?;
-        self.let_go(self.head(), &latest_first, &BTreeMap::new()).await?;
+        self.let_go(self.head(), &latest_first, &BTreeMap::new(), loss.kept).await?;
         self.store.flush().await?;
         Ok(loss)
     }
 
     pub async fn reset_preview(&self) -> Result<Loss> {
-        let plan = self.plan_reset()?;
+        let plan = self.plan_reset(None)?;
         let bytes = self.written_in(&plan.ops).await?;
         Ok(Loss { bytes, ..plan.loss })
     }
 
-    /// Drops what was written to the nonpersistent disks since the last reset.
-    pub async fn reset(self: &Rc<Self>) -> Result<Loss> {
+    /// Drops what was written to the nonpersistent disks since the last reset, with `keep` into the bin.
+    pub async fn reset(self: &Rc<Self>, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        let plan = self.plan_reset()?;
+        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Reset, String::new()));
+        let plan = self.plan_reset(thrown)?;
         // The generation is that of all disks.
         self.refuse_clients(None)?;
+        self.make_room_in_bin(keep).await?;
         self.carry_out(plan).await
     }
 
@@ -113,7 +150,7 @@ impl NativeVm {
     }
 
     /// Disks that came since the snapshot stay as they are; one that has left since comes back.
-    fn plan_revert(&self, target: &SnapshotState) -> Result<Move> {
+    fn plan_revert(&self, target: &SnapshotState, thrown: Option<BinnedState>) -> Result<Move> {
         let mut head = self.head();
         head.current = Some(target.id);
         let (mut ops, mut leaving) = (Vec::new(), Vec::new());
@@ -123,8 +160,7 @@ impl NativeVm {
             let size_bytes = self.store.node(node_of(layer))?.size_bytes();
             match head.disks.iter_mut().find(|d| d.number == *number) {
                 Some(disk) => {
-                    ops.push(Op::Drop { node: node_of(&disk.top) });
-                    leaving.push(*number);
+                    leaving.push(disk.clone());
                     (disk.top, disk.size_bytes) = (layer_name(node), size_bytes);
                 }
                 None => head.disks.push(DiskState {
@@ -138,11 +174,11 @@ impl NativeVm {
             }
         }
         let loss = Loss { target: Some(target.name.clone()), reverts: true, ..Loss::default() };
-        Ok(Move { kind: EventKind::Revert, head, ops, leaving, loss })
+        Ok(Move { kind: EventKind::Revert, head, ops, leaving, thrown: None, loss }.with_thrown(self, thrown))
     }
 
     /// What becomes of the running disks, and the snapshots that go.
-    fn plan_discard(&self, wanted: &str) -> Result<(Move, Vec<SnapshotState>)> {
+    fn plan_discard(&self, wanted: &str, keep: bool) -> Result<(Move, Vec<SnapshotState>)> {
         let (target, gone, running) = {
             let state = self.state.borrow();
             let target = tree::find(&state, wanted)?.clone();
@@ -150,10 +186,11 @@ impl NativeVm {
             let gone: Vec<_> = state.snapshots.iter().filter(|s| ids.contains(&s.id)).cloned().collect();
             (target, gone, state.current.is_some_and(|current| ids.contains(&current)))
         };
-        let names = gone.iter().map(|s| s.name.clone()).collect();
+        let names: Vec<String> = gone.iter().map(|s| s.name.clone()).collect();
+        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Discard, names.join(", ")));
         let plan = match running {
             true => {
-                let mut plan = self.plan_revert(&target)?;
+                let mut plan = self.plan_revert(&target, thrown)?;
                 plan.head.current = target.parent;
                 plan
             }
@@ -162,25 +199,26 @@ impl NativeVm {
                 head: self.head(),
                 ops: Vec::new(),
                 leaving: Vec::new(),
+                thrown: None,
                 loss: Loss::default(),
-            },
+            }
+            .with_thrown(self, thrown),
         };
         let loss = Loss { snapshots: names, ..plan.loss };
         Ok((Move { kind: EventKind::Discard, loss, ..plan }, gone))
     }
 
-    fn plan_reset(&self) -> Result<Move> {
+    fn plan_reset(&self, thrown: Option<BinnedState>) -> Result<Move> {
         let mut head = self.head();
         let (mut ops, mut leaving) = (Vec::new(), Vec::new());
         for disk in &mut head.disks {
             let Some(reset) = &disk.reset_to else { continue };
             let node = self.store.new_node_id();
             ops.push(Op::Branch { from: node_of(reset), node });
-            ops.push(Op::Drop { node: node_of(&disk.top) });
+            leaving.push(disk.clone());
             // It may have grown since: a disk never becomes smaller.
             ops.push(Op::Resize { node, size_blocks: disk.size_bytes / BLOCK });
             disk.top = layer_name(node);
-            leaving.push(disk.number);
         }
         if ops.is_empty() {
             let cause = "it has no nonpersistent disks, so there is nothing to reset";
@@ -191,23 +229,24 @@ impl NativeVm {
             head,
             ops,
             leaving,
+            thrown: None,
             loss: Loss { reverts: true, ..Loss::default() },
-        })
+        }
+        .with_thrown(self, thrown))
     }
 
-    async fn carry_out(self: &Rc<Self>, plan: Move) -> Result<Loss> {
+    pub(super) async fn carry_out(self: &Rc<Self>, plan: Move) -> Result<Loss> {
         let began_ns = self.env.now_ns();
         let apart = self.store.options.defects.has(Defect::RaiseApart);
         let raised = match plan.loss.reverts {
             true => plan.head.generation.raised(&self.name)?,
             false => plan.head.generation,
         };
+        let leaving: Vec<_> = self.disks().into_iter().filter(|disk| plan.is_leaving(disk.number)).collect();
         let mut head = plan.head;
         if !apart {
             head.generation = raised;
         }
-        let leaving: Vec<_> =
-            self.disks().into_iter().filter(|disk| plan.leaving.contains(&disk.number)).collect();
         self.stop_writes(&leaving, true).await;
         let disks = head.disks.clone();
         let numbers: Vec<u32> = match plan.ops.is_empty() {
@@ -219,6 +258,7 @@ impl NativeVm {
             self.stop_writes(&leaving, false).await;
             return Err(e);
         }
+        self.state.borrow_mut().bin.extend(plan.thrown);
         self.put_disks(&disks)?;
         let stun_us = (self.env.now_ns() - swap_ns).div_ceil(1000);
         self.store.flush().await?;

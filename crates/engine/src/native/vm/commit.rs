@@ -28,6 +28,7 @@ impl NativeVm {
             bytes_freed: self.only_in(&ops).await?,
             layers: 0,
             stays: Vec::new(),
+            evicted: Vec::new(),
         })
     }
 
@@ -46,7 +47,7 @@ impl NativeVm {
         self.store.hold_back(&nodes, false);
         let leaving = tree::leaving(&self.state.borrow(), &ids);
         (head.current, head.last_job) = (leaving.current, id);
-        self.let_go(head, &gone, &leaving.moved).await?;
+        self.let_go(head, &gone, &leaving.moved, None).await?;
         self.store.flush().await?;
         let names: Vec<_> = gone.iter().map(|s| s.name.clone()).collect();
         let names = names.join(", ");

@@ -8,7 +8,7 @@ use blk::{Error, Result};
 use super::super::change::Op;
 use super::super::layout::BLOCK;
 use super::NativeVm;
-use super::items::{layer_name, node_of};
+use super::items::{KeptSlot, layer_name, node_of};
 use super::registry::{EXPECTED_SIZE, freeze, is_size, plan_disk};
 use crate::event::EventKind;
 
@@ -19,8 +19,9 @@ impl NativeVm {
         self.refuse_when_closed()?;
         let (mut head, mut ops) = (self.head(), Vec::new());
         let disk = {
-            let slots = self.slots.borrow();
-            plan_disk(&self.store, &head, &slots.values().flatten().collect::<Vec<_>>(), wanted, &mut ops)?
+            let (slots, binned) = (self.slots.borrow(), self.binned_slots());
+            let kept: Vec<&KeptSlot> = slots.values().flatten().chain(&binned).collect();
+            plan_disk(&self.store, &head, &kept, wanted, &mut ops)?
         };
         head.disks.push(disk.clone());
         let disks = head.disks.clone();
@@ -43,6 +44,7 @@ impl NativeVm {
             let remedy = "say that its data goes too (--delete-files); snapshots that have it keep it";
             return Err(Error::refused(&self.name, format!("{cause}; {remedy}")));
         }
+        self.forget_binned_disk(number).await?;
         let mut head = self.head();
         let at = head.disks.iter().position(|d| d.number == number).expect("it is among the disks");
         let gone = head.disks.remove(at);
@@ -87,6 +89,7 @@ impl NativeVm {
         self.refuse_clients(Some(number))?;
         self.disk(number)?;
         self.refuse_snapshotted(number)?;
+        self.forget_binned_disk(number).await?;
         let (mut head, mut ops) = (self.head(), Vec::new());
         let disk = head.disks.iter_mut().find(|d| d.number == number).expect("it is among the disks");
         if disk.mode == mode {

@@ -2,8 +2,8 @@
 //! has layers; they are named `n` and their number.
 
 use blk::manifest::{
-    ContentGeneration, DESCRIPTION_BYTES_MAX, DISK_NUMBER_MAX, DiskMode, DiskState, JOB_NUMBER_MAX,
-    NAME_BYTES_MAX, SNAPSHOT_UID_MAX, SnapshotState, VmState,
+    BinnedState, ContentGeneration, DESCRIPTION_BYTES_MAX, DISK_NUMBER_MAX, DiskMode, DiskState,
+    JOB_NUMBER_MAX, NAME_BYTES_MAX, SNAPSHOT_UID_MAX, SnapshotState, ThrownBy, VmState,
 };
 use blk::{Error, Result};
 
@@ -18,6 +18,10 @@ pub const SNAPSHOT: u8 = USER_KINDS + 1;
 pub const MOVING: u8 = USER_KINDS + 2;
 /// The one folder that is the VM's home.
 pub const HOME: u8 = USER_KINDS + 3;
+
+/// What the bin keeps: an item for each entry, and one for each snapshot in it.
+pub const BIN: u8 = USER_KINDS + 4;
+pub const BINNED_SNAPSHOT: u8 = USER_KINDS + 5;
 
 /// Where a disk was when a snapshot was taken: what brings it back if it leaves the VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,26 +85,74 @@ pub fn snapshot_key(vm: u128, uid: u32) -> Key {
     Key { kind: SNAPSHOT, major: vm, minor: u64::from(uid) }
 }
 
+pub fn binned_key(vm: u128, entry: u64) -> Key {
+    Key { kind: BIN, major: vm, minor: entry }
+}
+
+pub fn binned_snapshot_key(vm: u128, uid: u32) -> Key {
+    Key { kind: BINNED_SNAPSHOT, major: vm, minor: u64::from(uid) }
+}
+
 pub fn put_vm(state: &VmState) -> Op {
     let mut out = Writer::default();
     out.bytes(state.name.as_bytes()).u128(state.current.unwrap_or(0)).u32(state.last_uid).u64(state.last_job);
     out.u64(state.generation.present).u64(state.generation.opened);
-    for disk in &state.disks {
-        out.u32(disk.number).bytes(disk.slot.as_bytes()).u8(mode_byte(disk.mode)).u64(node_of(&disk.top));
-        out.u64(disk.reset_to.as_deref().map_or(0, node_of));
-    }
+    put_disks(&mut out, &state.disks);
     Op::Put { key: vm_key(state.id), value: out.done() }
 }
 
-pub fn put_snapshot(vm: u128, snapshot: &SnapshotState, slots: &[KeptSlot]) -> Op {
+fn put_disks(out: &mut Writer, disks: &[DiskState]) {
+    for disk in disks {
+        out.u32(disk.number).bytes(disk.slot.as_bytes()).u8(mode_byte(disk.mode)).u64(node_of(&disk.top));
+        out.u64(disk.reset_to.as_deref().map_or(0, node_of));
+    }
+}
+
+/// An entry of the bin without its snapshots.
+pub fn put_binned(vm: u128, binned: &BinnedState) -> Op {
     let mut out = Writer::default();
+    out.u8(by_byte(binned.by)).u64(binned.unix_us as u64).u128(binned.current.unwrap_or(0));
+    out.bytes(binned.subject.as_bytes());
+    out.u32(binned.came.len() as u32);
+    binned.came.iter().for_each(|number| _ = out.u32(*number));
+    put_disks(&mut out, &binned.disks);
+    Op::Put { key: binned_key(vm, binned.id), value: out.done() }
+}
+
+pub fn put_snapshot(vm: u128, snapshot: &SnapshotState, slots: &[KeptSlot]) -> Op {
+    Op::Put { key: snapshot_key(vm, snapshot.uid), value: snapshot_value(Writer::default(), snapshot, slots) }
+}
+
+pub fn put_binned_snapshot(vm: u128, entry: u64, snapshot: &SnapshotState, slots: &[KeptSlot]) -> Op {
+    let mut out = Writer::default();
+    out.u64(entry);
+    Op::Put { key: binned_snapshot_key(vm, snapshot.uid), value: snapshot_value(out, snapshot, slots) }
+}
+
+fn snapshot_value(mut out: Writer, snapshot: &SnapshotState, slots: &[KeptSlot]) -> Vec<u8> {
     out.u128(snapshot.id).u128(snapshot.parent.unwrap_or(0)).u64(snapshot.created_unix_us as u64);
     out.bytes(snapshot.name.as_bytes()).bytes(snapshot.description.as_bytes());
     for (number, layer) in &snapshot.disks {
         let slot = slots.iter().find(|kept| kept.number == *number).map_or("", |kept| kept.slot.as_str());
         out.u32(*number).u64(node_of(layer)).bytes(slot.as_bytes());
     }
-    Op::Put { key: snapshot_key(vm, snapshot.uid), value: out.done() }
+    out.done()
+}
+
+fn by_byte(by: ThrownBy) -> u8 {
+    match by {
+        ThrownBy::Revert => 0,
+        ThrownBy::Discard => 1,
+        ThrownBy::Reset => 2,
+        ThrownBy::Restore => 3,
+    }
+}
+
+fn by_of(byte: u8, place: &str) -> Result<ThrownBy> {
+    let all = [ThrownBy::Revert, ThrownBy::Discard, ThrownBy::Reset, ThrownBy::Restore];
+    all.into_iter().find(|by| by_byte(*by) == byte).ok_or_else(|| {
+        Error::damaged(place, format!("operation of an entry of the bin: found {byte}, expected 0 to 3"))
+    })
 }
 
 fn mode_byte(mode: DiskMode) -> u8 {
@@ -133,22 +185,44 @@ pub fn read_vm(store: &Store, id: u128, value: &[u8]) -> Result<VmState> {
     state.last_uid = input.u32_up_to("last number of a snapshot", SNAPSHOT_UID_MAX)?;
     state.last_job = input.u64_up_to("last number of a job", JOB_NUMBER_MAX)?;
     state.generation = read_generation(&mut input, &place)?;
+    state.disks = read_disks(store, &mut input, &place)?;
+    Ok(state)
+}
+
+fn read_disks(store: &Store, input: &mut Reader<'_>, place: &str) -> Result<Vec<DiskState>> {
+    let mut disks: Vec<DiskState> = Vec::new();
     while !input.is_empty() {
         let number = input.u32_up_to("number of a disk", DISK_NUMBER_MAX)?;
         let slot = input.text("slot of a disk")?;
-        if state.disks.iter().any(|known| known.number == number) {
-            return Err(Error::damaged(&*place, format!("two of its disks have the number {number}")));
+        if disks.iter().any(|known| known.number == number) {
+            return Err(Error::damaged(place, format!("two of its disks have the number {number}")));
         }
-        let mode = mode_of(input.u8("mode of a disk")?, &place)?;
+        let mode = mode_of(input.u8("mode of a disk")?, place)?;
         let (node, reset) = (input.u64("node of a disk")?, input.u64("node of a reset")?);
-        let size_bytes = expect_node(store, &place, node, true)?;
+        let size_bytes = expect_node(store, place, node, true)?;
         if reset != 0 {
-            expect_node(store, &place, reset, false)?;
+            expect_node(store, place, reset, false)?;
         }
         let reset_to = (reset != 0).then(|| layer_name(reset));
-        state.disks.push(DiskState { number, slot, mode, size_bytes, top: layer_name(node), reset_to });
+        disks.push(DiskState { number, slot, mode, size_bytes, top: layer_name(node), reset_to });
     }
-    Ok(state)
+    Ok(disks)
+}
+
+/// An entry of the bin without its snapshots.
+pub fn read_binned(store: &Store, key: Key, value: &[u8]) -> Result<BinnedState> {
+    let place = format!("{}: entry {:016x} in the bin of VM {:032x}", store.path(), key.minor, key.major);
+    let mut input = Reader::new(value, &place);
+    let by = by_of(input.u8("operation of an entry")?, &place)?;
+    let unix_us = input.u64("time of an entry")? as i64;
+    let current = Some(input.u128("snapshot of an entry")?).filter(|id| *id != 0);
+    let subject = input.text("subject of an entry")?;
+    let mut came = Vec::new();
+    for _ in 0..input.u32("disks that came with an entry")? {
+        came.push(input.u32_up_to("number of a disk", DISK_NUMBER_MAX)?);
+    }
+    let disks = read_disks(store, &mut input, &place)?;
+    Ok(BinnedState { id: key.minor, by, unix_us, subject, snapshots: Vec::new(), disks, came, current })
 }
 
 fn read_generation(input: &mut Reader<'_>, place: &str) -> Result<ContentGeneration> {
@@ -172,7 +246,28 @@ fn expect_node(store: &Store, place: &str, node: u64, running: bool) -> Result<u
 
 pub fn read_snapshot(store: &Store, key: Key, value: &[u8]) -> Result<(SnapshotState, Vec<KeptSlot>)> {
     let place = format!("{}: snapshot {} of VM {:032x}", store.path(), key.minor, key.major);
+    read_snapshot_value(store, key, Reader::new(value, &place), &place)
+}
+
+/// Answers the entry of the bin that the snapshot is in, too.
+pub fn read_binned_snapshot(
+    store: &Store,
+    key: Key,
+    value: &[u8],
+) -> Result<(u64, SnapshotState, Vec<KeptSlot>)> {
+    let place = format!("{}: snapshot {} in the bin of VM {:032x}", store.path(), key.minor, key.major);
     let mut input = Reader::new(value, &place);
+    let entry = input.u64("entry of a snapshot")?;
+    let (snapshot, slots) = read_snapshot_value(store, key, input, &place)?;
+    Ok((entry, snapshot, slots))
+}
+
+fn read_snapshot_value(
+    store: &Store,
+    key: Key,
+    mut input: Reader<'_>,
+    place: &str,
+) -> Result<(SnapshotState, Vec<KeptSlot>)> {
     let id = input.u128("id of a snapshot")?;
     let parent = Some(input.u128("parent of a snapshot")?).filter(|id| *id != 0);
     let created_unix_us = input.u64("time of a snapshot")? as i64;
@@ -182,13 +277,13 @@ pub fn read_snapshot(store: &Store, key: Key, value: &[u8]) -> Result<(SnapshotS
     while !input.is_empty() {
         let number = input.u32_up_to("number of a disk", DISK_NUMBER_MAX)?;
         let node = input.u64("node of a disk")?;
-        expect_node(store, &place, node, false)?;
+        expect_node(store, place, node, false)?;
         slots.push(KeptSlot { number, slot: input.text("slot of a disk")? });
         disks.push((number, layer_name(node)));
     }
     let uid = u32::try_from(key.minor).ok().filter(|uid| *uid <= SNAPSHOT_UID_MAX).ok_or_else(|| {
         let cause = format!("number of a snapshot is {}, expected at most {SNAPSHOT_UID_MAX}", key.minor);
-        Error::damaged(&*place, cause)
+        Error::damaged(place, cause)
     })?;
     Ok((SnapshotState { id, uid, parent, name, description, created_unix_us, disks }, slots))
 }

@@ -127,7 +127,7 @@ fn a_snapshot_with_hundreds_of_branches_is_committed() {
         for n in 0..BRANCHES {
             write(&vm, n).await;
             vm.take(&format!("b{n}"), &long).await.unwrap();
-            vm.revert(Some("root"), None).await.unwrap();
+            vm.revert(Some("root"), None, false).await.unwrap();
         }
         vm.commit(&CommitWhat::One("root".into())).await.unwrap();
         vm.close().await.unwrap();

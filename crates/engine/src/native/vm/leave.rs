@@ -44,16 +44,17 @@ impl Part {
 
 impl NativeVm {
     /// Makes `head` the VM, puts the snapshots in `moved` on other parents, and takes those in `gone` out of the tree, in
-    /// their order. Nobody gets at one of them any more from the first change on. What a crash interrupts is a tree in
+    /// their order: into the entry `kept` of the bin, or for good. Nobody gets at one of them any more from the first change on. What a crash interrupts is a tree in
     /// which some have not left yet. Durable after the store's next flush; NoSpace, and nothing is changed.
     pub(super) async fn let_go(
         &self,
         head: VmState,
         gone: &[SnapshotState],
         moved: &BTreeMap<u128, Option<u128>>,
+        kept: Option<u64>,
     ) -> Result<()> {
         self.leaving.borrow_mut().extend(gone.iter().map(|s| s.id));
-        let done = self.let_go_in_parts(&head, gone, moved).await;
+        let done = self.let_go_in_parts(&head, gone, moved, kept).await;
         self.leaving.borrow_mut().clear();
         done
     }
@@ -63,40 +64,52 @@ impl NativeVm {
         head: &VmState,
         gone: &[SnapshotState],
         moved: &BTreeMap<u128, Option<u128>>,
+        kept: Option<u64>,
     ) -> Result<()> {
         let mut part = Part::default();
         // Before those above them leave.
         for (id, parent) in moved {
-            self.end_when_full(head, &mut part).await?;
+            self.end_when_full(head, &mut part, kept).await?;
             part.add(self.put_under(*id, *parent));
             part.moved.insert(*id, *parent);
         }
         for snapshot in gone {
-            self.end_when_full(head, &mut part).await?;
-            part.add(drop_snapshot(self.id(), snapshot));
+            self.end_when_full(head, &mut part, kept).await?;
+            part.add(match kept {
+                Some(entry) => self.bin_snapshot(entry, snapshot),
+                None => drop_snapshot(self.id(), snapshot),
+            });
             part.gone.insert(snapshot.id);
         }
-        self.end(head, part)
+        self.end(head, part, kept)
     }
 
-    async fn end_when_full(&self, head: &VmState, part: &mut Part) -> Result<()> {
+    async fn end_when_full(&self, head: &VmState, part: &mut Part, kept: Option<u64>) -> Result<()> {
         if part.bytes < PART_BYTES {
             return Ok(());
         }
-        self.end(head, std::mem::take(part))?;
+        self.end(head, std::mem::take(part), kept)?;
         // From here on it has begun: the next change waits for its room.
         self.env.sleep_us(1).await;
         self.store.wait_for_room().await
     }
 
-    fn end(&self, head: &VmState, part: Part) -> Result<()> {
+    fn end(&self, head: &VmState, part: Part, kept: Option<u64>) -> Result<()> {
         self.change(head.clone(), part.ops)?;
         let (mut state, mut slots) = (self.state.borrow_mut(), self.slots.borrow_mut());
-        state.snapshots.retain(|s| !part.gone.contains(&s.id));
+        let state = &mut *state;
+        let left = state.snapshots.extract_if(.., |s| part.gone.contains(&s.id));
+        let left: Vec<SnapshotState> = left.collect();
+        if let Some(binned) = state.bin.iter_mut().find(|binned| Some(binned.id) == kept) {
+            // The latest left first.
+            binned.snapshots.splice(..0, left);
+        }
         for snapshot in &mut state.snapshots {
             snapshot.parent = part.moved.get(&snapshot.id).copied().unwrap_or(snapshot.parent);
         }
-        part.gone.iter().for_each(|id| drop(slots.remove(id)));
+        if kept.is_none() {
+            part.gone.iter().for_each(|id| drop(slots.remove(id)));
+        }
         Ok(())
     }
 

@@ -83,7 +83,10 @@ impl NativeVm {
             let state = self.state.borrow();
             let disks: Vec<u64> = state.disks.iter().map(|d| node_of(&d.top)).collect();
             let sealed = state.snapshots.iter().flat_map(|s| &s.disks).map(|(_, layer)| node_of(layer));
-            (disks, sealed.collect::<Vec<_>>())
+            let mut others = sealed.collect::<Vec<_>>();
+            let entries: Vec<u64> = state.bin.iter().map(|binned| binned.id).collect();
+            others.extend(self.binned_nodes(&entries));
+            (disks, others)
         };
         let own: BTreeSet<u64> = disks.iter().chain(&snapshots).copied().collect();
         let mut shared_bytes = 0;
@@ -264,24 +267,41 @@ impl Machine for NativeVm {
         self: Rc<Self>,
         wanted: Option<&'a str>,
         take_first: Option<&'a str>,
+        keep: bool,
     ) -> Local<'a, Result<SnapshotState>> {
-        Box::pin(async move { NativeVm::revert(&self, wanted, take_first).await })
+        Box::pin(async move { NativeVm::revert(&self, wanted, take_first, keep).await })
     }
 
     fn discard_preview<'a>(&'a self, wanted: &'a str) -> Local<'a, Result<Loss>> {
         Box::pin(NativeVm::discard_preview(self, wanted))
     }
 
-    fn discard<'a>(self: Rc<Self>, wanted: &'a str) -> Local<'a, Result<Loss>> {
-        Box::pin(async move { NativeVm::discard(&self, wanted).await })
+    fn discard<'a>(self: Rc<Self>, wanted: &'a str, keep: bool) -> Local<'a, Result<Loss>> {
+        Box::pin(async move { NativeVm::discard(&self, wanted, keep).await })
     }
 
     fn reset_preview(&self) -> Local<'_, Result<Loss>> {
         Box::pin(NativeVm::reset_preview(self))
     }
 
-    fn reset(self: Rc<Self>) -> Local<'static, Result<Loss>> {
-        Box::pin(async move { NativeVm::reset(&self).await })
+    fn reset(self: Rc<Self>, keep: bool) -> Local<'static, Result<Loss>> {
+        Box::pin(async move { NativeVm::reset(&self, keep).await })
+    }
+
+    fn restore_preview(&self, id: u64) -> Local<'_, Result<Loss>> {
+        Box::pin(NativeVm::restore_preview(self, id))
+    }
+
+    fn restore(self: Rc<Self>, id: u64, keep: bool) -> Local<'static, Result<Loss>> {
+        Box::pin(async move { NativeVm::restore(&self, id, keep).await })
+    }
+
+    fn empty_bin(self: Rc<Self>, ids: Vec<u64>) -> Local<'static, Result<u64>> {
+        Box::pin(async move { NativeVm::empty_bin(&self, &ids).await })
+    }
+
+    fn binned_bytes(&self, id: u64) -> Local<'_, Result<u64>> {
+        Box::pin(NativeVm::binned_bytes(self, id))
     }
 
     fn add_disk<'a>(self: Rc<Self>, wanted: &'a NewDisk) -> Local<'a, Result<DiskState>> {

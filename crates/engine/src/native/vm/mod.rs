@@ -1,5 +1,6 @@
 //! A VM whose disks are native, as it runs. Its state lives in the store's catalogue; every change of it is one record.
 
+mod bin;
 mod branch;
 mod commit;
 mod disks;
@@ -181,12 +182,12 @@ impl NativeVm {
     /// Makes `next` the VM's state, in the store and here, together with `ops`. No await: all disks, one instant. Durable
     /// after the store's next flush.
     fn change(&self, next: VmState, mut ops: Vec<Op>) -> Result<()> {
-        let next = VmState { snapshots: Vec::new(), ..next };
+        let next = VmState { snapshots: Vec::new(), bin: Vec::new(), ..next };
         ops.push(items::put_vm(&next));
         self.store.change(&ops)?;
         let mut state = self.state.borrow_mut();
-        let snapshots = std::mem::take(&mut state.snapshots);
-        *state = VmState { snapshots, ..next };
+        let (snapshots, bin) = (std::mem::take(&mut state.snapshots), std::mem::take(&mut state.bin));
+        *state = VmState { snapshots, bin, ..next };
         Ok(())
     }
 
@@ -249,7 +250,7 @@ impl NativeVm {
     }
 }
 
-/// A VM without its snapshots, of which there may be many.
+/// A VM without its snapshots, in the tree and in the bin, of which there may be many.
 fn head_of(state: &VmState) -> VmState {
     VmState {
         name: state.name.clone(),
@@ -261,5 +262,6 @@ fn head_of(state: &VmState) -> VmState {
         last_job: state.last_job,
         generation: state.generation,
         folds: Vec::new(),
+        bin: Vec::new(),
     }
 }

@@ -78,6 +78,7 @@ impl Store {
             slots.insert(snapshot.id, kept);
             state.snapshots.push(snapshot);
         }
+        state.bin = self.read_bin(id, &mut slots)?;
         Ok((state, slots))
     }
 
@@ -133,6 +134,9 @@ impl Store {
             let drops = some.iter().flat_map(|snapshot| drop_snapshot(id, snapshot));
             self.change(&drops.chain([put_vm(&head)]).collect::<Vec<_>>())?;
             self.flush().await?;
+        }
+        for binned in &state.bin {
+            self.drop_binned(id, binned).await?;
         }
         let nodes = state.disks.iter().flat_map(|d| std::iter::once(&d.top).chain(&d.reset_to));
         let mut ops: Vec<Op> = nodes.map(|layer| Op::Drop { node: node_of(layer) }).collect();

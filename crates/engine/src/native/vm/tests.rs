@@ -53,12 +53,12 @@ fn takes_reverts_discards_and_commits() {
         assert_eq!(vm.revert_preview(Some("one"), false).await.unwrap().bytes, 64 << 10);
         vm.store.checkpoint().await.unwrap();
         assert_eq!(vm.revert_preview(Some("one"), false).await.unwrap().bytes, 64 << 10);
-        vm.revert(Some("one"), Some("three")).await.unwrap();
+        vm.revert(Some("one"), Some("three"), false).await.unwrap();
         assert_eq!((shows(&vm, 0).await, shows(&vm, 1).await), (1, 0));
         write(&vm, 0, 4).await;
-        vm.revert(Some("three"), None).await.unwrap();
+        vm.revert(Some("three"), None, false).await.unwrap();
         assert_eq!((shows(&vm, 0).await, shows(&vm, 1).await), (3, 2));
-        let loss = vm.discard("two").await.unwrap();
+        let loss = vm.discard("two", false).await.unwrap();
         assert_eq!(loss.snapshots, ["two", "three"]);
         assert_eq!((shows(&vm, 0).await, shows(&vm, 1).await), (2, 2));
         let job = vm.commit(&CommitWhat::One("one".into())).await.unwrap();
@@ -123,7 +123,7 @@ fn modes_resets_growth_and_disks_that_come_and_go() {
         let modes = [DiskMode::IndependentNonpersistent, DiskMode::Persistent];
         let (store, vm) = make(&env, &modes).await;
         write(&vm, 0, 7).await;
-        vm.reset().await.unwrap();
+        vm.reset(false).await.unwrap();
         assert_eq!(shows(&vm, 0).await, 0);
         vm.set_mode(0, DiskMode::IndependentPersistent).await.unwrap();
         write(&vm, 0, 8).await;
@@ -132,7 +132,7 @@ fn modes_resets_growth_and_disks_that_come_and_go() {
         let added = vm.add_disk(&disk(DiskMode::Persistent)).await.unwrap();
         assert_eq!((added.number, added.slot.as_str()), (2, "scsi0:2"));
         vm.remove_disk(1, true).await.unwrap();
-        vm.revert(Some("one"), None).await.unwrap();
+        vm.revert(Some("one"), None, false).await.unwrap();
         assert_eq!(vm.disks().len(), 3);
         assert_eq!(vm.disk(1).unwrap().size_bytes(), DISK_BYTES);
         assert_eq!(shows(&vm, 0).await, 8);
@@ -217,5 +217,52 @@ fn a_vm_that_is_moving_says_so_in_the_store_until_it_is_told_or_gone() {
         let store = open_store(&env).await.unwrap();
         assert_eq!(store.items(super::items::MOVING), []);
         assert_eq!(store.vms().await.unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn what_was_thrown_away_comes_back_out_of_the_bin() {
+    let world = sim::SimWorld::new(6, sim::Options::default());
+    run(&world, |env| async move {
+        let (store, vm) = make(&env, &[DiskMode::Persistent]).await;
+        write(&vm, 0, 1).await;
+        vm.take("one", "first").await.unwrap();
+        write(&vm, 0, 2).await;
+        vm.take("two", "").await.unwrap();
+        write(&vm, 0, 3).await;
+        let loss = vm.discard("one", true).await.unwrap();
+        assert_eq!((shows(&vm, 0).await, vm.state().snapshots.len()), (1, 0));
+        write(&vm, 0, 4).await;
+        vm.take("two", "").await.unwrap();
+        assert!(vm.binned_bytes(loss.kept.unwrap()).await.unwrap() >= 64 << 10);
+        vm.close().await.unwrap();
+        store.close().await.unwrap();
+    });
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        let (id, _) = store.vms().await.unwrap().remove(0);
+        let vm = NativeVm::open(&store, id, Options::default()).await.unwrap();
+        let entry = vm.state().bin[0].id;
+        vm.restore(entry, true).await.unwrap();
+        let state = vm.state();
+        let names: Vec<&str> = state.snapshots.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!((shows(&vm, 0).await, &names[..]), (3, &["two", "one", "two-2"][..]));
+        assert_eq!(state.current, Some(state.snapshots[2].id));
+        // What the restore threw away.
+        vm.restore(state.bin[0].id, false).await.unwrap();
+        assert_eq!((shows(&vm, 0).await, vm.state().bin.len()), (4, 0));
+        vm.discard("one", true).await.unwrap();
+        let entries: Vec<u64> = vm.state().bin.iter().map(|binned| binned.id).collect();
+        assert!(vm.empty_bin(&entries).await.unwrap() > 0);
+        vm.revert(Some("two"), None, true).await.unwrap();
+        vm.close().await.unwrap();
+        drop(vm);
+        store.remove_vm(id).await.unwrap();
+        while !store.dropped_nodes().is_empty() {
+            store.progress.wait().await;
+        }
+        let report = store.check().await.unwrap();
+        assert!(report.states.is_empty(), "{:?}", report.states);
+        store.close().await.unwrap();
     });
 }

@@ -140,6 +140,8 @@ impl User {
         if shape.disks.len() >= DISKS_MAX {
             return Ok(());
         }
+        // What the bin has keeps numbers and slots, of which nothing is known here.
+        self.empty_bin(vm, true).await?;
         let wanted = self.new_disk();
         let mut next = self.ahead(vm, shape.clone());
         let kept = self.kept_slots(&shape);

@@ -91,6 +91,11 @@ impl Shape {
         next
     }
 
+    /// As it was before a revert, a discard or a reset that led to `moved`.
+    pub fn restored_from(&self, moved: &Shape) -> Shape {
+        Shape { replaced: moved.replaced + 1, fenced: true, ..self.clone() }
+    }
+
     /// Their children move up.
     pub fn committed(&self, gone: &[String]) -> Shape {
         let up = |mut name: Option<String>| {

@@ -216,7 +216,7 @@ impl Stage {
         Shape::of(&state, first)
     }
 
-    async fn contents(&self, running: &Running) -> Result<BTreeMap<u32, Content>, String> {
+    pub async fn contents(&self, running: &Running) -> Result<BTreeMap<u32, Content>, String> {
         let mut contents = BTreeMap::new();
         for disk in running.vm.disks() {
             let number = disk.number;
@@ -330,7 +330,12 @@ impl Stage {
 fn nodes_of(state: &VmState) -> Vec<u64> {
     let disks = state.disks.iter().flat_map(|disk| std::iter::once(&disk.top).chain(&disk.reset_to));
     let sealed = state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
-    disks.chain(sealed).map(|layer| layer[1..].parse().expect("n and a number")).collect()
+    // A nonpersistent disk in the bin has the ground of the running one.
+    let binned = state.bin.iter().flat_map(|binned| {
+        let frozen = binned.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
+        binned.disks.iter().map(|disk| &disk.top).chain(frozen)
+    });
+    disks.chain(sealed).chain(binned).map(|layer| layer[1..].parse().expect("n and a number")).collect()
 }
 
 /// Whether the running disks show what the outcome says.

@@ -30,13 +30,16 @@ pub enum Verb {
     Grow,
     SetMode,
     Reset,
+    RevertAndBack,
+    DiscardAndBack,
+    EmptyBin,
     Reopen,
     OpenPlainNames,
     Checkpoint,
 }
 
 /// Each with how often it comes, and what a cut in it is called.
-pub const VERBS: [(Verb, u64, &str); 18] = [
+pub const VERBS: [(Verb, u64, &str); 21] = [
     (Verb::Take, 8, "cut in a take"),
     (Verb::CommitOne, 3, "cut in a commit"),
     (Verb::CommitAll, 1, "cut in a commit of all"),
@@ -52,6 +55,9 @@ pub const VERBS: [(Verb, u64, &str); 18] = [
     (Verb::Grow, 2, "cut while a disk grows"),
     (Verb::SetMode, 2, "cut in a change of modes"),
     (Verb::Reset, 2, "cut in a reset"),
+    (Verb::RevertAndBack, 2, "cut in a revert and its restore"),
+    (Verb::DiscardAndBack, 2, "cut in a discard and its restore"),
+    (Verb::EmptyBin, 2, "cut while a bin is emptied"),
     (Verb::Reopen, 1, "cut while a VM is closed"),
     (Verb::OpenPlainNames, 2, "cut while plain names are opened"),
     (Verb::Checkpoint, 2, "cut in a checkpoint"),
@@ -101,6 +107,7 @@ impl User {
             Verb::AddDisk => self.add_disk(&running).await,
             Verb::Grow => self.grow(&running).await,
             Verb::OpenPlainNames => self.open_plain_names(&running).await,
+            Verb::EmptyBin => self.empty_bin(&running, false).await,
             Verb::Checkpoint => self.checkpoint().await,
             _ => self.powered_off(&running, verb).await,
         };
@@ -119,6 +126,8 @@ impl User {
             Verb::RemoveDisk => self.remove_disk(running).await?,
             Verb::SetMode => self.set_mode(running).await?,
             Verb::Reset => self.reset(running).await?,
+            Verb::RevertAndBack => self.revert_and_back(running).await?,
+            Verb::DiscardAndBack => self.discard_and_back(running).await?,
             _ => return self.reopen(running).await,
         }
         running.start().await
@@ -265,7 +274,7 @@ impl User {
         ahead.push(self.on_ground_of(vm, &before, &to));
         self.expect(vm, ahead);
         let first = keeps.as_ref().map(|(name, _)| name.as_str());
-        let result = vm.vm.revert(Some(&to), first).await;
+        let result = vm.vm.revert(Some(&to), first, false).await;
         if let Some(first) = first.filter(|_| result.is_ok()) {
             // While the models know the time before.
             self.end_take(vm, first);
@@ -275,7 +284,7 @@ impl User {
     }
 
     /// The disks that a snapshot has show what it shows.
-    fn on_ground_of(&self, vm: &Running, before: &Shape, to: &str) -> Outcome {
+    pub(super) fn on_ground_of(&self, vm: &Running, before: &Shape, to: &str) -> Outcome {
         let truth = self.stage.truth.borrow();
         let shape = before.reverted(to, &truth.sealed[to].disks);
         drop(truth);
@@ -299,7 +308,7 @@ impl User {
         last.shape.as_mut().expect("it stays").snapshots.retain(|name, _| !gone.contains(name));
         ahead.push(last);
         self.expect(vm, ahead);
-        let result = vm.vm.discard(&wanted).await;
+        let result = vm.vm.discard(&wanted, false).await;
         self.settle(vm, result).map(drop)
     }
 
@@ -313,7 +322,7 @@ impl User {
         }
         let shape = now.shape.as_ref().map(Shape::with_other_content);
         self.expect(vm, vec![Outcome { fixed, shape, ..now }]);
-        let result = vm.vm.reset().await;
+        let result = vm.vm.reset(false).await;
         self.settle(vm, result).map(drop)
     }
 

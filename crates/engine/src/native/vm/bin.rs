@@ -1,0 +1,240 @@
+//! What a VM threw away and keeps for a while: its nodes are not dropped, and an entry in the catalogue names them.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use blk::manifest::{BINNED_STATES_MAX, BinnedState, DiskState, LayerName, SnapshotState, ThrownBy, VmState};
+use blk::{Error, Result};
+
+use super::super::change::Op;
+use super::super::store::Store;
+use super::NativeVm;
+use super::branch::Move;
+use super::items::{
+    self, KeptSlot, binned_key, binned_snapshot_key, node_of, put_binned_snapshot, put_snapshot, snapshot_key,
+};
+use super::leave::snapshots_per_change;
+use crate::bin::{current_of, find_binned, put_back, thrown};
+use crate::event::EventKind;
+use crate::ground::Loss;
+
+impl Store {
+    /// The bin of a VM, oldest first; the slots of its snapshots' disks are added to `slots`.
+    pub(super) fn read_bin(
+        &self,
+        vm: u128,
+        slots: &mut BTreeMap<u128, Vec<KeptSlot>>,
+    ) -> Result<Vec<BinnedState>> {
+        let mut bin = Vec::new();
+        for (key, value) in self.items(items::BIN).iter().filter(|(key, _)| key.major == vm) {
+            bin.push(items::read_binned(self, *key, value)?);
+        }
+        for (key, value) in self.items(items::BINNED_SNAPSHOT).iter().filter(|(key, _)| key.major == vm) {
+            let (entry, snapshot, kept) = items::read_binned_snapshot(self, *key, value)?;
+            let binned = bin.iter_mut().find(|binned| binned.id == entry).ok_or_else(|| {
+                let place = format!("{}: snapshot {} in the bin of VM {vm:032x}", self.path(), key.minor);
+                Error::damaged(place, format!("its entry is {entry:016x}, which is not there"))
+            })?;
+            slots.insert(snapshot.id, kept);
+            // Uids count up: parents come before their children.
+            binned.snapshots.push(snapshot);
+        }
+        bin.sort_by_key(|binned| (binned.unix_us, binned.id));
+        Ok(bin)
+    }
+
+    /// Drops the nodes of an entry and takes it out of the catalogue, in as many changes as that takes: the latest snapshots
+    /// first, the entry last. Durable after the next flush.
+    pub(super) async fn drop_binned(&self, vm: u128, binned: &BinnedState) -> Result<()> {
+        for some in binned.snapshots.rchunks(snapshots_per_change(1)) {
+            let ops = some.iter().flat_map(|snapshot| {
+                let key = binned_snapshot_key(vm, snapshot.uid);
+                let drops = snapshot.disks.iter().map(|(_, layer)| Op::Drop { node: node_of(layer) });
+                std::iter::once(Op::Delete { key }).chain(drops)
+            });
+            self.wait_for_room().await?;
+            self.change(&ops.collect::<Vec<_>>())?;
+        }
+        let drops = binned.disks.iter().map(|disk| Op::Drop { node: node_of(&disk.top) });
+        let key = binned_key(vm, binned.id);
+        self.wait_for_room().await?;
+        self.change(&std::iter::once(Op::Delete { key }).chain(drops).collect::<Vec<_>>())?;
+        Ok(())
+    }
+}
+
+impl NativeVm {
+    /// From the tree into an entry of the bin.
+    pub(super) fn bin_snapshot(&self, entry: u64, snapshot: &SnapshotState) -> Vec<Op> {
+        let (vm, slots) = (self.id(), self.slots.borrow());
+        let kept = slots.get(&snapshot.id).map(Vec::as_slice).unwrap_or_default();
+        let put = put_binned_snapshot(vm, entry, snapshot, kept);
+        vec![Op::Delete { key: snapshot_key(vm, snapshot.uid) }, put]
+    }
+
+    /// Before an entry is added: the oldest make room.
+    pub(super) async fn make_room_in_bin(&self, adds: bool) -> Result<()> {
+        let surplus = {
+            let state = self.state.borrow();
+            let count = (state.bin.len() + 1).saturating_sub(BINNED_STATES_MAX);
+            state.bin.iter().take(count).map(|binned| binned.id).collect::<Vec<_>>()
+        };
+        match adds {
+            true => self.drop_entries(&surplus).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Of disks that a restore brings back.
+    pub(super) fn binned_slots(&self) -> Vec<KeptSlot> {
+        let state = self.state.borrow();
+        let disks = state.bin.iter().flat_map(|binned| &binned.disks);
+        disks.map(|disk| KeptSlot { number: disk.number, slot: disk.slot.clone() }).collect()
+    }
+
+    /// Those that have the disk: what is taken from it cannot come back.
+    pub(super) async fn forget_binned_disk(&self, number: u32) -> Result<()> {
+        let has = |binned: &&BinnedState| binned.disks.iter().any(|disk| disk.number == number);
+        let ids: Vec<u64> = self.state.borrow().bin.iter().filter(has).map(|binned| binned.id).collect();
+        self.drop_entries(&ids).await
+    }
+
+    async fn drop_entries(&self, ids: &[u64]) -> Result<()> {
+        for id in ids {
+            let found = self.state.borrow().bin.iter().find(|binned| binned.id == *id).cloned();
+            let Some(binned) = found else { continue };
+            self.store.drop_binned(self.id(), &binned).await?;
+            self.state.borrow_mut().bin.retain(|other| other.id != *id);
+            let mut slots = self.slots.borrow_mut();
+            binned.snapshots.iter().for_each(|snapshot| drop(slots.remove(&snapshot.id)));
+        }
+        Ok(())
+    }
+
+    /// Removes binned states for good. Answers the bytes that only they held.
+    pub async fn empty_bin(&self, ids: &[u64]) -> Result<u64> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let nodes = self.binned_nodes(ids);
+        if nodes.is_empty() {
+            return Ok(0);
+        }
+        let bytes = self.store.held_only_by(&nodes).await?;
+        self.drop_entries(ids).await?;
+        self.store.flush().await?;
+        self.report(self.plain_event(EventKind::BinEmptied, "", &format!("{bytes} bytes are given back")));
+        Ok(bytes)
+    }
+
+    /// Bytes that only the binned state holds.
+    pub async fn binned_bytes(&self, id: u64) -> Result<u64> {
+        self.store.held_only_by(&self.binned_nodes(&[id])).await
+    }
+
+    /// The nodes of these entries.
+    pub(super) fn binned_nodes(&self, ids: &[u64]) -> Vec<u64> {
+        let state = self.state.borrow();
+        let entries = state.bin.iter().filter(|binned| ids.contains(&binned.id));
+        let nodes = entries.flat_map(|binned| {
+            let frozen = binned.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
+            binned.disks.iter().map(|disk| &disk.top).chain(frozen)
+        });
+        nodes.map(|layer| node_of(layer)).collect()
+    }
+
+    pub async fn restore_preview(&self, id: u64) -> Result<Loss> {
+        let plan = self.plan_restore(id, false)?;
+        let leaving: Vec<u64> = plan.leaving.iter().map(|disk| node_of(&disk.top)).collect();
+        Ok(Loss { bytes: self.store.written_in(&leaving).await?, ..plan.loss })
+    }
+
+    /// Makes a binned state the VM's again: its snapshots return to the tree, and where it has disks they run on as they
+    /// were. With `keep` what they show now goes to the bin. A crash in between leaves some of the snapshots in the bin.
+    pub async fn restore(self: &Rc<Self>, id: u64, keep: bool) -> Result<Loss> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let reverts = self.plan_restore(id, keep)?.loss.reverts;
+        if reverts {
+            self.refuse_clients(None)?;
+        }
+        self.make_room_in_bin(keep && reverts).await?;
+        self.put_snapshots_back(id).await?;
+        let plan = self.plan_restore(id, keep)?;
+        let loss = self.carry_out(plan).await?;
+        self.state.borrow_mut().bin.retain(|binned| binned.id != id);
+        Ok(loss)
+    }
+
+    /// One by one: their number has no bound, that of a change has.
+    async fn put_snapshots_back(&self, id: u64) -> Result<()> {
+        let binned = find_binned(&self.state.borrow(), id)?.clone();
+        for snapshot in &binned.snapshots {
+            let one = BinnedState { snapshots: vec![snapshot.clone()], ..binned.clone() };
+            let back = {
+                let mut state = VmState { bin: Vec::new(), ..self.state.borrow().clone() };
+                put_back(&mut state, &one, |state, disks| self.nearest_snapshot(state, disks));
+                state.snapshots.pop().expect("put back just now")
+            };
+            let (vm, key) = (self.id(), binned_snapshot_key(self.id(), snapshot.uid));
+            let put = {
+                let slots = self.slots.borrow();
+                put_snapshot(vm, &back, slots.get(&back.id).map(Vec::as_slice).unwrap_or_default())
+            };
+            self.store.wait_for_room().await?;
+            self.store.change(&[Op::Delete { key }, put])?;
+            let mut state = self.state.borrow_mut();
+            state.snapshots.push(back);
+            let entry = state.bin.iter_mut().find(|binned| binned.id == id).expect("found above");
+            entry.snapshots.retain(|other| other.id != snapshot.id);
+        }
+        Ok(())
+    }
+
+    fn plan_restore(&self, id: u64, keep: bool) -> Result<Move> {
+        let binned = find_binned(&self.state.borrow(), id)?.clone();
+        let reverts = !binned.disks.is_empty();
+        let mut head = self.head();
+        let mut leaving: Vec<DiskState> =
+            head.disks.extract_if(.., |disk| binned.came.contains(&disk.number)).collect();
+        for disk in &binned.disks {
+            if let Some(other) = head.disks.iter().find(|d| d.slot == disk.slot && d.number != disk.number) {
+                let cause = format!("disk{} would come back at {}", disk.number, disk.slot);
+                let now = format!("where disk{} is now; remove that one first", other.number);
+                return Err(Error::refused(&self.name, format!("{cause}, {now}")));
+            }
+            match head.disks.iter_mut().find(|now| now.number == disk.number) {
+                Some(now) => leaving.push(std::mem::replace(now, disk.clone())),
+                None => head.disks.push(disk.clone()),
+            }
+        }
+        if reverts {
+            let state = self.state.borrow();
+            head.current = current_of(&state, &binned, |state, disks| self.nearest_snapshot(state, disks));
+        }
+        let thrown = (keep && reverts).then(|| thrown(&self.env, ThrownBy::Restore, binned.subject.clone()));
+        let loss = Loss { target: reverts.then_some(binned.subject), reverts, ..Loss::default() };
+        let ops = vec![Op::Delete { key: binned_key(self.id(), id) }];
+        let plan = Move { kind: EventKind::Restore, head, ops, leaving, thrown: None, loss };
+        Ok(plan.with_thrown(self, thrown))
+    }
+
+    /// The snapshot whose state is the nearest under one of the nodes.
+    fn nearest_snapshot(&self, state: &VmState, disks: &[(u32, LayerName)]) -> Option<u128> {
+        let frozen = |node: u64| {
+            let names = |s: &&SnapshotState| s.disks.iter().any(|(_, layer)| node_of(layer) == node);
+            state.snapshots.iter().rev().find(names).map(|s| s.id)
+        };
+        disks.iter().find_map(|(_, layer)| {
+            let parent =
+                |id: u64| self.store.node(id).ok().map(|node| node.parent.get()).filter(|id| *id != 0);
+            let mut at = parent(node_of(layer));
+            while let Some(node) = at {
+                if let Some(found) = frozen(node) {
+                    return Some(found);
+                }
+                at = parent(node);
+            }
+            None
+        })
+    }
+}

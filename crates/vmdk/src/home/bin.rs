@@ -1,0 +1,347 @@
+//! States that a revert, a discard or a reset threw away and the VM keeps for a while: a file of each in the home's private
+//! folder, where VMware does not look.
+//!
+//! It has the form of a .vmsd. Its snapshots are those that left the tree, with all their lines, so that they can come back
+//! as they were; what a .vmsd has no word for stands under keys that begin with `unstun.`. Layers are called by the names
+//! that the home has for them. Where the configuration was replaced too, the .vmx of before lies beside it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use blk::manifest::{
+    BINNED_STATES_MAX, BinnedState, Change, DISK_NUMBER_MAX, DiskMode, DiskState, LayerName, NAME_BYTES_MAX,
+    SnapshotState, ThrownBy, VmState,
+};
+use blk::{Dir, Error, ErrorKind, Result, SECTOR};
+
+use super::intent::{self, Intent, PRIVATE_FOLDER, private_name};
+use super::state::{SNAPSHOT_ID, Texts, id, number, parse_id, snapshot_number};
+use super::survey::Survey;
+use super::write::{mode_word, write_snapshot_disks};
+use super::{Home, links};
+use crate::keyvalue::KeyValues;
+use crate::read::parse;
+use crate::text::{TEXT_BYTES_MAX, check_bytes, shown, wrong};
+use crate::vmsd::{Snapshot, SnapshotList, Vmsd};
+use crate::vmx::Vmx;
+
+const PREFIX: &str = "bin-";
+const SUFFIX: &str = ".vmsd";
+/// Texts of a bin together: as many bytes as all texts of a folder may have.
+const BIN_BYTES_MAX: u64 = 24 << 20;
+/// Disks of a VM: as many as a snapshot's.
+const DISKS_MAX: usize = 636;
+
+const ENTRY_ID: &str = "unstun.bin";
+const BY: &str = "unstun.by";
+const TIME: &str = "unstun.unixUs";
+const SUBJECT: &str = "unstun.subject";
+const CURRENT: &str = "unstun.current";
+/// In the lines of a snapshot.
+pub(super) const PARENT: &str = "unstun.parent";
+
+const WORDS: [(ThrownBy, &str); 4] = [
+    (ThrownBy::Revert, "revert"),
+    (ThrownBy::Discard, "discard"),
+    (ThrownBy::Reset, "reset"),
+    (ThrownBy::Restore, "restore"),
+];
+
+/// A binned state with the snapshots' lines as VMware or we wrote them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Binned {
+    pub state: BinnedState,
+    text: Vmsd,
+}
+
+impl Binned {
+    pub fn snapshots(&self) -> &[Snapshot] {
+        &self.text.list().snapshots
+    }
+
+    fn parse(file: &str, bytes: &[u8]) -> Result<Binned> {
+        let text = Vmsd::parse(file, bytes)?;
+        let state = read_state(&text)?;
+        Ok(Binned { state, text })
+    }
+}
+
+fn file_name(id: u64) -> String {
+    format!("{PREFIX}{id:016x}{SUFFIX}")
+}
+
+fn configuration_name(id: u64) -> String {
+    format!("{PREFIX}{id:016x}.vmx")
+}
+
+fn id_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+    u64::from_str_radix(digits, 16).ok().filter(|id| file_name(*id) == name)
+}
+
+impl Home {
+    /// The bin as it was last read or written. A file that cannot be read is told, and its layers are nobody's.
+    pub(super) async fn binned(&self) -> Result<Rc<Vec<Binned>>> {
+        if let Some(known) = &*self.bin.borrow() {
+            return Ok(known.clone());
+        }
+        let mut found = Vec::new();
+        let names = intent::private_names(&self.gate).await?;
+        if names.iter().any(|name| id_of(name).is_some()) {
+            let private = self.dir().open_dir(PRIVATE_FOLDER, false).await?;
+            let mut left_bytes = BIN_BYTES_MAX;
+            for name in entry_names(&names) {
+                match read_binned(&private, name, &mut left_bytes).await {
+                    Ok(binned) => found.push(binned),
+                    Err(e) if matches!(e.kind, ErrorKind::LeaseLost | ErrorKind::Cancelled) => return Err(e),
+                    Err(e) => self.notice(format!("what is in the bin cannot be restored: {e}")),
+                }
+            }
+        }
+        found.sort_by_key(|binned| (binned.state.unix_us, binned.state.id));
+        let found = Rc::new(found);
+        *self.bin.borrow_mut() = Some(found.clone());
+        Ok(found)
+    }
+
+    /// Of the bin what is still there, with the sizes of its disks.
+    pub(super) async fn read_bin(&self, survey: &Survey<'_>, texts: &Texts) -> Result<Vec<BinnedState>> {
+        let mut states = Vec::new();
+        for binned in texts.bin.iter() {
+            match self.missing_layer(survey, &binned.state).await? {
+                Some(layer) => {
+                    let file = shown(&layer);
+                    self.notice(format!("what is in the bin cannot be restored: there is no {file}"));
+                }
+                None => states.push(self.with_sizes(&binned.state).await),
+            }
+        }
+        Ok(states)
+    }
+
+    async fn missing_layer(&self, survey: &Survey<'_>, state: &BinnedState) -> Result<Option<LayerName>> {
+        for layer in state.layers() {
+            if !survey.has_layer(layer).await? {
+                return Ok(Some(layer.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A disk whose descriptor cannot be read has none: a restore says why.
+    async fn with_sizes(&self, state: &BinnedState) -> BinnedState {
+        let mut state = state.clone();
+        for disk in &mut state.disks {
+            let link = links::read(&self.gate, &disk.top).await;
+            disk.size_bytes = link.map_or(0, |link| link.capacity_sectors() * SECTOR);
+        }
+        state
+    }
+
+    pub(super) async fn binned_configuration(&self, id: u64) -> Result<Option<Vmx>> {
+        self.private_configuration(&configuration_name(id)).await
+    }
+
+    /// What the bin comes to hold and what leaves it, as part of a change. Answers the bin after it.
+    pub(super) fn write_bin(
+        &self,
+        before: &Texts,
+        change: &Change,
+        replaced: bool,
+        intent: &mut Intent,
+    ) -> Result<Vec<Binned>> {
+        let mut after = Vec::new();
+        for state in &change.next.bin {
+            let known = before.bin.iter().find(|binned| binned.state.id == state.id);
+            let name = file_name(state.id);
+            let binned = match known {
+                Some(known) if same(&known.state, state) => known.clone(),
+                _ => {
+                    let text = to_text(&name, state, before, &change.next)?;
+                    intent.replace.insert(private_name(&name), text.to_bytes());
+                    Binned { state: state.clone(), text }
+                }
+            };
+            if known.is_none() && replaced {
+                intent.replace.insert(private_name(&configuration_name(state.id)), before.vmx.to_bytes());
+            }
+            after.push(binned);
+        }
+        for gone in before.bin.iter().filter(|old| !after.iter().any(|new| new.state.id == old.state.id)) {
+            let id = gone.state.id;
+            intent.remove.extend([file_name(id), configuration_name(id)].map(|name| private_name(&name)));
+        }
+        Ok(after)
+    }
+}
+
+/// The text has no sizes of disks: their layers have them.
+fn same(known: &BinnedState, state: &BinnedState) -> bool {
+    let mut known = known.clone();
+    for (old, new) in known.disks.iter_mut().zip(&state.disks) {
+        old.size_bytes = new.size_bytes;
+    }
+    known == *state
+}
+
+pub(super) fn snapshot_uids(bin: &[BinnedState]) -> impl Iterator<Item = u32> {
+    bin.iter().flat_map(|state| state.snapshots.iter().map(|snapshot| snapshot.uid))
+}
+
+/// The layers that the bin of a home keeps. What cannot be read keeps none.
+pub(crate) async fn binned_layers(home: &Dir) -> Result<BTreeSet<LayerName>> {
+    let private = match home.open_dir(PRIVATE_FOLDER, false).await {
+        Err(e) if e.kind == ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        opened => opened?,
+    };
+    let (mut layers, mut left_bytes) = (BTreeSet::new(), BIN_BYTES_MAX);
+    for name in entry_names(&private.list().await?) {
+        if let Ok(binned) = read_binned(&private, name, &mut left_bytes).await {
+            layers.extend(binned.state.layers().cloned());
+        }
+    }
+    Ok(layers)
+}
+
+/// The files of entries; of more than we write only the first.
+fn entry_names(private: &[String]) -> impl Iterator<Item = &String> {
+    private.iter().filter(|name| id_of(name).is_some()).take(BINNED_STATES_MAX)
+}
+
+async fn read_binned(private: &Dir, name: &str, left_bytes: &mut u64) -> Result<Binned> {
+    let bytes = private.read_file(name, (*left_bytes).min(TEXT_BYTES_MAX as u64)).await?;
+    *left_bytes -= bytes.len() as u64;
+    let path = private.path_of(name);
+    let binned = parse(private.env(), path.clone(), bytes, Binned::parse).await?;
+    match id_of(name) == Some(binned.state.id) {
+        true => Ok(binned),
+        false => Err(wrong(&path, ENTRY_ID, format!("{:016x}", binned.state.id), "the id in its name")),
+    }
+}
+
+fn to_text(name: &str, state: &BinnedState, before: &Texts, next: &VmState) -> Result<Vmsd> {
+    let mut text = Vmsd::create(name);
+    let mut snapshots = Vec::new();
+    for wanted in &state.snapshots {
+        let mut snapshot = before.snapshot(wanted.uid).cloned().unwrap_or_default();
+        snapshot.uid = wanted.uid;
+        snapshot.parent = None;
+        snapshot.name = wanted.name.clone();
+        if !wanted.description.is_empty() {
+            snapshot.description = Some(wanted.description.clone());
+        }
+        snapshot.created_us = Some(wanted.created_unix_us);
+        snapshot.set_other(SNAPSHOT_ID, Some(&format!("{:032x}", wanted.id)));
+        let parent = wanted.parent.map(|parent| format!("{parent:032x}"));
+        snapshot.set_other(PARENT, parent.as_deref());
+        // Every path is replaced by the home's own name of the layer.
+        let nowhere = |written: &str| Err(Error::not_found(written, "is not looked for"));
+        let known: Vec<DiskState> = state.disks.iter().chain(&next.disks).cloned().collect();
+        write_snapshot_disks(name, &mut snapshot, wanted, &known, &nowhere)?;
+        snapshots.push(snapshot);
+    }
+    let last_uid = snapshots.iter().map(|snapshot| snapshot.uid).max().unwrap_or(0);
+    text.set_list(SnapshotList { snapshots, last_uid, ..SnapshotList::default() });
+    let values = text.values_mut();
+    values.set(ENTRY_ID, &format!("{:016x}", state.id));
+    let word = WORDS.iter().find(|(by, _)| *by == state.by).map_or("", |(_, word)| word);
+    values.set(BY, word);
+    values.set(TIME, &state.unix_us.to_string());
+    values.set(SUBJECT, &state.subject);
+    if let Some(current) = state.current {
+        values.set(CURRENT, &format!("{current:032x}"));
+    }
+    for (index, number) in state.came.iter().enumerate() {
+        values.set(&format!("unstun.came{index}"), &number.to_string());
+    }
+    for (index, disk) in state.disks.iter().enumerate() {
+        let mut set = |field: &str, value: &str| values.set(&format!("unstun.disk{index}.{field}"), value);
+        set("number", &disk.number.to_string());
+        set("slot", &disk.slot);
+        set("mode", mode_word(disk.mode));
+        set("top", &disk.top);
+        if let Some(base) = &disk.reset_to {
+            set("resetTo", base);
+        }
+    }
+    Ok(text)
+}
+
+fn read_state(text: &Vmsd) -> Result<BinnedState> {
+    let values = text.values();
+    let file = values.file();
+    let needed = |key: &str| values.get(key)?.ok_or_else(|| wrong(file, key, "absent", "a value"));
+    let word = needed(BY)?;
+    let by = WORDS.iter().find(|(_, known)| *known == word).map(|(by, _)| *by);
+    let by = by.ok_or_else(|| wrong(file, BY, shown(word), "revert, discard, reset or restore"))?;
+    let subject = needed(SUBJECT)?;
+    check_bytes(file, SUBJECT, subject, TEXT_BYTES_MAX / BINNED_STATES_MAX)?;
+    let current = id(values, CURRENT)?;
+    Ok(BinnedState {
+        id: u64::from_str_radix(needed(ENTRY_ID)?, 16).map_err(|_| {
+            wrong(
+                file,
+                ENTRY_ID,
+                shown(values.get(ENTRY_ID).ok().flatten().unwrap_or_default()),
+                "16 hexadecimal digits",
+            )
+        })?,
+        by,
+        unix_us: number(values, TIME, i64::MAX)?.unwrap_or(0),
+        subject: subject.to_owned(),
+        snapshots: text.list().snapshots.iter().map(|s| read_snapshot(file, s)).collect::<Result<_>>()?,
+        disks: read_disks(values)?,
+        came: read_came(values)?,
+        current,
+    })
+}
+
+fn read_snapshot(file: &str, snapshot: &Snapshot) -> Result<SnapshotState> {
+    let parent = snapshot.other(PARENT).map(|parent| parse_id(file, PARENT, parent)).transpose()?;
+    let mut disks: BTreeMap<u32, LayerName> = BTreeMap::new();
+    for disk in &snapshot.disks {
+        if let Some(number) = snapshot_number(file, snapshot, disk)? {
+            disks.insert(number, disk.file_name.clone());
+        }
+    }
+    check_bytes(file, "displayName", &snapshot.name, NAME_BYTES_MAX)?;
+    Ok(SnapshotState {
+        id: parse_id(file, SNAPSHOT_ID, snapshot.other(SNAPSHOT_ID).unwrap_or_default())?,
+        uid: snapshot.uid,
+        parent,
+        name: snapshot.name.clone(),
+        description: snapshot.description.clone().unwrap_or_default(),
+        created_unix_us: snapshot.created_us.unwrap_or(0),
+        disks: disks.into_iter().collect(),
+    })
+}
+
+fn read_came(values: &KeyValues) -> Result<Vec<u32>> {
+    let came = (0..DISKS_MAX).map(|index| number(values, &format!("unstun.came{index}"), DISK_NUMBER_MAX));
+    came.map_while(Result::transpose).collect()
+}
+
+fn read_disks(values: &KeyValues) -> Result<Vec<DiskState>> {
+    let mut disks = Vec::new();
+    for index in 0..=DISKS_MAX {
+        let key = |field: &str| format!("unstun.disk{index}.{field}");
+        let Some(disk_number) = number(values, &key("number"), DISK_NUMBER_MAX)? else { break };
+        let needed = |field: &str| {
+            let key = key(field);
+            values.get(&key)?.ok_or_else(|| wrong(values.file(), &key, "absent", "a value"))
+        };
+        let word = needed("mode")?;
+        let modes =
+            [DiskMode::Persistent, DiskMode::IndependentPersistent, DiskMode::IndependentNonpersistent];
+        let mode = modes.into_iter().find(|mode| mode_word(*mode) == word);
+        disks.push(DiskState {
+            number: disk_number,
+            slot: needed("slot")?.to_owned(),
+            mode: mode.ok_or_else(|| wrong(values.file(), &key("mode"), shown(word), "a disk's mode"))?,
+            size_bytes: 0,
+            top: needed("top")?.to_owned(),
+            reset_to: values.get(&key("resetTo"))?.map(str::to_owned),
+        });
+    }
+    Ok(disks)
+}
