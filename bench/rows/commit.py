@@ -69,7 +69,7 @@ def under_writes(bench):
     measured = f"{job['state']} after {time.monotonic() - began:.1f} s, moved {moved:.0f} of {held:.0f} MiB held"
     note = f"guest at {during.iops / before.iops:.2f} of before"
     bench.report.add(Figure(what, "ends, moved <= held", measured, job["state"] == "done" and moved <= held, note))
-    bench.unstun.json("vm", "remove", "busy", "--delete-disks")
+    bench.unstun.json("vm", "remove", "busy", "--delete-disks", "--purge", "--yes")
 
 
 def peer_under_writes(bench):

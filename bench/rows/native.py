@@ -28,7 +28,7 @@ def measure(bench):
     flushes(bench, "native", "native: ", 1)
     reclaim(bench, first_writes(bench))
     steady(bench, "overwritten at random under a snapshot since")
-    unstun.json("vm", "remove", "native", "--delete-disks")
+    unstun.json("vm", "remove", "native", "--delete-disks", "--purge", "--yes")
     native_reads.measure(bench)
     stun.of_store(bench, "native")
     native_long.measure(bench)

@@ -27,7 +27,7 @@ def measure(bench):
         resident.append(resident_bytes(unstun.pid))
     running.wait()
     report(bench, fio.by_second(bench.folder), resident, takes_ms)
-    unstun.json("vm", "remove", "hourly", "--delete-disks")
+    unstun.json("vm", "remove", "hourly", "--delete-disks", "--purge", "--yes")
 
 
 def report(bench, iops, resident, takes_ms):

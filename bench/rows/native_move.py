@@ -35,4 +35,4 @@ def measure(bench):
     else:
         note = f"512 MiB in {took:.0f} s, IOPS {during.iops / before.iops:.2f} of before, longest {during.max_us / 1000:.0f} ms"
         bench.report.at_most(f"{what}: p99 of before", Spread([during.p99_us / before.p99_us]), 2, note)
-    unstun.json("vm", "remove", "chain", "--delete-disks")
+    unstun.json("vm", "remove", "chain", "--delete-disks", "--purge", "--yes")

@@ -28,7 +28,7 @@ def measure(bench):
         for name, options in QCOW2.items():
             results[name].append(qcow2(bench, base, options))
         results["nbdkit cow"].append(nbdkit_cow(bench, base))
-    bench.unstun.json("vm", "remove", "first", "--delete-disks")
+    bench.unstun.json("vm", "remove", "first", "--delete-disks", "--purge", "--yes")
     missing = reflinks(bench, results["reflink on XFS"])
     report(bench, results, missing)
 

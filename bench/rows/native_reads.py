@@ -27,7 +27,7 @@ def measure(bench):
     # It is fragmented now, as its twin becomes.
     depths(bench)
     for vm in ("twin", "deep"):
-        unstun.json("vm", "remove", vm, "--delete-disks")
+        unstun.json("vm", "remove", vm, "--delete-disks", "--purge", "--yes")
 
 
 def take_under_writes(bench, numbers, iops, takes_per_s):

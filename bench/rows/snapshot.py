@@ -89,7 +89,7 @@ def depths(bench):
         assert len(unstun.json("vm", "show", "deep")["disks"][0]["layers"]) == layers
         fio.run(target, Load(TOP_SIZE, 0, rw="write", block=1 << 20, depth=8), bench.folder)
         at_depth(bench, target, depth)
-    unstun.json("vm", "remove", "deep", "--delete-disks")
+    unstun.json("vm", "remove", "deep", "--delete-disks", "--purge", "--yes")
 
 
 def at_depth(bench, target, depth):

@@ -31,7 +31,10 @@ pub struct View {
 pub enum GenerationChange {
     /// The user says that the clients of before are dead: plain names are served again.
     Open,
-    /// The same, where others may have written the disks since: clients of before are refused for ever.
+    /// The VM goes to the bin: should it come back, its name may have been another VM's meanwhile, and clients of either
+    /// are refused until the user says that they are dead.
+    Raise,
+    /// The same as `Open`, where others may have written the disks since: clients of before are refused for ever.
     RaiseAndOpen,
     /// The VM becomes the other side of a move, with the same content.
     Adopt(ContentGeneration),
@@ -41,6 +44,7 @@ impl GenerationChange {
     pub(crate) fn apply(self, now: ContentGeneration, vm: &str) -> Result<ContentGeneration> {
         let next = match self {
             GenerationChange::Open => now,
+            GenerationChange::Raise => return now.raised(vm),
             GenerationChange::RaiseAndOpen => now.raised(vm)?,
             GenerationChange::Adopt(of) => return Ok(of),
         };

@@ -3,6 +3,7 @@
 //! Times are RFC 3339 in UTC, sizes in bytes, units in the field's name. Identities are 128 bits as 32 hexadecimal
 //! digits. A field that does not apply is null, never absent. Fields are added, not renamed.
 
+mod bin;
 mod datastore;
 mod disk;
 mod event;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+pub use bin::*;
 pub use datastore::*;
 pub use disk::*;
 pub use event::*;
@@ -57,6 +59,10 @@ pub struct Space {
     pub free_bytes: u64,
     /// What all deltas and native disks of the datastore together can still allocate.
     pub worst_growth_bytes: u64,
+    /// Of VMs that were removed and are kept in the bin, as far as it is known: taken, and given back when others need it.
+    pub bin_bytes: u64,
+    /// Freed and not in use again yet: what the store is giving back, and deltas that no snapshot owns.
+    pub reclaimable_bytes: u64,
 }
 
 impl Space {

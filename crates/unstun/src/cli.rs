@@ -1,5 +1,6 @@
 //! The command line: what can be typed, and the exit code it ends with.
 
+mod bin;
 mod disk;
 mod lab;
 mod snapshot;
@@ -20,6 +21,7 @@ use crate::name::{DatastoreName, VmName};
 use crate::output::{Output, note};
 use crate::{api, units};
 
+pub use bin::{BinCommand, ConsentArgs};
 pub use disk::{DiskSpec, DiskSpecs, ModeArg};
 pub use lab::{
     CompareArgs, HookArgs, ImportArgs as LabImportArgs, LabCommand, PredictArgs, ReportArgs, ReproduceArgs,
@@ -29,8 +31,8 @@ pub use snapshot::{
     CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, VmAndName,
 };
 pub use vm::{
-    CloneArgs, DiskAddArgs, DiskCommand, ImportArgs, MoveArgs, OnOff, ResetArgs, SetArgs, VmCommand,
-    VmCreateArgs,
+    CloneArgs, DiskAddArgs, DiskCommand, ImportArgs, MoveArgs, OnOff, RemoveArgs, ResetArgs, SetArgs,
+    VmCommand, VmCreateArgs,
 };
 
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \
@@ -74,6 +76,9 @@ pub enum Command {
     Snapshot(SnapshotCommand),
     /// What a VM takes on the datastore, and each of its snapshots
     Space { vm: VmName },
+    /// What was removed and is kept for a while: list it, bring it back, remove it for good
+    #[command(subcommand)]
+    Bin(BinCommand),
     /// Follow and steer the work in the background
     #[command(subcommand)]
     Job(JobCommand),
@@ -119,6 +124,12 @@ pub struct UpArgs {
     /// clients and their requests
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_memory)]
     pub memory: Memory,
+    /// How long a VM that `vm remove --delete-disks` removes is kept in the bin; 0 keeps none
+    #[arg(long, value_name = "HOURS", default_value_t = 24)]
+    pub bin_hours: u32,
+    /// Keep VMs in the bin while more of the datastore than this is free, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub bin_free_percent: u32,
 }
 
 fn parse_memory(text: &str) -> Result<Memory, String> {
@@ -159,7 +170,11 @@ pub enum DatastoreCommand {
     /// List the datastores, with their room
     List,
     /// Stop serving a datastore; all that is in it stays
-    Remove { name: DatastoreName },
+    Remove {
+        name: DatastoreName,
+        #[command(flatten)]
+        consent: ConsentArgs,
+    },
     /// Serve a device whose lease another host holds and does not renew; that host must be dead or cut off
     TakeOver {
         /// A datastore that is not served for that reason, or the device; and what to call it

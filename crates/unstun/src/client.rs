@@ -14,10 +14,11 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    Checked, CommitPreview, CommitTarget, Datastore as Listed, DatastoreAdd, DatastoreRemoved, Diff,
-    Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event,
-    Job, JobLimit, Loss, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree,
-    Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
+    BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
+    Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
+    Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss,
+    Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone,
+    VmClosed, VmCreate, VmImport, VmMove, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
@@ -106,8 +107,31 @@ impl Client {
         self.get(&format!("/vms/{vm}/space")).await
     }
 
-    pub async fn vm_remove(&self, vm: &VmName, delete_disks: bool) -> Result<VmRemoved> {
-        self.call(Method::DELETE, &format!("/vms/{vm}?delete_disks={delete_disks}"), NO_BODY).await
+    pub async fn vm_remove(&self, vm: &VmName, request: &VmRemove) -> Result<VmRemoved> {
+        let VmRemove { delete_disks, purge, keep } = request;
+        let path = format!("/vms/{vm}?delete_disks={delete_disks}&purge={purge}&keep={keep}");
+        self.call(Method::DELETE, &path, NO_BODY).await
+    }
+
+    pub async fn vm_remove_preview(&self, vm: &VmName, request: &VmRemove) -> Result<VmRemovePreview> {
+        self.call(Method::POST, &format!("/vms/{vm}/remove/preview"), Some(request)).await
+    }
+
+    pub async fn bin_list(&self, datastore: Option<&DatastoreName>) -> Result<Vec<BinEntry>> {
+        let query = datastore.map_or(String::new(), |name| format!("?datastore={name}"));
+        self.get(&format!("/bin{query}")).await
+    }
+
+    pub async fn bin_restore(&self, request: &BinRestore) -> Result<BinRestored> {
+        self.call(Method::POST, "/bin/restore", Some(request)).await
+    }
+
+    pub async fn bin_empty_preview(&self, request: &BinEmpty) -> Result<BinEmptied> {
+        self.call(Method::POST, "/bin/empty/preview", Some(request)).await
+    }
+
+    pub async fn bin_empty(&self, request: &BinEmpty) -> Result<BinEmptied> {
+        self.call(Method::POST, "/bin/empty", Some(request)).await
     }
 
     pub async fn vm_import(&self, request: &VmImport) -> Result<Vm> {
@@ -226,6 +250,10 @@ impl Client {
 
     pub async fn datastore_remove(&self, name: &DatastoreName) -> Result<DatastoreRemoved> {
         self.call(Method::DELETE, &format!("/datastores/{name}"), NO_BODY).await
+    }
+
+    pub async fn datastore_remove_preview(&self, name: &DatastoreName) -> Result<DatastoreRemovePreview> {
+        self.call(Method::POST, &format!("/datastores/{name}/remove/preview"), NO_BODY).await
     }
 
     pub async fn job_list(&self) -> Result<Vec<Job>> {

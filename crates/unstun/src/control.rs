@@ -7,9 +7,10 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::api::{
-    Checked, CommitPreview, CommitTarget, Datastore, DatastoreAdd, DatastoreRemoved, Diff, Differences,
-    Discard, Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Revert, SnapshotDir,
-    SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove,
+    BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget, Datastore,
+    DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard, Disk, DiskCreate,
+    DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken,
+    SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemove, VmRemovePreview,
     VmRemoved, VmSpace, VmSummary,
 };
 use crate::error::Result;
@@ -44,7 +45,16 @@ pub trait Control: Send + Sync {
     fn vm_reset(&self, vm: VmName, disconnect: bool) -> Reply<'_, Loss>;
     /// Keeps the files unless `delete_disks`. `Refused` while a client is attached, a job is open, or a clone
     /// reads them.
-    fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved>;
+    fn vm_remove(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemoved>;
+    fn vm_remove_preview(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemovePreview>;
+
+    /// The oldest first; None: of all datastores.
+    fn bin_list(&self, datastore: Option<DatastoreName>) -> Reply<'_, Vec<BinEntry>>;
+    /// `Exists` if the name is taken.
+    fn bin_restore(&self, request: BinRestore) -> Reply<'_, BinRestored>;
+    fn bin_empty_preview(&self, request: BinEmpty) -> Reply<'_, BinEmptied>;
+    /// Removes for good.
+    fn bin_empty(&self, request: BinEmpty) -> Reply<'_, BinEmptied>;
 
     fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk>;
     fn disk_remove(&self, vm: VmName, number: u32, delete_files: bool) -> Reply<'_, DiskRemoved>;
@@ -82,6 +92,7 @@ pub trait Control: Send + Sync {
     fn datastore_add(&self, request: DatastoreAdd) -> Reply<'_, Datastore>;
     /// Its VMs are not served any more. `Refused` for the main one, and while a client is attached or a job is open.
     fn datastore_remove(&self, name: DatastoreName) -> Reply<'_, DatastoreRemoved>;
+    fn datastore_remove_preview(&self, name: DatastoreName) -> Reply<'_, DatastoreRemovePreview>;
 
     /// Oldest first; ended jobs stay listed until the daemon stops.
     fn job_list(&self) -> Reply<'_, Vec<Job>>;

@@ -3,6 +3,7 @@
 //! The API's thread sends closures; the core runs each as a task and sends the answer back. Nothing of a
 //! guest's data crosses this bridge.
 
+mod bin;
 mod branches;
 mod bridge;
 mod check;
@@ -64,6 +65,7 @@ use crate::api::{Checked, Converted, DatastoreCreated, Repair, RepairUndone};
 use crate::control::Control;
 use crate::error::Result;
 
+pub use bin::BinPolicy;
 pub use bridge::Place;
 pub use heartbeat::Heartbeat;
 

@@ -1,5 +1,6 @@
 //! The REST API: routes under `/api/v1` over a `Control`, served on a Unix socket that only its owner can open.
 
+mod bin;
 pub mod body;
 mod datastores;
 mod disks;
@@ -125,11 +126,17 @@ pub fn router(control: Arc<dyn Control>) -> Router {
         .route("/status", get(status))
         .route("/datastores", get(datastores::list).post(datastores::add))
         .route("/datastores/{name}", delete(datastores::remove))
+        .route("/datastores/{name}/remove/preview", post(datastores::remove_preview))
+        .route("/bin", get(bin::list))
+        .route("/bin/restore", post(bin::restore))
+        .route("/bin/empty", post(bin::empty))
+        .route("/bin/empty/preview", post(bin::empty_preview))
         .route("/check", post(datastores::check))
         .route("/scrub", get(datastores::scrubbed).post(datastores::scrub))
         .route("/import", post(vms::import))
         .route("/vms", get(vms::list).post(vms::create))
         .route("/vms/{vm}", get(vms::show).delete(vms::remove))
+        .route("/vms/{vm}/remove/preview", post(vms::remove_preview))
         .route("/vms/{vm}/space", get(vms::space))
         .route("/vms/{vm}/clone", post(vms::clone))
         .route("/vms/{vm}/move", post(vms::relocate))

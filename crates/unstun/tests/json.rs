@@ -90,7 +90,28 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("Job", &client.snapshot_commit(&name, &CommitTarget::All).await.unwrap());
     from_changes(actual, &client, &name).await;
     actual.add("JobLimit", &JobLimit { limit_bytes_s: None });
-    actual.add("VmRemoved", &client.vm_remove(&name, false).await.unwrap());
+    from_the_bin(actual, &client, &name).await;
+}
+
+async fn from_the_bin(actual: &mut Actual, client: &Client, name: &VmName) {
+    let remove = VmRemove { delete_disks: true, purge: false, keep: true };
+    let preview = client.vm_remove_preview(name, &remove).await.unwrap();
+    let removed = client.vm_remove(name, &remove).await.unwrap();
+    assert_eq!(client.bin_list(None).await.unwrap(), removed.bin.as_slice());
+    actual.add("VmRemove", &remove);
+    actual.add("VmRemovePreview", &preview);
+    actual.add("RemovedDisk", &preview.disks.unwrap()[0]);
+    actual.add("BinEntry", removed.bin.as_ref().unwrap());
+    actual.add("VmRemoved", &removed);
+    let restore = BinRestore { entry: name.to_string(), name: None, datastore: None };
+    actual.add("BinRestore", &restore);
+    actual.add("BinRestored", &client.bin_restore(&restore).await.unwrap());
+    client.vm_remove(name, &remove).await.unwrap();
+    let empty = BinEmpty::default();
+    let preview = client.bin_empty_preview(&empty).await.unwrap();
+    actual.add("BinEmpty", &empty);
+    actual.add("BinEmptied", &preview);
+    assert_eq!(client.bin_empty(&empty).await.unwrap(), preview);
 }
 
 async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
@@ -145,6 +166,8 @@ async fn from_datastores(actual: &mut Actual, client: &Client) {
     let added = client.datastore_add(&add).await.unwrap();
     actual.add("DatastoreAdd", &add);
     actual.add("Datastore", &added);
+    let preview = client.datastore_remove_preview(&added.name).await.unwrap();
+    actual.add("DatastoreRemovePreview", &preview);
     actual.add("DatastoreRemoved", &client.datastore_remove(&added.name).await.unwrap());
 }
 
@@ -229,6 +252,11 @@ fn made_here(actual: &mut Actual) {
         freeable: vec![freeable],
     };
     actual.add("FullDatastore", &full);
+    let vm: VmName = "web".parse().unwrap();
+    let client = support::state::client();
+    actual.add("DatastoreClient", &DatastoreClient { vm: vm.clone(), client });
+    let left = BinLeft { id: "0123456789abcdef".to_owned(), vm, cause: String::new() };
+    actual.add("BinLeft", &left);
 }
 
 #[test]
@@ -266,6 +294,7 @@ fn every_word_is_on_the_page() {
         O::Revert,
         O::Discard,
         O::Reset,
+        O::Remove,
         O::Disks,
         O::Home,
         O::WritesLost,

@@ -50,7 +50,8 @@ fn a_vm_lives_and_goes() {
         assert_eq!(client.status().await.unwrap().vms, 1);
         let again = client.vm_create(&create("web", &[512])).await.unwrap_err();
         assert_eq!(again.kind, ErrorKind::Exists);
-        assert!(client.vm_remove(&web(), true).await.unwrap().disks_deleted);
+        let remove = VmRemove { delete_disks: true, purge: true, keep: false };
+        assert!(client.vm_remove(&web(), &remove).await.unwrap().disks_deleted);
         assert_eq!(client.vm_show(&web()).await.unwrap_err().kind, ErrorKind::NotFound);
     });
 }

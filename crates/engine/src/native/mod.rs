@@ -44,4 +44,4 @@ pub use lease::{Claimant, Lease, LeaseTerms, Owner, TakeOver};
 pub use recover::NewStore;
 pub use store::{Store, StoreOptions};
 pub use usage::{NodeUse, StoreUse};
-pub use vm::{NativeVm, NewNativeVm, VmHome};
+pub use vm::{NativeVm, NewNativeVm, VmHome, VmHomeState};

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::VmClient;
 use crate::name::{DatastoreName, VmName};
 use crate::units::format_bytes;
 
@@ -56,6 +57,10 @@ pub struct Datastore {
     /// On the file system, and free inside of the store.
     pub free_bytes: Option<u64>,
     pub total_bytes: Option<u64>,
+    /// Of VMs that were removed and are kept in the bin, as far as it is known.
+    pub bin_bytes: Option<u64>,
+    /// Freed and not in use again yet: what the store is giving back, and deltas that no snapshot owns.
+    pub reclaimable_bytes: Option<u64>,
     pub direct_io: Option<bool>,
     /// Those that are served.
     pub vms: Option<u64>,
@@ -80,6 +85,30 @@ pub struct DatastoreRemoved {
     pub name: DatastoreName,
     /// All that is in it stays.
     pub path: PathBuf,
+}
+
+/// `datastore remove --dry-run`: what ends with it. All that is in the datastore stays.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatastoreRemovePreview {
+    pub name: DatastoreName,
+    pub path: PathBuf,
+    pub condition: DatastoreCondition,
+    /// Those that are not served any more.
+    pub vms: Vec<VmName>,
+    /// Those that are not served as it is: closed, or broken.
+    pub idle_vms: Vec<VmName>,
+    /// Who is connected, and has to go first.
+    pub clients: Vec<DatastoreClient>,
+    /// Of the bin, which stays on it: `datastore add` shows them again.
+    pub bin_entries: u64,
+    pub bin_bytes: u64,
+}
+
+/// A client of a VM of a datastore.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatastoreClient {
+    pub vm: VmName,
+    pub client: VmClient,
 }
 
 /// A datastore that is full: guest writes wait there.

@@ -27,6 +27,8 @@ pub enum Operation {
     Restore,
     /// What the bin had kept is gone.
     BinEmptied,
+    /// Of an entry of the bin alone: its VM was removed.
+    Remove,
     /// A disk came, went, grew or changed its mode.
     Disks,
     /// What became of its folder: imported, cloned, opened, and what opening it put right.
@@ -56,6 +58,7 @@ impl Operation {
             Self::Reset => "reset",
             Self::Restore => "restore",
             Self::BinEmptied => "bin_emptied",
+            Self::Remove => "remove",
             Self::Disks => "disks",
             Self::Home => "home",
             Self::SpaceExhausted => "space_exhausted",

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Disk, DiskCreate, Space, Store, WhenFull};
+use super::{BinEntry, Disk, DiskCreate, Space, Store, WhenFull};
 use crate::name::{DatastoreName, SnapshotRef, VmName};
 
 /// Body of `POST /vms`.
@@ -214,12 +214,57 @@ impl fmt::Display for VmClient {
     }
 }
 
+/// Body of `POST /vms/VM/remove/preview`, and parameters of `DELETE /vms/VM`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmRemove {
+    #[serde(default)]
+    pub delete_disks: bool,
+    /// Removes the disks for good, rather than into the bin.
+    #[serde(default)]
+    pub purge: bool,
+    /// Removes nothing where the bin does not keep it.
+    #[serde(default)]
+    pub keep: bool,
+}
+
+/// `vm remove --dry-run`: what goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmRemovePreview {
+    pub vm: VmName,
+    pub condition: VmCondition,
+    pub datastore: DatastoreName,
+    pub store: Store,
+    pub home: PathBuf,
+    pub disks_deleted: bool,
+    /// Null where the VM is not open: its files are not read for this.
+    pub disks: Option<Vec<RemovedDisk>>,
+    /// Names of the snapshots, which go too; null as above.
+    pub snapshots: Option<Vec<String>>,
+    pub allocated_bytes: Option<u64>,
+    /// Who is connected, and has to go first.
+    pub clients: Vec<VmClient>,
+    /// How long the bin keeps it at most; null where it does not.
+    pub kept_until: Option<Timestamp>,
+    /// Why the bin does not keep it.
+    pub not_kept: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovedDisk {
+    pub number: u32,
+    pub size_bytes: u64,
+}
+
 /// `vm remove`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmRemoved {
     pub name: VmName,
     pub home: PathBuf,
+    /// For good.
     pub disks_deleted: bool,
+    /// Where the VM is kept for a while; null: nowhere.
+    pub bin: Option<BinEntry>,
 }
 
 /// `vm close`.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::bin::ConsentArgs;
 use super::disk::{DiskSpec, DiskSpecs, ModeArg};
 use super::snapshot::LossArgs;
 use crate::api;
@@ -44,12 +45,20 @@ pub enum VmCommand {
     Reset(ResetArgs),
     /// Forget a VM; its files stay unless --delete-disks
     #[command(visible_alias = "rm")]
-    Remove {
-        vm: VmName,
-        /// Delete the VM's files too; there is no way back
-        #[arg(long)]
-        delete_disks: bool,
-    },
+    Remove(RemoveArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct RemoveArgs {
+    pub vm: VmName,
+    /// Delete the VM's disks too, with its snapshots; for a day `unstun bin restore` brings it back
+    #[arg(long)]
+    pub delete_disks: bool,
+    /// Delete them for good, rather than into the bin
+    #[arg(long, requires = "delete_disks")]
+    pub purge: bool,
+    #[command(flatten)]
+    pub consent: ConsentArgs,
 }
 
 #[derive(Debug, Args)]

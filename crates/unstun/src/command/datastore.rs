@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::api::{Datastore, DatastoreAdd, DatastoreCreated, DatastoreRemoved};
+use crate::api::{Datastore, DatastoreAdd, DatastoreCreated};
 use crate::cli::DatastoreCommand;
 use crate::client::Client;
-use crate::command::consent;
+use crate::command::{consent, loss};
 use crate::core;
 use crate::error::{Error, Result};
 use crate::output::{Output, align_right, table};
@@ -20,7 +20,9 @@ pub async fn run(command: &DatastoreCommand, client: &Client, output: Output) ->
         }
         DatastoreCommand::TakeOver { what, yes } => take_over(what, *yes, client, output).await,
         DatastoreCommand::Create { .. } => unreachable!("run elsewhere"),
-        DatastoreCommand::Remove { name } => output.result(&client.datastore_remove(name).await?, removed),
+        DatastoreCommand::Remove { name, consent } => {
+            loss::remove_datastore(name, consent, client, output).await
+        }
     }
 }
 
@@ -81,16 +83,8 @@ fn added(datastore: &Datastore) -> String {
     format!("datastore {name} is served: {path}, {vms} VMs{notices}")
 }
 
-fn removed(removed: &DatastoreRemoved) -> String {
-    format!(
-        "datastore {} is not served any more; all of it stays in {}",
-        removed.name,
-        removed.path.display()
-    )
-}
-
 pub fn list(all: &[Datastore]) -> String {
-    let mut table = table(&["datastore", "is", "VMs", "free", "of", "path"]);
+    let mut table = table(&["datastore", "is", "VMs", "free", "bin", "reclaimable", "of", "path"]);
     let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), format_bytes);
     for one in all {
         table.add_row([
@@ -98,11 +92,13 @@ pub fn list(all: &[Datastore]) -> String {
             one.condition.as_str().to_owned(),
             one.vms.map_or("-".to_owned(), |count| count.to_string()),
             bytes(one.free_bytes),
+            bytes(one.bin_bytes),
+            bytes(one.reclaimable_bytes),
             bytes(one.total_bytes),
             one.path.display().to_string(),
         ]);
     }
-    align_right(&mut table, &[2, 3, 4]);
+    align_right(&mut table, &[2, 3, 4, 5, 6]);
     let said = |one: &Datastore| {
         let all = one.message.iter().chain(&one.notices);
         all.map(|line| format!("\n{}: {line}", one.name)).collect::<String>()

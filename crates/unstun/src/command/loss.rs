@@ -1,11 +1,15 @@
-//! The commands that throw data away: revert, discard, reset. Each says what is lost, and asks.
+//! The commands that throw data away: revert, discard, reset, and the removal of VMs and datastores. Each says what is lost,
+//! and asks.
 
-use crate::api::{Discard, Loss, Revert, VmClient};
-use crate::cli::{DiscardArgs, LossArgs, ResetArgs, RevertArgs};
+use crate::api::{
+    DatastoreClient, DatastoreCondition, DatastoreRemovePreview, DatastoreRemoved, Discard, Loss,
+    RemovedDisk, Revert, VmClient, VmRemove, VmRemovePreview, VmRemoved,
+};
+use crate::cli::{ConsentArgs, DiscardArgs, LossArgs, RemoveArgs, ResetArgs, RevertArgs};
 use crate::client::Client;
 use crate::command::consent;
 use crate::error::{Error, Result};
-use crate::name::VmName;
+use crate::name::{DatastoreName, VmName};
 use crate::output::{Output, fields};
 use crate::units::format_bytes;
 
@@ -35,6 +39,132 @@ pub async fn reset(args: &ResetArgs, client: &Client, output: Output) -> Result<
         return Ok(());
     }
     output.result(&client.vm_reset(&args.vm, args.loss.disconnect).await?, done)
+}
+
+/// The removal of a VM with its disks is a loss; one that leaves the disks is none, and does not ask.
+pub async fn remove(args: &RemoveArgs, client: &Client, output: Output) -> Result<()> {
+    let mut request = VmRemove { delete_disks: args.delete_disks, purge: args.purge, keep: false };
+    if args.delete_disks || args.consent.dry_run {
+        let preview = client.vm_remove_preview(&args.vm, &request).await?;
+        if args.consent.dry_run {
+            return output.result(&preview, removal);
+        }
+        output.note(&removal(&preview));
+        if !preview.clients.is_empty() {
+            return Err(Error::refused(format!(
+                "VM {}: {}; power the guest off, or disconnect it first",
+                preview.vm,
+                connected(&preview.clients)
+            )));
+        }
+        if !args.consent.yes {
+            consent("Remove?", "removes")?;
+        }
+        // What was said to be kept does not go for good since.
+        request.keep = preview.kept_until.is_some();
+    }
+    output.result(&client.vm_remove(&args.vm, &request).await?, removed)
+}
+
+fn removal(preview: &VmRemovePreview) -> String {
+    let sizes = preview.disks.as_ref().map(|disks| {
+        let one = |disk: &RemovedDisk| format!("disk{} ({})", disk.number, format_bytes(disk.size_bytes));
+        disks.iter().map(one).collect::<Vec<_>>().join(", ")
+    });
+    let unread = format!("not read: the VM is {}", preview.condition.as_str());
+    let mut lines = vec![
+        ("remove", preview.vm.to_string()),
+        ("home", preview.home.display().to_string()),
+        ("disks", sizes.unwrap_or(unread)),
+    ];
+    if let Some(snapshots) = preview.snapshots.as_ref().filter(|snapshots| !snapshots.is_empty()) {
+        lines.push(("snapshots", snapshots.join(", ")));
+    }
+    if let Some(bytes) = preview.allocated_bytes {
+        lines.push(("allocated", format_bytes(bytes)));
+    }
+    if !preview.clients.is_empty() {
+        lines.push(("clients", connected(&preview.clients)));
+    }
+    format!("{}{}", fields(&lines), fate(preview))
+}
+
+fn fate(preview: &VmRemovePreview) -> String {
+    match (&preview.kept_until, &preview.not_kept) {
+        _ if !preview.disks_deleted => "its files stay; unstun forgets it".to_owned(),
+        (Some(until), _) => format!(
+            "the bin keeps it until {until:.0}, unless space is short before: `unstun bin restore {}` brings it back",
+            preview.vm
+        ),
+        (None, why) => {
+            let why = why.as_deref().unwrap_or("the bin does not keep it");
+            format!("it is removed for good, and there is no way back: {why}")
+        }
+    }
+}
+
+fn removed(removed: &VmRemoved) -> String {
+    let (name, home) = (&removed.name, removed.home.display());
+    match &removed.bin {
+        Some(bin) => format!(
+            "{name} removed; the bin keeps it until {:.0}: `unstun bin restore {name}` brings it back ({})",
+            bin.kept_until, bin.id
+        ),
+        None if removed.disks_deleted => format!("{name} removed, its files deleted"),
+        None => format!("{name} removed; its files stay in {home}"),
+    }
+}
+
+pub async fn remove_datastore(
+    name: &DatastoreName,
+    args: &ConsentArgs,
+    client: &Client,
+    output: Output,
+) -> Result<()> {
+    let preview = client.datastore_remove_preview(name).await?;
+    if args.dry_run {
+        return output.result(&preview, datastore_removal);
+    }
+    output.note(&datastore_removal(&preview));
+    if let Some(one) = preview.clients.first() {
+        let cause = format!("VM {}: {}", one.vm, one.client);
+        return Err(Error::refused(format!("datastore {name}: {cause}; disconnect its clients first")));
+    }
+    if !args.yes {
+        consent("Stop serving it?", "stops serving it")?;
+    }
+    output.result(&client.datastore_remove(name).await?, datastore_removed)
+}
+
+fn datastore_removal(preview: &DatastoreRemovePreview) -> String {
+    let names = |vms: &[VmName]| vms.iter().map(VmName::to_string).collect::<Vec<_>>().join(", ");
+    let mut lines =
+        vec![("remove", format!("datastore {}", preview.name)), ("path", preview.path.display().to_string())];
+    if preview.condition == DatastoreCondition::Broken {
+        lines.push(("served", "not now: it could not be opened".to_owned()));
+    }
+    if !preview.vms.is_empty() {
+        lines.push(("VMs", format!("{} (not served any more)", names(&preview.vms))));
+    }
+    if !preview.idle_vms.is_empty() {
+        lines.push(("idle VMs", names(&preview.idle_vms)));
+    }
+    if preview.bin_entries > 0 {
+        lines.push(("bin", format!("{} stays in it", format_bytes(preview.bin_bytes))));
+    }
+    if !preview.clients.is_empty() {
+        let one = |one: &DatastoreClient| format!("{}: {}", one.vm, one.client);
+        lines.push(("clients", preview.clients.iter().map(one).collect::<Vec<_>>().join(", ")));
+    }
+    format!("{}all that is in it stays; `unstun datastore add` serves it again", fields(&lines))
+}
+
+fn datastore_removed(removed: &DatastoreRemoved) -> String {
+    format!(
+        "datastore {} is not served any more; all of it stays in {}",
+        removed.name,
+        removed.path.display()
+    )
 }
 
 /// False after a dry run. A client in the way is refused here already, so that nobody is asked in vain; the

@@ -1,6 +1,7 @@
 //! One module per noun; each command asks the daemon, then prints.
 
 mod attach;
+mod bin;
 mod check;
 mod commit;
 mod convert;
@@ -94,6 +95,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Status => status::run(client, output).await,
         Command::Datastore(command) => datastore::run(command, client, output).await,
         Command::Vm(command) => vm::run(command, client, output).await,
+        Command::Bin(command) => bin::run(command, client, output).await,
         Command::Space { vm } => space::run(vm, client, output).await,
         Command::Snapshot(command) => snapshot::run(command, client, output).await,
         Command::Job(command) => job::run(command, client, output).await,

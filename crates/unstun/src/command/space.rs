@@ -20,6 +20,7 @@ fn describe(space: &VmSpace) -> String {
         ("allocated", format_bytes(space.allocated_bytes)),
         ("shared", format_bytes(space.shared_bytes)),
         ("room", vm::space(&space.space)),
+        ("bin", vm::bin(&space.space)),
     ]);
     if space.snapshots.is_empty() {
         return lines;

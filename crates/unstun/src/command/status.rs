@@ -16,7 +16,7 @@ pub fn describe(status: &Status) -> String {
     let told = fields(&[
         ("datastore", status.datastore.display().to_string()),
         ("daemon", format!("unstun {}, process {}, since {:.0}", status.version, status.pid, status.started)),
-        ("room", format!("{} free of {}", format_bytes(status.free_bytes), format_bytes(status.total_bytes))),
+        ("room", room(status)),
         ("disk I/O", io.to_owned()),
         ("NBD", status.nbd.join("\n     ")),
         ("clients", status.nbd_clients.to_string()),
@@ -28,6 +28,19 @@ pub fn describe(status: &Status) -> String {
         [main] if main.notices.is_empty() => format!("{full}{told}"),
         all => format!("{full}{told}{}\n", datastore::list(all)),
     }
+}
+
+/// Of the main datastore.
+fn room(status: &Status) -> String {
+    let main = status.datastores.first();
+    let of = |bytes: Option<u64>| format_bytes(bytes.unwrap_or(0));
+    format!(
+        "{} free of {}; {} in the bin, {} reclaimable",
+        format_bytes(status.free_bytes),
+        format_bytes(status.total_bytes),
+        of(main.and_then(|main| main.bin_bytes)),
+        of(main.and_then(|main| main.reclaimable_bytes))
+    )
 }
 
 fn full(full: &FullDatastore) -> String {

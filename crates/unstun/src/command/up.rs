@@ -28,7 +28,8 @@ pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
     fatal::end_process_on_panic();
     let (name, root) = (datastore.name(), datastore.root().to_path_buf());
     let heartbeat = Arc::new(core::Heartbeat::default());
-    let place = core::Place { name, root, map_cache_bytes: args.map_cache, memory: args.memory, nbd };
+    let bin = core::BinPolicy { hours: args.bin_hours, free_percent: args.bin_free_percent };
+    let place = core::Place { name, root, map_cache_bytes: args.map_cache, memory: args.memory, bin, nbd };
     let control = core::start(place, heartbeat.clone())?;
     notify::keep_watchdog(vec![heartbeat])?;
     runtime()?.block_on(serve(&datastore, control, output))

@@ -2,7 +2,7 @@
 
 use crate::api::{
     Disk, DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmMove,
-    VmRemoved, VmSummary,
+    VmRemove, VmSummary,
 };
 use crate::cli::{CloneArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
 use crate::client::{Client, Within};
@@ -30,9 +30,7 @@ pub async fn run(command: &VmCommand, client: &Client, output: Output) -> Result
         }
         VmCommand::Open { vm } => open(vm, client, output).await,
         VmCommand::Reset(args) => loss::reset(args, client, output).await,
-        VmCommand::Remove { vm, delete_disks } => {
-            output.result(&client.vm_remove(vm, *delete_disks).await?, removed)
-        }
+        VmCommand::Remove(args) => loss::remove(args, client, output).await,
     }
 }
 
@@ -73,7 +71,8 @@ async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<
         };
         if let Err(error) = filled.await {
             // Half a disk is of no use; what cannot be removed is named by the next attempt.
-            let _ = client.vm_remove(&vm.name, true).await;
+            let _ =
+                client.vm_remove(&vm.name, &VmRemove { delete_disks: true, purge: true, keep: false }).await;
             return Err(error);
         }
         vm = client.vm_show(&vm.name).await?;
@@ -267,6 +266,12 @@ fn table_row(table: &mut comfy_table::Table, cells: [&str; 4]) {
 }
 
 /// Free space against what the disks and deltas of the datastore could still grow by.
+/// What is free, the bin's and what comes back by itself, apart.
+pub fn bin(space: &Space) -> String {
+    let (bin, reclaimable) = (format_bytes(space.bin_bytes), format_bytes(space.reclaimable_bytes));
+    format!("{bin} in the bin, given back when others need it; {reclaimable} freed and not in use again yet")
+}
+
 pub fn space(space: &Space) -> String {
     let (free, growth) = (format_bytes(space.free_bytes), format_bytes(space.worst_growth_bytes));
     if space.is_enough() {
@@ -278,23 +283,17 @@ pub fn space(space: &Space) -> String {
     )
 }
 
-fn removed(removed: &VmRemoved) -> String {
-    let (name, home) = (&removed.name, removed.home.display());
-    match removed.disks_deleted {
-        true => format!("{name} removed, its files deleted"),
-        false => format!("{name} removed; its files stay in {home}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const NONE: Space = Space { free_bytes: 0, worst_growth_bytes: 0, bin_bytes: 0, reclaimable_bytes: 0 };
+
     #[test]
     fn room_says_how_much_is_short() {
-        let tight = Space { free_bytes: 100 << 30, worst_growth_bytes: 220 << 30 };
+        let tight = Space { free_bytes: 100 << 30, worst_growth_bytes: 220 << 30, ..NONE };
         assert!(space(&tight).contains("120 GiB short"));
-        let enough = Space { free_bytes: 1 << 40, worst_growth_bytes: 220 << 30 };
+        let enough = Space { free_bytes: 1 << 40, worst_growth_bytes: 220 << 30, ..NONE };
         assert!(space(&enough).ends_with("which fits"));
     }
 }

@@ -8,14 +8,16 @@ use std::thread::JoinHandle;
 use engine::native::TakeOver;
 use tokio::sync::{mpsc, oneshot};
 
+use super::bin::BinPolicy;
 use super::heartbeat::Heartbeat;
 use super::node::Node;
 use super::{inuse, prepare, ready};
 use crate::api::{
-    Checked, CommitPreview, CommitTarget, Datastore as Listed, DatastoreAdd, DatastoreRemoved, Diff,
-    Differences, Discard, Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Revert,
-    SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate,
-    VmImport, VmMove, VmRemoved, VmSpace, VmSummary,
+    BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
+    Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
+    Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake,
+    SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemove,
+    VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 use crate::control::{Control, Reply};
 use crate::error::{Error, ErrorKind, Result};
@@ -34,6 +36,8 @@ pub struct Place {
     /// Of the maps of each datastore's store.
     pub map_cache_bytes: usize,
     pub memory: Memory,
+    /// What is kept of VMs that are removed.
+    pub bin: BinPolicy,
     pub nbd: Vec<NbdListen>,
 }
 
@@ -164,15 +168,35 @@ impl Control for Bridge {
         self.ask(|node| async move { node.vm_space(&vm).await })
     }
 
-    fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved> {
+    fn vm_remove_preview(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemovePreview> {
+        self.ask(move |node| async move { node.remove_preview(&vm, request).await })
+    }
+
+    fn bin_list(&self, datastore: Option<DatastoreName>) -> Reply<'_, Vec<BinEntry>> {
+        self.ask(|node| async move { node.bin_list(datastore) })
+    }
+
+    fn bin_restore(&self, request: BinRestore) -> Reply<'_, BinRestored> {
+        self.ask(|node| async move { node.bin_restore(request).await })
+    }
+
+    fn bin_empty_preview(&self, request: BinEmpty) -> Reply<'_, BinEmptied> {
+        self.ask(|node| async move { node.bin_empty_preview(&request) })
+    }
+
+    fn bin_empty(&self, request: BinEmpty) -> Reply<'_, BinEmptied> {
+        self.ask(|node| async move { node.bin_empty(&request).await })
+    }
+
+    fn vm_remove(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemoved> {
         let name = vm.clone();
         let home =
             self.ask(move |node| async move { Ok(node.idle_home(name.as_str()).map(|home| home.path)) });
         Box::pin(async move {
-            if let Some(home) = home.await?.filter(|home| delete_disks && home.is_dir()) {
+            if let Some(home) = home.await?.filter(|home| request.delete_disks && home.is_dir()) {
                 inuse::refuse_locked(&[home])?;
             }
-            self.ask(move |node| async move { node.vm_remove(&vm, delete_disks).await }).await
+            self.ask(move |node| async move { node.vm_remove(&vm, request).await }).await
         })
     }
 
@@ -253,6 +277,10 @@ impl Control for Bridge {
 
     fn datastore_remove(&self, name: DatastoreName) -> Reply<'_, DatastoreRemoved> {
         self.ask(|node| async move { node.datastore_remove(&name).await })
+    }
+
+    fn datastore_remove_preview(&self, name: DatastoreName) -> Reply<'_, DatastoreRemovePreview> {
+        self.ask(|node| async move { node.datastore_remove_preview(&name).await })
     }
 
     fn job_list(&self) -> Reply<'_, Vec<Job>> {

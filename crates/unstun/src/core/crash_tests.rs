@@ -6,18 +6,20 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use blk::Errno;
+use engine::native::{VmHome, VmHomeState};
 use lab::campaign::{on_all_cores, setting};
 use sim::{Action, Cut, Fault, Rng, SimWorld};
 
+use super::bin::{BinState, parse_folder};
 use super::defect::Defect;
 use super::native;
 use super::node::Node;
 use super::records::HomeState;
 use super::simulated_tests::{
-    DATASTORE, FAST, FOREIGN, Outcome, boot, clone, create, import, read, remove, served, take, text, world,
-    write,
+    DATASTORE, FAST, FOREIGN, Outcome, bin, boot, clone, create, evict, import, read, remove, restore,
+    served, take, text, world, write,
 };
-use crate::api::{Store, VmCondition};
+use crate::api::{BinRestore, Store, VmCondition};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {
@@ -32,9 +34,18 @@ enum Verb {
     RemoveClone,
     Forget,
     ForgetInPlace,
+    BinFiles,
+    BinNative,
+    BinInPlace,
+    BinClosed,
+    RestoreFiles,
+    RestoreNative,
+    RestoreInPlace,
+    EvictFiles,
+    EvictNative,
 }
 
-const VERBS: [Verb; 11] = [
+const VERBS: [Verb; 20] = [
     Verb::CreateFiles,
     Verb::CreateNative,
     Verb::CloneFiles,
@@ -46,6 +57,15 @@ const VERBS: [Verb; 11] = [
     Verb::RemoveClone,
     Verb::Forget,
     Verb::ForgetInPlace,
+    Verb::BinFiles,
+    Verb::BinNative,
+    Verb::BinInPlace,
+    Verb::BinClosed,
+    Verb::RestoreFiles,
+    Verb::RestoreNative,
+    Verb::RestoreInPlace,
+    Verb::EvictFiles,
+    Verb::EvictNative,
 ];
 /// More than any verb has.
 const EVENTS: u64 = 1500;
@@ -62,15 +82,47 @@ impl Verb {
     fn subject(self) -> &'static str {
         match self {
             Verb::Import | Verb::ImportInPlace | Verb::ForgetInPlace => "esx",
+            Verb::BinInPlace | Verb::RestoreInPlace => "esx",
             _ => "web",
         }
     }
 
     fn makes(self) -> bool {
-        !matches!(
+        matches!(
             self,
-            Verb::RemoveFiles | Verb::RemoveNative | Verb::RemoveClone | Verb::Forget | Verb::ForgetInPlace
+            Verb::CreateFiles
+                | Verb::CreateNative
+                | Verb::CloneFiles
+                | Verb::CloneNative
+                | Verb::Import
+                | Verb::ImportInPlace
+                | Verb::RestoreFiles
+                | Verb::RestoreNative
+                | Verb::RestoreInPlace
         )
+    }
+
+    /// What the bin must have of the subject, where the verb has not happened and the VM is not there, or has happened.
+    fn bins(self) -> bool {
+        matches!(
+            self,
+            Verb::BinFiles
+                | Verb::BinNative
+                | Verb::BinInPlace
+                | Verb::BinClosed
+                | Verb::RestoreFiles
+                | Verb::RestoreNative
+                | Verb::RestoreInPlace
+        )
+    }
+
+    fn evicts(self) -> bool {
+        matches!(self, Verb::EvictFiles | Verb::EvictNative)
+    }
+
+    /// Its home lies outside of the datastore.
+    fn in_place(self) -> bool {
+        matches!(self, Verb::ImportInPlace | Verb::ForgetInPlace | Verb::BinInPlace | Verb::RestoreInPlace)
     }
 
     fn parent_store(self) -> Option<Store> {
@@ -87,7 +139,11 @@ impl Verb {
             | Verb::CreateNative
             | Verb::RemoveFiles
             | Verb::RemoveNative
-            | Verb::Forget => 2,
+            | Verb::Forget
+            | Verb::BinFiles
+            | Verb::BinNative
+            | Verb::RestoreFiles
+            | Verb::RestoreNative => 2,
             _ => 1,
         }
     }
@@ -110,8 +166,34 @@ impl Verb {
             }
             Verb::RemoveClone => clone(&node, PARENT, "web").await,
             Verb::ForgetInPlace => import(&node, true).await,
-            _ => Ok(()),
+            _ => self.prepare_bin(&node).await,
         }
+    }
+
+    async fn prepare_bin(self, node: &Rc<Node>) -> Outcome<()> {
+        match self {
+            Verb::BinFiles | Verb::RestoreFiles | Verb::EvictFiles => {
+                create(node, "web", Store::Redo, &[None, Some(FAST)]).await?;
+                write(node, "web", BYTE).await?;
+                take(node, "web").await?;
+            }
+            Verb::BinNative | Verb::RestoreNative | Verb::EvictNative => {
+                create(node, "web", Store::Native, &[None, None]).await?;
+                write(node, "web", BYTE).await?;
+                take(node, "web").await?;
+            }
+            Verb::BinClosed => {
+                create(node, "web", Store::Redo, &[None]).await?;
+                node.vm_close(&"web".parse().expect("a name"), false).await.map_err(text("vm close"))?;
+            }
+            Verb::BinInPlace | Verb::RestoreInPlace => {
+                import(node, true).await?;
+                write(node, "esx", BYTE).await?;
+            }
+            _ => {}
+        }
+        let is_in_it = self.evicts() || self.makes() && self.bins();
+        if is_in_it { bin(node, self.subject()).await } else { Ok(()) }
     }
 
     async fn act(self, node: &Rc<Node>) -> Outcome<()> {
@@ -124,6 +206,11 @@ impl Verb {
             Verb::RemoveFiles | Verb::RemoveNative | Verb::RemoveClone => remove(node, "web", true).await,
             Verb::Forget => remove(node, "web", false).await,
             Verb::ForgetInPlace => remove(node, "esx", false).await,
+            Verb::BinFiles | Verb::BinNative | Verb::BinClosed => bin(node, "web").await,
+            Verb::BinInPlace => bin(node, "esx").await,
+            Verb::RestoreFiles | Verb::RestoreNative => restore(node, "web").await,
+            Verb::RestoreInPlace => restore(node, "esx").await,
+            Verb::EvictFiles | Verb::EvictNative => evict(node).await,
         }
     }
 }
@@ -217,10 +304,12 @@ async fn names(node: &Rc<Node>, path: &str) -> Outcome<Vec<String>> {
 async fn check(node: &Rc<Node>, verb: Verb, answered: bool) -> Outcome<()> {
     let mut listed = BTreeMap::new();
     for vm in node.vm_list().await.map_err(text("vm list"))? {
-        if vm.condition != VmCondition::Open {
+        let as_it_was = verb == Verb::BinClosed && vm.condition == VmCondition::Closed;
+        if vm.condition != VmCondition::Open && !as_it_was {
             return Err(format!("VM {} is {:?}: {}", vm.name, vm.condition, vm.message.unwrap_or_default()));
         }
-        listed.insert(vm.name.to_string(), (vm.store, vm.disks));
+        let disks = if as_it_was { Some(1) } else { vm.disks };
+        listed.insert(vm.name.to_string(), (vm.store, disks));
     }
     if let Some(notice) = node.main.notices.borrow().first() {
         return Err(format!("a notice: {notice}"));
@@ -237,7 +326,39 @@ async fn check(node: &Rc<Node>, verb: Verb, answered: bool) -> Outcome<()> {
     }
     check_folders(node, verb, &listed).await?;
     check_records(node, &listed)?;
+    check_bin(node, verb, answered, &listed).await?;
     check_store(node, &listed).await
+}
+
+/// A VM that goes into the bin or comes out of it is in one place, with its content.
+async fn check_bin(node: &Rc<Node>, verb: Verb, answered: bool, listed: &Listed) -> Outcome<()> {
+    let there = listed.contains_key(verb.subject());
+    let all = node.main.bin.all();
+    if let Some((entry, record)) = all.iter().find(|(_, record)| record.state != BinState::Kept) {
+        return Err(format!("the bin's {entry} is on record as {record:?}"));
+    }
+    let expected = match (verb.bins(), verb.evicts()) {
+        (true, _) => usize::from(!there),
+        (false, true) if answered => 0,
+        (false, true) => all.len().min(1),
+        _ => 0,
+    };
+    if all.len() != expected {
+        return Err(format!("the VM is listed: {there}, and the bin has {all:?}"));
+    }
+    let written = verb != Verb::BinClosed && (verb.bins() || verb.evicts());
+    if there && written && read(node, verb.subject()).await? != BYTE {
+        return Err("its disk shows something else".to_owned());
+    }
+    for (entry, record) in all {
+        let home = node.main.bin_home(&entry, &record);
+        if native::mark(&node.env, &home.path).await.map_err(|e| e.to_string())?.is_some()
+            != (record.store == Store::Native)
+        {
+            return Err(format!("the home of {record:?} has another mark"));
+        }
+    }
+    Ok(())
 }
 
 type Listed = BTreeMap<String, (Store, Option<u64>)>;
@@ -247,7 +368,9 @@ async fn check_folders(node: &Rc<Node>, verb: Verb, listed: &Listed) -> Outcome<
         let plain = name.trim_end_matches('/');
         // A VM that was forgotten has left its files, and nothing of ours.
         let forgotten = verb == Verb::Forget && plain == "web";
-        let known = [".unstun", "store.unstun"].contains(&plain) || listed.contains_key(plain) || forgotten;
+        let binned = parse_folder(plain).is_some_and(|(_, entry)| node.main.bin.get(&entry).is_some());
+        let known =
+            [".unstun", "store.unstun"].contains(&plain) || listed.contains_key(plain) || forgotten || binned;
         if !known {
             return Err(format!("{DATASTORE}/{name} is there, and no VM is called so"));
         }
@@ -258,15 +381,19 @@ async fn check_folders(node: &Rc<Node>, verb: Verb, listed: &Listed) -> Outcome<
             return Err("the folder of a forgotten VM has files of ours".to_owned());
         }
     }
-    let disks_elsewhere = matches!(verb, Verb::CreateFiles | Verb::RemoveFiles);
+    let disks_elsewhere = matches!(
+        verb,
+        Verb::CreateFiles | Verb::RemoveFiles | Verb::BinFiles | Verb::RestoreFiles | Verb::EvictFiles
+    );
+    let is_there = listed.contains_key("web") || !node.main.bin.all().is_empty();
     let left: Vec<String> =
         names(node, FAST).await?.into_iter().filter(|name| name != ".unstun-names").collect();
-    if disks_elsewhere && left.is_empty() == listed.contains_key("web") {
+    if disks_elsewhere && left.is_empty() == is_there {
         return Err(format!("{FAST} has {left:?}"));
     }
     let ours = names(node, FOREIGN).await?.contains(&".unstun/".to_owned());
-    let in_place = matches!(verb, Verb::ImportInPlace | Verb::ForgetInPlace);
-    if in_place && ours != listed.contains_key("esx") {
+    let in_bin = !node.main.bin.all().is_empty();
+    if verb.in_place() && ours != (listed.contains_key("esx") || in_bin) {
         let inside = names(node, "/esx/.unstun").await.unwrap_or_default();
         return Err(format!("ours in {FOREIGN}: {inside:?}, and the VM is listed: {}", !ours));
     }
@@ -291,10 +418,18 @@ fn check_records(node: &Rc<Node>, listed: &Listed) -> Outcome<()> {
 async fn check_store(node: &Rc<Node>, listed: &Listed) -> Outcome<()> {
     let store = node.main.native.open().await.map_err(|e| e.to_string())?;
     let homes = store.homes().map_err(|e| e.to_string())?;
-    if let Some((id, home)) = homes.iter().find(|(_, home)| !home.whole || !listed.contains_key(&home.path)) {
+    let is_known = |home: &VmHome| match home.state {
+        VmHomeState::Whole => listed.contains_key(&home.path),
+        VmHomeState::Binned => {
+            parse_folder(&home.path).is_some_and(|(_, entry)| node.main.bin.get(&entry).is_some())
+        }
+        VmHomeState::Unfinished => false,
+    };
+    if let Some((id, home)) = homes.iter().find(|(_, home)| !is_known(home)) {
         return Err(format!("the store has VM {id:032x} with the home {home:?}"));
     }
-    let native = listed.values().filter(|(store, _)| *store == Store::Native).count();
+    let binned = node.main.bin.all().into_iter().filter(|(_, record)| record.store == Store::Native).count();
+    let native = listed.values().filter(|(store, _)| *store == Store::Native).count() + binned;
     let vms = store.vms().await.map_err(|e| e.to_string())?;
     if vms.len() != native || homes.len() != native {
         return Err(format!("the store has {vms:x?} with homes {homes:x?}, and {native} are listed"));
@@ -311,14 +446,19 @@ async fn check_store(node: &Rc<Node>, listed: &Listed) -> Outcome<()> {
 
 /// The name is free, or free again; and all that is there can be removed.
 async fn empty(node: &Rc<Node>, verb: Verb) -> Outcome<()> {
-    let is_there = node.entry(verb.subject()).is_ok();
+    let is_there = node.is_taken(verb.subject());
+    if verb.bins() && !is_there {
+        bring_back_under_another_name(node, verb).await?;
+    }
     if !is_there && verb != Verb::Forget {
         create(node, verb.subject(), Store::Native, &[None]).await?;
         remove(node, verb.subject(), true).await?;
     }
     if is_there {
-        let in_place = matches!(verb, Verb::ImportInPlace | Verb::ForgetInPlace);
-        remove(node, verb.subject(), !in_place).await?;
+        remove(node, verb.subject(), !verb.in_place()).await?;
+    }
+    if verb.evicts() {
+        evict(node).await?;
     }
     if verb.parent_store().is_some() {
         remove(node, PARENT, true).await?;
@@ -326,10 +466,30 @@ async fn empty(node: &Rc<Node>, verb: Verb) -> Outcome<()> {
     Ok(())
 }
 
+/// Its name is another's meanwhile, which is left alone.
+async fn bring_back_under_another_name(node: &Rc<Node>, verb: Verb) -> Outcome<()> {
+    create(node, verb.subject(), Store::Native, &[None]).await?;
+    let entry = verb.subject().to_owned();
+    let request = BinRestore { entry, name: None, datastore: None };
+    if node.bin_restore(request.clone()).await.is_ok() {
+        return Err("it came back in the place of another".to_owned());
+    }
+    let name = Some("again".parse().expect("a name"));
+    node.bin_restore(BinRestore { name, ..request }).await.map_err(text("bin restore --name"))?;
+    if verb != Verb::BinClosed && read(node, "again").await? != BYTE {
+        return Err("what came back shows something else".to_owned());
+    }
+    remove(node, "again", !verb.in_place()).await?;
+    remove(node, verb.subject(), true).await
+}
+
 fn check_empty(world: &SimWorld, verb: Verb) -> Outcome<()> {
     let list = |path: &str| world.list(path, sim::View::Current).unwrap_or_default();
     let mut left = list(DATASTORE);
     left.retain(|name| !(verb == Verb::Forget && name == "web/"));
+    if !list("/ds/.unstun/bin").is_empty() {
+        return Err(format!("the bin has {:?}", list("/ds/.unstun/bin")));
+    }
     if left != [".unstun/", "store.unstun"] || !list("/ds/.unstun/vms").is_empty() {
         return Err(format!("what is left: {left:?}, {:?}", list("/ds/.unstun/vms")));
     }
@@ -390,6 +550,9 @@ fn planted_defects_are_found() {
         (Defect::WholeEarly, Verb::CloneFiles),
         (Defect::ForgetRemoval, Verb::RemoveFiles),
         (Defect::ForgetRemoval, Verb::RemoveNative),
+        (Defect::ForgetRemoval, Verb::EvictFiles),
+        (Defect::BinLate, Verb::BinFiles),
+        (Defect::BinLate, Verb::BinNative),
     ] {
         let found = campaign(verb, 3, Some(defect));
         assert!(found.is_err(), "{defect:?} in {verb:?}: {found:?} cuts, and it was not found");

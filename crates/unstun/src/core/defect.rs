@@ -14,6 +14,8 @@ pub enum Defect {
     WholeEarly,
     /// A removal is not on record while the files go; a store's VM goes before its folder.
     ForgetRemoval,
+    /// A VM's way into the bin is not on record before its folder is renamed.
+    BinLate,
 }
 
 /// None but in tests.

@@ -110,6 +110,7 @@ impl Catalogue {
             guest: guest.clone(),
             tell: self.teller(&entry.name),
             tell_space: self.space_teller(&entry.name, number),
+            make_room: self.room_maker(&entry.name),
         });
         let token: (Rc<Guest>, _) = (guest, leaving);
         client.admit(&self.node.env).await;
@@ -121,6 +122,19 @@ impl Catalogue {
         if entry.door.guests.is_news(peer.client, None) {
             self.teller(&entry.name)(&format!("{peer} was refused: {}: {}", error.place, error.cause));
         }
+    }
+
+    fn room_maker(&self, vm: &str) -> Rc<dyn Fn() -> Local<'static, bool>> {
+        let (node, vm) = (Rc::downgrade(&self.node), vm.to_owned());
+        Rc::new(move || {
+            let found = node.upgrade().and_then(|node| node.entry(&vm).ok().map(|entry| (node, entry)));
+            Box::pin(async move {
+                let Some((node, entry)) = found else { return false };
+                // It ends what it has begun, also where the client goes meanwhile.
+                let env = node.env.clone();
+                env.spawn(async move { node.make_room(&entry.site).await }).join().await
+            })
+        })
     }
 
     fn space_teller(&self, vm: &str, number: u32) -> Rc<dyn Fn(bool)> {

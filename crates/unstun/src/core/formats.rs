@@ -184,6 +184,10 @@ fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
             folders.search.extend(open_path(&node.env, other));
         }
     }
+    // What is in the bin may come back. Entries in a datastore are found there.
+    for (_, other) in node.bin_homes().into_iter().filter(|(record, _)| record.path.is_some()) {
+        folders.search.extend((other != home).then(|| open_path(&node.env, &other).ok()).flatten());
+    }
     Ok(folders)
 }
 

@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use blk::reactor::Space;
+
 use super::node::Node;
 use super::present;
 use super::site::Site;
@@ -62,13 +64,9 @@ impl Node {
 
     /// Refuses a new VM where there is no room for its first writes.
     pub async fn refuse_full(&self, site: &Rc<Site>, vm: &str) -> Result<()> {
-        let mut space = site.space().await?;
-        if site.native.device().is_none() {
-            // What is free inside of the store is not free for the home's files.
-            let outside = site.dir.space().await?.free_bytes;
-            if outside < HOME_BYTES_MIN {
-                space.free_bytes = outside;
-            }
+        let mut space = free_for_vm(site).await?;
+        while space.free_bytes < NEW_VM_BYTES_MIN && self.make_room(site).await {
+            space = free_for_vm(site).await?;
         }
         if space.free_bytes >= NEW_VM_BYTES_MIN {
             return Ok(());
@@ -83,5 +81,17 @@ impl Node {
             self.freeable(site).await.iter().map(|one| format!("{}, ", one.remedy())).collect();
         let remedy = format!("{commits}remove VMs, or choose another with --datastore");
         Err(Error::new(ErrorKind::NoSpace, format!("VM {vm}: {cause}; {remedy}")))
+    }
+}
+
+async fn free_for_vm(site: &Site) -> blk::Result<Space> {
+    let space = site.space().await?;
+    if site.native.device().is_some() {
+        return Ok(space);
+    }
+    // What is free inside of the store is not free for the home's files.
+    match site.dir.space().await?.free_bytes {
+        outside if outside < HOME_BYTES_MIN => Ok(Space { free_bytes: outside, ..space }),
+        _ => Ok(space),
     }
 }

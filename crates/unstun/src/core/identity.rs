@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use blk::{Error, ErrorKind, Result};
+use engine::native::VmHomeState;
 use vmdk::home::{Folders, Home as VmFiles};
 use vmdk::vmfssparse::Growth;
 
@@ -32,6 +33,8 @@ pub enum Standing {
     LikeAnother(PathBuf),
     /// The VM is being made or removed.
     Unfinished,
+    /// The VM was removed, and is kept in the bin.
+    InBin,
 }
 
 /// The id that a home has.
@@ -77,6 +80,10 @@ impl Standing {
                 "was being removed when that was interrupted".to_owned(),
                 format!("`unstun vm remove {name} --delete-disks` goes on with it"),
             )),
+            Standing::InBin => Some((
+                "is the folder of a VM that was removed, and is kept in the bin".to_owned(),
+                "`unstun bin restore` brings it back, `unstun bin empty` removes it for good".to_owned(),
+            )),
         }
     }
 }
@@ -103,6 +110,12 @@ impl Node {
         let record = home.site.records.get(name);
         if record.is_some_and(|record| record.state != HomeState::Whole) {
             return Ok(Standing::Unfinished);
+        }
+        if home.site.bin.is_coming(name) {
+            return Ok(Standing::Unfinished);
+        }
+        if self.is_in_bin(&home.path) {
+            return Ok(Standing::InBin);
         }
         match self.id_in(home).await? {
             None => Ok(Standing::Home),
@@ -131,9 +144,13 @@ impl Node {
         if let Some(recorded) = recorded {
             let path = site.root.join(&recorded.path);
             if path == home.path {
-                return Ok(if recorded.whole { Standing::Home } else { Standing::Unfinished });
+                return Ok(match recorded.state {
+                    VmHomeState::Whole => Standing::Home,
+                    VmHomeState::Unfinished => Standing::Unfinished,
+                    VmHomeState::Binned => Standing::InBin,
+                });
             }
-            if !recorded.whole || self.has_id(&path, VmId::Native(id)).await? {
+            if recorded.state == VmHomeState::Unfinished || self.has_id(&path, VmId::Native(id)).await? {
                 return Ok(Standing::CopyOf(path));
             }
         }
@@ -164,6 +181,9 @@ impl Node {
         if own {
             return Ok(Standing::Home);
         }
+        if let Some(path) = self.bin_home_of(id).await? {
+            return Ok(Standing::CopyOf(path));
+        }
         for site in self.sites() {
             for (other, path) in site.inhabitants().await? {
                 let recorded =
@@ -189,7 +209,7 @@ impl Node {
     }
 
     /// Whether a folder is a home with that id. One that cannot be read may be.
-    async fn has_id(&self, path: &Path, id: VmId) -> Result<bool> {
+    pub(super) async fn has_id(&self, path: &Path, id: VmId) -> Result<bool> {
         let found = async {
             let dir = open_path(&self.env, path)?;
             dir.open_dir(OWN_FOLDER, false).await?;

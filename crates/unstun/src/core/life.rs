@@ -27,10 +27,15 @@ impl Node {
         let told = match request.store {
             api::Store::Redo => {
                 site.refuse_files()?;
-                formats::create_vm(self, &site, name, disks, request.when_full).await?
+                let make = async || {
+                    Ok(formats::create_vm(self, &site, name, disks.clone(), request.when_full).await?)
+                };
+                self.with_bin(&site, make).await?
             }
             api::Store::Native => {
-                native::create_vm(self, &site, name, &disks, request.when_full).await?;
+                let make =
+                    async || Ok(native::create_vm(self, &site, name, &disks, request.when_full).await?);
+                self.with_bin(&site, make).await?;
                 Vec::new()
             }
         };
@@ -70,6 +75,11 @@ impl Node {
         if let Some(owner) = self.homes().into_iter().find(|home| *home == source.folder) {
             let cause = format!("{}: is the home of a VM of this daemon already", owner.display());
             return Err(Error::new(ErrorKind::Exists, cause));
+        }
+        if self.is_in_bin(&source.folder) {
+            let cause = "is the folder of a VM that was removed, and is kept in the bin";
+            let remedy = "`unstun bin restore` brings it back";
+            return Err(Error::refused(format!("{}: {cause}; {remedy}", source.folder.display())));
         }
         let site = self.site_to_import(&source, &request)?;
         site.refuse_files()?;
@@ -175,9 +185,14 @@ impl Node {
         self.refuse_full(&parent.site, name).await?;
         let snapshot = request.snapshot.as_str();
         let told = match &parent.kept {
-            Kept::Redo(files) => formats::clone(self, &parent, files, snapshot, name).await?,
+            Kept::Redo(files) => {
+                let make = async || Ok(formats::clone(self, &parent, files, snapshot, name).await?);
+                self.with_bin(&parent.site, make).await?
+            }
             Kept::Native(vm) => {
-                native::clone(self, &parent.site, vm, snapshot, name, parent.when_full).await?;
+                let (site, when_full) = (&parent.site, parent.when_full);
+                let make = async || Ok(native::clone(self, site, vm, snapshot, name, when_full).await?);
+                self.with_bin(site, make).await?;
                 Vec::new()
             }
         };

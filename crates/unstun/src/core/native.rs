@@ -13,7 +13,7 @@ use blk::sync::TaskMutex;
 use blk::{Dir, Env, Error, ErrorKind, File, Result};
 use engine::Options;
 use engine::native::space::Growth;
-use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions, TakeOver};
+use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions, TakeOver, VmHomeState};
 
 use super::defect::Defect;
 use super::device::Claimed;
@@ -304,7 +304,7 @@ pub async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
 }
 
 /// A home in the datastore that is marked as soon as it has a folder of ours.
-async fn new_home(site: &Site, name: &str, when_full: WhenFull, id: u128) -> Result<()> {
+pub async fn new_home(site: &Site, name: &str, when_full: WhenFull, id: u128) -> Result<()> {
     let dir = site.dir.open_dir(name, true).await?;
     site.dir.sync().await?;
     let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
@@ -464,7 +464,7 @@ async fn homeless(site: &Site, store: &Store) -> crate::error::Result<Vec<(u128,
     // Before the homes: one that is made meanwhile is not among these.
     let mut vms = store.vms().await?;
     for (id, home) in store.homes()? {
-        if !home.whole {
+        if home.state != VmHomeState::Whole {
             vms.retain(|(vm, _)| *vm != id);
         }
         if let Some((_, name)) = vms.iter_mut().find(|(vm, _)| *vm == id && !home.path.starts_with('/')) {

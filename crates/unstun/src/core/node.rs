@@ -13,6 +13,7 @@ use engine::{Machine, Options, SpacePolicy, Vm};
 use export::nbd::{Doors, Limits};
 use jiff::Timestamp;
 
+use super::bin::BinPolicy;
 use super::bridge::Place;
 use super::defect::Planted;
 use super::departure;
@@ -47,6 +48,9 @@ pub struct Node {
     /// Of each store.
     pub map_cache_bytes: usize,
     pub memory: Memory,
+    pub bin: BinPolicy,
+    /// The daemon ends: nothing is evicted any more.
+    pub(super) bin_ends: Cell<bool>,
     pub nbd: Vec<NbdListen>,
     pub started: Timestamp,
     pub doors: Rc<Doors>,
@@ -91,6 +95,8 @@ impl Node {
             absent: RefCell::default(),
             map_cache_bytes: place.map_cache_bytes,
             memory: place.memory,
+            bin: place.bin,
+            bin_ends: Cell::new(false),
             nbd: place.nbd.clone(),
             started: Timestamp::now(),
             doors: open_doors(place.memory),
@@ -280,6 +286,7 @@ impl Node {
             task.join().await;
         }
         self.end_own_jobs().await;
+        self.end_bins().await;
         let mut result = Ok(());
         for entry in self.entries() {
             result = result.and(without_lease(entry.vm.close().await));

@@ -137,12 +137,27 @@ impl Node {
                 worst_growth_bytes = worst_growth_bytes.saturating_add(disk.worst_growth_bytes().await?);
             }
         }
-        Ok(api::Space { free_bytes, worst_growth_bytes })
+        let (bin_bytes, reclaimable_bytes) = (site.bin_bytes(), self.reclaimable_bytes(site).await);
+        Ok(api::Space { free_bytes, worst_growth_bytes, bin_bytes, reclaimable_bytes })
+    }
+
+    /// What of a datastore is freed and not in use again yet: in the store, and in deltas that no snapshot owns.
+    pub async fn reclaimable_bytes(&self, site: &Rc<Site>) -> u64 {
+        let used = site.native.opened().map(|store| store.store_use()).unwrap_or_default();
+        let mut bytes = used.waiting.saturating_add(used.held);
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)) {
+            // One that cannot be read now says so elsewhere.
+            let listing = entry.vm.listing().await.unwrap_or_default();
+            let unowned = listing.iter().flat_map(|disk| &disk.unowned);
+            bytes = bytes.saturating_add(total(unowned.map(|layer| layer.allocated_bytes)));
+        }
+        bytes
     }
 
     pub async fn snapshot_take(&self, vm: &VmName, request: api::SnapshotTake) -> Result<api::SnapshotTaken> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let taken = entry.vm.clone().take(request.name.as_str(), &request.message).await?;
+        let take = async || Ok(entry.vm.clone().take(request.name.as_str(), &request.message).await?);
+        let taken = self.with_bin(&entry.site, take).await?;
         // Its own event: another operation may have reported one meanwhile.
         let own = |e: &&api::Event| {
             e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
@@ -195,7 +210,8 @@ impl Node {
 
     pub async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let job = entry.vm.clone().commit(&what(&target)).await?;
+        let commit = async || Ok(entry.vm.clone().commit(&what(&target)).await?);
+        let job = self.with_bin(&entry.site, commit).await?;
         let shown = self.tracked(|t| Rc::ptr_eq(&t.job, &job).then(|| present::job(t)));
         let found = shown.into_iter().flatten().next();
         found.ok_or_else(|| Error::failed(format!("VM {vm}: the job is gone already")))

@@ -52,6 +52,7 @@ pub fn run(
         if tell_ready.send(Ok(())).is_err() {
             return;
         }
+        node.env.spawn_detached(Box::pin(node.clone().keep_bins()));
         let stopped = pin!(node.stopped());
         let answering = pin!(async {
             while let Some(question) = inbox.recv().await {

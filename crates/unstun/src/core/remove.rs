@@ -7,6 +7,7 @@ use std::rc::Rc;
 use blk::Dir;
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::manifest::{Change, Manifest, VmState};
+use engine::GenerationChange;
 use engine::graph::Graph;
 use vmdk::vmx::Vmx;
 
@@ -31,27 +32,29 @@ const NAMES_LOCK: &str = ".unstun-names";
 const VMX_BYTES_MAX: u64 = 1 << 20;
 
 impl Node {
-    pub async fn vm_remove(self: &Rc<Self>, vm: &VmName, delete_disks: bool) -> Result<api::VmRemoved> {
+    pub async fn vm_remove(self: &Rc<Self>, vm: &VmName, request: api::VmRemove) -> Result<api::VmRemoved> {
         let name = vm.as_str();
         let _claim = self.claim(name)?;
-        let home = match self.idle_home(name) {
+        let (home, bin) = match self.idle_home(name) {
             Some(home) => {
-                self.remove_idle(name, &home, delete_disks).await?;
-                home
+                let bin = self.remove_idle(vm, &home, request).await?;
+                (home, bin)
             }
             None => {
                 let entry = self.entry(name)?;
-                self.remove_open(&entry, delete_disks).await?;
-                entry.place()
+                let bin = self.remove_open(&entry, request).await?;
+                (entry.place(), bin)
             }
         };
         self.forget(name);
         self.holds.release(&home.path);
-        Ok(api::VmRemoved { name: vm.clone(), home: home.path, disks_deleted: delete_disks })
+        let disks_deleted = request.delete_disks && bin.is_none();
+        Ok(api::VmRemoved { name: vm.clone(), home: home.path, disks_deleted, bin })
     }
 
     /// Whatever refuses does so while the VM is served. From the moment it is closed a failure leaves it listed as broken.
-    async fn remove_open(&self, entry: &Rc<Entry>, delete_disks: bool) -> Result<()> {
+    async fn remove_open(&self, entry: &Rc<Entry>, request: api::VmRemove) -> Result<Option<api::BinEntry>> {
+        let delete_disks = request.delete_disks;
         let _shut = entry.shut_idle("remove it")?;
         match &entry.kept {
             Kept::Redo(files) => {
@@ -63,7 +66,18 @@ impl Node {
             Kept::Native(_) => refuse_to_lose(&entry.name, delete_disks)?,
         }
         let home = entry.place();
+        let kept = delete_disks && {
+            let why = self.not_kept_open(entry, request).await?;
+            expect_kept(&entry.name, request, why.as_deref())?
+        };
+        if kept {
+            // If it comes back, its clients of before are refused, whatever VM they had meanwhile. It is served until here.
+            entry.vm.change_generation(GenerationChange::Raise).await?;
+        }
         let removed = async {
+            if kept {
+                return self.bin_open(entry).await.map(Some);
+            }
             entry.vm.close().await?;
             match &entry.kept {
                 Kept::Native(vm) => self.remove_native(&entry.name, &home, vm.id()).await?,
@@ -73,19 +87,32 @@ impl Node {
                     self.remove_recorded(&entry.name, &home, delete_disks, Some(entry.vm.state().id)).await?;
                 }
             }
-            Ok::<(), Error>(())
+            Ok::<_, Error>(None)
         };
         removed.await.inspect_err(|error| self.break_down(&entry.name, home.clone(), error))
     }
 
     /// A VM at rest goes without being opened: no disk of it need be whole for that.
-    async fn remove_idle(&self, name: &str, home: &Home, delete_disks: bool) -> Result<()> {
+    async fn remove_idle(
+        &self,
+        vm: &VmName,
+        home: &Home,
+        request: api::VmRemove,
+    ) -> Result<Option<api::BinEntry>> {
+        if let Some(bin) = self.go_on_into_bin(vm, &home.site).await? {
+            return Ok(Some(bin));
+        }
         match formats::hold(self, &home.path).await {
             Err(e) if e.kind == blk::ErrorKind::NotFound => {}
             held => held?,
         }
-        let removed = self.remove_held(name, home, delete_disks).await;
-        removed.inspect_err(|_| self.holds.release(&home.path))
+        let removed = async {
+            if let Some(bin) = self.bin_idle(vm, home, request).await? {
+                return Ok(Some(bin));
+            }
+            self.remove_held(vm.as_str(), home, request.delete_disks).await.map(|()| None)
+        };
+        removed.await.inspect_err(|_| self.holds.release(&home.path))
     }
 
     async fn remove_held(&self, name: &str, home: &Home, delete_disks: bool) -> Result<()> {
@@ -175,7 +202,7 @@ impl Node {
     }
 
     /// Of a VM at rest.
-    async fn refuse_removal(&self, name: &str, home: &Home) -> Result<()> {
+    pub(super) async fn refuse_removal(&self, name: &str, home: &Home) -> Result<()> {
         let dir = match open_home(home) {
             Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
             opened => opened?,
@@ -189,6 +216,18 @@ impl Node {
         refuse_readers(name, &*manifest).await?;
         files.removal(&state).await?;
         Ok(())
+    }
+}
+
+/// Whether the bin keeps the VM; refuses where it does not, and the request relies on that it does.
+pub fn expect_kept(name: &str, request: api::VmRemove, not_kept: Option<&str>) -> Result<bool> {
+    match not_kept {
+        None => Ok(true),
+        Some(why) if request.keep => {
+            let remedy = "nothing was removed; --purge removes it for good";
+            Err(Error::refused(format!("VM {name}: the bin would not keep it after all: {why}; {remedy}")))
+        }
+        Some(_) => Ok(false),
     }
 }
 

@@ -1,6 +1,8 @@
 //! A little space of each datastore for the daemon's own small files: what leads off a full datastore, or frees some of it,
 //! has to be written down first.
 
+use std::rc::Rc;
+
 use blk::reactor::OpenMode;
 use futures_util::future::join_all;
 
@@ -34,8 +36,32 @@ impl Site {
 }
 
 impl Node {
-    /// Runs `work`, and where the datastore is full runs it once more with the reserve given free. `work` can be repeated.
+    /// Runs `work`, and where the datastore is full runs it again with what the bin keeps removed, and at last with the reserve
+    /// given free. `work` can be repeated.
     pub async fn with_reserve<T>(
+        &self,
+        site: &Site,
+        work: impl AsyncFn() -> blk::Result<T>,
+    ) -> blk::Result<T> {
+        let here = |other: &Rc<Site>| other.root == site.root || other.root == self.main.root;
+        let sites: Vec<_> = self.sites().into_iter().filter(here).collect();
+        loop {
+            match work().await {
+                Err(e) if e.is_no_space() => {}
+                other => return other,
+            }
+            let mut made = false;
+            for site in &sites {
+                made = made || self.make_room(site).await;
+            }
+            if !made {
+                return self.with_last_reserve(site, work).await;
+            }
+        }
+    }
+
+    /// The same without the bin, for what empties it.
+    pub async fn with_last_reserve<T>(
         &self,
         site: &Site,
         work: impl AsyncFn() -> blk::Result<T>,

@@ -11,12 +11,13 @@ use sim::SimWorld;
 use vmdk::home::{Folders, Home as VmFiles, NewVm};
 use vmdk::vmfssparse::Growth;
 
+use super::bin::BinPolicy;
 use super::bridge::Place;
 use super::defect::Defect;
 use super::journal::Journal;
 use super::node::Node;
 use super::prepare::Source;
-use crate::api::{self, DiskCreate, VmClone, VmCreate, VmImport, WhenFull};
+use crate::api::{self, BinEmpty, BinRestore, DiskCreate, VmClone, VmCreate, VmImport, VmRemove, WhenFull};
 use crate::memory::Memory;
 
 pub const DATASTORE: &str = "/ds";
@@ -73,6 +74,7 @@ pub async fn boot(env: Env, defect: Option<Defect>) -> Outcome<Rc<Node>> {
         root: DATASTORE.into(),
         map_cache_bytes: 1 << 20,
         memory: Memory::new(1 << 30).expect("within its limits"),
+        bin: BinPolicy::default(),
         nbd: Vec::new(),
     };
     let node = Node::new(env, &place, Journal::nowhere()).await.map_err(text("the datastore"))?;
@@ -131,7 +133,29 @@ pub async fn import(node: &Rc<Node>, in_place: bool) -> Outcome<()> {
 
 pub async fn remove(node: &Rc<Node>, name: &str, delete_disks: bool) -> Outcome<()> {
     let name = name.parse().expect("a name");
-    node.vm_remove(&name, delete_disks).await.map(drop).map_err(text("vm remove"))
+    node.vm_remove(&name, VmRemove { delete_disks, purge: true, keep: false })
+        .await
+        .map(drop)
+        .map_err(text("vm remove"))
+}
+
+/// Removes a VM with its disks, into the bin.
+pub async fn bin(node: &Rc<Node>, name: &str) -> Outcome<()> {
+    let name = name.parse().expect("a name");
+    let request = VmRemove { delete_disks: true, purge: false, keep: true };
+    let removed = node.vm_remove(&name, request).await.map_err(text("vm remove"))?;
+    removed.bin.map(drop).ok_or_else(|| "the bin did not keep it".to_owned())
+}
+
+pub async fn restore(node: &Rc<Node>, name: &str) -> Outcome<()> {
+    let request = BinRestore { entry: name.to_owned(), name: None, datastore: None };
+    node.bin_restore(request).await.map(drop).map_err(text("bin restore"))
+}
+
+/// Empties the bin.
+pub async fn evict(node: &Rc<Node>) -> Outcome<()> {
+    let done = node.bin_empty(&BinEmpty::default()).await.map_err(text("bin empty"))?;
+    done.left.first().map_or(Ok(()), |left| Err(left.cause.clone()))
 }
 
 /// Fills the start of the VM's first disk with `byte`, durably.

@@ -9,6 +9,7 @@ use blk::reactor::{OpenMode, Space};
 use blk::{Dir, Env};
 use engine::native::{Store, TakeOver};
 
+use super::bin::{self, BinRecords};
 use super::device;
 use super::homes::{self, Registry};
 use super::native::Native;
@@ -35,6 +36,8 @@ pub struct Site {
     pub registry: Registry,
     /// Of the homes with files.
     pub records: HomeRecords,
+    /// Of the VMs that were removed and are kept.
+    pub bin: Rc<BinRecords>,
     pub native: Native,
     /// Of the last scrub that ended.
     pub scrubbed: RefCell<Option<api::Checked>>,
@@ -125,6 +128,7 @@ impl Site {
             root: root.to_path_buf(),
             registry: Registry::read(&own, homes::REGISTRY_NAME).await?,
             records: HomeRecords::read(&own).await?,
+            bin: Rc::new(BinRecords::read(&own).await?),
             native,
             dir,
             own,
@@ -159,7 +163,13 @@ impl Site {
 
     /// The store for native VMs, made where none was needed yet.
     pub async fn native_store(&self) -> blk::Result<Rc<Store>> {
-        self.native.open_or_make(&self.inhabitants().await?).await
+        let mut homes = self.inhabitants().await?;
+        let binned = self.bin.all().into_iter();
+        homes.extend(binned.map(|(entry, record)| {
+            let path = record.path.clone().unwrap_or_else(|| self.root.join(record.folder(&entry)));
+            (format!("{} (in the bin)", record.vm), path)
+        }));
+        self.native.open_or_make(&homes).await
     }
 
     /// Whether files here bypass the page cache.
@@ -216,6 +226,9 @@ impl Site {
         let mut found = self.registry.all();
         for name in self.dir.list().await? {
             let Some(name) = name.strip_suffix('/').filter(|n| !n.starts_with('.')) else { continue };
+            if bin::parse_folder(name).is_some() {
+                continue;
+            }
             if self.has_own_folder(name).await {
                 found.insert(name.to_string(), self.root.join(name));
             }

@@ -6,10 +6,12 @@ use std::rc::Rc;
 use engine::native::TakeOver;
 
 use super::device;
+use super::door::Who;
 use super::entry::Entry;
 use super::homes::Registry;
 use super::node::Node;
 use super::prepare::only_vmx;
+use super::present;
 use super::site::Site;
 use crate::api;
 use crate::error::{Error, ErrorKind, Result};
@@ -168,6 +170,51 @@ impl Node {
         Ok(self.show_site(&site).await?)
     }
 
+    /// What ends when the datastore is removed.
+    pub async fn datastore_remove_preview(
+        &self,
+        name: &DatastoreName,
+    ) -> Result<api::DatastoreRemovePreview> {
+        let absent = self.absent.borrow().iter().find(|a| a.name == *name).map(|a| a.path.clone());
+        let mut preview = api::DatastoreRemovePreview {
+            name: name.clone(),
+            path: absent.clone().unwrap_or_default(),
+            condition: api::DatastoreCondition::Broken,
+            vms: Vec::new(),
+            idle_vms: Vec::new(),
+            clients: Vec::new(),
+            bin_entries: 0,
+            bin_bytes: 0,
+        };
+        if absent.is_some() {
+            return Ok(preview);
+        }
+        let site = self.removable(name)?;
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, &site)) {
+            let vm = present::vm_name(&entry.name);
+            let clients = entry.present(Who::All).into_iter();
+            preview.clients.extend(clients.map(|client| api::DatastoreClient { vm: vm.clone(), client }));
+            preview.vms.push(vm);
+        }
+        let idle = self.idle().into_iter().filter(|idle| Rc::ptr_eq(&idle.home.site, &site));
+        preview.idle_vms = idle.map(|idle| present::vm_name(&idle.name)).collect();
+        preview.path = site.path.clone();
+        preview.condition = api::DatastoreCondition::Open;
+        preview.bin_entries = site.bin.all().len() as u64;
+        preview.bin_bytes = site.bin_bytes();
+        Ok(preview)
+    }
+
+    fn removable(&self, name: &DatastoreName) -> Result<Rc<Site>> {
+        let site = self.site(Some(name))?;
+        match Rc::ptr_eq(&site, &self.main) {
+            false => Ok(site),
+            true => Err(Error::refused(format!(
+                "datastore {name}: the daemon was started on it; end the daemon, and start it on another"
+            ))),
+        }
+    }
+
     /// Not served any more; all that is in it stays.
     pub async fn datastore_remove(self: &Rc<Self>, name: &DatastoreName) -> Result<api::DatastoreRemoved> {
         let _claim = self.claim(&format!("datastore {name}"))?;
@@ -177,12 +224,7 @@ impl Node {
             self.absent.borrow_mut().retain(|absent| absent.name != *name);
             return Ok(api::DatastoreRemoved { name: name.clone(), path });
         }
-        let site = self.site(Some(name))?;
-        if Rc::ptr_eq(&site, &self.main) {
-            return Err(Error::refused(format!(
-                "datastore {name}: the daemon was started on it; end the daemon, and start it on another"
-            )));
-        }
+        let site = self.removable(name)?;
         let path = site.path.clone();
         self.empty(&site).await?;
         self.added().await?.remove(name.as_str()).await?;
@@ -205,6 +247,8 @@ impl Node {
         }
         site.leave();
         self.sites.borrow_mut().retain(|other| !Rc::ptr_eq(other, site));
+        // An eviction that is under way ends; none begins.
+        drop(site.bin.turn.lock().await);
         let mut result = Ok(());
         for entry in &entries {
             result = result.and(without_lease(entry.vm.close().await));
@@ -250,6 +294,8 @@ impl Node {
             notices,
             free_bytes: Some(space.free_bytes),
             total_bytes: Some(space.total_bytes),
+            bin_bytes: Some(site.bin_bytes()),
+            reclaimable_bytes: Some(self.reclaimable_bytes(site).await),
             direct_io: Some(site.is_direct().await),
             vms: Some(self.entries().iter().filter(here).count() as u64),
             native_store: site.native.exists().await?,
@@ -277,6 +323,8 @@ fn broken(name: &DatastoreName, path: &Path, cause: &Error) -> api::Datastore {
         notices: Vec::new(),
         free_bytes: None,
         total_bytes: None,
+        bin_bytes: None,
+        reclaimable_bytes: None,
         direct_io: None,
         vms: None,
         native_store: false,

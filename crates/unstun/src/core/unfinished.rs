@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::{Dir, Error, ErrorKind, Result};
+use engine::native::{VmHome, VmHomeState};
 use vmdk::home::Home as VmFiles;
 
 use super::defect::Defect;
@@ -73,7 +74,7 @@ impl Node {
 
     /// Ends what a crash has interrupted in a datastore, before its homes are opened. What cannot be ended is told.
     pub async fn finish_all(self: &Rc<Self>, site: &Rc<Site>) {
-        let mut told = Vec::new();
+        let mut told = self.finish_bin(site).await;
         if let Err(e) = self.sweep(site).await {
             told.push(e.to_string());
         }
@@ -117,11 +118,11 @@ impl Node {
             return Ok(());
         }
         let store = site.native.open().await?;
-        for (id, recorded) in store.homes()?.into_iter().filter(|(_, home)| !home.whole) {
+        for (id, recorded) in store.homes()?.into_iter().filter(|(_, home)| is_unfinished(home)) {
             let home = site.at(&site.root.join(&recorded.path));
             let name = site.name_of(&home.path);
             let Ok(_claim) = self.claim(&name) else { continue };
-            if store.home_of(id)?.is_some_and(|home| !home.whole) {
+            if store.home_of(id)?.is_some_and(|home| is_unfinished(&home)) {
                 native::take_away(&home, id).await?;
                 site.registry.remove(&name).await?;
                 site.records.remove(&name).await?;
@@ -178,6 +179,10 @@ impl Node {
         let state = files.manifest().load().await?;
         files.remove_layers(&state).await
     }
+}
+
+fn is_unfinished(home: &VmHome) -> bool {
+    home.state == VmHomeState::Unfinished
 }
 
 /// None where the home is gone.

@@ -57,6 +57,8 @@ pub struct DiskClient {
     pub tell: Box<dyn Fn(&str)>,
     /// Changes of the disk begin (true) or cease (false) to wait for space.
     pub tell_space: Rc<dyn Fn(bool)>,
+    /// Removes some of what the bin keeps for good; false: there is nothing that would help.
+    pub make_room: Rc<dyn Fn() -> Local<'static, bool>>,
 }
 
 impl DiskClient {
@@ -180,10 +182,19 @@ impl ClientVolume {
         }
         let (mut admitted, mut volume) = self.switch.enter();
         Box::pin(async move {
-            let mut waiting = None;
+            let (mut waiting, mut may_be_made) = (None, true);
             loop {
                 let result = on(volume).await;
                 drop(admitted);
+                if may_be_made && result.as_ref().is_err_and(Error::is_no_space) && !self.gone.get() {
+                    let left = pin!(self.left.wait());
+                    may_be_made =
+                        matches!(select(left, (self.client.make_room)()).await, Either::Right((true, _)));
+                    if may_be_made {
+                        (admitted, volume) = self.switch.enter();
+                        continue;
+                    }
+                }
                 if !result.as_ref().is_err_and(|e| self.waits_after(e)) {
                     return result;
                 }

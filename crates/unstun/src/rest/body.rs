@@ -6,8 +6,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::{
-    CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit,
-    Revert, SharedWriters, SnapshotDir, SnapshotTake, VmClone, VmCreate, VmImport, VmMove,
+    BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow,
+    DiskSetMode, JobLimit, Revert, SharedWriters, SnapshotDir, SnapshotTake, VmClone, VmCreate, VmImport,
+    VmMove, VmRemove,
 };
 use crate::error::{Error, Result};
 use crate::{name, units};
@@ -33,6 +34,8 @@ pub fn parse<T: Request>(bytes: &[u8]) -> Result<T> {
     Ok(body)
 }
 
+impl Request for BinEmpty {}
+impl Request for BinRestore {}
 impl Request for CommitTarget {}
 impl Request for Diff {}
 impl Request for DiskSetMode {}
@@ -40,6 +43,7 @@ impl Request for Disconnect {}
 impl Request for Discard {}
 impl Request for Revert {}
 impl Request for VmClone {}
+impl Request for VmRemove {}
 impl Request for VmMove {
     fn check(&self) -> std::result::Result<(), String> {
         match (self.store, &self.datastore) {

@@ -7,12 +7,12 @@ use super::{Answer, Body, Parameter, Parameters, Shared, answer};
 use crate::api::DatastoreAdd;
 use crate::name::DatastoreName;
 
-/// Null or absent: the main one.
+/// Null or absent: the main one; of the bin: all.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Which {
     #[serde(default)]
-    datastore: Option<DatastoreName>,
+    pub datastore: Option<DatastoreName>,
 }
 
 pub async fn check(State(control): Shared, Parameters(which): Parameters<Which>) -> Answer<impl Serialize> {
@@ -43,4 +43,11 @@ pub async fn remove(
     Parameter(name): Parameter<DatastoreName>,
 ) -> Answer<impl Serialize> {
     answer(control.datastore_remove(name).await)
+}
+
+pub async fn remove_preview(
+    State(control): Shared,
+    Parameter(name): Parameter<DatastoreName>,
+) -> Answer<impl Serialize> {
+    answer(control.datastore_remove_preview(name).await)
 }

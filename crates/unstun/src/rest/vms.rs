@@ -4,7 +4,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
 use super::{Answer, Body, Parameter, Parameters, Shared, answer};
-use crate::api::{Disconnect, SharedWriters, SnapshotDir, VmClone, VmCreate, VmImport, VmMove};
+use crate::api::{Disconnect, SharedWriters, SnapshotDir, VmClone, VmCreate, VmImport, VmMove, VmRemove};
 use crate::name::VmName;
 
 pub async fn list(State(control): Shared) -> Answer<impl Serialize> {
@@ -86,19 +86,20 @@ pub async fn reset(
     answer(control.vm_reset(vm, request.disconnect).await)
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Remove {
-    #[serde(default)]
-    delete_disks: bool,
-}
-
 pub async fn remove(
     State(control): Shared,
     Parameter(vm): Parameter<VmName>,
-    Parameters(remove): Parameters<Remove>,
+    Parameters(request): Parameters<VmRemove>,
 ) -> Answer<impl Serialize> {
-    answer(control.vm_remove(vm, remove.delete_disks).await)
+    answer(control.vm_remove(vm, request).await)
+}
+
+pub async fn remove_preview(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<VmRemove>,
+) -> Answer<impl Serialize> {
+    answer(control.vm_remove_preview(vm, request).await)
 }
 
 #[derive(Deserialize)]

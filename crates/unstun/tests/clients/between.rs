@@ -87,7 +87,7 @@ fn one_client_stays_attached_and_what_cannot_be_moved_is_refused() {
     io(&datastore, "write -P 8 8k 4k");
     assert_eq!(guest.read(8192, 4096).unwrap(), [8; 4096]);
     guest.flush().unwrap();
-    let (code, said) = datastore.fails("datastore remove second");
+    let (code, said) = datastore.fails("datastore remove second --yes");
     assert!(code == 3 && said.contains("disk0"), "the client is still one: {said}");
     fs::create_dir(second.join("db")).unwrap();
     for (line, code, word) in [
@@ -115,7 +115,7 @@ fn a_move_that_is_cancelled_or_killed_leaves_the_vm_where_it_was() {
         datastore.json("snapshot take web a");
         io(&datastore, "write -P 2 0 16M");
         let job = slow_move(&datastore, "second");
-        let (code, said) = datastore.fails("datastore remove second");
+        let (code, said) = datastore.fails("datastore remove second --yes");
         assert!(code == 3 && said.contains("moved there"), "{said}");
         assert_eq!(datastore.json(&format!("job cancel {job}"))["state"], "cancelled");
         assert!(!second.join("web").exists());
@@ -282,7 +282,7 @@ fn after_the_step_the_other_side_is_the_vm_and_is_served_once_that_is_known() {
     assert_eq!(place(&datastore), ("ds".to_owned(), "redo".to_owned()));
     io(&datastore, "read -P 2 0 1M");
     assert!(!home.exists(), "what it was is gone");
-    datastore.json("datastore remove second");
+    datastore.json("datastore remove second --yes");
     daemon.stop();
 
     // The one that was left, without the datastore it went to: it knows that it is not the VM.
@@ -321,7 +321,7 @@ fn an_import_in_place_keeps_its_files_when_it_moves() {
     let told = datastore.json("events web").to_string();
     assert!(told.contains(&format!("stay in {}", folder.display())), "{told}");
     assert!(second.join("web").exists() && !folder.join(".unstun").exists());
-    datastore.json("vm remove web --delete-disks");
+    datastore.json("vm remove web --delete-disks --purge --yes");
     assert_eq!(files(), before);
     daemon.stop();
 }

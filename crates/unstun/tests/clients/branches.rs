@@ -162,8 +162,11 @@ fn a_clone_protects_its_ground_and_consolidate_folds_what_it_leaves() {
     assert_same(&scene.state("b"), "raw", &twin_of_clone);
     run_script(&twin_of_clone, &["write -P 77 0 1M".to_owned(), "flush".to_owned()]);
     scene.scribble();
-    for line in ["snapshot commit web a --yes", "snapshot commit web b --yes", "vm remove web --delete-disks"]
-    {
+    for line in [
+        "snapshot commit web a --yes",
+        "snapshot commit web b --yes",
+        "vm remove web --delete-disks --purge --yes",
+    ] {
         let (code, said) = datastore.fails(line);
         assert_eq!(code, 3, "{line}: {said}");
         assert!(said.contains("test1"), "{line} does not name the clone: {said}");
@@ -177,7 +180,7 @@ fn a_clone_protects_its_ground_and_consolidate_folds_what_it_leaves() {
     assert_eq!(datastore.fails("snapshot consolidate web --yes").0, 3, "the clone reads the layer under it");
     run_script(&twin_of_clone, &["read -P 77 0 1M".to_owned()]);
 
-    datastore.json("vm remove test1 --delete-disks");
+    datastore.json("vm remove test1 --delete-disks --purge --yes");
     let job = datastore.json("snapshot consolidate web --yes");
     assert_eq!(job["operation"], "consolidate", "{job}");
     assert_eq!(job["state"], "done", "{job}");

@@ -47,7 +47,19 @@ impl Datastore {
     /// With variables of its own.
     pub fn start_with(&self, variables: &[(&str, &Path)]) -> Daemon<'_> {
         let mut daemon = self.daemon();
-        daemon.envs(variables.iter().copied()).stdout(Stdio::piped());
+        daemon.envs(variables.iter().copied());
+        self.started(daemon)
+    }
+
+    /// With options of `up`.
+    pub fn start_as(&self, options: &[&str]) -> Daemon<'_> {
+        let mut daemon = self.daemon();
+        daemon.args(options);
+        self.started(daemon)
+    }
+
+    fn started(&self, mut daemon: Command) -> Daemon<'_> {
+        daemon.stdout(Stdio::piped());
         let mut child = daemon.spawn().unwrap_or_else(|e| panic!("{UNSTUN}: {e}"));
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         // Printed once every client is served.

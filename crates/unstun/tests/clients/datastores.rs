@@ -93,8 +93,8 @@ fn datastores_are_added_used_and_remembered() {
             "lies in the other",
         ),
         ("datastore add none=/nowhere/at/all".to_owned(), 4, "no such folder"),
-        ("datastore remove ds".to_owned(), 3, "started on it"),
-        ("datastore remove slow".to_owned(), 4, "slow"),
+        ("datastore remove ds --yes".to_owned(), 3, "started on it"),
+        ("datastore remove slow --yes".to_owned(), 4, "slow"),
     ] {
         let (found, said) = datastore.fails(&line);
         assert!(found == code && said.contains(word), "{line}: {found}: {said}");
@@ -119,10 +119,10 @@ fn one_that_is_removed_is_another_daemons_to_serve() {
     // Who names it is answered by the daemon that serves it.
     assert_eq!(other.json("vm list")[0]["name"], "web");
     let guest = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
-    let (code, said) = datastore.fails("datastore remove two");
+    let (code, said) = datastore.fails("datastore remove two --yes");
     assert!(code == 3 && said.contains("disk0"), "{said}");
     drop(guest);
-    datastore.json("datastore remove two");
+    datastore.json("datastore remove two --yes");
     assert_eq!(datastore.json("vm list"), json!([]));
     let apart = other.start();
     io(&other, "web/disk0", "read -P 1 0 1M");

@@ -100,7 +100,7 @@ fn lives_there(datastore: &Datastore, device: &Path) {
     datastore.json("vm move web --to raw --store native");
     twin.assert_same_as("raw", &uri);
     // Its VMs are in the store: another daemon finds them there.
-    datastore.json("datastore remove raw");
+    datastore.json("datastore remove raw --yes");
     let other = Datastore::called("other");
     let apart = other.start();
     other.json(&format!("datastore add raw={at}"));
@@ -209,7 +209,7 @@ fn a_copy_of_a_device_is_not_served_beside_it() {
     datastore.json(&format!("datastore add {}", raw.display()));
     let (code, said) = datastore.fails(&format!("datastore add {}", copy.display()));
     assert!(code == 3 && said.contains("copy of datastore raw"), "{said}");
-    datastore.json("datastore remove raw");
+    datastore.json("datastore remove raw --yes");
     datastore.json(&format!("datastore add {}", copy.display()));
     daemon.stop();
 }
@@ -248,7 +248,7 @@ fn ends_at_home(datastore: &Datastore, at: &str) {
     for one in datastore.json("datastore list").as_array().unwrap() {
         assert_eq!(one["notices"], json!([]), "{one}");
     }
-    datastore.json("vm remove web --delete-disks");
+    datastore.json("vm remove web --delete-disks --purge --yes");
     daemon.stop();
 }
 
@@ -260,7 +260,7 @@ fn one_side_of_a_move_is_told_and_not_served_by_another_daemon() {
     elsewhere(&datastore, &file, ("ds", "raw"), |_| {});
     ends_at_home(&datastore, "ds");
     elsewhere(&datastore, &file, ("ds", "raw"), |other| {
-        other.json("vm remove web --delete-disks");
+        other.json("vm remove web --delete-disks --purge --yes");
         assert_eq!(other.json("vm list"), json!([]));
     });
     ends_at_home(&datastore, "ds");
@@ -382,10 +382,10 @@ fn of_two_daemons_on_one_device_one_writes_and_the_other_stops() {
     twin.assert_same_as("raw", &web);
     assert_same(&found, "raw", &late);
     assert_eq!(other.json_at("lun", "check")["findings"], json!([]));
-    datastore.json("datastore remove lun");
+    datastore.json("datastore remove lun --yes");
 
     // What was released is free, and what a daemon of this host held when it was killed.
-    other.json("datastore remove lun");
+    other.json("datastore remove lun --yes");
     datastore.json(&format!("datastore add lun={one}"));
     twin.assert_same_as("raw", &datastore.uri("web/disk0"));
     daemon.kill();

@@ -131,7 +131,7 @@ fn disks_in_other_folders_modes_and_their_removal() {
     // What a clone does not have is said.
     let clone = datastore.json("vm clone web@a test1");
     assert!(clone["notices"][0].as_str().unwrap().contains("disk1"), "{clone}");
-    datastore.json("vm remove test1 --delete-disks");
+    datastore.json("vm remove test1 --delete-disks --purge --yes");
     // No part of the snapshot, so no part of what is gone back from.
     datastore.json("snapshot revert web a --yes");
     datastore.json("vm open web");
@@ -157,7 +157,7 @@ fn disks_in_other_folders_modes_and_their_removal() {
 
     let daemon = datastore.start();
     assert_eq!(datastore.fails("vm disk set web/disk1 --mode persistent").0, 4);
-    datastore.json("vm remove web --delete-disks");
+    datastore.json("vm remove web --delete-disks --purge --yes");
     assert!(!top.exists(), "its deltas go wherever they lie");
     assert!(std::path::Path::new(&stays).exists(), "what was taken out before is not its own any more");
     daemon.stop();

@@ -204,8 +204,8 @@ fn verbs_that_free_space(store: &str) {
     full.json("vm close rested");
     full.small.fill();
     let result = full.write_beyond();
-    full.json("vm remove old --delete-disks");
-    full.json("vm remove rested --delete-disks");
+    full.json("vm remove old --delete-disks --purge --yes");
+    full.json("vm remove rested --delete-disks --purge --yes");
     full.json("snapshot commit idle two --yes");
     full.json("snapshot discard idle one --yes");
     full.json("vm close idle");

@@ -112,7 +112,7 @@ fn a_name_that_comes_to_mean_other_content_is_another_name() {
     for store in ["native", "redo"] {
         datastore.json(&format!("vm create web --store {store} --disk 16M"));
         let first = attached(&datastore, "web");
-        datastore.json("vm remove web --delete-disks");
+        datastore.json("vm remove web --delete-disks --purge --yes");
         datastore.json(&format!("vm create web --store {store} --disk 16M"));
         refusal(&datastore, &first);
         let second = attached(&datastore, "web");
@@ -120,7 +120,7 @@ fn a_name_that_comes_to_mean_other_content_is_another_name() {
         datastore.json("vm open web");
         // The store is nobody else's to write.
         assert_eq!(attached(&datastore, "web") == second, store == "native");
-        datastore.json("vm remove web --delete-disks");
+        datastore.json("vm remove web --delete-disks --purge --yes");
     }
     daemon.stop();
 }

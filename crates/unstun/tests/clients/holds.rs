@@ -21,7 +21,7 @@ fn a_home_that_another_daemon_serves_is_refused() {
     let list = above.json("vm list");
     assert_eq!(list[0]["condition"], "broken", "{list}");
     assert!(list[0]["message"].as_str().unwrap().contains("web/.unstun/lock"), "{list}");
-    for line in ["vm open web", "vm remove web", "vm remove web --delete-disks"] {
+    for line in ["vm open web", "vm remove web", "vm remove web --delete-disks --purge --yes"] {
         let (code, said) = above.fails(line);
         assert!(code == 5 && said.contains("web/.unstun/lock"), "{line}: {code}: {said}");
     }
@@ -61,7 +61,7 @@ fn a_start_leaves_out_a_vm_whose_disk_somebody_has_open() {
     let list = datastore.json("vm list");
     assert_eq!((&list[0]["condition"], &list[1]["condition"]), (&"open".into(), &"broken".into()), "{list}");
     assert!(list[1]["message"].as_str().unwrap().contains("web-flat.vmdk"), "{list}");
-    for line in ["vm open web", "vm remove web --delete-disks"] {
+    for line in ["vm open web", "vm remove web --delete-disks --purge --yes"] {
         assert_eq!(datastore.fails(line).0, 5, "{line}");
     }
     drop(qemu);
@@ -82,7 +82,7 @@ fn in_place_asks_who_reads_what_a_reset_goes_back_to() {
     let line = format!("vm import {} --in-place --name esx", folder.display());
     let (code, said) = datastore.fails(&line);
     assert!(code == 3 && said.contains("reader"), "{code}: {said}");
-    datastore.json("vm remove reader --delete-disks");
+    datastore.json("vm remove reader --delete-disks --purge --yes");
     datastore.json(&line);
     daemon.stop();
 }

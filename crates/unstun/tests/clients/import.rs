@@ -79,7 +79,7 @@ fn an_import_leaves_the_folder_as_it_was() {
     daemon.stop();
     twin.assert_same_as("vmdk", top.to_str().unwrap());
     let daemon = datastore.start();
-    datastore.json("vm remove web --delete-disks");
+    datastore.json("vm remove web --delete-disks --purge --yes");
     daemon.stop();
     assert_eq!(contents(&folder), before);
 }
@@ -94,7 +94,7 @@ fn in_place_the_folder_itself_is_the_home() {
     let line = format!("vm import {} --in-place --name web", folder.display());
     let (code, said) = datastore.fails(&line);
     assert!(code == 3 && said.contains("reader"), "who reads the folder is named: {said}");
-    datastore.json("vm remove reader --delete-disks");
+    datastore.json("vm remove reader --delete-disks --purge --yes");
     let vm = datastore.json(&line);
     assert_eq!((vm["home"].as_str(), vm["snapshots"].as_u64()), (folder.to_str(), Some(2)), "{vm}");
     assert_eq!(datastore.fails(&line).0, 3, "once is enough");
@@ -266,7 +266,7 @@ fn what_cannot_be_opened_is_listed_with_its_cause_mended_or_removed() {
     std::fs::rename(&away, &extent).unwrap();
     datastore.json("vm open web");
     run_script(&datastore.uri("web/disk0"), &["write -P 1 0 1M".to_owned()]);
-    datastore.json("vm remove half --delete-disks");
+    datastore.json("vm remove half --delete-disks --purge --yes");
     assert!(!datastore.path().join("half").exists());
     assert_eq!(datastore.json("vm list").as_array().unwrap().len(), 1);
     daemon.stop();

@@ -5,6 +5,7 @@
 mod attach;
 mod bent;
 mod between;
+mod bin;
 mod branches;
 mod browser;
 mod compare;

@@ -59,7 +59,7 @@ fn any_node_of_the_tree_can_be_gone_to_and_a_restart_finds_all_of_it() {
     assert_eq!(datastore.json("snapshot commit web --all --yes")["state"], "done");
     io(&datastore, "web/disk0", &["read -P 2 1M 1M", "read -P 1 2M 6M"]);
     // The clone keeps what it reads.
-    datastore.json("vm remove web --delete-disks");
+    datastore.json("vm remove web --delete-disks --purge --yes");
     io(&datastore, "test1/disk0", &["read -P 4 0 1M", "read -P 1 1M 7M"]);
     daemon.stop();
 }
@@ -120,7 +120,7 @@ fn a_closed_vm_rests_and_one_whose_folder_is_gone_comes_back_at_a_start() {
     datastore.json("vm close web");
     std::fs::remove_dir_all(datastore.path().join("gone")).unwrap();
     for vm in ["web", "gone"] {
-        datastore.json(&format!("vm remove {vm} --delete-disks"));
+        datastore.json(&format!("vm remove {vm} --delete-disks --purge --yes"));
     }
     assert_eq!(datastore.json("vm list"), json!([]));
     daemon.stop();
@@ -196,7 +196,7 @@ fn a_store_that_is_gone_is_told_and_not_replaced() {
 
     let daemon = datastore.start();
     for vm in ["db", "new"] {
-        datastore.json(&format!("vm remove {vm} --delete-disks"));
+        datastore.json(&format!("vm remove {vm} --delete-disks --purge --yes"));
     }
     datastore.json("vm create other --disk 16M");
     daemon.stop();

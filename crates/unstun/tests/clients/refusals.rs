@@ -72,7 +72,7 @@ fn a_removed_vm_leaves_its_files_unless_told_otherwise() {
     datastore.json("vm create kept --store redo --disk 16M");
     datastore.json("vm create gone --store redo --disk 16M");
     datastore.json("vm remove kept");
-    datastore.json("vm remove gone --delete-disks");
+    datastore.json("vm remove gone --delete-disks --purge --yes");
     assert!(datastore.path().join("kept/kept-flat.vmdk").exists());
     assert!(!datastore.path().join("gone").exists());
     assert_eq!(datastore.json("vm list"), serde_json::json!([]));

@@ -30,7 +30,7 @@ fn a_removal_that_is_refused_leaves_the_vm_served() {
     fs::write(home.join("lost.vmdk"), orphan.replace("web-000001-delta", "lost-delta")).unwrap();
     fs::copy(home.join("web-000001-delta.vmdk"), home.join("lost-delta.vmdk")).unwrap();
     let before = names(&home);
-    let (code, said) = datastore.fails("vm remove web --delete-disks");
+    let (code, said) = datastore.fails("vm remove web --delete-disks --purge --yes");
     assert!(code == 3 && said.contains("lost.vmdk"), "{code}: {said}");
     assert_eq!(names(&home), before);
     run_script(&uri, &["read -P 1 0 1M".to_owned(), "write -P 2 0 1M".to_owned()]);
@@ -42,14 +42,14 @@ fn a_removal_that_is_refused_leaves_the_vm_served() {
     // Nor does a clone lose its ground to a VM that is closed.
     datastore.json("vm clone web@a test");
     datastore.json("vm close web");
-    let (code, said) = datastore.fails("vm remove web --delete-disks");
+    let (code, said) = datastore.fails("vm remove web --delete-disks --purge --yes");
     assert!(code == 3 && said.contains("test"), "{code}: {said}");
     datastore.json("vm open web");
     run_script(&uri, &["read -P 2 0 1M".to_owned()]);
     run_script(&datastore.uri("test/disk0"), &["read -P 1 0 1M".to_owned()]);
     datastore.json("vm close web");
-    datastore.json("vm remove test --delete-disks");
-    datastore.json("vm remove web --delete-disks");
+    datastore.json("vm remove test --delete-disks --purge --yes");
+    datastore.json("vm remove web --delete-disks --purge --yes");
     assert_eq!(names(&datastore.path()), [".unstun"]);
     daemon.stop();
 }
@@ -68,8 +68,8 @@ fn the_users_own_files_stay() {
     datastore.json("vm create web --store redo --disk 16M");
     let own = datastore.path().join("web");
     fs::write(own.join("notes.txt"), b"mine").unwrap();
-    datastore.json("vm remove esx --delete-disks");
-    datastore.json("vm remove web --delete-disks");
+    datastore.json("vm remove esx --delete-disks --purge --yes");
+    datastore.json("vm remove web --delete-disks --purge --yes");
     assert_eq!(names(&inside), ["notes.txt", "other.nvram", "vmware.log"]);
     assert_eq!(names(&own), ["notes.txt"]);
     assert_eq!(datastore.json("vm list"), serde_json::json!([]));
@@ -86,12 +86,12 @@ fn layers_without_their_vmx_are_not_removed_on_a_guess() {
     let (vmx, away) = (home.join("web.vmx"), datastore.beside("web.vmx"));
     fs::rename(&vmx, &away).unwrap();
     let daemon = datastore.start();
-    let (code, said) = datastore.fails("vm remove web --delete-disks");
+    let (code, said) = datastore.fails("vm remove web --delete-disks --purge --yes");
     assert!(code == 3 && said.contains(".vmx is gone"), "{code}: {said}");
     assert!(home.join("web-flat.vmdk").exists());
     fs::rename(&away, &vmx).unwrap();
     datastore.json("vm open web");
-    datastore.json("vm remove web --delete-disks");
+    datastore.json("vm remove web --delete-disks --purge --yes");
     assert!(!home.exists());
     daemon.stop();
 }

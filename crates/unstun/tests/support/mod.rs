@@ -295,11 +295,67 @@ impl Control for Fake {
         ready(self.state().loss(&vm, Operation::Discard, target, request.disconnect))
     }
 
-    fn vm_remove(&self, vm: VmName, delete_disks: bool) -> Reply<'_, VmRemoved> {
+    fn vm_remove(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemoved> {
         let mut state = self.state();
-        let home = state.vm(&vm).map(|vm| vm.home.clone());
+        let removed = state.vm(&vm).cloned();
         state.vms.remove(vm.as_str());
-        ready(home.map(|home| VmRemoved { name: vm, home, disks_deleted: delete_disks }))
+        let kept = request.delete_disks && !request.purge;
+        ready(removed.map(|removed| {
+            let bin = kept.then(|| state::bin_entry(&removed));
+            state.bin.extend(bin.clone().map(|bin| (bin, removed.clone())));
+            let disks_deleted = request.delete_disks && !kept;
+            VmRemoved { name: vm, home: removed.home, disks_deleted, bin }
+        }))
+    }
+
+    /// Nobody is connected to what is removed.
+    fn vm_remove_preview(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemovePreview> {
+        let disk = |disk: &Disk| RemovedDisk { number: disk.number, size_bytes: disk.size_bytes };
+        ready(self.state().vm(&vm).map(|removed| VmRemovePreview {
+            vm: vm.clone(),
+            condition: VmCondition::Open,
+            datastore: removed.datastore.clone(),
+            store: removed.store,
+            home: removed.home.clone(),
+            disks_deleted: request.delete_disks,
+            disks: Some(removed.disks.iter().map(disk).collect()),
+            snapshots: Some(Vec::new()),
+            allocated_bytes: Some(DELTA_BYTES),
+            clients: Vec::new(),
+            kept_until: (!request.purge).then(|| TIME.parse().unwrap()),
+            not_kept: request.purge.then(|| "--purge removes it for good".to_owned()),
+        }))
+    }
+
+    fn bin_list(&self, _: Option<DatastoreName>) -> Reply<'_, Vec<BinEntry>> {
+        ready(Ok(self.state().bin.iter().map(|(entry, _)| entry.clone()).collect()))
+    }
+
+    fn bin_restore(&self, request: BinRestore) -> Reply<'_, BinRestored> {
+        let mut state = self.state();
+        let is =
+            |(entry, _): &(BinEntry, Vm)| entry.id == request.entry || entry.vm.as_str() == request.entry;
+        let Some(at) = state.bin.iter().position(is) else {
+            return ready(Err(Error::not_found(format!("{:?} is not in the bin", request.entry))));
+        };
+        let (entry, vm) = state.bin.remove(at);
+        let name = request.name.unwrap_or_else(|| vm.name.clone());
+        let home = vm.home.clone();
+        state.vms.insert(name.to_string(), Vm { name: name.clone(), ..vm });
+        ready(Ok(BinRestored { entry, vm: name, home, condition: VmCondition::Open }))
+    }
+
+    fn bin_empty_preview(&self, _: BinEmpty) -> Reply<'_, BinEmptied> {
+        let entries: Vec<_> = self.state().bin.iter().map(|(entry, _)| entry.clone()).collect();
+        let bytes = entries.iter().filter_map(|entry| entry.bytes).sum();
+        ready(Ok(BinEmptied { entries, bytes, left: Vec::new() }))
+    }
+
+    fn bin_empty(&self, _: BinEmpty) -> Reply<'_, BinEmptied> {
+        let mut state = self.state();
+        let entries: Vec<_> = state.bin.drain(..).map(|(entry, _)| entry).collect();
+        let bytes = entries.iter().filter_map(|entry| entry.bytes).sum();
+        ready(Ok(BinEmptied { entries, bytes, left: Vec::new() }))
     }
 
     fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken> {
@@ -362,6 +418,19 @@ impl Control for Fake {
 
     fn datastore_remove(&self, name: DatastoreName) -> Reply<'_, DatastoreRemoved> {
         ready(Ok(DatastoreRemoved { name, path: "/added".into() }))
+    }
+
+    fn datastore_remove_preview(&self, name: DatastoreName) -> Reply<'_, DatastoreRemovePreview> {
+        ready(Ok(DatastoreRemovePreview {
+            name,
+            path: "/added".into(),
+            condition: DatastoreCondition::Open,
+            vms: Vec::new(),
+            idle_vms: Vec::new(),
+            clients: Vec::new(),
+            bin_entries: 0,
+            bin_bytes: 0,
+        }))
     }
 
     fn job_list(&self) -> Reply<'_, Vec<Job>> {

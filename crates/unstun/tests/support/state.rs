@@ -19,10 +19,11 @@ pub struct State {
     pub trees: BTreeMap<String, Vec<Snapshot>>,
     pub jobs: Vec<Job>,
     pub events: Vec<Event>,
+    pub bin: Vec<(BinEntry, Vm)>,
 }
 
 pub fn space() -> Space {
-    Space { free_bytes: 100 << 30, worst_growth_bytes: 20 << 30 }
+    Space { free_bytes: 100 << 30, worst_growth_bytes: 20 << 30, bin_bytes: 0, reclaimable_bytes: 0 }
 }
 
 pub fn datastore(name: &str) -> Datastore {
@@ -36,10 +37,27 @@ pub fn datastore(name: &str) -> Datastore {
         notices: Vec::new(),
         free_bytes: Some(100 << 30),
         total_bytes: Some(200 << 30),
+        bin_bytes: Some(0),
+        reclaimable_bytes: Some(0),
         direct_io: Some(true),
         vms: Some(1),
         native_store: true,
         map_cache_bytes: Some(64 << 20),
+    }
+}
+
+pub fn bin_entry(vm: &Vm) -> BinEntry {
+    BinEntry {
+        id: "0123456789abcdef".to_owned(),
+        kind: BinKind::Vm,
+        vm: vm.name.clone(),
+        datastore: vm.datastore.clone(),
+        store: vm.store,
+        operation: Operation::Remove,
+        removed: TIME.parse().unwrap(),
+        kept_until: TIME.parse().unwrap(),
+        bytes: Some(DELTA_BYTES),
+        path: Some(vm.home.clone()),
     }
 }
 

@@ -3,7 +3,7 @@
 use blk::Result;
 
 use super::super::store::Store;
-use super::items::{self, VmHome, home_key, put_home};
+use super::items::{self, VmHome, VmHomeState, home_key, put_home};
 
 impl Store {
     /// Returns the recorded homes by the VMs' ids.
@@ -21,15 +21,21 @@ impl Store {
 
     /// Records the home of a VM that is whole. Durable when it answers.
     pub async fn set_home(&self, id: u128, path: &str) -> Result<()> {
-        self.put_home(id, VmHome { path: path.to_string(), whole: true }).await
+        self.put_home(id, path, VmHomeState::Whole).await
+    }
+
+    /// Records that the VM was removed, and is kept with the home at `path`. Durable when it answers.
+    pub async fn set_binned(&self, id: u128, path: &str) -> Result<()> {
+        self.put_home(id, path, VmHomeState::Binned).await
     }
 
     /// Records that the VM is to be removed with the home at `path`. Durable when it answers; only `remove_vm` may follow.
     pub async fn begin_removal(&self, id: u128, path: &str) -> Result<()> {
-        self.put_home(id, VmHome { path: path.to_string(), whole: false }).await
+        self.put_home(id, path, VmHomeState::Unfinished).await
     }
 
-    async fn put_home(&self, id: u128, home: VmHome) -> Result<()> {
+    async fn put_home(&self, id: u128, path: &str, state: VmHomeState) -> Result<()> {
+        let home = VmHome { path: path.to_string(), state };
         if self.home_of(id)?.as_ref() != Some(&home) {
             self.change(&[put_home(id, &home)])?;
         }

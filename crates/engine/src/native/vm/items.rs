@@ -35,9 +35,20 @@ pub struct KeptSlot {
 pub struct VmHome {
     /// As the store's user names it: the folder's name in the datastore, or an absolute path.
     pub path: String,
-    /// False while the VM is being made or removed: whoever finds it so removes it with its home.
-    pub whole: bool,
+    pub state: VmHomeState,
 }
+
+/// What the VM of a home is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VmHomeState {
+    /// It is being made or removed: whoever finds it so removes it with its home.
+    Unfinished,
+    Whole,
+    /// It was removed, and is kept for a while: it is served nowhere.
+    Binned,
+}
+
+const HOME_STATES: [VmHomeState; 3] = [VmHomeState::Unfinished, VmHomeState::Whole, VmHomeState::Binned];
 
 pub fn layer_name(node: u64) -> String {
     format!("n{node}")
@@ -62,23 +73,17 @@ pub fn home_key(vm: u128) -> Key {
 
 pub fn put_home(vm: u128, home: &VmHome) -> Op {
     let mut out = Writer::default();
-    out.u8(u8::from(home.whole)).bytes(home.path.as_bytes());
+    out.u8(home.state as u8).bytes(home.path.as_bytes());
     Op::Put { key: home_key(vm), value: out.done() }
 }
 
 pub fn read_home(value: &[u8], place: &str) -> Result<VmHome> {
     let mut input = Reader::new(value, place);
-    let whole = match input.u8("state of a VM's home")? {
-        0 => false,
-        1 => true,
-        state => {
-            return Err(Error::damaged(
-                place,
-                format!("state of a VM's home: found {state}, expected 0 or 1"),
-            ));
-        }
-    };
-    Ok(VmHome { whole, path: input.text("home of a VM")? })
+    let byte = input.u8("state of a VM's home")?;
+    let state = *HOME_STATES.get(usize::from(byte)).ok_or_else(|| {
+        Error::damaged(place, format!("state of a VM's home: found {byte}, expected 0 to 2"))
+    })?;
+    Ok(VmHome { state, path: input.text("home of a VM")? })
 }
 
 pub fn snapshot_key(vm: u128, uid: u32) -> Key {

@@ -34,7 +34,7 @@ use crate::options::Options;
 use crate::tree;
 use crate::vm::Listener;
 
-pub use self::items::VmHome;
+pub use self::items::{VmHome, VmHomeState};
 pub use self::registry::NewNativeVm;
 
 /// Events kept in memory; the daemon writes them away as they come.

@@ -12,7 +12,8 @@ use super::super::layout::BLOCK;
 use super::super::lineage::DISK_BLOCKS_MAX;
 use super::super::store::Store;
 use super::items::{
-    self, KeptSlot, VmHome, home_key, layer_name, moving_key, node_of, put_home, put_snapshot, put_vm, vm_key,
+    self, KeptSlot, VmHome, VmHomeState, home_key, layer_name, moving_key, node_of, put_home, put_snapshot,
+    put_vm, vm_key,
 };
 use super::leave::{drop_snapshot, snapshots_per_change};
 use super::{NativeVm, head_of};
@@ -152,7 +153,7 @@ fn new_state(store: &Store, id: u128, name: &str) -> VmState {
 }
 
 fn unfinished(home: &str) -> VmHome {
-    VmHome { path: home.to_string(), whole: false }
+    VmHome { path: home.to_string(), state: VmHomeState::Unfinished }
 }
 
 fn new_id(store: &Store) -> u128 {

@@ -1,0 +1,128 @@
+//! `unstun bin`.
+
+use jiff::Timestamp;
+
+use crate::api::{BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, VmCondition};
+use crate::cli::{BinCommand, ConsentArgs};
+use crate::client::Client;
+use crate::command::consent;
+use crate::error::{Error, Result};
+use crate::name::VmName;
+use crate::output::{Output, align_right, table};
+use crate::units::{format_bytes, format_seconds};
+
+pub async fn run(command: &BinCommand, client: &Client, output: Output) -> Result<()> {
+    match command {
+        BinCommand::List => {
+            let within = client.within().await?;
+            output.result(&client.bin_list(within.as_ref()).await?, |entries| list(entries))
+        }
+        BinCommand::Restore { entry, name } => restore(entry, name.as_ref(), client, output).await,
+        BinCommand::Empty { entries, consent } => empty(entries, consent, client, output).await,
+    }
+}
+
+async fn restore(entry: &str, name: Option<&VmName>, client: &Client, output: Output) -> Result<()> {
+    let datastore = client.within().await?;
+    let request = BinRestore { entry: entry.to_owned(), name: name.cloned(), datastore };
+    output.result(&client.bin_restore(&request).await?, restored)
+}
+
+async fn empty(entries: &[String], args: &ConsentArgs, client: &Client, output: Output) -> Result<()> {
+    let request = BinEmpty { entries: entries.to_vec(), datastore: client.within().await? };
+    let preview = client.bin_empty_preview(&request).await?;
+    if args.dry_run {
+        return output.result(&preview, goes);
+    }
+    if !preview.entries.is_empty() && !args.yes {
+        output.note(&goes(&preview));
+        consent("Remove for good?", "removes")?;
+    }
+    // What was shown, and nothing that has come since.
+    let ids = preview.entries.iter().map(|entry| entry.id.clone()).collect();
+    let done = match preview.entries.is_empty() {
+        true => preview,
+        false => client.bin_empty(&BinEmpty { entries: ids, ..request }).await?,
+    };
+    output.result(&done, emptied)?;
+    match done.left.first() {
+        None => Ok(()),
+        Some(left) => Err(Error::refused(format!("VM {} stays in the bin: {}", left.vm, left.cause))),
+    }
+}
+
+fn bytes(bytes: Option<u64>) -> String {
+    bytes.map_or("-".to_owned(), format_bytes)
+}
+
+fn rows(entries: &[BinEntry]) -> String {
+    let mut table = table(&["entry", "kept is", "of", "removed", "goes in", "allocated", "datastore"]);
+    let now = Timestamp::now();
+    for entry in entries {
+        let left = entry.kept_until.duration_since(now).as_secs().max(0).unsigned_abs();
+        table.add_row([
+            entry.id.clone(),
+            entry.kind.as_str().to_owned(),
+            entry.vm.to_string(),
+            format!("{:.0}", entry.removed),
+            format_seconds(left),
+            bytes(entry.bytes),
+            entry.datastore.to_string(),
+        ]);
+    }
+    align_right(&mut table, &[4, 5]);
+    table.to_string()
+}
+
+fn list(entries: &[BinEntry]) -> String {
+    match entries {
+        [] => "the bin is empty".to_owned(),
+        entries => rows(entries),
+    }
+}
+
+fn goes(preview: &BinEmptied) -> String {
+    match preview.entries.as_slice() {
+        [] => "the bin is empty".to_owned(),
+        entries => format!(
+            "{}\n{} in {} removed for good; there is no way back",
+            rows(entries),
+            format_bytes(preview.bytes),
+            counted(entries.len())
+        ),
+    }
+}
+
+fn counted(entries: usize) -> String {
+    match entries {
+        1 => "1 entry is".to_owned(),
+        entries => format!("{entries} entries are"),
+    }
+}
+
+fn emptied(done: &BinEmptied) -> String {
+    match done.entries.len() {
+        0 => "nothing was removed".to_owned(),
+        entries => format!("{} removed for good, {}", counted(entries), format_bytes(done.bytes)),
+    }
+}
+
+fn restored(restored: &BinRestored) -> String {
+    let vm = &restored.vm;
+    let named = match restored.entry.vm == *vm {
+        true => vm.to_string(),
+        false => format!("{} is {vm} now, and", restored.entry.vm),
+    };
+    match restored.condition {
+        VmCondition::Open => format!(
+            "{named} is served again\nthe export names of before are refused; `unstun attach {vm}` prints those of now\n(for \
+             plain names, {vm}/diskN: `unstun vm open {vm}`, when no client of before runs any more)"
+        ),
+        VmCondition::Closed => {
+            format!("{named} is back, closed as it was; `unstun vm open {vm}` serves it")
+        }
+        VmCondition::Broken => {
+            format!("{named} is back, and cannot be served; `unstun vm list` says why")
+        }
+    }
+}

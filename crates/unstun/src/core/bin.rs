@@ -1,0 +1,340 @@
+//! The bin: a VM that is removed with its disks is kept for a while, and can be brought back.
+//!
+//! Here is decided what is kept, for how long, and what goes for good when others need the space. `bin/steps.rs` has the
+//! steps in and out, each of which a start finishes; `bin/records.rs` what is on record; `bin/verbs.rs` the commands.
+
+mod entry;
+mod records;
+mod steps;
+mod verbs;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blk::reactor::Space;
+use engine::job::JobState;
+
+use super::identity::VmId;
+use super::node::Node;
+use super::present;
+use super::site::{Home, Site};
+use crate::api;
+use crate::error::{Error, Result};
+use crate::log::log;
+use crate::units::format_bytes;
+
+pub use records::{BinRecord, BinRecords, BinState, parse_folder};
+
+/// Between two looks at what is past its time, or in the way.
+const TICK_US: u64 = 5_000_000;
+const HOUR_US: i64 = 3_600_000_000;
+/// With less free, what finds no space may have the bin's: a store grows by groups of 128 MiB.
+const SHORT_BYTES: u64 = 256 << 20;
+/// The same, of the whole.
+const SHORT_PERCENT: u64 = 5;
+/// A store gives the space of a VM back in the background: how often to look, and how often at most.
+const RELEASE_POLL_US: u64 = 20_000;
+const RELEASE_POLLS_MAX: u32 = 500;
+
+/// What the bin keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BinPolicy {
+    /// 0: nothing is kept.
+    pub hours: u32,
+    /// Of each datastore: with no more free nothing is kept.
+    pub free_percent: u32,
+}
+
+impl Default for BinPolicy {
+    fn default() -> Self {
+        BinPolicy { hours: 24, free_percent: 10 }
+    }
+}
+
+impl BinPolicy {
+    /// Returns the time up to which an entry is kept.
+    pub fn kept_until_unix_us(self, removed_unix_us: i64) -> i64 {
+        removed_unix_us.saturating_add(i64::from(self.hours).saturating_mul(HOUR_US))
+    }
+
+    fn leaves(self, space: Space) -> bool {
+        is_above(space, u64::from(self.free_percent))
+    }
+
+    /// Whether so little is free that a lack of space can be this datastore's.
+    fn is_short(self, space: Space) -> bool {
+        let percent = u64::from(self.free_percent).max(SHORT_PERCENT);
+        !is_above(space, percent) || space.free_bytes < SHORT_BYTES
+    }
+}
+
+fn is_above(space: Space, percent: u64) -> bool {
+    u128::from(space.free_bytes) * 100 > u128::from(space.total_bytes) * u128::from(percent)
+}
+
+impl Site {
+    /// The folder of an entry's VM.
+    pub fn bin_home(self: &Rc<Self>, entry: &str, record: &BinRecord) -> Home {
+        match &record.path {
+            Some(path) => self.at(path),
+            None => self.home(&record.folder(entry)),
+        }
+    }
+
+    /// Returns what the entries that are kept give back, as far as it is known.
+    pub fn bin_bytes(&self) -> u64 {
+        let kept = self.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
+        kept.fold(0, |sum, (_, record)| sum.saturating_add(record.bytes.unwrap_or(0)))
+    }
+}
+
+impl Node {
+    /// Returns why the bin would not keep a VM that is removed now; None: it does.
+    pub async fn not_kept(&self, site: &Site, request: api::VmRemove) -> Result<Option<String>> {
+        if request.purge {
+            return Ok(Some("--purge removes it for good".to_owned()));
+        }
+        if self.bin.hours == 0 {
+            return Ok(Some("the bin is switched off (--bin-hours 0)".to_owned()));
+        }
+        match site.space().await? {
+            space if self.bin.leaves(space) => Ok(None),
+            space => Ok(Some(format!(
+                "{} of {} are free in datastore {}, and the bin keeps VMs while more than {} % are",
+                format_bytes(space.free_bytes),
+                format_bytes(space.total_bytes),
+                site.name,
+                self.bin.free_percent
+            ))),
+        }
+    }
+
+    pub(super) fn bin_entry(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> api::BinEntry {
+        api::BinEntry {
+            id: entry.to_owned(),
+            kind: api::BinKind::Vm,
+            vm: record.vm.clone(),
+            datastore: site.name.clone(),
+            store: record.store,
+            operation: api::Operation::Remove,
+            removed: present::time(record.removed_unix_us),
+            kept_until: present::time(self.bin.kept_until_unix_us(record.removed_unix_us)),
+            bytes: record.bytes,
+            path: Some(site.bin_home(entry, record).path),
+        }
+    }
+
+    /// Returns the folders of all entries, in whatever state: nothing else may use them.
+    pub(super) fn bin_homes(&self) -> Vec<(BinRecord, PathBuf)> {
+        let mut homes = Vec::new();
+        for site in self.sites() {
+            for (entry, record) in site.bin.all() {
+                let path = site.bin_home(&entry, &record).path;
+                homes.push((record, path));
+            }
+        }
+        homes
+    }
+
+    /// Whether the folder is that of a VM which is kept.
+    pub(super) fn is_in_bin(&self, path: &Path) -> bool {
+        let is = |(record, home): &(BinRecord, PathBuf)| record.state == BinState::Kept && home == path;
+        self.bin_homes().iter().any(is)
+    }
+
+    /// Returns the folder in the bin of a VM with files.
+    pub(super) async fn bin_home_of(&self, id: u128) -> blk::Result<Option<PathBuf>> {
+        for (record, path) in self.bin_homes() {
+            let is = record.store == api::Store::Redo && record.id == Some(id);
+            if is && self.has_id(&path, VmId::Files(id)).await? {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Looks after the bins until the daemon ends.
+    pub async fn keep_bins(self: Rc<Self>) {
+        while !self.bin_ends.get() {
+            self.tend_bins().await;
+            self.env.sleep_us(TICK_US).await;
+        }
+    }
+
+    /// No eviction is under way afterwards, and none begins.
+    pub(super) async fn end_bins(&self) {
+        self.bin_ends.set(true);
+        for site in self.sites() {
+            drop(site.bin.turn.lock().await);
+        }
+    }
+
+    /// Removes for good what is past its time, and what is in the way of the space that is to stay free.
+    pub(super) async fn tend_bins(&self) {
+        for site in self.sites() {
+            self.evict_expired(&site).await;
+            self.evict_for_share(&site).await;
+            let waits = |state| state == JobState::WaitingForSpace;
+            let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, &site));
+            if entries.flat_map(|entry| entry.vm.jobs()).any(|job| waits(job.state())) {
+                self.make_room(&site).await;
+            }
+        }
+    }
+
+    async fn evict_expired(&self, site: &Rc<Site>) {
+        let _turn = site.bin.turn.lock().await;
+        for (entry, record) in self.evictable(site) {
+            let until = self.bin.kept_until_unix_us(record.removed_unix_us);
+            if until <= self.env.unix_us() || record.state == BinState::Removing {
+                self.evict_or_tell(site, &entry, &record, "its time in the bin is over").await;
+            }
+        }
+    }
+
+    /// Oldest first, until more than the share is free.
+    async fn evict_for_share(&self, site: &Rc<Site>) {
+        let _turn = site.bin.turn.lock().await;
+        for (entry, record) in self.evictable(site) {
+            match site.space().await {
+                Ok(space) if !self.bin.leaves(space) => {}
+                // What cannot be found out is no reason.
+                _ => return,
+            }
+            self.evict_or_tell(site, &entry, &record, "the datastore needs its space").await;
+        }
+    }
+
+    /// Removes the oldest entry of a datastore's bin for good, where its space may help what found none. False: there is
+    /// nothing to remove, or enough free.
+    pub async fn make_room(&self, site: &Rc<Site>) -> bool {
+        let before = site.bin.evicted.get();
+        if self.evictable(site).is_empty() {
+            return false;
+        }
+        let _turn = site.bin.turn.lock().await;
+        if site.bin.evicted.get() != before {
+            return true;
+        }
+        if site.space().await.is_ok_and(|space| !self.bin.is_short(space)) {
+            return false;
+        }
+        for (entry, record) in self.evictable(site) {
+            if self.evict_or_tell(site, &entry, &record, "the datastore needs its space").await {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Runs `work`, which can be repeated, and where it finds no space runs it again with that of the bin.
+    pub async fn with_bin<T>(&self, site: &Rc<Site>, work: impl AsyncFn() -> Result<T>) -> Result<T> {
+        loop {
+            match work().await {
+                Err(e) if e.kind == crate::error::ErrorKind::NoSpace && self.make_room(site).await => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// What is kept, or half removed, the oldest first.
+    fn evictable(&self, site: &Site) -> Vec<(String, BinRecord)> {
+        if self.bin_ends.get() || site.refuse_when_leaving().is_err() {
+            return Vec::new();
+        }
+        let mut all = site.bin.all();
+        all.retain(|(entry, record)| record.may_go() && !site.bin.is_busy(entry));
+        all
+    }
+
+    async fn evict_or_tell(&self, site: &Rc<Site>, entry: &str, record: &BinRecord, why: &str) -> bool {
+        match self.evict(site, entry).await {
+            Ok(()) => {
+                log(format_args!("VM {}: removed from the bin for good: {why}", record.vm));
+                self.await_release(site, record).await;
+                true
+            }
+            Err(e) => {
+                if site.bin.is_news(entry) {
+                    log(format_args!("VM {} stays in the bin of datastore {}: {e}", record.vm, site.name));
+                }
+                false
+            }
+        }
+    }
+
+    /// Waits until a store has given back what it can.
+    async fn await_release(&self, site: &Site, record: &BinRecord) {
+        let Some(store) = site.native.opened().filter(|_| record.store == api::Store::Native) else { return };
+        for _ in 0..RELEASE_POLLS_MAX {
+            let used = store.store_use();
+            if self.bin_ends.get()
+                || store.broken().is_some()
+                || (!store.has_to_reclaim() && used.waiting == 0)
+            {
+                return;
+            }
+            self.env.sleep_us(RELEASE_POLL_US).await;
+        }
+    }
+
+    /// Finds an entry by its id, or by the name of a VM that has one.
+    pub(super) fn find_in_bin(
+        &self,
+        wanted: &str,
+        datastore: Option<&crate::name::DatastoreName>,
+    ) -> Result<(Rc<Site>, String, BinRecord)> {
+        let mut found = self.in_bins(datastore)?;
+        if let Some(at) = found.iter().position(|(_, entry, _)| entry == wanted) {
+            return Ok(found.swap_remove(at));
+        }
+        found.retain(|(_, _, record)| record.vm.as_str() == wanted);
+        match found.len() {
+            0 => Err(Error::not_found(format!("{wanted:?} is not in the bin; see `unstun bin list`"))),
+            1 => Ok(found.swap_remove(0)),
+            count => {
+                let ids: Vec<_> = found.iter().map(|(_, entry, _)| entry.as_str()).collect();
+                let ids = ids.join(", ");
+                Err(Error::invalid(format!(
+                    "{count} VMs in the bin were called {wanted}: name one by its id ({ids}; see `unstun bin list`)"
+                )))
+            }
+        }
+    }
+
+    /// What is kept in a datastore, or in all of them: the oldest first.
+    pub(super) fn in_bins(
+        &self,
+        datastore: Option<&crate::name::DatastoreName>,
+    ) -> Result<Vec<(Rc<Site>, String, BinRecord)>> {
+        let sites = match datastore {
+            Some(name) => vec![self.site(Some(name))?],
+            None => self.sites(),
+        };
+        let mut found = Vec::new();
+        for site in sites {
+            let kept = site.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
+            found.extend(kept.map(|(entry, record)| (site.clone(), entry, record)));
+        }
+        found.sort_by_key(|(_, _, record)| record.removed_unix_us);
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_depends_on_what_is_free() {
+        let policy = BinPolicy::default();
+        let space = |free_bytes| Space { free_bytes, total_bytes: 1 << 40 };
+        assert!(policy.leaves(space(1 << 39)) && !policy.is_short(space(1 << 39)));
+        assert!(!policy.leaves(space((1 << 40) / 10)));
+        assert!(policy.is_short(space(1 << 30)));
+        let none = BinPolicy { free_percent: 0, ..policy };
+        assert!(none.leaves(space(1)) && !none.leaves(space(0)) && none.is_short(space(1)));
+        assert_eq!(policy.kept_until_unix_us(5), 24 * HOUR_US + 5);
+        assert_eq!(policy.kept_until_unix_us(i64::MAX), i64::MAX);
+    }
+}
