@@ -72,6 +72,14 @@ fn is_above(space: Space, percent: u64) -> bool {
     u128::from(space.free_bytes) * 100 > u128::from(space.total_bytes) * u128::from(percent)
 }
 
+/// Refuses a name for a VM that a folder of the bin has.
+pub fn refuse_reserved(name: &str) -> Result<()> {
+    match name.ends_with(records::FOLDER_SUFFIX) {
+        true => Err(Error::refused(format!("VM {name}: names that end so are those of folders in the bin"))),
+        false => Ok(()),
+    }
+}
+
 impl Site {
     /// The folder of an entry's VM.
     pub fn bin_home(self: &Rc<Self>, entry: &str, record: &BinRecord) -> Home {

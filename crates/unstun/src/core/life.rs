@@ -10,7 +10,7 @@ use super::node::Node;
 use super::prepare::Source;
 use super::records::HomeState;
 use super::site::{Home, Site};
-use super::{formats, native, present};
+use super::{bin, formats, native, present};
 use crate::api;
 use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, ErrorKind, Result};
@@ -59,6 +59,7 @@ impl Node {
 
     /// Where a new VM's files will be.
     pub async fn free_home(&self, site: &Rc<Site>, name: &str) -> Result<Home> {
+        bin::refuse_reserved(name)?;
         let home = site.home(name);
         if self.is_taken(name) || site.has(name).await? {
             let message = format!("{}: exists; expected a free VM name", home.path.display());
@@ -130,6 +131,7 @@ impl Node {
         if !in_place {
             return self.free_home(site, name).await;
         }
+        bin::refuse_reserved(name)?;
         let folder = &source.folder;
         if site.contains(folder) && folder.file_name() != Some(name.as_ref()) {
             let cause =

@@ -212,6 +212,77 @@ fn what_a_vm_in_the_bin_reads_stays() {
     daemon.stop();
 }
 
+/// The folder says whose it is, and so does the store.
+#[test]
+fn a_bin_whose_records_are_lost_or_damaged_is_found_again() {
+    for store in STORES {
+        for text in [None, Some("state kept\nvm ../x\n")] {
+            let datastore = Datastore::new();
+            let daemon = datastore.start_as(&KEEP);
+            let (twin, then) = scribbled(&datastore, store);
+            let entry = datastore.json(REMOVE)["bin"]["id"].as_str().unwrap().to_owned();
+            daemon.stop();
+            let record = datastore.path().join(".unstun/bin").join(&entry);
+            match text {
+                Some(text) => fs::write(&record, text).unwrap(),
+                None => fs::remove_file(&record).unwrap(),
+            }
+            let daemon = datastore.start_as(&KEEP);
+            assert_eq!(kept(&datastore)[0]["id"], json!(entry));
+            datastore.json("bin restore web");
+            assert_content(&datastore, "web", &twin, &then);
+            daemon.stop();
+        }
+    }
+}
+
+/// What a native VM is stands in the store alone.
+#[test]
+fn a_native_vm_comes_back_without_its_folder() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start_as(&KEEP);
+    let (twin, then) = scribbled(&datastore, "native");
+    let removed = datastore.json(REMOVE);
+    fs::remove_dir_all(removed["bin"]["path"].as_str().unwrap()).unwrap();
+    daemon.stop();
+    let daemon = datastore.start_as(&KEEP);
+    assert_eq!(names(&datastore), Vec::<String>::new());
+    datastore.json("bin restore web");
+    assert_content(&datastore, "web", &twin, &then);
+    daemon.stop();
+}
+
+#[test]
+fn a_vm_that_would_come_back_torn_is_not_kept_and_the_preview_says_so() {
+    let datastore = Datastore::new();
+    let fast = datastore.beside("fast");
+    fs::create_dir(&fast).unwrap();
+    let daemon = datastore.start_as(&KEEP);
+    datastore.json("vm create web --disk 16M --store redo");
+    datastore.json(&format!("vm set web --snapshot-dir {}", fast.display()));
+    datastore.json("snapshot take web a");
+    let preview = datastore.json("vm remove web --delete-disks --dry-run");
+    assert!(preview["not_kept"].as_str().unwrap().contains("in another folder"), "{preview}");
+    assert_eq!(datastore.json(REMOVE)["disks_deleted"], true);
+    assert_eq!(fs::read_dir(&fast).unwrap().filter(|one| is_disk(one.as_ref().unwrap())).count(), 0);
+    // All of its disks in another folder is well.
+    datastore.json(&format!("vm create web --disk 16M,dir={} --store redo", fast.display()));
+    run_script(&datastore.uri("web/disk0"), &["write -P 5 0 1M".to_owned()]);
+    datastore.json("snapshot take web a");
+    datastore.json(REMOVE);
+    datastore.json(&format!("vm create web --disk 16M,dir={} --store redo", fast.display()));
+    datastore.json("bin restore web --name old");
+    datastore.json("vm open old");
+    run_script(&datastore.uri("old/disk0"), &["read -P 5 0 1M".to_owned()]);
+    let (code, said) = datastore.fails("vm create x.0123456789abcdef.unstun-bin --disk 1M");
+    assert!(code == 3 && said.contains("bin"), "{code}: {said}");
+    daemon.stop();
+}
+
+fn is_disk(entry: &fs::DirEntry) -> bool {
+    entry.path().extension().is_some_and(|extension| extension == "vmdk")
+}
+
 /// A copy of what is in the bin, and what others have put into its folder.
 #[test]
 fn a_folder_of_the_bin_is_no_vm_and_takes_no_strange_file_along() {
@@ -367,7 +438,12 @@ fn the_bin_keeps_nothing_where_little_is_free() {
     let preview = small.datastore.json("vm remove web --delete-disks --dry-run");
     assert_eq!(preview["not_kept"], json!(null), "{preview}");
     small.small.fill();
-    until("the entry to go", || kept(&small.datastore).is_empty().then_some(()));
+    // It is no entry any more while its files go.
+    until("its files to go", || {
+        let left = fs::read_dir(small.small.path()).unwrap().map(|one| one.unwrap().file_name());
+        let gone = !left.into_iter().any(|name| name.to_str().unwrap().contains("unstun-bin"));
+        (gone && kept(&small.datastore).is_empty()).then_some(())
+    });
     small.small.fill();
     let preview = small.datastore.json("vm remove web --delete-disks --dry-run");
     assert!(preview["not_kept"].as_str().unwrap().contains("more than 10 %"), "{preview}");

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::sync::TaskMutex;
-use blk::{Dir, Error, Result};
+use blk::{Dir, Error, ErrorKind, Result};
 
 use crate::api::Store;
 use crate::name::VmName;
@@ -15,7 +15,7 @@ use crate::name::VmName;
 /// In the datastore's own folder: a file for each entry, called by its id.
 pub const BIN_NAME: &str = "bin";
 /// Of the folder of a VM that is in the bin. It begins with the VM's name and the entry's id.
-const FOLDER_SUFFIX: &str = ".unstun-bin";
+pub const FOLDER_SUFFIX: &str = ".unstun-bin";
 /// Words, numbers, two names and a path of the kernel's greatest length.
 const RECORD_BYTES_MAX: u64 = 8 << 10;
 /// In the place of what is not known.
@@ -126,7 +126,9 @@ pub fn parse_folder(name: &str) -> Option<(VmName, String)> {
 
 /// The records of one datastore.
 pub struct BinRecords {
-    dir: Dir,
+    own: Dir,
+    /// None before the first entry: a full datastore has no space for a folder.
+    dir: RefCell<Option<Dir>>,
     all: RefCell<BTreeMap<String, BinRecord>>,
     /// Files that are no records: they stay, and are told.
     pub damaged: Vec<Error>,
@@ -154,10 +156,16 @@ impl Drop for Busy {
 
 impl BinRecords {
     pub async fn read(own: &Dir) -> Result<BinRecords> {
-        let dir = own.open_dir(BIN_NAME, true).await?;
-        own.sync().await?;
+        let dir = match own.open_dir(BIN_NAME, false).await {
+            Err(e) if e.kind == ErrorKind::NotFound => None,
+            dir => Some(dir?),
+        };
+        let names = match &dir {
+            Some(dir) => dir.list().await?,
+            None => Vec::new(),
+        };
         let (mut all, mut damaged) = (BTreeMap::new(), Vec::new());
-        for name in dir.list().await? {
+        for (name, dir) in names.into_iter().zip(dir.iter().cycle()) {
             if name.ends_with(TEMPORARY_SUFFIX) {
                 dir.unlink_if_present(&name).await?;
                 continue;
@@ -174,7 +182,8 @@ impl BinRecords {
         }
         let (busy, told) = (RefCell::default(), RefCell::default());
         let (turn, evicted) = (TaskMutex::default(), Cell::new(0));
-        Ok(BinRecords { dir, all: RefCell::new(all), damaged, busy, told, turn, evicted })
+        let (own, dir) = (own.clone(), RefCell::new(dir));
+        Ok(BinRecords { own, dir, all: RefCell::new(all), damaged, busy, told, turn, evicted })
     }
 
     /// None while somebody else is at work on the entry.
@@ -212,10 +221,22 @@ impl BinRecords {
 
     /// Durable when it answers. After an error either record may be on disk.
     pub async fn put(&self, entry: &str, record: BinRecord) -> Result<()> {
-        let staged = self.dir.stage_file(entry, record.to_text().as_bytes()).await?;
+        let dir = self.dir().await?;
+        let staged = dir.stage_file(entry, record.to_text().as_bytes()).await?;
         self.all.borrow_mut().insert(entry.to_owned(), record);
-        self.dir.put_in_place(entry, staged).await?;
-        self.dir.sync().await
+        dir.put_in_place(entry, staged).await?;
+        dir.sync().await
+    }
+
+    async fn dir(&self) -> Result<Dir> {
+        let known = self.dir.borrow().clone();
+        if let Some(dir) = known {
+            return Ok(dir);
+        }
+        let dir = self.own.open_dir(BIN_NAME, true).await?;
+        self.own.sync().await?;
+        *self.dir.borrow_mut() = Some(dir.clone());
+        Ok(dir)
     }
 
     /// Durable when it answers.
@@ -223,9 +244,10 @@ impl BinRecords {
         if self.get(entry).is_none() {
             return Ok(());
         }
-        self.dir.unlink_if_present(entry).await?;
+        let dir = self.dir().await?;
+        dir.unlink_if_present(entry).await?;
         self.all.borrow_mut().remove(entry);
-        self.dir.sync().await
+        dir.sync().await
     }
 }
 

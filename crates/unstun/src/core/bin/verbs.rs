@@ -5,6 +5,7 @@ use std::rc::Rc;
 use super::super::homes;
 use super::super::node::Node;
 use super::super::site::Home;
+use super::BinState;
 use crate::api;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{DatastoreName, VmName};
@@ -22,6 +23,7 @@ impl Node {
         let busy = || Error::refused(format!("{entry}: is just being brought back or removed; try again"));
         let _busy = site.bin.begin(&entry).ok_or_else(busy)?;
         let to = request.name.unwrap_or_else(|| record.vm.clone());
+        super::refuse_reserved(to.as_str())?;
         let _claim = self.claim(to.as_str())?;
         site.refuse_when_leaving()?;
         if self.is_taken(to.as_str()) || site.has(to.as_str()).await? {
@@ -30,7 +32,13 @@ impl Node {
                 format!("VM {to}: the name is another's by now; `{other}` brings it back under a new one");
             return Err(Error::new(ErrorKind::Exists, cause));
         }
-        let home = self.bring_back(&site, &entry, &to).await?;
+        let home = self.bring_back(&site, &entry, &to).await.map_err(|e| {
+            let cause = Error::from(e);
+            match site.bin.get(&entry).is_some_and(|record| record.state == BinState::Kept) {
+                true => cause,
+                false => Error::new(cause.kind, format!("{cause}; the next start goes on with it")),
+            }
+        })?;
         let condition = self.serve_restored(&to, &home).await;
         Ok(api::BinRestored { entry: shown, vm: to, home: home.path, condition })
     }
