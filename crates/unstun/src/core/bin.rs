@@ -6,6 +6,8 @@
 mod entry;
 mod records;
 mod steps;
+#[cfg(test)]
+mod tests;
 mod verbs;
 
 use std::path::{Path, PathBuf};
@@ -326,23 +328,5 @@ impl Node {
         }
         found.sort_by_key(|(_, _, record)| record.removed_unix_us);
         Ok(found)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_kept_depends_on_what_is_free() {
-        let policy = BinPolicy::default();
-        let space = |free_bytes| Space { free_bytes, total_bytes: 1 << 40 };
-        assert!(policy.leaves(space(1 << 39)) && !policy.is_short(space(1 << 39)));
-        assert!(!policy.leaves(space((1 << 40) / 10)));
-        assert!(policy.is_short(space(1 << 30)));
-        let none = BinPolicy { free_percent: 0, ..policy };
-        assert!(none.leaves(space(1)) && !none.leaves(space(0)) && none.is_short(space(1)));
-        assert_eq!(policy.kept_until_unix_us(5), 24 * HOUR_US + 5);
-        assert_eq!(policy.kept_until_unix_us(i64::MAX), i64::MAX);
     }
 }

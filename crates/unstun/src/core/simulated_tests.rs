@@ -69,12 +69,17 @@ async fn make_folders(env: &Env) -> Outcome<()> {
 
 /// A daemon on the datastore, with everything in it open.
 pub async fn boot(env: Env, defect: Option<Defect>) -> Outcome<Rc<Node>> {
+    boot_with(env, defect, BinPolicy::default()).await
+}
+
+/// The same with another bin.
+pub async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) -> Outcome<Rc<Node>> {
     let place = Place {
         name: "ds".parse().expect("a name"),
         root: DATASTORE.into(),
         map_cache_bytes: 1 << 20,
         memory: Memory::new(1 << 30).expect("within its limits"),
-        bin: BinPolicy::default(),
+        bin,
         nbd: Vec::new(),
     };
     let node = Node::new(env, &place, Journal::nowhere()).await.map_err(text("the datastore"))?;
