@@ -359,6 +359,49 @@ fn a_datastore_takes_its_bin_along() {
     daemon.stop();
 }
 
+/// Its store says what is in the bin, to whichever daemon; and what that one has done holds.
+#[test]
+fn a_device_takes_its_bin_along() {
+    for restores in [true, false] {
+        let (datastore, other) = (Datastore::new(), Datastore::new());
+        let device = datastore.beside("device");
+        fs::File::create(&device).unwrap().set_len(1 << 30).unwrap();
+        datastore.json(&format!("datastore create {}", device.display()));
+        let add = format!("datastore add raw={}", device.display());
+        let daemon = datastore.start_as(&KEEP);
+        datastore.json(&add);
+        datastore.json_at("raw", "vm create web --disk 16M");
+        run_script(&datastore.uri("web/disk0"), &["write -P 5 0 1M".to_owned()]);
+        let entry = datastore.json(REMOVE)["bin"]["id"].as_str().unwrap().to_owned();
+        datastore.json("datastore remove raw --yes");
+        let apart = other.start_as(&KEEP);
+        other.json(&add);
+        assert_eq!(kept(&other)[0]["id"], json!(entry));
+        match restores {
+            true => {
+                other.json("bin restore web");
+                other.json("vm open web");
+                run_script(
+                    &other.uri("web/disk0"),
+                    &["read -P 5 0 1M".to_owned(), "write -P 6 0 1M".to_owned()],
+                );
+            }
+            false => drop(other.json("bin empty --yes")),
+        }
+        apart.stop();
+        datastore.json(&add);
+        assert_eq!(kept(&datastore), Vec::<Value>::new());
+        assert_eq!(names(&datastore).len(), usize::from(restores));
+        if restores {
+            run_script(&datastore.uri("web/disk0"), &["read -P 6 0 1M".to_owned()]);
+        }
+        for one in datastore.json("datastore list").as_array().unwrap() {
+            assert_eq!(one["notices"], json!([]), "{one}");
+        }
+        daemon.stop();
+    }
+}
+
 /// A small datastore, with 120 MiB in the bin that a guest then needs.
 struct Small {
     small: Mounted,

@@ -13,7 +13,7 @@ use super::super::identity::VmId;
 use super::super::native;
 use super::super::node::Node;
 use super::super::records::{HomeRecord, HomeState};
-use super::super::remove::refuse_readers;
+use super::super::remove::{open_home, refuse_readers, remove_folder};
 use super::super::site::{Home, Site};
 use super::records::{BinRecord, BinState, parse_folder};
 use crate::api::{Store, WhenFull};
@@ -257,7 +257,7 @@ impl Node {
 
     async fn finish_entry(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
         match &record.state {
-            BinState::Kept => Ok(()),
+            BinState::Kept => self.drop_stale(site, entry, record).await,
             BinState::Coming => self.finish_coming(site, entry, record).await.map(drop),
             BinState::Removing => self.finish_removing(site, entry, record).await,
             BinState::Restoring(to) => match self.finish_restoring(site, entry, record, to).await {
@@ -268,6 +268,27 @@ impl Node {
                 finished => finished.map(drop),
             },
         }
+    }
+
+    /// Another daemon may have served the store meanwhile, and brought the VM back or removed it: the record goes, and our
+    /// folder with the mark.
+    async fn drop_stale(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
+        let (Store::Native, Some(id)) = (record.store, record.id) else { return Ok(()) };
+        if !site.native.exists().await? {
+            return Ok(());
+        }
+        let store = site.native.open().await?;
+        let is_there = store.vms().await?.iter().any(|(vm, _)| *vm == id);
+        let recorded = store.home_of(id)?;
+        if is_there && recorded.is_none_or(|recorded| recorded.state != VmHomeState::Whole) {
+            return Ok(());
+        }
+        let home = site.bin_home(entry, record);
+        if record.path.is_none() && home_is_there(self, &home).await? {
+            remove_folder(&home, &open_home(&home)?).await?;
+            self.leave_rest(site, entry, record).await?;
+        }
+        site.bin.remove(entry).await
     }
 
     /// Folders of the bin, and VMs of the store in it, that are on record nowhere: a device may have come from another
