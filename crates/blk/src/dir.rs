@@ -100,6 +100,14 @@ impl Dir {
         self.unit(op, from, &format!("renaming to {to}")).await
     }
 
+    /// Gives the file `from` a second name in `to_dir`. Fails with `Exists` when it is taken, and where the file system has
+    /// no second names.
+    pub async fn link(&self, from: &str, to_dir: &Dir, to: &str) -> Result<()> {
+        let (from_name, to_name) = (self.check_name(from)?, self.check_name(to)?);
+        let op = Op::Link { dir: self.0.handle, from: from_name, to_dir: to_dir.0.handle, to: to_name };
+        self.unit(op, from, &format!("giving it the name {}", to_dir.path_of(to))).await
+    }
+
     pub async fn unlink(&self, name: &str) -> Result<()> {
         let op = Op::Unlink { dir: self.0.handle, name: self.check_name(name)? };
         self.unit(op, name, "removing").await
@@ -148,6 +156,13 @@ impl Dir {
         self.sync().await
     }
 
+    /// Like `replace_file`; the new file has the owner, the group and the permissions of `like`.
+    pub async fn replace_file_like(&self, name: &str, content: &[u8], like: &File) -> Result<()> {
+        let staged = self.stage(name, content, Some(like)).await?;
+        self.put_in_place(name, staged).await?;
+        self.sync().await
+    }
+
     /// Gives the temporary twin of `name` that name.
     pub async fn put_in_place(&self, name: &str, staged: Staged) -> Result<()> {
         match self.rename(&format!("{name}{TEMPORARY_SUFFIX}"), name).await {
@@ -163,10 +178,21 @@ impl Dir {
 
     /// Writes the durable temporary twin of `name` for `put_in_place`. A failure leaves none behind.
     pub async fn stage_file(&self, name: &str, content: &[u8]) -> Result<Staged> {
+        self.stage(name, content, None).await
+    }
+
+    async fn stage(&self, name: &str, content: &[u8], like: Option<&File>) -> Result<Staged> {
         let temporary = format!("{name}{TEMPORARY_SUFFIX}");
         self.unlink_if_present(&temporary).await?;
         let file = self.create_new(&temporary).await?;
-        let written = write_text(&file, content).await;
+        let written = async {
+            if let Some(like) = like {
+                let op = Op::KeepAttributes { file: file.handle(), like: like.handle() };
+                self.unit(op, name, "keeping its owner and permissions").await?;
+            }
+            write_text(&file, content).await
+        };
+        let written = written.await;
         if written.is_err() {
             // What cannot be removed now is debris that the next open removes.
             let _ = self.unlink(&temporary).await;

@@ -80,6 +80,10 @@ impl Drop for Inner {
 }
 
 impl File {
+    pub(crate) fn handle(&self) -> Handle {
+        self.inner.handle
+    }
+
     pub(crate) fn new(env: Env, handle: Handle, name: String, limits: Limits) -> File {
         assert!(limits.logical_block.is_power_of_two() && limits.memory_align.is_power_of_two());
         let inner = Inner {

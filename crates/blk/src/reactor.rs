@@ -141,6 +141,18 @@ pub enum Op {
         dir: Handle,
         name: String,
     },
+    /// Gives a file a second name, in another directory. EEXIST when that is taken.
+    Link {
+        dir: Handle,
+        from: String,
+        to_dir: Handle,
+        to: String,
+    },
+    /// Gives a file the owner, the group and the permissions of another one.
+    KeepAttributes {
+        file: Handle,
+        like: Handle,
+    },
     /// Removes an empty subdirectory.
     RemoveDir {
         dir: Handle,
@@ -202,6 +214,7 @@ impl Op {
             | Op::Zero { file, .. }
             | Op::GiveBack { file, .. }
             | Op::SetLen { file, .. }
+            | Op::KeepAttributes { file, .. }
             | Op::Extents { file, .. }
             | Op::Allocated { file }
             | Op::Size { file } => Some(*file),

@@ -303,3 +303,22 @@ fn handles_of_a_file_that_is_only_read_share_a_descriptor() {
         assert_eq!(descriptors(&path.replace("/file", "/old")), 0);
     });
 }
+
+#[test]
+fn a_file_that_is_replaced_keeps_its_permissions_and_owner() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+    with_dir("like", |_, dir| async move {
+        let path = PathBuf::from(dir.path_of("file"));
+        dir.replace_file("file", b"old").await.unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        // Only root may give files away.
+        let given = chown(&path, Some(4711), Some(4712)).is_ok();
+        let old = dir.open("file", OpenMode::Read).await.unwrap();
+        dir.replace_file_like("file", b"new", &old).await.unwrap();
+        let now = std::fs::metadata(&path).unwrap();
+        assert_eq!(now.permissions().mode() & 0o7777, 0o640);
+        assert!(!given || (now.uid(), now.gid()) == (4711, 4712), "{now:?}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        assert_eq!(dir.list().await.unwrap(), ["file"]);
+    });
+}

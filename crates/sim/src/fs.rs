@@ -14,6 +14,7 @@ use crate::options::ContentMode;
 use crate::rng::Rng;
 use crate::survival::Survival;
 
+const EPERM: Errno = Errno(1);
 pub(crate) const EBADF: Errno = Errno(9);
 pub(crate) const ENOTDIR: Errno = Errno(20);
 pub(crate) const EISDIR: Errno = Errno(21);
@@ -165,6 +166,28 @@ impl FileSystem {
         Ok(node)
     }
 
+    /// A second name for a file.
+    pub fn link(
+        &mut self,
+        dir: NodeId,
+        from: &str,
+        to_dir: NodeId,
+        to: &str,
+        stamp: u64,
+    ) -> Result<(), Errno> {
+        let node = self.lookup(dir, from)?;
+        if self.is_dir(node) {
+            return Err(EPERM);
+        }
+        if self.dir(to_dir)?.get(to).is_some() {
+            return Err(Errno::EEXIST);
+        }
+        self.node_mut(node).links += 1;
+        self.node_mut(node).pins += 1;
+        self.dir_mut(to_dir)?.change(Change::Link { name: to.to_string(), node }, stamp);
+        Ok(())
+    }
+
     pub fn rename(&mut self, dir: NodeId, from: &str, to: &str, stamp: u64) -> Result<(), Errno> {
         let node = self.lookup(dir, from)?;
         if from == to {
@@ -299,7 +322,8 @@ impl FileSystem {
             let children: Vec<NodeId> = dir.names().values().copied().collect();
             for child in children {
                 let node = self.node_mut(child);
-                (node.links, node.pins) = (1, 1);
+                node.links += 1;
+                node.pins += 1;
                 reached.push(child);
             }
         }

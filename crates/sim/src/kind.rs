@@ -26,10 +26,12 @@ pub enum OpKind {
     Space,
     Timer,
     Socket,
+    Link,
+    Attributes,
 }
 
 impl OpKind {
-    pub const ALL: [OpKind; 21] = [
+    pub const ALL: [OpKind; 23] = [
         OpKind::Read,
         OpKind::Write,
         OpKind::Flush,
@@ -51,6 +53,8 @@ impl OpKind {
         OpKind::Space,
         OpKind::Timer,
         OpKind::Socket,
+        OpKind::Link,
+        OpKind::Attributes,
     ];
 
     /// Whether it can change what a power cut leaves behind.
@@ -71,6 +75,7 @@ impl OpKind {
                 | RemoveDir
                 | SyncDir
                 | Lock
+                | Link
         )
     }
 }
@@ -105,6 +110,8 @@ pub(crate) fn describe(op: &Op) -> Described<'_> {
         Op::OpenDir { dir, name, .. } => named(OpKind::OpenDir, dir, name),
         Op::Rename { dir, from, .. } => named(OpKind::Rename, dir, from),
         Op::Unlink { dir, name } => named(OpKind::Unlink, dir, name),
+        Op::Link { dir, from, .. } => named(OpKind::Link, dir, from),
+        Op::KeepAttributes { file, .. } => on(OpKind::Attributes, file, 0, 0),
         Op::RemoveDir { dir, name } => named(OpKind::RemoveDir, dir, name),
         Op::SyncDir { dir } => named(OpKind::SyncDir, dir, ""),
         Op::List { dir } => named(OpKind::List, dir, ""),

@@ -114,6 +114,12 @@ impl Machine {
             }
             Op::Rename { from, to, .. } => self.fs.rename(node, &from, &to, stamp),
             Op::Unlink { name, .. } => self.fs.unlink(node, &name, stamp),
+            Op::Link { from, to_dir, to, .. } => {
+                let to_dir = self.open(to_dir).ok_or(EBADF)?.node;
+                self.fs.link(node, &from, to_dir, &to, stamp)
+            }
+            // This world has no users.
+            Op::KeepAttributes { .. } => Ok(()),
             Op::RemoveDir { name, .. } => self.fs.remove_dir(node, &name, stamp),
             _ => unreachable!("answered elsewhere"),
         }

@@ -191,3 +191,31 @@ fn a_directory_sync_that_lies_loses_names() {
     let replaced = |env| async move { root(&env).replace_file("name", b"new").await.unwrap() };
     assert!(outcomes_after_cut(lying, replaced, names).contains(""));
 }
+
+#[test]
+fn a_second_name_that_is_durable_outlives_the_first() {
+    let make = |seed| {
+        let world = empty(seed);
+        world.write_file("a", b"kept");
+        world
+    };
+    let shown = |world: &SimWorld| {
+        let has = |path| world.read_file(path, View::Current).is_some_and(|bytes| bytes == b"kept");
+        format!("{} {}", has("a"), has("other/b"))
+    };
+    let moved = |sync: bool| {
+        move |env: blk::Env| async move {
+            let dir = root(&env);
+            let other = dir.open_dir("other", true).await.unwrap();
+            dir.link("a", &other, "b").await.unwrap();
+            if sync {
+                other.sync().await.unwrap();
+                dir.sync().await.unwrap();
+            }
+            dir.unlink("a").await.unwrap();
+        }
+    };
+    assert_eq!(outcomes_after_cut(make, moved(true), shown), set(["true true", "false true"]));
+    let unsynced = outcomes_after_cut(make, moved(false), shown);
+    assert!(unsynced.contains("false false"), "a name of an unsynced directory is no name: {unsynced:?}");
+}

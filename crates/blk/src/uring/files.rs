@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use rustix::fs::{AtFlags, FileType, SeekFrom};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, SeekFrom, Uid};
 
 use super::boot_ns;
 use super::open::{Opened, open_file, open_folder, open_lock, size_of};
@@ -26,6 +26,8 @@ pub(super) enum Task {
     OpenDir { dir: Fd, name: String, create: bool },
     Rename { dir: Fd, from: String, to: String },
     Unlink { dir: Fd, name: String },
+    Link { dir: Fd, from: String, to_dir: Fd, to: String },
+    KeepAttributes { fd: Fd, like: Fd },
     RemoveDir { dir: Fd, name: String },
     SyncDir { dir: Fd },
     List { dir: Fd },
@@ -127,6 +129,10 @@ impl Task {
             Task::OpenDir { dir, name, create } => Answer::Opened(open_folder(&*dir, &name, create)),
             Task::Rename { dir, from, to } => unit(rustix::fs::renameat(&*dir, from, &*dir, to)),
             Task::Unlink { dir, name } => unit(rustix::fs::unlinkat(&*dir, name, AtFlags::empty())),
+            Task::Link { dir, from, to_dir, to } => {
+                unit(rustix::fs::linkat(&*dir, from, &*to_dir, to, AtFlags::empty()))
+            }
+            Task::KeepAttributes { fd, like } => unit(keep_attributes(&fd, &like)),
             Task::RemoveDir { dir, name } => unit(rustix::fs::unlinkat(&*dir, name, AtFlags::REMOVEDIR)),
             Task::SyncDir { dir } => unit(rustix::fs::fsync(&*dir)),
             Task::List { dir } => Answer::Outcome(Outcome::Names(list(&dir))),
@@ -145,6 +151,18 @@ fn set_len_at_least(fd: &Fd, len: u64) -> Result<(), Errno> {
         rustix::fs::ftruncate(&**fd, len)?;
     }
     Ok(())
+}
+
+/// Only what differs is changed: an unprivileged owner may keep what is its own already.
+fn keep_attributes(fd: &Fd, like: &Fd) -> rustix::io::Result<()> {
+    let (own, wanted) = (rustix::fs::fstat(&**fd)?, rustix::fs::fstat(&**like)?);
+    let user = (own.st_uid != wanted.st_uid).then(|| Uid::from_raw(wanted.st_uid));
+    let group = (own.st_gid != wanted.st_gid).then(|| Gid::from_raw(wanted.st_gid));
+    if user.is_some() || group.is_some() {
+        rustix::fs::fchown(&**fd, user, group)?;
+    }
+    // After the owner, whose change takes bits away.
+    rustix::fs::fchmod(&**fd, Mode::from_raw_mode(wanted.st_mode))
 }
 
 /// `st_blocks` counts units of 512 bytes, whatever the file system's block is (stat(2)).

@@ -3,7 +3,7 @@
 use super::files::Task;
 use super::handles::{Entry, Handles};
 use super::open::{Kind, size_of};
-use super::work::Work;
+use super::work::{Fd, Work};
 use crate::error::Errno;
 use crate::reactor::{Handle, Op, Outcome};
 
@@ -39,11 +39,19 @@ fn files(
     handles: &Handles,
     handle: Handle,
     fail: fn(Errno) -> Outcome,
-    make: impl FnOnce(super::work::Fd) -> Task,
+    make: impl FnOnce(Fd) -> Task,
 ) -> Plan {
     match handles.get(handle) {
         Ok(entry) => Plan::Files(make(entry.fd.clone())),
         Err(e) => Plan::Done(fail(e)),
+    }
+}
+
+/// The task for two handles.
+fn both(handles: &Handles, (a, b): (Handle, Handle), make: impl FnOnce(Fd, Fd) -> Task) -> Plan {
+    match handles.get(a).and_then(|a| Ok((a, handles.get(b)?))) {
+        Ok((a, b)) => Plan::Files(make(a.fd.clone(), b.fd.clone())),
+        Err(e) => Plan::Done(unit(e)),
     }
 }
 
@@ -99,6 +107,12 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         }
         Op::Rename { dir, from, to } => files(handles, dir, unit, |dir| Task::Rename { dir, from, to }),
         Op::Unlink { dir, name } => files(handles, dir, unit, |dir| Task::Unlink { dir, name }),
+        Op::Link { dir, from, to_dir, to } => {
+            both(handles, (dir, to_dir), |dir, to_dir| Task::Link { dir, from, to_dir, to })
+        }
+        Op::KeepAttributes { file, like } => {
+            both(handles, (file, like), |fd, like| Task::KeepAttributes { fd, like })
+        }
         Op::RemoveDir { dir, name } => files(handles, dir, unit, |dir| Task::RemoveDir { dir, name }),
         Op::SyncDir { dir } => files(handles, dir, unit, |dir| Task::SyncDir { dir }),
         Op::List { dir } => files(handles, dir, |e| Outcome::Names(Err(e)), |dir| Task::List { dir }),

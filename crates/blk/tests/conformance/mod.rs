@@ -36,6 +36,7 @@ pub async fn script(env: &Env, dir: &Dir) {
     space(dir).await;
     extents(dir).await;
     names(dir).await;
+    second_names(dir).await;
     small_files(dir).await;
     locks(dir).await;
     timers(env).await;
@@ -205,6 +206,26 @@ async fn names(dir: &Dir) {
     assert_eq!(&read[..], &pattern(1, PIECE)[..]);
     dir.remove_dir("c").await.unwrap();
     dir.sync().await.unwrap();
+}
+
+async fn second_names(dir: &Dir) {
+    let other = dir.open_dir("other", true).await.unwrap();
+    let file = dir.create_new("a").await.unwrap();
+    file.write(0, pattern(1, PIECE)).await.unwrap();
+    drop(file);
+    dir.link("a", &other, "b").await.unwrap();
+    assert_eq!(kind(dir.link("a", &other, "b").await), ErrorKind::Exists);
+    assert_eq!(kind(dir.link("none", &other, "c").await), ErrorKind::NotFound);
+    assert_eq!(kind(dir.link("a", &other, "../c").await), ErrorKind::Refused);
+    dir.unlink("a").await.unwrap();
+    let kept = other.read_file("b", 1 << 20).await.unwrap();
+    assert_eq!(kept, pattern(1, PIECE).to_vec(), "the file outlives its first name");
+    other.link("b", dir, "a").await.unwrap();
+    let inode = async |dir: &Dir, name| dir.open(name, OpenMode::Read).await.unwrap().limits().inode;
+    assert_eq!(inode(dir, "a").await, inode(&other, "b").await);
+    other.unlink("b").await.unwrap();
+    dir.unlink("a").await.unwrap();
+    dir.remove_dir("other").await.unwrap();
 }
 
 async fn small_files(dir: &Dir) {

@@ -53,7 +53,7 @@ impl Calls {
             OpKind::Create => self.create,
             OpKind::Lock => self.lock,
             OpKind::Allocate | OpKind::Zero | OpKind::Punch | OpKind::SetLen => self.change,
-            OpKind::Rename | OpKind::Unlink | OpKind::RemoveDir => self.change,
+            OpKind::Rename | OpKind::Unlink | OpKind::RemoveDir | OpKind::Link => self.change,
             _ => self.ask,
         };
         u64::from(calls) * self.call_ns
