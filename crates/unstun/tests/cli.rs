@@ -107,9 +107,7 @@ fn without_a_terminal_a_commit_needs_yes_and_still_says_what_it_would_do() {
     let output = unstun(daemon.path(), "snapshot commit web before");
     assert_eq!(code(&output), 3);
     let said = stderr(&output);
-    for part in
-        ["64 MiB", "from the first block moved you cannot go back to before, even if you cancel", "--yes"]
-    {
+    for part in ["64 MiB", "once it starts you cannot go back to before, even if you cancel", "--yes"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(json(&unstun(daemon.path(), "snapshot tree web --json"))["snapshots"][0]["name"], "before");

@@ -66,6 +66,21 @@ fn commands(text: &str) -> Vec<String> {
     lines.filter(|command| command.starts_with("unstun ")).collect()
 }
 
+/// Lines of source that name a command without the backquotes by which `commands` finds it. Comments, the command lines that the
+/// demo and the lab record, and the two lines that a page of help indents are none.
+fn unquoted(text: &str) -> Vec<String> {
+    let names: Vec<String> = Cli::command().get_subcommands().map(|own| own.get_name().to_owned()).collect();
+    let outside = |line: &str| line.split('`').step_by(2).collect::<Vec<_>>().join("");
+    let named = |line: &str| {
+        line.split("unstun ").skip(1).any(|rest| {
+            let word = rest.split(|c: char| !c.is_ascii_lowercase()).next().unwrap_or_default();
+            names.iter().any(|name| name == word)
+        })
+    };
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    lines.map(outside).filter(|line| named(line)).map(|line| line.trim().to_owned()).collect()
+}
+
 /// Placeholders become values of their kind. What an ellipsis stands for is left out, with the option that it belongs to.
 fn words(command: &str) -> Vec<String> {
     let (said, elided) = command.split_once("...").map_or((command, false), |(said, _)| (said, true));
@@ -116,6 +131,21 @@ fn every_command_in_a_message_or_page_is_accepted() {
     assert!(refused.is_empty(), "{}", refused.join("\n"));
     assert!(refusal("unstun vm forget web").is_some(), "a planted command");
     assert!(refusal("unstun vm remove web --disks").is_some(), "a planted option");
+}
+
+#[test]
+fn a_message_quotes_each_command_that_it_names() {
+    let allowed = |path: &str| {
+        path.contains("/demo/") || path.contains("command/lab/") || path.ends_with("command/snapshot.rs")
+    };
+    let sources = texts().into_iter().filter(|(path, _)| path.ends_with(".rs") && !path.contains("tests"));
+    let found = sources.filter(|(path, _)| !allowed(path));
+    let found =
+        found.flat_map(|(path, text)| unquoted(&text).into_iter().map(move |line| format!("{path}: {line}")));
+    let found: Vec<String> = found.collect();
+    assert!(found.is_empty(), "{}", found.join("\n"));
+    let planted = "let a = 1;\nlet remedy = \"end it (unstun vm remove), or `unstun up`\";";
+    assert_eq!(unquoted(planted).len(), 1);
 }
 
 /// Long options of all commands.

@@ -78,10 +78,7 @@ fn a_snapshot_is_taken_previewed_and_committed() {
         let target = CommitTarget::Snapshot("before".parse().unwrap());
         let preview = client.commit_preview(&web(), &target).await.unwrap();
         assert_eq!(preview.bytes_to_move, DELTA_BYTES);
-        assert_eq!(
-            preview.warning,
-            "from the first block moved you cannot go back to before, even if you cancel"
-        );
+        assert_eq!(preview.warning, "once it starts you cannot go back to before, even if you cancel");
         let job = client.snapshot_commit(&web(), &target).await.unwrap();
         assert_eq!(client.job_pause(job.id).await.unwrap().state, JobState::Paused);
         assert_eq!(client.job_limit(job.id, Some(1 << 20)).await.unwrap().limit_bytes_s, Some(1 << 20));

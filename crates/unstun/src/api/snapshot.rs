@@ -99,7 +99,7 @@ impl CommitPreview {
         if snapshots.is_empty() {
             return "no snapshot goes: only deltas that none owns are folded away".to_owned();
         }
-        format!("from the first block moved you cannot go back to {names}, even if you cancel")
+        format!("once it starts you cannot go back to {names}, even if you cancel")
     }
 }
 

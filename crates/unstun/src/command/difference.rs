@@ -53,7 +53,8 @@ fn describe(found: &Differences) -> String {
     let bytes: u64 = found.ranges.iter().map(|range| range.length_bytes).sum();
     let (disk, count) = (found.disk, found.ranges.len());
     let lines = found.ranges.iter().map(|range| format!("{} {}\n", range.start_bytes, range.length_bytes));
-    format!("disk{disk}: {} in {count} ranges\n{}", format_bytes(bytes), lines.collect::<String>())
+    let plural = if count == 1 { "" } else { "s" };
+    format!("disk{disk}: {} in {count} range{plural}\n{}", format_bytes(bytes), lines.collect::<String>())
 }
 
 #[cfg(test)]
@@ -78,5 +79,7 @@ mod tests {
             ranges,
         };
         assert_eq!(describe(&found), "disk1: 1.50 KiB in 2 ranges\n0 1024\n4096 512\n");
+        let one = Differences { ranges: vec![range(0, 512)], ..found };
+        assert_eq!(describe(&one), "disk1: 512 B in 1 range\n0 512\n");
     }
 }

@@ -190,7 +190,7 @@ async fn refuse_whole(home: &Home) -> Result<()> {
         return Ok(());
     }
     let cause = "was to go with its move, and under another daemon its user has said that it is the VM; both sides stay";
-    let remedy = "remove the one that you do not want: unstun vm remove, from the daemon that serves it";
+    let remedy = "remove the one that you do not want: `unstun vm remove`, from the daemon that serves it";
     Err(Error::refused(home.path.display().to_string(), format!("{cause}; {remedy}")))
 }
 
@@ -200,7 +200,7 @@ pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
     match departure(home).await? {
         Some(Departure::Left(to)) => {
             let cause = format!("it has moved to {}, in a datastore that is not served", to.display());
-            return Err(Error::refused(place, format!("{cause}; serve that one: unstun datastore add")));
+            return Err(Error::refused(place, format!("{cause}; serve that one: `unstun datastore add`")));
         }
         // It is the VM, whatever the store says of it.
         Some(Departure::Leaving(_)) => return Ok(()),
@@ -209,7 +209,7 @@ pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
     let (cause, remedy) = match line(home, ARRIVING_NAME).await? {
         Some(from) => (
             format!("it is a copy, made by a move from {from}; whether the move has ended stands there"),
-            "serve that datastore too: unstun datastore add",
+            "serve that datastore too: `unstun datastore add`",
         ),
         None if native::is_moving(home).await? => (
             "it is one side of a move that another daemon has begun; which side is the VM stands in its homes there"

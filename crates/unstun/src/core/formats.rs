@@ -285,7 +285,7 @@ async fn refuse_own_folder(dir: &Dir) -> Result<()> {
     }
     let cause = "it is there already, and a folder that becomes a VM's home must not bring one: unstun decides by it \
                  which files it writes and removes";
-    let remedy = "if a VM of yours was served here, remove it there first (unstun vm remove VM keeps the disks); else \
+    let remedy = "if a VM of yours was served here, remove it there first (`unstun vm remove VM` keeps the disks); else \
                   look at what is in it, move it away, and import again";
     Err(Error::refused(dir.path_of(OWN_FOLDER), format!("{cause}; {remedy}")))
 }

@@ -332,7 +332,7 @@ impl Entry {
         }
         self.refuse_when_moving()?;
         if self.vm.jobs().iter().any(|job| !job.state().is_over()) {
-            let cause = "a commit is under way; wait for it or cancel it (unstun job list)";
+            let cause = "a commit is under way; wait for it or cancel it (`unstun job list`)";
             return Err(Error::refused(format!("VM {name}: {cause}, then {purpose}")));
         }
         Ok(self.door.shut())

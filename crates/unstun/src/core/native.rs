@@ -153,7 +153,7 @@ impl Native {
             return Ok(());
         }
         let cause = format!("the file is missing, and the disks of {} are in it", owners.join(", "));
-        let remedy = "bring the file back, or remove those VMs (unstun vm remove); then try again";
+        let remedy = "bring the file back, or remove those VMs (`unstun vm remove`); then try again";
         Err(Error::damaged(self.path().to_string_lossy(), format!("{cause}; {remedy}")))
     }
 
@@ -166,7 +166,8 @@ impl Native {
         }
         let cause = "the file was removed or replaced while unstun serves it; its VMs run on in the old file, \
                      which is lost when unstun ends";
-        let remedy = "move each of them out of it now (unstun vm move VM --store redo), then restart unstun";
+        let remedy =
+            "move each of them out of it now (`unstun vm move VM --store redo`), then restart unstun";
         Some(Error::damaged(self.path().to_string_lossy(), format!("{cause}; {remedy}")))
     }
 

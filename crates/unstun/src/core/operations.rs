@@ -223,7 +223,7 @@ impl Node {
 
     fn job(&self, id: u64) -> Result<Rc<Job>> {
         let found = self.tracked(|t| (t.id == id).then(|| t.job.clone())).into_iter().flatten().next();
-        found.ok_or_else(|| Error::not_found(format!("no job {id}; see unstun job list")))
+        found.ok_or_else(|| Error::not_found(format!("no job {id}; see `unstun job list`")))
     }
 
     pub fn job_do(&self, id: u64, change: impl FnOnce(&Job) -> blk::Result<()>) -> Result<api::Job> {

@@ -35,7 +35,7 @@ pub fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
     let name = match request.name {
         Some(name) => name,
         None => datastore::name_of(&path).map_err(|e| {
-            Error::invalid(format!("{e}; name it: unstun datastore add NAME={}", path.display()))
+            Error::invalid(format!("{e}; name it: `unstun datastore add NAME={}`", path.display()))
         })?,
     };
     Ok((name, path))

@@ -251,7 +251,7 @@ impl HomeFiles {
         let stays = |layer: &&String| !remove.contains(layer);
         if let Some(orphan) = remove.iter().flat_map(|layer| graph.children(layer)).find(stays) {
             let cause = "it lies on a layer of this VM, and neither a disk nor a snapshot leads to it";
-            let remedy = "move it away or remove it first (unstun check says more)";
+            let remedy = "move it away or remove it first (`unstun check` says more)";
             return Err(blk::Error::refused(self.dir().path_of(orphan), format!("{cause}; {remedy}")));
         }
         Ok(Change { next, remove, ..Change::default() })

@@ -54,7 +54,7 @@ impl Node {
     pub fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
         let found = self.site(datastore.as_ref())?.scrubbed.borrow().clone();
         found.ok_or_else(|| {
-            Error::not_found("no scrub has ended since the start of the daemon; see unstun scrub")
+            Error::not_found("no scrub has ended since the start of the daemon; see `unstun scrub`")
         })
     }
 

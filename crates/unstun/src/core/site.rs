@@ -99,8 +99,8 @@ impl Site {
         let native = Native::on_device(env.clone(), device, map_cache_bytes, take_over);
         let store = native.open().await.map_err(|e| match e.kind {
             blk::ErrorKind::Invalid => {
-                let make = format!("unstun datastore create {}", path.display());
-                Error::invalid(format!("{e}; `{make}` makes one of it"))
+                let make = format!("`unstun datastore create {}`", path.display());
+                Error::invalid(format!("{e}; {make} makes one of it"))
             }
             _ => e.into(),
         })?;

@@ -58,7 +58,7 @@ impl Node {
         }
         let known: Vec<_> = self.sites().iter().map(|site| site.name.to_string()).collect();
         Err(Error::not_found(format!(
-            "no datastore {name}; there is {} (unstun datastore add serves another)",
+            "no datastore {name}; there is {} (`unstun datastore add` serves another)",
             known.join(", ")
         )))
     }
@@ -145,7 +145,7 @@ impl Node {
         let sites = self.sites();
         let Some(other) = sites.iter().find(|other| other.root == site.root) else { return Ok(()) };
         let cause = format!("is a copy of datastore {}, with the same VMs", other.name);
-        let remedy = format!("remove that one first: unstun datastore remove {}", other.name);
+        let remedy = format!("remove that one first: `unstun datastore remove {}`", other.name);
         Err(Error::refused(format!("{}: {cause}; {remedy}", site.path.display())))
     }
 
@@ -242,7 +242,7 @@ impl Node {
         let _shut = shut.collect::<Result<Vec<_>>>()?;
         if site.arrivals.get() > 0 {
             let cause =
-                "a VM is being moved there, or from there; wait for that or cancel it (unstun job list)";
+                "a VM is being moved there, or from there; wait for that or cancel it (`unstun job list`)";
             return Err(Error::refused(format!("datastore {}: {cause}", site.name)));
         }
         site.leave();

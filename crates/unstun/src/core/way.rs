@@ -253,7 +253,7 @@ async fn refuse_to_move(entry: &Entry, disk: Option<u32>, to: Store) -> crate::e
         }
     }
     if entry.vm.jobs().iter().any(|job| !job.state().is_over()) {
-        return refused("a job of it is under way; wait for it or cancel it (unstun job list)");
+        return refused("a job of it is under way; wait for it or cancel it (`unstun job list`)");
     }
     refuse_viewers(entry)?;
     refuse_unmovable(name, &state.disks)?;

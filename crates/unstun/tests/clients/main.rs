@@ -16,6 +16,7 @@ mod devices;
 mod difference;
 mod disks;
 mod experiments;
+mod figures;
 mod full;
 mod gate;
 mod greedy;

@@ -222,7 +222,7 @@ fn locked(file: &LeaseFile, seen: &Seen, does: &str) -> Error {
         Ok(page) => describe(page, file.env.unix_us()),
         Err(e) => format!("an owner that cannot be told ({})", e.cause),
     };
-    let remedy = "serve it from one host at a time: remove it there first (unstun datastore remove)";
+    let remedy = "serve it from one host at a time: remove it there first (`unstun datastore remove`)";
     Error::new(ErrorKind::Locked, file.file.name(), format!("{who} {does}; {remedy}"))
 }
 

@@ -90,8 +90,7 @@ impl NativeVm {
 
     pub async fn discard_preview(&self, wanted: &str) -> Result<Loss> {
         let (plan, gone) = self.plan_discard(wanted, false)?;
-        let drops = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).chain(plan.ops);
-        let bytes = self.written_in(&drops.collect::<Vec<_>>()).await?;
+        let bytes = self.written_since(&plan, &gone).await?;
         Ok(Loss { bytes, ..plan.loss })
     }
 
@@ -109,9 +108,10 @@ impl NativeVm {
         if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
             return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
         }
+        let bytes = self.written_since(&plan, &gone).await?;
         self.make_room_in_bin(keep).await?;
         *self.leaving.borrow_mut() = ids;
-        let discarded = self.carry_out_discard(plan, gone).await;
+        let discarded = self.carry_out_discard(plan, gone).await.map(|loss| Loss { bytes, ..loss });
         self.leaving.borrow_mut().clear();
         discarded
     }
@@ -140,8 +140,9 @@ impl NativeVm {
         let plan = self.plan_reset(thrown)?;
         // The generation is that of all disks.
         self.refuse_clients(None)?;
+        let bytes = self.written_since(&plan, &[]).await?;
         self.make_room_in_bin(keep).await?;
-        self.carry_out(plan).await
+        self.carry_out(plan).await.map(|loss| Loss { bytes, ..loss })
     }
 
     fn revert_target(&self, wanted: Option<&str>) -> Result<SnapshotState> {
@@ -301,6 +302,26 @@ impl NativeVm {
     /// Bytes written in the nodes dropped by `ops`.
     async fn written_in(&self, ops: &[Op]) -> Result<u64> {
         self.store.written_in(&dropped(ops)).await
+    }
+
+    /// Bytes that a discard throws away: written in the states that go. The state that the disks go on from stays readable,
+    /// whatever becomes of its name.
+    async fn written_since(&self, plan: &Move, gone: &[SnapshotState]) -> Result<u64> {
+        let kept: Vec<u64> = plan.ops.iter().filter_map(ground_of).collect();
+        let drops: Vec<Op> = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).collect();
+        // What the bin takes is no longer the disks' either.
+        let mut nodes = dropped(&drops);
+        nodes.extend(plan.leaving.iter().map(|disk| node_of(&disk.top)));
+        nodes.retain(|node| !kept.contains(node));
+        self.store.written_in(&nodes).await
+    }
+}
+
+/// The node that a new one is branched from.
+fn ground_of(op: &Op) -> Option<u64> {
+    match op {
+        Op::Branch { from, .. } => Some(*from),
+        _ => None,
     }
 }
 
