@@ -150,6 +150,16 @@ fn parse_map_cache(text: &str) -> Result<usize, String> {
     usize::try_from(bytes).map_err(|e| e.to_string())
 }
 
+fn parse_parent(text: &str) -> Result<(String, String), String> {
+    let expected = || format!("{text:?}: expected LINK=PARENT, two names of descriptors in the folder");
+    let (link, parent) = text.split_once('=').ok_or_else(expected)?;
+    let sound = |name: &str| name.ends_with(".vmdk") && !name.contains('/');
+    match sound(link) && sound(parent) && link != parent {
+        true => Ok((link.to_owned(), parent.to_owned())),
+        false => Err(expected()),
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub enum DatastoreCommand {
     /// Serve another datastore, now and after every restart
@@ -275,8 +285,20 @@ pub struct RepairArgs {
     /// Take the content ID of a parent that has another one than expected: you vouch that its data is unchanged
     #[arg(long)]
     pub ignore_content_ids: bool,
+    /// Name the link that one with a lost descriptor was made on, where nothing tells; may be repeated
+    #[arg(long, value_name = "LINK=PARENT", value_parser = parse_parent)]
+    pub parent: Vec<(String, String)>,
+    /// Give up what a truncated delta has lost: those ranges show the older data of its parent
+    #[arg(long)]
+    pub cut_deltas: bool,
+    /// Move VMware's lock files aside: you vouch that no VMware product has the VM open, on any host
+    #[arg(long)]
+    pub stale_locks: bool,
+    /// Move links aside that nothing here refers to: you vouch that no VM of another folder was made on them
+    #[arg(long)]
+    pub move_orphans: bool,
     /// Bring back the files that the last repair changed
-    #[arg(long, conflicts_with_all = ["yes", "ignore_content_ids"])]
+    #[arg(long, conflicts_with_all = ["yes", "ignore_content_ids", "parent", "cut_deltas", "stale_locks", "move_orphans"])]
     pub undo: bool,
 }
 

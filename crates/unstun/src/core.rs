@@ -68,6 +68,7 @@ use crate::error::Result;
 pub use bin::BinPolicy;
 pub use bridge::Place;
 pub use heartbeat::Heartbeat;
+pub use vmdk::repair::Terms as RepairTerms;
 
 /// Locks and recovers the datastores, starts the engine on a thread of its own, which stamps `heartbeat`, and serves NBD.
 pub fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<Arc<dyn Control>> {
@@ -94,8 +95,8 @@ pub fn check(path: &Path) -> Result<Checked> {
 
 /// Plans what can be mended in the folder of a VM, and writes it where `write` says so. `ignore_content_ids` vouches that
 /// parents with other content IDs than expected hold unchanged data.
-pub fn repair(folder: &Path, ignore_content_ids: bool, write: bool) -> Result<Repair> {
-    repair::repair(folder, ignore_content_ids, write)
+pub fn repair(folder: &Path, terms: RepairTerms, write: bool) -> Result<Repair> {
+    repair::repair(folder, terms, write)
 }
 
 /// Brings back the files that the last repair of the folder changed.

@@ -70,10 +70,16 @@ impl Vmsd {
     }
 
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
+        let read = Self::parse_loose(file, bytes)?;
+        check_tree(file, &read.list.snapshots)?;
+        Ok(read)
+    }
+
+    /// The same of a list whose snapshots may be no tree: uids given twice, parents that are none, circles.
+    pub(crate) fn parse_loose(file: &str, bytes: &[u8]) -> Result<Self> {
         let values = KeyValues::parse(file, bytes)?;
         let mut oddities = Vec::new();
         let list = read_list(&values, &mut oddities)?;
-        check_tree(file, &list.snapshots)?;
         Ok(Self { values, list, oddities })
     }
 
@@ -106,9 +112,13 @@ impl Vmsd {
 
     /// Replaces the list. Lines that are not about snapshots stay byte for byte; an equal list changes nothing.
     pub fn set_list(&mut self, list: SnapshotList) {
-        if list == self.list {
-            return;
+        if list != self.list {
+            self.write_list(list);
         }
+    }
+
+    /// Writes the list anew, an equal one too: what contradicted itself in the file is then put right.
+    pub(crate) fn write_list(&mut self, list: SnapshotList) {
         self.values.set("snapshot.lastUID", &list.last_uid.to_string());
         match list.current {
             Some(uid) => self.values.set("snapshot.current", &uid.to_string()),

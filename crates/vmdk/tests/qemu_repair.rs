@@ -49,11 +49,12 @@ fn edit(path: &Path, name: &str, from: &str, to: &str) {
     fs::write(path.join(name), text.replacen(from, to, 1)).unwrap();
 }
 
-fn repair(path: &Path, terms: Terms) {
+fn repair(path: &Path, terms: &Terms) {
+    let terms = terms.clone();
     let folder = path.to_str().unwrap().to_owned();
     run(async move |env| {
         let dir = env.open_root(&folder).unwrap();
-        let plan = plan(&dir, terms).await.unwrap();
+        let plan = plan(&dir, &terms).await.unwrap();
         assert!(!plan.before.is_sound() && plan.after.is_sound(), "{plan:?}");
         apply(&dir, &plan).await.unwrap();
     });
@@ -62,8 +63,27 @@ fn repair(path: &Path, terms: Terms) {
 #[test]
 fn qemu_reads_a_repaired_chain_as_before_the_damage() {
     type Plant = fn(&Path);
-    let vouched = Terms { ignore_content_ids: true };
-    let cases: [(Plant, Terms); 4] = [
+    let vouched = Terms { ignore_content_ids: true, ..Terms::default() };
+    let named = |pairs: &[(&str, &str)]| Terms {
+        parents: pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect(),
+        ..Terms::default()
+    };
+    let cases: [(Plant, Terms); 7] = [
+        (|path| fs::remove_file(path.join("web-000001.vmdk")).unwrap(), Terms::default()),
+        (
+            |path| {
+                let text = fs::read_to_string(path.join("web-000002.vmdk")).unwrap();
+                fs::write(path.join("web-000002.vmdk"), &text[..text.len() - 20]).unwrap();
+            },
+            Terms::default(),
+        ),
+        (
+            |path| {
+                fs::remove_file(path.join("web-000001.vmdk")).unwrap();
+                fs::remove_file(path.join("web-000002.vmdk")).unwrap();
+            },
+            named(&[("web-000001.vmdk", "web.vmdk"), ("web-000002.vmdk", "web-000001.vmdk")]),
+        ),
         (|path| fs::remove_file(path.join("web.vmdk")).unwrap(), Terms::default()),
         (|path| edit(path, "web-000002.vmdk", "web-000001.vmdk", "gone.vmdk"), Terms::default()),
         (|path| edit(path, "web-000002.vmdk", "web-000001.vmdk", "web.vmdk"), Terms::default()),
@@ -76,7 +96,7 @@ fn qemu_reads_a_repaired_chain_as_before_the_damage() {
         plant(&path);
         let planted =
             ["web.vmdk", "web-000001.vmdk", "web-000002.vmdk"].map(|name| fs::read(path.join(name)).ok());
-        repair(&path, terms);
+        repair(&path, &terms);
         qemu_img(&path, &["check", "web-000002.vmdk"]);
         assert!(convert(&path, "web-000002.vmdk") == before, "qemu-img reads something else");
         let folder = path.to_str().unwrap().to_owned();
@@ -85,4 +105,92 @@ fn qemu_reads_a_repaired_chain_as_before_the_damage() {
             ["web.vmdk", "web-000001.vmdk", "web-000002.vmdk"].map(|name| fs::read(path.join(name)).ok());
         assert!(undone == planted, "an undo brings the files back");
     }
+}
+
+/// Bytes of the disk that a plan says are lost.
+fn lost(path: &Path, terms: &Terms) -> Vec<std::ops::Range<usize>> {
+    let (folder, terms) = (path.to_str().unwrap().to_owned(), terms.clone());
+    run(async move |env| {
+        let dir = env.open_root(&folder).unwrap();
+        let plan = plan(&dir, &terms).await.unwrap();
+        let lines = plan.mends.iter().flat_map(|mend| &mend.lines);
+        let numbers =
+            |line: &str| -> Vec<usize> { line.split(' ').filter_map(|word| word.parse().ok()).collect() };
+        lines.map(|line| numbers(line)[0]..numbers(line)[1]).collect()
+    })
+}
+
+#[test]
+fn qemu_reads_a_delta_that_was_cut_as_told() {
+    let terms = Terms { cut_deltas: true, ..Terms::default() };
+    let (_guard, path) = scratch();
+    chain(&path);
+    let delta = path.join("web-000002-delta.vmdk");
+    let whole = fs::read(&delta).unwrap();
+    let (before, below) = (convert(&path, "web-000002.vmdk"), convert(&path, "web-000001.vmdk"));
+    let mut cuts = 0;
+    for bytes in [whole.len() / 2, whole.len() / 3 + 100, whole.len() / 5, whole.len() * 3 / 4] {
+        fs::write(&delta, &whole[..bytes]).unwrap();
+        let lost = lost(&path, &terms);
+        if lost.is_empty() {
+            continue;
+        }
+        cuts += 1;
+        repair(&path, &terms);
+        qemu_img(&path, &["check", "web-000002.vmdk"]);
+        let mut expected = before.clone();
+        lost.into_iter().for_each(|range| expected[range.clone()].copy_from_slice(&below[range]));
+        assert!(
+            convert(&path, "web-000002.vmdk") == expected,
+            "cut at {bytes}: qemu-img reads something else"
+        );
+        let folder = path.to_str().unwrap().to_owned();
+        run(async move |env| _ = undo(&env.open_root(&folder).unwrap()).await.unwrap());
+        assert!(fs::read(&delta).unwrap() == whole[..bytes], "cut at {bytes}: an undo brings the file back");
+    }
+    assert!(cuts > 1, "{cuts} of the lengths lose something");
+}
+
+#[test]
+fn an_orphan_and_stale_locks_go_aside_and_come_back() {
+    let (_guard, path) = scratch();
+    chain(&path);
+    fs::write(
+        path.join("web.vmx"),
+        "scsi0.present = \"TRUE\"\nscsi0:0.present = \"TRUE\"\n\
+        scsi0:0.fileName = \"web-000001.vmdk\"\n",
+    )
+    .unwrap();
+    fs::write(path.join("web.vmsd"), "snapshot.numSnapshots = \"0\"\n").unwrap();
+    fs::create_dir(path.join("web.vmdk.lck")).unwrap();
+    fs::write(path.join("web.vmdk.lck/M1.lck"), "a process").unwrap();
+    // It runs on web-000001 now; what was made on that goes first.
+    fs::remove_file(path.join("web-000002.vmdk")).unwrap();
+    fs::remove_file(path.join("web-000002-delta.vmdk")).unwrap();
+    let text = fs::read_to_string(path.join("web-000001.vmdk")).unwrap();
+    fs::write(path.join("old.vmdk"), text.replace("web-000001-delta", "old-delta")).unwrap();
+    fs::copy(path.join("web-000001-delta.vmdk"), path.join("old-delta.vmdk")).unwrap();
+    let names = || -> Vec<String> {
+        let entries =
+            fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> =
+            entries.filter(|name| name != "unstun-repair" && name != "out.raw").collect();
+        names.sort();
+        names
+    };
+    let (all, before) = (names(), convert(&path, "web-000001.vmdk"));
+    let terms = Terms { move_orphans: true, stale_locks: true, ..Terms::default() };
+    let folder = path.to_str().unwrap().to_owned();
+    run(async move |env| {
+        let dir = env.open_root(&folder).unwrap();
+        apply(&dir, &plan(&dir, &terms).await.unwrap()).await.unwrap();
+    });
+    let gone = ["old-delta.vmdk", "old.vmdk", "web.vmdk.lck"];
+    let left: Vec<String> = all.iter().filter(|name| !gone.contains(&name.as_str())).cloned().collect();
+    assert_eq!(names(), left);
+    assert!(convert(&path, "web-000001.vmdk") == before);
+    let folder = path.to_str().unwrap().to_owned();
+    run(async move |env| _ = undo(&env.open_root(&folder).unwrap()).await.unwrap());
+    assert_eq!(names(), all);
+    assert_eq!(fs::read_to_string(path.join("web.vmdk.lck/M1.lck")).unwrap(), "a process");
 }

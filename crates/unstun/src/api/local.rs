@@ -98,6 +98,10 @@ pub enum MendAction {
     Edit,
     /// A file is written that is not there.
     Create,
+    /// Files go out of the folder, into the one with the undo copies.
+    MoveAside,
+    /// Entries of a delta's tables that lead past its end are cleared.
+    Cut,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +109,7 @@ pub struct Mend {
     /// Name in the folder.
     pub file: String,
     pub action: MendAction,
-    /// The lines that are written.
+    /// The lines that are written or, of a list, left out; the files that are moved; the ranges of the disk that are lost.
     pub lines: Vec<String>,
     pub reason: String,
     /// What no file proves.

@@ -78,6 +78,7 @@ fn every_documented_line_parses() {
         "unstun check /srv/web",
         "unstun check",
         "unstun repair /srv/web --yes --ignore-content-ids",
+        "unstun repair /srv/web --cut-deltas --stale-locks --move-orphans --parent web-000001.vmdk=web.vmdk",
         "unstun repair /srv/web --undo",
         "unstun scrub",
         "unstun attach web",

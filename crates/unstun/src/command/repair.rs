@@ -1,11 +1,12 @@
 //! `unstun repair`: the plan of a repair, its execution, and its undo, without a daemon.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind as IoKind;
 use std::path::{Path, PathBuf};
 
 use crate::api::{Finding, Mend, MendAction, Repair, RepairUndone, Severity};
 use crate::cli::RepairArgs;
-use crate::core;
+use crate::core::{self, RepairTerms};
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Output;
 
@@ -16,7 +17,14 @@ pub fn run(args: &RepairArgs, output: Output) -> Result<u8> {
         output.result(&core::repair_undo(&folder)?, describe_undo)?;
         return Ok(0);
     }
-    let repair = core::repair(&folder, args.ignore_content_ids, args.yes)?;
+    let terms = RepairTerms {
+        ignore_content_ids: args.ignore_content_ids,
+        parents: parents(&args.parent)?,
+        cut_deltas: args.cut_deltas,
+        stale_locks: args.stale_locks,
+        move_orphans: args.move_orphans,
+    };
+    let repair = core::repair(&folder, terms, args.yes)?;
     output.result(&repair, describe)?;
     let written = repair.undo_copies.is_some();
     let is_damage = |finding: &Finding| finding.severity == Severity::Damage;
@@ -25,6 +33,14 @@ pub fn run(args: &RepairArgs, output: Output) -> Result<u8> {
         false => repair.findings.iter().any(is_damage),
     };
     Ok(if damaged { ErrorKind::Damaged.exit_code() } else { 0 })
+}
+
+fn parents(named: &[(String, String)]) -> Result<BTreeMap<String, String>> {
+    let parents: BTreeMap<String, String> = named.iter().cloned().collect();
+    match parents.len() == named.len() {
+        true => Ok(parents),
+        false => Err(Error::invalid("--parent: expected one parent for each link")),
+    }
 }
 
 /// A VM's folder, also by its .vmx or .vmsd.
@@ -72,6 +88,8 @@ fn mend(mend: &Mend) -> String {
     let verb = match action {
         MendAction::Edit => "write",
         MendAction::Create => "create with",
+        MendAction::MoveAside => "move aside",
+        MendAction::Cut => "cut at its end",
     };
     let caution = caution.as_ref().map(|caution| format!("; {caution}")).unwrap_or_default();
     format!("mend: {file}: {verb} {}: {reason}{caution}\n", lines.join(" | "))

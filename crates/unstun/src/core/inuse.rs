@@ -5,6 +5,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -15,6 +16,8 @@ const FIRST_BYTE: i64 = 100;
 const LAST_BYTE: i64 = 203;
 /// What an image is called; other files of a VM's folder are not images.
 const SUFFIX: &str = ".vmdk";
+/// Several times the interval in which a lock on shared storage is renewed.
+const RENEWED_WITHIN: Duration = Duration::from_secs(120);
 /// Processes looked at to name the holder of a lock.
 const PROCESSES_MAX: usize = 100_000;
 
@@ -27,6 +30,28 @@ pub fn refuse_locked(folders: &[PathBuf]) -> Result<()> {
             let image = path.as_os_str().to_string_lossy().to_ascii_lowercase().ends_with(SUFFIX);
             if image && path.is_file() {
                 check(&path)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `Locked` where one of the `locks` in `folder`, a file or a folder of files, was written lately: VMware's programs renew what
+/// they hold on shared storage every few seconds.
+pub fn refuse_renewed<'a>(folder: &Path, locks: impl Iterator<Item = &'a str>) -> Result<()> {
+    for name in locks {
+        let lock = folder.join(name);
+        let inside = lock.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
+        for path in inside.chain([lock.clone()]) {
+            let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", path.display()));
+            let modified = path.symlink_metadata().and_then(|found| found.modified()).map_err(failed)?;
+            // A clock that is ahead of ours says nothing of how old the lock is.
+            let age = modified.elapsed().unwrap_or_default();
+            if age < RENEWED_WITHIN {
+                let cause = format!("it was written {} s ago, so that a program may hold it", age.as_secs());
+                let remedy =
+                    format!("wait until it is {} s old, and nothing renews it", RENEWED_WITHIN.as_secs());
+                return Err(Error::new(ErrorKind::Locked, format!("{}: {cause}; {remedy}", path.display())));
             }
         }
     }
@@ -116,6 +141,24 @@ mod tests {
                 assert!(error.message.contains("web-flat.VMDK"), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn a_lock_that_was_written_lately_is_held() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("web.lck/M1.lck");
+        std::fs::create_dir(folder.path().join("web.lck")).unwrap();
+        std::fs::write(&inside, "").unwrap();
+        let now = std::time::SystemTime::now();
+        let age = |age: Duration| {
+            for path in [&inside, &folder.path().join("web.lck")] {
+                File::open(path).unwrap().set_modified(now - age).unwrap();
+            }
+            refuse_renewed(folder.path(), ["web.lck/"].into_iter())
+        };
+        let error = age(Duration::from_secs(5)).unwrap_err();
+        assert!(error.kind == ErrorKind::Locked && error.message.contains("M1.lck"), "{error}");
+        age(RENEWED_WITHIN * 2).unwrap();
     }
 
     #[test]

@@ -17,16 +17,16 @@ use crate::error::{Error, Result};
 const OWN_FOLDER: &str = ".unstun";
 
 /// Plans the mends of the folder at `path`, which is absolute and there; carries them out where `write` says so.
-pub fn repair(path: &Path, ignore_content_ids: bool, write: bool) -> Result<Repair> {
-    let terms = Terms { ignore_content_ids };
+pub fn repair(path: &Path, terms: Terms, write: bool) -> Result<Repair> {
     let folder = path.to_path_buf();
     run(path, move |env| async move {
         let dir = env.open_root(&folder.to_string_lossy())?;
         let _lock = hold_folder(&dir).await?;
-        let plan = repair::plan(&dir, terms).await?;
+        let plan = repair::plan(&dir, &terms).await?;
         let copies = match write && !plan.is_empty() {
             true => {
-                Home::refuse_foreign_use(&dir).await?;
+                plan.refuse_foreign_use(&dir).await?;
+                inuse::refuse_renewed(&folder, plan.stale_locks())?;
                 Some(repair::apply(&dir, &plan).await?)
             }
             false => None,
@@ -72,6 +72,8 @@ fn present(folder: &Path, plan: Plan, copies: Option<String>) -> Repair {
         action: match mend.action {
             repair::Action::Edit => MendAction::Edit,
             repair::Action::Create => MendAction::Create,
+            repair::Action::MoveAside => MendAction::MoveAside,
+            repair::Action::Cut => MendAction::Cut,
         },
         lines: mend.lines,
         reason: mend.reason,
@@ -115,12 +117,12 @@ mod tests {
         let folder = folder();
         let lock = folder.path().join("web.vmdk.lck");
         fs::write(&lock, "").unwrap();
-        let plan = repair(folder.path(), false, false).unwrap();
+        let plan = repair(folder.path(), Terms::default(), false).unwrap();
         assert!(plan.mends.len() == 1 && plan.undo_copies.is_none(), "{plan:?}");
-        assert_eq!(repair(folder.path(), false, true).unwrap_err().kind, ErrorKind::Locked);
+        assert_eq!(repair(folder.path(), Terms::default(), true).unwrap_err().kind, ErrorKind::Locked);
         assert_eq!(fs::read_to_string(folder.path().join("child.vmdk")).unwrap(), CHILD);
         fs::remove_file(&lock).unwrap();
-        let done = repair(folder.path(), false, true).unwrap();
+        let done = repair(folder.path(), Terms::default(), true).unwrap();
         assert!(
             done.undo_copies.is_some() && done.unmended.iter().all(|one| one.finding.field != "parentCID")
         );
@@ -138,9 +140,9 @@ mod tests {
         fs::create_dir(&own).unwrap();
         let lock = fs::File::create(own.join("lock")).unwrap();
         lock.lock().unwrap();
-        assert_eq!(repair(folder.path(), false, false).unwrap_err().kind, ErrorKind::Locked);
+        assert_eq!(repair(folder.path(), Terms::default(), false).unwrap_err().kind, ErrorKind::Locked);
         assert_eq!(undo(folder.path()).unwrap_err().kind, ErrorKind::Locked);
         drop(lock);
-        assert_eq!(repair(folder.path(), false, true).unwrap().mends.len(), 1);
+        assert_eq!(repair(folder.path(), Terms::default(), true).unwrap().mends.len(), 1);
     }
 }

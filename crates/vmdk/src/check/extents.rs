@@ -175,8 +175,17 @@ async fn bytes_of(file: &File, len: usize) -> Result<Buf> {
     result.map(|()| buf)
 }
 
+/// The size of the disk as the header of the delta `name` says it.
+pub(crate) async fn capacity_of(inventory: &Inventory<'_>, name: &str, content: Content) -> Result<u64> {
+    if let Some(cut) = inventory.cut_of(name) {
+        return Ok(cut.capacity_sectors);
+    }
+    let file = inventory.dir.open(name, OpenMode::Read).await?;
+    delta_capacity(&file, content).await.map(|(capacity, _)| capacity)
+}
+
 /// The size of the disk as the delta's own header says it, and the name of that field.
-pub(crate) async fn delta_capacity(file: &File, content: Content) -> Result<(u64, &'static str)> {
+async fn delta_capacity(file: &File, content: Content) -> Result<(u64, &'static str)> {
     let size = file.size().await?;
     if content == Content::SeSparse {
         let bytes = bytes_of(file, sesparse::HEADER_BYTES).await?;
@@ -227,6 +236,10 @@ async fn check_delta(
 
 async fn examine(inventory: &Inventory<'_>, name: &str, content: Content, out: &mut Faults) -> Delta {
     steps::count(1);
+    if let Some(cut) = inventory.cut_of(name) {
+        out.extend(cut.is_unclean.then(|| unclean(inventory, name)));
+        return Delta { capacity: Some((cut.capacity_sectors, "numSectors")) };
+    }
     let mut capacity = None;
     let done = async {
         let file = inventory.dir.open(name, OpenMode::Read).await?;

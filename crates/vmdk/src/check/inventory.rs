@@ -11,9 +11,10 @@ use blk::{Dir, Result};
 use super::extents::Delta;
 use super::finding::{Faults, Finding, Severity};
 use crate::descriptor::Descriptor;
-use crate::home::{PRIVATE_FOLDER, RECORD, VM_ID, binned_layers};
+use crate::home::{PRIVATE_FOLDER, RECORD, VM_ID, binned_layers, is_foreign_lock};
 use crate::probe::{self, Content};
 use crate::read::{Parser, parse};
+use crate::repair::Cut;
 use crate::steps;
 use crate::text::{FolderTexts, TEXT_BYTES_MAX, check_names};
 use crate::vmsd::Vmsd;
@@ -26,8 +27,12 @@ const REMEDY_TEXT: &str = "correct the line in a copy of the file, or take the f
 pub(crate) struct Planned {
     /// Name of a text -> what it will say.
     pub texts: BTreeMap<String, Vec<u8>>,
-    /// Name of a file or folder, as it is listed -> the one that it will have.
-    pub renamed: BTreeMap<String, String>,
+    /// Name of a text that is not there yet -> the file whose owner and permissions it gets.
+    pub like: BTreeMap<String, String>,
+    /// Files that will not be in the folder any more, and folders with a slash.
+    pub gone: BTreeSet<String>,
+    /// Name of a delta -> what is written into it.
+    pub cut: BTreeMap<String, Rc<Cut>>,
 }
 
 pub(crate) struct Inventory<'a> {
@@ -74,10 +79,10 @@ impl<'a> Inventory<'a> {
     pub async fn read(dir: &'a Dir, planned: &'a Planned, out: &mut Faults) -> Result<Self> {
         let names = dir.list().await?;
         check_names(dir.path(), names.len())?;
-        let renamed = names.into_iter().map(|name| planned.renamed.get(&name).cloned().unwrap_or(name));
+        let stays = names.into_iter().filter(|name| !planned.gone.contains(name));
         let mut inventory = Self {
             dir,
-            names: renamed.chain(planned.texts.keys().cloned()).collect(),
+            names: stays.chain(planned.texts.keys().cloned()).collect(),
             links: BTreeMap::new(),
             // A private folder that cannot be read is reported with the leftovers.
             binned: binned_layers(dir).await.unwrap_or_default(),
@@ -159,6 +164,16 @@ impl<'a> Inventory<'a> {
         parse(self.dir.env(), self.path(name), bytes, parser).await
     }
 
+    /// The change that is planned for a delta.
+    pub fn cut_of(&self, name: &str) -> Option<&Rc<Cut>> {
+        self.planned.cut.get(name)
+    }
+
+    /// What a text will say, where it is planned to change.
+    pub fn planned_text(&self, name: &str) -> Option<&[u8]> {
+        self.planned.texts.get(name).map(Vec::as_slice)
+    }
+
     pub fn path(&self, name: &str) -> String {
         self.dir.path_of(name)
     }
@@ -238,8 +253,7 @@ impl<'a> Inventory<'a> {
 
     fn leftover(&self, name: &str) -> Option<Finding> {
         let lower = name.to_ascii_lowercase();
-        let plain = lower.trim_end_matches('/');
-        let (severity, field, expected, remedy) = if plain.ends_with(".lck") || plain.starts_with(".lck-") {
+        let (severity, field, expected, remedy) = if is_foreign_lock(name) {
             let remedy = "power the VM off where it runs; if it runs nowhere, remove the lock";
             (
                 Severity::Warning,

@@ -16,10 +16,12 @@ use std::collections::BTreeSet;
 use blk::{Dir, Error, Result};
 
 pub(crate) use chain::ancestry;
+pub(crate) use extents::capacity_of;
 pub(crate) use finding::{Faults, Findings};
 pub use finding::{Finding, Severity};
 pub(crate) use inventory::{Inventory, Place, Planned};
-pub(crate) use orphans::descriptor_of;
+pub(crate) use orphans::{TEXT_LIKELY_BYTES_MAX, descriptor_of};
+pub(crate) use snapshots::Vm;
 
 use crate::probe::Content;
 use crate::text::shown;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use blk::reactor::OpenMode;
 use blk::{Result, SECTOR};
 
-use super::extents::{check_alone, delta_capacity};
+use super::extents::{capacity_of, check_alone};
 use super::finding::{Faults, Finding, Severity};
 use super::inventory::{Inventory, Place};
 use super::keyword_of;
@@ -46,9 +46,8 @@ async fn check_unnamed(
     match content {
         Content::VmfsSparse | Content::SeSparse => {
             check_alone(inventory, name, out).await;
-            let file = inventory.dir.open(name, OpenMode::Read).await?;
             // A header that cannot be read was reported just now.
-            let capacity = delta_capacity(&file, content).await.map(|(capacity, _)| capacity).ok();
+            let capacity = capacity_of(inventory, name, content).await.ok();
             out.push(lost_descriptor(inventory, name, &remedy_for_delta(name, content, capacity)));
         }
         Content::HostedSparse | Content::StreamOptimized => check_alone(inventory, name, out).await,

@@ -14,15 +14,16 @@ use crate::vmx::{Vmx, VmxDisk};
 const REMEDY_CONSOLIDATE: &str = "consolidate: it commits what no snapshot owns";
 
 /// One VM and its two files.
-struct Vm<'a> {
+pub(crate) struct Vm<'a> {
     inventory: &'a Inventory<'a>,
     vmx_path: String,
-    vmsd_path: String,
+    /// Name of the list of its snapshots.
+    pub vmsd: String,
     vmx: &'a Vmx,
-    disks: Vec<VmxDisk>,
+    pub disks: Vec<VmxDisk>,
     /// Slot -> its running link, where that is in this folder.
     tops: BTreeMap<String, &'a str>,
-    list: SnapshotList,
+    pub list: SnapshotList,
 }
 
 pub(super) async fn check<'a>(inventory: &'a Inventory<'a>, out: &mut Faults) {
@@ -30,28 +31,8 @@ pub(super) async fn check<'a>(inventory: &'a Inventory<'a>, out: &mut Faults) {
     for (file, vmsd) in &inventory.vmsd {
         check_alone(inventory, file, vmsd, out);
     }
-    let [(name, vmx)] = inventory.vmx.iter().collect::<Vec<_>>()[..] else { return };
-    let disks = match vmx.disks() {
-        Ok(disks) => disks,
-        Err(error) => {
-            out.push(Finding::of_error(&error, "correct the line; until then the VM's disks are not known"));
-            return;
-        }
-    };
-    let stem = &name[..name.len() - ".vmx".len()];
-    let vmsd = format!("{stem}.vmsd");
-    let mut vm = Vm {
-        inventory,
-        vmx_path: inventory.path(name),
-        vmsd_path: inventory.path(&vmsd),
-        vmx,
-        tops: BTreeMap::new(),
-        disks,
-        list: inventory.vmsd.get(&vmsd).map(|vmsd| vmsd.list().clone()).unwrap_or_default(),
-    };
-    vm.find_tops(out);
-    // A list that is there and cannot be read says nothing about who owns what.
-    if inventory.names.contains(&vmsd) && !inventory.vmsd.contains_key(&vmsd) {
+    let Some(vm) = Vm::of(inventory, out) else { return };
+    if !vm.is_list_readable() {
         return;
     }
     vm.check_snapshots(out).await;
@@ -109,6 +90,31 @@ fn check_alone(inventory: &Inventory<'_>, file: &str, vmsd: &Vmsd, out: &mut Fau
 }
 
 impl<'a> Vm<'a> {
+    /// The VM of a folder with one .vmx that can be read. What is wrong with its disks goes to `out`.
+    pub fn of(inventory: &'a Inventory<'a>, out: &mut Faults) -> Option<Self> {
+        let [(name, vmx)] = inventory.vmx.iter().collect::<Vec<_>>()[..] else { return None };
+        let disks = match vmx.disks() {
+            Ok(disks) => disks,
+            Err(error) => {
+                let remedy = "correct the line; until then the VM's disks are not known";
+                out.push(Finding::of_error(&error, remedy));
+                return None;
+            }
+        };
+        let stem = &name[..name.len() - ".vmx".len()];
+        let vmsd = format!("{stem}.vmsd");
+        let list = inventory.vmsd.get(&vmsd).map(|vmsd| vmsd.list().clone()).unwrap_or_default();
+        let vmx_path = inventory.path(name);
+        let mut vm = Self { inventory, vmx_path, vmsd, vmx, tops: BTreeMap::new(), disks, list };
+        vm.find_tops(out);
+        Some(vm)
+    }
+
+    /// False for a list that is there and says nothing, so that nothing is known of who owns what.
+    pub fn is_list_readable(&self) -> bool {
+        !self.inventory.names.contains(&self.vmsd) || self.inventory.vmsd.contains_key(&self.vmsd)
+    }
+
     fn in_vmx(
         &self,
         severity: Severity,
@@ -135,7 +141,10 @@ impl<'a> Vm<'a> {
         expected: &str,
         remedy: &str,
     ) -> Finding {
-        Finding { file: self.vmsd_path.clone(), ..self.in_vmx(severity, field, found, expected, remedy) }
+        Finding {
+            file: self.inventory.path(&self.vmsd),
+            ..self.in_vmx(severity, field, found, expected, remedy)
+        }
     }
 
     /// The running link of each disk: a descriptor of this folder on which nothing else was made.
@@ -252,7 +261,7 @@ impl<'a> Vm<'a> {
     }
 
     /// The disks that snapshots are taken of, with the chains they run on, top first.
-    fn chains(&self) -> impl Iterator<Item = (&VmxDisk, Vec<&'a str>)> {
+    pub fn chains(&self) -> impl Iterator<Item = (&VmxDisk, Vec<&'a str>)> {
         let persistent = self.disks.iter().filter(|disk| disk.mode == DiskMode::Persistent);
         persistent.filter_map(|disk| {
             let top = self.tops.get(&disk.slot.to_string())?;
@@ -297,6 +306,12 @@ impl<'a> Vm<'a> {
         }
     }
 
+    pub fn is_current_sound(&self) -> bool {
+        let mut out = Faults::default();
+        self.check_current(&mut out);
+        out.into_vec().is_empty()
+    }
+
     /// What the VM runs on must descend from the current snapshot.
     fn check_current(&self, out: &mut Faults) {
         let current = self.list.snapshots.iter().find(|snapshot| Some(snapshot.uid) == self.list.current);
@@ -333,23 +348,29 @@ impl<'a> Vm<'a> {
     }
 
     /// A disk runs on, or a snapshot names, a link of another folder, whose chain may lead back into this one.
-    fn leads_outside(&self) -> bool {
+    pub fn leads_outside(&self) -> bool {
         let kept =
             self.list.snapshots.iter().flat_map(|snapshot| &snapshot.disks).map(|disk| &disk.file_name);
         let mut paths = self.disks.iter().map(|disk| &disk.file_name).chain(kept);
         paths.any(|path| self.inventory.locate(path) == Place::Outside)
     }
 
-    /// Links that neither a disk, a snapshot nor another link leads to.
-    fn check_unreferenced(&self, out: &mut Faults) {
-        let may_be_referenced = self.leads_outside();
+    /// Links that a disk, a snapshot or the bin leads to.
+    pub fn referenced(&self) -> BTreeSet<&'a str> {
         let redo = self.disks.iter().filter_map(|disk| self.redo_of(disk)).map(str::to_owned);
         let roots = self.tops.values().map(|top| (*top).to_owned()).chain(self.owned()).chain(redo);
         let roots = roots.chain(self.inventory.binned.iter().cloned());
-        let mut referenced: BTreeSet<&str> = BTreeSet::new();
+        let mut referenced: BTreeSet<&'a str> = BTreeSet::new();
         for root in roots {
             chain::mark(self.inventory, &root, &mut referenced);
         }
+        referenced
+    }
+
+    /// Links that neither a disk, a snapshot nor another link leads to.
+    fn check_unreferenced(&self, out: &mut Faults) {
+        let may_be_referenced = self.leads_outside();
+        let referenced = self.referenced();
         for (name, link) in &self.inventory.links {
             if referenced.contains(name.as_str()) || !self.inventory.children_of(name).is_empty() {
                 continue;

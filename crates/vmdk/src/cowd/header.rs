@@ -81,6 +81,13 @@ impl Header {
 
     /// `bytes` are the first bytes of the file, at most `HEADER_BYTES` are looked at; `file_bytes` is its whole length.
     pub fn decode(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Self> {
+        let header = Self::decode_of_any_length(file, bytes, file_bytes)?;
+        header.check_length(file, file_bytes)?;
+        Ok(header)
+    }
+
+    /// The same of a file that may have been cut: whether it has what the header speaks of is not looked at.
+    pub(crate) fn decode_of_any_length(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Self> {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Err(wrong(
                 file,
@@ -108,7 +115,6 @@ impl Header {
             }
         }
         header.check_geometry(file)?;
-        header.check_length(file, file_bytes)?;
         Ok(header)
     }
 

@@ -7,6 +7,7 @@ use super::{ContentId, Descriptor, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
 use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
 
 pub const CHILD_CREATE_TYPE: &str = "vmfsSparse";
+const SESPARSE_CREATE_TYPE: &str = "seSparse";
 const BASE_CREATE_TYPE: &str = "vmfs";
 
 /// A thin base disk: one plain extent.
@@ -89,8 +90,18 @@ impl NewBase<'_> {
 impl NewChild<'_> {
     /// Marked as prepared: see `Descriptor::is_prepared`.
     pub fn descriptor(&self, file: &str) -> Result<Descriptor> {
-        check_capacity(file, self.capacity_sectors)?;
         check_delta_capacity(file, self.capacity_sectors)?;
+        self.write(file, &marks(self.owner), CHILD_CREATE_TYPE, ExtentKind::VmfsSparse)
+    }
+
+    /// The descriptor of a delta that is there already, in use.
+    pub(crate) fn of_delta(&self, file: &str, kind: ExtentKind) -> Result<Descriptor> {
+        let create_type = if kind == ExtentKind::SeSparse { SESPARSE_CREATE_TYPE } else { CHILD_CREATE_TYPE };
+        self.write(file, "", create_type, kind)
+    }
+
+    fn write(&self, file: &str, marks: &str, create_type: &str, kind: ExtentKind) -> Result<Descriptor> {
+        check_capacity(file, self.capacity_sectors)?;
         let note = self.note.map_or(String::new(), |note| format!("# {note}\n"));
         let text = format!(
             "# Disk DescriptorFile\n\
@@ -100,7 +111,7 @@ impl NewChild<'_> {
              encoding=\"UTF-8\"\n\
              CID={cid:08x}\n\
              parentCID={parent_cid:08x}\n\
-             createType=\"{CHILD_CREATE_TYPE}\"\n\
+             createType=\"{create_type}\"\n\
              parentFileNameHint=\"{parent}\"\n\
              # Extent description\n\
              RW {capacity} {kind} \"{extent}\"\n\
@@ -109,12 +120,11 @@ impl NewChild<'_> {
              #DDB\n\
              \n\
              ddb.longContentID = \"{long}\"\n",
-            marks = marks(self.owner),
             cid = self.content_id.cid(),
             parent_cid = self.parent_cid,
             parent = self.parent,
             capacity = self.capacity_sectors,
-            kind = ExtentKind::VmfsSparse.keyword(),
+            kind = kind.keyword(),
             extent = self.extent_file,
             long = self.content_id.long(),
         );

@@ -223,15 +223,26 @@ fn is_broken(kind: ErrorKind) -> bool {
 impl Home {
     /// Refuses a folder that another program's VM may be running from: VMware's lock files and folders.
     pub async fn refuse_foreign_use(dir: &Dir) -> Result<()> {
+        Self::refuse_foreign_use_but(dir, &BTreeSet::new()).await
+    }
+
+    /// The same, but for locks that are stale: names as they are listed.
+    pub(crate) async fn refuse_foreign_use_but(dir: &Dir, stale: &BTreeSet<String>) -> Result<()> {
         for name in dir.list().await? {
-            let plain = name.trim_end_matches('/');
-            if plain.to_ascii_lowercase().ends_with(".lck") || plain.starts_with(".lck-") {
+            if is_foreign_lock(&name) && !stale.contains(&name) {
+                let plain = name.trim_end_matches('/');
                 let cause = format!("{plain} is here: VMware has this VM open");
-                let remedy =
-                    "power it off and close it there; if no VMware product runs it, remove that lock";
+                let remedy = "power it off and close it there; if no VMware product runs it, remove that lock (`unstun \
+                     repair PATH --stale-locks`)";
                 return Err(blk::Error::new(ErrorKind::Locked, dir.path(), format!("{cause}; {remedy}")));
             }
         }
         Ok(())
     }
+}
+
+/// Whether a name of a folder, as it is listed, is a lock of VMware's: a file, or a folder.
+pub(crate) fn is_foreign_lock(name: &str) -> bool {
+    let plain = name.trim_end_matches('/');
+    plain.to_ascii_lowercase().ends_with(".lck") || plain.starts_with(".lck-")
 }

@@ -53,6 +53,7 @@ use crate::vmx::{Slot, Vmx};
 use bin::Binned;
 pub(crate) use bin::binned_layers;
 pub use create::NewVm;
+pub(crate) use dependants::is_foreign_lock;
 use folders::Gate;
 pub use folders::{FolderKind, Folders, format_roots, parse_roots};
 use intent::Intent;

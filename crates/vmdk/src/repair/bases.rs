@@ -26,7 +26,7 @@ pub(super) async fn mend(inventory: &Inventory<'_>, draft: &mut Draft) {
             Err(error) => Err(error.to_string()),
         };
         match rebuilt {
-            Ok((link, reason)) => write(&name, &link, reason, draft),
+            Ok((link, reason)) => write(&name, extent, &link, reason, draft),
             Err(reason) => draft.refuse(inventory.path(extent), FIELD, reason),
         }
         inventory.dir.env().next_turn().await;
@@ -101,11 +101,12 @@ fn made_on<'a>(
     })
 }
 
-fn write(name: &str, link: &Descriptor, reason: String, draft: &mut Draft) {
+fn write(name: &str, extent: &str, link: &Descriptor, reason: String, draft: &mut Draft) {
     let text = link.to_bytes();
     let lines = String::from_utf8_lossy(&text).lines().map(str::to_owned).collect();
     let caution = "whether the base was written after those links were made is lost with the old descriptor, and so are its \
                    adapter type, geometry and ddb.uuid";
+    draft.changes.like.insert(name.into(), extent.into());
     draft.write(
         text,
         Mend { file: name.into(), action: Action::Create, lines, reason, caution: Some(caution.into()) },

@@ -15,7 +15,7 @@ const PARENT_CID: &str = "parentCID";
 const COMMON_CIDS: [u32; 2] = [0xffff_fffe, 0];
 
 /// Plans what can be mended about the parents of the links in the folder.
-pub(super) async fn mend(inventory: &Inventory<'_>, terms: Terms, draft: &mut Draft) {
+pub(super) async fn mend(inventory: &Inventory<'_>, terms: &Terms, draft: &mut Draft) {
     let by_cid = Candidates::new(inventory);
     for (name, link) in &inventory.links {
         mend_one(inventory, &by_cid, (name, link), terms, draft);
@@ -73,7 +73,7 @@ fn mend_one(
     inventory: &Inventory<'_>,
     by_cid: &Candidates<'_>,
     (name, link): (&str, &Descriptor),
-    terms: Terms,
+    terms: &Terms,
     draft: &mut Draft,
 ) {
     let (Some(place), Some(cid)) = (inventory.locate_parent(link), link.parent_cid()) else { return };
@@ -143,7 +143,7 @@ fn mend_cid(
     inventory: &Inventory<'_>,
     (name, link): (&str, &Descriptor),
     (parent, below): (&str, &Descriptor),
-    terms: Terms,
+    terms: &Terms,
     draft: &mut Draft,
 ) {
     let (found, cid) = (link.parent_cid().unwrap_or_default(), below.cid());

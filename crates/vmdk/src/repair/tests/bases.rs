@@ -58,7 +58,7 @@ fn a_base_that_is_not_what_its_children_expect_is_not_described() {
     for (plant, reason) in cases {
         let mut files = without_base();
         plant(&mut files);
-        let plan = planned(&files, VOUCHED);
+        let plan = planned(&files, vouched());
         assert!(plan.mends.iter().all(|mend| mend.file != "web.vmdk"), "{reason}: {plan:?}");
         assert!(reasons(&plan).contains(reason), "{reason}: {}", reasons(&plan));
     }

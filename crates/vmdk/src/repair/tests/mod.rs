@@ -2,6 +2,10 @@
 
 mod bases;
 mod crash;
+mod cuts;
+mod deltas;
+mod lists;
+mod moved;
 mod parents;
 
 use sim::{SimWorld, View};
@@ -9,7 +13,16 @@ use sim::{SimWorld, View};
 use super::*;
 use crate::check::tests::{Files, edit, world_of};
 
-const VOUCHED: Terms = Terms { ignore_content_ids: true };
+/// Everything that a user can vouch for.
+fn vouched() -> Terms {
+    Terms {
+        ignore_content_ids: true,
+        cut_deltas: true,
+        stale_locks: true,
+        move_orphans: true,
+        parents: BTreeMap::new(),
+    }
+}
 
 /// A folder without a fault, whose two disks have no content ID in common.
 fn sound() -> Files {
@@ -25,18 +38,28 @@ fn sound() -> Files {
 
 fn planned(files: &Files, terms: Terms) -> Plan {
     let world = world_of(files);
-    let plan = world.run(async move |env| plan(&env.open_root("/web").unwrap(), terms).await);
+    let plan = world.run(async move |env| plan(&env.open_root("/web").unwrap(), &terms).await);
     assert_eq!(contents(&world), *files, "a plan writes nothing");
     plan.expect("nothing waits for ever").unwrap()
 }
 
-/// The files of the folder; those of its own folders are left out.
+/// The files of the folder, and those of its locks; the copies of repairs are left out.
 fn contents(world: &SimWorld) -> Files {
     let names = world.list("web", View::Current).unwrap();
-    let names = names.into_iter().filter(|name| !name.ends_with('/') && name != "unstun-repair");
-    names
-        .map(|name| (name.clone(), world.read_file(&format!("web/{name}"), View::Current).unwrap()))
-        .collect()
+    let mut files = Files::new();
+    for name in names.into_iter().filter(|name| !name.starts_with("unstun-repair")) {
+        let name = name.trim_end_matches('/');
+        let inside = world.list(&format!("web/{name}"), View::Current);
+        let paths = match inside {
+            Some(inside) => inside.into_iter().map(|file| format!("{name}/{file}")).collect(),
+            None => vec![name.to_owned()],
+        };
+        for path in paths {
+            let bytes = world.read_file(&format!("web/{path}"), View::Current).unwrap();
+            files.insert(path, bytes);
+        }
+    }
+    files
 }
 
 /// Repairs, checks that the folder is what the plan says, takes it back, and returns the repaired files.
@@ -44,7 +67,7 @@ fn repaired(files: &Files, terms: Terms) -> Files {
     let world = world_of(files);
     let applied = world.run(async move |env| {
         let dir = env.open_root("/web").unwrap();
-        let plan = plan(&dir, terms).await?;
+        let plan = plan(&dir, &terms).await?;
         apply(&dir, &plan).await?;
         assert_eq!(check::check(&dir, Target::Folder).await?, plan.after, "what the plan says");
         Ok::<(), blk::Error>(())
@@ -64,7 +87,7 @@ fn reasons(plan: &Plan) -> String {
 
 #[test]
 fn a_sound_folder_is_left_alone() {
-    let plan = planned(&sound(), VOUCHED);
+    let plan = planned(&sound(), vouched());
     assert!(plan.is_empty() && plan.unmended.is_empty(), "{plan:?}");
 }
 
@@ -77,7 +100,7 @@ fn what_was_changed_since_is_not_taken_back() {
     let (after, none) = world
         .run(async move |env| {
             let dir = env.open_root("/web").unwrap();
-            apply(&dir, &plan(&dir, Terms::default()).await.unwrap()).await.unwrap();
+            apply(&dir, &plan(&dir, &Terms::default()).await.unwrap()).await.unwrap();
             let text = dir.read_file("web-000002.vmdk", 1 << 20).await.unwrap();
             dir.replace_file("web-000002.vmdk", &[&text[..], b"# used\n"].concat()).await.unwrap();
             let refused = undo(&dir).await.unwrap_err();

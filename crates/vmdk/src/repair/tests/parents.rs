@@ -34,7 +34,7 @@ fn two_candidates_are_named_and_none_is_chosen() {
     let delta = files["web-000001-delta.vmdk"].clone();
     files.insert("copy-delta.vmdk".into(), delta);
     edit(&mut files, "copy.vmdk", "web-000001-delta.vmdk", "copy-delta.vmdk");
-    let plan = planned(&files, VOUCHED);
+    let plan = planned(&files, vouched());
     assert!(plan.is_empty(), "{plan:?}");
     let said = reasons(&plan);
     assert!(said.contains("\"copy.vmdk\", \"web-000001.vmdk\""), "{said}");
@@ -81,9 +81,9 @@ fn a_parent_that_was_opened_for_writing_is_believed_only_when_vouched_for() {
     let plan = planned(&files, Terms::default());
     assert!(plan.is_empty(), "{plan:?}");
     assert!(reasons(&plan).contains("--ignore-content-ids writes parentCID=000000aa"), "{}", reasons(&plan));
-    let plan = planned(&files, VOUCHED);
+    let plan = planned(&files, vouched());
     assert!(plan.after.is_sound() && plan.mends[0].caution.as_ref().unwrap().contains("no file proves"));
-    let mended = repaired(&files, VOUCHED);
+    let mended = repaired(&files, vouched());
     edit(&mut files, "web-000001.vmdk", "parentCID=00000001", "parentCID=000000aa");
     assert_eq!(mended, files);
 }
