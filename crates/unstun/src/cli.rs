@@ -28,7 +28,8 @@ pub use lab::{
     RunArgs, SubjectArg, SweepArgs,
 };
 pub use snapshot::{
-    CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, VmAndName,
+    CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, UndoArgs,
+    VmAndName,
 };
 pub use vm::{
     CloneArgs, DiskAddArgs, DiskCommand, ImportArgs, MoveArgs, OnOff, RemoveArgs, ResetArgs, SetArgs,

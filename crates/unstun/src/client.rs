@@ -17,8 +17,8 @@ use crate::api::{
     BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
     Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
     Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss,
-    Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone,
-    VmClosed, VmCreate, VmImport, VmMove, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm,
+    VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
@@ -162,12 +162,12 @@ impl Client {
         self.call(Method::PUT, &format!("/vms/{vm}/snapshot-dir"), Some(request)).await
     }
 
-    pub async fn reset_preview(&self, vm: &VmName) -> Result<Loss> {
-        self.call(Method::POST, &format!("/vms/{vm}/reset/preview"), NO_BODY).await
+    pub async fn reset_preview(&self, vm: &VmName, request: &Reset) -> Result<Loss> {
+        self.call(Method::POST, &format!("/vms/{vm}/reset/preview"), Some(request)).await
     }
 
-    pub async fn vm_reset(&self, vm: &VmName, disconnect: bool) -> Result<Loss> {
-        self.call(Method::POST, &format!("/vms/{vm}/reset"), Some(&Disconnect { disconnect })).await
+    pub async fn vm_reset(&self, vm: &VmName, request: &Reset) -> Result<Loss> {
+        self.call(Method::POST, &format!("/vms/{vm}/reset"), Some(request)).await
     }
 
     pub async fn disk_add(&self, vm: &VmName, disk: &DiskCreate) -> Result<Disk> {
@@ -222,6 +222,14 @@ impl Client {
 
     pub async fn snapshot_discard(&self, vm: &VmName, request: &Discard) -> Result<Loss> {
         self.call(Method::POST, &format!("/vms/{vm}/discard"), Some(request)).await
+    }
+
+    pub async fn undo_preview(&self, vm: &VmName, request: &Reset) -> Result<Loss> {
+        self.call(Method::POST, &format!("/vms/{vm}/undo/preview"), Some(request)).await
+    }
+
+    pub async fn snapshot_undo(&self, vm: &VmName, request: &Reset) -> Result<Loss> {
+        self.call(Method::POST, &format!("/vms/{vm}/undo"), Some(request)).await
     }
 
     pub async fn events(&self, vm: &VmName, after: u64) -> Result<Vec<Event>> {

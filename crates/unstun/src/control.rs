@@ -9,9 +9,9 @@ use std::pin::Pin;
 use crate::api::{
     BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget, Datastore,
     DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard, Disk, DiskCreate,
-    DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake, SnapshotTaken,
-    SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemove, VmRemovePreview,
-    VmRemoved, VmSpace, VmSummary,
+    DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Reset, Revert, SnapshotDir, SnapshotTake,
+    SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemove,
+    VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 use crate::error::Result;
 use crate::name::{DatastoreName, VmName};
@@ -41,8 +41,8 @@ pub trait Control: Send + Sync {
 
     fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm>;
     /// `Refused` without a nonpersistent disk.
-    fn reset_preview(&self, vm: VmName) -> Reply<'_, Loss>;
-    fn vm_reset(&self, vm: VmName, disconnect: bool) -> Reply<'_, Loss>;
+    fn reset_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss>;
+    fn vm_reset(&self, vm: VmName, request: Reset) -> Reply<'_, Loss>;
     /// Keeps the files unless `delete_disks`. `Refused` while a client is attached, a job is open, or a clone
     /// reads them.
     fn vm_remove(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemoved>;
@@ -77,6 +77,9 @@ pub trait Control: Send + Sync {
     fn snapshot_revert(&self, vm: VmName, request: Revert) -> Reply<'_, Loss>;
     fn discard_preview(&self, vm: VmName, request: Discard) -> Reply<'_, Loss>;
     fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss>;
+    /// `Refused` where the bin has no state of the VM.
+    fn undo_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss>;
+    fn snapshot_undo(&self, vm: VmName, request: Reset) -> Reply<'_, Loss>;
 
     /// Of a datastore's store, while it is in use; None: of the main one. `NotFound` without one.
     fn store_check(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked>;

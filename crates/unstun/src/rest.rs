@@ -159,6 +159,8 @@ pub fn router(control: Arc<dyn Control>) -> Router {
         .route("/vms/{vm}/revert/preview", post(snapshots::revert_preview))
         .route("/vms/{vm}/discard", post(snapshots::discard))
         .route("/vms/{vm}/discard/preview", post(snapshots::discard_preview))
+        .route("/vms/{vm}/undo", post(snapshots::undo))
+        .route("/vms/{vm}/undo/preview", post(snapshots::undo_preview))
         .route("/jobs", get(jobs::list))
         .route("/jobs/{id}", get(jobs::show))
         .route("/jobs/{id}/pause", post(jobs::pause))

@@ -119,7 +119,7 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     let snapshot: SnapshotRef = (&taken.name).into();
     client.snapshot_take(name, &taken).await.unwrap();
     let revert = Revert { disconnect: true, ..Revert::default() };
-    let discard = Discard { snapshot: snapshot.clone(), disconnect: true };
+    let discard = Discard { snapshot: snapshot.clone(), disconnect: true, purge: false, keep: false };
     let loss = client.snapshot_revert(name, &revert).await.unwrap();
     let disk: DiskRef = format!("{name}/disk0").parse().unwrap();
     let import = VmImport {
@@ -136,6 +136,7 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     client.vm_clone(name, &clone).await.unwrap();
     actual.add("Revert", &revert);
     actual.add("Discard", &discard);
+    actual.add("Reset", &Reset::default());
     actual.add("Loss", &loss);
     actual.add("VmClient", &loss.clients[0]);
     actual.add("VmImport", &import);

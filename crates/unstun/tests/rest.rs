@@ -130,10 +130,14 @@ fn what_throws_data_away_is_previewed_and_names_who_is_in_the_way() {
         );
         revert.disconnect = true;
         assert_eq!(client.snapshot_revert(&web(), &revert).await.unwrap().target.as_deref(), Some("before"));
-        let discard = Discard { snapshot: "before".parse().unwrap(), disconnect: true };
+        let discard =
+            Discard { snapshot: "before".parse().unwrap(), disconnect: true, purge: false, keep: false };
         assert_eq!(client.snapshot_discard(&web(), &discard).await.unwrap().operation, Operation::Discard);
-        assert_eq!(client.vm_reset(&web(), false).await.unwrap_err().kind, ErrorKind::Refused);
-        assert_eq!(client.vm_reset(&web(), true).await.unwrap().operation, Operation::Reset);
+        assert_eq!(client.vm_reset(&web(), &Reset::default()).await.unwrap_err().kind, ErrorKind::Refused);
+        assert_eq!(
+            client.vm_reset(&web(), &Reset { disconnect: true, ..Reset::default() }).await.unwrap().operation,
+            Operation::Reset
+        );
     });
 }
 

@@ -154,7 +154,7 @@ pub async fn check_bin(vm: &Rc<Vm>, truth: &RefCell<Truth>) -> Result<(), String
             let disk = vm.open_binned(*id, number).await.map_err(|e| format!("the bin: {e}"))?;
             let seen = read_all(&disk).await.map_err(|e| format!("the bin: {e}"))?;
             if seen != *bytes {
-                let change = super::control::difference(&[bytes.clone()], &[seen]);
+                let change = super::control::difference(std::slice::from_ref(bytes), &[seen]);
                 return Err(format!("what the bin keeps of disk{number} ({id:016x}) changed: {change}"));
             }
         }

@@ -51,10 +51,10 @@ fn sound() -> Vec<u8> {
             let (disk, _client) = Machine::attach(&*vm, 0, "test").await?;
             disk.write(8192, blk::Buf::zeroed(4096).freeze()).await?;
         }
-        vm.clone().discard("c", true).await?;
         vm.clone().revert(Some("a"), None, true).await?;
         let job = vm.clone().commit(&CommitWhat::One("b".to_owned())).await?;
         job.wait().await;
+        vm.clone().discard("c", true).await?;
         vm.clone_to("a", "clone").await?;
         vm.close().await?;
         store.close().await

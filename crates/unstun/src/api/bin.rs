@@ -38,6 +38,8 @@ pub struct BinEntry {
     pub store: Store,
     /// What put it there.
     pub operation: Operation,
+    /// Of a state: the snapshot that the VM went back to, or the names that left the tree.
+    pub subject: Option<String>,
     pub removed: Timestamp,
     /// Unless space is short before.
     pub kept_until: Timestamp,

@@ -115,6 +115,12 @@ pub struct Revert {
     pub take_first: Option<SnapshotName>,
     #[serde(default)]
     pub disconnect: bool,
+    /// What is thrown away goes for good, rather than into the bin.
+    #[serde(default)]
+    pub purge: bool,
+    /// Changes nothing where the bin would not keep it.
+    #[serde(default)]
+    pub keep: bool,
 }
 
 /// Body of `POST /vms/VM/discard` and its preview.
@@ -124,13 +130,34 @@ pub struct Discard {
     pub snapshot: SnapshotRef,
     #[serde(default)]
     pub disconnect: bool,
+    /// What is thrown away goes for good, rather than into the bin.
+    #[serde(default)]
+    pub purge: bool,
+    /// Changes nothing where the bin would not keep it.
+    #[serde(default)]
+    pub keep: bool,
 }
 
-/// What a revert, a discard or a reset throws away: the preview, and the answer once it is done.
+/// Body of `POST /vms/VM/reset` and `POST /vms/VM/undo`, and of their previews.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reset {
+    /// End the sessions of the VM's running disks first.
+    #[serde(default)]
+    pub disconnect: bool,
+    /// What is thrown away goes for good, rather than into the bin.
+    #[serde(default)]
+    pub purge: bool,
+    /// Changes nothing where the bin would not keep it.
+    #[serde(default)]
+    pub keep: bool,
+}
+
+/// What a revert, a discard, a reset or an undo throws away: the preview, and the answer once it is done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loss {
     pub vm: VmName,
-    /// `revert`, `discard` or `reset`.
+    /// `revert`, `discard` or `reset`; `restore` of an undo.
     pub operation: Operation,
     /// The snapshot whose state the VM runs on afterwards; null where the running state stays, or goes back
     /// to no snapshot.
@@ -147,6 +174,10 @@ pub struct Loss {
     pub reverts: bool,
     /// Writable clients: in the way, as a preview; disconnected, as the answer.
     pub clients: Vec<VmClient>,
+    /// All of it is in the bin until then, unless space is short before; null where it goes for good.
+    pub kept_until: Option<Timestamp>,
+    /// Why the bin does not keep it.
+    pub not_kept: Option<String>,
     /// What is lost, in a sentence.
     pub warning: String,
 }
@@ -156,8 +187,12 @@ impl Loss {
     pub fn sentence(&self) -> String {
         let fate = match (self.operation, &self.target, &self.taken) {
             (_, _, Some(taken)) => return format!("nothing is lost: the present is kept as {taken}"),
+            _ if self.kept_until.is_some() => return self.kept_sentence(),
             (Operation::Reset, ..) => {
                 "everything written to the nonpersistent disks since their last reset is lost".to_owned()
+            }
+            (Operation::Restore, ..) if self.reverts => {
+                "everything the guest wrote since that was thrown away is lost".to_owned()
             }
             (_, Some(target), None) if self.reverts => {
                 format!("everything the guest wrote since {target} that no other snapshot keeps is lost")
@@ -168,6 +203,17 @@ impl Loss {
             [] => format!("{fate}, for good"),
             names => format!("{fate}; there is no way back to {}", names.join(", ")),
         }
+    }
+}
+
+impl Loss {
+    fn kept_sentence(&self) -> String {
+        let until = self.kept_until.map_or(String::new(), |until| format!("{until:.0}"));
+        let vm = &self.vm;
+        format!(
+            "the bin keeps it until {until}, unless space is short before or a commit needs the layers under it: `unstun \
+             snapshot undo {vm}` brings it back"
+        )
     }
 }
 

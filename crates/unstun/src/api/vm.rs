@@ -88,7 +88,7 @@ pub struct SharedWriters {
     pub shared: bool,
 }
 
-/// Body of `POST /vms/VM/close` and `POST /vms/VM/reset`.
+/// Body of `POST /vms/VM/close`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disconnect {

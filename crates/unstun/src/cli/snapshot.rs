@@ -36,6 +36,8 @@ pub enum SnapshotCommand {
     Revert(RevertArgs),
     /// Throw away what was written since the take, and the snapshot's name
     Discard(DiscardArgs),
+    /// Bring back what the last revert, discard or reset threw away, from the bin
+    Undo(UndoArgs),
     /// Fold away the deltas that no snapshot owns
     Consolidate(ConsolidateArgs),
     /// Explains commit and discard, and does neither
@@ -100,12 +102,22 @@ pub struct LossArgs {
     /// End the sessions of clients that write; power the guest off first
     #[arg(long)]
     pub disconnect: bool,
+    /// Throw it away for good, rather than into the bin
+    #[arg(long)]
+    pub purge: bool,
     /// Do not ask
     #[arg(short, long)]
     pub yes: bool,
     /// Say what it would do, and do nothing
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct UndoArgs {
+    pub vm: VmName,
+    #[command(flatten)]
+    pub loss: LossArgs,
 }
 
 /// `VM NAME` or `VM@NAME`.

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use crate::api::{BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, VmCondition};
+use crate::api::{BinEmptied, BinEmpty, BinEntry, BinKind, BinRestore, BinRestored, Operation, VmCondition};
 use crate::cli::{BinCommand, ConsentArgs};
 use crate::client::Client;
 use crate::command::consent;
@@ -63,7 +63,7 @@ fn rows(entries: &[BinEntry]) -> String {
         table.add_row([
             entry.id.clone(),
             entry.kind.as_str().to_owned(),
-            entry.vm.to_string(),
+            of(entry),
             format!("{:.0}", entry.removed),
             format_seconds(left),
             bytes(entry.bytes),
@@ -72,6 +72,25 @@ fn rows(entries: &[BinEntry]) -> String {
     }
     align_right(&mut table, &[4, 5]);
     table.to_string()
+}
+
+/// `web`, or `web, revert to base`.
+fn of(entry: &BinEntry) -> String {
+    let subject = entry.subject.as_ref();
+    match (entry.kind, entry.operation) {
+        (BinKind::Vm, _) => entry.vm.to_string(),
+        (_, Operation::Revert) => {
+            format!("{}, revert{}", entry.vm, subject.map_or(String::new(), |to| format!(" to {to}")))
+        }
+        (_, operation) => {
+            format!(
+                "{}, {}{}",
+                entry.vm,
+                operation.as_str(),
+                subject.map_or(String::new(), |of| format!(" of {of}"))
+            )
+        }
+    }
 }
 
 fn list(entries: &[BinEntry]) -> String {
@@ -109,6 +128,12 @@ fn emptied(done: &BinEmptied) -> String {
 
 fn restored(restored: &BinRestored) -> String {
     let vm = &restored.vm;
+    if restored.entry.kind == BinKind::State {
+        return format!(
+            "{} is back; where disks run on, `unstun attach {vm}` prints their names of now",
+            of(&restored.entry)
+        );
+    }
     let named = match restored.entry.vm == *vm {
         true => vm.to_string(),
         false => format!("{} is {vm} now, and", restored.entry.vm),

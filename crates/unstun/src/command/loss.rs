@@ -3,9 +3,9 @@
 
 use crate::api::{
     DatastoreClient, DatastoreCondition, DatastoreRemovePreview, DatastoreRemoved, Discard, Loss,
-    RemovedDisk, Revert, VmClient, VmRemove, VmRemovePreview, VmRemoved,
+    RemovedDisk, Reset, Revert, VmClient, VmRemove, VmRemovePreview, VmRemoved,
 };
-use crate::cli::{ConsentArgs, DiscardArgs, LossArgs, RemoveArgs, ResetArgs, RevertArgs};
+use crate::cli::{ConsentArgs, DiscardArgs, LossArgs, RemoveArgs, ResetArgs, RevertArgs, UndoArgs};
 use crate::client::Client;
 use crate::command::consent;
 use crate::error::{Error, Result};
@@ -15,30 +15,52 @@ use crate::units::format_bytes;
 
 pub async fn revert(args: &RevertArgs, client: &Client, output: Output) -> Result<()> {
     let (vm, snapshot) = args.which.parse()?;
-    let request = Revert { snapshot, take_first: args.take_first.clone(), disconnect: args.loss.disconnect };
+    let LossArgs { disconnect, purge, .. } = args.loss;
+    let mut request =
+        Revert { snapshot, take_first: args.take_first.clone(), disconnect, purge, keep: false };
     let preview = client.revert_preview(&vm, &request).await?;
     if !agreed(&preview, &args.loss, output)? {
         return Ok(());
     }
+    // What was said to be kept does not go for good since; so with the others.
+    request.keep = preview.kept_until.is_some();
     output.result(&client.snapshot_revert(&vm, &request).await?, done)
 }
 
 pub async fn discard(args: &DiscardArgs, client: &Client, output: Output) -> Result<()> {
     let (vm, snapshot) = args.which.parse_both()?;
-    let request = Discard { snapshot, disconnect: args.loss.disconnect };
+    let LossArgs { disconnect, purge, .. } = args.loss;
+    let mut request = Discard { snapshot, disconnect, purge, keep: false };
     let preview = client.discard_preview(&vm, &request).await?;
     if !agreed(&preview, &args.loss, output)? {
         return Ok(());
     }
+    request.keep = preview.kept_until.is_some();
     output.result(&client.snapshot_discard(&vm, &request).await?, done)
 }
 
 pub async fn reset(args: &ResetArgs, client: &Client, output: Output) -> Result<()> {
-    let preview = client.reset_preview(&args.vm).await?;
+    let mut request = reset_request(&args.loss);
+    let preview = client.reset_preview(&args.vm, &request).await?;
     if !agreed(&preview, &args.loss, output)? {
         return Ok(());
     }
-    output.result(&client.vm_reset(&args.vm, args.loss.disconnect).await?, done)
+    request.keep = preview.kept_until.is_some();
+    output.result(&client.vm_reset(&args.vm, &request).await?, done)
+}
+
+pub async fn undo(args: &UndoArgs, client: &Client, output: Output) -> Result<()> {
+    let mut request = reset_request(&args.loss);
+    let preview = client.undo_preview(&args.vm, &request).await?;
+    if !agreed(&preview, &args.loss, output)? {
+        return Ok(());
+    }
+    request.keep = preview.kept_until.is_some();
+    output.result(&client.snapshot_undo(&args.vm, &request).await?, done)
+}
+
+fn reset_request(args: &LossArgs) -> Reset {
+    Reset { disconnect: args.disconnect, purge: args.purge, keep: false }
 }
 
 /// The removal of a VM with its disks is a loss; one that leaves the disks is none, and does not ask.
@@ -200,7 +222,7 @@ fn describe(loss: &Loss) -> String {
     }
     let bytes = format_bytes(loss.bytes_lost);
     lines.push((
-        "lost",
+        if loss.kept_until.is_some() { "into the bin" } else { "lost" },
         match loss.layers.len() {
             // Native disks have none.
             0 => bytes,
@@ -211,7 +233,8 @@ fn describe(loss: &Loss) -> String {
     if !loss.clients.is_empty() {
         lines.push(("clients", connected(&loss.clients)));
     }
-    format!("{}{}", fields(&lines), loss.warning)
+    let unkept = loss.not_kept.as_ref().map_or(String::new(), |why| format!(" ({why})"));
+    format!("{}{}{unkept}", fields(&lines), loss.warning)
 }
 
 fn place(loss: &Loss) -> String {
@@ -239,7 +262,14 @@ fn done(loss: &Loss) -> String {
         Some(target) if loss.reverts => format!("{} runs on from {target}", loss.vm),
         _ => format!("{}: {} done", loss.vm, loss.operation.as_str()),
     };
-    text.push_str(&format!("; {} given up", format_bytes(loss.bytes_lost)));
+    let bytes = format_bytes(loss.bytes_lost);
+    match &loss.kept_until {
+        Some(until) => text.push_str(&format!(
+            "; {bytes} in the bin until {until:.0}: `unstun snapshot undo {}` brings it back",
+            loss.vm
+        )),
+        None => text.push_str(&format!("; {bytes} given up")),
+    }
     if let Some(taken) = &loss.taken {
         text.push_str(&format!("; what was is kept as {taken}"));
     }
@@ -282,6 +312,8 @@ mod tests {
                 client: "unix".to_owned(),
                 access: ClientAccess::Writes,
             }],
+            kept_until: None,
+            not_kept: None,
             warning: String::new(),
         };
         loss.warning = loss.sentence();
@@ -289,7 +321,7 @@ mod tests {
     }
 
     fn args(disconnect: bool) -> LossArgs {
-        LossArgs { disconnect, yes: true, dry_run: false }
+        LossArgs { disconnect, purge: false, yes: true, dry_run: false }
     }
 
     #[test]

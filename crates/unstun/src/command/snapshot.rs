@@ -24,6 +24,7 @@ pub async fn run(command: &SnapshotCommand, client: &Client, output: Output) -> 
         SnapshotCommand::Commit(args) => commit::run(args, client, output).await,
         SnapshotCommand::Revert(args) => loss::revert(args, client, output).await,
         SnapshotCommand::Discard(args) => loss::discard(args, client, output).await,
+        SnapshotCommand::Undo(args) => loss::undo(args, client, output).await,
         SnapshotCommand::Consolidate(args) => commit::consolidate(args, client, output).await,
         SnapshotCommand::Delete { vm, name } => {
             Err(explain_delete(vm.as_deref(), name.as_deref(), client).await)
@@ -47,7 +48,7 @@ async fn explain_delete(vm: Option<&str>, name: Option<&str>, client: &Client) -
     let mut place = "VM NAME".to_owned();
     if let Some((vm, snapshot)) = parsed {
         place = format!("{vm} {}", snapshot.as_str());
-        let discard = Discard { snapshot: snapshot.clone(), disconnect: false };
+        let discard = Discard { snapshot: snapshot.clone(), disconnect: false, purge: false, keep: false };
         if let Ok(preview) = client.commit_preview(&vm, &CommitTarget::Snapshot(snapshot)).await
             && preview.bytes_to_move > 0
         {

@@ -5,6 +5,7 @@
 
 mod entry;
 mod records;
+mod states;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -13,9 +14,11 @@ mod verbs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use blk::manifest::BinnedState;
 use blk::reactor::Space;
 use engine::job::JobState;
 
+use super::entry::Entry;
 use super::identity::VmId;
 use super::node::Node;
 use super::present;
@@ -23,7 +26,7 @@ use super::site::{Home, Site};
 use crate::api;
 use crate::error::{Error, Result};
 use crate::log::log;
-use crate::units::format_bytes;
+use crate::units::{format_bytes, total};
 
 pub use records::{BinRecord, BinRecords, BinState, parse_folder};
 
@@ -74,6 +77,47 @@ fn is_above(space: Space, percent: u64) -> bool {
     u128::from(space.free_bytes) * 100 > u128::from(space.total_bytes) * u128::from(percent)
 }
 
+/// What may be removed from a bin for good.
+enum Victim {
+    Vm(String, BinRecord),
+    State(Rc<Entry>, BinnedState),
+}
+
+impl Victim {
+    fn unix_us(&self) -> i64 {
+        match self {
+            Victim::Vm(_, record) => record.removed_unix_us,
+            Victim::State(_, binned) => binned.unix_us,
+        }
+    }
+
+    fn is_half_removed(&self) -> bool {
+        matches!(self, Victim::Vm(_, record) if record.state == BinState::Removing)
+    }
+
+    fn is_native(&self) -> bool {
+        let store = match self {
+            Victim::Vm(_, record) => record.store,
+            Victim::State(entry, _) => entry.kept.store(),
+        };
+        store == api::Store::Native
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Victim::Vm(_, record) => format!("VM {}", record.vm),
+            Victim::State(entry, binned) => format!("a state of VM {} ({:016x})", entry.name, binned.id),
+        }
+    }
+
+    fn id(&self) -> String {
+        match self {
+            Victim::Vm(entry, _) => entry.clone(),
+            Victim::State(_, binned) => format!("{:016x}", binned.id),
+        }
+    }
+}
+
 /// Refuses a name for a VM that a folder of the bin has.
 pub fn refuse_reserved(name: &str) -> Result<()> {
     match name.ends_with(records::FOLDER_SUFFIX) {
@@ -94,7 +138,8 @@ impl Site {
     /// Returns what the entries that are kept give back, as far as it is known.
     pub fn bin_bytes(&self) -> u64 {
         let kept = self.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
-        kept.fold(0, |sum, (_, record)| sum.saturating_add(record.bytes.unwrap_or(0)))
+        let vms = kept.filter_map(|(_, record)| record.bytes);
+        total(vms.chain(self.state_bytes.borrow().values().copied()))
     }
 }
 
@@ -127,6 +172,7 @@ impl Node {
             datastore: site.name.clone(),
             store: record.store,
             operation: api::Operation::Remove,
+            subject: None,
             removed: present::time(record.removed_unix_us),
             kept_until: present::time(self.bin.kept_until_unix_us(record.removed_unix_us)),
             bytes: record.bytes,
@@ -184,6 +230,7 @@ impl Node {
         for site in self.sites() {
             self.evict_expired(&site).await;
             self.evict_for_share(&site).await;
+            self.measure_states(&site).await;
             let waits = |state| state == JobState::WaitingForSpace;
             let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, &site));
             if entries.flat_map(|entry| entry.vm.jobs()).any(|job| waits(job.state())) {
@@ -194,10 +241,10 @@ impl Node {
 
     async fn evict_expired(&self, site: &Rc<Site>) {
         let _turn = site.bin.turn.lock().await;
-        for (entry, record) in self.evictable(site) {
-            let until = self.bin.kept_until_unix_us(record.removed_unix_us);
-            if until <= self.env.unix_us() || record.state == BinState::Removing {
-                self.evict_or_tell(site, &entry, &record, "its time in the bin is over").await;
+        for victim in self.evictable(site) {
+            let until = self.bin.kept_until_unix_us(victim.unix_us());
+            if until <= self.env.unix_us() || victim.is_half_removed() {
+                self.evict_or_tell(site, &victim, "its time in the bin is over").await;
             }
         }
     }
@@ -205,13 +252,13 @@ impl Node {
     /// Oldest first, until more than the share is free.
     async fn evict_for_share(&self, site: &Rc<Site>) {
         let _turn = site.bin.turn.lock().await;
-        for (entry, record) in self.evictable(site) {
+        for victim in self.evictable(site) {
             match site.space().await {
                 Ok(space) if !self.bin.leaves(space) => {}
                 // What cannot be found out is no reason.
                 _ => return,
             }
-            self.evict_or_tell(site, &entry, &record, "the datastore needs its space").await;
+            self.evict_or_tell(site, &victim, "the datastore needs its space").await;
         }
     }
 
@@ -229,8 +276,8 @@ impl Node {
         if site.space().await.is_ok_and(|space| !self.bin.is_short(space)) {
             return false;
         }
-        for (entry, record) in self.evictable(site) {
-            if self.evict_or_tell(site, &entry, &record, "the datastore needs its space").await {
+        for victim in self.evictable(site) {
+            if self.evict_or_tell(site, &victim, "the datastore needs its space").await {
                 return true;
             }
         }
@@ -248,25 +295,37 @@ impl Node {
     }
 
     /// What is kept, or half removed, the oldest first.
-    fn evictable(&self, site: &Site) -> Vec<(String, BinRecord)> {
+    fn evictable(&self, site: &Rc<Site>) -> Vec<Victim> {
         if self.bin_ends.get() || site.refuse_when_leaving().is_err() {
             return Vec::new();
         }
         let mut all = site.bin.all();
         all.retain(|(entry, record)| record.may_go() && !site.bin.is_busy(entry));
-        all
+        let vms = all.into_iter().map(|(entry, record)| Victim::Vm(entry, record));
+        let states = self.states_of(site).into_iter().map(|(entry, binned)| Victim::State(entry, binned));
+        let mut victims: Vec<Victim> = vms.chain(states).collect();
+        victims.sort_by_key(Victim::unix_us);
+        victims
     }
 
-    async fn evict_or_tell(&self, site: &Rc<Site>, entry: &str, record: &BinRecord, why: &str) -> bool {
-        match self.evict(site, entry).await {
+    async fn evict_or_tell(&self, site: &Rc<Site>, victim: &Victim, why: &str) -> bool {
+        let evicted = match victim {
+            Victim::Vm(entry, _) => self.evict(site, entry).await,
+            Victim::State(entry, binned) => {
+                let evicted = self.evict_state(entry, binned).await;
+                site.bin.evicted.update(|n| n + 1);
+                evicted
+            }
+        };
+        match evicted {
             Ok(()) => {
-                log(format_args!("VM {}: removed from the bin for good: {why}", record.vm));
-                self.await_release(site, record).await;
+                log(format_args!("{}: removed from the bin for good: {why}", victim.name()));
+                self.await_release(site, victim.is_native()).await;
                 true
             }
             Err(e) => {
-                if site.bin.is_news(entry) {
-                    log(format_args!("VM {} stays in the bin of datastore {}: {e}", record.vm, site.name));
+                if site.bin.is_news(&victim.id()) {
+                    log(format_args!("{} stays in the bin of datastore {}: {e}", victim.name(), site.name));
                 }
                 false
             }
@@ -274,8 +333,8 @@ impl Node {
     }
 
     /// Waits until a store has given back what it can.
-    async fn await_release(&self, site: &Site, record: &BinRecord) {
-        let Some(store) = site.native.opened().filter(|_| record.store == api::Store::Native) else { return };
+    async fn await_release(&self, site: &Site, is_native: bool) {
+        let Some(store) = site.native.opened().filter(|_| is_native) else { return };
         for _ in 0..RELEASE_POLLS_MAX {
             let used = store.store_use();
             if self.bin_ends.get()

@@ -1,61 +1,159 @@
-//! Revert, discard and reset: what they lose, said before and after; with the writers sent away first where
-//! asked.
+//! Revert, discard, reset, and the undo of one: what they throw away, said before and after; with the writers sent away first
+//! where asked.
 
 use std::rc::Rc;
 
+use blk::manifest::BinnedState;
 use engine::Loss;
 
 use super::door::{Shut, Who};
 use super::entry::{Entry, Kept};
 use super::node::Node;
 use super::present;
+use super::remove::expect_kept;
 use crate::api::{self, Operation, VmClient};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::name::VmName;
+
+/// Whether the bin takes what is thrown away.
+struct Fate {
+    kept: bool,
+    /// Why it does not.
+    not_kept: Option<String>,
+}
 
 impl Node {
     pub async fn revert_preview(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.revert_loss(&request).await?;
-        Ok(present_loss(&entry, Operation::Revert, &loss, &request, entry.writers()))
+        Ok(self.present_revert(&entry, &loss, &request, fate, entry.writers()))
     }
 
     pub async fn snapshot_revert(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.revert_loss(&request).await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
-        entry.vm.clone().revert(wanted, request.take_first.as_ref().map(|name| name.as_str()), false).await?;
-        Ok(present_loss(&entry, Operation::Revert, &loss, &request, clients))
+        let take_first = request.take_first.as_ref().map(|name| name.as_str());
+        entry.vm.clone().revert(wanted, take_first, fate.kept).await?;
+        Ok(self.present_revert(&entry, &loss, &request, fate, clients))
     }
 
     pub async fn discard_preview(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.vm.discard_preview(request.snapshot.as_str()).await?;
-        Ok(present_loss(&entry, Operation::Discard, &loss, &api::Revert::default(), entry.writers()))
+        Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, entry.writers()))
     }
 
     pub async fn snapshot_discard(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
         // A side branch goes without anybody's noticing.
-        let reverts = entry.vm.discard_preview(request.snapshot.as_str()).await?.reverts;
-        let (clients, _shut) = self.make_way(&entry, request.disconnect && reverts).await?;
-        let loss = entry.vm.clone().discard(request.snapshot.as_str(), false).await?;
-        Ok(present_loss(&entry, Operation::Discard, &loss, &api::Revert::default(), clients))
+        let preview = entry.vm.discard_preview(request.snapshot.as_str()).await?;
+        let (clients, _shut) = self.make_way(&entry, request.disconnect && preview.reverts).await?;
+        let loss = entry.vm.clone().discard(request.snapshot.as_str(), fate.kept).await?;
+        let loss = Loss { bytes: preview.bytes, ..loss };
+        Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, clients))
     }
 
-    pub async fn reset_preview(&self, vm: &VmName) -> Result<api::Loss> {
+    pub async fn reset_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.vm.reset_preview().await?;
-        Ok(present_loss(&entry, Operation::Reset, &loss, &api::Revert::default(), entry.writers()))
+        Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, entry.writers()))
     }
 
-    pub async fn vm_reset(&self, vm: &VmName, disconnect: bool) -> Result<api::Loss> {
+    pub async fn vm_reset(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
-        entry.vm.reset_preview().await?;
-        let (clients, _shut) = self.make_way(&entry, disconnect).await?;
-        let loss = entry.vm.clone().reset(false).await?;
-        Ok(present_loss(&entry, Operation::Reset, &loss, &api::Revert::default(), clients))
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let preview = entry.vm.reset_preview().await?;
+        let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
+        let loss = entry.vm.clone().reset(fate.kept).await?;
+        let loss = Loss { bytes: preview.bytes, ..loss };
+        Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, clients))
+    }
+
+    pub async fn undo_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+        let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.vm.restore_preview(entry.latest_binned()?.id).await?;
+        Ok(self.present_loss(&entry, Operation::Restore, &loss, fate, entry.writers()))
+    }
+
+    pub async fn snapshot_undo(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let latest = entry.latest_binned()?;
+        self.restore_state(&entry, latest.id, request).await
+    }
+
+    /// Makes a state from the bin the VM's again.
+    pub async fn restore_state(&self, entry: &Rc<Entry>, id: u64, request: api::Reset) -> Result<api::Loss> {
+        let fate = self.fate(entry, request.purge, request.keep).await?;
+        let preview = entry.vm.restore_preview(id).await?;
+        let (clients, _shut) = self.make_way(entry, request.disconnect && preview.reverts).await?;
+        let loss = entry.vm.clone().restore(id, fate.kept).await?;
+        let loss = Loss { bytes: preview.bytes, ..loss };
+        Ok(self.present_loss(entry, Operation::Restore, &loss, fate, clients))
+    }
+
+    async fn fate(&self, entry: &Entry, purge: bool, keep: bool) -> Result<Fate> {
+        let request = api::VmRemove { delete_disks: true, purge, keep };
+        let not_kept = self.not_kept(&entry.site, request).await?;
+        let kept = expect_kept(&entry.name, request, not_kept.as_deref())?;
+        Ok(Fate { kept, not_kept })
+    }
+
+    fn present_revert(
+        &self,
+        entry: &Entry,
+        loss: &Loss,
+        request: &api::Revert,
+        fate: Fate,
+        clients: Vec<VmClient>,
+    ) -> api::Loss {
+        let taken = request.take_first.as_ref().map(ToString::to_string);
+        // A snapshot of the present is kept as any other.
+        let fate = if taken.is_some() { Fate { kept: false, not_kept: None } } else { fate };
+        let shown = self.present_loss(entry, Operation::Revert, loss, fate, clients);
+        let shown = api::Loss { taken, ..shown };
+        api::Loss { warning: shown.sentence(), ..shown }
+    }
+
+    fn present_loss(
+        &self,
+        entry: &Entry,
+        operation: Operation,
+        loss: &Loss,
+        fate: Fate,
+        clients: Vec<VmClient>,
+    ) -> api::Loss {
+        let layers = match entry.kept {
+            Kept::Redo(_) => loss.layers.iter().map(|layer| entry.home.join(layer)).collect(),
+            // No file goes: the space is given back inside of the store.
+            Kept::Native(_) => Vec::new(),
+        };
+        let until = present::time(self.bin.kept_until_unix_us(self.env.unix_us()));
+        // A restored side branch throws nothing away.
+        let throws = loss.reverts || operation == Operation::Discard;
+        let mut shown = api::Loss {
+            vm: present::vm_name(&entry.name),
+            operation,
+            target: loss.target.clone().filter(|_| operation != Operation::Restore),
+            taken: None,
+            snapshots: loss.snapshots.clone(),
+            layers,
+            bytes_lost: loss.bytes,
+            reverts: loss.reverts,
+            clients,
+            kept_until: (fate.kept && throws).then_some(until),
+            not_kept: fate.not_kept.filter(|_| throws),
+            warning: String::new(),
+        };
+        shown.warning = shown.sentence();
+        shown
     }
 
     /// Nobody where nobody is to be disconnected: then the engine refuses, and names them.
@@ -77,32 +175,11 @@ impl Entry {
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
         Ok(self.vm.revert_preview(wanted, request.take_first.is_some()).await?)
     }
-}
 
-fn present_loss(
-    entry: &Entry,
-    operation: Operation,
-    loss: &Loss,
-    request: &api::Revert,
-    clients: Vec<VmClient>,
-) -> api::Loss {
-    let layers = match entry.kept {
-        Kept::Redo(_) => loss.layers.iter().map(|layer| entry.home.join(layer)).collect(),
-        // No file goes: the space is given back inside of the store.
-        Kept::Native(_) => Vec::new(),
-    };
-    let mut shown = api::Loss {
-        vm: present::vm_name(&entry.name),
-        operation,
-        target: loss.target.clone(),
-        taken: request.take_first.as_ref().map(ToString::to_string),
-        snapshots: loss.snapshots.clone(),
-        layers,
-        bytes_lost: loss.bytes,
-        reverts: loss.reverts,
-        clients,
-        warning: String::new(),
-    };
-    shown.warning = shown.sentence();
-    shown
+    fn latest_binned(&self) -> Result<BinnedState> {
+        self.vm.state().bin.pop().ok_or_else(|| {
+            let cause = "the bin has no state of it: nothing was thrown away, or it is gone by now";
+            Error::refused(format!("VM {}: {cause}", self.name))
+        })
+    }
 }

@@ -15,9 +15,9 @@ use super::{inuse, prepare, ready};
 use crate::api::{
     BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
     Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
-    Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Revert, SnapshotDir, SnapshotTake,
-    SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemove,
-    VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Reset, Revert, SnapshotDir,
+    SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove,
+    VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 use crate::control::{Control, Reply};
 use crate::error::{Error, ErrorKind, Result};
@@ -148,12 +148,12 @@ impl Control for Bridge {
         })
     }
 
-    fn reset_preview(&self, vm: VmName) -> Reply<'_, Loss> {
-        self.ask(|node| async move { node.reset_preview(&vm).await })
+    fn reset_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
+        self.ask(move |node| async move { node.reset_preview(&vm, request).await })
     }
 
-    fn vm_reset(&self, vm: VmName, disconnect: bool) -> Reply<'_, Loss> {
-        self.ask(move |node| async move { node.vm_reset(&vm, disconnect).await })
+    fn vm_reset(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
+        self.ask(move |node| async move { node.vm_reset(&vm, request).await })
     }
 
     fn vm_list(&self) -> Reply<'_, Vec<VmSummary>> {
@@ -173,7 +173,7 @@ impl Control for Bridge {
     }
 
     fn bin_list(&self, datastore: Option<DatastoreName>) -> Reply<'_, Vec<BinEntry>> {
-        self.ask(|node| async move { node.bin_list(datastore) })
+        self.ask(|node| async move { node.bin_list(datastore).await })
     }
 
     fn bin_restore(&self, request: BinRestore) -> Reply<'_, BinRestored> {
@@ -181,7 +181,7 @@ impl Control for Bridge {
     }
 
     fn bin_empty_preview(&self, request: BinEmpty) -> Reply<'_, BinEmptied> {
-        self.ask(|node| async move { node.bin_empty_preview(&request) })
+        self.ask(|node| async move { node.bin_empty_preview(&request).await })
     }
 
     fn bin_empty(&self, request: BinEmpty) -> Reply<'_, BinEmptied> {
@@ -250,6 +250,14 @@ impl Control for Bridge {
 
     fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
         self.ask(|node| async move { node.snapshot_discard(&vm, request).await })
+    }
+
+    fn undo_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
+        self.ask(move |node| async move { node.undo_preview(&vm, request).await })
+    }
+
+    fn snapshot_undo(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
+        self.ask(move |node| async move { node.snapshot_undo(&vm, request).await })
     }
 
     fn store_check(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked> {

@@ -181,9 +181,16 @@ impl Node {
     pub async fn commit_preview(&self, vm: &VmName, target: CommitTarget) -> Result<api::CommitPreview> {
         let entry = self.entry(vm.as_str())?;
         let preview = entry.vm.commit_preview(&what(&target)).await?;
+        let mut warning = api::CommitPreview::warning_for(&preview.names);
+        match preview.evicted.len() {
+            0 => {}
+            1 => warning.push_str("; a state in the bin goes too, for it rests on a layer that changes"),
+            n => warning
+                .push_str(&format!("; {n} states in the bin go too, for they rest on layers that change")),
+        }
         Ok(api::CommitPreview {
             vm: vm.clone(),
-            warning: api::CommitPreview::warning_for(&preview.names),
+            warning,
             stays: preview.stays,
             snapshots: preview.names.into_iter().rev().collect(),
             bytes_to_move: preview.bytes_to_move,

@@ -1,6 +1,7 @@
 //! One datastore that the daemon serves: its folder or device, its lock, its homes, and the store of its native VMs.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -39,6 +40,8 @@ pub struct Site {
     /// Of the VMs that were removed and are kept.
     pub bin: Rc<BinRecords>,
     pub native: Native,
+    /// What the removal of each state in the bin of an open VM gives back, by the state's id; as measured when it came.
+    pub state_bytes: RefCell<BTreeMap<u64, u64>>,
     /// Of the last scrub that ended.
     pub scrubbed: RefCell<Option<api::Checked>>,
     /// VMs in it that are not served and have no row of their own: their names are taken.
@@ -132,6 +135,7 @@ impl Site {
             native,
             dir,
             own,
+            state_bytes: RefCell::default(),
             scrubbed: RefCell::default(),
             notices: RefCell::default(),
             arrivals: Cell::new(0),

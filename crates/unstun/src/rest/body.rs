@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{
     BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow,
-    DiskSetMode, JobLimit, Revert, SharedWriters, SnapshotDir, SnapshotTake, VmClone, VmCreate, VmImport,
-    VmMove, VmRemove,
+    DiskSetMode, JobLimit, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, VmClone, VmCreate,
+    VmImport, VmMove, VmRemove,
 };
 use crate::error::{Error, Result};
 use crate::{name, units};
@@ -41,6 +41,7 @@ impl Request for Diff {}
 impl Request for DiskSetMode {}
 impl Request for Disconnect {}
 impl Request for Discard {}
+impl Request for Reset {}
 impl Request for Revert {}
 impl Request for VmClone {}
 impl Request for VmRemove {}
@@ -128,7 +129,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 }
 
 /// Every route that has a body, with the path under `/api/v1`; previews take their command's.
-pub const ROUTES: [&str; 18] = [
+pub const ROUTES: [&str; 19] = [
     "POST /vms",
     "POST /import",
     "POST /vms/{vm}/clone",
@@ -147,6 +148,7 @@ pub const ROUTES: [&str; 18] = [
     "POST /vms/{vm}/move",
     "POST /datastores",
     "PUT /vms/{vm}/shared-writers",
+    "POST /vms/{vm}/undo",
 ];
 
 /// One of `ROUTES` by the first byte (`a` is the first), and what follows as its body: parsed, and once more
@@ -166,7 +168,8 @@ pub fn accept(route: &str, bytes: &[u8]) -> Result<Vec<u8>> {
         "POST /vms" => again::<VmCreate>(bytes),
         "POST /import" => again::<VmImport>(bytes),
         "POST /vms/{vm}/clone" => again::<VmClone>(bytes),
-        "POST /vms/{vm}/close" | "POST /vms/{vm}/reset" => again::<Disconnect>(bytes),
+        "POST /vms/{vm}/close" => again::<Disconnect>(bytes),
+        "POST /vms/{vm}/reset" | "POST /vms/{vm}/undo" => again::<Reset>(bytes),
         "PUT /vms/{vm}/snapshot-dir" => again::<SnapshotDir>(bytes),
         "PUT /vms/{vm}/shared-writers" => again::<SharedWriters>(bytes),
         "POST /vms/{vm}/disks" => again::<DiskCreate>(bytes),

@@ -4,7 +4,7 @@ use axum::extract::State;
 use serde::Serialize;
 
 use super::{Answer, Body, Parameter, Shared, answer};
-use crate::api::{CommitTarget, Diff, Discard, Revert, SnapshotTake};
+use crate::api::{CommitTarget, Diff, Discard, Reset, Revert, SnapshotTake};
 use crate::name::VmName;
 
 pub async fn tree(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
@@ -73,4 +73,20 @@ pub async fn discard(
     Body(request): Body<Discard>,
 ) -> Answer<impl Serialize> {
     answer(control.snapshot_discard(vm, request).await)
+}
+
+pub async fn undo_preview(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<Reset>,
+) -> Answer<impl Serialize> {
+    answer(control.undo_preview(vm, request).await)
+}
+
+pub async fn undo(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<Reset>,
+) -> Answer<impl Serialize> {
+    answer(control.snapshot_undo(vm, request).await)
 }

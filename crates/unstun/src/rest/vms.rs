@@ -4,7 +4,9 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
 use super::{Answer, Body, Parameter, Parameters, Shared, answer};
-use crate::api::{Disconnect, SharedWriters, SnapshotDir, VmClone, VmCreate, VmImport, VmMove, VmRemove};
+use crate::api::{
+    Disconnect, Reset, SharedWriters, SnapshotDir, VmClone, VmCreate, VmImport, VmMove, VmRemove,
+};
 use crate::name::VmName;
 
 pub async fn list(State(control): Shared) -> Answer<impl Serialize> {
@@ -74,16 +76,17 @@ pub async fn set_shared_writers(
 pub async fn reset_preview(
     State(control): Shared,
     Parameter(vm): Parameter<VmName>,
+    Body(request): Body<Reset>,
 ) -> Answer<impl Serialize> {
-    answer(control.reset_preview(vm).await)
+    answer(control.reset_preview(vm, request).await)
 }
 
 pub async fn reset(
     State(control): Shared,
     Parameter(vm): Parameter<VmName>,
-    Body(request): Body<Disconnect>,
+    Body(request): Body<Reset>,
 ) -> Answer<impl Serialize> {
-    answer(control.vm_reset(vm, request.disconnect).await)
+    answer(control.vm_reset(vm, request).await)
 }
 
 pub async fn remove(

@@ -493,3 +493,68 @@ fn the_bin_keeps_nothing_where_little_is_free() {
     assert_eq!(small.datastore.json(REMOVE)["disks_deleted"], true);
     daemon.stop();
 }
+
+fn latest_entry(datastore: &Datastore) -> Value {
+    kept(datastore).pop().expect("something is in the bin")
+}
+
+/// What a revert and a discard threw away comes back, through a kill and a restart.
+fn states_come_back(store: &str) {
+    let datastore = Datastore::new();
+    let daemon = datastore.start_as(&KEEP);
+    let (twin, then) = scribbled(&datastore, store);
+    let uri = datastore.uri("web/disk0");
+    let shows = |file: &Path| {
+        datastore.json("vm open web");
+        tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", file.to_str().unwrap(), &uri]);
+    };
+    let preview = datastore.json("snapshot revert web a --dry-run");
+    assert!(preview["warning"].as_str().unwrap().contains("unstun snapshot undo web"), "{preview}");
+    let reverted = datastore.json("snapshot revert web a --yes");
+    assert!(reverted["kept_until"].is_string() && reverted["not_kept"].is_null(), "{reverted}");
+    shows(&then);
+    let entry = latest_entry(&datastore);
+    let expected = (&json!("state"), &json!("revert"), &json!("a"));
+    assert_eq!((&entry["kind"], &entry["operation"], &entry["subject"]), expected, "{entry}");
+    assert!(entry["bytes"].as_u64().unwrap() > 0, "{entry}");
+    daemon.kill();
+
+    let daemon = datastore.start_as(&KEEP);
+    assert_eq!(datastore.json("snapshot undo web --yes")["operation"], "restore");
+    shows(&twin.path);
+    datastore.json("snapshot discard web a --yes");
+    shows(&then);
+    assert_eq!(datastore.json("snapshot tree web")["snapshots"], json!([]));
+    daemon.stop();
+
+    let daemon = datastore.start_as(&KEEP);
+    let entry = latest_entry(&datastore);
+    assert_eq!((&entry["operation"], &entry["subject"]), (&json!("discard"), &json!("a")), "{entry}");
+    datastore.json(&format!("bin restore {}", entry["id"].as_str().unwrap()));
+    assert_content(&datastore, "web", &twin, &then);
+    // What the two restores threw away.
+    assert_eq!(datastore.json("bin empty --yes")["entries"].as_array().unwrap().len(), 2);
+    assert_eq!(kept(&datastore), Vec::<Value>::new());
+    let (code, said) = datastore.fails("snapshot undo web --yes");
+    assert!(code == 3 && said.contains("nothing was thrown away"), "{code}: {said}");
+
+    let purged = datastore.json("snapshot revert web a --purge --yes");
+    assert!(purged["kept_until"].is_null(), "{purged}");
+    assert_eq!(kept(&datastore), Vec::<Value>::new());
+    shows(&then);
+    datastore.json("snapshot revert web a --yes");
+    datastore.json("snapshot commit web --all --yes");
+    // A native commit changes nothing that the bin has.
+    assert_eq!(kept(&datastore).len(), usize::from(store == "native"));
+    shows(&then);
+    datastore.json("bin empty --yes");
+    if store == "native" {
+        assert_eq!(datastore.json("check")["findings"], json!([]));
+    }
+    daemon.stop();
+}
+
+#[test]
+fn what_a_revert_or_a_discard_threw_away_comes_back() {
+    STORES.into_iter().for_each(states_come_back);
+}

@@ -240,12 +240,12 @@ impl Control for Fake {
         ready(shown.map(|shown| Vm { snapshot_dir: request.dir, ..shown }))
     }
 
-    fn reset_preview(&self, vm: VmName) -> Reply<'_, Loss> {
+    fn reset_preview(&self, vm: VmName, _: Reset) -> Reply<'_, Loss> {
         ready(self.state().loss(&vm, Operation::Reset, None, true))
     }
 
-    fn vm_reset(&self, vm: VmName, disconnect: bool) -> Reply<'_, Loss> {
-        ready(self.state().loss(&vm, Operation::Reset, None, disconnect))
+    fn vm_reset(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
+        ready(self.state().loss(&vm, Operation::Reset, None, request.disconnect))
     }
 
     fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk> {
@@ -293,6 +293,14 @@ impl Control for Fake {
     fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
         let target = Some(request.snapshot.as_str());
         ready(self.state().loss(&vm, Operation::Discard, target, request.disconnect))
+    }
+
+    fn undo_preview(&self, vm: VmName, _: Reset) -> Reply<'_, Loss> {
+        ready(self.state().loss(&vm, Operation::Restore, None, true))
+    }
+
+    fn snapshot_undo(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
+        ready(self.state().loss(&vm, Operation::Restore, None, request.disconnect))
     }
 
     fn vm_remove(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemoved> {

@@ -54,6 +54,7 @@ pub fn bin_entry(vm: &Vm) -> BinEntry {
         datastore: vm.datastore.clone(),
         store: vm.store,
         operation: Operation::Remove,
+        subject: None,
         removed: TIME.parse().unwrap(),
         kept_until: TIME.parse().unwrap(),
         bytes: Some(DELTA_BYTES),
@@ -133,6 +134,8 @@ impl State {
             bytes_lost: DELTA_BYTES,
             reverts: true,
             clients: vec![client()],
+            kept_until: None,
+            not_kept: None,
             warning: String::new(),
         };
         loss.warning = loss.sentence();

@@ -53,7 +53,7 @@ where
 }
 
 fn kept(node: &Node) -> Vec<String> {
-    node.bin_list(None).expect("a list").iter().map(|entry| entry.vm.to_string()).collect()
+    node.in_bins(None).expect("a list").iter().map(|(_, _, record)| record.vm.to_string()).collect()
 }
 
 async fn pass_hours(node: &Node, hours: u64) {
@@ -147,6 +147,29 @@ fn an_entry_has_one_way_out_at_a_time() {
             evict(&node).await?;
             assert_eq!(kept(&node), Vec::<String>::new());
             create(&node, "x", store, &[None]).await
+        });
+    }
+}
+
+#[test]
+fn a_state_goes_when_its_time_is_over() {
+    for store in STORES {
+        serve(&three(store), BinPolicy::default(), |node| async move {
+            let vm = node.entry("one").map_err(|e| e.to_string())?.vm.clone();
+            vm.clone().take("a", "").await.map_err(|e| e.to_string())?;
+            vm.clone().revert(None, None, true).await.map_err(|e| e.to_string())?;
+            pass_hours(&node, 20).await;
+            vm.clone().revert(None, None, true).await.map_err(|e| e.to_string())?;
+            node.tend_bins().await;
+            let states = || vm.state().bin.len();
+            assert_eq!((states(), node.bin_list(None).await.map_err(text("a list"))?.len()), (2, 2));
+            pass_hours(&node, 5).await;
+            node.tend_bins().await;
+            assert_eq!(states(), 1);
+            pass_hours(&node, 20).await;
+            node.tend_bins().await;
+            assert_eq!(states(), 0);
+            Ok(())
         });
     }
 }

@@ -2,6 +2,10 @@
 
 use std::rc::Rc;
 
+use blk::manifest::BinnedState;
+use engine::find_binned;
+
+use super::super::entry::Entry;
 use super::super::homes;
 use super::super::node::Node;
 use super::super::site::Home;
@@ -11,13 +15,25 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::name::{DatastoreName, VmName};
 use crate::units::total;
 
+type ChosenVm = (Rc<super::Site>, String, super::BinRecord);
+type ChosenState = (Rc<Entry>, BinnedState);
+
 impl Node {
-    pub fn bin_list(&self, datastore: Option<DatastoreName>) -> Result<Vec<api::BinEntry>> {
+    pub async fn bin_list(&self, datastore: Option<DatastoreName>) -> Result<Vec<api::BinEntry>> {
         let found = self.in_bins(datastore.as_ref())?;
-        Ok(found.iter().map(|(site, entry, record)| self.bin_entry(site, entry, record)).collect())
+        let mut entries: Vec<_> =
+            found.iter().map(|(site, entry, record)| self.bin_entry(site, entry, record)).collect();
+        for (entry, binned) in self.binned_states(datastore.as_ref()) {
+            entries.push(self.state_entry(&entry, &binned).await);
+        }
+        entries.sort_by_key(|entry| entry.removed);
+        Ok(entries)
     }
 
     pub async fn bin_restore(self: &Rc<Self>, request: api::BinRestore) -> Result<api::BinRestored> {
+        if let Some((entry, id)) = self.find_state(&request.entry, request.datastore.as_ref()) {
+            return self.bin_restore_state(&entry, id, request.name).await;
+        }
         let (site, entry, record) = self.find_in_bin(&request.entry, request.datastore.as_ref())?;
         let shown = self.bin_entry(&site, &entry, &record);
         let busy = || Error::refused(format!("{entry}: is just being brought back or removed; try again"));
@@ -27,9 +43,10 @@ impl Node {
         let _claim = self.claim(to.as_str())?;
         site.refuse_when_leaving()?;
         if self.is_taken(to.as_str()) || site.has(to.as_str()).await? {
-            let other = format!("unstun bin restore {entry} --name NEW");
-            let cause =
-                format!("VM {to}: the name is another's by now; `{other}` brings it back under a new one");
+            let cause = format!(
+                "VM {to}: the name is another's by now; `unstun bin restore {entry} --name NEW` brings it back under a \
+                 new one"
+            );
             return Err(Error::new(ErrorKind::Exists, cause));
         }
         let home = self.bring_back(&site, &entry, &to).await.map_err(|e| {
@@ -41,6 +58,24 @@ impl Node {
         })?;
         let condition = self.serve_restored(&to, &home).await;
         Ok(api::BinRestored { entry: shown, vm: to, home: home.path, condition })
+    }
+
+    async fn bin_restore_state(
+        &self,
+        entry: &Rc<Entry>,
+        id: u64,
+        name: Option<VmName>,
+    ) -> Result<api::BinRestored> {
+        if name.is_some() {
+            let cause = "is a state of a VM, and comes back to that VM; a name is for VMs that were removed";
+            return Err(Error::invalid(format!("{id:016x}: {cause}")));
+        }
+        let entry = self.entry_to_change(&entry.name)?;
+        let binned = find_binned(&entry.vm.state(), id)?.clone();
+        let shown = self.state_entry(&entry, &binned).await;
+        self.restore_state(&entry, id, api::Reset::default()).await?;
+        let home = entry.home.clone();
+        Ok(api::BinRestored { vm: shown.vm.clone(), entry: shown, home, condition: api::VmCondition::Open })
     }
 
     /// As it was when it was removed. What cannot be opened is listed with the reason, as at a start.
@@ -61,10 +96,13 @@ impl Node {
         }
     }
 
-    pub fn bin_empty_preview(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
-        let entries = self.chosen(request)?;
-        let entries: Vec<_> =
-            entries.iter().map(|(site, entry, record)| self.bin_entry(site, entry, record)).collect();
+    pub async fn bin_empty_preview(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
+        let (vms, states) = self.chosen(request)?;
+        let mut entries: Vec<_> =
+            vms.iter().map(|(site, entry, record)| self.bin_entry(site, entry, record)).collect();
+        for (entry, binned) in states {
+            entries.push(self.state_entry(&entry, &binned).await);
+        }
         let bytes = total(entries.iter().filter_map(|entry| entry.bytes));
         Ok(api::BinEmptied { entries, bytes, left: Vec::new() })
     }
@@ -72,34 +110,47 @@ impl Node {
     /// Removes entries for good; one that cannot be removed keeps no other.
     pub async fn bin_empty(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
         let mut done = api::BinEmptied { entries: Vec::new(), bytes: 0, left: Vec::new() };
-        for (site, entry, record) in self.chosen(request)? {
+        let (vms, states) = self.chosen(request)?;
+        for (site, entry, record) in vms {
             let shown = self.bin_entry(&site, &entry, &record);
             let _turn = site.bin.turn.lock().await;
-            match self.evict(&site, &entry).await {
-                Ok(()) => {
-                    done.bytes = done.bytes.saturating_add(shown.bytes.unwrap_or(0));
-                    done.entries.push(shown);
-                }
-                Err(e) => {
-                    done.left.push(api::BinLeft { id: entry, vm: record.vm, cause: e.to_string() });
-                }
-            }
+            note(&mut done, shown, self.evict(&site, &entry).await);
+        }
+        for (entry, binned) in states {
+            let shown = self.state_entry(&entry, &binned).await;
+            let _turn = entry.site.bin.turn.lock().await;
+            note(&mut done, shown, self.evict_state(&entry, &binned).await);
         }
         Ok(done)
     }
 
-    fn chosen(&self, request: &api::BinEmpty) -> Result<Vec<(Rc<super::Site>, String, super::BinRecord)>> {
+    fn chosen(&self, request: &api::BinEmpty) -> Result<(Vec<ChosenVm>, Vec<ChosenState>)> {
         let datastore = request.datastore.as_ref();
         if request.entries.is_empty() {
-            return self.in_bins(datastore);
+            return Ok((self.in_bins(datastore)?, self.binned_states(datastore)));
         }
-        let mut found: Vec<(Rc<super::Site>, String, super::BinRecord)> = Vec::new();
+        let (mut vms, mut states): (Vec<ChosenVm>, Vec<ChosenState>) = Default::default();
         for wanted in &request.entries {
+            if let Some((entry, id)) = self.find_state(wanted, datastore) {
+                let binned = find_binned(&entry.vm.state(), id)?.clone();
+                states.push((entry, binned));
+                continue;
+            }
             let one = self.find_in_bin(wanted, datastore)?;
-            if !found.iter().any(|(_, entry, _)| *entry == one.1) {
-                found.push(one);
+            if !vms.iter().any(|(_, entry, _)| *entry == one.1) {
+                vms.push(one);
             }
         }
-        Ok(found)
+        Ok((vms, states))
+    }
+}
+
+fn note(done: &mut api::BinEmptied, shown: api::BinEntry, removed: blk::Result<()>) {
+    match removed {
+        Ok(()) => {
+            done.bytes = done.bytes.saturating_add(shown.bytes.unwrap_or(0));
+            done.entries.push(shown);
+        }
+        Err(e) => done.left.push(api::BinLeft { id: shown.id, vm: shown.vm, cause: e.to_string() }),
     }
 }
