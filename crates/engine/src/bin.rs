@@ -38,6 +38,11 @@ pub(crate) fn came(before: &[DiskState], after: &[DiskState]) -> Vec<u32> {
     after.iter().map(|disk| disk.number).filter(is_new).collect()
 }
 
+/// Whether a restore changes what disks show, or which there are: a revert may have done nothing but bring one back.
+pub(crate) fn moves_disks(binned: &BinnedState) -> bool {
+    !binned.disks.is_empty() || !binned.came.is_empty()
+}
+
 /// Finds a binned state by its id.
 pub fn find_binned(state: &VmState, id: u64) -> Result<&BinnedState> {
     state.bin.iter().find(|binned| binned.id == id).ok_or_else(|| {
@@ -109,7 +114,7 @@ impl Vm {
         let mut next = before.clone();
         next.bin.retain(|other| other.id != id);
         put_back(&mut next, &binned, |state, disks| nearest_snapshot(&graph, state, disks));
-        let reverts = !binned.disks.is_empty();
+        let reverts = moves_disks(&binned);
         let loss = Loss { target: reverts.then(|| binned.subject.clone()), reverts, ..Loss::default() };
         next.disks.retain(|disk| !binned.came.contains(&disk.number));
         let mut grounds = Vec::new();

@@ -206,7 +206,7 @@ impl Vm {
             let current = before.current.filter(|_| plan.loss.reverts);
             let came = bin::came(&before.disks, &plan.next.disks);
             let thrown = BinnedState { disks, came, current, ..thrown };
-            if !thrown.snapshots.is_empty() || !thrown.disks.is_empty() {
+            if !thrown.snapshots.is_empty() || bin::moves_disks(&thrown) {
                 plan.loss.kept = Some(thrown.id);
                 bin::put(&mut after, thrown.clone());
                 bin::put(&mut plan.next, thrown);

@@ -14,7 +14,7 @@ use super::items::{
     self, KeptSlot, binned_key, binned_snapshot_key, node_of, put_binned_snapshot, put_snapshot, snapshot_key,
 };
 use super::leave::snapshots_per_change;
-use crate::bin::{current_of, find_binned, put_back, thrown};
+use crate::bin::{current_of, find_binned, moves_disks, put_back, thrown};
 use crate::event::EventKind;
 use crate::ground::Loss;
 
@@ -115,11 +115,11 @@ impl NativeVm {
     pub async fn empty_bin(&self, ids: &[u64]) -> Result<u64> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        let nodes = self.binned_nodes(ids);
-        if nodes.is_empty() {
+        // An entry may have no node: a revert that did nothing but bring a disk back.
+        if !self.state.borrow().bin.iter().any(|binned| ids.contains(&binned.id)) {
             return Ok(0);
         }
-        let bytes = self.store.held_only_by(&nodes).await?;
+        let bytes = self.store.held_only_by(&self.binned_nodes(ids)).await?;
         self.drop_entries(ids).await?;
         self.store.flush().await?;
         self.report(self.plain_event(EventKind::BinEmptied, "", &format!("{bytes} bytes are given back")));
@@ -192,7 +192,7 @@ impl NativeVm {
 
     fn plan_restore(&self, id: u64, keep: bool) -> Result<Move> {
         let binned = find_binned(&self.state.borrow(), id)?.clone();
-        let reverts = !binned.disks.is_empty();
+        let reverts = moves_disks(&binned);
         let mut head = self.head();
         let mut leaving: Vec<DiskState> =
             head.disks.extract_if(.., |disk| binned.came.contains(&disk.number)).collect();
