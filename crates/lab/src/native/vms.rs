@@ -230,7 +230,7 @@ fn fault(nth: u64, trouble: Trouble) -> Fault {
     if trouble == Trouble::FromThenOn { fault.and_all_later() } else { fault }
 }
 
-/// A tree with a side branch, a clone, a nonpersistent disk that was written to, and some of it merged.
+/// A tree with a side branch, a clone, a nonpersistent disk that was written to, something in the bin, and some of it merged.
 async fn prepare(stage: &Rc<Stage>) -> Result<User, String> {
     let all: Vec<_> = stage.running.borrow().values().cloned().collect();
     for running in all {
@@ -241,7 +241,8 @@ async fn prepare(stage: &Rc<Stage>) -> Result<User, String> {
     first.stop().await;
     user.change_mode(&first, 2, DiskMode::IndependentNonpersistent).await?;
     first.start().await?;
-    for verb in [Verb::Take, Verb::Take, Verb::Clone, Verb::Checkpoint, Verb::RevertKeeping, Verb::Take] {
+    let verbs = [Verb::Take, Verb::Take, Verb::Clone, Verb::Checkpoint, Verb::RevertKeeping];
+    for verb in verbs.into_iter().chain([Verb::RevertAndBack, Verb::RevertAndBack, Verb::Take]) {
         Guest { stage: stage.clone(), rng: Rng::new(stage.plan.seed) }.run(PREPARED).await?;
         user.act(verb).await?;
     }

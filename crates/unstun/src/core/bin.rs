@@ -134,16 +134,17 @@ impl Site {
             None => self.home(&record.folder(entry)),
         }
     }
-
-    /// Returns what the entries that are kept give back, as far as it is known.
-    pub fn bin_bytes(&self) -> u64 {
-        let kept = self.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
-        let vms = kept.filter_map(|(_, record)| record.bytes);
-        total(vms.chain(self.state_bytes.borrow().values().copied()))
-    }
 }
 
 impl Node {
+    /// Returns what the entries of a datastore that are kept give back, as far as it is known: states that
+    /// `measure_states` has not met are not counted.
+    pub fn bin_bytes(&self, site: &Site) -> u64 {
+        let kept = site.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
+        let vms = kept.filter_map(|(_, record)| record.bytes);
+        total(vms.chain(site.state_bytes.borrow().values().copied()))
+    }
+
     /// Returns why the bin would not keep a VM that is removed now; None: it does.
     pub async fn not_kept(&self, site: &Site, request: api::VmRemove) -> Result<Option<String>> {
         if request.purge {
@@ -230,7 +231,6 @@ impl Node {
         for site in self.sites() {
             self.evict_expired(&site).await;
             self.evict_for_share(&site).await;
-            self.measure_states(&site).await;
             let waits = |state| state == JobState::WaitingForSpace;
             let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, &site));
             if entries.flat_map(|entry| entry.vm.jobs()).any(|job| waits(job.state())) {

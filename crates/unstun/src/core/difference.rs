@@ -33,6 +33,7 @@ impl Node {
 
     pub async fn vm_space(&self, vm: &VmName) -> Result<api::VmSpace> {
         let entry = self.entry(vm.as_str())?;
+        self.measure_states(&entry.site).await;
         let state = entry.vm.state();
         let used = entry.vm.used().await?;
         let delta_bytes = entry.vm.delta_bytes().await?;

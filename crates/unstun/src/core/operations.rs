@@ -137,7 +137,7 @@ impl Node {
                 worst_growth_bytes = worst_growth_bytes.saturating_add(disk.worst_growth_bytes().await?);
             }
         }
-        let (bin_bytes, reclaimable_bytes) = (site.bin_bytes(), self.reclaimable_bytes(site).await);
+        let (bin_bytes, reclaimable_bytes) = (self.bin_bytes(site), self.reclaimable_bytes(site).await);
         Ok(api::Space { free_bytes, worst_growth_bytes, bin_bytes, reclaimable_bytes })
     }
 

@@ -201,7 +201,8 @@ impl Node {
         preview.path = site.path.clone();
         preview.condition = api::DatastoreCondition::Open;
         preview.bin_entries = site.bin.all().len() as u64;
-        preview.bin_bytes = site.bin_bytes();
+        self.measure_states(&site).await;
+        preview.bin_bytes = self.bin_bytes(&site);
         Ok(preview)
     }
 
@@ -277,6 +278,7 @@ impl Node {
     }
 
     pub async fn show_site(&self, site: &Rc<Site>) -> blk::Result<api::Datastore> {
+        self.measure_states(site).await;
         let space = site.space().await?;
         let mut notices = site.notices.borrow().clone();
         if let Some(cause) = site.native.opened().and_then(|store| store.broken()) {
@@ -294,7 +296,7 @@ impl Node {
             notices,
             free_bytes: Some(space.free_bytes),
             total_bytes: Some(space.total_bytes),
-            bin_bytes: Some(site.bin_bytes()),
+            bin_bytes: Some(self.bin_bytes(site)),
             reclaimable_bytes: Some(self.reclaimable_bytes(site).await),
             direct_io: Some(site.is_direct().await),
             vms: Some(self.entries().iter().filter(here).count() as u64),

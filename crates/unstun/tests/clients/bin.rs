@@ -517,6 +517,7 @@ fn states_come_back(store: &str) {
     let expected = (&json!("state"), &json!("revert"), &json!("a"));
     assert_eq!((&entry["kind"], &entry["operation"], &entry["subject"]), expected, "{entry}");
     assert!(entry["bytes"].as_u64().unwrap() > 0, "{entry}");
+    assert_eq!(datastore.json("space web")["space"]["bin_bytes"], entry["bytes"]);
     daemon.kill();
 
     let daemon = datastore.start_as(&KEEP);

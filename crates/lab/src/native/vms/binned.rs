@@ -90,7 +90,10 @@ impl User {
     }
 
     pub(super) async fn empty_bin(&mut self, vm: &Rc<Running>, all: bool) -> Result<(), String> {
-        let ids: Vec<u64> = entries(vm).into_iter().filter(|_| all || self.rng.coin()).collect();
+        let mut ids = entries(vm);
+        if !all && self.rng.coin() {
+            ids.truncate(1);
+        }
         match vm.vm.empty_bin(&ids).await {
             Err(e) if !e.is_no_space() => Err(e.to_string()),
             _ => Ok(()),

@@ -66,7 +66,7 @@ impl Node {
     }
 
     /// Measures what the states of a datastore give back, as far as they are not measured yet.
-    pub(super) async fn measure_states(&self, site: &Rc<Site>) {
+    pub async fn measure_states(&self, site: &Rc<Site>) {
         let states = self.states_of(site);
         let known = site.state_bytes.borrow().clone();
         let mut bytes = std::collections::BTreeMap::new();
