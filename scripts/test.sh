@@ -7,7 +7,7 @@ PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 
 # Stage and the seconds after which it is stopped, so that a hang ends: several times what it takes cold on two cores.
 # Together they stay below 25 minutes: set-up 4, lint and build 8, unit 2, crash 4, clients 2, guest 3.
-STAGES=(setup:600 lint:900 build:1500 unit:400 crash:1500 clients:600 guest:420)
+STAGES=(setup:600 lint:900 build:1500 unit:400 crash:1500 clients:1200 guest:420)
 
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 passed=0
