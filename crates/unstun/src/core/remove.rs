@@ -245,6 +245,7 @@ impl HomeFiles {
         let mut next = before.clone();
         next.disks.clear();
         next.snapshots.clear();
+        next.bin.clear();
         next.folds.clear();
         next.current = None;
         let remove = graph.left_over(before, &next);

@@ -549,10 +549,23 @@ fn states_come_back(store: &str) {
     assert_eq!(kept(&datastore).len(), usize::from(store == "native"));
     shows(&then);
     datastore.json("bin empty --yes");
+    states_go_with_their_vm(&datastore);
     if store == "native" {
         assert_eq!(datastore.json("check")["findings"], json!([]));
     }
     daemon.stop();
+}
+
+/// A VM whose bin holds states leaves nothing behind when it is removed for good.
+fn states_go_with_their_vm(datastore: &Datastore) {
+    datastore.json("snapshot take web last");
+    datastore.json("vm open web");
+    run_script(&datastore.uri("web/disk0"), &["write -P 5 0 1M".to_owned()]);
+    datastore.json("snapshot revert web last --yes");
+    let home = PathBuf::from(datastore.json("vm show web")["home"].as_str().unwrap());
+    datastore.json("vm remove web --delete-disks --purge --yes");
+    assert!(!home.exists(), "{:?}", fs::read_dir(&home).map(|names| names.flatten().collect::<Vec<_>>()));
+    assert_eq!(kept(datastore), Vec::<Value>::new());
 }
 
 #[test]
