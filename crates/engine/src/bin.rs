@@ -18,6 +18,9 @@ use crate::ground::{Ground, Loss, Move};
 use crate::tree;
 use crate::vm::Vm;
 
+/// Names of at most 512 bytes each: 4 KiB of an entry.
+const SUBJECT_NAMES_MAX: usize = 8;
+
 /// A new binned state of what `before` has; snapshots and disks come from the operation.
 pub(crate) fn thrown(env: &Env, by: ThrownBy, subject: String) -> BinnedState {
     BinnedState {
@@ -29,6 +32,15 @@ pub(crate) fn thrown(env: &Env, by: ThrownBy, subject: String) -> BinnedState {
         disks: Vec::new(),
         came: Vec::new(),
         current: None,
+    }
+}
+
+/// Names as an entry's subject: an entry is read whole, and there may be thousands.
+pub(crate) fn subject_of(names: &[String]) -> String {
+    let shown = names[..names.len().min(SUBJECT_NAMES_MAX)].join(", ");
+    match names.len().saturating_sub(SUBJECT_NAMES_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
 }
 
@@ -258,4 +270,17 @@ pub(crate) fn in_the_way<'a>(
         })
     };
     state.bin.iter().filter(|binned| changes(binned)).map(|binned| binned.id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subject_has_a_bound() {
+        let names: Vec<String> = (0..4096).map(|n| format!("{n:080}")).collect();
+        assert_eq!(subject_of(&names[..2]), names[..2].join(", "));
+        let long = subject_of(&names);
+        assert!(long.len() < 1000 && long.ends_with("and 4088 more"), "{long}");
+    }
 }

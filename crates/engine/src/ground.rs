@@ -108,7 +108,7 @@ impl Vm {
         let leaving = before.snapshots.iter().filter(|s| gone.contains(&s.id)).cloned().collect();
         let thrown = keep.then(|| BinnedState {
             snapshots: leaving,
-            ..bin::thrown(&self.env, ThrownBy::Discard, loss.snapshots.join(", "))
+            ..bin::thrown(&self.env, ThrownBy::Discard, bin::subject_of(&loss.snapshots))
         });
         let mut grounds = Vec::new();
         let mut configuration = None;

@@ -1,4 +1,4 @@
-//! What a revert, a discard or a reset threw away comes back as it was, and hinders nothing while it is kept.
+//! A restore from the bin brings back what a revert or a discard threw away, and a commit is not stopped by it.
 
 use std::rc::Rc;
 
@@ -73,14 +73,19 @@ async fn commit(vm: &Rc<Vm>, what: CommitWhat) {
     assert_eq!(vm.commit(&what).await.unwrap().wait().await, JobState::Done);
 }
 
+/// Takes `a`, writes 2, and reverts: what was written is in the bin.
+async fn throw_away(vm: &Rc<Vm>) {
+    vm.take("a", "").await.unwrap();
+    fill(vm, 0, 2).await;
+    vm.revert(Some("a"), None, true).await.unwrap();
+}
+
 #[test]
 fn a_revert_and_its_restore_are_undone_by_a_restore() {
     run(|env| async move {
         let vm = create(&env).await;
         fill(&vm, 0, 1).await;
-        vm.take("a", "").await.unwrap();
-        fill(&vm, 0, 2).await;
-        vm.revert(Some("a"), None, true).await.unwrap();
+        throw_away(&vm).await;
         let generation = vm.state().generation.present;
         assert_eq!(shows(&vm, 0).await, 1);
         fill(&vm, 0, 3).await;
@@ -146,9 +151,7 @@ fn a_commit_evicts_what_rests_on_the_layer_it_changes() {
     run(|env| async move {
         let vm = create(&env).await;
         fill(&vm, 0, 1).await;
-        vm.take("a", "").await.unwrap();
-        fill(&vm, 0, 2).await;
-        vm.revert(Some("a"), None, true).await.unwrap();
+        throw_away(&vm).await;
         fill(&vm, 0, 3).await;
         let preview = vm.commit_preview(&CommitWhat::One("a".into())).await.unwrap();
         assert_eq!((preview.evicted, preview.layers), (vec![entry(&vm)], 1));
@@ -189,16 +192,17 @@ fn disks_that_a_revert_took_and_brought_go_back_too() {
 fn an_entry_whose_files_are_gone_stops_nothing() {
     run(|env| async move {
         let vm = create(&env).await;
-        vm.take("a", "").await.unwrap();
-        fill(&vm, 0, 2).await;
-        vm.revert(Some("a"), None, true).await.unwrap();
+        throw_away(&vm).await;
         let top = vm.state().bin[0].disks[0].top.clone();
         vm.close().await.unwrap();
         drop(vm);
         let dir = env.open_root("/web").unwrap();
         dir.unlink_if_present(&top).await.unwrap();
         let (vm, home) = open(&env).await;
-        assert!(home.take_notices().iter().any(|notice| notice.contains(&top)), "the user is told");
+        assert!(
+            home.take_notices().iter().any(|notice| notice.contains(&top)),
+            "a notice names the missing layer"
+        );
         assert_eq!((vm.state().bin.len(), shows(&vm, 0).await), (0, 0));
         vm.take("b", "").await.unwrap();
     });
@@ -208,9 +212,7 @@ fn an_entry_whose_files_are_gone_stops_nothing() {
 fn an_emptied_bin_gives_its_layers_back() {
     run(|env| async move {
         let vm = create(&env).await;
-        vm.take("a", "").await.unwrap();
-        fill(&vm, 0, 2).await;
-        vm.revert(Some("a"), None, true).await.unwrap();
+        throw_away(&vm).await;
         let id = entry(&vm);
         let bytes = vm.binned_bytes(id).await.unwrap();
         assert!(bytes >= 8 * SECTOR, "{bytes}");

@@ -1,4 +1,4 @@
-//! The user looks into the bin: what was put there comes back as it was, or is emptied.
+//! Restores and empties what the bin keeps, and compares it with what was put there.
 
 use std::cell::RefCell;
 use std::ops::Range;

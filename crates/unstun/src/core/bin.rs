@@ -146,8 +146,8 @@ impl Node {
     }
 
     /// Returns why the bin would not keep a VM that is removed now; None: it does.
-    pub async fn not_kept(&self, site: &Site, request: api::VmRemove) -> Result<Option<String>> {
-        if request.purge {
+    pub async fn not_kept(&self, site: &Site, purge: bool) -> Result<Option<String>> {
+        if purge {
             return Ok(Some("--purge removes it for good".to_owned()));
         }
         if self.bin.hours == 0 {

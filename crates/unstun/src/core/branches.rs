@@ -37,7 +37,12 @@ impl Node {
         let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
         let take_first = request.take_first.as_ref().map(|name| name.as_str());
-        entry.vm.clone().revert(wanted, take_first, fate.kept).await?;
+        let revert = async || Ok(entry.vm.clone().revert(wanted, take_first, fate.kept).await?);
+        match take_first {
+            None => self.with_bin(&entry.site, revert).await?,
+            // A second attempt would find the name taken by the first.
+            Some(_) => revert().await?,
+        };
         Ok(self.present_revert(&entry, &loss, &request, fate, clients))
     }
 
@@ -54,7 +59,8 @@ impl Node {
         // A side branch goes without anybody's noticing.
         let preview = entry.vm.discard_preview(request.snapshot.as_str()).await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect && preview.reverts).await?;
-        let loss = entry.vm.clone().discard(request.snapshot.as_str(), fate.kept).await?;
+        let discard = async || Ok(entry.vm.clone().discard(request.snapshot.as_str(), fate.kept).await?);
+        let loss = self.with_bin(&entry.site, discard).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, clients))
     }
@@ -71,7 +77,8 @@ impl Node {
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let preview = entry.vm.reset_preview().await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
-        let loss = entry.vm.clone().reset(fate.kept).await?;
+        let reset = async || Ok(entry.vm.clone().reset(fate.kept).await?);
+        let loss = self.with_bin(&entry.site, reset).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, clients))
     }
@@ -100,9 +107,8 @@ impl Node {
     }
 
     async fn fate(&self, entry: &Entry, purge: bool, keep: bool) -> Result<Fate> {
-        let request = api::VmRemove { delete_disks: true, purge, keep };
-        let not_kept = self.not_kept(&entry.site, request).await?;
-        let kept = expect_kept(&entry.name, request, not_kept.as_deref())?;
+        let not_kept = self.not_kept(&entry.site, purge).await?;
+        let kept = expect_kept(&entry.name, keep, not_kept.as_deref())?;
         Ok(Fate { kept, not_kept })
     }
 

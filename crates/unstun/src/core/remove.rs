@@ -68,7 +68,7 @@ impl Node {
         let home = entry.place();
         let kept = delete_disks && {
             let why = self.not_kept_open(entry, request).await?;
-            expect_kept(&entry.name, request, why.as_deref())?
+            expect_kept(&entry.name, request.keep, why.as_deref())?
         };
         if kept {
             // If it comes back, its clients of before are refused, whatever VM they had meanwhile. It is served until here.
@@ -220,11 +220,11 @@ impl Node {
 }
 
 /// Whether the bin keeps the VM; refuses where it does not, and the request relies on that it does.
-pub fn expect_kept(name: &str, request: api::VmRemove, not_kept: Option<&str>) -> Result<bool> {
+pub fn expect_kept(name: &str, keep: bool, not_kept: Option<&str>) -> Result<bool> {
     match not_kept {
         None => Ok(true),
-        Some(why) if request.keep => {
-            let remedy = "nothing was removed; --purge removes it for good";
+        Some(why) if keep => {
+            let remedy = "nothing has changed; with --purge it goes for good";
             Err(Error::refused(format!("VM {name}: the bin would not keep it after all: {why}; {remedy}")))
         }
         Some(_) => Ok(false),

@@ -12,7 +12,7 @@ use super::state::{
 };
 use super::survey::Located;
 use crate::text::{shown, wrong};
-use crate::vmsd::{Snapshot, SnapshotDisk, SnapshotList};
+use crate::vmsd::{SNAPSHOTS_MAX, Snapshot, SnapshotDisk, SnapshotList};
 use crate::vmx::{Slot, Vmx};
 
 /// Where a path in one of the files leads.
@@ -66,6 +66,15 @@ impl Texts {
     }
 
     fn snapshot_list(&self, next: &VmState, local: Local<'_>) -> Result<SnapshotList> {
+        if next.snapshots.len() > SNAPSHOTS_MAX {
+            // It could be written, and the VM never be opened again.
+            let cause =
+                format!("it would have {} snapshots, and {SNAPSHOTS_MAX} are read", next.snapshots.len());
+            return Err(Error::refused(
+                self.vmsd.values().file(),
+                format!("{cause}; commit or discard some first"),
+            ));
+        }
         let uids: BTreeMap<u128, u32> = next.snapshots.iter().map(|own| (own.id, own.uid)).collect();
         let uid_of = |id: u128| uids.get(&id).copied();
         let before: BTreeMap<u32, &Snapshot> = self.snapshots().map(|old| (old.uid, old)).collect();

@@ -188,7 +188,7 @@ impl NativeVm {
             (target, gone, state.current.is_some_and(|current| ids.contains(&current)))
         };
         let names: Vec<String> = gone.iter().map(|s| s.name.clone()).collect();
-        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Discard, names.join(", ")));
+        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Discard, bin::subject_of(&names)));
         let plan = match running {
             true => {
                 let mut plan = self.plan_revert(&target, thrown)?;

@@ -20,7 +20,7 @@ use crate::name::VmName;
 impl Node {
     /// Returns why the bin would not keep an open VM; None: it does.
     pub async fn not_kept_open(&self, entry: &Entry, request: api::VmRemove) -> Result<Option<String>> {
-        if let Some(why) = self.not_kept(&entry.site, request).await? {
+        if let Some(why) = self.not_kept(&entry.site, request.purge).await? {
             return Ok(Some(why));
         }
         match &entry.kept {
@@ -59,7 +59,7 @@ impl Node {
             return Ok(None);
         }
         let why = self.not_kept_idle(vm, home, request).await?;
-        if !expect_kept(vm.as_str(), request, why.as_deref())? {
+        if !expect_kept(vm.as_str(), request.keep, why.as_deref())? {
             return Ok(None);
         }
         let (id, store) = match native::mark(&self.env, &home.path).await? {
@@ -81,7 +81,7 @@ impl Node {
         home: &Home,
         request: api::VmRemove,
     ) -> Result<Option<String>> {
-        if let Some(why) = self.not_kept(&home.site, request).await? {
+        if let Some(why) = self.not_kept(&home.site, request.purge).await? {
             return Ok(Some(why));
         }
         match self.not_kept_at(vm, home).await {
