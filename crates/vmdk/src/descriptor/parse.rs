@@ -68,20 +68,33 @@ fn with(text: String, newline: &[u8]) -> Vec<u8> {
     raw
 }
 
-/// Splits and classifies. Also answers the line end the file uses.
+/// Splits and classifies. Also answers the line end the file uses. What follows the text's end is not kept.
 pub(super) fn lines(file: &str, bytes: &[u8]) -> Result<(Vec<Line>, &'static [u8])> {
     check_text(file, bytes)?;
     let mut lines = Vec::new();
-    for (index, raw) in bytes.split_inclusive(|b| *b == b'\n').enumerate() {
+    for (index, raw) in text_of(bytes).split_inclusive(|b| *b == b'\n').enumerate() {
         lines.push(Line { raw: raw.to_vec(), kind: classify(file, index + 1, raw)? });
     }
     let crlf = lines.first().is_some_and(|line| line.raw.ends_with(b"\r\n"));
     Ok((lines, if crlf { b"\r\n" } else { b"\n" }))
 }
 
+/// Returns the text without the NULs behind it: files cut out of an embedded descriptor end in them.
+///
+/// QEMU writes a CID without leading zeros over a longer one, moves the rest of the text forward and ends it with a NUL; the
+/// last bytes of the text from before then still stand behind that NUL (`vmdk_write_cid` in its `block/vmdk.c`). Anything
+/// else behind a NUL is damage, and is left for the caller to find.
+fn text_of(bytes: &[u8]) -> &[u8] {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    let (text, behind) = bytes.split_at(end);
+    let from = behind.iter().position(|b| *b != 0).unwrap_or(behind.len());
+    let to = behind.iter().rposition(|b| *b != 0).map_or(from, |at| at + 1);
+    let left = &behind[from..to];
+    if text.ends_with(left) { text } else { bytes }
+}
+
 fn classify(file: &str, number: usize, raw: &[u8]) -> Result<LineKind> {
     let line = raw.trim_ascii();
-    // Files cut out of an embedded descriptor end in NULs.
     if line.is_empty() || line[0] == b'#' || line.iter().all(|b| *b == 0) {
         return Ok(LineKind::Other);
     }
