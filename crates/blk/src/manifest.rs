@@ -250,7 +250,8 @@ pub trait Manifest {
     fn dependants<'a>(&'a self, layers: &'a [LayerName]) -> Local<'a, Result<Vec<Dependant>>>;
 
     /// The VM's disks, of every mode, when `snapshot` was taken: `top` is the layer that was frozen (or, for a disk that
-    /// takes do not freeze, the top it had). None when no configuration was kept: one of VMware's snapshots.
+    /// takes do not freeze, the top it had). None when no configuration was kept: one of VMware's snapshots. Fails with
+    /// `NotFound` where the VM has no such snapshot.
     fn disks_at(&self, snapshot: u128) -> Local<'_, Result<Option<Vec<DiskState>>>>;
 
     /// Opens one layer's files; `writable` opens them for writing but changes nothing yet. A foreign layer is opened

@@ -30,7 +30,7 @@ pub const STATUS_BYTES_MAX: usize = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockStatus {
     pub len: u64,
-    /// No space is allocated for it.
+    /// Nothing was written there. Space that is reserved and was never written may be called a hole, too.
     pub hole: bool,
     /// Reads as zeros.
     pub zero: bool,

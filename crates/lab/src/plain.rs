@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
-use blk::{Buf, File, Local, Result, Slice};
+use blk::{Buf, Error, File, Local, Result, Slice};
 
 /// What clients are told to prefer.
 const PREFERRED_BYTES: u32 = 4096;
@@ -51,8 +51,13 @@ impl Volume for Plain {
         Box::pin(async { Ok(()) })
     }
 
-    fn write_zeroes(self: Rc<Self>, range: Range<u64>, _mode: ZeroMode) -> Local<'static, Result<()>> {
-        Box::pin(async move { self.file.zero(range.start, range.end - range.start, false).await })
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            if mode.fast_only {
+                return Err(Error::unsupported(self.file.name(), "zeros may have to be written"));
+            }
+            self.file.zero(range.start, range.end - range.start, false).await
+        })
     }
 
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {

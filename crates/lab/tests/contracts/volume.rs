@@ -1,0 +1,253 @@
+//! The contract of [`Volume`].
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use blk::volume::{STATUS_PIECES_MAX, Volume, ZeroMode};
+use blk::{Buf, Dir, Env, ErrorKind, SECTOR};
+use engine::native::space::Growth as StoreGrowth;
+use engine::native::{NativeVm, NewStore, Store, StoreOptions};
+use engine::relocate::Relocation;
+use engine::{Job, Machine, Options, Vm};
+use lab::plain::Plain;
+use sim::Rng;
+use vmdk::home::{Folders, Home, NewVm};
+use vmdk::vmfssparse::Growth;
+
+use crate::{SEED, in_both_worlds};
+
+const DISK_BYTES: u64 = 3 << 20;
+const GROWTH: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
+const STEPS: u64 = 120;
+/// What one step of a status finds beyond its limit: every sector of 8 MiB.
+const STATUS_STEP_PIECES: usize = (8 << 20) / SECTOR as usize;
+
+async fn redo(env: &Env, root: &Dir) -> Rc<dyn Machine> {
+    let dir = root.open_dir("redo", true).await.unwrap();
+    let new = NewVm::new("redo", &[DISK_BYTES]);
+    Home::create(dir.clone(), Folders::default(), GROWTH, new).await.unwrap();
+    let home = Home::new(dir, Folders::default(), GROWTH);
+    let options = Options { reserve_bytes: 1 << 20, ..Options::default() };
+    Vm::open(env.clone(), Rc::new(home), options).await.unwrap()
+}
+
+async fn native_like(env: &Env, root: &Dir, source: &dyn Machine) -> Rc<dyn Machine> {
+    let file = root.create_new("store").await.unwrap();
+    Store::format(env, &file, NewStore { journal_pages: 1024, group_blocks: 512 }).await.unwrap();
+    let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
+    let store = Store::open(env.clone(), file, options, StoreGrowth::default(), true).await.unwrap();
+    let id = store.new_vm_id();
+    store.create_vm_like(id, "native", &source.state().disks).await.unwrap();
+    NativeVm::open(&store, id, Options::default()).await.unwrap()
+}
+
+async fn native(env: &Env, root: &Dir) -> Rc<dyn Machine> {
+    let like = redo(env, root).await;
+    native_like(env, root, &*like).await
+}
+
+async fn read(disk: &Rc<dyn Volume>, range: Range<u64>) -> Vec<u8> {
+    let len = (range.end - range.start) as usize;
+    let (buf, result) = disk.clone().read(range.start, Buf::alloc(len)).await;
+    result.unwrap();
+    assert_eq!(buf.len(), len, "a read gives back the buffer that it was given");
+    buf.to_vec()
+}
+
+/// The disk, and what it must show.
+struct Subject {
+    disk: Rc<dyn Volume>,
+    model: Vec<u8>,
+    rng: Rng,
+}
+
+impl Subject {
+    async fn new(disk: Rc<dyn Volume>) -> Subject {
+        let info = disk.info();
+        assert!(info.size_bytes > 0 && info.size_bytes.is_multiple_of(SECTOR), "{info:?}");
+        assert!(
+            info.preferred_bytes.is_power_of_two() && u64::from(info.preferred_bytes) >= SECTOR,
+            "{info:?}"
+        );
+        let model = read(&disk, 0..info.size_bytes).await;
+        Subject { disk, model, rng: Rng::new(SEED) }
+    }
+
+    /// The ends of the disk and the whole of it come up more often than chance would have it.
+    fn draw(&mut self) -> Range<u64> {
+        let last = self.model.len() as u64 / SECTOR;
+        let (first, count) = match self.rng.below(12) {
+            0 => (0, 1),
+            1 => (last - 1, 1),
+            2 => (0, last),
+            _ => {
+                let first = self.rng.below(last);
+                (first, 1 + self.rng.below((last - first).min(300)))
+            }
+        };
+        first * SECTOR..(first + count) * SECTOR
+    }
+
+    fn expected(&mut self, range: &Range<u64>) -> &mut [u8] {
+        &mut self.model[range.start as usize..range.end as usize]
+    }
+
+    async fn shows_the_model(&mut self, range: Range<u64>) {
+        let found = read(&self.disk, range.clone()).await;
+        assert!(found == self.expected(&range), "{range:?} does not show what was written");
+    }
+
+    async fn write(&mut self, range: Range<u64>) {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.rng.fill(&mut bytes);
+        self.disk.clone().write(range.start, Buf::copy_of(&bytes).freeze()).await.unwrap();
+        self.expected(&range).copy_from_slice(&bytes);
+        self.shows_the_model(range).await;
+    }
+
+    /// Whoever asks for it fast gets zeros or a refusal that changed nothing, and what was promised is kept.
+    async fn zero(&mut self, range: Range<u64>) {
+        let mode = ZeroMode { no_hole: self.rng.coin(), fast_only: self.rng.coin() };
+        match self.disk.clone().write_zeroes(range.clone(), mode).await {
+            Ok(()) => {
+                assert!(
+                    !mode.fast_only || self.disk.info().fast_zero,
+                    "zeros were written where none may be"
+                );
+                self.expected(&range).fill(0);
+            }
+            Err(e) => {
+                assert!(mode.fast_only && e.kind == ErrorKind::Unsupported, "{mode:?}: {e}");
+            }
+        }
+        self.shows_the_model(range).await;
+    }
+
+    /// A hint: each sector shows what it showed, or zeros, and shows the same from then on.
+    async fn discard(&mut self, range: Range<u64>) {
+        self.disk.clone().discard(range.clone()).await.unwrap();
+        let found = read(&self.disk, range.clone()).await;
+        let sector = SECTOR as usize;
+        for (found, before) in found.chunks(sector).zip(self.expected(&range).chunks(sector)) {
+            assert!(found == before || found.iter().all(|byte| *byte == 0), "{range:?} shows something else");
+        }
+        self.expected(&range).copy_from_slice(&found);
+        self.shows_the_model(range).await;
+    }
+
+    /// Asks on from where the answers end; what is called zeros reads as zeros.
+    async fn status(&mut self, range: Range<u64>) {
+        let mut at = range.start;
+        while at < range.end {
+            let pieces = self.disk.clone().status(at..range.end).await.unwrap();
+            assert!(!pieces.is_empty() && pieces.len() <= STATUS_PIECES_MAX + STATUS_STEP_PIECES);
+            for piece in &pieces {
+                assert!(
+                    piece.len > 0 && piece.len.is_multiple_of(SECTOR) && at + piece.len <= range.end,
+                    "{piece:?}"
+                );
+                let bytes = self.expected(&(at..at + piece.len));
+                assert!(!piece.zero || bytes.iter().all(|byte| *byte == 0), "{at} {piece:?} has data");
+                at += piece.len;
+            }
+        }
+    }
+
+    async fn step(&mut self) {
+        let range = self.draw();
+        match self.rng.below(8) {
+            0 | 1 => self.zero(range).await,
+            2 => self.discard(range).await,
+            3 => self.status(range).await,
+            4 => self.shows_the_model(range).await,
+            _ => self.write(range).await,
+        }
+    }
+}
+
+/// Everything that a door may ask of a disk that can be written.
+async fn keeps_the_contract(disk: Rc<dyn Volume>) {
+    assert!(!disk.info().read_only);
+    let mut subject = Subject::new(disk).await;
+    let whole = 0..subject.model.len() as u64;
+    for step in 0..STEPS {
+        subject.step().await;
+        if step % 40 == 0 {
+            subject.disk.clone().flush().await.unwrap();
+            subject.disk.abandon();
+            subject.shows_the_model(whole.clone()).await;
+        }
+    }
+    subject.status(whole.clone()).await;
+    subject.shows_the_model(whole).await;
+}
+
+/// Whatever would change it is refused, and a flush, which changes nothing, is not.
+async fn keeps_the_contract_read_only(disk: Rc<dyn Volume>) {
+    let info = disk.info();
+    assert!(info.read_only && !info.fast_zero, "{info:?}");
+    let mut subject = Subject::new(disk.clone()).await;
+    let range = subject.draw();
+    let data = Buf::zeroed((range.end - range.start) as usize).freeze();
+    let refused = [
+        disk.clone().write(range.start, data).await,
+        disk.clone().discard(range.clone()).await,
+        disk.clone().write_zeroes(range.clone(), ZeroMode::default()).await,
+    ];
+    for result in refused {
+        assert_eq!(result.unwrap_err().kind, ErrorKind::Refused);
+    }
+    disk.clone().flush().await.unwrap();
+    let whole = 0..subject.model.len() as u64;
+    subject.status(whole.clone()).await;
+    subject.shows_the_model(whole).await;
+}
+
+/// The running disk at each height of a tree, and each sealed state of it.
+async fn a_machine_keeps_it(vm: Rc<dyn Machine>) {
+    for name in ["a", "b"] {
+        let (disk, client) = vm.attach(0, "contract").await.unwrap();
+        keeps_the_contract(disk).await;
+        drop(client);
+        vm.clone().take(name, "").await.unwrap();
+    }
+    let (disk, _client) = vm.attach(0, "contract").await.unwrap();
+    keeps_the_contract(disk).await;
+    for name in ["a", "b"] {
+        let (disk, _view) = vm.open_view(name, 0, "contract").await.unwrap();
+        keeps_the_contract_read_only(disk).await;
+    }
+}
+
+#[test]
+fn disks_in_files_keep_it() {
+    in_both_worlds(|env, root| async move { a_machine_keeps_it(redo(&env, &root).await).await });
+}
+
+#[test]
+fn native_disks_keep_it() {
+    in_both_worlds(|env, root| async move { a_machine_keeps_it(native(&env, &root).await).await });
+}
+
+#[test]
+fn disks_that_move_keep_it() {
+    in_both_worlds(|env, root| async move {
+        let source = redo(&env, &root).await;
+        let target = native_like(&env, &root, &*source).await;
+        let job = Job::new(env.clone(), 1, "move", String::new());
+        let moving = Relocation::new(source.clone(), target.clone(), job);
+        let (_, mirror) = moving.mirrors().await.unwrap().remove(0);
+        keeps_the_contract(mirror.clone()).await;
+        moving.copy_running().await.unwrap();
+        keeps_the_contract(mirror).await;
+    });
+}
+
+#[test]
+fn the_flat_file_of_the_lab_keeps_it() {
+    in_both_worlds(|_, root| async move {
+        let file = root.create_new("plain").await.unwrap();
+        file.set_len(DISK_BYTES).await.unwrap();
+        keeps_the_contract(Rc::new(Plain::new(file, DISK_BYTES))).await;
+    });
+}
