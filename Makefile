@@ -24,7 +24,7 @@ setup: ## Install the programs the tests use
 lint: ## rustfmt and clippy, warnings as errors
 	@scripts/test.sh lint
 
-build: ## The one optimised build that every other stage uses
+build: ## The one build that every other stage uses
 	@scripts/test.sh build
 
 unit: ## Unit, property and repository tests

@@ -9,6 +9,7 @@ export CRASH_CUTS=${CRASH_CUTS:-1000000}
 # At 20 cuts a second, a third of what two quiet cores do.
 export UNSTUN_STAGE_LIMIT_S=$((CRASH_CUTS / 20 + minutes * 60))
 export UNSTUN_KILL_CYCLES=${UNSTUN_KILL_CYCLES:-50}
+export UNSTUN_TEST_PROFILE=release
 scripts/test.sh setup build crash
 rounds=0
 began=$SECONDS

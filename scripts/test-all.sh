@@ -6,7 +6,9 @@ cd "$(dirname "$0")/.."
 
 export HOSTILE_FOLDERS=${HOSTILE_FOLDERS:-5000}
 export CRASH_CUTS=${CRASH_CUTS:-100000}
+export CRASH_RUNS=${CRASH_RUNS:-5000}
 export UNSTUN_KILL_CYCLES=${UNSTUN_KILL_CYCLES:-30}
 # At 20 cuts a second, a third of what two quiet cores do, and half a second for each folder.
 export UNSTUN_STAGE_LIMIT_S=${UNSTUN_STAGE_LIMIT_S:-$((3600 + CRASH_CUTS / 20 + HOSTILE_FOLDERS / 2))}
+export UNSTUN_TEST_PROFILE=release
 exec scripts/test.sh "$@"

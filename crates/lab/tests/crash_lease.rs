@@ -7,7 +7,7 @@ use lab::lease;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-const RUNS_DEFAULT: u64 = 1_000;
+const RUNS_DEFAULT: u64 = 250;
 /// Runs within which a planted defect must show.
 const DEFECT_RUNS_MAX: u64 = 2_000;
 

@@ -7,10 +7,10 @@ use std::rc::Rc;
 use engine::Vm;
 
 use super::control::{Control, read_all};
-use super::truth::{Known, KnownBinned, Moving, Standing, Truth};
+use super::truth::{Image, Known, KnownBinned, Moving, Standing, Truth};
 use super::watch::tell;
 
-type Names = Vec<(String, Option<Vec<Vec<u8>>>)>;
+type Names = Vec<(String, Option<Vec<Image>>)>;
 
 impl Control {
     pub fn persistent(&self) -> usize {

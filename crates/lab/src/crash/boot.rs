@@ -18,7 +18,7 @@ use super::looker::Looker;
 use super::moves::discard_side_branches;
 use super::plan::{Part, Plan};
 use super::trouble::Trouble;
-use super::truth::{Standing, Truth};
+use super::truth::{Image, Standing, Truth};
 use super::watch::tell;
 use crate::home;
 
@@ -166,7 +166,7 @@ async fn return_from_commit(
     vm: &Rc<Vm>,
     truth: &Shared,
     name: &str,
-    before: Option<Vec<Vec<u8>>>,
+    before: Option<Vec<Image>>,
 ) -> Result<(), String> {
     let contents = view_all(vm, truth, name).await?;
     if let Some(before) = before
@@ -182,7 +182,7 @@ async fn return_from_commit(
     Ok(())
 }
 
-async fn view_all(vm: &Rc<Vm>, truth: &Shared, name: &str) -> Result<Vec<Vec<u8>>, String> {
+async fn view_all(vm: &Rc<Vm>, truth: &Shared, name: &str) -> Result<Vec<Image>, String> {
     let mut contents = Vec::new();
     let persistent = truth.borrow().persistent;
     for disk in vm.disks().into_iter().take(persistent) {

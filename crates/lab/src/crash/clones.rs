@@ -10,7 +10,7 @@ use engine::Vm;
 
 use super::control::{Control, read_all};
 use super::plan::Plan;
-use super::truth::{Standing, Truth};
+use super::truth::{Image, Standing, Truth};
 use super::watch::tell;
 use crate::home;
 use crate::oracle::DiskModel;
@@ -50,7 +50,7 @@ impl Control {
         }
     }
 
-    async fn make_clone(&self, plan: &Plan, snapshot: u128, contents: &[Vec<u8>]) -> Result<(), String> {
+    async fn make_clone(&self, plan: &Plan, snapshot: u128, contents: &[Image]) -> Result<(), String> {
         let name = {
             let mut truth = self.truth.borrow_mut();
             truth.next_name += 1;

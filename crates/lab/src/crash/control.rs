@@ -12,7 +12,7 @@ use vmdk::home::Home;
 use super::floor::Floor;
 use super::plan::Plan;
 use super::trouble::Trouble;
-use super::truth::{Known, Standing, Truth};
+use super::truth::{Image, Known, Standing, Truth};
 use super::watch::tell;
 
 pub struct Control {
@@ -230,10 +230,15 @@ impl Truth {
     }
 }
 
-/// Reads every disk of a sealed snapshot and compares; remembers it at the first look.
+/// Reads every disk of a sealed snapshot: at the first look to compare with the model and to remember, later to compare with
+/// the first look.
 pub async fn look(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, name: &str) -> Result<(), String> {
-    let mut seen = Vec::new();
     let persistent = truth.borrow().persistent;
+    let first = match truth.borrow_mut().known(name).map(|known| &known.standing) {
+        Some(Standing::Sealed { contents, .. }) => contents.clone(),
+        _ => None,
+    };
+    let mut seen = Vec::new();
     for index in 0..persistent {
         let number = vm.disks()[index].number;
         let opened = vm.open_view(name, number, "oracle").await;
@@ -243,7 +248,14 @@ pub async fn look(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, name: &str) -> Result
             Err(e) if e.kind == ErrorKind::NotFound || e.kind == ErrorKind::Refused => return Ok(()),
             Err(e) => return Err(format!("opening snapshot {name}: {e}")),
         };
-        seen.push(read_all(&disk).await.map_err(|e| format!("snapshot {name}: {e}"))?);
+        match &first {
+            Some(first)
+                if shows(&disk, &first[index]).await.map_err(|e| format!("snapshot {name}: {e}"))? =>
+            {
+                seen.push(first[index].clone());
+            }
+            _ => seen.push(read_all(&disk).await.map_err(|e| format!("snapshot {name}: {e}"))?),
+        }
     }
     let mut truth = truth.borrow_mut();
     let standing = truth.known(name).map(|k| k.standing.clone());
@@ -265,7 +277,14 @@ pub async fn look(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, name: &str) -> Result
     }
 }
 
-pub fn difference(first: &[Vec<u8>], seen: &[Vec<u8>]) -> String {
+/// Returns whether the disk shows exactly `expected`.
+async fn shows(disk: &Rc<Disk>, expected: &Image) -> Result<bool, String> {
+    let mut same = disk.size_bytes() == expected.len() as u64;
+    read_pieces(disk, |at, piece| same = same && expected[at..][..piece.len()] == *piece).await?;
+    Ok(same)
+}
+
+pub fn difference(first: &[Image], seen: &[Image]) -> String {
     for (disk, (a, b)) in first.iter().zip(seen).enumerate() {
         let at = a.chunks(512).zip(b.chunks(512)).position(|(a, b)| a != b);
         if let Some(sector) = at {
@@ -277,15 +296,22 @@ pub fn difference(first: &[Vec<u8>], seen: &[Vec<u8>]) -> String {
     "sizes differ".into()
 }
 
-pub async fn read_all(disk: &Rc<Disk>) -> Result<Vec<u8>, String> {
+pub async fn read_all(disk: &Rc<Disk>) -> Result<Image, String> {
     let mut bytes = Vec::with_capacity(disk.size_bytes() as usize);
-    while (bytes.len() as u64) < disk.size_bytes() {
-        let len = (disk.size_bytes() - bytes.len() as u64).min(1 << 20) as usize;
-        let (buf, result) = disk.clone().read(bytes.len() as u64, Buf::alloc(len)).await;
-        result.map_err(|e| format!("reading {len} bytes at {}: {e}", bytes.len()))?;
-        bytes.extend_from_slice(&buf);
+    read_pieces(disk, |_, piece| bytes.extend_from_slice(piece)).await?;
+    Ok(Rc::new(bytes))
+}
+
+async fn read_pieces(disk: &Rc<Disk>, mut each: impl FnMut(usize, &[u8])) -> Result<(), String> {
+    let mut at = 0;
+    while at < disk.size_bytes() {
+        let len = (disk.size_bytes() - at).min(1 << 20) as usize;
+        let (buf, result) = disk.clone().read(at, Buf::alloc(len)).await;
+        result.map_err(|e| format!("reading {len} bytes at {at}: {e}"))?;
+        each(at as usize, &buf);
+        at += len as u64;
     }
-    Ok(bytes)
+    Ok(())
 }
 
 /// Waits for every job; a held one is over.

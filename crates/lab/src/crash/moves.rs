@@ -131,7 +131,7 @@ impl Control {
             let mut truth = self.truth.borrow_mut();
             let index = truth.persistent;
             let size_bytes = self.vm.disks()[index].size_bytes() as usize;
-            truth.moving = Some(vec![(index, vec![0; size_bytes])]);
+            truth.moving = Some(vec![(index, vec![0; size_bytes].into())]);
             truth.resetting = true;
         }
         let keep = self.rng.coin();

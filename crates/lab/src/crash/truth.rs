@@ -1,6 +1,7 @@
 //! What the tests know across power cuts.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use blk::manifest::ContentGeneration;
 use sim::SimWorld;
@@ -10,15 +11,18 @@ use super::origin::Source;
 use super::plan::Plan;
 use crate::oracle::DiskModel;
 
+/// What a disk showed, as a whole. Shared, since copies were a third of a campaign's time.
+pub type Image = Rc<Vec<u8>>;
+
 /// How far a snapshot has come, as its user was told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
     /// `take` was called at these ticks (by disk) and has not answered.
     Taking(Vec<u64>),
     /// Reported as sealed; the contents are filled in at the first look.
-    Sealed { began: Vec<u64>, ended: Vec<u64>, contents: Option<Vec<Vec<u8>>> },
+    Sealed { began: Vec<u64>, ended: Vec<u64>, contents: Option<Vec<Image>> },
     /// `commit` was called: the name may be gone.
-    Committing(Option<Vec<Vec<u8>>>),
+    Committing(Option<Vec<Image>>),
     /// `commit` answered: the name must be gone for ever.
     Gone,
 }
@@ -28,7 +32,7 @@ pub fn raised(generation: ContentGeneration) -> ContentGeneration {
 }
 
 /// A revert, discard or reset under way: what each disk shows once it has happened, by index. All disks or none.
-pub type Moving = Vec<(usize, Vec<u8>)>;
+pub type Moving = Vec<(usize, Image)>;
 
 /// An entry of the bin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +40,7 @@ pub struct KnownBinned {
     /// What the disks in it show, by index.
     pub contents: Moving,
     /// The names that left the tree, with what their disks show.
-    pub names: Vec<(String, Option<Vec<Vec<u8>>>)>,
+    pub names: Vec<(String, Option<Vec<Image>>)>,
     /// A commit that evicts it was called and has not answered.
     pub leaving: bool,
 }
@@ -152,7 +156,7 @@ impl Truth {
     }
 
     /// After a cut: the disks show what the guests had written, or, if a move was under way, all of them what it leads to.
-    pub fn recover(&mut self, contents: &[Vec<u8>], generation: ContentGeneration) -> Result<(), String> {
+    pub fn recover(&mut self, contents: &[Image], generation: ContentGeneration) -> Result<(), String> {
         let moving = self.moving.take().unwrap_or_default();
         let stayed: Vec<_> =
             contents.iter().enumerate().map(|(n, bytes)| self.models[n].check_cut(bytes)).collect();
