@@ -104,6 +104,12 @@ impl Datastore {
         self.command(&line.split_whitespace().collect::<Vec<_>>()).output().unwrap()
     }
 
+    /// A command that nobody waits for yet, and whose words nobody reads.
+    pub fn begin(&self, line: &str) -> Child {
+        let mut command = self.command(&line.split_whitespace().collect::<Vec<_>>());
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
     pub fn json(&self, line: &str) -> Value {
         let output = self.run(&format!("{line} --json"));
         assert!(output.status.success(), "unstun {line}: {}", String::from_utf8_lossy(&output.stderr));

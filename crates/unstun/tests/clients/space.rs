@@ -28,7 +28,7 @@ const ENOSPC: u32 = 28;
 /// Several times what any step takes on a slow device.
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
-/// An ext4 in a file, mounted where a datastore is.
+/// A file system in a file, mounted where a datastore is.
 pub struct Mounted {
     datastore: Datastore,
 }
@@ -41,6 +41,14 @@ impl Mounted {
 
     /// With a file system of that size.
     pub fn of(image_bytes: u64) -> Option<Mounted> {
+        let mounted = Mounted::empty("ext4", image_bytes)?;
+        let filler = std::fs::File::create(mounted.filler()).unwrap();
+        rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, FILLER_BYTES).unwrap();
+        Some(mounted)
+    }
+
+    /// An `ext4` or an `xfs` with nothing in it.
+    pub fn empty(kind: &str, image_bytes: u64) -> Option<Mounted> {
         if !rustix::process::geteuid().is_root() {
             println!("not run: needs root");
             return None;
@@ -50,9 +58,12 @@ impl Mounted {
         std::fs::File::create(&image).unwrap().set_len(image_bytes).unwrap();
         let (image, folder) = (image.to_str().unwrap(), datastore.path());
         // No blocks kept back for root: the daemon under test is root.
-        let make = ["-q", "-F", "-m", "0", image];
+        let make = match kind {
+            "ext4" => vec!["-q", "-F", "-m", "0", image],
+            _ => vec!["-q", "-f", image],
+        };
         let mount = ["-o", "loop", image, folder.to_str().unwrap()];
-        for (program, arguments) in [("mkfs.ext4", &make[..]), ("mount", &mount[..])] {
+        for (program, arguments) in [(&*format!("mkfs.{kind}"), &make[..]), ("mount", &mount[..])] {
             let why = match Command::new(program).args(arguments).output() {
                 Ok(output) if output.status.success() => continue,
                 Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -61,10 +72,11 @@ impl Mounted {
             println!("not run: needs to mount a file: {program}: {}", why.trim());
             return None;
         }
-        let mounted = Mounted { datastore };
-        let filler = std::fs::File::create(mounted.filler()).unwrap();
-        rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, FILLER_BYTES).unwrap();
-        Some(mounted)
+        Some(Mounted { datastore })
+    }
+
+    pub fn datastore(&self) -> &Datastore {
+        &self.datastore
     }
 
     fn filler(&self) -> PathBuf {
