@@ -49,6 +49,8 @@ mod signature;
 mod simulated_tests;
 mod site;
 mod sites;
+#[cfg(test)]
+mod state_crash_tests;
 mod switch;
 mod told;
 mod tracked;

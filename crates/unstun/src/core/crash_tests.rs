@@ -216,12 +216,17 @@ impl Verb {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
+pub enum Trouble {
     PowerCut,
     /// The process dies, and the machine goes on.
     Killed,
     /// One I/O fails; the process goes on, and is killed when the verb has answered.
     Fails(Errno),
+}
+
+impl Trouble {
+    pub const ALL: [Trouble; 4] =
+        [Trouble::PowerCut, Trouble::Killed, Trouble::Fails(Errno::EIO), Trouble::Fails(Errno::ENOSPC)];
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -288,7 +293,7 @@ fn troubled(world: &SimWorld, plan: Plan, defect: Option<Defect>) -> Outcome<(bo
     ended.unwrap_or(Ok((false, true)))
 }
 
-fn end(world: &SimWorld, trouble: Trouble) {
+pub fn end(world: &SimWorld, trouble: Trouble) {
     match trouble {
         Trouble::PowerCut => world.power_cut(),
         Trouble::Killed | Trouble::Fails(_) => world.kill(),
@@ -508,9 +513,7 @@ fn campaign(verb: Verb, stride: u64, defect: Option<Defect>) -> Outcome<u64> {
     let mut cuts = 0;
     while nth < EVENTS {
         let again = rng.coin().then(|| rng.between(1, RECOVERY_EVENTS));
-        let troubles =
-            [Trouble::PowerCut, Trouble::Killed, Trouble::Fails(Errno::EIO), Trouble::Fails(Errno::ENOSPC)];
-        let trouble = *rng.pick(&troubles).expect("four");
+        let trouble = *rng.pick(&Trouble::ALL).expect("some");
         let plan = Plan { verb, nth, trouble, again, seed: rng.u64() };
         let struck = run(plan, defect)
             .map_err(|e| format!("{plan:?}: {e}\n  replay: CRASH_SEED={seed} CRASH_STRIDE={stride}"))?;

@@ -16,6 +16,8 @@ pub enum Defect {
     ForgetRemoval,
     /// A VM's way into the bin is not on record before its folder is renamed.
     BinLate,
+    /// One of the engine's, in the VMs that keep their disks in files.
+    Engine(engine::Defect),
 }
 
 /// None but in tests.
@@ -25,6 +27,13 @@ pub struct Planted(Cell<Option<Defect>>);
 impl Planted {
     pub fn has(&self, defect: Defect) -> bool {
         self.0.get() == Some(defect)
+    }
+
+    pub fn of_engine(&self) -> engine::Defects {
+        match self.0.get() {
+            Some(Defect::Engine(defect)) => engine::Defects::only(defect),
+            _ => engine::Defects::default(),
+        }
     }
 
     #[cfg(test)]

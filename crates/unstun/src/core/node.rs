@@ -248,7 +248,8 @@ impl Node {
     /// Writes that find no space wait where their clients are served (`core/writers.rs`), not in the engine.
     pub fn options(&self) -> Options {
         let map_cap_bytes = self.memory.maps_bytes();
-        Options { map_cap_bytes, space_policy: SpacePolicy::Error, ..Options::default() }
+        let defects = self.defects.of_engine();
+        Options { map_cap_bytes, space_policy: SpacePolicy::Error, defects, ..Options::default() }
     }
 
     /// The VM as it is after its move, in the place of what it was.

@@ -1,0 +1,249 @@
+//! The power goes, the process is killed, or an I/O fails, at events of the verbs that throw states of a VM away and bring them
+//! back. After the next start the VM shows one state and the bin has the other, as before the verb or as after it.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use lab::campaign::{on_all_cores, setting};
+use sim::{Action, Cut, Fault, Rng, SimWorld};
+
+use super::crash_tests::{Trouble, end};
+use super::defect::Defect;
+use super::node::Node;
+use super::simulated_tests::{Outcome, boot, create, evict, read, served, take, text, world, write};
+use crate::api::{Reset, Revert, Store, VmCondition};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    Revert,
+    RevertAndPurge,
+    Undo,
+    EmptyBin,
+}
+
+const VERBS: [(Verb, Store); 8] = [
+    (Verb::Revert, Store::Redo),
+    (Verb::Revert, Store::Native),
+    (Verb::RevertAndPurge, Store::Redo),
+    (Verb::RevertAndPurge, Store::Native),
+    (Verb::Undo, Store::Redo),
+    (Verb::Undo, Store::Native),
+    (Verb::EmptyBin, Store::Redo),
+    (Verb::EmptyBin, Store::Native),
+];
+/// More than any verb has.
+const EVENTS: u64 = 1500;
+const STRIDE: u64 = 7;
+const VM: &str = "web";
+/// What the disk showed when the snapshot was taken, and what was written since.
+const TAKEN: u8 = 3;
+const SINCE: u8 = 9;
+
+/// What the disk shows, and whether the bin has a state of the VM.
+type Shown = (u8, bool);
+
+impl Verb {
+    fn before(self) -> Shown {
+        match self {
+            Verb::Revert | Verb::RevertAndPurge => (SINCE, false),
+            Verb::Undo | Verb::EmptyBin => (TAKEN, true),
+        }
+    }
+
+    fn after(self) -> Shown {
+        match self {
+            Verb::Revert => (TAKEN, true),
+            Verb::Undo => (SINCE, true),
+            Verb::RevertAndPurge | Verb::EmptyBin => (TAKEN, false),
+        }
+    }
+
+    async fn prepare(self, node: Rc<Node>, store: Store) -> Outcome<()> {
+        create(&node, VM, store, &[None]).await?;
+        write(&node, VM, TAKEN).await?;
+        take(&node, VM).await?;
+        write(&node, VM, SINCE).await?;
+        if self.before().1 { revert(&node, false).await } else { Ok(()) }
+    }
+
+    async fn act(self, node: &Rc<Node>) -> Outcome<()> {
+        match self {
+            Verb::Revert => revert(node, false).await,
+            Verb::RevertAndPurge => revert(node, true).await,
+            Verb::Undo => undo(node).await,
+            Verb::EmptyBin => evict(node).await,
+        }
+    }
+}
+
+async fn revert(node: &Rc<Node>, purge: bool) -> Outcome<()> {
+    let name = VM.parse().expect("a name");
+    let snapshot = Some("s".parse().expect("a name"));
+    let request = Revert { snapshot, take_first: None, disconnect: false, purge, keep: !purge };
+    node.snapshot_revert(&name, request).await.map(drop).map_err(text("snapshot revert"))
+}
+
+async fn undo(node: &Rc<Node>) -> Outcome<()> {
+    let name = VM.parse().expect("a name");
+    let request = Reset { disconnect: false, purge: false, keep: true };
+    node.snapshot_undo(&name, request).await.map(drop).map_err(text("snapshot undo"))
+}
+
+async fn shown(node: &Rc<Node>) -> Outcome<Shown> {
+    let listed = node.vm_list().await.map_err(text("vm list"))?;
+    if listed.len() != 1 || listed[0].condition != VmCondition::Open {
+        return Err(format!("listed are {listed:?}"));
+    }
+    if let Some(notice) = node.main.notices.borrow().first() {
+        return Err(format!("a notice: {notice}"));
+    }
+    let states = node.entry(VM).map_err(|e| e.to_string())?.vm.state().bin.len();
+    if states > 1 {
+        return Err(format!("the bin has {states} states"));
+    }
+    Ok((read(node, VM).await?, states == 1))
+}
+
+fn generation(node: &Rc<Node>) -> Outcome<u64> {
+    Ok(node.entry(VM).map_err(|e| e.to_string())?.vm.generation().present)
+}
+
+/// Other content has another generation. After a flush that failed so has the same content: writes may be lost.
+async fn check(
+    node: &Rc<Node>,
+    verb: Verb,
+    trouble: Trouble,
+    answered: bool,
+    generation_before: u64,
+) -> Outcome<()> {
+    let found = shown(node).await?;
+    if found != verb.after() && (answered || found != verb.before()) {
+        let (before, after) = (verb.before(), verb.after());
+        return Err(format!("found {found:?}, before {before:?}, after {after:?}, answered: {answered}"));
+    }
+    let raised = generation(node)? > generation_before;
+    let is_other = found.0 != verb.before().0;
+    if raised != is_other && !(raised && matches!(trouble, Trouble::Fails(_))) {
+        return Err(format!("found {found:?}, and the generation was raised: {raised}"));
+    }
+    Ok(())
+}
+
+/// The state in the bin is the other one: an undo shows it, and a second one takes that back.
+async fn undo_twice(node: &Rc<Node>) -> Outcome<()> {
+    let (first, has_state) = shown(node).await?;
+    if !has_state {
+        return Ok(());
+    }
+    for expected in [TAKEN + SINCE - first, first] {
+        undo(node).await?;
+        let found = shown(node).await?;
+        if found != (expected, true) {
+            return Err(format!("after an undo: {found:?}, expected {expected}"));
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    verb: Verb,
+    store: Store,
+    defect: Option<Defect>,
+}
+
+/// Whether the trouble struck.
+fn run(case: Case, nth: u64, trouble: Trouble, seed: u64) -> Outcome<bool> {
+    let Case { verb, store, defect } = case;
+    let world = world(seed);
+    served(&world, None, move |node| verb.prepare(node, store)).expect("nothing is cut")?;
+    let before = Rc::new(Cell::new(0));
+    let (answered, struck) = troubled(&world, case, nth, trouble, before.clone())?;
+    end(&world, trouble);
+    for last in [false, true] {
+        let before = before.get();
+        let checked = served(&world, defect, move |node| async move {
+            check(&node, verb, trouble, answered, before).await?;
+            if last { undo_twice(&node).await } else { Ok(()) }
+        });
+        checked.expect("nothing is cut")?;
+    }
+    Ok(struck)
+}
+
+/// Whether the verb was answered well, and whether the trouble struck.
+fn troubled(
+    world: &SimWorld,
+    case: Case,
+    nth: u64,
+    trouble: Trouble,
+    generation_before: Rc<Cell<u64>>,
+) -> Outcome<(bool, bool)> {
+    let armed = world.clone();
+    let ended = world.run(move |env| async move {
+        let node = boot(env, case.defect).await?;
+        generation_before.set(generation(&node)?);
+        let began = armed.events();
+        match trouble {
+            // Each I/O is two events.
+            Trouble::Fails(errno) => armed.add_fault(Fault::nth(nth / 2 + 1, Action::Fail(errno))),
+            _ => armed.cut_at(Cut::Event(nth)),
+        }
+        let answered = case.verb.act(&node).await;
+        armed.cancel_cut();
+        armed.clear_faults();
+        match (trouble, answered) {
+            (Trouble::Fails(_), answered) => Ok((answered.is_ok(), armed.events() - began >= nth)),
+            (_, Err(e)) => Err(e),
+            _ => Ok((true, false)),
+        }
+    });
+    ended.unwrap_or(Ok((false, true)))
+}
+
+/// Cuts of a verb, until it is over before one strikes; their number.
+fn campaign(case: Case, stride: u64) -> Outcome<u64> {
+    let seed = setting("CRASH_SEED").unwrap_or(1);
+    let mut rng = Rng::new(seed ^ ((case.verb as u64) << 8) ^ case.store as u64);
+    let mut nth = rng.between(1, stride);
+    let mut cuts = 0;
+    while nth < EVENTS {
+        let trouble = *rng.pick(&Trouble::ALL).expect("some");
+        let replay = format!("replay: CRASH_SEED={seed} CRASH_STRIDE={stride}");
+        let struck = run(case, nth, trouble, rng.u64())
+            .map_err(|e| format!("{case:?} {trouble:?} at {nth}: {e}\n  {replay}"))?;
+        if !struck {
+            return Ok(cuts);
+        }
+        cuts += 1;
+        nth += stride;
+    }
+    Err(format!("{case:?} has more than {EVENTS} events"))
+}
+
+#[test]
+fn a_state_is_shown_or_in_the_bin() {
+    let stride = setting("CRASH_STRIDE").unwrap_or(STRIDE);
+    let results = std::sync::Mutex::new(Vec::new());
+    on_all_cores(|n| {
+        let Some((verb, store)) = VERBS.get(n as usize) else { return false };
+        let case = Case { verb: *verb, store: *store, defect: None };
+        results.lock().expect("no panic").push(campaign(case, stride));
+        true
+    });
+    let results = results.into_inner().expect("no panic");
+    let failures: Vec<_> = results.iter().filter_map(|result| result.clone().err()).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    let cuts: u64 = results.into_iter().flatten().sum();
+    assert!(cuts * stride > 300, "{cuts} cuts, with a stride of {stride}: nothing was cut");
+}
+
+#[test]
+fn planted_defects_are_found() {
+    for verb in [Verb::Revert, Verb::Undo] {
+        let defect = Some(Defect::Engine(engine::Defect::RaiseApart));
+        let case = Case { verb, store: Store::Redo, defect };
+        let found = campaign(case, 1);
+        assert!(found.is_err(), "{case:?}: {found:?} cuts, and it was not found");
+    }
+}
