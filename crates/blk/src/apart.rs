@@ -43,20 +43,33 @@ impl<T> Future for Awaited<T> {
     }
 }
 
+/// Starts the work by `run`, which may be over at once.
+fn start<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+    run: impl FnOnce(Apart),
+) -> Awaited<T> {
+    let desk = Arc::new(Mutex::new(Desk { result: None, waker: None }));
+    let answer = desk.clone();
+    run(Box::new(move || {
+        let result = catch_unwind(AssertUnwindSafe(work));
+        let mut desk = lock(&answer);
+        desk.result = Some(result);
+        if let Some(waker) = desk.waker.take() {
+            waker.wake();
+        }
+    }));
+    Awaited(desk)
+}
+
 impl Env {
     /// Runs `work` without holding up the core: on a thread of its own in the real world, at once in the simulated one, where
     /// calculation takes no time. Pieces of work run one after the other. A panic of `work` is the caller's.
     pub async fn apart<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let desk = Arc::new(Mutex::new(Desk { result: None, waker: None }));
-        let answer = desk.clone();
-        self.run_apart(Box::new(move || {
-            let result = catch_unwind(AssertUnwindSafe(work));
-            let mut desk = lock(&answer);
-            desk.result = Some(result);
-            if let Some(waker) = desk.waker.take() {
-                waker.wake();
-            }
-        }));
-        Awaited(desk).await
+        start(work, |work| self.run_apart(work)).await
+    }
+
+    /// Runs a call on a path without holding up the core, or other such calls: a file system may never answer it.
+    pub async fn blocking<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> T {
+        start(call, |call| self.run_blocking(call)).await
     }
 }

@@ -6,10 +6,14 @@ use crate::buf::Buf;
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
 use crate::file::{File, Lock};
-use crate::reactor::{Handle, Limits, Op, OpenMode, Outcome, Space};
+use crate::reactor::{Handle, Limits, Op, OpenMode, Outcome, Pending, Space};
 
 /// Suffix of a file that is being written and will be renamed over its final name; debris after a crash.
 pub const TEMPORARY_SUFFIX: &str = ".unstun-tmp";
+
+/// Longest wait for blocks of removed files: a file system frees some 100 GB in it.
+const FREEING_WAIT_NS: u64 = 2_000_000_000;
+const FREEING_LOOK_US: u64 = 5000;
 
 /// A cheap, shareable handle. Names given to it are single components; a path separator in one is refused.
 #[derive(Clone)]
@@ -137,7 +141,38 @@ impl Dir {
         result.map_err(|e| e.at(self.path(), "listing the folder"))
     }
 
+    /// What the file system of the folder does not answer, where it may hang.
+    pub fn pending(&self) -> Option<Pending> {
+        self.0.env.pending(self.0.handle)
+    }
+
+    /// Space of the file system. What removed files still hold is waited for a little, and counts as free then: whoever made
+    /// space by removing must not remove more because the file system is slow.
     pub async fn space(&self) -> Result<Space> {
+        let env = self.env();
+        let until_ns = env.now_ns() + FREEING_WAIT_NS;
+        loop {
+            let space = self.space_now().await?;
+            if space.freeing_bytes == 0 {
+                return Ok(space);
+            }
+            if env.now_ns() >= until_ns {
+                let free_bytes = space.free_bytes.saturating_add(space.freeing_bytes).min(space.total_bytes);
+                return Ok(Space { free_bytes, ..space });
+            }
+            env.sleep_us(FREEING_LOOK_US).await;
+        }
+    }
+
+    /// Waits a little for what removed files still hold, before what found no space is tried again.
+    pub async fn wait_for_freed(&self) {
+        if self.env().can_hang() {
+            // A failure is that of what is tried again.
+            let _ = self.space().await;
+        }
+    }
+
+    async fn space_now(&self) -> Result<Space> {
         let Outcome::Space(result) = self.0.env.op(Op::Space { dir: self.0.handle }).await else {
             unreachable!("answers with space")
         };

@@ -17,7 +17,7 @@ use crate::dir::Dir;
 use crate::error::{Errno, Result};
 use crate::fence::Deadline;
 use crate::memory::Memory;
-use crate::reactor::{self, Handle, Op, Outcome, Reactor, Token};
+use crate::reactor::{self, Handle, Op, Outcome, Pending, Reactor, Token};
 use crate::sync::OneShot;
 
 /// A boxed future of this core: what object-safe contracts return.
@@ -300,6 +300,28 @@ impl Env {
     pub fn open_root(&self, path: &str) -> Result<Dir> {
         let handle = self.reactor.open_root(path).map_err(|e: Errno| e.at(path, "opening the folder"))?;
         Ok(Dir::new(self.clone(), handle, path.to_string()))
+    }
+
+    /// Opens a directory by path. A file system that does not answer holds up this task alone.
+    pub async fn open_path(&self, path: &str) -> Result<Dir> {
+        let Some(token) = self.reactor.submit_open_root(path) else { return self.open_root(path) };
+        let opened = OpFuture { token: Some(token), reactor: self.reactor.clone() }.await;
+        let Outcome::Opened(opened) = opened else { unreachable!("answers with a handle") };
+        let (handle, _) = opened.map_err(|e: Errno| e.at(path, "opening the folder"))?;
+        Ok(Dir::new(self.clone(), handle, path.to_string()))
+    }
+
+    /// Whether file systems of this world may leave a question without an answer.
+    pub fn can_hang(&self) -> bool {
+        self.reactor.can_hang()
+    }
+
+    pub(crate) fn pending(&self, handle: Handle) -> Option<Pending> {
+        self.reactor.pending(handle)
+    }
+
+    pub(crate) fn run_blocking(&self, call: Apart) {
+        self.reactor.run_blocking(call);
     }
 
     /// Submits now (not at the first poll); dropping the future forgets the operation.

@@ -17,7 +17,7 @@ use crate::buf::{Buf, Slice};
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
 use crate::fence::Fence;
-use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome};
+use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome, Pending};
 use crate::sync::{RangeLock, TaskMutex};
 use crate::unflushed::Unflushed;
 
@@ -149,6 +149,15 @@ impl File {
 
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    pub fn env(&self) -> &Env {
+        &self.inner.env
+    }
+
+    /// What the file system or the device of the file does not answer, where it may hang.
+    pub fn pending(&self) -> Option<Pending> {
+        self.inner.env.pending(self.inner.handle)
     }
 
     pub fn limits(&self) -> Limits {

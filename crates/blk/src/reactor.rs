@@ -63,6 +63,17 @@ pub struct FileExtent {
 pub struct Space {
     pub total_bytes: u64,
     pub free_bytes: u64,
+    /// Of large files that have lost their names, and whose blocks are not free yet.
+    pub freeing_bytes: u64,
+}
+
+/// What a file system or a device has not answered yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pending {
+    /// By the reactor's clock.
+    pub since_ns: u64,
+    /// A verb phrase: "renaming a file".
+    pub doing: &'static str,
 }
 
 /// One operation. Names are single path components, relative to the directory handle.
@@ -259,8 +270,24 @@ pub trait Reactor {
     /// however long ago they were submitted. Parts of an operation that are submitted again count like others.
     fn fence(&self, file: Handle, deadline: Arc<Deadline>);
 
-    /// Opens a directory by path; the only path a data plane ever opens. Not on the I/O path, so synchronous.
+    /// Opens a directory by path; the only path a data plane ever opens. Synchronous, so for programs that serve nobody.
     fn open_root(&self, path: &str) -> Result<Handle, Errno>;
+
+    /// Opens a directory by path without holding the core up; outcome: `Opened`. None where no path holds anything up.
+    fn submit_open_root(&self, _path: &str) -> Option<Token> {
+        None
+    }
+
+    /// Whether file systems of this world may leave a question without an answer.
+    fn can_hang(&self) -> bool {
+        false
+    }
+
+    /// What the file system of a handle does not answer for longest. Of transfers the age counts from the first question after
+    /// their submission, and from the last one of their kind that was answered.
+    fn pending(&self, _handle: Handle) -> Option<Pending> {
+        None
+    }
 
     /// Monotonic nanoseconds.
     fn now_ns(&self) -> u64;
@@ -290,5 +317,10 @@ pub trait Reactor {
     /// Runs work that needs no I/O, now or on another thread; it wakes its task itself.
     fn run_apart(&self, work: Apart) {
         work();
+    }
+
+    /// Runs a call on a path, which may never return, now or on another thread; it wakes its task itself.
+    fn run_blocking(&self, call: Apart) {
+        call();
     }
 }

@@ -5,17 +5,19 @@
 //! under way the core watches the ring briefly before it sleeps. Absent on purpose: SQPOLL (halves throughput on small
 //! hosts), zero-copy sends (dearer below 16 KiB), min_wait (unstable gains).
 //!
-//! Calls with no ring operation on the kernels we support (5.11 and later) run on one files thread, long calculation on
-//! another. All `unsafe` of
-//! the data plane sits in `uring::ring` and `uring::work` (and in
-//! `uring::raw`, the bare loop that figures are compared with).
+//! Calls with no ring operation on the kernels we support (5.11 and later) run on a files thread for each file system, calls on
+//! paths on threads of their own, long calculation on another. All `unsafe` of the data plane sits in `uring::ring` and
+//! `uring::work` (and in `uring::raw`, the bare loop that figures are compared with).
 
 // This is where real time comes from.
 #![allow(clippy::disallowed_methods)]
 
+mod age;
 mod apart;
+mod blocking;
 mod core;
 mod files;
+mod freeing;
 mod handles;
 mod memory;
 mod net;
@@ -26,6 +28,7 @@ mod raw;
 mod ring;
 mod shared;
 mod spin;
+mod task;
 mod wake;
 mod work;
 
@@ -35,10 +38,11 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use self::apart::ApartThread;
 use self::core::Core;
-use self::files::FilesThread;
+use self::files::FilesThreads;
 pub use self::memory::MemoryFolder;
 use self::open::{Kind, Opened};
 pub use self::peer::look_up_process;
@@ -50,7 +54,7 @@ use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
 use crate::fence::Deadline;
 use crate::memory::Memory;
-use crate::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
+use crate::reactor::{Handle, Op, Outcome, Pending, Reactor, Token, Waker};
 use crate::socket::Socket;
 
 /// Transfers that may wait for one system call: it is the larger part of a submission's cost, and four share it
@@ -58,6 +62,10 @@ use crate::socket::Socket;
 pub const SUBMIT_BATCH: u32 = 4;
 /// Longest watch of the ring before sleeping, in microseconds: about what falling asleep and waking up cost.
 pub const SPIN_US: u64 = 50;
+
+/// How long a dropped core waits for devices and file systems. Past that memory and threads are left behind: memory is never
+/// freed under the kernel.
+const DROP_WAIT: Duration = Duration::from_secs(10);
 
 /// What the ring has done since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -93,8 +101,7 @@ impl UringReactor {
         let waker =
             EventWaker::new().map_err(|e| Errno::from(e).at("eventfd", "making the core's wake-up"))?;
         let waker = Arc::new(waker);
-        let files = FilesThread::start(waker.clone())
-            .map_err(|e| Errno::from(e).at("files thread", "starting the thread"))?;
+        let files = FilesThreads::new(waker.clone());
         let apart = ApartThread::start()
             .map_err(|e| Errno::from(e).at("calculation thread", "starting the thread"))?;
         let core = RefCell::new(Core::new(ring, files, waker.clone()));
@@ -116,7 +123,7 @@ impl UringReactor {
     pub fn adopt_stream(&self, fd: OwnedFd, env: Env, peer: &str) -> Socket {
         // Fails on a Unix socket, which has no delay to switch off.
         net::tune_tcp(&fd);
-        let handle = self.adopt(Opened { fd, kind: Kind::Stream, notice: None, shared: None });
+        let handle = self.adopt(Opened { fd, kind: Kind::Stream, notice: None, shared: None, device: None });
         Socket::connected(env, handle, peer.to_string())
     }
 
@@ -142,7 +149,7 @@ impl UringReactor {
     }
 
     fn adopt(&self, opened: Opened) -> Handle {
-        self.core.borrow_mut().adopt(opened)
+        self.core.borrow_mut().adopt(opened, None)
     }
 
     /// Wakers run after the core is free again: they may call back.
@@ -177,6 +184,18 @@ impl Reactor for UringReactor {
 
     fn open_root(&self, path: &str) -> Result<Handle, Errno> {
         open::open_root(path).map(|opened| self.adopt(opened))
+    }
+
+    fn submit_open_root(&self, path: &str) -> Option<Token> {
+        Some(self.core.borrow_mut().open_root(path))
+    }
+
+    fn can_hang(&self) -> bool {
+        true
+    }
+
+    fn pending(&self, handle: Handle) -> Option<Pending> {
+        self.core.borrow_mut().pending(handle)
     }
 
     fn fence(&self, file: Handle, deadline: Arc<Deadline>) {
@@ -223,6 +242,10 @@ impl Reactor for UringReactor {
 
     fn run_apart(&self, work: Apart) {
         self.apart.run(work);
+    }
+
+    fn run_blocking(&self, call: Apart) {
+        self.core.borrow().blocking.run(call);
     }
 }
 

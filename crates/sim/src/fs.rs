@@ -67,7 +67,11 @@ impl FileSystem {
 
     pub fn space(&self) -> Space {
         let free_pages = self.room.capacity_pages.saturating_sub(self.room.used_pages);
-        Space { total_bytes: self.room.capacity_pages * PAGE, free_bytes: free_pages * PAGE }
+        Space {
+            total_bytes: self.room.capacity_pages * PAGE,
+            free_bytes: free_pages * PAGE,
+            freeing_bytes: 0,
+        }
     }
 
     fn add(&mut self, body: Body, zone: ZoneId) -> NodeId {

@@ -1,25 +1,28 @@
-//! The operations under way, and the three places they wait in: the ring, the files thread, the timers.
+//! The operations under way, and the three places they wait in: the ring, the files threads, the timers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::{self, Context, Poll};
 use std::time::Duration;
 
+use super::age::{Ages, Flight};
+use super::blocking::Blocking;
 use super::boot_ns;
-use super::files::{Answer, FilesThread, Task};
+use super::files::{Device, FilesThreads};
 use super::handles::{Entry, Handles};
 use super::net;
 use super::now_ns;
-use super::open::{Kind, Opened};
+use super::open::{Kind, Opened, open_root};
 use super::peer;
 use super::plan::{Plan, plan};
 use super::ring::{Completion, Ring};
 use super::spin::Spin;
+use super::task::{Answer, Task};
 use super::wake::EventWaker;
 use super::work::{Class, Step, Work};
 use crate::error::Errno;
 use crate::fence::Deadline;
-use crate::reactor::{Handle, Op, Outcome, Token};
+use crate::reactor::{Handle, Op, Outcome, Pending, Token};
 
 /// Interrupted and "try again" results that are simply repeated before they count as failures: far more than any
 /// signal storm, few enough not to spin on a file system that never agrees.
@@ -48,16 +51,24 @@ struct Slot {
     state: State,
     waker: Option<task::Waker>,
     retries: u8,
+    /// The file system that it waits for.
+    device: Option<Device>,
+    /// Tells the operations apart that one slot has had.
+    number: u64,
     /// Looked at whenever a part of it is about to go to the kernel.
     deadline: Option<Arc<Deadline>>,
 }
 
 pub(super) struct Core {
-    // Dropped first: it is joined, so that nothing arrives afterwards.
-    files: FilesThread,
+    // Dropped first: they are joined, so that nothing arrives afterwards.
+    files: FilesThreads,
+    pub(super) blocking: Blocking,
     pub(super) ring: Ring,
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Operations so far.
+    numbered: u64,
+    ages: Ages,
     handles: Handles,
     /// Timers by time and, at one time, by order of submission; to the slot.
     timers: BTreeMap<(u64, u64), u32>,
@@ -75,12 +86,15 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(ring: Ring, files: FilesThread, waker: Arc<EventWaker>) -> Core {
+    pub(super) fn new(ring: Ring, files: FilesThreads, waker: Arc<EventWaker>) -> Core {
         let mut core = Core {
             files,
+            blocking: Blocking::default(),
             ring,
             slots: Vec::new(),
             free: Vec::new(),
+            numbered: 0,
+            ages: Ages::default(),
             handles: Handles::default(),
             timers: BTreeMap::new(),
             timer_sequence: 0,
@@ -99,14 +113,14 @@ impl Core {
     }
 
     fn take_slot(&mut self, state: State) -> u32 {
+        self.numbered += 1;
+        let slot =
+            Slot { state, waker: None, retries: 0, device: None, number: self.numbered, deadline: None };
         if let Some(index) = self.free.pop() {
-            let slot = &mut self.slots[index as usize];
-            slot.state = state;
-            slot.retries = 0;
-            slot.deadline = None;
+            self.slots[index as usize] = slot;
             return index;
         }
-        self.slots.push(Slot { state, waker: None, retries: 0, deadline: None });
+        self.slots.push(slot);
         u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 operations")
     }
 
@@ -118,17 +132,21 @@ impl Core {
     }
 
     pub(super) fn submit(&mut self, op: Op) -> Token {
-        let deadline = op.file().and_then(|file| self.handles.get(file).ok()?.deadline.clone());
+        let file = op.file().and_then(|file| self.handles.get(file).ok());
+        let (deadline, device) = file.map_or((None, None), |file| (file.deadline.clone(), file.device));
         let index = match plan(op, &self.handles) {
             Plan::Ring(work) => {
                 let index = self.take_slot(State::Ring { waiting: work.class() == Class::Waiting });
+                self.slots[index as usize].device = device;
                 self.slots[index as usize].deadline = deadline;
                 self.start(index, work);
                 index
             }
-            Plan::Files(task) => {
+            Plan::Files(device, task) => {
                 let index = self.take_slot(State::Files);
-                self.files.submit(index, task, deadline);
+                self.slots[index as usize].device = Some(device);
+                self.slots[index as usize].deadline = deadline.clone();
+                self.files.submit(device, index, task, deadline);
                 index
             }
             Plan::Timer(at_ns) => {
@@ -146,6 +164,26 @@ impl Core {
     fn start(&mut self, index: u32, work: Work) {
         let deadline = self.slots[index as usize].deadline.clone();
         self.ring.start(index, work, deadline);
+    }
+
+    /// Opens a folder by its path, on a thread of the call's own.
+    pub(super) fn open_root(&mut self, path: &str) -> Token {
+        let index = self.take_slot(State::Files);
+        let (answers, path) = (self.files.answers(), path.to_string());
+        self.blocking.run(Box::new(move || answers.send(index, Answer::Opened(open_root(&path)))));
+        Token(index)
+    }
+
+    /// Returns what the file system of a handle does not answer, and for how long.
+    pub(super) fn pending(&mut self, handle: Handle) -> Option<Pending> {
+        let device = self.handles.get(handle).ok()?.device?;
+        let slots = (0u32..).zip(&self.slots).filter(|(_, slot)| slot.device == Some(device));
+        let flights = slots.filter_map(|(index, slot)| {
+            let State::Ring { waiting: false } = slot.state else { return None };
+            Some(Flight { index, number: slot.number, doing: self.ring.doing(index)? })
+        });
+        let transfer = self.ages.oldest(device, flights, now_ns());
+        transfer.into_iter().chain(self.files.present(device)).min_by_key(|pending| pending.since_ns)
     }
 
     pub(super) fn fence(&mut self, file: Handle, deadline: Arc<Deadline>) {
@@ -212,7 +250,11 @@ impl Core {
     /// Sockets are shut down, which ends what waits on them; the descriptor goes with the last operation on it.
     fn close_entry(&mut self, entry: Entry) {
         match entry.kind {
-            Kind::File(_) => self.files.close(entry.fd),
+            Kind::File(_) | Kind::ServerLock => {
+                if let Some(device) = entry.device {
+                    self.files.close(device, entry.fd);
+                }
+            }
             Kind::Plain => {}
             Kind::Listener { path, .. } => {
                 if let Some(path) = path {
@@ -226,13 +268,14 @@ impl Core {
         }
     }
 
-    pub(super) fn adopt(&mut self, opened: Opened) -> Handle {
+    /// `folder` is the file system of the folder that it was opened in.
+    pub(super) fn adopt(&mut self, opened: Opened, folder: Option<Device>) -> Handle {
         if let Some((device, notice)) = opened.notice
             && self.noticed.insert(device)
         {
             self.notices.push(notice);
         }
-        self.handles.insert(opened.fd, opened.kind, opened.shared)
+        self.handles.insert(opened.fd, opened.kind, opened.device.or(folder), opened.shared)
     }
 
     pub(super) fn entry(&self, handle: Handle) -> Result<&Entry, Errno> {
@@ -273,17 +316,13 @@ impl Core {
         match work.completed(result) {
             Step::Done(outcome) => self.finish(index, outcome),
             Step::Again(work) => self.start(index, work),
-            Step::SetLenAtLeast { fd, len } => {
-                slot.state = State::Files;
-                let deadline = slot.deadline.clone();
-                self.files.submit(index, Task::SetLenAtLeast { fd, len }, deadline);
-            }
+            Step::Files(task) => self.go_on_in_files(index, task),
             Step::Accepted { fd, tcp } => {
                 if tcp {
                     net::tune_tcp(&fd);
                 }
                 let named = peer::of(&fd, tcp);
-                let handle = self.handles.insert(fd, Kind::Stream, None);
+                let handle = self.handles.insert(fd, Kind::Stream, None, None);
                 let peer = named.unwrap_or_else(|| peer::unnamed(handle));
                 self.finish(index, Outcome::Accepted(Ok((handle, peer))));
             }
@@ -296,18 +335,32 @@ impl Core {
         }
     }
 
+    fn go_on_in_files(&mut self, index: u32, task: Task) {
+        let slot = &mut self.slots[index as usize];
+        let device = slot.device.expect("files have a file system");
+        slot.state = State::Files;
+        self.files.submit(device, index, task, slot.deadline.clone());
+    }
+
     fn take_answers(&mut self) {
         for (index, answer) in self.files.take_answers() {
-            if matches!(self.slots[index as usize].state, State::Orphan) {
+            let slot = &mut self.slots[index as usize];
+            if matches!(slot.state, State::Orphan) {
                 self.free_slot(index);
                 continue;
             }
+            let folder = slot.device;
             let outcome = match answer {
+                Answer::Zero { fd, offset, end, by_writing } => {
+                    slot.state = State::Ring { waiting: false };
+                    self.start(index, Work::zero(fd, offset, end, by_writing));
+                    continue;
+                }
                 Answer::Outcome(outcome) => outcome,
                 Answer::Opened(Err(e)) => Outcome::Opened(Err(e)),
                 Answer::Opened(Ok(opened)) => {
                     let limits = opened.kind.limits();
-                    Outcome::Opened(Ok((self.adopt(opened), limits)))
+                    Outcome::Opened(Ok((self.adopt(opened, folder), limits)))
                 }
             };
             self.finish(index, outcome);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
+use super::files::Device;
 use super::open::{Identity, Kind};
 use super::work::Fd;
 use crate::error::Errno;
@@ -14,6 +15,8 @@ use crate::reactor::Handle;
 pub(super) struct Entry {
     pub fd: Fd,
     pub kind: Kind,
+    /// Whose files thread has its operations; sockets have none.
+    pub device: Option<Device>,
     shared: Option<Identity>,
     /// When operations on it may not start any more.
     pub deadline: Option<Arc<Deadline>>,
@@ -29,7 +32,13 @@ pub(super) struct Handles {
 
 impl Handles {
     /// `shared`: another handle of that file may be there, whose descriptor is used then, and this one closed.
-    pub(super) fn insert(&mut self, fd: OwnedFd, kind: Kind, shared: Option<Identity>) -> Handle {
+    pub(super) fn insert(
+        &mut self,
+        fd: OwnedFd,
+        kind: Kind,
+        device: Option<Device>,
+        shared: Option<Identity>,
+    ) -> Handle {
         let there = shared.and_then(|identity| self.shared.get(&identity)?.upgrade());
         let fd = there.unwrap_or_else(|| Fd::new(fd));
         if let Some(identity) = shared {
@@ -39,7 +48,7 @@ impl Handles {
             self.entries.push(None);
             u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 descriptors")
         });
-        self.entries[index as usize] = Some(Entry { fd, kind, shared, deadline: None });
+        self.entries[index as usize] = Some(Entry { fd, kind, device, shared, deadline: None });
         Handle(index)
     }
 

@@ -59,6 +59,7 @@ pub(super) fn listen_unix(path: &str) -> Result<Opened> {
         kind: Kind::Listener { tcp: false, path: Some(path.to_string()) },
         notice: None,
         shared: None,
+        device: None,
     })
 }
 
@@ -113,6 +114,7 @@ pub(super) fn listen_tcp(address: &str) -> Result<Opened> {
         kind: Kind::Listener { tcp: true, path: None },
         notice: None,
         shared: None,
+        device: None,
     })
 }
 

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 
+use super::files::Device;
 use super::shared::is_on_shared;
 use super::work::MAX_TRANSFER;
 use crate::error::Errno;
@@ -36,6 +37,8 @@ pub(super) enum Kind {
     File(Limits),
     /// A directory, or a file that only carries a lock.
     Plain,
+    /// A file that only carries a lock, on a file server: giving the lock back can wait for the server.
+    ServerLock,
     Listener {
         tcp: bool,
         /// Of a Unix socket: removed again when the listener closes.
@@ -52,6 +55,8 @@ pub(super) struct Opened {
     pub notice: Option<((u32, u32), String)>,
     /// Of a regular file that is only read: all handles of it share one descriptor.
     pub shared: Option<Identity>,
+    /// Where it is another file system than that of the folder it was opened in.
+    pub device: Option<Device>,
 }
 
 /// A file of this machine while it is open: device (major, minor) and inode.
@@ -59,7 +64,7 @@ pub(super) type Identity = (u32, u32, u64);
 
 impl Opened {
     pub(super) fn plain(fd: OwnedFd) -> Opened {
-        Opened { fd, kind: Kind::Plain, notice: None, shared: None }
+        Opened { fd, kind: Kind::Plain, notice: None, shared: None, device: None }
     }
 }
 
@@ -90,6 +95,7 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
     let stat =
         rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN)?;
     let device = (stat.stx_dev_major, stat.stx_dev_minor);
+    let own = (!is_regular).then_some((stat.stx_rdev_major, stat.stx_rdev_minor));
     let shared = (is_regular && mode == OpenMode::Read).then_some((device.0, device.1, stat.stx_ino));
     let modified_us = stat.stx_mtime.tv_sec * 1_000_000 + i64::from(stat.stx_mtime.tv_nsec / 1000);
     let is_shared = !is_regular || is_on_shared(&fd);
@@ -100,7 +106,7 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
         && rustix::fs::fcntl_setfl(&fd, OFlags::DIRECT).is_ok()
     {
         let limits = Limits { logical_block: block, memory_align, direct: true, ..known };
-        return Ok(Opened { fd, kind: Kind::File(limits), notice: None, shared });
+        return Ok(Opened { fd, kind: Kind::File(limits), notice: None, shared, device: own });
     }
     rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
     if mode != OpenMode::CreateNew {
@@ -110,7 +116,7 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
         "{}: this file system does no direct I/O (O_DIRECT); its disks go through the page cache",
         path_of(&fd).unwrap_or_else(|| name.to_string())
     );
-    Ok(Opened { fd, kind: Kind::File(known), notice: Some((device, notice)), shared })
+    Ok(Opened { fd, kind: Kind::File(known), notice: Some((device, notice)), shared, device: own })
 }
 
 /// Makes reads show the medium. Where an earlier flush failed the page cache may have content that is not on the medium
@@ -176,13 +182,23 @@ pub(super) fn open_folder(dir: impl AsFd, name: &str, create: bool) -> Result<Op
         }
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    Ok(Opened::plain(rustix::fs::openat(dir, name, flags, Mode::empty())?))
+    opened_folder(rustix::fs::openat(dir, name, flags, Mode::empty())?)
 }
 
 /// The path is the operator's own, so symbolic links in it are followed.
 pub(super) fn open_root(path: &str) -> Result<Opened, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(Opened::plain(rustix::fs::open(path, flags, Mode::empty())?))
+    opened_folder(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+/// Another file system may be mounted on it than that of the folder above.
+fn opened_folder(fd: OwnedFd) -> Result<Opened, Errno> {
+    let stat = rustix::fs::fstat(&fd)?;
+    Ok(Opened { device: Some(split(stat.st_dev)), ..Opened::plain(fd) })
+}
+
+fn split(device: u64) -> Device {
+    (rustix::fs::major(device), rustix::fs::minor(device))
 }
 
 /// The lock belongs to the open file description: it goes when the descriptor closes, or with the process.
@@ -190,7 +206,12 @@ pub(super) fn open_lock(dir: BorrowedFd<'_>, name: &str) -> Result<Opened, Errno
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let fd = rustix::fs::openat(dir, name, flags, FILE_MODE)?;
     rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(Opened::plain(fd))
+    let stat = rustix::fs::fstat(&fd)?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        return Ok(Opened { device: Some(split(stat.st_rdev)), ..Opened::plain(fd) });
+    }
+    let kind = if is_on_shared(&fd) { Kind::ServerLock } else { Kind::Plain };
+    Ok(Opened { kind, ..Opened::plain(fd) })
 }
 
 /// Length in bytes, of a file or a block device.

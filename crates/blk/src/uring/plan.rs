@@ -1,8 +1,9 @@
-//! Which way each operation goes: to the ring, to the files thread, to the timers, or nowhere.
+//! Which way each operation goes: to the ring, to the files thread of its file system, to the timers, or nowhere.
 
-use super::files::Task;
+use super::files::Device;
 use super::handles::{Entry, Handles};
-use super::open::{Kind, size_of};
+use super::open::Kind;
+use super::task::Task;
 use super::work::{Fd, Work};
 use crate::error::Errno;
 use crate::reactor::{Handle, Op, Outcome};
@@ -12,7 +13,7 @@ const OFFSET_MAX: u64 = i64::MAX as u64;
 
 pub(super) enum Plan {
     Ring(Work),
-    Files(Task),
+    Files(Device, Task),
     Timer(u64),
     /// Answered without the kernel.
     Done(Outcome),
@@ -42,15 +43,23 @@ fn files(
     make: impl FnOnce(Fd) -> Task,
 ) -> Plan {
     match handles.get(handle) {
-        Ok(entry) => Plan::Files(make(entry.fd.clone())),
+        Ok(entry) => on_thread(entry, make(entry.fd.clone())),
         Err(e) => Plan::Done(fail(e)),
     }
 }
 
-/// The task for two handles.
+/// Sockets have no file system, and no operation on a file is for them.
+fn on_thread(entry: &Entry, task: Task) -> Plan {
+    match entry.device {
+        Some(device) => Plan::Files(device, task),
+        None => Plan::Done(task.failed(Errno::EINVAL)),
+    }
+}
+
+/// The task for two handles, in the order of the first one's file system.
 fn both(handles: &Handles, (a, b): (Handle, Handle), make: impl FnOnce(Fd, Fd) -> Task) -> Plan {
     match handles.get(a).and_then(|a| Ok((a, handles.get(b)?))) {
-        Ok((a, b)) => Plan::Files(make(a.fd.clone(), b.fd.clone())),
+        Ok((a, b)) => on_thread(a, make(a.fd.clone(), b.fd.clone())),
         Err(e) => Plan::Done(unit(e)),
     }
 }
@@ -85,13 +94,18 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         },
         Op::Flush { file } => ring(handles, file, unit, |f| Work::Flush { fd: f.fd.clone() }),
         Op::Allocate { file, offset, len } => {
-            space(handles, file, offset, len, |f| Ok(Some(Work::Reserve { fd: f.fd.clone(), offset, len })))
+            space(handles, file, offset, len, |fd| Work::Reserve { fd, offset, len })
         }
-        Op::Zero { file, offset, len, punch } => {
-            space(handles, file, offset, len, |f| zero(f, offset, len, punch))
+        Op::Zero { file, offset, len, punch: true } => {
+            space(handles, file, offset, len, |fd| Work::Zero { fd, offset, len, punch: true })
         }
+        Op::Zero { file, offset, len, punch: false } => match check_range(offset, len) {
+            Ok(()) if len == 0 => Plan::Done(Outcome::Unit(handles.get(file).map(drop))),
+            Ok(()) => files(handles, file, unit, |fd| Task::Zero { fd, offset, len, by_writing: false }),
+            Err(e) => Plan::Done(unit(e)),
+        },
         Op::GiveBack { file, offset, len } => {
-            space(handles, file, offset, len, |f| Ok(Some(Work::GiveBack { fd: f.fd.clone(), offset, len })))
+            space(handles, file, offset, len, |fd| Work::GiveBack { fd, offset, len })
         }
         Op::SetLen { file, len } => files(handles, file, unit, |fd| Task::SetLen { fd, len }),
         Op::Extents { file, offset, len } => {
@@ -149,31 +163,10 @@ fn check_range(offset: u64, len: u64) -> Result<(), Errno> {
 }
 
 /// Space operations answer at once when there is nothing to do, which the kernel would call invalid.
-fn space(
-    handles: &Handles,
-    file: Handle,
-    offset: u64,
-    len: u64,
-    make: impl FnOnce(&Entry) -> Result<Option<Work>, Errno>,
-) -> Plan {
-    let work = check_range(offset, len).and_then(|()| handles.get(file)).and_then(|entry| match len {
-        0 => Ok(None),
-        _ => make(entry),
-    });
-    match work {
-        Ok(Some(work)) => Plan::Ring(work),
-        Ok(None) => Plan::Done(Outcome::Unit(Ok(()))),
+fn space(handles: &Handles, file: Handle, offset: u64, len: u64, make: impl FnOnce(Fd) -> Work) -> Plan {
+    match check_range(offset, len).and_then(|()| handles.get(file)) {
+        Ok(_) if len == 0 => Plan::Done(Outcome::Unit(Ok(()))),
+        Ok(entry) => Plan::Ring(make(entry.fd.clone())),
         Err(e) => Plan::Done(unit(e)),
     }
-}
-
-/// Zeroing stops at the end of the file: past it the kernel would reserve blocks that nobody asked for. Asking for
-/// the size reads a cached inode; it is the one call here that enters the kernel.
-fn zero(file: &Entry, offset: u64, len: u64, punch: bool) -> Result<Option<Work>, Errno> {
-    let fd = file.fd.clone();
-    if punch {
-        return Ok(Some(Work::Zero { fd, offset, len, punch }));
-    }
-    let end = (offset + len).min(size_of(&fd)?);
-    Ok((end > offset).then(|| Work::Zero { fd, offset, len: end - offset, punch }))
 }

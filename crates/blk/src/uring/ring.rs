@@ -11,7 +11,7 @@ use std::time::Duration;
 use io_uring::{EnterFlags, IoUring, opcode, types};
 
 use super::work::{Class, Work};
-use super::{Counters, SUBMIT_BATCH, boot_ns};
+use super::{Counters, DROP_WAIT, SUBMIT_BATCH, boot_ns};
 use crate::error::Errno;
 use crate::fence::Deadline;
 
@@ -23,9 +23,6 @@ const COMPLETION_ENTRIES: u32 = 4096;
 const NOBODY: u64 = u64::MAX;
 /// Longest single sleep. The kernel adds a timeout to its clock unchecked, and one that overflows is over at once.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
-/// How long a dropped ring waits for the device. Past that the memory is leaked, never freed under the kernel.
-const DROP_WAIT: Duration = Duration::from_secs(10);
-
 /// One answered piece of work: its index, the work itself, and the kernel's result.
 pub(super) type Completion = (u32, Work, i32);
 
@@ -81,6 +78,11 @@ impl Ring {
         // The task-run flag tells from user space that completions are due, so spinning costs no system call.
         flags(&mut builder).setup_taskrun_flag().setup_submit_all().setup_cqsize(COMPLETION_ENTRIES);
         builder.build(SUBMISSION_ENTRIES)
+    }
+
+    /// What is done for an operation that is under way.
+    pub(super) fn doing(&self, index: u32) -> Option<&'static str> {
+        Some(self.works.get(index as usize)?.as_ref()?.doing())
     }
 
     /// Reads and writes that the device has or will get.

@@ -11,6 +11,7 @@ use io_uring::{opcode, squeue, types};
 use rustix::fs::FallocateFlags;
 
 use super::open::size_of;
+use super::task::Task;
 use crate::buf::{Buf, Slice};
 use crate::error::Errno;
 use crate::reactor::Outcome;
@@ -107,11 +108,8 @@ pub(super) enum Step {
         tcp: bool,
     },
     Woken(Work),
-    /// No fallocate here: the files thread sets the length instead.
-    SetLenAtLeast {
-        fd: Fd,
-        len: u64,
-    },
+    /// No fallocate here: a files thread goes on.
+    Files(Task),
 }
 
 /// How the reactor schedules a piece of work.
@@ -126,6 +124,27 @@ pub(super) enum Class {
 }
 
 impl Work {
+    /// Zeros from `at` to `end`, which is behind it.
+    pub(super) fn zero(fd: Fd, at: u64, end: u64, by_writing: bool) -> Work {
+        if !by_writing {
+            return Work::Zero { fd, offset: at, len: end - at, punch: false };
+        }
+        let chunk = (end - at).min(ZERO_CHUNK as u64) as usize;
+        Work::ZeroWrite { fd, at, end, zeros: Buf::zeroed(chunk).freeze() }
+    }
+
+    /// For people: what a device does not answer.
+    pub(super) fn doing(&self) -> &'static str {
+        match self {
+            Work::Read { .. } => "reading",
+            Work::Write { .. } | Work::ZeroWrite { .. } => "writing",
+            Work::Flush { .. } => "flushing a file",
+            Work::Reserve { .. } | Work::Extend { .. } => "reserving space",
+            Work::Zero { .. } | Work::GiveBack { .. } => "freeing space",
+            _ => "waiting",
+        }
+    }
+
     pub(super) fn class(&self) -> Class {
         match self {
             Work::Read { .. } | Work::Write { .. } | Work::ZeroWrite { .. } => Class::Transfer,
@@ -282,7 +301,7 @@ fn cannot(e: Errno) -> bool {
 fn reserve_step(fd: Fd, offset: u64, len: u64, result: Result<usize, Errno>) -> Step {
     match result {
         Ok(_) => Step::Again(Work::Extend { fd, offset, len }),
-        Err(e) if cannot(e) => Step::SetLenAtLeast { fd, len: offset + len },
+        Err(e) if cannot(e) => Step::Files(Task::SetLenAtLeast { fd, len: offset + len }),
         Err(e) => {
             if matches!(e, Errno::ENOSPC | Errno::EDQUOT) {
                 give_back_reserved(&fd);
@@ -306,17 +325,7 @@ fn give_back_reserved(fd: &Fd) {
 
 fn zero_step(fd: Fd, offset: u64, len: u64, result: Result<usize, Errno>) -> Step {
     match result {
-        Err(e) if cannot(e) => match size_of(&fd) {
-            Err(e) => Step::Done(Outcome::Unit(Err(e))),
-            Ok(size) => {
-                let end = (offset + len).min(size);
-                if end <= offset {
-                    return Step::Done(Outcome::Unit(Ok(())));
-                }
-                let chunk = (end - offset).min(ZERO_CHUNK as u64) as usize;
-                Step::Again(Work::ZeroWrite { fd, at: offset, end, zeros: Buf::zeroed(chunk).freeze() })
-            }
-        },
+        Err(e) if cannot(e) => Step::Files(Task::Zero { fd, offset, len, by_writing: true }),
         other => Step::Done(Outcome::Unit(other.map(drop))),
     }
 }

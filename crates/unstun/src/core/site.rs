@@ -159,7 +159,7 @@ impl Site {
     pub async fn space(&self) -> blk::Result<Space> {
         let inside = self.native.free_bytes();
         if let Some(device) = self.native.device() {
-            return Ok(Space { total_bytes: device.size_bytes, free_bytes: inside });
+            return Ok(Space { total_bytes: device.size_bytes, free_bytes: inside, freeing_bytes: 0 });
         }
         let outside = self.dir.space().await?;
         Ok(Space { free_bytes: outside.free_bytes + inside, ..outside })

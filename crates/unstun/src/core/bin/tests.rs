@@ -16,7 +16,7 @@ const STORES: [Store; 2] = [Store::Native, Store::Redo];
 #[test]
 fn what_is_kept_depends_on_what_is_free() {
     let policy = BinPolicy::default();
-    let space = |free_bytes| Space { free_bytes, total_bytes: 1 << 40 };
+    let space = |free_bytes| Space { free_bytes, total_bytes: 1 << 40, freeing_bytes: 0 };
     assert!(policy.leaves(space(1 << 39)) && !policy.is_short(space(1 << 39)));
     assert!(!policy.leaves(space((1 << 40) / 10)));
     assert!(policy.is_short(space(1 << 30)));

@@ -1,0 +1,94 @@
+//! How long transfers are under way. Their submission reads no clock: whoever asks for an age looks at what is under way, and
+//! remembers it until the next question.
+
+use std::collections::BTreeMap;
+
+use super::files::Device;
+use crate::reactor::Pending;
+
+/// An operation under way: its slot, and its number, which no other operation has.
+pub(super) struct Flight {
+    pub index: u32,
+    pub number: u64,
+    pub doing: &'static str,
+}
+
+/// Of one file system: operations that were seen, with the time of that, and when one of a kind was last seen to be over.
+#[derive(Default)]
+struct Seen {
+    flights: BTreeMap<(u32, u64), (&'static str, u64)>,
+    over_ns: BTreeMap<Kind, u64>,
+}
+
+/// A file system that is frozen answers reads and no writes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Read,
+    Other,
+}
+
+fn kind(doing: &str) -> Kind {
+    if doing == "reading" { Kind::Read } else { Kind::Other }
+}
+
+#[derive(Default)]
+pub(super) struct Ages(BTreeMap<Device, Seen>);
+
+impl Ages {
+    /// Returns the operation that waits longest. A device that is slow, and answers others of its kind meanwhile, is
+    /// not one that hangs.
+    pub(super) fn oldest(
+        &mut self,
+        device: Device,
+        flights: impl Iterator<Item = Flight>,
+        now_ns: u64,
+    ) -> Option<Pending> {
+        let seen = self.0.entry(device).or_default();
+        let mut before = std::mem::take(&mut seen.flights);
+        for flight in flights {
+            let key = (flight.index, flight.number);
+            let (_, since_ns) = before.remove(&key).unwrap_or((flight.doing, now_ns));
+            seen.flights.insert(key, (flight.doing, since_ns));
+        }
+        for (doing, _) in before.into_values() {
+            seen.over_ns.insert(kind(doing), now_ns);
+        }
+        let waits = |(doing, since_ns): &(&'static str, u64)| {
+            let over_ns = seen.over_ns.get(&kind(doing)).copied().unwrap_or(0);
+            Pending { since_ns: over_ns.max(*since_ns), doing }
+        };
+        seen.flights.values().map(waits).min_by_key(|pending| pending.since_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: Device = (8, 1);
+
+    fn look(
+        ages: &mut Ages,
+        now_ns: u64,
+        flights: &[(u32, u64, &'static str)],
+    ) -> Option<(u64, &'static str)> {
+        let flights = flights.iter().map(|&(index, number, doing)| Flight { index, number, doing });
+        ages.oldest(DEVICE, flights, now_ns).map(|pending| (pending.since_ns, pending.doing))
+    }
+
+    #[test]
+    fn what_stays_grows_old_and_what_is_answered_makes_its_kind_young() {
+        let mut ages = Ages::default();
+        assert_eq!(look(&mut ages, 10, &[(1, 7, "writing")]), Some((10, "writing")));
+        assert_eq!(look(&mut ages, 20, &[(1, 7, "writing"), (2, 8, "reading")]), Some((10, "writing")));
+        // Reads are answered, the write is not.
+        assert_eq!(look(&mut ages, 30, &[(1, 7, "writing"), (2, 9, "reading")]), Some((10, "writing")));
+        let two = [(1, 7, "writing"), (3, 10, "flushing a file")];
+        assert_eq!(look(&mut ages, 40, &two), Some((10, "writing")));
+        // Another write is answered: the device lives.
+        assert_eq!(look(&mut ages, 50, &[(3, 10, "flushing a file")]), Some((50, "flushing a file")));
+        // The same slot with another operation.
+        assert_eq!(look(&mut ages, 60, &[(3, 11, "writing")]), Some((60, "writing")));
+        assert_eq!(look(&mut ages, 70, &[]), None);
+    }
+}

@@ -1,0 +1,265 @@
+//! What the threads for file systems carry out: calls that may block in the kernel and have no ring operation, or none on
+//! the kernels we support.
+
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, SeekFrom, Uid};
+
+use super::freeing::{self, Freeing};
+use super::open::{Opened, open_file, open_folder, open_lock, size_of};
+use super::work::Fd;
+use crate::error::Errno;
+use crate::reactor::{FileExtent, OpenMode, Outcome, Space};
+
+pub(super) enum Task {
+    SetLen {
+        fd: Fd,
+        len: u64,
+    },
+    SetLenAtLeast {
+        fd: Fd,
+        len: u64,
+    },
+    Extents {
+        fd: Fd,
+        offset: u64,
+        len: u64,
+    },
+    Size {
+        fd: Fd,
+    },
+    Allocated {
+        fd: Fd,
+    },
+    OpenFile {
+        dir: Fd,
+        name: String,
+        mode: OpenMode,
+    },
+    OpenDir {
+        dir: Fd,
+        name: String,
+        create: bool,
+    },
+    Rename {
+        dir: Fd,
+        from: String,
+        to: String,
+    },
+    Unlink {
+        dir: Fd,
+        name: String,
+    },
+    Link {
+        dir: Fd,
+        from: String,
+        to_dir: Fd,
+        to: String,
+    },
+    KeepAttributes {
+        fd: Fd,
+        like: Fd,
+    },
+    RemoveDir {
+        dir: Fd,
+        name: String,
+    },
+    SyncDir {
+        dir: Fd,
+    },
+    List {
+        dir: Fd,
+    },
+    Lock {
+        dir: Fd,
+        name: String,
+    },
+    Space {
+        dir: Fd,
+    },
+    /// Zeros up to the end of the file: past it the kernel would reserve blocks that nobody asked for. `by_writing` where the
+    /// file system cannot zero by itself.
+    Zero {
+        fd: Fd,
+        offset: u64,
+        len: u64,
+        by_writing: bool,
+    },
+}
+
+pub(super) enum Answer {
+    Outcome(Outcome),
+    /// Becomes a handle on the core, whose table it goes into.
+    Opened(Result<Opened, Errno>),
+    /// The ring zeros up to `end`.
+    Zero {
+        fd: Fd,
+        offset: u64,
+        end: u64,
+        by_writing: bool,
+    },
+}
+
+impl Task {
+    /// For people: what a file system does not answer.
+    pub(super) fn doing(&self) -> &'static str {
+        match self {
+            Task::SetLen { .. } | Task::SetLenAtLeast { .. } => "setting the length of a file",
+            Task::Extents { .. } => "finding the data of a file",
+            Task::Size { .. } | Task::Allocated { .. } | Task::Zero { .. } => "asking for the size of a file",
+            Task::OpenFile { mode: OpenMode::CreateNew, .. } => "creating a file",
+            Task::OpenFile { .. } => "opening a file",
+            Task::OpenDir { create: true, .. } => "creating a folder",
+            Task::OpenDir { .. } => "opening a folder",
+            Task::Rename { .. } => "renaming a file",
+            Task::Unlink { .. } => "removing a file",
+            Task::Link { .. } => "linking a file",
+            Task::KeepAttributes { .. } => "setting the owner of a file",
+            Task::RemoveDir { .. } => "removing a folder",
+            Task::SyncDir { .. } => "syncing a folder",
+            Task::List { .. } => "listing a folder",
+            Task::Lock { .. } => "locking a file",
+            Task::Space { .. } => "asking for free space",
+        }
+    }
+
+    /// The answer of a task on a file behind a closed fence.
+    pub(super) fn refused(self) -> Answer {
+        Answer::Outcome(self.failed(Errno::FENCED))
+    }
+
+    /// The answer of a task that was not begun.
+    pub(super) fn failed(self, e: Errno) -> Outcome {
+        match self {
+            Task::Extents { .. } => Outcome::Extents(Err(e)),
+            Task::Size { .. } | Task::Allocated { .. } => Outcome::Count(Err(e)),
+            Task::OpenFile { .. } | Task::OpenDir { .. } | Task::Lock { .. } => Outcome::Opened(Err(e)),
+            Task::List { .. } => Outcome::Names(Err(e)),
+            Task::Space { .. } => Outcome::Space(Err(e)),
+            _ => Outcome::Unit(Err(e)),
+        }
+    }
+
+    pub(super) fn perform(self, freeing: &mut Freeing) -> Answer {
+        match self {
+            Task::SetLen { fd, len } => unit(rustix::fs::ftruncate(&*fd, len)),
+            Task::SetLenAtLeast { fd, len } => Answer::Outcome(Outcome::Unit(set_len_at_least(&fd, len))),
+            Task::Extents { fd, offset, len } => Answer::Outcome(Outcome::Extents(extents(&fd, offset, len))),
+            Task::Size { fd } => Answer::Outcome(Outcome::Count(size_of(&fd))),
+            Task::Allocated { fd } => Answer::Outcome(Outcome::Count(allocated(&fd))),
+            Task::OpenFile { dir, name, mode } => Answer::Opened(open_file(dir.as_fd(), &name, mode)),
+            Task::OpenDir { dir, name, create } => Answer::Opened(open_folder(&*dir, &name, create)),
+            Task::Rename { dir, from, to } => unit(rustix::fs::renameat(&*dir, from, &*dir, to)),
+            Task::Unlink { dir, name } => unit(freeing.unlink(&dir, &name)),
+            Task::Link { dir, from, to_dir, to } => {
+                unit(rustix::fs::linkat(&*dir, from, &*to_dir, to, AtFlags::empty()))
+            }
+            Task::KeepAttributes { fd, like } => unit(keep_attributes(&fd, &like)),
+            Task::RemoveDir { dir, name } => unit(rustix::fs::unlinkat(&*dir, name, AtFlags::REMOVEDIR)),
+            Task::SyncDir { dir } => unit(rustix::fs::fsync(&*dir)),
+            Task::List { dir } => Answer::Outcome(Outcome::Names(list(&dir))),
+            Task::Lock { dir, name } => Answer::Opened(open_lock(dir.as_fd(), &name)),
+            Task::Space { dir } => Answer::Outcome(Outcome::Space(space(&dir, freeing))),
+            Task::Zero { fd, offset, len, by_writing } => zero(fd, offset, len, by_writing),
+        }
+    }
+}
+
+/// Asking for the size can wait for a file server, which is why it is asked here.
+fn zero(fd: Fd, offset: u64, len: u64, by_writing: bool) -> Answer {
+    match size_of(&fd) {
+        Ok(size) if size > offset => Answer::Zero { fd, offset, end: (offset + len).min(size), by_writing },
+        size => Answer::Outcome(Outcome::Unit(size.map(drop))),
+    }
+}
+
+fn unit(result: rustix::io::Result<()>) -> Answer {
+    Answer::Outcome(Outcome::Unit(result.map_err(Errno::from)))
+}
+
+fn set_len_at_least(fd: &Fd, len: u64) -> Result<(), Errno> {
+    if size_of(fd)? < len {
+        rustix::fs::ftruncate(&**fd, len)?;
+    }
+    Ok(())
+}
+
+/// Only what differs is changed: an unprivileged owner may keep what is its own already.
+fn keep_attributes(fd: &Fd, like: &Fd) -> rustix::io::Result<()> {
+    let (own, wanted) = (rustix::fs::fstat(&**fd)?, rustix::fs::fstat(&**like)?);
+    let user = (own.st_uid != wanted.st_uid).then(|| Uid::from_raw(wanted.st_uid));
+    let group = (own.st_gid != wanted.st_gid).then(|| Gid::from_raw(wanted.st_gid));
+    if user.is_some() || group.is_some() {
+        rustix::fs::fchown(&**fd, user, group)?;
+    }
+    // After the owner, whose change takes bits away.
+    rustix::fs::fchmod(&**fd, Mode::from_raw_mode(wanted.st_mode))
+}
+
+fn allocated(fd: &Fd) -> Result<u64, Errno> {
+    Ok(freeing::allocated(&rustix::fs::fstat(&**fd)?))
+}
+
+/// Walks data and holes. Space that is reserved but never written counts as a hole: it reads as zeros.
+fn extents(fd: &Fd, offset: u64, len: u64) -> Result<Vec<FileExtent>, Errno> {
+    let end = offset.saturating_add(len).min(size_of(fd)?);
+    let mut found = Vec::new();
+    let mut at = offset;
+    while at < end {
+        let start = match rustix::fs::seek(&**fd, SeekFrom::Data(at)) {
+            Ok(start) if start < end => start,
+            // ENXIO: no data up to the end of the file.
+            Ok(_) | Err(rustix::io::Errno::NXIO) => break,
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
+                // A file system that cannot tell holds data everywhere.
+                found.push(FileExtent { offset: at, len: end - at });
+                break;
+            }
+            Err(e) => return Err(e.into()),
+        };
+        let stop = rustix::fs::seek(&**fd, SeekFrom::Hole(start))?.min(end);
+        if stop <= start {
+            break;
+        }
+        found.push(FileExtent { offset: start, len: stop - start });
+        at = stop;
+    }
+    Ok(found)
+}
+
+/// Names that are not UTF-8 are left out: no operation here could name them.
+fn list(dir: &Fd) -> Result<Vec<String>, Errno> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(&**dir)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().to_str() else { continue };
+        if name == "." || name == ".." {
+            continue;
+        }
+        let kind = match entry.file_type() {
+            FileType::Unknown => match rustix::fs::statat(&**dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+                // Gone since it was listed.
+                Err(rustix::io::Errno::NOENT) => continue,
+                Err(e) => return Err(e.into()),
+            },
+            kind => kind,
+        };
+        let slash = if kind == FileType::Directory { "/" } else { "" };
+        names.push(format!("{name}{slash}"));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Free space is what a process without the reserve of root may use.
+fn space(dir: &Fd, freeing: &Freeing) -> Result<Space, Errno> {
+    // Asked first: what ends in between is counted as free, or not at all.
+    let freeing_bytes = freeing.bytes();
+    let stat = rustix::fs::fstatvfs(&**dir)?;
+    Ok(Space {
+        total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
+        free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+        freeing_bytes,
+    })
+}
