@@ -20,6 +20,7 @@ mod entry;
 mod exports;
 mod formats;
 mod full;
+mod hang;
 mod heartbeat;
 mod hold;
 mod homes;

@@ -245,6 +245,7 @@ fn made_here(actual: &mut Actual) {
     let freeable = Freeable { vm: "web".parse().unwrap(), snapshot: "before".to_owned(), bytes_max: 1 };
     actual.add("WaitingVm", &waiting);
     actual.add("Freeable", &freeable);
+    actual.add("Hung", &Hung { for_s: 8, doing: "renaming a file".to_owned() });
     let full = FullDatastore {
         datastore: "ds".parse().unwrap(),
         free_bytes: 0,

@@ -28,6 +28,16 @@ pub enum DatastoreCondition {
     Open,
     /// Could not be opened.
     Broken,
+    /// Is served, and does not answer.
+    Hung,
+}
+
+/// What a datastore does not answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hung {
+    pub for_s: u64,
+    /// A verb phrase: "renaming a file".
+    pub doing: String,
 }
 
 impl DatastoreCondition {
@@ -35,6 +45,7 @@ impl DatastoreCondition {
         match self {
             Self::Open => "open",
             Self::Broken => "broken",
+            Self::Hung => "hung",
         }
     }
 }
@@ -50,8 +61,10 @@ pub struct Datastore {
     /// A block device, or a file of fixed size: native disks alone, and it does not grow.
     pub is_device: bool,
     pub condition: DatastoreCondition,
-    /// Why it is broken.
+    /// Why it is broken, or that it hangs.
     pub message: Option<String>,
+    /// Null while it answers. The figures of one that hangs are those of before.
+    pub hung: Option<Hung>,
     /// What is wrong in it, while it is served.
     pub notices: Vec<String>,
     /// On the file system, and free inside of the store.

@@ -1,6 +1,6 @@
 //! `unstun status`.
 
-use crate::api::{Freeable, FullDatastore, Status};
+use crate::api::{Datastore, Freeable, FullDatastore, Status};
 use crate::client::Client;
 use crate::command::datastore;
 use crate::error::Result;
@@ -24,9 +24,10 @@ pub fn describe(status: &Status) -> String {
         ("open jobs", status.open_jobs.to_string()),
     ]);
     let full: String = status.full.iter().map(full).collect();
+    let hung: String = status.datastores.iter().filter_map(hung).collect();
     match status.datastores.as_slice() {
-        [main] if main.notices.is_empty() => format!("{full}{told}"),
-        all => format!("{full}{told}{}\n", datastore::list(all)),
+        [main] if main.notices.is_empty() => format!("{hung}{full}{told}"),
+        all => format!("{hung}{full}{told}{}\n", datastore::list(all)),
     }
 }
 
@@ -41,6 +42,21 @@ fn room(status: &Status) -> String {
         of(main.and_then(|main| main.bin_bytes)),
         of(main.and_then(|main| main.reclaimable_bytes))
     )
+}
+
+fn hung(datastore: &Datastore) -> Option<String> {
+    let hung = datastore.hung.as_ref()?;
+    let (name, seconds, doing) = (&datastore.name, hung.for_s, &hung.doing);
+    Some(fields(&[
+        (
+            "HUNG",
+            format!("datastore {name} has not answered for {seconds} s ({doing}); the others are served"),
+        ),
+        (
+            "remedy",
+            "look at its file server or device; its guests and operations go on when it answers".to_owned(),
+        ),
+    ]))
 }
 
 fn full(full: &FullDatastore) -> String {

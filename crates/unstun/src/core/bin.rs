@@ -19,6 +19,7 @@ use blk::reactor::Space;
 use engine::job::JobState;
 
 use super::entry::Entry;
+use super::hang::asked;
 use super::identity::VmId;
 use super::node::Node;
 use super::present;
@@ -213,29 +214,42 @@ impl Node {
     /// Looks after the bins until the daemon ends.
     pub async fn keep_bins(self: Rc<Self>) {
         while !self.bin_ends.get() {
-            self.tend_bins().await;
+            for site in self.sites().into_iter().filter(|site| !site.bin.tended.replace(true)) {
+                let node = self.clone();
+                // A datastore that hangs keeps no other from it.
+                self.env.spawn_detached(Box::pin(async move {
+                    node.tend_bin(&site).await;
+                    site.bin.tended.set(false);
+                }));
+            }
             self.env.sleep_us(TICK_US).await;
         }
     }
 
-    /// No eviction is under way afterwards, and none begins.
+    /// No eviction is under way afterwards, but where a datastore hangs, and none begins.
     pub(super) async fn end_bins(&self) {
         self.bin_ends.set(true);
         for site in self.sites() {
-            drop(site.bin.turn.lock().await);
+            // One that hangs keeps its turn.
+            let _ = asked(&site, site.bin.turn.lock()).await;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) async fn tend_bins(&self) {
+        for site in self.sites() {
+            self.tend_bin(&site).await;
         }
     }
 
     /// Removes for good what is past its time, and what is in the way of the space that is to stay free.
-    pub(super) async fn tend_bins(&self) {
-        for site in self.sites() {
-            self.evict_expired(&site).await;
-            self.evict_for_share(&site).await;
-            let waits = |state| state == JobState::WaitingForSpace;
-            let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, &site));
-            if entries.flat_map(|entry| entry.vm.jobs()).any(|job| waits(job.state())) {
-                self.make_room(&site).await;
-            }
+    async fn tend_bin(&self, site: &Rc<Site>) {
+        self.evict_expired(site).await;
+        self.evict_for_share(site).await;
+        let waits = |state| state == JobState::WaitingForSpace;
+        let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site));
+        if entries.flat_map(|entry| entry.vm.jobs()).any(|job| waits(job.state())) {
+            self.make_room(site).await;
         }
     }
 
@@ -278,6 +292,7 @@ impl Node {
         }
         for victim in self.evictable(site) {
             if self.evict_or_tell(site, &victim, "the datastore needs its space").await {
+                site.dir.wait_for_freed().await;
                 return true;
             }
         }

@@ -9,6 +9,7 @@ use engine::native::TakeOver;
 use tokio::sync::{mpsc, oneshot};
 
 use super::bin::BinPolicy;
+use super::hang::Subject;
 use super::heartbeat::Heartbeat;
 use super::node::Node;
 use super::{inuse, prepare, ready};
@@ -60,8 +61,8 @@ impl Bridge {
         Ok(Bridge { questions, core: Mutex::new(Some(core)) })
     }
 
-    /// Sends a question; the answer is awaited on the asking thread.
-    fn ask<T, F, A>(&self, question: F) -> Reply<'_, T>
+    /// Sends a question; the answer is awaited on the asking thread. It comes in time where the `subject` hangs.
+    fn ask<T, F, A>(&self, subject: Subject, question: F) -> Reply<'_, T>
     where
         T: Send + 'static,
         F: FnOnce(Rc<Node>) -> A + Send + 'static,
@@ -72,7 +73,7 @@ impl Bridge {
             let env = node.env.clone();
             env.spawn_detached(Box::pin(async move {
                 // The asker may have gone away; what was done stays done.
-                let _ = answer.send(question(node).await);
+                let _ = answer.send(node.answer(subject, question(node.clone())).await);
             }));
         });
         let sent = self.questions.send(run);
@@ -85,242 +86,302 @@ impl Bridge {
 }
 
 impl Bridge {
-    /// A question about what was found out on the asking thread, where a slow file system holds no guest up.
-    fn ask_with<R, T, F, A>(&self, prepared: Result<R>, question: F) -> Reply<'_, T>
+    /// A question about what is found out first, beside the asking thread.
+    fn ask_with<R, T, P, F, A>(&self, subject: Subject, prepare: P, question: F) -> Reply<'_, T>
     where
         R: Send + 'static,
         T: Send + 'static,
+        P: FnOnce() -> Result<R> + Send + 'static,
         F: FnOnce(Rc<Node>, R) -> A + Send + 'static,
         A: Future<Output = Result<T>> + 'static,
     {
-        match prepared {
-            Ok(found) => self.ask(move |node| question(node, found)),
-            Err(error) => Box::pin(std::future::ready(Err(error))),
-        }
+        Box::pin(async move {
+            let found = prepare::beside(prepare).await?;
+            self.ask(subject, move |node| question(node, found)).await
+        })
     }
 }
 
 impl Control for Bridge {
     fn status(&self) -> Reply<'_, Status> {
-        self.ask(|node| async move { node.status().await })
+        self.ask(Subject::None, |node| async move { node.status().await })
     }
 
     fn vm_create(&self, request: VmCreate) -> Reply<'_, Vm> {
-        self.ask_with(prepare::create(request), |node, request| async move { node.vm_create(request).await })
+        let subject = Subject::Datastore(request.datastore.clone());
+        self.ask_with(
+            subject,
+            move || prepare::create(request),
+            |node, request| async move { node.vm_create(request).await },
+        )
     }
 
     fn vm_import(&self, request: VmImport) -> Reply<'_, Vm> {
-        self.ask_with(prepare::import(request), |node, (request, source)| async move {
-            node.vm_import(request, source).await
-        })
+        let subject = Subject::Datastore(request.datastore.clone());
+        self.ask_with(
+            subject,
+            move || prepare::import(request),
+            |node, (request, source)| async move { node.vm_import(request, source).await },
+        )
     }
 
     fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm> {
-        self.ask(|node| async move { node.vm_clone(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.vm_clone(&vm, request).await })
     }
 
     fn vm_move(&self, vm: VmName, request: VmMove) -> Reply<'_, Job> {
-        self.ask(move |node| async move { node.vm_move(&vm, request).await })
+        let subject = Subject::VmTo(vm.clone(), request.datastore.clone());
+        self.ask(subject, move |node| async move { node.vm_move(&vm, request).await })
     }
 
     fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed> {
-        self.ask(move |node| async move { node.vm_close(&vm, disconnect).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, move |node| async move { node.vm_close(&vm, disconnect).await })
     }
 
     fn vm_open(&self, vm: VmName) -> Reply<'_, Vm> {
         let name = vm.clone();
-        let home = self.ask(|node| async move { Ok(node.idle_home(name.as_str()).map(|home| home.path)) });
+        let home =
+            self.ask(
+                Subject::None,
+                |node| async move { Ok(node.idle_home(name.as_str()).map(|home| home.path)) },
+            );
         Box::pin(async move {
             if let Some(home) = home.await? {
-                inuse::refuse_locked(&[home])?;
+                prepare::beside(move || inuse::refuse_locked(&[home])).await?;
             }
-            self.ask(|node| async move { node.vm_open(&vm).await }).await
+            self.ask(Subject::Vm(vm.clone()), |node| async move { node.vm_open(&vm).await }).await
         })
     }
 
     fn vm_set_shared_writers(&self, vm: VmName, shared: bool) -> Reply<'_, Vm> {
-        self.ask(move |node| async move { node.vm_set_shared_writers(&vm, shared).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, move |node| async move { node.vm_set_shared_writers(&vm, shared).await })
     }
 
     fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm> {
-        self.ask_with(prepare::folder(request.dir), |node, dir| async move {
-            node.vm_set_snapshot_dir(&vm, dir).await
-        })
+        let subject = Subject::Vm(vm.clone());
+        self.ask_with(
+            subject,
+            move || prepare::folder(request.dir),
+            |node, dir| async move { node.vm_set_snapshot_dir(&vm, dir).await },
+        )
     }
 
     fn reset_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        self.ask(move |node| async move { node.reset_preview(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, move |node| async move { node.reset_preview(&vm, request).await })
     }
 
     fn vm_reset(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        self.ask(move |node| async move { node.vm_reset(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, move |node| async move { node.vm_reset(&vm, request).await })
     }
 
     fn vm_list(&self) -> Reply<'_, Vec<VmSummary>> {
-        self.ask(|node| async move { node.vm_list().await })
+        self.ask(Subject::None, |node| async move { node.vm_list().await })
     }
 
     fn vm_show(&self, vm: VmName) -> Reply<'_, Vm> {
-        self.ask(|node| async move { node.vm_show(&vm).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.vm_show(&vm).await })
     }
 
     fn vm_space(&self, vm: VmName) -> Reply<'_, VmSpace> {
-        self.ask(|node| async move { node.vm_space(&vm).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.vm_space(&vm).await })
     }
 
     fn vm_remove_preview(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemovePreview> {
-        self.ask(move |node| async move { node.remove_preview(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, move |node| async move { node.remove_preview(&vm, request).await })
     }
 
     fn bin_list(&self, datastore: Option<DatastoreName>) -> Reply<'_, Vec<BinEntry>> {
-        self.ask(|node| async move { node.bin_list(datastore).await })
+        let subject = Subject::Bin(datastore.clone(), Vec::new());
+        self.ask(subject, |node| async move { node.bin_list(datastore).await })
     }
 
     fn bin_restore(&self, request: BinRestore) -> Reply<'_, BinRestored> {
-        self.ask(|node| async move { node.bin_restore(request).await })
+        let subject = Subject::Bin(request.datastore.clone(), vec![request.entry.clone()]);
+        self.ask(subject, |node| async move { node.bin_restore(request).await })
     }
 
     fn bin_empty_preview(&self, request: BinEmpty) -> Reply<'_, BinEmptied> {
-        self.ask(|node| async move { node.bin_empty_preview(&request).await })
+        let subject = Subject::Bin(request.datastore.clone(), request.entries.clone());
+        self.ask(subject, |node| async move { node.bin_empty_preview(&request).await })
     }
 
     fn bin_empty(&self, request: BinEmpty) -> Reply<'_, BinEmptied> {
-        self.ask(|node| async move { node.bin_empty(&request).await })
+        let subject = Subject::Bin(request.datastore.clone(), request.entries.clone());
+        self.ask(subject, |node| async move { node.bin_empty(&request).await })
     }
 
     fn vm_remove(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemoved> {
         let name = vm.clone();
-        let home =
-            self.ask(move |node| async move { Ok(node.idle_home(name.as_str()).map(|home| home.path)) });
+        let home = self.ask(Subject::None, move |node| async move {
+            Ok(node.idle_home(name.as_str()).map(|home| home.path))
+        });
         Box::pin(async move {
-            if let Some(home) = home.await?.filter(|home| request.delete_disks && home.is_dir()) {
-                inuse::refuse_locked(&[home])?;
+            if let Some(home) = home.await?.filter(|_| request.delete_disks) {
+                let look = move || if home.is_dir() { inuse::refuse_locked(&[home]) } else { Ok(()) };
+                prepare::beside(look).await?;
             }
-            self.ask(move |node| async move { node.vm_remove(&vm, request).await }).await
+            self.ask(Subject::Vm(vm.clone()), move |node| async move { node.vm_remove(&vm, request).await })
+                .await
         })
     }
 
     fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk> {
-        self.ask_with(prepare::disk(disk), |node, disk| async move { node.disk_add(&vm, disk).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask_with(
+            subject,
+            move || prepare::disk(disk),
+            |node, disk| async move { node.disk_add(&vm, disk).await },
+        )
     }
 
     fn disk_remove(&self, vm: VmName, number: u32, delete_files: bool) -> Reply<'_, DiskRemoved> {
-        self.ask(move |node| async move { node.disk_remove(&vm, number, delete_files).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, move |node| async move { node.disk_remove(&vm, number, delete_files).await })
     }
 
     fn disk_grow(&self, vm: VmName, number: u32, size_bytes: u64) -> Reply<'_, DiskGrown> {
-        self.ask(move |node| async move { node.disk_grow(&vm, number, size_bytes).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, move |node| async move { node.disk_grow(&vm, number, size_bytes).await })
     }
 
     fn disk_set_mode(&self, vm: VmName, number: u32, mode: DiskMode) -> Reply<'_, Disk> {
-        self.ask(move |node| async move { node.disk_set_mode(&vm, number, mode).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, move |node| async move { node.disk_set_mode(&vm, number, mode).await })
     }
 
     fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken> {
-        self.ask(|node| async move { node.snapshot_take(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.snapshot_take(&vm, request).await })
     }
 
     fn snapshot_tree(&self, vm: VmName) -> Reply<'_, SnapshotTree> {
-        self.ask(|node| async move { node.snapshot_tree(&vm).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.snapshot_tree(&vm).await })
     }
 
     fn snapshot_diff(&self, vm: VmName, request: Diff) -> Reply<'_, Differences> {
-        self.ask(|node| async move { node.snapshot_diff(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.snapshot_diff(&vm, request).await })
     }
 
     fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview> {
-        self.ask(|node| async move { node.commit_preview(&vm, target).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.commit_preview(&vm, target).await })
     }
 
     fn snapshot_commit(&self, vm: VmName, target: CommitTarget) -> Reply<'_, Job> {
-        self.ask(|node| async move { node.snapshot_commit(&vm, target).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.snapshot_commit(&vm, target).await })
     }
 
     fn revert_preview(&self, vm: VmName, request: Revert) -> Reply<'_, Loss> {
-        self.ask(|node| async move { node.revert_preview(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.revert_preview(&vm, request).await })
     }
 
     fn snapshot_revert(&self, vm: VmName, request: Revert) -> Reply<'_, Loss> {
-        self.ask(|node| async move { node.snapshot_revert(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.snapshot_revert(&vm, request).await })
     }
 
     fn discard_preview(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
-        self.ask(|node| async move { node.discard_preview(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.discard_preview(&vm, request).await })
     }
 
     fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
-        self.ask(|node| async move { node.snapshot_discard(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, |node| async move { node.snapshot_discard(&vm, request).await })
     }
 
     fn undo_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        self.ask(move |node| async move { node.undo_preview(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, move |node| async move { node.undo_preview(&vm, request).await })
     }
 
     fn snapshot_undo(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        self.ask(move |node| async move { node.snapshot_undo(&vm, request).await })
+        let subject = Subject::Vm(vm.clone());
+        self.ask(subject, move |node| async move { node.snapshot_undo(&vm, request).await })
     }
 
     fn store_check(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked> {
-        self.ask(|node| async move { node.store_check(datastore).await })
+        let subject = Subject::stores(datastore.as_ref());
+        self.ask(subject, |node| async move { node.store_check(datastore).await })
     }
 
     fn store_scrub(&self, datastore: Option<DatastoreName>) -> Reply<'_, Job> {
-        self.ask(|node| async move { node.store_scrub(datastore).await })
+        let subject = Subject::stores(datastore.as_ref());
+        self.ask(subject, |node| async move { node.store_scrub(datastore).await })
     }
 
     fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked> {
-        self.ask(|node| async move { node.store_scrubbed(datastore) })
+        self.ask(Subject::None, |node| async move { node.store_scrubbed(datastore) })
     }
 
     fn datastore_list(&self) -> Reply<'_, Vec<Listed>> {
-        self.ask(|node| async move { Ok(node.datastore_list().await) })
+        self.ask(Subject::None, |node| async move { Ok(node.datastore_list().await) })
     }
 
     fn datastore_add(&self, request: DatastoreAdd) -> Reply<'_, Listed> {
         let take_over = if request.take_over { TakeOver::FromAnyOwner } else { TakeOver::FromOwnHost };
-        self.ask_with(prepare::datastore(request), move |node, (name, path)| async move {
-            node.datastore_add(name, path, take_over).await
-        })
+        let subject = Subject::None;
+        self.ask_with(
+            subject,
+            move || prepare::datastore(request),
+            move |node, (name, path)| async move { node.datastore_add(name, path, take_over).await },
+        )
     }
 
     fn datastore_remove(&self, name: DatastoreName) -> Reply<'_, DatastoreRemoved> {
-        self.ask(|node| async move { node.datastore_remove(&name).await })
+        let subject = Subject::Added(name.clone());
+        self.ask(subject, |node| async move { node.datastore_remove(&name).await })
     }
 
     fn datastore_remove_preview(&self, name: DatastoreName) -> Reply<'_, DatastoreRemovePreview> {
-        self.ask(|node| async move { node.datastore_remove_preview(&name).await })
+        let subject = Subject::Added(name.clone());
+        self.ask(subject, |node| async move { node.datastore_remove_preview(&name).await })
     }
 
     fn job_list(&self) -> Reply<'_, Vec<Job>> {
-        self.ask(|node| async move { Ok(node.job_list()) })
+        self.ask(Subject::None, |node| async move { Ok(node.job_list()) })
     }
 
     fn job_show(&self, id: u64) -> Reply<'_, Job> {
-        self.ask(move |node| async move { node.job_do(id, |_| Ok(())) })
+        self.ask(Subject::None, move |node| async move { node.job_do(id, |_| Ok(())) })
     }
 
     fn job_pause(&self, id: u64) -> Reply<'_, Job> {
-        self.ask(move |node| async move { node.job_do(id, |job| job.pause()) })
+        self.ask(Subject::None, move |node| async move { node.job_do(id, |job| job.pause()) })
     }
 
     fn job_resume(&self, id: u64) -> Reply<'_, Job> {
-        self.ask(move |node| async move { node.job_do(id, |job| job.resume()) })
+        self.ask(Subject::None, move |node| async move { node.job_do(id, |job| job.resume()) })
     }
 
     fn job_cancel(&self, id: u64) -> Reply<'_, Job> {
-        self.ask(move |node| async move { node.job_cancel(id).await })
+        self.ask(Subject::Job(id), move |node| async move { node.job_cancel(id).await })
     }
 
     fn job_limit(&self, id: u64, limit_bytes_s: Option<u64>) -> Reply<'_, Job> {
-        self.ask(move |node| async move { node.job_do(id, |job| job.set_limit(limit_bytes_s.unwrap_or(0))) })
+        self.ask(Subject::None, move |node| async move {
+            node.job_do(id, |job| job.set_limit(limit_bytes_s.unwrap_or(0)))
+        })
     }
 
     fn events(&self, vm: VmName, after: u64) -> Reply<'_, Vec<Event>> {
-        self.ask(move |node| async move { node.events(&vm, after) })
+        self.ask(Subject::None, move |node| async move { node.events(&vm, after) })
     }
 
     fn shutdown(&self) -> Reply<'_, ()> {
-        let drained = self.ask(|node| async move { node.shut_down().await });
+        let drained = self.ask(Subject::None, |node| async move { node.shut_down().await });
         Box::pin(async move {
             let result = drained.await;
             let core = self.core.lock().ok().and_then(|mut core| core.take());

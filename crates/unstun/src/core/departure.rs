@@ -11,7 +11,7 @@ use std::rc::Rc;
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::{Dir, Error, ErrorKind, Result};
 
-use super::formats::{self, open_path};
+use super::formats::{self, is_dir, open_path};
 use super::native;
 use super::node::Node;
 use super::remove::{remove_folder, remove_made, remove_with_files};
@@ -59,13 +59,12 @@ impl Departure {
     }
 }
 
-fn own(home: &Home) -> Result<impl Future<Output = Result<Dir>> + use<>> {
-    let dir = open_path(home.site.dir.env(), &home.path)?;
-    Ok(async move { dir.open_dir(OWN_FOLDER, false).await })
+async fn own(home: &Home) -> Result<Dir> {
+    open_path(home.site.dir.env(), &home.path).await?.open_dir(OWN_FOLDER, false).await
 }
 
 async fn line(home: &Home, name: &str) -> Result<Option<String>> {
-    let read = async { own(home)?.await?.read_file(name, LINE_BYTES_MAX).await };
+    let read = async { own(home).await?.read_file(name, LINE_BYTES_MAX).await };
     match read.await {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).trim_end_matches('\n').to_owned())),
         Err(e) if e.kind == ErrorKind::NotFound => Ok(None),
@@ -81,7 +80,7 @@ async fn departure(home: &Home) -> Result<Option<Departure>> {
 
 async fn write(home: &Home, name: &str, word: &str, to: &Home) -> Result<()> {
     let text = format!("{word} {}\n", to.path.display());
-    own(home)?.await?.replace_file(name, text.as_bytes()).await
+    own(home).await?.replace_file(name, text.as_bytes()).await
 }
 
 /// What the user said of the VM that goes along.
@@ -115,7 +114,7 @@ pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Re
 
 /// The step: from here the VM is the one that arrives.
 pub async fn step(from: &Home) -> Result<()> {
-    let own = own(from)?.await?;
+    let own = own(from).await?;
     own.rename(DEPARTED_NAME, DEPARTING_NAME).await?;
     own.sync().await
 }
@@ -135,7 +134,7 @@ pub async fn step_back(from: &Home, to: &Home) -> Result<()> {
 pub async fn give_up(from: &Home, to: &Home) -> Result<()> {
     remove_arrival(from, to).await?;
     native::set_moving(from, false).await?;
-    let own = own(from)?.await?;
+    let own = own(from).await?;
     own.unlink_if_present(DEPARTED_NAME).await?;
     own.unlink_if_present(DEPARTING_NAME).await?;
     own.sync().await
@@ -152,15 +151,15 @@ pub async fn complete(node: &Node, name: &str, from: &Home, to: &Home) -> crate:
         None => settle::remove_files(node, from).await?,
     }
     from.site.registry.remove(name).await?;
-    Ok(remove_folder(from, &open_path(&node.env, &from.path)?).await?)
+    Ok(remove_folder(from, &open_path(&node.env, &from.path).await?).await?)
 }
 
 /// A folder that somebody else has put there stays.
 async fn remove_arrival(from: &Home, to: &Home) -> Result<()> {
-    if !to.path.is_dir() {
+    if !is_dir(to.site.dir.env(), &to.path).await {
         return Ok(());
     }
-    let dir = open_path(to.site.dir.env(), &to.path)?;
+    let dir = open_path(to.site.dir.env(), &to.path).await?;
     let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
     remove_with_files(&dir, &making).await?;
     match line(to, ARRIVING_NAME).await? {
@@ -179,7 +178,7 @@ async fn remove_arrival(from: &Home, to: &Home) -> Result<()> {
 /// other one nobody would look for it.
 async fn arrived(home: &Home) -> Result<()> {
     native::set_moving(home, false).await?;
-    let own = own(home)?.await?;
+    let own = own(home).await?;
     own.unlink_if_present(ARRIVING_NAME).await?;
     own.sync().await
 }
@@ -218,7 +217,7 @@ pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
         ),
         None => return Ok(()),
     };
-    let own = own(home)?.await?;
+    let own = own(home).await?;
     if own.list().await?.iter().any(|name| name == WHOLE_NAME) {
         arrived(home).await?;
         own.unlink_if_present(WHOLE_NAME).await?;
@@ -243,18 +242,16 @@ pub async fn refuse_departing(home: &Home) -> Result<()> {
 impl Node {
     /// Ends the moves between datastores that a crash has interrupted, as far as both are there. Before their homes are
     /// opened.
-    pub async fn settle_departures(self: &Rc<Self>) {
-        for site in self.sites() {
-            let homes = match site.inhabitants().await {
-                Ok(homes) => homes,
-                // Whoever opens them is told.
-                Err(_) => continue,
-            };
-            for (name, path) in homes {
-                let home = site.at(&path);
-                if let Err(e) = self.settle_departure(&name, &home).await {
-                    log(format_args!("{}: what a move has left stays for now: {e}", path.display()));
-                }
+    pub async fn settle_departures(self: &Rc<Self>, site: &Rc<Site>) {
+        let homes = match site.inhabitants().await {
+            Ok(homes) => homes,
+            // Whoever opens them is told.
+            Err(_) => return,
+        };
+        for (name, path) in homes {
+            let home = site.at(&path);
+            if let Err(e) = self.settle_departure(&name, &home).await {
+                log(format_args!("{}: what a move has left stays for now: {e}", path.display()));
             }
         }
     }

@@ -55,10 +55,12 @@ pub fn is_device(path: &Path) -> bool {
 /// `Locked` while somebody has it. The path is absolute; what it leads to is opened.
 pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
     let shown = named.display();
-    let path = &named.canonicalize().map_err(|e| Error::failed(format!("{shown}: {e}")))?;
+    let asked = named.to_path_buf();
+    let path = env.blocking(move || asked.canonicalize()).await;
+    let path = path.map_err(|e| Error::failed(format!("{shown}: {e}")))?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let dir = env.open_root(&folder.to_string_lossy())?;
+    let dir = env.open_path(&folder.to_string_lossy()).await?;
     let lock = dir.lock(&name).await.map_err(|e| match e.kind {
         blk::ErrorKind::Locked => Error::new(
             ErrorKind::Locked,
@@ -67,7 +69,7 @@ pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
         _ => e.into(),
     })?;
     // Behind the lock: of another daemon the lock tells more than the kernel does.
-    let exclusive = hold_device(path)?;
+    let exclusive = env.blocking(move || hold_device(&path)).await?;
     let file = dir.open(&name, OpenMode::Write).await?;
     let size_bytes = file.size().await?;
     let lock = RefCell::new(Some((lock, exclusive)));

@@ -50,9 +50,9 @@ pub struct HomeFiles {
 
 impl HomeFiles {
     pub async fn open(node: &Node, path: &Path) -> Result<HomeFiles> {
-        let dir = open_path(&node.env, path)?;
+        let dir = open_path(&node.env, path).await?;
         let terms = Terms::read(&dir.open_dir(OWN_FOLDER, false).await?).await?;
-        let folders = folders(node, path, &terms.roots)?;
+        let folders = folders(node, path, &terms.roots).await?;
         let mut home = Home::new(dir, folders, Growth::default());
         home.ignore_content_ids = terms.ignore_content_ids;
         Ok(HomeFiles { home: Rc::new(home), roots: RefCell::new(terms.roots) })
@@ -139,13 +139,23 @@ impl Terms {
     }
 }
 
-pub(super) fn open_path(env: &Env, path: &Path) -> Result<Dir> {
-    env.open_root(&path.to_string_lossy())
+pub(super) async fn open_path(env: &Env, path: &Path) -> Result<Dir> {
+    env.open_path(&path.to_string_lossy()).await
+}
+
+/// Whether anything is at the path, from what the file system shows.
+pub(super) async fn exists(env: &Env, path: PathBuf) -> bool {
+    env.blocking(move || path.exists()).await
+}
+
+pub(super) async fn is_dir(env: &Env, path: &Path) -> bool {
+    let path = path.to_path_buf();
+    env.blocking(move || path.is_dir()).await
 }
 
 /// No other daemon opens the home until `node.holds` is told to release it.
 pub async fn hold(node: &Node, home: &Path) -> Result<()> {
-    let own = open_path(&node.env, home)?.open_dir(OWN_FOLDER, false).await?;
+    let own = open_path(&node.env, home).await?.open_dir(OWN_FOLDER, false).await?;
     node.holds.take(home, &own).await
 }
 
@@ -155,7 +165,7 @@ async fn hold_source(node: &Node, folder: &Path) -> Result<Option<Lock>> {
     if node.sites().iter().any(|site| site.root == folder) {
         return Ok(None);
     }
-    match open_path(&node.env, folder)?.open_dir(OWN_FOLDER, false).await {
+    match open_path(&node.env, folder).await?.open_dir(OWN_FOLDER, false).await {
         Ok(own) => lock_source(&own).await,
         Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
@@ -164,10 +174,10 @@ async fn hold_source(node: &Node, folder: &Path) -> Result<Option<Lock>> {
 
 /// A home looks through the datastores, the homes that lie elsewhere and the roots it was allowed for others
 /// who read its layers.
-fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
+async fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
     let mut folders = Folders::default();
     for (kind, path) in roots {
-        let dir = open_path(&node.env, Path::new(path))?;
+        let dir = open_path(&node.env, Path::new(path)).await?;
         match kind {
             FolderKind::Own => folders.own.push(dir),
             FolderKind::Foreign => {
@@ -181,12 +191,14 @@ fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
         folders.search.push(site.dir.clone());
         for other in site.registry.all().values().filter(|other| *other != home) {
             // One that is not there now has nobody who reads anything.
-            folders.search.extend(open_path(&node.env, other));
+            folders.search.extend(open_path(&node.env, other).await);
         }
     }
     // What is in the bin may come back. Entries in a datastore are found there.
     for (_, other) in node.bin_homes().into_iter().filter(|(record, _)| record.path.is_some()) {
-        folders.search.extend((other != home).then(|| open_path(&node.env, &other).ok()).flatten());
+        if other != home {
+            folders.search.extend(open_path(&node.env, &other).await);
+        }
     }
     Ok(folders)
 }
@@ -203,7 +215,7 @@ async fn new_home(
     site.dir.sync().await?;
     terms.write(&dir.open_dir(OWN_FOLDER, true).await?, when_full).await?;
     dir.sync().await?;
-    let folders = folders(node, &site.home(name).path, &terms.roots)?;
+    let folders = folders(node, &site.home(name).path, &terms.roots).await?;
     Ok((dir, folders))
 }
 
@@ -236,8 +248,8 @@ fn new_id(env: &Env) -> u128 {
 
 /// Files for a VM in a home that has been one, with others in it than ours refused.
 pub async fn create_in(node: &Node, home: &Path, name: &str, disks: Vec<NewDisk>) -> Result<()> {
-    let folders = folders(node, home, &Roots::new())?;
-    let dir = open_path(&node.env, home)?;
+    let folders = folders(node, home, &Roots::new()).await?;
+    let dir = open_path(&node.env, home).await?;
     Home::create(dir, folders, Growth::default(), NewVm { name, disks, id: None }).await.map(drop)
 }
 
@@ -254,8 +266,8 @@ pub async fn import(
     let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
     let _served_by_nobody = hold_source(node, &source.folder).await?;
     let mut from = Home::new(
-        open_path(&node.env, &source.folder)?,
-        folders(node, &source.folder, &terms.roots)?,
+        open_path(&node.env, &source.folder).await?,
+        folders(node, &source.folder, &terms.roots).await?,
         Growth::default(),
     );
     from.ignore_content_ids = request.ignore_content_ids;
@@ -269,13 +281,14 @@ pub async fn import(
 
 /// Refuses a folder that cannot become a home as it lies.
 pub async fn refuse_adoption(node: &Node, source: &Source, request: &VmImport) -> Result<()> {
-    let dir = open_path(&node.env, &source.folder)?;
+    let dir = open_path(&node.env, &source.folder).await?;
     Home::refuse_foreign_use(&dir).await?;
     // Before anything of it is read; the lock is taken for good when the folder is known to become a home.
     drop(hold_source(node, &source.folder).await?);
     refuse_own_folder(&dir).await?;
     let terms = adopted_terms(source, request);
-    refuse_tops(Home::new(dir, folders(node, &source.folder, &terms.roots)?, Growth::default())).await
+    let folders = folders(node, &source.folder, &terms.roots).await?;
+    refuse_tops(Home::new(dir, folders, Growth::default())).await
 }
 
 /// What our folder in a home says decides which files are written and removed, so none is taken from a stranger.
@@ -297,7 +310,7 @@ fn adopted_terms(source: &Source, request: &VmImport) -> Terms {
 
 /// The VM's own folder becomes a home, and is held: all that is added is our folder in it.
 pub async fn adopt(node: &Node, source: &Source, request: &VmImport) -> Result<()> {
-    let dir = open_path(&node.env, &source.folder)?;
+    let dir = open_path(&node.env, &source.folder).await?;
     let own = dir.open_dir(OWN_FOLDER, true).await?;
     node.holds.take(&source.folder, &own).await?;
     own.replace_file(ADOPTED_NAME, b"imported in place\n").await?;
@@ -380,7 +393,7 @@ pub async fn read_when_full(home: &Dir) -> Result<WhenFull> {
 
 /// Durable: whether a start of the daemon opens the home.
 pub async fn mark_closed(node: &Node, home: &Path, closed: bool) -> Result<()> {
-    let own = open_path(&node.env, home)?.open_dir(OWN_FOLDER, true).await?;
+    let own = open_path(&node.env, home).await?.open_dir(OWN_FOLDER, true).await?;
     if closed {
         return own.replace_file(CLOSED_NAME, b"by the user's word\n").await;
     }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use blk::reactor::Space;
 
+use super::hang::asked;
 use super::node::Node;
 use super::present;
 use super::site::Site;
@@ -33,13 +34,14 @@ impl Node {
                 continue;
             }
             // What cannot be asked is not known to be free.
-            let space = site.space().await.unwrap_or_default();
+            let space = asked(&site, site.space()).await;
+            let space = space.ok().and_then(|space| space.ok()).unwrap_or_default();
             full.push(api::FullDatastore {
                 datastore: site.name.clone(),
                 free_bytes: space.free_bytes,
                 total_bytes: space.total_bytes,
                 waiting,
-                freeable: self.freeable(&site).await,
+                freeable: asked(&site, self.freeable(&site)).await.unwrap_or_default(),
             });
         }
         full

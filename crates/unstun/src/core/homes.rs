@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use blk::Dir;
+use blk::{Dir, Env};
 
-use super::formats::open_path;
+use super::formats::{exists, open_path};
 use super::site::Home;
 use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, ErrorKind, Result};
@@ -85,8 +85,9 @@ pub async fn is_adopted(home: &Home) -> blk::Result<bool> {
     if !home.site.contains(&home.path) {
         return Ok(true);
     }
-    let own =
-        async { open_path(home.site.dir.env(), &home.path)?.open_dir(OWN_FOLDER, false).await?.list().await };
+    let own = async {
+        open_path(home.site.dir.env(), &home.path).await?.open_dir(OWN_FOLDER, false).await?.list().await
+    };
     match own.await {
         Ok(names) => Ok(names.iter().any(|name| name == ADOPTED_NAME)),
         Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(false),
@@ -94,8 +95,8 @@ pub async fn is_adopted(home: &Home) -> blk::Result<bool> {
     }
 }
 
-pub fn is_closed(home: &Path) -> bool {
-    home.join(OWN_FOLDER).join(CLOSED_NAME).exists()
+pub async fn is_closed(env: &Env, home: &Path) -> bool {
+    exists(env, home.join(OWN_FOLDER).join(CLOSED_NAME)).await
 }
 
 #[cfg(test)]

@@ -211,7 +211,7 @@ impl Node {
     /// Whether a folder is a home with that id. One that cannot be read may be.
     pub(super) async fn has_id(&self, path: &Path, id: VmId) -> Result<bool> {
         let found = async {
-            let dir = open_path(&self.env, path)?;
+            let dir = open_path(&self.env, path).await?;
             dir.open_dir(OWN_FOLDER, false).await?;
             match (native::mark(&self.env, path).await?, id) {
                 (Some(marked), VmId::Native(id)) => Ok::<bool, Error>(marked == id),

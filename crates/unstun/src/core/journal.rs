@@ -1,18 +1,19 @@
 //! Events on file, so that they outlive the daemon: one JSON object a line in `.unstun/events` of the VM's home.
 //!
-//! Written by a thread of its own, because the core must not wait for a file system. A line lost in a crash costs a
+//! Written by a thread for each folder of homes, because neither the core nor another datastore must wait for a file system. A line lost in a crash costs a
 //! report, never data: nothing reads this file to decide anything.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::api::Event;
 use crate::datastore::OWN_FOLDER;
-use crate::error::{Error, Result};
 use crate::log::log;
 
 /// In a home's own folder.
@@ -24,40 +25,50 @@ const READ_BYTES_MAX: u64 = 4 << 20;
 /// Numbers of events count up from 1. A line with a larger number is not ours, and the next number has room above it.
 const EVENT_NUMBER_MAX: u64 = 1 << 52;
 
+/// A home and a line for it.
+type Line = (PathBuf, String);
+
+#[derive(Default)]
 pub struct Journal {
-    lines: Sender<(PathBuf, String)>,
+    /// By the folder that homes lie in.
+    threads: RefCell<BTreeMap<PathBuf, Sender<Line>>>,
+    forgets: bool,
 }
 
 impl Journal {
-    pub fn start() -> Result<Journal> {
-        let (lines, inbox) = channel::<(PathBuf, String)>();
-        std::thread::Builder::new()
-            .name("events".into())
-            .spawn(move || {
-                for (home, line) in inbox {
-                    if let Err(e) = append(&home, &line) {
-                        let home = home.display();
-                        log(format_args!(
-                            "{home}/{OWN_FOLDER}/{EVENTS_NAME}: an event was not recorded: {e}"
-                        ));
-                    }
-                }
-            })
-            .map_err(|e| Error::failed(format!("starting the events thread: {e}")))?;
-        Ok(Journal { lines })
-    }
-
     /// One that forgets.
     #[cfg(test)]
     pub fn nowhere() -> Journal {
-        Journal { lines: channel().0 }
+        Journal { forgets: true, ..Journal::default() }
     }
 
     pub fn append(&self, home: &Path, event: &Event) {
-        if let Ok(mut line) = serde_json::to_string(event) {
-            line.push('\n');
-            // The receiver lives as long as the process.
-            let _ = self.lines.send((home.to_path_buf(), line));
+        let Ok(mut line) = serde_json::to_string(event) else { return };
+        line.push('\n');
+        if self.forgets {
+            return;
+        }
+        let folder = home.parent().unwrap_or(home).to_path_buf();
+        let mut threads = self.threads.borrow_mut();
+        let lines = threads.entry(folder).or_insert_with(start);
+        // A thread that could not be started takes none.
+        let _ = lines.send((home.to_path_buf(), line));
+    }
+}
+
+fn start() -> Sender<Line> {
+    let (lines, inbox) = channel();
+    if let Err(e) = std::thread::Builder::new().name("events".into()).spawn(|| work_off(inbox)) {
+        log(format_args!("starting a thread for events: {e}; they are not recorded"));
+    }
+    lines
+}
+
+fn work_off(inbox: Receiver<Line>) {
+    for (home, line) in inbox {
+        if let Err(e) = append(&home, &line) {
+            let home = home.display();
+            log(format_args!("{home}/{OWN_FOLDER}/{EVENTS_NAME}: an event was not recorded: {e}"));
         }
     }
 }

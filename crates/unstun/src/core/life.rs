@@ -280,7 +280,7 @@ impl Node {
 
     pub async fn vm_set_shared_writers(&self, vm: &VmName, shared: bool) -> Result<api::Vm> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let own = formats::open_path(&self.env, &entry.home)?.open_dir(OWN_FOLDER, true).await?;
+        let own = formats::open_path(&self.env, &entry.home).await?.open_dir(OWN_FOLDER, true).await?;
         formats::write_shared_writers(&own, shared).await?;
         entry.door.guests.shared_writers.set(shared);
         let how = if shared { "several clients may write one disk" } else { "one client may write a disk" };

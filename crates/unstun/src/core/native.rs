@@ -17,7 +17,7 @@ use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions, TakeO
 
 use super::defect::Defect;
 use super::device::Claimed;
-use super::formats::{open_path, write_when_full};
+use super::formats::{exists, open_path, write_when_full};
 use super::homes;
 use super::lease::{self, Leased};
 use super::node::Node;
@@ -134,21 +134,25 @@ impl Native {
     /// `Damaged` where the store's file is gone while VMs are in it.
     pub async fn open_or_make(&self, homes: &[(String, PathBuf)]) -> Result<Rc<Store>> {
         let _turn = self.opening.lock().await;
-        self.refuse_when_unlinked()?;
+        self.refuse_when_unlinked().await?;
         if let Ground::Folder(dir) = &self.ground
             && self.opened().is_none()
             && !self.exists().await?
         {
-            self.refuse_beside(homes)?;
+            self.refuse_beside(homes).await?;
             make(&self.env, dir).await?;
         }
         self.open_in_turn().await
     }
 
     /// A store that is missing is not replaced by an empty one: its VMs could not be told from new ones.
-    fn refuse_beside(&self, homes: &[(String, PathBuf)]) -> Result<()> {
-        let owners: Vec<&str> =
-            homes.iter().filter(|(_, home)| is_marked(home)).map(|(name, _)| name.as_str()).collect();
+    async fn refuse_beside(&self, homes: &[(String, PathBuf)]) -> Result<()> {
+        let mut owners = Vec::new();
+        for (name, home) in homes {
+            if is_marked(&self.env, home).await {
+                owners.push(name.as_str());
+            }
+        }
         if owners.is_empty() {
             return Ok(());
         }
@@ -159,9 +163,9 @@ impl Native {
 
     /// Why no new VM may come to the open store: its file is not the one that was opened. What runs goes on in the old
     /// file, which is gone with the daemon.
-    pub fn unlinked(&self) -> Option<Error> {
+    pub async fn unlinked(&self) -> Option<Error> {
         let opened = self.file_id.get()?;
-        if file_id(&self.path()) == Some(opened) {
+        if file_id(&self.env, self.path()).await == Some(opened) {
             return None;
         }
         let cause = "the file was removed or replaced while unstun serves it; its VMs run on in the old file, \
@@ -171,8 +175,8 @@ impl Native {
         Some(Error::damaged(self.path().to_string_lossy(), format!("{cause}; {remedy}")))
     }
 
-    fn refuse_when_unlinked(&self) -> Result<()> {
-        self.unlinked().map_or(Ok(()), Err)
+    async fn refuse_when_unlinked(&self) -> Result<()> {
+        self.unlinked().await.map_or(Ok(()), Err)
     }
 
     async fn open_in_turn(&self) -> Result<Rc<Store>> {
@@ -183,7 +187,7 @@ impl Native {
             Ground::Folder(dir) => {
                 let file = dir.open(STORE_NAME, OpenMode::Write).await?;
                 self.hold(dir).await?;
-                self.file_id.set(file_id(&self.path()));
+                self.file_id.set(file_id(&self.env, self.path()).await);
                 (file, true)
             }
             Ground::Device(device) => (device.open().await?, false),
@@ -253,8 +257,8 @@ impl Native {
 }
 
 /// Device and inode; None where there is no file.
-fn file_id(path: &Path) -> Option<(u64, u64)> {
-    path.metadata().ok().map(|found| (found.dev(), found.ino()))
+async fn file_id(env: &Env, path: PathBuf) -> Option<(u64, u64)> {
+    env.blocking(move || path.metadata().ok().map(|found| (found.dev(), found.ino()))).await
 }
 
 /// Under another name first: a store is whole, or there is none.
@@ -270,7 +274,7 @@ async fn make(env: &Env, dir: &Dir) -> Result<()> {
 
 /// Which VM of the store a home is; None for one with files of its own.
 pub async fn mark(env: &Env, home: &Path) -> Result<Option<u128>> {
-    let own = open_path(env, home)?.open_dir(OWN_FOLDER, false).await?;
+    let own = open_path(env, home).await?.open_dir(OWN_FOLDER, false).await?;
     let text = match own.read_file(MARK_NAME, MARK_BYTES_MAX).await {
         Ok(bytes) => bytes,
         Err(e) if e.kind == ErrorKind::NotFound => return Ok(None),
@@ -285,8 +289,8 @@ pub async fn mark(env: &Env, home: &Path) -> Result<Option<u128>> {
 }
 
 /// As `mark`, from what the file system shows at once; for VMs at rest.
-pub fn is_marked(home: &Path) -> bool {
-    home.join(OWN_FOLDER).join(MARK_NAME).exists()
+pub async fn is_marked(env: &Env, home: &Path) -> bool {
+    exists(env, home.join(OWN_FOLDER).join(MARK_NAME)).await
 }
 
 pub fn mark_line(id: u128) -> String {
@@ -338,7 +342,7 @@ pub async fn clone(
     name: &str,
     when_full: WhenFull,
 ) -> Result<()> {
-    site.native.refuse_when_unlinked()?;
+    site.native.refuse_when_unlinked().await?;
     let id = parent.clone_to(snapshot, name).await?;
     make_whole(node, &site.home(name), when_full, id).await
 }
@@ -393,7 +397,7 @@ pub async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
 
 /// The rest of `remove_with_home`, which can be repeated. A folder that says that it is another VM's stays.
 pub async fn take_away(home: &Home, id: u128) -> Result<()> {
-    match open_home(home) {
+    match open_home(home).await {
         Ok(dir) => remove_home(home, &dir, id).await?,
         Err(e) if e.kind == ErrorKind::NotFound => {}
         Err(e) => return Err(e),

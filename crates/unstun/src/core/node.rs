@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::rc::Rc;
 
 use blk::Env;
@@ -19,6 +20,7 @@ use super::defect::Planted;
 use super::departure;
 use super::entry::{Entry, Kept};
 use super::formats::HomeFiles;
+use super::hang::{Opening, asked, or_go_on, until_hung};
 use super::hold::Holds;
 use super::homes;
 use super::journal::{self, Journal};
@@ -78,16 +80,14 @@ pub struct Node {
 impl Node {
     /// Locks the datastores and opens every VM in them.
     pub async fn open(env: Env, place: &Place) -> Result<Rc<Node>> {
-        let node = Node::new(env, place, Journal::start()?).await?;
+        let node = Node::new(env, place, Journal::default()).await?;
         node.open_all().await?;
         Ok(node)
     }
 
     /// With the main datastore locked, and nothing opened yet.
     pub(super) async fn new(env: Env, place: &Place, journal: Journal) -> Result<Rc<Node>> {
-        let main =
-            Rc::new(Site::in_folder(&env, place.name.clone(), &place.root, place.map_cache_bytes).await?);
-        main.set_served_by(None).await?;
+        let main = Rc::new(open_main(&env, place).await?);
         Ok(Rc::new(Node {
             env,
             sites: RefCell::new(vec![main.clone()]),
@@ -125,13 +125,39 @@ impl Node {
     pub async fn open_sites(self: &Rc<Self>) -> Result<()> {
         for site in self.sites() {
             site.notices.borrow_mut().clear();
-            self.finish_all(&site).await;
+            let (node, one) = (self.clone(), site.clone());
+            let finish = async move {
+                node.finish_all(&one).await;
+                Ok(())
+            };
+            self.at_site(&site, "finishing what was interrupted", finish).await?;
         }
-        self.settle_departures().await;
         for site in self.sites() {
-            self.open_homes(&site).await?;
+            let (node, one) = (self.clone(), site.clone());
+            let settle = async move {
+                node.settle_departures(&one).await;
+                Ok(())
+            };
+            self.at_site(&site, "settling its moves", settle).await?;
+        }
+        for site in self.sites() {
+            let (node, one) = (self.clone(), site.clone());
+            let open = async move { node.open_homes(&one).await };
+            self.at_site(&site, "opening its VMs", open).await?;
         }
         Ok(())
+    }
+
+    /// One that hangs keeps no other from being served: it goes on by itself.
+    async fn at_site(
+        self: &Rc<Self>,
+        site: &Rc<Site>,
+        doing: &str,
+        work: impl Future<Output = Result<()>> + 'static,
+    ) -> Result<()> {
+        let what = format!("datastore {}: {doing}", site.name);
+        let site = site.clone();
+        or_go_on(&self.env, what, move || site.hang(), work).await.unwrap_or(Ok(()))
     }
 
     /// Opens every VM of a datastore.
@@ -163,7 +189,7 @@ impl Node {
                 self.leave_out(&name, &home);
                 continue;
             }
-            if homes::is_closed(&path) {
+            if homes::is_closed(&self.env, &path).await {
                 self.closed.borrow_mut().insert(name, home);
                 continue;
             }
@@ -187,9 +213,9 @@ impl Node {
     /// At the start, where no guest waits for the file system.
     async fn open_unused(self: &Rc<Self>, name: &str, home: &Home) -> Result<()> {
         // Of a home that is gone its opening tells.
-        if home.path.is_dir() {
-            inuse::refuse_locked(std::slice::from_ref(&home.path))?;
-        }
+        let folder = home.path.clone();
+        let refused = move || if folder.is_dir() { inuse::refuse_locked(&[folder]) } else { Ok(()) };
+        self.env.blocking(refused).await?;
         self.open_vm(name, home).await.map(drop)
     }
 
@@ -208,9 +234,11 @@ impl Node {
         // Then what the home itself knows of a move.
         settle::settle(self, home).await?;
         departure::refuse_elsewhere(home).await?;
-        let dir = formats::open_path(&self.env, &home.path)?;
+        let dir = formats::open_path(&self.env, &home.path).await?;
         let when_full = formats::read_when_full(&dir).await?;
         let shared_writers = formats::read_shared_writers(&dir).await?;
+        let folder = home.path.clone();
+        let events = self.env.blocking(move || journal::read(&folder)).await;
         let (vm, kept) = self.open_kept(home, self.options()).await?;
         let entry = Rc::new(Entry {
             name: name.to_string(),
@@ -219,7 +247,7 @@ impl Node {
             site: home.site.clone(),
             home: home.path.clone(),
             when_full,
-            events: RefCell::new(journal::read(&home.path)),
+            events: RefCell::new(events),
             notices: RefCell::default(),
             door: Rc::default(),
             moving: Cell::new(0),
@@ -284,16 +312,20 @@ impl Node {
     pub async fn shut_down(&self) -> Result<()> {
         self.doors.stop();
         for task in self.doors_tasks.take() {
-            task.join().await;
+            // What a datastore that hangs does not answer is recovered by the next start.
+            let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(task.join())).await;
         }
-        self.end_own_jobs().await;
+        let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.end_own_jobs())).await;
         self.end_bins().await;
         let mut result = Ok(());
         for entry in self.entries() {
-            result = result.and(without_lease(entry.vm.close().await));
+            let closed = asked(&entry.site, entry.vm.close()).await;
+            result = result.and(closed.map_or_else(|hang| Err(hang.not_closed()), without_lease));
         }
         for site in self.sites() {
-            result = result.and(site.native.close().await.map_err(Error::from));
+            let closed = asked(&site, site.native.close()).await;
+            result = result
+                .and(closed.map_or_else(|hang| Err(hang.not_closed()), |closed| closed.map_err(Error::from)));
         }
         self.stopped.set(true);
         self.stop_signal.notify();
@@ -314,6 +346,19 @@ impl Node {
     pub fn uri(&self, export: &str) -> String {
         self.nbd.first().map(|n| n.uri(export)).unwrap_or_default()
     }
+}
+
+/// The main datastore's folder, locked. Nothing is served without it.
+async fn open_main(env: &Env, place: &Place) -> Result<Site> {
+    let opening = Opening::new(env, &place.name);
+    let open = async {
+        let (name, cache) = (place.name.clone(), place.map_cache_bytes);
+        let main = Site::in_folder(env, name, &place.root, cache, &opening).await?;
+        main.set_served_by(None).await?;
+        Ok(main)
+    };
+    let opened = until_hung(env, || opening.hang(), &mut pin!(open)).await;
+    opened.unwrap_or_else(|hang| Err(hang.refusal()))
 }
 
 /// Refused clients are in the log, at most once a second.

@@ -7,6 +7,8 @@ use engine::{CommitWhat, Job};
 
 use super::door::Who;
 use super::entry::{Entry, Kept};
+use super::hang::asked;
+use super::native;
 use super::node::Node;
 use super::present;
 use super::site::Site;
@@ -20,7 +22,9 @@ const MEASURED_BYTES_MIN: u64 = 16 << 20;
 
 impl Node {
     pub async fn status(&self) -> Result<api::Status> {
-        let space = self.main.dir.space().await?;
+        let space = self.main.outside_space().await?;
+        let datastores = self.datastore_list().await;
+        let direct_io = datastores.first().and_then(|main| main.direct_io).unwrap_or(false);
         let entries = self.entries();
         let count = |f: &dyn Fn(&Entry) -> usize| entries.iter().map(|e| f(e) as u64).sum();
         let open_jobs =
@@ -33,14 +37,14 @@ impl Node {
             datastore: self.main.root.clone(),
             free_bytes: space.free_bytes,
             total_bytes: space.total_bytes,
-            direct_io: self.main.is_direct().await,
+            direct_io,
             nbd: self.nbd.iter().map(|n| n.uri("")).collect(),
             nbd_clients: self.doors.sessions().len() as u64,
             vms: entries.len() as u64,
             disks: count(&|e| e.vm.disks().len()),
             snapshots: count(&|e| e.vm.state().snapshots.len()),
             open_jobs,
-            datastores: self.datastore_list().await,
+            datastores,
         })
     }
 
@@ -49,7 +53,11 @@ impl Node {
         for entry in self.entries() {
             rows.push(self.summary(&entry).await);
         }
-        rows.extend(self.idle().into_iter().map(present::idle));
+        for idle in self.idle() {
+            let site = idle.home.site.clone();
+            let native = asked(&site, native::is_marked(&self.env, &idle.home.path)).await;
+            rows.push(present::idle(idle, native));
+        }
         rows.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(rows)
     }
@@ -57,13 +65,13 @@ impl Node {
     /// Of an open VM. One whose files cannot be read any more hides no other.
     async fn summary(&self, entry: &Entry) -> api::VmSummary {
         let state = entry.vm.state();
-        let allocated = entry.vm.listing().await.map(|listing| {
-            let layers = listing.iter().flat_map(|disk| &disk.layers);
-            total(layers.map(|layer| layer.allocated_bytes))
-        });
-        let (allocated_bytes, message) = match allocated {
-            Ok(bytes) => (Some(bytes), None),
-            Err(error) => (None, Some(error.to_string())),
+        let (allocated_bytes, message) = match asked(&entry.site, entry.vm.listing()).await {
+            Ok(Ok(listing)) => {
+                let layers = listing.iter().flat_map(|disk| &disk.layers);
+                (Some(total(layers.map(|layer| layer.allocated_bytes))), None)
+            }
+            Ok(Err(error)) => (None, Some(error.to_string())),
+            Err(hang) => (None, Some(hang.found())),
         };
         api::VmSummary {
             name: present::vm_name(&entry.name),
@@ -102,7 +110,7 @@ impl Node {
             notices.push(format!("the store is read-only: {cause}"));
         }
         if matches!(entry.kept, Kept::Native(_)) {
-            notices.extend(entry.site.native.unlinked().map(|cause| cause.to_string()));
+            notices.extend(entry.site.native.unlinked().await.map(|cause| cause.to_string()));
         }
         let current = state.snapshots.iter().find(|s| Some(s.id) == state.current);
         Ok(api::Vm {

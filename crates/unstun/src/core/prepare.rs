@@ -2,12 +2,18 @@
 //! guests and must not wait for a file system that is slow to answer.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
 
 use super::{device, inuse};
 use crate::api::{DatastoreAdd, DiskCreate, VmCreate, VmImport};
 use crate::datastore;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::{DatastoreName, VmName};
+
+/// Longest wait for what a path leads to. With what the core may wait for a datastore it is less than ten seconds.
+const ANSWER_WAIT: Duration = Duration::from_secs(4);
 
 pub fn create(mut request: VmCreate) -> Result<VmCreate> {
     request.disks = request.disks.into_iter().map(disk).collect::<Result<_>>()?;
@@ -105,4 +111,20 @@ pub fn only_vmx(folder: &Path) -> Result<PathBuf> {
     let is_vmx = |path: &PathBuf| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("vmx"));
     let none = || Error::not_found(format!("{}: no .vmx file: this folder holds no VM", folder.display()));
     entries.filter(is_vmx).min().ok_or_else(none)
+}
+
+/// Runs a look at paths beside the asking thread, which answers other requests meanwhile: a file system may never answer.
+pub async fn beside<T: Send + 'static>(look: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let (tell, told) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("paths".into())
+        .spawn(move || drop(tell.send(look())))
+        .map_err(|e| Error::failed(format!("starting a thread: {e}")))?;
+    let late = || {
+        let seconds = ANSWER_WAIT.as_secs();
+        let cause = format!("a folder that the request names has not answered for {seconds} s");
+        Error::new(ErrorKind::Unavailable, format!("{cause}; nothing was begun: try again when it answers"))
+    };
+    let found = tokio::time::timeout(ANSWER_WAIT, told).await.map_err(|_| late())?;
+    found.map_err(|_| Error::failed("the thread that looks at paths ended early"))?
 }

@@ -9,11 +9,12 @@ use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
 use jiff::Timestamp;
 
 use super::entry::{Entry, Kept};
+use super::exports;
+use super::hang::Hang;
 use super::known::Idle;
 use super::node::Node;
 use super::site::Home;
 use super::tracked::Tracked;
-use super::{exports, native};
 use crate::api;
 use crate::error::{Error, ErrorBody};
 use crate::name::VmName;
@@ -73,15 +74,17 @@ pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
     }
 }
 
-/// A VM that is not served.
-pub fn idle(Idle { name, home: Home { site, path: home }, cause }: Idle) -> api::VmSummary {
+/// A VM that is not served; `native` is whether its folder says that its disks are.
+pub fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>) -> api::VmSummary {
+    let Home { site, path: home } = home;
     let condition = if cause.is_some() { api::VmCondition::Broken } else { api::VmCondition::Closed };
+    let hang = native.as_ref().err().map(Hang::found);
     api::VmSummary {
         name: vm_name(&name),
         condition,
-        message: cause,
+        message: hang.or(cause),
         datastore: site.name.clone(),
-        store: if native::is_marked(&home) { api::Store::Native } else { api::Store::Redo },
+        store: if native.unwrap_or(true) { api::Store::Native } else { api::Store::Redo },
         home,
         id: None,
         disks: None,

@@ -53,6 +53,7 @@ pub fn run(
             return;
         }
         node.env.spawn_detached(Box::pin(node.clone().keep_bins()));
+        node.env.spawn_detached(Box::pin(node.clone().watch_hangs()));
         let stopped = pin!(node.stopped());
         let answering = pin!(async {
             while let Some(question) = inbox.recv().await {

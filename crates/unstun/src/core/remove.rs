@@ -203,7 +203,7 @@ impl Node {
 
     /// Of a VM at rest.
     pub(super) async fn refuse_removal(&self, name: &str, home: &Home) -> Result<()> {
-        let dir = match open_home(home) {
+        let dir = match open_home(home).await {
             Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
             opened => opened?,
         };
@@ -300,8 +300,8 @@ async fn refuse_lost(home: &Home, dir: &Dir) -> Result<()> {
     Err(Error::refused(format!("{}: {cause}; {remedy}", home.path.display())))
 }
 
-pub fn open_home(home: &Home) -> blk::Result<Dir> {
-    open_path(home.site.dir.env(), &home.path)
+pub async fn open_home(home: &Home) -> blk::Result<Dir> {
+    open_path(home.site.dir.env(), &home.path).await
 }
 
 pub async fn has_vmx(dir: &Dir) -> blk::Result<bool> {
@@ -346,7 +346,7 @@ pub async fn remove_with_files(dir: &Dir, name: &str) -> blk::Result<()> {
 /// What is left of a VM whose layers are gone, and the folder if it lies in the datastore and nothing else is in
 /// it.
 pub async fn remove_files(home: &Home) -> blk::Result<()> {
-    let dir = match open_home(home) {
+    let dir = match open_home(home).await {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
@@ -388,7 +388,7 @@ async fn nvram(dir: &Dir, vmx: &str) -> Option<String> {
 
 /// A home that the daemon was just making, in a folder that was empty.
 pub async fn remove_made(home: &Home) -> blk::Result<()> {
-    let dir = open_home(home)?;
+    let dir = open_home(home).await?;
     remove_made_files(&dir).await?;
     remove_folder(home, &dir).await
 }

@@ -25,12 +25,12 @@ const LINE_BYTES_MAX: u64 = 64;
 const VARIABLES: &str = ".nvram";
 
 async fn own(node: &Node, home: &Path) -> Result<Dir> {
-    open_path(&node.env, home)?.open_dir(OWN_FOLDER, false).await
+    open_path(&node.env, home).await?.open_dir(OWN_FOLDER, false).await
 }
 
 /// Files can be made in a home that has none but ours.
 pub async fn refuse_inhabited(node: &Node, home: &Path) -> Result<()> {
-    let dir = open_path(&node.env, home)?;
+    let dir = open_path(&node.env, home).await?;
     let names = dir.list().await?;
     match names.iter().find(|name| name.trim_end_matches('/') != OWN_FOLDER) {
         Some(name) => {
@@ -93,7 +93,7 @@ pub async fn settle(node: &Node, home: &Home) -> Result<()> {
                 return Ok(());
             }
         }
-        (Some(_), Store::Redo) => remove_made_files(&open_path(&node.env, home)?).await?,
+        (Some(_), Store::Redo) => remove_made_files(&open_path(&node.env, home).await?).await?,
         (None, _) => {
             if let Err(e) = native::remove_vm(site, id).await {
                 // The VM itself is whole; what is left of the other side goes at another start.

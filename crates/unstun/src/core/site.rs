@@ -12,6 +12,7 @@ use engine::native::{Store, TakeOver};
 
 use super::bin::{self, BinRecords};
 use super::device;
+use super::hang::{Opening, asked};
 use super::homes::{self, Registry};
 use super::native::Native;
 use super::records::HomeRecords;
@@ -48,6 +49,9 @@ pub struct Site {
     pub notices: RefCell<Vec<String>>,
     /// Sides here of VMs that are being moved from one datastore to another.
     pub arrivals: Cell<u32>,
+    /// Its row of the list when it answered last, and the space of its file system then.
+    pub last_row: RefCell<Option<api::Datastore>>,
+    pub last_space: Cell<Space>,
     /// No VM of it is opened any more.
     leaving: Cell<bool>,
     /// None once it is not served any more.
@@ -68,9 +72,11 @@ impl Site {
         name: DatastoreName,
         root: &Path,
         map_cache_bytes: usize,
+        opening: &Opening,
     ) -> Result<Site> {
         let shown = root.to_string_lossy().into_owned();
-        let dir = env.open_root(&shown)?;
+        let dir = env.open_path(&shown).await?;
+        opening.has_dir(&dir);
         let own = dir.open_dir(OWN_FOLDER, true).await?;
         // All that is on record here is lost with a name that is not durable.
         dir.sync().await?;
@@ -97,8 +103,10 @@ impl Site {
         main: &Site,
         map_cache_bytes: usize,
         take_over: TakeOver,
+        opening: &Opening,
     ) -> Result<Site> {
         let device = device::claim(env, path).await?;
+        opening.has_file(&device.file);
         let native = Native::on_device(env.clone(), device, map_cache_bytes, take_over);
         let store = native.open().await.map_err(|e| match e.kind {
             blk::ErrorKind::Invalid => {
@@ -139,6 +147,8 @@ impl Site {
             scrubbed: RefCell::default(),
             notices: RefCell::default(),
             arrivals: Cell::new(0),
+            last_row: RefCell::default(),
+            last_space: Cell::default(),
             leaving: Cell::new(false),
             lock: RefCell::new(lock),
         })
@@ -163,6 +173,14 @@ impl Site {
         }
         let outside = self.dir.space().await?;
         Ok(Space { free_bytes: outside.free_bytes + inside, ..outside })
+    }
+
+    /// Of the file system that its folder is on; what it was when it answered last, where it hangs.
+    pub async fn outside_space(&self) -> blk::Result<Space> {
+        if let Ok(space) = asked(self, self.dir.space()).await {
+            self.last_space.set(space?);
+        }
+        Ok(self.last_space.get())
     }
 
     /// The store for native VMs, made where none was needed yet.

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use blk::Env;
 use engine::native::TakeOver;
 
 use super::device;
 use super::door::Who;
 use super::entry::Entry;
+use super::hang::{Opening, asked, or_go_on, until_hung};
 use super::homes::Registry;
 use super::node::Node;
 use super::prepare::only_vmx;
@@ -25,6 +27,7 @@ const ADDED_NAME: &str = "datastores";
 pub struct Absent {
     pub name: DatastoreName,
     pub path: PathBuf,
+    pub is_device: bool,
     pub cause: Error,
 }
 
@@ -71,18 +74,62 @@ impl Node {
     pub async fn open_added(self: &Rc<Self>) -> Result<()> {
         for (name, path) in self.added().await?.all() {
             let name: DatastoreName = name.parse().map_err(Error::invalid)?;
-            match self.open_site(name.clone(), &path, TakeOver::FromNobody).await {
-                Ok(site) => self.sites.borrow_mut().push(site),
-                Err(cause) => {
-                    if cause.kind == ErrorKind::Refused && device::is_device(&path) {
-                        self.wait_for_lease(&name, &path);
-                    }
-                    log(format_args!("datastore {name} is not served: {cause}"));
-                    self.absent.borrow_mut().push(Absent { name, path, cause });
+            let opening = Opening::new(&self.env, &name);
+            let mut work = {
+                let (node, name, path, opening) = (self.clone(), name.clone(), path.clone(), opening.clone());
+                let open = async move { node.open_site(name, &path, TakeOver::FromNobody, &opening).await };
+                Box::pin(open)
+            };
+            match until_hung(&self.env, || opening.hang(), &mut work).await {
+                Ok(Ok(site)) => self.sites.borrow_mut().push(site),
+                Ok(Err(cause)) => self.leave_absent(name, path, cause).await,
+                Err(hang) => {
+                    self.note_absent(name.clone(), path, false, hang.refusal_to_serve());
+                    let node = self.clone();
+                    self.env
+                        .spawn_detached(Box::pin(async move { node.serve_late(&name, work.await).await }));
                 }
             }
         }
         Ok(())
+    }
+
+    async fn leave_absent(self: &Rc<Self>, name: DatastoreName, path: PathBuf, cause: Error) {
+        let is_device = is_device(&self.env, &path).await;
+        if cause.kind == ErrorKind::Refused && is_device {
+            self.wait_for_lease(&name, &path);
+        }
+        self.note_absent(name, path, is_device, cause);
+    }
+
+    fn note_absent(&self, name: DatastoreName, path: PathBuf, is_device: bool, cause: Error) {
+        log(format_args!("datastore {name} is not served: {cause}"));
+        self.absent.borrow_mut().push(Absent { name, path, is_device, cause });
+    }
+
+    /// Serves a datastore that did not answer at the start, and does now; unless it was removed meanwhile.
+    async fn serve_late(self: &Rc<Self>, name: &DatastoreName, opened: Result<Rc<Site>>) {
+        let is_awaited = self.absent.borrow().iter().any(|absent| absent.name == *name);
+        match opened {
+            Ok(site) if is_awaited => {
+                self.absent.borrow_mut().retain(|absent| absent.name != *name);
+                self.sites.borrow_mut().push(site);
+                match self.open_sites().await {
+                    Ok(()) => log(format_args!("datastore {name} answers, and is served")),
+                    Err(e) => log(format_args!("datastore {name}: {e}")),
+                }
+            }
+            Ok(site) => {
+                // What cannot be closed is recovered by whoever opens it next.
+                let _ = site.native.close().await;
+                site.unlock();
+            }
+            Err(cause) => {
+                for absent in self.absent.borrow_mut().iter_mut().filter(|absent| absent.name == *name) {
+                    absent.cause = cause.clone();
+                }
+            }
+        }
     }
 
     /// After a crash of this host its own lease stands in the store, and only the wait tells it from another's. The others
@@ -99,11 +146,17 @@ impl Node {
         }));
     }
 
-    async fn open_site(&self, name: DatastoreName, path: &Path, take_over: TakeOver) -> Result<Rc<Site>> {
-        self.refuse_nested(path)?;
+    async fn open_site(
+        &self,
+        name: DatastoreName,
+        path: &Path,
+        take_over: TakeOver,
+        opening: &Opening,
+    ) -> Result<Rc<Site>> {
+        self.refuse_nested(path).await?;
         let cache = self.map_cache_bytes;
-        if device::is_device(path) {
-            let site = Site::on_device(&self.env, name, path, &self.main, cache, take_over).await?;
+        if is_device(&self.env, path).await {
+            let site = Site::on_device(&self.env, name, path, &self.main, cache, take_over, opening).await?;
             return match self.refuse_twin(&site) {
                 Ok(()) => Ok(Rc::new(site)),
                 Err(e) => {
@@ -112,13 +165,13 @@ impl Node {
                 }
             };
         }
-        let site = Site::in_folder(&self.env, name, path, cache).await?;
+        let site = Site::in_folder(&self.env, name, path, cache, opening).await?;
         site.set_served_by(Some(&self.main.root)).await?;
         Ok(Rc::new(site))
     }
 
     /// Of two that lie in each other one would take the other for a VM.
-    fn refuse_nested(&self, path: &Path) -> Result<()> {
+    async fn refuse_nested(&self, path: &Path) -> Result<()> {
         for site in self.sites() {
             if path == site.path {
                 let cause = format!("{}: is datastore {} of this daemon already", path.display(), site.name);
@@ -131,7 +184,8 @@ impl Node {
                 )));
             }
         }
-        match only_vmx(path) {
+        let folder = path.to_path_buf();
+        match self.env.blocking(move || only_vmx(&folder)).await {
             Ok(vmx) => Err(Error::refused(format!(
                 "{}: is the folder of a VM, no datastore; `unstun vm import` serves it",
                 vmx.display()
@@ -156,13 +210,35 @@ impl Node {
         path: PathBuf,
         take_over: TakeOver,
     ) -> Result<api::Datastore> {
-        let _claim = self.claim(&format!("datastore {name}"))?;
+        let claim = self.claim(&format!("datastore {name}"))?;
         if let Some(site) = self.sites().iter().find(|site| site.name == name) {
             let message =
                 format!("datastore {name}: exists, in {}; choose another name", site.path.display());
             return Err(Error::new(ErrorKind::Exists, message));
         }
-        let site = self.open_site(name.clone(), &path, take_over).await?;
+        let opening = Opening::new(&self.env, &name);
+        let (node, what) = (self.clone(), format!("adding datastore {name}"));
+        let look = {
+            let opening = opening.clone();
+            move || opening.hang().or_else(|| node.main.hang())
+        };
+        let node = self.clone();
+        let work = async move {
+            let _claim = claim;
+            node.add_site(name, path, take_over, &opening).await
+        };
+        let added = or_go_on(&self.env, what, look, work).await;
+        added.unwrap_or_else(|hang| Err(hang.left_under_way()))
+    }
+
+    async fn add_site(
+        self: &Rc<Self>,
+        name: DatastoreName,
+        path: PathBuf,
+        take_over: TakeOver,
+        opening: &Opening,
+    ) -> Result<api::Datastore> {
+        let site = self.open_site(name.clone(), &path, take_over, opening).await?;
         self.added().await?.add(name.as_str(), &path).await?;
         self.absent.borrow_mut().retain(|absent| absent.name != name && absent.path != path);
         self.sites.borrow_mut().push(site.clone());
@@ -264,17 +340,39 @@ impl Node {
     }
 
     pub async fn datastore_list(&self) -> Vec<api::Datastore> {
+        // Both at one moment: one that is served meanwhile is in either.
+        let sites = self.sites();
+        let shown = |one: &Absent| broken(&one.name, &one.path, one.is_device, &one.cause);
+        let absent: Vec<_> = self.absent.borrow().iter().map(shown).collect();
         let mut rows = Vec::new();
-        for site in self.sites() {
-            rows.push(
-                self.show_site(&site)
-                    .await
-                    .unwrap_or_else(|cause| broken(&site.name, &site.path, &cause.into())),
-            );
+        for site in sites {
+            rows.push(self.row(&site).await);
         }
-        let absent = self.absent.borrow();
-        rows.extend(absent.iter().map(|absent| broken(&absent.name, &absent.path, &absent.cause)));
+        rows.extend(absent);
         rows
+    }
+
+    /// What is known of a datastore; of one that hangs what was when it answered last.
+    async fn row(&self, site: &Rc<Site>) -> api::Datastore {
+        let is_device = site.native.device().is_some();
+        match asked(site, self.show_site(site)).await {
+            Ok(Ok(row)) => {
+                *site.last_row.borrow_mut() = Some(row.clone());
+                row
+            }
+            Ok(Err(cause)) => broken(&site.name, &site.path, is_device, &cause.into()),
+            Err(hang) => {
+                let last = site.last_row.borrow().clone();
+                let unknown = || broken(&site.name, &site.path, is_device, &hang.refusal());
+                api::Datastore {
+                    is_main: Rc::ptr_eq(site, &self.main),
+                    condition: api::DatastoreCondition::Hung,
+                    message: Some(format!("{}; its figures are those of before", hang.found())),
+                    hung: Some(hang.shown()),
+                    ..last.unwrap_or_else(unknown)
+                }
+            }
+        }
     }
 
     pub async fn show_site(&self, site: &Rc<Site>) -> blk::Result<api::Datastore> {
@@ -284,7 +382,7 @@ impl Node {
         if let Some(cause) = site.native.opened().and_then(|store| store.broken()) {
             notices.push(format!("the store is read-only: {cause}"));
         }
-        notices.extend(site.native.unlinked().map(|cause| cause.to_string()));
+        notices.extend(site.native.unlinked().await.map(|cause| cause.to_string()));
         let here = |entry: &&Rc<Entry>| Rc::ptr_eq(&entry.site, site);
         Ok(api::Datastore {
             name: site.name.clone(),
@@ -293,6 +391,7 @@ impl Node {
             is_main: Rc::ptr_eq(site, &self.main),
             condition: api::DatastoreCondition::Open,
             message: None,
+            hung: None,
             notices,
             free_bytes: Some(space.free_bytes),
             total_bytes: Some(space.total_bytes),
@@ -314,14 +413,20 @@ pub(super) fn without_lease(closed: blk::Result<()>) -> Result<()> {
     }
 }
 
-fn broken(name: &DatastoreName, path: &Path, cause: &Error) -> api::Datastore {
+async fn is_device(env: &Env, path: &Path) -> bool {
+    let path = path.to_path_buf();
+    env.blocking(move || device::is_device(&path)).await
+}
+
+fn broken(name: &DatastoreName, path: &Path, is_device: bool, cause: &Error) -> api::Datastore {
     api::Datastore {
         name: name.clone(),
         path: path.to_path_buf(),
-        is_device: device::is_device(path),
+        is_device,
         is_main: false,
         condition: api::DatastoreCondition::Broken,
         message: Some(cause.to_string()),
+        hung: None,
         notices: Vec::new(),
         free_bytes: None,
         total_bytes: None,

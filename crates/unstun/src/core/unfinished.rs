@@ -187,7 +187,7 @@ fn is_unfinished(home: &VmHome) -> bool {
 
 /// None where the home is gone.
 async fn existing(home: &Home) -> Result<Option<Dir>> {
-    match open_home(home) {
+    match open_home(home).await {
         Ok(dir) => Ok(Some(dir)),
         Err(e) if e.kind == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),

@@ -107,7 +107,7 @@ impl Node {
         }
         departure::refuse_departing(&entry.place()).await?;
         let to = site.home(&entry.name);
-        if to.path.exists() {
+        if formats::exists(&self.env, to.path.clone()).await {
             let message = format!("{}: exists; expected no such folder", to.path.display());
             return Err(crate::error::Error::new(crate::error::ErrorKind::Exists, message));
         }

@@ -77,7 +77,7 @@ impl Datastore {
         command
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(UNSTUN);
         command.args(["--datastore".as_ref(), self.path().as_os_str()]).args(arguments);
         command.current_dir(self.folder.path()).env_remove("UNSTUN_DATASTORE").stdin(Stdio::null());
@@ -118,10 +118,14 @@ impl Datastore {
 
     /// With another datastore named, by folder or name; the daemon is this one's.
     fn run_at(&self, named: &str, line: &str) -> Output {
+        self.command_at(named, line).output().unwrap()
+    }
+
+    pub fn command_at(&self, named: &str, line: &str) -> Command {
         let mut command = Command::new(UNSTUN);
         command.args(["--datastore", named]).args(line.split_whitespace());
         command.current_dir(self.folder.path()).env("UNSTUN_DATASTORE", self.path()).stdin(Stdio::null());
-        command.output().unwrap()
+        command
     }
 
     pub fn json_at(&self, named: &str, line: &str) -> Value {

@@ -17,6 +17,7 @@ mod difference;
 mod disks;
 mod experiments;
 mod figures;
+mod file_systems;
 mod full;
 mod gate;
 mod greedy;

@@ -87,6 +87,11 @@ impl Mounted {
         self.datastore.path()
     }
 
+    /// The file that is mounted.
+    pub fn image(&self) -> PathBuf {
+        self.datastore.beside("image")
+    }
+
     /// Takes all space that is left.
     pub fn fill(&self) {
         let file = std::fs::File::create(self.path().join("rest")).unwrap();

@@ -34,6 +34,7 @@ pub fn datastore(name: &str) -> Datastore {
         is_device: false,
         condition: DatastoreCondition::Open,
         message: None,
+        hung: None,
         notices: Vec::new(),
         free_bytes: Some(100 << 30),
         total_bytes: Some(200 << 30),

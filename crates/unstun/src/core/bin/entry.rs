@@ -91,7 +91,7 @@ impl Node {
     }
 
     async fn not_kept_at(&self, vm: &VmName, home: &Home) -> blk::Result<Option<String>> {
-        let dir = open_home(home)?;
+        let dir = open_home(home).await?;
         if self.standing(vm.as_str(), home).await? != Standing::Home {
             return Ok(Some("its folder is not the home of the VM, or it is half removed".to_owned()));
         }
@@ -146,8 +146,10 @@ impl Node {
         home: &Home,
         request: api::VmRemove,
     ) -> Result<api::VmRemovePreview> {
-        let idle = self.idle().into_iter().find(|idle| idle.name == vm.as_str()).map(present::idle);
+        let idle = self.idle().into_iter().find(|idle| idle.name == vm.as_str());
         let idle = idle.ok_or_else(|| Error::not_found(format!("{}: no VM {vm}", self.place())))?;
+        let native = native::is_marked(&self.env, &idle.home.path).await;
+        let idle = present::idle(idle, Ok(native));
         let not_kept = match request.delete_disks {
             true => self.not_kept_idle(vm, home, request).await.unwrap_or_else(|e| Some(e.message)),
             false => None,

@@ -138,6 +138,8 @@ pub struct BinRecords {
     told: RefCell<BTreeSet<String>>,
     /// Whoever evicts several goes by what is free in between.
     pub turn: TaskMutex,
+    /// Somebody looks after it just now.
+    pub tended: Cell<bool>,
     /// Entries that this process has removed for good: a number.
     pub evicted: Cell<u64>,
 }
@@ -183,7 +185,17 @@ impl BinRecords {
         let (busy, told) = (RefCell::default(), RefCell::default());
         let (turn, evicted) = (TaskMutex::default(), Cell::new(0));
         let (own, dir) = (own.clone(), RefCell::new(dir));
-        Ok(BinRecords { own, dir, all: RefCell::new(all), damaged, busy, told, turn, evicted })
+        Ok(BinRecords {
+            own,
+            dir,
+            all: RefCell::new(all),
+            damaged,
+            busy,
+            told,
+            turn,
+            tended: Cell::new(false),
+            evicted,
+        })
     }
 
     /// None while somebody else is at work on the entry.

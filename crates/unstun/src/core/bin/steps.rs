@@ -285,7 +285,7 @@ impl Node {
         }
         let home = site.bin_home(entry, record);
         if record.path.is_none() && home_is_there(self, &home).await? {
-            remove_folder(&home, &open_home(&home)?).await?;
+            remove_folder(&home, &open_home(&home).await?).await?;
             self.leave_rest(site, entry, record).await?;
         }
         site.bin.remove(entry).await
@@ -354,7 +354,8 @@ fn taken(path: &Path) -> Error {
 }
 
 async fn home_is_there(node: &Node, home: &Home) -> Result<bool> {
-    let own = async { node.env.open_root(&home.path.to_string_lossy())?.open_dir(OWN_FOLDER, false).await };
+    let own =
+        async { node.env.open_path(&home.path.to_string_lossy()).await?.open_dir(OWN_FOLDER, false).await };
     match own.await {
         Ok(_) => Ok(true),
         Err(e) if e.kind == ErrorKind::NotFound => Ok(false),

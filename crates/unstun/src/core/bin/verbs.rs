@@ -80,7 +80,7 @@ impl Node {
 
     /// As it was when it was removed. What cannot be opened is listed with the reason, as at a start.
     async fn serve_restored(self: &Rc<Self>, name: &VmName, home: &Home) -> api::VmCondition {
-        if homes::is_closed(&home.path) {
+        if homes::is_closed(&self.env, &home.path).await {
             self.closed.borrow_mut().insert(name.to_string(), home.clone());
             return api::VmCondition::Closed;
         }
