@@ -9,7 +9,7 @@ from pathlib import Path
 from bench import fio
 from bench.machine import Device, facts
 from bench.report import Report
-from bench.rows import commit, lab, memory, native, serving, snapshot, stun
+from bench.rows import commit, lab, memory, native, polls, serving, snapshot, stun
 from bench.servers import Unstun
 
 ROWS = {
@@ -19,6 +19,7 @@ ROWS = {
     "stun": stun,
     "memory": memory,
     "native": native,
+    "polls": polls,
     "lab": lab,
 }
 GIB = 1 << 30
@@ -72,7 +73,7 @@ def main():
     try:
         with Unstun(options.binary.absolute(), folder / "datastore") as unstun:
             bench.unstun = unstun
-            if set(options.only.split(",")) - {"stun", "memory"}:
+            if set(options.only.split(",")) - {"stun", "memory", "polls"}:
                 unstun.create("web", [bench.size])
                 fio.fill(unstun.target("web"), bench.size, folder)
             for name in options.only.split(","):

@@ -17,6 +17,7 @@ use crate::dir::Dir;
 use crate::error::{Errno, Result};
 use crate::fence::Deadline;
 use crate::memory::Memory;
+use crate::meter::{PollFigures, PollMeter};
 use crate::reactor::{self, Handle, Op, Outcome, Pending, Reactor, Token};
 use crate::sync::OneShot;
 
@@ -72,6 +73,7 @@ struct Core {
     /// Times the reactor has handed over and taken in.
     turns: Cell<u64>,
     turn_waiters: RefCell<Vec<Waker>>,
+    meter: PollMeter,
 }
 
 /// The core's executor. Dropping it drops every task.
@@ -110,6 +112,7 @@ impl Executor {
             stopped: Cell::new(false),
             turns: Cell::new(0),
             turn_waiters: RefCell::default(),
+            meter: PollMeter::default(),
         };
         Executor { core: Rc::new(core) }
     }
@@ -167,15 +170,31 @@ impl Core {
 
     fn poll_ready(&self) {
         let mut polls = 0;
+        let mut began_ns = self.begin_polls();
         loop {
             let next = self.queue.ready.lock().expect("no panic inside").pop_front();
             let Some(id) = next else { return };
             self.poll_task(id);
+            began_ns = self.end_poll(began_ns);
             polls += 1;
             if polls % POLLS_PER_TURN == 0 {
                 self.turn();
+                began_ns = self.begin_polls();
             }
         }
+    }
+
+    fn begin_polls(&self) -> Option<u64> {
+        let now_ns = self.reactor.poll_clock_ns()?;
+        self.meter.refresh(now_ns, &*self.reactor);
+        Some(now_ns)
+    }
+
+    /// The end of one poll is the beginning of the next.
+    fn end_poll(&self, began_ns: Option<u64>) -> Option<u64> {
+        let (began_ns, now_ns) = (began_ns?, self.reactor.poll_clock_ns()?);
+        self.meter.polled(began_ns, now_ns, &*self.reactor);
+        Some(now_ns)
     }
 
     fn turn(&self) {
@@ -275,6 +294,11 @@ impl Env {
 
     pub async fn sleep_us(&self, us: u64) {
         self.sleep_until(self.now_ns() + us * 1000).await;
+    }
+
+    /// Returns how long polls have kept the core.
+    pub fn polls(&self) -> PollFigures {
+        self.core.upgrade().map_or_else(PollFigures::default, |core| core.meter.figures())
     }
 
     /// Returns how often the reactor has handed over what was submitted and taken in what had completed.

@@ -14,6 +14,7 @@ pub mod file;
 pub mod layer;
 pub mod manifest;
 pub mod memory;
+pub mod meter;
 pub mod reactor;
 pub mod socket;
 pub mod sync;

@@ -292,6 +292,16 @@ pub trait Reactor {
     /// Monotonic nanoseconds.
     fn now_ns(&self) -> u64;
 
+    /// The clock that polls are measured by; None where they are not.
+    fn poll_clock_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// Nanoseconds that the calling thread has run.
+    fn thread_ns(&self) -> u64 {
+        0
+    }
+
     /// Nanoseconds since the machine was started, of a clock that runs on while the machine is suspended.
     fn boot_ns(&self) -> u64;
 

@@ -206,6 +206,14 @@ impl Reactor for UringReactor {
         now_ns()
     }
 
+    fn poll_clock_ns(&self) -> Option<u64> {
+        Some(now_ns())
+    }
+
+    fn thread_ns(&self) -> u64 {
+        clock_ns(rustix::time::ClockId::ThreadCPUTime)
+    }
+
     fn boot_ns(&self) -> u64 {
         boot_ns()
     }

@@ -48,6 +48,10 @@ pub struct Status {
     pub snapshots: u64,
     /// Queued, running, paused or waiting for space.
     pub open_jobs: u64,
+    /// The longest time since the start that one task kept the core's thread from all others.
+    pub longest_poll_us: u64,
+    /// How often one did for more than a millisecond.
+    pub long_polls: u64,
     /// The main one first; the numbers above are over all of them, room and `direct_io` the main one's.
     pub datastores: Vec<Datastore>,
 }

@@ -20,12 +20,16 @@ use super::space::GroupSummary;
 use super::store::Store;
 use super::stored::{NodeItem, encode_group, group_key, node_key};
 use super::superblock::Superblock;
-use super::tree::{Ground, merge};
+use super::table::Table;
+use super::tree::{Ground, Update, merge};
 use super::view::View;
 use crate::options::Defect;
 
 /// Longest rest of a merge between two batches of pages.
 const REST_US_MAX: u64 = 20_000;
+
+/// Runs and extents between two turns of the reactor: each takes some hundred nanoseconds, and guests wait meanwhile.
+const STEP_RUNS: usize = 2048;
 
 /// The store at one moment.
 struct Frozen {
@@ -136,15 +140,32 @@ impl Store {
     async fn merge_view(&self, view: &Rc<View>) -> Result<()> {
         let Some(below) = view.below() else { return Ok(()) };
         let below = below.root().expect("merged before those above it");
-        let updates = view.with_table(|table| table.updates()).expect("what lies over another has a table");
+        let updates = self.updates_of(view).await;
         let ground = MergeGround { store: self, parent: view.parent, freed: RefCell::default() };
         let pace = Pace::new(self);
         let merged = merge(&self.nodes, below, &updates, view.stamp, &ground, &|| pace.rest()).await;
         self.freed.borrow_mut().append(&mut ground.freed.borrow_mut());
-        let runs = view.merged(merged?);
+        let table = view.merged(merged?);
+        let runs = table.as_ref().map_or(0, Table::len);
         self.pending.update(|pending| pending - runs);
         self.pending_pages.update(|pages| pages.saturating_sub(view.pages));
+        if runs > STEP_RUNS {
+            self.env.apart(move || drop(table)).await;
+        }
         Ok(())
+    }
+
+    /// What a view holds does not change: it may be read in steps.
+    async fn updates_of(&self, view: &View) -> Vec<Update> {
+        let (mut updates, mut next) = (Vec::new(), Some(0));
+        while let Some(from) = next {
+            if !updates.is_empty() {
+                self.env.next_turn().await;
+            }
+            let more = view.with_table(|table| table.updates(from, STEP_RUNS, &mut updates));
+            next = more.expect("what lies over another has a table");
+        }
+        updates
     }
 
     /// The items of nodes as of the freeze, with the roots that the merges have made. A view that could not be merged
@@ -212,7 +233,12 @@ impl Store {
             self.freed.borrow_mut().extend(freed);
             return Err(e);
         }
-        freed.into_iter().for_each(|extent| self.space.free_settled(extent));
+        for some in freed.chunks(STEP_RUNS) {
+            some.iter().for_each(|extent| self.space.free_settled(*extent));
+            if freed.len() > STEP_RUNS {
+                self.env.next_turn().await;
+            }
+        }
         Ok(())
     }
 

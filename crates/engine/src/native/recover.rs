@@ -30,6 +30,9 @@ const ZEROS_BYTES: u64 = 1 << 20;
 /// What keeps a change of voids well inside one record: 17 bytes each.
 const VOIDS_PER_RECORD: usize = 1000;
 
+/// Records repeated between two turns of the reactor: other stores' guests wait meanwhile.
+const STEP_RECORDS: usize = 256;
+
 /// How a new store is laid out.
 #[derive(Debug, Clone, Copy)]
 pub struct NewStore {
@@ -161,7 +164,10 @@ impl Store {
         if let Err(e) = self.space.load_for(changes.addresses()).await {
             self.break_down(&e);
         }
-        for (lsn, record) in changes.valid() {
+        for (count, (lsn, record)) in changes.valid().enumerate() {
+            if count % STEP_RECORDS == STEP_RECORDS - 1 {
+                self.env.next_turn().await;
+            }
             match record {
                 Record::Map { node, start, len, addr, birth, .. } => {
                     let extent = Extent { addr: *addr, len: u64::from(*len) };
@@ -312,7 +318,8 @@ impl Changes {
                 }
             }
         }
-        let doubtful = records.iter().filter(|(lsn, _)| *lsn > flushed_lsn && !voided.contains(lsn));
+        let doubtful = &records[records.partition_point(|(lsn, _)| *lsn <= flushed_lsn)..];
+        let doubtful = doubtful.iter().filter(|(lsn, _)| !voided.contains(lsn));
         let mut compared = stream::iter(doubtful.map(|(lsn, record)| is_there(file, *lsn, record)))
             .buffer_unordered(COMPARED_AT_ONCE);
         let (mut void, mut unreadable) = (BTreeSet::new(), Vec::new());

@@ -149,14 +149,16 @@ impl Table {
         (None, next.map_or(blocks.end, |(&start, _)| start))
     }
 
-    pub fn updates(&self) -> Vec<Update> {
-        let update = |(&start, held): (&u64, &Held)| Update {
+    /// Appends the runs that begin at block `from` or later, `max` of them at most. Returns where the next one begins.
+    pub fn updates(&self, from: u64, max: usize, out: &mut Vec<Update>) -> Option<u64> {
+        let mut runs = self.runs.range(from..);
+        out.extend(runs.by_ref().take(max).map(|(&start, held)| Update {
             start,
             len: held.len,
             addr: held.addr,
             birth: held.birth,
-        };
-        self.runs.iter().map(update).collect()
+        }));
+        runs.next().map(|(&start, _)| start)
     }
 
     pub fn runs(&self) -> impl Iterator<Item = (u64, Held)> {

@@ -68,10 +68,11 @@ impl View {
     }
 
     /// A checkpoint has written its tree: the same content, in another place. Answers the runs its table had.
-    pub fn merged(&self, root: Option<Root>) -> usize {
-        let runs = self.with_table(Table::len).unwrap_or(0);
-        *self.held.borrow_mut() = HeldAs::Tree(root);
-        runs
+    pub fn merged(&self, root: Option<Root>) -> Option<Table> {
+        match self.held.replace(HeldAs::Tree(root)) {
+            HeldAs::Tree(_) => None,
+            HeldAs::Pending { table, .. } => Some(table),
+        }
     }
 
     /// Tables over the nearest tree.

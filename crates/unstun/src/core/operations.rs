@@ -25,6 +25,7 @@ impl Node {
         let space = self.main.outside_space().await?;
         let datastores = self.datastore_list().await;
         let direct_io = datastores.first().and_then(|main| main.direct_io).unwrap_or(false);
+        let polls = self.env.polls();
         let entries = self.entries();
         let count = |f: &dyn Fn(&Entry) -> usize| entries.iter().map(|e| f(e) as u64).sum();
         let open_jobs =
@@ -44,6 +45,8 @@ impl Node {
             disks: count(&|e| e.vm.disks().len()),
             snapshots: count(&|e| e.vm.state().snapshots.len()),
             open_jobs,
+            longest_poll_us: polls.longest_us,
+            long_polls: polls.over_limit,
             datastores,
         })
     }

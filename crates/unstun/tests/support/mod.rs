@@ -112,6 +112,8 @@ impl Control for Fake {
             disks: vms,
             snapshots: 0,
             open_jobs: 0,
+            longest_poll_us: 0,
+            long_polls: 0,
             datastores: vec![datastore("main")],
         }))
     }

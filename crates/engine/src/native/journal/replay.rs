@@ -13,6 +13,9 @@ use super::record::Record;
 /// Pages read at once, 1 MiB.
 const WINDOW_PAGES: u64 = 256;
 
+/// Pages decoded between two turns of the reactor: other stores' guests wait meanwhile.
+const STEP_PAGES: u64 = 16;
+
 /// Where a replay begins, as a superblock says it, and what it must find.
 #[derive(Debug, Clone, Copy)]
 pub struct Begin {
@@ -83,6 +86,7 @@ pub(super) struct Reader<'a> {
 
 impl Reader<'_> {
     async fn follow(&mut self, mut found: Replayed) -> Result<Replayed> {
+        let mut pages = 0;
         while let Some(header) = self.next(&found).await? {
             let (place, flushed_lsn) = (self.place(header.seq), header.flushed_lsn);
             if flushed_lsn >= header.first_lsn {
@@ -94,6 +98,11 @@ impl Reader<'_> {
             }
             let batch = self.pages(header.seq % self.geometry.journal_pages, header.pages.into()).await?;
             decode(&header, batch, &place, &mut found.records)?;
+            pages += u64::from(header.pages);
+            if pages > STEP_PAGES {
+                pages = 0;
+                self.file.env().next_turn().await;
+            }
             found.end = Position { seq: header.end(), lsn: header.first_lsn + u64::from(header.records) };
             found.flushed_lsn = found.flushed_lsn.max(flushed_lsn);
             found.epoch = header.epoch;

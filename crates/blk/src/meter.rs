@@ -1,0 +1,56 @@
+//! How long one poll of a task keeps the core: everything else waits meanwhile.
+
+use std::cell::Cell;
+
+use crate::reactor::Reactor;
+
+/// A poll that took more is counted: guests feel it as latency.
+pub const POLL_LIMIT_NS: u64 = 1_000_000;
+/// Polls that are shorter by the clock on the wall need no look at the thread's own time, which is a system call; and as old as that
+/// may the last look be when a poll begins.
+const LOOK_NS: u64 = 200_000;
+
+/// The polls of one core since it was started, by the time that its thread ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PollFigures {
+    pub longest_us: u64,
+    /// Those that took more than a millisecond.
+    pub over_limit: u64,
+}
+
+/// A thread that does not run has not held anything up by its polls: what counts is its own time, at most 0.4 ms too much.
+#[derive(Default)]
+pub(crate) struct PollMeter {
+    /// The last look: the clock on the wall, and the thread's own.
+    seen: Cell<(u64, u64)>,
+    longest_ns: Cell<u64>,
+    over_limit: Cell<u64>,
+}
+
+impl PollMeter {
+    /// Before polls.
+    pub(crate) fn refresh(&self, now_ns: u64, reactor: &dyn Reactor) {
+        if now_ns.saturating_sub(self.seen.get().0) > LOOK_NS {
+            self.seen.set((now_ns, reactor.thread_ns()));
+        }
+    }
+
+    /// After a poll.
+    pub(crate) fn polled(&self, began_ns: u64, now_ns: u64, reactor: &dyn Reactor) {
+        let wall_ns = now_ns.saturating_sub(began_ns);
+        if wall_ns < LOOK_NS {
+            return self.refresh(now_ns, reactor);
+        }
+        let thread_ns = reactor.thread_ns();
+        let ran_ns = wall_ns.min(thread_ns.saturating_sub(self.seen.get().1));
+        self.seen.set((now_ns, thread_ns));
+        self.longest_ns.set(self.longest_ns.get().max(ran_ns));
+        if ran_ns > POLL_LIMIT_NS {
+            self.over_limit.set(self.over_limit.get() + 1);
+        }
+    }
+
+    pub(crate) fn figures(&self) -> PollFigures {
+        PollFigures { longest_us: self.longest_ns.get() / 1000, over_limit: self.over_limit.get() }
+    }
+}
