@@ -103,7 +103,7 @@ async fn from_the_bin(actual: &mut Actual, client: &Client, name: &VmName) {
     actual.add("RemovedDisk", &preview.disks.unwrap()[0]);
     actual.add("BinEntry", removed.bin.as_ref().unwrap());
     actual.add("VmRemoved", &removed);
-    let restore = BinRestore { entry: name.to_string(), name: None, datastore: None };
+    let restore = BinRestore { entry: name.to_string(), name: None, datastore: None, disconnect: false };
     actual.add("BinRestore", &restore);
     actual.add("BinRestored", &client.bin_restore(&restore).await.unwrap());
     client.vm_remove(name, &remove).await.unwrap();

@@ -61,6 +61,9 @@ pub struct BinRestore {
     /// Null for all.
     #[serde(default)]
     pub datastore: Option<DatastoreName>,
+    /// Of a state: end the sessions of the VM's running disks first.
+    #[serde(default)]
+    pub disconnect: bool,
 }
 
 /// `bin restore`.

@@ -15,6 +15,9 @@ pub enum BinCommand {
         /// What to call it; else as it was called
         #[arg(long, value_name = "NEW")]
         name: Option<VmName>,
+        /// End the sessions of the VM's clients first, of a state
+        #[arg(long)]
+        disconnect: bool,
     },
     /// Remove entries for good, or all; with --datastore that one's
     Empty {

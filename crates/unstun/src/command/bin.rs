@@ -7,7 +7,6 @@ use crate::cli::{BinCommand, ConsentArgs};
 use crate::client::Client;
 use crate::command::consent;
 use crate::error::{Error, Result};
-use crate::name::VmName;
 use crate::output::{Output, align_right, table};
 use crate::units::{format_bytes, format_seconds};
 
@@ -17,15 +16,14 @@ pub async fn run(command: &BinCommand, client: &Client, output: Output) -> Resul
             let within = client.within().await?;
             output.result(&client.bin_list(within.as_ref()).await?, |entries| list(entries))
         }
-        BinCommand::Restore { entry, name } => restore(entry, name.as_ref(), client, output).await,
+        BinCommand::Restore { entry, name, disconnect } => {
+            let (entry, name) = (entry.to_owned(), name.clone());
+            let datastore = client.within().await?;
+            let request = BinRestore { entry, name, datastore, disconnect: *disconnect };
+            output.result(&client.bin_restore(&request).await?, restored)
+        }
         BinCommand::Empty { entries, consent } => empty(entries, consent, client, output).await,
     }
-}
-
-async fn restore(entry: &str, name: Option<&VmName>, client: &Client, output: Output) -> Result<()> {
-    let datastore = client.within().await?;
-    let request = BinRestore { entry: entry.to_owned(), name: name.cloned(), datastore };
-    output.result(&client.bin_restore(&request).await?, restored)
 }
 
 async fn empty(entries: &[String], args: &ConsentArgs, client: &Client, output: Output) -> Result<()> {

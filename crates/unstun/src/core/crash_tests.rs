@@ -475,7 +475,7 @@ async fn empty(node: &Rc<Node>, verb: Verb) -> Outcome<()> {
 async fn bring_back_under_another_name(node: &Rc<Node>, verb: Verb) -> Outcome<()> {
     create(node, verb.subject(), Store::Native, &[None]).await?;
     let entry = verb.subject().to_owned();
-    let request = BinRestore { entry, name: None, datastore: None };
+    let request = BinRestore { entry, name: None, datastore: None, disconnect: false };
     if node.bin_restore(request.clone()).await.is_ok() {
         return Err("it came back in the place of another".to_owned());
     }

@@ -153,7 +153,7 @@ pub async fn bin(node: &Rc<Node>, name: &str) -> Outcome<()> {
 }
 
 pub async fn restore(node: &Rc<Node>, name: &str) -> Outcome<()> {
-    let request = BinRestore { entry: name.to_owned(), name: None, datastore: None };
+    let request = BinRestore { entry: name.to_owned(), name: None, datastore: None, disconnect: false };
     node.bin_restore(request).await.map(drop).map_err(text("bin restore"))
 }
 

@@ -531,7 +531,13 @@ fn states_come_back(store: &str) {
     let daemon = datastore.start_as(&KEEP);
     let entry = latest_entry(&datastore);
     assert_eq!((&entry["operation"], &entry["subject"]), (&json!("discard"), &json!("a")), "{entry}");
-    datastore.json(&format!("bin restore {}", entry["id"].as_str().unwrap()));
+    datastore.json("vm open web");
+    let client = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
+    let restore = format!("bin restore {}", entry["id"].as_str().unwrap());
+    let (code, said) = datastore.fails(&restore);
+    assert!(code == 3 && said.contains("attached"), "{code}: {said}");
+    datastore.json(&format!("{restore} --disconnect"));
+    drop(client);
     assert_content(&datastore, "web", &twin, &then);
     // What the two restores threw away.
     assert_eq!(datastore.json("bin empty --yes")["entries"].as_array().unwrap().len(), 2);

@@ -136,7 +136,12 @@ fn an_entry_has_one_way_out_at_a_time() {
         serve(&three(store), BinPolicy::default(), move |node| async move {
             bin(&node, "one").await?;
             let name = |name: &str| Some(name.parse().expect("a name"));
-            let request = |to| BinRestore { entry: "one".to_owned(), name: name(to), datastore: None };
+            let request = |to| BinRestore {
+                entry: "one".to_owned(),
+                name: name(to),
+                datastore: None,
+                disconnect: false,
+            };
             let restores = join_all(["x", "y"].map(|to| node.bin_restore(request(to))));
             let all = BinEmpty::default();
             let (restored, emptied) = join(restores, node.bin_empty(&all)).await;

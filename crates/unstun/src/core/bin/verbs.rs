@@ -32,7 +32,7 @@ impl Node {
 
     pub async fn bin_restore(self: &Rc<Self>, request: api::BinRestore) -> Result<api::BinRestored> {
         if let Some((entry, id)) = self.find_state(&request.entry, request.datastore.as_ref()) {
-            return self.bin_restore_state(&entry, id, request.name).await;
+            return self.bin_restore_state(&entry, id, request.name, request.disconnect).await;
         }
         let (site, entry, record) = self.find_in_bin(&request.entry, request.datastore.as_ref())?;
         let shown = self.bin_entry(&site, &entry, &record);
@@ -65,6 +65,7 @@ impl Node {
         entry: &Rc<Entry>,
         id: u64,
         name: Option<VmName>,
+        disconnect: bool,
     ) -> Result<api::BinRestored> {
         if name.is_some() {
             let cause = "is a state of a VM, and comes back to that VM; a name is for VMs that were removed";
@@ -73,7 +74,7 @@ impl Node {
         let entry = self.entry_to_change(&entry.name)?;
         let binned = find_binned(&entry.vm.state(), id)?.clone();
         let shown = self.state_entry(&entry, &binned).await;
-        self.restore_state(&entry, id, api::Reset::default()).await?;
+        self.restore_state(&entry, id, api::Reset { disconnect, ..api::Reset::default() }).await?;
         let home = entry.home.clone();
         Ok(api::BinRestored { vm: shown.vm.clone(), entry: shown, home, condition: api::VmCondition::Open })
     }
