@@ -28,6 +28,9 @@ pub enum ErrorKind {
     Unsupported,
     /// An earlier write or flush of this file failed; nothing more is accepted until it is reopened.
     Latched,
+    /// The process or the host has no descriptor left: nothing was opened, nothing was changed, and nothing is known of the
+    /// file, least of all that it is absent or damaged. It may be tried again.
+    NoDescriptors,
     /// Not started: the store's lease is another's, or its last heartbeat is too old.
     LeaseLost,
     /// The operation was cancelled by the user or by shutdown.
@@ -76,6 +79,11 @@ impl Error {
     pub fn is_no_space(&self) -> bool {
         self.kind == ErrorKind::NoSpace
     }
+
+    /// Nothing was changed, and the same may succeed later without anybody's doing: space or descriptors were short.
+    pub fn may_pass(&self) -> bool {
+        matches!(self.kind, ErrorKind::NoSpace | ErrorKind::NoDescriptors)
+    }
 }
 
 impl fmt::Display for Error {
@@ -101,6 +109,8 @@ impl Errno {
     pub const EACCES: Errno = Errno(13);
     pub const EEXIST: Errno = Errno(17);
     pub const EINVAL: Errno = Errno(22);
+    pub const ENFILE: Errno = Errno(23);
+    pub const EMFILE: Errno = Errno(24);
     pub const EFBIG: Errno = Errno(27);
     pub const ENOSPC: Errno = Errno(28);
     pub const EROFS: Errno = Errno(30);
@@ -116,6 +126,7 @@ impl Errno {
     pub fn kind(self) -> ErrorKind {
         match self {
             Errno::ENOSPC | Errno::EDQUOT => ErrorKind::NoSpace,
+            Errno::EMFILE | Errno::ENFILE => ErrorKind::NoDescriptors,
             Errno::ENOENT => ErrorKind::NotFound,
             Errno::EEXIST => ErrorKind::Exists,
             Errno::EAGAIN => ErrorKind::Locked,

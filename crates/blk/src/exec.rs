@@ -288,6 +288,11 @@ impl Env {
         self.reactor.memory()
     }
 
+    /// Descriptors of files, folders and locks that are open, sockets apart.
+    pub fn open_files(&self) -> u64 {
+        self.reactor.open_files()
+    }
+
     pub async fn sleep_until(&self, at_ns: u64) {
         self.op(Op::Timer { at_ns }).await;
     }

@@ -69,6 +69,8 @@ struct Inner {
     unflushed: RefCell<Unflushed>,
     /// A flush has failed: what `unflushed` has is in doubt.
     flush_failed: Cell<bool>,
+    /// Space cannot be given back without writing: learned from the first attempt.
+    keeps_space: Cell<bool>,
     /// What every operation passes before it starts, where the file is shared with other machines.
     fence: OnceCell<Rc<Fence>>,
 }
@@ -97,6 +99,7 @@ impl File {
             flushes: TaskMutex::default(),
             unflushed: RefCell::default(),
             flush_failed: Cell::new(false),
+            keeps_space: Cell::new(false),
             fence: OnceCell::new(),
         };
         File { inner: Rc::new(inner), tables: false }
@@ -193,7 +196,11 @@ impl File {
     /// Turns an errno into an error and latches the file unless the operation simply found no space, or was not started.
     fn fail(&self, errno: Errno, doing: &str) -> Error {
         let error = self.failed(errno, doing);
-        if !matches!(error.kind, ErrorKind::NoSpace | ErrorKind::Unsupported | ErrorKind::LeaseLost) {
+        let is_known = matches!(
+            error.kind,
+            ErrorKind::NoSpace | ErrorKind::Unsupported | ErrorKind::LeaseLost | ErrorKind::NoDescriptors
+        );
+        if !is_known {
             self.inner.latch.borrow_mut().get_or_insert_with(|| error.clone());
         }
         error
@@ -412,8 +419,15 @@ impl File {
     /// writing: nothing has changed then.
     pub async fn give_back(&self, offset: u64, len: u64) -> Result<()> {
         self.check_latch()?;
+        if self.inner.keeps_space.get() {
+            return Err(Errno::EOPNOTSUPP.at(self.name(), "giving space back"));
+        }
         let give_back = |file| Op::GiveBack { file, offset, len };
-        self.change(give_back, offset..offset.saturating_add(len), "giving space back").await
+        let given = self.change(give_back, offset..offset.saturating_add(len), "giving space back").await;
+        if given.as_ref().is_err_and(|e| e.kind == ErrorKind::Unsupported) {
+            self.inner.keeps_space.set(true);
+        }
+        given
     }
 
     pub async fn set_len(&self, len: u64) -> Result<()> {

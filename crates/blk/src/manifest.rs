@@ -224,6 +224,17 @@ pub struct NewDisk {
     pub folder: Option<String>,
 }
 
+/// What layers are opened for, which decides how many descriptors must be left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opening {
+    /// A VM, a sealed state or a disk that is not served yet.
+    Serve,
+    /// A change of a VM that is open: a take, a revert.
+    Change,
+    /// Work that ends with fewer layers: a commit.
+    Free,
+}
+
 /// A VM's home.
 pub trait Manifest {
     /// Finishes an interrupted `publish`, removes debris of an interrupted take (layers that no disk, snapshot or
@@ -257,6 +268,14 @@ pub trait Manifest {
     /// Opens one layer's files; `writable` opens them for writing but changes nothing yet. A foreign layer is opened
     /// read-only whatever is asked; `Shape::writable` says which it is.
     fn open<'a>(&'a self, name: &'a str, writable: bool) -> Local<'a, Result<Rc<dyn Layer>>>;
+
+    /// Asked before each of `layers` layers more is opened or made.
+    ///
+    /// # Errors
+    /// `NoDescriptors`: what is left of them is kept for other work.
+    fn admit(&self, _opening: Opening, _layers: usize) -> Result<()> {
+        Ok(())
+    }
 
     /// The layer is about to be written for the first time since it was opened: gives it a new content id (and its
     /// children in this home the matching parent id), so that foreign children notice. Nothing to do for a layer that

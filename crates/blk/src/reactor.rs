@@ -289,6 +289,12 @@ pub trait Reactor {
         None
     }
 
+    /// Descriptors of files, folders and locks that are open, sockets apart; 0 where they are not counted. Handles that share a
+    /// descriptor count once.
+    fn open_files(&self) -> u64 {
+        0
+    }
+
     /// Monotonic nanoseconds.
     fn now_ns(&self) -> u64;
 

@@ -182,6 +182,10 @@ impl Reactor for UringReactor {
         self.core.borrow_mut().close(handle);
     }
 
+    fn open_files(&self) -> u64 {
+        self.core.borrow().open_files()
+    }
+
     fn open_root(&self, path: &str) -> Result<Handle, Errno> {
         open::open_root(path).map(|opened| self.adopt(opened))
     }

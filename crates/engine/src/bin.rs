@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use blk::manifest::{
-    BINNED_STATES_MAX, BinnedState, Change, DiskState, LayerName, SnapshotState, ThrownBy, VmState,
+    BINNED_STATES_MAX, BinnedState, Change, DiskState, LayerName, Opening, SnapshotState, ThrownBy, VmState,
 };
 use blk::{Env, Error, Result};
 
@@ -207,7 +207,7 @@ impl Vm {
         let top = binned.disks.iter().find(|disk| disk.number == number).map(|disk| &disk.top);
         let top =
             top.ok_or_else(|| Error::not_found(&self.name, format!("no disk{number} in that entry")))?;
-        let layers = self.open_chain(top).await?;
+        let layers = self.open_chain(top, Opening::Serve).await?;
         let name = format!("{}/disk{number} in the bin", self.name);
         Disk::new(self.env.clone(), name, number, layers, true, self.options)
     }

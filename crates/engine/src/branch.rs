@@ -7,7 +7,7 @@
 use std::rc::Rc;
 
 use blk::layer::Layer;
-use blk::manifest::{Change, LayerName, SnapshotState, VmState};
+use blk::manifest::{Change, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 use futures_util::future::join_all;
 
@@ -133,9 +133,11 @@ impl Vm {
             }
             // Its files stay, and nobody will write its tables later.
             all(gone.iter().map(|disk| disk.close())).await?;
-            self.build_grounds(&plan.grounds).await
+            // First what leaves nothing behind when the rest fails.
+            let returned = self.open_returned_disks(&plan).await?;
+            Ok((self.build_grounds(&plan.grounds).await?, returned))
         };
-        let built = match built.await {
+        let (built, returned) = match built.await {
             Ok(built) => built,
             Err(e) => {
                 self.stop_writes(&leaving, false).await;
@@ -171,7 +173,7 @@ impl Vm {
             self.publish(Change { next, ..Change::default() }).await?;
         }
         plan.remove.iter().for_each(|layer| self.forget_layer(layer));
-        self.add_returned_disks().await.inspect_err(|e| self.note_failed_change(e))?;
+        self.disks.borrow_mut().extend(returned);
         self.report_move(plan.kind, &plan.loss, &gone, stun_us, (self.env.now_ns() - began_ns) / 1000);
         Ok(plan.loss)
     }
@@ -210,9 +212,9 @@ impl Vm {
 
     async fn build_ground(self: &Rc<Self>, number: u32, ground: &Ground) -> Result<Built> {
         let (layers, child) = match ground {
-            Ground::Itself(layer) => (self.open_chain(layer).await?, None),
+            Ground::Itself(layer) => (self.open_chain(layer, Opening::Change).await?, None),
             Ground::ChildOf(parent) => {
-                let mut layers = self.open_chain(parent).await?;
+                let mut layers = self.open_chain(parent, Opening::Change).await?;
                 let child: Rc<dyn Layer> = self.manifest.create_child(parent).await?;
                 let name = child.name().to_string();
                 layers.push(child);
@@ -248,15 +250,16 @@ impl Vm {
         (self.env.now_ns() - began_ns).div_ceil(1000)
     }
 
-    /// Disks that the configuration of a snapshot brought back and that takes do not freeze.
-    async fn add_returned_disks(self: &Rc<Self>) -> Result<()> {
-        for state in self.state().disks {
-            if self.disk(state.number).is_err() {
-                let disk = self.build_disk(state.number, &state.top).await?;
-                self.disks.borrow_mut().push(disk);
+    /// Disks that the configuration of a snapshot brings back and that takes do not freeze.
+    async fn open_returned_disks(self: &Rc<Self>, plan: &Move) -> Result<Vec<Rc<Disk>>> {
+        let mut returned = Vec::new();
+        for state in &plan.next.disks {
+            let is_built = plan.grounds.iter().any(|(number, _)| *number == state.number);
+            if !is_built && self.disk(state.number).is_err() {
+                returned.push(self.build_disk(state.number, &state.top, Opening::Change).await?);
             }
         }
-        Ok(())
+        Ok(returned)
     }
 
     /// A layer that a clone reads stays; whoever wants it gone removes the clone first.

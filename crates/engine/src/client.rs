@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
-use blk::manifest::{Change, ContentGeneration, LayerName, SnapshotState, VmState};
+use blk::manifest::{Change, ContentGeneration, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 
 use crate::disk::Disk;
@@ -160,7 +160,7 @@ impl Vm {
             let cause = format!("disk{number} is not part of snapshot {snapshot}");
             return Err(Error::not_found(&self.name, cause));
         };
-        let layers = self.open_chain(layer).await?;
+        let layers = self.open_chain(layer, Opening::Serve).await?;
         let name = format!("{}/disk{number}@{}", self.name, found.name);
         let disk = Disk::new(self.env.clone(), name, number, layers, true, self.options)?;
         let view = View { snapshot: found.id, client: client.to_string(), still: false };

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use blk::manifest::{Change, FoldState, JOB_NUMBER_MAX, next_number};
+use blk::manifest::{Change, FoldState, JOB_NUMBER_MAX, Opening, next_number};
 use blk::{Error, Result};
 
 use crate::chain::FoldRoute;
@@ -139,6 +139,25 @@ impl Vm {
         folds: &[FoldState],
         times: &mut Vec<DiskTimes>,
     ) -> Result<()> {
+        let held = loop {
+            match self.prepare_folds(job, folds).await {
+                Err(e) if e.may_pass() => job.wait_for_space(self.options.space_retry_us).await,
+                prepared => break prepared?,
+            }
+            job.checkpoint().await?;
+        };
+        job.bytes_total.set(held.iter().sum());
+        for (n, fold) in folds.iter().enumerate() {
+            job.bytes_later.set(held[n + 1..].iter().sum());
+            if self.is_pending(job, fold) {
+                times.push(self.fold_when_space(job, fold).await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Steers guests' writes, and answers what each delta holds; can be repeated.
+    async fn prepare_folds(self: &Rc<Self>, job: &Rc<Job>, folds: &[FoldState]) -> Result<Vec<u64>> {
         let pending: Vec<_> = folds.iter().filter(|f| self.is_pending(job, f)).cloned().collect();
         self.refuse_outdated(&pending).await?;
         self.steer_tops(job, folds).await?;
@@ -149,14 +168,7 @@ impl Vm {
                 None => 0,
             });
         }
-        job.bytes_total.set(held.iter().sum());
-        for (n, fold) in folds.iter().enumerate() {
-            job.bytes_later.set(held[n + 1..].iter().sum());
-            if self.is_pending(job, fold) {
-                times.push(self.fold_when_space(job, fold).await?);
-            }
-        }
-        Ok(())
+        Ok(held)
     }
 
     /// Disks are folded one after the other; those that wait must not grow meanwhile. A delta that goes into the layer
@@ -170,7 +182,7 @@ impl Vm {
             }
             let route = match self.route(&disk, fold).await {
                 // Its turn will come when there is space.
-                Err(e) if e.is_no_space() => continue,
+                Err(e) if e.may_pass() => continue,
                 other => other?,
             };
             if let Some(route) = route
@@ -194,7 +206,7 @@ impl Vm {
         if !self.graph().await?.has(&fold.layer) {
             return Ok(None);
         }
-        let layers = self.open_chain(&fold.layer).await?;
+        let layers = self.open_chain(&fold.layer, Opening::Free).await?;
         let name = format!("{}/disk{}", self.name, fold.disk);
         let disk = Disk::new(self.env.clone(), name, fold.disk, layers, false, self.options)?;
         let top = disk.chain().top().clone();
@@ -234,12 +246,13 @@ impl Vm {
         Ok(Some(FoldRoute::new(source, target, skip_shadowed)))
     }
 
-    /// The mover waits for space by itself; the small files of the home, written before and after it, wait here.
+    /// The mover waits for space by itself; the small files of the home, written before and after it, wait here, for
+    /// descriptors too.
     async fn fold_when_space(self: &Rc<Self>, job: &Rc<Job>, fold: &FoldState) -> Result<DiskTimes> {
         loop {
             job.checkpoint().await?;
             match self.fold_one(job, fold).await {
-                Err(e) if e.is_no_space() => job.wait_for_space(self.options.space_retry_us).await,
+                Err(e) if e.may_pass() => job.wait_for_space(self.options.space_retry_us).await,
                 other => return other,
             }
         }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use blk::layer::{Layer, Where};
-use blk::manifest::{DiskMode, LayerName};
+use blk::manifest::{DiskMode, LayerName, Opening};
 use blk::{Error, Result, SECTOR};
 
 use crate::vm::Vm;
@@ -46,10 +46,10 @@ impl Vm {
         self.refuse_open_jobs()?;
         let (from, to) = self.ends(&between)?;
         let older = match &from {
-            Some(layer) => self.open_chain(layer).await?,
+            Some(layer) => self.open_chain(layer, Opening::Serve).await?,
             None => Vec::new(),
         };
-        let newer = self.open_chain(&to).await?;
+        let newer = self.open_chain(&to, Opening::Serve).await?;
         let size_bytes = newer.last().map_or(0, |top| top.shape().size_bytes);
         if between.start > size_bytes || !between.start.is_multiple_of(SECTOR) {
             let cause = format!("asked from byte {} on, of {size_bytes}", between.start);

@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use blk::manifest::{Change, DiskMode, DiskState, NewDisk, VmState};
+use blk::layer::Layer;
+use blk::manifest::{Change, DiskMode, DiskState, NewDisk, Opening, VmState};
 use blk::{Error, Result};
 
 use crate::disk::Disk;
@@ -23,19 +24,23 @@ impl Vm {
             if wanted.mode == DiskMode::IndependentNonpersistent {
                 self.put_on_redo(&mut made).await?;
             }
+            // What cannot be opened does not become a disk.
+            let disk = self.build_disk(made.number, &made.top, Opening::Serve).await?;
             let mut next = state;
             next.disks.push(made.clone());
-            self.publish(Change { next, ..Change::default() }).await
+            self.publish(Change { next, ..Change::default() }).await.map(|()| disk)
         };
-        if let Err(e) = added.await {
-            for name in [&made.top, &base].into_iter().filter(|_| nothing_changed(&e)) {
-                // What cannot be removed now is debris that the next open removes.
-                let _ = self.manifest.discard_child(name).await;
+        let disk = match added.await {
+            Ok(disk) => disk,
+            Err(e) => {
+                for name in [&made.top, &base].into_iter().filter(|_| nothing_changed(&e)) {
+                    self.forget_layer(name);
+                    // What cannot be removed now is debris that the next open removes.
+                    let _ = self.manifest.discard_child(name).await;
+                }
+                return Err(e);
             }
-            return Err(e);
-        }
-        let disk = self.build_disk(made.number, &made.top).await;
-        let disk = disk.inspect_err(|e| self.note_failed_change(e))?;
+        };
         self.disks.borrow_mut().push(disk);
         self.report(self.plain_event(EventKind::Disks, &format!("disk{}", made.number), "added"));
         Ok(made)
@@ -134,11 +139,18 @@ impl Vm {
         if mode == DiskMode::IndependentNonpersistent {
             self.put_on_redo(&mut new).await?;
         }
+        // Open before the commit point: after it nothing has to be opened any more.
+        let layers = match new.top == old.top {
+            true => Vec::new(),
+            false => self.open_chain(&new.top, Opening::Change).await?,
+        };
         let mut next = before;
         next.disks.iter_mut().filter(|d| d.number == number).for_each(|d| *d = new.clone());
         let change = Change { next, remove: remove.clone(), ..Change::default() };
         if let Err(e) = self.change_closed(&disk, change).await {
             if nothing_changed(&e) && new.reset_to.is_some() {
+                drop(layers);
+                self.forget_layer(&new.top);
                 // What cannot be removed now is debris that the next open removes.
                 let _ = self.manifest.discard_child(&new.top).await;
             }
@@ -147,7 +159,7 @@ impl Vm {
         remove.iter().for_each(|layer| self.forget_layer(layer));
         match new.top == old.top {
             true => disk.closing.set(false),
-            false => self.replace_disk(&new).await.inspect_err(|e| self.note_failed_change(e))?,
+            false => self.replace_disk(number, layers).inspect_err(|e| self.note_failed_change(e))?,
         }
         self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), "another mode"));
         Ok(())
@@ -195,15 +207,12 @@ impl Vm {
         Ok(())
     }
 
-    async fn replace_disk(self: &Rc<Self>, state: &DiskState) -> Result<()> {
-        let old = self.disk(state.number)?;
+    /// A disk over other layers in the place of the one there is. Waits for nothing.
+    fn replace_disk(self: &Rc<Self>, number: u32, layers: Vec<Rc<dyn Layer>>) -> Result<()> {
+        let old = self.disk(number)?;
         old.closing.set(true);
-        let new = self.build_disk(state.number, &state.top).await?;
-        self.disks
-            .borrow_mut()
-            .iter_mut()
-            .filter(|d| d.number == state.number)
-            .for_each(|d| *d = new.clone());
+        let new = self.disk_over(number, layers)?;
+        self.disks.borrow_mut().iter_mut().filter(|d| d.number == number).for_each(|d| *d = new.clone());
         Ok(())
     }
 
@@ -229,7 +238,8 @@ impl Vm {
         }
         self.publish(Change { next, ..Change::default() }).await?;
         for disk in &changed {
-            self.replace_disk(disk).await?;
+            let layers = self.open_chain(&disk.top, Opening::Serve).await?;
+            self.replace_disk(disk.number, layers)?;
         }
         Ok(())
     }

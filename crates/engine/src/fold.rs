@@ -154,7 +154,7 @@ impl Fold {
         drop(hold);
         match moved {
             Ok(_) => Ok(true),
-            Err(e) if e.is_no_space() && !self.route.releasing.get() => {
+            Err(e) if e.may_pass() && !self.route.releasing.get() => {
                 self.job.wait_for_space(self.disk.options.space_retry_us).await;
                 Ok(false)
             }

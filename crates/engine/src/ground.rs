@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use blk::manifest::{BinnedState, DiskMode, DiskState, LayerName, SnapshotState, ThrownBy, VmState};
+use blk::manifest::{BinnedState, DiskMode, DiskState, LayerName, Opening, SnapshotState, ThrownBy, VmState};
 use blk::{Error, Result};
 
 use crate::bin;
@@ -159,7 +159,7 @@ impl Vm {
     }
 
     async fn opened_writable(&self, layer: &str) -> Result<bool> {
-        let chain = self.open_chain(layer).await?;
+        let chain = self.open_chain(layer, Opening::Change).await?;
         Ok(chain.last().is_some_and(|top| top.shape().writable))
     }
 
@@ -216,7 +216,7 @@ impl Vm {
         // Held to the end: chains share layers, and each is opened once.
         let mut open = Vec::new();
         for layer in &plan.loss.layers {
-            let chain = self.open_chain(layer).await?;
+            let chain = self.open_chain(layer, Opening::Change).await?;
             let bytes = chain.last().map_or(0, |top| top.usage().file_bytes);
             plan.loss.bytes = plan.loss.bytes.saturating_add(bytes);
             open.push(chain);

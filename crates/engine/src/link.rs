@@ -133,9 +133,12 @@ impl Link {
         self.dirty.set(false);
         let result = self.make_durable().await;
         self.count_unwritten();
-        if result.is_err() {
+        if let Err(e) = &result {
             self.dirty.set(true);
-            self.layer.end_log();
+            // Tables that find no space are still to be written, and nothing is in doubt.
+            if !e.is_no_space() || self.defects.has(Defect::DoubtFullDevice) {
+                self.layer.end_log();
+            }
         }
         *self.last_error.borrow_mut() = result.clone().err();
         self.completed.set(self.started.get());

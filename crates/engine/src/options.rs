@@ -116,6 +116,10 @@ pub enum Defect {
     FoldUnderBin,
     /// First writes are placed however many tables wait to be written.
     UnboundedTables,
+    /// A write in place that finds no space counts as a failure of the device: it is not tried again.
+    DoubtFullDevice,
+    /// A shortage of descriptors counts as a failure of the device: what it met is in doubt.
+    DoubtShortage,
     /// Native: a redirect is overwritten in place before a replay is sure not to doubt its data.
     EarlyFlushedLsn,
     /// Native: freed space is used again at once.

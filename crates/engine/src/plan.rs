@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use blk::manifest::{FoldState, LayerName, SnapshotState, VmState};
+use blk::manifest::{FoldState, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 
 use crate::bin;
@@ -143,7 +143,7 @@ impl Vm {
     /// Formats that are read only, SEsparse for one.
     async fn refuse_unwritable(&self, plan: &Plan) -> Result<()> {
         for fold in &plan.folds {
-            let chain = self.open_chain(&fold.layer).await?;
+            let chain = self.open_chain(&fold.layer, Opening::Free).await?;
             let concerned = &chain[chain.len().saturating_sub(2)..];
             if let Some(layer) = concerned.iter().find(|layer| !layer.shape().writable) {
                 let cause = format!("{} is in a format that can be read and not written", layer.name());

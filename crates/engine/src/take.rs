@@ -3,7 +3,9 @@
 use std::rc::Rc;
 
 use blk::layer::Layer;
-use blk::manifest::{CHAIN_LAYERS_MAX, Change, LayerName, SNAPSHOT_UID_MAX, SnapshotState, next_number};
+use blk::manifest::{
+    CHAIN_LAYERS_MAX, Change, LayerName, Opening, SNAPSHOT_UID_MAX, SnapshotState, next_number,
+};
 use blk::{Error, Result};
 use futures_util::future::join_all;
 
@@ -42,6 +44,7 @@ impl Vm {
         self.refuse_when_closed()?;
         let snapshot = self.plan_take(label, copied)?;
         let disks = self.snapshotted();
+        self.manifest.admit(Opening::Change, disks.len())?;
         let children = self.create_children(&disks).await?;
         let early = self.options.defects.has(Defect::SwapBeforePublish);
         let mut stun_us = if early { self.swap(&children) } else { 0 };
@@ -60,6 +63,8 @@ impl Vm {
         let total_us = (self.env.now_ns() - began_ns) / 1000;
         let sealed = join_all(children.iter().map(|c| self.seal(c))).await;
         drop(turn);
+        let sealed =
+            join_all(children.iter().zip(sealed).map(|(c, once)| self.seal_when_space(c, once))).await;
         let mut times = sealed.into_iter().collect::<Result<Vec<_>>>()?;
         times.iter_mut().for_each(|t| t.stun_us = stun_us);
         self.unsealed.borrow_mut().remove(&snapshot.id);
@@ -145,6 +150,29 @@ impl Vm {
             child.disk.push_top(&child.link);
         }
         (self.env.now_ns() - began_ns).div_ceil(1000)
+    }
+
+    /// Seals again until there is space, where file systems that never overwrite in place had none for the parent's tables.
+    /// The snapshot is made already, and other operations may free some meanwhile.
+    async fn seal_when_space(&self, child: &Child, once: Result<DiskTimes>) -> Result<DiskTimes> {
+        let mut sealed = once;
+        while sealed.as_ref().is_err_and(Error::may_pass) {
+            self.env.sleep_us(self.options.space_retry_us).await;
+            let _turn = self.operations.lock().await;
+            if self.closed.get() || !self.is_parent_still(child) {
+                break;
+            }
+            sealed = self.seal(child).await;
+        }
+        sealed
+    }
+
+    /// Whether the disk still runs, and on a delta over the parent.
+    fn is_parent_still(&self, child: &Child) -> bool {
+        let chain = child.disk.chain();
+        let is_under_another = chain.position(&child.parent).is_some_and(|at| at + 1 < chain.links.len());
+        let runs = self.disk(child.disk.number).is_ok_and(|disk| Rc::ptr_eq(&disk, &child.disk));
+        runs && is_under_another && !self.options.defects.has(Defect::DoubtFullDevice)
     }
 
     /// Waits for the writes that were admitted under the old chain, then makes the parent durable and clean.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::{Rc, Weak};
 
 use blk::layer::Layer;
-use blk::manifest::{Change, DiskMode, LayerName, Manifest, VmState};
+use blk::manifest::{Change, DiskMode, LayerName, Manifest, Opening, VmState};
 use blk::sync::TaskMutex;
 use blk::{Env, Error, ErrorKind, File, Result};
 
@@ -80,7 +80,7 @@ impl Vm {
             broken: RefCell::new(None),
         });
         for disk in vm.state().disks {
-            let built = vm.build_disk(disk.number, &disk.top).await?;
+            let built = vm.build_disk(disk.number, &disk.top, Opening::Serve).await?;
             vm.disks.borrow_mut().push(built);
         }
         vm.tell_clients_of_lost_writes().await?;
@@ -113,14 +113,18 @@ impl Vm {
 
     /// Every layer under `top`, base first, opened for writing where it is the VM's own, so that a later commit can
     /// write into it. What they show is durable when this returns.
-    pub(crate) async fn open_chain(&self, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
+    pub(crate) async fn open_chain(&self, top: &str, opening: Opening) -> Result<Vec<Rc<dyn Layer>>> {
         let _turn = self.opening.lock().await;
         let (mut layers, mut opened) = (Vec::new(), Vec::new());
-        for name in self.manifest.chain_names(top).await? {
-            let open = self.layers.borrow().get(&name).and_then(Weak::upgrade);
-            let layer = match open {
+        let names = self.manifest.chain_names(top).await?;
+        let open = |name: &LayerName| self.layers.borrow().get(name).and_then(Weak::upgrade);
+        let mut missing = names.iter().filter(|name| open(name).is_none()).count();
+        for name in names {
+            let layer = match open(&name) {
                 Some(layer) => layer,
                 None => {
+                    self.manifest.admit(opening, missing)?;
+                    missing = missing.saturating_sub(1);
                     let layer = self.manifest.open(&name, true).await?;
                     opened.push(layer.clone());
                     layer
@@ -161,8 +165,13 @@ impl Vm {
     }
 
     /// A running disk over `top`.
-    pub(crate) async fn build_disk(self: &Rc<Self>, number: u32, top: &str) -> Result<Rc<Disk>> {
-        let layers = self.open_chain(top).await?;
+    pub(crate) async fn build_disk(
+        self: &Rc<Self>,
+        number: u32,
+        top: &str,
+        opening: Opening,
+    ) -> Result<Rc<Disk>> {
+        let layers = self.open_chain(top, opening).await?;
         self.disk_over(number, layers)
     }
 
@@ -273,7 +282,9 @@ impl Vm {
 
     /// Unless the error means that nothing was changed.
     pub(crate) fn note_failed_change(&self, e: &Error) {
-        if !nothing_changed(e) {
+        let is_doubted =
+            e.kind == ErrorKind::NoDescriptors && self.options.defects.has(Defect::DoubtShortage);
+        if !nothing_changed(e) || is_doubted {
             self.broken.borrow_mut().get_or_insert_with(|| e.clone());
         }
     }
@@ -376,7 +387,7 @@ impl Vm {
 
 /// Devices never refuse: a refusal comes from the checks before the commit point.
 pub(crate) fn nothing_changed(e: &Error) -> bool {
-    e.is_no_space() || e.kind == ErrorKind::Refused
+    matches!(e.kind, ErrorKind::NoSpace | ErrorKind::NoDescriptors | ErrorKind::Refused)
 }
 
 impl Disk {

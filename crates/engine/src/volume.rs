@@ -8,6 +8,7 @@ use blk::{Buf, Error, ErrorKind, Local, Result, SECTOR, Slice};
 
 use crate::disk::Disk;
 use crate::map::{Piece, ZERO_SLOT};
+use crate::options::Defect;
 
 /// Guests do 4 KiB; smaller works where the layer's sectors allow it.
 const PREFERRED_BYTES: u32 = 4096;
@@ -105,7 +106,14 @@ impl Volume for Disk {
     }
 
     fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
-        Box::pin(async move { if self.read_only { Ok(()) } else { self.flush_all().await } })
+        Box::pin(async move {
+            match (self.read_only, self.options.defects.has(Defect::DoubtFullDevice)) {
+                (true, _) => Ok(()),
+                (false, true) => self.flush_all().await,
+                // Its tables overwrite what is there, which may need space all the same.
+                (false, false) => self.retry_for_space(async || self.flush_all().await).await,
+            }
+        })
     }
 
     fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {

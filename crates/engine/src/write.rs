@@ -37,7 +37,7 @@ impl Disk {
 
     /// Between two tries neither range nor admission is held: the mover and a seal must be able to pass, or the space
     /// that a commit would free could never come.
-    async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    pub(crate) async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let mut waiting = false;
         let result = loop {
             match once().await {
@@ -294,19 +294,37 @@ impl Disk {
     /// Zeroes a range: without writing where the format can, else by writing zeros.
     pub async fn zero_range(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
         self.check_range(range.start, range.end - range.start)?;
+        if mode.fast_only {
+            return self.zero_fast(range, mode).await;
+        }
         let zero = async |file: &File, run: &Run, offset| file.zero(offset, run.len, !mode.no_hole).await;
         if self.can_punch() && self.retry_for_space(async || self.punch(range.clone(), zero).await).await? {
             return Ok(());
-        }
-        if mode.fast_only {
-            let cause = "this disk runs on a delta, which cannot be zeroed without writing zeros";
-            return Err(Error::new(ErrorKind::Unsupported, &self.name, cause));
         }
         let zeros = zeros();
         for part in split(range, ZERO_CHUNK_BYTES) {
             self.write_range(part.start, zeros.slice(0..(part.end - part.start) as usize)).await?;
         }
         Ok(())
+    }
+
+    /// Zeroes a range by giving its space back, and never by writing.
+    ///
+    /// # Errors
+    /// `Unsupported` where that cannot be done; nothing has changed then.
+    async fn zero_fast(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
+        // The first of the two never writes, and learns what the file can; after it the second has nothing to write.
+        let zero = async |file: &File, run: &Run, offset| {
+            file.give_back(offset, run.len).await?;
+            file.zero(offset, run.len, true).await
+        };
+        let can = self.can_punch() && !mode.no_hole;
+        if can && self.retry_for_space(async || self.punch(range.clone(), zero).await).await? {
+            return Ok(());
+        }
+        let cause =
+            "zeroing this range means writing zeros: it must stay allocated, or the disk runs on a delta";
+        Err(Error::new(ErrorKind::Unsupported, &self.name, cause))
     }
 
     /// In a delta a discard does nothing: clearing an entry would bring the parent's data back.

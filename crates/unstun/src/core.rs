@@ -12,6 +12,7 @@ mod convert;
 mod crash_tests;
 mod defect;
 mod departure;
+mod descriptors;
 mod device;
 mod difference;
 mod disks;

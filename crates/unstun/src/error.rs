@@ -12,6 +12,8 @@ pub enum ErrorKind {
     Failed,
     /// No space on the datastore; nothing was changed.
     NoSpace,
+    /// The process has no descriptor left for it; nothing was changed.
+    NoDescriptors,
     /// The operation was cancelled by the user or by shutdown.
     Cancelled,
     /// No daemon answers on this datastore.
@@ -37,7 +39,7 @@ impl ErrorKind {
         match self {
             Self::Failed | Self::NoSpace | Self::Cancelled | Self::Unavailable => 1,
             Self::Invalid => 2,
-            Self::Refused | Self::Unsupported | Self::Exists => 3,
+            Self::Refused | Self::Unsupported | Self::Exists | Self::NoDescriptors => 3,
             Self::NotFound => 4,
             Self::Locked => 5,
             Self::Damaged => 6,
@@ -48,7 +50,7 @@ impl ErrorKind {
         match self {
             Self::Failed | Self::Damaged => 500,
             Self::Cancelled | Self::Refused | Self::Exists => 409,
-            Self::Unavailable => 503,
+            Self::Unavailable | Self::NoDescriptors => 503,
             Self::Invalid => 400,
             Self::Unsupported => 501,
             Self::NotFound => 404,
@@ -106,6 +108,7 @@ impl From<blk::Error> for Error {
         let kind = match error.kind {
             blk::ErrorKind::Io | blk::ErrorKind::Latched | blk::ErrorKind::LeaseLost => ErrorKind::Failed,
             blk::ErrorKind::NoSpace => ErrorKind::NoSpace,
+            blk::ErrorKind::NoDescriptors => ErrorKind::NoDescriptors,
             blk::ErrorKind::NotFound => ErrorKind::NotFound,
             blk::ErrorKind::Exists => ErrorKind::Exists,
             blk::ErrorKind::Invalid => ErrorKind::Invalid,
@@ -158,6 +161,7 @@ mod tests {
             (ErrorKind::Unavailable, 1),
             (ErrorKind::Invalid, 2),
             (ErrorKind::Refused, 3),
+            (ErrorKind::NoDescriptors, 3),
             (ErrorKind::Unsupported, 3),
             (ErrorKind::Exists, 3),
             (ErrorKind::NotFound, 4),

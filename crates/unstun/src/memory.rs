@@ -21,8 +21,11 @@ pub struct Memory(u64);
 const BYTES_MIN: u64 = 512 << 20;
 /// Beyond it the numbers are a mistake.
 const BYTES_MAX: u64 = 1 << 40;
-/// Descriptors for disks and everything else, beside one for each connection.
-const DESCRIPTORS_KEPT: u64 = 1024;
+/// Descriptors that are no file's, folder's or lock's of a datastore: 256 logs in the host's memory
+/// (`blk/uring/memory.rs:OPEN_MAX`), the API's clients, the rings and the threads' own.
+const DESCRIPTORS_OWN: u64 = 320;
+/// Most descriptors that are kept for takes, commits and closing: a revert of 8 disks along chains of 127 layers.
+const DESCRIPTORS_RESERVED_MAX: u64 = 1024;
 /// More connections than that have no disks to be for.
 const CONNECTIONS_MAX: u64 = 65_536;
 
@@ -46,11 +49,38 @@ impl Memory {
         usize::try_from(self.0 / 32 * 3).expect("at most 1 TiB")
     }
 
-    /// As many connections as there is memory for, where the process may have `descriptors`.
-    pub fn connections_max(self, descriptors: u64) -> usize {
+    /// As many connections as there is memory for, where they may have `descriptors`.
+    fn connections_max(self, descriptors: u64) -> u64 {
         let promised = self.clients_bytes() / 2 / export::nbd::memory::CONNECTION_BYTES;
-        let open = descriptors.saturating_sub(DESCRIPTORS_KEPT).max(descriptors / 2);
-        promised.min(open).min(CONNECTIONS_MAX) as usize
+        promised.min(descriptors).min(CONNECTIONS_MAX)
+    }
+}
+
+/// The process's descriptors, and how they are divided:
+///
+/// | part | of 524,288 (the unit's) | of 1024 |
+/// |---|---|---|
+/// | the process's own | 320 | 320 |
+/// | connections: as memory allows (4096 with 1 GiB), at most half of the rest | 4096 | 352 |
+/// | reserve: an eighth of the rest, at most 1024; takes and reverts leave half of it to commits, closing and removing | 1024 | 88 |
+/// | what is served: layers, folders, locks | 518,848 | 264 |
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Descriptors {
+    pub limit: u64,
+    pub connections: u64,
+    pub reserve: u64,
+}
+
+impl Descriptors {
+    pub fn new(limit: u64, memory: Memory) -> Descriptors {
+        let rest = limit.saturating_sub(DESCRIPTORS_OWN);
+        let connections = memory.connections_max(rest / 2);
+        Descriptors { limit, connections, reserve: (rest / 8).min(DESCRIPTORS_RESERVED_MAX) }
+    }
+
+    /// How many there may be of files, folders and locks where `kept` of them are left.
+    pub fn files_max(self, kept: u64) -> u64 {
+        self.limit.saturating_sub(DESCRIPTORS_OWN + self.connections + kept)
     }
 }
 
@@ -72,8 +102,15 @@ mod tests {
     fn a_gibibyte_is_divided_as_the_table_says() {
         let memory = Memory::new(1 << 30).unwrap();
         assert_eq!((memory.clients_bytes() >> 20, memory.maps_bytes() >> 20), (512, 96));
-        assert_eq!((memory.connections_max(1 << 20), memory.connections_max(4096)), (4096, 3072));
-        assert_eq!(memory.connections_max(1024), 512);
+        let divided = |limit| {
+            let parts = Descriptors::new(limit, memory);
+            (parts.connections, parts.reserve, parts.files_max(parts.reserve))
+        };
+        assert_eq!(divided(1 << 20), (4096, 1024, (1 << 20) - 320 - 4096 - 1024));
+        assert_eq!(divided(524_288), (4096, 1024, 518_848));
+        assert_eq!(divided(65_536), (4096, 1024, 60_096));
+        assert_eq!(divided(1024), (352, 88, 264));
+        assert_eq!(divided(100), (0, 0, 0));
     }
 
     #[test]

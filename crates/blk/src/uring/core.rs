@@ -282,6 +282,10 @@ impl Core {
         self.handles.get(handle)
     }
 
+    pub(super) fn open_files(&self) -> u64 {
+        self.handles.open_files()
+    }
+
     /// Hands over what is queued, then takes in everything that has completed and every timer that is due.
     pub(super) fn turn(&mut self) {
         self.ring.submit();

@@ -1,5 +1,5 @@
-//! The handle table: descriptors by index. Handles of one file that is only read share a descriptor: 70 clones of a chain of
-//! 127 layers take 127 descriptors, not 9,000. Transfers name their offsets, so nothing of a descriptor's state is anybody's.
+//! The handle table: descriptors by index. Handles of one file that is only read, or of one folder, share a descriptor: 70
+//! clones of a chain of 127 layers take 127 descriptors, not 9,000. Transfers name their offsets, so nothing of a descriptor's state is anybody's.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -22,12 +22,28 @@ pub(super) struct Entry {
     pub deadline: Option<Arc<Deadline>>,
 }
 
+impl Entry {
+    /// A file, a folder or a lock.
+    fn is_file(&self) -> bool {
+        matches!(self.kind, Kind::File(_) | Kind::Plain | Kind::ServerLock)
+    }
+}
+
+/// A descriptor of a file that is only read.
+struct Shared {
+    fd: Weak<OwnedFd>,
+    /// Handles that use it. Operations under way may use it longer.
+    handles: u32,
+}
+
 #[derive(Default)]
 pub(super) struct Handles {
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
     /// Descriptors of files that are only read. An entry is of the file that is open: while it is, no other has its inode.
-    shared: BTreeMap<Identity, Weak<OwnedFd>>,
+    shared: BTreeMap<Identity, Shared>,
+    /// Descriptors of files, folders and locks.
+    open_files: u64,
 }
 
 impl Handles {
@@ -39,17 +55,28 @@ impl Handles {
         device: Option<Device>,
         shared: Option<Identity>,
     ) -> Handle {
-        let there = shared.and_then(|identity| self.shared.get(&identity)?.upgrade());
-        let fd = there.unwrap_or_else(|| Fd::new(fd));
-        if let Some(identity) = shared {
-            self.shared.insert(identity, Arc::downgrade(&fd));
-        }
+        let (fd, is_first) = self.share(fd, shared);
         let index = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 descriptors")
         });
-        self.entries[index as usize] = Some(Entry { fd, kind, device, shared, deadline: None });
+        let entry = Entry { fd, kind, device, shared, deadline: None };
+        self.open_files += u64::from(is_first && entry.is_file());
+        self.entries[index as usize] = Some(entry);
         Handle(index)
+    }
+
+    /// The descriptor for one more handle, and whether no other handle uses it.
+    fn share(&mut self, fd: OwnedFd, identity: Option<Identity>) -> (Fd, bool) {
+        let Some(identity) = identity else { return (Fd::new(fd), true) };
+        let known = self.shared.get(&identity).and_then(|known| Some((known.fd.upgrade()?, known.handles)));
+        let (fd, handles) = known.unwrap_or_else(|| (Fd::new(fd), 0));
+        self.shared.insert(identity, Shared { fd: Arc::downgrade(&fd), handles: handles + 1 });
+        (fd, handles == 0)
+    }
+
+    pub(super) fn open_files(&self) -> u64 {
+        self.open_files
     }
 
     /// EBADF for a handle that was closed or never given out.
@@ -68,18 +95,27 @@ impl Handles {
     pub(super) fn remove(&mut self, handle: Handle) -> Option<Entry> {
         let entry = self.entries.get_mut(handle.0 as usize)?.take()?;
         self.free.push(handle.0);
-        // Operations under way may still hold it: then a file that is opened again gets a descriptor of its own.
-        let is_last =
-            |identity: &Identity| Arc::strong_count(&entry.fd) <= 1 && self.shared.contains_key(identity);
-        if let Some(identity) = entry.shared.filter(is_last) {
+        let is_last = entry.shared.is_none_or(|identity| self.unshare(identity, &entry.fd));
+        self.open_files -= u64::from(is_last && entry.is_file());
+        Some(entry)
+    }
+
+    /// One handle less; whether it was the last one.
+    fn unshare(&mut self, identity: Identity, fd: &Fd) -> bool {
+        let Some(known) = self.shared.get_mut(&identity) else { return true };
+        known.handles -= 1;
+        let is_last = known.handles == 0;
+        // Operations under way may still hold it: a file that is opened again meanwhile gets the same descriptor.
+        if is_last && Arc::strong_count(fd) <= 1 {
             self.shared.remove(&identity);
         }
-        Some(entry)
+        is_last
     }
 
     /// Everything still open.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Entry> {
         self.free.clear();
+        self.open_files = 0;
         std::mem::take(&mut self.entries).into_iter().flatten()
     }
 }

@@ -53,14 +53,15 @@ pub(super) struct Opened {
     pub kind: Kind,
     /// The device (major, minor) and a sentence for the operator, when direct I/O is not to be had on it.
     pub notice: Option<((u32, u32), String)>,
-    /// Of a regular file that is only read: all handles of it share one descriptor.
+    /// Of a regular file that is only read, and of a folder: all handles of it share one descriptor.
     pub shared: Option<Identity>,
     /// Where it is another file system than that of the folder it was opened in.
     pub device: Option<Device>,
 }
 
-/// A file of this machine while it is open: device (major, minor) and inode.
-pub(super) type Identity = (u32, u32, u64);
+/// A file of this machine while it is open: device (major, minor), inode, and of a folder its mount, which decides what may
+/// be done through it.
+pub(super) type Identity = (u32, u32, u64, u64);
 
 impl Opened {
     pub(super) fn plain(fd: OwnedFd) -> Opened {
@@ -96,7 +97,7 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
         rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN)?;
     let device = (stat.stx_dev_major, stat.stx_dev_minor);
     let own = (!is_regular).then_some((stat.stx_rdev_major, stat.stx_rdev_minor));
-    let shared = (is_regular && mode == OpenMode::Read).then_some((device.0, device.1, stat.stx_ino));
+    let shared = (is_regular && mode == OpenMode::Read).then_some((device.0, device.1, stat.stx_ino, 0));
     let modified_us = stat.stx_mtime.tv_sec * 1_000_000 + i64::from(stat.stx_mtime.tv_nsec / 1000);
     let is_shared = !is_regular || is_on_shared(&fd);
     let known = Limits { shared: is_shared, inode: stat.stx_ino, modified_us, ..NO_LIMITS };
@@ -191,10 +192,16 @@ pub(super) fn open_root(path: &str) -> Result<Opened, Errno> {
     opened_folder(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// Another file system may be mounted on it than that of the folder above.
+/// A folder's descriptor has no state of its own, since listing one opens it anew, so its handles share one. Another file system
+/// may be mounted on it than that of the folder above.
 fn opened_folder(fd: OwnedFd) -> Result<Opened, Errno> {
-    let stat = rustix::fs::fstat(&fd)?;
-    Ok(Opened { device: Some(split(stat.st_dev)), ..Opened::plain(fd) })
+    let wanted = StatxFlags::INO | StatxFlags::MNT_ID;
+    let found = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, wanted)?;
+    let device = (found.stx_dev_major, found.stx_dev_minor);
+    let identity = (device.0, device.1, found.stx_ino, found.stx_mnt_id.saturating_add(1));
+    // A kernel that does not name the mount (before Linux 5.8) shares none.
+    let shared = (found.stx_mask & wanted.bits() == wanted.bits()).then_some(identity);
+    Ok(Opened { shared, device: Some(device), ..Opened::plain(fd) })
 }
 
 fn split(device: u64) -> Device {

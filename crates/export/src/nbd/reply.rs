@@ -51,6 +51,7 @@ impl Failure {
             ErrorKind::Refused | ErrorKind::Locked => NbdErrno::Perm,
             ErrorKind::Cancelled => NbdErrno::Shutdown,
             ErrorKind::Io
+            | ErrorKind::NoDescriptors
             | ErrorKind::NotFound
             | ErrorKind::Exists
             | ErrorKind::Damaged

@@ -3,8 +3,11 @@
 //!
 //! Only errors of the device are planted here; power cuts and full datastores are the campaign's (tests/crash.rs).
 
+mod moment;
 mod script;
 mod seen;
+
+use std::cell::Cell;
 
 use blk::Errno;
 use engine::{Defects, Options, Vm};
@@ -26,6 +29,8 @@ enum Trouble {
     FromThenOn,
     /// A write finds no space, once: file systems that never overwrite in place refuse any write so.
     FullOnce,
+    /// An opening of that kind fails, once.
+    Opening(OpKind, Errno),
 }
 
 impl Trouble {
@@ -34,6 +39,7 @@ impl Trouble {
             Trouble::Once => Fault::nth(nth, Action::Fail(Errno::EIO)),
             Trouble::FromThenOn => Fault::nth(nth, Action::Fail(Errno::EIO)).and_all_later(),
             Trouble::FullOnce => Fault::nth(nth, Action::Fail(Errno::ENOSPC)).of(OpKind::Write),
+            Trouble::Opening(kind, errno) => Fault::nth(nth, Action::Fail(errno)).of(kind),
         }
     }
 
@@ -41,14 +47,19 @@ impl Trouble {
     fn counted(self, world: &SimWorld) -> u64 {
         let counts = |kind: &OpKind| match self {
             Trouble::FullOnce => *kind == OpKind::Write,
+            Trouble::Opening(wanted, _) => *kind == wanted,
             _ => *kind != OpKind::Timer,
         };
         OpKind::ALL.into_iter().filter(counts).map(|kind| world.count(kind).submitted).sum()
     }
 }
 
+thread_local! {
+    static PLANTED: Cell<Defects> = Cell::default();
+}
+
 fn options() -> Options {
-    Options { defects: Defects::default(), reserve_bytes: 1 << 20, ..Options::default() }
+    Options { defects: PLANTED.get(), reserve_bytes: 1 << 20, ..Options::default() }
 }
 
 async fn open(env: &blk::Env) -> Result<Scene, String> {

@@ -14,7 +14,7 @@ pub struct Scene {
     pub home: Rc<Home>,
 }
 
-type Act = for<'a> fn(&'a Scene, &'a Env) -> Local<'a, Result<(), String>>;
+pub type Act = for<'a> fn(&'a Scene, &'a Env) -> Local<'a, Result<(), String>>;
 
 #[derive(Clone, Copy)]
 pub struct Operation {
@@ -71,6 +71,31 @@ pub const OPERATIONS: &[Operation] = operations![
     "a clean stop": |s, _| Box::pin(async { said(s.vm.close().await) }),
     "a start": |_, env| Box::pin(async { super::open(env).await.map(drop) }),
 ];
+
+/// The operation once more, after an error: of two steps the first may be done.
+pub fn again(operation: &Operation) -> Act {
+    match operation.name {
+        "revert with a take before" => |s, _| {
+            Box::pin(async {
+                let take = (!has(s, "d")).then_some("d");
+                said(s.vm.revert(Some("b"), take, false).await)
+            })
+        },
+        "a cancelled commit, consolidated" => |s, _| {
+            Box::pin(async {
+                match has(s, "e") {
+                    true => cancel_and_consolidate(s).await,
+                    false => commit(s, CommitWhat::Unowned).await,
+                }
+            })
+        },
+        _ => operation.act,
+    }
+}
+
+fn has(scene: &Scene, snapshot: &str) -> bool {
+    scene.vm.state().snapshots.iter().any(|known| known.name == snapshot)
+}
 
 /// The one that the scene has in the bin.
 fn entry(scene: &Scene) -> u64 {

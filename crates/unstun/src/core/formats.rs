@@ -11,6 +11,7 @@ use blk::{Dir, Env, Error, Result};
 use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
 use vmdk::vmfssparse::Growth;
 
+use super::descriptors;
 use super::entry::Entry;
 use super::hold::lock_source;
 use super::homes::{ADOPTED_NAME, CLOSED_NAME};
@@ -55,6 +56,7 @@ impl HomeFiles {
         let folders = folders(node, path, &terms.roots).await?;
         let mut home = Home::new(dir, folders, Growth::default());
         home.ignore_content_ids = terms.ignore_content_ids;
+        home.admit = Some(descriptors::admit_layers(&node.descriptors, path));
         Ok(HomeFiles { home: Rc::new(home), roots: RefCell::new(terms.roots) })
     }
 
@@ -190,17 +192,24 @@ async fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
     for site in node.sites().into_iter().filter(|site| site.native.device().is_none()) {
         folders.search.push(site.dir.clone());
         for other in site.registry.all().values().filter(|other| *other != home) {
-            // One that is not there now has nobody who reads anything.
-            folders.search.extend(open_path(&node.env, other).await);
+            folders.search.extend(open_other(node, other).await?);
         }
     }
     // What is in the bin may come back. Entries in a datastore are found there.
     for (_, other) in node.bin_homes().into_iter().filter(|(record, _)| record.path.is_some()) {
         if other != home {
-            folders.search.extend(open_path(&node.env, &other).await);
+            folders.search.extend(open_other(node, &other).await?);
         }
     }
     Ok(folders)
+}
+
+/// A home that may have others who read. One that is not there now has nobody who reads anything.
+async fn open_other(node: &Node, home: &Path) -> Result<Option<Dir>> {
+    match open_path(&node.env, home).await {
+        Err(e) if e.kind == blk::ErrorKind::NoDescriptors => Err(e),
+        opened => Ok(opened.ok()),
+    }
 }
 
 /// An empty folder in the datastore with our own folder in it, which says how to open what will be there.

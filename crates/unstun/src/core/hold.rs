@@ -44,7 +44,7 @@ pub async fn lock_source(own: &Dir) -> Result<Option<Lock>> {
         return Ok(None);
     }
     match lock(own).await {
-        Err(e) if e.kind != ErrorKind::Locked => Ok(None),
+        Err(e) if !matches!(e.kind, ErrorKind::Locked | ErrorKind::NoDescriptors) => Ok(None),
         other => other.map(Some),
     }
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::entry::Entry;
 use super::node::Node;
 use super::site::Home;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 pub struct Broken {
     pub home: Home,
@@ -43,8 +43,13 @@ impl Node {
             return Ok(entry.clone());
         }
         if let Some(broken) = self.broken.borrow().get(name) {
+            let place = format!("VM {name}");
+            if broken.cause.kind == ErrorKind::NoDescriptors {
+                let cause = format!("it is not served: {}; then `unstun vm open {name}`", broken.cause);
+                return Err(blk::Error::new(blk::ErrorKind::NoDescriptors, place, cause));
+            }
             let cause = format!("it is not served: {}; mend it and `unstun vm open {name}`", broken.cause);
-            return Err(blk::Error::damaged(format!("VM {name}"), cause));
+            return Err(blk::Error::damaged(place, cause));
         }
         if self.closed.borrow().contains_key(name) {
             let cause = format!("it is closed; `unstun vm open {name}` serves it");

@@ -22,6 +22,7 @@ impl Node {
         let _claim = self.claim(name)?;
         let site = self.site(request.datastore.as_ref())?;
         let home = self.free_home(&site, name).await?;
+        self.descriptors.admit_vm(name)?;
         self.refuse_full(&site, name).await?;
         let disks: Vec<_> = request.disks.iter().map(present::new_disk).collect();
         let told = match request.store {
@@ -84,6 +85,7 @@ impl Node {
         }
         let site = self.site_to_import(&source, &request)?;
         site.refuse_files()?;
+        self.descriptors.admit_vm(name)?;
         let home = self.import_home(&site, &source, request.in_place).await?;
         let (told, how) = match request.in_place {
             true => {
@@ -184,6 +186,7 @@ impl Node {
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
         let home = self.free_home(&parent.site, name).await?;
+        self.descriptors.admit_vm(name)?;
         self.refuse_full(&parent.site, name).await?;
         let snapshot = request.snapshot.as_str();
         let told = match &parent.kept {
@@ -240,6 +243,8 @@ impl Node {
         };
         let entry = match self.open_rested(name, &home).await {
             Ok(entry) => entry,
+            // Nothing was found out about it.
+            Err(error) if error.kind == ErrorKind::NoDescriptors => return Err(error),
             Err(error) => {
                 self.break_down(name, home, &error);
                 return Err(error);
@@ -308,6 +313,8 @@ impl Node {
         let _shut = entry.shut_idle(&format!("let it use {folder}, for which it is opened again"))?;
         files.add_own_folder(folder).await?;
         let (name, home) = (entry.name.clone(), entry.place());
+        // After the close it would be too late; what the close gives back is enough for the opening.
+        self.descriptors.admit_vm(&name)?;
         // One that did not come to rest is not opened over: what its writers left is not known.
         let reopened = async {
             entry.vm.close().await?;

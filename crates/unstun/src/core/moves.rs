@@ -63,6 +63,7 @@ impl Node {
         request: &api::VmMove,
     ) -> crate::error::Result<(Side, u64)> {
         let way = self.plan_move(entry, request).await?;
+        self.descriptors.admit_vm(&entry.name)?;
         let used = entry.vm.used().await?;
         let bytes = used.allocated_bytes + used.shared_bytes;
         way.refuse_without_room(&entry.name, bytes).await?;

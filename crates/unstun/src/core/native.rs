@@ -478,7 +478,10 @@ async fn homeless(site: &Site, store: &Store) -> crate::error::Result<Vec<(u128,
     }
     for (_, home) in site.inhabitants().await? {
         // A home that is gone, or damaged, says so when it is opened.
-        let marked = mark(site.dir.env(), &home).await.ok().flatten();
+        let marked = match mark(site.dir.env(), &home).await {
+            Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e.into()),
+            marked => marked.ok().flatten(),
+        };
         vms.retain(|(id, _)| Some(*id) != marked);
     }
     Ok(vms)

@@ -18,6 +18,7 @@ use super::bin::BinPolicy;
 use super::bridge::Place;
 use super::defect::Planted;
 use super::departure;
+use super::descriptors::Descriptors;
 use super::entry::{Entry, Kept};
 use super::formats::HomeFiles;
 use super::hang::{Opening, asked, or_go_on, until_hung};
@@ -34,7 +35,7 @@ use crate::api::WhenFull;
 use crate::error::{Error, Result};
 use crate::listen::NbdListen;
 use crate::log::{Spaced, log};
-use crate::memory::{self, Memory};
+use crate::memory::Memory;
 
 /// Lines in a second that say that writes wait for space, or no longer.
 const SPACE_LINES_MAX: u32 = 2;
@@ -56,6 +57,7 @@ pub struct Node {
     pub nbd: Vec<NbdListen>,
     pub started: Timestamp,
     pub doors: Rc<Doors>,
+    pub descriptors: Rc<Descriptors>,
     pub journal: Rc<Journal>,
     pub(super) vms: RefCell<BTreeMap<String, Rc<Entry>>>,
     /// Homes that could not be opened, and why. The others are served.
@@ -88,6 +90,7 @@ impl Node {
     /// With the main datastore locked, and nothing opened yet.
     pub(super) async fn new(env: Env, place: &Place, journal: Journal) -> Result<Rc<Node>> {
         let main = Rc::new(open_main(&env, place).await?);
+        let descriptors = Descriptors::new(env.clone(), place.memory);
         Ok(Rc::new(Node {
             env,
             sites: RefCell::new(vec![main.clone()]),
@@ -99,7 +102,8 @@ impl Node {
             bin_ends: Cell::new(false),
             nbd: place.nbd.clone(),
             started: Timestamp::now(),
-            doors: open_doors(place.memory),
+            doors: open_doors(place.memory, descriptors.connections()),
+            descriptors,
             journal: Rc::new(journal),
             vms: RefCell::default(),
             broken: RefCell::default(),
@@ -221,6 +225,7 @@ impl Node {
 
     /// Held from here until it is closed; one that is opened again was held all the time.
     pub async fn open_vm(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
+        self.descriptors.admit_vm(name)?;
         formats::hold(self, &home.path).await?;
         let opened = self.open_held(name, home).await;
         if opened.is_err() {
@@ -362,8 +367,7 @@ async fn open_main(env: &Env, place: &Place) -> Result<Site> {
 }
 
 /// Refused clients are in the log, at most once a second.
-fn open_doors(memory: Memory) -> Rc<Doors> {
-    let connections_max = memory.connections_max(memory::raise_descriptors());
+fn open_doors(memory: Memory, connections_max: usize) -> Rc<Doors> {
     let limits = Limits { memory_bytes: memory.clients_bytes(), connections_max, ..Limits::default() };
     let doors = Doors::with_limits(limits);
     let said = Spaced::new(1);

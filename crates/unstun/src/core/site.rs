@@ -251,17 +251,20 @@ impl Site {
             if bin::parse_folder(name).is_some() {
                 continue;
             }
-            if self.has_own_folder(name).await {
+            if self.has_own_folder(name).await? {
                 found.insert(name.to_string(), self.root.join(name));
             }
         }
         Ok(found.into_iter().collect())
     }
 
-    async fn has_own_folder(&self, name: &str) -> bool {
+    async fn has_own_folder(&self, name: &str) -> blk::Result<bool> {
         let own = async { self.dir.open_dir(name, false).await?.open_dir(OWN_FOLDER, false).await };
-        // A file, a link, or a folder that cannot be read is no home.
-        own.await.is_ok()
+        match own.await {
+            Err(e) if e.kind == blk::ErrorKind::NoDescriptors => Err(e),
+            // A file, a link, or a folder that cannot be read is no home.
+            own => Ok(own.is_ok()),
+        }
     }
 
     /// Whether anything is called so in the datastore's folder.

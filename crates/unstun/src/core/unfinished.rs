@@ -150,7 +150,12 @@ impl Node {
         let begun = dir.list().await?.iter().any(|name| name.trim_end_matches('/') == OWN_FOLDER);
         if let Some(id) = id.filter(|_| begun) {
             let files = HomeFiles::open(self, &home.path).await?;
-            if files.id().await.is_ok_and(|found| found.is_some_and(|found| found != id)) {
+            let found = match files.id().await {
+                Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e),
+                // What was being made need not be whole.
+                found => found.ok().flatten(),
+            };
+            if found.is_some_and(|found| found != id) {
                 let cause =
                     "has another id than the VM that was being made here; move it away, and start again";
                 return Err(Error::refused(home.path.display().to_string(), cause));

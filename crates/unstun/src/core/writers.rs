@@ -180,6 +180,14 @@ impl ClientVolume {
             }
             self.may_write.set(true);
         }
+        self.when_space(on)
+    }
+
+    /// Does what a guest waits for; where it finds no space again and again, as the VM's policy says.
+    fn when_space(
+        self: Rc<Self>,
+        on: impl Fn(Rc<dyn Volume>) -> Local<'static, Result<()>> + 'static,
+    ) -> Local<'static, Result<()>> {
         let (mut admitted, mut volume) = self.switch.enter();
         Box::pin(async move {
             let (mut waiting, mut may_be_made) = (None, true);
@@ -225,8 +233,9 @@ impl Volume for ClientVolume {
         self.change(move |disk| disk.write(offset, data.clone()))
     }
 
+    /// The tables that it writes may find no space, where nothing is overwritten in place.
     fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
-        self.switch.current().flush()
+        self.when_space(|disk| disk.flush())
     }
 
     fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {

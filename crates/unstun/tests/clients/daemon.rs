@@ -58,6 +58,17 @@ impl Datastore {
         self.started(daemon)
     }
 
+    /// With so many descriptors at most.
+    pub fn start_with_descriptors(&self, limit: u64) -> Daemon<'_> {
+        let daemon = self.daemon();
+        let mut limited = Command::new("prlimit");
+        limited.arg(format!("--nofile={limit}:{limit}")).arg(daemon.get_program()).args(daemon.get_args());
+        limited.envs(daemon.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        limited.env_remove("UNSTUN_DATASTORE").current_dir(self.folder.path()).stdin(Stdio::null());
+        limited.stderr(File::options().create(true).append(true).open(self.beside("daemon.log")).unwrap());
+        self.started(limited)
+    }
+
     fn started(&self, mut daemon: Command) -> Daemon<'_> {
         daemon.stdout(Stdio::piped());
         let mut child = daemon.spawn().unwrap_or_else(|e| panic!("{UNSTUN}: {e}"));

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::reactor::OpenMode;
-use blk::{Dir, Result};
+use blk::{Dir, ErrorKind, Result};
 
 use super::extents::Delta;
 use super::finding::{Faults, Finding, Severity};
@@ -84,8 +84,11 @@ impl<'a> Inventory<'a> {
             dir,
             names: stays.chain(planned.texts.keys().cloned()).collect(),
             links: BTreeMap::new(),
-            // A private folder that cannot be read is reported with the leftovers.
-            binned: binned_layers(dir).await.unwrap_or_default(),
+            binned: match binned_layers(dir).await {
+                Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e),
+                // A private folder that cannot be read is reported with the leftovers.
+                binned => binned.unwrap_or_default(),
+            },
             contents: BTreeMap::new(),
             vmx: BTreeMap::new(),
             vmsd: BTreeMap::new(),

@@ -93,7 +93,7 @@ impl Home {
             for name in entry_names(&names) {
                 match read_binned(&private, name, &mut left_bytes).await {
                     Ok(binned) => found.push(binned),
-                    Err(e) if matches!(e.kind, ErrorKind::LeaseLost | ErrorKind::Cancelled) => return Err(e),
+                    Err(e) if says_nothing(&e) => return Err(e),
                     Err(e) => self.notice(format!("what is in the bin cannot be restored: {e}")),
                 }
             }
@@ -196,11 +196,18 @@ pub(crate) async fn binned_layers(home: &Dir) -> Result<BTreeSet<LayerName>> {
     };
     let (mut layers, mut left_bytes) = (BTreeSet::new(), BIN_BYTES_MAX);
     for name in entry_names(&private.list().await?) {
-        if let Ok(binned) = read_binned(&private, name, &mut left_bytes).await {
-            layers.extend(binned.state.layers().cloned());
+        match read_binned(&private, name, &mut left_bytes).await {
+            Ok(binned) => layers.extend(binned.state.layers().cloned()),
+            Err(e) if says_nothing(&e) => return Err(e),
+            Err(_) => {}
         }
     }
     Ok(layers)
+}
+
+/// Whether an error is about the moment alone, and not about the file that was to be read.
+fn says_nothing(e: &Error) -> bool {
+    matches!(e.kind, ErrorKind::LeaseLost | ErrorKind::Cancelled | ErrorKind::NoDescriptors)
 }
 
 /// The files of entries; of more than we write only the first.

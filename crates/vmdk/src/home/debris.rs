@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use blk::Result;
 use blk::manifest::{LayerName, VmState};
+use blk::{ErrorKind, Result};
 
 use super::intent::{self, Intent};
 use super::links::{self, OwnLink};
@@ -56,7 +56,12 @@ impl Home {
             if self.gate.rank_of(layer) != Some(Rank::Own) {
                 continue;
             }
-            let Ok(link) = links::read(&self.gate, layer).await else { continue };
+            let link = match links::read(&self.gate, layer).await {
+                Ok(link) => link,
+                Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e),
+                // Whoever opens it is told.
+                Err(_) => continue,
+            };
             if link.is_prepared() {
                 let mut link = (*link).clone();
                 link.clear_prepared();

@@ -126,6 +126,7 @@ impl Home {
         for path in self.searched_folders(survey).await? {
             let folder = match self.gate.look(&path).await {
                 Ok(folder) => folder,
+                Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e),
                 // Not everything in a datastore need be ours to read.
                 Err(_) => continue,
             };

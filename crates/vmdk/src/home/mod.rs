@@ -34,7 +34,7 @@ use std::rc::Rc;
 
 use blk::layer::Layer;
 use blk::manifest::{
-    Change, Dependant, DiskState, LayerInfo, LayerLink, LayerName, Manifest, NewDisk, VmState,
+    Change, Dependant, DiskState, LayerInfo, LayerLink, LayerName, Manifest, NewDisk, Opening, VmState,
 };
 use blk::reactor::OpenMode;
 use blk::sync::TaskMutex;
@@ -65,6 +65,9 @@ use survey::Survey;
 /// Space set aside, in the private folder.
 const RESERVE: &str = "reserve";
 
+/// Decides whether layers more may be opened, and for what; see [`Manifest::admit`].
+pub type Admit = Box<dyn Fn(Opening, usize) -> Result<()>>;
+
 /// A VM's home. Calls may overlap; changes of its files take turns.
 pub struct Home {
     gate: Gate,
@@ -73,6 +76,8 @@ pub struct Home {
     grain_sectors: Cell<u32>,
     /// Passes over a `parentCID` that is not the parent's CID: the user says that the parent's data is unchanged.
     pub ignore_content_ids: bool,
+    /// None admits everything.
+    pub admit: Option<Admit>,
     turn: TaskMutex,
     /// Links made in this session that no `publish` has named yet.
     prepared: RefCell<BTreeSet<LayerName>>,
@@ -98,6 +103,7 @@ impl Home {
             growth,
             grain_sectors: Cell::new(1),
             ignore_content_ids: false,
+            admit: None,
             turn: TaskMutex::default(),
             prepared: RefCell::default(),
             fresh: RefCell::default(),
@@ -392,6 +398,10 @@ impl Manifest for Home {
 
     fn open<'a>(&'a self, name: &'a str, writable: bool) -> Local<'a, Result<Rc<dyn Layer>>> {
         Box::pin(self.open(name, writable))
+    }
+
+    fn admit(&self, opening: Opening, layers: usize) -> Result<()> {
+        self.admit.as_ref().map_or(Ok(()), |admit| admit(opening, layers))
     }
 
     fn links(&self) -> Local<'_, Result<Vec<LayerLink>>> {

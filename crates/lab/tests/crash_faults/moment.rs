@@ -1,0 +1,176 @@
+//! Errors that are about the moment alone: no descriptor is left for an opening, or an overwrite finds no space. Nothing is known
+//! to be wrong then, so that nothing latches, nothing counts as absent, and the operation succeeds when it is done again, without
+//! a restart.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use blk::volume::{Volume, ZeroMode};
+use blk::{Errno, ErrorKind};
+use engine::{Defect, Defects};
+use sim::{Action, Fault, OpKind, SimWorld};
+
+use super::script::{self, OPERATIONS, Operation};
+use super::{IO_MAX, PLANTED, Seen, Trouble, look, open, undisturbed, world};
+
+const OPENINGS: [OpKind; 3] = [OpKind::Create, OpKind::Open, OpKind::OpenDir];
+
+/// What the operation said, the first time and, after an error, the second time; and whether the fault struck.
+type Said = (Result<(), String>, Result<(), String>, bool);
+
+fn run_twice(world: &SimWorld, operation: &Operation, nth: u64, trouble: Trouble) -> Said {
+    let (armed, act, again) = (world.clone(), operation.act, script::again(operation));
+    let struck = Rc::new(Cell::new(false));
+    let noted = struck.clone();
+    let result = world.run(|env| async move {
+        let begun = async {
+            script::create(&env).await?;
+            let scene = open(&env).await?;
+            script::prepare(&scene).await.map(|()| scene)
+        };
+        let scene = begun.await.expect("nothing disturbs the preparation");
+        let before = trouble.counted(&armed);
+        armed.add_fault(trouble.fault(nth));
+        let first = act(&scene, &env).await;
+        noted.set(trouble.counted(&armed) - before >= nth);
+        armed.clear_faults();
+        match first.is_err() && noted.get() {
+            true => (first, again(&scene, &env).await),
+            false => (first, Ok(())),
+        }
+    });
+    let (first, second) = result.expect("no power cut is scheduled");
+    (first, second, struck.get())
+}
+
+/// False where the operation has fewer such I/Os.
+fn check(operation: &Operation, after: &Seen, nth: u64, trouble: Trouble) -> Result<bool, String> {
+    let world = world();
+    let (first, second, struck) = run_twice(&world, operation, nth, trouble);
+    if !struck {
+        return Ok(false);
+    }
+    world.kill();
+    if let (Err(first), Err(second)) = (&first, &second) {
+        return Err(format!("{first}; and again: {second}"));
+    }
+    look(&world, operation)?.must_equal(after, "though it succeeded in the end")?;
+    Ok(true)
+}
+
+/// All failures, the first of them for each operation and kind of opening.
+fn failures(operation: &Operation, after: &Seen, trouble: Trouble) -> Vec<String> {
+    let mut found = Vec::new();
+    for nth in 1..=IO_MAX {
+        match check(operation, after, nth, trouble) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(e) => found.push(format!("{}, I/O {nth} fails {trouble:?}: {e}", operation.name)),
+        }
+    }
+    found
+}
+
+/// On all cores, with what is planted here.
+fn all_failures(troubles: &[Trouble], of: impl Fn(&Operation) -> bool) -> Vec<String> {
+    let only = std::env::var("FAULT_OPERATION").unwrap_or_default();
+    let chosen: Vec<_> = OPERATIONS.iter().filter(|one| one.name.contains(&only) && of(one)).collect();
+    let (next, found, planted) = (AtomicUsize::new(0), Mutex::new(Vec::new()), PLANTED.get());
+    let work = || {
+        PLANTED.set(planted);
+        while let Some(operation) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (_, after) = undisturbed(operation);
+            for trouble in troubles {
+                found.lock().unwrap().extend(failures(operation, &after, *trouble));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    found.into_inner().unwrap()
+}
+
+fn none(failures: &[String]) {
+    let shown = failures[..failures.len().min(20)].join("\n");
+    assert!(failures.is_empty(), "{} failures; FAULT_OPERATION=NAME runs one\n{shown}", failures.len());
+}
+
+fn without_descriptors(errno: Errno) -> [Trouble; 3] {
+    OPENINGS.map(|kind| Trouble::Opening(kind, errno))
+}
+
+#[test]
+fn an_opening_without_descriptors_is_tried_again_and_loses_nothing() {
+    none(&all_failures(&without_descriptors(Errno::EMFILE), |_| true));
+}
+
+/// What the same failures come to with a defect planted.
+fn failures_with(defect: Defect, troubles: &[Trouble]) -> Vec<String> {
+    PLANTED.set(Defects::only(defect));
+    let found = all_failures(troubles, |one| ["take", "take, then writes and a flush"].contains(&one.name));
+    PLANTED.set(Defects::default());
+    found
+}
+
+#[test]
+fn planted_doubts_are_found() {
+    let shortage = failures_with(Defect::DoubtShortage, &without_descriptors(Errno::EMFILE));
+    assert!(shortage.iter().any(|e| e.contains("restart unstun")), "{shortage:?}");
+    let full = failures_with(Defect::DoubtFullDevice, &[Trouble::FullOnce]);
+    assert!(full.iter().any(|e| e.contains("No space left")), "{full:?}");
+}
+
+#[test]
+fn no_descriptors_taken_for_absence_or_for_a_failing_device_are_found() {
+    for taken_for in [Errno::ENOENT, Errno::EIO] {
+        let operations = |one: &Operation| ["take", "discard of the latest"].contains(&one.name);
+        let found = all_failures(&without_descriptors(taken_for), operations);
+        assert!(!found.is_empty(), "EMFILE taken for {taken_for} is found by nothing");
+    }
+}
+
+/// With the default policy a guest's write waits.
+#[test]
+fn an_overwrite_that_finds_no_space_once_needs_no_restart() {
+    let writes = |one: &Operation| {
+        one.name.contains("writes and a flush")
+            || one.name.starts_with("zeroes")
+            || one.name.starts_with("take")
+    };
+    none(&all_failures(&[Trouble::FullOnce], writes));
+}
+
+/// "Fast" promises that no zeros are written: where space cannot be given back the answer is "unsupported".
+#[test]
+fn fast_zeros_are_refused_where_they_would_be_written() {
+    let world = world();
+    let counted = world.clone();
+    let result = world.run(|env| async move {
+        script::create(&env).await.unwrap();
+        let scene = open(&env).await.unwrap();
+        script::prepare(&scene).await.unwrap();
+        let (disk, _client) = scene.vm.attach(2, "test").await.unwrap();
+        assert!(disk.can_punch());
+        let zero = async |fast_only: bool, no_hole: bool| {
+            let before = counted.count(OpKind::Write).submitted;
+            let zeroed = disk.clone().write_zeroes(0..64 << 10, ZeroMode { no_hole, fast_only }).await;
+            (zeroed.map_err(|e| e.kind), counted.count(OpKind::Write).submitted - before)
+        };
+        assert_eq!(zero(true, true).await, (Err(ErrorKind::Unsupported), 0));
+        assert_eq!(zero(true, false).await, (Ok(()), 0));
+        let keeps = Fault::nth(1, Action::Fail(Errno::EOPNOTSUPP)).and_all_later();
+        counted.add_fault(keeps.of(OpKind::Punch));
+        assert_eq!(zero(true, false).await, (Err(ErrorKind::Unsupported), 0));
+        counted.clear_faults();
+        // Learned once, for the file.
+        let asked = counted.count(OpKind::Punch).submitted;
+        assert_eq!(zero(true, false).await, (Err(ErrorKind::Unsupported), 0));
+        assert_eq!(counted.count(OpKind::Punch).submitted, asked);
+    });
+    result.expect("no power cut is scheduled");
+}
