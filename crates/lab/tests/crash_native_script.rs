@@ -4,10 +4,13 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use engine::{Defect, Defects};
 use lab::campaign::{on_all_cores, setting};
 use lab::native::rot::{ROTS, run_rot};
 use lab::native::run_tree;
-use lab::native::script::{OPERATIONS, Operation, Trouble, run_failing, run_sequence};
+use lab::native::script::{
+    OPERATIONS, Operation, Trouble, run_failing, run_full_once, run_full_once_with, run_sequence,
+};
 
 /// More I/Os than any operation has: a bound against a loop that never ends.
 const IO_MAX: u64 = 2000;
@@ -76,6 +79,43 @@ fn every_failing_io_of_every_operation_loses_nothing() {
         Ok(())
     });
     println!("{} I/Os failed", ios.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_write_that_finds_no_space_once_needs_no_other_start() {
+    if setting("CRASH_SEED").is_some() {
+        return;
+    }
+    let writes = AtomicU64::new(0);
+    all(OPERATIONS.len() as u64, |n| {
+        let operation = OPERATIONS[n as usize];
+        if operation.ends_boot() {
+            return Ok(());
+        }
+        for before in [Operation::Overwrite, Operation::Take] {
+            let mut nth = 1;
+            while run_full_once(before, operation, nth)? {
+                nth += 1;
+                assert!(nth < IO_MAX, "{operation:?} never ends");
+            }
+            writes.fetch_add(nth - 1, Ordering::Relaxed);
+        }
+        Ok(())
+    });
+    let writes = writes.load(Ordering::Relaxed);
+    println!("{writes} writes found no space");
+    assert!(writes > 40, "{writes} writes");
+}
+
+#[test]
+fn a_planted_doubt_about_a_full_device_is_found() {
+    if setting("CRASH_SEED").is_some() {
+        return;
+    }
+    let defects = Defects::only(Defect::DoubtFullDevice);
+    let found = (1..10)
+        .find_map(|nth| run_full_once_with(defects, Operation::Overwrite, Operation::Checkpoint, nth).err());
+    println!("{}", found.expect("a checkpoint has writes in place, and one that fails ends the store"));
 }
 
 #[test]

@@ -92,7 +92,7 @@ impl Store {
         if !self.options.defects.has(Defect::SuperblockBeforePages) {
             self.file.flush().await?;
         }
-        superblock.write(&self.file).await?;
+        self.journal.when_space(async || superblock.write(&self.file).await).await?;
         self.file.flush().await?;
         self.committed(superblock, reclaimed);
         if !self.options.defects.has(Defect::ReuseBeforeNamed) {

@@ -14,7 +14,7 @@ use futures_util::stream;
 use super::catalogue::Catalogue;
 use super::change::{Op, decode, encode};
 use super::contents::{check_catalogue, read_nodes, read_summaries};
-use super::journal::{Journal, MemoryTail, Position, Record, Replayed, Start, replay};
+use super::journal::{Journal, MemoryTail, Position, Record, Replayed, Start, pages_max, replay};
 use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, checksum};
 use super::media::read_hard;
 use super::space::{Growth, Space, groups_within};
@@ -22,6 +22,7 @@ use super::store::{Parts, Store, StoreOptions};
 use super::superblock::{COUNTER_END, LEASED, SLOT_BLOCKS, Slots, Superblock};
 use super::table::Held;
 use super::tree::Nodes;
+use crate::options::Defect;
 
 /// Data read at once to be compared with its checksum.
 const COMPARED_AT_ONCE: usize = 16;
@@ -32,6 +33,9 @@ const VOIDS_PER_RECORD: usize = 1000;
 
 /// Records repeated between two turns of the reactor: other stores' guests wait meanwhile.
 const STEP_RECORDS: usize = 256;
+/// What an opening and the checkpoint that makes room may use up behind the voids: rounds that confirm what was flushed, and
+/// name the checkpoint, two pages each.
+const OPENING_PAGES: u64 = 16;
 
 /// How a new store is laid out.
 #[derive(Debug, Clone, Copy)]
@@ -99,6 +103,7 @@ impl Store {
         }
         let summaries = read_summaries(&catalogue, groups, &superblock, file.name())?;
         let ready_to = opened.superblock.ready_to;
+        journal.gives_up.set(options.defects.has(Defect::DoubtFullDevice));
         let space = Space::open(env.clone(), file.clone(), geometry, summaries, ready_to, growth, can_grow);
         check_catalogue(&catalogue, &space, file.name())?;
         let (lineage, stored) = read_nodes(&catalogue, &superblock, file.name())?;
@@ -134,7 +139,11 @@ impl Store {
         if self.broken().is_some() {
             return Ok(());
         }
-        self.void(changes);
+        if let Err(e) = self.void(changes) {
+            // Reads show what they show with the voids, and nothing is written that a replay could confuse with them.
+            self.break_down(&e);
+            return Ok(());
+        }
         if hidden {
             // Such a page must not be read again later, with records that were left out now.
             self.flush().await?;
@@ -217,9 +226,12 @@ impl Store {
     }
 
     /// Records that records without their data never happened.
-    fn void(&self, changes: &Changes) {
-        if changes.void.is_empty() || self.options.defects.has(crate::options::Defect::ForgetVoids) {
-            return;
+    ///
+    /// # Errors
+    /// `NoSpace`: the journal has no room for that; nothing was recorded, and the next opening compares again.
+    fn void(&self, changes: &Changes) -> Result<()> {
+        if changes.void.is_empty() || self.options.defects.has(Defect::ForgetVoids) {
+            return Ok(());
         }
         let mut voids: Vec<Op> = Vec::new();
         for lsn in &changes.void {
@@ -228,9 +240,22 @@ impl Store {
                 _ => voids.push(Op::Void { first: *lsn, last: *lsn }),
             }
         }
-        for some in voids.chunks(VOIDS_PER_RECORD) {
-            self.journal.append(Record::Change(encode(some)));
+        let records: Vec<_> =
+            voids.chunks(VOIDS_PER_RECORD).map(|some| Record::Change(encode(some))).collect();
+        let needed = records.iter().map(pages_max).sum::<u64>() + OPENING_PAGES;
+        if self.journal.free_pages() < needed {
+            let cause = format!(
+                "the journal has {} pages left, and {needed} are needed to say that {} records never happened: their data \
+                 was lost in a crash",
+                self.journal.free_pages(),
+                changes.void.len()
+            );
+            return Err(Error::new(ErrorKind::NoSpace, self.path(), cause));
         }
+        for record in records {
+            self.journal.append(record);
+        }
+        Ok(())
     }
 
     /// What records displaced is free already: nothing may be placed while a replay would still doubt the data of those that

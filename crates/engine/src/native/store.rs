@@ -367,6 +367,7 @@ impl Store {
     /// Ends all work: what is in memory is merged and durable afterwards, and the file is left alone.
     pub async fn close(&self) -> Result<()> {
         self.closed.set(true);
+        self.journal.gives_up.set(true);
         self.work.notify();
         let written = self.write_all().await;
         while self.tended.get() > 0 {

@@ -3,6 +3,7 @@
 use sim::{SimWorld, View};
 
 use super::change::Op;
+use super::journal::Record;
 use super::layout::{BLOCK, HEADER_BLOCKS};
 use super::superblock::{SLOT_BLOCKS, Superblock};
 use super::tests::*;
@@ -143,4 +144,33 @@ fn data_that_cannot_be_read_voids_its_record_and_is_told() {
         assert!(told.len() == 1 && told[0].contains("blocks 5..6 of node 1"), "{told:?}");
         store.close().await.unwrap();
     });
+}
+
+/// Records without data up to the journal's last page: nothing can be recorded any more, least of all that they never happened.
+#[test]
+fn voids_that_find_no_room_leave_the_store_readable() {
+    let world = made(2);
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        // It makes no checkpoint by itself any more.
+        store.break_down(&blk::Error::refused("store", "a crash is coming"));
+        let birth = store.generation.get();
+        while store.journal.free_pages() > 0 {
+            store.journal.append(Record::Map { node: 1, start: 900, len: 1, addr: 5000, birth, checksum: 1 });
+        }
+        store.journal.cut();
+        // The writes end; nothing flushes them.
+        env.sleep_us(1000).await;
+    });
+    for _ in 0..2 {
+        world.kill();
+        run(&world, |env| async move {
+            let store = open_store(&env).await.unwrap();
+            let broken = store.broken().expect("there is no room");
+            assert!(broken.cause.contains("never happened"), "{broken}");
+            let base = disk(&store, 1);
+            assert_eq!((shows(&base, 0).await, shows(&base, 2).await, shows(&base, 900).await), (2, 1, 0));
+            store.close().await.unwrap();
+        });
+    }
 }

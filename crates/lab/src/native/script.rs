@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use blk::{Env, Errno};
+use engine::Defects;
 use sim::{Action, Fault, OpKind, SimWorld};
 
 use super::guest::Guest;
@@ -110,10 +111,52 @@ pub fn run_failing(
     .map_err(|e| format!("{before:?}, {operation:?}, I/O {nth} fails {trouble:?}: {e}"))
 }
 
+/// Runs `before`, then one operation whose n-th write finds no space, once; then a checkpoint and a flush, in the same start,
+/// must succeed. False when it has fewer writes.
+pub fn run_full_once(before: Operation, operation: Operation, nth: u64) -> Result<bool, String> {
+    run_full_once_with(Defects::default(), before, operation, nth)
+}
+
+/// The same with a defect planted.
+pub fn run_full_once_with(
+    defects: Defects,
+    before: Operation,
+    operation: Operation,
+    nth: u64,
+) -> Result<bool, String> {
+    caught(|| {
+        let script = Script::begin_with(defects)?;
+        let struck = Rc::new(std::cell::Cell::new(false));
+        let (world, noted) = (script.world.clone(), struck.clone());
+        script.run(async move |actor| {
+            actor.act(before).await?;
+            let writes = || world.count(OpKind::Write).submitted;
+            let done = writes();
+            world.add_fault(Fault::nth(nth, Action::Fail(Errno::ENOSPC)).of(OpKind::Write));
+            actor.act(operation).await?;
+            noted.set(writes() - done >= nth);
+            world.clear_faults();
+            actor.store_is_sound()?;
+            actor.user.checkpoint().await?;
+            actor.flush().await?;
+            actor.store_is_sound()
+        })?;
+        script.world.power_cut();
+        script.end().map(|()| struck.get())
+    })
+    .map_err(|e| format!("{before:?}, {operation:?}, write {nth} finds no space: {e}"))
+}
+
 impl Script {
     /// Two snapshots and a branch of the older, some of it merged and some not.
     pub fn begin() -> Result<Script, String> {
-        let plan = Rc::new(Plan::scripted());
+        Script::begin_with(Defects::default())
+    }
+
+    fn begin_with(defects: Defects) -> Result<Script, String> {
+        let mut plan = Plan::scripted();
+        plan.options.defects = defects;
+        let plan = Rc::new(plan);
         let world = SimWorld::new(plan.seed, plan.world.clone());
         let script = Script { world, plan, truth: Rc::default() };
         create(&script.world, &script.plan, &script.truth)?;
@@ -207,6 +250,14 @@ impl Actor {
         let user = User { scene: scene.clone(), rng: scene.plan.rng(0, 1) };
         let guest = Guest { scene: scene.clone(), rng: scene.plan.rng(0, 2) };
         Actor { scene: scene.clone(), user, guest }
+    }
+
+    /// Nothing that happened needs another start.
+    fn store_is_sound(&self) -> Result<(), String> {
+        match self.scene.store.broken() {
+            Some(e) => Err(format!("needs another start: {e}")),
+            None => Ok(()),
+        }
     }
 
     fn machine(&self) -> Rc<RunningMachine> {

@@ -23,12 +23,12 @@ mod tests;
 #[cfg(test)]
 mod unreadable_tests;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use blk::sync::Signal;
-use blk::{Env, Error, File};
+use blk::{Env, Error, File, Result};
 
 use super::layout::{BLOCK, Geometry, HEADER_BLOCKS};
 use batch::{Draft, Stamp};
@@ -58,6 +58,9 @@ pub const RESERVE_PAGES: u64 = 4 * CHANGE_ROOM + ADMITTED_PAGES;
 
 /// The reserve, and as much again for guests: 3.2 MiB.
 pub const JOURNAL_PAGES_MIN: u64 = 2 * RESERVE_PAGES;
+
+/// Between two tries of a write that finds no space.
+const SPACE_RETRY_US: u64 = 100_000;
 
 /// A place in the journal: the next batch's page number and the next record's number, which counts from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,6 +99,8 @@ pub struct Journal {
     rounds: Signal,
     /// `durable` has advanced, or the journal has failed.
     further: Signal,
+    /// A write that finds no space fails, instead of waiting for some.
+    pub gives_up: Cell<bool>,
 }
 
 struct State {
@@ -122,6 +127,12 @@ struct State {
     /// The first error; nothing is written after it.
     failed: Option<Error>,
     rounds: rounds::Rounds,
+}
+
+/// The most pages that a batch with this record alone may use up: its own, and as many that are passed over where it does not
+/// fit before the ring's end.
+pub fn pages_max(record: &Record) -> u64 {
+    2 * (record.encoded_len() as u64 / BLOCK + 2)
 }
 
 impl State {
@@ -169,6 +180,7 @@ impl Journal {
             written,
             rounds,
             further,
+            gives_up: Cell::new(false),
         })
     }
 
@@ -236,12 +248,28 @@ impl Journal {
 
     async fn write(&self, seq: u64, data: blk::Slice) {
         let page = HEADER_BLOCKS + seq % self.geometry.journal_pages;
-        let result = self.file.write(page * BLOCK, data).await;
+        let result = self.when_space(async || self.file.write(page * BLOCK, data.clone()).await).await;
         self.state.borrow_mut().writing.remove(&seq);
         if let Err(error) = result {
             self.fail(error);
         }
         self.written.notify();
+    }
+
+    /// Writes in place again until there is space, where file systems that never overwrite in place have none: nothing has
+    /// changed, and nothing is in doubt. Not while the store closes, which must come to its end.
+    pub async fn when_space(&self, write: impl AsyncFn() -> Result<()>) -> Result<()> {
+        loop {
+            match write().await {
+                Err(e) if e.is_no_space() && !self.gives_up.get() => self.env.sleep_us(SPACE_RETRY_US).await,
+                written => return written,
+            }
+        }
+    }
+
+    /// Pages that can be appended before the oldest would be overwritten.
+    pub fn free_pages(&self) -> u64 {
+        self.geometry.journal_pages - self.used_pages()
     }
 
     fn fail(&self, error: Error) {
