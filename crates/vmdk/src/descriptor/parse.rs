@@ -72,7 +72,7 @@ fn with(text: String, newline: &[u8]) -> Vec<u8> {
 pub(super) fn lines(file: &str, bytes: &[u8]) -> Result<(Vec<Line>, &'static [u8])> {
     check_text(file, bytes)?;
     let mut lines = Vec::new();
-    for (index, raw) in text_of(bytes).split_inclusive(|b| *b == b'\n').enumerate() {
+    for (index, raw) in text_of(file, bytes)?.split_inclusive(|b| *b == b'\n').enumerate() {
         lines.push(Line { raw: raw.to_vec(), kind: classify(file, index + 1, raw)? });
     }
     let crlf = lines.first().is_some_and(|line| line.raw.ends_with(b"\r\n"));
@@ -83,19 +83,23 @@ pub(super) fn lines(file: &str, bytes: &[u8]) -> Result<(Vec<Line>, &'static [u8
 ///
 /// QEMU writes a CID without leading zeros over a longer one, moves the rest of the text forward and ends it with a NUL; the
 /// last bytes of the text from before then still stand behind that NUL (`vmdk_write_cid` in its `block/vmdk.c`). Anything
-/// else behind a NUL is damage, and is left for the caller to find.
-fn text_of(bytes: &[u8]) -> &[u8] {
+/// else behind a NUL is damage.
+fn text_of<'a>(file: &str, bytes: &'a [u8]) -> Result<&'a [u8]> {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     let (text, behind) = bytes.split_at(end);
     let from = behind.iter().position(|b| *b != 0).unwrap_or(behind.len());
     let to = behind.iter().rposition(|b| *b != 0).map_or(from, |at| at + 1);
     let left = &behind[from..to];
-    if text.ends_with(left) { text } else { bytes }
+    if !text.ends_with(left) {
+        let found = shown(&String::from_utf8_lossy(left));
+        return Err(wrong(file, &format!("what follows the NUL at byte {end}"), found, "nothing but NULs"));
+    }
+    Ok(text)
 }
 
 fn classify(file: &str, number: usize, raw: &[u8]) -> Result<LineKind> {
     let line = raw.trim_ascii();
-    if line.is_empty() || line[0] == b'#' || line.iter().all(|b| *b == 0) {
+    if line.is_empty() || line[0] == b'#' {
         return Ok(LineKind::Other);
     }
     if extent::is_extent(line) {
