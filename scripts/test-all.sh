@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 
 export HOSTILE_FOLDERS=${HOSTILE_FOLDERS:-5000}
 export CRASH_CUTS=${CRASH_CUTS:-100000}
+export FAULT_STRIDE=${FAULT_STRIDE:-1}
 export CRASH_RUNS=${CRASH_RUNS:-5000}
 export UNSTUN_KILL_CYCLES=${UNSTUN_KILL_CYCLES:-30}
 # At 20 cuts a second, a third of what two quiet cores do, and half a second for each folder.
