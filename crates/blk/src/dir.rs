@@ -146,8 +146,8 @@ impl Dir {
         self.0.env.pending(self.0.handle)
     }
 
-    /// Space of the file system. What removed files still hold is waited for a little, and counts as free then: whoever made
-    /// space by removing must not remove more because the file system is slow.
+    /// Space of the file system. What removed files still hold is waited for a little, and counts as free then: what was
+    /// removed to make space is enough, though the file system is slow.
     pub async fn space(&self) -> Result<Space> {
         let env = self.env();
         let until_ns = env.now_ns() + FREEING_WAIT_NS;
@@ -166,10 +166,8 @@ impl Dir {
 
     /// Waits a little for what removed files still hold, before what found no space is tried again.
     pub async fn wait_for_freed(&self) {
-        if self.env().can_hang() {
-            // A failure is that of what is tried again.
-            let _ = self.space().await;
-        }
+        // A failure is that of what is tried again.
+        let _ = self.space().await;
     }
 
     async fn space_now(&self) -> Result<Space> {

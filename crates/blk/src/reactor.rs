@@ -270,7 +270,7 @@ pub trait Reactor {
     /// however long ago they were submitted. Parts of an operation that are submitted again count like others.
     fn fence(&self, file: Handle, deadline: Arc<Deadline>);
 
-    /// Opens a directory by path; the only path a data plane ever opens. Synchronous, so for programs that serve nobody.
+    /// Opens a directory by path; the only path a data plane ever opens. Synchronous, so not for a program with clients.
     fn open_root(&self, path: &str) -> Result<Handle, Errno>;
 
     /// Opens a directory by path without holding the core up; outcome: `Opened`. None where no path holds anything up.

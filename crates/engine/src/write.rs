@@ -1,5 +1,6 @@
 //! The guest's writes: overwrite in place, first writes into the top, and both layers while a commit moves a region.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -308,14 +309,21 @@ impl Disk {
         Ok(())
     }
 
-    /// Zeroes a range by giving its space back, and never by writing.
+    /// Zeroes a range by giving its space back, and not by writing; zeros are written only where one file of the disk could
+    /// and the next one cannot.
     ///
     /// # Errors
     /// `Unsupported` where that cannot be done; nothing has changed then.
     async fn zero_fast(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
         // The first of the two never writes, and learns what the file can; after it the second has nothing to write.
+        let has_begun = Cell::new(false);
         let zero = async |file: &File, run: &Run, offset| {
-            file.give_back(offset, run.len).await?;
+            match file.give_back(offset, run.len).await {
+                // Another file of the disk has given space back: the range is zeroed as a whole, here by writing.
+                Err(e) if e.kind == ErrorKind::Unsupported && has_begun.get() => {}
+                given => given?,
+            }
+            has_begun.set(true);
             file.zero(offset, run.len, true).await
         };
         let can = self.can_punch() && !mode.no_hole;

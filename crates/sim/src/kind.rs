@@ -28,10 +28,12 @@ pub enum OpKind {
     Socket,
     Link,
     Attributes,
+    /// Frees space without ever writing.
+    GiveBack,
 }
 
 impl OpKind {
-    pub const ALL: [OpKind; 23] = [
+    pub const ALL: [OpKind; 24] = [
         OpKind::Read,
         OpKind::Write,
         OpKind::Flush,
@@ -55,6 +57,7 @@ impl OpKind {
         OpKind::Socket,
         OpKind::Link,
         OpKind::Attributes,
+        OpKind::GiveBack,
     ];
 
     /// Whether it can change what a power cut leaves behind.
@@ -76,6 +79,7 @@ impl OpKind {
                 | SyncDir
                 | Lock
                 | Link
+                | GiveBack
         )
     }
 }
@@ -101,7 +105,7 @@ pub(crate) fn describe(op: &Op) -> Described<'_> {
         Op::Allocate { file, offset, len } => on(OpKind::Allocate, file, *offset, *len),
         Op::Zero { file, offset, len, punch: true } => on(OpKind::Punch, file, *offset, *len),
         Op::Zero { file, offset, len, punch: false } => on(OpKind::Zero, file, *offset, *len),
-        Op::GiveBack { file, offset, len } => on(OpKind::Punch, file, *offset, *len),
+        Op::GiveBack { file, offset, len } => on(OpKind::GiveBack, file, *offset, *len),
         Op::SetLen { file, len } => on(OpKind::SetLen, file, 0, *len),
         Op::Extents { file, offset, len } => on(OpKind::Extents, file, *offset, *len),
         Op::Size { file } | Op::Allocated { file } => on(OpKind::Size, file, 0, 0),

@@ -1,5 +1,5 @@
-//! How long transfers are under way. Their submission reads no clock: whoever asks for an age looks at what is under way, and
-//! remembers it until the next question.
+//! How long transfers are under way. Their submission reads no clock: a question for an age looks at what is
+//! under way, and remembers it until the next question.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
 //! The handle table: descriptors by index. Handles of one file that is only read, or of one folder, share a descriptor: 70
-//! clones of a chain of 127 layers take 127 descriptors, not 9,000. Transfers name their offsets, so nothing of a descriptor's state is anybody's.
+//! clones of a chain of 127 layers take 127 descriptors, not 9,000. Transfers name their offsets: a shared descriptor has no
+//! state of one user.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

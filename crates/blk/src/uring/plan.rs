@@ -5,6 +5,7 @@ use super::handles::{Entry, Handles};
 use super::open::Kind;
 use super::task::Task;
 use super::work::{Fd, Work};
+use crate::buf::Buf;
 use crate::error::Errno;
 use crate::reactor::{Handle, Op, Outcome};
 
@@ -99,11 +100,7 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         Op::Zero { file, offset, len, punch: true } => {
             space(handles, file, offset, len, |fd| Work::Zero { fd, offset, len, punch: true })
         }
-        Op::Zero { file, offset, len, punch: false } => match check_range(offset, len) {
-            Ok(()) if len == 0 => Plan::Done(Outcome::Unit(handles.get(file).map(drop))),
-            Ok(()) => files(handles, file, unit, |fd| Task::Zero { fd, offset, len, by_writing: false }),
-            Err(e) => Plan::Done(unit(e)),
-        },
+        Op::Zero { file, offset, len, punch: false } => zero(handles, file, offset, len),
         Op::GiveBack { file, offset, len } => {
             space(handles, file, offset, len, |fd| Work::GiveBack { fd, offset, len })
         }
@@ -137,16 +134,29 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
             fd: s.fd.clone(),
             tcp: matches!(s.kind, Kind::Listener { tcp: true, .. }),
         }),
-        Op::Recv { socket, buf, at } => match handles.get(socket) {
-            // A receive of no bytes would read as the end of the stream.
-            Ok(_) if at >= buf.len() => Plan::Done(Outcome::Read(buf, Err(Errno::EINVAL))),
-            Ok(s) => Plan::Ring(Work::Recv { fd: s.fd.clone(), buf, at }),
-            Err(e) => Plan::Done(Outcome::Read(buf, Err(e))),
-        },
+        Op::Recv { socket, buf, at } => recv(handles, socket, buf, at),
         Op::HungUp { socket } => ring(handles, socket, unit, |s| Work::HungUp { fd: s.fd.clone() }),
         Op::Send { socket, parts } => {
             ring(handles, socket, count, |s| Work::Send { fd: s.fd.clone(), parts, message: None })
         }
+    }
+}
+
+fn recv(handles: &Handles, socket: Handle, buf: Buf, at: usize) -> Plan {
+    match handles.get(socket) {
+        // A receive of no bytes would read as the end of the stream.
+        Ok(_) if at >= buf.len() => Plan::Done(Outcome::Read(buf, Err(Errno::EINVAL))),
+        Ok(s) => Plan::Ring(Work::Recv { fd: s.fd.clone(), buf, at }),
+        Err(e) => Plan::Done(Outcome::Read(buf, Err(e))),
+    }
+}
+
+/// Zeros that keep their space: the file system's thread, because the size of the file has a say.
+fn zero(handles: &Handles, file: Handle, offset: u64, len: u64) -> Plan {
+    match check_range(offset, len) {
+        Ok(()) if len == 0 => Plan::Done(Outcome::Unit(handles.get(file).map(drop))),
+        Ok(()) => files(handles, file, unit, |fd| Task::Zero { fd, offset, len, by_writing: false }),
+        Err(e) => Plan::Done(unit(e)),
     }
 }
 

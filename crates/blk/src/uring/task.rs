@@ -77,7 +77,7 @@ pub(super) enum Task {
     Space {
         dir: Fd,
     },
-    /// Zeros up to the end of the file: past it the kernel would reserve blocks that nobody asked for. `by_writing` where the
+    /// Zeros up to the end of the file: past it the kernel would reserve further blocks. `by_writing` where the
     /// file system cannot zero by itself.
     Zero {
         fd: Fd,

@@ -140,6 +140,7 @@ impl Work {
             Work::Write { .. } | Work::ZeroWrite { .. } => "writing",
             Work::Flush { .. } => "flushing a file",
             Work::Reserve { .. } | Work::Extend { .. } => "reserving space",
+            Work::Zero { punch: false, .. } => "zeroing",
             Work::Zero { .. } | Work::GiveBack { .. } => "freeing space",
             _ => "waiting",
         }

@@ -3,14 +3,15 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use blk::reactor::OpenMode;
 use blk::volume::{STATUS_PIECES_MAX, Volume, ZeroMode};
-use blk::{Buf, Dir, Env, ErrorKind, SECTOR};
+use blk::{Buf, Dir, Env, Errno, ErrorKind, SECTOR};
 use engine::native::space::Growth as StoreGrowth;
 use engine::native::{NativeVm, NewStore, Store, StoreOptions};
 use engine::relocate::Relocation;
 use engine::{Job, Machine, Options, Vm};
 use lab::plain::Plain;
-use sim::Rng;
+use sim::{Action, Fault, OpKind, Rng, SimWorld};
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
@@ -22,10 +23,18 @@ const STEPS: u64 = 120;
 /// What one step of a status finds beyond its limit: every sector of 8 MiB.
 const STATUS_STEP_PIECES: usize = (8 << 20) / SECTOR as usize;
 
-async fn redo(env: &Env, root: &Dir) -> Rc<dyn Machine> {
+async fn home_of_files(root: &Dir) -> Dir {
     let dir = root.open_dir("redo", true).await.unwrap();
     let new = NewVm::new("redo", &[DISK_BYTES]);
     Home::create(dir.clone(), Folders::default(), GROWTH, new).await.unwrap();
+    dir
+}
+
+async fn redo(env: &Env, root: &Dir) -> Rc<dyn Machine> {
+    open_files(env, home_of_files(root).await).await
+}
+
+async fn open_files(env: &Env, dir: Dir) -> Rc<dyn Machine> {
     let home = Home::new(dir, Folders::default(), GROWTH);
     let options = Options { reserve_bytes: 1 << 20, ..Options::default() };
     Vm::open(env.clone(), Rc::new(home), options).await.unwrap()
@@ -105,7 +114,7 @@ impl Subject {
         self.shows_the_model(range).await;
     }
 
-    /// Whoever asks for it fast gets zeros or a refusal that changed nothing, and what was promised is kept.
+    /// A request for fast zeros is answered with zeros or a refusal that changed nothing; reserved space stays reserved.
     async fn zero(&mut self, range: Range<u64>) {
         let mode = ZeroMode { no_hole: self.rng.coin(), fast_only: self.rng.coin() };
         match self.disk.clone().write_zeroes(range.clone(), mode).await {
@@ -222,6 +231,48 @@ async fn a_machine_keeps_it(vm: Rc<dyn Machine>) {
 #[test]
 fn disks_in_files_keep_it() {
     in_both_worlds(|env, root| async move { a_machine_keeps_it(redo(&env, &root).await).await });
+}
+
+/// The second half of the disk is in a file of its own.
+async fn split(dir: &Dir) {
+    let bytes = dir.read_file("redo.vmdk", 64 << 10).await.unwrap();
+    let text = String::from_utf8(bytes).unwrap();
+    let extent = text.lines().find(|line| line.starts_with("RW ")).unwrap();
+    let half = DISK_BYTES / SECTOR / 2;
+    let halves = format!("RW {half} FLAT \"redo-flat.vmdk\" 0\nRW {half} FLAT \"second.vmdk\" 0");
+    dir.create_new("second.vmdk").await.unwrap().set_len(DISK_BYTES / 2).await.unwrap();
+    dir.open("redo-flat.vmdk", OpenMode::Write).await.unwrap().set_len(DISK_BYTES / 2).await.unwrap();
+    dir.replace_file("redo.vmdk", text.replace(extent, &halves).as_bytes()).await.unwrap();
+}
+
+async fn fast_zeros_are_all_or_nothing(disk: Rc<dyn Volume>) {
+    let half = DISK_BYTES / 2;
+    let fast = ZeroMode { fast_only: true, ..ZeroMode::default() };
+    let mut subject = Subject::new(disk.clone()).await;
+    subject.write(0..DISK_BYTES).await;
+    let only_second = disk.clone().write_zeroes(half + SECTOR..DISK_BYTES, fast).await;
+    assert_eq!(only_second.unwrap_err().kind, ErrorKind::Unsupported);
+    subject.shows_the_model(0..DISK_BYTES).await;
+    let both = half - 64 * SECTOR..half + 64 * SECTOR;
+    disk.clone().write_zeroes(both.clone(), fast).await.unwrap();
+    subject.expected(&both).fill(0);
+    subject.shows_the_model(0..DISK_BYTES).await;
+}
+
+#[test]
+fn a_disk_in_two_files_of_which_one_cannot_punch_keeps_it() {
+    let world = SimWorld::new(SEED, sim::Options::default());
+    let cannot = Fault::nth(1, Action::Fail(Errno::EOPNOTSUPP)).of(OpKind::GiveBack).named("second");
+    world.add_fault(cannot.and_all_later());
+    let script = |env: Env| async move {
+        let dir = home_of_files(&env.open_root("/").unwrap()).await;
+        split(&dir).await;
+        let vm = open_files(&env, dir).await;
+        let (disk, _client) = vm.attach(0, "contract").await.unwrap();
+        fast_zeros_are_all_or_nothing(disk.clone()).await;
+        keeps_the_contract(disk).await;
+    };
+    world.run(script).expect("no power cut is scheduled");
 }
 
 #[test]

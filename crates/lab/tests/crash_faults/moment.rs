@@ -164,13 +164,13 @@ fn fast_zeros_are_refused_where_they_would_be_written() {
         assert_eq!(zero(true, true).await, (Err(ErrorKind::Unsupported), 0));
         assert_eq!(zero(true, false).await, (Ok(()), 0));
         let keeps = Fault::nth(1, Action::Fail(Errno::EOPNOTSUPP)).and_all_later();
-        counted.add_fault(keeps.of(OpKind::Punch));
+        counted.add_fault(keeps.of(OpKind::GiveBack));
         assert_eq!(zero(true, false).await, (Err(ErrorKind::Unsupported), 0));
         counted.clear_faults();
         // Learned once, for the file.
-        let asked = counted.count(OpKind::Punch).submitted;
+        let asked = counted.count(OpKind::GiveBack).submitted;
         assert_eq!(zero(true, false).await, (Err(ErrorKind::Unsupported), 0));
-        assert_eq!(counted.count(OpKind::Punch).submitted, asked);
+        assert_eq!(counted.count(OpKind::GiveBack).submitted, asked);
     });
     result.expect("no power cut is scheduled");
 }

@@ -52,7 +52,8 @@ impl Calls {
             OpKind::Open | OpKind::OpenDir => self.open,
             OpKind::Create => self.create,
             OpKind::Lock => self.lock,
-            OpKind::Allocate | OpKind::Zero | OpKind::Punch | OpKind::SetLen => self.change,
+            OpKind::Allocate | OpKind::Zero | OpKind::Punch | OpKind::GiveBack => self.change,
+            OpKind::SetLen => self.change,
             OpKind::Rename | OpKind::Unlink | OpKind::RemoveDir | OpKind::Link => self.change,
             _ => self.ask,
         };

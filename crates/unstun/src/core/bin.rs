@@ -211,15 +211,15 @@ impl Node {
         Ok(None)
     }
 
-    /// Looks after the bins until the daemon ends.
+    /// Evicts from the bins until the daemon ends.
     pub async fn keep_bins(self: Rc<Self>) {
         while !self.bin_ends.get() {
-            for site in self.sites().into_iter().filter(|site| !site.bin.tended.replace(true)) {
+            for site in self.sites().into_iter().filter(|site| !site.bin.is_checked.replace(true)) {
                 let node = self.clone();
                 // A datastore that hangs keeps no other from it.
                 self.env.spawn_detached(Box::pin(async move {
-                    node.tend_bin(&site).await;
-                    site.bin.tended.set(false);
+                    node.clean_bin(&site).await;
+                    site.bin.is_checked.set(false);
                 }));
             }
             self.env.sleep_us(TICK_US).await;
@@ -230,20 +230,20 @@ impl Node {
     pub(super) async fn end_bins(&self) {
         self.bin_ends.set(true);
         for site in self.sites() {
-            // One that hangs keeps its turn.
-            let _ = asked(&site, site.bin.turn.lock()).await;
+            // One that hangs is not waited for.
+            let _ = asked(&site, site.bin.evicting.lock()).await;
         }
     }
 
     #[cfg(test)]
-    pub(super) async fn tend_bins(&self) {
+    pub(super) async fn clean_bins(&self) {
         for site in self.sites() {
-            self.tend_bin(&site).await;
+            self.clean_bin(&site).await;
         }
     }
 
     /// Removes for good what is past its time, and what is in the way of the space that is to stay free.
-    async fn tend_bin(&self, site: &Rc<Site>) {
+    async fn clean_bin(&self, site: &Rc<Site>) {
         self.evict_expired(site).await;
         self.evict_for_share(site).await;
         let waits = |state| state == JobState::WaitingForSpace;
@@ -254,7 +254,7 @@ impl Node {
     }
 
     async fn evict_expired(&self, site: &Rc<Site>) {
-        let _turn = site.bin.turn.lock().await;
+        let _evicting = site.bin.evicting.lock().await;
         for victim in self.evictable(site) {
             let until = self.bin.kept_until_unix_us(victim.unix_us());
             if until <= self.env.unix_us() || victim.is_half_removed() {
@@ -265,7 +265,7 @@ impl Node {
 
     /// Oldest first, until more than the share is free.
     async fn evict_for_share(&self, site: &Rc<Site>) {
-        let _turn = site.bin.turn.lock().await;
+        let _evicting = site.bin.evicting.lock().await;
         for victim in self.evictable(site) {
             match site.space().await {
                 Ok(space) if !self.bin.leaves(space) => {}
@@ -283,7 +283,7 @@ impl Node {
         if self.evictable(site).is_empty() {
             return false;
         }
-        let _turn = site.bin.turn.lock().await;
+        let _evicting = site.bin.evicting.lock().await;
         if site.bin.evicted.get() != before {
             return true;
         }

@@ -3,6 +3,7 @@
 //! record as unfinished, no name is taken, and what other VMs hold is whole.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::rc::Rc;
 
 use blk::Errno;
@@ -275,22 +276,32 @@ fn troubled(world: &SimWorld, plan: Plan, defect: Option<Defect>) -> Outcome<(bo
     let armed = world.clone();
     let ended = world.run(move |env| async move {
         let node = boot(env, defect).await?;
-        let before = armed.events();
-        match plan.trouble {
-            // Each I/O is two events.
-            Trouble::Fails(errno) => armed.add_fault(Fault::nth(plan.nth / 2 + 1, Action::Fail(errno))),
-            _ => armed.cut_at(Cut::Event(plan.nth)),
-        }
-        let answered = plan.verb.act(&node).await;
-        armed.cancel_cut();
-        armed.clear_faults();
-        match (plan.trouble, answered) {
-            (Trouble::Fails(_), answered) => Ok((answered.is_ok(), armed.events() - before >= plan.nth)),
-            (_, Err(e)) => Err(e),
-            _ => Ok((true, false)),
-        }
+        strike(&armed, plan.trouble, plan.nth, plan.verb.act(&node)).await
     });
     ended.unwrap_or(Ok((false, true)))
+}
+
+/// Does `act`, with the trouble at its `nth` event. Whether it was answered well, and whether the trouble struck.
+pub async fn strike(
+    armed: &SimWorld,
+    trouble: Trouble,
+    nth: u64,
+    act: impl Future<Output = Outcome<()>>,
+) -> Outcome<(bool, bool)> {
+    let before = armed.events();
+    match trouble {
+        // Each I/O is two events.
+        Trouble::Fails(errno) => armed.add_fault(Fault::nth(nth / 2 + 1, Action::Fail(errno))),
+        _ => armed.cut_at(Cut::Event(nth)),
+    }
+    let answered = act.await;
+    armed.cancel_cut();
+    armed.clear_faults();
+    match (trouble, answered) {
+        (Trouble::Fails(_), answered) => Ok((answered.is_ok(), armed.events() - before >= nth)),
+        (_, Err(e)) => Err(e),
+        _ => Ok((true, false)),
+    }
 }
 
 pub fn end(world: &SimWorld, trouble: Trouble) {
@@ -507,42 +518,65 @@ fn check_empty(world: &SimWorld, verb: Verb) -> Outcome<()> {
 
 /// Cuts of a verb, until it is over before one strikes; their number.
 fn campaign(verb: Verb, stride: u64, defect: Option<Defect>) -> Outcome<u64> {
-    let seed = setting("CRASH_SEED").unwrap_or(1);
-    let mut rng = Rng::new(seed ^ verb as u64);
-    let mut nth = rng.between(1, stride);
-    let mut cuts = 0;
-    while nth < EVENTS {
+    sweep(verb as u64, stride, EVENTS, |nth, rng| {
         let again = rng.coin().then(|| rng.between(1, RECOVERY_EVENTS));
         let trouble = *rng.pick(&Trouble::ALL).expect("some");
         let plan = Plan { verb, nth, trouble, again, seed: rng.u64() };
-        let struck = run(plan, defect)
-            .map_err(|e| format!("{plan:?}: {e}\n  replay: CRASH_SEED={seed} CRASH_STRIDE={stride}"))?;
-        if !struck {
+        run(plan, defect).map_err(|e| format!("{plan:?}: {e}"))
+    })
+}
+
+/// Troubles at every `stride`th event of a verb, until it is over before one strikes; their number. `run` answers whether its
+/// trouble, at that event, struck.
+///
+/// # Errors
+/// What `run` found, or that the verb has more than `events_max` events.
+pub fn sweep(
+    salt: u64,
+    stride: u64,
+    events_max: u64,
+    mut run: impl FnMut(u64, &mut Rng) -> Outcome<bool>,
+) -> Outcome<u64> {
+    let seed = setting("CRASH_SEED").unwrap_or(1);
+    let replay = |e| format!("{e}\n  replay: CRASH_SEED={seed} CRASH_STRIDE={stride}");
+    let mut rng = Rng::new(seed ^ salt);
+    let mut nth = rng.between(1, stride);
+    let mut cuts = 0;
+    while nth < events_max {
+        if !run(nth, &mut rng).map_err(replay)? {
             return Ok(cuts);
         }
         cuts += 1;
         nth += stride;
     }
-    Err(format!("{verb:?} has more than {EVENTS} events"))
+    Err(replay(format!("the verb has more than {events_max} events")))
 }
 
-#[test]
-fn a_verb_that_was_cut_off_has_happened_or_has_not() {
-    let stride = setting("CRASH_STRIDE").unwrap_or(STRIDE);
+/// The cuts of all campaigns, a case on each core.
+pub fn all_cuts<C: Copy + Debug + Send + Sync>(
+    cases: &[C],
+    campaign: impl Fn(C) -> Outcome<u64> + Sync,
+) -> u64 {
     let results = std::sync::Mutex::new(Vec::new());
     on_all_cores(|n| {
-        let Some(verb) = VERBS.get(n as usize) else { return false };
-        let result = campaign(*verb, stride, None);
-        results.lock().expect("no panic").push((*verb, result));
+        let Some(case) = cases.get(n as usize) else { return false };
+        let result = campaign(*case);
+        results.lock().expect("no panic").push((*case, result));
         true
     });
     let results = results.into_inner().expect("no panic");
     let failures: Vec<_> = results.iter().filter_map(|(_, result)| result.clone().err()).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    for (verb, cuts) in &results {
-        println!("{verb:?}: {cuts:?} cuts");
+    for (case, cuts) in &results {
+        println!("{case:?}: {cuts:?} cuts");
     }
-    let all: u64 = results.iter().filter_map(|(_, result)| result.clone().ok()).sum();
+    results.into_iter().flat_map(|(_, result)| result).sum()
+}
+
+#[test]
+fn a_verb_that_was_cut_off_has_happened_or_has_not() {
+    let stride = setting("CRASH_STRIDE").unwrap_or(STRIDE);
+    let all = all_cuts(&VERBS, |verb| campaign(verb, stride, None));
     assert!(all * stride > 1000, "{all} cuts, with a stride of {stride}: nothing was cut");
 }
 

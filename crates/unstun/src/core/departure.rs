@@ -245,7 +245,7 @@ impl Node {
     pub async fn settle_departures(self: &Rc<Self>, site: &Rc<Site>) {
         let homes = match site.inhabitants().await {
             Ok(homes) => homes,
-            // Whoever opens them is told.
+            // Their opening reports it.
             Err(_) => return,
         };
         for (name, path) in homes {

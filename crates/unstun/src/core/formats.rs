@@ -204,7 +204,7 @@ async fn folders(node: &Node, home: &Path, roots: &Roots) -> Result<Folders> {
     Ok(folders)
 }
 
-/// A home that may have others who read. One that is not there now has nobody who reads anything.
+/// A home whose layers others may read. One that is not there now has no readers.
 async fn open_other(node: &Node, home: &Path) -> Result<Option<Dir>> {
     match open_path(&node.env, home).await {
         Err(e) if e.kind == blk::ErrorKind::NoDescriptors => Err(e),

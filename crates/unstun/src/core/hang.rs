@@ -1,5 +1,5 @@
-//! Datastores that hang: a file system or a device that leaves a call without an answer. Whoever needs one is told so in time, and
-//! the others are served.
+//! Datastores that hang: a file system or a device that leaves a call without an answer. An operation that
+//! needs one is answered so in time, and the others are served.
 
 use std::cell::RefCell;
 use std::pin::{Pin, pin};

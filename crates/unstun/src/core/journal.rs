@@ -1,7 +1,7 @@
 //! Events on file, so that they outlive the daemon: one JSON object a line in `.unstun/events` of the VM's home.
 //!
-//! Written by a thread for each folder of homes, because neither the core nor another datastore must wait for a file system. A line lost in a crash costs a
-//! report, never data: nothing reads this file to decide anything.
+//! Written by a thread for each folder of homes, because neither the core nor another datastore must wait for a file system. A
+//! line lost in a crash costs a report, never data: nothing reads this file to decide anything.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -496,7 +496,7 @@ pub async fn find_homeless(node: &Rc<Node>, site: &Rc<Site>) -> crate::error::Re
     let store = site.native.open().await?;
     let mut found = Vec::new();
     for (id, name) in homeless(site, &store).await? {
-        // Whoever makes it, moves it or takes it away just now sees to it, or has just done so.
+        // An operation that makes it, moves it or takes it away is under way, or has just ended.
         let Ok(_claim) = node.claim(&name) else { continue };
         if !homeless(site, &store).await?.iter().any(|(other, _)| *other == id) {
             continue;

@@ -152,7 +152,8 @@ impl Node {
         Ok(())
     }
 
-    /// One that hangs keeps no other from being served: it goes on by itself.
+    /// One that hangs keeps no other from being served: it goes on by itself. Its steps keep their order, those of a later
+    /// start too.
     async fn at_site(
         self: &Rc<Self>,
         site: &Rc<Site>,
@@ -161,6 +162,11 @@ impl Node {
     ) -> Result<()> {
         let what = format!("datastore {}: {doing}", site.name);
         let site = site.clone();
+        let turn = site.opening.lock();
+        let work = async move {
+            let _turn = turn.await;
+            work.await
+        };
         or_go_on(&self.env, what, move || site.hang(), work).await.unwrap_or(Ok(()))
     }
 
@@ -179,7 +185,7 @@ impl Node {
     async fn open_each(self: &Rc<Self>, site: &Rc<Site>, homes: Vec<(String, PathBuf)>) {
         for (name, path) in homes {
             let home = site.at(&path);
-            // Whoever makes it, moves it or takes it away just now sees to it.
+            // An operation that makes it, moves it or takes it away is under way.
             let Ok(_claim) = self.claim(&name) else { continue };
             if self.homes().contains(&path) {
                 continue;

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use blk::file::Lock;
 use blk::reactor::{OpenMode, Space};
+use blk::sync::TaskMutex;
 use blk::{Dir, Env};
 use engine::native::{Store, TakeOver};
 
@@ -49,6 +50,8 @@ pub struct Site {
     pub notices: RefCell<Vec<String>>,
     /// Sides here of VMs that are being moved from one datastore to another.
     pub arrivals: Cell<u32>,
+    /// One step of a start at a time: finishing what was interrupted, settling moves, opening its VMs.
+    pub opening: TaskMutex,
     /// Its row of the list when it answered last, and the space of its file system then.
     pub last_row: RefCell<Option<api::Datastore>>,
     pub last_space: Cell<Space>,
@@ -147,6 +150,7 @@ impl Site {
             scrubbed: RefCell::default(),
             notices: RefCell::default(),
             arrivals: Cell::new(0),
+            opening: TaskMutex::default(),
             last_row: RefCell::default(),
             last_space: Cell::default(),
             leaving: Cell::new(false),

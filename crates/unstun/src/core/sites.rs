@@ -325,7 +325,7 @@ impl Node {
         site.leave();
         self.sites.borrow_mut().retain(|other| !Rc::ptr_eq(other, site));
         // An eviction that is under way ends; none begins.
-        drop(site.bin.turn.lock().await);
+        drop(site.bin.evicting.lock().await);
         let mut result = Ok(());
         for entry in &entries {
             result = result.and(without_lease(entry.vm.close().await));
@@ -366,6 +366,7 @@ impl Node {
                 let unknown = || broken(&site.name, &site.path, is_device, &hang.refusal());
                 api::Datastore {
                     is_main: Rc::ptr_eq(site, &self.main),
+                    vms: Some(self.vms_in(site)),
                     condition: api::DatastoreCondition::Hung,
                     message: Some(format!("{}; its figures are those of before", hang.found())),
                     hung: Some(hang.shown()),
@@ -373,6 +374,11 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Those that are open.
+    fn vms_in(&self, site: &Rc<Site>) -> u64 {
+        self.entries().iter().filter(|entry| Rc::ptr_eq(&entry.site, site)).count() as u64
     }
 
     pub async fn show_site(&self, site: &Rc<Site>) -> blk::Result<api::Datastore> {
@@ -383,7 +389,6 @@ impl Node {
             notices.push(format!("the store is read-only: {cause}"));
         }
         notices.extend(site.native.unlinked().await.map(|cause| cause.to_string()));
-        let here = |entry: &&Rc<Entry>| Rc::ptr_eq(&entry.site, site);
         Ok(api::Datastore {
             name: site.name.clone(),
             path: site.path.clone(),
@@ -398,7 +403,7 @@ impl Node {
             bin_bytes: Some(self.bin_bytes(site)),
             reclaimable_bytes: Some(self.reclaimable_bytes(site).await),
             direct_io: Some(site.is_direct().await),
-            vms: Some(self.entries().iter().filter(here).count() as u64),
+            vms: Some(self.vms_in(site)),
             native_store: site.native.exists().await?,
             map_cache_bytes: Some(site.native.map_cache_bytes() as u64),
         })

@@ -4,10 +4,10 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use lab::campaign::{on_all_cores, setting};
-use sim::{Action, Cut, Fault, Rng, SimWorld};
+use lab::campaign::setting;
+use sim::SimWorld;
 
-use super::crash_tests::{Trouble, end};
+use super::crash_tests::{Trouble, all_cuts, end, strike, sweep};
 use super::defect::Defect;
 use super::node::Node;
 use super::simulated_tests::{Outcome, boot, create, evict, read, served, take, text, world, write};
@@ -183,58 +183,24 @@ fn troubled(
     let ended = world.run(move |env| async move {
         let node = boot(env, case.defect).await?;
         generation_before.set(generation(&node)?);
-        let began = armed.events();
-        match trouble {
-            // Each I/O is two events.
-            Trouble::Fails(errno) => armed.add_fault(Fault::nth(nth / 2 + 1, Action::Fail(errno))),
-            _ => armed.cut_at(Cut::Event(nth)),
-        }
-        let answered = case.verb.act(&node).await;
-        armed.cancel_cut();
-        armed.clear_faults();
-        match (trouble, answered) {
-            (Trouble::Fails(_), answered) => Ok((answered.is_ok(), armed.events() - began >= nth)),
-            (_, Err(e)) => Err(e),
-            _ => Ok((true, false)),
-        }
+        strike(&armed, trouble, nth, case.verb.act(&node)).await
     });
     ended.unwrap_or(Ok((false, true)))
 }
 
 /// Cuts of a verb, until it is over before one strikes; their number.
 fn campaign(case: Case, stride: u64) -> Outcome<u64> {
-    let seed = setting("CRASH_SEED").unwrap_or(1);
-    let mut rng = Rng::new(seed ^ ((case.verb as u64) << 8) ^ case.store as u64);
-    let mut nth = rng.between(1, stride);
-    let mut cuts = 0;
-    while nth < EVENTS {
+    sweep(((case.verb as u64) << 8) ^ case.store as u64, stride, EVENTS, |nth, rng| {
         let trouble = *rng.pick(&Trouble::ALL).expect("some");
-        let replay = format!("replay: CRASH_SEED={seed} CRASH_STRIDE={stride}");
-        let struck = run(case, nth, trouble, rng.u64())
-            .map_err(|e| format!("{case:?} {trouble:?} at {nth}: {e}\n  {replay}"))?;
-        if !struck {
-            return Ok(cuts);
-        }
-        cuts += 1;
-        nth += stride;
-    }
-    Err(format!("{case:?} has more than {EVENTS} events"))
+        run(case, nth, trouble, rng.u64()).map_err(|e| format!("{case:?} {trouble:?} at {nth}: {e}"))
+    })
 }
 
 #[test]
 fn a_state_is_shown_or_in_the_bin() {
     let stride = setting("CRASH_STRIDE").unwrap_or(STRIDE);
-    let results = std::sync::Mutex::new(Vec::new());
-    on_all_cores(|n| {
-        let Some((verb, store)) = VERBS.get(n as usize) else { return false };
-        let case = Case { verb: *verb, store: *store, defect: None };
-        results.lock().expect("no panic").push(campaign(case, stride));
-        true
-    });
-    let results = results.into_inner().expect("no panic");
-    let failures: Vec<_> = results.iter().filter_map(|result| result.clone().err()).collect();
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
-    let cuts: u64 = results.into_iter().flatten().sum();
+    let cases = VERBS.map(|(verb, store)| Case { verb, store, defect: None });
+    let cuts = all_cuts(&cases, |case| campaign(case, stride));
     assert!(cuts * stride > 300, "{cuts} cuts, with a stride of {stride}: nothing was cut");
 }
 

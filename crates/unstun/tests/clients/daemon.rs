@@ -115,7 +115,7 @@ impl Datastore {
         self.command(&line.split_whitespace().collect::<Vec<_>>()).output().unwrap()
     }
 
-    /// A command that nobody waits for yet, and whose words nobody reads.
+    /// A command that goes on beside the test, its output thrown away.
     pub fn begin(&self, line: &str) -> Child {
         let mut command = self.command(&line.split_whitespace().collect::<Vec<_>>());
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()

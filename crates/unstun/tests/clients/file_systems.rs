@@ -2,7 +2,7 @@
 //! verb answers, refuses with a reason or names its job in time, and once the file system is whole again so are the VMs.
 //!
 //! Needs root and a loop device; where there is neither the tests say so and pass. A failing file system is one that was shut down
-//! under its users (`xfs_io -x -c shutdown`), a hung one is frozen: whoever writes waits in the kernel.
+//! under its users (`xfs_io -x -c shutdown`), a hung one is frozen: a writer waits in the kernel.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -177,7 +177,7 @@ impl Odd {
         }
         for store in STORES {
             let vm = format!("kept-{store}");
-            // Nobody can tell a store whose last words failed from one that has lost writes.
+            // One cannot tell a store whose last words failed from one that has lost writes.
             if self.datastore.json(&format!("vm show {vm}"))["fenced"] == json!(true) {
                 self.datastore.json(&format!("vm open {vm}"));
             }
@@ -231,7 +231,7 @@ fn can(program: &str, arguments: &[&str], path: &Path) -> bool {
     }
 }
 
-/// Frozen until dropped, or for five minutes: whoever writes to it cannot be killed.
+/// Frozen until dropped, or for five minutes: a process that writes to it cannot be killed.
 struct Frozen(PathBuf);
 
 impl Frozen {

@@ -59,7 +59,7 @@ impl Home {
             let link = match links::read(&self.gate, layer).await {
                 Ok(link) => link,
                 Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e),
-                // Whoever opens it is told.
+                // Its opening reports it.
                 Err(_) => continue,
             };
             if link.is_prepared() {

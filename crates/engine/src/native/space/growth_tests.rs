@@ -181,7 +181,7 @@ fn whole_free_mebibytes_are_punched_once() {
 #[test]
 fn nothing_is_placed_where_a_punch_is_under_way() {
     let world = SimWorld::new(2, Options::default());
-    world.add_fault(Fault::nth(1, Action::Delay { ns: 1 << 30 }).of(OpKind::Punch));
+    world.add_fault(Fault::nth(1, Action::Delay { ns: 1 << 30 }).of(OpKind::GiveBack));
     run_in(&world, async |env| {
         let file = store(&env).await;
         let space = open(&env, &file, WIDE, Vec::new());

@@ -136,10 +136,10 @@ pub struct BinRecords {
     busy: RefCell<BTreeSet<String>>,
     /// Entries whose stay was told.
     told: RefCell<BTreeSet<String>>,
-    /// Whoever evicts several goes by what is free in between.
-    pub turn: TaskMutex,
-    /// Somebody looks after it just now.
-    pub tended: Cell<bool>,
+    /// Held by an eviction of several entries, which looks at the free space in between.
+    pub evicting: TaskMutex,
+    /// Evictions are looked for right now.
+    pub is_checked: Cell<bool>,
     /// Entries that this process has removed for good: a number.
     pub evicted: Cell<u64>,
 }
@@ -183,7 +183,7 @@ impl BinRecords {
             }
         }
         let (busy, told) = (RefCell::default(), RefCell::default());
-        let (turn, evicted) = (TaskMutex::default(), Cell::new(0));
+        let (evicting, evicted) = (TaskMutex::default(), Cell::new(0));
         let (own, dir) = (own.clone(), RefCell::new(dir));
         Ok(BinRecords {
             own,
@@ -192,8 +192,8 @@ impl BinRecords {
             damaged,
             busy,
             told,
-            turn,
-            tended: Cell::new(false),
+            evicting,
+            is_checked: Cell::new(false),
             evicted,
         })
     }

@@ -67,15 +67,15 @@ fn each_entry_goes_when_its_own_time_is_over() {
             bin(&node, "two").await?;
             pass_hours(&node, 20).await;
             bin(&node, "one").await?;
-            node.tend_bins().await;
+            node.clean_bins().await;
             assert_eq!(kept(&node), ["two", "one"]);
             pass_hours(&node, 5).await;
-            node.tend_bins().await;
+            node.clean_bins().await;
             assert_eq!(kept(&node), ["one"]);
             restore(&node, "one").await?;
             assert_eq!(read(&node, "one").await?, 1);
             pass_hours(&node, 100).await;
-            node.tend_bins().await;
+            node.clean_bins().await;
             assert_eq!(read(&node, "one").await?, 1, "what was brought back stays");
             Ok(())
         });
@@ -102,7 +102,7 @@ fn what_finds_no_space_has_the_oldest_go_first_one_by_one() {
             // Those that wait together have one go for all of them.
             let made = join_all((0..8).map(|_| node.make_room(&node.main))).await;
             assert_eq!((made, kept(&node)), (vec![true; 8], vec!["two".to_owned()]));
-            node.tend_bins().await;
+            node.clean_bins().await;
             assert_eq!(kept(&node), Vec::<String>::new(), "the share that is to stay free");
             assert!(!node.make_room(&node.main).await);
             Ok(())
@@ -165,14 +165,14 @@ fn a_state_goes_when_its_time_is_over() {
             vm.clone().revert(None, None, true).await.map_err(|e| e.to_string())?;
             pass_hours(&node, 20).await;
             vm.clone().revert(None, None, true).await.map_err(|e| e.to_string())?;
-            node.tend_bins().await;
+            node.clean_bins().await;
             let states = || vm.state().bin.len();
             assert_eq!((states(), node.bin_list(None).await.map_err(text("a list"))?.len()), (2, 2));
             pass_hours(&node, 5).await;
-            node.tend_bins().await;
+            node.clean_bins().await;
             assert_eq!(states(), 1);
             pass_hours(&node, 20).await;
-            node.tend_bins().await;
+            node.clean_bins().await;
             assert_eq!(states(), 0);
             Ok(())
         });

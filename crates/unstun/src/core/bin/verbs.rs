@@ -114,12 +114,12 @@ impl Node {
         let (vms, states) = self.chosen(request)?;
         for (site, entry, record) in vms {
             let shown = self.bin_entry(&site, &entry, &record);
-            let _turn = site.bin.turn.lock().await;
+            let _evicting = site.bin.evicting.lock().await;
             note(&mut done, shown, self.evict(&site, &entry).await);
         }
         for (entry, binned) in states {
             let shown = self.state_entry(&entry, &binned).await;
-            let _turn = entry.site.bin.turn.lock().await;
+            let _evicting = entry.site.bin.evicting.lock().await;
             note(&mut done, shown, self.evict_state(&entry, &binned).await);
         }
         Ok(done)
