@@ -3,12 +3,11 @@
 use std::io::ErrorKind as IoKind;
 use std::path::Path;
 
-use crate::api::{Checked, Finding, Severity};
+use crate::api::{Checked, Datastore, DatastoreCondition, Finding, Severity};
 use crate::client::Client;
 use crate::command::{commit, watch};
 use crate::core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::name::DatastoreName;
 use crate::output::Output;
 
 /// This and the next two answer the exit code.
@@ -23,33 +22,56 @@ pub fn files(path: &Path, output: Output) -> Result<u8> {
 
 pub async fn stores(client: &Client, output: Output) -> Result<u8> {
     let mut all = Vec::new();
-    for datastore in with_store(client).await? {
-        all.push(client.store_check(&datastore).await?);
+    for datastore in chosen(client).await? {
+        all.push(match datastore.condition {
+            DatastoreCondition::Open => client.store_check(&datastore.name).await?,
+            _ => not_checked(&datastore),
+        });
     }
     tell(&together(client, all), output)
+}
+
+/// Of one that hangs or is broken the others are checked all the same.
+fn not_checked(datastore: &Datastore) -> Checked {
+    let finding = Finding {
+        severity: Severity::Warning,
+        file: datastore.path.display().to_string(),
+        field: format!("datastore {}", datastore.name),
+        found: "not checked".to_owned(),
+        expected: "one that is served".to_owned(),
+        remedy: datastore.message.clone().unwrap_or_else(|| "see `unstun datastore list`".to_owned()),
+    };
+    Checked { path: datastore.path.clone(), findings: vec![finding] }
 }
 
 /// Follows a job for each store; what they have found is told when all have ended.
 pub async fn scrub(client: &Client, output: Output) -> Result<u8> {
     let mut all = Vec::new();
     for datastore in with_store(client).await? {
+        if datastore.condition != DatastoreCondition::Open {
+            all.push(not_checked(&datastore));
+            continue;
+        }
+        let datastore = datastore.name;
         commit::ended(watch(client, client.store_scrub(&datastore).await?).await?)?;
         all.push(client.store_scrubbed(&datastore).await?);
     }
     tell(&together(client, all), output)
 }
 
+/// The datastore that the command names, or all.
+async fn chosen(client: &Client) -> Result<Vec<Datastore>> {
+    let named = client.within().await?;
+    let mut all = client.datastore_list().await?;
+    all.retain(|one| named.as_ref().is_none_or(|named| one.name == *named));
+    Ok(all)
+}
+
 /// The datastore that the command names, or all that have native disks; where none has, the main one, which says so.
-async fn with_store(client: &Client) -> Result<Vec<DatastoreName>> {
-    if let Some(named) = client.within().await? {
-        return Ok(vec![named]);
-    }
-    let all = client.datastore_list().await?;
-    let some: Vec<_> = all.iter().filter(|one| one.native_store).map(|one| one.name.clone()).collect();
-    match some.is_empty() {
-        true => Ok(all.into_iter().take(1).map(|main| main.name).collect()),
-        false => Ok(some),
-    }
+async fn with_store(client: &Client) -> Result<Vec<Datastore>> {
+    let all = chosen(client).await?;
+    let some: Vec<_> = all.iter().filter(|one| one.native_store).cloned().collect();
+    Ok(if some.is_empty() { all.into_iter().take(1).collect() } else { some })
 }
 
 /// One store's answer stands for itself.

@@ -199,8 +199,7 @@ impl Control for Bridge {
     }
 
     fn bin_list(&self, datastore: Option<DatastoreName>) -> Reply<'_, Vec<BinEntry>> {
-        let subject = Subject::Bin(datastore.clone(), Vec::new());
-        self.ask(subject, |node| async move { node.bin_list(datastore).await })
+        self.ask(Subject::None, |node| async move { node.bin_list(datastore).await })
     }
 
     fn bin_restore(&self, request: BinRestore) -> Reply<'_, BinRestored> {
@@ -313,12 +312,12 @@ impl Control for Bridge {
     }
 
     fn store_check(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked> {
-        let subject = Subject::stores(datastore.as_ref());
+        let subject = Subject::Datastore(datastore.clone());
         self.ask(subject, |node| async move { node.store_check(datastore).await })
     }
 
     fn store_scrub(&self, datastore: Option<DatastoreName>) -> Reply<'_, Job> {
-        let subject = Subject::stores(datastore.as_ref());
+        let subject = Subject::Datastore(datastore.clone());
         self.ask(subject, |node| async move { node.store_scrub(datastore).await })
     }
 

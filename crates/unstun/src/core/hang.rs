@@ -91,15 +91,9 @@ pub enum Subject {
     Job(u64),
     /// And the main one, which remembers those that were added.
     Added(DatastoreName),
-    All,
 }
 
 impl Subject {
-    /// Of a question about one store, or all of them.
-    pub fn stores(named: Option<&DatastoreName>) -> Subject {
-        named.map_or(Subject::All, |name| Subject::Datastore(Some(name.clone())))
-    }
-
     /// For the log.
     fn shown(&self) -> String {
         match self {
@@ -110,7 +104,7 @@ impl Subject {
             Subject::Datastore(None) => "the main datastore".to_owned(),
             Subject::Bin(None, _) => "the bin".to_owned(),
             Subject::Job(id) => format!("job {id}"),
-            Subject::None | Subject::All => "a question".to_owned(),
+            Subject::None => "a question".to_owned(),
         }
     }
 }
@@ -270,7 +264,6 @@ impl Node {
                 watched.sites.extend(self.site(Some(name)).ok());
                 watched.sites.push(self.main.clone());
             }
-            Subject::All => watched.sites.extend(self.sites()),
         }
         watched
     }

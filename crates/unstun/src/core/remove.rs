@@ -11,6 +11,7 @@ use engine::GenerationChange;
 use engine::graph::Graph;
 use vmdk::vmx::Vmx;
 
+use super::bin;
 use super::defect::Defect;
 use super::entry::{Entry, Kept};
 use super::formats::{self, HomeFiles, open_path};
@@ -286,8 +287,20 @@ pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> blk::Result<()
     }
     who.sort_unstable();
     who.dedup();
-    let cause = format!("its layers are read by {}; remove those first", who.join(", "));
+    let cause = format!("its layers are read by {}; {}", who.join(", "), way_out(&who));
     Err(blk::Error::refused(format!("VM {vm}"), cause))
+}
+
+/// Of readers by their paths.
+fn way_out(who: &[String]) -> String {
+    let parts = who.iter().flat_map(|path| path.split('/'));
+    match parts.filter_map(bin::parse_folder).next() {
+        Some((reader, entry)) => format!(
+            "VM {reader} is in the bin: `unstun bin restore {entry}` brings it back, `unstun bin empty {entry}` removes it for \
+             good"
+        ),
+        None => "remove those first".to_owned(),
+    }
 }
 
 /// Without a .vmx nobody can say which layers are the VM's and who reads them.

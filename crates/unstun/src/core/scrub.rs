@@ -1,6 +1,7 @@
 //! A datastore's store checked while it is in use, and read to the last block.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use engine::Job;
@@ -8,23 +9,43 @@ use engine::job::SCRUB;
 use engine::native::check::{Fault, Finding, Report};
 
 use super::entry::{Entry, Kept};
+use super::native;
 use super::node::Node;
 use super::site::Site;
 use crate::api::{self, Checked, Severity};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::DatastoreName;
 
+/// VMs that a note names.
+const NAMED_MAX: usize = 5;
+
 impl Node {
     pub async fn store_check(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
         let site = self.site(datastore.as_ref())?;
         let copies = self.copies(&site).await;
-        let report = match store_there(&site).await {
-            Err(e) if e.kind == ErrorKind::NotFound && !copies.is_empty() => Report::default(),
-            store => store?.check().await?,
+        let (in_store, in_files) = self.homes_by_store(&site).await?;
+        let is_needed = !in_store.is_empty() && copies.is_empty();
+        let mut checked = match store_there(&site).await {
+            Err(e) if e.kind == ErrorKind::NotFound && !is_needed => {
+                Checked { path: site.path.clone(), findings: Vec::new() }
+            }
+            store => self.checked(&site, &store?.check().await?),
         };
-        let mut checked = self.checked(&site, &report);
         checked.findings.extend(copies);
+        checked.findings.extend(not_looked_at(&site, &in_files));
         Ok(checked)
+    }
+
+    /// The homes of a datastore: of VMs in its store, and of those in files.
+    async fn homes_by_store(&self, site: &Rc<Site>) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+        let (mut in_store, mut in_files) = (Vec::new(), Vec::new());
+        for (_, home) in site.inhabitants().await? {
+            match native::mark(&self.env, &home).await {
+                Ok(Some(_)) => in_store.push(home),
+                _ => in_files.push(home),
+            }
+        }
+        Ok((in_store, in_files))
     }
 
     /// One at a time.
@@ -103,6 +124,33 @@ async fn store_there(site: &Site) -> Result<Rc<engine::native::Store>> {
         }
         opened => Ok(opened?),
     }
+}
+
+/// A store's check reads no files of VMs.
+fn not_looked_at(site: &Site, homes: &[PathBuf]) -> Option<api::Finding> {
+    let first = homes.first()?;
+    let folders: Vec<_> = homes
+        .iter()
+        .take(NAMED_MAX)
+        .map(|home| home.file_name().unwrap_or_default().to_string_lossy())
+        .collect();
+    let more = if homes.len() > NAMED_MAX { ", ..." } else { "" };
+    Some(api::Finding {
+        severity: Severity::Note,
+        file: site.path.display().to_string(),
+        field: "check".to_owned(),
+        found: format!(
+            "of the store alone, without {} in files ({}{more})",
+            vms(homes.len()),
+            folders.join(", ")
+        ),
+        expected: "a check of each by itself".to_owned(),
+        remedy: format!("`unstun check {}` reads the files of one, while it runs, too", first.display()),
+    })
+}
+
+fn vms(count: usize) -> String {
+    format!("{count} VM{}", if count == 1 { "" } else { "s" })
 }
 
 fn note(file: &str, found: String) -> api::Finding {

@@ -202,6 +202,7 @@ fn what_a_vm_in_the_bin_reads_stays() {
     ] {
         let (code, said) = datastore.fails(line);
         assert!(code == 3 && said.contains("unstun-bin"), "{line}: {code}: {said}");
+        assert!(!line.starts_with("vm") || said.contains("`unstun bin empty "), "{said}");
     }
     datastore.json("bin restore web");
     datastore.json("vm open web");

@@ -79,7 +79,11 @@ fn datastores_are_added_used_and_remembered() {
     );
     for line in ["check", "scrub"] {
         let both = datastore.json(line);
-        assert_eq!((&both["path"], &both["findings"]), (&json!(datastore.path()), &json!([])), "{line}");
+        let fields = both["findings"].as_array().unwrap().iter().map(|one| one["field"].as_str().unwrap());
+        // A check of stores says that it has not read the files of VM old.
+        let expected: &[&str] = if line == "check" { &["check"] } else { &[] };
+        assert_eq!(fields.collect::<Vec<_>>(), expected, "{both}");
+        assert_eq!(both["path"], json!(datastore.path()));
         assert_eq!(datastore.json_at("fast", line)["path"], json!(second.join("store.unstun")));
     }
     let status = datastore.json("status");

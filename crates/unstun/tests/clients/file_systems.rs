@@ -191,7 +191,9 @@ impl Odd {
             self.datastore.json(&format!("snapshot take {vm} after"));
         }
         let checked = self.datastore.json_at("odd", "check");
-        assert_eq!(checked["findings"], json!([]), "{checked}");
+        let findings = checked["findings"].as_array().unwrap();
+        // It says that it looks at no files.
+        assert!(findings.len() == 1 && findings[0]["field"] == "check", "{checked}");
         daemon.stop();
     }
 
@@ -326,6 +328,10 @@ fn a_hung_file_system_holds_up_no_other_and_goes_on_when_it_answers() {
     odd.write("elsewhere", 0, 9);
     odd.datastore.json("vm create other --disk 16M");
     odd.datastore.json("snapshot take other a");
+    // A question for all datastores is answered for those.
+    let checked = odd.datastore.json("check");
+    assert!(checked["findings"].to_string().contains("\"field\":\"datastore odd\""), "{checked}");
+    odd.datastore.json("bin list");
     drop(frozen);
     until("an answer", || (odd.listed()["condition"] == "open").then_some(()));
     for vm in ["kept-redo", "kept-native"] {

@@ -134,8 +134,18 @@ fn a_closed_vm_rests_and_one_whose_folder_is_gone_comes_back_at_a_start() {
 fn check_and_scrub_look_at_the_store_in_use() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    let (code, said) = datastore.fails("check");
+    assert_eq!(datastore.json("check")["findings"], json!([]));
+    let (code, said) = datastore.fails("scrub");
     assert!(code == 4 && said.contains("no native disks"), "{said}");
+    datastore.json("vm create files --disk 16M --store redo");
+    let checked = datastore.json("check");
+    assert_eq!(checked["findings"].as_array().map(Vec::len), Some(1), "{checked}");
+    let remedy = checked["findings"][0]["remedy"].as_str().unwrap();
+    assert!(
+        remedy.contains(&format!("`unstun check {}", datastore.path().join("files").display())),
+        "{remedy}"
+    );
+    datastore.json("vm remove files --delete-disks --purge --yes");
     datastore.json("vm create web --disk 16M");
     io(&datastore, "web/disk0", &["write -P 1 0 8M", "flush"]);
     datastore.json("snapshot take web a");

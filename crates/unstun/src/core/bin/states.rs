@@ -7,6 +7,7 @@ use blk::manifest::{BinnedState, ThrownBy};
 use engine::CommitWhat;
 
 use super::super::entry::{Entry, Kept};
+use super::super::hang::asked;
 use super::super::node::Node;
 use super::super::present;
 use super::super::site::Site;
@@ -60,7 +61,7 @@ impl Node {
             removed: present::time(binned.unix_us),
             kept_until: present::time(self.bin.kept_until_unix_us(binned.unix_us)),
             // What cannot be read now is not known.
-            bytes: entry.vm.binned_bytes(binned.id).await.ok(),
+            bytes: asked(&entry.site, entry.vm.binned_bytes(binned.id)).await.ok().and_then(Result::ok),
             path: None,
         }
     }
