@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the binary, its man pages, the shells' completions and the systemd unit.
+# Installs the binary, its man pages, the shells' completions, and the systemd unit with what runs it as a user of its own.
 # DESTDIR (for packagers) is put before every path; PREFIX is /usr/local; BINARY is built where it is not named.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,5 +33,7 @@ install -D -m 644 "$generated/completions/unstun" "$destdir$share/bash-completio
 install -D -m 644 "$generated/completions/_unstun" "$destdir$share/zsh/site-functions/_unstun"
 install -D -m 644 "$generated/completions/unstun.fish" "$destdir$share/fish/vendor_completions.d/unstun.fish"
 install -D -m 644 "$generated/unstun.service" "$destdir$unitdir/unstun.service"
+install -D -m 644 packaging/sysusers.conf "$destdir$prefix/lib/sysusers.d/unstun.conf"
+install -D -m 644 packaging/own-user.conf "$destdir$share/doc/unstun/own-user.conf"
 
 echo "installed under $destdir$prefix; \`systemctl daemon-reload && systemctl enable --now unstun\` serves /var/lib/unstun"

@@ -1,10 +1,15 @@
 //! `make install` into folders of the test: what is there, and whether those who read it are content.
 
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 const UNSTUN: &str = env!("CARGO_BIN_EXE_unstun");
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// No user of this machine.
+const OWN_USER: u32 = 61_234;
 
 /// Output of a program, or None where it is not installed.
 fn present(program: &str, arguments: &[&str]) -> Option<Output> {
@@ -78,12 +83,71 @@ fn every_command_has_a_man_page_that_man_can_show() {
     }
 }
 
+/// Kills the daemon where the test fails.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // One that has ended is not killed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What `own-user.conf` asks for: all verbs of both stores, without root and without a capability.
+#[test]
+fn a_user_of_its_own_can_serve_a_datastore() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: cannot become another user");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (binary, datastore) = (folder.path().join("unstun"), folder.path().join("datastore"));
+    std::fs::copy(UNSTUN, &binary).unwrap();
+    std::fs::create_dir(&datastore).unwrap();
+    for path in [folder.path(), &datastore] {
+        std::os::unix::fs::chown(path, Some(OWN_USER), Some(OWN_USER)).unwrap();
+    }
+    let own = |line: &str| {
+        let mut command = Command::new(&binary);
+        command.uid(OWN_USER).gid(OWN_USER).current_dir(folder.path());
+        command.arg("--datastore").arg(&datastore).args(line.split(' '));
+        command
+    };
+    let mut daemon = Daemon(own("up").stdout(Stdio::piped()).spawn().unwrap());
+    let said = BufReader::new(daemon.0.stdout.take().unwrap());
+    assert!(said.lines().any(|line| line.unwrap().starts_with("ready")), "it ended");
+    for store in ["native", "redo"] {
+        for line in [
+            format!("vm create {store} --disk 16M --store {store}"),
+            format!("snapshot take {store} a"),
+            format!("vm clone {store}@a {store}-copy"),
+            format!("vm remove {store}-copy --delete-disks --yes"),
+            "bin empty --yes".to_owned(),
+            format!("snapshot commit {store} --all --yes"),
+            format!("vm close {store}"),
+            "check".to_owned(),
+        ] {
+            let output = own(&line).output().unwrap();
+            assert!(output.status.success(), "{line}: {output:?}");
+        }
+    }
+}
+
 #[test]
 fn systemd_and_the_shells_accept_what_is_installed() {
     let folder = tempfile::tempdir().unwrap();
     install(&[("PREFIX", folder.path().to_str().unwrap())]);
     let unit = folder.path().join("lib/systemd/system/unstun.service");
-    if let Some(verified) = present("systemd-analyze", &["verify", "--man=no", unit.to_str().unwrap()]) {
+    let verified = || present("systemd-analyze", &["verify", "--man=no", unit.to_str().unwrap()]);
+    let drop_in = folder.path().join("lib/systemd/system/unstun.service.d");
+    for own_user in [false, true] {
+        if own_user {
+            std::fs::create_dir(&drop_in).unwrap();
+            let from = folder.path().join("share/doc/unstun/own-user.conf");
+            std::fs::copy(from, drop_in.join("own-user.conf")).unwrap();
+        }
+        let Some(verified) = verified() else { break };
         assert!(verified.status.success() && verified.stderr.is_empty(), "{verified:?}");
     }
     for (shell, file) in [
