@@ -227,9 +227,10 @@ impl Space {
         batch
     }
 
-    pub fn release(&self, batch: Vec<Extent>) {
+    /// The extents are free: of a batch of `take_releasable`, which may be released in parts.
+    pub fn release(&self, extents: &[Extent]) {
         let mut state = self.state.borrow_mut();
-        batch.into_iter().for_each(|extent| state.free(extent, Use::Waiting));
+        extents.iter().for_each(|extent| state.free(*extent, Use::Waiting));
         drop(state);
         self.ahead_blocked.set(false);
         self.eased.notify();

@@ -191,7 +191,7 @@ impl Run {
         for extent in &batch {
             self.model.borrow_mut().set(*extent, Some(Is::Waiting), None);
         }
-        self.space.release(batch);
+        self.space.release(&batch);
     }
 
     async fn checkpoint(&mut self) {

@@ -48,7 +48,7 @@ pub(super) async fn quiet(space: &Space) {
 }
 
 pub(super) fn release_all(space: &Space) {
-    space.release(space.take_releasable(u64::MAX, u64::MAX));
+    space.release(&space.take_releasable(u64::MAX, u64::MAX));
 }
 
 #[test]
@@ -110,10 +110,10 @@ fn a_checkpoint_holds_what_was_settled_and_slots_take_turns() {
             "what was freed behind the pages is of the next"
         );
         assert_eq!((space.totals().waiting, space.totals().used), (4, 7));
-        space.release(vec![young]);
+        space.release(&[young]);
         assert_eq!(checkpoint(&space, 7).await.len(), 1);
         assert_eq!(space.take_releasable(0, u64::MAX), [late]);
-        space.release(vec![late]);
+        space.release(&[late]);
         assert_eq!(space.totals().waiting, 0);
         assert_eq!(checkpoint(&space, 8).await, [], "nothing changed");
     });
@@ -132,7 +132,7 @@ fn frees_wait_for_their_record() {
         let batch = space.take_releasable(2, u64::MAX);
         assert_eq!(batch, [part(2), part(4)]);
         assert_eq!(space.try_place(1, Some(placed.addr + 2)).map(|e| e.addr == placed.addr + 2), Some(false));
-        space.release(batch);
+        space.release(&batch);
         assert_eq!(space.try_place(1, Some(placed.addr + 2)), Some(Extent { addr: placed.addr + 2, len: 1 }));
     });
 }
