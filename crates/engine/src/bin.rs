@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use blk::manifest::{
-    BINNED_STATES_MAX, BinnedState, Change, DiskState, LayerName, Opening, SnapshotState, ThrownBy, VmState,
+    BINNED_STATES_MAX, BinnedState, Change, DiskMode, DiskState, LayerName, Opening, SnapshotState, ThrownBy,
+    VmState,
 };
 use blk::{Env, Error, Result};
 
@@ -88,12 +89,17 @@ pub(crate) fn put_back(
     }
 }
 
-/// The snapshot that restored disks descend from: the one of then, or what `nearest` answers where that has left.
+/// The snapshot that the running disks descend from once the binned state is back: the one of then, or what `nearest` answers
+/// where that has left. Independent disks descend from none: where a reset threw them away alone, nothing changes.
 pub(crate) fn current_of(
     state: &VmState,
     binned: &BinnedState,
     nearest: impl Fn(&VmState, &[(u32, LayerName)]) -> Option<u128>,
 ) -> Option<u128> {
+    let is_of_tree = |disk: &DiskState| disk.mode == DiskMode::Persistent;
+    if binned.came.is_empty() && !binned.disks.is_empty() && !binned.disks.iter().any(is_of_tree) {
+        return state.current;
+    }
     let then = binned.current?;
     let tops: Vec<_> = binned.disks.iter().map(|disk| (disk.number, disk.top.clone())).collect();
     let here = state.snapshots.iter().any(|s| s.id == then);
@@ -179,6 +185,7 @@ impl Vm {
             return Ok(0);
         }
         let remove = left_over_deltas(&self.graph().await?, &before, &next);
+        self.refuse_losing_clones(&next, remove.iter()).await?;
         next.folds.retain(|fold| !remove.contains(&fold.layer));
         let bytes = self.file_bytes_of(&remove).await?;
         self.publish(Change { next, remove: remove.clone(), ..Change::default() }).await?;

@@ -4,6 +4,7 @@
 //! which also removes the layers that nobody needs any more and raises the content generation; then the disks in memory are replaced between two polls.
 //! No writable client may be attached: a disk that changes under its guest ruins the guest's file systems.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use blk::layer::Layer;
@@ -30,6 +31,11 @@ struct Built {
 fn unkept(e: Error) -> Error {
     let cause = format!("what is thrown away cannot be kept in the bin: {}", e.cause);
     Error { cause: format!("{cause}; with --purge it goes for good"), ..e }
+}
+
+/// In the tree and in the bin.
+fn all_snapshots(state: &VmState) -> impl Iterator<Item = &SnapshotState> {
+    state.snapshots.iter().chain(state.bin.iter().flat_map(|binned| &binned.snapshots))
 }
 
 impl Vm {
@@ -121,7 +127,8 @@ impl Vm {
         if plan.loss.reverts && !apart {
             plan.next.generation = plan.next.generation.raised(&self.name)?;
         }
-        self.refuse_read_elsewhere(&plan.loss.layers).await?;
+        let lost = plan.loss.layers.iter().chain(&plan.remove);
+        self.refuse_losing_clones(&plan.next, lost).await?;
         let leaving = self.leaving(&plan);
         self.stop_writes(&leaving, true).await;
         let gone: Vec<_> = leaving.iter().filter(|d| !has_disk(&plan.next, d.number)).cloned().collect();
@@ -260,6 +267,27 @@ impl Vm {
             }
         }
         Ok(returned)
+    }
+
+    /// Refuses to remove layers that a clone reads, and snapshots that a clone was made of, from the tree and from the bin: the
+    /// lines of a snapshot name its clones, and of one that lies out of sight nothing else says that it reads the layer, which
+    /// may stay for now for the sake of others.
+    pub(crate) async fn refuse_losing_clones(
+        &self,
+        next: &VmState,
+        removed: impl Iterator<Item = &LayerName>,
+    ) -> Result<()> {
+        let before = self.state();
+        let staying: BTreeSet<u128> = all_snapshots(next).map(|s| s.id).collect();
+        let leaving = all_snapshots(&before).filter(|s| !staying.contains(&s.id));
+        let frozen: Vec<_> = leaving.flat_map(|s| s.disks.iter().map(|(_, layer)| layer)).collect();
+        let mut layers: BTreeSet<LayerName> = removed.cloned().collect();
+        if !frozen.is_empty() {
+            // A layer of another folder stays where it is, with its own readers.
+            let graph = self.graph().await?;
+            layers.extend(frozen.into_iter().filter(|layer| !graph.is_foreign(layer)).cloned());
+        }
+        self.refuse_read_elsewhere(&layers.into_iter().collect::<Vec<_>>()).await
     }
 
     /// A layer that a clone reads stays; whoever wants it gone removes the clone first.

@@ -62,7 +62,7 @@ impl Vm {
         if remove_files {
             next.bin.retain(|binned| !binned.disks.iter().any(|disk| disk.number == number));
             remove = self.graph().await?.left_over(&before, &next);
-            self.refuse_read_elsewhere(&remove).await?;
+            self.refuse_losing_clones(&next, remove.iter()).await?;
         }
         self.change_closed(&disk, Change { next, remove: remove.clone(), ..Change::default() }).await?;
         self.disks.borrow_mut().retain(|d| d.number != number);

@@ -101,6 +101,8 @@ impl Vm {
         let mut left = before.clone();
         left.bin.retain(|binned| !plan.evicted.contains(&binned.id));
         plan.remove = bin::left_over_deltas(&whole, &before, &left);
+        left.snapshots.retain(|s| !plan.gone.contains(&s.id));
+        self.refuse_losing_clones(&left, plan.remove.iter()).await?;
         self.refuse_read_above(&graph, &plan.folds).await?;
         Ok(plan)
     }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use blk::manifest::{DiskMode, NewDisk};
 use blk::volume::Volume;
-use blk::{Buf, Env, SECTOR};
+use blk::{Buf, Env, ErrorKind, SECTOR};
 use engine::{CommitWhat, Disk, JobState, Options, Vm};
 use sim::SimWorld;
 use vmdk::home::{Folders, Home, NewVm};
@@ -221,5 +221,71 @@ fn an_emptied_bin_gives_its_layers_back() {
         lab::home::nothing_leaked(&vm).await.unwrap();
         let vm = again(&env, vm).await;
         assert_eq!(vm.state().bin.len(), 0);
+    });
+}
+
+/// A clone in a folder that nothing searches: the lines of its snapshot alone name it.
+#[test]
+fn what_a_clone_reads_leaves_neither_the_bin_nor_with_a_commit() {
+    run(|env| async move {
+        let vm = create(&env).await;
+        vm.close().await.unwrap();
+        let home = Rc::new(Home::new(env.open_root("/web").unwrap(), Folders::default(), GROWTH));
+        let options = Options { reserve_bytes: 1 << 20, ..Options::default() };
+        let vm = Vm::open(env.clone(), home.clone(), options).await.unwrap();
+        fill(&vm, 0, 1).await;
+        vm.take("a", "").await.unwrap();
+        fill(&vm, 0, 2).await;
+        vm.take("b", "").await.unwrap();
+        env.open_root("/").unwrap().open_dir("copy", true).await.unwrap();
+        let snapshot = vm.state().snapshots[1].id;
+        lab::home::clone(&env, &home, snapshot, "copy", false).await.unwrap();
+        fill(&vm, 0, 3).await;
+        // What ran needs the layer that the clone reads, so that its snapshot may go to the bin.
+        vm.revert(Some("b"), None, true).await.unwrap();
+        let ran = entry(&vm);
+        vm.discard("a", true).await.unwrap();
+        let names_left = entry(&vm);
+        fill(&vm, 0, 4).await;
+        for ids in [vec![names_left], vec![ran, names_left]] {
+            let refused = vm.empty_bin(&ids).await.unwrap_err();
+            assert!(
+                refused.kind == ErrorKind::Refused && refused.cause.contains("/copy/copy.vmx"),
+                "{refused}"
+            );
+        }
+        let refused =
+            vm.commit(&CommitWhat::Unowned).await.err().expect("it would remove what the clone reads");
+        assert!(refused.kind == ErrorKind::Refused && refused.cause.contains("/copy/copy.vmx"), "{refused}");
+        lab::home::remove(&env, "copy").await.unwrap();
+        // In a folder that is not seen it could still be there.
+        let vm = again(&env, vm).await;
+        commit(&vm, CommitWhat::Unowned).await;
+        assert_eq!((shows(&vm, 0).await, vm.state().bin.len()), (4, 0));
+        lab::home::nothing_leaked(&vm).await.unwrap();
+    });
+}
+
+#[test]
+fn what_a_reset_threw_away_comes_back_without_another_place_in_the_tree() {
+    run(|env| async move {
+        let vm = create(&env).await;
+        let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::IndependentNonpersistent, folder: None };
+        let scratch = vm.add_disk(&disk).await.unwrap().number;
+        vm.take("a", "").await.unwrap();
+        fill(&vm, 0, 1).await;
+        fill(&vm, scratch, 7).await;
+        vm.reset(true).await.unwrap();
+        vm.take("b", "").await.unwrap();
+        fill(&vm, 0, 2).await;
+        let runs_from = vm.state().current;
+        for byte in [7, 0] {
+            vm.restore(entry(&vm), true).await.unwrap();
+            assert_eq!((shows(&vm, 0).await, shows(&vm, scratch).await), (2, byte));
+            assert_eq!(vm.state().current, runs_from);
+        }
+        vm.discard("b", false).await.unwrap();
+        assert_eq!((shows(&vm, 0).await, names(&vm)), (1, vec!["a".to_owned()]));
+        lab::home::nothing_leaked(&vm).await.unwrap();
     });
 }

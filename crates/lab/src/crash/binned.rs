@@ -86,6 +86,7 @@ impl Control {
         }
         let result = self.vm.restore(id, keep).await;
         tell(|| format!("restore {id:016x}, kept: {keep}, ends {:?}", result.as_ref().map(|_| ())));
+        tell(|| format!("  of {:?}; {:?}", super::boot::chains(&self.vm), self.vm.state()));
         self.truth.borrow_mut().restoring = false;
         match result {
             Ok(_) => {

@@ -93,13 +93,7 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared, number: u64) -> Result<
     let vm =
         Vm::open(env.clone(), manifest.clone(), plan.engine).await.map_err(|e| format!("recovery: {e}"))?;
     truth.borrow_mut().folding = vm.jobs().iter().any(|j| !j.state().is_over());
-    tell(|| {
-        let names = |d: &Rc<engine::Disk>| -> Vec<String> {
-            d.chain().links.iter().map(|l| l.layer.name().to_string()).collect()
-        };
-        let chains: Vec<_> = vm.disks().iter().map(names).collect();
-        format!("opened: {chains:?}; {:?}", vm.state().folds)
-    });
+    tell(|| format!("opened: {:?}; {:?}", chains(&vm), vm.state().folds));
     let mut contents = Vec::new();
     for disk in vm.disks() {
         contents.push(read_all(&disk).await.map_err(|e| format!("after recovery, {e}"))?);
@@ -113,6 +107,12 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared, number: u64) -> Result<
     check_clones(env, plan, truth).await?;
     truth.borrow_mut().recovering = false;
     Ok((vm, manifest))
+}
+
+/// Names of the layers of each disk.
+pub fn chains(vm: &Rc<Vm>) -> Vec<Vec<String>> {
+    let names = |d: &Rc<engine::Disk>| d.chain().links.iter().map(|l| l.layer.name().to_string()).collect();
+    vm.disks().iter().map(names).collect()
 }
 
 /// A reported snapshot is there and unchanged; one whose commit was answered is not; one whose take was cut is there
@@ -239,6 +239,8 @@ async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<()
     discard_side_branches(&vm).await?;
     let binned: Vec<u64> = vm.state().bin.iter().map(|binned| binned.id).collect();
     vm.empty_bin(&binned).await.map_err(|e| format!("emptying the bin: {e}"))?;
+    tell(|| format!("empties the bin: {binned:x?}; {:?}", vm.state().folds));
+    home::nothing_leaked(&vm).await?;
     commit_the_rest(&vm, plan).await?;
     check_live(&vm, truth).await?;
     if plan.nonpersistent_bytes.is_some() {
@@ -260,6 +262,7 @@ async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<()
 async fn commit_the_rest(vm: &Rc<Vm>, plan: &Plan) -> Result<(), String> {
     let disks = vm.disks();
     let deep = disks[..plan.disks.len()].iter().any(|d| d.chain().links.len() > 1);
+    tell(|| format!("at the end: {:?}, {:?}", chains(vm), vm.state().snapshots));
     if !deep && vm.state().snapshots.is_empty() {
         return Ok(());
     }
@@ -268,6 +271,7 @@ async fn commit_the_rest(vm: &Rc<Vm>, plan: &Plan) -> Result<(), String> {
         Err(e) if plan.imported && e.kind == blk::ErrorKind::Refused => return Ok(()),
         Err(e) => return Err(format!("the last commit: {e}")),
     };
+    tell(|| format!("the last commit: {:?}", vm.state().folds));
     job.wait().await;
     settle(vm).await?;
     let (done, total) = (job.bytes_done.get(), job.bytes_total.get());

@@ -232,8 +232,8 @@ pub async fn discard_side_branches(vm: &std::rc::Rc<Vm>) -> Result<(), String> {
         let state = vm.state();
         let side = state.snapshots.iter().find(|s| !engine::tree::is_running(&state, s.id));
         let Some(side) = side else { return Ok(()) };
-        vm.discard(&side.name, false)
-            .await
-            .map_err(|e| format!("discarding {} at the end: {e}", side.name))?;
+        let discarded = vm.discard(&side.name, false).await;
+        tell(|| format!("discard {} at the end: {discarded:?}", side.name));
+        discarded.map_err(|e| format!("discarding {} at the end: {e}", side.name))?;
     }
 }

@@ -8,6 +8,7 @@ use blk::{Dir, ErrorKind, Result};
 use super::folders::{base_name, join, normal, resolve, split};
 use super::links::{self, OwnLink};
 use super::publish::layers_of;
+use super::state::Texts;
 use super::survey::Survey;
 use super::{Home, folders::Rank};
 use crate::descriptor::Descriptor;
@@ -84,7 +85,7 @@ impl Home {
         let survey = Survey::new(&self.gate);
         let (_, texts, state) = self.read_all(&survey).await?;
         let layers: BTreeSet<&LayerName> = layers.iter().collect();
-        let mut found = self.noted_dependants(&survey, &texts.vmsd, &state, &layers).await?;
+        let mut found = self.noted_dependants(&survey, &texts, &state, &layers).await?;
         let noted: BTreeSet<(String, LayerName)> =
             found.iter().map(|d| (split(&d.who).0.to_owned(), d.layer.clone())).collect();
         let searched = self.search(&survey, &layers).await?;
@@ -93,21 +94,23 @@ impl Home {
         Ok(found)
     }
 
-    /// Those that the .vmsd notes. Of many that read one layer some stand for all: what is read by one stays.
+    /// Those that the lines of a snapshot note, in the tree or in the bin. Of many that read one layer some stand for all: what
+    /// is read by one stays.
     async fn noted_dependants(
         &self,
         survey: &Survey<'_>,
-        vmsd: &Vmsd,
+        texts: &Texts,
         state: &VmState,
         layers: &BTreeSet<&LayerName>,
     ) -> Result<Vec<Dependant>> {
         let mut read: BTreeMap<u32, Vec<&LayerName>> = BTreeMap::new();
-        for snapshot in &state.snapshots {
+        let binned = state.bin.iter().flat_map(|binned| &binned.snapshots);
+        for snapshot in state.snapshots.iter().chain(binned) {
             let own = snapshot.disks.iter().map(|(_, layer)| layer);
             read.insert(snapshot.uid, own.filter(|layer| layers.contains(layer)).collect());
         }
         let (mut found, mut told) = (Vec::new(), BTreeMap::<u32, usize>::new());
-        for note in self.clone_notes(vmsd) {
+        for note in self.clone_notes(texts) {
             let told = told.entry(note.uid).or_default();
             if *told >= NOTES_TOLD_MAX || !self.may_exist(survey, &note.vmx).await? {
                 continue;
@@ -162,9 +165,9 @@ impl Home {
         Ok(paths)
     }
 
-    fn clone_notes(&self, vmsd: &Vmsd) -> Vec<Note> {
+    fn clone_notes(&self, texts: &Texts) -> Vec<Note> {
         let folder = &self.gate.home().path;
-        let snapshots = vmsd.list().snapshots.iter();
+        let snapshots = texts.snapshots();
         let notes =
             snapshots.flat_map(|snapshot| snapshot.clones().map(move |(_, path)| (snapshot.uid, path)));
         notes

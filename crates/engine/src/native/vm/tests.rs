@@ -142,6 +142,27 @@ fn modes_resets_growth_and_disks_that_come_and_go() {
 }
 
 #[test]
+fn what_a_reset_threw_away_comes_back_without_another_place_in_the_tree() {
+    let world = sim::SimWorld::new(5, sim::Options::default());
+    run(&world, |env| async move {
+        let modes = [DiskMode::IndependentNonpersistent, DiskMode::Persistent];
+        let (store, vm) = make(&env, &modes).await;
+        vm.take("a", "").await.unwrap();
+        write(&vm, 0, 7).await;
+        vm.reset(true).await.unwrap();
+        vm.take("b", "").await.unwrap();
+        let runs_from = vm.state().current;
+        for byte in [7, 0] {
+            let entry = vm.state().bin.last().unwrap().id;
+            vm.restore(entry, true).await.unwrap();
+            assert_eq!((shows(&vm, 0).await, vm.state().current), (byte, runs_from));
+        }
+        vm.close().await.unwrap();
+        store.close().await.unwrap();
+    });
+}
+
+#[test]
 fn differences_and_what_only_a_state_holds() {
     let world = sim::SimWorld::new(6, sim::Options::default());
     run(&world, |env| async move {
