@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -13,9 +13,9 @@ use crate::space::until;
 use crate::tools::run_script;
 
 const DEVICE_BYTES: u64 = 1 << 30;
-/// Between two looks at what was written.
+/// Without a write but those of the lease.
 const REST: Duration = Duration::from_millis(700);
-/// Of the lease, between two looks.
+/// Of the lease, meanwhile.
 const HEARTBEATS_BYTES_MAX: u64 = 64 << 10;
 /// Of metadata: a hundredth of what is trimmed, and the records and pages that say so.
 const WRITTEN_BYTES_MAX: u64 = 8 << 20;
@@ -66,12 +66,13 @@ impl Keeper {
 
     /// Once the store has made the space ready that it will need next, which it does beside its guests.
     fn written_bytes_at_rest(&self) -> u64 {
-        let mut before = self.written_bytes();
+        let (mut since, mut before) = (Instant::now(), self.written_bytes());
         until("the store to come to rest", || {
-            std::thread::sleep(REST);
             let now = self.written_bytes();
-            let is_at_rest = now - std::mem::replace(&mut before, now) < HEARTBEATS_BYTES_MAX;
-            is_at_rest.then_some(now)
+            if now - before > HEARTBEATS_BYTES_MAX {
+                (since, before) = (Instant::now(), now);
+            }
+            (since.elapsed() > REST).then_some(now)
         })
     }
 }
