@@ -90,14 +90,14 @@ pub(crate) fn put_back(
 }
 
 /// The snapshot that the running disks descend from once the binned state is back: the one of then, or what `nearest` answers
-/// where that has left. Independent disks descend from none: where a reset threw them away alone, nothing changes.
+/// where that has left. What a reset threw away has independent disks alone, which descend from none: nothing changes.
 pub(crate) fn current_of(
     state: &VmState,
     binned: &BinnedState,
     nearest: impl Fn(&VmState, &[(u32, LayerName)]) -> Option<u128>,
 ) -> Option<u128> {
-    let is_of_tree = |disk: &DiskState| disk.mode == DiskMode::Persistent;
-    if binned.came.is_empty() && !binned.disks.is_empty() && !binned.disks.iter().any(is_of_tree) {
+    let of_reset = matches!(binned.by, ThrownBy::Reset | ThrownBy::Restore) && binned.came.is_empty();
+    if of_reset && !binned.disks.iter().any(|disk| disk.mode == DiskMode::Persistent) {
         return state.current;
     }
     let then = binned.current?;

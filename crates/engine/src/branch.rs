@@ -33,7 +33,7 @@ fn unkept(e: Error) -> Error {
     Error { cause: format!("{cause}; with --purge it goes for good"), ..e }
 }
 
-/// In the tree and in the bin.
+/// The snapshots of the tree, then those of the bin.
 fn all_snapshots(state: &VmState) -> impl Iterator<Item = &SnapshotState> {
     state.snapshots.iter().chain(state.bin.iter().flat_map(|binned| &binned.snapshots))
 }
@@ -269,9 +269,14 @@ impl Vm {
         Ok(returned)
     }
 
-    /// Refuses to remove layers that a clone reads, and snapshots that a clone was made of, from the tree and from the bin: the
-    /// lines of a snapshot name its clones, and of one that lies out of sight nothing else says that it reads the layer, which
-    /// may stay for now for the sake of others.
+    /// Refuses to remove layers that a clone reads, and snapshots that a clone was made of: from the tree and from the bin.
+    ///
+    /// A snapshot's record names the clones made of it. For a clone in a folder that is not searched there is no other record,
+    /// so the snapshot stays even where something else still needs its layers.
+    ///
+    /// # Errors
+    ///
+    /// `Refused`, with the layer and the clone that reads it; an error of the manifest that looks for clones.
     pub(crate) async fn refuse_losing_clones(
         &self,
         next: &VmState,

@@ -18,7 +18,10 @@ fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Env) -> F + 'static) 
 }
 
 async fn open(env: &Env) -> (Rc<Vm>, Rc<Home>) {
-    let folders = Folders { search: vec![env.open_root("/").unwrap()], ..Folders::default() };
+    open_with(env, Folders { search: vec![env.open_root("/").unwrap()], ..Folders::default() }).await
+}
+
+async fn open_with(env: &Env, folders: Folders) -> (Rc<Vm>, Rc<Home>) {
     let home = Rc::new(Home::new(env.open_root("/web").unwrap(), folders, GROWTH));
     let options = Options { reserve_bytes: 1 << 20, ..Options::default() };
     (Vm::open(env.clone(), home.clone(), options).await.unwrap(), home)
@@ -230,9 +233,7 @@ fn what_a_clone_reads_leaves_neither_the_bin_nor_with_a_commit() {
     run(|env| async move {
         let vm = create(&env).await;
         vm.close().await.unwrap();
-        let home = Rc::new(Home::new(env.open_root("/web").unwrap(), Folders::default(), GROWTH));
-        let options = Options { reserve_bytes: 1 << 20, ..Options::default() };
-        let vm = Vm::open(env.clone(), home.clone(), options).await.unwrap();
+        let (vm, home) = open_with(&env, Folders::default()).await;
         fill(&vm, 0, 1).await;
         vm.take("a", "").await.unwrap();
         fill(&vm, 0, 2).await;

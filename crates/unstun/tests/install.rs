@@ -1,6 +1,6 @@
 //! `make install` into folders of the test: what is there, and whether those who read it are content.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -53,6 +53,12 @@ fn a_package_has_everything_under_its_destdir() {
     ] {
         let text = std::fs::read_to_string(usr.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
         assert!(text.contains("consolidate"), "{file}");
+    }
+    for (file, text) in
+        [("lib/sysusers.d/unstun.conf", "\nu unstun "), ("share/doc/unstun/own-user.conf", "\nUser=unstun\n")]
+    {
+        let installed = std::fs::read_to_string(usr.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        assert!(installed.contains(text), "{file}: {installed}");
     }
     // The path in it is where the package will be, not where it was made.
     let unit = std::fs::read_to_string(usr.join("lib/systemd/system/unstun.service")).unwrap();
@@ -115,8 +121,9 @@ fn a_user_of_its_own_can_serve_a_datastore() {
         command
     };
     let mut daemon = Daemon(own("up").stdout(Stdio::piped()).spawn().unwrap());
-    let said = BufReader::new(daemon.0.stdout.take().unwrap());
-    assert!(said.lines().any(|line| line.unwrap().starts_with("ready")), "it ended");
+    // Held to the end: the daemon goes on printing.
+    let mut said = BufReader::new(daemon.0.stdout.take().unwrap());
+    assert!(said.by_ref().lines().any(|line| line.unwrap().starts_with("ready")), "it ended");
     for store in ["native", "redo"] {
         for line in [
             format!("vm create {store} --disk 16M --store {store}"),

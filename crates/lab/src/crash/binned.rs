@@ -8,7 +8,7 @@ use engine::Vm;
 
 use super::control::{Control, read_all};
 use super::truth::{Image, Known, KnownBinned, Moving, Standing, Truth};
-use super::watch::tell;
+use super::watch::{chains, tell};
 
 type Names = Vec<(String, Option<Vec<Image>>)>;
 
@@ -86,7 +86,7 @@ impl Control {
         }
         let result = self.vm.restore(id, keep).await;
         tell(|| format!("restore {id:016x}, kept: {keep}, ends {:?}", result.as_ref().map(|_| ())));
-        tell(|| format!("  of {:?}; {:?}", super::boot::chains(&self.vm), self.vm.state()));
+        tell(|| format!("  of {:?}; {:?}", chains(&self.vm), self.vm.state()));
         self.truth.borrow_mut().restoring = false;
         match result {
             Ok(_) => {

@@ -19,7 +19,7 @@ use super::moves::discard_side_branches;
 use super::plan::{Part, Plan};
 use super::trouble::Trouble;
 use super::truth::{Image, Standing, Truth};
-use super::watch::tell;
+use super::watch::{chains, tell};
 use crate::home;
 
 type Shared = Rc<RefCell<Truth>>;
@@ -107,12 +107,6 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared, number: u64) -> Result<
     check_clones(env, plan, truth).await?;
     truth.borrow_mut().recovering = false;
     Ok((vm, manifest))
-}
-
-/// Names of the layers of each disk.
-pub fn chains(vm: &Rc<Vm>) -> Vec<Vec<String>> {
-    let names = |d: &Rc<engine::Disk>| d.chain().links.iter().map(|l| l.layer.name().to_string()).collect();
-    vm.disks().iter().map(names).collect()
 }
 
 /// A reported snapshot is there and unchanged; one whose commit was answered is not; one whose take was cut is there

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use blk::volume::Volume;
 use blk::{Buf, ErrorKind, SECTOR};
+use engine::job::COMMIT;
 use engine::{CommitWhat, Disk, Job, JobState, Vm};
 use sim::{Rng, SimWorld};
 use vmdk::home::Home;
@@ -13,7 +14,7 @@ use super::floor::Floor;
 use super::plan::Plan;
 use super::trouble::Trouble;
 use super::truth::{Image, Known, Standing, Truth};
-use super::watch::tell;
+use super::watch::{chains, tell};
 
 pub struct Control {
     pub vm: Rc<Vm>,
@@ -147,10 +148,9 @@ impl Control {
         }
         self.truth.borrow_mut().leaving(&gone);
         self.truth.borrow_mut().folding = true;
-        tell(|| format!("commit {what:?}"));
+        tell(|| format!("commit {what:?} of {:?}; {:?}", chains(&self.vm), self.vm.state()));
         let committed = self.vm.commit(&what).await;
         tell(|| format!("committing: {:?}; {:?}", committed.as_ref().map(|j| j.id), self.vm.state().folds));
-        tell(|| format!("  of {:?}; {:?}", super::boot::chains(&self.vm), self.vm.state()));
         let job = match committed {
             Ok(job) => job,
             Err(e) if e.kind == ErrorKind::Refused || e.is_no_space() => {
@@ -315,10 +315,13 @@ async fn read_pieces(disk: &Rc<Disk>, mut each: impl FnMut(usize, &[u8])) -> Res
     Ok(())
 }
 
-/// A clone was made while the commit was over, because it had failed of something else; at its resume the clone is in the way.
+/// A commit that failed of something else is over, and a clone can be made; the commit's resume is refused for it. A commit
+/// that was just asked for has a subject, and looks for clones before its job begins.
 fn met_a_clone(job: &Job) -> bool {
+    let resumed = job.operation == COMMIT && job.subject.is_empty();
     let error = job.error.borrow();
-    error.as_ref().is_some_and(|e| e.kind == ErrorKind::Refused && e.cause.contains("is read by /clone"))
+    let refused = |e: &blk::Error| e.kind == ErrorKind::Refused && e.cause.contains("is read by /clone");
+    resumed && error.as_ref().is_some_and(refused)
 }
 
 /// Waits for every job; a held one is over.

@@ -1,6 +1,9 @@
 //! `CRASH_WATCH=DISK:SECTOR` tells the story of one sector while a seed is replayed.
 
+use std::rc::Rc;
 use std::sync::OnceLock;
+
+use engine::{Disk, Vm};
 
 fn watched() -> Option<(usize, u64)> {
     static WATCHED: OnceLock<Option<(usize, u64)>> = OnceLock::new();
@@ -23,4 +26,10 @@ pub fn tell_range(disk: usize, first: u64, count: u64, what: impl FnOnce() -> St
     if watched().is_some_and(|(d, s)| d == disk && (first..first + count).contains(&s)) {
         eprintln!("  disk {disk} {first}+{count}: {}", what());
     }
+}
+
+/// Names of the layers of each disk.
+pub fn chains(vm: &Rc<Vm>) -> Vec<Vec<String>> {
+    let names = |disk: &Rc<Disk>| disk.chain().links.iter().map(|l| l.layer.name().to_string()).collect();
+    vm.disks().iter().map(names).collect()
 }

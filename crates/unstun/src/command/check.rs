@@ -8,6 +8,7 @@ use crate::client::Client;
 use crate::command::{commit, watch};
 use crate::core;
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::DatastoreName;
 use crate::output::Output;
 
 /// This and the next two answer the exit code.
@@ -21,42 +22,87 @@ pub fn files(path: &Path, output: Output) -> Result<u8> {
 }
 
 pub async fn stores(client: &Client, output: Output) -> Result<u8> {
-    let mut all = Vec::new();
-    for datastore in chosen(client).await? {
-        all.push(match datastore.condition {
-            DatastoreCondition::Open => client.store_check(&datastore.name).await?,
-            _ => not_checked(&datastore),
-        });
+    let datastores = chosen(client).await?;
+    let mut answers = Answers::of(datastores.len());
+    for datastore in datastores {
+        let checked = match datastore.condition {
+            DatastoreCondition::Open => client.store_check(&datastore.name).await,
+            _ => Err(unserved(&datastore)),
+        };
+        answers.add(&datastore, checked)?;
     }
-    tell(&together(client, all), output)
+    answers.tell(client, output)
 }
 
-/// Of one that hangs or is broken the others are checked all the same.
-fn not_checked(datastore: &Datastore) -> Checked {
+/// Follows a job for each store; what they have found is told when all have ended.
+pub async fn scrub(client: &Client, output: Output) -> Result<u8> {
+    let datastores = with_store(client).await?;
+    let mut answers = Answers::of(datastores.len());
+    for datastore in datastores {
+        let checked = match datastore.condition {
+            DatastoreCondition::Open => scrubbed(client, &datastore.name).await,
+            _ => Err(unserved(&datastore)),
+        };
+        answers.add(&datastore, checked)?;
+    }
+    answers.tell(client, output)
+}
+
+async fn scrubbed(client: &Client, datastore: &DatastoreName) -> Result<Checked> {
+    commit::ended(watch(client, client.store_scrub(datastore).await?).await?)?;
+    client.store_scrubbed(datastore).await
+}
+
+fn unserved(datastore: &Datastore) -> Error {
+    let message = datastore.message.clone();
+    Error::new(ErrorKind::Unavailable, message.unwrap_or_else(|| "see `unstun datastore list`".to_owned()))
+}
+
+/// What several datastores answer: where one cannot be checked the others are, and it is a warning.
+struct Answers {
+    asked: usize,
+    checked: Vec<Checked>,
+    unchecked: bool,
+}
+
+impl Answers {
+    fn of(asked: usize) -> Self {
+        Answers { asked, checked: Vec::new(), unchecked: false }
+    }
+
+    /// Fails with the error of the only datastore.
+    fn add(&mut self, datastore: &Datastore, answer: Result<Checked>) -> Result<()> {
+        match answer {
+            Ok(checked) => self.checked.push(checked),
+            Err(e) if self.asked == 1 => return Err(e),
+            Err(e) => {
+                self.unchecked = true;
+                self.checked.push(not_checked(datastore, e));
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers the exit code: damage first; what was not checked is not sound either.
+    fn tell(self, client: &Client, output: Output) -> Result<u8> {
+        let unchecked = self.unchecked;
+        match tell(&together(client, self.checked), output)? {
+            0 if unchecked => Ok(ErrorKind::Unavailable.exit_code()),
+            code => Ok(code),
+        }
+    }
+}
+
+fn not_checked(datastore: &Datastore, error: Error) -> Checked {
     let finding = Finding {
         severity: Severity::Warning,
         file: datastore.path.display().to_string(),
         field: format!("datastore {}", datastore.name),
         found: "not checked".to_owned(),
-        expected: "one that is served".to_owned(),
-        remedy: datastore.message.clone().unwrap_or_else(|| "see `unstun datastore list`".to_owned()),
+        expected: "a datastore that is served".to_owned(),
+        remedy: error.message,
     };
     Checked { path: datastore.path.clone(), findings: vec![finding] }
-}
-
-/// Follows a job for each store; what they have found is told when all have ended.
-pub async fn scrub(client: &Client, output: Output) -> Result<u8> {
-    let mut all = Vec::new();
-    for datastore in with_store(client).await? {
-        if datastore.condition != DatastoreCondition::Open {
-            all.push(not_checked(&datastore));
-            continue;
-        }
-        let datastore = datastore.name;
-        commit::ended(watch(client, client.store_scrub(&datastore).await?).await?)?;
-        all.push(client.store_scrubbed(&datastore).await?);
-    }
-    tell(&together(client, all), output)
 }
 
 /// The datastore that the command names, or all.
@@ -67,10 +113,12 @@ async fn chosen(client: &Client) -> Result<Vec<Datastore>> {
     Ok(all)
 }
 
-/// The datastore that the command names, or all that have native disks; where none has, the main one, which says so.
+/// The datastore that the command names, or all that have native disks or may have them; where none has, the main one, which
+/// says so.
 async fn with_store(client: &Client) -> Result<Vec<Datastore>> {
     let all = chosen(client).await?;
-    let some: Vec<_> = all.iter().filter(|one| one.native_store).cloned().collect();
+    let may_have = |one: &&Datastore| one.native_store || one.condition != DatastoreCondition::Open;
+    let some: Vec<_> = all.iter().filter(may_have).cloned().collect();
     Ok(if some.is_empty() { all.into_iter().take(1).collect() } else { some })
 }
 

@@ -328,7 +328,9 @@ impl Node {
             Victim::Vm(entry, _) => self.evict(site, entry).await,
             Victim::State(entry, binned) => {
                 let evicted = self.evict_state(entry, binned).await;
-                site.bin.evicted.update(|n| n + 1);
+                if evicted.is_ok() {
+                    site.bin.evicted.update(|n| n + 1);
+                }
                 evicted
             }
         };
