@@ -11,6 +11,9 @@ use crate::reactor::{Handle, Limits, Op, OpenMode, Outcome, Pending, Space};
 /// Suffix of a file that is being written and will be renamed over its final name; debris after a crash.
 pub const TEMPORARY_SUFFIX: &str = ".unstun-tmp";
 
+/// In a datastore all of ours that is not a VM's home, and in each home what we keep about it. See `Dir::trust_owner`.
+pub const OWN_FOLDER: &str = ".unstun";
+
 /// Longest wait for blocks of removed files: a file system frees some 100 GB in it.
 const FREEING_WAIT_NS: u64 = 2_000_000_000;
 const FREEING_LOOK_US: u64 = 5000;
@@ -80,6 +83,13 @@ impl Dir {
         let op = Op::OpenDir { dir: self.0.handle, name: self.check_name(name)?, create };
         let (handle, _) = self.opened(op, name, "opening the folder").await?;
         Ok(Dir::new(self.0.env.clone(), handle, self.path_of(name)))
+    }
+
+    /// From now on a folder named `OWN_FOLDER` is opened only where root, this process's user, nobody (what file servers make of
+    /// root), or an owner named by this call owns it: what it says decides which files are written and removed, and whoever
+    /// owns a home can put another folder in its place. Without a call every such folder is opened.
+    pub fn trust_owner(&self) -> Result<()> {
+        self.0.env.trust_owner(self.0.handle).map_err(|e| e.at(self.path(), "asking for its owner"))
     }
 
     async fn opened(&self, op: Op, name: &str, doing: &str) -> Result<(Handle, Limits)> {

@@ -101,6 +101,9 @@ impl std::error::Error for Error {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
+const STRANGERS: &str = "another user owns it, and unstun decides by it which files it writes and removes; look at what is in it, and \
+                         where you trust it give it to the daemon's user (chown -R), or remove it";
+
 impl Errno {
     pub const EPERM: Errno = Errno(1);
     pub const ENOENT: Errno = Errno(2);
@@ -122,6 +125,8 @@ impl Errno {
     pub const ECANCELED: Errno = Errno(125);
     /// Turned back by a fence. No number of the kernel's, whose end at 4095.
     pub const FENCED: Errno = Errno(4096);
+    /// A folder that decides what is written and removed is somebody else's. See `Dir::trust_owner`.
+    pub const STRANGERS: Errno = Errno(4097);
 
     pub fn kind(self) -> ErrorKind {
         match self {
@@ -133,6 +138,7 @@ impl Errno {
             Errno::EOPNOTSUPP => ErrorKind::Unsupported,
             Errno::ECANCELED => ErrorKind::Cancelled,
             Errno::FENCED => ErrorKind::LeaseLost,
+            Errno::STRANGERS => ErrorKind::Refused,
             _ => ErrorKind::Io,
         }
     }
@@ -145,10 +151,11 @@ impl Errno {
 
 impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Errno::FENCED {
-            return f.write_str("not started behind a fence");
+        match *self {
+            Errno::FENCED => f.write_str("not started behind a fence"),
+            Errno::STRANGERS => f.write_str(STRANGERS),
+            _ => fmt::Display::fmt(&std::io::Error::from_raw_os_error(self.0), f),
         }
-        fmt::Display::fmt(&std::io::Error::from_raw_os_error(self.0), f)
     }
 }
 

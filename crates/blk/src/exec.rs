@@ -345,6 +345,10 @@ impl Env {
         self.reactor.can_hang()
     }
 
+    pub(crate) fn trust_owner(&self, dir: Handle) -> Result<(), Errno> {
+        self.reactor.trust_owner(dir)
+    }
+
     pub(crate) fn pending(&self, handle: Handle) -> Option<Pending> {
         self.reactor.pending(handle)
     }

@@ -278,6 +278,11 @@ pub trait Reactor {
         None
     }
 
+    /// See `Dir::trust_owner`. Worlds without users trust everybody.
+    fn trust_owner(&self, _dir: Handle) -> Result<(), Errno> {
+        Ok(())
+    }
+
     /// Whether file systems of this world may leave a question without an answer.
     fn can_hang(&self) -> bool {
         false

@@ -22,6 +22,7 @@ mod handles;
 mod memory;
 mod net;
 mod open;
+mod owners;
 mod peer;
 mod plan;
 mod raw;
@@ -192,6 +193,10 @@ impl Reactor for UringReactor {
 
     fn submit_open_root(&self, path: &str) -> Option<Token> {
         Some(self.core.borrow_mut().open_root(path))
+    }
+
+    fn trust_owner(&self, dir: Handle) -> Result<(), Errno> {
+        self.core.borrow_mut().trust_owner(dir)
     }
 
     fn can_hang(&self) -> bool {

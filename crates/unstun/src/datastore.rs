@@ -3,14 +3,14 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use blk::dir::OWN_FOLDER;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::listen::{self, NbdListen};
 use crate::name::DatastoreName;
 
 pub const LOCAL_DEFAULT: &str = "unstun-data";
 pub const SYSTEM_DEFAULT: &str = "/var/lib/unstun";
-/// In a datastore everything of ours that is not a VM's home, and in each home what we keep about it.
-pub const OWN_FOLDER: &str = ".unstun";
 /// In the own folder of a datastore that was added to another's daemon: a line with the folder of that other one, whose
 /// socket answers for both.
 pub const SERVED_BY_NAME: &str = "served-by";

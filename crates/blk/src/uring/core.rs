@@ -282,6 +282,10 @@ impl Core {
         self.handles.get(handle)
     }
 
+    pub(super) fn trust_owner(&mut self, folder: Handle) -> Result<(), Errno> {
+        self.handles.trust_owner(folder)
+    }
+
     pub(super) fn open_files(&self) -> u64 {
         self.handles.open_files()
     }

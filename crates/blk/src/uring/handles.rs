@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use super::files::Device;
 use super::open::{Identity, Kind};
+use super::owners::Owners;
 use super::work::Fd;
 use crate::error::Errno;
 use crate::fence::Deadline;
@@ -45,6 +46,7 @@ pub(super) struct Handles {
     shared: BTreeMap<Identity, Shared>,
     /// Descriptors of files, folders and locks.
     open_files: u64,
+    pub(super) owners: Owners,
 }
 
 impl Handles {
@@ -74,6 +76,11 @@ impl Handles {
         let (fd, handles) = known.unwrap_or_else(|| (Fd::new(fd), 0));
         self.shared.insert(identity, Shared { fd: Arc::downgrade(&fd), handles: handles + 1 });
         (fd, handles == 0)
+    }
+
+    pub(super) fn trust_owner(&mut self, folder: Handle) -> Result<(), Errno> {
+        let fd = self.get(folder)?.fd.clone();
+        self.owners.trust_owner_of(&*fd)
     }
 
     pub(super) fn open_files(&self) -> u64 {

@@ -113,9 +113,12 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         Op::OpenFile { dir, name, mode } => {
             files(handles, dir, opened, |dir| Task::OpenFile { dir, name, mode })
         }
-        Op::OpenDir { dir, name, create } => {
-            files(handles, dir, opened, |dir| Task::OpenDir { dir, name, create })
-        }
+        Op::OpenDir { dir, name, create } => files(handles, dir, opened, |dir| Task::OpenDir {
+            dir,
+            name,
+            create,
+            owners: handles.owners.clone(),
+        }),
         Op::Rename { dir, from, to } => files(handles, dir, unit, |dir| Task::Rename { dir, from, to }),
         Op::Unlink { dir, name } => files(handles, dir, unit, |dir| Task::Unlink { dir, name }),
         Op::Link { dir, from, to_dir, to } => {

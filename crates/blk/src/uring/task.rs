@@ -7,6 +7,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, SeekFrom, Uid};
 
 use super::freeing::{self, Freeing};
 use super::open::{Opened, open_file, open_folder, open_lock, size_of};
+use super::owners::Owners;
 use super::work::Fd;
 use crate::error::Errno;
 use crate::reactor::{FileExtent, OpenMode, Outcome, Space};
@@ -40,6 +41,7 @@ pub(super) enum Task {
         dir: Fd,
         name: String,
         create: bool,
+        owners: Owners,
     },
     Rename {
         dir: Fd,
@@ -148,7 +150,9 @@ impl Task {
             Task::Size { fd } => Answer::Outcome(Outcome::Count(size_of(&fd))),
             Task::Allocated { fd } => Answer::Outcome(Outcome::Count(allocated(&fd))),
             Task::OpenFile { dir, name, mode } => Answer::Opened(open_file(dir.as_fd(), &name, mode)),
-            Task::OpenDir { dir, name, create } => Answer::Opened(open_folder(&*dir, &name, create)),
+            Task::OpenDir { dir, name, create, owners } => Answer::Opened(
+                open_folder(&*dir, &name, create).and_then(|opened| owners.check(opened, &name)),
+            ),
             Task::Rename { dir, from, to } => unit(rustix::fs::renameat(&*dir, from, &*dir, to)),
             Task::Unlink { dir, name } => unit(freeing.unlink(&dir, &name)),
             Task::Link { dir, from, to_dir, to } => {

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use blk::dir::TEMPORARY_SUFFIX;
+use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, ErrorKind, Result};
 
 use super::formats::{self, is_dir, open_path};
@@ -18,7 +18,6 @@ use super::remove::{remove_folder, remove_made, remove_with_files};
 use super::settle;
 use super::site::{Home, Site};
 use crate::api::WhenFull;
-use crate::datastore::OWN_FOLDER;
 use crate::log::log;
 
 /// In the own folder of the home that is left: `leaving PATH` or `left PATH`, of the other one.

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use blk::dir::OWN_FOLDER;
 use blk::file::Lock;
 use blk::layer::Layer;
 use blk::manifest::{Manifest, NewDisk};
@@ -19,7 +20,6 @@ use super::node::Node;
 use super::prepare::Source;
 use super::site::Site;
 use crate::api::{VmImport, WhenFull};
-use crate::datastore::OWN_FOLDER;
 
 /// What a guest's write does when the datastore is full: one word.
 const WHEN_FULL_NAME: &str = "when-full";

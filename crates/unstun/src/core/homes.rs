@@ -5,11 +5,11 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use blk::dir::OWN_FOLDER;
 use blk::{Dir, Env};
 
 use super::formats::{exists, open_path};
 use super::site::Home;
-use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::VmName;
 

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use blk::dir::OWN_FOLDER;
 use blk::{Error, ErrorKind, Result};
 use engine::native::VmHomeState;
 use vmdk::home::{Folders, Home as VmFiles};
@@ -19,7 +20,6 @@ use super::node::Node;
 use super::records::{HomeRecord, HomeState};
 use super::site::{Home, Site};
 use crate::api::{Finding, Severity};
-use crate::datastore::OWN_FOLDER;
 use crate::log::log;
 
 /// What the folder of a VM is to the VM whose id it has.

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use blk::dir::OWN_FOLDER;
 use engine::GenerationChange;
 
 use super::door::{Shut, Who};
@@ -12,7 +13,6 @@ use super::records::HomeState;
 use super::site::{Home, Site};
 use super::{bin, formats, native, present};
 use crate::api;
-use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::VmName;
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use blk::dir::TEMPORARY_SUFFIX;
+use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::file::Lock;
 use blk::manifest::NewDisk;
 use blk::reactor::OpenMode;
@@ -24,7 +24,6 @@ use super::node::Node;
 use super::remove::{has_vmx, open_home, remove_configuration, remove_folder};
 use super::site::{Home, Site};
 use crate::api::WhenFull;
-use crate::datastore::OWN_FOLDER;
 use crate::log::log;
 
 /// In the datastore's folder.

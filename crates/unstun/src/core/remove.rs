@@ -5,7 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use blk::Dir;
-use blk::dir::TEMPORARY_SUFFIX;
+use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::manifest::{Change, Manifest, VmState};
 use engine::GenerationChange;
 use engine::graph::Graph;
@@ -21,7 +21,6 @@ use super::node::Node;
 use super::records::HomeState;
 use super::site::Home;
 use crate::api;
-use crate::datastore::OWN_FOLDER;
 use crate::error::{Error, Result};
 use crate::name::VmName;
 

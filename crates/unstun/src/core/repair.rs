@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use blk::dir::OWN_FOLDER;
 use blk::file::Lock;
 use blk::uring::UringReactor;
 use blk::{Dir, Env, Executor};
@@ -12,9 +13,6 @@ use vmdk::repair::{self, Plan, Terms};
 use super::{check, hold, inuse};
 use crate::api::{Mend, MendAction, Repair, RepairUndone, Unmended};
 use crate::error::{Error, Result};
-
-/// In a VM's folder.
-const OWN_FOLDER: &str = ".unstun";
 
 /// Plans the mends of the folder at `path`, which is absolute and there; carries them out where `write` says so.
 pub fn repair(path: &Path, terms: Terms, write: bool) -> Result<Repair> {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use blk::dir::OWN_FOLDER;
 use blk::file::Lock;
 use blk::reactor::{OpenMode, Space};
 use blk::sync::TaskMutex;
@@ -18,7 +19,7 @@ use super::homes::{self, Registry};
 use super::native::Native;
 use super::records::HomeRecords;
 use crate::api;
-use crate::datastore::{OWN_FOLDER, SERVED_BY_NAME};
+use crate::datastore::SERVED_BY_NAME;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::DatastoreName;
 
@@ -80,6 +81,7 @@ impl Site {
         let shown = root.to_string_lossy().into_owned();
         let dir = env.open_path(&shown).await?;
         opening.has_dir(&dir);
+        dir.trust_owner()?;
         let own = dir.open_dir(OWN_FOLDER, true).await?;
         // All that is on record here is lost with a name that is not durable.
         dir.sync().await?;

@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use blk::dir::TEMPORARY_SUFFIX;
+use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, ErrorKind, Result};
 use engine::native::{VmHome, VmHomeState};
 use vmdk::home::Home as VmFiles;
@@ -18,7 +18,6 @@ use super::node::Node;
 use super::records::{HomeRecord, HomeState};
 use super::remove::{self, has_vmx, open_home};
 use super::site::{Home, Site};
-use crate::datastore::OWN_FOLDER;
 use crate::log::log;
 
 impl Node {

@@ -15,6 +15,8 @@ use crate::guest::seed;
 use crate::tools::{Twin, run_script};
 
 const SIZE: u64 = 48 << 20;
+/// No user of this machine.
+const STRANGER: u32 = 61_235;
 
 /// Name, SHA-256 and time of change of every file; the time tells of a write that put back what was there.
 fn contents(folder: &Path) -> BTreeMap<String, (String, std::time::SystemTime)> {
@@ -143,6 +145,42 @@ fn a_folder_that_brings_our_own_folder_is_not_taken_in_place() {
     assert_eq!(contents(&folder), before);
     assert!(!outside.exists(), "nothing is written through a link");
     datastore.json(&line);
+    twin.assert_same_as("raw", &datastore.uri("web/disk0"));
+    daemon.stop();
+}
+
+/// Who owns the folder of an import in place can put another `.unstun` into it, while the daemon is down or up.
+#[test]
+fn what_another_user_put_into_a_home_decides_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: not root: cannot give files to another user");
+        return;
+    }
+    let datastore = Datastore::new();
+    let (folder, twin) = foreign_vm(&datastore);
+    let (own, kept) = (folder.join(".unstun"), datastore.beside("kept"));
+    let owned_by = |user: u32| {
+        let chown = Command::new("chown").arg("-R").arg(user.to_string()).arg(&own).status().unwrap();
+        assert!(chown.success());
+    };
+    let daemon = datastore.start();
+    datastore.json(&format!("vm import {} --in-place --name web", folder.display()));
+    daemon.stop();
+    std::fs::rename(&own, &kept).unwrap();
+    std::fs::create_dir(&own).unwrap();
+    for entry in std::fs::read_dir(&kept).unwrap() {
+        let name = entry.unwrap().file_name();
+        std::fs::copy(kept.join(&name), own.join(&name)).unwrap();
+    }
+    owned_by(STRANGER);
+
+    let daemon = datastore.start();
+    let vm = &datastore.json("vm list")[0];
+    assert!(vm["condition"] == "broken" && vm["message"].to_string().contains("another user owns"), "{vm}");
+    let (code, said) = datastore.fails("vm open web");
+    assert!(code == 3 && said.contains("vmware/.unstun") && said.contains("chown -R"), "{code}: {said}");
+    owned_by(rustix::process::geteuid().as_raw());
+    datastore.json("vm open web");
     twin.assert_same_as("raw", &datastore.uri("web/disk0"));
     daemon.stop();
 }

@@ -4,14 +4,14 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use blk::dir::TEMPORARY_SUFFIX;
+use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::reactor::OpenMode;
 use blk::{Dir, ErrorKind, Result};
 
 use super::extents::Delta;
 use super::finding::{Faults, Finding, Severity};
 use crate::descriptor::Descriptor;
-use crate::home::{PRIVATE_FOLDER, RECORD, VM_ID, binned_layers, is_foreign_lock};
+use crate::home::{RECORD, VM_ID, binned_layers, is_foreign_lock};
 use crate::probe::{self, Content};
 use crate::read::{Parser, parse};
 use crate::repair::Cut;
@@ -232,18 +232,18 @@ impl<'a> Inventory<'a> {
                 out.push(finding);
             }
         }
-        if !self.names.contains(&format!("{PRIVATE_FOLDER}/")) {
+        if !self.names.contains(&format!("{OWN_FOLDER}/")) {
             return;
         }
         let record = async {
-            let names = self.dir.open_dir(PRIVATE_FOLDER, false).await?.list().await?;
+            let names = self.dir.open_dir(OWN_FOLDER, false).await?.list().await?;
             Ok::<bool, blk::Error>(names.iter().any(|name| name == RECORD))
         };
         match record.await {
             Ok(false) => {}
             Ok(true) => out.push(Finding {
                 severity: Severity::Warning,
-                file: self.path(&format!("{PRIVATE_FOLDER}/{RECORD}")),
+                file: self.path(&format!("{OWN_FOLDER}/{RECORD}")),
                 field: "the record of a change".into(),
                 found: "present".into(),
                 expected: "none: a change of this folder was interrupted".into(),

@@ -8,13 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use blk::dir::OWN_FOLDER;
 use blk::manifest::{
     BINNED_STATES_MAX, BinnedState, Change, DISK_NUMBER_MAX, DiskMode, DiskState, LayerName, NAME_BYTES_MAX,
     SnapshotState, ThrownBy, VmState,
 };
 use blk::{Dir, Error, ErrorKind, Result, SECTOR};
 
-use super::intent::{self, Intent, PRIVATE_FOLDER, private_name};
+use super::intent::{self, Intent, private_name};
 use super::state::{SNAPSHOT_ID, Texts, id, number, parse_id, snapshot_number};
 use super::survey::Survey;
 use super::write::{mode_word, write_snapshot_disks};
@@ -88,7 +89,7 @@ impl Home {
         let mut found = Vec::new();
         let names = intent::private_names(&self.gate).await?;
         if names.iter().any(|name| id_of(name).is_some()) {
-            let private = self.dir().open_dir(PRIVATE_FOLDER, false).await?;
+            let private = self.dir().open_dir(OWN_FOLDER, false).await?;
             let mut left_bytes = BIN_BYTES_MAX;
             for name in entry_names(&names) {
                 match read_binned(&private, name, &mut left_bytes).await {
@@ -190,7 +191,7 @@ pub(super) fn snapshot_uids(bin: &[BinnedState]) -> impl Iterator<Item = u32> {
 
 /// The layers that the bin of a home keeps. What cannot be read keeps none.
 pub(crate) async fn binned_layers(home: &Dir) -> Result<BTreeSet<LayerName>> {
-    let private = match home.open_dir(PRIVATE_FOLDER, false).await {
+    let private = match home.open_dir(OWN_FOLDER, false).await {
         Err(e) if e.kind == ErrorKind::NotFound => return Ok(BTreeSet::new()),
         opened => opened?,
     };

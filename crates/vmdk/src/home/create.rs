@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use blk::dir::OWN_FOLDER;
 use blk::file::Lock;
 use blk::layer::Layer;
 use blk::manifest::{DiskMode, DiskState, NewDisk, VmState};
 use blk::{Dir, Error, ErrorKind, Result};
 
 use super::folders::{Folder, Folders, Place, Rank, join};
-use super::intent::PRIVATE_FOLDER;
 use super::links::{self, OwnLink};
 use super::state::VM_ID;
 use super::survey::{Located, Survey};
@@ -137,7 +137,7 @@ impl Home {
     /// A VM is made where nothing else is; only our private folder may be there before it.
     pub(super) async fn refuse_inhabited(&self) -> Result<()> {
         let taken = self.dir().list().await?;
-        match taken.iter().find(|name| name.trim_end_matches('/') != PRIVATE_FOLDER) {
+        match taken.iter().find(|name| name.trim_end_matches('/') != OWN_FOLDER) {
             None => Ok(()),
             Some(name) => {
                 let cause = format!("the folder is not empty: it holds {name}");

@@ -6,11 +6,11 @@
 
 use std::cell::Cell;
 
+use blk::dir::OWN_FOLDER;
 use blk::manifest::LayerName;
 use blk::{Dir, Error, Result};
 
 use super::cache::Cache;
-use super::intent::PRIVATE_FOLDER;
 use crate::descriptor::Descriptor;
 use crate::text::{shown, wrong};
 
@@ -211,7 +211,7 @@ impl Gate {
             let below = folder.strip_prefix(root.path.trim_end_matches('/'));
             ranks.contains(&root.rank) && below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        let hidden = folder.split('/').any(|part| part == PRIVATE_FOLDER);
+        let hidden = folder.split('/').any(|part| part == OWN_FOLDER);
         let roots = self.roots.iter().filter(|_| !hidden).filter(holds);
         roots.max_by_key(|root| (root.path.len(), root.rank))
     }

@@ -3,13 +3,14 @@
 
 use std::rc::Rc;
 
+use blk::dir::OWN_FOLDER;
 use blk::manifest::{
     Change, ContentGeneration, DiskMode, SNAPSHOT_UID_MAX, SnapshotState, VmState, next_number,
 };
 use blk::{Dir, Error, Result};
 
 use super::folders::{Folders, base_name};
-use super::intent::{PRIVATE_FOLDER, private_name};
+use super::intent::private_name;
 use super::state::Texts;
 use super::survey::{Located, Survey};
 use super::{Growth, Home, kept};
@@ -80,7 +81,7 @@ impl Home {
         let change = Change { next, ..Change::default() };
         own.write(&change, &|path: &str| Ok(Located { layer: path.into(), exists: true }))?;
         self.copy_nvram(source.dir(), &texts.vmx).await?;
-        self.dir().open_dir(PRIVATE_FOLDER, true).await?;
+        self.dir().open_dir(OWN_FOLDER, true).await?;
         self.dir().sync().await?;
         self.replace(&private_name(&kept::file_name(uid)), kept.to_bytes()).await?;
         self.settle(&own.vmx, &own.vmsd, name).await

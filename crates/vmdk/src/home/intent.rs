@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blk::dir::TEMPORARY_SUFFIX;
+use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, ErrorKind, Result};
 use futures_util::future::join_all;
 
@@ -18,8 +18,6 @@ use crate::keyvalue::KeyValues;
 use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, check_written, decimal, wrong};
 
-/// The only folder of ours in a VM's home.
-pub(crate) const PRIVATE_FOLDER: &str = ".unstun";
 /// The change that is not carried out yet, in that folder.
 pub(crate) const RECORD: &str = "intent";
 
@@ -35,7 +33,7 @@ pub(super) struct Intent {
 
 /// The name, within records, of a file in the private folder.
 pub(super) fn private_name(name: &str) -> String {
-    format!("{PRIVATE_FOLDER}/{name}")
+    format!("{OWN_FOLDER}/{name}")
 }
 
 /// A file of the change.
@@ -51,9 +49,9 @@ struct Target {
 impl Target {
     async fn find(gate: &Gate, tag: &str, written: &str) -> Result<Target> {
         let home = gate.home();
-        if let Some(name) = written.strip_prefix(PRIVATE_FOLDER).and_then(|rest| rest.strip_prefix('/')) {
-            let dir = home.dir.open_dir(PRIVATE_FOLDER, true).await?;
-            return Ok(Target { folder: PRIVATE_FOLDER.into(), dir, name: name.into(), staged: name.into() });
+        if let Some(name) = written.strip_prefix(OWN_FOLDER).and_then(|rest| rest.strip_prefix('/')) {
+            let dir = home.dir.open_dir(OWN_FOLDER, true).await?;
+            return Ok(Target { folder: OWN_FOLDER.into(), dir, name: name.into(), staged: name.into() });
         }
         let place = gate.place(written).await?;
         if place.folder.rank != Rank::Own {
@@ -130,7 +128,7 @@ impl Intent {
     /// Everything up to the rename that is the change. When it fails the record is not in place.
     async fn stage(&self, gate: &Gate, targets: &[Target]) -> Result<Dir> {
         let home = &gate.home().dir;
-        let private = home.open_dir(PRIVATE_FOLDER, true).await?;
+        let private = home.open_dir(OWN_FOLDER, true).await?;
         if private.list().await?.iter().any(|name| name == RECORD) {
             let cause = "a change that failed is still on record here; restart unstun, which completes it";
             return Err(Error::refused(private.path_of(RECORD), cause));
@@ -207,7 +205,7 @@ pub(super) async fn is_pending(gate: &Gate) -> Result<bool> {
 
 /// What is in the private folder; nothing when there is none.
 pub(super) async fn private_names(gate: &Gate) -> Result<Vec<String>> {
-    match gate.home().dir.open_dir(PRIVATE_FOLDER, false).await {
+    match gate.home().dir.open_dir(OWN_FOLDER, false).await {
         Ok(private) => private.list().await,
         Err(e) if e.kind == ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(e),
@@ -220,7 +218,7 @@ pub(super) async fn recover(gate: &Gate) -> Result<()> {
     let home = &gate.home().dir;
     let ours = private_names(gate).await?;
     if !ours.is_empty() {
-        let private = home.open_dir(PRIVATE_FOLDER, false).await?;
+        let private = home.open_dir(OWN_FOLDER, false).await?;
         if ours.iter().any(|name| name == RECORD) {
             let bytes = private.read_file(RECORD, TEXT_BYTES_MAX as u64).await?;
             let record = parse(private.env(), private.path_of(RECORD), bytes, read_record).await?;

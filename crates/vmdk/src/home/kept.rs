@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use blk::dir::OWN_FOLDER;
 use blk::manifest::{DiskState, VmState};
 use blk::{Error, ErrorKind, Result, SECTOR};
 
 use super::folders::Rank;
-use super::intent::{Intent, PRIVATE_FOLDER, private_name};
+use super::intent::{Intent, private_name};
 use super::state::{SNAPSHOT_ID, Surroundings, Texts, disk_numbers, disk_paths, read_disks};
 use super::survey::Survey;
 use super::{Home, bin, links};
@@ -34,7 +35,7 @@ impl Home {
     /// A .vmx in the private folder, if it is there.
     pub(super) async fn private_configuration(&self, name: &str) -> Result<Option<Vmx>> {
         let read = async {
-            let private = self.dir().open_dir(PRIVATE_FOLDER, false).await?;
+            let private = self.dir().open_dir(OWN_FOLDER, false).await?;
             let bytes = private.read_file(name, TEXT_BYTES_MAX as u64).await?;
             parse(private.env(), private.path_of(name), bytes, Vmx::parse).await
         };

@@ -32,6 +32,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use blk::dir::OWN_FOLDER;
 use blk::layer::Layer;
 use blk::manifest::{
     Change, Dependant, DiskState, LayerInfo, LayerLink, LayerName, Manifest, NewDisk, Opening, VmState,
@@ -57,7 +58,7 @@ pub(crate) use dependants::is_foreign_lock;
 use folders::Gate;
 pub use folders::{FolderKind, Folders, format_roots, parse_roots};
 use intent::Intent;
-pub(crate) use intent::{PRIVATE_FOLDER, RECORD};
+pub(crate) use intent::RECORD;
 pub(crate) use state::VM_ID;
 use state::{Assigned, Surroundings, Texts};
 use survey::Survey;
@@ -343,7 +344,7 @@ impl Home {
     /// A file of that many allocated bytes. What a crash leaves of it is taken over by the next call.
     async fn reserve(&self, bytes: u64) -> Result<()> {
         let _turn = self.turn.lock().await;
-        let private = self.dir().open_dir(intent::PRIVATE_FOLDER, true).await?;
+        let private = self.dir().open_dir(OWN_FOLDER, true).await?;
         if bytes == 0 {
             return private.unlink_if_present(RESERVE).await;
         }

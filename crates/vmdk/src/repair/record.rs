@@ -1,9 +1,10 @@
 //! The record of a repair: the files that it changes and how, so that it can be taken back; and the names of the copies.
 
+use blk::dir::OWN_FOLDER;
 use blk::{Dir, Error, ErrorKind, Result};
 
 use super::cuts::{Cut, Piece};
-use crate::home::{PRIVATE_FOLDER, RECORD as INTENT};
+use crate::home::RECORD as INTENT;
 use crate::keyvalue::KeyValues;
 use crate::text::{TEXT_BYTES_MAX, decimal, shown, wrong};
 
@@ -87,7 +88,7 @@ pub(super) async fn read_if_there(dir: &Dir, file: &str) -> Result<Option<Vec<u8
 
 /// Recovery of an interrupted change of ours would write over the repair.
 pub(super) async fn refuse_pending(dir: &Dir) -> Result<()> {
-    let names = match dir.open_dir(PRIVATE_FOLDER, false).await {
+    let names = match dir.open_dir(OWN_FOLDER, false).await {
         Err(e) if e.kind == ErrorKind::NotFound => return Ok(()),
         opened => opened?.list().await?,
     };

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use blk::dir::OWN_FOLDER;
 use blk::{Error, ErrorKind, Result};
 use engine::native::{VmHome, VmHomeState};
 
@@ -17,7 +18,6 @@ use super::super::remove::{open_home, refuse_readers, remove_folder};
 use super::super::site::{Home, Site};
 use super::records::{BinRecord, BinState, parse_folder};
 use crate::api::{Store, WhenFull};
-use crate::datastore::OWN_FOLDER;
 use crate::log::log;
 use crate::name::VmName;
 

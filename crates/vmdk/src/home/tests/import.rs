@@ -37,12 +37,12 @@ fn vmware_folder(seed: u64) -> SimWorld {
     world.write_file("web/web-Snapshot1.vmsn", b"state");
     world.run(async |env| {
         let home = folder(&env).await;
-        let private = home.open_dir(intent::PRIVATE_FOLDER, false).await.unwrap();
+        let private = home.open_dir(OWN_FOLDER, false).await.unwrap();
         for name in private.list().await.unwrap() {
             private.unlink(&name).await.unwrap();
         }
         private.sync().await.unwrap();
-        home.remove_dir(intent::PRIVATE_FOLDER).await.unwrap();
+        home.remove_dir(OWN_FOLDER).await.unwrap();
         home.sync().await.unwrap();
     });
     world

@@ -103,7 +103,7 @@ fn what_belongs_to_a_snapshot_goes_with_it() {
         for name in ["web-Snapshot1.vmsn", "web-Snapshot1.vmem", "web-Snapshot2.vmsn"] {
             home.dir().replace_file(name, b"x").await.unwrap();
         }
-        let private = home.dir().open_dir(intent::PRIVATE_FOLDER, false).await.unwrap();
+        let private = home.dir().open_dir(OWN_FOLDER, false).await.unwrap();
         assert!(private.list().await.unwrap().contains(&"snapshot-1.vmx".to_owned()));
         let mut next = state.clone();
         next.snapshots.clear();
@@ -126,7 +126,7 @@ fn nothing_is_kept_with_a_snapshot_of_vmwares() {
         let home = home(&env).await;
         let state = home.load().await.unwrap();
         let state = take_all(&home, &state, 1).await.unwrap();
-        let private = home.dir().open_dir(intent::PRIVATE_FOLDER, false).await.unwrap();
+        let private = home.dir().open_dir(OWN_FOLDER, false).await.unwrap();
         private.unlink("snapshot-1.vmx").await.unwrap();
         assert_eq!(home.disks_at(1).await.unwrap(), None);
         assert_eq!(home.disks_at(9).await.unwrap_err().kind, ErrorKind::NotFound);
