@@ -74,9 +74,14 @@ impl Seen {
     }
 }
 
-/// Runs until there were `cuts` power cuts, or `CRASH_CUTS`; with `CRASH_SEED` that one alone. Panics where a promise is
+/// Power cuts of a campaign: `default`, or one of `share` that `CRASH_CUTS` asks for.
+pub fn cuts_wanted(default: u64, share: u64) -> u64 {
+    setting("CRASH_CUTS").map_or(default, |all| all / share)
+}
+
+/// Runs until there were `wanted` power cuts; with `CRASH_SEED` that one alone. Panics where a promise is
 /// broken, where a run differs from the same run, and where something of `must_happen` did not: it was not tested then.
-pub fn assert_promises_hold(run: Run, cuts: u64, must_happen: &[&str]) {
+pub fn assert_promises_hold(run: Run, wanted: u64, must_happen: &[&str]) {
     if let Some(seed) = setting("CRASH_SEED") {
         match run(seed, Defects::default()) {
             Ok(outcome) => println!("seed {seed}: {outcome:?}"),
@@ -84,7 +89,6 @@ pub fn assert_promises_hold(run: Run, cuts: u64, must_happen: &[&str]) {
         }
         return;
     }
-    let wanted = setting("CRASH_CUTS").unwrap_or(cuts);
     let seen = Mutex::new(Seen::default());
     on_all_cores(|seed| {
         let result = run(seed, Defects::default());

@@ -32,7 +32,7 @@ use engine::{Defect, Defects};
 use sim::SimWorld;
 
 pub use plan::Plan;
-use plan::{Part, TROUBLE_TASK};
+use plan::{Part, TREE_SEEDS, TROUBLE_TASK};
 use trouble::Trouble;
 use truth::Truth;
 
@@ -57,6 +57,11 @@ pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
             Err(replay(format!("panic: {}", text.unwrap_or_default())))
         }
     }
+}
+
+/// The run of a seed that is about the tree.
+pub fn run_of_tree(seed: u64, defects: Defects) -> Result<Outcome, String> {
+    run(seed | TREE_SEEDS, defects)
 }
 
 fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {

@@ -15,8 +15,6 @@ use super::watch::tell;
 use crate::home;
 use crate::oracle::DiskModel;
 
-/// A run has few: each is read whole at every boot.
-const CLONES_MAX: usize = 2;
 /// Clones' writes are told from the parent's by their sequence numbers.
 const CLONE_SEQUENCE: u64 = 1 << 40;
 
@@ -36,7 +34,7 @@ impl Control {
             let at = self.rng.below(clones as u64) as usize;
             return self.use_clone(plan, at).await;
         }
-        let Some(name) = self.any_sealed().filter(|_| clones < CLONES_MAX) else { return Ok(()) };
+        let Some(name) = self.any_sealed().filter(|_| clones < plan.clones_max) else { return Ok(()) };
         super::control::look(&self.vm, &self.truth, &name).await?;
         let contents = match self.truth.borrow_mut().known(&name).map(|k| k.standing.clone()) {
             Some(Standing::Sealed { contents: Some(contents), .. }) => contents,

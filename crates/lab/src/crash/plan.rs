@@ -10,6 +10,9 @@ use super::trouble::Trouble;
 /// Draws of what fails: they change nothing else of a plan.
 pub(crate) const TROUBLE_TASK: u64 = 1 << 34;
 
+/// Seeds with this bit are about the tree: small disks, few writes, and many clones, branches and binned states.
+pub const TREE_SEEDS: u64 = 1 << 32;
+
 /// Shares of a guest's operations, in parts of their sum.
 #[derive(Debug, Clone, Copy)]
 pub struct Mix {
@@ -50,6 +53,8 @@ pub struct Plan {
     pub moves: Ratio,
     /// Share of clones among the other control steps.
     pub clones: Ratio,
+    /// Each clone is read whole at every boot.
+    pub clones_max: usize,
     pub limited_space: bool,
     /// A flush fails in some of the boots.
     pub failing_flushes: bool,
@@ -89,10 +94,11 @@ impl Plan {
             fold,
             defects,
         };
-        // Other planted defects are looked for on one branch, where guests and commits meet most often.
-        let plain = planted && !OF_BRANCHES.iter().any(|d| defects.has(*d));
+        // Defects of the copy are looked for on one branch, where guests and commits meet most often.
+        let of_tree = seed & TREE_SEEDS != 0;
+        let plain = planted && !of_tree && !defects.has(Defect::SkipAcrossBranches);
         let imported = rng.below(5) == 0 && !plain;
-        Plan {
+        let plan = Plan {
             seed,
             world,
             engine,
@@ -114,9 +120,29 @@ impl Plan {
             moves: Ratio::new(if plain || rng.coin() { 0 } else { rng.between(1, 3) }, 8),
             clones: Ratio::new(if !plain && rng.below(3) == 0 { 2 } else { 0 }, 8),
             commits: Ratio::new(rng.between(2, 6), 8),
+            clones_max: 2,
             limited_space,
             failing_flushes: trouble.coin() && trouble.coin(),
             disks,
+        };
+        if of_tree { plan.about_the_tree(&mut rng) } else { plan }
+    }
+
+    fn about_the_tree(self, rng: &mut Rng) -> Plan {
+        let size = |bytes: &u64| *bytes % (256 << 10) / SECTOR * SECTOR + (64 << 10);
+        Plan {
+            disks: self.disks.iter().take(2).map(size).collect(),
+            nonpersistent_bytes: self.nonpersistent_bytes.map(|_| 64 << 10),
+            guests_per_disk: 1,
+            operations: rng.between(5, 30),
+            control_steps: rng.between(8, 24),
+            write_sectors_max: 8,
+            hot_sectors: 64,
+            moves: Ratio::new(rng.between(2, 4), 8),
+            clones: Ratio::new(rng.between(1, 4), 8),
+            clones_max: 4,
+            commits: Ratio::new(rng.between(1, 4), 8),
+            ..self
         }
     }
 
@@ -175,16 +201,6 @@ pub enum Part {
     /// Guests and user.
     Work,
 }
-
-/// Wrong orders that show only where there are branches or clones.
-const OF_BRANCHES: [Defect; 6] = [
-    Defect::FoldIntoShared,
-    Defect::SkipAcrossBranches,
-    Defect::ForgetClones,
-    Defect::RaiseApart,
-    Defect::BinUnflushed,
-    Defect::FoldUnderBin,
-];
 
 fn draw_mix(rng: &mut Rng) -> Mix {
     Mix {

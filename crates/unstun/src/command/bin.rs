@@ -45,7 +45,10 @@ async fn empty(entries: &[String], args: &ConsentArgs, client: &Client, output: 
     output.result(&done, emptied)?;
     match done.left.first() {
         None => Ok(()),
-        Some(left) => Err(Error::refused(format!("VM {} stays in the bin: {}", left.vm, left.cause))),
+        Some(left) => Err(Error::refused(format!(
+            "entry {} of VM {} stays in the bin: {}",
+            left.id, left.vm, left.cause
+        ))),
     }
 }
 
