@@ -1,15 +1,10 @@
-//! Who uses a VM from outside: writable clients on its running disks, readers of its sealed states.
+//! Users of a VM: writable clients of its running disks, readers of its sealed states; and changes of the content generation.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
-use blk::manifest::{Change, ContentGeneration, LayerName, Opening, SnapshotState, VmState};
-use blk::{Error, Result};
-
-use crate::disk::Disk;
-use crate::tree;
-use crate::vm::Vm;
+use blk::Result;
+use blk::manifest::ContentGeneration;
 
 /// A writable client on a running disk; counted until it is dropped.
 pub struct Client {
@@ -72,134 +67,5 @@ impl<T> Present<T> {
 
     pub(crate) fn all(&self) -> Vec<Rc<T>> {
         self.0.borrow().iter().filter_map(Weak::upgrade).collect()
-    }
-}
-
-impl Vm {
-    /// A running disk for a writable client. A reopened top says on disk that it is about to change.
-    pub async fn attach(&self, number: u32, client: &str) -> Result<(Rc<Disk>, Rc<Client>)> {
-        let _turn = self.operations.lock().await;
-        self.refuse_when_closed()?;
-        let disk = self.disk(number)?;
-        self.refuse_frozen_top(&disk)?;
-        self.touch(&disk.top_name()).await?;
-        Ok((disk, self.clients.enter(Client { disk: number, name: client.to_string() })))
-    }
-
-    pub(crate) async fn find_frozen_tops(&self) -> Result<()> {
-        let mut named = self.state();
-        let disks = std::mem::take(&mut named.disks);
-        if !named.snapshots.is_empty() {
-            let needed = self.graph().await?.reachable(&named);
-            let tops = disks.into_iter().map(|disk| disk.top);
-            *self.frozen_tops.borrow_mut() = tops.filter(|top| needed.contains(top)).collect();
-        }
-        Ok(())
-    }
-
-    fn refuse_frozen_top(&self, disk: &Disk) -> Result<()> {
-        if !self.frozen_tops.borrow().contains(&disk.top_name()) {
-            return Ok(());
-        }
-        let cause = format!("it runs in {}, which a snapshot needs as it is", disk.top_name());
-        let remedy = "take a snapshot, and it runs on a child of that layer";
-        Err(Error::refused(&disk.name, format!("{cause}; {remedy}")))
-    }
-
-    /// Durable when it returns.
-    pub async fn change_generation(&self, change: GenerationChange) -> Result<()> {
-        let _turn = self.operations.lock().await;
-        self.refuse_when_closed()?;
-        let before = self.state();
-        let generation = change.apply(before.generation, &self.name)?;
-        match generation == before.generation {
-            true => Ok(()),
-            false => {
-                self.publish(Change { next: VmState { generation, ..before }, ..Change::default() }).await
-            }
-        }
-    }
-
-    /// Writable clients: (disk number, client).
-    pub fn clients(&self) -> Vec<(u32, String)> {
-        self.clients.all().iter().map(|c| (c.disk, c.name.clone())).collect()
-    }
-
-    /// Clients on sealed states: (snapshot id, client).
-    pub fn viewers(&self) -> Vec<(u128, String)> {
-        self.views.all().iter().map(|v| (v.snapshot, v.client.clone())).collect()
-    }
-
-    /// Changing a disk under a guest that has it mounted ruins its file systems.
-    pub(crate) fn refuse_clients(&self, disk: Option<u32>) -> Result<()> {
-        let attached = self.clients();
-        let Some((number, client)) = attached.iter().find(|(n, _)| disk.is_none_or(|disk| disk == *n)) else {
-            return Ok(());
-        };
-        let cause = format!("disk{number} is attached by {client}");
-        let remedy = "power the guest off and disconnect it first";
-        Err(Error::refused(&self.name, format!("{cause}; {remedy}")))
-    }
-
-    /// A sealed snapshot, and a hold on its layers for work outside of the engine: a clone being made, for one.
-    pub async fn hold(&self, snapshot: &str, client: &str) -> Result<(SnapshotState, Rc<View>)> {
-        let _turn = self.operations.lock().await;
-        self.refuse_when_closed()?;
-        self.refuse_open_jobs()?;
-        let found = self.sealed(snapshot)?;
-        let view = self.views.enter(View { snapshot: found.id, client: client.to_string(), still: true });
-        Ok((found, view))
-    }
-
-    /// A sealed state of one disk, read-only. The view protects its layers until it is dropped.
-    pub async fn open_view(&self, snapshot: &str, number: u32, client: &str) -> Result<(Rc<Disk>, Rc<View>)> {
-        let _turn = self.operations.lock().await;
-        let found = self.sealed(snapshot)?;
-        let layer = found.disks.iter().find(|(n, _)| *n == number).map(|(_, layer)| layer);
-        let Some(layer) = layer else {
-            let cause = format!("disk{number} is not part of snapshot {snapshot}");
-            return Err(Error::not_found(&self.name, cause));
-        };
-        let layers = self.open_chain(layer, Opening::Serve).await?;
-        let name = format!("{}/disk{number}@{}", self.name, found.name);
-        let disk = Disk::new(self.env.clone(), name, number, layers, true, self.options)?;
-        let view = View { snapshot: found.id, client: client.to_string(), still: false };
-        Ok((disk, self.views.enter(view)))
-    }
-
-    pub(crate) fn sealed(&self, snapshot: &str) -> Result<SnapshotState> {
-        let state = self.state.borrow();
-        let found = tree::find(&state, snapshot)?;
-        if !self.is_sealed(found.id) {
-            let cause =
-                format!("{snapshot} is not sealed yet: writes from before the take are still under way");
-            return Err(Error::refused(&self.name, cause));
-        }
-        Ok(found.clone())
-    }
-
-    /// A layer that others read is never written, and none that somebody looks at goes away.
-    pub(crate) fn refuse_viewed(&self, gone: &[u128]) -> Result<()> {
-        let Some((id, client)) = self.viewers().into_iter().find(|(id, _)| gone.contains(id)) else {
-            return Ok(());
-        };
-        let state = self.state.borrow();
-        let name = state.snapshots.iter().find(|s| s.id == id).map_or("?", |s| s.name.as_str());
-        let cause = format!("{name} is attached by {client}; disconnect that client first");
-        Err(Error::refused(&self.name, cause))
-    }
-
-    /// A view within the engine follows a fold under it; somebody who opens the layers by himself does not.
-    pub(crate) fn refuse_held_still(&self, changing: &BTreeSet<LayerName>) -> Result<()> {
-        let state = self.state.borrow();
-        for view in self.views.all().iter().filter(|view| view.still) {
-            let held = state.snapshots.iter().find(|s| s.id == view.snapshot);
-            if let Some(held) = held.filter(|s| s.disks.iter().any(|(_, layer)| changing.contains(layer))) {
-                let cause =
-                    format!("{} is in use by {}; try again when that has ended", held.name, view.client);
-                return Err(Error::refused(&self.name, cause));
-            }
-        }
-        Ok(())
     }
 }

@@ -64,3 +64,9 @@ pub struct Event {
     /// For people: an outcome or a warning.
     pub message: String,
 }
+
+/// Called with each event as it happens.
+pub type Listener = Box<dyn Fn(&Event)>;
+
+/// Called with true when writes of a disk begin to wait for space, and with false when none waits any more.
+pub(crate) type SpaceListener = Box<dyn Fn(bool)>;

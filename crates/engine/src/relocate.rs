@@ -16,11 +16,11 @@ use blk::{Env, Error, Result};
 use futures_util::future::{Either, join_all, select};
 
 use crate::client::Client;
-use crate::difference::Between;
 use crate::job::Job;
-use crate::link::all;
+use crate::join::all;
 use crate::machine::Machine;
 use crate::mirror::{Mirror, copy};
+use crate::operations::Between;
 
 /// Copied under one range lock: the longest a guest write can wait for the copy.
 const PIECE_BYTES: u64 = 64 << 10;

@@ -86,7 +86,7 @@ pub async fn remove(env: &Env, name: &str) -> Result<()> {
 /// P5: every layer in the home is one that the state needs.
 pub async fn nothing_leaked(vm: &Rc<Vm>) -> Result<(), String> {
     let links = vm.manifest().links().await.map_err(|e| format!("reading the links: {e}"))?;
-    let graph = engine::graph::Graph::new(links.clone());
+    let graph = engine::redo::LayerGraph::new(links.clone());
     let needed = graph.reachable(&vm.state());
     match links.iter().find(|link| !needed.contains(&link.name)) {
         Some(link) => Err(format!("{} is left behind: nothing in the state needs it", link.name)),

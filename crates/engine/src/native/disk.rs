@@ -16,8 +16,8 @@ use super::store::Store;
 use super::table::{Found, is_together};
 use super::tree::Mapped;
 use super::view::Scratch;
-use crate::disk::SpaceListener;
-use crate::link::all;
+use crate::event::SpaceListener;
+use crate::join::all;
 use crate::options::{Defect, SpacePolicy};
 use crate::stats::DiskStats;
 

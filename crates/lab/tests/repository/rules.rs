@@ -45,6 +45,8 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
         &["blk::socket", "blk::uring"],
         "the engine has no doors and no world: it runs in virtual time too",
     ),
+    ("crates/engine/src/native", &["redo::"], "the two kinds of store share what lies above both"),
+    ("crates/engine/src/redo", &["native::"], "the two kinds of store share what lies above both"),
     (
         "crates/vmdk/src",
         &["openoptions", "file::open", "blk::uring", "blk::socket"],

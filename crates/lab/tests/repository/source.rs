@@ -25,7 +25,7 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
-    /// `engine` for `crates/engine/src/map.rs`; empty outside the rooms.
+    /// `engine` for `crates/engine/src/redo/map.rs`; empty outside the rooms.
     pub fn room(&self) -> &str {
         self.path.strip_prefix("crates/").and_then(|rest| rest.split('/').next()).unwrap_or("")
     }

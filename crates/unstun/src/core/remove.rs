@@ -8,7 +8,7 @@ use blk::Dir;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::manifest::{Change, Manifest, VmState};
 use engine::GenerationChange;
-use engine::graph::Graph;
+use engine::redo::LayerGraph;
 use vmdk::vmx::Vmx;
 
 use super::bin;
@@ -241,7 +241,7 @@ impl HomeFiles {
     /// What takes all layers of the VM away, wherever they lie; not those that are another VM's, and not those of
     /// disks that were taken out of it. Refused where a layer that nobody knows rests on one of them.
     async fn removal(&self, before: &VmState) -> blk::Result<Change> {
-        let graph = Graph::new(self.manifest().links().await?);
+        let graph = LayerGraph::new(self.manifest().links().await?);
         let mut next = before.clone();
         next.disks.clear();
         next.snapshots.clear();

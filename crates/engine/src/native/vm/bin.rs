@@ -16,7 +16,7 @@ use super::items::{
 use super::leave::snapshots_per_change;
 use crate::bin::{current_of, find_binned, moves_disks, put_back, thrown};
 use crate::event::EventKind;
-use crate::ground::Loss;
+use crate::operations::Loss;
 
 impl Store {
     /// The bin of a VM, oldest first; the slots of its snapshots' disks are added to `slots`.

@@ -14,7 +14,7 @@ use super::items::{layer_name, node_of, put_binned};
 use super::leave::drop_snapshot;
 use crate::bin;
 use crate::event::{DiskTimes, Event, EventKind};
-use crate::ground::Loss;
+use crate::operations::Loss;
 use crate::options::Defect;
 use crate::tree;
 

@@ -13,9 +13,9 @@ use super::super::layout::BLOCK;
 use super::NativeVm;
 use super::items::node_of;
 use super::leave::drop_snapshot;
-use crate::commit::{CommitPreview, CommitWhat};
 use crate::event::{Event, EventKind};
 use crate::job::{COMMIT, CONSOLIDATE, Job, JobState};
+use crate::operations::{CommitPreview, CommitWhat};
 use crate::tree;
 
 impl NativeVm {

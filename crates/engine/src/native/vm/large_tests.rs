@@ -10,8 +10,8 @@ use blk::{Buf, Env};
 use super::super::space::Growth;
 use super::super::tests::run;
 use super::super::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
-use crate::commit::CommitWhat;
 use crate::job::JobState;
+use crate::operations::CommitWhat;
 use crate::options::Options;
 use crate::tree::DESCRIPTION_BYTES_MAX;
 

@@ -15,15 +15,15 @@ use super::super::store::Store;
 use super::NativeVm;
 use super::items::{layer_name, node_of};
 use crate::client::{Client, GenerationChange, View};
-use crate::commit::{CommitPreview, CommitWhat};
-use crate::difference::{Between, Differences};
 use crate::event::Event;
-use crate::ground::Loss;
+use crate::event::Listener;
 use crate::job::Job;
-use crate::listing::{DiskLayers, Use};
 use crate::machine::{Attached, Machine, RunningDisk};
+use crate::operations::Loss;
+use crate::operations::{Between, Differences};
+use crate::operations::{CommitPreview, CommitWhat};
+use crate::operations::{DiskLayers, Use};
 use crate::stats::{DiskStats, LayerCounters};
-use crate::vm::Listener;
 
 /// Pages of maps read on each side for one answer about differences.
 const DIFFERENCE_PAGES_MAX: usize = 4096;

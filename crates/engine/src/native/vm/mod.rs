@@ -28,11 +28,11 @@ use super::change::Op;
 use super::disk::{DiskTerms, NativeDisk};
 use super::store::Store;
 use crate::client::{Client, Present, View};
+use crate::event::Listener;
 use crate::event::{Event, EventKind, WRITES_LOST};
 use crate::job::Job;
 use crate::options::Options;
 use crate::tree;
-use crate::vm::Listener;
 
 pub use self::items::{VmHome, VmHomeState};
 pub use self::registry::NewNativeVm;

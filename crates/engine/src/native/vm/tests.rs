@@ -8,8 +8,8 @@ use blk::{Buf, Env, ErrorKind};
 
 use super::super::tests::{open_store, run};
 use super::super::{NativeVm, NewNativeVm, Store};
-use crate::commit::CommitWhat;
 use crate::job::{Job, JobState, MOVE};
+use crate::operations::CommitWhat;
 use crate::options::Options;
 use crate::relocate::Relocation;
 

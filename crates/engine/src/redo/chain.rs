@@ -8,8 +8,8 @@ use std::rc::Rc;
 use blk::layer::{Run, Where};
 use blk::{Error, File, Result, SECTOR};
 
-use crate::link::Link;
-use crate::map::{Slot, ZERO_SLOT};
+use super::link::Link;
+use super::map::{Slot, ZERO_SLOT};
 
 /// One version of a disk's chain. A request keeps the version it was admitted under to its end.
 pub struct Chain {

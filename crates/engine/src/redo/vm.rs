@@ -9,22 +9,19 @@ use blk::manifest::{Change, DiskMode, LayerName, Manifest, Opening, VmState};
 use blk::sync::TaskMutex;
 use blk::{Env, Error, ErrorKind, File, Result};
 
+use super::disk::Disk;
+use super::layer_graph::LayerGraph;
+use super::space::{SpaceHold, set_aside};
 use crate::client::{Client, Present, View};
-use crate::disk::Disk;
-use crate::event::{Event, EventKind, WRITES_LOST};
-use crate::graph::Graph;
+use crate::event::{Event, EventKind, Listener, WRITES_LOST};
 use crate::job::Job;
-use crate::link::all;
+use crate::join::all;
 use crate::options::{Defect, Options};
-use crate::space::{SpaceHold, set_aside};
 
 /// Events kept in memory; the daemon writes them away as they come.
 const EVENTS_MAX: usize = 1000;
 /// Finished jobs kept for `job list`.
 const JOBS_MAX: usize = 100;
-
-/// Called with each event as it happens.
-pub type Listener = Box<dyn Fn(&Event)>;
 
 pub struct Vm {
     pub env: Env,
@@ -182,8 +179,8 @@ impl Vm {
         Ok(disk)
     }
 
-    pub(crate) async fn graph(&self) -> Result<Graph> {
-        Ok(Graph::new(self.manifest.links().await?))
+    pub(crate) async fn graph(&self) -> Result<LayerGraph> {
+        Ok(LayerGraph::new(self.manifest.links().await?))
     }
 
     /// Runs `read`, which takes the state from memory and then reads the files that it names. The end of a commit may

@@ -8,7 +8,7 @@ use blk::Result;
 use blk::manifest::Manifest;
 use blk::sync::{Admitted, RangeGuard, Signal};
 
-use crate::disk::Disk;
+use super::disk::Disk;
 
 /// By how much less is tried when the whole reserve cannot be had.
 const RESERVE_STEP_BYTES: u64 = 256 << 10;

@@ -9,7 +9,8 @@ use blk::layer::{Layer, Where};
 use blk::manifest::{DiskMode, LayerName, Opening};
 use blk::{Error, Result, SECTOR};
 
-use crate::vm::Vm;
+use super::vm::Vm;
+use crate::operations::{Between, Differences};
 
 /// In one answer, so that neither it nor the time a take waits for it grows with the disk: 1 MiB of them.
 const RANGES_MAX: usize = 65_536;
@@ -17,26 +18,6 @@ const RANGES_MAX: usize = 65_536;
 const TABLES_MAX: u64 = 4096;
 /// Directory entries looked at for one answer, which takes a few milliseconds without a wait.
 const LOOKS_MAX: u64 = 1 << 20;
-
-/// What is asked for: `from` and `to` by name or id, `to` None for the running state; from byte `start` on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Between<'a> {
-    pub disk: u32,
-    pub from: &'a str,
-    pub to: Option<&'a str>,
-    pub start: u64,
-}
-
-/// A part of the answer, which begins where it was asked for.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Differences {
-    /// Of the later state's disk.
-    pub size_bytes: u64,
-    /// Rising, apart from each other; in bytes. What is not in them reads the same in both states.
-    pub ranges: Vec<Range<u64>>,
-    /// Up to where this answers; `size_bytes` when that is all.
-    pub end: u64,
-}
 
 impl Vm {
     /// A disk that came after `from` differs in all that it holds. Refused while a commit moves blocks from layer to layer.

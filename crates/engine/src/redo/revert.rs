@@ -12,13 +12,14 @@ use blk::manifest::{Change, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 use futures_util::future::join_all;
 
-use crate::disk::Disk;
+use super::disk::Disk;
+use super::revert_plan::{Ground, Move, has_disk};
+use super::vm::{Vm, nothing_changed};
 use crate::event::{DiskTimes, Event, EventKind};
-use crate::ground::{Ground, Loss, Move, has_disk};
-use crate::link::all;
+use crate::join::all;
+use crate::operations::Loss;
 use crate::options::Defect;
 use crate::tree;
-use crate::vm::{Vm, nothing_changed};
 
 /// A disk ready to take the place of another.
 struct Built {

@@ -6,28 +6,13 @@ use std::collections::BTreeSet;
 use blk::manifest::{BinnedState, DiskMode, DiskState, LayerName, Opening, SnapshotState, ThrownBy, VmState};
 use blk::{Error, Result};
 
+use super::bin::left_over_deltas;
+use super::layer_graph::LayerGraph;
+use super::vm::Vm;
 use crate::bin;
 use crate::event::EventKind;
-use crate::graph::Graph;
+use crate::operations::Loss;
 use crate::tree;
-use crate::vm::Vm;
-
-/// What an operation throws away, before (a preview) or after it has.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Loss {
-    /// The snapshot that the VM runs on from; None for a reset and where the running state stays.
-    pub target: Option<String>,
-    /// Names that leave the tree.
-    pub snapshots: Vec<String>,
-    /// Whose files go.
-    pub layers: Vec<LayerName>,
-    /// Of the files that go, tables included.
-    pub bytes: u64,
-    /// The running state changes: no writable client may be attached.
-    pub reverts: bool,
-    /// The binned state in which all of it is kept for a while; None: it is gone, or this is a preview.
-    pub kept: Option<u64>,
-}
 
 /// Where a disk is to run on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +57,7 @@ impl Vm {
     /// Refuses disks whose layers are not here, and those that would come back to run on a layer that others need as it is.
     async fn refuse_returning(
         &self,
-        graph: &Graph,
+        graph: &LayerGraph,
         before: &VmState,
         next: &VmState,
         target: &SnapshotState,
@@ -139,7 +124,7 @@ impl Vm {
     /// The frozen layer itself when, with the branch gone, nobody else needs it as it is.
     async fn ground_of(
         &self,
-        graph: &Graph,
+        graph: &LayerGraph,
         next: &VmState,
         frozen: &LayerName,
         before: &VmState,
@@ -186,7 +171,7 @@ impl Vm {
         &self,
         mut plan: Move,
         before: &VmState,
-        graph: &Graph,
+        graph: &LayerGraph,
         thrown: Option<BinnedState>,
     ) -> Result<Move> {
         let mut after = plan.next.clone();
@@ -196,7 +181,7 @@ impl Vm {
                 disk.top = layer.clone();
             }
         }
-        plan.loss.layers = bin::left_over_deltas(graph, before, &after);
+        plan.loss.layers = left_over_deltas(graph, before, &after);
         if let Some(thrown) = thrown {
             let leaves = |disk: &&DiskState| {
                 plan.grounds.iter().any(|(number, _)| *number == disk.number)
@@ -212,7 +197,7 @@ impl Vm {
                 bin::put(&mut plan.next, thrown);
             }
         }
-        plan.remove = bin::left_over_deltas(graph, before, &after);
+        plan.remove = left_over_deltas(graph, before, &after);
         // Held to the end: chains share layers, and each is opened once.
         let mut open = Vec::new();
         for layer in &plan.loss.layers {
@@ -251,7 +236,7 @@ pub(crate) fn has_disk(state: &VmState, number: u32) -> bool {
     state.disks.iter().any(|d| d.number == number)
 }
 
-fn refuse_missing(vm: &str, graph: &Graph, disk: &DiskState, target: &SnapshotState) -> Result<()> {
+fn refuse_missing(vm: &str, graph: &LayerGraph, disk: &DiskState, target: &SnapshotState) -> Result<()> {
     if graph.has(&disk.top) {
         return Ok(());
     }

@@ -5,41 +5,16 @@ use std::rc::Rc;
 use blk::manifest::{Change, FoldState, JOB_NUMBER_MAX, Opening, next_number};
 use blk::{Error, Result};
 
-use crate::chain::FoldRoute;
-use crate::disk::Disk;
+use super::chain::FoldRoute;
+use super::disk::Disk;
+use super::fold::{Fold, finish_release, held_bytes};
+use super::link::Link;
+use super::vm::Vm;
 use crate::event::{DiskTimes, Event, EventKind};
-use crate::fold::{Fold, finish_release, held_bytes};
 use crate::job::{COMMIT, CONSOLIDATE, Job, JobState};
-use crate::link::Link;
+use crate::operations::CommitWhat;
 use crate::options::Defect;
 use crate::tree;
-use crate::vm::Vm;
-
-/// Which names a commit takes away.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CommitWhat {
-    /// One snapshot, by name or id.
-    One(String),
-    /// Every snapshot the running state descends from, and every delta under it that no snapshot owns.
-    All,
-    /// No name: only the deltas that no snapshot owns, on every branch (`consolidate`).
-    Unowned,
-}
-
-/// What a commit will do, before it does anything.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CommitPreview {
-    pub names: Vec<String>,
-    /// Held by the deltas now; the most that can be moved.
-    pub bytes_to_move: u64,
-    /// Length of the files that go.
-    pub bytes_freed: u64,
-    pub layers: u64,
-    /// What cannot be folded, each with its reason; the names go all the same.
-    pub stays: Vec<String>,
-    /// Entries of the bin that go, because they rest on layers that change.
-    pub evicted: Vec<u64>,
-}
 
 impl Vm {
     /// Starts a commit. When this returns the names have left the tree, durably: there is no way back from here.

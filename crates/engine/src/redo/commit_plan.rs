@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use blk::manifest::{FoldState, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 
-use crate::bin;
-use crate::commit::{CommitPreview, CommitWhat};
-use crate::fold::held_bytes;
-use crate::graph::{Graph, Obstacle};
+use super::bin::{in_the_way, left_over_deltas};
+use super::fold::held_bytes;
+use super::layer_graph::{LayerGraph, Obstacle};
+use super::vm::Vm;
+use crate::operations::{CommitPreview, CommitWhat};
 use crate::options::Defect;
 use crate::tree;
-use crate::vm::Vm;
 
 /// A commit that has not begun.
 pub(crate) struct Plan {
@@ -96,11 +96,11 @@ impl Vm {
         self.refuse_unwritable(&plan).await?;
         let folded = plan.folds.iter().map(|fold| &fold.layer);
         if !self.options.defects.has(Defect::FoldUnderBin) {
-            plan.evicted = bin::in_the_way(&whole, &before, folded).into_iter().collect();
+            plan.evicted = in_the_way(&whole, &before, folded).into_iter().collect();
         }
         let mut left = before.clone();
         left.bin.retain(|binned| !plan.evicted.contains(&binned.id));
-        plan.remove = bin::left_over_deltas(&whole, &before, &left);
+        plan.remove = left_over_deltas(&whole, &before, &left);
         left.snapshots.retain(|s| !plan.gone.contains(&s.id));
         self.refuse_losing_clones(&left, plan.remove.iter()).await?;
         self.refuse_read_above(&graph, &plan.folds).await?;
@@ -108,7 +108,7 @@ impl Vm {
     }
 
     /// Refuses folds under which somebody outside reads: their targets change, and so do the links above.
-    async fn refuse_read_above(&self, graph: &Graph, folds: &[FoldState]) -> Result<()> {
+    async fn refuse_read_above(&self, graph: &LayerGraph, folds: &[FoldState]) -> Result<()> {
         let parents = folds.iter().map(|f| graph.parent(&f.layer).unwrap_or(&f.layer));
         let changing: BTreeSet<LayerName> = parents.flat_map(|p| graph.with_descendants(p)).collect();
         self.refuse_held_still(&changing)?;
@@ -176,7 +176,7 @@ impl Obstacle {
 }
 
 /// The deltas that were opened on the layers a snapshot froze.
-fn deltas_on(graph: &Graph, snapshot: &SnapshotState) -> Vec<(u32, LayerName)> {
+fn deltas_on(graph: &LayerGraph, snapshot: &SnapshotState) -> Vec<(u32, LayerName)> {
     let on = |(number, frozen): &(u32, LayerName)| {
         let number = *number;
         graph.children(frozen).iter().map(move |delta| (number, delta.clone())).collect::<Vec<_>>()
@@ -185,7 +185,10 @@ fn deltas_on(graph: &Graph, snapshot: &SnapshotState) -> Vec<(u32, LayerName)> {
 }
 
 /// The deltas of whole chains, given by their ends; each once, nearest to the base first.
-fn deltas_of<'a>(graph: &Graph, ends: impl Iterator<Item = (u32, &'a LayerName)>) -> Vec<(u32, LayerName)> {
+fn deltas_of<'a>(
+    graph: &LayerGraph,
+    ends: impl Iterator<Item = (u32, &'a LayerName)>,
+) -> Vec<(u32, LayerName)> {
     let mut found: Vec<(u32, LayerName)> = Vec::new();
     for (number, end) in ends {
         let mut chain = Vec::new();

@@ -15,14 +15,15 @@ use blk::{Buf, ErrorKind, Result};
 use futures_util::StreamExt;
 use futures_util::stream;
 
-use crate::chain::{FoldRoute, held};
-use crate::disk::Disk;
+use super::chain::{FoldRoute, held};
+use super::disk::Disk;
+use super::link::Link;
+use super::map::Piece;
+use super::pace::Pace;
+use super::space::{SpaceHold, set_aside};
+use super::vm::Vm;
 use crate::job::Job;
-use crate::map::Piece;
 use crate::options::Defect;
-use crate::pace::Pace;
-use crate::space::{SpaceHold, set_aside};
-use crate::vm::Vm;
 
 /// A file system's block: smaller pieces cannot be given back.
 const PUNCH_BYTES: u64 = 4096;
@@ -363,7 +364,7 @@ fn merged(sorted: &[(u16, u64, u64)]) -> Vec<(u16, Range<u64>)> {
 }
 
 /// Bytes of the disk that a layer holds: what a commit of it would move, from its tables.
-pub async fn held_bytes(disk: &Disk, link: &crate::link::Link) -> Result<u64> {
+pub async fn held_bytes(disk: &Disk, link: &Link) -> Result<u64> {
     let region_bytes = link.layer.shape().region_bytes;
     let mut total = 0;
     for region in (0..disk.size_bytes().div_ceil(region_bytes)).filter(|&r| link.layer.populated(r)) {

@@ -10,10 +10,11 @@ use blk::volume::ZeroMode;
 use blk::{Buf, Error, ErrorKind, File, Result, Slice};
 use futures_util::future::join;
 
-use crate::chain::{Chain, FoldRoute, held};
-use crate::disk::{Disk, resolve_in};
-use crate::link::{Grains, Link, all};
-use crate::map::Piece;
+use super::chain::{Chain, FoldRoute, held};
+use super::disk::{Disk, resolve_in};
+use super::link::{Grains, Link};
+use super::map::Piece;
+use crate::join::all;
 use crate::options::{Defect, SpacePolicy};
 
 /// Zeros are written from one shared buffer.
@@ -281,7 +282,7 @@ impl Disk {
     ) -> Result<()> {
         let mut old = Buf::zeroed((range.end - range.start) as usize);
         for piece in resolve_in(below, range.clone()).await? {
-            if piece.slot == crate::map::ZERO_SLOT {
+            if piece.slot == super::map::ZERO_SLOT {
                 continue;
             }
             let (part, result) = self.file(&piece).read(piece.offset, Buf::alloc(piece.len as usize)).await;

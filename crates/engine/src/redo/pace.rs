@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use blk::Env;
 
-use crate::disk::Disk;
-use crate::load::Load;
+use super::disk::Disk;
+use super::load::Load;
 use crate::options::FoldOptions;
 
 /// Longest rest between two pieces, so that a slow device does not park the mover for minutes.

@@ -6,11 +6,11 @@ use blk::layer::Layer;
 use blk::manifest::{Change, DiskMode, DiskState, NewDisk, Opening, VmState};
 use blk::{Error, Result};
 
-use crate::disk::Disk;
+use super::disk::Disk;
+use super::link::Link;
+use super::space::SpaceHold;
+use super::vm::{Vm, nothing_changed};
 use crate::event::EventKind;
-use crate::link::Link;
-use crate::space::SpaceHold;
-use crate::vm::{Vm, nothing_changed};
 
 impl Vm {
     /// Adds an empty disk. Running clients of the others notice nothing; existing snapshots do not have it.

@@ -11,7 +11,7 @@ use std::rc::{Rc, Weak};
 
 use blk::Env;
 
-use crate::link::Link;
+use super::link::Link;
 
 /// What each layer may have: 64 tables of 16 KiB, or a half of a cap that is smaller.
 pub const LAYER_BYTES: u64 = 1 << 20;

@@ -8,22 +8,16 @@ use blk::file::FileCounters;
 use blk::layer::{Layer, Placement, Stages, TableWrite};
 use blk::sync::{RangeGuard, RangeLock, TaskMutex};
 use blk::{Error, ErrorKind, File, Result};
-use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 
-use crate::map::Slot;
+use super::map::Slot;
+use super::unwritten::Unwritten;
+use crate::join::all;
 use crate::options::{Defect, Defects};
-use crate::unwritten::Unwritten;
 
 /// Table writes under way at once. A round may have thousands, each a seek of a disk with heads: all at once they would
 /// hold the guest's I/Os up for seconds. Eight of 16 KiB keep flash busy.
 const TABLES_UNDER_WAY_MAX: usize = 8;
-
-/// Waits for every one, then answers the first error. Leaving at the first error would let the others' writes land
-/// after the range they hold has been given up.
-pub(crate) async fn all(work: impl IntoIterator<Item = impl Future<Output = Result<()>>>) -> Result<()> {
-    join_all(work).await.into_iter().collect()
-}
 
 /// A layer, shared by the running disk and the sealed views that read it.
 pub struct Link {

@@ -9,12 +9,12 @@ use blk::manifest::{
 use blk::{Error, Result};
 use futures_util::future::join_all;
 
-use crate::disk::Disk;
+use super::disk::Disk;
+use super::link::Link;
+use super::vm::{Vm, nothing_changed};
 use crate::event::{DiskTimes, Event, EventKind};
-use crate::link::Link;
 use crate::options::Defect;
 use crate::tree;
-use crate::vm::{Vm, nothing_changed};
 
 /// A child that exists durably but that nothing refers to yet.
 struct Child {

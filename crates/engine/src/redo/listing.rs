@@ -5,26 +5,8 @@ use std::collections::BTreeMap;
 use blk::Result;
 use blk::manifest::{DiskState, LayerInfo, LayerName, VmState};
 
-use crate::vm::Vm;
-
-/// The layers of one running disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskLayers {
-    pub number: u32,
-    /// Base first, the writable top last.
-    pub layers: Vec<LayerInfo>,
-    /// Those of them that no snapshot owns: what `CommitWhat::Unowned` folds away.
-    pub unowned: Vec<LayerInfo>,
-}
-
-/// What a VM takes on the datastore, with all its branches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Use {
-    /// By what is its own.
-    pub allocated_bytes: u64,
-    /// By what it shows and another VM shows too: the ground of a clone or of an import, and what clones read of it.
-    pub shared_bytes: u64,
-}
+use super::vm::Vm;
+use crate::operations::{DiskLayers, Use};
 
 /// Every layer of every branch, by name.
 type Layers = BTreeMap<LayerName, LayerInfo>;

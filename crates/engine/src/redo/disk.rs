@@ -10,12 +10,14 @@ use blk::sync::{Admission, RangeLock, Signal};
 use blk::{Buf, Env, Error, ErrorKind, File, Result};
 use futures_util::future::join_all;
 
-use crate::chain::{Chain, FoldRoute, Slots};
-use crate::link::{Link, all};
-use crate::load::GuestLoad;
-use crate::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
+use super::chain::{Chain, FoldRoute, Slots};
+use super::link::Link;
+use super::load::GuestLoad;
+use super::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
+use super::space::Holds;
+use crate::event::SpaceListener;
+use crate::join::all;
 use crate::options::{Defect, Options};
-use crate::space::Holds;
 use crate::stats::{DiskStats, LayerCounters};
 
 /// One disk. All of it lives on one core; code between two awaits is atomic.
@@ -47,8 +49,6 @@ pub struct Disk {
     pub(crate) on_space: RefCell<Option<SpaceListener>>,
     loads: Signal,
 }
-
-pub(crate) type SpaceListener = Box<dyn Fn(bool)>;
 
 impl Disk {
     /// `layers` base first; the last one is the writable top unless `read_only`.

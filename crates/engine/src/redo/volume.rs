@@ -6,8 +6,8 @@ use std::rc::Rc;
 use blk::volume::{BlockStatus, STATUS_BYTES_MAX, STATUS_PIECES_MAX, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, ErrorKind, Local, Result, SECTOR, Slice};
 
-use crate::disk::Disk;
-use crate::map::{Piece, ZERO_SLOT};
+use super::disk::Disk;
+use super::map::{Piece, ZERO_SLOT};
 use crate::options::Defect;
 
 /// Guests do 4 KiB; smaller works where the layer's sectors allow it.

@@ -340,6 +340,7 @@ impl Map {
         self.state.borrow().loading.contains_key(&number)
     }
 
+    #[cfg(test)]
     pub fn bytes(&self) -> usize {
         self.state.borrow().bytes
     }

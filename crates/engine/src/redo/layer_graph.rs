@@ -5,20 +5,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use blk::manifest::{BinnedState, DiskState, LayerLink, LayerName, VmState};
 
 /// The layers at one moment. Names that nothing tells of are treated as bases.
-pub struct Graph {
+pub struct LayerGraph {
     links: BTreeMap<LayerName, LayerLink>,
     children: BTreeMap<LayerName, Vec<LayerName>>,
 }
 
-impl Graph {
-    pub fn new(links: Vec<LayerLink>) -> Graph {
+impl LayerGraph {
+    pub fn new(links: Vec<LayerLink>) -> LayerGraph {
         let mut children: BTreeMap<LayerName, Vec<LayerName>> = BTreeMap::new();
         for link in &links {
             if let Some(parent) = &link.parent {
                 children.entry(parent.clone()).or_default().push(link.name.clone());
             }
         }
-        Graph { links: links.into_iter().map(|link| (link.name.clone(), link)).collect(), children }
+        LayerGraph { links: links.into_iter().map(|link| (link.name.clone(), link)).collect(), children }
     }
 
     pub fn has(&self, layer: &str) -> bool {
@@ -64,9 +64,9 @@ impl Graph {
     }
 
     /// The same without some layers, on which none of the others rests.
-    pub fn without(&self, layers: &BTreeSet<LayerName>) -> Graph {
+    pub fn without(&self, layers: &BTreeSet<LayerName>) -> LayerGraph {
         let stay = self.links.values().filter(|link| !layers.contains(&link.name));
-        Graph::new(stay.cloned().collect())
+        LayerGraph::new(stay.cloned().collect())
     }
 
     /// Layers that nothing but the bin needs.
@@ -160,10 +160,10 @@ mod tests {
     }
 
     /// base <- a <- b <- c, and a second branch d on a.
-    fn tree() -> Graph {
+    fn tree() -> LayerGraph {
         let links =
             [("base", None), ("a", Some("base")), ("b", Some("a")), ("c", Some("b")), ("d", Some("a"))];
-        Graph::new(links.map(|(name, parent)| link(name, parent)).to_vec())
+        LayerGraph::new(links.map(|(name, parent)| link(name, parent)).to_vec())
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
         let before = state("c", vec![snapshot(1, "a"), snapshot(2, "b")]);
         let after = state("d", vec![snapshot(1, "a")]);
         assert_eq!(graph.left_over(&before, &after), ["b", "c"]);
-        let circle = Graph::new(vec![link("x", Some("y")), link("y", Some("x"))]);
+        let circle = LayerGraph::new(vec![link("x", Some("y")), link("y", Some("x"))]);
         assert_eq!(circle.with_ancestors([&"x".to_string()]).len(), 2);
         assert_eq!(circle.with_descendants("x").len(), 2);
     }

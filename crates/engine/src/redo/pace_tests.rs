@@ -1,5 +1,5 @@
 use super::*;
-use crate::load::{CALM_REQUESTS, GuestLoad};
+use crate::redo::load::{CALM_REQUESTS, GuestLoad};
 
 /// `requests` I/Os that a device at `iops` ends while so many are under way.
 fn at_rate(requests: u64, iops: u64, under_way: u64) -> Load {
