@@ -267,6 +267,34 @@ fn what_a_clone_reads_leaves_neither_the_bin_nor_with_a_commit() {
     });
 }
 
+/// The fold would change the links under the clone: the refusal comes before a name has left the tree.
+#[test]
+fn a_clone_of_what_the_bin_keeps_refuses_a_commit_under_it() {
+    run(|env| async move {
+        create(&env).await.close().await.unwrap();
+        let (vm, home) = open(&env).await;
+        for (name, byte) in [("a", 1), ("b", 2), ("c", 3)] {
+            fill(&vm, 0, byte).await;
+            vm.take(name, "").await.unwrap();
+        }
+        env.open_root("/").unwrap().open_dir("copy", true).await.unwrap();
+        let snapshot = vm.state().snapshots[2].id;
+        lab::home::clone(&env, &home, snapshot, "copy", false).await.unwrap();
+        vm.revert(Some("b"), None, true).await.unwrap();
+        vm.discard("c", true).await.unwrap();
+        let refused = vm.commit(&CommitWhat::One("a".into())).await.err().expect("the clone is above it");
+        assert!(refused.kind == ErrorKind::Refused && refused.cause.contains("/copy/copy.vmx"), "{refused}");
+        assert_eq!((names(&vm), vm.jobs().len()), (["a", "b"].map(String::from).to_vec(), 0));
+        lab::home::remove(&env, "copy").await.unwrap();
+        let vm = again(&env, vm).await;
+        commit(&vm, CommitWhat::One("a".into())).await;
+        assert_eq!((shows(&vm, 0).await, names(&vm)), (2, vec!["b".to_owned()]));
+        vm.restore(entry(&vm), false).await.unwrap();
+        assert_eq!(sealed(&vm, "c").await, 3);
+        lab::home::nothing_leaked(&vm).await.unwrap();
+    });
+}
+
 #[test]
 fn what_a_reset_threw_away_comes_back_without_another_place_in_the_tree() {
     run(|env| async move {

@@ -103,7 +103,7 @@ impl Vm {
         plan.remove = left_over_deltas(&whole, &before, &left);
         left.snapshots.retain(|s| !plan.gone.contains(&s.id));
         self.refuse_losing_clones(&left, plan.remove.iter()).await?;
-        self.refuse_read_above(&graph, &plan.folds).await?;
+        self.refuse_read_above(&whole, &plan.folds).await?;
         Ok(plan)
     }
 
