@@ -1,4 +1,4 @@
-//! The floor: contracts, the executor, and its io_uring reactor. Decides nothing.
+//! The base crate: contracts, the executor, and its io_uring reactor. It contains no policy.
 //!
 //! Absent on purpose: any policy, any format, any knowledge of snapshots. All `unsafe` of the data plane sits in
 //! `uring`.

@@ -1,6 +1,6 @@
 //! The contract of a VM's home: which layers exist, which snapshots name them, and one atomic way to change that.
 //!
-//! `publish` is the only commit point of the house. It first makes a durable record of the whole change (the intent)
+//! `publish` is the only commit point of a VM's home. It first makes a durable record of the whole change (the intent)
 //! with one rename; that rename *is* the change. Then it rewrites the home's own files from the record and removes
 //! it. A crash before the rename changes nothing; after it, `load` carries the record out: recovery only rolls
 //! forward. Every step of carrying it out can be repeated.

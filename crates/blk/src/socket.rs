@@ -1,4 +1,4 @@
-//! Stream sockets on the reactor: what the doors speak through. Real world only.
+//! Stream sockets on the reactor, for the front ends. The simulator has none.
 
 use core::net::IpAddr;
 use std::fmt;

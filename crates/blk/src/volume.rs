@@ -1,7 +1,7 @@
-//! The contract of a served disk: what a door (NBD, later vhost-user) may ask of it.
+//! The contract of a served disk: what a front end (NBD, later vhost-user) may ask of it.
 //!
-//! No snapshot words here: a door serves a volume and does not know where it comes from. Ranges are bytes and
-//! multiples of [`SECTOR`](crate::SECTOR) inside the size; the door checks that before it calls.
+//! No snapshot words here: a front end serves a volume and does not know where it comes from. Ranges are bytes and
+//! multiples of [`SECTOR`](crate::SECTOR) inside the size; the front end checks that before it calls.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -70,14 +70,14 @@ pub trait Volume {
     fn abandon(&self) {}
 }
 
-/// A volume under the name a client asks for, as a door lists it.
+/// A volume under the name a client asks for, as a front end lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportEntry {
     pub name: String,
     pub description: String,
 }
 
-/// The catalogue a door asks. An attachment is counted until it is dropped, so that what is in use is known.
+/// The catalogue a front end asks. An attachment is counted until it is dropped, so that what is in use is known.
 pub trait Exports {
     fn list(&self) -> Vec<ExportEntry>;
 

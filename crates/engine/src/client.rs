@@ -9,7 +9,7 @@ use blk::manifest::ContentGeneration;
 /// A writable client on a running disk; counted until it is dropped.
 pub struct Client {
     pub disk: u32,
-    /// As the door knows it.
+    /// The name that the front end gives it.
     pub name: String,
 }
 

@@ -1,4 +1,4 @@
-//! What happened to a VM, for `events` and for the reports.
+//! Events of a VM, for the command `events` and for reports.
 
 /// Times of one disk in an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! A piece of background work that a user can watch, pause, limit and cancel.
+//! Jobs: background work that a user can watch, pause, limit and cancel.
 
 use std::cell::{Cell, RefCell};
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! A VM as the roof sees it, whatever keeps its disks.
+//! The interface of an open VM, the same for both kinds of store.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ pub trait RunningDisk {
     fn worst_growth_bytes(&self) -> Local<'_, Result<u64>>;
 }
 
-/// A VM that is open. Snapshots are named by name or id; disks by the N of `diskN`.
+/// An open VM. Snapshots are named by name or id; disks by the N of `diskN`.
 ///
 /// Operations happen one at a time, in the order they were asked for. One that is refused, or that finds no space, has
 /// changed nothing.

@@ -1,4 +1,4 @@
-//! A running disk while its VM moves: writes go to both sides, reads come from the source.
+//! A running disk during a move: writes go to both sides, reads come from the source.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

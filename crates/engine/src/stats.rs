@@ -1,4 +1,4 @@
-//! Counters of one disk: plain cells, because one core owns them.
+//! Counters of one disk. Plain cells, because one core owns them.
 
 use std::cell::Cell;
 

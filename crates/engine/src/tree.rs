@@ -1,4 +1,4 @@
-//! The snapshot tree: pure functions over a VM's state. Nothing here does I/O.
+//! The snapshot tree: pure functions over a VM's state, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 

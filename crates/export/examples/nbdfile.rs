@@ -1,4 +1,4 @@
-//! Serves one raw file over NBD, straight through `blk::File`: the door alone, for measuring and for trying clients.
+//! Serves one raw file over NBD, straight through `blk::File`: the front end alone, for measuring and for trying clients.
 //!
 //!     cargo run --release -p export --example nbdfile -- FILE SOCKET
 //!
@@ -13,7 +13,7 @@ use blk::socket::{Listener, Peer};
 use blk::uring::UringReactor;
 use blk::volume::{Attachment, BlockStatus, ExportEntry, Exports, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Env, Error, Executor, File, Local, Result, SECTOR, Slice};
-use export::nbd::{Doors, serve};
+use export::nbd::{FrontEnd, serve};
 
 struct RawDisk {
     file: File,
@@ -114,7 +114,7 @@ fn run(file: String, socket: &str) -> Result<()> {
     let outcome = executor.run(async move {
         let disk = open(&env, &file).await?;
         println!("serving {file}, {} bytes, as nbd export \"disk\"", disk.info.size_bytes);
-        serve(env, listener, Rc::new(OneExport(Rc::new(disk), file)), Doors::new()).await;
+        serve(env, listener, Rc::new(OneExport(Rc::new(disk), file)), FrontEnd::new()).await;
         Ok(())
     });
     outcome.unwrap_or(Ok(()))

@@ -4,11 +4,11 @@
 //! their bytes. Section names in comments are those of the NBD project's `doc/proto.md`. Absent on purpose: TLS,
 //! oldstyle, extended headers.
 
+mod connection;
 mod connections;
-pub mod doors;
 mod fair;
+pub mod front_end;
 mod handshake;
-mod line;
 pub mod memory;
 pub mod negotiate;
 mod options;
@@ -26,5 +26,5 @@ mod wire;
 mod work;
 
 pub use connections::Limits;
-pub use doors::{Doors, SessionInfo};
+pub use front_end::{FrontEnd, SessionInfo};
 pub use server::serve;

@@ -1,4 +1,4 @@
-//! A flat file as a disk: what a guest without snapshots has, and the floor that everything else is compared with.
+//! A flat file as a disk: what a guest without snapshots has, the baseline of every comparison.
 
 use std::ops::Range;
 use std::rc::Rc;

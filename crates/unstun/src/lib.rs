@@ -9,7 +9,7 @@ pub mod cli;
 pub mod client;
 pub mod command;
 pub mod control;
-pub mod core;
+pub mod daemon;
 pub mod datastore;
 pub mod demo;
 pub mod error;

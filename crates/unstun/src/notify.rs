@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::Heartbeat;
+use crate::daemon::Heartbeat;
 use crate::error::{Error, Result};
 use crate::log::log;
 

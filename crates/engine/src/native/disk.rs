@@ -1,4 +1,4 @@
-//! A native disk as the doors see it: a running node, or a sealed one that is only read.
+//! A native disk as a volume that a front end serves: a running node, or a sealed one, which is read-only.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! How much space states hold: read from their trees as far as they differ.
+//! Space that states hold, read from their trees as far as they differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 

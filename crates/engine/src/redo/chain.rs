@@ -1,4 +1,4 @@
-//! The layers of a disk at one moment, and where new writes go.
+//! Layers of a disk at one moment, and the layer that takes new writes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! What a commit will do: which names leave, which deltas are folded into what, and what stays and why.
+//! Plan of a commit: the names that leave, the deltas that are folded and into what, and what stays and why.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! A redo disk as it runs: its chain, its map, and the guest's reads and flushes. Writes are in `write`.
+//! A running redo disk: its chain, its map, and the guest's reads and flushes. Writes are in `write`.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

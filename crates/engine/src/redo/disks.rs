@@ -1,4 +1,4 @@
-//! Changes of a VM's list of disks: one more, one less, a larger one, another mode.
+//! Changes of a VM's list of disks: adding, removing, growing, changing the mode.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! All layers of a VM's home and who lies on whom: pure questions, asked before a layer is written or goes.
+//! Parent/child graph of a VM's layers. Queries only; consulted before a layer is written or removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! One layer in an open chain, with the order in which its data and tables become durable.
+//! One layer of an open chain, and the order in which its data and tables become durable.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

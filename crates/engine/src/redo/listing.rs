@@ -1,4 +1,4 @@
-//! What lies under a VM's disks: layer by layer, and how much of it each snapshot has on top of it.
+//! Layers under a VM's disks, and the space of each snapshot's deltas.
 
 use std::collections::BTreeMap;
 

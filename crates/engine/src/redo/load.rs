@@ -1,5 +1,4 @@
-//! What the guest of one disk keeps under way, and how long its I/Os take: sums, so that a window is a difference and no
-//! mean forgets in steps. Plain cells, because one core owns them.
+//! Load of a disk's guest: requests under way and their latency, as sums, so that a window is a difference.
 
 use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! A redo VM and its disks behind the traits that both kinds of store have.
+//! A redo VM and its disks behind the interface that both kinds of store have.
 
 use std::any::Any;
 use std::collections::BTreeMap;

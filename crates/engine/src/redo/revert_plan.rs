@@ -1,5 +1,5 @@
-//! What a revert, a discard or a reset will do: where the disks run on, and what is thrown away. The same for the preview and
-//! the act.
+//! Plan of a revert, a discard or a reset: where each disk runs afterwards, and what is thrown away. Preview and operation
+//! use the same plan.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The last of a datastore's space: whoever gives the reserve free keeps the guests away from it until it is used.
+//! Use of the reserved space: guests' writes are held back from its release until the operation has used it.
 
 use std::cell::Cell;
 use std::ops::Range;

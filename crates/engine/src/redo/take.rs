@@ -1,4 +1,4 @@
-//! Take: for all disks of a VM at one instant, without holding a single request back.
+//! Take: all disks of a VM at one instant, without holding a request back.
 
 use std::rc::Rc;
 

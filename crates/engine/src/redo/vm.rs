@@ -1,4 +1,4 @@
-//! A VM as it runs: its disks, its home, and one operation on them at a time.
+//! An open redo VM: its disks and its home. Its operations run one at a time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

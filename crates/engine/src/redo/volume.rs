@@ -1,4 +1,4 @@
-//! A disk as the doors see it.
+//! A redo disk as a volume that a front end serves.
 
 use std::ops::Range;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! The guest's writes: overwrite in place, first writes into the top, and both layers while a commit moves a region.
+//! Writes of a guest: overwrites in place, first writes into the top, and both layers while a commit moves a region.
 
 use std::cell::Cell;
 use std::ops::Range;

@@ -6,7 +6,7 @@ use blk::socket::Socket;
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Buf, Error, Result};
 
-use super::doors::Doors;
+use super::front_end::FrontEnd;
 use super::negotiate::{Negotiation, Offer, Step, Terms};
 use super::outbox::advance;
 use super::patience::Patience;
@@ -28,7 +28,7 @@ pub struct Agreed {
 pub async fn handshake(
     socket: &Socket,
     exports: &Rc<dyn Exports>,
-    doors: &Doors,
+    front_end: &FrontEnd,
     patience: &Patience,
 ) -> Result<Option<Agreed>> {
     let peer = socket.peer();
@@ -39,7 +39,7 @@ pub async fn handshake(
         match negotiation.step() {
             Step::Answered => {}
             Step::List => negotiation.list(&exports.list()),
-            Step::Lookup(name) => match lookup(exports, doors, &name, socket).await {
+            Step::Lookup(name) => match lookup(exports, front_end, &name, socket).await {
                 Err(error) => negotiation.not_found(&error),
                 Ok((offer, attachment)) => {
                     if let Some(terms) = negotiation.found(&offer) {
@@ -74,7 +74,7 @@ pub async fn handshake(
 /// The empty name stands for the only export, if there is exactly one ("NBD_OPT_EXPORT_NAME").
 async fn lookup(
     exports: &Rc<dyn Exports>,
-    doors: &Doors,
+    front_end: &FrontEnd,
     name: &str,
     socket: &Socket,
 ) -> Result<(Offer, Attachment)> {
@@ -82,7 +82,9 @@ async fn lookup(
         "" => only_export(exports.list())?,
         _ => ExportEntry { name: name.to_string(), description: exports.description(name) },
     };
-    doors.refuse_export(socket.peer(), &entry.name).map_err(|cause| Error::refused(&entry.name, cause))?;
+    front_end
+        .refuse_export(socket.peer(), &entry.name)
+        .map_err(|cause| Error::refused(&entry.name, cause))?;
     let attachment = exports.attach(&entry.name, socket.client()).await?;
     let info = attachment.volume.info();
     Ok((Offer { name: entry.name, description: entry.description, info }, attachment))

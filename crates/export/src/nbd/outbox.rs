@@ -2,7 +2,7 @@
 
 use blk::{Buf, Slice};
 
-use super::line::Ticket;
+use super::connection::Ticket;
 use super::proto::*;
 
 /// Room for the bare successes of one batch: as many as there can be requests under way.

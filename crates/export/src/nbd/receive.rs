@@ -12,7 +12,7 @@ use blk::socket::Socket;
 use blk::{Buf, Env, Error, Result, SECTOR, Slice};
 use futures_util::future::{Either, select};
 
-use super::line::{Line, Ticket};
+use super::connection::{Connection, Ticket};
 use super::proto::*;
 use super::reply::Failure;
 use super::request::{Command, Event, Intake};
@@ -20,7 +20,7 @@ use super::work::{Whole, read_part, start, write, write_part};
 
 pub struct Receiver<'a> {
     env: Env,
-    line: &'a Rc<Line>,
+    line: &'a Rc<Connection>,
     socket: &'a Socket,
     intake: Intake,
     buf: Buf,
@@ -39,7 +39,7 @@ const SMALL_RECEIVES: usize = 64;
 const WATCHED_AFTER_US: u64 = 500_000;
 
 impl<'a> Receiver<'a> {
-    pub fn new(env: Env, line: &'a Rc<Line>, socket: &'a Socket, rest: &[u8]) -> Receiver<'a> {
+    pub fn new(env: Env, line: &'a Rc<Connection>, socket: &'a Socket, rest: &[u8]) -> Receiver<'a> {
         // What came along with the last option is less than one receive of the handshake.
         let mut buf = Buf::alloc(RECEIVE_BYTES.max(rest.len()));
         buf[..rest.len()].copy_from_slice(rest);

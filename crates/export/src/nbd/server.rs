@@ -9,7 +9,7 @@ use blk::socket::{Listener, Peer, Socket};
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Env, Error, ErrorKind, Local, Result};
 
-use super::doors::{Doors, Entered, Halt, Refusing, Session};
+use super::front_end::{Entered, FrontEnd, Halt, Refusing, Session};
 use super::handshake::handshake;
 use super::patience::Patience;
 use super::proto::*;
@@ -17,10 +17,10 @@ use super::session::transmit;
 
 /// Serves the catalogue on one listener until `control` is told to stop, then until its connections are closed:
 /// [`STOP_GRACE_US`] for what is under way, the same again once it has been cut. Several listeners may share one
-/// [`Doors`].
+/// [`FrontEnd`].
 ///
-/// A failing accept is noted there and tried again: running out of descriptors must not close the door for good.
-pub async fn serve(env: Env, listener: Listener, exports: Rc<dyn Exports>, control: Rc<Doors>) {
+/// A failing accept is noted there and tried again: running out of descriptors must not end the listener for good.
+pub async fn serve(env: Env, listener: Listener, exports: Rc<dyn Exports>, control: Rc<FrontEnd>) {
     loop {
         match control.unless_stopped(listener.accept()).await {
             None => break,
@@ -39,7 +39,7 @@ pub async fn serve(env: Env, listener: Listener, exports: Rc<dyn Exports>, contr
     control.empty_within(&env, STOP_GRACE_US).await;
 }
 
-fn admit(env: &Env, listener: &str, socket: Socket, exports: &Rc<dyn Exports>, control: &Rc<Doors>) {
+fn admit(env: &Env, listener: &str, socket: Socket, exports: &Rc<dyn Exports>, control: &Rc<FrontEnd>) {
     match control.enter(listener, socket.peer()) {
         Ok(entered) => {
             env.spawn_detached(Box::pin(connection(
@@ -72,7 +72,7 @@ impl Exports for Refusal {
 }
 
 /// Tells a client why it is not served, in the answer to the first option that has room for it.
-async fn refuse(env: Env, socket: Socket, control: Rc<Doors>, refusing: Refusing, cause: String) {
+async fn refuse(env: Env, socket: Socket, control: Rc<FrontEnd>, refusing: Refusing, cause: String) {
     let exports: Rc<dyn Exports> = Rc::new(Refusal(cause));
     let patience = Patience::new(&env, REFUSAL_LIMIT_US);
     // It is refused whatever it says.
@@ -84,7 +84,7 @@ async fn connection(
     env: Env,
     socket: Socket,
     exports: Rc<dyn Exports>,
-    control: Rc<Doors>,
+    control: Rc<FrontEnd>,
     entered: Entered,
 ) {
     let result = both_phases(env, socket, exports, &control, entered.session.clone()).await;
@@ -99,7 +99,7 @@ async fn both_phases(
     env: Env,
     socket: Socket,
     exports: Rc<dyn Exports>,
-    control: &Doors,
+    control: &FrontEnd,
     session: Rc<Session>,
 ) -> Result<()> {
     let patience = Patience::new(&env, NEGOTIATION_LIMIT_US);
@@ -110,7 +110,7 @@ async fn both_phases(
     }
 }
 
-/// `negotiation`'s result, unless the doors close first.
+/// `negotiation`'s result, unless the front end stops first.
 async fn unless_halted<T>(session: &Session, negotiation: impl Future<Output = Result<T>>) -> Result<T> {
     let mut negotiation = pin!(negotiation);
     poll_fn(|cx| {

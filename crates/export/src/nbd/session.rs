@@ -11,9 +11,9 @@ use blk::socket::Socket;
 use blk::volume::Attachment;
 use blk::{Env, Error, Result};
 
-use super::doors::{Doors, Halt, Session};
+use super::connection::Connection;
+use super::front_end::{FrontEnd, Halt, Session};
 use super::handshake::{Agreed, send_all};
-use super::line::Line;
 use super::receive::Receiver;
 
 /// Serves one connection from the first request to the last reply. Its error is why the stream broke.
@@ -24,13 +24,13 @@ pub async fn transmit(
     env: Env,
     socket: Socket,
     agreed: Agreed,
-    doors: &Doors,
+    front_end: &FrontEnd,
     session: Rc<Session>,
 ) -> Result<()> {
     let Agreed { terms, attachment, party, rest } = agreed;
     let Attachment { volume, token } = attachment;
-    doors.set_export(&session, &terms.export);
-    let line = Line::new(volume, terms, session, doors.parties(), &party);
+    front_end.set_export(&session, &terms.export);
+    let line = Connection::new(volume, terms, session, front_end.parties(), &party);
     let result = pump(env, &line, &socket, &rest).await;
     line.close();
     line.volume.abandon();
@@ -41,8 +41,8 @@ pub async fn transmit(
     result
 }
 
-/// Receives and sends until the client is done and answered, the stream breaks, or the doors say so.
-async fn pump(env: Env, line: &Rc<Line>, socket: &Socket, rest: &[u8]) -> Result<()> {
+/// Receives and sends until the client is done and answered, the stream breaks, or the front end ends it.
+async fn pump(env: Env, line: &Rc<Connection>, socket: &Socket, rest: &[u8]) -> Result<()> {
     let mut receive = pin!(Some(Receiver::new(env, line, socket, rest).run()));
     let mut send = pin!(send_replies(line, socket));
     let mut received = Ok(());
@@ -74,7 +74,7 @@ async fn pump(env: Env, line: &Rc<Line>, socket: &Socket, rest: &[u8]) -> Result
     .await
 }
 
-async fn send_replies(line: &Line, socket: &Socket) -> Result<()> {
+async fn send_replies(line: &Connection, socket: &Socket) -> Result<()> {
     while let Some(mut batch) = line.next_batch().await {
         send_all(socket, std::mem::take(&mut batch.parts)).await?;
     }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use blk::volume::ZeroMode;
 use blk::{Buf, Env, Error, Result, Slice};
 
-use super::line::Ticket;
+use super::connection::Ticket;
 use super::reply::Failure;
 use super::request::Command;
 use super::status;

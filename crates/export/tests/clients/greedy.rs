@@ -29,9 +29,9 @@ fn most_held(limits: Limits) -> u64 {
     server.until("each is being served", |catalogue, _| catalogue.disk("greedy").under_way.get() >= 40);
     // More turns than it takes to begin all 320 requests.
     work(&mut neighbour, 1000);
-    let (held, used, peak) = server.with(|catalogue, doors| {
+    let (held, used, peak) = server.with(|catalogue, front_end| {
         catalogue.disk("greedy").release();
-        (catalogue.disk("greedy").bytes_max.get(), doors.memory().used(), doors.memory().peak())
+        (catalogue.disk("greedy").bytes_max.get(), front_end.memory().used(), front_end.memory().peak())
     });
     println!(
         "{} KiB held of {} MiB; budget: {used} used, {peak} at most",
@@ -46,7 +46,7 @@ fn most_held(limits: Limits) -> u64 {
         }
     }
     drop((greedy, neighbour));
-    server.until("all of the budget comes back", |_, doors| doors.memory().used() == 0);
+    server.until("all of the budget comes back", |_, front_end| front_end.memory().used() == 0);
     held
 }
 
@@ -66,11 +66,11 @@ fn announced_payloads_are_charged_before_anything_is_allocated() {
     let mut neighbour = Raw::attach(&server, "disk");
     let mut greedy: Vec<Raw> = (0..100).map(|_| Raw::attach(&server, "greedy")).collect();
     greedy.iter_mut().for_each(|raw| raw.request(CMD_WRITE, 0, 1, 0, PAYLOAD_BYTES_MAX));
-    server.until("every header has arrived", |_, doors| {
-        doors.sessions().iter().filter(|session| session.requests == 1).count() >= 100
+    server.until("every header has arrived", |_, front_end| {
+        front_end.sessions().iter().filter(|session| session.requests == 1).count() >= 100
     });
     work(&mut neighbour, 1000);
-    let (used, peak) = server.with(|_, doors| (doors.memory().used(), doors.memory().peak()));
+    let (used, peak) = server.with(|_, front_end| (front_end.memory().used(), front_end.memory().peak()));
     println!("100 headers of 32 MiB: {used} bytes charged, {peak} at most");
     assert!(peak <= LIMITS.memory_bytes);
     // A payload that comes is served beside those that do not.
@@ -151,5 +151,5 @@ fn a_neighbour_works_beside_clients_that_read_zeros() {
         }
         work(&mut neighbour, 500);
     });
-    assert!(server.with(|_, doors| doors.memory().peak()) <= LIMITS.memory_bytes);
+    assert!(server.with(|_, front_end| front_end.memory().peak()) <= LIMITS.memory_bytes);
 }

@@ -21,7 +21,7 @@ fn one_listener_leaves_room_for_the_other() {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
     });
-    let listed = server.with(|_, doors| doors.sessions().len());
+    let listed = server.with(|_, front_end| front_end.sessions().len());
     assert_eq!(listed, 50);
     let mut unix = Raw::attach(&server, "disk");
     unix.request(CMD_FLUSH, 0, 1, 0, 0);
@@ -37,10 +37,10 @@ fn a_refused_client_is_told_why() {
     let (kind, text) = refused.go("busy");
     assert_eq!(kind, REP_ERR_POLICY);
     assert!(text.contains("too many connections: 50 over this listener"), "{text}");
-    let causes = server.with(|_, doors| doors.mishaps());
+    let causes = server.with(|_, front_end| front_end.mishaps());
     assert!(causes.iter().any(|mishap| mishap.cause.contains("of at most 100 in all")), "{causes:?}");
     drop(kept);
-    server.until("they leave", |_, doors| doors.sessions().is_empty());
+    server.until("they leave", |_, front_end| front_end.sessions().is_empty());
     drop(Raw::attach(&server, "busy"));
 }
 
@@ -50,7 +50,7 @@ fn one_export_leaves_connections_for_the_others() {
     // Over both listeners, so that it is the export that is bounded.
     let _unix: Vec<Raw> = (0..30).map(|_| Raw::attach(&server, "busy")).collect();
     let mut over_tcp = Vec::new();
-    while server.with(|_, doors| doors.sessions().len()) < 50 {
+    while server.with(|_, front_end| front_end.sessions().len()) < 50 {
         let mut stream = TcpStream::connect(server.tcp()).unwrap();
         stream.write_all(&u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes()).unwrap();
         let option =

@@ -27,8 +27,8 @@ fn garbage_closes_its_own_connection_only() {
     lost.give(&[0xee; 28]);
     assert!(lost.is_closed());
     check_served(&mut good, 1);
-    server.until("garbage leaves", |_, doors| doors.sessions().len() == 1);
-    let causes = server.with(|_, doors| doors.mishaps());
+    server.until("garbage leaves", |_, front_end| front_end.sessions().len() == 1);
+    let causes = server.with(|_, front_end| front_end.mishaps());
     assert_eq!(causes.len(), 2, "{causes:?}");
     assert_eq!((causes[1].export.as_str(), causes[1].cause.contains("magic")), ("disk", true));
 }
@@ -49,8 +49,8 @@ fn halves_of_anything_leave_nothing_behind() {
     payload.give(&[9; 5000]);
     drop(payload);
     check_served(&mut good, 1);
-    server.until("the others leave", |catalogue, doors| {
-        doors.sessions().len() == 1 && catalogue.disk("disk").attached.get() == 1
+    server.until("the others leave", |catalogue, front_end| {
+        front_end.sessions().len() == 1 && catalogue.disk("disk").attached.get() == 1
     });
 }
 
@@ -96,11 +96,11 @@ fn a_client_that_reads_nothing_is_bounded_and_harms_nobody() {
     let mut silent = Raw::attach(&server, "disk");
     silent.reads(1000, MIB as u32);
     check_served(&mut good, 1);
-    let taken_in = |doors: &export::nbd::Doors| doors.sessions()[1].requests;
-    server.until("the silent one is being served", |_, doors| doors.sessions()[1].requests >= 64);
+    let taken_in = |front_end: &export::nbd::FrontEnd| front_end.sessions()[1].requests;
+    server.until("the silent one is being served", |_, front_end| front_end.sessions()[1].requests >= 64);
     (0..100).for_each(|round| check_served(&mut good, 10 + 2 * round));
     // 64 MiB in flight, and what the socket's buffer took of the first replies.
-    let admitted = server.with(move |_, doors| taken_in(doors));
+    let admitted = server.with(move |_, front_end| taken_in(front_end));
     assert!((64..72).contains(&admitted), "{admitted} requests of 1 MiB are in memory");
     // It was only slow: every answer is still there.
     for _ in 0..1000 {
@@ -152,8 +152,8 @@ fn a_client_that_dies_while_served_lets_go_of_the_disk_when_the_disk_does() {
     drop(raw);
     check_attached(&server, 1);
     server.with(|catalogue, _| catalogue.disk("disk").release());
-    server.until("the export is free", |catalogue, doors| {
-        catalogue.disk("disk").attached.get() == 0 && doors.sessions().is_empty()
+    server.until("the export is free", |catalogue, front_end| {
+        catalogue.disk("disk").attached.get() == 0 && front_end.sessions().is_empty()
     });
 }
 
@@ -167,13 +167,13 @@ fn one_session_can_be_sent_away() {
     let mut stays = Raw::attach(&server, "disk");
     let mut goes = Raw::attach(&server, "disk");
     check_served(&mut goes, 1);
-    let list = server.with(|_, doors| doors.sessions());
+    let list = server.with(|_, front_end| front_end.sessions());
     assert_eq!((list[1].export.as_str(), list[1].requests, list[1].bytes), ("disk", 2, 1024));
     let id = list[1].id;
-    assert!(server.with(move |_, doors| doors.disconnect(id)));
+    assert!(server.with(move |_, front_end| front_end.disconnect(id)));
     assert!(goes.is_closed());
     server.until("it has left", |catalogue, _| catalogue.disk("disk").attached.get() == 1);
-    assert!(!server.with(move |_, doors| doors.disconnect(id)));
+    assert!(!server.with(move |_, front_end| front_end.disconnect(id)));
     check_served(&mut stays, 1);
 }
 
@@ -186,8 +186,8 @@ fn stopping_finishes_what_is_under_way() {
     raw.request(CMD_WRITE, 0, 1, 0, 512);
     raw.give(&[1; 512]);
     server.until("the write is under way", |catalogue, _| catalogue.disk("disk").under_way.get() == 1);
-    server.with(|catalogue, doors| {
-        doors.stop();
+    server.with(|catalogue, front_end| {
+        front_end.stop();
         catalogue.disk("disk").release();
     });
     assert_eq!(raw.answer(), (0, 1));
@@ -203,7 +203,7 @@ fn half_a_request_does_not_delay_a_stop() {
     let mut raw = Raw::attach(&server, "disk");
     raw.request(CMD_WRITE, 0, 1, 0, 4096);
     raw.give(&[1; 100]);
-    server.until("half a write is there", |_, doors| doors.sessions()[0].requests == 1);
+    server.until("half a write is there", |_, front_end| front_end.sessions()[0].requests == 1);
     let started = std::time::Instant::now();
     server.stop();
     assert!(raw.is_closed());
@@ -223,7 +223,7 @@ fn a_silent_peer_that_never_chooses_does_not_keep_the_server_from_stopping() {
     let server = Server::start(MIB);
     let mut raw = Raw::connect(&server);
     raw.stream.write_all(&[0, 0]).unwrap();
-    server.until("it is listed", |_, doors| doors.sessions().len() == 1);
+    server.until("it is listed", |_, front_end| front_end.sessions().len() == 1);
     server.stop();
     assert!(raw.is_closed());
 }
@@ -234,7 +234,7 @@ fn a_client_that_chooses_nothing_is_sent_away_in_time() {
     let mut raw = Raw::connect(&server);
     raw.give(&[0, 0, 0, 3]);
     assert!(raw.is_closed());
-    server.until("it has left", |_, doors| doors.sessions().is_empty());
-    let causes = server.with(|_, doors| doors.mishaps());
+    server.until("it has left", |_, front_end| front_end.sessions().is_empty());
+    let causes = server.with(|_, front_end| front_end.mishaps());
     assert!(causes[0].cause.contains("no export chosen within 10 s"), "{causes:?}");
 }

@@ -16,7 +16,7 @@ use blk::sync::Signal;
 use blk::uring::UringReactor;
 use blk::volume::{Attachment, BlockStatus, ExportEntry, Exports, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, ErrorKind, Executor, Local, Result, Slice};
-use export::nbd::{Doors, Limits, serve};
+use export::nbd::{FrontEnd, Limits, serve};
 
 /// Granularity of what the memory disk calls allocated.
 pub const CLUSTER: u64 = 64 << 10;
@@ -208,7 +208,7 @@ impl Exports for Catalogue {
     }
 }
 
-type Order = Box<dyn FnOnce(&Catalogue, &Doors) + Send>;
+type Order = Box<dyn FnOnce(&Catalogue, &FrontEnd) + Send>;
 
 /// What the test's thread asks of the server's thread.
 #[derive(Default)]
@@ -292,17 +292,20 @@ impl Server {
     }
 
     /// Runs on the server's thread, between two polls.
-    pub fn with<T: Send + 'static>(&self, what: impl FnOnce(&Catalogue, &Doors) -> T + Send + 'static) -> T {
+    pub fn with<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&Catalogue, &FrontEnd) -> T + Send + 'static,
+    ) -> T {
         let (send, answer) = mpsc::channel();
-        self.orders.give(Box::new(move |catalogue, doors| {
-            let _ = send.send(what(catalogue, doors));
+        self.orders.give(Box::new(move |catalogue, front_end| {
+            let _ = send.send(what(catalogue, front_end));
         }));
         answer.recv().expect("the server answers")
     }
 
     /// Asks again until the server says yes; fails after a generous time.
     #[expect(clippy::disallowed_methods, reason = "a test's patience is in real time")]
-    pub fn until(&self, what: &str, condition: fn(&Catalogue, &Doors) -> bool) {
+    pub fn until(&self, what: &str, condition: fn(&Catalogue, &FrontEnd) -> bool) {
         let patience = std::time::Instant::now();
         while !self.with(condition) {
             assert!(patience.elapsed().as_secs() < 60, "never came true: {what}");
@@ -310,9 +313,9 @@ impl Server {
         }
     }
 
-    /// Stops the doors and waits for the thread.
+    /// Stops the front end and waits for the thread.
     pub fn stop(mut self) {
-        self.orders.give(Box::new(|_, doors| doors.stop()));
+        self.orders.give(Box::new(|_, front_end| front_end.stop()));
         self.thread.take().unwrap().join().expect("the server ends without a panic");
     }
 }
@@ -320,14 +323,14 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            self.orders.give(Box::new(|_, doors| doors.stop()));
+            self.orders.give(Box::new(|_, front_end| front_end.stop()));
             let ended = thread.join();
             assert!(std::thread::panicking() || ended.is_ok(), "the server panicked");
         }
     }
 }
 
-/// Serves on a Unix socket and on TCP, with one set of doors.
+/// Serves on a Unix socket and on TCP, with one front end.
 fn run(
     path: &Path,
     exports: &[(&'static str, u64, bool)],
@@ -343,8 +346,8 @@ fn run(
     let env = executor.env();
     let disks = exports.iter().map(|&(name, size, read_only)| (name, MemoryDisk::new(size, read_only)));
     let catalogue = Rc::new(Catalogue(disks.collect()));
-    let doors = Doors::with_limits(limits);
-    let (queue, shared, control) = (orders.clone(), catalogue.clone(), doors.clone());
+    let front_end = FrontEnd::with_limits(limits);
+    let (queue, shared, control) = (orders.clone(), catalogue.clone(), front_end.clone());
     env.spawn_detached(Box::pin(async move {
         loop {
             queue.next().await(&shared, &control);
@@ -352,7 +355,7 @@ fn run(
     }));
     let listen = |handle, name: &str| {
         let listener = Listener::new(env.clone(), handle, name.to_string());
-        env.spawn(serve(env.clone(), listener, catalogue.clone(), doors.clone()))
+        env.spawn(serve(env.clone(), listener, catalogue.clone(), front_end.clone()))
     };
     let (over_unix, over_tcp) = (listen(unix, "unix"), listen(tcp, "tcp"));
     ready.send(port).expect("the test waits");

@@ -60,9 +60,9 @@ impl Control {
     pub async fn restore(&mut self) -> Result<(), String> {
         let ids: Vec<u64> = self.truth.borrow().bin.keys().copied().collect();
         let Some(id) = self.rng.pick(&ids).copied() else { return Ok(()) };
-        self.floor.stop().await;
+        self.gate.stop().await;
         let result = self.restore_entry(id).await;
-        self.floor.start();
+        self.gate.start();
         result
     }
 

@@ -12,11 +12,11 @@ use vmdk::home::Home;
 use super::binned::check_bin;
 use super::clones::{check_clones, remove_clones};
 use super::control::{self, Control, look, read_all, settle};
-use super::floor::Floor;
 use super::guest::Guest;
 use super::looker::Looker;
 use super::moves::discard_side_branches;
 use super::plan::{Part, Plan};
+use super::request_gate::RequestGate;
 use super::trouble::Trouble;
 use super::truth::{Image, Standing, Truth};
 use super::watch::{chains, tell};
@@ -198,19 +198,19 @@ async fn work(
     world: SimWorld,
 ) -> Result<(), String> {
     let env = vm.env.clone();
-    let floor: Rc<Floor> = Rc::default();
+    let gate: Rc<RequestGate> = Rc::default();
     let mut tasks = Vec::new();
     for (index, disk) in vm.disks().iter().enumerate() {
         for n in 0..plan.guests_per_disk {
             let rng = plan.rng(boot, 100 * (index as u64 + 1) + n);
-            let (vm, disk, floor) = (vm.clone(), disk.clone(), floor.clone());
-            let guest = Guest { vm, disk, floor, index, truth: truth.clone(), rng, trouble: trouble.clone() };
+            let (vm, disk, gate) = (vm.clone(), disk.clone(), gate.clone());
+            let guest = Guest { vm, disk, gate, index, truth: truth.clone(), rng, trouble: trouble.clone() };
             let plan = plan.clone();
             tasks.push(env.spawn(async move { guest.run(&plan).await }));
         }
     }
     let (rng, excuses, trouble) = (plan.rng(boot, 1), trouble.clone(), trouble.clone());
-    let user = Control { vm: vm.clone(), truth: truth.clone(), rng, floor, home, world, trouble };
+    let user = Control { vm: vm.clone(), truth: truth.clone(), rng, gate, home, world, trouble };
     let looker = Looker { vm: vm.clone(), rng: plan.rng(boot, 5) };
     let (plan, looks) = (plan.clone(), plan.control_steps);
     tasks.push(env.spawn(async move { user.run(&plan).await }));

@@ -10,8 +10,8 @@ use engine::{CommitWhat, Disk, Job, JobState, Vm};
 use sim::{Rng, SimWorld};
 use vmdk::home::Home;
 
-use super::floor::Floor;
 use super::plan::Plan;
+use super::request_gate::RequestGate;
 use super::trouble::Trouble;
 use super::truth::{Image, Known, Standing, Truth};
 use super::watch::{chains, tell};
@@ -20,7 +20,7 @@ pub struct Control {
     pub vm: Rc<Vm>,
     pub truth: Rc<RefCell<Truth>>,
     pub rng: Rng,
-    pub floor: Rc<Floor>,
+    pub gate: Rc<RequestGate>,
     pub home: Rc<Home>,
     pub world: SimWorld,
     pub trouble: Trouble,

@@ -8,8 +8,8 @@ use blk::{Buf, SECTOR};
 use engine::{Disk, Vm};
 use sim::Rng;
 
-use super::floor::Floor;
 use super::plan::Plan;
+use super::request_gate::RequestGate;
 use super::trouble::Trouble;
 use super::truth::Truth;
 use super::watch::{tell, tell_range};
@@ -18,7 +18,7 @@ pub struct Guest {
     pub vm: Rc<Vm>,
     /// The disk as it is for this request: a revert replaces it.
     pub disk: Rc<Disk>,
-    pub floor: Rc<Floor>,
+    pub gate: Rc<RequestGate>,
     /// Of the disk and of its model.
     pub index: usize,
     pub truth: Rc<RefCell<Truth>>,
@@ -31,7 +31,7 @@ impl Guest {
         let mix = plan.mix;
         let total = mix.write + mix.read + mix.flush + mix.zero + mix.discard;
         for _ in 0..plan.operations {
-            let _request = self.floor.enter().await;
+            let _request = self.gate.enter().await;
             self.disk = self.vm.disks()[self.index].clone();
             let (first, count) = self.range(plan);
             let mut at = self.rng.below(total);

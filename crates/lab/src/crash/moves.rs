@@ -11,9 +11,9 @@ impl Control {
     /// Goes back to any snapshot of the tree, sometimes with a take of the present before.
     pub async fn revert(&mut self) -> Result<(), String> {
         let Some(name) = self.any_sealed() else { return Ok(()) };
-        self.floor.stop().await;
+        self.gate.stop().await;
         let result = self.revert_to(&name).await;
-        self.floor.start();
+        self.gate.start();
         result
     }
 
@@ -75,9 +75,9 @@ impl Control {
     /// Throws a branch away.
     pub async fn discard(&mut self) -> Result<(), String> {
         let Some(name) = self.any_sealed() else { return Ok(()) };
-        self.floor.stop().await;
+        self.gate.stop().await;
         let result = self.discard_from(&name).await;
-        self.floor.start();
+        self.gate.start();
         result
     }
 
@@ -126,7 +126,7 @@ impl Control {
 
     /// Drops what was written to the nonpersistent disk.
     pub async fn reset(&mut self) -> Result<(), String> {
-        self.floor.stop().await;
+        self.gate.stop().await;
         {
             let mut truth = self.truth.borrow_mut();
             let index = truth.persistent;
@@ -150,7 +150,7 @@ impl Control {
             }
             Err(e) => self.not_moved("reset", e),
         };
-        self.floor.start();
+        self.gate.start();
         result
     }
 

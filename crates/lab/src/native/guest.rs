@@ -38,7 +38,7 @@ impl Guest {
                 self.scene.env.sleep_us(200).await;
                 continue;
             };
-            let _request = machine.floor.enter().await;
+            let _request = machine.gate.enter().await;
             let target = self.target(&machine);
             let mut at = self.rng.below(total);
             let mut falls = |share: u64| {
@@ -65,7 +65,7 @@ impl Guest {
     /// One that is not stopped.
     fn pick_machine(&mut self) -> Option<Rc<RunningMachine>> {
         let running = self.scene.running.borrow();
-        let open: Vec<_> = running.values().filter(|machine| !machine.floor.is_stopped()).collect();
+        let open: Vec<_> = running.values().filter(|machine| !machine.gate.is_stopped()).collect();
         self.rng.pick(&open).map(|machine| (*machine).clone())
     }
 

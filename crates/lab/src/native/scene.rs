@@ -17,7 +17,7 @@ use sim::SimWorld;
 use super::places::Places;
 use super::plan::{Ground, Plan};
 use super::truth::{Contents, Truth};
-use crate::crash::floor::Floor;
+use crate::crash::request_gate::RequestGate;
 use crate::crash::trouble::Trouble;
 
 pub const FILE: &str = "store";
@@ -30,7 +30,7 @@ const READ_BYTES: u64 = 256 << 10;
 /// A machine in this boot.
 pub struct RunningMachine {
     pub number: u64,
-    pub floor: Floor,
+    pub gate: RequestGate,
     pub disks: RefCell<Vec<Rc<NativeDisk>>>,
 }
 
@@ -116,7 +116,7 @@ impl Scene {
     /// Starts a machine's disks as the truth has them.
     pub fn start(&self, number: u64) -> Result<()> {
         let disks = self.disks_of(number)?;
-        let machine = RunningMachine { number, floor: Floor::default(), disks: RefCell::new(disks) };
+        let machine = RunningMachine { number, gate: RequestGate::default(), disks: RefCell::new(disks) };
         self.running.borrow_mut().insert(number, Rc::new(machine));
         Ok(())
     }

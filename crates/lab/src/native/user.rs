@@ -203,13 +203,13 @@ impl User {
 
     pub async fn remove_machine(&mut self, number: u64) -> Result<(), String> {
         let machine = self.scene.machine(number);
-        machine.floor.stop().await;
+        machine.gate.stop().await;
         self.scene.look_at_all_of(number).await?;
         let nodes: Vec<u64> = machine.disks.borrow().iter().map(|disk| disk.node.id).collect();
         let mut ops: Vec<Op> = nodes.iter().map(|node| Op::Drop { node: *node }).collect();
         ops.push(Op::Delete { key: key(MACHINE, number) });
         if !self.change(&ops)? {
-            machine.floor.start();
+            machine.gate.start();
             return Ok(());
         }
         self.scene.running.borrow_mut().remove(&number);
@@ -232,7 +232,7 @@ impl User {
         let Some(number) = self.any_sealed() else { return Ok(()) };
         let machine = self.any_machine();
         let machine = self.scene.machine(machine);
-        machine.floor.stop().await;
+        machine.gate.stop().await;
         self.scene.look_at_all_of(machine.number).await?;
         let contents = self.scene.look(number).await?;
         let (from, places) = {
@@ -262,7 +262,7 @@ impl User {
             *machine.disks.borrow_mut() = disks;
             self.scene.mark("reverted");
         }
-        machine.floor.start();
+        machine.gate.start();
         Ok(())
     }
 

@@ -25,7 +25,7 @@ const READERS_LOOKS: u32 = 500;
 pub struct Daemon {
     server: Server,
     rest: Rest,
-    /// Where the doors are.
+    /// Folder of the sockets.
     folder: PathBuf,
     disks: usize,
     /// Events up to this one have been told.

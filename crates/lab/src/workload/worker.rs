@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// I/Os one worker may have under way: IOmeter's and fio's largest useful depth is a queue of NVMe, 1024 entries.
 pub const OUTSTANDING_MAX: u32 = 1024;
-/// The largest request of the NBD door.
+/// Largest request that the NBD front end accepts.
 pub const BLOCK_BYTES_MAX: u32 = 32 << 20;
 
 /// When a worker issues its next I/O.

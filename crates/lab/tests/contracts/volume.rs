@@ -174,7 +174,7 @@ impl Subject {
     }
 }
 
-/// Everything that a door may ask of a disk that can be written.
+/// Everything that a front end may ask of a disk that can be written.
 async fn keeps_the_contract(disk: Rc<dyn Volume>) {
     assert!(!disk.info().read_only);
     let mut subject = Subject::new(disk).await;

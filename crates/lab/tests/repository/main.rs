@@ -1,4 +1,4 @@
-//! The repository tests itself: what a room may not do cannot be seen in its code, so it is checked here.
+//! Tests of the repository: what a crate must not contain, since its own code cannot show that.
 //! `docs/ARCHITECTURE.md` says the same in words. Not checked: what macros expand to, and code in documentation.
 
 mod planted;
@@ -16,7 +16,7 @@ const TEXTS: [&str; 6] = ["rs", "md", "toml", "sh", "py", "yml"];
 
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).expect("the room is two folders down").to_path_buf()
+    here.ancestors().nth(2).expect("the crate is two folders down").to_path_buf()
 }
 
 fn collect(folder: &Path, root: &Path, found: &mut Vec<Source>) {
@@ -55,7 +55,7 @@ fn report(complaints: Vec<String>) {
 }
 
 #[test]
-fn rooms_know_the_floor_and_not_one_another() {
+fn crates_depend_on_the_base_and_not_on_one_another() {
     check(rules::arrows);
 }
 
@@ -65,7 +65,7 @@ fn unsafe_code_stays_in_the_reactor() {
 }
 
 #[test]
-fn what_a_room_may_not_know_is_absent() {
+fn what_a_crate_must_not_contain_is_absent() {
     check(rules::absences);
 }
 
@@ -120,7 +120,7 @@ fn every_source_file_is_compiled() {
     let names_it = |file: &Source, stem: &str| {
         let (module, by_path) = (format!("mod {stem};"), format!("#[path = \"{stem}.rs\"]"));
         let says = |s: &Source| s.code.contains(&module) || s.code_and_strings.contains(&by_path);
-        rust().any(|s| s.room() == file.room() && says(s))
+        rust().any(|s| s.crate_name() == file.crate_name() && says(s))
     };
     let orphans = rust().filter_map(|file| {
         let path = Path::new(&file.path);

@@ -1,11 +1,11 @@
-//! The rules of the house. Each takes one file and answers its violations, with the reason.
+//! Rules of the repository. Each takes one file and returns its violations, with the reason.
 
 use crate::source::{Source, is_word, line_of};
 
 pub const FILE_LINES_MAX: usize = 700;
 pub const FUNCTION_LINES_MAX: usize = 100;
 
-/// The star: what a room may depend on within the workspace. The roofs (`lab`, `unstun`) may know everyone.
+/// Which crates of the workspace a crate may depend on. The top-level crates (`lab`, `unstun`) may depend on all.
 const MAY_KNOW: [(&str, &[&str]); 7] = [
     ("blk", &[]),
     ("sim", &["blk"]),
@@ -19,7 +19,7 @@ const MAY_KNOW: [(&str, &[&str]); 7] = [
 /// The only code that touches memory the compiler does not vouch for.
 const UNSAFE_HOME: &str = "crates/blk/src/uring";
 
-/// Rooms that run under the simulator, where everything is a function of the seed.
+/// Crates that run under the simulator, where everything is a function of the seed.
 const DETERMINISTIC: [&str; 5] = ["blk", "sim", "vmdk", "engine", "export"];
 
 /// Where a word may not occur (folder or file; matches anywhere in code and strings, in any case), and why.
@@ -29,21 +29,21 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
         &["snapshot", "vmdk"],
         "a volume is blocks; what a snapshot is belongs to the engine",
     ),
-    ("crates/blk/src/file.rs", &["snapshot", "vmdk"], "the floor decides nothing"),
+    ("crates/blk/src/file.rs", &["snapshot", "vmdk"], "the base crate decides nothing"),
     (
         "crates/export/src",
         &["snapshot", "vmdk", "manifest"],
-        "a door serves volumes and does not know where they come from",
+        "a front end serves volumes, whatever is behind them",
     ),
     (
         "crates/engine/src",
         &["vmdk", "vmfs", "cowd", "sesparse"],
-        "the engine knows layers; formats answer where, in a room of their own",
+        "the engine reads and writes through layers; formats are in a crate of their own",
     ),
     (
         "crates/engine/src",
         &["blk::socket", "blk::uring"],
-        "the engine has no doors and no world: it runs in virtual time too",
+        "the engine has no front end and no reactor of its own: it runs in virtual time too",
     ),
     ("crates/engine/src/native", &["redo::"], "the two kinds of store share what lies above both"),
     ("crates/engine/src/redo", &["native::"], "the two kinds of store share what lies above both"),
@@ -53,7 +53,7 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
         "names inside a file come from strangers and open only through the caller's gate",
     ),
     (
-        "crates/unstun/src/core",
+        "crates/unstun/src/daemon",
         &["lab::", "sim::"],
         "what serves guests measures nothing, and runs in the real world alone",
     ),
@@ -104,10 +104,10 @@ fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     })
 }
 
-/// Dependency arrows, from a room's Cargo.toml. Tests may run a room in the simulated world, and meet no other room.
+/// Dependencies, from a crate's Cargo.toml. Tests may run a crate under the simulator, and use no other crate.
 pub fn arrows(source: &Source) -> Vec<String> {
-    let Some((room, may)) =
-        MAY_KNOW.iter().find(|(room, _)| source.path == format!("crates/{room}/Cargo.toml"))
+    let Some((this, may)) =
+        MAY_KNOW.iter().find(|(this, _)| source.path == format!("crates/{this}/Cargo.toml"))
     else {
         return Vec::new();
     };
@@ -118,11 +118,11 @@ pub fn arrows(source: &Source) -> Vec<String> {
             section = line;
         }
         let name = line.split(['.', '=', ' ']).next().unwrap_or("");
-        let is_room = MAY_KNOW.iter().any(|(room, _)| *room == name);
-        let tested_in_sim = section == "[dev-dependencies]" && name == "sim" && *room != "blk";
-        if section.contains("dependencies") && is_room && !may.contains(&name) && !tested_in_sim {
-            let known = if may.is_empty() { "no other room".into() } else { may.join(", ") };
-            found.push(at(source, n + 1, &format!("{room} depends on {name}; it may know {known}: rooms meet under a roof, or each would drag in all")));
+        let is_ours = MAY_KNOW.iter().any(|(other, _)| *other == name);
+        let tested_in_sim = section == "[dev-dependencies]" && name == "sim" && *this != "blk";
+        if section.contains("dependencies") && is_ours && !may.contains(&name) && !tested_in_sim {
+            let known = if may.is_empty() { "no other crate".into() } else { may.join(", ") };
+            found.push(at(source, n + 1, &format!("{this} depends on {name}, expected at most {known}: crates are combined in a top-level one")));
         }
     }
     found
@@ -152,7 +152,7 @@ pub fn absences(source: &Source) -> Vec<String> {
 }
 
 pub fn determinism(source: &Source) -> Vec<String> {
-    let exempt = source.path.starts_with(UNSAFE_HOME) || !DETERMINISTIC.contains(&source.room());
+    let exempt = source.path.starts_with(UNSAFE_HOME) || !DETERMINISTIC.contains(&source.crate_name());
     if !source.is_shipped() || exempt {
         return Vec::new();
     }

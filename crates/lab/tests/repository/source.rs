@@ -25,8 +25,8 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
-    /// `engine` for `crates/engine/src/redo/map.rs`; empty outside the rooms.
-    pub fn room(&self) -> &str {
+    /// `engine` for `crates/engine/src/redo/map.rs`; empty outside the crates.
+    pub fn crate_name(&self) -> &str {
         self.path.strip_prefix("crates/").and_then(|rest| rest.split('/').next()).unwrap_or("")
     }
 
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(seen.join(" "), "let a = ; fn f<'a>(c: &'a char) { ; ; b }");
         assert_eq!(source.code.len(), text.len());
         assert!(source.code_and_strings.contains("x // {"));
-        assert_eq!(source.room(), "x");
+        assert_eq!(source.crate_name(), "x");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::api::{Checked, Datastore, DatastoreCondition, Finding, Severity};
 use crate::client::Client;
 use crate::command::{commit, watch};
-use crate::core;
+use crate::daemon;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::DatastoreName;
 use crate::output::Output;
@@ -18,7 +18,7 @@ pub fn files(path: &Path, output: Output) -> Result<u8> {
         IoKind::NotFound => Error::not_found(format!("{shown}: no such file or folder")),
         _ => Error::failed(format!("{shown}: {e}")),
     })?;
-    tell(&core::check(&path)?, output)
+    tell(&daemon::check(&path)?, output)
 }
 
 pub async fn stores(client: &Client, output: Output) -> Result<u8> {

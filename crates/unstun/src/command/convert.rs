@@ -5,7 +5,7 @@ use std::io::ErrorKind as IoKind;
 use crate::api::Converted;
 use crate::cli::ConvertArgs;
 use crate::command::progress;
-use crate::core;
+use crate::daemon;
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Output;
 use crate::units::format_bytes;
@@ -21,7 +21,7 @@ pub fn run(args: &ConvertArgs, output: Output) -> Result<()> {
         return Err(Error::new(ErrorKind::Exists, message));
     }
     let bar = progress::bar(0)?;
-    let converted = core::convert(chain, raw, &mut |done, total| {
+    let converted = daemon::convert(chain, raw, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
         bar.set_message(format!("{} of {}", format_bytes(done), format_bytes(total)));

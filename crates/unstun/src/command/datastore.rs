@@ -6,7 +6,7 @@ use crate::api::{Datastore, DatastoreAdd, DatastoreCreated};
 use crate::cli::DatastoreCommand;
 use crate::client::Client;
 use crate::command::{consent, loss};
-use crate::core;
+use crate::daemon;
 use crate::error::{Error, Result};
 use crate::output::{Output, align_right, table};
 use crate::units::format_bytes;
@@ -57,7 +57,7 @@ pub fn create(path: &Path, force: bool, output: Output) -> Result<()> {
         let cause = "is a folder, which is a datastore as it is";
         return Err(Error::invalid(format!("{}: {cause}: `unstun datastore add` serves it", path.display())));
     }
-    output.result(&core::create_datastore(&path, force)?, created)
+    output.result(&daemon::create_datastore(&path, force)?, created)
 }
 
 fn created(created: &DatastoreCreated) -> String {

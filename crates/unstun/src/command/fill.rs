@@ -1,6 +1,6 @@
-//! Filling a new disk from an image: `qemu-img` reads it, and writes it through the disk's own door.
+//! Filling a new disk from an image: `qemu-img` reads it, and writes it through the disk's own export.
 //!
-//! Through the door, because the daemon has the disk's files open: it is then a client like any other, and
+//! Through the front end, because the daemon has the disk's files open: it is then a client like any other, and
 //! whatever the daemon keeps about the disk (counters, content ids, the mode's rules) stays right.
 
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::api::{Finding, Mend, MendAction, Repair, RepairUndone, Severity};
 use crate::cli::RepairArgs;
-use crate::core::{self, RepairTerms};
+use crate::daemon::{self, RepairTerms};
 use crate::error::{Error, ErrorKind, Result};
 use crate::output::Output;
 
@@ -14,7 +14,7 @@ use crate::output::Output;
 pub fn run(args: &RepairArgs, output: Output) -> Result<u8> {
     let folder = folder_of(&args.path)?;
     if args.undo {
-        output.result(&core::repair_undo(&folder)?, describe_undo)?;
+        output.result(&daemon::repair_undo(&folder)?, describe_undo)?;
         return Ok(0);
     }
     let terms = RepairTerms {
@@ -24,7 +24,7 @@ pub fn run(args: &RepairArgs, output: Output) -> Result<u8> {
         stale_locks: args.stale_locks,
         move_orphans: args.move_orphans,
     };
-    let repair = core::repair(&folder, terms, args.yes)?;
+    let repair = daemon::repair(&folder, terms, args.yes)?;
     output.result(&repair, describe)?;
     let written = repair.undo_copies.is_some();
     let is_damage = |finding: &Finding| finding.severity == Severity::Damage;

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use crate::cli::UpArgs;
 use crate::command::{runtime, status};
 use crate::control::Control;
-use crate::core;
+use crate::daemon;
 use crate::datastore::Datastore;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::log;
@@ -27,10 +27,10 @@ pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
     let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };
     fatal::end_process_on_panic();
     let (name, root) = (datastore.name(), datastore.root().to_path_buf());
-    let heartbeat = Arc::new(core::Heartbeat::default());
-    let bin = core::BinPolicy { hours: args.bin_hours, free_percent: args.bin_free_percent };
-    let place = core::Place { name, root, map_cache_bytes: args.map_cache, memory: args.memory, bin, nbd };
-    let control = core::start(place, heartbeat.clone())?;
+    let heartbeat = Arc::new(daemon::Heartbeat::default());
+    let bin = daemon::BinPolicy { hours: args.bin_hours, free_percent: args.bin_free_percent };
+    let place = daemon::Place { name, root, map_cache_bytes: args.map_cache, memory: args.memory, bin, nbd };
+    let control = daemon::start(place, heartbeat.clone())?;
     notify::keep_watchdog(vec![heartbeat])?;
     runtime()?.block_on(serve(&datastore, control, output))
 }

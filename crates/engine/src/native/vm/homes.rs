@@ -1,4 +1,4 @@
-//! Homes of VMs: which one folder each VM of the store is served through.
+//! Which one folder each VM of the store is served through.
 
 use blk::Result;
 

@@ -54,7 +54,7 @@ pub fn layer_name(node: u64) -> String {
     format!("n{node}")
 }
 
-/// The node a layer's name stands for. Names come from this room alone.
+/// The node a layer's name stands for. Names come from this module alone.
 pub fn node_of(layer: &str) -> u64 {
     layer.strip_prefix('n').and_then(|number| number.parse().ok()).expect("a node's own name")
 }

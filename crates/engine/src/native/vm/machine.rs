@@ -1,4 +1,4 @@
-//! The VM as the roof sees it.
+//! A native VM behind the interface that both kinds of store have.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! VMs in a store's catalogue: listed, made, cloned, removed.
+//! VMs in a store's catalogue: listing, creating, cloning, removing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

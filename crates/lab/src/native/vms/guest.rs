@@ -24,7 +24,7 @@ impl Guest {
                 self.stage.env.sleep_us(200).await;
                 continue;
             };
-            let _request = vm.floor.enter().await;
+            let _request = vm.gate.enter().await;
             let numbers: Vec<u32> = vm.attached.borrow().keys().copied().collect();
             let Some(number) = self.rng.pick(&numbers).copied() else { continue };
             self.request(&vm, number).await.map_err(|e| format!("VM {} disk{number}: {e}", vm.name))?;
@@ -34,7 +34,7 @@ impl Guest {
 
     fn pick(&mut self) -> Option<Rc<Running>> {
         let running = self.stage.running.borrow();
-        let open: Vec<_> = running.values().filter(|vm| !vm.floor.is_stopped()).collect();
+        let open: Vec<_> = running.values().filter(|vm| !vm.gate.is_stopped()).collect();
         self.rng.pick(&open).map(|vm| (*vm).clone())
     }
 

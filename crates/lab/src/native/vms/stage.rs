@@ -14,7 +14,7 @@ use sim::SimWorld;
 
 use super::shape::Shape;
 use super::truth::{Content, Outcome, Truth};
-use crate::crash::floor::Floor;
+use crate::crash::request_gate::RequestGate;
 use crate::native::exact::judge;
 use crate::native::plan::Plan;
 use crate::native::scene::Scene;
@@ -27,7 +27,7 @@ const CHECKED_EVERY: u64 = 3;
 pub struct Running {
     pub name: String,
     pub vm: Rc<NativeVm>,
-    pub floor: Floor,
+    pub gate: RequestGate,
     pub attached: RefCell<BTreeMap<u32, Attached<Client>>>,
 }
 
@@ -44,7 +44,7 @@ pub struct Stage {
 impl Running {
     /// The guests are powered off and disconnected.
     pub async fn stop(&self) {
-        self.floor.stop().await;
+        self.gate.stop().await;
         self.attached.borrow_mut().clear();
     }
 
@@ -57,7 +57,7 @@ impl Running {
             attached.insert(number, entered.map_err(|e| format!("attaching disk{number}: {e}"))?);
         }
         *self.attached.borrow_mut() = attached;
-        self.floor.start();
+        self.gate.start();
         Ok(())
     }
 }
@@ -121,7 +121,7 @@ impl Stage {
         let vm = NativeVm::open(&self.scene.store, id, self.options()).await.map_err(|e| e.to_string())?;
         let name = vm.name.clone();
         let running =
-            Running { name: name.clone(), vm, floor: Floor::default(), attached: RefCell::default() };
+            Running { name: name.clone(), vm, gate: RequestGate::default(), attached: RefCell::default() };
         running.stop().await;
         let running = Rc::new(running);
         self.running.borrow_mut().insert(name, running.clone());

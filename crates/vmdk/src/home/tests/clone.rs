@@ -4,7 +4,7 @@ use super::*;
 
 const CLONE: &str = "/test1";
 
-/// The parent's home as the roof opens it: it looks through the whole datastore.
+/// The parent's home as the daemon opens it: it looks through the whole datastore.
 async fn parent(env: &Env) -> Home {
     let folders = Folders { search: vec![root(env)], ..Folders::default() };
     Home::new(folder(env).await, folders, GROWTH)

@@ -1,0 +1,167 @@
+//! What the parts of one connection share: memory for requests, replies that wait, and the volume.
+//!
+//! The connection is one task that receives and sends; each request is a task of its own. Every change here that the
+//! connection may wait for wakes it, so its conditions are plain polls.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+use blk::volume::Volume;
+use blk::{Env, Slice};
+
+use super::fair::{Parties, Party, REQUEST_COST};
+use super::front_end::Session;
+use super::negotiate::Terms;
+use super::outbox::{Batch, Outbox};
+use super::proto::*;
+use super::reply::{self, Failure};
+
+pub struct Connection {
+    pub volume: Rc<dyn Volume>,
+    pub terms: Terms,
+    pub session: Rc<Session>,
+    parties: Rc<Parties>,
+    party: Rc<Party>,
+    outbox: RefCell<Outbox>,
+    finishing: Cell<bool>,
+    closed: Cell<bool>,
+}
+
+/// The place of a request, or of a piece of one, on the line, with its duty to answer: answering consumes it. What it holds
+/// is given back when the reply has been sent.
+pub struct Ticket {
+    line: Rc<Connection>,
+    cookie: u64,
+    cost: u64,
+}
+
+impl Connection {
+    pub fn new(
+        volume: Rc<dyn Volume>,
+        terms: Terms,
+        session: Rc<Session>,
+        parties: &Rc<Parties>,
+        party: &str,
+    ) -> Rc<Connection> {
+        Rc::new(Connection {
+            volume,
+            terms,
+            session,
+            parties: parties.clone(),
+            party: parties.party(party),
+            outbox: RefCell::default(),
+            finishing: Cell::new(false),
+            closed: Cell::new(false),
+        })
+    }
+
+    pub fn party(&self) -> &Rc<Party> {
+        &self.party
+    }
+
+    /// Waits for memory for `len` bytes of payload, and for the party's turn. Returns how many of them were granted.
+    /// Nothing is received meanwhile: that is the back-pressure on a client that asks and does not read.
+    pub async fn admit(self: &Rc<Self>, env: &Env, cookie: u64, len: u64) -> (Ticket, u64) {
+        let memory = self.session.memory();
+        let (granted, cost) = poll_fn(|_| match memory.grant(len) {
+            Some(grant) => Poll::Ready(grant),
+            None => Poll::Pending,
+        })
+        .await;
+        let ticket = Ticket { line: self.clone(), cookie, cost };
+        self.parties.take(env, &self.party, REQUEST_COST + granted).await;
+        (ticket, granted)
+    }
+
+    fn requests(&self) -> usize {
+        self.session.memory().requests()
+    }
+
+    /// Nothing more will be received; the batches end once everything under way has been answered.
+    pub fn finish(&self) {
+        self.finishing.set(true);
+    }
+
+    /// Replies are dropped from now on: nobody reads them.
+    pub fn close(&self) {
+        self.closed.set(true);
+        // Its tickets change the counters when they drop, so the borrow has to be over by then.
+        let given_up = self.outbox.take();
+        drop(given_up);
+    }
+
+    /// The next replies to send, or None when there will be no more.
+    pub async fn next_batch(&self) -> Option<Batch> {
+        poll_fn(|_| match self.outbox.borrow_mut().take() {
+            Some(batch) => Poll::Ready(Some(batch)),
+            None if self.finishing.get() && self.requests() == 0 => Poll::Ready(None),
+            None => Poll::Pending,
+        })
+        .await
+    }
+
+    /// Waits until no request is under way any more. The connection's task alone may wait for that.
+    pub async fn idle(&self) {
+        poll_fn(|cx| {
+            self.session.watch(cx);
+            if self.requests() == 0 { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl Ticket {
+    pub fn line(&self) -> &Rc<Connection> {
+        &self.line
+    }
+
+    fn post(self, put: impl FnOnce(&mut Outbox, Ticket)) {
+        let line = self.line.clone();
+        if line.closed.get() {
+            return;
+        }
+        put(&mut line.outbox.borrow_mut(), self);
+        line.session.wake();
+    }
+
+    pub fn succeed(self) {
+        let reply = reply::success(self.cookie);
+        self.post(|outbox, ticket| outbox.push_ack(ticket, reply));
+    }
+
+    pub fn fail(self, failure: &Failure) {
+        let reply = reply::failure(self.cookie, self.line.terms.structured, failure);
+        self.post(|outbox, ticket| outbox.push(ticket, reply));
+    }
+
+    /// Answers a read, or a piece of one: `done` when no other piece follows. `buf` has headroom.
+    pub fn data(self, offset: u64, buf: blk::Buf, done: bool) {
+        let reply = reply::data(self.cookie, offset, self.line.terms.structured, done, buf);
+        self.post(|outbox, ticket| outbox.push(ticket, reply));
+    }
+
+    /// Begins an answer of `total` bytes that is sent as one, with its first bytes.
+    pub fn data_begins(self, offset: u64, total: u32, buf: blk::Buf) {
+        let reply = reply::data_of(self.cookie, offset, total, self.line.terms.structured, true, buf);
+        self.post(|outbox, ticket| outbox.push(ticket, reply));
+    }
+
+    /// Goes on with the answer that began last.
+    pub fn data_goes_on(self, buf: blk::Buf) {
+        self.post(|outbox, ticket| outbox.push(ticket, buf.freeze()));
+    }
+
+    pub fn status(self, payload: &[u8]) {
+        let reply: Slice = reply::chunk(self.cookie, CHUNK_BLOCK_STATUS, payload);
+        self.post(|outbox, ticket| outbox.push(ticket, reply));
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.line.session.memory().give_back(self.cost);
+        self.line.session.wake();
+    }
+}

@@ -1,0 +1,351 @@
+//! The NBD front end: its connections and their limits, and how the daemon ends one or all of them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use blk::Env;
+use blk::sync::Signal;
+
+use super::connections::{Counts, Limits};
+use super::fair::Parties;
+use super::memory::{Holding, Memory};
+use super::proto::REFUSALS_MAX;
+
+/// Ended connections whose cause is kept for messages.
+const MISHAPS_KEPT: usize = 16;
+
+/// What a connection has been told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Halt {
+    Run,
+    /// Take in nothing more, answer what is under way, close.
+    Finish,
+    /// Close now; requests under way still run, unanswered.
+    Cut,
+}
+
+/// State of a connection that its own task and the front end share.
+pub struct Session {
+    id: u64,
+    listener: String,
+    peer: String,
+    /// Counted among its export's connections while it is set.
+    export: RefCell<String>,
+    memory: Holding,
+    requests: Cell<u64>,
+    bytes: Cell<u64>,
+    halt: Cell<Halt>,
+    /// The connection's task; there is never another one waiting.
+    task: RefCell<Option<Waker>>,
+}
+
+/// One connection, for `vm show`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionInfo {
+    pub id: u64,
+    pub peer: String,
+    /// Empty until the client has chosen one.
+    pub export: String,
+    /// Taken in since the connection began.
+    pub requests: u64,
+    /// Payload of reads and writes.
+    pub bytes: u64,
+}
+
+/// Why a connection, or an attempt at one, ended otherwise than by the client's wish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mishap {
+    pub peer: String,
+    pub export: String,
+    pub cause: String,
+}
+
+/// Called with every connection that is refused.
+type OnRefusal = Box<dyn Fn(&Mishap)>;
+
+/// The connections of all listeners of a server.
+pub struct FrontEnd {
+    limits: Limits,
+    memory: Memory,
+    parties: Rc<Parties>,
+    by_listener: Counts,
+    by_export: Counts,
+    /// Refused connections that are being told so.
+    refusing: Cell<usize>,
+    on_refusal: RefCell<Option<OnRefusal>>,
+    sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
+    next_id: Cell<u64>,
+    stopping: Cell<bool>,
+    /// A connection came or went, or `stop` was called.
+    changed: Signal,
+    mishaps: RefCell<VecDeque<Mishap>>,
+}
+
+/// A connection's entry in the list; leaving is dropping.
+pub struct Entered {
+    front_end: Rc<FrontEnd>,
+    pub session: Rc<Session>,
+}
+
+impl Session {
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    pub(super) fn memory(&self) -> &Holding {
+        &self.memory
+    }
+
+    pub fn count(&self, bytes: u64) {
+        self.requests.set(self.requests.get() + 1);
+        self.bytes.set(self.bytes.get() + bytes);
+    }
+
+    pub fn wake(&self) {
+        if let Some(task) = &*self.task.borrow() {
+            task.wake_by_ref();
+        }
+    }
+
+    /// Has `cx`'s task woken by every later `wake`, and says what the connection has been told.
+    pub fn watch(&self, cx: &Context<'_>) -> Halt {
+        let mut task = self.task.borrow_mut();
+        if !task.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+            *task = Some(cx.waker().clone());
+        }
+        self.halt.get()
+    }
+
+    fn tell(&self, halt: Halt) {
+        self.halt.set(self.halt.get().max(halt));
+        self.wake();
+    }
+
+    fn info(&self) -> SessionInfo {
+        SessionInfo {
+            id: self.id,
+            peer: self.peer.clone(),
+            export: self.export.borrow().clone(),
+            requests: self.requests.get(),
+            bytes: self.bytes.get(),
+        }
+    }
+}
+
+impl FrontEnd {
+    /// With the usual limits.
+    pub fn new() -> Rc<FrontEnd> {
+        FrontEnd::with_limits(Limits::default())
+    }
+
+    pub fn with_limits(limits: Limits) -> Rc<FrontEnd> {
+        Rc::new(FrontEnd {
+            limits,
+            memory: Memory::new(limits.memory_bytes),
+            parties: Rc::default(),
+            by_listener: Counts::default(),
+            by_export: Counts::default(),
+            refusing: Cell::new(0),
+            on_refusal: RefCell::default(),
+            sessions: RefCell::default(),
+            next_id: Cell::new(0),
+            stopping: Cell::new(false),
+            changed: Signal::default(),
+            mishaps: RefCell::default(),
+        })
+    }
+
+    /// Memory of all connections and requests.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Has `listener` called with every connection that is refused.
+    pub fn on_refusal(&self, listener: OnRefusal) {
+        *self.on_refusal.borrow_mut() = Some(listener);
+    }
+
+    pub(super) fn parties(&self) -> &Rc<Parties> {
+        &self.parties
+    }
+
+    /// Oldest first.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        self.sessions.borrow().values().map(|s| s.info()).collect()
+    }
+
+    /// Cuts one connection. Requests it has under way run to their end unanswered, and it stays listed (and its
+    /// export attached) until they have. False when there is no such connection.
+    pub fn disconnect(&self, id: u64) -> bool {
+        let sessions = self.sessions.borrow();
+        let Some(session) = sessions.get(&id) else { return false };
+        session.tell(Halt::Cut);
+        true
+    }
+
+    /// No new connections; those there are finish what is under way and close. `serve` returns afterwards.
+    pub fn stop(&self) {
+        self.stopping.set(true);
+        self.tell_all(Halt::Finish);
+        self.changed.notify();
+    }
+
+    /// The last connections that ended badly, oldest first.
+    pub fn mishaps(&self) -> Vec<Mishap> {
+        self.mishaps.borrow().iter().cloned().collect()
+    }
+
+    pub(super) fn note(&self, peer: &str, export: &str, cause: String) {
+        let mut mishaps = self.mishaps.borrow_mut();
+        if mishaps.len() == MISHAPS_KEPT {
+            mishaps.pop_front();
+        }
+        mishaps.push_back(Mishap { peer: peer.to_string(), export: export.to_string(), cause });
+    }
+
+    fn free(&self) -> usize {
+        self.limits.connections_max.saturating_sub(self.sessions.borrow().len())
+    }
+
+    /// Admits a connection that `listener` has accepted.
+    ///
+    /// # Errors
+    /// Why it is refused, for the client and for the log.
+    pub(super) fn enter(self: &Rc<Self>, listener: &str, peer: &str) -> Result<Entered, String> {
+        let (own, all) = (self.by_listener.of(listener), self.sessions.borrow().len());
+        if !self.by_listener.allows(listener, self.free()) {
+            return Err(format!(
+                "too many connections: {own} over this listener, {all} of at most {} in all; close idle ones",
+                self.limits.connections_max
+            ));
+        }
+        let Some(memory) = Holding::new(&self.memory, self.limits.uncharged) else {
+            return Err(format!(
+                "too many connections: the memory for clients, {} MiB, has room for {all}; close idle ones or give \
+                 the server more",
+                self.limits.memory_bytes >> 20
+            ));
+        };
+        let id = self.next_id.get() + 1;
+        self.next_id.set(id);
+        let halt = if self.stopping.get() { Halt::Finish } else { Halt::Run };
+        let session = Rc::new(Session {
+            id,
+            listener: listener.to_string(),
+            peer: peer.to_string(),
+            export: RefCell::default(),
+            memory,
+            requests: Cell::new(0),
+            bytes: Cell::new(0),
+            halt: Cell::new(halt),
+            task: RefCell::new(None),
+        });
+        self.by_listener.enter(listener);
+        self.sessions.borrow_mut().insert(id, session.clone());
+        self.changed.notify();
+        Ok(Entered { front_end: self.clone(), session })
+    }
+
+    /// Records a refusal. None when so many clients are being told why that this one is not.
+    pub(super) fn refuse(self: &Rc<Self>, peer: &str, cause: &str) -> Option<Refusing> {
+        self.note_refusal(peer, "", cause);
+        if self.refusing.get() >= REFUSALS_MAX || self.stopping.get() {
+            return None;
+        }
+        self.refusing.set(self.refusing.get() + 1);
+        Some(Refusing(self.clone()))
+    }
+
+    fn note_refusal(&self, peer: &str, export: &str, cause: &str) {
+        self.note(peer, export, cause.to_string());
+        if let (Some(tell), Some(last)) = (&*self.on_refusal.borrow(), self.mishaps.borrow().back()) {
+            tell(last);
+        }
+    }
+
+    /// Whether one more connection may choose `export`.
+    ///
+    /// # Errors
+    /// Why not, for the client; it is in the log already.
+    pub(super) fn refuse_export(&self, peer: &str, export: &str) -> Result<(), String> {
+        if self.by_export.allows(export, self.free().max(1)) {
+            return Ok(());
+        }
+        let own = self.by_export.of(export);
+        let cause = format!(
+            "too many connections: {own} to this export, {} of at most {} in all; close idle ones",
+            self.sessions.borrow().len(),
+            self.limits.connections_max
+        );
+        self.note_refusal(peer, export, &cause);
+        Err(cause)
+    }
+
+    pub(super) fn set_export(&self, session: &Session, name: &str) {
+        self.by_export.enter(name);
+        *session.export.borrow_mut() = name.to_string();
+    }
+
+    pub(super) fn tell_all(&self, halt: Halt) {
+        self.sessions.borrow().values().for_each(|session| session.tell(halt));
+    }
+
+    async fn when(&self, condition: impl Fn(&FrontEnd) -> bool) {
+        while !condition(self) {
+            self.changed.wait().await;
+        }
+    }
+
+    /// `work`'s result, or None when the front end stops first.
+    pub(super) async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        let mut stopped = pin!(self.when(|front_end| front_end.stopping.get()));
+        poll_fn(|cx| match stopped.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => work.as_mut().poll(cx).map(Some),
+        })
+        .await
+    }
+
+    /// Waits until nobody is connected, at most `limit_us`.
+    pub(super) async fn empty_within(&self, env: &Env, limit_us: u64) {
+        let mut empty = pin!(self.when(|front_end| front_end.sessions.borrow().is_empty()));
+        let mut late = pin!(env.sleep_us(limit_us));
+        poll_fn(|cx| {
+            let done = empty.as_mut().poll(cx).is_ready() || late.as_mut().poll(cx).is_ready();
+            if done { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl Entered {
+    /// Records why this connection ended.
+    pub fn note(&self, cause: String) {
+        let export = self.session.export.borrow().clone();
+        self.front_end.note(&self.session.peer, &export, cause);
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.front_end.sessions.borrow_mut().remove(&self.session.id);
+        self.front_end.by_listener.leave(&self.session.listener);
+        // The empty name is nobody's.
+        self.front_end.by_export.leave(&self.session.export.borrow());
+        self.front_end.changed.notify();
+    }
+}
+
+/// A client that is being told that it is refused.
+pub struct Refusing(Rc<FrontEnd>);
+
+impl Drop for Refusing {
+    fn drop(&mut self) {
+        self.0.refusing.set(self.0.refusing.get() - 1);
+    }
+}

@@ -1,0 +1,109 @@
+//! The daemon: one core thread that runs every VM, and the bridge from the API's thread to it.
+//!
+//! The API's thread sends closures. The core runs each as a task and sends the answer back. No data of a guest crosses
+//! the bridge.
+
+mod bin;
+mod branches;
+mod bridge;
+mod check;
+mod client_gate;
+mod convert;
+#[cfg(test)]
+mod crash_tests;
+mod defect;
+mod departure;
+mod descriptors;
+mod device;
+mod difference;
+mod disks;
+mod entry;
+mod events;
+mod exports;
+mod formats;
+mod full;
+mod hang;
+mod heartbeat;
+mod home_locks;
+mod homes;
+mod identity;
+#[cfg(test)]
+mod identity_tests;
+mod inuse;
+mod journal;
+mod lease;
+mod lifecycle;
+mod moves;
+mod native;
+mod operations;
+mod prepare;
+mod present;
+mod ready;
+mod records;
+mod registry;
+mod remove;
+mod repair;
+mod reserve;
+mod scrub;
+mod settle;
+mod signature;
+#[cfg(test)]
+mod simulated_tests;
+mod site;
+mod sites;
+mod state;
+#[cfg(test)]
+mod state_crash_tests;
+mod switchable_volume;
+mod tracked;
+mod tree;
+mod unfinished;
+mod unflushed;
+mod way;
+mod writers;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::api::{Checked, Converted, DatastoreCreated, Repair, RepairUndone};
+use crate::control::Control;
+use crate::error::Result;
+
+pub use bin::BinPolicy;
+pub use bridge::Place;
+pub use heartbeat::Heartbeat;
+pub use vmdk::repair::Terms as RepairTerms;
+
+/// Locks and recovers the datastores, starts the engine on a thread of its own, which stamps `heartbeat`, and serves NBD.
+pub fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<Arc<dyn Control>> {
+    Ok(Arc::new(bridge::Bridge::start(place, heartbeat)?))
+}
+
+/// Makes an empty store of a block device, or of a file of fixed size, for `datastore add`. Refused where something is on
+/// it, unless `force`.
+pub fn create_datastore(path: &Path, force: bool) -> Result<DatastoreCreated> {
+    device::create(path, force)
+}
+
+/// Reads a chain without changing it and writes the disk it shows to a sparse raw file. `progress` is called
+/// with (bytes done, bytes total) after each piece.
+pub fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+    convert::convert(chain, output, progress)
+}
+
+/// Verifies the folder of a VM, or the chain that ends in the descriptor at `path`, and changes nothing. What
+/// is wrong with the files is in the answer; an error is about the place.
+pub fn check(path: &Path) -> Result<Checked> {
+    check::check(path)
+}
+
+/// Plans what can be mended in the folder of a VM, and writes it where `write` says so. `ignore_content_ids` vouches that
+/// parents with other content IDs than expected hold unchanged data.
+pub fn repair(folder: &Path, terms: RepairTerms, write: bool) -> Result<Repair> {
+    repair::repair(folder, terms, write)
+}
+
+/// Brings back the files that the last repair of the folder changed.
+pub fn repair_undo(folder: &Path) -> Result<RepairUndone> {
+    repair::undo(folder)
+}

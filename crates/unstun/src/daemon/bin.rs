@@ -1,0 +1,408 @@
+//! The bin: a VM that is removed with its disks is kept for a while, and can be brought back.
+//!
+//! Here is decided what is kept, for how long, and what goes for good when others need the space. `bin/steps.rs` has the
+//! steps in and out, each of which a start finishes; `bin/records.rs` what is on record; `bin/verbs.rs` the commands.
+
+mod entry;
+mod records;
+mod states;
+mod steps;
+#[cfg(test)]
+mod tests;
+mod verbs;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blk::manifest::BinnedState;
+use blk::reactor::Space;
+use engine::job::JobState;
+
+use super::entry::Entry;
+use super::hang::asked;
+use super::identity::VmId;
+use super::present;
+use super::site::{Home, Site};
+use super::state::Daemon;
+use crate::api;
+use crate::error::{Error, Result};
+use crate::log::log;
+use crate::units::{format_bytes, total};
+
+pub use records::{BinRecord, BinRecords, BinState, parse_folder};
+
+/// Between two looks at what is past its time, or in the way.
+const TICK_US: u64 = 5_000_000;
+const HOUR_US: i64 = 3_600_000_000;
+/// With less free, what finds no space may have the bin's: a store grows by groups of 128 MiB.
+const SHORT_BYTES: u64 = 256 << 20;
+/// The same, of the whole.
+const SHORT_PERCENT: u64 = 5;
+/// A store gives the space of a VM back in the background: how often to look, and how often at most.
+const RELEASE_POLL_US: u64 = 20_000;
+const RELEASE_POLLS_MAX: u32 = 500;
+
+/// What the bin keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BinPolicy {
+    /// 0: nothing is kept.
+    pub hours: u32,
+    /// Of each datastore: with no more free nothing is kept.
+    pub free_percent: u32,
+}
+
+impl Default for BinPolicy {
+    fn default() -> Self {
+        BinPolicy { hours: 24, free_percent: 10 }
+    }
+}
+
+impl BinPolicy {
+    /// Returns the time up to which an entry is kept.
+    pub fn kept_until_unix_us(self, removed_unix_us: i64) -> i64 {
+        removed_unix_us.saturating_add(i64::from(self.hours).saturating_mul(HOUR_US))
+    }
+
+    fn leaves(self, space: Space) -> bool {
+        is_above(space, u64::from(self.free_percent))
+    }
+
+    /// Whether so little is free that a lack of space can be this datastore's.
+    fn is_short(self, space: Space) -> bool {
+        let percent = u64::from(self.free_percent).max(SHORT_PERCENT);
+        !is_above(space, percent) || space.free_bytes < SHORT_BYTES
+    }
+}
+
+fn is_above(space: Space, percent: u64) -> bool {
+    u128::from(space.free_bytes) * 100 > u128::from(space.total_bytes) * u128::from(percent)
+}
+
+/// What may be removed from a bin for good.
+enum Victim {
+    Vm(String, BinRecord),
+    State(Rc<Entry>, BinnedState),
+}
+
+impl Victim {
+    fn unix_us(&self) -> i64 {
+        match self {
+            Victim::Vm(_, record) => record.removed_unix_us,
+            Victim::State(_, binned) => binned.unix_us,
+        }
+    }
+
+    fn is_half_removed(&self) -> bool {
+        matches!(self, Victim::Vm(_, record) if record.state == BinState::Removing)
+    }
+
+    fn is_native(&self) -> bool {
+        let store = match self {
+            Victim::Vm(_, record) => record.store,
+            Victim::State(entry, _) => entry.kept.store(),
+        };
+        store == api::Store::Native
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Victim::Vm(_, record) => format!("VM {}", record.vm),
+            Victim::State(entry, binned) => format!("a state of VM {} ({:016x})", entry.name, binned.id),
+        }
+    }
+
+    fn id(&self) -> String {
+        match self {
+            Victim::Vm(entry, _) => entry.clone(),
+            Victim::State(_, binned) => format!("{:016x}", binned.id),
+        }
+    }
+}
+
+/// Refuses a name for a VM that a folder of the bin has.
+pub fn refuse_reserved(name: &str) -> Result<()> {
+    match name.ends_with(records::FOLDER_SUFFIX) {
+        true => Err(Error::refused(format!("VM {name}: names that end so are those of folders in the bin"))),
+        false => Ok(()),
+    }
+}
+
+impl Site {
+    /// The folder of an entry's VM.
+    pub fn bin_home(self: &Rc<Self>, entry: &str, record: &BinRecord) -> Home {
+        match &record.path {
+            Some(path) => self.at(path),
+            None => self.home(&record.folder(entry)),
+        }
+    }
+}
+
+impl Daemon {
+    /// Returns what the entries of a datastore that are kept give back, as far as it is known: states that
+    /// `measure_states` has not met are not counted.
+    pub fn bin_bytes(&self, site: &Site) -> u64 {
+        let kept = site.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
+        let vms = kept.filter_map(|(_, record)| record.bytes);
+        total(vms.chain(site.state_bytes.borrow().values().copied()))
+    }
+
+    /// Returns why the bin would not keep a VM that is removed now; None: it does.
+    pub async fn not_kept(&self, site: &Site, purge: bool) -> Result<Option<String>> {
+        if purge {
+            return Ok(Some("--purge removes it for good".to_owned()));
+        }
+        if self.bin.hours == 0 {
+            return Ok(Some("the bin is switched off (--bin-hours 0)".to_owned()));
+        }
+        match site.space().await? {
+            space if self.bin.leaves(space) => Ok(None),
+            space => Ok(Some(format!(
+                "{} of {} are free in datastore {}, and the bin keeps VMs while more than {} % are",
+                format_bytes(space.free_bytes),
+                format_bytes(space.total_bytes),
+                site.name,
+                self.bin.free_percent
+            ))),
+        }
+    }
+
+    pub(super) fn bin_entry(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> api::BinEntry {
+        api::BinEntry {
+            id: entry.to_owned(),
+            kind: api::BinKind::Vm,
+            vm: record.vm.clone(),
+            datastore: site.name.clone(),
+            store: record.store,
+            operation: api::Operation::Remove,
+            subject: None,
+            removed: present::time(record.removed_unix_us),
+            kept_until: present::time(self.bin.kept_until_unix_us(record.removed_unix_us)),
+            bytes: record.bytes,
+            path: Some(site.bin_home(entry, record).path),
+        }
+    }
+
+    /// Returns the folders of all entries, in whatever state: nothing else may use them.
+    pub(super) fn bin_homes(&self) -> Vec<(BinRecord, PathBuf)> {
+        let mut homes = Vec::new();
+        for site in self.sites() {
+            for (entry, record) in site.bin.all() {
+                let path = site.bin_home(&entry, &record).path;
+                homes.push((record, path));
+            }
+        }
+        homes
+    }
+
+    /// Whether the folder is that of a VM which is kept.
+    pub(super) fn is_in_bin(&self, path: &Path) -> bool {
+        let is = |(record, home): &(BinRecord, PathBuf)| record.state == BinState::Kept && home == path;
+        self.bin_homes().iter().any(is)
+    }
+
+    /// Returns the folder in the bin of a VM with files.
+    pub(super) async fn bin_home_of(&self, id: u128) -> blk::Result<Option<PathBuf>> {
+        for (record, path) in self.bin_homes() {
+            let is = record.store == api::Store::Redo && record.id == Some(id);
+            if is && self.has_id(&path, VmId::Files(id)).await? {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Evicts from the bins until the daemon ends.
+    pub async fn keep_bins(self: Rc<Self>) {
+        while !self.bin_ends.get() {
+            for site in self.sites().into_iter().filter(|site| !site.bin.is_checked.replace(true)) {
+                let daemon = self.clone();
+                // A datastore that hangs keeps no other from it.
+                self.env.spawn_detached(Box::pin(async move {
+                    daemon.clean_bin(&site).await;
+                    site.bin.is_checked.set(false);
+                }));
+            }
+            self.env.sleep_us(TICK_US).await;
+        }
+    }
+
+    /// No eviction is under way afterwards, but where a datastore hangs, and none begins.
+    pub(super) async fn end_bins(&self) {
+        self.bin_ends.set(true);
+        for site in self.sites() {
+            // One that hangs is not waited for.
+            let _ = asked(&site, site.bin.evicting.lock()).await;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) async fn clean_bins(&self) {
+        for site in self.sites() {
+            self.clean_bin(&site).await;
+        }
+    }
+
+    /// Removes for good what is past its time, and what is in the way of the space that is to stay free.
+    async fn clean_bin(&self, site: &Rc<Site>) {
+        self.evict_expired(site).await;
+        self.evict_for_share(site).await;
+        let waits = |state| state == JobState::WaitingForSpace;
+        let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site));
+        if entries.flat_map(|entry| entry.vm.jobs()).any(|job| waits(job.state())) {
+            self.make_room(site).await;
+        }
+    }
+
+    async fn evict_expired(&self, site: &Rc<Site>) {
+        let _evicting = site.bin.evicting.lock().await;
+        for victim in self.evictable(site) {
+            let until = self.bin.kept_until_unix_us(victim.unix_us());
+            if until <= self.env.unix_us() || victim.is_half_removed() {
+                self.evict_or_tell(site, &victim, "its time in the bin is over").await;
+            }
+        }
+    }
+
+    /// Oldest first, until more than the share is free.
+    async fn evict_for_share(&self, site: &Rc<Site>) {
+        let _evicting = site.bin.evicting.lock().await;
+        for victim in self.evictable(site) {
+            match site.space().await {
+                Ok(space) if !self.bin.leaves(space) => {}
+                // What cannot be found out is no reason.
+                _ => return,
+            }
+            self.evict_or_tell(site, &victim, "the datastore needs its space").await;
+        }
+    }
+
+    /// Removes the oldest entry of a datastore's bin for good, where its space may help what found none. False: there is
+    /// nothing to remove, or enough free.
+    pub async fn make_room(&self, site: &Rc<Site>) -> bool {
+        let before = site.bin.evicted.get();
+        if self.evictable(site).is_empty() {
+            return false;
+        }
+        let _evicting = site.bin.evicting.lock().await;
+        if site.bin.evicted.get() != before {
+            return true;
+        }
+        if site.space().await.is_ok_and(|space| !self.bin.is_short(space)) {
+            return false;
+        }
+        for victim in self.evictable(site) {
+            if self.evict_or_tell(site, &victim, "the datastore needs its space").await {
+                site.dir.wait_for_freed().await;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Runs `work`, which can be repeated, and where it finds no space runs it again with that of the bin.
+    pub async fn with_bin<T>(&self, site: &Rc<Site>, work: impl AsyncFn() -> Result<T>) -> Result<T> {
+        loop {
+            match work().await {
+                Err(e) if e.kind == crate::error::ErrorKind::NoSpace && self.make_room(site).await => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// What is kept, or half removed, the oldest first.
+    fn evictable(&self, site: &Rc<Site>) -> Vec<Victim> {
+        if self.bin_ends.get() || site.refuse_when_leaving().is_err() {
+            return Vec::new();
+        }
+        let mut all = site.bin.all();
+        all.retain(|(entry, record)| record.may_go() && !site.bin.is_busy(entry));
+        let vms = all.into_iter().map(|(entry, record)| Victim::Vm(entry, record));
+        let states = self.states_of(site).into_iter().map(|(entry, binned)| Victim::State(entry, binned));
+        let mut victims: Vec<Victim> = vms.chain(states).collect();
+        victims.sort_by_key(Victim::unix_us);
+        victims
+    }
+
+    async fn evict_or_tell(&self, site: &Rc<Site>, victim: &Victim, why: &str) -> bool {
+        let evicted = match victim {
+            Victim::Vm(entry, _) => self.evict(site, entry).await,
+            Victim::State(entry, binned) => {
+                let evicted = self.evict_state(entry, binned).await;
+                if evicted.is_ok() {
+                    site.bin.evicted.update(|n| n + 1);
+                }
+                evicted
+            }
+        };
+        match evicted {
+            Ok(()) => {
+                log(format_args!("{}: removed from the bin for good: {why}", victim.name()));
+                self.await_release(site, victim.is_native()).await;
+                true
+            }
+            Err(e) => {
+                if site.bin.is_news(&victim.id()) {
+                    log(format_args!("{} stays in the bin of datastore {}: {e}", victim.name(), site.name));
+                }
+                false
+            }
+        }
+    }
+
+    /// Waits until a store has given back what it can.
+    async fn await_release(&self, site: &Site, is_native: bool) {
+        let Some(store) = site.native.opened().filter(|_| is_native) else { return };
+        for _ in 0..RELEASE_POLLS_MAX {
+            let used = store.store_use();
+            if self.bin_ends.get()
+                || store.broken().is_some()
+                || (!store.has_to_reclaim() && used.waiting == 0)
+            {
+                return;
+            }
+            self.env.sleep_us(RELEASE_POLL_US).await;
+        }
+    }
+
+    /// Finds an entry by its id, or by the name of a VM that has one.
+    pub(super) fn find_in_bin(
+        &self,
+        wanted: &str,
+        datastore: Option<&crate::name::DatastoreName>,
+    ) -> Result<(Rc<Site>, String, BinRecord)> {
+        let mut found = self.in_bins(datastore)?;
+        if let Some(at) = found.iter().position(|(_, entry, _)| entry == wanted) {
+            return Ok(found.swap_remove(at));
+        }
+        found.retain(|(_, _, record)| record.vm.as_str() == wanted);
+        match found.len() {
+            0 => Err(Error::not_found(format!("{wanted:?} is not in the bin; see `unstun bin list`"))),
+            1 => Ok(found.swap_remove(0)),
+            count => {
+                let ids: Vec<_> = found.iter().map(|(_, entry, _)| entry.as_str()).collect();
+                let ids = ids.join(", ");
+                Err(Error::invalid(format!(
+                    "{count} VMs in the bin were called {wanted}: name one by its id ({ids}; see `unstun bin list`)"
+                )))
+            }
+        }
+    }
+
+    /// What is kept in a datastore, or in all of them: the oldest first.
+    pub(super) fn in_bins(
+        &self,
+        datastore: Option<&crate::name::DatastoreName>,
+    ) -> Result<Vec<(Rc<Site>, String, BinRecord)>> {
+        let sites = match datastore {
+            Some(name) => vec![self.site(Some(name))?],
+            None => self.sites(),
+        };
+        let mut found = Vec::new();
+        for site in sites {
+            let kept = site.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
+            found.extend(kept.map(|(entry, record)| (site.clone(), entry, record)));
+        }
+        found.sort_by_key(|(_, _, record)| record.removed_unix_us);
+        Ok(found)
+    }
+}

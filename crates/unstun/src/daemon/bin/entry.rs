@@ -1,0 +1,200 @@
+//! Removed VMs on their way into the bin: which of them it keeps, and the preview of a removal.
+
+use std::rc::Rc;
+
+use super::super::client_gate::Who;
+use super::super::entry::{Entry, Kept};
+use super::super::formats::HomeFiles;
+use super::super::identity::Standing;
+use super::super::native;
+use super::super::present;
+use super::super::remove::{expect_kept, has_vmx, open_home};
+use super::super::site::{Home, Site};
+use super::super::state::Daemon;
+use super::records::BinState;
+use super::steps::Removed;
+use crate::api::{self, Store, VmCondition};
+use crate::error::{Error, Result};
+use crate::name::VmName;
+
+impl Daemon {
+    /// Returns why the bin would not keep an open VM; None: it does.
+    pub async fn not_kept_open(&self, entry: &Entry, request: api::VmRemove) -> Result<Option<String>> {
+        if let Some(why) = self.not_kept(&entry.site, request.purge).await? {
+            return Ok(Some(why));
+        }
+        match &entry.kept {
+            Kept::Native(_) => Ok(None),
+            Kept::Redo(files) => leads_back(files).await.map_err(unread),
+        }
+    }
+
+    /// Of a VM to which nobody is connected.
+    pub async fn bin_open(&self, entry: &Rc<Entry>) -> Result<api::BinEntry> {
+        let bytes = allocated(entry).await;
+        entry.vm.close().await?;
+        let (id, store) = (Some(entry.vm.state().id), entry.kept.store());
+        let removed = Removed { name: present::vm_name(&entry.name), id, store, bytes };
+        let (id, record) = self.put_in_bin(&entry.place(), removed).await?;
+        Ok(self.bin_entry(&entry.site, &id, &record))
+    }
+
+    /// Ends what an error has interrupted.
+    pub async fn go_on_into_bin(&self, vm: &VmName, site: &Rc<Site>) -> Result<Option<api::BinEntry>> {
+        let coming =
+            site.bin.all().into_iter().find(|(_, one)| one.state == BinState::Coming && one.vm == *vm);
+        let Some((entry, record)) = coming else { return Ok(None) };
+        let record = self.finish_coming(site, &entry, &record).await?;
+        Ok(Some(self.bin_entry(site, &entry, &record)))
+    }
+
+    /// Of a VM at rest, whose home is held. None: the bin does not keep it.
+    pub async fn bin_idle(
+        &self,
+        vm: &VmName,
+        home: &Home,
+        request: api::VmRemove,
+    ) -> Result<Option<api::BinEntry>> {
+        if !request.delete_disks {
+            return Ok(None);
+        }
+        let why = self.not_kept_idle(vm, home, request).await?;
+        if !expect_kept(vm.as_str(), request.keep, why.as_deref())? {
+            return Ok(None);
+        }
+        let (id, store) = match native::mark(&self.env, &home.path).await? {
+            Some(id) => (Some(id), Store::Native),
+            None => {
+                self.refuse_removal(vm.as_str(), home).await?;
+                (HomeFiles::open(self, &home.path).await?.id().await?, Store::Redo)
+            }
+        };
+        let removed = Removed { name: vm.clone(), id, store, bytes: None };
+        let (id, record) = self.put_in_bin(home, removed).await?;
+        Ok(Some(self.bin_entry(&home.site, &id, &record)))
+    }
+
+    /// Returns why the bin would not keep a VM at rest; None: it does.
+    async fn not_kept_idle(
+        &self,
+        vm: &VmName,
+        home: &Home,
+        request: api::VmRemove,
+    ) -> Result<Option<String>> {
+        if let Some(why) = self.not_kept(&home.site, request.purge).await? {
+            return Ok(Some(why));
+        }
+        match self.not_kept_at(vm, home).await {
+            Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(Some(format!("some of it is gone: {e}"))),
+            found => found.map_err(unread),
+        }
+    }
+
+    async fn not_kept_at(&self, vm: &VmName, home: &Home) -> blk::Result<Option<String>> {
+        let dir = open_home(home).await?;
+        if self.standing(vm.as_str(), home).await? != Standing::Home {
+            return Ok(Some("its folder is not the home of the VM, or it is half removed".to_owned()));
+        }
+        if native::mark(&self.env, &home.path).await?.is_some() {
+            return match native::is_whole(home).await? {
+                true => Ok(None),
+                false => Ok(Some("the store does not have it, or it is one side of a move".to_owned())),
+            };
+        }
+        match has_vmx(&dir).await? {
+            true => Ok(leads_back(&HomeFiles::open(self, &home.path).await?).await?),
+            false => Ok(Some("its .vmx is gone".to_owned())),
+        }
+    }
+
+    pub async fn remove_preview(&self, vm: &VmName, request: api::VmRemove) -> Result<api::VmRemovePreview> {
+        match self.idle_home(vm.as_str()) {
+            Some(home) => self.preview_idle(vm, &home, request).await,
+            None => self.preview_open(&self.entry(vm.as_str())?, request).await,
+        }
+    }
+
+    async fn preview_open(&self, entry: &Rc<Entry>, request: api::VmRemove) -> Result<api::VmRemovePreview> {
+        let state = entry.vm.state();
+        let not_kept = match request.delete_disks {
+            true => self.not_kept_open(entry, request).await.unwrap_or_else(|e| Some(e.message)),
+            false => None,
+        };
+        let disk = |disk: &blk::manifest::DiskState| api::RemovedDisk {
+            number: disk.number,
+            size_bytes: disk.size_bytes,
+        };
+        Ok(api::VmRemovePreview {
+            vm: present::vm_name(&entry.name),
+            condition: VmCondition::Open,
+            datastore: entry.site.name.clone(),
+            store: entry.kept.store(),
+            home: entry.home.clone(),
+            disks_deleted: request.delete_disks,
+            disks: Some(state.disks.iter().map(disk).collect()),
+            snapshots: Some(state.snapshots.iter().map(|snapshot| snapshot.name.clone()).collect()),
+            allocated_bytes: allocated(entry).await,
+            clients: entry.present(Who::All),
+            kept_until: self.kept_until(request, not_kept.as_ref()),
+            not_kept,
+        })
+    }
+
+    async fn preview_idle(
+        &self,
+        vm: &VmName,
+        home: &Home,
+        request: api::VmRemove,
+    ) -> Result<api::VmRemovePreview> {
+        let idle = self.idle().into_iter().find(|idle| idle.name == vm.as_str());
+        let idle = idle.ok_or_else(|| Error::not_found(format!("{}: no VM {vm}", self.place())))?;
+        let native = native::is_marked(&self.env, &idle.home.path).await;
+        let idle = present::idle(idle, Ok(native));
+        let not_kept = match request.delete_disks {
+            true => self.not_kept_idle(vm, home, request).await.unwrap_or_else(|e| Some(e.message)),
+            false => None,
+        };
+        Ok(api::VmRemovePreview {
+            vm: vm.clone(),
+            condition: idle.condition,
+            datastore: home.site.name.clone(),
+            store: idle.store,
+            home: home.path.clone(),
+            disks_deleted: request.delete_disks,
+            disks: None,
+            snapshots: None,
+            allocated_bytes: None,
+            clients: Vec::new(),
+            kept_until: self.kept_until(request, not_kept.as_ref()),
+            not_kept,
+        })
+    }
+
+    fn kept_until(&self, request: api::VmRemove, not_kept: Option<&String>) -> Option<jiff::Timestamp> {
+        let until = present::time(self.bin.kept_until_unix_us(self.env.unix_us()));
+        (request.delete_disks && not_kept.is_none()).then_some(until)
+    }
+}
+
+/// Of its own layers, with its snapshots; None where it cannot be found out.
+async fn allocated(entry: &Entry) -> Option<u64> {
+    entry.vm.used().await.ok().map(|used| used.allocated_bytes)
+}
+
+/// Nothing is removed for good for an error that may pass.
+fn unread(cause: blk::Error) -> Error {
+    let cause = Error::from(cause);
+    let remedy = "--purge removes it for good all the same";
+    Error::new(cause.kind, format!("whether the bin can keep it cannot be found out: {cause}; {remedy}"))
+}
+
+/// A layer in another folder that lies on one in the home would lose it when the home's folder is renamed.
+async fn leads_back(files: &HomeFiles) -> blk::Result<Option<String>> {
+    let links = files.manifest().links().await?;
+    let is_elsewhere = |name: &str| name.starts_with('/');
+    let leads = |link: &&blk::manifest::LayerLink| {
+        is_elsewhere(&link.name) && link.parent.as_ref().is_some_and(|parent| !is_elsewhere(parent))
+    };
+    let found = links.iter().filter(|link| !link.foreign).find(leads);
+    Ok(found.map(|link| format!("its delta {} in another folder lies on a layer in its home", link.name)))
+}

@@ -1,0 +1,98 @@
+//! States of open VMs in the bin: what a revert, a discard, a reset or an undo threw away. The VM itself has them on record;
+//! those of a closed VM stay until it is open.
+
+use std::rc::Rc;
+
+use blk::manifest::{BinnedState, ThrownBy};
+use engine::CommitWhat;
+
+use super::super::entry::{Entry, Kept};
+use super::super::hang::asked;
+use super::super::present;
+use super::super::site::Site;
+use super::super::state::Daemon;
+use crate::api;
+use crate::name::DatastoreName;
+
+impl Daemon {
+    /// Of all open VMs of a datastore, or of all datastores: the oldest first.
+    pub(super) fn binned_states(&self, datastore: Option<&DatastoreName>) -> Vec<(Rc<Entry>, BinnedState)> {
+        let mut found = Vec::new();
+        for entry in self.entries() {
+            if datastore.is_none_or(|name| entry.site.name == *name) {
+                found.extend(entry.vm.state().bin.into_iter().map(|binned| (entry.clone(), binned)));
+            }
+        }
+        found.sort_by_key(|(_, binned)| binned.unix_us);
+        found
+    }
+
+    pub(super) fn states_of(&self, site: &Rc<Site>) -> Vec<(Rc<Entry>, BinnedState)> {
+        let mut found = self.binned_states(None);
+        found.retain(|(entry, _)| Rc::ptr_eq(&entry.site, site));
+        found
+    }
+
+    /// The state that an id of `bin list` means.
+    pub(super) fn find_state(
+        &self,
+        wanted: &str,
+        datastore: Option<&DatastoreName>,
+    ) -> Option<(Rc<Entry>, u64)> {
+        let found = self.binned_states(datastore).into_iter().find(|(_, binned)| id(binned) == wanted);
+        found.map(|(entry, binned)| (entry, binned.id))
+    }
+
+    pub(super) async fn state_entry(&self, entry: &Entry, binned: &BinnedState) -> api::BinEntry {
+        let operation = match binned.by {
+            ThrownBy::Revert => api::Operation::Revert,
+            ThrownBy::Discard => api::Operation::Discard,
+            ThrownBy::Reset => api::Operation::Reset,
+            ThrownBy::Restore => api::Operation::Restore,
+        };
+        api::BinEntry {
+            id: id(binned),
+            kind: api::BinKind::State,
+            vm: present::vm_name(&entry.name),
+            datastore: entry.site.name.clone(),
+            store: entry.kept.store(),
+            operation,
+            subject: (!binned.subject.is_empty()).then(|| binned.subject.clone()),
+            removed: present::time(binned.unix_us),
+            kept_until: present::time(self.bin.kept_until_unix_us(binned.unix_us)),
+            // What cannot be read now is not known.
+            bytes: asked(&entry.site, entry.vm.binned_bytes(binned.id)).await.ok().and_then(Result::ok),
+            path: None,
+        }
+    }
+
+    /// Measures what the states of a datastore give back, as far as they are not measured yet.
+    pub async fn measure_states(&self, site: &Rc<Site>) {
+        let states = self.states_of(site);
+        let known = site.state_bytes.borrow().clone();
+        let mut bytes = std::collections::BTreeMap::new();
+        for (entry, binned) in states {
+            let measured = match known.get(&binned.id) {
+                Some(bytes) => Some(*bytes),
+                None => entry.vm.binned_bytes(binned.id).await.ok(),
+            };
+            bytes.extend(measured.map(|bytes| (binned.id, bytes)));
+        }
+        *site.state_bytes.borrow_mut() = bytes;
+    }
+
+    /// Removes a state for good.
+    pub(super) async fn evict_state(&self, entry: &Entry, binned: &BinnedState) -> blk::Result<()> {
+        entry.vm.clone().empty_bin(vec![binned.id]).await?;
+        let in_files = matches!(entry.kept, Kept::Redo(_));
+        if in_files && binned.by == ThrownBy::Discard && entry.vm.state().bin.is_empty() {
+            // The disks run on deltas that the discard made for the bin's sake alone. Where there are none it is refused.
+            let _ = entry.vm.clone().commit(&CommitWhat::Unowned).await;
+        }
+        Ok(())
+    }
+}
+
+fn id(binned: &BinnedState) -> String {
+    format!("{:016x}", binned.id)
+}

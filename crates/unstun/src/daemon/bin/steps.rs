@@ -1,0 +1,364 @@
+//! The steps of a VM into the bin, out of it, and to its end. Each is on record before its first change, can be repeated,
+//! and is finished by the next start.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use blk::dir::OWN_FOLDER;
+use blk::{Error, ErrorKind, Result};
+use engine::native::{VmHome, VmHomeState};
+
+use super::super::defect::Defect;
+use super::super::formats::HomeFiles;
+use super::super::identity::VmId;
+use super::super::native;
+use super::super::records::{HomeRecord, HomeState};
+use super::super::remove::{open_home, refuse_readers, remove_folder};
+use super::super::site::{Home, Site};
+use super::super::state::Daemon;
+use super::records::{BinRecord, BinState, parse_folder};
+use crate::api::{Store, WhenFull};
+use crate::log::log;
+use crate::name::VmName;
+
+/// A VM that goes into the bin, at rest.
+pub struct Removed {
+    pub name: VmName,
+    pub id: Option<u128>,
+    pub store: Store,
+    pub bytes: Option<u64>,
+}
+
+impl Daemon {
+    /// Puts a VM that is not open into the bin. Its name is free afterwards. After an error it is a VM as before, or the next
+    /// start puts it there.
+    pub async fn put_in_bin(&self, home: &Home, removed: Removed) -> Result<(String, BinRecord)> {
+        let (site, Removed { name, id, store, bytes }) = (&home.site, removed);
+        let entry = format!("{:016x}", self.env.random());
+        let path = (!site.contains(&home.path)).then(|| home.path.clone());
+        let removed_unix_us = self.env.unix_us();
+        let record = BinRecord { state: BinState::Coming, vm: name, id, store, removed_unix_us, bytes, path };
+        let _busy = site.bin.begin(&entry);
+        if !self.defects.has(Defect::BinLate) {
+            let put = async || site.bin.put(&entry, record.clone()).await;
+            self.with_reserve(site, put).await?;
+        }
+        match self.finish_coming(site, &entry, &record).await {
+            Ok(record) => Ok((entry, record)),
+            Err(e) => {
+                if !site.has(&record.folder(&entry)).await.unwrap_or(true) && record.path.is_none() {
+                    // Nothing has changed. Where even that cannot be written, a start goes on.
+                    let _ = site.bin.remove(&entry).await;
+                }
+                Err(e)
+            }
+        }
+    }
+
+    pub(super) async fn finish_coming(
+        &self,
+        site: &Rc<Site>,
+        entry: &str,
+        record: &BinRecord,
+    ) -> Result<BinRecord> {
+        let name = record.vm.as_str();
+        let folder = record.folder(entry);
+        if record.path.is_none() && !site.has(&folder).await? && site.has(name).await? {
+            site.dir.rename(name, &folder).await?;
+        }
+        site.dir.sync().await?;
+        if let (Store::Native, Some(id)) = (record.store, record.id) {
+            let path = site.relative(&site.bin_home(entry, record).path);
+            site.native.open().await?.set_binned(id, &path).await?;
+        }
+        let kept = BinRecord { state: BinState::Kept, ..record.clone() };
+        let forget = async || {
+            site.registry.remove(name).await?;
+            site.records.remove(name).await?;
+            site.bin.put(entry, kept.clone()).await
+        };
+        self.with_last_reserve(site, forget).await?;
+        Ok(kept)
+    }
+
+    /// Brings an entry's VM back under another name or its own; it is not opened yet. Answers its home.
+    pub(super) async fn bring_back(&self, site: &Rc<Site>, entry: &str, to: &VmName) -> Result<Home> {
+        let kept = self.kept(site, entry)?;
+        let record = BinRecord { state: BinState::Restoring(to.clone()), ..kept.clone() };
+        let put = async || site.bin.put(entry, record.clone()).await;
+        let home = async {
+            self.with_reserve(site, put).await?;
+            self.finish_restoring(site, entry, &record, to).await
+        };
+        let home = home.await;
+        if home.is_err() && site.has(&record.folder(entry)).await.unwrap_or(false) {
+            // It is in the bin as before; where that cannot be written, a start goes on.
+            let _ = site.bin.put(entry, kept).await;
+        }
+        home
+    }
+
+    async fn finish_restoring(
+        &self,
+        site: &Rc<Site>,
+        entry: &str,
+        record: &BinRecord,
+        to: &VmName,
+    ) -> Result<Home> {
+        let folder = record.folder(entry);
+        let home = record.path.as_ref().map_or_else(|| site.home(to.as_str()), |path| site.at(path));
+        if let Some(recorded) = recorded_home(site, record).await?
+            && recorded.state == VmHomeState::Whole
+            && recorded.path != site.relative(&home.path)
+        {
+            let cause = format!("it was taken out of the bin by hand, and is the VM in {}", recorded.path);
+            return Err(Error::refused(entry, cause));
+        }
+        if record.path.is_none() {
+            match (site.has(&folder).await?, site.has(to.as_str()).await?) {
+                (true, false) => site.dir.rename(&folder, to.as_str()).await?,
+                (true, true) => return Err(taken(&home.path)),
+                (false, true) => self.expect_restored(&home, record).await?,
+                (false, false) => self.make_missing_home(&home, to, record).await?,
+            }
+            site.dir.sync().await?;
+        }
+        let path = site.relative(&home.path);
+        match (record.store, record.id) {
+            (Store::Native, Some(id)) => site.native.open().await?.set_home(id, &path).await?,
+            (Store::Native, None) => {}
+            (Store::Redo, id) => {
+                site.records.put(to.as_str(), site.record(&home.path, HomeState::Whole, id)).await?;
+            }
+        }
+        if !site.contains(&home.path) {
+            site.registry.add(to.as_str(), &home.path).await?;
+        }
+        site.bin.remove(entry).await?;
+        Ok(home)
+    }
+
+    /// A folder under the VM's new name, and none in the bin: it is the VM's, or somebody has been at work by hand.
+    async fn expect_restored(&self, home: &Home, record: &BinRecord) -> Result<()> {
+        let id = match (record.store, record.id) {
+            (_, None) => return Ok(()),
+            (Store::Native, Some(id)) => VmId::Native(id),
+            (Store::Redo, Some(id)) => VmId::Files(id),
+        };
+        match self.has_id(&home.path, id).await? {
+            true => Ok(()),
+            false => Err(taken(&home.path)),
+        }
+    }
+
+    /// What a native VM is stands in the store alone.
+    async fn make_missing_home(&self, home: &Home, to: &VmName, record: &BinRecord) -> Result<()> {
+        match (record.store, record.id) {
+            (Store::Native, Some(id)) => {
+                native::new_home(&home.site, to.as_str(), WhenFull::default(), id).await
+            }
+            _ => Err(Error::not_found(
+                home.path.display().to_string(),
+                "the folder of the VM is gone from the bin",
+            )),
+        }
+    }
+
+    /// Removes an entry for good.
+    pub(super) async fn evict(&self, site: &Rc<Site>, entry: &str) -> Result<()> {
+        let Some(_busy) = site.bin.begin(entry) else {
+            return Err(Error::refused(entry, "it is just being brought back or removed; try again"));
+        };
+        let kept = site.bin.get(entry).filter(BinRecord::may_go).ok_or_else(|| gone(entry))?;
+        let home = site.bin_home(entry, &kept);
+        if kept.store == Store::Redo && home_is_there(self, &home).await? {
+            let files = HomeFiles::open(self, &home.path).await?;
+            refuse_readers(kept.vm.as_str(), &*files.manifest()).await?;
+            files.manifest().reserve(0).await?;
+        }
+        let record = BinRecord { state: BinState::Removing, ..kept };
+        if !self.defects.has(Defect::ForgetRemoval) {
+            let put = async || site.bin.put(entry, record.clone()).await;
+            self.with_last_reserve(site, put).await?;
+        }
+        let remove = async || self.finish_removing(site, entry, &record).await;
+        self.with_last_reserve(site, remove).await?;
+        site.bin.evicted.update(|n| n + 1);
+        Ok(())
+    }
+
+    async fn finish_removing(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
+        let home = site.bin_home(entry, record);
+        match (record.store, record.id) {
+            (Store::Native, Some(id)) => {
+                let recorded = recorded_home(site, record).await?;
+                // Somebody may have moved it out of the bin by hand: then it is a VM again.
+                if recorded.is_none_or(|recorded| recorded.state != VmHomeState::Whole) {
+                    native::remove_with_home(&home, id).await?;
+                }
+            }
+            _ => {
+                let going =
+                    HomeRecord { state: HomeState::Removing, id: record.id, path: record.path.clone() };
+                self.finish(&record.folder(entry), &home, &going).await?;
+            }
+        }
+        self.leave_rest(site, entry, record).await?;
+        site.bin.remove(entry).await
+    }
+
+    /// What was in the folder and is not the VM's gets out of the bin: it is the user's.
+    async fn leave_rest(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
+        let folder = record.folder(entry);
+        if record.path.is_some() || !site.has(&folder).await? {
+            return Ok(());
+        }
+        let plain = record.vm.to_string();
+        let is_claimed = self.claimed.borrow().contains(&plain);
+        let to = match is_claimed || site.has(&plain).await? || self.is_taken(&plain) {
+            false => plain,
+            true => format!("{plain}-{entry}"),
+        };
+        site.dir.rename(&folder, &to).await?;
+        site.dir.sync().await?;
+        log(format_args!("VM {}: files that are not the VM's were left in {to}", record.vm));
+        Ok(())
+    }
+
+    fn kept(&self, site: &Site, entry: &str) -> Result<BinRecord> {
+        let kept = site.bin.get(entry).filter(|record| record.state == BinState::Kept);
+        kept.ok_or_else(|| gone(entry))
+    }
+
+    /// Ends what a crash has interrupted, before the homes of the datastore are opened. Answers what could not be ended.
+    pub async fn finish_bin(self: &Rc<Self>, site: &Rc<Site>) -> Vec<String> {
+        let mut told: Vec<String> = site.bin.damaged.iter().map(ToString::to_string).collect();
+        for (entry, _) in site.bin.all() {
+            let Some(_busy) = site.bin.begin(&entry) else { continue };
+            let Some(record) = site.bin.get(&entry) else { continue };
+            // Whoever makes or opens a VM of that name sees to it.
+            let name = match &record.state {
+                BinState::Restoring(to) => to,
+                _ => &record.vm,
+            };
+            let Ok(_claim) = self.claim(name.as_str()) else { continue };
+            if let Err(e) = self.finish_entry(site, &entry, &record).await {
+                told.push(format!(
+                    "VM {}: is in the bin ({entry}), and what was under way cannot be ended: {e}",
+                    record.vm
+                ));
+            }
+        }
+        if let Err(e) = self.adopt_strays(site).await {
+            told.push(e.to_string());
+        }
+        told
+    }
+
+    async fn finish_entry(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
+        match &record.state {
+            BinState::Kept => self.drop_stale(site, entry, record).await,
+            BinState::Coming => self.finish_coming(site, entry, record).await.map(drop),
+            BinState::Removing => self.finish_removing(site, entry, record).await,
+            BinState::Restoring(to) => match self.finish_restoring(site, entry, record, to).await {
+                Err(e) if e.kind == ErrorKind::Exists && site.has(&record.folder(entry)).await? => {
+                    let kept = BinRecord { state: BinState::Kept, ..record.clone() };
+                    site.bin.put(entry, kept).await
+                }
+                finished => finished.map(drop),
+            },
+        }
+    }
+
+    /// Another daemon may have served the store meanwhile, and brought the VM back or removed it: the record goes, and our
+    /// folder with the mark.
+    async fn drop_stale(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
+        let (Store::Native, Some(id)) = (record.store, record.id) else { return Ok(()) };
+        if !site.native.exists().await? {
+            return Ok(());
+        }
+        let store = site.native.open().await?;
+        let is_there = store.vms().await?.iter().any(|(vm, _)| *vm == id);
+        let recorded = store.home_of(id)?;
+        if is_there && recorded.is_none_or(|recorded| recorded.state != VmHomeState::Whole) {
+            return Ok(());
+        }
+        let home = site.bin_home(entry, record);
+        if record.path.is_none() && home_is_there(self, &home).await? {
+            remove_folder(&home, &open_home(&home).await?).await?;
+            self.leave_rest(site, entry, record).await?;
+        }
+        site.bin.remove(entry).await
+    }
+
+    /// Folders of the bin, and VMs of the store in it, that are on record nowhere: a device may have come from another
+    /// daemon, and a record may be damaged. They are kept from now on.
+    async fn adopt_strays(&self, site: &Rc<Site>) -> Result<()> {
+        let now = self.env.unix_us();
+        let stray = |vm, id, store| BinRecord {
+            state: BinState::Kept,
+            vm,
+            id,
+            store,
+            removed_unix_us: now,
+            bytes: None,
+            path: None,
+        };
+        let homes = match site.native.exists().await? {
+            true => site.native.open().await?.homes()?,
+            false => Vec::new(),
+        };
+        let is_binned =
+            |id: u128| homes.iter().any(|(vm, home)| *vm == id && home.state == VmHomeState::Binned);
+        for name in site.dir.list().await? {
+            let Some((vm, entry)) = name.strip_suffix('/').and_then(parse_folder) else { continue };
+            let home = site.home(name.trim_end_matches('/'));
+            if site.bin.get(&entry).is_some()
+                || site.bin.is_busy(&entry)
+                || !home_is_there(self, &home).await?
+            {
+                continue;
+            }
+            let record = match native::mark(&self.env, &home.path).await? {
+                Some(id) if is_binned(id) => stray(vm, Some(id), Store::Native),
+                Some(_) => continue,
+                None => stray(vm, HomeFiles::open(self, &home.path).await?.id().await?, Store::Redo),
+            };
+            site.bin.put(&entry, record).await?;
+        }
+        let known: Vec<_> = site.bin.all().into_iter().filter_map(|(_, record)| record.id).collect();
+        for (id, home) in &homes {
+            let Some((vm, entry)) = parse_folder(&home.path) else { continue };
+            if home.state == VmHomeState::Binned && !known.contains(id) && !site.bin.is_busy(&entry) {
+                site.bin.put(&entry, stray(vm, Some(*id), Store::Native)).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the store has on record of an entry's VM.
+async fn recorded_home(site: &Site, record: &BinRecord) -> Result<Option<VmHome>> {
+    match (record.store, record.id) {
+        (Store::Native, Some(id)) if site.native.exists().await? => site.native.open().await?.home_of(id),
+        _ => Ok(None),
+    }
+}
+
+fn gone(entry: &str) -> Error {
+    Error::not_found(entry, "it is not in the bin; see `unstun bin list`")
+}
+
+fn taken(path: &Path) -> Error {
+    Error::new(ErrorKind::Exists, path.display().to_string(), "another folder is called so")
+}
+
+async fn home_is_there(daemon: &Daemon, home: &Home) -> Result<bool> {
+    let own =
+        async { daemon.env.open_path(&home.path.to_string_lossy()).await?.open_dir(OWN_FOLDER, false).await };
+    match own.await {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind == ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,190 @@
+//! Revert, discard, reset and undo: their previews, disconnecting the writers where requested, and their events.
+
+use std::rc::Rc;
+
+use blk::manifest::BinnedState;
+use engine::Loss;
+
+use super::client_gate::{Shut, Who};
+use super::entry::{Entry, Kept};
+use super::present;
+use super::remove::expect_kept;
+use super::state::Daemon;
+use crate::api::{self, Operation, VmClient};
+use crate::error::{Error, Result};
+use crate::name::VmName;
+
+/// Whether the bin takes what is thrown away.
+struct Fate {
+    kept: bool,
+    /// Why it does not.
+    not_kept: Option<String>,
+}
+
+impl Daemon {
+    pub async fn revert_preview(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
+        let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.revert_loss(&request).await?;
+        Ok(self.present_revert(&entry, &loss, &request, fate, entry.writers()))
+    }
+
+    pub async fn snapshot_revert(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.revert_loss(&request).await?;
+        let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
+        let wanted = request.snapshot.as_ref().map(|name| name.as_str());
+        let take_first = request.take_first.as_ref().map(|name| name.as_str());
+        let revert = async || Ok(entry.vm.clone().revert(wanted, take_first, fate.kept).await?);
+        match take_first {
+            None => self.with_bin(&entry.site, revert).await?,
+            // A second attempt would find the name taken by the first.
+            Some(_) => revert().await?,
+        };
+        Ok(self.present_revert(&entry, &loss, &request, fate, clients))
+    }
+
+    pub async fn discard_preview(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
+        let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.vm.discard_preview(request.snapshot.as_str()).await?;
+        Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, entry.writers()))
+    }
+
+    pub async fn snapshot_discard(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        // A side branch goes without anybody's noticing.
+        let preview = entry.vm.discard_preview(request.snapshot.as_str()).await?;
+        let (clients, _shut) = self.make_way(&entry, request.disconnect && preview.reverts).await?;
+        let discard = async || Ok(entry.vm.clone().discard(request.snapshot.as_str(), fate.kept).await?);
+        let loss = self.with_bin(&entry.site, discard).await?;
+        let loss = Loss { bytes: preview.bytes, ..loss };
+        Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, clients))
+    }
+
+    pub async fn reset_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+        let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.vm.reset_preview().await?;
+        Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, entry.writers()))
+    }
+
+    pub async fn vm_reset(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let preview = entry.vm.reset_preview().await?;
+        let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
+        let reset = async || Ok(entry.vm.clone().reset(fate.kept).await?);
+        let loss = self.with_bin(&entry.site, reset).await?;
+        let loss = Loss { bytes: preview.bytes, ..loss };
+        Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, clients))
+    }
+
+    pub async fn undo_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+        let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.vm.restore_preview(entry.latest_binned()?.id).await?;
+        Ok(self.present_loss(&entry, Operation::Restore, &loss, fate, entry.writers()))
+    }
+
+    pub async fn snapshot_undo(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let latest = entry.latest_binned()?;
+        self.restore_state(&entry, latest.id, request).await
+    }
+
+    /// Makes a state from the bin the VM's again.
+    pub async fn restore_state(&self, entry: &Rc<Entry>, id: u64, request: api::Reset) -> Result<api::Loss> {
+        let fate = self.fate(entry, request.purge, request.keep).await?;
+        let preview = entry.vm.restore_preview(id).await?;
+        let (clients, _shut) = self.make_way(entry, request.disconnect && preview.reverts).await?;
+        let loss = entry.vm.clone().restore(id, fate.kept).await?;
+        let loss = Loss { bytes: preview.bytes, ..loss };
+        Ok(self.present_loss(entry, Operation::Restore, &loss, fate, clients))
+    }
+
+    async fn fate(&self, entry: &Entry, purge: bool, keep: bool) -> Result<Fate> {
+        let not_kept = self.not_kept(&entry.site, purge).await?;
+        let kept = expect_kept(&entry.name, keep, not_kept.as_deref())?;
+        Ok(Fate { kept, not_kept })
+    }
+
+    fn present_revert(
+        &self,
+        entry: &Entry,
+        loss: &Loss,
+        request: &api::Revert,
+        fate: Fate,
+        clients: Vec<VmClient>,
+    ) -> api::Loss {
+        let taken = request.take_first.as_ref().map(ToString::to_string);
+        // A snapshot of the present is kept as any other.
+        let fate = if taken.is_some() { Fate { kept: false, not_kept: None } } else { fate };
+        let shown = self.present_loss(entry, Operation::Revert, loss, fate, clients);
+        let shown = api::Loss { taken, ..shown };
+        api::Loss { warning: shown.sentence(), ..shown }
+    }
+
+    fn present_loss(
+        &self,
+        entry: &Entry,
+        operation: Operation,
+        loss: &Loss,
+        fate: Fate,
+        clients: Vec<VmClient>,
+    ) -> api::Loss {
+        let layers = match entry.kept {
+            Kept::Redo(_) => loss.layers.iter().map(|layer| entry.home.join(layer)).collect(),
+            // No file goes: the space is given back inside of the store.
+            Kept::Native(_) => Vec::new(),
+        };
+        let until = present::time(self.bin.kept_until_unix_us(self.env.unix_us()));
+        // A restored side branch throws nothing away.
+        let throws = loss.reverts || operation == Operation::Discard;
+        let mut shown = api::Loss {
+            vm: present::vm_name(&entry.name),
+            operation,
+            target: loss.target.clone().filter(|_| operation != Operation::Restore),
+            taken: None,
+            snapshots: loss.snapshots.clone(),
+            layers,
+            bytes_lost: loss.bytes,
+            reverts: loss.reverts,
+            clients,
+            kept_until: (fate.kept && throws).then_some(until),
+            not_kept: fate.not_kept.filter(|_| throws),
+            warning: String::new(),
+        };
+        shown.warning = shown.sentence();
+        shown
+    }
+
+    /// Nobody where nobody is to be disconnected: then the engine refuses, and names them.
+    pub async fn make_way(
+        &self,
+        entry: &Rc<Entry>,
+        disconnect: bool,
+    ) -> Result<(Vec<VmClient>, Option<Shut>)> {
+        if !disconnect {
+            return Ok((Vec::new(), None));
+        }
+        let (clients, shut) = entry.disconnect(&self.env, &self.front_end, Who::Writers).await?;
+        Ok((clients, Some(shut)))
+    }
+}
+
+impl Entry {
+    async fn revert_loss(&self, request: &api::Revert) -> Result<Loss> {
+        let wanted = request.snapshot.as_ref().map(|name| name.as_str());
+        Ok(self.vm.revert_preview(wanted, request.take_first.is_some()).await?)
+    }
+
+    fn latest_binned(&self) -> Result<BinnedState> {
+        self.vm.state().bin.pop().ok_or_else(|| {
+            let cause = "the bin has no state of it: nothing was thrown away, or it is gone by now";
+            Error::refused(format!("VM {}: {cause}", self.name))
+        })
+    }
+}

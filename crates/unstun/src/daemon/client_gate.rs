@@ -1,0 +1,169 @@
+//! Gate through which clients reach a VM's disks. It counts them, and an operation closes it while it replaces the disks.
+
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
+
+use blk::Env;
+use blk::sync::Signal;
+use export::nbd::FrontEnd;
+use futures_util::future::{Either, select};
+
+use super::entry::Entry;
+use super::switchable_volume::Guests;
+use crate::api::VmClient;
+use crate::error::{Error, Result};
+
+/// Requests of a client that was cut run to their end before it counts as gone. One that waits for space on a
+/// full datastore may never end; the operation is refused then.
+const GONE_WITHIN_US: u64 = 20_000_000;
+
+/// A client between choosing its disk and its first request is not listed under the disk yet.
+const LOOK_AGAIN_US: u64 = 50_000;
+
+/// Which clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Who {
+    /// On running disks.
+    Writers,
+    /// On sealed states too.
+    All,
+}
+
+#[derive(Default)]
+pub struct ClientGate {
+    /// Operations that keep it closed.
+    held: Cell<usize>,
+    /// Clients that are being admitted.
+    entering: Cell<usize>,
+    /// A client left, or was admitted.
+    changed: Signal,
+    pub guests: Guests,
+}
+
+/// Keeps the gate closed until it is dropped.
+pub struct Shut(Rc<ClientGate>);
+
+impl Drop for Shut {
+    fn drop(&mut self) {
+        self.0.held.set(self.0.held.get() - 1);
+    }
+}
+
+/// A client that is being admitted. An operation that closes the gate waits for it.
+pub struct Entering(Rc<ClientGate>);
+
+impl Drop for Entering {
+    fn drop(&mut self) {
+        self.0.entering.set(self.0.entering.get() - 1);
+        self.0.changed.notify();
+    }
+}
+
+/// Dropped when a client has gone.
+pub struct Leaving(Rc<ClientGate>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.0.changed.notify();
+    }
+}
+
+impl ClientGate {
+    /// Admits a client that reads or writes.
+    pub fn enter(self: &Rc<Self>, vm: &str) -> blk::Result<Entering> {
+        if self.held.get() > 0 {
+            let cause = "its clients are being disconnected for a change of its disks; try again";
+            return Err(blk::Error::refused(format!("VM {vm}"), cause));
+        }
+        self.entering.set(self.entering.get() + 1);
+        Ok(Entering(self.clone()))
+    }
+
+    /// Whether somebody is on the way in who is no client yet.
+    pub fn is_entered(&self) -> bool {
+        self.entering.get() > 0
+    }
+
+    /// Holds it shut once nobody is on the way in.
+    pub async fn shut_behind(self: &Rc<Self>) -> Shut {
+        let shut = self.shut();
+        loop {
+            let changed = self.changed.wait();
+            if !self.is_entered() {
+                return shut;
+            }
+            changed.await;
+        }
+    }
+
+    /// Resolves when a client has left, or has come in after all.
+    pub fn someone_left(&self) -> impl Future<Output = ()> + '_ {
+        self.changed.wait()
+    }
+
+    pub fn leaving(self: &Rc<Self>) -> Leaving {
+        Leaving(self.clone())
+    }
+
+    pub fn shut(self: &Rc<Self>) -> Shut {
+        self.held.set(self.held.get() + 1);
+        Shut(self.clone())
+    }
+}
+
+impl Entry {
+    /// Ends the sessions of those `who`, and waits until nothing of theirs is under way. Answers who they
+    /// were; nobody comes in as long as the other value lives.
+    pub async fn disconnect(
+        &self,
+        env: &Env,
+        front_end: &FrontEnd,
+        who: Who,
+    ) -> Result<(Vec<VmClient>, Shut)> {
+        let shut = self.gate.shut();
+        let clients = self.present(who);
+        let gone = pin!(self.gone(env, front_end, who));
+        let late = pin!(env.sleep_us(GONE_WITHIN_US));
+        match select(gone, late).await {
+            Either::Left(((), _)) => Ok((clients, shut)),
+            Either::Right(_) => Err(Error::refused(format!(
+                "VM {}: {} clients were cut {} s ago, and requests of theirs are still under way (a full datastore \
+                 holds writes back); nothing was changed",
+                self.name,
+                self.present(who).len(),
+                GONE_WITHIN_US / 1_000_000
+            ))),
+        }
+    }
+
+    pub fn present(&self, who: Who) -> Vec<VmClient> {
+        let mut clients = self.writers();
+        if who == Who::All {
+            clients.extend(self.readers());
+        }
+        clients
+    }
+
+    async fn gone(&self, env: &Env, front_end: &FrontEnd, who: Who) {
+        loop {
+            // Registered before the look, so that nothing between the two is missed.
+            let changed = self.gate.changed.wait();
+            self.cut(front_end, who);
+            if self.present(who).is_empty() && self.gate.entering.get() == 0 {
+                return;
+            }
+            select(pin!(changed), pin!(env.sleep_us(LOOK_AGAIN_US))).await;
+        }
+    }
+
+    fn cut(&self, front_end: &FrontEnd, who: Who) {
+        let prefix = format!("{}/disk", self.name);
+        for session in front_end.sessions() {
+            let writes = !session.export.contains('@');
+            if session.export.starts_with(&prefix) && (writes || who == Who::All) {
+                front_end.disconnect(session.id);
+            }
+        }
+    }
+}

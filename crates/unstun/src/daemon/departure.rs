@@ -1,0 +1,311 @@
+//! A VM leaves one datastore for another: two homes, of which exactly one is the VM at any time, also when only one of the
+//! datastores is there.
+//!
+//! The home that is left says so, durably, before anything is made on the other side, and its word decides: `leaving` it
+//! is still the VM, `left` the other one is. The other one says that it arrives until it has been told; so the datastore
+//! that is left is missed only between these two, and the other one only after the step.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
+use blk::{Dir, Error, ErrorKind, Result};
+
+use super::formats::{self, is_dir, open_path};
+use super::native;
+use super::remove::{remove_folder, remove_made, remove_with_files};
+use super::settle;
+use super::site::{Home, Site};
+use super::state::Daemon;
+use crate::api::WhenFull;
+use crate::log::log;
+
+/// In the own folder of the home that is left: `leaving PATH` or `left PATH`, of the other one.
+pub const DEPARTING_NAME: &str = "departing";
+/// Beside it, from the intent to the step: what it says after the step, which then needs no space.
+const DEPARTED_NAME: &str = "departing.step";
+/// In the own folder of the other one: the path of the home that is left.
+const ARRIVING_NAME: &str = "arriving";
+/// In the own folder of a home of which that is not known, made by its user: this side is the VM, and the other is lost.
+const WHOLE_NAME: &str = "whole";
+/// A word and a path of the kernel's greatest length.
+const LINE_BYTES_MAX: u64 = 8 << 10;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Departure {
+    /// The home is the VM.
+    Leaving(PathBuf),
+    /// The other one is.
+    Left(PathBuf),
+}
+
+impl Departure {
+    fn parse(place: &str, line: &str) -> Result<Departure> {
+        let path = |text: &str| text.starts_with('/').then(|| PathBuf::from(text));
+        let read = match line.split_once(' ') {
+            Some(("leaving", to)) => path(to).map(Departure::Leaving),
+            Some(("left", to)) => path(to).map(Departure::Left),
+            _ => None,
+        };
+        let cause = || format!("found {line:?}, expected `leaving /absolute/path` or `left /absolute/path`");
+        read.ok_or_else(|| Error::damaged(place, cause()))
+    }
+
+    fn to(&self) -> &Path {
+        match self {
+            Departure::Leaving(to) | Departure::Left(to) => to,
+        }
+    }
+}
+
+async fn own(home: &Home) -> Result<Dir> {
+    open_path(home.site.dir.env(), &home.path).await?.open_dir(OWN_FOLDER, false).await
+}
+
+async fn line(home: &Home, name: &str) -> Result<Option<String>> {
+    let read = async { own(home).await?.read_file(name, LINE_BYTES_MAX).await };
+    match read.await {
+        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).trim_end_matches('\n').to_owned())),
+        Err(e) if e.kind == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+async fn departure(home: &Home) -> Result<Option<Departure>> {
+    let place = home.path.join(OWN_FOLDER).join(DEPARTING_NAME);
+    let line = line(home, DEPARTING_NAME).await?;
+    line.map(|line| Departure::parse(&place.to_string_lossy(), &line)).transpose()
+}
+
+async fn write(home: &Home, name: &str, word: &str, to: &Home) -> Result<()> {
+    let text = format!("{word} {}\n", to.path.display());
+    own(home).await?.replace_file(name, text.as_bytes()).await
+}
+
+/// What the user said of the VM that goes along.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    pub when_full: WhenFull,
+    pub shared_writers: bool,
+}
+
+/// Durable: the intent, and after it a home on the other side that no start takes for a VM. `id`: of the VM that is going
+/// to be made in that side's store.
+pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Result<()> {
+    write(from, DEPARTING_NAME, "leaving", to).await?;
+    write(from, DEPARTED_NAME, "left", to).await?;
+    native::set_moving(from, true).await?;
+    let name = to.path.file_name().unwrap_or_default().to_string_lossy();
+    let dir = to.site.dir.open_dir(&name, true).await?;
+    to.site.dir.sync().await?;
+    // It gets its name when all of it is there.
+    let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
+    let own = dir.open_dir(&making, true).await?;
+    own.replace_file(ARRIVING_NAME, format!("{}\n", from.path.display()).as_bytes()).await?;
+    formats::write_when_full(&own, terms.when_full).await?;
+    formats::write_shared_writers(&own, terms.shared_writers).await?;
+    if id.is_some() {
+        native::set_mark(&own, id).await?;
+    }
+    dir.rename(&making, OWN_FOLDER).await?;
+    dir.sync().await
+}
+
+/// The step: from here the VM is the one that arrives.
+pub async fn step(from: &Home) -> Result<()> {
+    let own = own(from).await?;
+    own.rename(DEPARTED_NAME, DEPARTING_NAME).await?;
+    own.sync().await
+}
+
+/// Whether the home says so now, durably or not.
+pub async fn has_stepped(from: &Home) -> Result<bool> {
+    Ok(matches!(departure(from).await?, Some(Departure::Left(_))))
+}
+
+/// What `step` has perhaps done is undone.
+pub async fn step_back(from: &Home, to: &Home) -> Result<()> {
+    write(from, DEPARTING_NAME, "leaving", to).await
+}
+
+/// After a move that came to nothing: the other side goes, and then the intent. What cannot be removed now goes at the
+/// next start.
+pub async fn give_up(from: &Home, to: &Home) -> Result<()> {
+    remove_arrival(from, to).await?;
+    native::set_moving(from, false).await?;
+    let own = own(from).await?;
+    own.unlink_if_present(DEPARTED_NAME).await?;
+    own.unlink_if_present(DEPARTING_NAME).await?;
+    own.sync().await
+}
+
+/// After the step: the VM is told that it has arrived, and what it was goes.
+pub async fn complete(daemon: &Daemon, name: &str, from: &Home, to: &Home) -> crate::error::Result<()> {
+    arrived(to).await?;
+    match native::mark(&daemon.env, &from.path).await? {
+        Some(id) => {
+            refuse_whole(from).await?;
+            native::remove_vm(&from.site, id).await?
+        }
+        None => settle::remove_files(daemon, from).await?,
+    }
+    from.site.registry.remove(name).await?;
+    Ok(remove_folder(from, &open_path(&daemon.env, &from.path).await?).await?)
+}
+
+/// A folder that somebody else has put there stays.
+async fn remove_arrival(from: &Home, to: &Home) -> Result<()> {
+    if !is_dir(to.site.dir.env(), &to.path).await {
+        return Ok(());
+    }
+    let dir = open_path(to.site.dir.env(), &to.path).await?;
+    let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
+    remove_with_files(&dir, &making).await?;
+    match line(to, ARRIVING_NAME).await? {
+        Some(path) if Path::new(&path) == from.path => {
+            refuse_whole(to).await?;
+            native::remove_marked(to).await?;
+            remove_made(to).await
+        }
+        Some(_) => Ok(()),
+        None if dir.list().await?.is_empty() => remove_folder(to, &dir).await,
+        None => Ok(()),
+    }
+}
+
+/// The side of the move is the VM, and nothing in it says otherwise. Durable; the store's word goes first: without the
+/// other one nobody would look for it.
+async fn arrived(home: &Home) -> Result<()> {
+    native::set_moving(home, false).await?;
+    let own = own(home).await?;
+    own.unlink_if_present(ARRIVING_NAME).await?;
+    own.sync().await
+}
+
+/// What was taken for the VM meanwhile may have been written.
+async fn refuse_whole(home: &Home) -> Result<()> {
+    if !native::is_whole(home).await? {
+        return Ok(());
+    }
+    let cause = "was to go with its move, and under another daemon its user has said that it is the VM; both sides stay";
+    let remedy = "remove the one that you do not want: `unstun vm remove`, from the daemon that serves it";
+    Err(Error::refused(home.path.display().to_string(), format!("{cause}; {remedy}")))
+}
+
+/// Refuses a home that is not the VM, or of which that is not known.
+pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
+    let place = home.path.display().to_string();
+    match departure(home).await? {
+        Some(Departure::Left(to)) => {
+            let cause = format!("it has moved to {}, in a datastore that is not served", to.display());
+            return Err(Error::refused(place, format!("{cause}; serve that one: `unstun datastore add`")));
+        }
+        // It is the VM, whatever the store says of it.
+        Some(Departure::Leaving(_)) => return Ok(()),
+        None => {}
+    }
+    let (cause, remedy) = match line(home, ARRIVING_NAME).await? {
+        Some(from) => (
+            format!("it is a copy, made by a move from {from}; whether the move has ended stands there"),
+            "serve that datastore too: `unstun datastore add`",
+        ),
+        None if native::is_moving(home).await? => (
+            "it is one side of a move that another daemon has begun; which side is the VM stands in its homes there"
+                .to_owned(),
+            "serve the datastore from there again, and the move ends",
+        ),
+        None => return Ok(()),
+    };
+    let own = own(home).await?;
+    if own.list().await?.iter().any(|name| name == WHOLE_NAME) {
+        arrived(home).await?;
+        own.unlink_if_present(WHOLE_NAME).await?;
+        return own.sync().await;
+    }
+    let last = format!(
+        "If that is lost for good, and you know that this side is whole, make an empty file \
+         {place}/{OWN_FOLDER}/{WHOLE_NAME} and `unstun vm open` it"
+    );
+    Err(Error::refused(place, format!("{cause}; {remedy}. {last}")))
+}
+
+/// A home with an old intent has another copy somewhere.
+pub async fn refuse_departing(home: &Home) -> Result<()> {
+    let Some(departure) = departure(home).await? else { return Ok(()) };
+    let to = departure.to().display();
+    let cause = format!("an earlier move to {to} has left a copy there, in a datastore that is not served");
+    let remedy = format!("serve it, and the copy goes; if it is lost, remove {OWN_FOLDER}/{DEPARTING_NAME}");
+    Err(Error::refused(home.path.display().to_string(), format!("{cause}; {remedy}")))
+}
+
+impl Daemon {
+    /// Ends the moves between datastores that a crash has interrupted, as far as both are there. Before their homes are
+    /// opened.
+    pub async fn settle_departures(self: &Rc<Self>, site: &Rc<Site>) {
+        let homes = match site.inhabitants().await {
+            Ok(homes) => homes,
+            // Their opening reports it.
+            Err(_) => return,
+        };
+        for (name, path) in homes {
+            let home = site.at(&path);
+            if let Err(e) = self.settle_departure(&name, &home).await {
+                log(format_args!("{}: what a move has left stays for now: {e}", path.display()));
+            }
+        }
+    }
+
+    async fn settle_departure(self: &Rc<Self>, name: &str, home: &Home) -> crate::error::Result<()> {
+        // Its move may be under way.
+        let Ok(_claim) = self.claim(name) else { return Ok(()) };
+        let Some(departure) = departure(home).await? else { return Ok(()) };
+        let Some(to) = self.site_of(departure.to()).map(|site| site.at(departure.to())) else {
+            return Ok(());
+        };
+        if self.entry(name).is_ok_and(|entry| entry.home == home.path) {
+            return match departure {
+                Departure::Leaving(_) => Ok(give_up(home, &to).await?),
+                Departure::Left(_) => Ok(()),
+            };
+        }
+        // Another daemon may have it, by its registry.
+        formats::hold(self, &home.path).await?;
+        let settled = match departure {
+            Departure::Leaving(_) => give_up(home, &to).await.map_err(Into::into),
+            Departure::Left(_) => complete(self, name, home, &to).await,
+        };
+        self.holds.release(&home.path);
+        // Neither is what it was known as.
+        if self.idle_home(name).is_some() {
+            self.forget(name);
+        }
+        settled
+    }
+
+    /// Whether the VM of a home lives in another datastore that is served: what could not be removed yet has no claim
+    /// to its name.
+    pub async fn has_left(&self, home: &Home) -> bool {
+        let departure = departure(home).await;
+        matches!(departure, Ok(Some(Departure::Left(to))) if self.site_of(&to).is_some())
+    }
+
+    /// The datastore that a home lies in.
+    fn site_of(&self, path: &Path) -> Option<Rc<Site>> {
+        self.sites().into_iter().find(|site| site.contains(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_departure_is_one_line() {
+        let read = |line| Departure::parse("departing", line);
+        assert_eq!(read("leaving /b/my web").unwrap(), Departure::Leaving("/b/my web".into()));
+        assert_eq!(read("left /b/web").unwrap(), Departure::Left("/b/web".into()));
+        for line in ["", "left", "left web", "gone /b/web"] {
+            assert_eq!(read(line).unwrap_err().kind, ErrorKind::Damaged, "{line}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Budget of file descriptors. An operation is refused before it takes those that are reserved for open VMs.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use blk::manifest::Opening;
+use blk::{Env, Error, ErrorKind, Result};
+use vmdk::home::Admit;
+
+use crate::memory::{self, Memory};
+
+/// Of a VM beside its layers: its folders, its lock, and one file at a time that is read or written anew.
+const VM_FILES: u64 = 8;
+
+pub struct Descriptors {
+    env: Env,
+    parts: memory::Descriptors,
+}
+
+impl Descriptors {
+    /// Of this process, whose limit is raised as far as it may be.
+    pub fn new(env: Env, memory: Memory) -> Rc<Descriptors> {
+        let parts = memory::Descriptors::new(memory::raise_descriptors(), memory);
+        Rc::new(Descriptors { env, parts })
+    }
+
+    pub fn connections(&self) -> usize {
+        usize::try_from(self.parts.connections).unwrap_or(usize::MAX)
+    }
+
+    /// Asked before a VM is made or opened.
+    ///
+    /// # Errors
+    /// `NoDescriptors`.
+    pub fn admit_vm(&self, name: &str) -> Result<()> {
+        self.admit(&format!("VM {name}"), Opening::Serve, VM_FILES)
+    }
+
+    fn admit(&self, place: &str, opening: Opening, wanted: u64) -> Result<()> {
+        let kept = match opening {
+            Opening::Serve => self.parts.reserve,
+            Opening::Change => self.parts.reserve / 2,
+            Opening::Free => 0,
+        };
+        let (open, max) = (self.env.open_files(), self.parts.files_max(kept));
+        if open < max || opening == Opening::Free {
+            return Ok(());
+        }
+        let memory::Descriptors { limit, connections, reserve } = self.parts;
+        let purpose = match opening {
+            Opening::Serve => "to serve it",
+            _ => "for this change",
+        };
+        let cause = format!(
+            "up to {wanted} descriptors are needed {purpose}, and files have {open} of the {limit} that the process may \
+             have; {connections} are for connections and {reserve} are kept for takes, commits and closing"
+        );
+        let remedy = "close VMs (`unstun vm close`), commit snapshots, or raise LimitNOFILE= of the unit";
+        Err(Error::new(ErrorKind::NoDescriptors, place, format!("{cause}; {remedy}")))
+    }
+}
+
+/// For the layers of the VM at `home`.
+pub fn admit_layers(descriptors: &Rc<Descriptors>, home: &Path) -> Admit {
+    let descriptors = descriptors.clone();
+    let place = format!("VM {}", home.file_name().unwrap_or_default().to_string_lossy());
+    Box::new(move |opening, layers| descriptors.admit(&place, opening, layers as u64))
+}

@@ -1,0 +1,93 @@
+//! Recording of events: numbering, writing them to the VM's home, and notices about its files.
+
+use std::rc::Rc;
+
+use engine::EventKind;
+
+use super::entry::{Entry, Kept};
+use super::site::Home;
+use super::state::Daemon;
+use super::{journal, present};
+use crate::api;
+use crate::log::log;
+
+/// Kept for `vm show`; the events have them all.
+const NOTICES_MAX: usize = 100;
+
+impl Daemon {
+    /// What the files had to say is an event, and stands in `vm show` until the VM is opened again. Asked for after
+    /// whatever may have touched them.
+    pub fn take_notices(&self, entry: &Entry) {
+        if let Kept::Redo(files) = &entry.kept {
+            self.tell(entry, files.take_notices());
+        }
+    }
+
+    pub fn tell(&self, entry: &Entry, sentences: Vec<String>) {
+        for sentence in sentences {
+            self.note(entry, &sentence);
+            let mut notices = entry.notices.borrow_mut();
+            if notices.len() < NOTICES_MAX {
+                notices.push(sentence);
+            }
+        }
+    }
+
+    /// Numbers each event and writes it away. Those from before the listener (a recovery) are taken over first.
+    pub(super) fn listen_to(self: &Rc<Self>, entry: &Rc<Entry>) {
+        for event in entry.vm.events() {
+            self.record(entry, &event);
+        }
+        self.listen(entry);
+    }
+
+    pub(super) fn listen(self: &Rc<Self>, entry: &Rc<Entry>) {
+        let (daemon, weak) = (Rc::downgrade(self), Rc::downgrade(entry));
+        entry.vm.listen(Box::new(move |event| {
+            if let (Some(daemon), Some(entry)) = (daemon.upgrade(), weak.upgrade()) {
+                daemon.record(&entry, event);
+            }
+        }));
+    }
+
+    fn record(&self, entry: &Entry, event: &engine::Event) {
+        if event.kind == EventKind::WritesLost {
+            log(format_args!("VM {}: {}; its guest has to be power-cycled", entry.name, event.message));
+        }
+        self.keep(entry, present::event(entry.next_event(), &entry.name, event));
+        self.take_notices(entry);
+    }
+
+    /// What was told of a VM so far goes along to its new home.
+    pub fn copy_events(&self, entry: &Entry, to: &Home) {
+        entry.events.borrow().iter().for_each(|event| self.journal.append(&to.path, event));
+    }
+
+    /// An event of the home's own, for people.
+    pub fn note(&self, entry: &Entry, message: &str) {
+        self.keep(entry, present::home_event(entry, message));
+    }
+
+    /// Writes of the disk begin, or cease, to wait for space.
+    pub fn note_space(&self, entry: &Entry, disk: &str, waits: bool) {
+        let (operation, message) = match waits {
+            true => (api::Operation::SpaceExhausted, "the datastore is full: guest writes wait; reads go on"),
+            false => (api::Operation::SpaceReturned, "no guest write waits for space any more"),
+        };
+        let event = present::home_event(entry, message);
+        self.keep(entry, api::Event { operation, snapshot: Some(disk.to_owned()), ..event });
+        self.space_log.log(|| format!("{disk}: {message}"));
+    }
+
+    pub fn note_stun(&self, entry: &Entry, message: &str, stun_us: u64) {
+        self.keep(entry, api::Event { stun_us, ..present::home_event(entry, message) });
+    }
+
+    fn keep(&self, entry: &Entry, event: api::Event) {
+        self.journal.append(&entry.home, &event);
+        let mut events = entry.events.borrow_mut();
+        events.push(event);
+        let surplus = events.len().saturating_sub(journal::EVENTS_MAX);
+        events.drain(..surplus);
+    }
+}

@@ -1,0 +1,99 @@
+//! Full datastores: whose writes wait, and which commits would free space.
+
+use std::rc::Rc;
+
+use blk::reactor::Space;
+
+use super::hang::asked;
+use super::present;
+use super::site::Site;
+use super::state::Daemon;
+use crate::api;
+use crate::error::{Error, ErrorKind, Result};
+use crate::units::format_bytes;
+
+/// What a new VM must find free: the tables and the growth of its first writes, and what a commit needs later.
+const NEW_VM_BYTES_MIN: u64 = 8 << 20;
+/// A home's own files and folders: a few dozen blocks of 4 KiB.
+const HOME_BYTES_MIN: u64 = 256 << 10;
+/// Snapshots named as those whose commit gives most back.
+const FREEABLE_MAX: usize = 3;
+
+impl Daemon {
+    /// Those on which guest writes wait.
+    pub async fn full_datastores(&self) -> Vec<api::FullDatastore> {
+        let mut full = Vec::new();
+        for site in self.sites() {
+            let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, &site));
+            let waiting = entries.map(|entry| api::WaitingVm {
+                vm: present::vm_name(&entry.name),
+                writes: entry.gate.guests.waiting(),
+            });
+            let waiting: Vec<_> = waiting.filter(|vm| vm.writes > 0).collect();
+            if waiting.is_empty() {
+                continue;
+            }
+            // What cannot be asked is not known to be free.
+            let space = asked(&site, site.space()).await;
+            let space = space.ok().and_then(|space| space.ok()).unwrap_or_default();
+            full.push(api::FullDatastore {
+                datastore: site.name.clone(),
+                free_bytes: space.free_bytes,
+                total_bytes: space.total_bytes,
+                waiting,
+                freeable: asked(&site, self.freeable(&site)).await.unwrap_or_default(),
+            });
+        }
+        full
+    }
+
+    async fn freeable(&self, site: &Rc<Site>) -> Vec<api::Freeable> {
+        let mut found = Vec::new();
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)) {
+            // One that cannot be read now hides no other.
+            let Ok(bytes) = entry.vm.delta_bytes().await else { continue };
+            for snapshot in entry.vm.state().snapshots {
+                let bytes_max = bytes.get(&snapshot.id).copied().unwrap_or_default();
+                let vm = present::vm_name(&entry.name);
+                found.push(api::Freeable { vm, snapshot: snapshot.name, bytes_max });
+            }
+        }
+        found.retain(|one| one.bytes_max > 0);
+        found.sort_by_key(|one| std::cmp::Reverse(one.bytes_max));
+        found.truncate(FREEABLE_MAX);
+        found
+    }
+
+    /// Refuses a new VM where there is no room for its first writes.
+    pub async fn refuse_full(&self, site: &Rc<Site>, vm: &str) -> Result<()> {
+        let mut space = free_for_vm(site).await?;
+        while space.free_bytes < NEW_VM_BYTES_MIN && self.make_room(site).await {
+            space = free_for_vm(site).await?;
+        }
+        if space.free_bytes >= NEW_VM_BYTES_MIN {
+            return Ok(());
+        }
+        let (free, total) = (format_bytes(space.free_bytes), format_bytes(space.total_bytes));
+        let cause = format!(
+            "{free} of {total} are free in datastore {}, and a new VM needs {}",
+            site.name,
+            format_bytes(NEW_VM_BYTES_MIN)
+        );
+        let commits: String =
+            self.freeable(site).await.iter().map(|one| format!("{}, ", one.remedy())).collect();
+        let remedy = format!("{commits}remove VMs, or choose another with --datastore");
+        Err(Error::new(ErrorKind::NoSpace, format!("VM {vm}: {cause}; {remedy}")))
+    }
+}
+
+async fn free_for_vm(site: &Site) -> blk::Result<Space> {
+    let space = site.space().await?;
+    if site.native.device().is_some() {
+        return Ok(space);
+    }
+    // What is free inside of the store is not free for the home's files.
+    match site.dir.space().await?.free_bytes {
+        outside if outside < HOME_BYTES_MIN => Ok(Space { free_bytes: outside, ..space }),
+        _ => Ok(space),
+    }
+}

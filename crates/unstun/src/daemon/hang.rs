@@ -1,0 +1,361 @@
+//! Datastores that hang: a file system or a device that leaves a call without an answer. An operation that
+//! needs one is answered so in time, and the others are served.
+
+use std::cell::RefCell;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+
+use blk::reactor::Pending;
+use blk::{Dir, Env, File};
+use futures_util::future::{Either, select};
+
+use super::entry::Kept;
+use super::site::Site;
+use super::state::Daemon;
+use crate::api;
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::log;
+use crate::name::{DatastoreName, VmName};
+
+/// What has not answered for so long hangs, until it answers. Disks that are alive answer some call of a kind within a second
+/// or two; half of the ten seconds in which every verb has an answer.
+const HUNG_AFTER_NS: u64 = 5_000_000_000;
+/// Between two looks at what an operation waits for.
+const LOOK_US: u64 = 250_000;
+/// Between two looks at all datastores.
+const WATCH_US: u64 = 1_000_000;
+
+/// A datastore that hangs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hang {
+    pub datastore: DatastoreName,
+    pub for_s: u64,
+    pub doing: &'static str,
+}
+
+impl Hang {
+    /// Old enough to say so.
+    fn of(datastore: &DatastoreName, env: &Env, pending: Option<Pending>) -> Option<Hang> {
+        let pending = pending?;
+        let age_ns = env.now_ns().saturating_sub(pending.since_ns);
+        let hang =
+            || Hang { datastore: datastore.clone(), for_s: age_ns / 1_000_000_000, doing: pending.doing };
+        (age_ns >= HUNG_AFTER_NS).then(hang)
+    }
+
+    pub fn found(&self) -> String {
+        format!("datastore {} has not answered for {} s ({})", self.datastore, self.for_s, self.doing)
+    }
+
+    fn error(&self, what: &str) -> Error {
+        Error::new(ErrorKind::Unavailable, format!("{}; {what}", self.found()))
+    }
+
+    /// The answer of what was not begun.
+    pub fn refusal(&self) -> Error {
+        self.error("nothing was begun: try again when it answers, which `unstun status` shows")
+    }
+
+    /// The answer of a daemon that ends.
+    pub fn not_closed(&self) -> Error {
+        self.error("its VMs were not closed, and the next start recovers them")
+    }
+
+    /// Of a datastore that does not answer when it is opened.
+    pub fn refusal_to_serve(&self) -> Error {
+        self.error("it is served when it answers")
+    }
+
+    /// The answer of what goes on without its caller.
+    pub fn left_under_way(&self) -> Error {
+        self.error("the operation goes on and ends when the datastore answers, which `unstun status` shows")
+    }
+
+    pub fn shown(&self) -> api::Hung {
+        api::Hung { for_s: self.for_s, doing: self.doing.to_owned() }
+    }
+}
+
+/// What an operation needs an answer of.
+#[derive(Debug, Clone)]
+pub enum Subject {
+    /// Nothing that may hang, or it sees to that itself.
+    None,
+    /// None is the main one.
+    Datastore(Option<DatastoreName>),
+    Vm(VmName),
+    /// And the datastore that it goes to; None is its own.
+    VmTo(VmName, Option<DatastoreName>),
+    /// Entries of the bin, by id or VM, in one datastore or in all.
+    Bin(Option<DatastoreName>, Vec<String>),
+    Job(u64),
+    /// And the main one, which remembers those that were added.
+    Added(DatastoreName),
+}
+
+impl Subject {
+    /// For the log.
+    fn shown(&self) -> String {
+        match self {
+            Subject::Vm(vm) | Subject::VmTo(vm, _) => format!("VM {vm}"),
+            Subject::Datastore(Some(name)) | Subject::Bin(Some(name), _) | Subject::Added(name) => {
+                format!("datastore {name}")
+            }
+            Subject::Datastore(None) => "the main datastore".to_owned(),
+            Subject::Bin(None, _) => "the bin".to_owned(),
+            Subject::Job(id) => format!("job {id}"),
+            Subject::None => "a question".to_owned(),
+        }
+    }
+}
+
+/// Datastores, and folders that lie elsewhere.
+#[derive(Default)]
+struct Watched {
+    sites: Vec<Rc<Site>>,
+    folders: Vec<(DatastoreName, Dir)>,
+}
+
+impl Watched {
+    fn hang(&self) -> Option<Hang> {
+        let folder = |(name, dir): &(DatastoreName, Dir)| Hang::of(name, dir.env(), dir.pending());
+        let sites = self.sites.iter().filter_map(|site| site.hang());
+        sites.chain(self.folders.iter().filter_map(folder)).max_by_key(|hang| hang.for_s)
+    }
+}
+
+impl Site {
+    pub fn hang(&self) -> Option<Hang> {
+        let device = self.native.device().and_then(|device| device.file.pending());
+        let pending = self.dir.pending().into_iter().chain(device).min_by_key(|pending| pending.since_ns);
+        Hang::of(&self.name, self.dir.env(), pending)
+    }
+}
+
+/// A datastore that is being opened, and what is open of it so far.
+pub struct Opening {
+    name: DatastoreName,
+    env: Env,
+    began_ns: u64,
+    dirs: RefCell<Vec<Dir>>,
+    files: RefCell<Vec<File>>,
+}
+
+impl Opening {
+    pub fn new(env: &Env, name: &DatastoreName) -> Rc<Opening> {
+        Rc::new(Opening {
+            name: name.clone(),
+            env: env.clone(),
+            began_ns: env.now_ns(),
+            dirs: RefCell::default(),
+            files: RefCell::default(),
+        })
+    }
+
+    pub fn has_dir(&self, dir: &Dir) {
+        self.dirs.borrow_mut().push(dir.clone());
+    }
+
+    pub fn has_file(&self, file: &File) {
+        self.files.borrow_mut().push(file.clone());
+    }
+
+    pub fn hang(&self) -> Option<Hang> {
+        let (dirs, files) = (self.dirs.borrow(), self.files.borrow());
+        let pending = match dirs.is_empty() && files.is_empty() {
+            true => Some(Pending { since_ns: self.began_ns, doing: "opening it" }),
+            false => {
+                let all = dirs.iter().filter_map(Dir::pending).chain(files.iter().filter_map(File::pending));
+                all.min_by_key(|pending| pending.since_ns)
+            }
+        };
+        Hang::of(&self.name, &self.env, pending)
+    }
+}
+
+/// Runs `work` to its end, or until `look` sees that what it waits for hangs.
+pub async fn until_hung<F: Future + Unpin>(
+    env: &Env,
+    look: impl Fn() -> Option<Hang>,
+    work: &mut F,
+) -> Result<F::Output, Hang> {
+    if !env.can_hang() {
+        return Ok(work.await);
+    }
+    // Transfers have an age from the first look on.
+    look();
+    loop {
+        match select(&mut *work, pin!(env.sleep_us(LOOK_US))).await {
+            Either::Left((done, _)) => return Ok(done),
+            Either::Right(_) => {}
+        }
+        if let Some(hang) = look() {
+            return Err(hang);
+        }
+    }
+}
+
+/// A question that changes nothing: it is given up where the datastore hangs.
+pub async fn asked<T>(site: &Site, question: impl Future<Output = T>) -> Result<T, Hang> {
+    match site.hang() {
+        Some(hang) => Err(hang),
+        None => until_hung(site.dir.env(), || site.hang(), &mut pin!(question)).await,
+    }
+}
+
+/// The rest of `work` is its own task's where what it waits for hangs; `what` is for the log.
+pub async fn or_go_on<T: 'static>(
+    env: &Env,
+    what: String,
+    look: impl Fn() -> Option<Hang>,
+    work: impl Future<Output = Result<T>> + 'static,
+) -> Result<Result<T>, Hang> {
+    let mut work: Pin<Box<dyn Future<Output = Result<T>>>> = Box::pin(work);
+    let ended = until_hung(env, look, &mut work).await;
+    if let Err(hang) = &ended {
+        log(format_args!("{what}: {}; the operation goes on without its caller", hang.found()));
+        env.spawn_detached(Box::pin(async move {
+            match work.await {
+                Ok(_) => log(format_args!("{what}: what a datastore had held up is done")),
+                Err(e) => log(format_args!("{what}: what a datastore had held up failed: {e}")),
+            }
+        }));
+    }
+    ended
+}
+
+impl Daemon {
+    /// The answer of an operation in time: it is refused before it begins where what it needs hangs, and goes on without its
+    /// caller where that hangs later.
+    pub async fn answer<T: 'static>(
+        self: &Rc<Self>,
+        subject: Subject,
+        work: impl Future<Output = Result<T>> + 'static,
+    ) -> Result<T> {
+        let watched = self.watched(&subject);
+        // What is to end a job is not kept from asking for it.
+        let may_begin = matches!(subject, Subject::Job(_));
+        if let Some(hang) = watched.hang().filter(|_| !may_begin) {
+            return Err(hang.refusal());
+        }
+        let what = subject.shown();
+        let answered = or_go_on(&self.env, what, || watched.hang(), work).await;
+        answered.unwrap_or_else(|hang| Err(hang.left_under_way()))
+    }
+
+    fn watched(&self, subject: &Subject) -> Watched {
+        let mut watched = Watched::default();
+        let named = |name: &Option<DatastoreName>| self.site(name.as_ref()).ok();
+        match subject {
+            Subject::None => {}
+            Subject::Datastore(name) => watched.sites.extend(named(name)),
+            Subject::Vm(vm) => self.watch_vm(vm, &mut watched),
+            Subject::VmTo(vm, to) => {
+                self.watch_vm(vm, &mut watched);
+                watched.sites.extend(to.as_ref().and_then(|to| self.site(Some(to)).ok()));
+            }
+            Subject::Bin(Some(name), _) => watched.sites.extend(self.site(Some(name)).ok()),
+            Subject::Bin(None, entries) => watched.sites.extend(self.sites_of_bin(entries)),
+            Subject::Job(id) => {
+                let own = self.tracked(|job| (job.id == *id).then(|| job.site.clone()));
+                watched.sites.extend(own.into_iter().flatten());
+            }
+            Subject::Added(name) => {
+                watched.sites.extend(self.site(Some(name)).ok());
+                watched.sites.push(self.main.clone());
+            }
+        }
+        watched
+    }
+
+    fn watch_vm(&self, vm: &VmName, watched: &mut Watched) {
+        if let Ok(entry) = self.entry(vm.as_str()) {
+            if let Kept::Redo(files) = &entry.kept {
+                watched.folders.push((entry.site.name.clone(), files.dir().clone()));
+            }
+            watched.sites.push(entry.site.clone());
+        }
+        watched.sites.extend(self.idle_home(vm.as_str()).map(|home| home.site));
+    }
+
+    /// Those that have one of the entries; all of them without an entry, or where none has it.
+    fn sites_of_bin(&self, entries: &[String]) -> Vec<Rc<Site>> {
+        let has = |site: &Rc<Site>| {
+            let all = site.bin.all();
+            all.iter().any(|(id, record)| entries.contains(id) || entries.contains(&record.vm.to_string()))
+        };
+        let sites: Vec<_> = self.sites().into_iter().filter(has).collect();
+        if sites.is_empty() { self.sites() } else { sites }
+    }
+
+    /// Some datastore that hangs.
+    pub fn any_hang(&self) -> Option<Hang> {
+        self.sites().iter().find_map(|site| site.hang())
+    }
+
+    /// Says in the log when a datastore hangs, and when it answers again.
+    pub async fn watch_hangs(self: Rc<Self>) {
+        let mut hung: Vec<DatastoreName> = Vec::new();
+        loop {
+            for site in self.sites() {
+                let (hang, known) = (site.hang(), hung.contains(&site.name));
+                match hang {
+                    Some(hang) if !known => {
+                        log(hang.found());
+                        hung.push(site.name.clone());
+                    }
+                    None if known => {
+                        log(format_args!("datastore {} answers again", site.name));
+                        hung.retain(|name| *name != site.name);
+                    }
+                    _ => {}
+                }
+            }
+            self.env.sleep_us(WATCH_US).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use blk::Executor;
+    use blk::sync::Signal;
+    use blk::uring::UringReactor;
+
+    use super::*;
+
+    #[test]
+    fn what_waits_for_a_datastore_that_hangs_is_answered_and_goes_on() {
+        let executor = Executor::new(Rc::new(UringReactor::new().unwrap()));
+        let env = executor.env();
+        let hang = Hang { datastore: "odd".parse().unwrap(), for_s: 5, doing: "renaming a file" };
+        let (answers, ended) = (Rc::new(Signal::default()), Rc::new(Signal::default()));
+        let is_over = Rc::new(Cell::new(false));
+        let (answer, end, over) = (answers.clone(), ended.clone(), is_over.clone());
+        let told = executor.run(async move {
+            let work = async move {
+                answer.wait().await;
+                over.set(true);
+                end.notify();
+                Ok(())
+            };
+            let looks = Cell::new(0);
+            let look = || (looks.replace(looks.get() + 1) > 1).then(|| hang.clone());
+            let told = or_go_on(&env, "a test".to_owned(), look, work).await;
+            assert!(!is_over.get());
+            answers.notify();
+            while !is_over.get() {
+                ended.wait().await;
+            }
+            told
+        });
+        let error = told.unwrap().unwrap_err().left_under_way();
+        assert_eq!(error.kind, ErrorKind::Unavailable);
+        assert!(
+            error.message.starts_with("datastore odd has not answered for 5 s (renaming a file)"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,304 @@
+//! One home for each VM: a copied folder has the id of the VM that it was copied from, and is not served beside it.
+//!
+//! The store (of a native VM) or the datastore's records (of one with files) say which folder an id belongs to. While
+//! that folder is there it is the VM's home, and no other. A home that was renamed or moved by hand is taken over when
+//! the folder on record is gone, unless two folders lay claim to it.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blk::dir::OWN_FOLDER;
+use blk::{Error, ErrorKind, Result};
+use engine::native::VmHomeState;
+use vmdk::home::{Folders, Home as VmFiles};
+use vmdk::vmfssparse::Growth;
+
+use super::defect::Defect;
+use super::formats::{HomeFiles, open_path};
+use super::native;
+use super::records::{HomeRecord, HomeState};
+use super::site::{Home, Site};
+use super::state::Daemon;
+use crate::api::{Finding, Severity};
+use crate::log::log;
+
+/// What the folder of a VM is to the VM whose id it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// Its home, or nothing of it tells otherwise.
+    Home,
+    /// That one is the home.
+    CopyOf(PathBuf),
+    /// That one has the same claim, and the home on record is gone.
+    LikeAnother(PathBuf),
+    /// The VM is being made or removed.
+    Unfinished,
+    /// The VM was removed, and is kept in the bin.
+    InBin,
+}
+
+/// The id that a home has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VmId {
+    /// Of a VM in the datastore's store.
+    Native(u128),
+    /// Of one with files.
+    Files(u128),
+}
+
+impl Standing {
+    /// Refuses to serve what is not the VM's home.
+    pub fn refuse(&self, name: &str, home: &Home) -> Result<()> {
+        let Some((found, remedy)) = self.explain(name) else { return Ok(()) };
+        Err(Error::refused(home.path.display().to_string(), format!("{found}; {remedy}")))
+    }
+
+    /// What is wrong, and what to do.
+    fn explain(&self, name: &str) -> Option<(String, String)> {
+        match self {
+            Standing::Home => None,
+            Standing::CopyOf(of) => Some((
+                format!(
+                    "is a copy of {}, the home of the VM with this id, and would write its disks",
+                    of.display()
+                ),
+                format!(
+                    "to have a second VM, take a snapshot of that one and use `unstun vm clone`; `unstun vm remove \
+                     {name}` forgets the copy, and touches nothing of the VM"
+                ),
+            )),
+            Standing::LikeAnother(other) => Some((
+                format!(
+                    "and {} have the id of one VM, and the home that it had is gone; which of them is the VM cannot be told",
+                    other.display()
+                ),
+                format!(
+                    "`unstun vm remove {name}` forgets this one and touches nothing of the VM; then `unstun vm open` the other"
+                ),
+            )),
+            Standing::Unfinished => Some((
+                "was being removed when that was interrupted".to_owned(),
+                format!("`unstun vm remove {name} --delete-disks` goes on with it"),
+            )),
+            Standing::InBin => Some((
+                "is the folder of a VM that was removed, and is kept in the bin".to_owned(),
+                "`unstun bin restore` brings it back, `unstun bin empty` removes it for good".to_owned(),
+            )),
+        }
+    }
+}
+
+impl Daemon {
+    /// Finds out whether `home` may be served, and records it as the VM's home if it may. Nothing in it is changed.
+    pub async fn claim_identity(&self, name: &str, home: &Home) -> Result<()> {
+        if self.defects.has(Defect::ServeCopies) {
+            return Ok(());
+        }
+        let standing = self.standing(name, home).await?;
+        standing.refuse(name, home)?;
+        if let Some(id) = self.id_in(home).await? {
+            // Without space the next opening records it: nobody else lays claim to it now.
+            if let Err(e) = self.record_home(name, home, id).await {
+                log(format_args!("{}: is not recorded as the VM's home: {e}", home.path.display()));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the folder is to the VM whose id it has.
+    pub async fn standing(&self, name: &str, home: &Home) -> Result<Standing> {
+        let record = home.site.records.get(name);
+        if record.is_some_and(|record| record.state != HomeState::Whole) {
+            return Ok(Standing::Unfinished);
+        }
+        if home.site.bin.is_coming(name) {
+            return Ok(Standing::Unfinished);
+        }
+        if self.is_in_bin(&home.path) {
+            return Ok(Standing::InBin);
+        }
+        match self.id_in(home).await? {
+            None => Ok(Standing::Home),
+            Some(VmId::Native(id)) => self.standing_in_store(home, id).await,
+            Some(VmId::Files(id)) => self.standing_with_files(name, home, id).await,
+        }
+    }
+
+    /// The id that a home has; None where there is none yet, or no VM.
+    async fn id_in(&self, home: &Home) -> Result<Option<VmId>> {
+        if let Some(id) = native::mark(&self.env, &home.path).await? {
+            return Ok(Some(VmId::Native(id)));
+        }
+        let id = async { HomeFiles::open(self, &home.path).await?.id().await };
+        match id.await {
+            Ok(id) => Ok(id.map(VmId::Files)),
+            // Its opening says what is wrong.
+            Err(e) if e.kind == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    async fn standing_in_store(&self, home: &Home, id: u128) -> Result<Standing> {
+        let site = &home.site;
+        let recorded = site.native.open().await?.home_of(id)?;
+        if let Some(recorded) = recorded {
+            let path = site.root.join(&recorded.path);
+            if path == home.path {
+                return Ok(match recorded.state {
+                    VmHomeState::Whole => Standing::Home,
+                    VmHomeState::Unfinished => Standing::Unfinished,
+                    VmHomeState::Binned => Standing::InBin,
+                });
+            }
+            if recorded.state == VmHomeState::Unfinished || self.has_id(&path, VmId::Native(id)).await? {
+                return Ok(Standing::CopyOf(path));
+            }
+        }
+        for (_, other) in site.inhabitants().await? {
+            if other != home.path && self.has_id(&other, VmId::Native(id)).await? {
+                return Ok(Standing::LikeAnother(other));
+            }
+        }
+        Ok(Standing::Home)
+    }
+
+    async fn standing_with_files(&self, name: &str, home: &Home, id: u128) -> Result<Standing> {
+        let own = home.site.records.get(name).is_some_and(|record| record.id == Some(id));
+        for (site, other, path) in self.recorded_homes(id) {
+            if path == home.path || !self.has_id(&path, VmId::Files(id)).await? {
+                continue;
+            }
+            // Both are on record when a whole datastore was copied with its records: the first one served stays.
+            if own && !self.homes().contains(&path) {
+                site.records.remove(&other).await?;
+                continue;
+            }
+            if own {
+                home.site.records.remove(name).await?;
+            }
+            return Ok(Standing::CopyOf(path));
+        }
+        if own {
+            return Ok(Standing::Home);
+        }
+        if let Some(path) = self.bin_home_of(id).await? {
+            return Ok(Standing::CopyOf(path));
+        }
+        for site in self.sites() {
+            for (other, path) in site.inhabitants().await? {
+                let recorded =
+                    site.records.get(&other).is_some_and(|record| record.id.is_some_and(|own| own != id));
+                if path != home.path && !recorded && self.has_id(&path, VmId::Files(id)).await? {
+                    return Ok(Standing::LikeAnother(path));
+                }
+            }
+        }
+        Ok(Standing::Home)
+    }
+
+    /// Homes on record with the id: datastore, name, path.
+    fn recorded_homes(&self, id: u128) -> Vec<(Rc<Site>, String, PathBuf)> {
+        let mut found = Vec::new();
+        for site in self.sites() {
+            for (name, record) in site.records.all().into_iter().filter(|(_, record)| record.id == Some(id)) {
+                let path = record.path.unwrap_or_else(|| site.root.join(&name));
+                found.push((site.clone(), name, path));
+            }
+        }
+        found
+    }
+
+    /// Whether a folder is a home with that id. One that cannot be read may be.
+    pub(super) async fn has_id(&self, path: &Path, id: VmId) -> Result<bool> {
+        let found = async {
+            let dir = open_path(&self.env, path).await?;
+            dir.open_dir(OWN_FOLDER, false).await?;
+            match (native::mark(&self.env, path).await?, id) {
+                (Some(marked), VmId::Native(id)) => Ok::<bool, Error>(marked == id),
+                (None, VmId::Files(id)) => {
+                    let files = VmFiles::new(dir, Folders::default(), Growth::default());
+                    Ok(files.id().await? == Some(id))
+                }
+                _ => Ok(false),
+            }
+        };
+        match found.await {
+            Err(e) if e.kind == ErrorKind::NotFound => Ok(false),
+            Err(_) => Ok(true),
+            found => found,
+        }
+    }
+
+    async fn record_home(&self, name: &str, home: &Home, id: VmId) -> Result<()> {
+        match id {
+            VmId::Native(id) => {
+                let store = home.site.native.open().await?;
+                let known = store.vms().await?.iter().any(|(vm, _)| *vm == id);
+                let path = home.site.relative(&home.path);
+                let recorded = store.home_of(id)?.is_some_and(|recorded| recorded.path == path);
+                if !known || recorded || store.broken().is_some() {
+                    return Ok(());
+                }
+                store.set_home(id, &path).await
+            }
+            VmId::Files(id) => {
+                let record = home.site.record(&home.path, HomeState::Whole, Some(id));
+                if home.site.records.get(name) != Some(record.clone()) {
+                    home.site.records.put(name, record).await?;
+                }
+                for (site, other, path) in self.recorded_homes(id) {
+                    if path != home.path {
+                        site.records.remove(&other).await?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Folders in a datastore, none of them served, with the id of a VM that has another home.
+    pub async fn copies(&self, site: &Rc<Site>) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for (name, path) in site.inhabitants().await.unwrap_or_default() {
+            if self.entries().iter().any(|entry| entry.home == path) {
+                continue;
+            }
+            let home = site.at(&path);
+            // Of one that cannot be read its listing tells.
+            let Ok(standing) = self.standing(&name, &home).await else { continue };
+            if let Some((found, remedy)) = standing.explain(&name) {
+                findings.push(Finding {
+                    severity: Severity::Damage,
+                    file: path.display().to_string(),
+                    field: "the VM's id".to_owned(),
+                    found,
+                    expected: "one folder with the id of a VM".to_owned(),
+                    remedy,
+                });
+            }
+        }
+        findings
+    }
+}
+
+impl Site {
+    /// A record of the home at `path`.
+    pub fn record(&self, path: &Path, state: HomeState, id: Option<u128>) -> HomeRecord {
+        HomeRecord { state, id, path: (!self.contains(path)).then(|| path.to_path_buf()) }
+    }
+
+    /// The name of the VM whose home lies, or lay, at `path`.
+    pub fn name_of(&self, path: &Path) -> String {
+        let elsewhere = self.registry.all().into_iter().find(|(_, home)| home == path);
+        let name = || path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        elsewhere.map_or_else(name, |(name, _)| name)
+    }
+
+    /// As the store records a home: by its name in the datastore, which may be moved as a whole, or by its path.
+    pub fn relative(&self, home: &Path) -> String {
+        match home.file_name() {
+            Some(name) if self.contains(home) => name.to_string_lossy().into_owned(),
+            _ => home.to_string_lossy().into_owned(),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Checks of paths that run on the API's thread, because a slow file system must not hold up the core.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::{device, inuse};
+use crate::api::{DatastoreAdd, DiskCreate, VmCreate, VmImport};
+use crate::datastore;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::{DatastoreName, VmName};
+
+/// Longest wait for what a path leads to. With what the core may wait for a datastore it is less than ten seconds.
+const ANSWER_WAIT: Duration = Duration::from_secs(4);
+
+pub fn create(mut request: VmCreate) -> Result<VmCreate> {
+    request.disks = request.disks.into_iter().map(disk).collect::<Result<_>>()?;
+    Ok(request)
+}
+
+/// Its folder exists, and is named as everybody else names it.
+pub fn disk(disk: DiskCreate) -> Result<DiskCreate> {
+    let dir = folder(disk.dir)?.map(PathBuf::from);
+    Ok(DiskCreate { dir, ..disk })
+}
+
+pub fn folder(dir: Option<PathBuf>) -> Result<Option<String>> {
+    dir.as_deref().map(existing).transpose()
+}
+
+/// What it is called, and the folder as everybody else names it.
+pub fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
+    // A device is opened, and told of, by the path that its owner has for it: /dev/disk/by-id lasts, what it leads to
+    // does not.
+    let path = match device::is_device(&request.path) {
+        true => PathBuf::from(recordable(&request.path)?),
+        false => PathBuf::from(existing(&request.path)?),
+    };
+    let name = match request.name {
+        Some(name) => name,
+        None => datastore::name_of(&path).map_err(|e| {
+            Error::invalid(format!("{e}; name it: `unstun datastore add NAME={}`", path.display()))
+        })?,
+    };
+    Ok((name, path))
+}
+
+/// Refuses what QEMU has open.
+pub fn import(request: VmImport) -> Result<(VmImport, Source)> {
+    let source = Source::find(&request)?;
+    let mut folders = vec![source.folder.clone()];
+    folders.extend(source.roots.iter().map(PathBuf::from));
+    inuse::refuse_locked(&folders)?;
+    Ok((request, source))
+}
+
+/// A folder a user named, which has to be there: the path without links that every file will name it by.
+fn existing(dir: &Path) -> Result<String> {
+    let shown = dir.display();
+    let path = dir.canonicalize().map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(format!("{shown}: no such folder; create it first")),
+        _ => Error::failed(format!("{shown}: {e}")),
+    })?;
+    if !path.is_dir() {
+        return Err(Error::invalid(format!("{shown}: expected a folder")));
+    }
+    Ok(recordable(&path)?.to_owned())
+}
+
+/// Paths stand in files of ours, one a line.
+fn recordable(path: &Path) -> Result<&str> {
+    let fits = |text: &&str| text.starts_with('/') && !text.contains(char::is_control);
+    let expected = "expected an absolute path in UTF-8, without control characters";
+    path.to_str().filter(fits).ok_or_else(|| Error::invalid(format!("{}: {expected}", path.display())))
+}
+
+/// A VM made by others, found.
+pub struct Source {
+    pub name: VmName,
+    pub folder: PathBuf,
+    /// Folders beside it that its files may lead to.
+    pub roots: Vec<String>,
+}
+
+impl Source {
+    fn find(request: &VmImport) -> Result<Source> {
+        let given = request.path.as_path();
+        let is_file = given.is_file();
+        let folder = match (is_file, given.parent()) {
+            (true, Some(parent)) => parent,
+            _ => given,
+        };
+        let folder = PathBuf::from(existing(folder)?);
+        let configuration = if is_file { given.to_path_buf() } else { only_vmx(&folder)? };
+        let stem = configuration.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = match &request.name {
+            Some(name) => name.clone(),
+            None => stem.parse().map_err(|e| Error::invalid(format!("{e}; name it with --name")))?,
+        };
+        let roots = request.allow_roots.iter().map(|root| existing(root)).collect::<Result<_>>()?;
+        Ok(Source { name, folder, roots })
+    }
+}
+
+/// A folder with two configurations is refused when it is opened; here any will do for the name.
+pub fn only_vmx(folder: &Path) -> Result<PathBuf> {
+    let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", folder.display()));
+    let entries = folder.read_dir().map_err(failed)?.flatten().map(|entry| entry.path());
+    let is_vmx = |path: &PathBuf| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("vmx"));
+    let none = || Error::not_found(format!("{}: no .vmx file: this folder holds no VM", folder.display()));
+    entries.filter(is_vmx).min().ok_or_else(none)
+}
+
+/// Runs a look at paths beside the asking thread, which answers other requests meanwhile: a file system may never answer.
+pub async fn beside<T: Send + 'static>(look: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let (tell, told) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("paths".into())
+        .spawn(move || drop(tell.send(look())))
+        .map_err(|e| Error::failed(format!("starting a thread: {e}")))?;
+    let late = || {
+        let seconds = ANSWER_WAIT.as_secs();
+        let cause = format!("a folder that the request names has not answered for {seconds} s");
+        Error::new(ErrorKind::Unavailable, format!("{cause}; nothing was begun: try again when it answers"))
+    };
+    let found = tokio::time::timeout(ANSWER_WAIT, told).await.map_err(|_| late())?;
+    found.map_err(|_| Error::failed("the thread that looks at paths ended early"))?
+}

@@ -1,0 +1,91 @@
+//! Life of the core's thread: starting the reactor, opening the datastores, serving requests until the stop.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use blk::Executor;
+use blk::socket::Listener;
+use blk::uring::UringReactor;
+use export::nbd;
+use futures_util::future::select;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::bridge::{Place, Question};
+use super::exports::Catalogue;
+use super::heartbeat::{Heartbeat, beat};
+use super::state::Daemon;
+use crate::error::Result;
+use crate::listen::NbdListen;
+use crate::log::log;
+
+/// Runs until `Daemon::shut_down` has been answered or every asker is gone.
+pub fn run(
+    place: Place,
+    heartbeat: Arc<Heartbeat>,
+    mut inbox: UnboundedReceiver<Question>,
+    tell: &Sender<Result<()>>,
+) {
+    let reactor = match UringReactor::new() {
+        Ok(reactor) => Rc::new(reactor),
+        Err(e) => return drop(tell.send(Err(e.into()))),
+    };
+    reactor.keep_in(super::unflushed::folder(&place));
+    let executor = Executor::new(reactor.clone());
+    let env = executor.env();
+    env.spawn_detached(Box::pin(beat(env.clone(), heartbeat)));
+    let tell_ready = tell.clone();
+    let ended = executor.run(async move {
+        let opened = async {
+            let daemon = Daemon::open(env, &place).await?;
+            listen(&reactor, &daemon, &place)?;
+            Ok(daemon)
+        };
+        let daemon = match opened.await {
+            Ok(daemon) => daemon,
+            Err(e) => return drop(tell_ready.send(Err(e))),
+        };
+        for notice in reactor.take_notices() {
+            log(&notice);
+        }
+        if tell_ready.send(Ok(())).is_err() {
+            return;
+        }
+        daemon.env.spawn_detached(Box::pin(daemon.clone().keep_bins()));
+        daemon.env.spawn_detached(Box::pin(daemon.clone().watch_hangs()));
+        let stopped = pin!(daemon.stopped());
+        let answering = pin!(async {
+            while let Some(question) = inbox.recv().await {
+                question(daemon.clone());
+            }
+        });
+        select(stopped, answering).await;
+    });
+    assert!(ended.is_some(), "the core's reactor has ended, and disks are served");
+}
+
+fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<()> {
+    let exports = Rc::new(Catalogue::new(daemon.clone()));
+    for address in &place.nbd {
+        let (handle, shown) = match address {
+            NbdListen::Unix(path) => {
+                let path = path.to_string_lossy();
+                (reactor.listen_unix(&path)?, format!("unix:{path}"))
+            }
+            NbdListen::Tcp(address) => {
+                if !address.ip().is_loopback() {
+                    log(format_args!(
+                        "NBD on {address}: whoever reaches this address reads and writes every disk, without a password \
+                         and in clear text; keep others out with a firewall, or serve on 127.0.0.1 behind a tunnel"
+                    ));
+                }
+                (reactor.listen_tcp(&address.to_string())?, address.to_string())
+            }
+        };
+        let listener = Listener::new(daemon.env.clone(), handle, shown);
+        let served = nbd::serve(daemon.env.clone(), listener, exports.clone(), daemon.front_end.clone());
+        daemon.doors_open(daemon.env.spawn(served));
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! The daemon's own state in the simulated world, for the tests of its verbs: a datastore, a folder for disks elsewhere, and
+//! a VM that others have made.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use blk::reactor::OpenMode;
+use blk::{Buf, Env, File};
+use engine::native::{NewStore, Store};
+use sim::SimWorld;
+use vmdk::home::{Folders, Home as VmFiles, NewVm};
+use vmdk::vmfssparse::Growth;
+
+use super::bin::BinPolicy;
+use super::bridge::Place;
+use super::defect::Defect;
+use super::journal::Journal;
+use super::prepare::Source;
+use super::state::Daemon;
+use crate::api::{self, BinEmpty, BinRestore, DiskCreate, VmClone, VmCreate, VmImport, VmRemove, WhenFull};
+use crate::memory::Memory;
+
+pub const DATASTORE: &str = "/ds";
+/// For disks that do not lie in their VM's home.
+pub const FAST: &str = "/fast";
+/// A VM in a folder of its own.
+pub const FOREIGN: &str = "/esx";
+pub const DISK_BYTES: u64 = 128 << 10;
+/// What the first bytes of a VM's first disk are, in VMs that are written.
+const WRITTEN: usize = 4096;
+
+pub type Outcome<T> = Result<T, String>;
+
+pub fn text(what: &str) -> impl Fn(crate::error::Error) -> String + '_ {
+    move |e| format!("{what}: {e}")
+}
+
+fn low(what: &str) -> impl Fn(blk::Error) -> String + '_ {
+    move |e| format!("{what}: {e}")
+}
+
+pub fn world(seed: u64) -> SimWorld {
+    let world = SimWorld::new(seed, sim::Options { roots_must_exist: true, ..sim::Options::default() });
+    let made = world.run(|env| async move { make_folders(&env).await });
+    made.expect("nothing is cut").expect("folders can be made");
+    // Left by crashes: a store that was being made, a folder that was on its way out.
+    world.write_file("/ds/store.unstun.unstun-tmp", b"half");
+    world.write_file("/ds/gone.unstun-tmp/.unstun/when-full", b"wait\n");
+    world
+}
+
+async fn make_folders(env: &Env) -> Outcome<()> {
+    let root = env.open_root("/").map_err(low("the root"))?;
+    for name in [DATASTORE, FAST, FOREIGN] {
+        root.open_dir(&name[1..], true).await.map_err(low(name))?;
+    }
+    root.sync().await.map_err(low("the root"))?;
+    let datastore = env.open_root(DATASTORE).map_err(low(DATASTORE))?;
+    // Smaller than a datastore makes it: nothing here needs 64 MiB of journal.
+    let store = datastore.create_new("store.unstun").await.map_err(low("the store"))?;
+    let small = NewStore { journal_pages: 1024, group_blocks: 512 };
+    Store::format(env, &store, small).await.map_err(low("the store"))?;
+    datastore.sync().await.map_err(low(DATASTORE))?;
+    let foreign = env.open_root(FOREIGN).map_err(low(FOREIGN))?;
+    let new = NewVm::new("esx", &[DISK_BYTES]);
+    VmFiles::create(foreign, Folders::default(), Growth::default(), new).await.map_err(low(FOREIGN))?;
+    Ok(())
+}
+
+/// A daemon on the datastore, with everything in it open.
+pub async fn boot(env: Env, defect: Option<Defect>) -> Outcome<Rc<Daemon>> {
+    boot_with(env, defect, BinPolicy::default()).await
+}
+
+/// The same with another bin.
+pub async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) -> Outcome<Rc<Daemon>> {
+    let place = Place {
+        name: "ds".parse().expect("a name"),
+        root: DATASTORE.into(),
+        map_cache_bytes: 1 << 20,
+        memory: Memory::new(1 << 30).expect("within its limits"),
+        bin,
+        nbd: Vec::new(),
+    };
+    let daemon = Daemon::new(env, &place, Journal::nowhere()).await.map_err(text("the datastore"))?;
+    daemon.defects.plant(defect);
+    daemon.open_all().await.map_err(text("opening"))?;
+    Ok(daemon)
+}
+
+/// Runs `work` in a daemon that then ends well. None where the power was cut.
+pub fn served<F>(
+    world: &SimWorld,
+    defect: Option<Defect>,
+    work: impl FnOnce(Rc<Daemon>) -> F + 'static,
+) -> Option<Outcome<()>>
+where
+    F: Future<Output = Outcome<()>>,
+{
+    world.run(|env| async move {
+        let daemon = boot(env, defect).await?;
+        work(daemon.clone()).await?;
+        daemon.shut_down().await.map_err(text("ending"))
+    })
+}
+
+pub async fn create(
+    daemon: &Rc<Daemon>,
+    name: &str,
+    store: api::Store,
+    dirs: &[Option<&str>],
+) -> Outcome<()> {
+    let disk = |dir: &Option<&str>| DiskCreate { dir: dir.map(Into::into), ..DiskCreate::new(DISK_BYTES) };
+    let request = VmCreate {
+        name: name.parse().expect("a name"),
+        disks: dirs.iter().map(disk).collect(),
+        store,
+        when_full: WhenFull::Wait,
+        datastore: None,
+    };
+    daemon.vm_create(request).await.map(drop).map_err(text("vm create"))
+}
+
+pub async fn clone(daemon: &Rc<Daemon>, parent: &str, name: &str) -> Outcome<()> {
+    let request = VmClone { snapshot: "s".parse().expect("a name"), name: name.parse().expect("a name") };
+    let parent = parent.parse().expect("a name");
+    daemon.vm_clone(&parent, request).await.map(drop).map_err(text("vm clone"))
+}
+
+pub async fn import(daemon: &Rc<Daemon>, in_place: bool) -> Outcome<()> {
+    let request = VmImport {
+        path: FOREIGN.into(),
+        name: None,
+        in_place,
+        allow_roots: Vec::new(),
+        ignore_content_ids: false,
+        when_full: WhenFull::Wait,
+        datastore: None,
+    };
+    let source = Source { name: "esx".parse().expect("a name"), folder: FOREIGN.into(), roots: Vec::new() };
+    daemon.vm_import(request, source).await.map(drop).map_err(text("vm import"))
+}
+
+pub async fn remove(daemon: &Rc<Daemon>, name: &str, delete_disks: bool) -> Outcome<()> {
+    let name = name.parse().expect("a name");
+    daemon
+        .vm_remove(&name, VmRemove { delete_disks, purge: true, keep: false })
+        .await
+        .map(drop)
+        .map_err(text("vm remove"))
+}
+
+/// Removes a VM with its disks, into the bin.
+pub async fn bin(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
+    let name = name.parse().expect("a name");
+    let request = VmRemove { delete_disks: true, purge: false, keep: true };
+    let removed = daemon.vm_remove(&name, request).await.map_err(text("vm remove"))?;
+    removed.bin.map(drop).ok_or_else(|| "the bin did not keep it".to_owned())
+}
+
+pub async fn restore(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
+    let request = BinRestore { entry: name.to_owned(), name: None, datastore: None, disconnect: false };
+    daemon.bin_restore(request).await.map(drop).map_err(text("bin restore"))
+}
+
+/// Empties the bin.
+pub async fn evict(daemon: &Rc<Daemon>) -> Outcome<()> {
+    let done = daemon.bin_empty(&BinEmpty::default()).await.map_err(text("bin empty"))?;
+    done.left.first().map_or(Ok(()), |left| Err(left.cause.clone()))
+}
+
+/// Fills the start of the VM's first disk with `byte`, durably.
+pub async fn write(daemon: &Rc<Daemon>, name: &str, byte: u8) -> Outcome<()> {
+    let entry = daemon.entry(name).map_err(low("writing"))?;
+    let (volume, _client) = entry.vm.attach(0, "test").await.map_err(low("writing"))?;
+    let data = Buf::copy_of(&[byte; WRITTEN]).freeze();
+    volume.clone().write(0, data).await.map_err(low("writing"))?;
+    volume.flush().await.map_err(low("flushing"))
+}
+
+pub async fn read(daemon: &Rc<Daemon>, name: &str) -> Outcome<u8> {
+    let entry = daemon.entry(name).map_err(low("reading"))?;
+    let (volume, _client) = entry.vm.attach(0, "test").await.map_err(low("reading"))?;
+    let (buf, read) = volume.read(0, Buf::alloc(WRITTEN)).await;
+    read.map_err(low("reading"))?;
+    match buf.iter().all(|byte| *byte == buf[0]) {
+        true => Ok(buf[0]),
+        false => Err(format!("{name}: the start of its disk is torn")),
+    }
+}
+
+pub async fn take(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
+    let entry = daemon.entry(name).map_err(low("a take"))?;
+    entry.vm.clone().take("s", "").await.map(drop).map_err(low("a take"))
+}
+
+/// `cp -r` of a folder of plain files and folders.
+pub async fn copy(env: &Env, from: &Path, to: &Path) -> Outcome<()> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let above = env.open_root(&to.parent().expect("a folder").to_string_lossy()).map_err(low("copying"))?;
+    let target = above.open_dir(&name(to), true).await.map_err(low("copying"))?;
+    let source = env.open_root(&from.to_string_lossy()).map_err(low("copying"))?;
+    for entry in source.list().await.map_err(low("copying"))? {
+        if let Some(folder) = entry.strip_suffix('/') {
+            Box::pin(copy(env, &from.join(folder), &to.join(folder))).await?;
+            continue;
+        }
+        let file = source.open(&entry, OpenMode::Read).await.map_err(low("copying"))?;
+        let copied = target.create_new(&entry).await.map_err(low("copying"))?;
+        copy_file(&file, &copied).await.map_err(low("copying"))?;
+    }
+    target.sync().await.map_err(low("copying"))?;
+    above.sync().await.map_err(low("copying"))
+}
+
+/// Only what is data: disks are sparse.
+async fn copy_file(from: &File, to: &File) -> blk::Result<()> {
+    const PIECE: u64 = 1 << 20;
+    let size = from.size().await?;
+    if !size.is_multiple_of(512) {
+        let text = from.read_all(PIECE).await?;
+        let mut buf = Buf::zeroed(text.len().next_multiple_of(512));
+        buf[..text.len()].copy_from_slice(&text);
+        to.write(0, buf.freeze()).await?;
+    }
+    to.set_len(size).await?;
+    for extent in from.extents(0, size - size % 512).await? {
+        for at in (extent.offset..extent.offset + extent.len).step_by(PIECE as usize) {
+            let len = PIECE.min(extent.offset + extent.len - at);
+            let (buf, read) = from.read(at, Buf::alloc(len as usize)).await;
+            read?;
+            to.write(at, buf.freeze()).await?;
+        }
+    }
+    to.flush().await
+}
+
+/// `mv`, by hand, of a folder in the datastore.
+pub async fn rename(env: &Env, from: &str, to: &str) -> Outcome<()> {
+    let datastore = env.open_root(DATASTORE).map_err(low("renaming"))?;
+    datastore.rename(from, to).await.map_err(low("renaming"))?;
+    datastore.sync().await.map_err(low("renaming"))
+}

@@ -1,0 +1,446 @@
+//! Datastores of the daemon: the one it was started on, which records the others, and those that were added.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use blk::Env;
+use engine::native::TakeOver;
+
+use super::client_gate::Who;
+use super::device;
+use super::entry::Entry;
+use super::hang::{Opening, asked, or_go_on, until_hung};
+use super::homes::Registry;
+use super::prepare::only_vmx;
+use super::present;
+use super::site::Site;
+use super::state::Daemon;
+use crate::api;
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::log;
+use crate::name::DatastoreName;
+
+/// In the main datastore's own folder: a line `NAME /absolute/path` for each of the others.
+const ADDED_NAME: &str = "datastores";
+
+/// One that was added, and could not be opened.
+pub struct Absent {
+    pub name: DatastoreName,
+    pub path: PathBuf,
+    pub is_device: bool,
+    pub cause: Error,
+}
+
+impl Daemon {
+    pub fn sites(&self) -> Vec<Rc<Site>> {
+        self.sites.borrow().clone()
+    }
+
+    /// For messages.
+    pub fn place(&self) -> String {
+        let sites = self.sites.borrow();
+        let paths: Vec<_> = sites.iter().map(|site| site.path.display().to_string()).collect();
+        format!("datastore {}", paths.join(", "))
+    }
+
+    /// By name; the main one without.
+    pub fn site(&self, name: Option<&DatastoreName>) -> Result<Rc<Site>> {
+        let Some(name) = name else { return Ok(self.main.clone()) };
+        if let Some(site) = self.sites().into_iter().find(|site| site.name == *name) {
+            return Ok(site);
+        }
+        if let Some(absent) = self.absent.borrow().iter().find(|absent| absent.name == *name) {
+            return Err(Error::new(
+                absent.cause.kind,
+                format!(
+                    "datastore {name} is not served: {}; mend it and `unstun datastore add {name}={}`",
+                    absent.cause,
+                    absent.path.display()
+                ),
+            ));
+        }
+        let known: Vec<_> = self.sites().iter().map(|site| site.name.to_string()).collect();
+        Err(Error::not_found(format!(
+            "no datastore {name}; there is {} (`unstun datastore add` serves another)",
+            known.join(", ")
+        )))
+    }
+
+    async fn added(&self) -> Result<Registry> {
+        Registry::read(&self.main.own, ADDED_NAME).await
+    }
+
+    /// At the start: what cannot be opened is told, and the others are served.
+    pub async fn open_added(self: &Rc<Self>) -> Result<()> {
+        for (name, path) in self.added().await?.all() {
+            let name: DatastoreName = name.parse().map_err(Error::invalid)?;
+            let opening = Opening::new(&self.env, &name);
+            let mut work = {
+                let (daemon, name, path, opening) =
+                    (self.clone(), name.clone(), path.clone(), opening.clone());
+                let open = async move { daemon.open_site(name, &path, TakeOver::FromNobody, &opening).await };
+                Box::pin(open)
+            };
+            match until_hung(&self.env, || opening.hang(), &mut work).await {
+                Ok(Ok(site)) => self.sites.borrow_mut().push(site),
+                Ok(Err(cause)) => self.leave_absent(name, path, cause).await,
+                Err(hang) => {
+                    self.note_absent(name.clone(), path, false, hang.refusal_to_serve());
+                    let daemon = self.clone();
+                    self.env
+                        .spawn_detached(Box::pin(async move { daemon.serve_late(&name, work.await).await }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn leave_absent(self: &Rc<Self>, name: DatastoreName, path: PathBuf, cause: Error) {
+        let is_device = is_device(&self.env, &path).await;
+        if cause.kind == ErrorKind::Refused && is_device {
+            self.wait_for_lease(&name, &path);
+        }
+        self.note_absent(name, path, is_device, cause);
+    }
+
+    fn note_absent(&self, name: DatastoreName, path: PathBuf, is_device: bool, cause: Error) {
+        log(format_args!("datastore {name} is not served: {cause}"));
+        self.absent.borrow_mut().push(Absent { name, path, is_device, cause });
+    }
+
+    /// Serves a datastore that did not answer at the start, and does now; unless it was removed meanwhile.
+    async fn serve_late(self: &Rc<Self>, name: &DatastoreName, opened: Result<Rc<Site>>) {
+        let is_awaited = self.absent.borrow().iter().any(|absent| absent.name == *name);
+        match opened {
+            Ok(site) if is_awaited => {
+                self.absent.borrow_mut().retain(|absent| absent.name != *name);
+                self.sites.borrow_mut().push(site);
+                match self.open_sites().await {
+                    Ok(()) => log(format_args!("datastore {name} answers, and is served")),
+                    Err(e) => log(format_args!("datastore {name}: {e}")),
+                }
+            }
+            Ok(site) => {
+                // What cannot be closed is recovered by whoever opens it next.
+                let _ = site.native.close().await;
+                site.unlock();
+            }
+            Err(cause) => {
+                for absent in self.absent.borrow_mut().iter_mut().filter(|absent| absent.name == *name) {
+                    absent.cause = cause.clone();
+                }
+            }
+        }
+    }
+
+    /// After a crash of this host its own lease stands in the store, and only the wait tells it from another's. The others
+    /// are served meanwhile.
+    fn wait_for_lease(self: &Rc<Self>, name: &DatastoreName, path: &Path) {
+        let (daemon, name, path) = (self.clone(), name.clone(), path.to_path_buf());
+        self.env.spawn_detached(Box::pin(async move {
+            // A failure stands in the list.
+            if daemon.datastore_add(name.clone(), path, TakeOver::FromOwnHost).await.is_ok() {
+                eprintln!(
+                    "unstun: datastore {name} is served: the lease was this host's own, of before its restart"
+                );
+            }
+        }));
+    }
+
+    async fn open_site(
+        &self,
+        name: DatastoreName,
+        path: &Path,
+        take_over: TakeOver,
+        opening: &Opening,
+    ) -> Result<Rc<Site>> {
+        self.refuse_nested(path).await?;
+        let cache = self.map_cache_bytes;
+        if is_device(&self.env, path).await {
+            let site = Site::on_device(&self.env, name, path, &self.main, cache, take_over, opening).await?;
+            return match self.refuse_twin(&site) {
+                Ok(()) => Ok(Rc::new(site)),
+                Err(e) => {
+                    site.native.close().await?;
+                    Err(e)
+                }
+            };
+        }
+        let site = Site::in_folder(&self.env, name, path, cache, opening).await?;
+        site.set_served_by(Some(&self.main.root)).await?;
+        Ok(Rc::new(site))
+    }
+
+    /// Of two that lie in each other one would take the other for a VM.
+    async fn refuse_nested(&self, path: &Path) -> Result<()> {
+        for site in self.sites() {
+            if path == site.path {
+                let cause = format!("{}: is datastore {} of this daemon already", path.display(), site.name);
+                return Err(Error::new(ErrorKind::Exists, cause));
+            }
+            if path.starts_with(&site.root) || site.root.starts_with(path) {
+                let (one, other) = (path.display(), site.root.display());
+                return Err(Error::refused(format!(
+                    "{one}: one of it and datastore {other} lies in the other; choose a folder outside"
+                )));
+            }
+        }
+        let folder = path.to_path_buf();
+        match self.env.blocking(move || only_vmx(&folder)).await {
+            Ok(vmx) => Err(Error::refused(format!(
+                "{}: is the folder of a VM, no datastore; `unstun vm import` serves it",
+                vmx.display()
+            ))),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// A copy of a device has the same store's id, and would have its VMs' homes.
+    fn refuse_twin(&self, site: &Site) -> Result<()> {
+        let sites = self.sites();
+        let Some(other) = sites.iter().find(|other| other.root == site.root) else { return Ok(()) };
+        let cause = format!("is a copy of datastore {}, with the same VMs", other.name);
+        let remedy = format!("remove that one first: `unstun datastore remove {}`", other.name);
+        Err(Error::refused(format!("{}: {cause}; {remedy}", site.path.display())))
+    }
+
+    /// Served from now on, and again by every later daemon of the main datastore.
+    pub async fn datastore_add(
+        self: &Rc<Self>,
+        name: DatastoreName,
+        path: PathBuf,
+        take_over: TakeOver,
+    ) -> Result<api::Datastore> {
+        let claim = self.claim(&format!("datastore {name}"))?;
+        if let Some(site) = self.sites().iter().find(|site| site.name == name) {
+            let message =
+                format!("datastore {name}: exists, in {}; choose another name", site.path.display());
+            return Err(Error::new(ErrorKind::Exists, message));
+        }
+        let opening = Opening::new(&self.env, &name);
+        let (daemon, what) = (self.clone(), format!("adding datastore {name}"));
+        let look = {
+            let opening = opening.clone();
+            move || opening.hang().or_else(|| daemon.main.hang())
+        };
+        let daemon = self.clone();
+        let work = async move {
+            let _claim = claim;
+            daemon.add_site(name, path, take_over, &opening).await
+        };
+        let added = or_go_on(&self.env, what, look, work).await;
+        added.unwrap_or_else(|hang| Err(hang.left_under_way()))
+    }
+
+    async fn add_site(
+        self: &Rc<Self>,
+        name: DatastoreName,
+        path: PathBuf,
+        take_over: TakeOver,
+        opening: &Opening,
+    ) -> Result<api::Datastore> {
+        let site = self.open_site(name.clone(), &path, take_over, opening).await?;
+        self.added().await?.add(name.as_str(), &path).await?;
+        self.absent.borrow_mut().retain(|absent| absent.name != name && absent.path != path);
+        self.sites.borrow_mut().push(site.clone());
+        self.open_sites().await?;
+        Ok(self.show_site(&site).await?)
+    }
+
+    /// What ends when the datastore is removed.
+    pub async fn datastore_remove_preview(
+        &self,
+        name: &DatastoreName,
+    ) -> Result<api::DatastoreRemovePreview> {
+        let absent = self.absent.borrow().iter().find(|a| a.name == *name).map(|a| a.path.clone());
+        let mut preview = api::DatastoreRemovePreview {
+            name: name.clone(),
+            path: absent.clone().unwrap_or_default(),
+            condition: api::DatastoreCondition::Broken,
+            vms: Vec::new(),
+            idle_vms: Vec::new(),
+            clients: Vec::new(),
+            bin_entries: 0,
+            bin_bytes: 0,
+        };
+        if absent.is_some() {
+            return Ok(preview);
+        }
+        let site = self.removable(name)?;
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, &site)) {
+            let vm = present::vm_name(&entry.name);
+            let clients = entry.present(Who::All).into_iter();
+            preview.clients.extend(clients.map(|client| api::DatastoreClient { vm: vm.clone(), client }));
+            preview.vms.push(vm);
+        }
+        let idle = self.idle().into_iter().filter(|idle| Rc::ptr_eq(&idle.home.site, &site));
+        preview.idle_vms = idle.map(|idle| present::vm_name(&idle.name)).collect();
+        preview.path = site.path.clone();
+        preview.condition = api::DatastoreCondition::Open;
+        preview.bin_entries = site.bin.all().len() as u64;
+        self.measure_states(&site).await;
+        preview.bin_bytes = self.bin_bytes(&site);
+        Ok(preview)
+    }
+
+    fn removable(&self, name: &DatastoreName) -> Result<Rc<Site>> {
+        let site = self.site(Some(name))?;
+        match Rc::ptr_eq(&site, &self.main) {
+            false => Ok(site),
+            true => Err(Error::refused(format!(
+                "datastore {name}: the daemon was started on it; end the daemon, and start it on another"
+            ))),
+        }
+    }
+
+    /// Not served any more; all that is in it stays.
+    pub async fn datastore_remove(self: &Rc<Self>, name: &DatastoreName) -> Result<api::DatastoreRemoved> {
+        let _claim = self.claim(&format!("datastore {name}"))?;
+        let absent = self.absent.borrow().iter().find(|a| a.name == *name).map(|a| a.path.clone());
+        if let Some(path) = absent {
+            self.added().await?.remove(name.as_str()).await?;
+            self.absent.borrow_mut().retain(|absent| absent.name != *name);
+            return Ok(api::DatastoreRemoved { name: name.clone(), path });
+        }
+        let site = self.removable(name)?;
+        let path = site.path.clone();
+        self.empty(&site).await?;
+        self.added().await?.remove(name.as_str()).await?;
+        // What cannot be removed leads clients to a daemon that says so.
+        let _ = site.set_served_by(None).await;
+        site.unlock();
+        Ok(api::DatastoreRemoved { name: name.clone(), path })
+    }
+
+    /// All VMs of the datastore are at rest afterwards, and nobody knows them; refused while one is in use.
+    async fn empty(&self, site: &Rc<Site>) -> Result<()> {
+        let entries: Vec<Rc<Entry>> =
+            self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)).collect();
+        let shut = entries.iter().map(|entry| entry.shut_idle("remove its datastore"));
+        let _shut = shut.collect::<Result<Vec<_>>>()?;
+        if site.arrivals.get() > 0 {
+            let cause =
+                "a VM is being moved there, or from there; wait for that or cancel it (`unstun job list`)";
+            return Err(Error::refused(format!("datastore {}: {cause}", site.name)));
+        }
+        site.leave();
+        self.sites.borrow_mut().retain(|other| !Rc::ptr_eq(other, site));
+        // An eviction that is under way ends; none begins.
+        drop(site.bin.evicting.lock().await);
+        let mut result = Ok(());
+        for entry in &entries {
+            result = result.and(without_lease(entry.vm.close().await));
+            self.forget(&entry.name);
+            self.holds.release(&entry.home);
+        }
+        for idle in self.idle().into_iter().filter(|idle| Rc::ptr_eq(&idle.home.site, site)) {
+            self.forget(&idle.name);
+            self.holds.release(&idle.home.path);
+        }
+        result.and(site.native.close().await.map_err(Error::from))
+    }
+
+    pub async fn datastore_list(&self) -> Vec<api::Datastore> {
+        // Both at one moment: one that is served meanwhile is in either.
+        let sites = self.sites();
+        let shown = |one: &Absent| broken(&one.name, &one.path, one.is_device, &one.cause);
+        let absent: Vec<_> = self.absent.borrow().iter().map(shown).collect();
+        let mut rows = Vec::new();
+        for site in sites {
+            rows.push(self.row(&site).await);
+        }
+        rows.extend(absent);
+        rows
+    }
+
+    /// What is known of a datastore; of one that hangs what was when it answered last.
+    async fn row(&self, site: &Rc<Site>) -> api::Datastore {
+        let is_device = site.native.device().is_some();
+        match asked(site, self.show_site(site)).await {
+            Ok(Ok(row)) => {
+                *site.last_row.borrow_mut() = Some(row.clone());
+                row
+            }
+            Ok(Err(cause)) => broken(&site.name, &site.path, is_device, &cause.into()),
+            Err(hang) => {
+                let last = site.last_row.borrow().clone();
+                let unknown = || broken(&site.name, &site.path, is_device, &hang.refusal());
+                api::Datastore {
+                    is_main: Rc::ptr_eq(site, &self.main),
+                    vms: Some(self.vms_in(site)),
+                    condition: api::DatastoreCondition::Hung,
+                    message: Some(format!("{}; its figures are those of before", hang.found())),
+                    hung: Some(hang.shown()),
+                    ..last.unwrap_or_else(unknown)
+                }
+            }
+        }
+    }
+
+    /// Those that are open.
+    fn vms_in(&self, site: &Rc<Site>) -> u64 {
+        self.entries().iter().filter(|entry| Rc::ptr_eq(&entry.site, site)).count() as u64
+    }
+
+    pub async fn show_site(&self, site: &Rc<Site>) -> blk::Result<api::Datastore> {
+        self.measure_states(site).await;
+        let space = site.space().await?;
+        let mut notices = site.notices.borrow().clone();
+        if let Some(cause) = site.native.opened().and_then(|store| store.broken()) {
+            notices.push(format!("the store is read-only: {cause}"));
+        }
+        notices.extend(site.native.unlinked().await.map(|cause| cause.to_string()));
+        Ok(api::Datastore {
+            name: site.name.clone(),
+            path: site.path.clone(),
+            is_device: site.native.device().is_some(),
+            is_main: Rc::ptr_eq(site, &self.main),
+            condition: api::DatastoreCondition::Open,
+            message: None,
+            hung: None,
+            notices,
+            free_bytes: Some(space.free_bytes),
+            total_bytes: Some(space.total_bytes),
+            bin_bytes: Some(self.bin_bytes(site)),
+            reclaimable_bytes: Some(self.reclaimable_bytes(site).await),
+            direct_io: Some(site.is_direct().await),
+            vms: Some(self.vms_in(site)),
+            native_store: site.native.exists().await?,
+            map_cache_bytes: Some(site.native.map_cache_bytes() as u64),
+        })
+    }
+}
+
+/// A VM whose store is another host's has nothing left to be written from here.
+pub(super) fn without_lease(closed: blk::Result<()>) -> Result<()> {
+    match closed {
+        Err(e) if e.kind == blk::ErrorKind::LeaseLost => Ok(()),
+        closed => Ok(closed?),
+    }
+}
+
+async fn is_device(env: &Env, path: &Path) -> bool {
+    let path = path.to_path_buf();
+    env.blocking(move || device::is_device(&path)).await
+}
+
+fn broken(name: &DatastoreName, path: &Path, is_device: bool, cause: &Error) -> api::Datastore {
+    api::Datastore {
+        name: name.clone(),
+        path: path.to_path_buf(),
+        is_device,
+        is_main: false,
+        condition: api::DatastoreCondition::Broken,
+        message: Some(cause.to_string()),
+        hung: None,
+        notices: Vec::new(),
+        free_bytes: None,
+        total_bytes: None,
+        bin_bytes: None,
+        reclaimable_bytes: None,
+        direct_io: None,
+        vms: None,
+        native_store: false,
+        map_cache_bytes: None,
+    }
+}

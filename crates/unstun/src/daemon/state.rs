@@ -1,0 +1,384 @@
+//! State of the daemon on the core's thread: datastores, their VMs, the NBD front end, and jobs under one numbering.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::rc::Rc;
+
+use blk::Env;
+use blk::exec::JoinHandle;
+use blk::sync::Signal;
+use engine::job::{MOVE, SCRUB};
+use engine::{Machine, Options, SpacePolicy, Vm};
+use export::nbd::{FrontEnd, Limits};
+use jiff::Timestamp;
+
+use super::bin::BinPolicy;
+use super::bridge::Place;
+use super::defect::Planted;
+use super::departure;
+use super::descriptors::Descriptors;
+use super::entry::{Entry, Kept};
+use super::formats::HomeFiles;
+use super::hang::{Opening, asked, or_go_on, until_hung};
+use super::home_locks::Holds;
+use super::homes;
+use super::journal::{self, Journal};
+use super::native;
+use super::registry::Broken;
+use super::site::{Home, Site};
+use super::sites::{Absent, without_lease};
+use super::tracked::Tracked;
+use super::{formats, inuse, settle};
+use crate::api::WhenFull;
+use crate::error::{Error, Result};
+use crate::listen::NbdListen;
+use crate::log::{Spaced, log};
+use crate::memory::Memory;
+
+/// Lines in a second that say that writes wait for space, or no longer.
+const SPACE_LINES_MAX: u32 = 2;
+
+pub struct Daemon {
+    pub env: Env,
+    /// The datastore the daemon was started on: its folder has the API's socket, and it cannot be removed.
+    pub main: Rc<Site>,
+    /// All that are served, the main one first.
+    pub(super) sites: RefCell<Vec<Rc<Site>>>,
+    /// Those that were added and could not be opened. The others are served.
+    pub(super) absent: RefCell<Vec<Absent>>,
+    /// Of each store.
+    pub map_cache_bytes: usize,
+    pub memory: Memory,
+    pub bin: BinPolicy,
+    /// The daemon ends: nothing is evicted any more.
+    pub(super) bin_ends: Cell<bool>,
+    pub nbd: Vec<NbdListen>,
+    pub started: Timestamp,
+    pub front_end: Rc<FrontEnd>,
+    pub descriptors: Rc<Descriptors>,
+    pub journal: Rc<Journal>,
+    pub(super) vms: RefCell<BTreeMap<String, Rc<Entry>>>,
+    /// Homes that could not be opened, and why. The others are served.
+    pub(super) broken: RefCell<BTreeMap<String, Broken>>,
+    /// Homes at rest, by their users' wish.
+    pub(super) closed: RefCell<BTreeMap<String, Home>>,
+    /// The homes that are open, and those being made or taken away.
+    pub holds: Holds,
+    pub defects: Planted,
+    /// Names of VMs and datastores, and folders, that somebody is making, opening or taking away right now.
+    pub(super) claimed: RefCell<BTreeSet<String>>,
+    pub(super) jobs: RefCell<Vec<Tracked>>,
+    /// The last number that a job got.
+    pub(super) jobs_numbered: Cell<u64>,
+    /// A guest that writes to a nearly full datastore makes many of these lines.
+    pub(super) space_log: Spaced,
+    doors_tasks: RefCell<Vec<JoinHandle<()>>>,
+    stopped: Cell<bool>,
+    stop_signal: Signal,
+}
+
+impl Daemon {
+    /// Locks the datastores and opens every VM in them.
+    pub async fn open(env: Env, place: &Place) -> Result<Rc<Daemon>> {
+        let daemon = Daemon::new(env, place, Journal::default()).await?;
+        daemon.open_all().await?;
+        Ok(daemon)
+    }
+
+    /// With the main datastore locked, and nothing opened yet.
+    pub(super) async fn new(env: Env, place: &Place, journal: Journal) -> Result<Rc<Daemon>> {
+        let main = Rc::new(open_main(&env, place).await?);
+        let descriptors = Descriptors::new(env.clone(), place.memory);
+        Ok(Rc::new(Daemon {
+            env,
+            sites: RefCell::new(vec![main.clone()]),
+            main,
+            absent: RefCell::default(),
+            map_cache_bytes: place.map_cache_bytes,
+            memory: place.memory,
+            bin: place.bin,
+            bin_ends: Cell::new(false),
+            nbd: place.nbd.clone(),
+            started: Timestamp::now(),
+            front_end: front_end(place.memory, descriptors.connections()),
+            descriptors,
+            journal: Rc::new(journal),
+            vms: RefCell::default(),
+            broken: RefCell::default(),
+            closed: RefCell::default(),
+            holds: Holds::default(),
+            defects: Planted::default(),
+            claimed: RefCell::default(),
+            jobs: RefCell::default(),
+            jobs_numbered: Cell::new(0),
+            space_log: Spaced::new(SPACE_LINES_MAX),
+            doors_tasks: RefCell::default(),
+            stopped: Cell::new(false),
+            stop_signal: Signal::default(),
+        }))
+    }
+
+    pub(super) async fn open_all(self: &Rc<Self>) -> Result<()> {
+        self.open_added().await?;
+        self.open_sites().await
+    }
+
+    /// Every VM of every datastore that is not known yet; first what crashes have interrupted.
+    pub async fn open_sites(self: &Rc<Self>) -> Result<()> {
+        for site in self.sites() {
+            site.notices.borrow_mut().clear();
+            let (daemon, one) = (self.clone(), site.clone());
+            let finish = async move {
+                daemon.finish_all(&one).await;
+                Ok(())
+            };
+            self.at_site(&site, "finishing what was interrupted", finish).await?;
+        }
+        for site in self.sites() {
+            let (daemon, one) = (self.clone(), site.clone());
+            let settle = async move {
+                daemon.settle_departures(&one).await;
+                Ok(())
+            };
+            self.at_site(&site, "settling its moves", settle).await?;
+        }
+        for site in self.sites() {
+            let (daemon, one) = (self.clone(), site.clone());
+            let open = async move { daemon.open_homes(&one).await };
+            self.at_site(&site, "opening its VMs", open).await?;
+        }
+        Ok(())
+    }
+
+    /// One that hangs keeps no other from being served: it goes on by itself. Its steps keep their order, those of a later
+    /// start too.
+    async fn at_site(
+        self: &Rc<Self>,
+        site: &Rc<Site>,
+        doing: &str,
+        work: impl Future<Output = Result<()>> + 'static,
+    ) -> Result<()> {
+        let what = format!("datastore {}: {doing}", site.name);
+        let site = site.clone();
+        let turn = site.opening.lock();
+        let work = async move {
+            let _turn = turn.await;
+            work.await
+        };
+        or_go_on(&self.env, what, move || site.hang(), work).await.unwrap_or(Ok(()))
+    }
+
+    /// Opens every VM of a datastore.
+    async fn open_homes(self: &Rc<Self>, site: &Rc<Site>) -> Result<()> {
+        self.open_each(site, site.inhabitants().await?).await;
+        // Those that moves have left are gone now.
+        match native::find_homeless(self, site).await {
+            Ok(homeless) => self.open_each(site, homeless).await,
+            // Its VMs say so one by one.
+            Err(e) => log(e),
+        }
+        Ok(())
+    }
+
+    async fn open_each(self: &Rc<Self>, site: &Rc<Site>, homes: Vec<(String, PathBuf)>) {
+        for (name, path) in homes {
+            let home = site.at(&path);
+            // An operation that makes it, moves it or takes it away is under way.
+            let Ok(_claim) = self.claim(&name) else { continue };
+            if self.homes().contains(&path) {
+                continue;
+            }
+            if self.has_left(&home).await {
+                let left = format!("what a move of VM {name} has left in {} is still there", path.display());
+                home.site.notices.borrow_mut().push(left);
+                continue;
+            }
+            if self.is_taken(&name) {
+                self.leave_out(&name, &home);
+                continue;
+            }
+            if homes::is_closed(&self.env, &path).await {
+                self.closed.borrow_mut().insert(name, home);
+                continue;
+            }
+            if let Err(cause) = self.open_unused(&name, &home).await {
+                log(format_args!("VM {name} is not served: {cause}"));
+                self.broken.borrow_mut().insert(name, Broken { home, cause });
+            }
+        }
+    }
+
+    /// A name is one VM's in the daemon: the first datastore's that has it.
+    fn leave_out(&self, name: &str, home: &Home) {
+        let notice = format!(
+            "VM {name} in {} is not served: another VM has that name; rename the folder of one of them",
+            home.path.display()
+        );
+        log(&notice);
+        home.site.notices.borrow_mut().push(notice);
+    }
+
+    /// At the start, where no guest waits for the file system.
+    async fn open_unused(self: &Rc<Self>, name: &str, home: &Home) -> Result<()> {
+        // Of a home that is gone its opening tells.
+        let folder = home.path.clone();
+        let refused = move || if folder.is_dir() { inuse::refuse_locked(&[folder]) } else { Ok(()) };
+        self.env.blocking(refused).await?;
+        self.open_vm(name, home).await.map(drop)
+    }
+
+    /// Held from here until it is closed; one that is opened again was held all the time.
+    pub async fn open_vm(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
+        self.descriptors.admit_vm(name)?;
+        formats::hold(self, &home.path).await?;
+        let opened = self.open_held(name, home).await;
+        if opened.is_err() {
+            self.holds.release(&home.path);
+        }
+        opened
+    }
+
+    async fn open_held(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
+        self.claim_identity(name, home).await?;
+        // Then what the home itself knows of a move.
+        settle::settle(self, home).await?;
+        departure::refuse_elsewhere(home).await?;
+        let dir = formats::open_path(&self.env, &home.path).await?;
+        let when_full = formats::read_when_full(&dir).await?;
+        let shared_writers = formats::read_shared_writers(&dir).await?;
+        let folder = home.path.clone();
+        let events = self.env.blocking(move || journal::read(&folder)).await;
+        let (vm, kept) = self.open_kept(home, self.options()).await?;
+        let entry = Rc::new(Entry {
+            name: name.to_string(),
+            vm,
+            kept,
+            site: home.site.clone(),
+            home: home.path.clone(),
+            when_full,
+            events: RefCell::new(events),
+            notices: RefCell::default(),
+            gate: Rc::default(),
+            moving: Cell::new(0),
+        });
+        entry.gate.guests.shared_writers.set(shared_writers);
+        entry.gate.guests.waits_for_space.set(when_full == WhenFull::Wait);
+        home.site.refuse_when_leaving()?;
+        self.listen_to(&entry);
+        self.take_notices(&entry);
+        self.broken.borrow_mut().remove(name);
+        self.closed.borrow_mut().remove(name);
+        self.vms.borrow_mut().insert(name.to_string(), entry.clone());
+        Ok(entry)
+    }
+
+    async fn open_kept(&self, home: &Home, options: Options) -> Result<(Rc<dyn Machine>, Kept)> {
+        if let Some(id) = native::mark(&self.env, &home.path).await? {
+            let vm = native::open_vm(&home.site, id, options).await?;
+            return Ok((vm.clone(), Kept::Native(vm)));
+        }
+        let files = Rc::new(HomeFiles::open(self, &home.path).await?);
+        let vm = Vm::open(self.env.clone(), files.manifest(), options).await?;
+        Ok((vm, Kept::Redo(files)))
+    }
+
+    /// Writes that find no space wait where their clients are served (`core/writers.rs`), not in the engine.
+    pub fn options(&self) -> Options {
+        let map_cap_bytes = self.memory.maps_bytes();
+        let defects = self.defects.of_engine();
+        Options { map_cap_bytes, space_policy: SpacePolicy::Error, defects, ..Options::default() }
+    }
+
+    /// The VM as it is after its move, in the place of what it was.
+    pub fn replace_entry(self: &Rc<Self>, old: &Entry, home: Home, vm: Rc<dyn Machine>, kept: Kept) {
+        let entry = Rc::new(Entry {
+            name: old.name.clone(),
+            vm,
+            kept,
+            site: home.site,
+            home: home.path,
+            when_full: old.when_full,
+            events: RefCell::new(old.events.take()),
+            notices: RefCell::default(),
+            gate: old.gate.clone(),
+            moving: Cell::new(0),
+        });
+        self.listen(&entry);
+        self.vms.borrow_mut().insert(old.name.clone(), entry);
+    }
+
+    pub fn doors_open(&self, task: JoinHandle<()>) {
+        self.doors_tasks.borrow_mut().push(task);
+    }
+
+    pub async fn stopped(&self) {
+        while !self.stopped.get() {
+            self.stop_signal.wait().await;
+        }
+    }
+
+    /// No new clients, answers to what is under way, then every VM's tables and clean headers.
+    pub async fn shut_down(&self) -> Result<()> {
+        self.front_end.stop();
+        for task in self.doors_tasks.take() {
+            // What a datastore that hangs does not answer is recovered by the next start.
+            let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(task.join())).await;
+        }
+        let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.end_own_jobs())).await;
+        self.end_bins().await;
+        let mut result = Ok(());
+        for entry in self.entries() {
+            let closed = asked(&entry.site, entry.vm.close()).await;
+            result = result.and(closed.map_or_else(|hang| Err(hang.not_closed()), without_lease));
+        }
+        for site in self.sites() {
+            let closed = asked(&site, site.native.close()).await;
+            result = result
+                .and(closed.map_or_else(|hang| Err(hang.not_closed()), |closed| closed.map_err(Error::from)));
+        }
+        self.stopped.set(true);
+        self.stop_signal.notify();
+        result
+    }
+
+    /// Until the step of a move a VM is where it was; the other side goes.
+    async fn end_own_jobs(&self) {
+        let own = |t: &Tracked| matches!(t.job.operation, MOVE | SCRUB);
+        let jobs = self.tracked(|t| own(t).then(|| t.job.clone()));
+        for job in jobs.into_iter().flatten() {
+            // One that has ended needs no cancel.
+            let _ = job.cancel();
+            job.wait().await;
+        }
+    }
+
+    pub fn uri(&self, export: &str) -> String {
+        self.nbd.first().map(|n| n.uri(export)).unwrap_or_default()
+    }
+}
+
+/// The main datastore's folder, locked. Nothing is served without it.
+async fn open_main(env: &Env, place: &Place) -> Result<Site> {
+    let opening = Opening::new(env, &place.name);
+    let open = async {
+        let (name, cache) = (place.name.clone(), place.map_cache_bytes);
+        let main = Site::in_folder(env, name, &place.root, cache, &opening).await?;
+        main.set_served_by(None).await?;
+        Ok(main)
+    };
+    let opened = until_hung(env, || opening.hang(), &mut pin!(open)).await;
+    opened.unwrap_or_else(|hang| Err(hang.refusal()))
+}
+
+/// Refused clients are in the log, at most once a second.
+fn front_end(memory: Memory, connections_max: usize) -> Rc<FrontEnd> {
+    let limits = Limits { memory_bytes: memory.clients_bytes(), connections_max, ..Limits::default() };
+    let front_end = FrontEnd::with_limits(limits);
+    let said = Spaced::new(1);
+    front_end.on_refusal(Box::new(move |refused| {
+        said.log(|| format!("NBD client {} refused: {}", refused.peer, refused.cause));
+    }));
+    front_end
+}

@@ -1,0 +1,231 @@
+//! Volume of a running disk that a move replaces between two polls, under the clients that are attached.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::{Rc, Weak};
+
+use blk::Result;
+use blk::socket::{ClientId, Peer};
+use blk::sync::{Admission, Admitted};
+use blk::volume::Volume;
+use engine::{Client, Machine};
+
+use super::writers::Access;
+
+pub struct Switch {
+    current: RefCell<Rc<dyn Volume>>,
+    /// Changes under way, in the volumes that it was too. Reads and flushes may end where they began.
+    changes: Rc<Admission>,
+    /// Changes that wait for space. They are not under way.
+    waiting: Cell<u64>,
+}
+
+impl Switch {
+    fn new(volume: Rc<dyn Volume>) -> Rc<Switch> {
+        Rc::new(Switch { current: RefCell::new(volume), changes: Rc::default(), waiting: Cell::new(0) })
+    }
+
+    pub fn current(&self) -> Rc<dyn Volume> {
+        self.current.borrow().clone()
+    }
+
+    /// From the next request on `volume` is the disk. Resolves when the changes under way before have ended.
+    pub fn replace(&self, volume: Rc<dyn Volume>) -> impl Future<Output = ()> + use<> {
+        *self.current.borrow_mut() = volume;
+        self.changes.drain()
+    }
+
+    /// The volume that it is now, for one change: whoever replaces it can wait for the end of that.
+    pub fn enter(&self) -> (Admitted, Rc<dyn Volume>) {
+        (self.changes.enter(), self.current())
+    }
+
+    /// A change found no space, and waits until the answer is dropped. The first one of the disk is told, and the end of the
+    /// last.
+    pub fn wait_for_space(self: &Rc<Self>, tell: &Rc<dyn Fn(bool)>) -> Waiting {
+        self.waiting.update(|n| n + 1);
+        if self.waiting.get() == 1 {
+            tell(true);
+        }
+        Waiting { switch: self.clone(), tell: tell.clone() }
+    }
+}
+
+/// A change of the disk that waits for space.
+pub struct Waiting {
+    switch: Rc<Switch>,
+    tell: Rc<dyn Fn(bool)>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.switch.waiting.update(|n| n - 1);
+        if self.switch.waiting.get() == 0 {
+            (self.tell)(false);
+        }
+    }
+}
+
+/// A client of a running disk, counted by the VM that the disk belongs to now.
+pub struct Guest {
+    pub number: u32,
+    pub peer: Peer,
+    pub access: Cell<Access>,
+    counted: RefCell<Rc<Client>>,
+}
+
+/// Refusals that are not told again.
+const TOLD_MAX: usize = 64;
+
+/// Who uses a VM's running disks through its exports.
+#[derive(Default)]
+pub struct Guests {
+    switches: RefCell<BTreeMap<u32, Weak<Switch>>>,
+    clients: RefCell<Vec<Weak<Guest>>>,
+    /// By the user's wish a change that finds no space waits.
+    pub waits_for_space: Cell<bool>,
+    /// By the user's wish several clients may write one disk.
+    pub shared_writers: Cell<bool>,
+    told: RefCell<VecDeque<(ClientId, Option<ClientId>)>>,
+}
+
+impl Guests {
+    /// The disk that `volume` is now; every client of it gets the same one.
+    pub fn switch(&self, number: u32, volume: Rc<dyn Volume>) -> Rc<Switch> {
+        let mut switches = self.switches.borrow_mut();
+        if let Some(known) = switches.get(&number).and_then(Weak::upgrade) {
+            return known;
+        }
+        let switch = Switch::new(volume);
+        switches.insert(number, Rc::downgrade(&switch));
+        switch
+    }
+
+    /// Changes that wait for space, of all its disks.
+    pub fn waiting(&self) -> u64 {
+        let switches = self.switches.borrow();
+        switches.values().filter_map(Weak::upgrade).map(|switch| switch.waiting.get()).sum()
+    }
+
+    pub fn enter(&self, counted: Rc<Client>, peer: &Peer) -> Rc<Guest> {
+        let (number, access) = (counted.disk, Cell::new(Access::Undecided));
+        let guest = Rc::new(Guest { number, peer: peer.clone(), access, counted: RefCell::new(counted) });
+        let mut clients = self.clients.borrow_mut();
+        clients.retain(|known| known.strong_count() > 0);
+        clients.push(Rc::downgrade(&guest));
+        guest
+    }
+
+    /// Whether this was not told yet: that `client` was refused, for the sake of `other` if there is one. A client asks
+    /// several times for one connection, and QEMU connects again every few seconds.
+    pub fn is_news(&self, client: ClientId, other: Option<ClientId>) -> bool {
+        let mut told = self.told.borrow_mut();
+        if told.contains(&(client, other)) {
+            return false;
+        }
+        if told.len() == TOLD_MAX {
+            told.pop_front();
+        }
+        told.push_back((client, other));
+        true
+    }
+
+    /// The clients of one disk, in the order in which they came.
+    pub fn of_disk(&self, number: u32) -> Vec<Rc<Guest>> {
+        let clients = self.clients.borrow();
+        clients.iter().filter_map(Weak::upgrade).filter(|guest| guest.number == number).collect()
+    }
+
+    /// What the client of that name does with the disk.
+    pub fn access(&self, number: u32, name: &str) -> Access {
+        let found = self.of_disk(number).into_iter().find(|guest| guest.peer.name == name);
+        found.map_or(Access::Undecided, |guest| guest.access.get())
+    }
+
+    /// Those who are there, each with what counts it in `vm`. Nobody may come in meanwhile.
+    pub async fn counted_by(&self, vm: &dyn Machine) -> Result<Vec<(Rc<Guest>, Rc<Client>)>> {
+        let present: Vec<_> = self.clients.borrow().iter().filter_map(Weak::upgrade).collect();
+        let mut counted = Vec::with_capacity(present.len());
+        for guest in present {
+            let (_, client) = vm.attach(guest.number, &guest.peer.name).await?;
+            counted.push((guest, client));
+        }
+        Ok(counted)
+    }
+}
+
+impl Guest {
+    pub fn count_as(&self, client: Rc<Client>) {
+        *self.counted.borrow_mut() = client;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use blk::uring::UringReactor;
+    use blk::volume::{BlockStatus, VolumeInfo, ZeroMode};
+    use blk::{Buf, Executor, Local, Slice};
+
+    use super::*;
+
+    /// A disk of which only the flushes are counted.
+    #[derive(Default)]
+    struct Disk(Cell<u32>);
+
+    impl Volume for Disk {
+        fn info(&self) -> VolumeInfo {
+            VolumeInfo { size_bytes: 512, read_only: false, preferred_bytes: 512, fast_zero: false }
+        }
+
+        fn read(self: Rc<Self>, _: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+            Box::pin(std::future::ready((buf, Ok(()))))
+        }
+
+        fn write(self: Rc<Self>, _: u64, _: Slice) -> Local<'static, Result<()>> {
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+            self.0.set(self.0.get() + 1);
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn discard(self: Rc<Self>, _: Range<u64>) -> Local<'static, Result<()>> {
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn write_zeroes(self: Rc<Self>, _: Range<u64>, _: ZeroMode) -> Local<'static, Result<()>> {
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn status(self: Rc<Self>, _: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+            Box::pin(std::future::ready(Ok(Vec::new())))
+        }
+    }
+
+    #[test]
+    fn a_disk_is_replaced_under_its_clients_and_its_writes_are_waited_for() {
+        let executor = Executor::new(Rc::new(UringReactor::new().unwrap()));
+        let done = executor.run(async {
+            let guests = Guests::default();
+            let (old, new) = (Rc::new(Disk::default()), Rc::new(Disk::default()));
+            let switch = guests.switch(0, old.clone());
+            assert!(Rc::ptr_eq(&switch, &guests.switch(0, new.clone())), "one for all clients");
+            let (admitted, volume) = switch.enter();
+            let write = volume.write(0, Buf::zeroed(512).freeze());
+            let drained = std::pin::pin!(switch.replace(new.clone()));
+            let drained = match futures_util::future::select(drained, std::future::ready(())).await {
+                futures_util::future::Either::Left(_) => panic!("a write was under way"),
+                futures_util::future::Either::Right(((), drained)) => drained,
+            };
+            write.await.unwrap();
+            drop(admitted);
+            drained.await;
+            switch.current().flush().await.unwrap();
+            assert_eq!((old.0.get(), new.0.get()), (0, 1));
+        });
+        assert!(done.is_some());
+    }
+}

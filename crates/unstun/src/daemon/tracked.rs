@@ -1,0 +1,63 @@
+//! Jobs of all VMs under one numbering, since each VM numbers its own.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use engine::Job;
+
+use super::entry::Entry;
+use super::site::Site;
+use super::state::Daemon;
+
+/// A job under the daemon's own number.
+pub struct Tracked {
+    pub id: u64,
+    /// The datastore it is in; that a move leaves.
+    pub site: Rc<Site>,
+    /// None for work on the whole store.
+    pub entry: Option<Rc<Entry>>,
+    pub job: Rc<Job>,
+    /// (time, bytes done, rate) at the last look, for the rate.
+    pub seen: Cell<(u64, u64, u64)>,
+}
+
+impl Tracked {
+    fn new(id: u64, site: &Rc<Site>, entry: Option<&Rc<Entry>>, job: &Rc<Job>) -> Tracked {
+        let seen = Cell::new((job.started_ns, 0, 0));
+        Tracked { id, site: site.clone(), entry: entry.cloned(), job: job.clone(), seen }
+    }
+}
+
+impl Daemon {
+    /// All jobs, numbered in the order they were first seen.
+    pub fn tracked<T>(&self, look: impl Fn(&Tracked) -> T) -> Vec<T> {
+        let mut jobs = self.jobs.borrow_mut();
+        for entry in self.entries() {
+            for job in entry.vm.jobs() {
+                if jobs.iter().any(|t| Rc::ptr_eq(&t.job, &job)) {
+                    continue;
+                }
+                jobs.push(Tracked::new(self.number_job(), &entry.site, Some(&entry), &job));
+            }
+        }
+        jobs.iter().map(look).collect()
+    }
+
+    /// For a job of the daemon's own.
+    pub fn next_job(&self) -> u64 {
+        // Those of the VMs that were not seen yet come first.
+        self.tracked(|_| ());
+        self.number_job()
+    }
+
+    /// Once only: whoever remembers a job that was forgotten here finds no other.
+    fn number_job(&self) -> u64 {
+        self.jobs_numbered.update(|n| n + 1);
+        self.jobs_numbered.get()
+    }
+
+    /// A job of the daemon's own, under `next_job`'s number.
+    pub fn track(&self, site: &Rc<Site>, entry: Option<&Rc<Entry>>, job: &Rc<Job>) {
+        self.jobs.borrow_mut().push(Tracked::new(job.id, site, entry, job));
+    }
+}
