@@ -16,6 +16,8 @@ binary=${BINARY:-}
 
 if [[ -z $binary ]]; then
     scripts/setup.sh run
+    # `unstun --version` names it; an archive of the sources has none.
+    if commit=$(git rev-parse --short HEAD 2>/dev/null); then export UNSTUN_COMMIT=$commit; fi
     cargo build --release --locked --package unstun
     binary=${CARGO_TARGET_DIR:-target}/release/unstun
 fi

@@ -203,7 +203,7 @@ impl Slice {
         Slice { buf: self.buf.clone(), start: self.start + range.start, len: range.end - range.start }
     }
 
-    /// The buffer again, if nobody else shares it and the slice is all of it.
+    /// Returns the buffer if it is not shared and the slice is all of it.
     pub fn into_buf(self) -> Option<Buf> {
         if self.start != 0 || self.len != self.buf.len() {
             return None;

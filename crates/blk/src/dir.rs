@@ -86,8 +86,8 @@ impl Dir {
     }
 
     /// From now on a folder named `OWN_FOLDER` is opened only where root, this process's user, nobody (what file servers make of
-    /// root), or an owner named by this call owns it: what it says decides which files are written and removed, and whoever
-    /// owns a home can put another folder in its place. Without a call every such folder is opened.
+    /// root), or an owner named by this call owns it: what it says decides which files are written and removed, and the
+    /// owner of a home can put another folder in its place. Without a call every such folder is opened.
     pub fn trust_owner(&self) -> Result<()> {
         self.0.env.trust_owner(self.0.handle).map_err(|e| e.at(self.path(), "asking for its owner"))
     }

@@ -20,7 +20,7 @@ pub enum ErrorKind {
     Invalid,
     /// Bytes on the datastore contradict themselves or their format.
     Damaged,
-    /// Somebody else has it open.
+    /// Another process or connection has it open.
     Locked,
     /// Understood, and declined for the stated reason.
     Refused,
@@ -80,7 +80,7 @@ impl Error {
         self.kind == ErrorKind::NoSpace
     }
 
-    /// Nothing was changed, and the same may succeed later without anybody's doing: space or descriptors were short.
+    /// Nothing was changed, and the same operation may succeed later by itself: space or descriptors were short.
     pub fn may_pass(&self) -> bool {
         matches!(self.kind, ErrorKind::NoSpace | ErrorKind::NoDescriptors)
     }
@@ -125,7 +125,7 @@ impl Errno {
     pub const ECANCELED: Errno = Errno(125);
     /// Turned back by a fence. No number of the kernel's, whose end at 4095.
     pub const FENCED: Errno = Errno(4096);
-    /// A folder that decides what is written and removed is somebody else's. See `Dir::trust_owner`.
+    /// A folder that decides what is written and removed belongs to another user. See `Dir::trust_owner`.
     pub const STRANGERS: Errno = Errno(4097);
 
     pub fn kind(self) -> ErrorKind {

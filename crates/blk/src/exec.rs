@@ -259,7 +259,7 @@ impl Env {
         JoinHandle(done)
     }
 
-    /// Starts an already boxed task whose result nobody wants: the cheapest form, for requests.
+    /// Starts an already boxed task without a join handle: the cheapest form, for requests.
     pub fn spawn_detached(&self, task: Local<'static, ()>) {
         if let Some(core) = self.core.upgrade() {
             core.spawn(task);

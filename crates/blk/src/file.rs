@@ -64,7 +64,7 @@ struct Inner {
     counters: Cell<FileCounters>,
     /// Device blocks under read-modify-write; where blocks are larger than sectors, blocks under any change.
     partial: RangeLock,
-    /// One flush at a time: of two on one descriptor either may be told of an error, and not the other.
+    /// One flush at a time: of two on one descriptor the kernel reports an error to only one.
     flushes: TaskMutex,
     unflushed: RefCell<Unflushed>,
     /// A flush has failed: what `unflushed` has is in doubt.

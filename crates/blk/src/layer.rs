@@ -125,7 +125,7 @@ pub trait Layer {
     fn populated(&self, region: u64) -> bool;
 
     /// Takes space for a range none of which is held here. May read the region's table and may wait for the file to
-    /// grow. `NoSpace` changes nothing and may be tried again. The caller holds the range: nobody places it twice.
+    /// grow. `NoSpace` changes nothing and may be tried again. The caller holds the range, so that it is not placed twice.
     fn place(&self, range: Range<u64>) -> Local<'_, Result<Placement>>;
 
     /// The placement's data is complete (not yet durable): its entries become visible and dirty. Never waits, which
@@ -154,7 +154,7 @@ pub trait Layer {
         false
     }
 
-    /// Clients have been told of the lost writes: from here on what is answered is kept.
+    /// Clients have been notified of the lost writes: from here on the log keeps what is answered.
     fn begin_log(&self) -> Local<'_, Result<()>> {
         Box::pin(async { Ok(()) })
     }

@@ -66,7 +66,7 @@ pub struct FoldState {
 }
 
 /// Number of the content that a VM's running disks have. A revert, a discard or a reset replaces the content and raises the
-/// number in the same commit point, so that a client that cached the old content is told apart for ever.
+/// number in the same commit point, so that a client that cached the old content is recognised for ever.
 ///
 /// A VM begins at a number drawn at random: a later VM of the same name then differs too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,7 +206,7 @@ pub struct LayerLink {
     pub foreign: bool,
 }
 
-/// Somebody outside this home who reads one of its layers: a linked clone, for one.
+/// A reader of one of this home's layers from outside: a linked clone, for one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dependant {
     pub layer: LayerName,
@@ -282,14 +282,14 @@ pub trait Manifest {
     /// this session created. Durable when it returns; may be repeated.
     fn touch<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>>;
 
-    /// Makes an empty base disk, durable; nobody refers to it before `publish` names it. Its number and slot are the
+    /// Makes an empty base disk, durable and unreferenced until `publish` names it. Its number and slot are the
     /// next free ones of `state`.
     fn create_disk<'a>(&'a self, state: &'a VmState, disk: &'a NewDisk) -> Local<'a, Result<DiskState>>;
 
     /// Makes the base disk `name` larger: its extent, then its descriptor. Refused for anything but a single flat extent.
     fn grow<'a>(&'a self, name: &'a str, size_bytes: u64) -> Local<'a, Result<()>>;
 
-    /// Makes an empty, durable, writable child of `parent`; nobody refers to it before `publish`.
+    /// Makes an empty, durable, writable child of `parent`, unreferenced until `publish`.
     fn create_child<'a>(&'a self, parent: &'a str) -> Local<'a, Result<Rc<dyn Layer>>>;
 
     /// Sets `bytes` of the datastore aside for the work that gives space back; 0 hands them over to it. `NoSpace` leaves

@@ -1,8 +1,8 @@
 //! Small files in the host's memory: they outlive the process that wrote them, and end when the host loses its power.
 //!
-//! What a guest was told is written, and no flush has covered yet, is partly known to this process alone: where new blocks
-//! lie. A format keeps that here too. After a crash of the process clients reconnect and rely on every answer that they
-//! got; after a loss of power they are gone themselves, or have to be told.
+//! Of writes that were answered and not flushed yet, the places of new blocks are known to this process alone. A format
+//! keeps these here too. After a crash of the process clients reconnect and rely on every answer that they got. After a
+//! loss of power the clients are gone as well, or the writes are reported as lost.
 
 use crate::error::Errno;
 

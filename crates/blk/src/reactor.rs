@@ -319,7 +319,7 @@ pub trait Reactor {
     /// Microseconds since 1970 UTC, for names and records; never for ordering.
     fn unix_us(&self) -> i64;
 
-    /// 64 bits that nobody can predict (or that follow from the seed).
+    /// 64 unpredictable bits (in the simulator they follow from the seed).
     fn random(&self) -> u64;
 
     /// Files that outlive this process; None where the process keeps none, as tools that serve no clients do.

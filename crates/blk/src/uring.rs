@@ -109,7 +109,7 @@ impl UringReactor {
         Ok(UringReactor { core, waker, spare: RefCell::default(), memory: RefCell::default(), apart })
     }
 
-    /// Listens on a Unix socket, mode 0660. A socket file on which nobody answers is replaced; `Locked` when somebody
+    /// Listens on a Unix socket, mode 0660. A socket file on which no process answers is replaced; `Locked` when one
     /// does. Closing the handle removes the file.
     pub fn listen_unix(&self, path: &str) -> Result<Handle> {
         net::listen_unix(path).map(|opened| self.adopt(opened))
@@ -120,7 +120,7 @@ impl UringReactor {
         net::listen_tcp(address).map(|opened| self.adopt(opened))
     }
 
-    /// Takes over a connected stream, for programs that are somebody's client. `peer` is for messages.
+    /// Takes over a connected stream, for programs that are clients of others. `peer` is for messages.
     pub fn adopt_stream(&self, fd: OwnedFd, env: Env, peer: &str) -> Socket {
         // Fails on a Unix socket, which has no delay to switch off.
         net::tune_tcp(&fd);

@@ -66,7 +66,7 @@ pub trait Volume {
     /// answer, at [`STATUS_PIECES_MAX`] and what one step finds beyond, and at [`STATUS_BYTES_MAX`] of memory.
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>>;
 
-    /// Ends the requests that wait for space. Their client is gone, so nobody reads the answers.
+    /// Ends the requests that wait for space. Their client is gone, so the answers are not read.
     fn abandon(&self) {}
 }
 

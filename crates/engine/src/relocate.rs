@@ -91,7 +91,7 @@ impl Relocation {
         self.refuse_other_disks()?;
         let state = &self.began;
         if state.current.is_none() && !state.snapshots.is_empty() {
-            let cause = "it has snapshots and runs on from none of them, which the other side could not tell";
+            let cause = "it has snapshots but no current snapshot, which the target cannot represent";
             return Err(Error::refused(&state.name, format!("{cause}; take a snapshot, then move it")));
         }
         let mut at: Option<SnapshotState> = None;

@@ -5,7 +5,7 @@
 //! is a [`Cached`] over a [`Group`] of [`Disk`]s. All parameters are plain numbers; where they come from is the
 //! caller's to say.
 //!
-//! A model at work is a [`Server`]. It is told of a request when that is submitted, says when it wants to be called
+//! A model at work is a [`Server`]. It gets a request when that is submitted, says when it wants to be called
 //! next, and names what is done then; in between it may reorder as it likes. It knows no content: what a request does
 //! to the bytes is `machine`'s, at the completion.
 

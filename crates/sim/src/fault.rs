@@ -10,7 +10,7 @@ use crate::kind::OpKind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
     /// At the n-th submission or completion from now, counted from 1. At a submission the operation is then under way;
-    /// at a completion it is done but nobody has been told.
+    /// at a completion it is done but not reported.
     Event(u64),
     /// When the clock would pass this many ns from now.
     After { ns: u64 },

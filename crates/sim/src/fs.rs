@@ -133,7 +133,7 @@ impl FileSystem {
         }
     }
 
-    /// Gives a range its place before anybody touches it.
+    /// Gives a range its place before its first use.
     pub fn reserve_place(&mut self, id: NodeId, offset: u64, len: u64) {
         let node = self.nodes[id as usize].as_mut().expect("a referenced node lives");
         if let (Body::File(file), Some(placement)) = (&mut node.body, &mut self.placement) {
@@ -261,7 +261,7 @@ impl FileSystem {
         self.node_mut(id).locked = false;
     }
 
-    /// Takes one reference away; gives back the space, then the node, when nobody needs them.
+    /// Takes one reference away; gives back the space, then the node, when they have no user left.
     fn release(&mut self, id: NodeId, take: impl FnOnce(&mut Node)) {
         let node = self.node_mut(id);
         let counted = node.links + node.opens > 0;

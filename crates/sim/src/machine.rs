@@ -88,7 +88,7 @@ pub(crate) struct Slot {
 pub(crate) enum Step {
     /// No power, or nothing under way.
     Nothing,
-    /// A completion that nobody waits for yet.
+    /// A completion without a waiting task yet.
     Quiet,
     Wake(Waker),
 }
@@ -491,7 +491,7 @@ impl Machine {
         self.free.push(id);
     }
 
-    /// Nobody takes this outcome: a handle in it would stay open for ever.
+    /// This outcome is not taken: a handle in it would stay open for ever.
     fn dispose(&mut self, outcome: Outcome) {
         if let Outcome::Opened(Ok((handle, _))) = outcome {
             self.close(handle);

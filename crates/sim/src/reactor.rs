@@ -114,7 +114,7 @@ impl Reactor for SimReactor {
 /// The memory of a host whose clients run on it.
 struct SimMemory {
     machine: Rc<RefCell<Machine>>,
-    /// Of the process. What it appends after its end is not seen by anybody.
+    /// Of the process. What it appends after its end is dropped.
     boot: u32,
 }
 
@@ -160,7 +160,7 @@ impl Memory for SimMemory {
     }
 }
 
-/// Nobody else exists who could wake this world.
+/// No other thread can wake this world.
 pub(crate) struct NoThreads;
 
 impl Waker for NoThreads {

@@ -10,8 +10,10 @@ mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use engine::native::FORMAT_VERSION;
 
 use crate::command;
 use crate::error::ErrorBody;
@@ -39,9 +41,16 @@ pub use vm::{
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \
 6 damage found.\nVM@NAME is accepted wherever VM NAME is. Sizes are in powers of 1024 (20G, 512M) or plain bytes.";
 
+/// `0.1.0 (commit 1a2b3c4, native store format 1.0)`. `make install` names the commit; other builds do not.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let (major, minor) = FORMAT_VERSION;
+    let commit = option_env!("UNSTUN_COMMIT").map_or(String::new(), |commit| format!("commit {commit}, "));
+    format!("{} ({commit}native store format {major}.{minor})", env!("CARGO_PKG_VERSION"))
+});
+
 /// Virtual disks whose snapshots never stun the VM.
 #[derive(Debug, Parser)]
-#[command(name = "unstun", version, after_help = AFTER_HELP)]
+#[command(name = "unstun", version = VERSION.as_str(), after_help = AFTER_HELP)]
 pub struct Cli {
     #[command(flatten)]
     pub global: Global,
@@ -51,8 +60,8 @@ pub struct Cli {
 
 #[derive(Debug, Args)]
 pub struct Global {
-    /// The datastore's folder; else $UNSTUN_DATASTORE, else ./unstun-data if it exists, else /var/lib/unstun. Of a daemon
-    /// with several: that one, by its folder or its name
+    /// Use this datastore, by its folder or, where a daemon serves several, by its name [default: $UNSTUN_DATASTORE, else
+    /// ./unstun-data if it exists, else /var/lib/unstun]
     #[arg(long, value_name = "DIR|NAME", global = true)]
     pub datastore: Option<PathBuf>,
     /// Print JSON (see docs/cli-json.md)
@@ -62,11 +71,11 @@ pub struct Global {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve a datastore; creates ./unstun-data when none is named
+    /// Start the daemon on a datastore (creates ./unstun-data if none is named)
     Up(UpArgs),
-    /// What the daemon serves, and the room it has
+    /// Show what the daemon serves, and its free space
     Status,
-    /// Serve further datastores beside the one the daemon was started on
+    /// Add, create, list and remove datastores
     #[command(subcommand)]
     Datastore(DatastoreCommand),
     /// Create, import, clone, change and remove VMs
@@ -75,60 +84,60 @@ pub enum Command {
     /// Take, commit, revert and discard snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// What a VM takes on the datastore, and each of its snapshots
+    /// Show the space that a VM and its snapshots use
     Space { vm: VmName },
-    /// What was removed and is kept for a while: list it, bring it back, remove it for good
+    /// List, restore or remove for good what was removed and is kept for a while
     #[command(subcommand)]
     Bin(BinCommand),
-    /// Follow and steer the work in the background
+    /// List, pause, resume, cancel and limit background jobs
     #[command(subcommand)]
     Job(JobCommand),
-    /// What happened to a VM, with the stun of each operation
+    /// Print the events of a VM, with the stun of each operation
     Events(EventsArgs),
-    /// The lines that attach a VM's disks to QEMU, libvirt or Proxmox
+    /// Print the lines that attach a VM's disks to QEMU, libvirt or Proxmox
     Attach(AttachArgs),
-    /// Verify the datastores' stores while they are in use; with PATH VMware files, read-only and without a daemon
+    /// Check the stores of datastores while they are in use, or VMware files at PATH (read-only, without a daemon)
     Check(CheckArgs),
-    /// Mend what `check PATH` finds in a VM's VMware files; without --yes only say what would be written
+    /// Repair what `check PATH` finds in a VM's VMware files (without --yes: print what would be written)
     Repair(RepairArgs),
-    /// Verify the datastores' stores, and read every block of data in them
+    /// Check the stores of datastores, and read every block of data in them
     Scrub,
     /// Write a VMware disk chain as one sparse raw file, without a daemon
     Convert(ConvertArgs),
-    /// Put load on a VM while a snapshot is taken, lived with and committed (about 40 s)
+    /// Load a VM while a snapshot is taken, kept and committed (about 40 s)
     Demo {
         /// Keep the run in this folder: run.json for `lab report`, and report.html, a page with charts
         #[arg(short, long, value_name = "DIR")]
         output: Option<PathBuf>,
     },
-    /// What a snapshot costs: published experiments and your own on modelled storage, in virtual time, and any stack on real storage
+    /// Measure what a snapshot costs: published experiments and your own, on modelled or on real storage
     #[command(subcommand)]
     Lab(LabCommand),
-    /// For packagers: writes the man pages or the shell completions
+    /// Write the man pages or the shell completions (for packagers)
     #[command(hide = true)]
     Generate(GenerateArgs),
 }
 
 #[derive(Debug, Args)]
 pub struct UpArgs {
-    /// Create the folder that --datastore names, where it does not exist
+    /// Create the folder that --datastore names if it does not exist
     #[arg(long)]
     pub create: bool,
     /// Serve NBD on unix:PATH or HOST:PORT instead of DATASTORE/.unstun/nbd.sock; may be repeated
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub nbd: Vec<NbdListen>,
-    /// What the maps of native disks may take in memory, for each datastore: more keeps random I/O on large disks from
-    /// reading maps
+    /// Limit the memory for maps of native disks, per datastore; more memory saves reads of maps under random I/O on large
+    /// disks
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_map_cache)]
     pub map_cache: usize,
-    /// What the daemon may take in memory, beside --map-cache for each datastore after the first: half of it is for
-    /// clients and their requests
+    /// Limit the memory of the daemon, without --map-cache of each datastore after the first; half of it is for clients
+    /// and their requests
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_memory)]
     pub memory: Memory,
-    /// How long a VM that `vm remove --delete-disks` removes is kept in the bin; 0 keeps none
+    /// Keep what is removed or thrown away in the bin for this time, in hours (0: keep nothing)
     #[arg(long, value_name = "HOURS", default_value_t = 24)]
     pub bin_hours: u32,
-    /// Keep VMs in the bin while more of the datastore than this is free, in percent
+    /// Keep nothing in the bin unless more than this part of the datastore is free, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub bin_free_percent: u32,
 }
@@ -165,22 +174,22 @@ fn parse_parent(text: &str) -> Result<(String, String), String> {
 pub enum DatastoreCommand {
     /// Serve another datastore, now and after every restart
     Add {
-        /// Its folder, or the device that `create` made one of; and what to call it, else as that is called
+        /// Its folder, or the device that `create` prepared; optionally with a name [default: the name of the folder or device]
         #[arg(value_name = "[NAME=]PATH")]
         what: String,
     },
-    /// Make a datastore of a whole block device, or of a file of fixed size; without a daemon
+    /// Create a datastore on a whole block device, or in a file of fixed size (without a daemon)
     Create {
-        /// Such as /dev/disk/by-id/...
+        /// The device, such as /dev/disk/by-id/...
         #[arg(value_name = "DEVICE")]
         path: PathBuf,
-        /// Overwrite what is on it; there is no way back
+        /// Overwrite what is on the device; this cannot be undone
         #[arg(long)]
         force: bool,
     },
-    /// List the datastores, with their room
+    /// List the datastores and their free space
     List,
-    /// Stop serving a datastore; all that is in it stays
+    /// Stop serving a datastore; its content stays
     Remove {
         name: DatastoreName,
         #[command(flatten)]
@@ -188,7 +197,7 @@ pub enum DatastoreCommand {
     },
     /// Serve a device whose lease another host holds and does not renew; that host must be dead or cut off
     TakeOver {
-        /// A datastore that is not served for that reason, or the device; and what to call it
+        /// The datastore that is not served for that reason, or the device, optionally with a name
         #[arg(value_name = "NAME|[NAME=]DEVICE")]
         what: String,
         /// Claim the lease without asking
@@ -199,18 +208,18 @@ pub enum DatastoreCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum JobCommand {
-    /// List the jobs since the daemon's start
+    /// List the jobs since the start of the daemon
     List,
-    /// Hold a job; it keeps what it has done
+    /// Pause a job; it keeps its progress
     Pause { id: u64 },
-    /// Let a held job go on
+    /// Resume a paused job
     Resume { id: u64 },
-    /// End a job; a commit leaves the rest of its delta behind
+    /// Cancel a job; a commit leaves the rest of its delta as an unowned delta
     Cancel { id: u64 },
-    /// Bound a job's rate
+    /// Limit the rate of a job
     Limit {
         id: u64,
-        /// Per second, such as 200M; none lifts the limit
+        /// Bytes per second, such as 200M; `none` removes the limit
         #[arg(value_parser = parse_rate)]
         rate: Rate,
     },
@@ -227,7 +236,7 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
 #[derive(Debug, Args)]
 pub struct EventsArgs {
     pub vm: VmName,
-    /// Keep printing events as they happen; with --json one line each
+    /// Keep printing events as they happen (with --json one line each)
     #[arg(short, long)]
     pub follow: bool,
 }
@@ -237,7 +246,7 @@ pub struct ConvertArgs {
     /// The descriptor of the chain's last link
     #[arg(value_name = "CHAIN.vmdk")]
     pub chain: PathBuf,
-    /// Must not exist yet
+    /// The file to write, which must not exist
     #[arg(value_name = "OUT.raw")]
     pub output: PathBuf,
 }
@@ -245,7 +254,7 @@ pub struct ConvertArgs {
 #[derive(Debug, Args)]
 pub struct AttachArgs {
     pub vm: VmName,
-    /// What attaches them
+    /// The hypervisor that attaches them
     #[arg(long = "as", value_enum, default_value_t = AttachTo::Qemu)]
     pub to: AttachTo,
 }
@@ -280,25 +289,25 @@ pub struct CheckArgs {
 pub struct RepairArgs {
     /// A VM's folder, or its .vmx
     pub path: PathBuf,
-    /// Write the mends, after a copy of each file they change
+    /// Write the repairs, after copying each file that they change
     #[arg(short, long)]
     pub yes: bool,
-    /// Take the content ID of a parent that has another one than expected: you vouch that its data is unchanged
+    /// Accept a parent whose content ID is not the expected one; its data must be unchanged
     #[arg(long)]
     pub ignore_content_ids: bool,
-    /// Name the link that one with a lost descriptor was made on, where nothing tells; may be repeated
+    /// Name the parent of a link whose descriptor is lost and whose parent is not recorded; may be repeated
     #[arg(long, value_name = "LINK=PARENT", value_parser = parse_parent)]
     pub parent: Vec<(String, String)>,
-    /// Give up what a truncated delta has lost: those ranges show the older data of its parent
+    /// Accept the loss of what a truncated delta no longer has; those ranges show the older data of its parent
     #[arg(long)]
     pub cut_deltas: bool,
-    /// Move VMware's lock files aside: you vouch that no VMware product has the VM open, on any host
+    /// Move VMware's lock files aside; no VMware product may have the VM open, on any host
     #[arg(long)]
     pub stale_locks: bool,
-    /// Move links aside that nothing here refers to: you vouch that no VM of another folder was made on them
+    /// Move links aside that nothing in the folder refers to; no VM of another folder may depend on them
     #[arg(long)]
     pub move_orphans: bool,
-    /// Bring back the files that the last repair changed
+    /// Restore the files that the last repair changed
     #[arg(long, conflicts_with_all = ["yes", "ignore_content_ids", "parent", "cut_deltas", "stale_locks", "move_orphans"])]
     pub undo: bool,
 }
@@ -307,7 +316,7 @@ pub struct RepairArgs {
 pub struct GenerateArgs {
     #[arg(value_enum)]
     pub what: Generated,
-    /// Created where it is missing
+    /// The folder to write to; it is created if it is missing
     pub dir: PathBuf,
 }
 

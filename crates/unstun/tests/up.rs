@@ -174,7 +174,7 @@ fn nbd_beyond_this_machine_is_warned_about() {
         let daemon = Daemon::start_with(folder.path(), &["--nbd", &address], said.into());
         assert!(daemon.stop(Signal::TERM).success());
         let said = std::fs::read_to_string(&log).unwrap();
-        let warning = format!("NBD on {address}: whoever reaches this address");
+        let warning = format!("NBD on {address}: every client that reaches this address");
         assert_eq!(said.contains(&warning), warned, "{said}");
     }
 }

@@ -1,4 +1,4 @@
-//! Parsing of texts where it holds nobody up.
+//! Parsing of texts, off the core where they are long.
 
 use blk::{Env, Result};
 

@@ -81,7 +81,7 @@ pub(super) struct Core {
     roused: bool,
     completions: Vec<Completion>,
     pub(super) notices: Vec<String>,
-    /// Devices the operator has been told about.
+    /// Devices about which the operator has a notice.
     noticed: BTreeSet<(u32, u32)>,
 }
 
@@ -232,7 +232,7 @@ impl Core {
         }
     }
 
-    /// An outcome nobody took may hold a handle.
+    /// An outcome that was not taken may hold a handle.
     fn release(&mut self, state: State) {
         match state {
             State::Done(Outcome::Opened(Ok((handle, _)))) => self.close(handle),
@@ -258,7 +258,7 @@ impl Core {
             Kind::Plain => {}
             Kind::Listener { path, .. } => {
                 if let Some(path) = path {
-                    // While it still answers, so that nobody else's new socket can be at this path.
+                    // While it still answers, so that no other process can have a new socket at this path.
                     let _ = std::fs::remove_file(path);
                 }
                 let _ = rustix::net::shutdown(&*entry.fd, rustix::net::Shutdown::Both);
@@ -309,7 +309,7 @@ impl Core {
     fn complete(&mut self, index: u32, work: Work, result: i32) {
         let slot = &mut self.slots[index as usize];
         if matches!(slot.state, State::Orphan) {
-            // Never continued: what is left of it nobody wants. An accepted connection closes with the step.
+            // Never continued: the rest of it is not wanted. An accepted connection closes with the step.
             drop(work.completed(result));
             self.free_slot(index);
             return;

@@ -119,7 +119,7 @@ fn check(path: &Path) -> Result<()> {
     }
 }
 
-/// See `Memory::boot`. Where the kernel does not tell every boot is the same one: clients are then told too often.
+/// See `Memory::boot`. Where the kernel has no boot ID all boots count as one, and clients are refused more often than necessary.
 fn boot(remote: bool) -> u64 {
     let id = std::fs::read_to_string(BOOT_ID_PATH).unwrap_or_default();
     (hash(id.trim()) & !1).max(2) | u64::from(remote)

@@ -14,13 +14,13 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 use super::open::{Kind, Opened};
 use crate::error::{Errno, Error, ErrorKind, Result};
 
-/// Owner and group: whoever may write guests' disks is put in the group.
+/// Owner and group: users that may write guests' disks are put in the group.
 const SOCKET_MODE: u32 = 0o660;
 /// Clients that may wait to be accepted; a host attaches its VMs' disks all at once after a restart.
 const BACKLOG: i32 = 1024;
 /// `sun_path` is 108 bytes with its final zero (unix(7)).
 const UNIX_PATH_MAX: usize = 107;
-/// How long a killed process's ring may live on before its socket counts as served by somebody.
+/// How long a killed process's ring may live on before its socket counts as served.
 const DEATH_WAIT: Duration = Duration::from_secs(3);
 /// A peer that vanished without a word is noticed after 60 + 4 x 15 = 120 s.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
@@ -63,7 +63,7 @@ pub(super) fn listen_unix(path: &str) -> Result<Opened> {
     })
 }
 
-/// Removes a socket file on which nobody answers; anything else at that path stays.
+/// Removes a socket file on which no process answers; anything else at that path stays.
 fn remove_stale(path: &str) -> Result<()> {
     let found = std::fs::symlink_metadata(path).map_err(|e| Errno::from(e).at(path, "looking at it"))?;
     if !found.file_type().is_socket() {

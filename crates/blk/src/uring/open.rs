@@ -10,7 +10,7 @@ use super::work::MAX_TRANSFER;
 use crate::error::Errno;
 use crate::reactor::{Limits, OpenMode};
 
-/// A guest's disk is nobody else's business.
+/// Only the owner reads a guest's disk.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 const FOLDER_MODE: Mode = Mode::from_raw_mode(0o755);
 /// `f_type` of file systems that live in the page cache (linux/magic.h): newer kernels accept O_DIRECT there and

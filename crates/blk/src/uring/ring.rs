@@ -19,8 +19,8 @@ use crate::fence::Deadline;
 const SUBMISSION_ENTRIES: u32 = 512;
 /// Completions that can wait unread; more are kept by the kernel (IORING_FEAT_NODROP) at some cost.
 const COMPLETION_ENTRIES: u32 = 4096;
-/// Marks the completion of a cancel, which nobody waits for. Work uses its table index.
-const NOBODY: u64 = u64::MAX;
+/// Marks the completion of a cancel, which is ignored. Work uses its table index.
+const CANCEL: u64 = u64::MAX;
 /// Longest single sleep. The kernel adds a timeout to its clock unchecked, and one that overflows is over at once.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 /// One answered piece of work: its index, the work itself, and the kernel's result.
@@ -126,7 +126,7 @@ impl Ring {
     /// Asks the kernel to give up on `index`. Its completion still comes. An entry queued later under the same index
     /// cannot be hit: the kernel takes entries in order and cancels while it takes this one.
     pub(super) fn cancel(&mut self, index: u32) {
-        let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(NOBODY);
+        let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(CANCEL);
         self.push(&entry);
     }
 
@@ -239,7 +239,7 @@ impl Ring {
     pub(super) fn reap(&mut self, out: &mut Vec<Completion>) {
         self.harvest();
         for (index, result) in self.arrived.drain(..) {
-            if index == NOBODY {
+            if index == CANCEL {
                 continue;
             }
             let work = self.works.get_mut(index as usize).and_then(Option::take);

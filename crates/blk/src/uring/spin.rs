@@ -2,8 +2,8 @@
 //!
 //! A core that sleeps wakes late, finds a crowd of completions, and sends the device as large a crowd of requests:
 //! client and device then idle in turns, and watching the ring for a moment breaks that lockstep. But a spin also
-//! takes a CPU from whoever else could use it: the client, or the host's own disk emulation. Which of the two
-//! weighs more cannot be told from one spin, so throughput decides: short windows with and without are compared, and
+//! takes a CPU from the client, or from the host's own disk emulation. Which of the two
+//! weighs more cannot be decided from one spin, so throughput decides: short windows with and without are compared, and
 //! the better way is kept for a while.
 
 use super::ring::Ring;

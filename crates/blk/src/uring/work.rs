@@ -119,7 +119,7 @@ pub(super) enum Class {
     Transfer,
     /// Flush and space: milliseconds, in the kernel's workers.
     Control,
-    /// May stay for ever, so it is cancelled when nobody wants it.
+    /// May stay for ever, so it is cancelled when its outcome is not wanted any more.
     Waiting,
 }
 

@@ -43,5 +43,6 @@ pub use disk::{DiskTerms, NativeDisk};
 pub use lease::{Claimant, Lease, LeaseTerms, Owner, TakeOver};
 pub use recover::NewStore;
 pub use store::{Store, StoreOptions};
+pub use superblock::VERSION as FORMAT_VERSION;
 pub use usage::{NodeUse, StoreUse};
 pub use vm::{NativeVm, NewNativeVm, VmHome, VmHomeState};

@@ -84,7 +84,7 @@ impl Connection {
         self.finishing.set(true);
     }
 
-    /// Replies are dropped from now on: nobody reads them.
+    /// Replies are dropped from now on, because the client does not read them.
     pub fn close(&self) {
         self.closed.set(true);
         // Its tickets change the counters when they drop, so the borrow has to be over by then.

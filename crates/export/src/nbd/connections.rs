@@ -1,4 +1,4 @@
-//! How many connections there may be, and whose: each listener and each export has a reserve, and nobody takes all.
+//! Limits on the number of connections. Each listener and each export has a reserve, so that no other can take all.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -18,7 +18,7 @@ use super::proto::REFUSALS_MAX;
 /// Ended connections whose cause is kept for messages.
 const MISHAPS_KEPT: usize = 16;
 
-/// What a connection has been told.
+/// What a connection has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Halt {
     Run,
@@ -74,7 +74,7 @@ pub struct FrontEnd {
     parties: Rc<Parties>,
     by_listener: Counts,
     by_export: Counts,
-    /// Refused connections that are being told so.
+    /// Refused connections whose refusal is being sent.
     refusing: Cell<usize>,
     on_refusal: RefCell<Option<OnRefusal>>,
     sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
@@ -111,7 +111,7 @@ impl Session {
         }
     }
 
-    /// Has `cx`'s task woken by every later `wake`, and says what the connection has been told.
+    /// Has `cx`'s task woken by every later `wake`, and returns what the connection has to do.
     pub fn watch(&self, cx: &Context<'_>) -> Halt {
         let mut task = self.task.borrow_mut();
         if !task.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
@@ -250,7 +250,7 @@ impl FrontEnd {
         Ok(Entered { front_end: self.clone(), session })
     }
 
-    /// Records a refusal. None when so many clients are being told why that this one is not.
+    /// Records a refusal. None when so many refusals are being sent that this client gets none.
     pub(super) fn refuse(self: &Rc<Self>, peer: &str, cause: &str) -> Option<Refusing> {
         self.note_refusal(peer, "", cause);
         if self.refusing.get() >= REFUSALS_MAX || self.stopping.get() {
@@ -311,7 +311,7 @@ impl FrontEnd {
         .await
     }
 
-    /// Waits until nobody is connected, at most `limit_us`.
+    /// Waits until no client is connected, at most `limit_us`.
     pub(super) async fn empty_within(&self, env: &Env, limit_us: u64) {
         let mut empty = pin!(self.when(|front_end| front_end.sessions.borrow().is_empty()));
         let mut late = pin!(env.sleep_us(limit_us));
@@ -335,13 +335,13 @@ impl Drop for Entered {
     fn drop(&mut self) {
         self.front_end.sessions.borrow_mut().remove(&self.session.id);
         self.front_end.by_listener.leave(&self.session.listener);
-        // The empty name is nobody's.
+        // No export has the empty name.
         self.front_end.by_export.leave(&self.session.export.borrow());
         self.front_end.changed.notify();
     }
 }
 
-/// A client that is being told that it is refused.
+/// A refusal that is being sent.
 pub struct Refusing(Rc<FrontEnd>);
 
 impl Drop for Refusing {

@@ -8,9 +8,9 @@
 //! nothing else. What is left is for volumes, which may need as much again as a request holds (a read whose parts lie
 //! apart is put together from copies), and is not charged.
 //!
-//! Nobody waits for another connection's memory, so there is no queue, no order of taking and no deadlock: a request waits
+//! No request waits for another connection's memory, so there is no queue, no order of taking and no deadlock: a request waits
 //! only for requests of its own connection. As soon as none of those is left the next one begins with `OWN_BYTES` at
-//! least, which nobody else can have taken: it is cut into pieces of that size when no more is free. Small
+//! least, which no other connection can take: it is cut into pieces of that size when no more is free. Small
 //! requests never starve behind large ones for the same reason.
 //!
 //! What a client can pin by not reading its answers, or by not sending a payload it has announced, is its connection's

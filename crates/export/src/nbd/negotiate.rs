@@ -248,7 +248,7 @@ impl Negotiation {
 
     /// Answers [`Step::List`].
     pub fn list(&mut self, exports: &[ExportEntry]) {
-        assert!(matches!(self.state, State::List), "nobody asked for the list");
+        assert!(matches!(self.state, State::List), "the client did not ask for the list");
         for export in exports {
             let mut payload = Vec::with_capacity(4 + export.name.len() + export.description.len());
             payload.put_u32(export.name.len() as u32);
@@ -262,7 +262,7 @@ impl Negotiation {
     /// Answers [`Step::Lookup`]. Terms mean that transmission starts once the output has been sent.
     pub fn found(&mut self, offer: &Offer) -> Option<Terms> {
         let State::Lookup(purpose) = std::mem::replace(&mut self.state, State::Options) else {
-            panic!("nobody asked for an export")
+            panic!("the client did not ask for an export")
         };
         match purpose {
             Purpose::ExportName => {
@@ -287,7 +287,7 @@ impl Negotiation {
     /// Answers [`Step::Lookup`].
     pub fn not_found(&mut self, error: &Error) {
         let State::Lookup(purpose) = std::mem::replace(&mut self.state, State::Options) else {
-            panic!("nobody asked for an export")
+            panic!("the client did not ask for an export")
         };
         let option = match purpose {
             Purpose::ExportName => {
@@ -316,7 +316,7 @@ impl Negotiation {
         }
     }
 
-    /// "NBD_REP_INFO". Block sizes are told unasked: clients that know them should keep to them.
+    /// "NBD_REP_INFO". Block sizes are sent unasked: clients that support them should keep to them.
     fn describe(&mut self, option: u32, offer: &Offer, wants_name: bool, wants_description: bool) {
         let terms = self.terms(offer);
         let mut payload = Vec::new();

@@ -130,9 +130,9 @@ pub const OPTIONS_MAX: u32 = 4096;
 /// What a client may take, all its answers from accept to transmission together, 10 s: three round trips take far less
 /// on any link that can carry a disk. Time in which the server works or waits for something else does not count.
 pub const NEGOTIATION_LIMIT_US: u64 = 10_000_000;
-/// The same for a client that is only told that it is refused.
+/// The same for a client that only gets a refusal.
 pub const REFUSAL_LIMIT_US: u64 = 2_000_000;
-/// Connections that are being told so; further ones are closed without a word.
+/// Connections that get a refusal at the same time; further ones are closed without one.
 pub const REFUSALS_MAX: usize = 64;
 
 /// The largest piece of a request that is held, read or written at once. Larger requests are carried out in pieces, so that
@@ -148,9 +148,9 @@ pub const RECEIVE_BYTES: usize = 8 << 10;
 /// The same when a receive has filled the buffer: about 60 writes of 4 KiB, more than a Unix socket's buffer (208 KiB)
 /// holds.
 pub const RECEIVE_BYTES_LARGE: usize = 256 << 10;
-/// Memory of all connections and requests, unless told otherwise.
+/// Default memory of all connections and requests.
 pub const MEMORY_BYTES: u64 = 512 << 20;
-/// Connections of one server, negotiating ones included, unless told otherwise: what half of `MEMORY_BYTES` has room for.
+/// Default limit of connections of one server, negotiating ones included: half of `MEMORY_BYTES` suffices for them.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Connections that each listener and each export may have as long as any are left at all. Beyond these it may have as
 /// many as it leaves for others.

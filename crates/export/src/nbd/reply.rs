@@ -34,7 +34,7 @@ struct DataChunk {
 
 const _: () = assert!(size_of::<Simple>() == SIMPLE_REPLY_BYTES && size_of::<DataChunk>() == CHUNK_BYTES + 8);
 
-/// A failed request, as the client is told.
+/// A failed request, as the reply reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub errno: NbdErrno,
@@ -148,9 +148,9 @@ mod tests {
     #[test]
     fn errors_carry_their_message_only_in_chunks() {
         let error = Error::new(ErrorKind::NoSpace, "disk0", "the datastore is full");
-        let told = Failure::of(&error, false);
-        assert_eq!(&failure(1, false, &told)[4..8], &28u32.to_be_bytes());
-        let reply = failure(1, true, &told);
+        let refused = Failure::of(&error, false);
+        assert_eq!(&failure(1, false, &refused)[4..8], &28u32.to_be_bytes());
+        let reply = failure(1, true, &refused);
         assert_eq!(&reply[6..8], &CHUNK_ERROR.to_be_bytes());
         assert_eq!(&reply[CHUNK_BYTES + 6..], b"disk0: the datastore is full");
     }

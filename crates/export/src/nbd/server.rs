@@ -15,7 +15,7 @@ use super::patience::Patience;
 use super::proto::*;
 use super::session::transmit;
 
-/// Serves the catalogue on one listener until `control` is told to stop, then until its connections are closed:
+/// Serves the catalogue on one listener until `control` is stopped, then until its connections are closed:
 /// [`STOP_GRACE_US`] for what is under way, the same again once it has been cut. Several listeners may share one
 /// [`FrontEnd`].
 ///
@@ -76,8 +76,8 @@ async fn refuse(env: Env, socket: Socket, control: Rc<FrontEnd>, refusing: Refus
     let exports: Rc<dyn Exports> = Rc::new(Refusal(cause));
     let patience = Patience::new(&env, REFUSAL_LIMIT_US);
     // It is refused whatever it says.
-    let told = control.unless_stopped(handshake(&socket, &exports, &control, &patience)).await;
-    drop((told, refusing));
+    let refused = control.unless_stopped(handshake(&socket, &exports, &control, &patience)).await;
+    drop((refused, refusing));
 }
 
 async fn connection(

@@ -18,7 +18,7 @@ use super::receive::Receiver;
 
 /// Serves one connection from the first request to the last reply. Its error is why the stream broke.
 ///
-/// The attachment is held until no request is under way, so that whoever waits for it to go knows that nothing of
+/// The attachment is held until no request is under way, so that its end means that nothing of
 /// this client can still reach the volume.
 pub async fn transmit(
     env: Env,

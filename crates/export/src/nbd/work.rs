@@ -128,7 +128,7 @@ pub async fn write_part(ticket: Ticket, part: Part, offset: u64, data: Slice, fu
     }
 }
 
-/// Pieces are answered in any order, each with its data; an error is told in place of the last one.
+/// Pieces are answered in any order, each with its data; an error replaces the last one.
 pub async fn read_part(ticket: Ticket, part: Part, offset: u64, len: u64) {
     let volume = ticket.line().volume.clone();
     let (buf, result) = volume.read(offset, Buf::with_headroom(len as usize)).await;

@@ -64,7 +64,7 @@ pub(crate) struct Controller {
 impl Controller {
     pub fn new(cached: Cached, rng: &mut Rng) -> Controller {
         assert!(cached.page_bytes > 0, "a cache without pages");
-        assert!(cached.dirty_bytes == 0 || cached.destages > 0, "a pool that nobody writes out");
+        assert!(cached.dirty_bytes == 0 || cached.destages > 0, "a pool that is not written out");
         Controller {
             back: Below::new(cached.back.server(rng)),
             held: Lru::new((cached.read_bytes / cached.page_bytes) as usize),

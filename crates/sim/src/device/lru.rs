@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Neighbour of the newest and of the oldest page.
-const NOBODY: u32 = u32::MAX;
+const NONE: u32 = u32::MAX;
 
 struct Held {
     page: u64,
@@ -25,8 +25,8 @@ pub(crate) struct Lru {
 
 impl Lru {
     pub fn new(pages_max: usize) -> Lru {
-        assert!(pages_max < NOBODY as usize, "{pages_max} pages of cache, fewer than 2^32 can be simulated");
-        Lru { pages_max, newest: NOBODY, oldest: NOBODY, ..Lru::default() }
+        assert!(pages_max < NONE as usize, "{pages_max} pages of cache, fewer than 2^32 can be simulated");
+        Lru { pages_max, newest: NONE, oldest: NONE, ..Lru::default() }
     }
 
     pub fn holds(&self, page: u64) -> bool {
@@ -51,7 +51,7 @@ impl Lru {
 
     /// The place of a page that was not held, in no chain yet.
     fn bring_in(&mut self, page: u64) -> u32 {
-        let held = Held { page, newer: NOBODY, older: NOBODY };
+        let held = Held { page, newer: NONE, older: NONE };
         let place = if self.held.len() < self.pages_max {
             self.held.push(held);
             self.held.len() as u32 - 1
@@ -69,20 +69,20 @@ impl Lru {
     fn unchain(&mut self, place: u32) {
         let Held { newer, older, .. } = self.held[place as usize];
         match newer {
-            NOBODY => self.newest = older,
+            NONE => self.newest = older,
             newer => self.held[newer as usize].older = older,
         }
         match older {
-            NOBODY => self.oldest = newer,
+            NONE => self.oldest = newer,
             older => self.held[older as usize].newer = newer,
         }
     }
 
     fn chain(&mut self, place: u32) {
         let second = std::mem::replace(&mut self.newest, place);
-        (self.held[place as usize].newer, self.held[place as usize].older) = (NOBODY, second);
+        (self.held[place as usize].newer, self.held[place as usize].older) = (NONE, second);
         match second {
-            NOBODY => self.oldest = place,
+            NONE => self.oldest = place,
             second => self.held[second as usize].newer = place,
         }
     }

@@ -23,7 +23,7 @@ pub(crate) type ZoneId = u16;
 /// A reservation beyond is left to the touches: 4 Mi extents of 1 MiB take 16 MiB to write down.
 const RESERVED_BYTES_MAX: u64 = 4 << 40;
 
-/// An extent of a file that nobody has touched.
+/// An extent of a file that was not used yet.
 const NOWHERE: u32 = u32::MAX;
 
 /// A file's extents: its n-th lies at the extent that the n-th number says.
@@ -93,7 +93,7 @@ impl Placement {
         }
     }
 
-    /// Extents for a range nobody reads or writes yet.
+    /// Extents for a range that is not read or written yet.
     pub fn reserve(&mut self, zone: ZoneId, layout: &mut Layout, offset: u64, len: u64) {
         let zone = &mut self.zones[zone as usize];
         let end = offset.saturating_add(len).min(RESERVED_BYTES_MAX);

@@ -6,22 +6,22 @@ use crate::name::VmName;
 
 #[derive(Debug, Subcommand)]
 pub enum BinCommand {
-    /// List what is kept, the oldest first; with --datastore that one's
+    /// List the entries, oldest first (with --datastore: of that datastore)
     List,
-    /// Bring a VM back as it was, with its snapshots
+    /// Restore a removed VM with its snapshots, or a state that was thrown away
     Restore {
-        /// The VM's name, where it is in the bin once; else the entry's id
+        /// The entry's ID, or the VM's name if it has one entry
         entry: String,
-        /// What to call it; else as it was called
+        /// The name of the restored VM [default: its former name]
         #[arg(long, value_name = "NEW")]
         name: Option<VmName>,
-        /// End the sessions of the VM's clients first, of a state
+        /// End the sessions of the VM's clients first (for a state)
         #[arg(long)]
         disconnect: bool,
     },
-    /// Remove entries for good, or all; with --datastore that one's
+    /// Remove entries for good, or all (with --datastore: of that datastore)
     Empty {
-        /// A VM's name, where it is in the bin once; else an entry's id; none: all entries
+        /// IDs of entries, or names of VMs that have one entry [default: all entries]
         #[arg(value_name = "ENTRY")]
         entries: Vec<String>,
         #[command(flatten)]
@@ -32,10 +32,10 @@ pub enum BinCommand {
 /// What may be asked of a command that asks back.
 #[derive(Debug, Args)]
 pub struct ConsentArgs {
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     pub yes: bool,
-    /// Say what it would do, and do nothing
+    /// Print what would be done, and do nothing
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 }

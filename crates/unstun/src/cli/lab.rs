@@ -7,21 +7,21 @@ use clap::{Args, Subcommand, ValueEnum};
 
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
-    /// The experiments that ship, one line each, with their source
+    /// List the experiments that are included, with their sources
     List,
     /// Run one experiment on modelled storage, in virtual time, or on real storage
     Run(RunArgs),
-    /// Run every published experiment on modelled storage: published, predicted, error; every hypothesis a column
+    /// Run every published experiment on modelled storage, under every hypothesis
     Reproduce(ReproduceArgs),
-    /// The same work on several subjects in turns: what a snapshot costs each of them
+    /// Compare what a snapshot costs several subjects, in alternating runs of the same work
     Compare(CompareArgs),
-    /// A page with charts of one or more runs; also a workbook, tables, drawings
+    /// Write a page with charts of one or more runs, or a workbook, tables, drawings
     Report(ReportArgs),
     /// Read measurements of IOmeter, fio, esxtop, perfmon, vmware.log or ping
     Import(ImportArgs),
-    /// Many small runs, in virtual time: what a snapshot leaves of the rate, over read share, depth and layers
+    /// Measure what a snapshot leaves of the rate, over read share, depth and layers (in virtual time)
     Sweep(SweepArgs),
-    /// Will a commit end under this load on this storage, how long will it take, and what will the guest see
+    /// Predict whether a commit ends under a load, how long it takes, and what the guest sees
     Predict(PredictArgs),
 }
 
@@ -68,7 +68,7 @@ impl MinutesArg {
     }
 }
 
-/// Anybody's own stack.
+/// Options of the subject `hooks`.
 #[derive(Debug, Args)]
 pub struct HookArgs {
     /// Of the subject `hooks`, any stack of yours: an NBD URI, a file or a block device to load; it is overwritten
@@ -224,7 +224,8 @@ pub struct PredictArgs {
     /// Of them reads, percent
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub read: u8,
-    /// A storage model, by name or file; or a folder, which is measured first, in a file that goes afterwards
+    /// A storage model, by name or file; or a directory, which is benchmarked first with a
+    /// temporary file
     #[arg(long, value_name = "MODEL|FILE.toml|DIR")]
     pub storage: String,
     /// For measuring a folder

@@ -13,34 +13,34 @@ pub enum SnapshotCommand {
     Take {
         #[command(flatten)]
         which: VmAndName,
-        /// A line of text kept with the snapshot
+        /// Describe the snapshot in a line of text
         #[arg(short, long, default_value = "", hide_default_value = true)]
         message: String,
     },
-    /// Draw a VM's snapshots and where it runs
+    /// Show the tree of a VM's snapshots and its current state
     #[command(visible_alias = "list")]
     Tree { vm: VmName },
-    /// Print the ranges of the disks that differ between two states: what an incremental backup has to copy
+    /// Print the ranges of the disks that differ between two states (for an incremental backup)
     Diff {
         vm: VmName,
         /// The earlier state, by its snapshot
         #[arg(value_name = "A")]
         from: SnapshotRef,
-        /// The later state; without it the running one
+        /// The later state [default: the running state]
         #[arg(value_name = "B")]
         to: Option<SnapshotRef>,
     },
-    /// Keep everything written since the take, give up the way back
+    /// Remove a snapshot and keep everything written since it was taken
     Commit(CommitArgs),
-    /// Go back to a snapshot and keep it; without NAME to the one the VM runs on
+    /// Return to a snapshot and keep it (without NAME: to the current one)
     Revert(RevertArgs),
-    /// Throw away what was written since the take, and the snapshot's name
+    /// Remove a snapshot and throw away what was written since it was taken
     Discard(DiscardArgs),
-    /// Bring back what the last revert, discard or reset threw away, from the bin
+    /// Restore what the last revert, discard or reset threw away
     Undo(UndoArgs),
-    /// Fold away the deltas that no snapshot owns
+    /// Merge the deltas that no snapshot owns into their parents
     Consolidate(ConsolidateArgs),
-    /// Explains commit and discard, and does neither
+    /// Explain commit and discard, without doing either
     #[command(visible_aliases = ["remove", "rm"])]
     Delete { vm: Option<String>, name: Option<String> },
 }
@@ -66,13 +66,13 @@ pub struct ConsolidateArgs {
 /// What may be asked of a command that starts a job.
 #[derive(Debug, Args)]
 pub struct JobArgs {
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     pub yes: bool,
-    /// Say what it would do, and do nothing
+    /// Print what would be done, and do nothing
     #[arg(long, conflicts_with_all = ["yes", "detach"])]
     pub dry_run: bool,
-    /// Start it and return, without following its progress
+    /// Start the job and return, without following its progress
     #[arg(long)]
     pub detach: bool,
 }
@@ -81,7 +81,7 @@ pub struct JobArgs {
 pub struct RevertArgs {
     #[command(flatten)]
     pub which: VmAndName,
-    /// Take a snapshot of the present first, so that it can be gone back to
+    /// Take a snapshot of the running state first, under this name
     #[arg(long, value_name = "NAME")]
     pub take_first: Option<SnapshotName>,
     #[command(flatten)]
@@ -102,13 +102,13 @@ pub struct LossArgs {
     /// End the sessions of clients that write; power the guest off first
     #[arg(long)]
     pub disconnect: bool,
-    /// Throw it away for good, rather than into the bin
+    /// Throw it away for good instead of keeping it in the bin
     #[arg(long)]
     pub purge: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     pub yes: bool,
-    /// Say what it would do, and do nothing
+    /// Print what would be done, and do nothing
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 }

@@ -14,6 +14,15 @@ fn the_definition_is_sound() {
 }
 
 #[test]
+fn the_version_says_what_it_reads() {
+    assert!(
+        Cli::command().render_version().contains("native store format 1."),
+        "{}",
+        super::VERSION.as_str()
+    );
+}
+
+#[test]
 fn every_documented_line_parses() {
     for line in [
         "unstun up",

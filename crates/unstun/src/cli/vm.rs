@@ -12,38 +12,38 @@ use crate::name::{DiskRef, VmName};
 
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
-    /// Create a VM with empty disks, or with one filled from another image
+    /// Create a VM with empty disks, or with a disk filled from an image
     Create(VmCreateArgs),
-    /// Register a VM made by VMware; its folder is not written unless --in-place
+    /// Import a VM made by VMware; its folder is written only with --in-place
     Import(ImportArgs),
     /// List the VMs
     List,
-    /// Show a VM's disks, layers, clients and room
+    /// Show the disks, layers, clients and free space of a VM
     Show { vm: VmName },
     /// Add, remove, grow and change disks
     #[command(subcommand)]
     Disk(DiskCommand),
-    /// Change how a VM is kept
+    /// Change settings of a VM
     Set(SetArgs),
-    /// Make a VM that runs on from a snapshot of another (a linked clone)
+    /// Create a linked clone: a VM that starts from a snapshot of another
     Clone(CloneArgs),
-    /// Move a VM into another datastore or store while its guest runs, with its snapshots
+    /// Move a VM and its snapshots into another datastore or store while its guest runs
     Move(MoveArgs),
-    /// Bring a VM's files to rest, for other tools; `vm open` serves it again
+    /// Close a VM so that other tools can use its files (`vm open` reopens it)
     Close {
         vm: VmName,
         /// End the sessions of clients that write; power the guest off first
         #[arg(long)]
         disconnect: bool,
     },
-    /// Serve a VM that was closed, or its plain export names (VM/diskN) after a revert
+    /// Open a closed VM, or serve its plain export names (VM/diskN) again after a revert
     ///
     /// Be certain that no client of before still runs: one that does has the old content in its caches, connects again by
     /// itself, and ruins the guest's file systems. The names that `unstun attach` prints need no `vm open`.
     Open { vm: VmName },
-    /// Drop what was written to the independent-nonpersistent disks
+    /// Throw away what was written to the independent-nonpersistent disks
     Reset(ResetArgs),
-    /// Forget a VM; its files stay unless --delete-disks
+    /// Remove a VM from the datastore; its files stay without --delete-disks
     #[command(visible_alias = "rm")]
     Remove(RemoveArgs),
 }
@@ -51,10 +51,10 @@ pub enum VmCommand {
 #[derive(Debug, Args)]
 pub struct RemoveArgs {
     pub vm: VmName,
-    /// Delete the VM's disks too, with its snapshots; for a day `unstun bin restore` brings it back
+    /// Delete the VM's disks and snapshots too; for a day `unstun bin restore` can undo this
     #[arg(long)]
     pub delete_disks: bool,
-    /// Delete them for good, rather than into the bin
+    /// Delete them for good instead of keeping them in the bin
     #[arg(long, requires = "delete_disks")]
     pub purge: bool,
     #[command(flatten)]
@@ -71,13 +71,13 @@ pub struct VmCreateArgs {
     /// Fill the last disk from an image that qemu-img can read; without --disk it gets the image's size
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
-    /// The image's format (raw, qcow2, vmdk...), where its file name does not say it
+    /// The format of the image (raw, qcow2, vmdk...) [default: by its file name]
     #[arg(long, value_name = "FORMAT", requires = "from")]
     pub from_format: Option<String>,
-    /// How snapshots are kept
+    /// The kind of store for its disks
     #[arg(long, value_enum, default_value_t = StoreArg::Native)]
     pub store: StoreArg,
-    /// What guest writes do while the datastore is full
+    /// Choose what guest writes do while the datastore is full
     #[arg(long, value_enum, default_value_t = WhenFullArg::Wait)]
     pub when_full: WhenFullArg,
 }
@@ -86,21 +86,21 @@ pub struct VmCreateArgs {
 pub struct ImportArgs {
     /// The VM's folder, or its .vmx
     pub path: PathBuf,
-    /// What to call it; else as its .vmx is called
+    /// The name of the VM [default: the name of its .vmx]
     #[arg(long)]
     pub name: Option<VmName>,
     /// Write the folder's own files; else writes go to deltas in the datastore, on top of a snapshot
     /// `as-imported`
     #[arg(long)]
     pub in_place: bool,
-    /// A folder outside PATH that its files may lead to; may be repeated
+    /// Allow its files to refer to this folder outside of PATH; may be repeated
     #[arg(long = "allow-root", value_name = "DIR")]
     pub allow_roots: Vec<PathBuf>,
     /// Accept links whose parentCID is not their parent's CID: only where the parent's data is known to be
     /// unchanged
     #[arg(long)]
     pub ignore_content_ids: bool,
-    /// What guest writes do while the datastore is full
+    /// Choose what guest writes do while the datastore is full
     #[arg(long, value_enum, default_value_t = WhenFullArg::Wait)]
     pub when_full: WhenFullArg,
 }
@@ -110,7 +110,7 @@ pub struct CloneArgs {
     /// VM@SNAPSHOT: the state it starts from
     #[arg(value_name = "VM@NAME")]
     pub state: String,
-    /// The VM to make
+    /// The name of the new VM
     pub new: VmName,
 }
 
@@ -122,10 +122,10 @@ pub struct MoveArgs {
     /// The datastore to move to, by its name or its folder
     #[arg(long, value_name = "DIR|NAME", required_unless_present = "store")]
     pub to: Option<PathBuf>,
-    /// How it is kept from then on; else as it is
+    /// The kind of store to move to [default: the present one]
     #[arg(long, value_enum)]
     pub store: Option<StoreArg>,
-    /// Start it and return, without following its progress
+    /// Start the job and return, without following its progress
     #[arg(long)]
     pub detach: bool,
 }
@@ -133,13 +133,13 @@ pub struct MoveArgs {
 #[derive(Debug, Args)]
 #[group(id = "change", required = true, multiple = false)]
 pub struct SetChange {
-    /// Make the deltas of later snapshots in this folder (workingDir, snapshot.redoNotWithParent)
+    /// Create the deltas of later snapshots in this folder (workingDir, snapshot.redoNotWithParent)
     #[arg(long, value_name = "DIR")]
     pub snapshot_dir: Option<PathBuf>,
-    /// Make the deltas of later snapshots beside the disks again
+    /// Create the deltas of later snapshots beside the disks again
     #[arg(long)]
     pub no_snapshot_dir: bool,
-    /// Let several clients write one disk: for a live migration, or a file system made for that
+    /// Allow several clients to write one disk, for a live migration or a cluster file system
     #[arg(long, value_enum, value_name = "on|off")]
     pub shared_writers: Option<OnOff>,
 }
@@ -162,15 +162,15 @@ pub struct ResetArgs {
 pub enum DiskCommand {
     /// Add a disk
     Add(DiskAddArgs),
-    /// Take a disk away; its files stay unless --delete-files
+    /// Remove a disk from a VM; its files stay without --delete-files
     Remove {
         #[arg(value_name = "VM/diskN")]
         disk: DiskRef,
-        /// Delete its files too; there is no way back
+        /// Delete its files too; this cannot be undone
         #[arg(long)]
         delete_files: bool,
     },
-    /// Make a disk larger; refused while it has deltas
+    /// Grow a disk (refused while it has deltas)
     Grow {
         #[arg(value_name = "VM/diskN")]
         disk: DiskRef,
@@ -178,7 +178,7 @@ pub enum DiskCommand {
         #[arg(value_parser = crate::units::parse_disk_size)]
         size: u64,
     },
-    /// Change what snapshots and resets do to a disk
+    /// Change the mode of a disk: what snapshots and resets do to it
     Set {
         #[arg(value_name = "VM/diskN")]
         disk: DiskRef,
@@ -196,7 +196,7 @@ pub struct DiskAddArgs {
     /// Fill it from an image that qemu-img can read; without SIZE it gets the image's size
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
-    /// The image's format (raw, qcow2, vmdk...), where its file name does not say it
+    /// The format of the image (raw, qcow2, vmdk...) [default: by its file name]
     #[arg(long, value_name = "FORMAT", requires = "from")]
     pub from_format: Option<String>,
 }
@@ -209,7 +209,7 @@ pub enum OnOff {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum StoreArg {
-    /// Inside of the store: taking, reverting, cloning and dropping cost nothing
+    /// The native store: taking, reverting, cloning and dropping cost nothing
     Native,
     /// VMware-style delta chains
     Redo,

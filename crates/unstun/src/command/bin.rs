@@ -105,7 +105,7 @@ fn goes(preview: &BinEmptied) -> String {
     match preview.entries.as_slice() {
         [] => "the bin is empty".to_owned(),
         entries => format!(
-            "{}\n{} in {} removed for good; there is no way back",
+            "{}\n{} in {} removed for good; this cannot be undone",
             rows(entries),
             format_bytes(preview.bytes),
             counted(entries.len())

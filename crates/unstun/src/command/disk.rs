@@ -61,7 +61,7 @@ fn describe_grown(disk: &DiskRef, grown: &DiskGrown) -> String {
         return format!("{disk} has {size}");
     }
     let clients = loss::connected(&grown.reconnect);
-    format!("{disk} has {size}; who was connected sees the old size until it connects again: {clients}")
+    format!("{disk} has {size}; connected clients see the old size until they reconnect: {clients}")
 }
 
 fn describe_removed(disk: &DiskRef, removed: &DiskRemoved) -> String {

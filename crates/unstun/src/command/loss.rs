@@ -120,7 +120,7 @@ fn fate(preview: &VmRemovePreview) -> String {
         ),
         (None, why) => {
             let why = why.as_deref().unwrap_or("the bin does not keep it");
-            format!("it is removed for good, and there is no way back: {why}")
+            format!("it is removed for good, which cannot be undone: {why}")
         }
     }
 }
@@ -271,7 +271,7 @@ fn done(loss: &Loss) -> String {
         None => text.push_str(&format!("; {bytes} given up")),
     }
     if let Some(taken) = &loss.taken {
-        text.push_str(&format!("; what was is kept as {taken}"));
+        text.push_str(&format!("; the previous state is saved as {taken}"));
     }
     if !loss.clients.is_empty() {
         text.push_str(&format!("; disconnected: {}", connected(&loss.clients)));

@@ -110,7 +110,7 @@ async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreat
     }
     let found = look(&claimed).await?;
     if let (Some(found), false) = (&found, force) {
-        let remedy = "if nobody needs that any more, --force overwrites it";
+        let remedy = "if its content is no longer needed, --force overwrites it";
         return Err(Error::refused(format!("{shown}: there is {found} on it; {remedy}")));
     }
     let leased = refuse_leased(env, &claimed).await?;

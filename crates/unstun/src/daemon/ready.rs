@@ -76,7 +76,7 @@ fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<
             NbdListen::Tcp(address) => {
                 if !address.ip().is_loopback() {
                     log(format_args!(
-                        "NBD on {address}: whoever reaches this address reads and writes every disk, without a password \
+                        "NBD on {address}: every client that reaches this address can read and write every disk, without a password \
                          and in clear text; keep others out with a firewall, or serve on 127.0.0.1 behind a tunnel"
                     ));
                 }

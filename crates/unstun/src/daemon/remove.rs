@@ -307,7 +307,7 @@ async fn refuse_lost(home: &Home, dir: &Dir) -> Result<()> {
     let Some(layer) = dir.list().await?.into_iter().find(|name| has_kind(name, &[".vmdk"])) else {
         return Ok(());
     };
-    let cause = format!("its .vmx is gone, so nobody knows who reads {layer} and what is beside it");
+    let cause = format!("its .vmx is gone, so it is unknown which VMs read {layer}");
     let remedy = "put the .vmx back, or remove the VM without --delete-disks and its folder by hand";
     Err(Error::refused(format!("{}: {cause}; {remedy}", home.path.display())))
 }

@@ -156,7 +156,7 @@ fn check_pair(
             expected: format!("{cid:08x}, the CID of {}", shown(parent)),
             remedy: format!(
                 "set parentCID={cid:08x} in {}, but only if the parent's data was not written since this link was made, \
-                 which nobody can prove from the files; else take the parent from a backup",
+                 which cannot be proven from the files; else take the parent from a backup",
                 shown(name)
             ),
         });
@@ -178,7 +178,7 @@ fn check_pair(
     }
 }
 
-/// Of the descriptors that share an extent, those that each is told of: all of them would be a report of quadratic length.
+/// Of the descriptors that share an extent, those that each report names: all of them would be a report of quadratic length.
 const OTHERS_MAX: usize = 5;
 
 /// One delta of two descriptors would be written by both. Several pieces of one flat file in one descriptor are fine.
@@ -215,7 +215,7 @@ fn check_depth(inventory: &Inventory<'_>, leaf: &str, links: usize, out: &mut Fa
             (
                 Severity::Damage,
                 expected,
-                "copy the disk as its guest sees it into a new one: nobody opens this chain",
+                "copy the disk as its guest sees it into a new one: no program opens this chain",
             )
         }
         false => {
@@ -252,11 +252,11 @@ fn check_order(inventory: &Inventory<'_>, leaf: &str, chain: &[&str], out: &mut 
         field: "the order of its chain".into(),
         found: format!("{base_first}, base first"),
         expected: "any: numbers are used again, and carry no order".into(),
-        remedy: "nothing; whoever repairs this by hand follows the hints, never the numbers".into(),
+        remedy: "nothing; a repair by hand follows the hints, never the numbers".into(),
     });
 }
 
-/// A circle is told at its first name.
+/// A circle is reported at its first name.
 fn check_circle(inventory: &Inventory<'_>, circle: &[&str], out: &mut Faults) {
     let Some(first) = circle.iter().min() else { return };
     out.push(Finding {

@@ -272,7 +272,7 @@ impl<'a> Inventory<'a> {
             (
                 Severity::Note,
                 "the suspended state",
-                "none: it fits its disks only while nobody writes them",
+                "none: it fits its disks only while they are not written",
                 remedy,
             )
         } else if lower.ends_with(TEMPORARY_SUFFIX) {

@@ -1,4 +1,4 @@
-//! What the .vmx and the .vmsd say of the links: which run, which are kept, and which nobody owns.
+//! What the .vmx and the .vmsd say of the links: which run, which are kept, and which have no owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -186,7 +186,7 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// Whoever writes a link spoils every link that was made on it.
+    /// A write to a link spoils every link that was made on it.
     fn check_children(&self, field: &str, found: &str, top: &str, redo: &BTreeSet<&str>, out: &mut Faults) {
         let is_used = |name: &&str| {
             let kept = redo.contains(name) || self.inventory.binned.contains(*name);
@@ -269,7 +269,7 @@ impl<'a> Vm<'a> {
         })
     }
 
-    /// Every frozen link under a running one should be some snapshot's state; else the delta on it is owned by nobody.
+    /// Every frozen link under a running one should be some snapshot's state; else the delta on it has no owner.
     fn check_ownership(&self, out: &mut Faults) {
         let owned = self.owned();
         for (disk, chain) in self.chains() {

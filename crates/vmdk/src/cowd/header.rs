@@ -223,7 +223,7 @@ impl Header {
         grains.saturating_sub(before).min(TABLE_ENTRIES as u64) as usize
     }
 
-    /// Next sector nobody uses; meaningless while unclean.
+    /// Next unused sector; meaningless while unclean.
     pub fn free_sector(&self) -> u32 {
         self.get(field::FREE)
     }

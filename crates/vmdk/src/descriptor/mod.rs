@@ -22,7 +22,7 @@ pub const NO_PARENT_CID: u32 = 0xffff_ffff;
 /// refers to holds no data of a guest: it is what an interrupted take left behind.
 const PREPARED_MARK: &str = "# unstun: prepared, and not in use before this line is removed";
 
-/// Before the id of the VM a link was made for. Folders are shared, and a link is nobody else's to clean away or to commit.
+/// Before the id of the VM a link was made for. Folders are shared, and only that VM may remove or commit the link.
 const OWNER_MARK: &str = "# unstun: of VM ";
 
 /// The identity of a link's content: 128 bits, of which the low 32 are its CID.

@@ -81,7 +81,7 @@ fn id_of(name: &str) -> Option<u64> {
 }
 
 impl Home {
-    /// The bin as it was last read or written. A file that cannot be read is told, and its layers are nobody's.
+    /// The bin as it was last read or written. A file that cannot be read is reported, and no entry has its layers.
     pub(super) async fn binned(&self) -> Result<Rc<Vec<Binned>>> {
         if let Some(known) = &*self.bin.borrow() {
             return Ok(known.clone());

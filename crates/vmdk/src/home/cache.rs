@@ -1,13 +1,13 @@
 //! The descriptors of a home's own folders as they were last read, so that a question costs what it concerns, not what lies in
 //! the home.
 //!
-//! Invariant: what is kept is what the disk says. The home is locked while it is served, so nobody else writes its links: in the
+//! Invariant: what is kept is what the disk says. The home is locked while it is served, so no other program writes its links: in the
 //! home they are those that name it as their VM, or none; in an own folder that other homes share, those that name it, for each
 //! home writes under free names and only what carries its id. Other files are kept as being no descriptors in the home, and in
 //! shared folders where a kept link names them as its extent. Links of others and everything in folders that are only read
 //! from, or searched, are read each time.
 //!
-//! A write of ours forgets its files before and after. `load`, and a change that failed, forget everything: nobody knows then
+//! A write of ours forgets its files before and after. `load`, and a change that failed, forget everything: it is unknown then
 //! what the disk says.
 
 use std::cell::{Cell, RefCell};

@@ -50,7 +50,7 @@ impl Home {
         let _turn = self.turn.lock().await;
         let origin = self.origin(snapshot, &clone).await?;
         self.note_clone(origin.uid, &vmx, true).await?;
-        // Somebody depends on their content ids from now on.
+        // The clone depends on their content IDs from now on.
         for disk in &origin.disks {
             let layer = self.gate.layer_name(&disk.top);
             self.fresh.borrow_mut().remove(&layer);

@@ -123,9 +123,9 @@ impl Home {
         Ok(())
     }
 
-    /// Of a home that was not to be. Disks in other folders too: nobody would know there whose they are.
+    /// Of a home whose creation failed. Disks in other folders too: nothing there says whose they are.
     async fn remove_created(&self, state: &VmState) {
-        // What cannot be removed now is no VM; the error that led here is the one to be told.
+        // What cannot be removed now is no VM; the error that led here is the one to report.
         let _ = self.abandon().await;
         for disk in &state.disks {
             if let Ok(link) = links::read(&self.gate, &disk.top).await {
@@ -218,7 +218,7 @@ impl Home {
         }
     }
 
-    /// While a name is chosen in a folder that others use too, nobody else chooses one there. None in the home, where `turn` is enough.
+    /// While a name is chosen in a folder that others use too, no other VM chooses one there. None in the home, where `turn` is enough.
     pub(super) async fn lock_names(&self, folder: &Folder) -> Result<Option<Lock>> {
         if folder.path == self.gate.home().path {
             return Ok(None);

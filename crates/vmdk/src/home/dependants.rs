@@ -14,7 +14,7 @@ use super::{Home, folders::Rank};
 use crate::descriptor::Descriptor;
 use crate::vmsd::Vmsd;
 
-/// Clones of one snapshot that are looked up and named: so many lines of a message nobody reads.
+/// Clones of one snapshot that are looked up and named: a message with more lines is not read.
 const NOTES_TOLD_MAX: usize = 100;
 
 /// A clone of a snapshot, as the .vmsd notes it.

@@ -226,7 +226,7 @@ impl Gate {
         self.root_of(split(&path).0, &[Rank::Own, Rank::Foreign]).map(|root| root.rank)
     }
 
-    /// In the home's folder or below: it shares that with nobody.
+    /// In the home's folder or below, which no other VM uses.
     pub fn is_at_home(&self, path: &str) -> bool {
         let root = self.root_of(split(path).0, &[Rank::Own, Rank::Foreign]);
         root.is_some_and(|root| root.rank == Rank::Own && root.path == self.home().path)

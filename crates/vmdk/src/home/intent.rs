@@ -117,7 +117,7 @@ impl Intent {
                 return Err(e);
             }
         };
-        // From here nobody can tell from an error whether the change is on disk, least of all that it is not.
+        // From here an error does not show whether the change is on disk.
         let done = async {
             private.sync().await?;
             carry_out(&private, &targets, &removals).await

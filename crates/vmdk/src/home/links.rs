@@ -38,7 +38,7 @@ pub(super) async fn read_in(gate: &Gate, place: &Place) -> Result<Rc<Descriptor>
     Ok(link)
 }
 
-/// Keeps what nobody else writes: see `Cache`.
+/// Keeps what no other program writes: see `Cache`.
 fn keep(gate: &Gate, path: String, age: u64, known: Known) {
     let at_home = gate.is_at_home(&path);
     let ours = match &known {
@@ -109,7 +109,7 @@ pub(super) async fn read_folder(
 pub(super) struct OwnLink {
     pub layer: LayerName,
     pub link: Rc<Descriptor>,
-    /// In the home itself, which it shares with nobody.
+    /// In the home itself, which no other VM uses.
     pub at_home: bool,
 }
 

@@ -82,7 +82,7 @@ pub struct Home {
     turn: TaskMutex,
     /// Links made in this session that no `publish` has named yet.
     prepared: RefCell<BTreeSet<LayerName>>,
-    /// Links that got their content id in this session and have had no child since: nobody depends on it.
+    /// Links that got their content id in this session and have had no child since: nothing depends on it.
     fresh: RefCell<BTreeSet<LayerName>>,
     notices: RefCell<Vec<String>>,
     /// As it is on disk; None: to be read.
@@ -223,7 +223,7 @@ impl Home {
     }
 
     /// Returns the VM's id as its configuration or, without one there, its running links have it. Writes nothing, and carries out
-    /// nothing that a crash has left: whoever asks may not know yet whether this is the VM or a copy of its folder.
+    /// nothing that a crash has left: the caller may not know yet whether this is the VM or a copy of its folder.
     pub async fn id(&self) -> Result<Option<u128>> {
         let _turn = self.turn.lock().await;
         self.forget_read();

@@ -1,4 +1,4 @@
-//! What a user may change about a home, and is told of it: where its deltas go, what VMware left in it.
+//! Settings of a home that a user can change, and notices about it: the folder of its deltas, files that VMware left.
 
 use blk::Result;
 

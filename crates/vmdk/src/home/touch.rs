@@ -1,4 +1,4 @@
-//! A link is about to be written: whoever reads it from elsewhere must notice.
+//! New content ID of a link that is about to be written, so that readers from other folders notice.
 
 use blk::{Error, Result};
 
@@ -13,7 +13,7 @@ use crate::text::shown;
 const SET_ASIDE: &str = ".unstun-set-aside";
 
 impl Home {
-    /// A link whose content id nobody has seen yet needs no new one.
+    /// A link whose content ID was not used by a child yet needs no new one.
     pub(super) async fn touch(&self, name: &str) -> Result<()> {
         if self.fresh.borrow().contains(name) {
             return Ok(());

@@ -1,5 +1,5 @@
 //! Deltas that were cut: the entries of their tables that lead past the end are cleared, where the user gives up what they
-//! held. The ranges of the disk that are lost are told; they show what the parent shows.
+//! held. The lost ranges of the disk are reported; they show what the parent shows.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -175,7 +175,7 @@ impl SeSparse {
         let mut owned = Bits::new(&window);
         let mut reclaimable = Bits::new(&window);
         if tables.len() < self.directory.regions().count() {
-            // What a damaged table named is not known, so no grain is known to be nobody's.
+            // What a damaged table named is not known, so no grain can be called unused.
             reclaimable.words.fill(u64::MAX);
         }
         for region in tables {
@@ -200,7 +200,7 @@ impl SeSparse {
         Ok(())
     }
 
-    /// A bit for every grain held, and none for a grain that nobody names. What is to be reclaimed may have either.
+    /// A bit for every grain held, and none for a grain that no table names. What is to be reclaimed may have either.
     async fn check_bitmap(
         &self,
         window: std::ops::Range<u64>,

@@ -242,7 +242,7 @@ impl Volatile {
             let cause =
                 format!("replayJournal is {replay}, expected 0: the last writes of ESXi are in a journal");
             let remedy =
-                "which nobody else can verify; open and close the disk on ESXi once, then copy it again";
+                "which only ESXi can verify; open and close the disk on ESXi once, then copy it again";
             return Err(Error::refused(file, format!("{cause}, {remedy}")));
         }
         check_pad(file, "the volatile header", bytes, volatile::PAD)?;

@@ -2,7 +2,7 @@
 //!
 //! Facts: reference/vmware-formats section 4; docs/formats/sesparse.md has the boxes. Headers, directory and lengths are
 //! compared at open, a table when it is loaded, cross-references in `check`: a file that was cut must never read as "not
-//! here, ask the parent". Absent on purpose: any write, since nobody knows the hash that ESXi's journal wants.
+//! here, ask the parent". Absent on purpose: any write, since the hash of ESXi's journal is not published.
 
 mod check;
 mod header;

@@ -37,7 +37,7 @@ pub enum Entry {
     /// Reads as zeros. The rest should be 0.
     Zero(u64),
     Data(u64),
-    /// A type nobody knows, or an absent one with a number.
+    /// An unknown type, or an absent one with a number.
     Corrupt,
 }
 

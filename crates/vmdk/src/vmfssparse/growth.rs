@@ -50,7 +50,7 @@ impl Core {
         }
     }
 
-    /// Makes the next chunk ready, unless somebody has made space ready up to `end` meanwhile. Work `ahead` is not done
+    /// Makes the next chunk ready, unless another caller has made space ready up to `end` meanwhile. Work `ahead` is not done
     /// any more once a seal has called it off.
     async fn grow_chunk(&self, end: u64, ahead: bool) -> Result<()> {
         let _turn = self.growth_turn.lock().await;

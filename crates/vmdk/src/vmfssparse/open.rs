@@ -118,12 +118,12 @@ impl VmfsSparse {
             file_bytes,
             held,
         };
-        // A delta does not name its machine: a folder that went from host to host is told by the boot alone.
+        // A delta does not name its machine: only the boot shows that a folder went from host to host.
         let then = Place { boot: state.header.log_boot(), machine: 0 };
         let clients_live = clients_may_live(then, Place::of(env.memory().as_deref()));
         let log = Log::new(&env, file.limits());
         let core = Core::new(env, file, &facts, log, state);
-        // A log that was lost is named by the header until the first write, when clients have been told.
+        // A log that was lost is named by the header until the first write, when clients have been notified.
         core.marked_unclean.set(marked && !lost);
         core.lost.set(lost && clients_live);
         if let Some(entries) = left {

@@ -1,6 +1,6 @@
 //! Which sectors of a delta are free. No I/O.
 //!
-//! Space is handed out from the end only and never taken back while the file is open: an I/O that somebody gave up may still
+//! Space is handed out from the end only and never taken back while the file is open: an I/O whose caller gave up may still
 //! reach the device. Only what is `ready` (allocated, and zero-written) may be handed out, because writing into holes or
 //! unwritten extents costs up to half of a device's IOPS, and because a guest's write must not find the datastore full.
 

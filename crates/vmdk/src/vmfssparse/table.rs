@@ -2,7 +2,7 @@
 //!
 //! The life of a table: `Unpublished` (space taken, no entry yet) - `New` (entries, but nothing on disk points to it, so it may be
 //! written before its data is durable) - `Linking` (captured with the pointer to it) - `Linked`. When a flush fails after
-//! it captured a `Linking` table nobody knows whether the pointer is on disk: from then on the table counts as `Doubtful`, is
+//! it captured a `Linking` table it is unknown whether the pointer is on disk: from then on the table counts as `Doubtful`, is
 //! written only after its data, and the pointer only after the table.
 
 use std::collections::{BTreeMap, BTreeSet};

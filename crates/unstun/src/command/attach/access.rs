@@ -37,7 +37,7 @@ fn named(file: &str, id: u32) -> String {
 pub fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String> {
     let Some(socket) = socket else {
         return vec![
-            "# NBD over TCP has no access control: whoever reaches the address may write the disks"
+            "# NBD over TCP has no access control: every client that reaches the address can write the disks"
                 .to_owned(),
         ];
     };
@@ -55,7 +55,7 @@ pub fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String> {
             "# USER: libvirt-qemu on Debian and Ubuntu, qemu on Fedora; nothing to do where it is root"
                 .to_owned(),
         ),
-        AttachTo::Qemu => lines.push("# USER: whoever starts QEMU".to_owned()),
+        AttachTo::Qemu => lines.push("# USER: the user that starts QEMU".to_owned()),
     }
     lines.extend(grants(&socket.path));
     lines.push(format!("# without ACLs: chgrp GROUP {shown}, with a group that USER is in"));

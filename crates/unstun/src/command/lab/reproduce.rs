@@ -60,7 +60,7 @@ fn describe(reproduced: &[Reproduced]) -> String {
     text
 }
 
-const LEGEND: &str = "A range in brackets is the band over inputs that nobody published. * is a predicted figure that \
+const LEGEND: &str = "A range in brackets is the band over unpublished inputs. * is a predicted figure that \
 misses by more than 25 %, or that the run did not come to.\nThe first column is the frozen default of the ESX version; redo and native are this project's engine in VMware's place.\n";
 
 fn foot(one: &Reproduced) -> String {

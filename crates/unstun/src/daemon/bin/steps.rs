@@ -151,7 +151,7 @@ impl Daemon {
         }
     }
 
-    /// What a native VM is stands in the store alone.
+    /// The store is the only source of a native VM's metadata.
     async fn make_missing_home(&self, home: &Home, to: &VmName, record: &BinRecord) -> Result<()> {
         match (record.store, record.id) {
             (Store::Native, Some(id)) => {

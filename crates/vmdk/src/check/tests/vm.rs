@@ -133,7 +133,7 @@ fn what_lies_about() {
         ),
         (
             "web.vmss",
-            (Note, "web.vmss", "the suspended state", "present", "only while nobody writes them", "resume"),
+            (Note, "web.vmss", "the suspended state", "present", "only while they are not written", "resume"),
         ),
         (
             "web.vmx.unstun-tmp",
