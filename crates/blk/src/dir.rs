@@ -85,9 +85,13 @@ impl Dir {
         Ok(Dir::new(self.0.env.clone(), handle, self.path_of(name)))
     }
 
-    /// From now on a folder named `OWN_FOLDER` is opened only where root, this process's user, nobody (what file servers make of
-    /// root), or an owner named by this call owns it: what it says decides which files are written and removed, and the
-    /// owner of a home can put another folder in its place. Without a call every such folder is opened.
+    /// Trusts the owner of this folder. Before the first call every folder is opened. From then on a folder named `OWN_FOLDER` is
+    /// opened only if its owner is trusted: root, this process's user, the user `nobody` (as whom file servers show root), and
+    /// the owners of these calls. Its records decide which files are written and removed, and the owner of a home can replace it.
+    ///
+    /// # Errors
+    ///
+    /// Those of asking for the owner. `open_dir` fails with `Refused` for another owner.
     pub fn trust_owner(&self) -> Result<()> {
         self.0.env.trust_owner(self.0.handle).map_err(|e| e.at(self.path(), "asking for its owner"))
     }

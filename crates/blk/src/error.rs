@@ -101,7 +101,7 @@ impl std::error::Error for Error {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
-const STRANGERS: &str = "another user owns it, and unstun decides by it which files it writes and removes; look at what is in it, and \
+const FOREIGN_OWNER: &str = "another user owns it, and unstun decides by it which files it writes and removes; look at what is in it, and \
                          where you trust it give it to the daemon's user (chown -R), or remove it";
 
 impl Errno {
@@ -126,7 +126,7 @@ impl Errno {
     /// Turned back by a fence. No number of the kernel's, whose end at 4095.
     pub const FENCED: Errno = Errno(4096);
     /// A folder that decides what is written and removed belongs to another user. See `Dir::trust_owner`.
-    pub const STRANGERS: Errno = Errno(4097);
+    pub const FOREIGN_OWNER: Errno = Errno(4097);
 
     pub fn kind(self) -> ErrorKind {
         match self {
@@ -138,7 +138,7 @@ impl Errno {
             Errno::EOPNOTSUPP => ErrorKind::Unsupported,
             Errno::ECANCELED => ErrorKind::Cancelled,
             Errno::FENCED => ErrorKind::LeaseLost,
-            Errno::STRANGERS => ErrorKind::Refused,
+            Errno::FOREIGN_OWNER => ErrorKind::Refused,
             _ => ErrorKind::Io,
         }
     }
@@ -153,7 +153,7 @@ impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Errno::FENCED => f.write_str("not started behind a fence"),
-            Errno::STRANGERS => f.write_str(STRANGERS),
+            Errno::FOREIGN_OWNER => f.write_str(FOREIGN_OWNER),
             _ => fmt::Display::fmt(&std::io::Error::from_raw_os_error(self.0), f),
         }
     }

@@ -1,4 +1,4 @@
-//! Whose folders may decide what is written and removed.
+//! Users whose `OWN_FOLDER` is opened. Its records decide what is written and removed.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -14,12 +14,12 @@ const ROOT: u32 = 0;
 /// The kernel's overflow user, which file servers make of root.
 const NOBODY: u32 = 65_534;
 
-/// Users whose `OWN_FOLDER` is opened; everybody's until the first is trusted.
+/// Trusted users; None: all.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Owners(Option<Arc<BTreeSet<u32>>>);
 
 impl Owners {
-    /// Asks no server: what is known of an open folder is enough.
+    /// Adds the owner of an open folder, by cached attributes: the call does not wait for a file server.
     pub(super) fn trust_owner_of(&mut self, folder: impl AsFd) -> Result<(), Errno> {
         let this_user = rustix::process::geteuid().as_raw();
         let mut all = self.0.as_deref().cloned().unwrap_or_else(|| [ROOT, NOBODY, this_user].into());
@@ -28,12 +28,13 @@ impl Owners {
         Ok(())
     }
 
+    /// Refuses a folder named `OWN_FOLDER` of a user who is not trusted.
     pub(super) fn check(&self, opened: Opened, name: &str) -> Result<Opened, Errno> {
         match &self.0 {
             Some(trusted)
                 if name == OWN_FOLDER && !trusted.contains(&owner(&opened.fd, AtFlags::empty())?) =>
             {
-                Err(Errno::STRANGERS)
+                Err(Errno::FOREIGN_OWNER)
             }
             _ => Ok(opened),
         }

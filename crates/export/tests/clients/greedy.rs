@@ -46,7 +46,7 @@ fn most_held(limits: Limits) -> u64 {
         }
     }
     drop((greedy, neighbour));
-    server.until("all of the budget comes back", |_, front_end| front_end.memory().used() == 0);
+    server.until("the whole budget is free again", |_, front_end| front_end.memory().used() == 0);
     held
 }
 

@@ -45,8 +45,8 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
         &["blk::socket", "blk::uring"],
         "the engine has no front end and no reactor of its own: it runs in virtual time too",
     ),
-    ("crates/engine/src/native", &["redo::"], "the two kinds of store share what lies above both"),
-    ("crates/engine/src/redo", &["native::"], "the two kinds of store share what lies above both"),
+    ("crates/engine/src/native", &["redo::"], "the redo and the native store do not depend on each other"),
+    ("crates/engine/src/redo", &["native::"], "the redo and the native store do not depend on each other"),
     (
         "crates/vmdk/src",
         &["openoptions", "file::open", "blk::uring", "blk::socket"],
