@@ -11,13 +11,13 @@ use std::time::Instant;
 
 use blk::volume::Volume;
 use blk::{Buf, Env, File, Slice};
+use crash::home;
 use engine::native::change::Op;
 use engine::native::space::Growth;
 use engine::native::{DiskTerms, NativeDisk, NewStore, Store, StoreOptions};
 use engine::{Options, SpacePolicy, Vm};
-use lab::home;
-use lab::oracle::{NEVER, sequence_of, stamp};
 use lab::storage::StorageModel;
+use sim::oracle::{NEVER, sequence_of, stamp};
 use sim::{ContentMode, SimWorld};
 
 const DEPTH: u64 = 8;

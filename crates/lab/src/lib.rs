@@ -1,16 +1,10 @@
 //! The lab: where engine, formats and simulator meet.
 
-pub mod campaign;
 pub mod compare;
-pub mod crash;
 pub mod experiment;
 pub mod figures;
-pub mod home;
 pub mod import;
-pub mod lease;
 pub mod modelled;
-pub mod native;
-pub mod oracle;
 pub mod plain;
 pub mod predict;
 pub mod probe;

@@ -34,6 +34,7 @@ mod kind;
 mod machine;
 mod memory;
 mod options;
+pub mod oracle;
 mod outside;
 mod perform;
 mod power;

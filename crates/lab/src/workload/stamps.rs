@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 
 use blk::SECTOR;
 
-use crate::oracle::{NEVER, sequence_of, stamp};
+use sim::oracle::{NEVER, sequence_of, stamp};
 
 /// Sectors whose floors are kept together: 1 KiB of floors for 128 KiB of disk, so that a disk of 200 GiB begins with
 /// 13 MiB of absent pages, and takes 1.6 GiB when all of it is written.

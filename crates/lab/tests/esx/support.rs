@@ -6,10 +6,10 @@ use std::rc::Rc;
 
 use blk::volume::Volume;
 use blk::{Buf, Env, SECTOR};
-use lab::oracle::DiskModel;
 use lab::subject::Subject;
 use lab::vmware::Esx;
 use lab::vmware::spec::{Snapshots, Spec, Version};
+use sim::oracle::DiskModel;
 use sim::{Device, Options, Rng, SimWorld};
 
 pub const MS: u64 = 1_000_000;

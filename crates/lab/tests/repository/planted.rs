@@ -24,6 +24,8 @@ fn a_forbidden_arrow() {
     accepts(rules::arrows, "crates/vmdk/Cargo.toml", "[dev-dependencies]\nsim.workspace = true\n");
     finds(rules::arrows, "crates/vmdk/Cargo.toml", "[dependencies]\nsim.workspace = true\n");
     finds(rules::arrows, "crates/blk/Cargo.toml", "[dependencies]\nengine.workspace = true\n");
+    finds(rules::arrows, "crates/unstun/Cargo.toml", "[dependencies]\ncrash.workspace = true\n");
+    accepts(rules::arrows, "crates/unstun/Cargo.toml", "[dev-dependencies]\ncrash.workspace = true\n");
     accepts(
         rules::arrows,
         "crates/lab/Cargo.toml",
@@ -74,7 +76,7 @@ fn a_question_to_the_machine() {
 #[test]
 fn something_unfinished() {
     finds(rules::finished, "crates/lab/src/lib.rs", "fn f() { todo!() }");
-    finds(rules::finished, "crates/lab/tests/crash.rs", "#[test]\n#[ignore]\nfn f() {}");
+    finds(rules::finished, "crates/crash/tests/crash.rs", "#[test]\n#[ignore]\nfn f() {}");
     finds(rules::finished, "crates/unstun/tests/clients.rs", "std::thread::sleep(SECOND);");
     accepts(rules::finished, "crates/lab/src/lib.rs", "fn todo() { \"dbg!\"; } // todo!()");
 }

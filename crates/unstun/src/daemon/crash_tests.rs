@@ -7,8 +7,8 @@ use std::fmt::Debug;
 use std::rc::Rc;
 
 use blk::Errno;
+use crash::campaign::{on_all_cores, setting};
 use engine::native::{VmHome, VmHomeState};
-use lab::campaign::{on_all_cores, setting};
 use sim::{Action, Cut, Fault, Rng, SimWorld};
 
 use super::bin::{BinState, parse_folder};

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use lab::campaign::setting;
+use crash::campaign::setting;
 use sim::SimWorld;
 
 use super::crash_tests::{Trouble, all_cuts, end, strike, sweep};

@@ -1,0 +1,188 @@
+//! What campaigns of many runs have in common: their settings, the cores they run on, and what they hold all runs to.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, Once};
+
+use engine::{Defect, Defects};
+
+/// Every so many seeds a run is repeated and its event hash compared.
+const REPEAT_EVERY: u64 = 20;
+/// Broken promises that are told before a campaign ends.
+const FAILURES_MAX: usize = 5;
+
+/// What one run did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    pub cuts: u64,
+    pub event_hash: u64,
+    pub events: u64,
+    /// Things that must have happened at least once in a campaign.
+    pub marks: BTreeMap<&'static str, u64>,
+}
+
+/// A run, a function of its seed. An error is a broken promise.
+pub type Run = fn(seed: u64, defects: Defects) -> Result<Outcome, String>;
+
+/// Where the search for a planted defect ends.
+#[derive(Debug, Clone, Copy)]
+pub enum Bound {
+    Runs(u64),
+    Cuts(u64),
+}
+
+impl Bound {
+    fn allows(self, runs: u64, cuts: u64) -> bool {
+        match self {
+            Bound::Runs(most) => runs < most,
+            Bound::Cuts(most) => cuts < most,
+        }
+    }
+}
+
+/// A number from the environment; None where it is absent or empty.
+pub fn setting(name: &str) -> Option<u64> {
+    std::env::var(name)
+        .ok()
+        .filter(|v| !v.is_empty())
+        .map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v}")))
+}
+
+/// Returns what `work` does; a panic in it is an error like others.
+pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_string()));
+        Err(format!("panic: {}", text.unwrap_or_default()))
+    })
+}
+
+thread_local! {
+    /// Whether this thread runs with a planted defect, whose panics are expected.
+    static PLANTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Keeps panics of this thread from being printed, and of no other: campaigns share a process with other tests.
+fn expect_panics() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !PLANTED.get() {
+                print(info);
+            }
+        }));
+    });
+    PLANTED.set(true);
+}
+
+/// Calls `run` with rising seeds from as many threads as there are cores, until it answers false.
+pub fn on_all_cores(run: impl Fn(u64) -> bool + Sync) {
+    let next = AtomicU64::new(0);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| while run(next.fetch_add(1, Ordering::Relaxed)) {});
+        }
+    });
+}
+
+#[derive(Default)]
+struct Seen {
+    runs: u64,
+    cuts: u64,
+    marks: BTreeMap<&'static str, u64>,
+    failures: Vec<String>,
+}
+
+impl Seen {
+    fn add(&mut self, result: Result<Outcome, String>) {
+        self.runs += 1;
+        match result {
+            Ok(outcome) => {
+                for (label, n) in outcome.marks {
+                    *self.marks.entry(label).or_insert(0) += n;
+                }
+                self.cuts += outcome.cuts;
+            }
+            Err(e) => self.failures.push(e),
+        }
+    }
+}
+
+/// Power cuts of a campaign: `default`, or one of `share` that `CRASH_CUTS` asks for.
+pub fn cuts_wanted(default: u64, share: u64) -> u64 {
+    setting("CRASH_CUTS").map_or(default, |all| all / share)
+}
+
+/// Runs until there were `wanted` power cuts; with `CRASH_SEED` that one alone. Panics where a promise is
+/// broken, where a run differs from the same run, and where something of `must_happen` did not: it was not tested then.
+pub fn assert_promises_hold(run: Run, wanted: u64, must_happen: &[&str]) {
+    if let Some(seed) = setting("CRASH_SEED") {
+        match run(seed, Defects::default()) {
+            Ok(outcome) => println!("seed {seed}: {outcome:?}"),
+            Err(e) => panic!("{e}"),
+        }
+        return;
+    }
+    let seen = Mutex::new(Seen::default());
+    on_all_cores(|seed| {
+        let result = run(seed, Defects::default());
+        let repeated = (seed % REPEAT_EVERY == 0).then(|| run(seed, Defects::default()));
+        let mut seen = seen.lock().unwrap();
+        if let Some(repeated) = repeated.filter(|repeated| *repeated != result) {
+            seen.failures.push(format!("seed {seed}: two runs differ: {result:?} and {repeated:?}"));
+        }
+        seen.add(result);
+        seen.failures.len() < FAILURES_MAX && seen.cuts < wanted
+    });
+    let Seen { runs, cuts, marks, failures } = seen.into_inner().unwrap();
+    println!("{runs} runs, {cuts} power cuts; {marks:?}");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    for label in must_happen {
+        assert!(marks.get(label).is_some_and(|&n| n > 0), "{label:?} never happened: {marks:?}");
+    }
+}
+
+/// Panics where a planted defect breaks no promise within `bound`. `CRASH_DEFECT` plants only those whose names have it in
+/// them; with `CRASH_SEED` none is.
+pub fn assert_defects_are_found(run: Run, defects: &[Defect], bound: Bound) {
+    assert_defects_are_found_from(run, defects, bound, &[]);
+}
+
+/// The same. For a defect in `first` the search begins at that seed: a rare one has been found near it before. That spares
+/// time while the runs are what they were, and nothing depends on it.
+pub fn assert_defects_are_found_from(run: Run, defects: &[Defect], bound: Bound, first: &[(Defect, u64)]) {
+    if setting("CRASH_SEED").is_some() {
+        return;
+    }
+    let only = std::env::var("CRASH_DEFECT").unwrap_or_default();
+    let planted = defects.iter().filter(|defect| format!("{defect:?}").contains(&only));
+    let first_of =
+        |wanted: Defect| first.iter().find(|(defect, _)| *defect == wanted).map_or(0, |(_, seed)| *seed);
+    let missed: Vec<&Defect> =
+        planted.filter(|defect| !is_found(run, **defect, bound, first_of(**defect))).collect();
+    assert!(missed.is_empty(), "defects that no run found: {missed:?}");
+}
+
+fn is_found(run: Run, defect: Defect, bound: Bound, first: u64) -> bool {
+    let found = Mutex::new(None::<(u64, String)>);
+    let cuts = AtomicU64::new(0);
+    on_all_cores(|runs| {
+        expect_panics();
+        let seed = first + runs;
+        match run(seed, Defects::only(defect)) {
+            Ok(outcome) => drop(cuts.fetch_add(outcome.cuts, Ordering::Relaxed)),
+            Err(e) => drop(found.lock().unwrap().get_or_insert((seed, e))),
+        }
+        found.lock().unwrap().is_none() && bound.allows(runs, cuts.load(Ordering::Relaxed))
+    });
+    let found = found.into_inner().unwrap();
+    if let Some((seed, e)) = &found {
+        let cuts = cuts.load(Ordering::Relaxed);
+        println!("{defect:?}: run {seed}, {cuts} cuts: {}", e.lines().next().unwrap_or_default());
+    }
+    found.is_some()
+}

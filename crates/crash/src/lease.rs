@@ -1,0 +1,315 @@
+//! Several machines over one device, in virtual time: a run is a function of its seed.
+//!
+//! One run: a store is made; machines open it by its lease, one after the other. Guests of the one that holds it write
+//! stamped sectors, read and flush. Then it is paused, for less than the lease's bounds, about them or far beyond them,
+//! or it dies, or it closes; one or two others want the store meanwhile, who may be paused too. Whoever gets it compares
+//! the whole disk with the oracle. Whoever was paused goes on afterwards, and must not change anything that is another's.
+//! At the end the power may be cut under all of them.
+//!
+//! Not covered: operations that the device holds back for longer than the lease says, which no lease survives.
+
+mod shift;
+
+use std::rc::Rc;
+
+use blk::reactor::OpenMode;
+use blk::{Env, ErrorKind};
+use engine::Defects;
+use engine::native::change::Op;
+use engine::native::{LeaseTerms, NewStore, Store, StoreOptions, TakeOver};
+use sim::{Cost, Cut, Device, Host, Options, Pause, Rng, SimWorld};
+
+use crate::campaign::Outcome;
+use shift::{Shift, Truth};
+
+const LAYOUT: NewStore = NewStore { journal_pages: 1024, group_blocks: 256 };
+const GROUPS: u64 = 4;
+const MS_NS: u64 = 1_000_000;
+/// Machines of a run: each opens the store once.
+const HOSTS: usize = 10;
+
+/// What is drawn once for a run.
+struct Plan {
+    seed: u64,
+    rounds: usize,
+    /// The longest time an operation takes in it.
+    jitter_ns: u64,
+    cut_after_ns: Option<u64>,
+    defects: Defects,
+}
+
+impl Plan {
+    fn draw(seed: u64, defects: Defects) -> Plan {
+        let mut rng = Rng::new(seed ^ 0x1ea5e);
+        Plan {
+            seed,
+            rounds: rng.between(1, 3) as usize,
+            jitter_ns: *rng.pick(&[MS_NS / 10, MS_NS, 4 * MS_NS]).expect("three"),
+            cut_after_ns: (rng.below(4) == 0).then(|| rng.between(100, 1500) * MS_NS),
+            defects,
+        }
+    }
+
+    /// The protocol at a fiftieth of its times: a run ends in moments.
+    fn terms(&self) -> LeaseTerms {
+        LeaseTerms {
+            heartbeat_us: 40_000,
+            expiry_us: 200_000,
+            io_max_us: 60_000,
+            claim_us: 15_000,
+            settle_us: 25_000,
+            margin_us: 10_000,
+            defects: self.defects,
+        }
+    }
+
+    fn store(&self) -> StoreOptions {
+        StoreOptions {
+            pending_runs_max: 128,
+            reserve_blocks: 64,
+            flush_us: 50_000,
+            ..StoreOptions::default()
+        }
+    }
+
+    fn device(&self) -> Device {
+        let cost = Cost { base_ns: 2_000, per_kib_ns: 10, jitter_ns: self.jitter_ns };
+        Device { read: cost, write: cost, flush: cost, ..Device::scrambled() }
+    }
+}
+
+/// One run. An error is a broken promise, with the seed and the way to repeat it.
+pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
+    let plan = Rc::new(Plan::draw(seed, defects));
+    crate::campaign::caught(|| run_plan(&plan))
+        .map_err(|e| format!("seed {seed}: {e}\n  replay: make crash CRASH_SEED={seed}"))
+}
+
+fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
+    let world = SimWorld::new(plan.seed, Options { device: plan.device(), ..Options::default() });
+    let node = create(&world)?;
+    let truth = Rc::new(Truth::new(world.clone(), node));
+    if let Some(ns) = plan.cut_after_ns {
+        world.cut_at(Cut::After { ns });
+    }
+    let (own, book) = (plan.clone(), truth.clone());
+    let ended = world.run_hosts(HOSTS, |env, hosts| async move {
+        Campaign { env, plan: own.clone(), truth: book, rng: Rng::new(own.seed), hosts, used: 0 }.run().await
+    });
+    let mut cuts = 0;
+    match ended {
+        Some(result) => result?,
+        None => {
+            cuts = 1;
+            world.mark("power cut");
+            world.power_cut();
+        }
+    }
+    world.cancel_cut();
+    truth.begin_anew();
+    let (own, book) = (plan.clone(), truth.clone());
+    let last = world.run_hosts(1, |_, hosts| async move {
+        let shift = Shift::open(&hosts[0], 0, &book, own.terms(), own.store(), TakeOver::FromAnyOwner).await;
+        shift.map_err(|e| e.to_string())?.close().await.map_err(|e| e.to_string())
+    });
+    last.expect("nothing is cut at the end")?;
+    truth.verdict()?;
+    Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
+}
+
+/// Makes the store with one disk, undisturbed.
+fn create(world: &SimWorld) -> Result<u64, String> {
+    let made = world.run(|env| async move {
+        let dir = env.open_root("/")?;
+        let file = dir.create_new(shift::FILE).await?;
+        dir.sync().await?;
+        let blocks =
+            engine::native::layout::HEADER_BLOCKS + LAYOUT.journal_pages + GROUPS * LAYOUT.group_blocks;
+        file.allocate(0, blocks * engine::native::layout::BLOCK).await?;
+        Store::format(&env, &file, LAYOUT).await?;
+        drop(file);
+        let file = dir.open(shift::FILE, OpenMode::Write).await?;
+        let store = Store::open(env, file, StoreOptions::default(), Default::default(), false).await?;
+        let node = store.new_node_id();
+        store.change(&[Op::Create { node, size_blocks: shift::DISK_BLOCKS }])?;
+        store.close().await?;
+        Ok(node)
+    });
+    made.expect("nothing is cut while it is made").map_err(|e: blk::Error| format!("making the store: {e}"))
+}
+
+/// The script of one run.
+struct Campaign {
+    env: Env,
+    plan: Rc<Plan>,
+    truth: Rc<Truth>,
+    rng: Rng,
+    hosts: Vec<Host>,
+    used: usize,
+}
+
+impl Campaign {
+    async fn run(mut self) -> Result<(), String> {
+        let mut shift =
+            self.open(TakeOver::FromNobody).await.map_err(|e| format!("the first opening: {e}"))?;
+        for _ in 0..self.plan.rounds {
+            self.env.sleep_us(self.rng.between(1, 120) * 1000).await;
+            shift = match self.rng.below(6) {
+                0 => self.after_death(shift).await?,
+                1 => self.after_close(shift).await?,
+                _ => self.after_pause(shift).await?,
+            };
+            self.truth.verdict()?;
+        }
+        self.closed(&shift).await?;
+        self.truth.verdict()
+    }
+
+    fn next_host(&mut self) -> (Host, usize) {
+        let number = self.used;
+        self.used += 1;
+        (self.hosts[number].clone(), number)
+    }
+
+    fn opening(
+        &mut self,
+        take_over: TakeOver,
+    ) -> (Host, impl Future<Output = blk::Result<Rc<Shift>>> + 'static) {
+        let (host, number) = self.next_host();
+        let (truth, plan, on, mut rng) =
+            (self.truth.clone(), self.plan.clone(), host.clone(), self.rng.fork());
+        let opening = async move {
+            let shift = Shift::open(&on, number, &truth, plan.terms(), plan.store(), take_over).await?;
+            shift.work(&mut rng);
+            Ok(shift)
+        };
+        (host, opening)
+    }
+
+    async fn open(&mut self, take_over: TakeOver) -> blk::Result<Rc<Shift>> {
+        let (host, opening) = self.opening(take_over);
+        host.env.spawn(opening).join().await
+    }
+
+    async fn after_death(&mut self, shift: Rc<Shift>) -> Result<Rc<Shift>, String> {
+        shift.host.kill();
+        self.truth.mark("taken over from the dead");
+        // Its last heartbeat may still be on its way, which makes it look alive once.
+        self.open_at_last().await
+    }
+
+    async fn closed(&mut self, shift: &Rc<Shift>) -> Result<(), String> {
+        let closing = shift.clone();
+        let closed = shift.host.env.spawn(async move { closing.close().await }).join().await;
+        closed.map_err(|e| format!("closing: {e}"))
+    }
+
+    async fn after_close(&mut self, shift: Rc<Shift>) -> Result<Rc<Shift>, String> {
+        self.closed(&shift).await?;
+        let (one, first) = self.opening(TakeOver::FromNobody);
+        let (two, second) = self.opening(TakeOver::FromNobody);
+        if self.rng.coin() {
+            two.pause(Pause::AtWrite(1));
+        }
+        let (first, second) = (one.env.spawn(first), two.env.spawn(second));
+        self.env.sleep_us(self.rng.between(50, 400) * 1000).await;
+        two.resume();
+        self.truth.mark("two claimed together");
+        self.winner(vec![first.join().await, second.join().await]).await
+    }
+
+    /// Of several that wanted the store. Where none got it, another waits for what the late have left.
+    async fn winner(&mut self, openings: Vec<blk::Result<Rc<Shift>>>) -> Result<Rc<Shift>, String> {
+        let mut shifts = Vec::new();
+        for opening in openings {
+            match opening {
+                Ok(shift) => shifts.push(shift),
+                Err(e) if is_no_fault(&e) => {}
+                Err(e) => return Err(format!("opening: {e}")),
+            }
+        }
+        match shifts.into_iter().find(|shift| !shift.is_over()) {
+            Some(shift) => Ok(shift),
+            None => self.open_at_last().await,
+        }
+    }
+
+    /// Takers may beat each other; in the end one of them has it.
+    async fn open_at_last(&mut self) -> Result<Rc<Shift>, String> {
+        let mut last = String::new();
+        while self.used < HOSTS {
+            match self.open(TakeOver::FromAnyOwner).await {
+                Ok(shift) => return Ok(shift),
+                Err(e) if is_no_fault(&e) => last = e.to_string(),
+                Err(e) => return Err(format!("opening: {e}")),
+            }
+            self.env.sleep_us(500_000).await;
+        }
+        Err(format!("no machine can open the store: {last}"))
+    }
+
+    async fn after_pause(&mut self, shift: Rc<Shift>) -> Result<Rc<Shift>, String> {
+        let when = match self.rng.below(3) {
+            0 => Pause::Now,
+            1 => Pause::AtWrite(self.rng.between(1, 40)),
+            _ => Pause::AtSubmission(self.rng.between(1, 200)),
+        };
+        shift.host.pause(when);
+        let before = self.rng.below(150);
+        self.env.sleep_us(before * 1000).await;
+        let (other, opening) = self.opening(TakeOver::FromAnyOwner);
+        let opening = other.env.spawn(opening);
+        // A taker that is paused itself, between its last look and its claim for one.
+        let hindered = self.rng.below(3) == 0;
+        if hindered {
+            other.pause(if self.rng.coin() {
+                Pause::AtWrite(1)
+            } else {
+                Pause::AtSubmission(self.rng.between(1, 60))
+            });
+        }
+        let bounds = [(10, 150), (150, 350), (350, 1500)];
+        let (low, high) = *self.rng.pick(&bounds).expect("three");
+        self.env.sleep_us(self.rng.between(low, high) * 1000).await;
+        let third = match hindered && self.rng.coin() {
+            true => Some(self.open(TakeOver::FromAnyOwner).await),
+            false => None,
+        };
+        let epoch = shift.epoch();
+        shift.host.resume();
+        if self.rng.below(3) == 0 {
+            self.pause_again(&shift.host).await;
+        }
+        self.env.sleep_us(self.rng.below(100) * 1000).await;
+        other.resume();
+        let mut openings = vec![opening.join().await];
+        openings.extend(third);
+        // Whoever has lost it has noticed by now, or must not write.
+        self.env.sleep_us(600_000).await;
+        if openings.iter().all(|opening| opening.is_err()) && !shift.is_over() {
+            self.truth.mark("a living owner was left alone");
+            let label =
+                if shift.epoch() > epoch { "claimed anew after a pause" } else { "went on after a pause" };
+            self.truth.mark(label);
+            return Ok(shift);
+        }
+        if openings.iter().any(|opening| opening.is_ok()) {
+            self.truth.mark("taken over while paused");
+        }
+        self.winner(openings).await
+    }
+
+    /// A holder that goes on reads its page and claims it anew; what it has handed over goes on while it stands still.
+    async fn pause_again(&mut self, host: &Host) {
+        self.env.sleep_us(self.rng.below(8) * 1000).await;
+        host.pause(Pause::Now);
+        self.truth.mark("paused again while it claimed anew");
+        self.env.sleep_us(self.rng.between(10, 400) * 1000).await;
+        host.resume();
+    }
+}
+
+/// What an opening may answer when others want the store too.
+fn is_no_fault(e: &blk::Error) -> bool {
+    matches!(e.kind, ErrorKind::Locked | ErrorKind::Refused | ErrorKind::LeaseLost)
+}

@@ -1,0 +1,270 @@
+//! One machine's time with the store, and the book that is kept of all of them.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use blk::reactor::OpenMode;
+use blk::volume::Volume;
+use blk::{Buf, File, Result, SECTOR};
+use engine::native::layout::BLOCK;
+use engine::native::{
+    Claimant, DiskTerms, Lease, LeaseTerms, NativeDisk, Owner, Store, StoreOptions, TakeOver,
+};
+use engine::options::SpacePolicy;
+use sim::{Host, Rng, SimWorld};
+
+use sim::oracle::DiskModel;
+
+pub const FILE: &str = "lun";
+pub const DISK_BLOCKS: u64 = 64;
+const SECTORS: u64 = DISK_BLOCKS * BLOCK / SECTOR;
+/// Requests of a guest that are under way together.
+const WORKERS: u64 = 4;
+
+/// What must be on the disk, and who may write it.
+pub struct Truth {
+    world: SimWorld,
+    node: u64,
+    model: RefCell<DiskModel>,
+    /// Counts the owners: what an earlier one is told late is held against what the next one found.
+    owner: Cell<u64>,
+    /// The owner that last read the whole disk, the model as the one before had left it, and what was found.
+    handed_over: RefCell<Option<(u64, DiskModel, Vec<u8>)>>,
+    /// Owners that are over: their machines, and when the next one owned the lease.
+    former: RefCell<Vec<(Host, u64)>>,
+    current: RefCell<Option<Host>>,
+    broken: RefCell<Option<String>>,
+}
+
+impl Truth {
+    pub fn new(world: SimWorld, node: u64) -> Truth {
+        Truth {
+            world,
+            node,
+            model: RefCell::new(DiskModel::new(0)),
+            owner: Cell::new(0),
+            handed_over: RefCell::default(),
+            former: RefCell::default(),
+            current: RefCell::default(),
+            broken: RefCell::default(),
+        }
+    }
+
+    pub fn mark(&self, label: &'static str) {
+        self.world.mark(label);
+    }
+
+    fn break_promise(&self, what: String) {
+        self.broken.borrow_mut().get_or_insert(what);
+    }
+
+    /// The first promise that was broken.
+    pub fn verdict(&self) -> std::result::Result<(), String> {
+        for (host, until_ns) in self.former.borrow().iter() {
+            if host.changed_ns() > *until_ns {
+                let (at, until) = (host.changed_ns() / 1000, until_ns / 1000);
+                return Err(format!(
+                    "a machine changed the store at {at} us, another owned it since {until} us"
+                ));
+            }
+        }
+        self.broken.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// After a power cut no machine of before is left.
+    pub fn begin_anew(&self) {
+        self.former.borrow_mut().clear();
+        self.current.take();
+        self.owner.update(|owner| owner + 1);
+    }
+
+    fn owned_by(&self, host: &Host) -> u64 {
+        if let Some(before) = self.current.replace(Some(host.clone())) {
+            self.former.borrow_mut().push((before, self.world.now_ns()));
+        }
+        self.owner.update(|owner| owner + 1);
+        self.owner.get()
+    }
+
+    /// The new owner has read the whole disk.
+    fn found(&self, bytes: Vec<u8>) {
+        let mut model = self.model.borrow_mut();
+        if let Err(e) = model.check_cut(&bytes) {
+            self.break_promise(e);
+        }
+        let before = model.clone();
+        model.replace(&bytes);
+        *self.handed_over.borrow_mut() = Some((self.owner.get(), before, bytes));
+    }
+
+    /// A flush that began at `tick` of an owner before was acknowledged when another had the store.
+    fn flushed_late(&self, tick: u64) {
+        self.mark("acknowledged late");
+        match &mut *self.handed_over.borrow_mut() {
+            Some((owner, model, found)) if *owner == self.owner.get() => {
+                model.flushed(tick);
+                if let Err(e) = model.check_cut(found) {
+                    self.break_promise(format!("a flush that was acknowledged late: {e}"));
+                }
+            }
+            // It has not looked yet.
+            _ => self.model.borrow_mut().flushed(tick),
+        }
+    }
+}
+
+pub struct Shift {
+    pub host: Host,
+    truth: Rc<Truth>,
+    owner: u64,
+    lease: Rc<Lease>,
+    store: Rc<Store>,
+    disk: Rc<NativeDisk>,
+    stop: Cell<bool>,
+    working: Cell<u64>,
+}
+
+impl Shift {
+    /// Opens the store on a machine, and compares all of it.
+    pub async fn open(
+        host: &Host,
+        number: usize,
+        truth: &Rc<Truth>,
+        terms: LeaseTerms,
+        options: StoreOptions,
+        take_over: TakeOver,
+    ) -> Result<Rc<Shift>> {
+        let owner = Owner {
+            id: u128::from(host.env.random()) | 1,
+            host: format!("host{number}"),
+            ..Owner::default()
+        };
+        let claimant = Claimant { owner, terms, take_over, has_ended: Rc::new(|_| false) };
+        let lease = Lease::acquire(&host.env, open_file(host).await?, claimant).await?;
+        // A machine that stood still since its last heartbeat owns nothing: the store is its own once I/O may start.
+        if lease.fence().pass().await.is_err() {
+            return Err(lease.lost().expect("a fence that waits refuses only what is lost"));
+        }
+        let owner = truth.owned_by(host);
+        let opened = Shift::open_leased(host, truth, owner, lease, options).await;
+        if opened.is_err() {
+            truth.mark("lost it while opening");
+        }
+        opened
+    }
+
+    async fn open_leased(
+        host: &Host,
+        truth: &Rc<Truth>,
+        owner: u64,
+        lease: Rc<Lease>,
+        options: StoreOptions,
+    ) -> Result<Rc<Shift>> {
+        let file = open_file(host).await?;
+        file.set_fence(lease.fence());
+        let store = Store::open(host.env.clone(), file, options, Default::default(), false).await?;
+        let terms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 10_000 };
+        let disk = NativeDisk::new(&store, store.node(truth.node)?, "disk0".to_string(), 0, terms);
+        let (bytes, read) = disk.clone().read(0, Buf::alloc((DISK_BLOCKS * BLOCK) as usize)).await;
+        read?;
+        if truth.owner.get() == owner {
+            truth.found(bytes.to_vec());
+        }
+        let (stop, working) = (Cell::new(false), Cell::new(0));
+        let (host, truth) = (host.clone(), truth.clone());
+        Ok(Rc::new(Shift { host, truth, owner, lease, store, disk, stop, working }))
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.lease.lost().is_some()
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.lease.epoch()
+    }
+
+    /// Starts guests that go on until the machine loses the store or closes it.
+    pub fn work(self: &Rc<Self>, rng: &mut Rng) {
+        for _ in self.working.get()..WORKERS {
+            self.working.update(|working| working + 1);
+            let (shift, mut rng) = (self.clone(), rng.fork());
+            self.host.env.spawn_detached(Box::pin(async move {
+                while !shift.stop.get() && shift.request(&mut rng).await.is_ok() {}
+                shift.working.update(|working| working - 1);
+            }));
+        }
+    }
+
+    fn owns(&self) -> bool {
+        self.truth.owner.get() == self.owner
+    }
+
+    async fn request(&self, rng: &mut Rng) -> Result<()> {
+        let first = rng.below(SECTORS);
+        let count = rng.between(1, 12).min(SECTORS - first);
+        match rng.below(10) {
+            0..6 => self.write(first, count).await,
+            6..8 => self.flush().await,
+            _ => self.read(first, count).await,
+        }
+    }
+
+    /// A write that is begun counts as one only while its machine owns the store.
+    async fn write(&self, first: u64, count: u64) -> Result<()> {
+        if !self.owns() {
+            let nobody = Buf::zeroed((count * SECTOR) as usize).freeze();
+            return self.disk.clone().write(first * SECTOR, nobody).await;
+        }
+        let (write, data) = {
+            let mut model = self.truth.model.borrow_mut();
+            let write = model.begin(first, count);
+            let data = Buf::copy_of(&model.data(&write)).freeze();
+            (write, data)
+        };
+        self.disk.clone().write(first * SECTOR, data).await?;
+        if self.owns() {
+            self.truth.model.borrow_mut().end(&write);
+        }
+        Ok(())
+    }
+
+    async fn flush(&self) -> Result<()> {
+        let owned = self.owns();
+        let tick = self.truth.model.borrow_mut().flush_begins();
+        self.disk.clone().flush().await?;
+        match (owned, self.owns()) {
+            (true, true) => self.truth.model.borrow_mut().flushed(tick),
+            (true, false) if self.truth.owner.get() == self.owner + 1 => self.truth.flushed_late(tick),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn read(&self, first: u64, count: u64) -> Result<()> {
+        let tick = self.truth.model.borrow_mut().now();
+        let buf = Buf::alloc((count * SECTOR) as usize);
+        let (bytes, read) = self.disk.clone().read(first * SECTOR, buf).await;
+        read?;
+        if self.owns()
+            && let Err(e) = self.truth.model.borrow().check_read(first, &bytes, tick)
+        {
+            self.truth.break_promise(e);
+        }
+        Ok(())
+    }
+
+    /// Ends the guests, closes the store and releases the lease.
+    pub async fn close(&self) -> Result<()> {
+        self.stop.set(true);
+        while self.working.get() > 0 {
+            self.host.env.sleep_us(1000).await;
+        }
+        self.disk.clone().flush().await?;
+        self.store.close().await?;
+        self.lease.release().await
+    }
+}
+
+async fn open_file(host: &Host) -> Result<File> {
+    host.env.open_root("/")?.open(FILE, OpenMode::Write).await
+}

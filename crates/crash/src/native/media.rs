@@ -1,0 +1,147 @@
+//! Media that do not read what was being written when the power went, and superblocks that cannot be read at all: what an
+//! opening must make of them.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blk::volume::Volume;
+use blk::{Buf, Env, SECTOR};
+use engine::native::NativeDisk;
+use engine::native::layout::{BLOCK, HEADER_BLOCKS};
+use engine::native::superblock::{SLOT_BLOCKS, Superblock};
+use sim::{SimWorld, View};
+
+use super::places::Places;
+use super::plan::Plan;
+use super::scene::{FILE, Scene};
+use super::truth::{Standing, Truth};
+use crate::watch::tell;
+
+/// Makes the newest superblock unreadable, though it was durable. False where the other slot holds none.
+fn spoil_superblock(world: &SimWorld) -> bool {
+    let slots = SLOT_BLOCKS.map(|block| world.read_at(FILE, block * BLOCK, BLOCK, View::Durable));
+    let decoded = [0, 1].map(|slot| Superblock::decode(slots[slot].as_ref()?, slot, FILE).ok());
+    let [Some(a), Some(b)] = decoded else { return false };
+    let newest = usize::from(b.checkpoint > a.checkpoint);
+    let at = SLOT_BLOCKS[newest] * BLOCK;
+    tell(|| format!("superblock {newest} of checkpoint {} is unreadable", a.checkpoint.max(b.checkpoint)));
+    world.make_unreadable(FILE, at..at + BLOCK)
+}
+
+/// Pages that cannot be read: superblocks, and pages of the journal.
+fn unreadable_pages(world: &SimWorld, plan: &Plan) -> (usize, usize) {
+    let ranges = world.unreadable(FILE);
+    let strikes = |block: &u64| {
+        ranges.iter().any(|range| range.start < (block + 1) * BLOCK && block * BLOCK < range.end)
+    };
+    let journal = HEADER_BLOCKS..HEADER_BLOCKS + plan.layout.journal_pages;
+    (
+        SLOT_BLOCKS.iter().filter(|block| strikes(block)).count(),
+        journal.filter(|block| strikes(block)).count(),
+    )
+}
+
+/// Opens the store. It may be refused, or be read-only, where one fault does not explain what cannot be read; it must
+/// open once everything can be read again.
+pub async fn open_anyway(
+    env: &Env,
+    world: &SimWorld,
+    plan: &Rc<Plan>,
+    truth: &Rc<RefCell<Truth>>,
+    boot: u64,
+) -> Result<Rc<Scene>, String> {
+    let spoils = plan.spoils_superblock(boot) && spoil_superblock(world);
+    let (superblocks, pages) = unreadable_pages(world, plan);
+    // Also since an earlier boot that was cut before it wrote another one.
+    let spoiled = superblocks > 0 && (spoils || truth.borrow().spoiled);
+    truth.borrow_mut().spoiled = spoiled;
+    let opened = Scene::open(env, world, plan, truth, boot).await;
+    let refused = match &opened {
+        Ok(scene) => scene.store.broken(),
+        Err(e) => Some(e.clone()),
+    };
+    for (happened, label) in [
+        (spoiled, "the newest superblock was unreadable"),
+        (!spoiled && superblocks > 0, "a superblock was unreadable"),
+        (pages > 0, "a page of the journal was unreadable"),
+    ] {
+        if happened {
+            world.mark(label);
+            world.mark(if refused.is_some() { "an opening was refused" } else { "opened all the same" });
+        }
+    }
+    let Some(cause) = refused else { return opened.map_err(|e| format!("opening the store: {e}")) };
+    if !spoiled && pages < 2 && pages + superblocks < 2 {
+        return Err(format!(
+            "opening the store, of which {superblocks} superblocks and {pages} journal pages cannot be read: {cause}"
+        ));
+    }
+    tell(|| format!("refused: {cause}"));
+    drop(opened);
+    world.heal(FILE);
+    Scene::open(env, world, plan, truth, boot)
+        .await
+        .map_err(|e| format!("opening the store, all of which can be read: {e}"))
+}
+
+impl Scene {
+    /// Sectors that cannot be read are of writes that no flush covered. Afterwards all can be read again.
+    pub async fn check_unreadable(&self) -> Result<(), String> {
+        let ranges = self.world.unreadable(FILE);
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        tell(|| format!("unreadable: {ranges:?}"));
+        self.mark("sectors were unreadable");
+        let sealed = self.truth.borrow().sealed();
+        for number in sealed {
+            let (nodes, places) = {
+                let truth = self.truth.borrow();
+                (truth.snapshots[&number].nodes.clone(), truth.snapshots[&number].places.clone())
+            };
+            self.read_nodes(&nodes, &places).await.map_err(|e| format!("sealed snapshot {number}: {e}"))?;
+        }
+        for (number, disk) in self.settled_disks() {
+            let opened = self.disks_of(number).map_err(|e| e.to_string())?;
+            let places = self.truth.borrow_mut().disk(number, disk).places.clone();
+            self.check_readable(number, disk, &opened[disk], &places).await?;
+        }
+        self.world.heal(FILE);
+        Ok(())
+    }
+
+    /// Machines and disks that no change was under way for.
+    fn settled_disks(&self) -> Vec<(u64, usize)> {
+        let truth = self.truth.borrow();
+        let settled =
+            truth.machines.iter().filter(|(_, m)| m.standing == Standing::There && m.moving.is_none());
+        settled
+            .flat_map(|(number, m)| (0..m.disks.len()).map(move |n| (*number, n)))
+            .filter(|(number, n)| truth.machines[number].disks[*n].growing.is_none())
+            .collect()
+    }
+
+    async fn check_readable(
+        &self,
+        machine: u64,
+        index: usize,
+        disk: &Rc<NativeDisk>,
+        places: &Places,
+    ) -> Result<(), String> {
+        let unit = u64::from(self.plan.world.logical_block) / SECTOR;
+        for first in (0..places.sectors()).step_by(unit as usize) {
+            let (offset, _) = places.on_disk(first);
+            let (_, result) = disk.clone().read(offset, Buf::alloc((unit * SECTOR) as usize)).await;
+            let Err(e) = result else { continue };
+            self.mark("a guest's sector was unreadable");
+            let mut truth = self.truth.borrow_mut();
+            let model = truth.model(machine, index);
+            if !(first..first + unit).any(|sector| model.is_in_doubt(sector)) {
+                return Err(format!(
+                    "machine {machine} disk {index} sector {first} was flushed and cannot be read: {e}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,356 @@
+//! What a seed stands for: sizes, limits, shares and cuts.
+
+use engine::native::space::Growth;
+use engine::native::{DiskTerms, NewStore, StoreOptions};
+use engine::{Defects, SpacePolicy};
+use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
+
+use super::places::Places;
+use crate::trouble::TROUBLE_TASK;
+use crate::trouble::Trouble;
+
+/// The smallest ring there may be.
+const JOURNAL_PAGES: u64 = engine::native::journal::JOURNAL_PAGES_MIN;
+/// Groups of a store on a device that cannot grow.
+const FIXED_BLOCKS: u64 = 1200;
+
+/// One seed of so many checkpoints all the time, and one takes.
+const EAGER_EVERY: u64 = 5;
+/// Events of a verb in which its cut falls: 1, 2, 4 ... 256; a checkpoint has some hundred, its guests' included.
+const AIMED_BITS_MAX: u64 = 8;
+/// What is drawn for media draws nothing from the rest of the plan.
+const MEDIA_TASK: u64 = 1 << 33;
+/// Of what the scripted plan leaves to chance.
+const SCRIPTED_SEED: u64 = 4;
+
+/// Shares of a guest's operations, in parts of their sum.
+#[derive(Debug, Clone, Copy)]
+pub struct Mix {
+    pub write: u64,
+    pub read: u64,
+    pub flush: u64,
+    pub zero: u64,
+    pub discard: u64,
+}
+
+/// Shares of a user's steps, in parts of their sum.
+#[derive(Debug, Clone, Copy)]
+pub struct Steps {
+    pub take: u64,
+    pub remove: u64,
+    pub revert: u64,
+    pub branch: u64,
+    pub checkpoint: u64,
+    pub grow: u64,
+    pub look: u64,
+    pub hold: u64,
+    pub check: u64,
+}
+
+/// What the store's file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ground {
+    File,
+    /// A file whose file system is full for a while.
+    CrowdedFile,
+    /// A block device with this many blocks behind the journal.
+    Device(u64),
+}
+
+/// What the power goes in, mostly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aim {
+    Anything,
+    Checkpoints,
+    /// And each snapshot is looked at twice as soon as it is sealed.
+    Takes,
+}
+
+pub struct Plan {
+    pub seed: u64,
+    pub world: sim::Options,
+    pub layout: NewStore,
+    pub options: StoreOptions,
+    pub growth: Growth,
+    pub terms: DiskTerms,
+    pub ground: Ground,
+    /// The journal begins here, so that some come to their ring's end.
+    pub journal_from: u64,
+    pub disks: Vec<Places>,
+    pub boots: u64,
+    /// The power goes again soon after each recovery.
+    pub restless: bool,
+    pub guests: u64,
+    pub operations: u64,
+    pub user_steps: u64,
+    /// Longest write, sectors.
+    pub write_sectors_max: u64,
+    /// Writes of whole blocks alone.
+    pub whole_blocks: bool,
+    /// Writes fall into this many sectors, so that they meet.
+    pub hot_sectors: u64,
+    pub mix: Mix,
+    pub steps: Steps,
+    /// Snapshots there may be at once: each is read whole at every boot.
+    pub snapshots_max: usize,
+    /// Machines there may be at once, the first included.
+    pub machines_max: usize,
+    /// The newest superblock is unreadable at some of the boots.
+    pub spoils: bool,
+    /// A flush fails in some of the boots.
+    pub failing_flushes: bool,
+    /// The power goes.
+    pub cuts: bool,
+    pub aim: Aim,
+}
+
+impl Plan {
+    pub fn draw(seed: u64, defects: Defects) -> Plan {
+        let plan = Plan::draw_any(seed, defects);
+        match seed % EAGER_EVERY {
+            0 => plan.checkpointing(),
+            1 => plan.taking(),
+            _ => plan,
+        }
+    }
+
+    /// The same on media that do not read everything after a cut, and do not flush everything.
+    pub fn on_bad_media(self) -> Plan {
+        let mut rng = self.rng(0, MEDIA_TASK);
+        let unreadable_sectors = Ratio::new([0, 0, 2, 3][rng.below(4) as usize], 4);
+        let (spoils, page_cache, failing_flushes) = (rng.below(3) == 0, rng.below(3) == 0, rng.below(3) == 0);
+        let world = sim::Options { unreadable_sectors, page_cache, ..self.world };
+        Plan { world, spoils, failing_flushes, ..self }
+    }
+
+    /// What goes wrong in a boot beside its cut.
+    pub fn trouble(&self, world: &SimWorld, boot: u64) -> Trouble {
+        let mut rng = self.rng(boot, TROUBLE_TASK);
+        match self.failing_flushes && self.may_cut(boot) && rng.coin() {
+            true => Trouble::begin(world, rng),
+            false => Trouble::none(world),
+        }
+    }
+
+    pub fn spoils_superblock(&self, boot: u64) -> bool {
+        self.spoils && self.rng(boot, MEDIA_TASK).coin()
+    }
+
+    /// Checkpoints without end, each right after a flush, and no other flushes, over few blocks that are written again and
+    /// again: what is merged is overwritten while the checkpoint is under way.
+    fn checkpointing(self) -> Plan {
+        let options = StoreOptions { pending_runs_max: 4, flush_us: 1_000_000, ..self.options };
+        let steps = Steps { checkpoint: 20, ..self.steps };
+        let mix = Mix { write: 12, flush: 0, ..self.mix };
+        let (hot_sectors, write_sectors_max) = (self.hot_sectors.min(32), self.write_sectors_max.min(16));
+        let (guests, user_steps, aim) = (self.guests.max(4), 14, Aim::Checkpoints);
+        Plan { options, steps, mix, hot_sectors, write_sectors_max, guests, user_steps, aim, ..self }
+    }
+
+    /// Takes without end, over few blocks that are soon overwritten in place: such a write is under way at every take.
+    fn taking(self) -> Plan {
+        let options = StoreOptions { flush_us: 300, ..self.options };
+        let steps = Steps { take: 20, remove: 8, ..self.steps };
+        let mix = Mix { write: 12, flush: 4, ..self.mix };
+        let (hot_sectors, write_sectors_max) = (self.hot_sectors.min(64), self.write_sectors_max.min(16));
+        let (guests, operations, user_steps, aim) = (8, self.operations.max(60), 14, Aim::Takes);
+        Plan {
+            options,
+            steps,
+            mix,
+            hot_sectors,
+            write_sectors_max,
+            guests,
+            operations,
+            user_steps,
+            aim,
+            ..self
+        }
+    }
+
+    fn draw_any(seed: u64, defects: Defects) -> Plan {
+        let mut rng = Rng::new(seed);
+        let ground = match rng.below(8) {
+            0 => Ground::CrowdedFile,
+            1 => Ground::Device(FIXED_BLOCKS + rng.below(600)),
+            _ => Ground::File,
+        };
+        let restless = rng.below(4) == 0;
+        let waits = rng.coin() && !matches!(ground, Ground::Device(_));
+        let world = sim::Options {
+            device: Device::scrambled(),
+            logical_block: if rng.below(4) == 0 { 4096 } else { 512 },
+            ..sim::Options::default()
+        };
+        let journal_pages = JOURNAL_PAGES + rng.below(40);
+        Plan {
+            seed,
+            world,
+            layout: NewStore { journal_pages, group_blocks: [64, 96, 200, 512][rng.below(4) as usize] },
+            options: draw_options(&mut rng, defects),
+            growth: Growth {
+                ahead_blocks: [4, 32, 128][rng.below(3) as usize],
+                chunk_blocks: [2, 16, 64][rng.below(3) as usize],
+            },
+            terms: DiskTerms {
+                policy: if waits { SpacePolicy::Wait } else { SpacePolicy::Error },
+                space_retry_us: 500,
+            },
+            ground,
+            journal_from: if rng.coin() { journal_pages - rng.between(1, 60) } else { 0 },
+            disks: (0..rng.between(1, 3)).map(|_| Places::draw(&mut rng)).collect(),
+            boots: if restless { rng.between(6, 14) } else { rng.between(3, 7) },
+            restless,
+            guests: rng.between(1, 8),
+            operations: rng.between(10, 80),
+            user_steps: rng.between(2, 14),
+            write_sectors_max: [1, 8, 16, 128][rng.below(4) as usize],
+            whole_blocks: rng.below(4) == 0,
+            hot_sectors: [8, 64, 256, 8192][rng.below(4) as usize],
+            mix: draw_mix(&mut rng),
+            steps: draw_steps(&mut rng),
+            snapshots_max: rng.between(1, 8) as usize,
+            machines_max: 3,
+            spoils: false,
+            failing_flushes: false,
+            cuts: true,
+            aim: Aim::Anything,
+        }
+    }
+
+    /// A tree of many states that nothing disturbs.
+    pub fn tree(seed: u64) -> Plan {
+        let plan = Plan::draw(seed, Defects::default());
+        let steps = Steps { take: 12, remove: 3, revert: 2, branch: 3, ..plan.steps };
+        Plan {
+            ground: Ground::File,
+            boots: 3,
+            guests: 2,
+            operations: 150,
+            user_steps: 200,
+            snapshots_max: 64,
+            machines_max: 6,
+            cuts: false,
+            aim: Aim::Anything,
+            steps,
+            ..plan
+        }
+    }
+
+    /// For operations one by one: one disk of three leaves, and everything small.
+    pub fn scripted() -> Plan {
+        let plan = Plan::draw(SCRIPTED_SEED, Defects::default());
+        let options = StoreOptions {
+            map_cache_bytes: 64 << 10,
+            pending_runs_max: 64,
+            flush_us: 1_000_000,
+            flush_bytes: 64 << 20,
+            reclaim_pages: 2,
+            ..plan.options
+        };
+        Plan {
+            world: sim::Options::default(),
+            layout: NewStore { group_blocks: 96, ..plan.layout },
+            options,
+            growth: Growth { ahead_blocks: 32, chunk_blocks: 16 },
+            terms: DiskTerms { policy: SpacePolicy::Error, space_retry_us: 500 },
+            ground: Ground::File,
+            disks: vec![Places::scripted()],
+            snapshots_max: 64,
+            machines_max: 8,
+            cuts: false,
+            aim: Aim::Anything,
+            ..plan
+        }
+    }
+
+    pub fn rng(&self, boot: u64, task: u64) -> Rng {
+        Rng::new(
+            self.seed
+                ^ (boot + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                ^ (task + 1).wrapping_mul(0xD1B5_4A32_D192_ED03),
+        )
+    }
+
+    pub fn may_cut(&self, boot: u64) -> bool {
+        self.cuts && boot + 1 < self.boots
+    }
+
+    /// Schedules the boot's cut where it falls into `part`.
+    pub fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
+        if part == Part::Work {
+            world.cancel_cut();
+        }
+        if !self.may_cut(boot) {
+            return;
+        }
+        let mut rng = self.rng(boot, 1 << 32);
+        let phase = [Phase::Submitted, Phase::Completing, Phase::Completed][rng.below(3) as usize];
+        let scale = 1 << if self.restless { rng.between(3, 9) } else { rng.between(5, 13) };
+        let (chosen, cut) = match rng.below(10) {
+            0..=5 => (Part::Work, Cut::Event(1 + rng.below(scale))),
+            6 => (Part::Recovery, Cut::Event(1 + rng.below(80))),
+            7 => (Part::Recovery, Cut::Event(1 + rng.below(1000))),
+            _ => {
+                let nth = 1 + rng.below(60);
+                (Part::Work, Cut::Kind { kind: OpKind::Flush, nth, phase })
+            }
+        };
+        if chosen == part {
+            world.cut_at(cut);
+        }
+    }
+}
+
+/// A cut soon after the call: of what begins then.
+pub fn soon(rng: &mut Rng) -> Cut {
+    let events = 1 << rng.below(AIMED_BITS_MAX + 1);
+    Cut::Event(1 + rng.below(events))
+}
+
+/// The two parts of a boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Opening the store, and reading everything.
+    Recovery,
+    /// Guests and user.
+    Work,
+}
+
+fn draw_options(rng: &mut Rng, defects: Defects) -> StoreOptions {
+    StoreOptions {
+        map_cache_bytes: [16 << 10, 64 << 10, 1 << 20][rng.below(3) as usize],
+        pending_runs_max: [4, 24, 100, 2000][rng.below(4) as usize],
+        pending_depth_max: rng.between(1, 8) as usize,
+        flush_us: [300, 3000, 1_000_000][rng.below(3) as usize],
+        flush_bytes: [16 << 10, 256 << 10, 64 << 20][rng.below(3) as usize],
+        reserve_blocks: rng.between(16, 48),
+        reclaim_pages: [1, 2, 8, 64][rng.below(4) as usize],
+        reclaim_rest: rng.below(3),
+        defects,
+    }
+}
+
+fn draw_mix(rng: &mut Rng) -> Mix {
+    Mix {
+        write: rng.between(4, 12),
+        read: rng.between(1, 6),
+        flush: rng.between(0, 4),
+        zero: rng.below(2),
+        discard: rng.below(2),
+    }
+}
+
+fn draw_steps(rng: &mut Rng) -> Steps {
+    Steps {
+        take: rng.between(2, 8),
+        remove: rng.between(1, 6),
+        revert: rng.below(3),
+        branch: rng.below(3),
+        checkpoint: rng.below(4),
+        grow: rng.below(2),
+        look: rng.below(3),
+        hold: rng.below(2),
+        check: rng.below(2),
+    }
+}

@@ -1,0 +1,168 @@
+//! Pages of metadata that changed under a closed store: a bit, another page in their place, an older version of them.
+//! Whatever is read afterwards is right, or an error.
+
+use std::rc::Rc;
+
+use engine::native::layout::BLOCK;
+use sim::{Rng, View};
+
+use super::scene::{FILE, Scene};
+use super::script::{Actor, Operation, Script};
+use super::truth::Contents;
+use crate::campaign::caught;
+
+/// First words of the pages that hold metadata: superblock, journal, map, catalogue, bitmap.
+const MAGICS: [&[u8; 8]; 5] = [b"unstunSB", b"unstunJB", b"unstnMAP", b"unstCATA", b"UnstnBmp"];
+
+/// What happens to a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rot {
+    /// One bit, drawn from the block's number.
+    Bit,
+    /// The content of the next page of its kind.
+    Misdirected,
+    /// What it held at the clean stop before.
+    Stale,
+    Zeros,
+}
+
+pub const ROTS: [Rot; 4] = [Rot::Bit, Rot::Misdirected, Rot::Stale, Rot::Zeros];
+
+/// What a closed store holds, and what it held at the stop before.
+struct Closed {
+    older: Vec<u8>,
+    newer: Vec<u8>,
+}
+
+/// Damages each page of metadata in turn. Answers how many there were, and how often it was noticed.
+pub fn run_rot(rot: Rot) -> Result<(u64, u64), String> {
+    let closed = Closed::make()?;
+    let (mut pages, mut noticed) = (0, 0);
+    for block in closed.metadata() {
+        let Some(bytes) = closed.damaged(rot, block) else { continue };
+        let result = caught(|| {
+            let script = closed_script()?;
+            script.world.write_at(&path(), block * BLOCK, &bytes);
+            look(&script)
+        });
+        pages += 1;
+        noticed += u64::from(result.map_err(|e| format!("{rot:?} of block {block}: {e}"))?);
+    }
+    Ok((pages, noticed))
+}
+
+fn path() -> String {
+    format!("/{FILE}")
+}
+
+/// The same at every call: two clean stops.
+fn closed_script() -> Result<Script, String> {
+    let script = Script::begin()?;
+    script.boot(&[Operation::Reopen])?;
+    script.boot(&[Operation::Write, Operation::Take, Operation::Overwrite, Operation::Reopen])?;
+    Ok(script)
+}
+
+impl Closed {
+    fn make() -> Result<Closed, String> {
+        let script = Script::begin()?;
+        script.boot(&[Operation::Reopen])?;
+        let content = || script.world.read_file(&path(), View::Durable).expect("it was made");
+        let older = content();
+        script.boot(&[Operation::Write, Operation::Take, Operation::Overwrite, Operation::Reopen])?;
+        Ok(Closed { newer: content(), older })
+    }
+
+    fn page(&self, block: u64) -> &[u8] {
+        &self.newer[(block * BLOCK) as usize..][..BLOCK as usize]
+    }
+
+    fn metadata(&self) -> Vec<u64> {
+        let blocks = self.newer.len() as u64 / BLOCK;
+        let is_metadata = |block: &u64| MAGICS.iter().any(|magic| self.page(*block).starts_with(&magic[..]));
+        (0..blocks).filter(is_metadata).collect()
+    }
+
+    /// None where nothing would change.
+    fn damaged(&self, rot: Rot, block: u64) -> Option<Vec<u8>> {
+        let mut page = self.page(block).to_vec();
+        match rot {
+            Rot::Bit => {
+                let mut rng = Rng::new(block);
+                page[rng.below(BLOCK) as usize] ^= 1 << rng.below(8);
+            }
+            Rot::Misdirected => {
+                let alike = self.metadata().into_iter().filter(|n| self.page(*n)[..8] == page[..8]);
+                page = self.page(alike.clone().find(|n| *n > block).or(alike.min())?).to_vec();
+            }
+            Rot::Stale => page = self.older.get((block * BLOCK) as usize..)?.get(..BLOCK as usize)?.to_vec(),
+            Rot::Zeros => page.fill(0),
+        }
+        (page != self.page(block)).then_some(page)
+    }
+}
+
+/// Reads everything, writes, and reads the snapshots again. True when something was an error; wrong content is one of
+/// ours.
+fn look(script: &Script) -> Result<bool, String> {
+    let (world, plan, truth) = (script.world.clone(), script.plan.clone(), script.truth.clone());
+    let looked = script.world.run(move |env| async move {
+        let Ok(scene) = Scene::open(&env, &world, &plan, &truth, 0).await else { return Ok(true) };
+        let mut noticed = scene.store.broken().is_some();
+        noticed |= compare(&scene).await?;
+        noticed |= !work(&scene).await;
+        noticed |= compare_snapshots(&scene).await?;
+        noticed |= scene.store.close().await.is_err();
+        Ok(noticed)
+    });
+    looked.expect("no power cut is scheduled")
+}
+
+async fn compare(scene: &Rc<Scene>) -> Result<bool, String> {
+    let mut noticed = compare_snapshots(scene).await?;
+    let running: Vec<_> = {
+        let truth = scene.truth.borrow();
+        let disks = truth.machines.values().flat_map(|machine| &machine.disks);
+        disks.map(|disk| (disk.node, disk.places.clone())).collect()
+    };
+    for (node, places) in running {
+        match scene.read_nodes(&[node], &[places]).await {
+            Ok(contents) => check_running(scene, node, &contents)?,
+            Err(_) => noticed = true,
+        }
+    }
+    Ok(noticed)
+}
+
+fn check_running(scene: &Scene, node: u64, contents: &Contents) -> Result<(), String> {
+    let truth = scene.truth.borrow();
+    let mut disks = truth.machines.values().flat_map(|machine| &machine.disks);
+    let disk = disks.find(|disk| disk.node == node).expect("it runs");
+    disk.model.check_cut(&contents[0])
+}
+
+async fn compare_snapshots(scene: &Rc<Scene>) -> Result<bool, String> {
+    let mut noticed = false;
+    let sealed = scene.truth.borrow().sealed();
+    for number in sealed {
+        match scene.look(number).await {
+            Err(e) if e.contains(" shows ") || e.contains("changed") => return Err(e),
+            Err(_) => noticed = true,
+            Ok(_) => {}
+        }
+    }
+    Ok(noticed)
+}
+
+/// Whether a guest, a take and a checkpoint went well.
+async fn work(scene: &Rc<Scene>) -> bool {
+    if scene.start(super::FIRST_MACHINE).is_err() {
+        return false;
+    }
+    let mut actor = Actor::of(scene);
+    let mut well = true;
+    for operation in [Operation::Overwrite, Operation::Write, Operation::Flush, Operation::Checkpoint] {
+        well &= actor.act(operation).await.is_ok();
+    }
+    well
+}

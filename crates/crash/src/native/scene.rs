@@ -1,0 +1,191 @@
+//! One boot of a store: its file, its machines as they run, and what is kept about them in the store itself.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use blk::reactor::OpenMode;
+use blk::volume::Volume;
+use blk::{Buf, Env, File, Result};
+use engine::native::change::{Key, Op};
+use engine::native::layout::{BLOCK, HEADER_BLOCKS};
+use engine::native::stored::USER_KINDS;
+use engine::native::superblock::Superblock;
+use engine::native::{NativeDisk, Store};
+use sim::SimWorld;
+
+use super::places::Places;
+use super::plan::{Ground, Plan};
+use super::truth::{Contents, Truth};
+use crate::request_gate::RequestGate;
+use crate::trouble::Trouble;
+
+pub const FILE: &str = "store";
+/// Kinds of items: the nodes of a machine's disks, and those of a snapshot.
+pub const MACHINE: u8 = USER_KINDS + 100;
+pub const SNAPSHOT: u8 = USER_KINDS + 101;
+/// Longest read of a whole disk, bytes.
+const READ_BYTES: u64 = 256 << 10;
+
+/// A machine in this boot.
+pub struct RunningMachine {
+    pub number: u64,
+    pub gate: RequestGate,
+    pub disks: RefCell<Vec<Rc<NativeDisk>>>,
+}
+
+pub struct Scene {
+    pub env: Env,
+    pub world: SimWorld,
+    pub plan: Rc<Plan>,
+    pub truth: Rc<RefCell<Truth>>,
+    pub store: Rc<Store>,
+    pub boot: u64,
+    pub running: RefCell<BTreeMap<u64, Rc<RunningMachine>>>,
+    /// Of the work of this boot.
+    pub trouble: RefCell<Trouble>,
+}
+
+pub fn key(kind: u8, number: u64) -> Key {
+    Key { kind, major: 0, minor: number }
+}
+
+pub fn put(kind: u8, number: u64, nodes: &[u64]) -> Op {
+    Op::Put { key: key(kind, number), value: nodes.iter().flat_map(|node| node.to_le_bytes()).collect() }
+}
+
+fn nodes_of(value: &[u8]) -> Vec<u64> {
+    let words = value.chunks_exact(8);
+    words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
+}
+
+/// Makes the store's file, durably, with a journal that begins where the plan says.
+pub async fn format(env: &Env, plan: &Plan) -> Result<()> {
+    let dir = env.open_root("/")?;
+    let file = dir.create_new(FILE).await?;
+    dir.sync().await?;
+    if let Ground::Device(blocks) = plan.ground {
+        file.allocate(0, (HEADER_BLOCKS + plan.layout.journal_pages + blocks) * BLOCK).await?;
+    }
+    Store::format(env, &file, plan.layout).await?;
+    let mut superblock = Superblock::read(&file).await?.newest;
+    superblock.journal.seq = plan.journal_from;
+    superblock.write(&file).await?;
+    file.flush().await
+}
+
+pub async fn open_file(env: &Env) -> Result<File> {
+    env.open_root("/")?.open(FILE, OpenMode::Write).await
+}
+
+impl Scene {
+    pub async fn open(
+        env: &Env,
+        world: &SimWorld,
+        plan: &Rc<Plan>,
+        truth: &Rc<RefCell<Truth>>,
+        boot: u64,
+    ) -> Result<Rc<Scene>> {
+        let file = open_file(env).await?;
+        let can_grow = !matches!(plan.ground, Ground::Device(_));
+        let store = Store::open(env.clone(), file, plan.options, plan.growth, can_grow).await?;
+        Ok(Rc::new(Scene {
+            env: env.clone(),
+            world: world.clone(),
+            plan: plan.clone(),
+            truth: truth.clone(),
+            store,
+            boot,
+            running: RefCell::default(),
+            trouble: RefCell::new(Trouble::none(world)),
+        }))
+    }
+
+    /// What the store keeps: the nodes of every machine, or of every snapshot.
+    pub async fn items(&self, kind: u8) -> BTreeMap<u64, Vec<u64>> {
+        let items = self.store.items(kind);
+        items.into_iter().map(|(key, value)| (key.minor, nodes_of(&value))).collect()
+    }
+
+    pub fn disk(&self, node: u64, number: usize) -> Result<Rc<NativeDisk>> {
+        let node = self.store.node(node)?;
+        let name = format!("disk{number} (node {})", node.id);
+        Ok(NativeDisk::new(&self.store, node, name, number as u32, self.plan.terms))
+    }
+
+    /// Starts a machine's disks as the truth has them.
+    pub fn start(&self, number: u64) -> Result<()> {
+        let disks = self.disks_of(number)?;
+        let machine = RunningMachine { number, gate: RequestGate::default(), disks: RefCell::new(disks) };
+        self.running.borrow_mut().insert(number, Rc::new(machine));
+        Ok(())
+    }
+
+    pub fn disks_of(&self, number: u64) -> Result<Vec<Rc<NativeDisk>>> {
+        let truth = self.truth.borrow();
+        let disks = truth.machines[&number].disks.iter().enumerate();
+        disks.map(|(n, disk)| self.disk(disk.node, n)).collect()
+    }
+
+    pub fn machine(&self, number: u64) -> Rc<RunningMachine> {
+        self.running.borrow()[&number].clone()
+    }
+
+    pub fn mark(&self, label: &'static str) {
+        self.world.mark(label);
+    }
+
+    /// All disks of a machine or a snapshot.
+    pub async fn read_nodes(
+        &self,
+        nodes: &[u64],
+        places: &[Places],
+    ) -> std::result::Result<Contents, String> {
+        let mut contents = Vec::new();
+        for (n, (node, places)) in nodes.iter().zip(places).enumerate() {
+            let disk = self.disk(*node, n).map_err(|e| e.to_string())?;
+            contents.push(read_all(&disk, places).await?);
+        }
+        Ok(Rc::new(contents))
+    }
+}
+
+/// The windows of a disk, one after the other.
+pub async fn read_all(disk: &Rc<NativeDisk>, places: &Places) -> std::result::Result<Vec<u8>, String> {
+    if disk.size_bytes() != places.size_blocks * BLOCK {
+        let (found, expected) = (disk.size_bytes() / BLOCK, places.size_blocks);
+        return Err(format!("{} has {found} blocks, expected {expected}", disk.name));
+    }
+    let mut bytes = Vec::new();
+    for window in places.windows() {
+        let mut at = window.start;
+        while at < window.end {
+            let len = (window.end - at).min(READ_BYTES);
+            let (buf, result) = disk.clone().read(at, Buf::alloc(len as usize)).await;
+            result.map_err(|e| format!("reading {len} bytes of {} at {at}: {e}", disk.name))?;
+            bytes.extend_from_slice(&buf);
+            at += len;
+        }
+    }
+    Ok(bytes)
+}
+
+/// What lies outside of the windows was never written.
+pub async fn nothing_else_is_mapped(
+    disk: &Rc<NativeDisk>,
+    places: &Places,
+) -> std::result::Result<(), String> {
+    let status = disk.clone().status(0..disk.size_bytes()).await;
+    let mut at = 0;
+    for part in status.map_err(|e| format!("status of {}: {e}", disk.name))? {
+        let end = at + part.len;
+        let inside = places.windows().any(|w| at < w.end && w.start < end);
+        // A stretch with space may join windows that touch, and holes lie anywhere.
+        let covered: u64 = places.windows().map(|w| w.end.min(end).saturating_sub(w.start.max(at))).sum();
+        if !part.hole && (!inside || covered < part.len) {
+            return Err(format!("{}: bytes {at}..{end} have space and were never written", disk.name));
+        }
+        at = end;
+    }
+    Ok(())
+}

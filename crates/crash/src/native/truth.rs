@@ -1,0 +1,139 @@
+//! What the tests know across power cuts.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use engine::native::Store;
+use sim::SimWorld;
+
+use super::places::Places;
+use sim::oracle::DiskModel;
+
+/// By disk, in sectors of the model.
+pub type Contents = Rc<Vec<Vec<u8>>>;
+
+/// A disk that runs.
+pub struct DiskTruth {
+    pub node: u64,
+    pub model: DiskModel,
+    pub places: Places,
+    /// A resize to these has begun.
+    pub growing: Option<Places>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// The change that makes it is not known to be durable.
+    Making,
+    There,
+    /// The change that removes it is not known to be durable.
+    Leaving,
+}
+
+/// A revert under way: all disks go there, or none.
+pub struct Move {
+    pub nodes: Vec<u64>,
+    pub contents: Contents,
+    pub places: Vec<Places>,
+}
+
+/// Disks that are taken together: the first machine, and those that branched off.
+pub struct MachineTruth {
+    pub disks: Vec<DiskTruth>,
+    pub standing: Standing,
+    pub moving: Option<Move>,
+}
+
+pub struct SnapshotTruth {
+    pub machine: u64,
+    pub nodes: Vec<u64>,
+    pub places: Vec<Places>,
+    pub standing: Standing,
+    /// Ticks by disk, at which its take was called and at which it had happened in memory.
+    pub began: Vec<u64>,
+    pub ended: Vec<u64>,
+    /// From the first look on.
+    pub contents: Option<Contents>,
+}
+
+/// What is under way, for the marks of a cut.
+#[derive(Default)]
+pub struct Doing {
+    pub recovering: bool,
+    pub taking: bool,
+    pub reverting: bool,
+    pub branching: bool,
+    pub removing: bool,
+    pub checkpointing: bool,
+    pub growing: bool,
+}
+
+#[derive(Default)]
+pub struct Truth {
+    pub machines: BTreeMap<u64, MachineTruth>,
+    pub snapshots: BTreeMap<u64, SnapshotTruth>,
+    next: u64,
+    pub doing: Doing,
+    /// The newest superblock was made unreadable and has not been written or read since.
+    pub spoiled: bool,
+    /// Of this boot, once it has recovered.
+    pub store: Option<Rc<Store>>,
+}
+
+impl Truth {
+    /// Of machines, snapshots and the sequence numbers of branches: never the same twice.
+    pub fn next_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub fn disk(&mut self, machine: u64, index: usize) -> &mut DiskTruth {
+        &mut self.machines.get_mut(&machine).expect("it runs").disks[index]
+    }
+
+    pub fn model(&mut self, machine: u64, index: usize) -> &mut DiskModel {
+        &mut self.disk(machine, index).model
+    }
+
+    pub fn ticks(&mut self, machine: u64) -> Vec<u64> {
+        let machine = self.machines.get_mut(&machine).expect("it runs");
+        machine.disks.iter_mut().map(|disk| disk.model.now()).collect()
+    }
+
+    /// The snapshots that are there for sure.
+    pub fn sealed(&self) -> Vec<u64> {
+        let there = self.snapshots.iter().filter(|(_, s)| s.standing == Standing::There);
+        there.map(|(number, _)| *number).collect()
+    }
+
+    /// A boot was cut short. `all_there`: only the process ended.
+    pub fn ended(&mut self, all_there: bool, world: &SimWorld) {
+        if all_there {
+            world.mark("only the process ended");
+        }
+        let disks = self.machines.values_mut().flat_map(|machine| &mut machine.disks);
+        disks.for_each(|disk| disk.model.ended(all_there));
+    }
+
+    pub fn mark_cut(&mut self, world: &SimWorld) {
+        let doing = std::mem::take(&mut self.doing);
+        let reclaiming = self.store.as_ref().is_some_and(|store| store.has_to_reclaim());
+        world.mark("cut");
+        for (happened, label) in [
+            (doing.recovering, "cut in recovery"),
+            (doing.taking, "cut in a take"),
+            (doing.reverting, "cut in a revert"),
+            (doing.branching, "cut in a branch"),
+            (doing.removing, "cut in a removal"),
+            (doing.checkpointing, "cut in a checkpoint"),
+            (doing.growing, "cut in a resize"),
+            (doing.checkpointing && doing.taking, "cut in a take during a checkpoint"),
+            (reclaiming, "cut while space is given back"),
+        ] {
+            if happened {
+                world.mark(label);
+            }
+        }
+        self.store = None;
+    }
+}

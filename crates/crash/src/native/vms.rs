@@ -1,0 +1,252 @@
+//! Power cuts and failing I/O under the verbs of native VMs, as the daemon calls them: takes, commits, discards, reverts,
+//! clones, disks that come, grow, go and change their mode, resets, VMs that are made, closed and removed.
+//!
+//! `run` is a campaign's run, a function of its seed: guests work all the time, and mostly the power goes in a verb.
+//! `run_disturbed` does one verb in a quiet world, with the power going at its n-th event, or its n-th I/O failing. After
+//! every start each VM is whole what it was, or what the verb leads to, on all of its disks.
+//!
+//! Not covered: moves between stores, which are the daemon's.
+
+mod binned;
+mod comings;
+mod guest;
+mod shape;
+mod stage;
+mod truth;
+mod user;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blk::manifest::{DiskMode, NewDisk};
+use blk::{Env, Errno};
+use engine::Defects;
+use engine::native::NewNativeVm;
+use engine::native::layout::BLOCK;
+use sim::{Action, Cut, Fault, Rng, SimWorld};
+
+use self::guest::Guest;
+use self::shape::{DiskShape, Shape};
+use self::stage::Stage;
+use self::truth::{Outcome as Ahead, Truth, VmTruth};
+use self::user::User;
+pub use self::user::{VERBS, Verb};
+use super::plan::{Part, Plan};
+use super::scene::format;
+use super::script::{Trouble, ios};
+use crate::campaign::Outcome;
+use crate::campaign::caught;
+use crate::watch;
+
+/// It is there from the start.
+const FIRST_VM: &str = "a";
+const DISK_BLOCKS: [u64; 3] = [32, 16, 8];
+/// Requests of each guest and verbs of the user in one boot.
+const OPERATIONS_MAX: u64 = 60;
+const STEPS_MAX: u64 = 12;
+/// Writes of a guest before and between the verbs that prepare a disturbed one.
+const PREPARED: u64 = 12;
+
+type Shared = Rc<RefCell<Truth>>;
+
+/// What happens to a verb.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Disturbance {
+    /// At its n-th submission or completion.
+    Cut,
+    Io(Trouble),
+}
+
+pub const DISTURBANCES: [Disturbance; 3] =
+    [Disturbance::Cut, Disturbance::Io(Trouble::Once), Disturbance::Io(Trouble::FromThenOn)];
+
+/// One run. An error is a broken promise, with the seed and the way to repeat it.
+pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
+    caught(|| run_plan(&Rc::new(Plan::draw(seed, defects))))
+        .map_err(|e| format!("seed {seed}: {e}\n  replay: make crash CRASH_SEED={seed}"))
+}
+
+fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
+    let world = SimWorld::new(plan.seed, plan.world.clone());
+    let truth = Shared::default();
+    create(&world, plan, &truth)?;
+    let mut cuts = 0;
+    for number in 0..plan.boots {
+        let last = number + 1 == plan.boots;
+        plan.arm(&world, number, Part::Recovery);
+        match boot(&world, plan, &truth, number, last) {
+            Some(result) => result.map_err(|e| format!("boot {number}: {e}"))?,
+            None => {
+                watch::tell(|| format!("POWER CUT {}", world.place_and_time()));
+                world.mark(truth.borrow_mut().doing.take().unwrap_or("cut between verbs"));
+                cuts += 1;
+                world.power_cut();
+            }
+        }
+    }
+    Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
+}
+
+/// Makes the store and its first VM, undisturbed.
+fn create(world: &SimWorld, plan: &Rc<Plan>, truth: &Shared) -> Result<(), String> {
+    let (outside, plan, truth) = (world.clone(), plan.clone(), truth.clone());
+    let made = world.run(|env| async move {
+        format(&env, &plan).await.map_err(|e| e.to_string())?;
+        let stage = Stage::open(&env, &outside, &plan, &truth, 0).await?;
+        let disks = DISK_BLOCKS.map(|blocks| NewDisk {
+            size_bytes: blocks * BLOCK,
+            mode: DiskMode::Persistent,
+            folder: None,
+        });
+        let made = stage.scene.store.create_vm(NewNativeVm { name: FIRST_VM, disks: &disks }).await;
+        made.map_err(|e| e.to_string())?;
+        let shape = |(n, disk): (usize, &NewDisk)| {
+            let slot = format!("scsi0:{n}");
+            (n as u32, DiskShape { slot, mode: disk.mode, size_bytes: disk.size_bytes })
+        };
+        let disks = disks.iter().enumerate().map(shape).collect();
+        let now = Ahead { shape: Some(Shape { disks, ..Shape::default() }), ..Ahead::default() };
+        let mut truth = truth.borrow_mut();
+        truth.vms.insert(FIRST_VM.into(), VmTruth { ahead: vec![now], ..VmTruth::default() });
+        truth.arrive(FIRST_VM, None);
+        Ok(())
+    });
+    made.expect("nothing is cut while the store is made").map_err(|e: String| format!("making it: {e}"))
+}
+
+/// None when the power was cut.
+fn boot(
+    world: &SimWorld,
+    plan: &Rc<Plan>,
+    truth: &Shared,
+    number: u64,
+    last: bool,
+) -> Option<Result<(), String>> {
+    let (outside, plan, truth) = (world.clone(), plan.clone(), truth.clone());
+    world.run(|env| async move {
+        let stage = Stage::open(&env, &outside, &plan, &truth, number).await?;
+        let mut rng = plan.rng(number, 3);
+        let cut_in = (!last && rng.below(4) > 0).then(|| rng.below(STEPS_MAX / 2));
+        match cut_in {
+            Some(_) => outside.cancel_cut(),
+            None => plan.arm(&outside, number, Part::Work),
+        }
+        work(&stage, number, cut_in).await?;
+        if last {
+            stage.check_exact().await?;
+        }
+        stage.close().await?;
+        if !last {
+            return Ok(());
+        }
+        finish(&env, &outside, &plan, &truth).await
+    })
+}
+
+/// Guests and user at once, to their end.
+async fn work(stage: &Rc<Stage>, boot: u64, cut_in: Option<u64>) -> Result<(), String> {
+    let (plan, env) = (&stage.plan, &stage.env);
+    let all: Vec<_> = stage.running.borrow().values().cloned().collect();
+    for running in all {
+        running.start().await?;
+    }
+    let mut tasks = Vec::new();
+    for n in 0..plan.guests {
+        let guest = Guest { stage: stage.clone(), rng: plan.rng(boot, 100 + n) };
+        let operations = plan.operations.min(OPERATIONS_MAX);
+        tasks.push(env.spawn(async move { guest.run(operations).await }));
+    }
+    let user = User { stage: stage.clone(), rng: plan.rng(boot, 1), only: None };
+    tasks.push(env.spawn(async move { user.run(STEPS_MAX, cut_in).await }));
+    let mut result = Ok(());
+    for task in tasks {
+        result = result.and(task.join().await);
+    }
+    result
+}
+
+/// Once more from the start, with nothing left to be done.
+async fn finish(env: &Env, world: &SimWorld, plan: &Rc<Plan>, truth: &Shared) -> Result<(), String> {
+    let stage = Stage::open(env, world, plan, truth, plan.boots).await?;
+    stage.check_exact().await?;
+    stage.close().await
+}
+
+/// Does one verb after a fixed preparation, `variant` of what it picks, disturbed at `nth`; starts again, and compares.
+/// False when the verb was over before.
+pub fn run_disturbed(verb: Verb, variant: u64, disturbance: Disturbance, nth: u64) -> Result<bool, String> {
+    caught(|| {
+        let plan = Rc::new(Plan { seed: variant, ..Plan::scripted() });
+        let world = SimWorld::new(plan.seed, plan.world.clone());
+        let truth = Shared::default();
+        create(&world, &plan, &truth)?;
+        let struck = disturbed(&world, &plan, &truth, verb, disturbance, nth)?;
+        match nth.is_multiple_of(2) || world.is_off() {
+            true => world.power_cut(),
+            false => {
+                truth.borrow_mut().may_be_told = disturbance != Disturbance::Cut;
+                world.kill();
+            }
+        }
+        let (outside, again) = (world.clone(), plan.clone());
+        let found = world.run(|env| async move { finish(&env, &outside, &again, &truth).await });
+        found.expect("nothing is cut")?;
+        Ok(struck)
+    })
+    .map_err(|e| format!("{verb:?} {variant}, {disturbance:?} at {nth}: {e}"))
+}
+
+fn disturbed(
+    world: &SimWorld,
+    plan: &Rc<Plan>,
+    truth: &Shared,
+    verb: Verb,
+    disturbance: Disturbance,
+    nth: u64,
+) -> Result<bool, String> {
+    let (outside, plan, truth) = (world.clone(), plan.clone(), truth.clone());
+    let ended = world.run(|env| async move {
+        let stage = Stage::open(&env, &outside, &plan, &truth, 0).await?;
+        let mut user = prepare(&stage).await?;
+        user.rng = plan.rng(plan.seed, 7);
+        let done = ios(&outside);
+        match disturbance {
+            Disturbance::Cut => outside.cut_at(Cut::Event(nth)),
+            Disturbance::Io(trouble) => outside.add_fault(fault(nth, trouble)),
+        }
+        let said = user.act(verb).await;
+        let struck = disturbance != Disturbance::Cut && ios(&outside) - done >= nth;
+        match said {
+            Err(e) if !struck => Err(e),
+            _ => Ok(struck),
+        }
+    });
+    world.cancel_cut();
+    world.clear_faults();
+    ended.unwrap_or(Ok(true))
+}
+
+fn fault(nth: u64, trouble: Trouble) -> Fault {
+    let fault = Fault::nth(nth, Action::Fail(Errno::EIO));
+    if trouble == Trouble::FromThenOn { fault.and_all_later() } else { fault }
+}
+
+/// A tree with a side branch, a clone, a nonpersistent disk that was written to, something in the bin, and some of it merged.
+async fn prepare(stage: &Rc<Stage>) -> Result<User, String> {
+    let all: Vec<_> = stage.running.borrow().values().cloned().collect();
+    for running in all {
+        running.start().await?;
+    }
+    let mut user = User { stage: stage.clone(), rng: stage.plan.rng(0, 1), only: Some(FIRST_VM) };
+    let first = stage.running(FIRST_VM);
+    first.stop().await;
+    user.change_mode(&first, 2, DiskMode::IndependentNonpersistent).await?;
+    first.start().await?;
+    let verbs = [Verb::Take, Verb::Take, Verb::Clone, Verb::Checkpoint, Verb::RevertKeeping];
+    for verb in verbs.into_iter().chain([Verb::RevertAndBack, Verb::RevertAndBack, Verb::Take]) {
+        Guest { stage: stage.clone(), rng: Rng::new(stage.plan.seed) }.run(PREPARED).await?;
+        user.act(verb).await?;
+    }
+    Guest { stage: stage.clone(), rng: Rng::new(stage.plan.seed + 1) }.run(PREPARED).await?;
+    Ok(user)
+}

@@ -1,0 +1,357 @@
+//! One boot of a store and its VMs: found, compared with what they must be, and served.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use blk::manifest::VmState;
+use blk::volume::Volume;
+use blk::{Buf, Env};
+use engine::machine::Attached;
+use engine::native::NativeVm;
+use engine::{Client, CommitWhat, Machine, Options};
+use sim::SimWorld;
+
+use super::shape::Shape;
+use super::truth::{Content, Outcome, Truth};
+use crate::native::exact::judge;
+use crate::native::plan::Plan;
+use crate::native::scene::Scene;
+use crate::request_gate::RequestGate;
+use sim::oracle::DiskModel;
+
+/// One start of so many looks at the last checkpoint.
+const CHECKED_EVERY: u64 = 3;
+
+/// A VM that is open, and what its guests have of it.
+pub struct Running {
+    pub name: String,
+    pub vm: Rc<NativeVm>,
+    pub gate: RequestGate,
+    pub attached: RefCell<BTreeMap<u32, Attached<Client>>>,
+}
+
+pub struct Stage {
+    pub env: Env,
+    pub world: SimWorld,
+    pub plan: Rc<Plan>,
+    /// The store under the VMs.
+    pub scene: Rc<Scene>,
+    pub truth: Rc<RefCell<Truth>>,
+    pub running: RefCell<BTreeMap<String, Rc<Running>>>,
+}
+
+impl Running {
+    /// The guests are powered off and disconnected.
+    pub async fn stop(&self) {
+        self.gate.stop().await;
+        self.attached.borrow_mut().clear();
+    }
+
+    pub async fn start(&self) -> Result<(), String> {
+        let numbers: Vec<u32> = self.vm.state().disks.iter().map(|disk| disk.number).collect();
+        let mut attached = BTreeMap::new();
+        for number in numbers {
+            let machine: &dyn Machine = &*self.vm;
+            let entered = machine.attach(number, "guest").await;
+            attached.insert(number, entered.map_err(|e| format!("attaching disk{number}: {e}"))?);
+        }
+        *self.attached.borrow_mut() = attached;
+        self.gate.start();
+        Ok(())
+    }
+}
+
+pub async fn read_all(volume: Rc<dyn Volume>) -> Result<Content, String> {
+    let size_bytes = volume.info().size_bytes;
+    let (buf, read) = volume.read(0, Buf::alloc(size_bytes as usize)).await;
+    read.map_err(|e| format!("reading it whole: {e}"))?;
+    Ok(Rc::new(buf.to_vec()))
+}
+
+impl Stage {
+    /// Opens the store, and compares every VM in it.
+    pub async fn open(
+        env: &Env,
+        world: &SimWorld,
+        plan: &Rc<Plan>,
+        truth: &Rc<RefCell<Truth>>,
+        boot: u64,
+    ) -> Result<Rc<Stage>, String> {
+        let scene = Scene::open(env, world, plan, &Rc::default(), boot).await;
+        let scene = scene.map_err(|e| format!("opening the store: {e}"))?;
+        if let Some(e) = scene.store.broken() {
+            return Err(format!("the store is read-only: {e}"));
+        }
+        let stage = Rc::new(Stage {
+            env: env.clone(),
+            world: world.clone(),
+            plan: plan.clone(),
+            scene,
+            truth: truth.clone(),
+            running: RefCell::default(),
+        });
+        if (plan.seed + boot).is_multiple_of(CHECKED_EVERY) {
+            stage.scene.check_committed("as it was found").await?;
+        }
+        stage.find_vms().await?;
+        Ok(stage)
+    }
+
+    async fn find_vms(self: &Rc<Stage>) -> Result<(), String> {
+        let found = self.scene.store.vms().await.map_err(|e| e.to_string())?;
+        let known: Vec<String> = self.truth.borrow().vms.keys().cloned().collect();
+        if let Some((_, name)) = found.iter().find(|(_, name)| !known.contains(name)) {
+            return Err(format!("VM {name} was never made, or has been removed"));
+        }
+        for name in known {
+            match found.iter().find(|(_, n)| *n == name) {
+                Some((id, _)) => {
+                    self.serve(*id).await.map_err(|e| format!("VM {name}: {e}"))?;
+                    self.find(&name).await.map_err(|e| format!("VM {name}: {e}"))?;
+                }
+                None => self.miss(&name)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a VM; its guests are powered off.
+    pub async fn serve(self: &Rc<Stage>, id: u128) -> Result<Rc<Running>, String> {
+        let vm = NativeVm::open(&self.scene.store, id, self.options()).await.map_err(|e| e.to_string())?;
+        let name = vm.name.clone();
+        let running =
+            Running { name: name.clone(), vm, gate: RequestGate::default(), attached: RefCell::default() };
+        running.stop().await;
+        let running = Rc::new(running);
+        self.running.borrow_mut().insert(name, running.clone());
+        Ok(running)
+    }
+
+    fn options(&self) -> Options {
+        let terms = self.plan.terms;
+        Options {
+            space_policy: terms.policy,
+            space_retry_us: terms.space_retry_us,
+            defects: self.plan.options.defects,
+            ..Options::default()
+        }
+    }
+
+    fn miss(&self, name: &str) -> Result<(), String> {
+        let gone = |outcome: &Outcome| outcome.shape.is_none();
+        let mut truth = self.truth.borrow_mut();
+        if gone(&truth.vms[name].now) {
+            truth.stay(name);
+            return Ok(());
+        }
+        match truth.vms[name].ahead.iter().position(gone) {
+            Some(at) => truth.arrive(name, Some(at)),
+            None => return Err(format!("VM {name} is lost")),
+        }
+        Ok(())
+    }
+
+    /// It is what it was, or what the verb that was cut leads to: whole, on all disks.
+    pub async fn find(self: &Rc<Stage>, name: &str) -> Result<(), String> {
+        let running = self.running(name);
+        let shape = self.shape_of(name)?;
+        let looked: BTreeSet<String> = shape.snapshots.keys().cloned().collect();
+        for snapshot in looked {
+            self.look(name, &snapshot).await?;
+        }
+        let contents = self.contents(&running).await?;
+        self.decide(name, &shape, &contents)?;
+        let mut truth = self.truth.borrow_mut();
+        for (number, bytes) in &contents {
+            truth.model(name, *number).replace(bytes);
+        }
+        Ok(())
+    }
+
+    fn decide(&self, name: &str, shape: &Shape, contents: &BTreeMap<u32, Content>) -> Result<(), String> {
+        let mut truth = self.truth.borrow_mut();
+        let vm = &truth.vms[name];
+        let mut cause = format!("it is {shape:?}, expected {:?}", vm.now.shape);
+        let told = truth.may_be_told;
+        let fits = |outcome: &Outcome| -> Option<Result<(), String>> {
+            let expected = outcome.shape.as_ref()?;
+            let mut same = expected == shape;
+            if told {
+                // The first generation of a VM that is new is known only from now on.
+                let is_new = Shape { fenced: true, ..expected.clone() };
+                same |= *shape == expected.with_other_content() || *shape == is_new;
+            }
+            same.then(|| shows(outcome, &vm.models, contents))
+        };
+        let mut candidates = std::iter::once(&vm.now).chain(&vm.ahead).enumerate();
+        let found = candidates.find_map(|(n, outcome)| match fits(outcome)? {
+            Ok(()) => Some(n),
+            Err(e) => {
+                cause = e;
+                None
+            }
+        });
+        if found.is_none() && !vm.ahead.is_empty() {
+            let shapes: Vec<_> = vm.ahead.iter().map(|outcome| &outcome.shape).collect();
+            cause = format!("{cause}; a verb may have led to {shapes:?}");
+        }
+        match found {
+            Some(0) => truth.stay(name),
+            Some(n) => truth.arrive(name, Some(n - 1)),
+            None => return Err(cause),
+        }
+        truth.vm(name).now.shape = Some(shape.clone());
+        Ok(())
+    }
+
+    pub fn running(&self, name: &str) -> Rc<Running> {
+        self.running.borrow()[name].clone()
+    }
+
+    fn shape_of(&self, name: &str) -> Result<Shape, String> {
+        let state = self.running(name).vm.state();
+        let mut truth = self.truth.borrow_mut();
+        let first = *truth.vm(name).first_generation.get_or_insert(state.generation.present);
+        Shape::of(&state, first)
+    }
+
+    pub async fn contents(&self, running: &Running) -> Result<BTreeMap<u32, Content>, String> {
+        let mut contents = BTreeMap::new();
+        for disk in running.vm.disks() {
+            let number = disk.number;
+            let content = read_all(disk).await.map_err(|e| format!("disk{number}: {e}"))?;
+            contents.insert(number, content);
+        }
+        Ok(contents)
+    }
+
+    /// Reads a snapshot whole: at the first look against the models, later against the first look.
+    pub async fn look(&self, name: &str, snapshot: &str) -> Result<(), String> {
+        let state = self.running(name).vm.state();
+        let found = state.snapshots.iter().find(|s| s.name == snapshot).expect("it is in the shape");
+        let numbers: Vec<u32> = found.disks.iter().map(|(number, _)| *number).collect();
+        let mut seen = BTreeMap::new();
+        for number in numbers {
+            let machine: Rc<dyn Machine> = self.running(name).vm.clone();
+            let opened = machine.open_view(snapshot, number, "look").await;
+            let (volume, _view) = opened.map_err(|e| format!("{snapshot} disk{number}: {e}"))?;
+            seen.insert(number, read_all(volume).await.map_err(|e| format!("{snapshot} disk{number}: {e}"))?);
+        }
+        self.compare(name, snapshot, seen)
+    }
+
+    fn compare(&self, name: &str, snapshot: &str, seen: BTreeMap<u32, Content>) -> Result<(), String> {
+        let mut truth = self.truth.borrow_mut();
+        let Truth { vms, sealed, .. } = &mut *truth;
+        let Some(known) = sealed.get_mut(snapshot) else {
+            return Err(format!("snapshot {snapshot} was never taken, or has been removed"));
+        };
+        if let Some(first) = &known.contents {
+            let changed = first.iter().find(|(number, bytes)| seen.get(number) != Some(bytes));
+            return changed
+                .map_or(Ok(()), |(number, _)| Err(format!("sealed {snapshot} disk{number} changed")));
+        }
+        for (number, bytes) in &seen {
+            let (model, began) = (&vms[name].models[number], known.began[number]);
+            let checked = match &known.ended {
+                Some(ended) => model.check_snapshot(bytes, began, ended[number]),
+                None => model.check_interrupted_snapshot(bytes, began),
+            };
+            checked.map_err(|e| format!("snapshot {snapshot}: {e}"))?;
+        }
+        known.contents = Some(seen);
+        Ok(())
+    }
+
+    /// In memory it is what the verbs made of it.
+    pub fn check_shape(&self, name: &str) -> Result<(), String> {
+        let (shape, expected) = (self.shape_of(name)?, self.truth.borrow().shape(name));
+        match shape == expected {
+            true => Ok(()),
+            false => Err(format!("VM {name} is {shape:?}, expected {expected:?}")),
+        }
+    }
+
+    /// Ends the boot as a clean stop does.
+    pub async fn close(&self) -> Result<(), String> {
+        let all: Vec<_> = self.running.borrow().values().cloned().collect();
+        for running in all {
+            running.stop().await;
+            running.vm.close().await.map_err(|e| format!("closing VM {}: {e}", running.name))?;
+        }
+        match self.scene.store.close().await {
+            Err(e) if !e.is_no_space() => Err(format!("closing: {e}")),
+            closed => {
+                if closed.is_ok() {
+                    self.made_durable();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn made_durable(&self) {
+        let mut truth = self.truth.borrow_mut();
+        for model in truth.vms.values_mut().flat_map(|vm| vm.models.values_mut()) {
+            let now = model.flush_begins();
+            model.flushed(now);
+        }
+    }
+
+    /// The store has the states that VMs and snapshots name, and no other that is not hidden under several of them; and
+    /// every block is somebody's.
+    pub async fn check_exact(&self) -> Result<(), String> {
+        let all: Vec<_> = self.running.borrow().values().cloned().collect();
+        for running in all {
+            for job in running.vm.jobs() {
+                if job.is_cancelled() {
+                    job.wait().await;
+                } else {
+                    // One that is over needs none.
+                    let _ = job.resume();
+                }
+            }
+            // What a cancelled commit has left behind.
+            let _ = running.vm.clone().commit(&CommitWhat::Unowned).await;
+        }
+        self.scene.wait_for_hidden().await?;
+        let report = self.scene.store.check().await.map_err(|e| format!("check at the end: {e}"))?;
+        judge(&report, "at the end")?;
+        let running = self.running.borrow();
+        let named: BTreeSet<u64> = running.values().flat_map(|vm| nodes_of(&vm.vm.state())).collect();
+        match named == report.states {
+            true => Ok(()),
+            false => Err(format!("at the end: states {:?}, named are {named:?}", report.states)),
+        }
+    }
+}
+
+fn nodes_of(state: &VmState) -> Vec<u64> {
+    let disks = state.disks.iter().flat_map(|disk| std::iter::once(&disk.top).chain(&disk.reset_to));
+    let sealed = state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
+    // A nonpersistent disk in the bin has the ground of the running one.
+    let binned = state.bin.iter().flat_map(|binned| {
+        let frozen = binned.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
+        binned.disks.iter().map(|disk| &disk.top).chain(frozen)
+    });
+    disks.chain(sealed).chain(binned).map(|layer| layer[1..].parse().expect("n and a number")).collect()
+}
+
+/// Whether the running disks show what the outcome says.
+fn shows(
+    outcome: &Outcome,
+    models: &BTreeMap<u32, DiskModel>,
+    contents: &BTreeMap<u32, Content>,
+) -> Result<(), String> {
+    for (number, bytes) in contents {
+        match (outcome.fixed.get(number), models.get(number)) {
+            (Some(fixed), _) if fixed == bytes => {}
+            (Some(_), _) => return Err(format!("disk{number} does not show what it was put on")),
+            (None, Some(model)) => model.check_cut(bytes)?,
+            (None, None) if bytes.iter().all(|byte| *byte == 0) => {}
+            (None, None) => return Err(format!("new disk{number} is not empty")),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! What the tests know of the VMs across power cuts, and what an interrupted verb may have led to.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::shape::{DiskShape, Shape};
+use sim::oracle::DiskModel;
+
+pub type Content = Rc<Vec<u8>>;
+
+/// Sequence numbers of a disk begin at its ordinal times this: they are told from those of all others.
+const SEQUENCES: u64 = 1 << 32;
+
+/// A snapshot: what its disks were and show.
+#[derive(Default)]
+pub struct Sealed {
+    pub disks: BTreeMap<u32, DiskShape>,
+    /// Ticks by disk at which its take was called, and at which it answered.
+    pub began: BTreeMap<u32, u64>,
+    pub ended: Option<BTreeMap<u32, u64>>,
+    /// From the first look on.
+    pub contents: Option<BTreeMap<u32, Content>>,
+}
+
+/// Where a verb under way may have led to.
+#[derive(Clone, Default)]
+pub struct Outcome {
+    /// None: the VM is gone, or not there yet.
+    pub shape: Option<Shape>,
+    /// Running disks that show this, whatever was written; others go on.
+    pub fixed: BTreeMap<u32, Content>,
+    /// What a reset goes back to, by disk.
+    pub resets: BTreeMap<u32, Content>,
+}
+
+#[derive(Default)]
+pub struct VmTruth {
+    pub now: Outcome,
+    /// Besides the present, in the order in which they come about; the last is what the verb is to do.
+    pub ahead: Vec<Outcome>,
+    pub models: BTreeMap<u32, DiskModel>,
+    /// Known from the first look at it on.
+    pub first_generation: Option<u64>,
+}
+
+#[derive(Default)]
+pub struct Truth {
+    /// By name.
+    pub vms: BTreeMap<String, VmTruth>,
+    /// By name; no two VMs have one of the same name.
+    pub sealed: BTreeMap<String, Sealed>,
+    ordinal: u64,
+    /// I/O has failed and the process was killed: clients may have been told that what they were answered is lost.
+    pub may_be_told: bool,
+    /// The verb under way, for the marks of a cut.
+    pub doing: Option<&'static str>,
+}
+
+impl Truth {
+    /// For names, and for the sequence numbers of disks.
+    pub fn next_ordinal(&mut self) -> u64 {
+        self.ordinal += 1;
+        self.ordinal
+    }
+
+    pub fn new_model(&mut self, number: u32) -> DiskModel {
+        DiskModel::starting_at(number, self.next_ordinal() * SEQUENCES)
+    }
+
+    pub fn vm(&mut self, name: &str) -> &mut VmTruth {
+        self.vms.get_mut(name).expect("it is known")
+    }
+
+    pub fn shape(&self, name: &str) -> Shape {
+        self.vms[name].now.shape.clone().expect("it is there")
+    }
+
+    pub fn model(&mut self, name: &str, number: u32) -> &mut DiskModel {
+        self.vm(name).models.get_mut(&number).expect("it runs")
+    }
+
+    pub fn ticks(&mut self, name: &str, numbers: &[u32]) -> BTreeMap<u32, u64> {
+        let vm = self.vm(name);
+        numbers.iter().map(|n| (*n, vm.models.get_mut(n).expect("it runs").now())).collect()
+    }
+
+    /// One of the outcomes has come about: the last, where nothing is said of it.
+    pub fn arrive(&mut self, name: &str, at: Option<usize>) {
+        let ahead = std::mem::take(&mut self.vm(name).ahead);
+        let at = at.unwrap_or(ahead.len() - 1);
+        let Some(outcome) = ahead.into_iter().nth(at) else { return };
+        let numbers: Vec<u32> = outcome.shape.iter().flat_map(|s| s.disks.keys().copied()).collect();
+        for number in &numbers {
+            if !self.vms[name].models.contains_key(number) {
+                let model = self.new_model(*number);
+                self.vm(name).models.insert(*number, model);
+            }
+        }
+        let vm = self.vm(name);
+        vm.models.retain(|number, _| numbers.contains(number));
+        for (number, content) in &outcome.fixed {
+            vm.models.get_mut(number).expect("it runs").replace(content);
+        }
+        vm.now = Outcome { fixed: BTreeMap::new(), ..outcome };
+        if vm.now.shape.is_none() {
+            self.vms.remove(name);
+        }
+        self.forget_snapshots();
+    }
+
+    /// Nothing came of the verb.
+    pub fn stay(&mut self, name: &str) {
+        self.vm(name).ahead.clear();
+        if self.vms[name].now.shape.is_none() {
+            self.vms.remove(name);
+        }
+        self.forget_snapshots();
+    }
+
+    fn forget_snapshots(&mut self) {
+        let outcomes = self.vms.values().flat_map(|vm| vm.ahead.iter().chain([&vm.now]));
+        let shapes: Vec<&Shape> = outcomes.filter_map(|outcome| outcome.shape.as_ref()).collect();
+        self.sealed.retain(|name, _| shapes.iter().any(|shape| shape.snapshots.contains_key(name)));
+    }
+
+    /// What the snapshot shows, by disk; it has been looked at.
+    pub fn contents(&self, snapshot: &str) -> BTreeMap<u32, Content> {
+        self.sealed[snapshot].contents.clone().expect("looked at after its take")
+    }
+}

@@ -1,0 +1,164 @@
+//! Restores and empties what the bin keeps, and compares it with what was put there.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use engine::Vm;
+
+use super::control::{Control, read_all};
+use super::truth::{Image, Known, KnownBinned, Moving, Standing, Truth};
+use crate::watch::{chains, tell};
+
+type Names = Vec<(String, Option<Vec<Image>>)>;
+
+impl Control {
+    pub fn persistent(&self) -> usize {
+        self.truth.borrow().persistent
+    }
+
+    /// What the disks with these indexes show; the guests are powered off.
+    pub async fn shown_by(&self, indexes: Range<usize>) -> Result<Moving, String> {
+        let mut shown = Vec::new();
+        for index in indexes {
+            shown.push((index, read_all(&self.vm.disks()[index]).await?));
+        }
+        Ok(shown)
+    }
+
+    pub fn putting_into_bin(&self, contents: Moving, names: Names) {
+        self.truth.borrow_mut().binning = Some(KnownBinned { contents, names, leaving: false });
+    }
+
+    pub fn known_of(&self, names: &[String]) -> Names {
+        let mut truth = self.truth.borrow_mut();
+        let contents = |standing: &Standing| match standing {
+            Standing::Sealed { contents, .. } | Standing::Committing(contents) => contents.clone(),
+            _ => None,
+        };
+        names
+            .iter()
+            .map(|name| (name.clone(), truth.known(name).and_then(|k| contents(&k.standing))))
+            .collect()
+    }
+
+    pub fn see_bin(&self) -> Result<(), String> {
+        let ids: Vec<u64> = self.vm.state().bin.iter().map(|binned| binned.id).collect();
+        self.truth.borrow_mut().found_in_bin(&ids)
+    }
+
+    /// A commit that evicts these entries begins, or has not happened.
+    pub fn evicting(&self, ids: &[u64], leaving: bool) {
+        let mut truth = self.truth.borrow_mut();
+        truth
+            .bin
+            .iter_mut()
+            .filter(|(id, _)| ids.contains(id))
+            .for_each(|(_, binned)| binned.leaving = leaving);
+    }
+
+    pub async fn restore(&mut self) -> Result<(), String> {
+        let ids: Vec<u64> = self.truth.borrow().bin.keys().copied().collect();
+        let Some(id) = self.rng.pick(&ids).copied() else { return Ok(()) };
+        self.gate.stop().await;
+        let result = self.restore_entry(id).await;
+        self.gate.start();
+        result
+    }
+
+    async fn restore_entry(&mut self, id: u64) -> Result<(), String> {
+        self.look_at_all().await?;
+        let binned = self.truth.borrow().bin[&id].clone();
+        let keep = self.rng.coin();
+        let moves = !binned.contents.is_empty();
+        if keep && moves {
+            let shown = self.shown_by(0..self.vm.disks().len()).await?;
+            let in_it = |index: &usize| binned.contents.iter().any(|(own, _)| own == index);
+            let shown = shown.into_iter().filter(|(index, _)| in_it(index)).collect();
+            self.putting_into_bin(shown, Vec::new());
+        }
+        {
+            let mut truth = self.truth.borrow_mut();
+            truth.moving = moves.then(|| binned.contents.clone());
+            truth.returning(&binned.names);
+            truth.bin.get_mut(&id).expect("picked").leaving = true;
+            truth.restoring = true;
+        }
+        let result = self.vm.restore(id, keep).await;
+        tell(|| format!("restore {id:016x}, kept: {keep}, ends {:?}", result.as_ref().map(|_| ())));
+        tell(|| format!("  of {:?}; {:?}", chains(&self.vm), self.vm.state()));
+        self.truth.borrow_mut().restoring = false;
+        match result {
+            Ok(_) => {
+                {
+                    let mut truth = self.truth.borrow_mut();
+                    truth.moved();
+                    let names: Vec<String> = binned.names.iter().map(|(name, _)| name.clone()).collect();
+                    truth.staying(&names);
+                }
+                self.marks(if moves { "restored what ran" } else { "restored a side branch" });
+                self.see_bin()
+            }
+            Err(e) => {
+                if !self.is_in_doubt(&e) {
+                    let mut truth = self.truth.borrow_mut();
+                    truth.not_returned(&binned.names);
+                    truth.bin.get_mut(&id).expect("picked").leaving = false;
+                }
+                self.not_moved("restore", e)
+            }
+        }
+    }
+
+    pub async fn empty_bin(&mut self) -> Result<(), String> {
+        let ids: Vec<u64> = self.truth.borrow().bin.keys().copied().filter(|_| self.rng.coin()).collect();
+        self.evicting(&ids, true);
+        match self.vm.empty_bin(&ids).await {
+            Ok(_) => {
+                self.marks("emptied the bin");
+                self.see_bin()
+            }
+            Err(e) => {
+                if !self.is_in_doubt(&e) {
+                    self.evicting(&ids, false);
+                }
+                self.not_moved("emptying the bin", e)
+            }
+        }
+    }
+}
+
+impl Truth {
+    /// They are gone, and come back with a verb that has begun.
+    fn returning(&mut self, names: &Names) {
+        for (name, contents) in names {
+            let standing = Standing::Committing(contents.clone());
+            match self.known(name) {
+                Some(known) => known.standing = standing,
+                None => self.snapshots.push(Known { name: name.clone(), standing }),
+            }
+        }
+    }
+
+    fn not_returned(&mut self, names: &Names) {
+        let names: Vec<String> = names.iter().map(|(name, _)| name.clone()).collect();
+        self.gone(&names);
+    }
+}
+
+/// Every entry shows what it showed when it was put there.
+pub async fn check_bin(vm: &Rc<Vm>, truth: &RefCell<Truth>) -> Result<(), String> {
+    let bin = truth.borrow().bin.clone();
+    for (id, binned) in &bin {
+        for (index, bytes) in &binned.contents {
+            let number = vm.disks()[*index].number;
+            let disk = vm.open_binned(*id, number).await.map_err(|e| format!("the bin: {e}"))?;
+            let seen = read_all(&disk).await.map_err(|e| format!("the bin: {e}"))?;
+            if seen != *bytes {
+                let change = super::control::difference(std::slice::from_ref(bytes), &[seen]);
+                return Err(format!("what the bin keeps of disk{number} ({id:016x}) changed: {change}"));
+            }
+        }
+    }
+    Ok(())
+}

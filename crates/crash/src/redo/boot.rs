@@ -1,0 +1,291 @@
+//! One boot: recover, compare everything, work until the power goes (or, the last time, until all is done).
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blk::Env;
+use blk::manifest::Manifest;
+use engine::{CommitWhat, Vm};
+use sim::{Rng, SimWorld};
+use vmdk::home::Home;
+
+use super::binned::check_bin;
+use super::clones::{check_clones, remove_clones};
+use super::control::{self, Control, look, read_all, settle};
+use super::guest::Guest;
+use super::looker::Looker;
+use super::moves::discard_side_branches;
+use super::plan::{Part, Plan};
+use super::truth::{Image, Standing, Truth};
+use crate::home;
+use crate::request_gate::RequestGate;
+use crate::trouble::Trouble;
+use crate::watch::{chains, tell};
+
+type Shared = Rc<RefCell<Truth>>;
+
+/// None when the power was cut.
+pub fn boot(
+    world: &SimWorld,
+    plan: &Rc<Plan>,
+    truth: &Shared,
+    number: u64,
+    last: bool,
+) -> Option<Result<(), String>> {
+    let (plan, truth, space, marks) = (plan.clone(), truth.clone(), world.clone(), world.clone());
+    world.set_capacity(None);
+    // Those that the boot before has not come to.
+    world.clear_faults();
+    world.run(|env| async move {
+        let (vm, home) = recover(&env, &plan, &truth, number).await?;
+        plan.arm(&marks, number, Part::Work);
+        if plan.limited_space {
+            fill_up(&env, space, plan.rng(number, 2));
+        }
+        let trouble = plan.trouble(&marks, number);
+        work(&vm, home, &plan, &truth, number, &trouble, marks).await?;
+        trouble.end_boot(&env).await;
+        if last {
+            return finish(&env, vm, &plan, &truth).await;
+        }
+        // A cut that never came: the boot ends as a clean stop does.
+        if let Err(e) = vm.close().await {
+            trouble.excuse(Err(format!("closing: {e}")))?;
+            trouble.end_boot(&env).await;
+        }
+        closed_cleanly(&truth);
+        Ok(())
+    })
+}
+
+/// Little space is left for a while: guests wait or fail, commits must find a way.
+fn fill_up(env: &Env, world: SimWorld, mut rng: Rng) {
+    let clock = env.clone();
+    env.spawn(async move {
+        clock.sleep_us(rng.below(2000)).await;
+        world.set_capacity(Some(world.used_bytes() + rng.below(64) * (16 << 10)));
+        world.mark("datastore full");
+        clock.sleep_us(5000 + rng.below(40_000)).await;
+        world.set_capacity(None);
+    });
+}
+
+/// A clean stop makes everything durable that had completed.
+fn closed_cleanly(truth: &Shared) {
+    for model in &mut truth.borrow_mut().models {
+        let now = model.flush_begins();
+        model.flushed(now);
+    }
+}
+
+/// Opens the home after whatever happened, and compares disks, snapshots and files with the truth.
+async fn recover(env: &Env, plan: &Plan, truth: &Shared, number: u64) -> Result<(Rc<Vm>, Rc<Home>), String> {
+    truth.borrow_mut().recovering = true;
+    tell(|| "BOOT".into());
+    let manifest = home::open(env, plan.growth_bytes, plan.imported).map_err(|e| format!("recovery: {e}"))?;
+    manifest.set_grain(plan.grain(&mut plan.rng(number, 4)));
+    // Before a commit that goes on changes the folder again: the home's own recovery alone makes it whole. It reads every
+    // table, so not at every boot.
+    if (plan.seed + number).is_multiple_of(3) {
+        Manifest::load(&*manifest).await.map_err(|e| format!("recovery: {e}"))?;
+        home::is_sound(env).await?;
+    }
+    let vm =
+        Vm::open(env.clone(), manifest.clone(), plan.engine).await.map_err(|e| format!("recovery: {e}"))?;
+    truth.borrow_mut().folding = vm.jobs().iter().any(|j| !j.state().is_over());
+    tell(|| format!("opened: {:?}; {:?}", chains(&vm), vm.state().folds));
+    let mut contents = Vec::new();
+    for disk in vm.disks() {
+        contents.push(read_all(&disk).await.map_err(|e| format!("after recovery, {e}"))?);
+    }
+    let binned: Vec<u64> = vm.state().bin.iter().map(|binned| binned.id).collect();
+    truth.borrow_mut().found_in_bin(&binned)?;
+    check_bin(&vm, truth).await?;
+    check_snapshots(&vm, truth).await?;
+    truth.borrow_mut().recover(&contents, vm.state().generation)?;
+    home::nothing_leaked(&vm).await?;
+    check_clones(env, plan, truth).await?;
+    truth.borrow_mut().recovering = false;
+    Ok((vm, manifest))
+}
+
+/// A reported snapshot is there and unchanged; one whose commit was answered is not; one whose take was cut is there
+/// whole, or not at all.
+async fn check_snapshots(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {
+    let present: Vec<String> = vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
+    let known: Vec<_> = truth.borrow().snapshots.clone();
+    for snapshot in &known {
+        let here = present.contains(&snapshot.name);
+        let name = &snapshot.name;
+        match &snapshot.standing {
+            Standing::Sealed { .. } if !here => return Err(format!("sealed snapshot {name} is lost")),
+            Standing::Sealed { .. } => look(vm, truth, name).await?,
+            Standing::Gone if here => return Err(format!("committed snapshot {name} came back")),
+            Standing::Gone => {}
+            Standing::Taking(began) if here => {
+                let began = began.clone();
+                adopt_interrupted(vm, truth, name, &began).await?;
+            }
+            Standing::Committing(contents) if here => {
+                let contents = contents.clone();
+                return_from_commit(vm, truth, name, contents).await?;
+            }
+            Standing::Taking(_) | Standing::Committing(_) => {
+                truth.borrow_mut().snapshots.retain(|k| k.name != *name);
+            }
+        }
+    }
+    match present.iter().find(|name| !known.iter().any(|k| k.name == **name)) {
+        Some(stranger) => Err(format!("snapshot {stranger} was never taken")),
+        None => Ok(()),
+    }
+}
+
+async fn adopt_interrupted(vm: &Rc<Vm>, truth: &Shared, name: &str, began: &[u64]) -> Result<(), String> {
+    let contents = view_all(vm, truth, name).await?;
+    let mut truth = truth.borrow_mut();
+    for (index, bytes) in contents.iter().enumerate() {
+        truth.models[index]
+            .check_interrupted_snapshot(bytes, began[index])
+            .map_err(|e| format!("{name}: {e}"))?;
+    }
+    let now = truth.ticks();
+    let standing = Standing::Sealed { began: began.to_vec(), ended: now, contents: Some(contents) };
+    truth.known(name).expect("listed").standing = standing;
+    Ok(())
+}
+
+/// The cut came before the commit's start was durable: the snapshot is as it was.
+async fn return_from_commit(
+    vm: &Rc<Vm>,
+    truth: &Shared,
+    name: &str,
+    before: Option<Vec<Image>>,
+) -> Result<(), String> {
+    let contents = view_all(vm, truth, name).await?;
+    if let Some(before) = before
+        && before != contents
+    {
+        let change = control::difference(&before, &contents);
+        return Err(format!("snapshot {name}, whose commit never began, changed: {change}"));
+    }
+    let mut truth = truth.borrow_mut();
+    let now = truth.ticks();
+    let standing = Standing::Sealed { began: vec![0; now.len()], ended: now, contents: Some(contents) };
+    truth.known(name).expect("listed").standing = standing;
+    Ok(())
+}
+
+async fn view_all(vm: &Rc<Vm>, truth: &Shared, name: &str) -> Result<Vec<Image>, String> {
+    let mut contents = Vec::new();
+    let persistent = truth.borrow().persistent;
+    for disk in vm.disks().into_iter().take(persistent) {
+        let opened = vm.open_view(name, disk.number, "oracle").await;
+        let (view, _held) = opened.map_err(|e| format!("snapshot {name}: {e}"))?;
+        contents.push(read_all(&view).await.map_err(|e| format!("snapshot {name}: {e}"))?);
+    }
+    Ok(contents)
+}
+
+/// Guests and user at once, to their end.
+async fn work(
+    vm: &Rc<Vm>,
+    home: Rc<Home>,
+    plan: &Rc<Plan>,
+    truth: &Shared,
+    boot: u64,
+    trouble: &Trouble,
+    world: SimWorld,
+) -> Result<(), String> {
+    let env = vm.env.clone();
+    let gate: Rc<RequestGate> = Rc::default();
+    let mut tasks = Vec::new();
+    for (index, disk) in vm.disks().iter().enumerate() {
+        for n in 0..plan.guests_per_disk {
+            let rng = plan.rng(boot, 100 * (index as u64 + 1) + n);
+            let (vm, disk, gate) = (vm.clone(), disk.clone(), gate.clone());
+            let guest = Guest { vm, disk, gate, index, truth: truth.clone(), rng, trouble: trouble.clone() };
+            let plan = plan.clone();
+            tasks.push(env.spawn(async move { guest.run(&plan).await }));
+        }
+    }
+    let (rng, excuses, trouble) = (plan.rng(boot, 1), trouble.clone(), trouble.clone());
+    let user = Control { vm: vm.clone(), truth: truth.clone(), rng, gate, home, world, trouble };
+    let looker = Looker { vm: vm.clone(), rng: plan.rng(boot, 5) };
+    let (plan, looks) = (plan.clone(), plan.control_steps);
+    tasks.push(env.spawn(async move { user.run(&plan).await }));
+    tasks.push(env.spawn(async move { excuses.excuse(looker.run(looks).await) }));
+    let mut result = Ok(());
+    for task in tasks {
+        result = result.and(task.join().await);
+    }
+    result
+}
+
+/// With the faults over: everything completes, every commit ends, and the home is clean and exact.
+async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<(), String> {
+    settle(&vm).await?;
+    check_live(&vm, truth).await?;
+    for snapshot in vm.state().snapshots {
+        look(&vm, truth, &snapshot.name).await?;
+    }
+    remove_clones(env, truth).await?;
+    discard_side_branches(&vm).await?;
+    let binned: Vec<u64> = vm.state().bin.iter().map(|binned| binned.id).collect();
+    vm.empty_bin(&binned).await.map_err(|e| format!("emptying the bin: {e}"))?;
+    tell(|| format!("empties the bin: {binned:x?}; {:?}", vm.state().folds));
+    home::nothing_leaked(&vm).await?;
+    commit_the_rest(&vm, plan).await?;
+    check_live(&vm, truth).await?;
+    if plan.nonpersistent_bytes.is_some() {
+        let number = vm.disks()[plan.disks.len()].number;
+        vm.remove_disk(number, true).await.map_err(|e| format!("removing disk{number}: {e}"))?;
+    }
+    vm.close().await.map_err(|e| format!("closing: {e}"))?;
+    drop(vm);
+    if !plan.imported {
+        home::check_clean(env, plan.disks.len()).await?;
+    }
+    let manifest =
+        home::open(env, plan.growth_bytes, plan.imported).map_err(|e| format!("reopening: {e}"))?;
+    let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| format!("reopening: {e}"))?;
+    check_live(&vm, truth).await
+}
+
+/// Nothing may be left to do afterwards, except on an imported VM: what rests on the foreign folder stays.
+async fn commit_the_rest(vm: &Rc<Vm>, plan: &Plan) -> Result<(), String> {
+    let disks = vm.disks();
+    let deep = disks[..plan.disks.len()].iter().any(|d| d.chain().links.len() > 1);
+    tell(|| format!("at the end: {:?}, {:?}", chains(vm), vm.state().snapshots));
+    if !deep && vm.state().snapshots.is_empty() {
+        return Ok(());
+    }
+    let job = match vm.commit(&CommitWhat::All).await {
+        Ok(job) => job,
+        Err(e) if plan.imported && e.kind == blk::ErrorKind::Refused => return Ok(()),
+        Err(e) => return Err(format!("the last commit: {e}")),
+    };
+    tell(|| format!("the last commit: {:?}", vm.state().folds));
+    job.wait().await;
+    settle(vm).await?;
+    let (done, total) = (job.bytes_done.get(), job.bytes_total.get());
+    if done > total {
+        return Err(format!("the last commit moved {done} bytes, more than the {total} held at its start"));
+    }
+    Ok(())
+}
+
+async fn check_live(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {
+    for (index, disk) in vm.disks().into_iter().enumerate() {
+        let began = truth.borrow_mut().models[index].now();
+        let bytes = read_all(&disk).await?;
+        truth.borrow().models[index].check_read(0, &bytes, began)?;
+        for link in &disk.chain().links {
+            let findings = link.layer.check().await.map_err(|e| format!("check: {e}"))?;
+            if !findings.is_empty() {
+                return Err(format!("{}: {}", link.layer.name(), findings.join("; ")));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! Linked clones: VMs of their own on a snapshot's layers. Whatever becomes of the parent, they show what they were made of and
+//! what was written to them; whatever becomes of them, the parent shows what it did.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blk::volume::Volume;
+use blk::{Buf, Env, ErrorKind, SECTOR};
+use engine::Vm;
+
+use super::control::{Control, read_all};
+use super::plan::Plan;
+use super::truth::{Image, Standing, Truth};
+use crate::home;
+use crate::watch::tell;
+use sim::oracle::DiskModel;
+
+/// Clones' writes are told from the parent's by their sequence numbers.
+const CLONE_SEQUENCE: u64 = 1 << 40;
+
+/// A clone as its maker knows it.
+pub struct LinkedClone {
+    pub name: String,
+    /// Until `clone_to` has answered it may or may not be there.
+    made: bool,
+    models: Vec<DiskModel>,
+}
+
+impl Control {
+    /// Makes a clone of any sealed snapshot, or lets an old one work for a while.
+    pub async fn clone_something(&mut self, plan: &Plan) -> Result<(), String> {
+        let clones = self.truth.borrow().clones.len();
+        if clones > 0 && self.rng.coin() {
+            let at = self.rng.below(clones as u64) as usize;
+            return self.use_clone(plan, at).await;
+        }
+        let Some(name) = self.any_sealed().filter(|_| clones < plan.clones_max) else { return Ok(()) };
+        super::control::look(&self.vm, &self.truth, &name).await?;
+        let contents = match self.truth.borrow_mut().known(&name).map(|k| k.standing.clone()) {
+            Some(Standing::Sealed { contents: Some(contents), .. }) => contents,
+            _ => return Ok(()),
+        };
+        match self.vm.hold(&name, "clone").await {
+            Ok((snapshot, _held)) => self.make_clone(plan, snapshot.id, &contents).await,
+            // A commit is under way, or the snapshot has left meanwhile.
+            Err(e) if matches!(e.kind, ErrorKind::Refused | ErrorKind::NotFound) => Ok(()),
+            Err(e) => Err(format!("holding {name}: {e}")),
+        }
+    }
+
+    async fn make_clone(&self, plan: &Plan, snapshot: u128, contents: &[Image]) -> Result<(), String> {
+        let name = {
+            let mut truth = self.truth.borrow_mut();
+            truth.next_name += 1;
+            let name = format!("clone{}", truth.next_name);
+            let models = contents.iter().enumerate().map(|(n, bytes)| {
+                let mut model = DiskModel::starting_at(n as u32, CLONE_SEQUENCE);
+                model.replace(bytes);
+                model
+            });
+            truth.clones.push(LinkedClone { name: name.clone(), made: false, models: models.collect() });
+            truth.cloning = true;
+            name
+        };
+        tell(|| format!("clone {name}"));
+        let made = home::clone(&self.vm.env, &self.home, snapshot, &name, plan.imported).await;
+        tell(|| format!("clone {name} ends {:?}", made.as_ref().map(|_| ())));
+        let mut truth = self.truth.borrow_mut();
+        truth.cloning = false;
+        match made {
+            Ok(()) => {
+                truth.clones.iter_mut().filter(|c| c.name == name).for_each(|c| c.made = true);
+                drop(truth);
+                self.marks("cloned");
+                Ok(())
+            }
+            Err(e) if e.is_no_space() => {
+                truth.clones.retain(|c| c.name != name);
+                Ok(())
+            }
+            Err(e) => Err(format!("clone {name}: {e}")),
+        }
+    }
+
+    /// Opens a clone beside its running parent, writes, flushes, reads, and closes it.
+    async fn use_clone(&mut self, plan: &Plan, at: usize) -> Result<(), String> {
+        let name = self.truth.borrow().clones[at].name.clone();
+        let fail = |e: blk::Error| format!("clone {name}: {e}");
+        let grain = plan.grain(&mut self.rng);
+        let opened = open(&self.vm.env, plan, &name, grain).await;
+        let vm = match opened {
+            Ok(vm) => vm,
+            Err(e) if e.is_no_space() => return Ok(()),
+            Err(e) => return Err(fail(e)),
+        };
+        for (index, disk) in vm.disks().into_iter().enumerate() {
+            let (disk, _client) = match vm.attach(disk.number, "guest").await {
+                Ok(attached) => attached,
+                Err(e) if e.is_no_space() => continue,
+                Err(e) => return Err(fail(e)),
+            };
+            for _ in 0..4 {
+                let first = self.rng.below(disk.size_bytes() / SECTOR);
+                self.write_clone(at, index, &disk, first).await?;
+            }
+        }
+        self.marks("a clone worked");
+        match vm.close().await {
+            Err(e) if !e.is_no_space() => Err(fail(e)),
+            _ => Ok(()),
+        }
+    }
+
+    async fn write_clone(
+        &self,
+        at: usize,
+        index: usize,
+        disk: &Rc<engine::Disk>,
+        first: u64,
+    ) -> Result<(), String> {
+        let (open, data) = {
+            let model = &mut self.truth.borrow_mut().clones[at].models[index];
+            let open = model.begin(first, 1);
+            let data = Buf::copy_of(&model.data(&open)).freeze();
+            (open, data)
+        };
+        let began = match disk.clone().write(first * SECTOR, data).await {
+            Ok(()) => {
+                let model = &mut self.truth.borrow_mut().clones[at].models[index];
+                model.end(&open);
+                model.flush_begins()
+            }
+            Err(e) if e.is_no_space() => return Ok(()),
+            Err(e) => return Err(format!("write to a clone: {e}")),
+        };
+        match disk.clone().flush().await {
+            Ok(()) => self.truth.borrow_mut().clones[at].models[index].flushed(began),
+            Err(e) if e.is_no_space() => {}
+            Err(e) => return Err(format!("flush of a clone: {e}")),
+        }
+        Ok(())
+    }
+}
+
+async fn open(env: &Env, plan: &Plan, name: &str, grain_sectors: u32) -> blk::Result<Rc<Vm>> {
+    let manifest = home::open_clone(env, name, plan.growth_bytes, plan.imported).await?;
+    manifest.set_grain(grain_sectors);
+    Vm::open(env.clone(), manifest, plan.engine).await
+}
+
+/// After a boot: every clone that was made is there and shows what it has to; one whose making was cut is whole or none.
+pub async fn check_clones(env: &Env, plan: &Plan, truth: &Rc<RefCell<Truth>>) -> Result<(), String> {
+    let names: Vec<(String, bool)> = truth.borrow().clones.iter().map(|c| (c.name.clone(), c.made)).collect();
+    for (name, made) in names {
+        if !home::is_vm(env, &name).await.map_err(|e| format!("clone {name}: {e}"))? {
+            if made {
+                return Err(format!("clone {name} is lost"));
+            }
+            truth.borrow_mut().clones.retain(|c| c.name != name);
+            home::remove(env, &name).await.map_err(|e| format!("clone {name}: {e}"))?;
+            continue;
+        }
+        let vm = open(env, plan, &name, 1).await.map_err(|e| format!("clone {name}: {e}"))?;
+        let mut contents = Vec::new();
+        for disk in vm.disks() {
+            contents.push(read_all(&disk).await.map_err(|e| format!("clone {name}: {e}"))?);
+        }
+        vm.close().await.map_err(|e| format!("closing clone {name}: {e}"))?;
+        let mut truth = truth.borrow_mut();
+        let clone = truth.clones.iter_mut().find(|c| c.name == name).expect("listed");
+        clone.made = true;
+        for (model, bytes) in clone.models.iter_mut().zip(&contents) {
+            model.check_cut(bytes).map_err(|e| format!("clone {name}: {e}"))?;
+            model.replace(bytes);
+        }
+    }
+    Ok(())
+}
+
+/// At the end: the clones go, and with them what protected their parent.
+pub async fn remove_clones(env: &Env, truth: &Rc<RefCell<Truth>>) -> Result<(), String> {
+    let clones = std::mem::take(&mut truth.borrow_mut().clones);
+    for clone in clones {
+        home::remove(env, &clone.name).await.map_err(|e| format!("removing clone {}: {e}", clone.name))?;
+    }
+    Ok(())
+}

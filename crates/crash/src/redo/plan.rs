@@ -1,0 +1,210 @@
+//! What a seed stands for: sizes, shares and cuts. Each seed draws its own mix and leaves whole features out.
+
+use engine::{Defect, Defects, FoldOptions, Options, SpacePolicy};
+use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
+
+use blk::SECTOR;
+
+use crate::trouble::{TROUBLE_TASK, Trouble};
+
+/// Seeds with this bit are about the tree: small disks, few writes, and many clones, branches and binned states.
+pub const TREE_SEEDS: u64 = 1 << 32;
+
+/// Shares of a guest's operations, in parts of their sum.
+#[derive(Debug, Clone, Copy)]
+pub struct Mix {
+    pub write: u64,
+    pub read: u64,
+    pub flush: u64,
+    pub zero: u64,
+    pub discard: u64,
+}
+
+pub struct Plan {
+    pub seed: u64,
+    pub world: sim::Options,
+    pub engine: Options,
+    /// Growth step of a delta, bytes.
+    pub growth_bytes: u64,
+    /// Deltas have grains of one sector up to two to this power.
+    pub grain_bits: u64,
+    pub disks: Vec<u64>,
+    /// The VM is imported from a folder with data and a snapshot.
+    pub imported: bool,
+    /// One more disk, whose writes a reset drops.
+    pub nonpersistent_bytes: Option<u64>,
+    pub boots: u64,
+    pub guests_per_disk: u64,
+    pub operations: u64,
+    pub control_steps: u64,
+    /// Every snapshot is looked at when its take has answered; else some are.
+    pub looks_at_once: bool,
+    /// Longest write, sectors.
+    pub write_sectors_max: u64,
+    /// Writes fall into this many sectors, so that they meet.
+    pub hot_sectors: u64,
+    pub mix: Mix,
+    /// Share of commits among control steps.
+    pub commits: Ratio,
+    /// Share of reverts and discards among control steps.
+    pub moves: Ratio,
+    /// Share of clones among the other control steps.
+    pub clones: Ratio,
+    /// Each clone is read whole at every boot.
+    pub clones_max: usize,
+    pub limited_space: bool,
+    /// A flush fails in some of the boots.
+    pub failing_flushes: bool,
+}
+
+impl Plan {
+    pub fn draw(seed: u64, defects: Defects) -> Plan {
+        let mut rng = Rng::new(seed);
+        let disks =
+            (0..rng.between(1, 3)).map(|_| rng.between(1, 7) * (512 << 10) + rng.below(2) * 37 * SECTOR);
+        let disks: Vec<u64> = disks.collect();
+        let limited_space = rng.below(6) == 0;
+        let mut trouble = Rng::new(seed ^ TROUBLE_TASK);
+        let world = sim::Options {
+            device: Device::scrambled(),
+            page_cache: trouble.below(3) == 0,
+            logical_block: if rng.below(4) == 0 { 4096 } else { 512 },
+            ..sim::Options::default()
+        };
+        let fold = FoldOptions {
+            piece_bytes: [4 << 10, 16 << 10, 64 << 10][rng.below(3) as usize],
+            batch_regions: rng.between(1, 3) as usize,
+            depth: rng.between(1, 4) as usize,
+            yield_factor: rng.below(3),
+            // Without it the pieces of a commit are under way one at a time: no guest here rests for so long.
+            near_us: [0, 0, 200_000][rng.below(3) as usize],
+        };
+        let planted = defects != Defects::default();
+        let engine = Options {
+            map_cap_bytes: if rng.coin() { 1 << 20 } else { 1500 },
+            // A few tables, so that first writes meet flushes that the guest did not ask for. Those would hide planted
+            // defects, which are looked for in the guest's own.
+            unwritten_cap_bytes: if seed.is_multiple_of(2) && !planted { 64 << 10 } else { 24 << 20 },
+            space_policy: if rng.coin() { SpacePolicy::Wait } else { SpacePolicy::Error },
+            space_retry_us: 500,
+            reserve_bytes: 5 << 20,
+            fold,
+            defects,
+        };
+        // Defects of the copy are looked for on one branch, where guests and commits meet most often.
+        let of_tree = seed & TREE_SEEDS != 0;
+        let plain = planted && !of_tree && !defects.has(Defect::SkipAcrossBranches);
+        let imported = rng.below(5) == 0 && !plain;
+        let plan = Plan {
+            seed,
+            world,
+            engine,
+            growth_bytes: rng.between(1, 4) * (64 << 10),
+            // Half of the seeds have the grain that this product writes; the others, what may be imported.
+            grain_bits: [0, 0, 0, 3, 7, 11][rng.below(6) as usize],
+            imported,
+            // A revert to the imported state would take away a disk that came later.
+            nonpersistent_bytes: (!imported && !plain && rng.below(4) == 0).then_some(300 << 10),
+            boots: rng.between(3, 6),
+            guests_per_disk: if plain { 4 } else { rng.between(1, 4) },
+            operations: rng.between(20, 120),
+            control_steps: if plain { 8 } else { rng.between(2, 10) },
+            looks_at_once: plain || rng.coin(),
+            write_sectors_max: [1, 8, 16, 64][rng.below(4) as usize],
+            hot_sectors: [16, 64, 512, 8192][rng.below(4) as usize],
+            mix: draw_mix(&mut rng),
+            // Half of the seeds stay on one branch: there commits and guests meet more often.
+            moves: Ratio::new(if plain || rng.coin() { 0 } else { rng.between(1, 3) }, 8),
+            clones: Ratio::new(if !plain && rng.below(3) == 0 { 2 } else { 0 }, 8),
+            commits: Ratio::new(rng.between(2, 6), 8),
+            clones_max: 2,
+            limited_space,
+            failing_flushes: trouble.coin() && trouble.coin(),
+            disks,
+        };
+        if of_tree { plan.about_the_tree(&mut rng) } else { plan }
+    }
+
+    fn about_the_tree(self, rng: &mut Rng) -> Plan {
+        let size = |bytes: &u64| *bytes % (256 << 10) / SECTOR * SECTOR + (64 << 10);
+        Plan {
+            disks: self.disks.iter().take(2).map(size).collect(),
+            nonpersistent_bytes: self.nonpersistent_bytes.map(|_| 64 << 10),
+            guests_per_disk: 1,
+            operations: rng.between(5, 30),
+            control_steps: rng.between(8, 24),
+            write_sectors_max: 8,
+            hot_sectors: 64,
+            moves: Ratio::new(rng.between(2, 4), 8),
+            clones: Ratio::new(rng.between(1, 4), 8),
+            clones_max: 4,
+            commits: Ratio::new(rng.between(1, 4), 8),
+            ..self
+        }
+    }
+
+    /// Grain of the next deltas, sectors.
+    pub fn grain(&self, rng: &mut Rng) -> u32 {
+        1 << rng.between(0, self.grain_bits)
+    }
+
+    pub fn rng(&self, boot: u64, task: u64) -> Rng {
+        Rng::new(
+            self.seed
+                ^ (boot + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                ^ (task + 1).wrapping_mul(0xD1B5_4A32_D192_ED03),
+        )
+    }
+
+    /// What goes wrong in a boot beside its cut.
+    pub fn trouble(&self, world: &SimWorld, boot: u64) -> Trouble {
+        let mut rng = self.rng(boot, TROUBLE_TASK);
+        match self.failing_flushes && boot + 1 < self.boots && rng.coin() {
+            true => Trouble::begin(world, rng),
+            false => Trouble::none(world),
+        }
+    }
+
+    /// Schedules the boot's cut where it falls into `part`. It falls anywhere, or at a step that matters.
+    pub fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
+        world.cancel_cut();
+        if boot + 1 == self.boots {
+            return;
+        }
+        let mut rng = self.rng(boot, 1 << 32);
+        let phase = [Phase::Submitted, Phase::Completing, Phase::Completed][rng.below(3) as usize];
+        let kinds = [OpKind::Flush, OpKind::Rename, OpKind::SyncDir, OpKind::Create, OpKind::Unlink];
+        let (chosen, cut) = match rng.below(10) {
+            0..=3 => (Part::Work, Cut::Event(1 + rng.below(6000))),
+            4 | 5 => (Part::Recovery, Cut::Event(1 + rng.below(1200))),
+            6 | 7 => (Part::Work, Cut::Event(1 + rng.below(600))),
+            _ => {
+                let kind = kinds[rng.below(5) as usize];
+                let nth = 1 + rng.below(if kind == OpKind::Flush { 120 } else { 12 });
+                (Part::Work, Cut::Kind { kind, nth, phase })
+            }
+        };
+        if chosen == part {
+            world.cut_at(cut);
+        }
+    }
+}
+
+/// The two parts of a boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Opening the VM, and reading everything.
+    Recovery,
+    /// Guests and user.
+    Work,
+}
+
+fn draw_mix(rng: &mut Rng) -> Mix {
+    Mix {
+        write: rng.between(4, 12),
+        read: rng.between(1, 6),
+        flush: rng.between(1, 4),
+        zero: rng.below(2),
+        discard: rng.below(2),
+    }
+}

@@ -1,0 +1,233 @@
+//! What the tests know across power cuts.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use blk::manifest::ContentGeneration;
+use sim::SimWorld;
+
+use super::clones::LinkedClone;
+use super::origin::Source;
+use super::plan::Plan;
+use sim::oracle::DiskModel;
+
+/// What a disk showed, as a whole. Shared, since copies were a third of a campaign's time.
+pub type Image = Rc<Vec<u8>>;
+
+/// How far a snapshot has come, as its user was told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// `take` was called at these ticks (by disk) and has not answered.
+    Taking(Vec<u64>),
+    /// Reported as sealed; the contents are filled in at the first look.
+    Sealed { began: Vec<u64>, ended: Vec<u64>, contents: Option<Vec<Image>> },
+    /// `commit` was called: the name may be gone.
+    Committing(Option<Vec<Image>>),
+    /// `commit` answered: the name must be gone for ever.
+    Gone,
+}
+
+pub fn raised(generation: ContentGeneration) -> ContentGeneration {
+    ContentGeneration { present: generation.present + 1, ..generation }
+}
+
+/// A revert, discard or reset under way: what each disk shows once it has happened, by index. All disks or none.
+pub type Moving = Vec<(usize, Image)>;
+
+/// An entry of the bin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownBinned {
+    /// What the disks in it show, by index.
+    pub contents: Moving,
+    /// The names that left the tree, with what their disks show.
+    pub names: Vec<(String, Option<Vec<Image>>)>,
+    /// A commit that evicts it was called and has not answered.
+    pub leaving: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct Known {
+    pub name: String,
+    pub standing: Standing,
+}
+
+pub struct Truth {
+    pub models: Vec<DiskModel>,
+    pub snapshots: Vec<Known>,
+    /// The first of the disks: those that are part of snapshots.
+    pub persistent: usize,
+    pub source: Source,
+    pub next_name: u64,
+    pub moving: Option<Moving>,
+    /// By the entry's id.
+    pub bin: BTreeMap<u64, KnownBinned>,
+    /// What the verb under way puts into the bin.
+    pub binning: Option<KnownBinned>,
+    /// Of the content that the disks show. Known from the first boot on.
+    pub generation: Option<ContentGeneration>,
+    /// Plain names are just being opened.
+    pub opening: bool,
+    /// Boots that have ended since a flush failed and nothing was compared: each opening since may have told clients that
+    /// writes are lost.
+    may_be_told: u64,
+    pub clones: Vec<LinkedClone>,
+    // Where a cut falls, for the marks.
+    pub recovering: bool,
+    pub taking: bool,
+    pub folding: bool,
+    pub reverting: bool,
+    pub discarding: bool,
+    pub cloning: bool,
+    pub resetting: bool,
+    pub restoring: bool,
+}
+
+impl Truth {
+    pub fn new(plan: &Plan) -> Truth {
+        Truth {
+            models: (0..plan.disks.len() + usize::from(plan.nonpersistent_bytes.is_some()))
+                .map(|n| DiskModel::new(n as u32))
+                .collect(),
+            snapshots: Vec::new(),
+            persistent: plan.disks.len(),
+            source: Source::new(),
+            next_name: 0,
+            moving: None,
+            bin: BTreeMap::new(),
+            binning: None,
+            generation: None,
+            opening: false,
+            may_be_told: 0,
+            clones: Vec::new(),
+            recovering: false,
+            taking: false,
+            folding: false,
+            reverting: false,
+            discarding: false,
+            cloning: false,
+            resetting: false,
+            restoring: false,
+        }
+    }
+
+    /// The bin has these entries: one more than before, perhaps, where a verb or its cut put something into it.
+    pub fn found_in_bin(&mut self, ids: &[u64]) -> Result<(), String> {
+        for id in ids {
+            if !self.bin.contains_key(id) {
+                let stranger = || format!("{id:016x} is in the bin, and nothing was put into it");
+                let binned = self.binning.take().ok_or_else(stranger)?;
+                self.bin.insert(*id, binned);
+            }
+        }
+        let missing = |(id, binned): &(&u64, &KnownBinned)| !ids.contains(id) && !binned.leaving;
+        if let Some((id, binned)) = self.bin.iter().find(missing) {
+            let names: Vec<&String> = binned.names.iter().map(|(name, _)| name).collect();
+            return Err(format!("{id:016x} with {names:?} is lost from the bin"));
+        }
+        self.bin.retain(|id, _| ids.contains(id));
+        self.bin.values_mut().for_each(|binned| binned.leaving = false);
+        self.binning = None;
+        Ok(())
+    }
+
+    pub fn ticks(&mut self) -> Vec<u64> {
+        self.models.iter_mut().map(DiskModel::now).collect()
+    }
+
+    /// The move has happened: the disks show other content, durably.
+    pub fn moved(&mut self) {
+        if self.moving.is_some() {
+            self.generation = self.generation.map(raised);
+        }
+        for (index, bytes) in self.moving.take().into_iter().flatten() {
+            self.models[index].replace(&bytes);
+        }
+    }
+
+    /// A boot was cut short. `all_there`: only the process ended, and no flush had failed before.
+    pub fn ended(&mut self, all_there: bool, flush_failed: bool, world: &SimWorld) {
+        if flush_failed || self.may_be_told > 0 {
+            self.may_be_told += 1;
+        }
+        if all_there {
+            world.mark("only the process ended");
+        }
+        self.models.iter_mut().for_each(|model| model.ended(all_there));
+    }
+
+    /// After a cut: the disks show what the guests had written, or, if a move was under way, all of them what it leads to.
+    pub fn recover(&mut self, contents: &[Image], generation: ContentGeneration) -> Result<(), String> {
+        let moving = self.moving.take().unwrap_or_default();
+        let stayed: Vec<_> =
+            contents.iter().enumerate().map(|(n, bytes)| self.models[n].check_cut(bytes)).collect();
+        let arrived =
+            |n: usize| moving.iter().find(|(index, _)| *index == n).map(|(_, bytes)| *bytes == contents[n]);
+        let all_stayed = stayed.iter().all(Result::is_ok);
+        let all_arrived = !moving.is_empty()
+            && (0..contents.len()).all(|n| arrived(n).unwrap_or_else(|| stayed[n].is_ok()));
+        for (model, bytes) in self.models.iter_mut().zip(contents) {
+            model.replace(bytes);
+        }
+        match stayed.into_iter().find_map(Result::err) {
+            Some(e) if !all_arrived => return Err(e),
+            _ => {}
+        }
+        self.recover_generation(generation, all_stayed, all_arrived)
+    }
+
+    /// The content of before has the generation of before, and other content the next one.
+    fn recover_generation(
+        &mut self,
+        found: ContentGeneration,
+        stayed: bool,
+        arrived: bool,
+    ) -> Result<(), String> {
+        let Some(before) = self.generation.replace(found) else { return Ok(()) };
+        let opened = ContentGeneration { opened: before.present, ..before };
+        let told = std::mem::take(&mut self.may_be_told);
+        let is = |expected: ContentGeneration| {
+            let times = found.present.saturating_sub(expected.present);
+            times <= told && found == ContentGeneration { present: expected.present + times, ..expected }
+        };
+        let fits =
+            stayed && is(before) || stayed && self.opening && is(opened) || arrived && is(raised(before));
+        self.opening = false;
+        match fits {
+            true => Ok(()),
+            false => {
+                let content = if arrived { "other content" } else { "the content of before" };
+                Err(format!("{content} in generation {found:?}; it was {before:?}"))
+            }
+        }
+    }
+
+    pub fn known(&mut self, name: &str) -> Option<&mut Known> {
+        self.snapshots.iter_mut().find(|k| k.name == name)
+    }
+
+    pub fn mark_cut(&mut self, world: &SimWorld) {
+        world.mark("cut");
+        for (happened, label) in [
+            (self.recovering, "cut in recovery"),
+            (self.taking, "cut in a take"),
+            (self.folding, "cut in a commit"),
+            (self.taking && self.folding, "cut in a take during a commit"),
+            (self.reverting, "cut in a revert"),
+            (self.discarding, "cut in a discard"),
+            (self.cloning, "cut in a clone"),
+            (self.resetting, "cut in a reset"),
+            (self.restoring, "cut in a restore"),
+        ] {
+            if happened {
+                world.mark(label);
+            }
+        }
+        self.taking = false;
+        self.folding = false;
+        self.reverting = false;
+        self.discarding = false;
+        self.cloning = false;
+        self.resetting = false;
+        self.restoring = false;
+    }
+}

@@ -1,0 +1,225 @@
+//! I/Os of each scripted operation fail, once or from then on; then the machine starts again, and everything must be as
+//! it was before the operation or as it is after it. What was answered with success must be as it is after it.
+//!
+//! Only errors of the device are planted here; power cuts and full datastores are the campaign's (tests/crash.rs).
+
+mod moment;
+mod script;
+mod seen;
+
+use std::cell::Cell;
+
+use blk::Errno;
+use crash::home;
+use engine::{Defects, Options, Vm};
+use sim::{Action, Fault, OpKind, SimWorld};
+
+use script::{OPERATIONS, Operation, Scene};
+use seen::Seen;
+
+/// More I/Os than any operation of the script has: a bound against a loop that never ends.
+const IO_MAX: u64 = 6000;
+const SEED: u64 = 77;
+/// Of so many I/Os one fails, each operation beginning with another one; `FAULT_STRIDE=1` fails them all.
+const STRIDE_DEFAULT: u64 = 3;
+const GROWTH_BYTES: u64 = 64 << 10;
+
+/// How one I/O goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    Once,
+    FromThenOn,
+    /// A write finds no space, once: file systems that never overwrite in place refuse any write so.
+    FullOnce,
+    /// An opening of that kind fails, once.
+    Opening(OpKind, Errno),
+}
+
+impl Trouble {
+    fn fault(self, nth: u64) -> Fault {
+        match self {
+            Trouble::Once => Fault::nth(nth, Action::Fail(Errno::EIO)),
+            Trouble::FromThenOn => Fault::nth(nth, Action::Fail(Errno::EIO)).and_all_later(),
+            Trouble::FullOnce => Fault::nth(nth, Action::Fail(Errno::ENOSPC)).of(OpKind::Write),
+            Trouble::Opening(kind, errno) => Fault::nth(nth, Action::Fail(errno)).of(kind),
+        }
+    }
+
+    /// Those that its rule counts among the I/Os submitted so far.
+    fn counted(self, world: &SimWorld) -> u64 {
+        let counts = |kind: &OpKind| match self {
+            Trouble::FullOnce => *kind == OpKind::Write,
+            Trouble::Opening(wanted, _) => *kind == wanted,
+            _ => *kind != OpKind::Timer,
+        };
+        OpKind::ALL.into_iter().filter(counts).map(|kind| world.count(kind).submitted).sum()
+    }
+}
+
+thread_local! {
+    static PLANTED: Cell<Defects> = Cell::default();
+}
+
+fn options() -> Options {
+    Options { defects: PLANTED.get(), reserve_bytes: 1 << 20, ..Options::default() }
+}
+
+async fn open(env: &blk::Env) -> Result<Scene, String> {
+    let home = home::open(env, GROWTH_BYTES, false).map_err(|e| e.to_string())?;
+    let vm = Vm::open(env.clone(), home.clone(), options()).await.map_err(|e| e.to_string())?;
+    Ok(Scene { vm, home })
+}
+
+/// Runs the script's preparation in a fresh world, then the operation, with the n-th of its I/Os failing. Answers what
+/// it said, and whether there was such an I/O.
+fn run(
+    world: &SimWorld,
+    operation: &Operation,
+    trouble: Option<(u64, Trouble)>,
+) -> (Result<(), String>, bool) {
+    let armed = world.clone();
+    let begun = std::rc::Rc::new(std::cell::Cell::new(0));
+    let prepared = begun.clone();
+    let act = operation.act;
+    let result = world.run(|env| async move {
+        script::create(&env).await?;
+        let scene = open(&env).await?;
+        script::prepare(&scene).await?;
+        if let Some((nth, trouble)) = trouble {
+            prepared.set(trouble.counted(&armed));
+            armed.add_fault(trouble.fault(nth));
+        }
+        act(&scene, &env).await
+    });
+    let struck = trouble.is_some_and(|(nth, trouble)| trouble.counted(world) - begun.get() >= nth);
+    world.clear_faults();
+    (result.expect("no power cut is scheduled"), struck)
+}
+
+/// Starts again and looks at everything; then lets every commit end, and looks whether anything is left lying.
+fn look(world: &SimWorld, operation: &Operation) -> Result<Seen, String> {
+    let clones = operation.clones;
+    let looked = world.run(|env| async move {
+        let scene = open(&env).await.map_err(|e| format!("opening it again: {e}"))?;
+        let mut seen = Seen::of(&scene.vm).await?;
+        home::nothing_leaked(&scene.vm).await?;
+        for job in scene.vm.jobs() {
+            job.wait().await;
+        }
+        Seen::of(&scene.vm).await?.must_equal(&seen, "once its commits have ended")?;
+        seen.add_clones(&env, clones).await?;
+        scene.vm.close().await.map_err(|e| format!("closing: {e}"))?;
+        home::is_sound(&env).await?;
+        Ok(seen)
+    });
+    looked.expect("no power cut is scheduled")
+}
+
+fn world() -> SimWorld {
+    SimWorld::new(SEED, sim::Options::default())
+}
+
+/// What everything looks like before and after an operation that nothing disturbs.
+fn undisturbed(operation: &Operation) -> (Seen, Seen) {
+    let idle = Operation { act: |_, _| Box::pin(async { Ok(()) }), ..*operation };
+    let before = world();
+    run(&before, &idle, None).0.unwrap_or_else(|e| panic!("preparing {}: {e}", operation.name));
+    before.power_cut();
+    let after = world();
+    run(&after, operation, None).0.unwrap_or_else(|e| panic!("{} undisturbed: {e}", operation.name));
+    after.power_cut();
+    let seen =
+        |world: &SimWorld| look(world, operation).unwrap_or_else(|e| panic!("{}: {e}", operation.name));
+    (seen(&before), seen(&after))
+}
+
+fn check(
+    operation: &Operation,
+    before: &Seen,
+    after: &Seen,
+    nth: u64,
+    trouble: Trouble,
+) -> Result<bool, String> {
+    let world = world();
+    let (said, struck) = run(&world, operation, Some((nth, trouble)));
+    if !struck {
+        return Ok(false);
+    }
+    // Half of the time the machine dies too, and what was not flushed with it.
+    if nth.is_multiple_of(2) {
+        world.power_cut()
+    } else {
+        world.kill()
+    }
+    let seen = look(&world, operation)?;
+    if said.is_ok() && !operation.unflushed {
+        seen.must_equal(after, "though it was answered with success")?;
+    }
+    seen.must_be_between(before, after)?;
+    Ok(true)
+}
+
+#[test]
+fn every_failing_io_of_every_operation_loses_nothing() {
+    let only = std::env::var("FAULT_OPERATION").unwrap_or_default();
+    let stride = crash::campaign::setting("FAULT_STRIDE").unwrap_or(STRIDE_DEFAULT).max(1);
+    let failures = std::sync::Mutex::new(Vec::new());
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let Some(operation) = OPERATIONS.get(index) else { return };
+            if !operation.name.contains(&only) {
+                continue;
+            }
+            let (before, after) = undisturbed(operation);
+            let waits = operation.name.starts_with("commit");
+            let full = waits.then_some(Trouble::FullOnce);
+            for trouble in [Trouble::Once, Trouble::FromThenOn].into_iter().chain(full) {
+                let mut ios = 0;
+                for nth in (1 + index as u64 % stride..=IO_MAX).step_by(stride as usize) {
+                    match check(operation, &before, &after, nth, trouble) {
+                        Ok(true) => ios = nth,
+                        Ok(false) => break,
+                        Err(e) => {
+                            let name = operation.name;
+                            let replay = format!("FAULT_OPERATION={name:?} FAULT_STRIDE=1 make crash");
+                            let failure =
+                                format!("{name}, I/O {nth} fails {trouble:?}: {e}\n  replay: {replay}");
+                            failures.lock().unwrap().push(failure);
+                        }
+                    }
+                }
+                println!("{}: {ios} I/Os failing {trouble:?}, in steps of {stride}", operation.name);
+                assert!(ios > 0 && ios < IO_MAX, "{}: {ios} I/Os", operation.name);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let failures = failures.into_inner().unwrap();
+    assert!(
+        failures.is_empty(),
+        "{} failures\n{}",
+        failures.len(),
+        failures[..failures.len().min(10)].join("\n")
+    );
+}
+
+/// A checker that cannot fail proves nothing.
+#[test]
+fn a_lost_snapshot_and_a_changed_sector_are_seen() {
+    let world = world();
+    run(&world, &Operation { act: |_, _| Box::pin(async { Ok(()) }), ..OPERATIONS[0] }, None).0.unwrap();
+    world.kill();
+    let seen = look(&world, &OPERATIONS[0]).unwrap();
+    let mut lost = seen.clone();
+    lost.snapshots.pop_first();
+    assert!(lost.must_be_between(&seen, &seen).unwrap_err().contains("snapshots"));
+    let mut changed = seen.clone();
+    changed.disks.get_mut(&0).unwrap()[700] ^= 1;
+    assert!(changed.must_be_between(&seen, &seen).unwrap_err().contains("disk0"));
+}

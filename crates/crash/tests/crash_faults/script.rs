@@ -1,0 +1,245 @@
+//! The scene, and the operations that are disturbed.
+
+use std::rc::Rc;
+
+use blk::manifest::{DiskMode, NewDisk};
+use blk::volume::Volume;
+use blk::{Buf, Env, Local, SECTOR};
+use crash::home;
+use engine::{CommitWhat, Disk, JobState, Vm};
+use vmdk::home::Home;
+
+pub struct Scene {
+    pub vm: Rc<Vm>,
+    pub home: Rc<Home>,
+}
+
+pub type Act = for<'a> fn(&'a Scene, &'a Env) -> Local<'a, Result<(), String>>;
+
+#[derive(Clone, Copy)]
+pub struct Operation {
+    pub name: &'static str,
+    pub act: Act,
+    /// Success does not mean that it is durable.
+    pub unflushed: bool,
+    /// VMs it may make.
+    pub clones: &'static [&'static str],
+}
+
+const DISK_BYTES: u64 = 384 << 10;
+const CLONES: &[&str] = &["test1"];
+
+macro_rules! operations {
+    ($($name:literal: $act:expr),* $(,)?) => {
+        &[$(Operation { name: $name, act: $act, unflushed: false, clones: CLONES }),*]
+    };
+}
+
+pub const OPERATIONS: &[Operation] = operations![
+    "first writes and a flush": |s, _| Box::pin(async { fill(&s.vm, 0, 300, 40, 9).await }),
+    "overwrites and a flush": |s, _| Box::pin(async { fill(&s.vm, 0, 5, 30, 9).await }),
+    "overwrites, and flushes until one succeeds": |s, _| Box::pin(insist(s)),
+    "zeroes and a discard": |s, _| Box::pin(zero(s)),
+    "take": |s, _| Box::pin(async { said(s.vm.take("d", "").await) }),
+    "take, then writes and a flush": |s, _| Box::pin(take_and_write(s)),
+    "a look at a sealed state": |s, _| Box::pin(look(s)),
+    "commit of a shared layer's name": |s, _| Box::pin(commit(s, CommitWhat::One("a".into()))),
+    "commit on a side branch": |s, _| Box::pin(commit(s, CommitWhat::One("b".into()))),
+    "commit of the latest": |s, _| Box::pin(commit(s, CommitWhat::One("e".into()))),
+    "commit of all": |s, _| Box::pin(commit(s, CommitWhat::All)),
+    "commit of all, and again until it ends": |s, _| Box::pin(insist_on_commit(s)),
+    "a cancelled commit, consolidated": |s, _| Box::pin(cancel_and_consolidate(s)),
+    "revert to the latest": |s, _| Box::pin(async { said(s.vm.revert(None, None, false).await) }),
+    "revert to a side branch": |s, _| Box::pin(async { said(s.vm.revert(Some("c"), None, false).await) }),
+    "revert with a take before": |s, _| Box::pin(async { said(s.vm.revert(Some("b"), Some("d"), false).await) }),
+    "discard of the latest": |s, _| Box::pin(async { said(s.vm.discard("e", false).await) }),
+    "discard of everything": |s, _| Box::pin(async { said(s.vm.discard("a", false).await) }),
+    "discard of a side branch": |s, _| Box::pin(async { said(s.vm.discard("b", false).await) }),
+    "revert into the bin": |s, _| Box::pin(async { said(s.vm.revert(Some("b"), None, true).await) }),
+    "discard of everything into the bin": |s, _| Box::pin(async { said(s.vm.discard("a", true).await) }),
+    "discard of a side branch into the bin": |s, _| Box::pin(async { said(s.vm.discard("b", true).await) }),
+    "reset into the bin": |s, _| Box::pin(async { said(s.vm.reset(true).await) }),
+    "restore": |s, _| Box::pin(async { said(s.vm.restore(entry(s), false).await) }),
+    "restore, and the present into the bin": |s, _| Box::pin(async { said(s.vm.restore(entry(s), true).await) }),
+    "emptying the bin": |s, _| Box::pin(async { said(s.vm.empty_bin(&[entry(s)]).await) }),
+    "clone": |s, env| Box::pin(clone(s, env)),
+    "reset": |s, _| Box::pin(async { said(s.vm.reset(false).await) }),
+    "a disk more": |s, _| Box::pin(add_disk(s)),
+    "a disk less, with its files": |s, _| Box::pin(async { said(s.vm.remove_disk(2, true).await) }),
+    "a larger disk": |s, _| Box::pin(async { said(s.vm.grow_disk(2, 2 * DISK_BYTES).await) }),
+    "another mode": |s, _| Box::pin(async { said(s.vm.set_mode(2, DiskMode::Persistent).await) }),
+    "a clean stop": |s, _| Box::pin(async { said(s.vm.close().await) }),
+    "a start": |_, env| Box::pin(async { super::open(env).await.map(drop) }),
+];
+
+/// The operation once more, after an error: of two steps the first may be done.
+pub fn again(operation: &Operation) -> Act {
+    match operation.name {
+        "revert with a take before" => |s, _| {
+            Box::pin(async {
+                let take = (!has(s, "d")).then_some("d");
+                said(s.vm.revert(Some("b"), take, false).await)
+            })
+        },
+        "a cancelled commit, consolidated" => |s, _| {
+            Box::pin(async {
+                match has(s, "e") {
+                    true => cancel_and_consolidate(s).await,
+                    false => commit(s, CommitWhat::Unowned).await,
+                }
+            })
+        },
+        _ => operation.act,
+    }
+}
+
+fn has(scene: &Scene, snapshot: &str) -> bool {
+    scene.vm.state().snapshots.iter().any(|known| known.name == snapshot)
+}
+
+/// The one that the scene has in the bin.
+fn entry(scene: &Scene) -> u64 {
+    scene.vm.state().bin[0].id
+}
+
+fn said<T>(result: blk::Result<T>) -> Result<(), String> {
+    result.map(drop).map_err(|e| e.to_string())
+}
+
+pub async fn create(env: &Env) -> Result<(), String> {
+    said(home::create(env, &[DISK_BYTES, DISK_BYTES]).await)
+}
+
+/// a - e - (running), and a - b - c beside it; what was written after c is in the bin; disk2 is independent, disk3 nonpersistent.
+pub async fn prepare(scene: &Scene) -> Result<(), String> {
+    let vm = &scene.vm;
+    for (mode, number) in [(DiskMode::IndependentPersistent, 2), (DiskMode::IndependentNonpersistent, 3)] {
+        said(vm.add_disk(&NewDisk { size_bytes: DISK_BYTES, mode, folder: None }).await)?;
+        fill(vm, number, 3, 20, 1).await?;
+    }
+    fill_both(vm, 0, 1).await?;
+    for (name, first) in [("a", 20), ("b", 40), ("c", 60)] {
+        said(vm.take(name, "").await)?;
+        fill_both(vm, first, 2).await?;
+    }
+    said(vm.revert(Some("a"), None, true).await)?;
+    fill_both(vm, 80, 3).await?;
+    said(vm.take("e", "").await)?;
+    fill_both(vm, 100, 4).await
+}
+
+async fn fill_both(vm: &Rc<Vm>, first: u64, seed: u8) -> Result<(), String> {
+    for number in [0, 1] {
+        fill(vm, number, first, 50, seed).await?;
+    }
+    Ok(())
+}
+
+/// Writes `count` sectors from `first` in small pieces, and flushes.
+async fn fill(vm: &Rc<Vm>, number: u32, first: u64, count: u64, seed: u8) -> Result<(), String> {
+    let (disk, _client) = vm.attach(number, "test").await.map_err(|e| e.to_string())?;
+    write(&disk, first, count, seed).await
+}
+
+async fn write(disk: &Rc<Disk>, first: u64, count: u64, seed: u8) -> Result<(), String> {
+    write_unflushed(disk, first, count, seed).await?;
+    said(disk.clone().flush().await)
+}
+
+async fn write_unflushed(disk: &Rc<Disk>, first: u64, count: u64, seed: u8) -> Result<(), String> {
+    let mut at = first;
+    while at < first + count {
+        let sectors = 9.min(first + count - at);
+        let byte = seed.wrapping_mul(31).wrapping_add(at as u8) | 1;
+        let data = Buf::copy_of(&vec![byte; (sectors * SECTOR) as usize]).freeze();
+        said(disk.clone().write(at * SECTOR, data).await)?;
+        at += sectors;
+    }
+    Ok(())
+}
+
+/// A success after a failure must mean what any success means.
+async fn insist(scene: &Scene) -> Result<(), String> {
+    let (disk, _client) = scene.vm.attach(0, "test").await.map_err(|e| e.to_string())?;
+    write_unflushed(&disk, 5, 30, 9).await?;
+    let mut flushed = said(disk.clone().flush().await);
+    for _ in 0..3 {
+        if flushed.is_ok() {
+            break;
+        }
+        flushed = said(disk.clone().flush().await);
+    }
+    flushed
+}
+
+async fn zero(scene: &Scene) -> Result<(), String> {
+    for number in [0, 2] {
+        let (disk, _client) = scene.vm.attach(number, "test").await.map_err(|e| e.to_string())?;
+        said(disk.clone().write_zeroes(5 * SECTOR..15 * SECTOR, blk::volume::ZeroMode::default()).await)?;
+        said(disk.clone().flush().await)?;
+    }
+    Ok(())
+}
+
+async fn take_and_write(scene: &Scene) -> Result<(), String> {
+    said(scene.vm.take("d", "").await)?;
+    fill(&scene.vm, 0, 200, 30, 7).await
+}
+
+async fn look(scene: &Scene) -> Result<(), String> {
+    let (disk, _view) = scene.vm.open_view("c", 0, "test").await.map_err(|e| e.to_string())?;
+    said(disk.clone().read(0, Buf::alloc(64 << 10)).await.1)
+}
+
+async fn commit(scene: &Scene, what: CommitWhat) -> Result<(), String> {
+    let job = scene.vm.commit(&what).await.map_err(|e| e.to_string())?;
+    match job.wait().await {
+        JobState::Done => Ok(()),
+        state => Err(format!("the job is {state:?}: {:?}", job.error.borrow())),
+    }
+}
+
+/// A commit that failed is begun again on the open VM: it may go on only where the failure left nothing in doubt.
+async fn insist_on_commit(scene: &Scene) -> Result<(), String> {
+    let mut what = CommitWhat::All;
+    let mut done = Ok(());
+    for _ in 0..4 {
+        done = commit(scene, what.clone()).await;
+        if done.is_ok() {
+            break;
+        }
+        if scene.vm.state().snapshots.iter().all(|snapshot| snapshot.name != "e") {
+            what = CommitWhat::Unowned;
+        }
+        fill_again(&scene.vm).await;
+    }
+    done
+}
+
+/// Writes what is there already, into regions that may be on their way. After a failure it may be refused.
+async fn fill_again(vm: &Rc<Vm>) {
+    for (first, seed) in [(0, 1), (80, 3), (100, 4)] {
+        let _ = fill_both(vm, first, seed).await;
+    }
+}
+
+async fn cancel_and_consolidate(scene: &Scene) -> Result<(), String> {
+    let job = scene.vm.commit(&CommitWhat::One("e".into())).await.map_err(|e| e.to_string())?;
+    // It may be over already: then nothing is left to be consolidated.
+    let _ = job.cancel();
+    match job.wait().await {
+        JobState::Cancelled => commit(scene, CommitWhat::Unowned).await,
+        JobState::Done => Ok(()),
+        state => Err(format!("the job is {state:?}")),
+    }
+}
+
+async fn clone(scene: &Scene, env: &Env) -> Result<(), String> {
+    let (snapshot, _held) = scene.vm.hold("c", "clone").await.map_err(|e| e.to_string())?;
+    said(home::clone(env, &scene.home, snapshot.id, "test1", false).await)
+}
+
+async fn add_disk(scene: &Scene) -> Result<(), String> {
+    let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None };
+    said(scene.vm.add_disk(&disk).await)
+}

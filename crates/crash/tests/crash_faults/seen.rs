@@ -1,0 +1,129 @@
+//! Everything a VM shows: its disks, its snapshots, its clones.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use blk::volume::Volume;
+use blk::{Buf, Env, SECTOR};
+use crash::home;
+use engine::{Disk, Vm};
+
+pub type Content = BTreeMap<u32, Vec<u8>>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Seen {
+    /// By number.
+    pub disks: Content,
+    pub snapshots: BTreeMap<String, Content>,
+    /// Entries of the bin: what threw them away, and the names in it.
+    pub bin: BTreeMap<String, Content>,
+    /// Those that are VMs.
+    pub clones: BTreeMap<String, Content>,
+}
+
+impl Seen {
+    pub async fn of(vm: &Rc<Vm>) -> Result<Seen, String> {
+        let mut seen = Seen { disks: running(vm).await?, ..Seen::default() };
+        for snapshot in vm.state().snapshots {
+            let mut content = Content::new();
+            for (number, _) in &snapshot.disks {
+                let opened = vm.open_view(&snapshot.name, *number, "test").await;
+                let (disk, _view) = opened.map_err(|e| format!("snapshot {}: {e}", snapshot.name))?;
+                content.insert(*number, read_all(&disk).await?);
+            }
+            seen.snapshots.insert(snapshot.name, content);
+        }
+        for binned in vm.state().bin {
+            let mut content = Content::new();
+            for disk in &binned.disks {
+                let opened = vm.open_binned(binned.id, disk.number).await;
+                let disk = opened.map_err(|e| format!("the bin, {}: {e}", binned.subject))?;
+                content.insert(disk.number, read_all(&disk).await?);
+            }
+            seen.bin.insert(format!("{:?} {}", binned.by, binned.subject), content);
+        }
+        Ok(seen)
+    }
+
+    pub async fn add_clones(&mut self, env: &Env, names: &[&str]) -> Result<(), String> {
+        for name in names {
+            if !home::is_vm(env, name).await.map_err(|e| e.to_string())? {
+                continue;
+            }
+            let opened = async {
+                let home = home::open_clone(env, name, super::GROWTH_BYTES, false).await?;
+                Vm::open(env.clone(), home, super::options()).await
+            };
+            let vm = opened.await.map_err(|e| format!("{name}: {e}"))?;
+            self.clones.insert((*name).to_string(), running(&vm).await?);
+        }
+        Ok(())
+    }
+
+    pub fn must_equal(&self, other: &Seen, why: &str) -> Result<(), String> {
+        self.must_be_between(other, other).map_err(|e| format!("{e}, {why}"))
+    }
+
+    /// Names as in one of the two, and every sector as in one of them.
+    pub fn must_be_between(&self, before: &Seen, after: &Seen) -> Result<(), String> {
+        between("disks", &self.disks, &before.disks, &after.disks)?;
+        between_named("snapshots", &self.snapshots, &before.snapshots, &after.snapshots)?;
+        between_named("bin", &self.bin, &before.bin, &after.bin)?;
+        between_named("clones", &self.clones, &before.clones, &after.clones)
+    }
+}
+
+fn between_named(
+    what: &str,
+    seen: &BTreeMap<String, Content>,
+    before: &BTreeMap<String, Content>,
+    after: &BTreeMap<String, Content>,
+) -> Result<(), String> {
+    let names = |map: &BTreeMap<String, Content>| map.keys().cloned().collect::<Vec<_>>();
+    if names(seen) != names(before) && names(seen) != names(after) {
+        let (seen, before, after) = (names(seen), names(before), names(after));
+        return Err(format!("{what} are {seen:?}, expected {before:?} or {after:?}"));
+    }
+    for (name, content) in seen {
+        // A name that only one of the two has is compared with that one.
+        let old = before.get(name).or(after.get(name)).expect("one of the two has it");
+        let new = after.get(name).unwrap_or(old);
+        between(&format!("{what}: {name}"), content, old, new)?;
+    }
+    Ok(())
+}
+
+fn between(what: &str, seen: &Content, before: &Content, after: &Content) -> Result<(), String> {
+    let numbers = |content: &Content| content.iter().map(|(n, b)| (*n, b.len())).collect::<Vec<_>>();
+    if numbers(seen) != numbers(before) && numbers(seen) != numbers(after) {
+        return Err(format!("{what}: disks and sizes are {:?}", numbers(seen)));
+    }
+    for (number, bytes) in seen {
+        let old = before.get(number).or(after.get(number)).expect("one of the two has it");
+        let new = after.get(number).unwrap_or(old);
+        for (sector, found) in bytes.chunks(SECTOR as usize).enumerate() {
+            let at = sector * SECTOR as usize;
+            let same = |other: &Vec<u8>| other.get(at..at + found.len()) == Some(found);
+            if !same(old) && !same(new) {
+                return Err(format!(
+                    "{what}: disk{number} sector {sector} is neither as before nor as after"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn running(vm: &Rc<Vm>) -> Result<Content, String> {
+    let mut content = Content::new();
+    for disk in vm.disks() {
+        content.insert(disk.number, read_all(&disk).await?);
+    }
+    Ok(content)
+}
+
+async fn read_all(disk: &Rc<Disk>) -> Result<Vec<u8>, String> {
+    let (buf, result) = disk.clone().read(0, Buf::alloc(disk.size_bytes() as usize)).await;
+    result.map_err(|e| format!("reading {}: {e}", disk.name))?;
+    Ok(buf.to_vec())
+}

@@ -1,0 +1,467 @@
+//! The power goes, or an I/O fails, while a VM moves between files and the store: at every event of the step and of what
+//! leads to it, and here and there in the copy. On the next start the VM is on the side that its mark says, with every
+//! snapshot and every flushed write, and can be moved again; and the store alone says of a VM that is not, or may not be,
+//! on its side that it is moving. Intent, mark and what is cleared away are as the daemon's.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blk::manifest::{DiskMode, NewDisk};
+use blk::volume::Volume;
+use blk::{Buf, Dir, Env, Errno, SECTOR};
+use crash::campaign::{on_all_cores, setting};
+use engine::native::space::Growth as StoreGrowth;
+use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
+use engine::relocate::Relocation;
+use engine::{Job, Machine, Options, Vm};
+use sim::oracle::DiskModel;
+use sim::{Action, Cut, Device, Fault, Rng, SimWorld};
+use vmdk::home::{Folders, Home, NewVm};
+use vmdk::vmfssparse::Growth;
+
+const DISK_BYTES: u64 = 128 << 10;
+const DISKS: usize = 2;
+const GROWTH: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
+const WRITES: u64 = 6;
+const GUEST_WRITES: u64 = 30;
+const SECTORS_MAX: u64 = 16;
+/// In the VM's own folder, as the daemon has them: where to, and which side it is.
+const INTENT: &str = "moving";
+const MARK: &str = "native";
+const WORD_BYTES_MAX: u64 = 64;
+/// Runs that are disturbed anywhere in the copy.
+const COPIES: u64 = 60;
+/// Events in which a move from files to the store, or back, is disturbed there.
+const COPY_EVENTS: u64 = 1500;
+/// Events from the step on that are disturbed one by one, and from where it is prepared on: more than each has.
+const STEP_EVENTS: u64 = 40;
+const FINISH_EVENTS: u64 = 80;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Files,
+    Store,
+}
+
+/// From where the events are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Copy,
+    Finish,
+    Step,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    Cut,
+    Fails,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    to: Side,
+    place: Place,
+    trouble: Trouble,
+    nth: u64,
+    seed: u64,
+}
+
+/// What the VM must show, whatever side it is on.
+struct Truth {
+    models: Vec<DiskModel>,
+    /// Names of the snapshots with what their disks show.
+    snapshots: Vec<(String, Vec<Vec<u8>>)>,
+}
+
+type Shared = Rc<RefCell<Truth>>;
+
+/// Both sides of one VM, and the folder that says which it is.
+struct Ground {
+    env: Env,
+    own: Dir,
+    store: Rc<Store>,
+}
+
+fn text(what: &str) -> impl Fn(blk::Error) -> String + '_ {
+    move |e| format!("{what}: {e}")
+}
+
+impl Ground {
+    async fn open(env: &Env) -> Result<Ground, String> {
+        let root = env.open_root("/").map_err(text("root"))?;
+        let own = root.open_dir("own", true).await.map_err(text("own folder"))?;
+        let file = match root.create_new("store").await {
+            Ok(file) => {
+                let new = NewStore { journal_pages: 1024, group_blocks: 512 };
+                Store::format(env, &file, new).await.map_err(text("making the store"))?;
+                root.sync().await.map_err(text("making the store"))?;
+                file
+            }
+            Err(_) => root.open("store", blk::reactor::OpenMode::Write).await.map_err(text("store"))?,
+        };
+        let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
+        let store = Store::open(env.clone(), file, options, StoreGrowth::default(), true).await;
+        Ok(Ground { env: env.clone(), own, store: store.map_err(text("opening the store"))? })
+    }
+
+    async fn word(&self, name: &str) -> Result<Option<u128>, String> {
+        match self.own.read_file(name, WORD_BYTES_MAX).await {
+            Ok(bytes) => {
+                let word = String::from_utf8_lossy(&bytes).into_owned();
+                Ok(Some(u128::from_str_radix(word.trim(), 16).map_err(|e| format!("{name} {word:?}: {e}"))?))
+            }
+            Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    async fn say(&self, name: &str, id: Option<u128>) -> blk::Result<()> {
+        match id {
+            Some(id) => self.own.replace_file(name, format!("{id:032x}\n").as_bytes()).await,
+            None => {
+                self.own.unlink_if_present(name).await?;
+                self.own.sync().await
+            }
+        }
+    }
+
+    /// Makes an empty VM on that side.
+    async fn make(&self, side: Side) -> Result<Rc<dyn Machine>, String> {
+        match side {
+            Side::Files => {
+                let dir = self.env.open_root("/web").map_err(text("home"))?;
+                let new = NewVm::new("web", &[DISK_BYTES; DISKS]);
+                Home::create(dir, Folders::default(), GROWTH, new).await.map_err(text("making files"))?;
+                self.files().await
+            }
+            Side::Store => {
+                let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None };
+                let disks = vec![disk; DISKS];
+                let id = self.store.create_vm(NewNativeVm { name: "web", disks: &disks }).await;
+                self.native(id.map_err(text("making a native VM"))?).await
+            }
+        }
+    }
+
+    async fn files(&self) -> Result<Rc<dyn Machine>, String> {
+        let dir = self.env.open_root("/web").map_err(text("home"))?;
+        let options = Options { reserve_bytes: 1 << 20, ..Options::default() };
+        let home = Rc::new(Home::new(dir, Folders::default(), GROWTH));
+        Ok(Vm::open(self.env.clone(), home, options).await.map_err(text("opening the files"))?)
+    }
+
+    async fn native(&self, id: u128) -> Result<Rc<dyn Machine>, String> {
+        let opened = NativeVm::open(&self.store, id, Options::default()).await;
+        Ok(opened.map_err(text("opening the native VM"))?)
+    }
+
+    /// The VM, on the side that it is; the other is cleared away.
+    async fn settled(&self) -> Result<(Side, Rc<dyn Machine>), String> {
+        let (mark, intent) = (self.word(MARK).await?, self.word(INTENT).await?);
+        self.check_told(mark).await?;
+        match (mark, intent) {
+            (Some(id), Some(_)) => {
+                self.store.set_moving(id, false).await.map_err(text("settling"))?;
+                self.clear_files().await?;
+            }
+            (None, Some(id)) => match self.store.remove_vm(id).await {
+                Err(e) if e.kind != blk::ErrorKind::NotFound => return Err(format!("clearing up: {e}")),
+                _ => {}
+            },
+            _ => {}
+        }
+        self.say(INTENT, None).await.map_err(text("settling"))?;
+        match mark {
+            Some(id) => Ok((Side::Store, self.native(id).await?)),
+            None => Ok((Side::Files, self.files().await?)),
+        }
+    }
+
+    /// Whoever has nothing but the store takes for a VM what is one.
+    async fn check_told(&self, mark: Option<u128>) -> Result<(), String> {
+        let vms = self.store.vms().await.map_err(text("the store's VMs"))?;
+        match vms.iter().find(|(id, _)| mark != Some(*id) && !self.store.is_moving(*id)) {
+            Some((id, _)) => Err(format!("the store takes {id:032x} for a VM, the mark is {mark:x?}")),
+            None => Ok(()),
+        }
+    }
+
+    async fn clear_files(&self) -> Result<(), String> {
+        let dir = self.env.open_root("/web").map_err(text("home"))?;
+        for name in dir.list().await.map_err(text("home"))?.iter().filter(|name| !name.ends_with('/')) {
+            dir.unlink_if_present(name).await.map_err(text("clearing up"))?;
+        }
+        dir.sync().await.map_err(text("clearing up"))
+    }
+
+    async fn close(&self, vm: &dyn Machine) -> Result<(), String> {
+        vm.close().await.map_err(text("closing the VM"))?;
+        self.store.close().await.map_err(text("closing the store"))
+    }
+}
+
+async fn write(volume: &Rc<dyn Volume>, truth: &Shared, disk: usize, rng: &mut Rng) -> blk::Result<()> {
+    let count = rng.between(1, SECTORS_MAX);
+    let first = rng.below(DISK_BYTES / SECTOR - count);
+    let (open, data) = {
+        let model = &mut truth.borrow_mut().models[disk];
+        let open = model.begin(first, count);
+        let data = model.data(&open);
+        (open, data)
+    };
+    volume.clone().write(first * SECTOR, Buf::copy_of(&data).freeze()).await?;
+    truth.borrow_mut().models[disk].end(&open);
+    Ok(())
+}
+
+async fn flush(volume: &Rc<dyn Volume>, truth: &Shared, disk: usize) -> blk::Result<()> {
+    let began = truth.borrow_mut().models[disk].flush_begins();
+    volume.clone().flush().await?;
+    truth.borrow_mut().models[disk].flushed(began);
+    Ok(())
+}
+
+/// Writes until the volume fails or all is done; the last is a flush.
+async fn guest(volume: Rc<dyn Volume>, truth: Shared, disk: usize, mut rng: Rng) -> blk::Result<()> {
+    for _ in 0..GUEST_WRITES {
+        match rng.below(4) {
+            0 => flush(&volume, &truth, disk).await?,
+            _ => write(&volume, &truth, disk, &mut rng).await?,
+        }
+    }
+    flush(&volume, &truth, disk).await
+}
+
+async fn content(volume: &Rc<dyn Volume>) -> Result<Vec<u8>, String> {
+    let (buf, read) = volume.clone().read(0, Buf::alloc(DISK_BYTES as usize)).await;
+    read.map_err(text("reading a disk"))?;
+    Ok(buf.to_vec())
+}
+
+/// A tree with a side branch, of a VM on the side that the move starts from, all of it durable.
+async fn prepare(ground: &Ground, plan: &Plan, truth: &Shared) -> Result<(), String> {
+    let from = if plan.to == Side::Store { Side::Files } else { Side::Store };
+    let vm = ground.make(from).await?;
+    if from == Side::Store {
+        ground.say(MARK, Some(vm.state().id)).await.map_err(text("marking"))?;
+    }
+    let mut rng = Rng::new(plan.seed);
+    for (name, onto) in [("a", None), ("c", Some("a")), ("b", None)] {
+        for disk in 0..DISKS {
+            let (volume, _client) = vm.attach(disk as u32, "test").await.map_err(text("attaching"))?;
+            for _ in 0..WRITES {
+                write(&volume, truth, disk, &mut rng).await.map_err(text("writing"))?;
+            }
+        }
+        vm.clone().take(name, "").await.map_err(text("a take"))?;
+        let shown = snapshot(&*vm, name).await?;
+        truth.borrow_mut().snapshots.push((name.to_string(), shown));
+        if let Some(onto) = onto {
+            vm.clone().revert(Some(onto), None, false).await.map_err(text("a revert"))?;
+            let mut truth = truth.borrow_mut();
+            let Truth { models, snapshots } = &mut *truth;
+            let shown = &snapshots.iter().find(|(name, _)| name == onto).expect("taken").1;
+            models.iter_mut().zip(shown).for_each(|(model, bytes)| model.replace(bytes));
+        }
+    }
+    ground.close(&*vm).await?;
+    for model in &mut truth.borrow_mut().models {
+        let now = model.flush_begins();
+        model.flushed(now);
+    }
+    Ok(())
+}
+
+async fn snapshot(vm: &dyn Machine, name: &str) -> Result<Vec<Vec<u8>>, String> {
+    let mut shown = Vec::new();
+    for disk in 0..DISKS {
+        let (volume, _view) = vm.open_view(name, disk as u32, "look").await.map_err(text("a view"))?;
+        shown.push(content(&volume).await?);
+    }
+    Ok(shown)
+}
+
+/// The move, with guests that write through it, as the daemon makes it.
+async fn relocate(
+    ground: &Ground,
+    to: Side,
+    truth: &Shared,
+    seed: u64,
+    reached: impl Fn(Place),
+) -> Result<(), String> {
+    let (_, source) = ground.settled().await?;
+    reached(Place::Copy);
+    let native = if to == Side::Store { ground.store.new_vm_id() } else { source.state().id };
+    ground.say(INTENT, Some(native)).await.map_err(text("the intent"))?;
+    let target = match to {
+        Side::Store => {
+            let disks = source.state().disks;
+            ground.store.create_vm_like(native, "web", &disks).await.map_err(text("making a native VM"))?;
+            ground.native(native).await?
+        }
+        Side::Files => {
+            ground.store.set_moving(native, true).await.map_err(text("the store's mark"))?;
+            ground.make(to).await?
+        }
+    };
+    let from = if to == Side::Store { Side::Files } else { Side::Store };
+    let mark = |side: Side| (side == Side::Store).then_some(native);
+    let job = Job::new(ground.env.clone(), 1, "move", String::new());
+    let moving = Relocation::new(source.clone(), target.clone(), job);
+    moving.copy_snapshots().await.map_err(text("copying snapshots"))?;
+    let mirrors = moving.mirrors().await.map_err(text("mirrors"))?;
+    let guests: Vec<_> = mirrors
+        .iter()
+        .map(|(disk, mirror)| {
+            let rng = Rng::new(seed + 1 + u64::from(*disk));
+            let volume: Rc<dyn Volume> = mirror.clone();
+            ground.env.spawn(guest(volume, truth.clone(), *disk as usize, rng))
+        })
+        .collect();
+    let moved = async {
+        moving.copy_running().await?;
+        reached(Place::Finish);
+        let step = async || {
+            reached(Place::Step);
+            let stepped = ground.say(MARK, mark(to)).await;
+            if stepped.is_err() && ground.say(MARK, mark(from)).await.is_err() {
+                // Nobody knows which side it is: no write may be answered any more.
+                let _ = source.close().await;
+            }
+            stepped
+        };
+        moving.finish(step).await
+    };
+    let moved = moved.await;
+    let mut ended = moved.map(drop).map_err(text("the move"));
+    for guest in guests {
+        ended = ended.and(guest.join().await.map_err(text("a guest")));
+    }
+    ended?;
+    ground.close(&*target).await
+}
+
+/// The VM is whole on its side; and, once nothing is in the way, it moves.
+async fn verify(ground: &Ground, to: Side, truth: &Shared, seed: u64) -> Result<Side, String> {
+    let (side, vm) = ground.settled().await?;
+    let names: Vec<String> = truth.borrow().snapshots.iter().map(|(name, _)| name.clone()).collect();
+    let found: Vec<String> = vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
+    if found.len() != names.len() {
+        return Err(format!("on the side of {side:?} it has {found:?}"));
+    }
+    for name in names {
+        let shown = snapshot(&*vm, &name).await?;
+        if truth.borrow().snapshots.iter().any(|(known, first)| *known == name && *first != shown) {
+            return Err(format!("on the side of {side:?} snapshot {name} shows something else"));
+        }
+    }
+    for disk in 0..DISKS {
+        let (volume, _client) = vm.attach(disk as u32, "look").await.map_err(text("attaching"))?;
+        let bytes = content(&volume).await?;
+        let model = &mut truth.borrow_mut().models[disk];
+        model.check_cut(&bytes).map_err(|e| format!("on the side of {side:?}: {e}"))?;
+        model.replace(&bytes);
+    }
+    vm.close().await.map_err(text("closing"))?;
+    drop(vm);
+    if side != to {
+        relocate(ground, to, truth, seed, |_| {}).await?;
+        return Ok(side);
+    }
+    ground.store.close().await.map_err(text("closing the store"))?;
+    Ok(side)
+}
+
+/// False when what the plan disturbs was over before.
+fn run(plan: Plan) -> Result<(bool, Side), String> {
+    let device = Device::scrambled();
+    let world = SimWorld::new(plan.seed, sim::Options { device, ..sim::Options::default() });
+    let models = (0..DISKS).map(|n| DiskModel::new(n as u32)).collect();
+    let truth: Shared = Rc::new(RefCell::new(Truth { models, snapshots: Vec::new() }));
+    let known = truth.clone();
+    let prepared = world.run(|env| async move { prepare(&Ground::open(&env).await?, &plan, &known).await });
+    prepared.expect("nothing is cut")?;
+    let struck = disturbed(&world, &plan, &truth)?;
+    match world.is_off() || plan.nth.is_multiple_of(2) {
+        true => world.power_cut(),
+        false => world.kill(),
+    }
+    let known = truth.clone();
+    let found =
+        world.run(|env| async move { verify(&Ground::open(&env).await?, plan.to, &known, plan.seed).await });
+    let side = found.expect("nothing is cut")?;
+    let again =
+        world.run(|env| async move { verify(&Ground::open(&env).await?, plan.to, &truth, plan.seed).await });
+    match again.expect("nothing is cut")? {
+        there if there == plan.to => Ok((struck, side)),
+        _ => Err("it was moved, and is not there".into()),
+    }
+}
+
+fn disturbed(world: &SimWorld, plan: &Plan, truth: &Shared) -> Result<bool, String> {
+    let (outside, plan, truth) = (world.clone(), *plan, truth.clone());
+    let ended = world.run(|env| async move {
+        let ground = Ground::open(&env).await?;
+        let arm = |place: Place| match plan.trouble {
+            _ if place != plan.place => {}
+            Trouble::Cut => outside.cut_at(Cut::Event(plan.nth)),
+            Trouble::Fails => outside.add_fault(Fault::nth(plan.nth, Action::Fail(Errno::EIO))),
+        };
+        relocate(&ground, plan.to, &truth, plan.seed, arm).await
+    });
+    world.cancel_cut();
+    world.clear_faults();
+    match (ended, plan.trouble) {
+        (None, _) => Ok(true),
+        (Some(Ok(())), _) => Ok(false),
+        (Some(Err(_)), Trouble::Fails) => Ok(true),
+        (Some(Err(e)), Trouble::Cut) => Err(e),
+    }
+}
+
+fn reported(plan: Plan, sides: &std::sync::Mutex<[u64; 2]>) -> Result<(), String> {
+    let (struck, side) = run(plan).map_err(|e| format!("{plan:?}: {e}"))?;
+    sides.lock().unwrap()[usize::from(side == plan.to)] += u64::from(struck);
+    Ok(())
+}
+
+/// Every event from `place` on.
+fn everywhere(place: Place, n: u64, sides: &std::sync::Mutex<[u64; 2]>) -> Result<(), String> {
+    let to = if n.is_multiple_of(2) { Side::Store } else { Side::Files };
+    let trouble = if (n / 2).is_multiple_of(2) { Trouble::Cut } else { Trouble::Fails };
+    let events = if place == Place::Step { STEP_EVENTS } else { FINISH_EVENTS };
+    for nth in 1..=events {
+        reported(Plan { to, place, trouble, nth, seed: n }, sides)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_vm_that_was_moving_is_whole_on_one_side() {
+    if setting("CRASH_SEED").is_some() {
+        return;
+    }
+    let sides = std::sync::Mutex::new([0, 0]);
+    let failures = std::sync::Mutex::new(Vec::new());
+    on_all_cores(|n| {
+        let mut rng = Rng::new(n);
+        let plan = Plan {
+            to: if rng.coin() { Side::Store } else { Side::Files },
+            place: Place::Copy,
+            trouble: if rng.coin() { Trouble::Cut } else { Trouble::Fails },
+            nth: rng.between(1, COPY_EVENTS),
+            seed: n,
+        };
+        let done = match n {
+            0..4 => everywhere(Place::Step, n, &sides),
+            4..8 => everywhere(Place::Finish, n, &sides),
+            _ => reported(plan, &sides),
+        };
+        done.unwrap_or_else(|e| failures.lock().unwrap().push(e));
+        n < COPIES && failures.lock().unwrap().len() < 5
+    });
+    let (failures, [before, after]) = (failures.into_inner().unwrap(), sides.into_inner().unwrap());
+    println!("{before} times it was where it had been, {after} times on the other side");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(before > 0 && after > 0);
+}

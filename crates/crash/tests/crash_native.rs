@@ -1,0 +1,69 @@
+//! The crash campaign over the native store of every CI run. `CRASH_SEED=n` repeats one run, `CRASH_CUTS=n` asks for more.
+
+use crash::campaign::{Bound, assert_defects_are_found, assert_promises_hold, cuts_wanted};
+use crash::native;
+use engine::Defect;
+
+const CUTS_DEFAULT: u64 = 10_000;
+/// Power cuts within which a planted defect must show.
+const DEFECT_CUTS_MAX: u64 = 10_000;
+
+/// What must have happened at least once, or the campaign has not tested it.
+const MUST_HAPPEN: [&str; 31] = [
+    "cut",
+    "cut in recovery",
+    "cut in a take",
+    "cut in a revert",
+    "cut in a branch",
+    "cut in a removal",
+    "cut in a resize",
+    "cut in a checkpoint",
+    "cut while space is given back",
+    "an interrupted take is there",
+    "in place",
+    "redirected",
+    "datastore full",
+    "a write found no space",
+    "a replay across the ring's end",
+    "redirects replayed",
+    "discards replayed",
+    "takes replayed",
+    "branches replayed",
+    "drops replayed",
+    "voids replayed",
+    "removed a machine",
+    "a flush failed",
+    "only the process ended",
+    "sectors were unreadable",
+    "a guest's sector was unreadable",
+    "a page of the journal was unreadable",
+    "a superblock was unreadable",
+    "the newest superblock was unreadable",
+    "an opening was refused",
+    "opened all the same",
+];
+
+/// Each must show within `DEFECT_CUTS_MAX` cuts.
+const DEFECTS: [Defect; 11] = [
+    Defect::EarlyFlushedLsn,
+    Defect::EarlyReuse,
+    Defect::WrongBirth,
+    Defect::IgnoreSuccessor,
+    Defect::CheckpointBeforeJournal,
+    Defect::SuperblockBeforePages,
+    Defect::ForgetVoids,
+    Defect::SealWithoutDrain,
+    Defect::ReuseBeforeNamed,
+    Defect::FlushRetried,
+    Defect::ForgetMemory,
+];
+
+#[test]
+fn power_cuts_break_no_promise() {
+    assert_promises_hold(native::run, cuts_wanted(CUTS_DEFAULT, 1), &MUST_HAPPEN);
+}
+
+#[test]
+fn planted_defects_are_found() {
+    assert_defects_are_found(native::run, &DEFECTS, Bound::Cuts(DEFECT_CUTS_MAX));
+}
