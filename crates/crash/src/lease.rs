@@ -20,7 +20,7 @@ use engine::native::{LeaseTerms, NewStore, Store, StoreOptions, TakeOver};
 use sim::{Cost, Cut, Device, Host, Options, Pause, Rng, SimWorld};
 
 use crate::campaign::Outcome;
-use shift::{Shift, Truth};
+use shift::{Model, Shift};
 
 const LAYOUT: NewStore = NewStore { journal_pages: 1024, group_blocks: 256 };
 const GROUPS: u64 = 4;
@@ -88,13 +88,13 @@ pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
 fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     let world = SimWorld::new(plan.seed, Options { device: plan.device(), ..Options::default() });
     let node = create(&world)?;
-    let truth = Rc::new(Truth::new(world.clone(), node));
+    let model = Rc::new(Model::new(world.clone(), node));
     if let Some(ns) = plan.cut_after_ns {
         world.cut_at(Cut::After { ns });
     }
-    let (own, book) = (plan.clone(), truth.clone());
+    let (own, book) = (plan.clone(), model.clone());
     let ended = world.run_hosts(HOSTS, |env, hosts| async move {
-        Campaign { env, plan: own.clone(), truth: book, rng: Rng::new(own.seed), hosts, used: 0 }.run().await
+        Campaign { env, plan: own.clone(), model: book, rng: Rng::new(own.seed), hosts, used: 0 }.run().await
     });
     let mut cuts = 0;
     match ended {
@@ -106,14 +106,14 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
         }
     }
     world.cancel_cut();
-    truth.begin_anew();
-    let (own, book) = (plan.clone(), truth.clone());
+    model.begin_anew();
+    let (own, book) = (plan.clone(), model.clone());
     let last = world.run_hosts(1, |_, hosts| async move {
         let shift = Shift::open(&hosts[0], 0, &book, own.terms(), own.store(), TakeOver::FromAnyOwner).await;
         shift.map_err(|e| e.to_string())?.close().await.map_err(|e| e.to_string())
     });
     last.expect("nothing is cut at the end")?;
-    truth.verdict()?;
+    model.verdict()?;
     Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
 }
 
@@ -142,7 +142,7 @@ fn create(world: &SimWorld) -> Result<u64, String> {
 struct Campaign {
     env: Env,
     plan: Rc<Plan>,
-    truth: Rc<Truth>,
+    model: Rc<Model>,
     rng: Rng,
     hosts: Vec<Host>,
     used: usize,
@@ -159,10 +159,10 @@ impl Campaign {
                 1 => self.after_close(shift).await?,
                 _ => self.after_pause(shift).await?,
             };
-            self.truth.verdict()?;
+            self.model.verdict()?;
         }
         self.closed(&shift).await?;
-        self.truth.verdict()
+        self.model.verdict()
     }
 
     fn next_host(&mut self) -> (Host, usize) {
@@ -176,10 +176,10 @@ impl Campaign {
         take_over: TakeOver,
     ) -> (Host, impl Future<Output = blk::Result<Rc<Shift>>> + 'static) {
         let (host, number) = self.next_host();
-        let (truth, plan, on, mut rng) =
-            (self.truth.clone(), self.plan.clone(), host.clone(), self.rng.fork());
+        let (model, plan, on, mut rng) =
+            (self.model.clone(), self.plan.clone(), host.clone(), self.rng.fork());
         let opening = async move {
-            let shift = Shift::open(&on, number, &truth, plan.terms(), plan.store(), take_over).await?;
+            let shift = Shift::open(&on, number, &model, plan.terms(), plan.store(), take_over).await?;
             shift.work(&mut rng);
             Ok(shift)
         };
@@ -193,7 +193,7 @@ impl Campaign {
 
     async fn after_death(&mut self, shift: Rc<Shift>) -> Result<Rc<Shift>, String> {
         shift.host.kill();
-        self.truth.mark("taken over from the dead");
+        self.model.mark("taken over from the dead");
         // Its last heartbeat may still be on its way, which makes it look alive once.
         self.open_at_last().await
     }
@@ -214,7 +214,7 @@ impl Campaign {
         let (first, second) = (one.env.spawn(first), two.env.spawn(second));
         self.env.sleep_us(self.rng.between(50, 400) * 1000).await;
         two.resume();
-        self.truth.mark("two claimed together");
+        self.model.mark("two claimed together");
         self.winner(vec![first.join().await, second.join().await]).await
     }
 
@@ -287,14 +287,14 @@ impl Campaign {
         // Whoever has lost it has noticed by now, or must not write.
         self.env.sleep_us(600_000).await;
         if openings.iter().all(|opening| opening.is_err()) && !shift.is_over() {
-            self.truth.mark("a living owner was left alone");
+            self.model.mark("a living owner was left alone");
             let label =
                 if shift.epoch() > epoch { "claimed anew after a pause" } else { "went on after a pause" };
-            self.truth.mark(label);
+            self.model.mark(label);
             return Ok(shift);
         }
         if openings.iter().any(|opening| opening.is_ok()) {
-            self.truth.mark("taken over while paused");
+            self.model.mark("taken over while paused");
         }
         self.winner(openings).await
     }
@@ -303,7 +303,7 @@ impl Campaign {
     async fn pause_again(&mut self, host: &Host) {
         self.env.sleep_us(self.rng.below(8) * 1000).await;
         host.pause(Pause::Now);
-        self.truth.mark("paused again while it claimed anew");
+        self.model.mark("paused again while it claimed anew");
         self.env.sleep_us(self.rng.between(10, 400) * 1000).await;
         host.resume();
     }

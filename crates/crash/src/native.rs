@@ -9,20 +9,20 @@
 //! In some runs sectors whose write was under way at a cut cannot be read, and the newest superblock is lost between boots:
 //! the store may then be refused, and never be wrong. In some a flush fails, once.
 //!
-//! Not covered: devices that lie about flushes, more than one store on a core. Damage to what was flushed is in `rot`, I/O
+//! Not covered: devices that lie about flushes, more than one store on a core. Damage to what was flushed is in `corruption`, I/O
 //! that fails in `script`.
 
 mod boot;
-mod exact;
+pub mod corruption;
 mod guest;
-mod look;
+mod harness;
 mod media;
+mod model;
 mod places;
 mod plan;
-pub mod rot;
-mod scene;
 pub mod script;
-mod truth;
+mod snapshot_check;
+mod space_audit;
 mod user;
 pub mod vms;
 
@@ -36,10 +36,10 @@ use sim::SimWorld;
 use crate::campaign::{Outcome, caught};
 use crate::trouble::{TROUBLE_TASK, Trouble};
 use crate::watch;
+use harness::{Harness, MACHINE, put};
+use model::{ExpectedDisk, ExpectedMachine, Model, Standing};
 use plan::{Part, Plan};
-use scene::{MACHINE, Scene, put};
 use sim::oracle::DiskModel;
-use truth::{DiskTruth, MachineTruth, Standing, Truth};
 
 /// It stays; branches have greater numbers.
 const FIRST_MACHINE: u64 = 0;
@@ -59,23 +59,23 @@ pub fn run_tree(seed: u64) -> Result<Outcome, String> {
 fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     let world = SimWorld::new(plan.seed, plan.world.clone());
     world.lie_about_memory(plan.options.defects.has(Defect::ForgetMemory));
-    let truth: Rc<RefCell<Truth>> = Rc::default();
-    create(&world, plan, &truth)?;
+    let model: Rc<RefCell<Model>> = Rc::default();
+    create(&world, plan, &model)?;
     let mut cuts = 0;
     for number in 0..plan.boots {
         let (last, trouble) = (number + 1 == plan.boots, Trouble::none(&world));
         plan.arm(&world, number, Part::Recovery);
-        match boot::boot(&world, plan, &truth, number, last) {
+        match boot::boot(&world, plan, &model, number, last) {
             Some(result) => {
-                truth.borrow_mut().store = None;
+                model.borrow_mut().store = None;
                 result.map_err(|e| format!("boot {number}: {e}"))?;
             }
             None => {
                 watch::tell(|| format!("POWER CUT {}", world.place_and_time()));
-                truth.borrow_mut().mark_cut(&world);
+                model.borrow_mut().mark_cut(&world);
                 cuts += 1;
                 let all_there = trouble.end(plan.rng(number, TROUBLE_TASK));
-                truth.borrow_mut().ended(all_there, &world);
+                model.borrow_mut().ended(all_there, &world);
             }
         }
     }
@@ -83,26 +83,26 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
 }
 
 /// Makes the store and its first machine, undisturbed.
-fn create(world: &SimWorld, plan: &Rc<Plan>, truth: &Rc<RefCell<Truth>>) -> Result<(), String> {
-    let (plan, truth, outside) = (plan.clone(), truth.clone(), world.clone());
+fn create(world: &SimWorld, plan: &Rc<Plan>, model: &Rc<RefCell<Model>>) -> Result<(), String> {
+    let (plan, model, outside) = (plan.clone(), model.clone(), world.clone());
     let made = world.run(|env| async move {
-        scene::format(&env, &plan).await?;
-        let scene = Scene::open(&env, &outside, &plan, &truth, 0).await?;
-        let nodes: Vec<u64> = plan.disks.iter().map(|_| scene.store.new_node_id()).collect();
+        harness::format(&env, &plan).await?;
+        let harness = Harness::open(&env, &outside, &plan, &model, 0).await?;
+        let nodes: Vec<u64> = plan.disks.iter().map(|_| harness.store.new_node_id()).collect();
         let sizes = nodes.iter().zip(&plan.disks);
         let mut ops: Vec<Op> =
             sizes.map(|(node, places)| Op::Create { node: *node, size_blocks: places.size_blocks }).collect();
         ops.push(put(MACHINE, FIRST_MACHINE, &nodes));
-        scene.store.change(&ops)?;
-        let disks = nodes.iter().zip(&plan.disks).enumerate().map(|(n, (node, places))| DiskTruth {
+        harness.store.change(&ops)?;
+        let disks = nodes.iter().zip(&plan.disks).enumerate().map(|(n, (node, places))| ExpectedDisk {
             node: *node,
             model: DiskModel::new(n as u32),
             places: places.clone(),
             growing: None,
         });
-        let machine = MachineTruth { disks: disks.collect(), standing: Standing::There, moving: None };
-        truth.borrow_mut().machines.insert(FIRST_MACHINE, machine);
-        scene.store.flush().await
+        let machine = ExpectedMachine { disks: disks.collect(), standing: Standing::There, moving: None };
+        model.borrow_mut().machines.insert(FIRST_MACHINE, machine);
+        harness.store.flush().await
     });
     made.expect("nothing is cut while the store is made").map_err(|e: blk::Error| format!("making it: {e}"))
 }

@@ -15,10 +15,10 @@ mod clones;
 mod control;
 mod guest;
 mod looker;
+mod model;
 mod moves;
 mod origin;
 mod plan;
-mod truth;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -29,8 +29,8 @@ use sim::SimWorld;
 use crate::campaign::{Outcome, caught};
 use crate::trouble::{TROUBLE_TASK, Trouble};
 use crate::watch;
+use model::Model;
 use plan::{Part, Plan, TREE_SEEDS};
-use truth::Truth;
 
 /// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
@@ -47,25 +47,25 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     assert_eq!(engine::unwritten_bytes(), 0, "the run before this one has left layers behind");
     let world = SimWorld::new(plan.seed, plan.world.clone());
     world.lie_about_memory(plan.engine.defects.has(Defect::ForgetMemory));
-    let truth = Rc::new(RefCell::new(Truth::new(plan)));
-    origin::create(&world, plan, &truth)?;
+    let model = Rc::new(RefCell::new(Model::new(plan)));
+    origin::create(&world, plan, &model)?;
     origin::complete(&world, plan)?;
     let mut cuts = 0;
     for number in 0..plan.boots {
         let (last, trouble) = (number + 1 == plan.boots, Trouble::none(&world));
         plan.arm(&world, number, Part::Recovery);
-        let result = boot::boot(&world, plan, &truth, number, last);
+        let result = boot::boot(&world, plan, &model, number, last);
         match result {
             Some(result) => result.map_err(|e| format!("boot {number}: {e}"))?,
             None => {
                 watch::tell(|| format!("POWER CUT {}", world.place_and_time()));
-                truth.borrow_mut().mark_cut(&world);
+                model.borrow_mut().mark_cut(&world);
                 cuts += 1;
                 let all_there = trouble.end(plan.rng(number, TROUBLE_TASK));
-                truth.borrow_mut().ended(all_there, trouble.has_struck(), &world);
+                model.borrow_mut().ended(all_there, trouble.has_struck(), &world);
             }
         }
     }
-    origin::check_source(&world, &truth.borrow())?;
+    origin::check_source(&world, &model.borrow())?;
     Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
 }

@@ -22,7 +22,7 @@ const SECTORS: u64 = DISK_BLOCKS * BLOCK / SECTOR;
 const WORKERS: u64 = 4;
 
 /// What must be on the disk, and who may write it.
-pub struct Truth {
+pub struct Model {
     world: SimWorld,
     node: u64,
     model: RefCell<DiskModel>,
@@ -36,9 +36,9 @@ pub struct Truth {
     broken: RefCell<Option<String>>,
 }
 
-impl Truth {
-    pub fn new(world: SimWorld, node: u64) -> Truth {
-        Truth {
+impl Model {
+    pub fn new(world: SimWorld, node: u64) -> Model {
+        Model {
             world,
             node,
             model: RefCell::new(DiskModel::new(0)),
@@ -115,7 +115,7 @@ impl Truth {
 
 pub struct Shift {
     pub host: Host,
-    truth: Rc<Truth>,
+    model: Rc<Model>,
     owner: u64,
     lease: Rc<Lease>,
     store: Rc<Store>,
@@ -129,7 +129,7 @@ impl Shift {
     pub async fn open(
         host: &Host,
         number: usize,
-        truth: &Rc<Truth>,
+        model: &Rc<Model>,
         terms: LeaseTerms,
         options: StoreOptions,
         take_over: TakeOver,
@@ -145,17 +145,17 @@ impl Shift {
         if lease.fence().pass().await.is_err() {
             return Err(lease.lost().expect("a fence that waits refuses only what is lost"));
         }
-        let owner = truth.owned_by(host);
-        let opened = Shift::open_leased(host, truth, owner, lease, options).await;
+        let owner = model.owned_by(host);
+        let opened = Shift::open_leased(host, model, owner, lease, options).await;
         if opened.is_err() {
-            truth.mark("lost it while opening");
+            model.mark("lost it while opening");
         }
         opened
     }
 
     async fn open_leased(
         host: &Host,
-        truth: &Rc<Truth>,
+        model: &Rc<Model>,
         owner: u64,
         lease: Rc<Lease>,
         options: StoreOptions,
@@ -164,15 +164,15 @@ impl Shift {
         file.set_fence(lease.fence());
         let store = Store::open(host.env.clone(), file, options, Default::default(), false).await?;
         let terms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 10_000 };
-        let disk = NativeDisk::new(&store, store.node(truth.node)?, "disk0".to_string(), 0, terms);
+        let disk = NativeDisk::new(&store, store.node(model.node)?, "disk0".to_string(), 0, terms);
         let (bytes, read) = disk.clone().read(0, Buf::alloc((DISK_BLOCKS * BLOCK) as usize)).await;
         read?;
-        if truth.owner.get() == owner {
-            truth.found(bytes.to_vec());
+        if model.owner.get() == owner {
+            model.found(bytes.to_vec());
         }
         let (stop, working) = (Cell::new(false), Cell::new(0));
-        let (host, truth) = (host.clone(), truth.clone());
-        Ok(Rc::new(Shift { host, truth, owner, lease, store, disk, stop, working }))
+        let (host, model) = (host.clone(), model.clone());
+        Ok(Rc::new(Shift { host, model, owner, lease, store, disk, stop, working }))
     }
 
     pub fn is_over(&self) -> bool {
@@ -196,7 +196,7 @@ impl Shift {
     }
 
     fn owns(&self) -> bool {
-        self.truth.owner.get() == self.owner
+        self.model.owner.get() == self.owner
     }
 
     async fn request(&self, rng: &mut Rng) -> Result<()> {
@@ -216,39 +216,39 @@ impl Shift {
             return self.disk.clone().write(first * SECTOR, nobody).await;
         }
         let (write, data) = {
-            let mut model = self.truth.model.borrow_mut();
+            let mut model = self.model.model.borrow_mut();
             let write = model.begin(first, count);
             let data = Buf::copy_of(&model.data(&write)).freeze();
             (write, data)
         };
         self.disk.clone().write(first * SECTOR, data).await?;
         if self.owns() {
-            self.truth.model.borrow_mut().end(&write);
+            self.model.model.borrow_mut().end(&write);
         }
         Ok(())
     }
 
     async fn flush(&self) -> Result<()> {
         let owned = self.owns();
-        let tick = self.truth.model.borrow_mut().flush_begins();
+        let tick = self.model.model.borrow_mut().flush_begins();
         self.disk.clone().flush().await?;
         match (owned, self.owns()) {
-            (true, true) => self.truth.model.borrow_mut().flushed(tick),
-            (true, false) if self.truth.owner.get() == self.owner + 1 => self.truth.flushed_late(tick),
+            (true, true) => self.model.model.borrow_mut().flushed(tick),
+            (true, false) if self.model.owner.get() == self.owner + 1 => self.model.flushed_late(tick),
             _ => {}
         }
         Ok(())
     }
 
     async fn read(&self, first: u64, count: u64) -> Result<()> {
-        let tick = self.truth.model.borrow_mut().now();
+        let tick = self.model.model.borrow_mut().now();
         let buf = Buf::alloc((count * SECTOR) as usize);
         let (bytes, read) = self.disk.clone().read(first * SECTOR, buf).await;
         read?;
         if self.owns()
-            && let Err(e) = self.truth.model.borrow().check_read(first, &bytes, tick)
+            && let Err(e) = self.model.model.borrow().check_read(first, &bytes, tick)
         {
-            self.truth.break_promise(e);
+            self.model.break_promise(e);
         }
         Ok(())
     }

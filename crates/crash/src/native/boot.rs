@@ -10,14 +10,14 @@ use engine::native::superblock::Superblock;
 use sim::SimWorld;
 
 use super::guest::Guest;
+use super::harness::{FILE, Harness, MACHINE, SNAPSHOT, nothing_else_is_mapped, open_file};
 use super::media::open_anyway;
+use super::model::{Model, Standing};
 use super::plan::{Ground, Part, Plan};
-use super::scene::{FILE, MACHINE, SNAPSHOT, Scene, nothing_else_is_mapped, open_file};
-use super::truth::{Standing, Truth};
 use super::user::User;
 use crate::watch::tell;
 
-type Shared = Rc<RefCell<Truth>>;
+type Shared = Rc<RefCell<Model>>;
 
 /// How often a boot looks for space where nothing was written.
 const MAPPED_EVERY: u64 = 3;
@@ -31,38 +31,38 @@ const CHECKED_EVERY: u64 = 4;
 pub fn boot(
     world: &SimWorld,
     plan: &Rc<Plan>,
-    truth: &Shared,
+    model: &Shared,
     number: u64,
     last: bool,
 ) -> Option<Result<(), String>> {
-    let (plan, truth, outside) = (plan.clone(), truth.clone(), world.clone());
+    let (plan, model, outside) = (plan.clone(), model.clone(), world.clone());
     world.set_capacity(None);
     // Those that the boot before has not come to.
     world.clear_faults();
     world.run(|env| async move {
-        truth.borrow_mut().doing.recovering = true;
+        model.borrow_mut().doing.recovering = true;
         tell(|| format!("BOOT {number}"));
         note_journal(&env, &outside, &plan, number).await.map_err(|e| format!("reading the journal: {e}"))?;
-        let scene = open_anyway(&env, &outside, &plan, &truth, number).await?;
-        scene.recover().await.map_err(|e| format!("after recovery: {e}"))?;
+        let harness = open_anyway(&env, &outside, &plan, &model, number).await?;
+        harness.recover().await.map_err(|e| format!("after recovery: {e}"))?;
         plan.arm(&outside, number, Part::Work);
         if plan.ground == Ground::CrowdedFile {
-            fill_up(&env, &scene);
+            fill_up(&env, &harness);
         }
-        scene.trouble.replace(plan.trouble(&outside, number));
-        scene.clone().work().await?;
-        scene.end_troubled_boot().await;
+        harness.trouble.replace(plan.trouble(&outside, number));
+        harness.clone().work().await?;
+        harness.end_troubled_boot().await;
         if last {
-            return scene.finish().await;
+            return harness.finish().await;
         }
         // A cut that never came: the boot ends as a clean stop does.
-        let closed = scene.store.close().await;
+        let closed = harness.store.close().await;
         match closed {
-            Ok(()) => scene.closed_cleanly(),
-            Err(e) if e.is_no_space() => scene.mark("a stop found no space"),
+            Ok(()) => harness.closed_cleanly(),
+            Err(e) if e.is_no_space() => harness.mark("a stop found no space"),
             Err(e) => {
-                scene.excuse(Err(format!("closing: {e}")))?;
-                scene.end_troubled_boot().await;
+                harness.excuse(Err(format!("closing: {e}")))?;
+                harness.end_troubled_boot().await;
             }
         }
         Ok(())
@@ -103,9 +103,9 @@ async fn note_journal(env: &Env, world: &SimWorld, plan: &Plan, boot: u64) -> bl
 }
 
 /// Little space is left for a while: guests wait or fail, snapshots stay.
-fn fill_up(env: &Env, scene: &Rc<Scene>) {
-    let (clock, world) = (env.clone(), scene.world.clone());
-    let mut rng = scene.plan.rng(scene.boot, 2);
+fn fill_up(env: &Env, harness: &Rc<Harness>) {
+    let (clock, world) = (env.clone(), harness.world.clone());
+    let mut rng = harness.plan.rng(harness.boot, 2);
     env.spawn_detached(Box::pin(async move {
         clock.sleep_us(rng.below(4000)).await;
         world.set_capacity(Some(world.used_bytes() + rng.below(64) * (16 << 10)));
@@ -115,10 +115,10 @@ fn fill_up(env: &Env, scene: &Rc<Scene>) {
     }));
 }
 
-impl Scene {
+impl Harness {
     /// Compares what the store has with what it must have.
-    pub async fn recover(self: &Rc<Scene>) -> Result<(), String> {
-        self.truth.borrow_mut().store = Some(self.store.clone());
+    pub async fn recover(self: &Rc<Harness>) -> Result<(), String> {
+        self.model.borrow_mut().store = Some(self.store.clone());
         if let Some(e) = self.store.broken() {
             return Err(format!("the store is read-only: {e}"));
         }
@@ -129,7 +129,7 @@ impl Scene {
         }
         self.check_snapshots().await?;
         self.check_machines().await?;
-        let numbers: Vec<u64> = self.truth.borrow().machines.keys().copied().collect();
+        let numbers: Vec<u64> = self.model.borrow().machines.keys().copied().collect();
         for number in numbers {
             self.start(number).map_err(|e| format!("machine {number}: {e}"))?;
         }
@@ -139,30 +139,30 @@ impl Scene {
         if checked == 1 {
             self.check_all("with what was replayed").await?;
         }
-        self.truth.borrow_mut().doing.recovering = false;
+        self.model.borrow_mut().doing.recovering = false;
         Ok(())
     }
 
     /// A sealed snapshot is there and unchanged; one whose removal was answered is not; one whose take was cut is there
     /// whole, or not at all.
-    async fn check_snapshots(self: &Rc<Scene>) -> Result<(), String> {
+    async fn check_snapshots(self: &Rc<Harness>) -> Result<(), String> {
         let items = self.items(SNAPSHOT).await;
         let known: Vec<(u64, Standing)> =
-            self.truth.borrow().snapshots.iter().map(|(number, s)| (*number, s.standing)).collect();
+            self.model.borrow().snapshots.iter().map(|(number, s)| (*number, s.standing)).collect();
         if let Some(number) = items.keys().find(|n| !known.iter().any(|(known, _)| known == *n)) {
             return Err(format!("snapshot {number} was never taken, or has been removed"));
         }
         for (number, standing) in known {
             match (items.get(&number), standing) {
                 (None, Standing::There) => return Err(format!("sealed snapshot {number} is lost")),
-                (None, _) => drop(self.truth.borrow_mut().snapshots.remove(&number)),
-                (Some(nodes), _) if *nodes != self.truth.borrow().snapshots[&number].nodes => {
+                (None, _) => drop(self.model.borrow_mut().snapshots.remove(&number)),
+                (Some(nodes), _) if *nodes != self.model.borrow().snapshots[&number].nodes => {
                     return Err(format!("snapshot {number} has nodes {nodes:?}"));
                 }
                 (Some(_), Standing::Making) => self.adopt_interrupted(number).await?,
                 (Some(_), _) => drop(self.look(number).await?),
             }
-            if let Some(snapshot) = self.truth.borrow_mut().snapshots.get_mut(&number) {
+            if let Some(snapshot) = self.model.borrow_mut().snapshots.get_mut(&number) {
                 snapshot.standing = Standing::There;
             }
         }
@@ -171,27 +171,27 @@ impl Scene {
 
     async fn adopt_interrupted(&self, number: u64) -> Result<(), String> {
         let (nodes, places) = {
-            let truth = self.truth.borrow();
-            let snapshot = &truth.snapshots[&number];
+            let model = self.model.borrow();
+            let snapshot = &model.snapshots[&number];
             (snapshot.nodes.clone(), snapshot.places.clone())
         };
         let seen = self.read_nodes(&nodes, &places).await?;
-        let mut truth = self.truth.borrow_mut();
-        let snapshot = &truth.snapshots[&number];
-        let machine = &truth.machines[&snapshot.machine];
+        let mut model = self.model.borrow_mut();
+        let snapshot = &model.snapshots[&number];
+        let machine = &model.machines[&snapshot.machine];
         for (n, (disk, bytes)) in machine.disks.iter().zip(seen.iter()).enumerate() {
             let checked = disk.model.check_interrupted_snapshot(bytes, snapshot.began[n]);
             checked.map_err(|e| format!("snapshot {number} of machine {}: {e}", snapshot.machine))?;
         }
-        truth.snapshots.get_mut(&number).expect("there").contents = Some(seen);
+        model.snapshots.get_mut(&number).expect("there").contents = Some(seen);
         self.mark("an interrupted take is there");
         Ok(())
     }
 
-    async fn check_machines(self: &Rc<Scene>) -> Result<(), String> {
+    async fn check_machines(self: &Rc<Harness>) -> Result<(), String> {
         let items = self.items(MACHINE).await;
         let known: Vec<(u64, Standing)> =
-            self.truth.borrow().machines.iter().map(|(number, m)| (*number, m.standing)).collect();
+            self.model.borrow().machines.iter().map(|(number, m)| (*number, m.standing)).collect();
         if let Some(number) = items.keys().find(|n| !known.iter().any(|(known, _)| known == *n)) {
             return Err(format!("machine {number} was never made, or has been removed"));
         }
@@ -200,10 +200,10 @@ impl Scene {
                 if standing == Standing::There {
                     return Err(format!("machine {number} is lost"));
                 }
-                self.truth.borrow_mut().machines.remove(&number);
+                self.model.borrow_mut().machines.remove(&number);
                 continue;
             };
-            self.truth.borrow_mut().machines.get_mut(&number).expect("known").standing = Standing::There;
+            self.model.borrow_mut().machines.get_mut(&number).expect("known").standing = Standing::There;
             self.check_moved(number, nodes)?;
             self.check_disks(number).await.map_err(|e| format!("machine {number}: {e}"))?;
         }
@@ -212,8 +212,8 @@ impl Scene {
 
     /// A revert that was under way has happened to all of its disks, or to none.
     fn check_moved(&self, number: u64, nodes: &[u64]) -> Result<(), String> {
-        let mut truth = self.truth.borrow_mut();
-        let machine = truth.machines.get_mut(&number).expect("known");
+        let mut model = self.model.borrow_mut();
+        let machine = model.machines.get_mut(&number).expect("known");
         if machine.moving.as_ref().is_some_and(|moving| moving.nodes == nodes) {
             machine.arrive();
         }
@@ -225,20 +225,20 @@ impl Scene {
         }
     }
 
-    async fn check_disks(self: &Rc<Scene>, number: u64) -> Result<(), String> {
+    async fn check_disks(self: &Rc<Harness>, number: u64) -> Result<(), String> {
         let disks = self.disks_of(number).map_err(|e| e.to_string())?;
         for (n, disk) in disks.iter().enumerate() {
             let places = {
-                let mut truth = self.truth.borrow_mut();
-                let known = truth.disk(number, n);
+                let mut model = self.model.borrow_mut();
+                let known = model.disk(number, n);
                 let size_blocks = disk.node.size_blocks.get();
                 known.growing.take_if(|grown| grown.size_blocks != size_blocks);
                 known.has_grown();
                 known.places.clone()
             };
-            let bytes = super::scene::read_all(disk, &places).await?;
-            let mut truth = self.truth.borrow_mut();
-            let model = truth.model(number, n);
+            let bytes = super::harness::read_all(disk, &places).await?;
+            let mut model = self.model.borrow_mut();
+            let model = model.model(number, n);
             model.check_cut(&bytes)?;
             model.replace(&bytes);
         }
@@ -250,7 +250,7 @@ impl Scene {
         for number in numbers {
             let disks = self.machine(number).disks.borrow().clone();
             for (n, disk) in disks.iter().enumerate() {
-                let places = self.truth.borrow_mut().disk(number, n).places.clone();
+                let places = self.model.borrow_mut().disk(number, n).places.clone();
                 nothing_else_is_mapped(disk, &places).await?;
             }
         }
@@ -268,13 +268,13 @@ impl Scene {
     }
 
     /// Guests and user at once, to their end.
-    async fn work(self: Rc<Scene>) -> Result<(), String> {
+    async fn work(self: Rc<Harness>) -> Result<(), String> {
         let mut tasks = Vec::new();
         for n in 0..self.plan.guests {
-            let guest = Guest { scene: self.clone(), rng: self.plan.rng(self.boot, 100 + n) };
+            let guest = Guest { harness: self.clone(), rng: self.plan.rng(self.boot, 100 + n) };
             tasks.push(self.env.spawn(async move { guest.run().await }));
         }
-        let user = User { scene: self.clone(), rng: self.plan.rng(self.boot, 1) };
+        let user = User { harness: self.clone(), rng: self.plan.rng(self.boot, 1) };
         tasks.push(self.env.spawn(async move { user.run().await }));
         let mut result = Ok(());
         for task in tasks {
@@ -285,7 +285,7 @@ impl Scene {
 
     /// A clean stop makes everything durable that had completed.
     pub fn closed_cleanly(&self) {
-        for machine in self.truth.borrow_mut().machines.values_mut() {
+        for machine in self.model.borrow_mut().machines.values_mut() {
             for disk in &mut machine.disks {
                 let now = disk.model.flush_begins();
                 disk.model.flushed(now);
@@ -294,14 +294,14 @@ impl Scene {
     }
 
     /// With the faults over: everything is right, everything that is dropped gives its space back, and it stays so.
-    pub async fn finish(self: &Rc<Scene>) -> Result<(), String> {
+    pub async fn finish(self: &Rc<Harness>) -> Result<(), String> {
         self.world.set_capacity(None);
-        let sealed = self.truth.borrow().sealed();
+        let sealed = self.model.borrow().sealed();
         for number in &sealed {
             self.look(*number).await?;
         }
         self.check_live().await?;
-        let mut user = User { scene: self.clone(), rng: self.plan.rng(self.boot, 3) };
+        let mut user = User { harness: self.clone(), rng: self.plan.rng(self.boot, 3) };
         let machines: Vec<u64> = self.running.borrow().keys().copied().collect();
         for number in machines.into_iter().filter(|n| *n != super::FIRST_MACHINE) {
             user.remove_machine(number).await?;
@@ -313,7 +313,7 @@ impl Scene {
         self.check_all("at the end").await?;
         self.check_live().await?;
         self.store.close().await.map_err(|e| format!("closing: {e}"))?;
-        let again = Scene::open(&self.env, &self.world, &self.plan, &self.truth, self.boot).await;
+        let again = Harness::open(&self.env, &self.world, &self.plan, &self.model, self.boot).await;
         let again = again.map_err(|e| format!("opening it once more: {e}"))?;
         again.start(super::FIRST_MACHINE).map_err(|e| format!("starting once more: {e}"))?;
         again.check_live().await?;
@@ -327,12 +327,12 @@ impl Scene {
             let disks = self.machine(number).disks.borrow().clone();
             for (n, disk) in disks.iter().enumerate() {
                 let (began, places) = {
-                    let mut truth = self.truth.borrow_mut();
-                    let known = truth.disk(number, n);
+                    let mut model = self.model.borrow_mut();
+                    let known = model.disk(number, n);
                     (known.model.now(), known.places.clone())
                 };
-                let bytes = super::scene::read_all(disk, &places).await?;
-                self.truth.borrow_mut().model(number, n).check_read(0, &bytes, began)?;
+                let bytes = super::harness::read_all(disk, &places).await?;
+                self.model.borrow_mut().model(number, n).check_read(0, &bytes, began)?;
             }
         }
         Ok(())

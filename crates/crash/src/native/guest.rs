@@ -7,13 +7,13 @@ use blk::{Buf, SECTOR};
 use engine::native::NativeDisk;
 use sim::Rng;
 
+use super::harness::{Harness, RunningMachine};
 use super::places::SECTORS_PER_BLOCK;
-use super::scene::{RunningMachine, Scene};
 use crate::watch::{tell, tell_range};
 use sim::oracle::OpenWrite;
 
 pub struct Guest {
-    pub scene: Rc<Scene>,
+    pub harness: Rc<Harness>,
     pub rng: Rng,
 }
 
@@ -31,11 +31,11 @@ pub struct Target {
 
 impl Guest {
     pub async fn run(mut self) -> Result<(), String> {
-        let mix = self.scene.plan.mix;
+        let mix = self.harness.plan.mix;
         let total = mix.write + mix.read + mix.flush + mix.zero + mix.discard;
-        for _ in 0..self.scene.plan.operations {
+        for _ in 0..self.harness.plan.operations {
             let Some(machine) = self.pick_machine() else {
-                self.scene.env.sleep_us(200).await;
+                self.harness.env.sleep_us(200).await;
                 continue;
             };
             let _request = machine.gate.enter().await;
@@ -57,23 +57,23 @@ impl Guest {
             } else {
                 self.discard(&target).await
             };
-            self.scene.excuse(done)?;
+            self.harness.excuse(done)?;
         }
         Ok(())
     }
 
     /// One that is not stopped.
     fn pick_machine(&mut self) -> Option<Rc<RunningMachine>> {
-        let running = self.scene.running.borrow();
+        let running = self.harness.running.borrow();
         let open: Vec<_> = running.values().filter(|machine| !machine.gate.is_stopped()).collect();
         self.rng.pick(&open).map(|machine| (*machine).clone())
     }
 
     fn target(&mut self, machine: &RunningMachine) -> Target {
-        let plan = &self.scene.plan;
+        let plan = &self.harness.plan;
         let index = self.rng.below(machine.disks.borrow().len() as u64) as usize;
-        let mut truth = self.scene.truth.borrow_mut();
-        let places = &truth.disk(machine.number, index).places;
+        let mut model = self.harness.model.borrow_mut();
+        let places = &model.disk(machine.number, index).places;
         let sectors = places.sectors();
         let span = sectors.min(plan.hot_sectors);
         let base = if self.rng.coin() { 0 } else { self.rng.below(sectors - span + 1) };
@@ -83,21 +83,21 @@ impl Guest {
             first -= first % SECTORS_PER_BLOCK;
             count = count.next_multiple_of(SECTORS_PER_BLOCK);
         }
-        drop(truth);
+        drop(model);
         self.target_at(machine, index, first, count)
     }
 
     /// `count` sectors at the model's sector `first`, as far as the window goes.
     pub fn target_at(&self, machine: &RunningMachine, index: usize, first: u64, count: u64) -> Target {
-        let mut truth = self.scene.truth.borrow_mut();
-        let (offset, room) = truth.disk(machine.number, index).places.on_disk(first);
+        let mut model = self.harness.model.borrow_mut();
+        let (offset, room) = model.disk(machine.number, index).places.on_disk(first);
         let disk = machine.disks.borrow()[index].clone();
         Target { machine: machine.number, index, disk, first, count: count.min(room), offset }
     }
 
     fn begin(&self, target: &Target, zero: Option<bool>) -> OpenWrite {
-        let mut truth = self.scene.truth.borrow_mut();
-        let model = truth.model(target.machine, target.index);
+        let mut model = self.harness.model.borrow_mut();
+        let model = model.model(target.machine, target.index);
         match zero {
             None => model.begin(target.first, target.count),
             Some(optional) => model.begin_zero(target.first, target.count, optional),
@@ -114,8 +114,8 @@ impl Guest {
     ) -> Result<(), String> {
         target.tell(|| format!("{what} {} ends {result:?}", open.sequence));
         match result {
-            Ok(()) => self.scene.truth.borrow_mut().model(target.machine, target.index).end(open),
-            Err(e) if e.is_no_space() => self.scene.mark("a write found no space"),
+            Ok(()) => self.harness.model.borrow_mut().model(target.machine, target.index).end(open),
+            Err(e) if e.is_no_space() => self.harness.mark("a write found no space"),
             Err(e) => return Err(format!("{what} of {}: {e}", target.place())),
         }
         Ok(())
@@ -123,13 +123,13 @@ impl Guest {
 
     pub async fn write(&mut self, target: &Target) -> Result<(), String> {
         let open = self.begin(target, None);
-        let data = self.scene.truth.borrow_mut().model(target.machine, target.index).data(&open);
+        let data = self.harness.model.borrow_mut().model(target.machine, target.index).data(&open);
         target.tell(|| format!("write {} begins", open.sequence));
         let redirects = target.disk.stats.first_writes.get();
         let result = target.disk.clone().write(target.offset, Buf::copy_of(&data).freeze()).await;
         match target.disk.stats.first_writes.get() == redirects {
-            true => self.scene.mark("in place"),
-            false => self.scene.mark("redirected"),
+            true => self.harness.mark("in place"),
+            false => self.harness.mark("redirected"),
         }
         self.end(target, &open, "write", result)
     }
@@ -150,20 +150,20 @@ impl Guest {
     }
 
     pub async fn read(&mut self, target: &Target) -> Result<(), String> {
-        let began = self.scene.truth.borrow_mut().model(target.machine, target.index).now();
+        let began = self.harness.model.borrow_mut().model(target.machine, target.index).now();
         let buf = Buf::alloc((target.count * SECTOR) as usize);
         let (buf, result) = target.disk.clone().read(target.offset, buf).await;
         result.map_err(|e| format!("read of {}: {e}", target.place()))?;
-        let mut truth = self.scene.truth.borrow_mut();
-        let checked = truth.model(target.machine, target.index).check_read(target.first, &buf, began);
+        let mut model = self.harness.model.borrow_mut();
+        let checked = model.model(target.machine, target.index).check_read(target.first, &buf, began);
         checked.map_err(|e| format!("machine {}: {e}", target.machine))
     }
 
     pub async fn flush(&mut self, target: &Target) -> Result<(), String> {
-        let began = self.scene.truth.borrow_mut().model(target.machine, target.index).flush_begins();
+        let began = self.harness.model.borrow_mut().model(target.machine, target.index).flush_begins();
         target.disk.clone().flush().await.map_err(|e| format!("flush: {e}"))?;
         tell(|| format!("  machine {} disk {} flushed (from tick {began})", target.machine, target.index));
-        self.scene.truth.borrow_mut().model(target.machine, target.index).flushed(began);
+        self.harness.model.borrow_mut().model(target.machine, target.index).flushed(began);
         Ok(())
     }
 }

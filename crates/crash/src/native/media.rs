@@ -11,10 +11,10 @@ use engine::native::layout::{BLOCK, HEADER_BLOCKS};
 use engine::native::superblock::{SLOT_BLOCKS, Superblock};
 use sim::{SimWorld, View};
 
+use super::harness::{FILE, Harness};
+use super::model::{Model, Standing};
 use super::places::Places;
 use super::plan::Plan;
-use super::scene::{FILE, Scene};
-use super::truth::{Standing, Truth};
 use crate::watch::tell;
 
 /// Makes the newest superblock unreadable, though it was durable. False where the other slot holds none.
@@ -47,17 +47,17 @@ pub async fn open_anyway(
     env: &Env,
     world: &SimWorld,
     plan: &Rc<Plan>,
-    truth: &Rc<RefCell<Truth>>,
+    model: &Rc<RefCell<Model>>,
     boot: u64,
-) -> Result<Rc<Scene>, String> {
+) -> Result<Rc<Harness>, String> {
     let spoils = plan.spoils_superblock(boot) && spoil_superblock(world);
     let (superblocks, pages) = unreadable_pages(world, plan);
     // Also since an earlier boot that was cut before it wrote another one.
-    let spoiled = superblocks > 0 && (spoils || truth.borrow().spoiled);
-    truth.borrow_mut().spoiled = spoiled;
-    let opened = Scene::open(env, world, plan, truth, boot).await;
+    let spoiled = superblocks > 0 && (spoils || model.borrow().spoiled);
+    model.borrow_mut().spoiled = spoiled;
+    let opened = Harness::open(env, world, plan, model, boot).await;
     let refused = match &opened {
-        Ok(scene) => scene.store.broken(),
+        Ok(harness) => harness.store.broken(),
         Err(e) => Some(e.clone()),
     };
     for (happened, label) in [
@@ -79,12 +79,12 @@ pub async fn open_anyway(
     tell(|| format!("refused: {cause}"));
     drop(opened);
     world.heal(FILE);
-    Scene::open(env, world, plan, truth, boot)
+    Harness::open(env, world, plan, model, boot)
         .await
         .map_err(|e| format!("opening the store, all of which can be read: {e}"))
 }
 
-impl Scene {
+impl Harness {
     /// Sectors that cannot be read are of writes that no flush covered. Afterwards all can be read again.
     pub async fn check_unreadable(&self) -> Result<(), String> {
         let ranges = self.world.unreadable(FILE);
@@ -93,17 +93,17 @@ impl Scene {
         }
         tell(|| format!("unreadable: {ranges:?}"));
         self.mark("sectors were unreadable");
-        let sealed = self.truth.borrow().sealed();
+        let sealed = self.model.borrow().sealed();
         for number in sealed {
             let (nodes, places) = {
-                let truth = self.truth.borrow();
-                (truth.snapshots[&number].nodes.clone(), truth.snapshots[&number].places.clone())
+                let model = self.model.borrow();
+                (model.snapshots[&number].nodes.clone(), model.snapshots[&number].places.clone())
             };
             self.read_nodes(&nodes, &places).await.map_err(|e| format!("sealed snapshot {number}: {e}"))?;
         }
         for (number, disk) in self.settled_disks() {
             let opened = self.disks_of(number).map_err(|e| e.to_string())?;
-            let places = self.truth.borrow_mut().disk(number, disk).places.clone();
+            let places = self.model.borrow_mut().disk(number, disk).places.clone();
             self.check_readable(number, disk, &opened[disk], &places).await?;
         }
         self.world.heal(FILE);
@@ -112,12 +112,12 @@ impl Scene {
 
     /// Machines and disks that no change was under way for.
     fn settled_disks(&self) -> Vec<(u64, usize)> {
-        let truth = self.truth.borrow();
+        let model = self.model.borrow();
         let settled =
-            truth.machines.iter().filter(|(_, m)| m.standing == Standing::There && m.moving.is_none());
+            model.machines.iter().filter(|(_, m)| m.standing == Standing::There && m.moving.is_none());
         settled
             .flat_map(|(number, m)| (0..m.disks.len()).map(move |n| (*number, n)))
-            .filter(|(number, n)| truth.machines[number].disks[*n].growing.is_none())
+            .filter(|(number, n)| model.machines[number].disks[*n].growing.is_none())
             .collect()
     }
 
@@ -134,8 +134,8 @@ impl Scene {
             let (_, result) = disk.clone().read(offset, Buf::alloc((unit * SECTOR) as usize)).await;
             let Err(e) = result else { continue };
             self.mark("a guest's sector was unreadable");
-            let mut truth = self.truth.borrow_mut();
-            let model = truth.model(machine, index);
+            let mut model = self.model.borrow_mut();
+            let model = model.model(machine, index);
             if !(first..first + unit).any(|sector| model.is_in_doubt(sector)) {
                 return Err(format!(
                     "machine {machine} disk {index} sector {first} was flushed and cannot be read: {e}"

@@ -10,10 +10,10 @@ use sim::{Action, Fault, OpKind, SimWorld};
 use crate::campaign::caught;
 
 use super::guest::Guest;
+use super::harness::{Harness, RunningMachine};
+use super::model::Model;
 use super::places::SECTORS_PER_BLOCK;
 use super::plan::Plan;
-use super::scene::{RunningMachine, Scene};
-use super::truth::Truth;
 use super::user::User;
 use super::{FIRST_MACHINE, create};
 
@@ -76,7 +76,7 @@ pub enum Trouble {
 pub struct Script {
     pub world: SimWorld,
     pub plan: Rc<Plan>,
-    pub truth: Rc<RefCell<Truth>>,
+    pub model: Rc<RefCell<Model>>,
 }
 
 /// Runs the operations, and compares content and space after every start and at the end.
@@ -160,20 +160,20 @@ impl Script {
         plan.options.defects = defects;
         let plan = Rc::new(plan);
         let world = SimWorld::new(plan.seed, plan.world.clone());
-        let script = Script { world, plan, truth: Rc::default() };
-        create(&script.world, &script.plan, &script.truth)?;
+        let script = Script { world, plan, model: Rc::default() };
+        create(&script.world, &script.plan, &script.model)?;
         script.run(async |actor| actor.prepare().await)?;
         Ok(script)
     }
 
     /// One start, `work`, and no end: whatever is not durable yet stays so. An error of `work` is the answer.
     fn run(&self, work: impl AsyncFnOnce(&mut Actor) -> Result<(), String> + 'static) -> Result<(), String> {
-        let (world, plan, truth) = (self.world.clone(), self.plan.clone(), self.truth.clone());
+        let (world, plan, model) = (self.world.clone(), self.plan.clone(), self.model.clone());
         let ended = self.world.run(move |env| async move {
-            let mut actor = Actor::start(&env, &world, &plan, &truth).await?;
+            let mut actor = Actor::start(&env, &world, &plan, &model).await?;
             work(&mut actor).await
         });
-        self.truth.borrow_mut().store = None;
+        self.model.borrow_mut().store = None;
         match ended {
             Some(result) => result,
             None => {
@@ -220,7 +220,7 @@ impl Script {
     }
 
     pub fn end(&self) -> Result<(), String> {
-        self.run(async |actor| actor.scene.finish().await)
+        self.run(async |actor| actor.harness.finish().await)
     }
 }
 
@@ -231,7 +231,7 @@ pub fn ios(world: &SimWorld) -> u64 {
 
 /// Guest and user of one boot.
 pub struct Actor {
-    pub scene: Rc<Scene>,
+    pub harness: Rc<Harness>,
     pub user: User,
     guest: Guest,
 }
@@ -241,29 +241,30 @@ impl Actor {
         env: &Env,
         world: &SimWorld,
         plan: &Rc<Plan>,
-        truth: &Rc<RefCell<Truth>>,
+        model: &Rc<RefCell<Model>>,
     ) -> Result<Actor, String> {
-        let scene = Scene::open(env, world, plan, truth, 0).await.map_err(|e| format!("opening it: {e}"))?;
-        scene.recover().await?;
-        Ok(Actor::of(&scene))
+        let harness =
+            Harness::open(env, world, plan, model, 0).await.map_err(|e| format!("opening it: {e}"))?;
+        harness.recover().await?;
+        Ok(Actor::of(&harness))
     }
 
-    pub fn of(scene: &Rc<Scene>) -> Actor {
-        let user = User { scene: scene.clone(), rng: scene.plan.rng(0, 1) };
-        let guest = Guest { scene: scene.clone(), rng: scene.plan.rng(0, 2) };
-        Actor { scene: scene.clone(), user, guest }
+    pub fn of(harness: &Rc<Harness>) -> Actor {
+        let user = User { harness: harness.clone(), rng: harness.plan.rng(0, 1) };
+        let guest = Guest { harness: harness.clone(), rng: harness.plan.rng(0, 2) };
+        Actor { harness: harness.clone(), user, guest }
     }
 
     /// Nothing that happened needs another start.
     fn store_is_sound(&self) -> Result<(), String> {
-        match self.scene.store.broken() {
+        match self.harness.store.broken() {
             Some(e) => Err(format!("needs another start: {e}")),
             None => Ok(()),
         }
     }
 
     fn machine(&self) -> Rc<RunningMachine> {
-        self.scene.machine(FIRST_MACHINE)
+        self.harness.machine(FIRST_MACHINE)
     }
 
     /// Blocks of the model.
@@ -297,7 +298,7 @@ impl Actor {
     }
 
     pub async fn act(&mut self, operation: Operation) -> Result<(), String> {
-        let sealed = self.scene.truth.borrow().sealed();
+        let sealed = self.harness.model.borrow().sealed();
         let inner = |actor: &Actor| actor.guest.target_at(&actor.machine(), 0, 12, 36);
         match operation {
             Operation::Write => self.write(9, 4).await,
@@ -315,8 +316,8 @@ impl Actor {
             Operation::Grow => self.user.grow().await,
             Operation::Reopen => self.close().await,
             Operation::Cut => {
-                self.scene.world.switch_off();
-                self.scene.env.sleep_us(1).await;
+                self.harness.world.switch_off();
+                self.harness.env.sleep_us(1).await;
                 Ok(())
             }
         }
@@ -330,8 +331,8 @@ impl Actor {
     }
 
     pub async fn close(&mut self) -> Result<(), String> {
-        self.scene.store.close().await.map_err(|e| format!("closing: {e}"))?;
-        self.scene.closed_cleanly();
+        self.harness.store.close().await.map_err(|e| format!("closing: {e}"))?;
+        self.harness.closed_cleanly();
         Ok(())
     }
 }

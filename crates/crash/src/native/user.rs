@@ -7,9 +7,9 @@ use engine::Defect;
 use engine::native::change::Op;
 use sim::Rng;
 
+use super::harness::{Harness, MACHINE, SNAPSHOT, key, put};
+use super::model::{ExpectedDisk, ExpectedMachine, ExpectedSnapshot, Move, Standing};
 use super::plan::{Aim, Steps, soon};
-use super::scene::{MACHINE, SNAPSHOT, Scene, key, put};
-use super::truth::{DiskTruth, MachineTruth, Move, SnapshotTruth, Standing};
 use crate::watch::tell;
 use sim::oracle::DiskModel;
 
@@ -21,18 +21,18 @@ const AIMED_EVERY: u64 = 4;
 const GROWN_BLOCKS_MAX: u64 = 12;
 
 pub struct User {
-    pub scene: Rc<Scene>,
+    pub harness: Rc<Harness>,
     pub rng: Rng,
 }
 
 impl User {
     pub async fn run(mut self) -> Result<(), String> {
-        for _ in 0..self.scene.plan.user_steps {
-            self.scene.env.sleep_us(self.rng.below(3000)).await;
+        for _ in 0..self.harness.plan.user_steps {
+            self.harness.env.sleep_us(self.rng.below(3000)).await;
             if let Err(e) = self.step().await {
-                self.scene.excuse(Err(e))?;
+                self.harness.excuse(Err(e))?;
                 // What the verb has left undone, stopped guests among it, the next boot finds.
-                self.scene.end_troubled_boot().await;
+                self.harness.end_troubled_boot().await;
             }
         }
         Ok(())
@@ -40,7 +40,7 @@ impl User {
 
     async fn step(&mut self) -> Result<(), String> {
         let Steps { take, remove, revert, branch, checkpoint, grow, look, hold, check } =
-            self.scene.plan.steps;
+            self.harness.plan.steps;
         let mut at =
             self.rng.below(take + remove + revert + branch + checkpoint + grow + look + hold + check);
         let mut falls = |share: u64| {
@@ -65,19 +65,19 @@ impl User {
         } else if falls(hold) {
             self.hold().await
         } else {
-            self.scene.check_committed("while guests run").await
+            self.harness.check_committed("while guests run").await
         }
     }
 
     /// Makes a change in memory; false when the journal is full, and so nothing is changed.
     fn change(&self, ops: &[Op]) -> Result<bool, String> {
-        match self.scene.store.change(ops) {
+        match self.harness.store.change(ops) {
             Ok(lsn) => {
                 tell(|| format!("change {lsn}: {ops:?}"));
                 Ok(true)
             }
             Err(e) if e.is_no_space() => {
-                self.scene.mark("a change found no space");
+                self.harness.mark("a change found no space");
                 Ok(false)
             }
             Err(e) => Err(format!("change {ops:?}: {e}")),
@@ -85,89 +85,89 @@ impl User {
     }
 
     async fn flush(&self) -> Result<(), String> {
-        self.scene.store.flush().await.map_err(|e| format!("flush of a change: {e}"))
+        self.harness.store.flush().await.map_err(|e| format!("flush of a change: {e}"))
     }
 
     fn any_machine(&mut self) -> u64 {
-        let numbers: Vec<u64> = self.scene.running.borrow().keys().copied().collect();
+        let numbers: Vec<u64> = self.harness.running.borrow().keys().copied().collect();
         *self.rng.pick(&numbers).expect("the first machine stays")
     }
 
     fn any_sealed(&mut self) -> Option<u64> {
-        let sealed = self.scene.truth.borrow().sealed();
+        let sealed = self.harness.model.borrow().sealed();
         self.rng.pick(&sealed).copied()
     }
 
     fn new_nodes(&self, count: usize) -> Vec<u64> {
-        (0..count).map(|_| self.scene.store.new_node_id()).collect()
+        (0..count).map(|_| self.harness.store.new_node_id()).collect()
     }
 
     /// One change for all disks; sealed once what was under way has ended and is durable.
     pub async fn take(&mut self) -> Result<(), String> {
-        if self.scene.truth.borrow().snapshots.len() >= self.scene.plan.snapshots_max {
+        if self.harness.model.borrow().snapshots.len() >= self.harness.plan.snapshots_max {
             return self.remove_something().await;
         }
         let machine = self.any_machine();
         let running: Vec<u64> =
-            self.scene.truth.borrow().machines[&machine].disks.iter().map(|d| d.node).collect();
+            self.harness.model.borrow().machines[&machine].disks.iter().map(|d| d.node).collect();
         let sealed = self.new_nodes(running.len());
-        let number = self.scene.truth.borrow_mut().next_number();
+        let number = self.harness.model.borrow_mut().next_number();
         let pairs = running.iter().zip(&sealed);
         let mut ops: Vec<Op> =
             pairs.map(|(running, sealed)| Op::Take { running: *running, sealed: *sealed }).collect();
         ops.push(put(SNAPSHOT, number, &sealed));
-        let began = self.scene.truth.borrow_mut().ticks(machine);
+        let began = self.harness.model.borrow_mut().ticks(machine);
         if !self.change(&ops)? {
             return Ok(());
         }
         self.note_take(machine, number, sealed, began);
-        let drained = self.scene.store.drain_writes();
-        if !self.scene.plan.options.defects.has(Defect::SealWithoutDrain) {
+        let drained = self.harness.store.drain_writes();
+        if !self.harness.plan.options.defects.has(Defect::SealWithoutDrain) {
             drained.await;
         }
         self.flush().await?;
         tell(|| format!("snapshot {number} is sealed"));
         {
-            let mut truth = self.scene.truth.borrow_mut();
-            truth.doing.taking = false;
-            truth.snapshots.get_mut(&number).expect("taken").standing = Standing::There;
+            let mut model = self.harness.model.borrow_mut();
+            model.doing.taking = false;
+            model.snapshots.get_mut(&number).expect("taken").standing = Standing::There;
         }
-        self.scene.mark("taken");
-        if self.scene.plan.aim == Aim::Takes {
+        self.harness.mark("taken");
+        if self.harness.plan.aim == Aim::Takes {
             // What is still on its way into a state that claims to be sealed shows at the second look.
-            self.scene.look(number).await?;
-            self.scene.env.sleep_us(self.rng.below(200)).await;
-            return self.scene.look(number).await.map(drop);
+            self.harness.look(number).await?;
+            self.harness.env.sleep_us(self.rng.below(200)).await;
+            return self.harness.look(number).await.map(drop);
         }
-        if self.rng.below(3) == 0 { self.scene.look(number).await.map(drop) } else { Ok(()) }
+        if self.rng.below(3) == 0 { self.harness.look(number).await.map(drop) } else { Ok(()) }
     }
 
     /// Now and then the power goes in what begins now.
     fn aim(&mut self, aim: Aim) {
-        let plan = &self.scene.plan;
-        if plan.aim == aim && plan.may_cut(self.scene.boot) && self.rng.below(AIMED_EVERY) == 0 {
-            self.scene.world.cut_at(soon(&mut self.rng));
+        let plan = &self.harness.plan;
+        if plan.aim == aim && plan.may_cut(self.harness.boot) && self.rng.below(AIMED_EVERY) == 0 {
+            self.harness.world.cut_at(soon(&mut self.rng));
         }
     }
 
     fn note_take(&self, machine: u64, number: u64, nodes: Vec<u64>, began: Vec<u64>) {
-        let mut truth = self.scene.truth.borrow_mut();
-        let ended = truth.ticks(machine);
-        let places = truth.machines[&machine].disks.iter().map(|disk| disk.places.clone()).collect();
+        let mut model = self.harness.model.borrow_mut();
+        let ended = model.ticks(machine);
+        let places = model.machines[&machine].disks.iter().map(|disk| disk.places.clone()).collect();
         let standing = Standing::Making;
-        let snapshot = SnapshotTruth { machine, nodes, places, standing, began, ended, contents: None };
-        truth.snapshots.insert(number, snapshot);
-        truth.doing.taking = true;
+        let snapshot = ExpectedSnapshot { machine, nodes, places, standing, began, ended, contents: None };
+        model.snapshots.insert(number, snapshot);
+        model.doing.taking = true;
     }
 
     /// A snapshot: any, or often the oldest or the newest; or a branched machine.
     async fn remove_something(&mut self) -> Result<(), String> {
         let branched: Vec<u64> =
-            self.scene.running.borrow().keys().copied().filter(|n| *n != super::FIRST_MACHINE).collect();
+            self.harness.running.borrow().keys().copied().filter(|n| *n != super::FIRST_MACHINE).collect();
         if let Some(machine) = self.rng.pick(&branched).copied().filter(|_| self.rng.below(3) == 0) {
             return self.remove_machine(machine).await;
         }
-        let sealed = self.scene.truth.borrow().sealed();
+        let sealed = self.harness.model.borrow().sealed();
         let number = match self.rng.below(3) {
             0 => sealed.first().copied(),
             1 => sealed.last().copied(),
@@ -181,30 +181,30 @@ impl User {
 
     pub async fn remove_snapshot(&mut self, number: u64) -> Result<(), String> {
         if self.rng.below(4) > 0 {
-            self.scene.look(number).await?;
+            self.harness.look(number).await?;
         }
-        let nodes = self.scene.truth.borrow().snapshots[&number].nodes.clone();
+        let nodes = self.harness.model.borrow().snapshots[&number].nodes.clone();
         let mut ops: Vec<Op> = nodes.iter().map(|node| Op::Drop { node: *node }).collect();
         ops.push(Op::Delete { key: key(SNAPSHOT, number) });
         if !self.change(&ops)? {
             return Ok(());
         }
         {
-            let mut truth = self.scene.truth.borrow_mut();
-            truth.snapshots.get_mut(&number).expect("there").standing = Standing::Leaving;
-            truth.doing.removing = true;
+            let mut model = self.harness.model.borrow_mut();
+            model.snapshots.get_mut(&number).expect("there").standing = Standing::Leaving;
+            model.doing.removing = true;
         }
         self.flush().await?;
-        let mut truth = self.scene.truth.borrow_mut();
-        truth.snapshots.remove(&number);
-        truth.doing.removing = false;
+        let mut model = self.harness.model.borrow_mut();
+        model.snapshots.remove(&number);
+        model.doing.removing = false;
         Ok(())
     }
 
     pub async fn remove_machine(&mut self, number: u64) -> Result<(), String> {
-        let machine = self.scene.machine(number);
+        let machine = self.harness.machine(number);
         machine.gate.stop().await;
-        self.scene.look_at_all_of(number).await?;
+        self.harness.look_at_all_of(number).await?;
         let nodes: Vec<u64> = machine.disks.borrow().iter().map(|disk| disk.node.id).collect();
         let mut ops: Vec<Op> = nodes.iter().map(|node| Op::Drop { node: *node }).collect();
         ops.push(Op::Delete { key: key(MACHINE, number) });
@@ -212,18 +212,18 @@ impl User {
             machine.gate.start();
             return Ok(());
         }
-        self.scene.running.borrow_mut().remove(&number);
+        self.harness.running.borrow_mut().remove(&number);
         {
-            let mut truth = self.scene.truth.borrow_mut();
-            truth.machines.get_mut(&number).expect("there").standing = Standing::Leaving;
-            truth.doing.removing = true;
+            let mut model = self.harness.model.borrow_mut();
+            model.machines.get_mut(&number).expect("there").standing = Standing::Leaving;
+            model.doing.removing = true;
         }
         self.flush().await?;
-        let mut truth = self.scene.truth.borrow_mut();
-        truth.machines.remove(&number);
-        truth.doing.removing = false;
-        drop(truth);
-        self.scene.mark("removed a machine");
+        let mut model = self.harness.model.borrow_mut();
+        model.machines.remove(&number);
+        model.doing.removing = false;
+        drop(model);
+        self.harness.mark("removed a machine");
         Ok(())
     }
 
@@ -231,13 +231,13 @@ impl User {
     pub async fn revert(&mut self) -> Result<(), String> {
         let Some(number) = self.any_sealed() else { return Ok(()) };
         let machine = self.any_machine();
-        let machine = self.scene.machine(machine);
+        let machine = self.harness.machine(machine);
         machine.gate.stop().await;
-        self.scene.look_at_all_of(machine.number).await?;
-        let contents = self.scene.look(number).await?;
+        self.harness.look_at_all_of(machine.number).await?;
+        let contents = self.harness.look(number).await?;
         let (from, places) = {
-            let truth = self.scene.truth.borrow();
-            let snapshot = &truth.snapshots[&number];
+            let model = self.harness.model.borrow();
+            let snapshot = &model.snapshots[&number];
             (snapshot.nodes.clone(), snapshot.places.clone())
         };
         let nodes = self.new_nodes(from.len());
@@ -248,19 +248,19 @@ impl User {
         ops.push(put(MACHINE, machine.number, &nodes));
         if self.change(&ops)? {
             {
-                let mut truth = self.scene.truth.borrow_mut();
-                let it = truth.machines.get_mut(&machine.number).expect("it runs");
+                let mut model = self.harness.model.borrow_mut();
+                let it = model.machines.get_mut(&machine.number).expect("it runs");
                 it.moving = Some(Move { nodes, contents, places });
-                truth.doing.reverting = true;
+                model.doing.reverting = true;
             }
             self.flush().await?;
-            let mut truth = self.scene.truth.borrow_mut();
-            truth.doing.reverting = false;
-            truth.machines.get_mut(&machine.number).expect("it runs").arrive();
-            drop(truth);
-            let disks = self.scene.disks_of(machine.number).map_err(|e| e.to_string())?;
+            let mut model = self.harness.model.borrow_mut();
+            model.doing.reverting = false;
+            model.machines.get_mut(&machine.number).expect("it runs").arrive();
+            drop(model);
+            let disks = self.harness.disks_of(machine.number).map_err(|e| e.to_string())?;
             *machine.disks.borrow_mut() = disks;
-            self.scene.mark("reverted");
+            self.harness.mark("reverted");
         }
         machine.gate.start();
         Ok(())
@@ -269,17 +269,17 @@ impl User {
     /// A new machine on a snapshot.
     pub async fn branch(&mut self) -> Result<(), String> {
         let Some(number) = self.any_sealed() else { return Ok(()) };
-        if self.scene.truth.borrow().machines.len() >= self.scene.plan.machines_max {
+        if self.harness.model.borrow().machines.len() >= self.harness.plan.machines_max {
             return self.remove_something().await;
         }
-        let contents = self.scene.look(number).await?;
+        let contents = self.harness.look(number).await?;
         let (from, places) = {
-            let truth = self.scene.truth.borrow();
-            let snapshot = &truth.snapshots[&number];
+            let model = self.harness.model.borrow();
+            let snapshot = &model.snapshots[&number];
             (snapshot.nodes.clone(), snapshot.places.clone())
         };
         let nodes = self.new_nodes(from.len());
-        let machine = self.scene.truth.borrow_mut().next_number();
+        let machine = self.harness.model.borrow_mut().next_number();
         let pairs = from.iter().zip(&nodes);
         let mut ops: Vec<Op> = pairs.map(|(from, node)| Op::Branch { from: *from, node: *node }).collect();
         ops.push(put(MACHINE, machine, &nodes));
@@ -290,35 +290,35 @@ impl User {
         let disks = disks.map(|(n, ((node, places), bytes))| {
             let mut model = DiskModel::starting_at(n as u32, machine * BRANCH_SEQUENCES);
             model.replace(bytes);
-            DiskTruth { node: *node, model, places, growing: None }
+            ExpectedDisk { node: *node, model, places, growing: None }
         });
-        let made = MachineTruth { disks: disks.collect(), standing: Standing::Making, moving: None };
+        let made = ExpectedMachine { disks: disks.collect(), standing: Standing::Making, moving: None };
         {
-            let mut truth = self.scene.truth.borrow_mut();
-            truth.machines.insert(machine, made);
-            truth.doing.branching = true;
+            let mut model = self.harness.model.borrow_mut();
+            model.machines.insert(machine, made);
+            model.doing.branching = true;
         }
         self.flush().await?;
         {
-            let mut truth = self.scene.truth.borrow_mut();
-            truth.machines.get_mut(&machine).expect("made").standing = Standing::There;
-            truth.doing.branching = false;
+            let mut model = self.harness.model.borrow_mut();
+            model.machines.get_mut(&machine).expect("made").standing = Standing::There;
+            model.doing.branching = false;
         }
-        self.scene.mark("branched");
-        self.scene.start(machine).map_err(|e| e.to_string())
+        self.harness.mark("branched");
+        self.harness.start(machine).map_err(|e| e.to_string())
     }
 
     pub async fn checkpoint(&mut self) -> Result<(), String> {
-        if self.scene.plan.aim == Aim::Checkpoints {
+        if self.harness.plan.aim == Aim::Checkpoints {
             self.flush_one().await?;
             self.aim(Aim::Checkpoints);
         }
-        self.scene.truth.borrow_mut().doing.checkpointing = true;
-        let written = self.scene.store.checkpoint().await;
-        self.scene.truth.borrow_mut().doing.checkpointing = false;
+        self.harness.model.borrow_mut().doing.checkpointing = true;
+        let written = self.harness.store.checkpoint().await;
+        self.harness.model.borrow_mut().doing.checkpointing = false;
         match written {
-            Ok(()) => self.scene.mark("checkpoint"),
-            Err(e) if e.is_no_space() => self.scene.mark("a checkpoint found no space"),
+            Ok(()) => self.harness.mark("checkpoint"),
+            Err(e) if e.is_no_space() => self.harness.mark("a checkpoint found no space"),
             Err(e) => return Err(format!("checkpoint: {e}")),
         }
         Ok(())
@@ -327,56 +327,56 @@ impl User {
     /// A guest's flush, of any disk.
     async fn flush_one(&mut self) -> Result<(), String> {
         let machine = self.any_machine();
-        let disks = self.scene.machine(machine).disks.borrow().clone();
+        let disks = self.harness.machine(machine).disks.borrow().clone();
         let index = self.rng.below(disks.len() as u64) as usize;
-        let began = self.scene.truth.borrow_mut().model(machine, index).flush_begins();
+        let began = self.harness.model.borrow_mut().model(machine, index).flush_begins();
         disks[index].clone().flush().await.map_err(|e| format!("flush: {e}"))?;
-        self.scene.truth.borrow_mut().model(machine, index).flushed(began);
+        self.harness.model.borrow_mut().model(machine, index).flushed(began);
         Ok(())
     }
 
     pub async fn grow(&mut self) -> Result<(), String> {
         let machine = self.any_machine();
-        let index = self.rng.below(self.scene.plan.disks.len() as u64) as usize;
+        let index = self.rng.below(self.harness.plan.disks.len() as u64) as usize;
         let blocks = self.rng.between(1, GROWN_BLOCKS_MAX);
         let (node, grown) = {
-            let mut truth = self.scene.truth.borrow_mut();
-            let disk = truth.disk(machine, index);
+            let mut model = self.harness.model.borrow_mut();
+            let disk = model.disk(machine, index);
             (disk.node, disk.places.grown(blocks))
         };
         if !self.change(&[Op::Resize { node, size_blocks: grown.size_blocks }])? {
             return Ok(());
         }
         {
-            let mut truth = self.scene.truth.borrow_mut();
-            truth.disk(machine, index).growing = Some(grown);
-            truth.doing.growing = true;
+            let mut model = self.harness.model.borrow_mut();
+            model.disk(machine, index).growing = Some(grown);
+            model.doing.growing = true;
         }
         self.flush().await?;
-        let mut truth = self.scene.truth.borrow_mut();
-        truth.doing.growing = false;
-        truth.disk(machine, index).has_grown();
+        let mut model = self.harness.model.borrow_mut();
+        model.doing.growing = false;
+        model.disk(machine, index).has_grown();
         Ok(())
     }
 
     async fn look_at_one(&mut self) -> Result<(), String> {
         match self.any_sealed() {
-            Some(number) => self.scene.look(number).await.map(drop),
+            Some(number) => self.harness.look(number).await.map(drop),
             None => Ok(()),
         }
     }
 
     /// The space of what was dropped stays for a while.
     async fn hold(&mut self) -> Result<(), String> {
-        let dropped = self.scene.store.dropped_nodes();
-        self.scene.store.hold_back(&dropped, true);
-        self.scene.env.sleep_us(self.rng.below(3000)).await;
-        self.scene.store.hold_back(&dropped, false);
+        let dropped = self.harness.store.dropped_nodes();
+        self.harness.store.hold_back(&dropped, true);
+        self.harness.env.sleep_us(self.rng.below(3000)).await;
+        self.harness.store.hold_back(&dropped, false);
         Ok(())
     }
 }
 
-impl MachineTruth {
+impl ExpectedMachine {
     /// The revert has happened: the disks show other content, durably.
     pub fn arrive(&mut self) {
         let Some(Move { nodes, contents, places }) = self.moving.take() else { return };
@@ -389,7 +389,7 @@ impl MachineTruth {
     }
 }
 
-impl DiskTruth {
+impl ExpectedDisk {
     pub fn has_grown(&mut self) {
         if let Some(grown) = self.growing.take() {
             self.places = grown;

@@ -8,11 +8,11 @@
 //! Not covered: moves between stores, which are the daemon's.
 
 mod binned;
-mod comings;
+mod create;
 mod guest;
+mod harness;
+mod model;
 mod shape;
-mod stage;
-mod truth;
 mod user;
 
 use std::cell::RefCell;
@@ -26,13 +26,13 @@ use engine::native::layout::BLOCK;
 use sim::{Action, Cut, Fault, Rng, SimWorld};
 
 use self::guest::Guest;
+use self::harness::VmHarness;
+use self::model::{ExpectedVm, Model, Outcome as Ahead};
 use self::shape::{DiskShape, Shape};
-use self::stage::Stage;
-use self::truth::{Outcome as Ahead, Truth, VmTruth};
 use self::user::User;
 pub use self::user::{VERBS, Verb};
+use super::harness::format;
 use super::plan::{Part, Plan};
-use super::scene::format;
 use super::script::{Trouble, ios};
 use crate::campaign::Outcome;
 use crate::campaign::caught;
@@ -47,7 +47,7 @@ const STEPS_MAX: u64 = 12;
 /// Writes of a guest before and between the verbs that prepare a disturbed one.
 const PREPARED: u64 = 12;
 
-type Shared = Rc<RefCell<Truth>>;
+type Shared = Rc<RefCell<Model>>;
 
 /// What happens to a verb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,17 +68,17 @@ pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
 
 fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     let world = SimWorld::new(plan.seed, plan.world.clone());
-    let truth = Shared::default();
-    create(&world, plan, &truth)?;
+    let model = Shared::default();
+    create(&world, plan, &model)?;
     let mut cuts = 0;
     for number in 0..plan.boots {
         let last = number + 1 == plan.boots;
         plan.arm(&world, number, Part::Recovery);
-        match boot(&world, plan, &truth, number, last) {
+        match boot(&world, plan, &model, number, last) {
             Some(result) => result.map_err(|e| format!("boot {number}: {e}"))?,
             None => {
                 watch::tell(|| format!("POWER CUT {}", world.place_and_time()));
-                world.mark(truth.borrow_mut().doing.take().unwrap_or("cut between verbs"));
+                world.mark(model.borrow_mut().doing.take().unwrap_or("cut between verbs"));
                 cuts += 1;
                 world.power_cut();
             }
@@ -88,17 +88,17 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
 }
 
 /// Makes the store and its first VM, undisturbed.
-fn create(world: &SimWorld, plan: &Rc<Plan>, truth: &Shared) -> Result<(), String> {
-    let (outside, plan, truth) = (world.clone(), plan.clone(), truth.clone());
+fn create(world: &SimWorld, plan: &Rc<Plan>, model: &Shared) -> Result<(), String> {
+    let (outside, plan, model) = (world.clone(), plan.clone(), model.clone());
     let made = world.run(|env| async move {
         format(&env, &plan).await.map_err(|e| e.to_string())?;
-        let stage = Stage::open(&env, &outside, &plan, &truth, 0).await?;
+        let harness = VmHarness::open(&env, &outside, &plan, &model, 0).await?;
         let disks = DISK_BLOCKS.map(|blocks| NewDisk {
             size_bytes: blocks * BLOCK,
             mode: DiskMode::Persistent,
             folder: None,
         });
-        let made = stage.scene.store.create_vm(NewNativeVm { name: FIRST_VM, disks: &disks }).await;
+        let made = harness.inner.store.create_vm(NewNativeVm { name: FIRST_VM, disks: &disks }).await;
         made.map_err(|e| e.to_string())?;
         let shape = |(n, disk): (usize, &NewDisk)| {
             let slot = format!("scsi0:{n}");
@@ -106,9 +106,9 @@ fn create(world: &SimWorld, plan: &Rc<Plan>, truth: &Shared) -> Result<(), Strin
         };
         let disks = disks.iter().enumerate().map(shape).collect();
         let now = Ahead { shape: Some(Shape { disks, ..Shape::default() }), ..Ahead::default() };
-        let mut truth = truth.borrow_mut();
-        truth.vms.insert(FIRST_VM.into(), VmTruth { ahead: vec![now], ..VmTruth::default() });
-        truth.arrive(FIRST_VM, None);
+        let mut model = model.borrow_mut();
+        model.vms.insert(FIRST_VM.into(), ExpectedVm { ahead: vec![now], ..ExpectedVm::default() });
+        model.arrive(FIRST_VM, None);
         Ok(())
     });
     made.expect("nothing is cut while the store is made").map_err(|e: String| format!("making it: {e}"))
@@ -118,45 +118,45 @@ fn create(world: &SimWorld, plan: &Rc<Plan>, truth: &Shared) -> Result<(), Strin
 fn boot(
     world: &SimWorld,
     plan: &Rc<Plan>,
-    truth: &Shared,
+    model: &Shared,
     number: u64,
     last: bool,
 ) -> Option<Result<(), String>> {
-    let (outside, plan, truth) = (world.clone(), plan.clone(), truth.clone());
+    let (outside, plan, model) = (world.clone(), plan.clone(), model.clone());
     world.run(|env| async move {
-        let stage = Stage::open(&env, &outside, &plan, &truth, number).await?;
+        let harness = VmHarness::open(&env, &outside, &plan, &model, number).await?;
         let mut rng = plan.rng(number, 3);
         let cut_in = (!last && rng.below(4) > 0).then(|| rng.below(STEPS_MAX / 2));
         match cut_in {
             Some(_) => outside.cancel_cut(),
             None => plan.arm(&outside, number, Part::Work),
         }
-        work(&stage, number, cut_in).await?;
+        work(&harness, number, cut_in).await?;
         if last {
-            stage.check_exact().await?;
+            harness.check_exact().await?;
         }
-        stage.close().await?;
+        harness.close().await?;
         if !last {
             return Ok(());
         }
-        finish(&env, &outside, &plan, &truth).await
+        finish(&env, &outside, &plan, &model).await
     })
 }
 
 /// Guests and user at once, to their end.
-async fn work(stage: &Rc<Stage>, boot: u64, cut_in: Option<u64>) -> Result<(), String> {
-    let (plan, env) = (&stage.plan, &stage.env);
-    let all: Vec<_> = stage.running.borrow().values().cloned().collect();
+async fn work(harness: &Rc<VmHarness>, boot: u64, cut_in: Option<u64>) -> Result<(), String> {
+    let (plan, env) = (&harness.plan, &harness.env);
+    let all: Vec<_> = harness.running.borrow().values().cloned().collect();
     for running in all {
         running.start().await?;
     }
     let mut tasks = Vec::new();
     for n in 0..plan.guests {
-        let guest = Guest { stage: stage.clone(), rng: plan.rng(boot, 100 + n) };
+        let guest = Guest { harness: harness.clone(), rng: plan.rng(boot, 100 + n) };
         let operations = plan.operations.min(OPERATIONS_MAX);
         tasks.push(env.spawn(async move { guest.run(operations).await }));
     }
-    let user = User { stage: stage.clone(), rng: plan.rng(boot, 1), only: None };
+    let user = User { harness: harness.clone(), rng: plan.rng(boot, 1), only: None };
     tasks.push(env.spawn(async move { user.run(STEPS_MAX, cut_in).await }));
     let mut result = Ok(());
     for task in tasks {
@@ -166,10 +166,10 @@ async fn work(stage: &Rc<Stage>, boot: u64, cut_in: Option<u64>) -> Result<(), S
 }
 
 /// Once more from the start, with nothing left to be done.
-async fn finish(env: &Env, world: &SimWorld, plan: &Rc<Plan>, truth: &Shared) -> Result<(), String> {
-    let stage = Stage::open(env, world, plan, truth, plan.boots).await?;
-    stage.check_exact().await?;
-    stage.close().await
+async fn finish(env: &Env, world: &SimWorld, plan: &Rc<Plan>, model: &Shared) -> Result<(), String> {
+    let harness = VmHarness::open(env, world, plan, model, plan.boots).await?;
+    harness.check_exact().await?;
+    harness.close().await
 }
 
 /// Does one verb after a fixed preparation, `variant` of what it picks, disturbed at `nth`; starts again, and compares.
@@ -178,18 +178,18 @@ pub fn run_disturbed(verb: Verb, variant: u64, disturbance: Disturbance, nth: u6
     caught(|| {
         let plan = Rc::new(Plan { seed: variant, ..Plan::scripted() });
         let world = SimWorld::new(plan.seed, plan.world.clone());
-        let truth = Shared::default();
-        create(&world, &plan, &truth)?;
-        let struck = disturbed(&world, &plan, &truth, verb, disturbance, nth)?;
+        let model = Shared::default();
+        create(&world, &plan, &model)?;
+        let struck = disturbed(&world, &plan, &model, verb, disturbance, nth)?;
         match nth.is_multiple_of(2) || world.is_off() {
             true => world.power_cut(),
             false => {
-                truth.borrow_mut().may_be_told = disturbance != Disturbance::Cut;
+                model.borrow_mut().may_be_told = disturbance != Disturbance::Cut;
                 world.kill();
             }
         }
         let (outside, again) = (world.clone(), plan.clone());
-        let found = world.run(|env| async move { finish(&env, &outside, &again, &truth).await });
+        let found = world.run(|env| async move { finish(&env, &outside, &again, &model).await });
         found.expect("nothing is cut")?;
         Ok(struck)
     })
@@ -199,15 +199,15 @@ pub fn run_disturbed(verb: Verb, variant: u64, disturbance: Disturbance, nth: u6
 fn disturbed(
     world: &SimWorld,
     plan: &Rc<Plan>,
-    truth: &Shared,
+    model: &Shared,
     verb: Verb,
     disturbance: Disturbance,
     nth: u64,
 ) -> Result<bool, String> {
-    let (outside, plan, truth) = (world.clone(), plan.clone(), truth.clone());
+    let (outside, plan, model) = (world.clone(), plan.clone(), model.clone());
     let ended = world.run(|env| async move {
-        let stage = Stage::open(&env, &outside, &plan, &truth, 0).await?;
-        let mut user = prepare(&stage).await?;
+        let harness = VmHarness::open(&env, &outside, &plan, &model, 0).await?;
+        let mut user = prepare(&harness).await?;
         user.rng = plan.rng(plan.seed, 7);
         let done = ios(&outside);
         match disturbance {
@@ -232,21 +232,21 @@ fn fault(nth: u64, trouble: Trouble) -> Fault {
 }
 
 /// A tree with a side branch, a clone, a nonpersistent disk that was written to, something in the bin, and some of it merged.
-async fn prepare(stage: &Rc<Stage>) -> Result<User, String> {
-    let all: Vec<_> = stage.running.borrow().values().cloned().collect();
+async fn prepare(harness: &Rc<VmHarness>) -> Result<User, String> {
+    let all: Vec<_> = harness.running.borrow().values().cloned().collect();
     for running in all {
         running.start().await?;
     }
-    let mut user = User { stage: stage.clone(), rng: stage.plan.rng(0, 1), only: Some(FIRST_VM) };
-    let first = stage.running(FIRST_VM);
+    let mut user = User { harness: harness.clone(), rng: harness.plan.rng(0, 1), only: Some(FIRST_VM) };
+    let first = harness.running(FIRST_VM);
     first.stop().await;
     user.change_mode(&first, 2, DiskMode::IndependentNonpersistent).await?;
     first.start().await?;
     let verbs = [Verb::Take, Verb::Take, Verb::Clone, Verb::Checkpoint, Verb::RevertKeeping];
     for verb in verbs.into_iter().chain([Verb::RevertAndBack, Verb::RevertAndBack, Verb::Take]) {
-        Guest { stage: stage.clone(), rng: Rng::new(stage.plan.seed) }.run(PREPARED).await?;
+        Guest { harness: harness.clone(), rng: Rng::new(harness.plan.seed) }.run(PREPARED).await?;
         user.act(verb).await?;
     }
-    Guest { stage: stage.clone(), rng: Rng::new(stage.plan.seed + 1) }.run(PREPARED).await?;
+    Guest { harness: harness.clone(), rng: Rng::new(harness.plan.seed + 1) }.run(PREPARED).await?;
     Ok(user)
 }

@@ -7,14 +7,14 @@ use std::rc::Rc;
 use engine::Vm;
 
 use super::control::{Control, read_all};
-use super::truth::{Image, Known, KnownBinned, Moving, Standing, Truth};
+use super::model::{Image, Known, KnownBinned, Model, Moving, Standing};
 use crate::watch::{chains, tell};
 
 type Names = Vec<(String, Option<Vec<Image>>)>;
 
 impl Control {
     pub fn persistent(&self) -> usize {
-        self.truth.borrow().persistent
+        self.model.borrow().persistent
     }
 
     /// What the disks with these indexes show; the guests are powered off.
@@ -27,30 +27,30 @@ impl Control {
     }
 
     pub fn putting_into_bin(&self, contents: Moving, names: Names) {
-        self.truth.borrow_mut().binning = Some(KnownBinned { contents, names, leaving: false });
+        self.model.borrow_mut().binning = Some(KnownBinned { contents, names, leaving: false });
     }
 
     pub fn known_of(&self, names: &[String]) -> Names {
-        let mut truth = self.truth.borrow_mut();
+        let mut model = self.model.borrow_mut();
         let contents = |standing: &Standing| match standing {
             Standing::Sealed { contents, .. } | Standing::Committing(contents) => contents.clone(),
             _ => None,
         };
         names
             .iter()
-            .map(|name| (name.clone(), truth.known(name).and_then(|k| contents(&k.standing))))
+            .map(|name| (name.clone(), model.known(name).and_then(|k| contents(&k.standing))))
             .collect()
     }
 
     pub fn see_bin(&self) -> Result<(), String> {
         let ids: Vec<u64> = self.vm.state().bin.iter().map(|binned| binned.id).collect();
-        self.truth.borrow_mut().found_in_bin(&ids)
+        self.model.borrow_mut().found_in_bin(&ids)
     }
 
     /// A commit that evicts these entries begins, or has not happened.
     pub fn evicting(&self, ids: &[u64], leaving: bool) {
-        let mut truth = self.truth.borrow_mut();
-        truth
+        let mut model = self.model.borrow_mut();
+        model
             .bin
             .iter_mut()
             .filter(|(id, _)| ids.contains(id))
@@ -58,7 +58,7 @@ impl Control {
     }
 
     pub async fn restore(&mut self) -> Result<(), String> {
-        let ids: Vec<u64> = self.truth.borrow().bin.keys().copied().collect();
+        let ids: Vec<u64> = self.model.borrow().bin.keys().copied().collect();
         let Some(id) = self.rng.pick(&ids).copied() else { return Ok(()) };
         self.gate.stop().await;
         let result = self.restore_entry(id).await;
@@ -68,7 +68,7 @@ impl Control {
 
     async fn restore_entry(&mut self, id: u64) -> Result<(), String> {
         self.look_at_all().await?;
-        let binned = self.truth.borrow().bin[&id].clone();
+        let binned = self.model.borrow().bin[&id].clone();
         let keep = self.rng.coin();
         let moves = !binned.contents.is_empty();
         if keep && moves {
@@ -78,32 +78,32 @@ impl Control {
             self.putting_into_bin(shown, Vec::new());
         }
         {
-            let mut truth = self.truth.borrow_mut();
-            truth.moving = moves.then(|| binned.contents.clone());
-            truth.returning(&binned.names);
-            truth.bin.get_mut(&id).expect("picked").leaving = true;
-            truth.restoring = true;
+            let mut model = self.model.borrow_mut();
+            model.moving = moves.then(|| binned.contents.clone());
+            model.returning(&binned.names);
+            model.bin.get_mut(&id).expect("picked").leaving = true;
+            model.restoring = true;
         }
         let result = self.vm.restore(id, keep).await;
         tell(|| format!("restore {id:016x}, kept: {keep}, ends {:?}", result.as_ref().map(|_| ())));
         tell(|| format!("  of {:?}; {:?}", chains(&self.vm), self.vm.state()));
-        self.truth.borrow_mut().restoring = false;
+        self.model.borrow_mut().restoring = false;
         match result {
             Ok(_) => {
                 {
-                    let mut truth = self.truth.borrow_mut();
-                    truth.moved();
+                    let mut model = self.model.borrow_mut();
+                    model.moved();
                     let names: Vec<String> = binned.names.iter().map(|(name, _)| name.clone()).collect();
-                    truth.staying(&names);
+                    model.staying(&names);
                 }
                 self.marks(if moves { "restored what ran" } else { "restored a side branch" });
                 self.see_bin()
             }
             Err(e) => {
                 if !self.is_in_doubt(&e) {
-                    let mut truth = self.truth.borrow_mut();
-                    truth.not_returned(&binned.names);
-                    truth.bin.get_mut(&id).expect("picked").leaving = false;
+                    let mut model = self.model.borrow_mut();
+                    model.not_returned(&binned.names);
+                    model.bin.get_mut(&id).expect("picked").leaving = false;
                 }
                 self.not_moved("restore", e)
             }
@@ -111,7 +111,7 @@ impl Control {
     }
 
     pub async fn empty_bin(&mut self) -> Result<(), String> {
-        let ids: Vec<u64> = self.truth.borrow().bin.keys().copied().filter(|_| self.rng.coin()).collect();
+        let ids: Vec<u64> = self.model.borrow().bin.keys().copied().filter(|_| self.rng.coin()).collect();
         self.evicting(&ids, true);
         match self.vm.empty_bin(&ids).await {
             Ok(_) => {
@@ -128,7 +128,7 @@ impl Control {
     }
 }
 
-impl Truth {
+impl Model {
     /// They are gone, and come back with a verb that has begun.
     fn returning(&mut self, names: &Names) {
         for (name, contents) in names {
@@ -147,8 +147,8 @@ impl Truth {
 }
 
 /// Every entry shows what it showed when it was put there.
-pub async fn check_bin(vm: &Rc<Vm>, truth: &RefCell<Truth>) -> Result<(), String> {
-    let bin = truth.borrow().bin.clone();
+pub async fn check_bin(vm: &Rc<Vm>, model: &RefCell<Model>) -> Result<(), String> {
+    let bin = model.borrow().bin.clone();
     for (id, binned) in &bin {
         for (index, bytes) in &binned.contents {
             let number = vm.disks()[*index].number;

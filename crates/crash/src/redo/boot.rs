@@ -14,46 +14,46 @@ use super::clones::{check_clones, remove_clones};
 use super::control::{self, Control, look, read_all, settle};
 use super::guest::Guest;
 use super::looker::Looker;
+use super::model::{Image, Model, Standing};
 use super::moves::discard_side_branches;
 use super::plan::{Part, Plan};
-use super::truth::{Image, Standing, Truth};
 use crate::home;
 use crate::request_gate::RequestGate;
 use crate::trouble::Trouble;
 use crate::watch::{chains, tell};
 
-type Shared = Rc<RefCell<Truth>>;
+type Shared = Rc<RefCell<Model>>;
 
 /// None when the power was cut.
 pub fn boot(
     world: &SimWorld,
     plan: &Rc<Plan>,
-    truth: &Shared,
+    model: &Shared,
     number: u64,
     last: bool,
 ) -> Option<Result<(), String>> {
-    let (plan, truth, space, marks) = (plan.clone(), truth.clone(), world.clone(), world.clone());
+    let (plan, model, space, marks) = (plan.clone(), model.clone(), world.clone(), world.clone());
     world.set_capacity(None);
     // Those that the boot before has not come to.
     world.clear_faults();
     world.run(|env| async move {
-        let (vm, home) = recover(&env, &plan, &truth, number).await?;
+        let (vm, home) = recover(&env, &plan, &model, number).await?;
         plan.arm(&marks, number, Part::Work);
         if plan.limited_space {
             fill_up(&env, space, plan.rng(number, 2));
         }
         let trouble = plan.trouble(&marks, number);
-        work(&vm, home, &plan, &truth, number, &trouble, marks).await?;
+        work(&vm, home, &plan, &model, number, &trouble, marks).await?;
         trouble.end_boot(&env).await;
         if last {
-            return finish(&env, vm, &plan, &truth).await;
+            return finish(&env, vm, &plan, &model).await;
         }
         // A cut that never came: the boot ends as a clean stop does.
         if let Err(e) = vm.close().await {
             trouble.excuse(Err(format!("closing: {e}")))?;
             trouble.end_boot(&env).await;
         }
-        closed_cleanly(&truth);
+        closed_cleanly(&model);
         Ok(())
     })
 }
@@ -71,16 +71,16 @@ fn fill_up(env: &Env, world: SimWorld, mut rng: Rng) {
 }
 
 /// A clean stop makes everything durable that had completed.
-fn closed_cleanly(truth: &Shared) {
-    for model in &mut truth.borrow_mut().models {
+fn closed_cleanly(model: &Shared) {
+    for model in &mut model.borrow_mut().models {
         let now = model.flush_begins();
         model.flushed(now);
     }
 }
 
-/// Opens the home after whatever happened, and compares disks, snapshots and files with the truth.
-async fn recover(env: &Env, plan: &Plan, truth: &Shared, number: u64) -> Result<(Rc<Vm>, Rc<Home>), String> {
-    truth.borrow_mut().recovering = true;
+/// Opens the home after whatever happened, and compares disks, snapshots and files with the model.
+async fn recover(env: &Env, plan: &Plan, model: &Shared, number: u64) -> Result<(Rc<Vm>, Rc<Home>), String> {
+    model.borrow_mut().recovering = true;
     tell(|| "BOOT".into());
     let manifest = home::open(env, plan.growth_bytes, plan.imported).map_err(|e| format!("recovery: {e}"))?;
     manifest.set_grain(plan.grain(&mut plan.rng(number, 4)));
@@ -92,46 +92,46 @@ async fn recover(env: &Env, plan: &Plan, truth: &Shared, number: u64) -> Result<
     }
     let vm =
         Vm::open(env.clone(), manifest.clone(), plan.engine).await.map_err(|e| format!("recovery: {e}"))?;
-    truth.borrow_mut().folding = vm.jobs().iter().any(|j| !j.state().is_over());
+    model.borrow_mut().folding = vm.jobs().iter().any(|j| !j.state().is_over());
     tell(|| format!("opened: {:?}; {:?}", chains(&vm), vm.state().folds));
     let mut contents = Vec::new();
     for disk in vm.disks() {
         contents.push(read_all(&disk).await.map_err(|e| format!("after recovery, {e}"))?);
     }
     let binned: Vec<u64> = vm.state().bin.iter().map(|binned| binned.id).collect();
-    truth.borrow_mut().found_in_bin(&binned)?;
-    check_bin(&vm, truth).await?;
-    check_snapshots(&vm, truth).await?;
-    truth.borrow_mut().recover(&contents, vm.state().generation)?;
+    model.borrow_mut().found_in_bin(&binned)?;
+    check_bin(&vm, model).await?;
+    check_snapshots(&vm, model).await?;
+    model.borrow_mut().recover(&contents, vm.state().generation)?;
     home::nothing_leaked(&vm).await?;
-    check_clones(env, plan, truth).await?;
-    truth.borrow_mut().recovering = false;
+    check_clones(env, plan, model).await?;
+    model.borrow_mut().recovering = false;
     Ok((vm, manifest))
 }
 
 /// A reported snapshot is there and unchanged; one whose commit was answered is not; one whose take was cut is there
 /// whole, or not at all.
-async fn check_snapshots(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {
+async fn check_snapshots(vm: &Rc<Vm>, model: &Shared) -> Result<(), String> {
     let present: Vec<String> = vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
-    let known: Vec<_> = truth.borrow().snapshots.clone();
+    let known: Vec<_> = model.borrow().snapshots.clone();
     for snapshot in &known {
         let here = present.contains(&snapshot.name);
         let name = &snapshot.name;
         match &snapshot.standing {
             Standing::Sealed { .. } if !here => return Err(format!("sealed snapshot {name} is lost")),
-            Standing::Sealed { .. } => look(vm, truth, name).await?,
+            Standing::Sealed { .. } => look(vm, model, name).await?,
             Standing::Gone if here => return Err(format!("committed snapshot {name} came back")),
             Standing::Gone => {}
             Standing::Taking(began) if here => {
                 let began = began.clone();
-                adopt_interrupted(vm, truth, name, &began).await?;
+                adopt_interrupted(vm, model, name, &began).await?;
             }
             Standing::Committing(contents) if here => {
                 let contents = contents.clone();
-                return_from_commit(vm, truth, name, contents).await?;
+                return_from_commit(vm, model, name, contents).await?;
             }
             Standing::Taking(_) | Standing::Committing(_) => {
-                truth.borrow_mut().snapshots.retain(|k| k.name != *name);
+                model.borrow_mut().snapshots.retain(|k| k.name != *name);
             }
         }
     }
@@ -141,44 +141,44 @@ async fn check_snapshots(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {
     }
 }
 
-async fn adopt_interrupted(vm: &Rc<Vm>, truth: &Shared, name: &str, began: &[u64]) -> Result<(), String> {
-    let contents = view_all(vm, truth, name).await?;
-    let mut truth = truth.borrow_mut();
+async fn adopt_interrupted(vm: &Rc<Vm>, model: &Shared, name: &str, began: &[u64]) -> Result<(), String> {
+    let contents = view_all(vm, model, name).await?;
+    let mut model = model.borrow_mut();
     for (index, bytes) in contents.iter().enumerate() {
-        truth.models[index]
+        model.models[index]
             .check_interrupted_snapshot(bytes, began[index])
             .map_err(|e| format!("{name}: {e}"))?;
     }
-    let now = truth.ticks();
+    let now = model.ticks();
     let standing = Standing::Sealed { began: began.to_vec(), ended: now, contents: Some(contents) };
-    truth.known(name).expect("listed").standing = standing;
+    model.known(name).expect("listed").standing = standing;
     Ok(())
 }
 
 /// The cut came before the commit's start was durable: the snapshot is as it was.
 async fn return_from_commit(
     vm: &Rc<Vm>,
-    truth: &Shared,
+    model: &Shared,
     name: &str,
     before: Option<Vec<Image>>,
 ) -> Result<(), String> {
-    let contents = view_all(vm, truth, name).await?;
+    let contents = view_all(vm, model, name).await?;
     if let Some(before) = before
         && before != contents
     {
         let change = control::difference(&before, &contents);
         return Err(format!("snapshot {name}, whose commit never began, changed: {change}"));
     }
-    let mut truth = truth.borrow_mut();
-    let now = truth.ticks();
+    let mut model = model.borrow_mut();
+    let now = model.ticks();
     let standing = Standing::Sealed { began: vec![0; now.len()], ended: now, contents: Some(contents) };
-    truth.known(name).expect("listed").standing = standing;
+    model.known(name).expect("listed").standing = standing;
     Ok(())
 }
 
-async fn view_all(vm: &Rc<Vm>, truth: &Shared, name: &str) -> Result<Vec<Image>, String> {
+async fn view_all(vm: &Rc<Vm>, model: &Shared, name: &str) -> Result<Vec<Image>, String> {
     let mut contents = Vec::new();
-    let persistent = truth.borrow().persistent;
+    let persistent = model.borrow().persistent;
     for disk in vm.disks().into_iter().take(persistent) {
         let opened = vm.open_view(name, disk.number, "oracle").await;
         let (view, _held) = opened.map_err(|e| format!("snapshot {name}: {e}"))?;
@@ -192,7 +192,7 @@ async fn work(
     vm: &Rc<Vm>,
     home: Rc<Home>,
     plan: &Rc<Plan>,
-    truth: &Shared,
+    model: &Shared,
     boot: u64,
     trouble: &Trouble,
     world: SimWorld,
@@ -204,13 +204,13 @@ async fn work(
         for n in 0..plan.guests_per_disk {
             let rng = plan.rng(boot, 100 * (index as u64 + 1) + n);
             let (vm, disk, gate) = (vm.clone(), disk.clone(), gate.clone());
-            let guest = Guest { vm, disk, gate, index, truth: truth.clone(), rng, trouble: trouble.clone() };
+            let guest = Guest { vm, disk, gate, index, model: model.clone(), rng, trouble: trouble.clone() };
             let plan = plan.clone();
             tasks.push(env.spawn(async move { guest.run(&plan).await }));
         }
     }
     let (rng, excuses, trouble) = (plan.rng(boot, 1), trouble.clone(), trouble.clone());
-    let user = Control { vm: vm.clone(), truth: truth.clone(), rng, gate, home, world, trouble };
+    let user = Control { vm: vm.clone(), model: model.clone(), rng, gate, home, world, trouble };
     let looker = Looker { vm: vm.clone(), rng: plan.rng(boot, 5) };
     let (plan, looks) = (plan.clone(), plan.control_steps);
     tasks.push(env.spawn(async move { user.run(&plan).await }));
@@ -223,20 +223,20 @@ async fn work(
 }
 
 /// With the faults over: everything completes, every commit ends, and the home is clean and exact.
-async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<(), String> {
+async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, model: &Shared) -> Result<(), String> {
     settle(&vm).await?;
-    check_live(&vm, truth).await?;
+    check_live(&vm, model).await?;
     for snapshot in vm.state().snapshots {
-        look(&vm, truth, &snapshot.name).await?;
+        look(&vm, model, &snapshot.name).await?;
     }
-    remove_clones(env, truth).await?;
+    remove_clones(env, model).await?;
     discard_side_branches(&vm).await?;
     let binned: Vec<u64> = vm.state().bin.iter().map(|binned| binned.id).collect();
     vm.empty_bin(&binned).await.map_err(|e| format!("emptying the bin: {e}"))?;
     tell(|| format!("empties the bin: {binned:x?}; {:?}", vm.state().folds));
     home::nothing_leaked(&vm).await?;
     commit_the_rest(&vm, plan).await?;
-    check_live(&vm, truth).await?;
+    check_live(&vm, model).await?;
     if plan.nonpersistent_bytes.is_some() {
         let number = vm.disks()[plan.disks.len()].number;
         vm.remove_disk(number, true).await.map_err(|e| format!("removing disk{number}: {e}"))?;
@@ -249,7 +249,7 @@ async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, truth: &Shared) -> Result<()
     let manifest =
         home::open(env, plan.growth_bytes, plan.imported).map_err(|e| format!("reopening: {e}"))?;
     let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| format!("reopening: {e}"))?;
-    check_live(&vm, truth).await
+    check_live(&vm, model).await
 }
 
 /// Nothing may be left to do afterwards, except on an imported VM: what rests on the foreign folder stays.
@@ -275,11 +275,11 @@ async fn commit_the_rest(vm: &Rc<Vm>, plan: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-async fn check_live(vm: &Rc<Vm>, truth: &Shared) -> Result<(), String> {
+async fn check_live(vm: &Rc<Vm>, model: &Shared) -> Result<(), String> {
     for (index, disk) in vm.disks().into_iter().enumerate() {
-        let began = truth.borrow_mut().models[index].now();
+        let began = model.borrow_mut().models[index].now();
         let bytes = read_all(&disk).await?;
-        truth.borrow().models[index].check_read(0, &bytes, began)?;
+        model.borrow().models[index].check_read(0, &bytes, began)?;
         for link in &disk.chain().links {
             let findings = link.layer.check().await.map_err(|e| format!("check: {e}"))?;
             if !findings.is_empty() {

@@ -9,8 +9,8 @@ use blk::{Buf, Env, ErrorKind, SECTOR};
 use engine::Vm;
 
 use super::control::{Control, read_all};
+use super::model::{Image, Model, Standing};
 use super::plan::Plan;
-use super::truth::{Image, Standing, Truth};
 use crate::home;
 use crate::watch::tell;
 use sim::oracle::DiskModel;
@@ -29,14 +29,14 @@ pub struct LinkedClone {
 impl Control {
     /// Makes a clone of any sealed snapshot, or lets an old one work for a while.
     pub async fn clone_something(&mut self, plan: &Plan) -> Result<(), String> {
-        let clones = self.truth.borrow().clones.len();
+        let clones = self.model.borrow().clones.len();
         if clones > 0 && self.rng.coin() {
             let at = self.rng.below(clones as u64) as usize;
             return self.use_clone(plan, at).await;
         }
         let Some(name) = self.any_sealed().filter(|_| clones < plan.clones_max) else { return Ok(()) };
-        super::control::look(&self.vm, &self.truth, &name).await?;
-        let contents = match self.truth.borrow_mut().known(&name).map(|k| k.standing.clone()) {
+        super::control::look(&self.vm, &self.model, &name).await?;
+        let contents = match self.model.borrow_mut().known(&name).map(|k| k.standing.clone()) {
             Some(Standing::Sealed { contents: Some(contents), .. }) => contents,
             _ => return Ok(()),
         };
@@ -50,32 +50,32 @@ impl Control {
 
     async fn make_clone(&self, plan: &Plan, snapshot: u128, contents: &[Image]) -> Result<(), String> {
         let name = {
-            let mut truth = self.truth.borrow_mut();
-            truth.next_name += 1;
-            let name = format!("clone{}", truth.next_name);
+            let mut model = self.model.borrow_mut();
+            model.next_name += 1;
+            let name = format!("clone{}", model.next_name);
             let models = contents.iter().enumerate().map(|(n, bytes)| {
                 let mut model = DiskModel::starting_at(n as u32, CLONE_SEQUENCE);
                 model.replace(bytes);
                 model
             });
-            truth.clones.push(LinkedClone { name: name.clone(), made: false, models: models.collect() });
-            truth.cloning = true;
+            model.clones.push(LinkedClone { name: name.clone(), made: false, models: models.collect() });
+            model.cloning = true;
             name
         };
         tell(|| format!("clone {name}"));
         let made = home::clone(&self.vm.env, &self.home, snapshot, &name, plan.imported).await;
         tell(|| format!("clone {name} ends {:?}", made.as_ref().map(|_| ())));
-        let mut truth = self.truth.borrow_mut();
-        truth.cloning = false;
+        let mut model = self.model.borrow_mut();
+        model.cloning = false;
         match made {
             Ok(()) => {
-                truth.clones.iter_mut().filter(|c| c.name == name).for_each(|c| c.made = true);
-                drop(truth);
+                model.clones.iter_mut().filter(|c| c.name == name).for_each(|c| c.made = true);
+                drop(model);
                 self.marks("cloned");
                 Ok(())
             }
             Err(e) if e.is_no_space() => {
-                truth.clones.retain(|c| c.name != name);
+                model.clones.retain(|c| c.name != name);
                 Ok(())
             }
             Err(e) => Err(format!("clone {name}: {e}")),
@@ -84,7 +84,7 @@ impl Control {
 
     /// Opens a clone beside its running parent, writes, flushes, reads, and closes it.
     async fn use_clone(&mut self, plan: &Plan, at: usize) -> Result<(), String> {
-        let name = self.truth.borrow().clones[at].name.clone();
+        let name = self.model.borrow().clones[at].name.clone();
         let fail = |e: blk::Error| format!("clone {name}: {e}");
         let grain = plan.grain(&mut self.rng);
         let opened = open(&self.vm.env, plan, &name, grain).await;
@@ -119,14 +119,14 @@ impl Control {
         first: u64,
     ) -> Result<(), String> {
         let (open, data) = {
-            let model = &mut self.truth.borrow_mut().clones[at].models[index];
+            let model = &mut self.model.borrow_mut().clones[at].models[index];
             let open = model.begin(first, 1);
             let data = Buf::copy_of(&model.data(&open)).freeze();
             (open, data)
         };
         let began = match disk.clone().write(first * SECTOR, data).await {
             Ok(()) => {
-                let model = &mut self.truth.borrow_mut().clones[at].models[index];
+                let model = &mut self.model.borrow_mut().clones[at].models[index];
                 model.end(&open);
                 model.flush_begins()
             }
@@ -134,7 +134,7 @@ impl Control {
             Err(e) => return Err(format!("write to a clone: {e}")),
         };
         match disk.clone().flush().await {
-            Ok(()) => self.truth.borrow_mut().clones[at].models[index].flushed(began),
+            Ok(()) => self.model.borrow_mut().clones[at].models[index].flushed(began),
             Err(e) if e.is_no_space() => {}
             Err(e) => return Err(format!("flush of a clone: {e}")),
         }
@@ -149,14 +149,14 @@ async fn open(env: &Env, plan: &Plan, name: &str, grain_sectors: u32) -> blk::Re
 }
 
 /// After a boot: every clone that was made is there and shows what it has to; one whose making was cut is whole or none.
-pub async fn check_clones(env: &Env, plan: &Plan, truth: &Rc<RefCell<Truth>>) -> Result<(), String> {
-    let names: Vec<(String, bool)> = truth.borrow().clones.iter().map(|c| (c.name.clone(), c.made)).collect();
+pub async fn check_clones(env: &Env, plan: &Plan, model: &Rc<RefCell<Model>>) -> Result<(), String> {
+    let names: Vec<(String, bool)> = model.borrow().clones.iter().map(|c| (c.name.clone(), c.made)).collect();
     for (name, made) in names {
         if !home::is_vm(env, &name).await.map_err(|e| format!("clone {name}: {e}"))? {
             if made {
                 return Err(format!("clone {name} is lost"));
             }
-            truth.borrow_mut().clones.retain(|c| c.name != name);
+            model.borrow_mut().clones.retain(|c| c.name != name);
             home::remove(env, &name).await.map_err(|e| format!("clone {name}: {e}"))?;
             continue;
         }
@@ -166,8 +166,8 @@ pub async fn check_clones(env: &Env, plan: &Plan, truth: &Rc<RefCell<Truth>>) ->
             contents.push(read_all(&disk).await.map_err(|e| format!("clone {name}: {e}"))?);
         }
         vm.close().await.map_err(|e| format!("closing clone {name}: {e}"))?;
-        let mut truth = truth.borrow_mut();
-        let clone = truth.clones.iter_mut().find(|c| c.name == name).expect("listed");
+        let mut model = model.borrow_mut();
+        let clone = model.clones.iter_mut().find(|c| c.name == name).expect("listed");
         clone.made = true;
         for (model, bytes) in clone.models.iter_mut().zip(&contents) {
             model.check_cut(bytes).map_err(|e| format!("clone {name}: {e}"))?;
@@ -178,8 +178,8 @@ pub async fn check_clones(env: &Env, plan: &Plan, truth: &Rc<RefCell<Truth>>) ->
 }
 
 /// At the end: the clones go, and with them what protected their parent.
-pub async fn remove_clones(env: &Env, truth: &Rc<RefCell<Truth>>) -> Result<(), String> {
-    let clones = std::mem::take(&mut truth.borrow_mut().clones);
+pub async fn remove_clones(env: &Env, model: &Rc<RefCell<Model>>) -> Result<(), String> {
+    let clones = std::mem::take(&mut model.borrow_mut().clones);
     for clone in clones {
         home::remove(env, &clone.name).await.map_err(|e| format!("removing clone {}: {e}", clone.name))?;
     }

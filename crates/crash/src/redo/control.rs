@@ -10,15 +10,15 @@ use engine::{CommitWhat, Disk, Job, JobState, Vm};
 use sim::{Rng, SimWorld};
 use vmdk::home::Home;
 
+use super::model::{Image, Known, Model, Standing};
 use super::plan::Plan;
-use super::truth::{Image, Known, Standing, Truth};
 use crate::request_gate::RequestGate;
 use crate::trouble::Trouble;
 use crate::watch::{chains, tell};
 
 pub struct Control {
     pub vm: Rc<Vm>,
-    pub truth: Rc<RefCell<Truth>>,
+    pub model: Rc<RefCell<Model>>,
     pub rng: Rng,
     pub gate: Rc<RequestGate>,
     pub home: Rc<Home>,
@@ -45,7 +45,7 @@ impl Control {
             match self.rng.below(6) {
                 0 => self.discard().await?,
                 1 if plan.nonpersistent_bytes.is_some() => self.reset().await?,
-                2 | 3 if !self.truth.borrow().bin.is_empty() => self.restore().await?,
+                2 | 3 if !self.model.borrow().bin.is_empty() => self.restore().await?,
                 4 if self.rng.coin() => self.empty_bin().await?,
                 _ => self.revert().await?,
             }
@@ -68,17 +68,17 @@ impl Control {
             return Ok(());
         }
         // A look at once: what is still on its way into a state that claims to be sealed shows at the next one.
-        if looks || self.rng.below(4) == 0 { look(&self.vm, &self.truth, &name).await } else { Ok(()) }
+        if looks || self.rng.below(4) == 0 { look(&self.vm, &self.model, &name).await } else { Ok(()) }
     }
 
     /// A new name, and the ticks at which its take is called.
     pub fn begin_take(&self) -> (String, Vec<u64>) {
-        let mut truth = self.truth.borrow_mut();
-        let name = format!("s{}", truth.next_name);
-        truth.next_name += 1;
-        let began = truth.ticks();
-        truth.snapshots.push(Known { name: name.clone(), standing: Standing::Taking(began.clone()) });
-        truth.taking = true;
+        let mut model = self.model.borrow_mut();
+        let name = format!("s{}", model.next_name);
+        model.next_name += 1;
+        let began = model.ticks();
+        model.snapshots.push(Known { name: name.clone(), standing: Standing::Taking(began.clone()) });
+        model.taking = true;
         (name, began)
     }
 
@@ -87,8 +87,8 @@ impl Control {
     }
 
     pub fn sealed_names(&self) -> Vec<String> {
-        let truth = self.truth.borrow();
-        let sealed = truth.snapshots.iter().filter(|k| matches!(k.standing, Standing::Sealed { .. }));
+        let model = self.model.borrow();
+        let sealed = model.snapshots.iter().filter(|k| matches!(k.standing, Standing::Sealed { .. }));
         sealed.map(|k| k.name.clone()).collect()
     }
 
@@ -99,17 +99,17 @@ impl Control {
 
     /// Notes what a take answered; false when there was no space and so nothing was changed.
     fn took<T>(&self, name: &str, began: Vec<u64>, result: blk::Result<T>) -> Result<bool, String> {
-        let mut truth = self.truth.borrow_mut();
-        truth.taking = false;
+        let mut model = self.model.borrow_mut();
+        model.taking = false;
         match result {
             Ok(_) => {
-                let ended = truth.ticks();
-                let known = truth.known(name).expect("known since the take began");
+                let ended = model.ticks();
+                let known = model.known(name).expect("known since the take began");
                 known.standing = Standing::Sealed { began, ended, contents: None };
                 Ok(true)
             }
             Err(e) if e.is_no_space() => {
-                truth.snapshots.retain(|k| k.name != name);
+                model.snapshots.retain(|k| k.name != name);
                 Ok(false)
             }
             Err(e) => Err(format!("take {name}: {e}")),
@@ -119,7 +119,7 @@ impl Control {
     /// Reads a sealed snapshot whole: at the first look against the model, later against the first look.
     async fn look_at_one(&mut self) -> Result<(), String> {
         match self.any_sealed() {
-            Some(name) => look(&self.vm, &self.truth, &name).await,
+            Some(name) => look(&self.vm, &self.model, &name).await,
             None => Ok(()),
         }
     }
@@ -146,15 +146,15 @@ impl Control {
         if !preview.stays.is_empty() {
             self.marks("only a name went");
         }
-        self.truth.borrow_mut().leaving(&gone);
-        self.truth.borrow_mut().folding = true;
+        self.model.borrow_mut().leaving(&gone);
+        self.model.borrow_mut().folding = true;
         tell(|| format!("commit {what:?} of {:?}; {:?}", chains(&self.vm), self.vm.state()));
         let committed = self.vm.commit(&what).await;
         tell(|| format!("committing: {:?}; {:?}", committed.as_ref().map(|j| j.id), self.vm.state().folds));
         let job = match committed {
             Ok(job) => job,
             Err(e) if e.kind == ErrorKind::Refused || e.is_no_space() => {
-                self.truth.borrow_mut().staying(&gone);
+                self.model.borrow_mut().staying(&gone);
                 self.evicting(&preview.evicted, false);
                 return Ok(());
             }
@@ -167,7 +167,7 @@ impl Control {
         if preview.layers > 0 && self.has_large_grains_below() {
             self.marks("committed in a chain with grains larger than a sector below its top");
         }
-        self.truth.borrow_mut().gone(&gone);
+        self.model.borrow_mut().gone(&gone);
         self.meddle(&job).await;
         Ok(())
     }
@@ -202,7 +202,7 @@ impl Control {
     }
 }
 
-impl Truth {
+impl Model {
     pub fn leaving(&mut self, names: &[String]) {
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
             let contents = match &known.standing {
@@ -233,9 +233,9 @@ impl Truth {
 
 /// Reads every disk of a sealed snapshot: at the first look to compare with the model and to remember, later to compare with
 /// the first look.
-pub async fn look(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, name: &str) -> Result<(), String> {
-    let persistent = truth.borrow().persistent;
-    let first = match truth.borrow_mut().known(name).map(|known| &known.standing) {
+pub async fn look(vm: &Rc<Vm>, model: &Rc<RefCell<Model>>, name: &str) -> Result<(), String> {
+    let persistent = model.borrow().persistent;
+    let first = match model.borrow_mut().known(name).map(|known| &known.standing) {
         Some(Standing::Sealed { contents, .. }) => contents.clone(),
         _ => None,
     };
@@ -258,19 +258,19 @@ pub async fn look(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, name: &str) -> Result
             _ => seen.push(read_all(&disk).await.map_err(|e| format!("snapshot {name}: {e}"))?),
         }
     }
-    let mut truth = truth.borrow_mut();
-    let standing = truth.known(name).map(|k| k.standing.clone());
+    let mut model = model.borrow_mut();
+    let standing = model.known(name).map(|k| k.standing.clone());
     match standing {
         Some(Standing::Sealed { contents: Some(first), .. }) if first != seen => {
             Err(format!("sealed snapshot {name} changed: {}", difference(&first, &seen)))
         }
         Some(Standing::Sealed { began, ended, contents: None }) => {
             for (index, bytes) in seen.iter().enumerate() {
-                truth.models[index]
+                model.models[index]
                     .check_snapshot(bytes, began[index], ended[index])
                     .map_err(|e| format!("{name}: {e}"))?;
             }
-            truth.known(name).expect("known").standing =
+            model.known(name).expect("known").standing =
                 Standing::Sealed { began, ended, contents: Some(seen) };
             Ok(())
         }

@@ -8,8 +8,8 @@ use blk::{Buf, SECTOR};
 use engine::{Disk, Vm};
 use sim::Rng;
 
+use super::model::Model;
 use super::plan::Plan;
-use super::truth::Truth;
 use crate::request_gate::RequestGate;
 use crate::trouble::Trouble;
 use crate::watch::{tell, tell_range};
@@ -21,7 +21,7 @@ pub struct Guest {
     pub gate: Rc<RequestGate>,
     /// Of the disk and of its model.
     pub index: usize,
-    pub truth: Rc<RefCell<Truth>>,
+    pub model: Rc<RefCell<Model>>,
     pub rng: Rng,
     pub trouble: Trouble,
 }
@@ -72,13 +72,13 @@ impl Guest {
 
     /// A full datastore may fail a write (policy `error`); the range then shows the old or the new.
     async fn write(&mut self, first: u64, count: u64) -> Result<(), String> {
-        let open = self.truth.borrow_mut().models[self.index].begin(first, count);
-        let data = Buf::copy_of(&self.truth.borrow().models[self.index].data(&open)).freeze();
+        let open = self.model.borrow_mut().models[self.index].begin(first, count);
+        let data = Buf::copy_of(&self.model.borrow().models[self.index].data(&open)).freeze();
         tell_range(self.index, first, count, || format!("write {} begins", open.sequence));
         let result = self.disk.clone().write(first * SECTOR, data).await;
         tell_range(self.index, first, count, || format!("write {} ends {result:?}", open.sequence));
         match result {
-            Ok(()) => self.truth.borrow_mut().models[self.index].end(&open),
+            Ok(()) => self.model.borrow_mut().models[self.index].end(&open),
             Err(e) if e.is_no_space() => {}
             Err(e) => return Err(format!("write of {count} sectors at {first}: {e}")),
         }
@@ -86,13 +86,13 @@ impl Guest {
     }
 
     async fn zero(&mut self, first: u64, count: u64) -> Result<(), String> {
-        let open = self.truth.borrow_mut().models[self.index].begin_zero(first, count, false);
+        let open = self.model.borrow_mut().models[self.index].begin_zero(first, count, false);
         let range = first * SECTOR..(first + count) * SECTOR;
         tell_range(self.index, first, count, || "zeroing begins".into());
         let result = self.disk.clone().write_zeroes(range, ZeroMode::default()).await;
         tell_range(self.index, first, count, || format!("zeroing ends {result:?}"));
         match result {
-            Ok(()) => self.truth.borrow_mut().models[self.index].end(&open),
+            Ok(()) => self.model.borrow_mut().models[self.index].end(&open),
             Err(e) if e.is_no_space() => {}
             Err(e) => return Err(format!("zeroing {count} sectors at {first}: {e}")),
         }
@@ -100,19 +100,19 @@ impl Guest {
     }
 
     async fn discard(&mut self, first: u64, count: u64) -> Result<(), String> {
-        let open = self.truth.borrow_mut().models[self.index].begin_zero(first, count, true);
+        let open = self.model.borrow_mut().models[self.index].begin_zero(first, count, true);
         tell_range(self.index, first, count, || "discarded".into());
         let result = self.disk.clone().discard(first * SECTOR..(first + count) * SECTOR).await;
-        self.truth.borrow_mut().models[self.index].end(&open);
+        self.model.borrow_mut().models[self.index].end(&open);
         result.map_err(|e| format!("discard of {count} sectors at {first}: {e}"))
     }
 
     async fn read(&mut self, first: u64, count: u64) -> Result<(), String> {
-        let began = self.truth.borrow_mut().models[self.index].now();
+        let began = self.model.borrow_mut().models[self.index].now();
         let buf = Buf::alloc((count * SECTOR) as usize);
         let (buf, result) = self.disk.clone().read(first * SECTOR, buf).await;
         result.map_err(|e| format!("read of {count} sectors at {first}: {e}"))?;
-        let checked = self.truth.borrow().models[self.index].check_read(first, &buf, began);
+        let checked = self.model.borrow().models[self.index].check_read(first, &buf, began);
         if let Err(e) = &checked {
             tell(|| format!("  read {first}+{count} from tick {began}: {e}"));
         }
@@ -120,10 +120,10 @@ impl Guest {
     }
 
     async fn flush(&mut self) -> Result<(), String> {
-        let began = self.truth.borrow_mut().models[self.index].flush_begins();
+        let began = self.model.borrow_mut().models[self.index].flush_begins();
         self.disk.clone().flush().await.map_err(|e| format!("flush: {e}"))?;
         tell(|| format!("  disk {} flushed (from tick {began})", self.index));
-        self.truth.borrow_mut().models[self.index].flushed(began);
+        self.model.borrow_mut().models[self.index].flushed(began);
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use blk::ErrorKind;
 use engine::{GenerationChange, Vm};
 
 use super::control::{Control, look, settle};
-use super::truth::{Moving, Standing};
+use super::model::{Moving, Standing};
 use crate::watch::tell;
 
 impl Control {
@@ -22,9 +22,9 @@ impl Control {
         let present = self.rng.coin().then(|| self.begin_take());
         let Some(moving) = self.contents_of(name) else { return Ok(()) };
         {
-            let mut truth = self.truth.borrow_mut();
-            truth.moving = Some(moving);
-            truth.reverting = true;
+            let mut model = self.model.borrow_mut();
+            model.moving = Some(moving);
+            model.reverting = true;
         }
         tell(|| format!("revert to {name}, keeping {present:?}"));
         let take_first = present.as_ref().map(|(name, _)| name.as_str());
@@ -35,13 +35,13 @@ impl Control {
         }
         let result = self.vm.revert(Some(name), take_first, keep).await;
         tell(|| format!("revert to {name} ends {:?}", result.as_ref().map(|s| s.id)));
-        self.truth.borrow_mut().reverting = false;
+        self.model.borrow_mut().reverting = false;
         if let Some((first, began)) = present {
             self.settle_take(&first, began).await?;
         }
         match result {
             Ok(_) => {
-                self.truth.borrow_mut().moved();
+                self.model.borrow_mut().moved();
                 self.marks("reverted");
                 self.see_bin()?;
                 self.open_plain_names().await
@@ -55,21 +55,21 @@ impl Control {
     async fn settle_take(&self, name: &str, began: Vec<u64>) -> Result<(), String> {
         let here = self.vm.state().snapshots.iter().find(|s| s.name == name).map(|s| s.id);
         {
-            let mut truth = self.truth.borrow_mut();
-            truth.taking = false;
+            let mut model = self.model.borrow_mut();
+            model.taking = false;
             let Some(id) = here else {
-                truth.snapshots.retain(|k| k.name != name);
+                model.snapshots.retain(|k| k.name != name);
                 return Ok(());
             };
             if self.trouble.has_struck() && !self.vm.is_sealed(id) {
                 // Its seal's flush failed: the next start shows what one shows whose take was cut.
                 return Ok(());
             }
-            let ended = truth.ticks();
-            let known = truth.known(name).expect("known since the revert began");
+            let ended = model.ticks();
+            let known = model.known(name).expect("known since the revert began");
             known.standing = Standing::Sealed { began, ended, contents: None };
         }
-        look(&self.vm, &self.truth, name).await
+        look(&self.vm, &self.model, name).await
     }
 
     /// Throws a branch away.
@@ -86,10 +86,10 @@ impl Control {
         let Ok(loss) = self.vm.discard_preview(name).await else { return Ok(()) };
         let Some(contents) = self.contents_of(name) else { return Ok(()) };
         {
-            let mut truth = self.truth.borrow_mut();
-            truth.leaving(&loss.snapshots);
-            truth.moving = loss.reverts.then_some(contents);
-            truth.discarding = true;
+            let mut model = self.model.borrow_mut();
+            model.leaving(&loss.snapshots);
+            model.moving = loss.reverts.then_some(contents);
+            model.discarding = true;
         }
         let keep = self.rng.coin();
         tell(|| format!("discard {name}, kept: {keep}: {loss:?}"));
@@ -102,11 +102,11 @@ impl Control {
         }
         let result = self.vm.discard(name, keep).await;
         tell(|| format!("discard {name} ends {:?}", result.as_ref().map(|_| ())));
-        self.truth.borrow_mut().discarding = false;
+        self.model.borrow_mut().discarding = false;
         match result {
             Ok(_) => {
-                self.truth.borrow_mut().gone(&loss.snapshots);
-                self.truth.borrow_mut().moved();
+                self.model.borrow_mut().gone(&loss.snapshots);
+                self.model.borrow_mut().moved();
                 self.see_bin()?;
                 self.marks(if loss.reverts {
                     "discarded the running branch"
@@ -117,7 +117,7 @@ impl Control {
             }
             Err(e) => {
                 if !self.is_in_doubt(&e) {
-                    self.truth.borrow_mut().staying(&loss.snapshots);
+                    self.model.borrow_mut().staying(&loss.snapshots);
                 }
                 self.not_moved(&format!("discard {name}"), e)
             }
@@ -128,11 +128,11 @@ impl Control {
     pub async fn reset(&mut self) -> Result<(), String> {
         self.gate.stop().await;
         {
-            let mut truth = self.truth.borrow_mut();
-            let index = truth.persistent;
+            let mut model = self.model.borrow_mut();
+            let index = model.persistent;
             let size_bytes = self.vm.disks()[index].size_bytes() as usize;
-            truth.moving = Some(vec![(index, vec![0; size_bytes].into())]);
-            truth.resetting = true;
+            model.moving = Some(vec![(index, vec![0; size_bytes].into())]);
+            model.resetting = true;
         }
         let keep = self.rng.coin();
         if keep {
@@ -141,10 +141,10 @@ impl Control {
             self.putting_into_bin(shown, Vec::new());
         }
         let result = self.vm.reset(keep).await;
-        self.truth.borrow_mut().resetting = false;
+        self.model.borrow_mut().resetting = false;
         let result = match result {
             Ok(_) => {
-                self.truth.borrow_mut().moved();
+                self.model.borrow_mut().moved();
                 self.marks("reset");
                 self.see_bin()
             }
@@ -160,13 +160,13 @@ impl Control {
         if self.rng.coin() {
             return Ok(());
         }
-        self.truth.borrow_mut().opening = true;
+        self.model.borrow_mut().opening = true;
         let opened = self.vm.change_generation(GenerationChange::Open).await;
-        let mut truth = self.truth.borrow_mut();
-        truth.opening = false;
+        let mut model = self.model.borrow_mut();
+        model.opening = false;
         match opened {
             Ok(()) => {
-                let generation = truth.generation.as_mut().expect("known since the boot");
+                let generation = model.generation.as_mut().expect("known since the boot");
                 generation.opened = generation.present;
                 Ok(())
             }
@@ -176,7 +176,7 @@ impl Control {
     }
 
     fn check_generation(&self) -> Result<(), String> {
-        let (is, expected) = (self.vm.state().generation, self.truth.borrow().generation);
+        let (is, expected) = (self.vm.state().generation, self.model.borrow().generation);
         match expected == Some(is) {
             true => Ok(()),
             false => Err(format!("the content's generation is {is:?}, expected {expected:?}")),
@@ -190,8 +190,8 @@ impl Control {
 
     pub fn not_moved(&self, what: &str, e: blk::Error) -> Result<(), String> {
         if !self.is_in_doubt(&e) {
-            self.truth.borrow_mut().moving = None;
-            self.truth.borrow_mut().binning = None;
+            self.model.borrow_mut().moving = None;
+            self.model.borrow_mut().binning = None;
         }
         match changed_nothing(&e) {
             true => Ok(()),
@@ -206,14 +206,14 @@ impl Control {
             settle(&self.vm).await?;
         }
         for name in self.sealed_names() {
-            look(&self.vm, &self.truth, &name).await?;
+            look(&self.vm, &self.model, &name).await?;
         }
         Ok(())
     }
 
     fn contents_of(&self, name: &str) -> Option<Moving> {
-        let mut truth = self.truth.borrow_mut();
-        match &truth.known(name)?.standing {
+        let mut model = self.model.borrow_mut();
+        match &model.known(name)?.standing {
             Standing::Sealed { contents: Some(contents), .. } => {
                 Some(contents.iter().cloned().enumerate().collect())
             }

@@ -10,16 +10,16 @@ use engine::Vm;
 use sim::{Rng, SimWorld, View};
 
 use super::control::read_all;
+use super::model::{Known, Model, Standing};
 use super::plan::Plan;
-use super::truth::{Known, Standing, Truth};
 use crate::home;
 
 /// Path and content of each file of the imported folder.
 pub type Source = Vec<(String, Vec<u8>)>;
 
 /// Makes the VM, undisturbed.
-pub fn create(world: &SimWorld, plan: &Rc<Plan>, truth: &Rc<RefCell<Truth>>) -> Result<(), String> {
-    let (plan, shared) = (plan.clone(), truth.clone());
+pub fn create(world: &SimWorld, plan: &Rc<Plan>, model: &Rc<RefCell<Model>>) -> Result<(), String> {
+    let (plan, shared) = (plan.clone(), model.clone());
     let made = world.run(|env| async move {
         if plan.imported {
             make_source(&env, &plan, &shared).await?;
@@ -30,7 +30,7 @@ pub fn create(world: &SimWorld, plan: &Rc<Plan>, truth: &Rc<RefCell<Truth>>) -> 
     });
     made.expect("nothing is cut while the VM is made")?;
     let source = files_of(world, home::SOURCE);
-    truth.borrow_mut().source = source;
+    model.borrow_mut().source = source;
     Ok(())
 }
 
@@ -57,31 +57,31 @@ async fn open(env: &Env, plan: &Plan) -> Result<Rc<Vm>, String> {
 }
 
 /// A VM with a snapshot and a delta, as another product would leave it.
-async fn make_source(env: &Env, plan: &Plan, truth: &Rc<RefCell<Truth>>) -> Result<(), String> {
+async fn make_source(env: &Env, plan: &Plan, model: &Rc<RefCell<Model>>) -> Result<(), String> {
     let fail = |e: blk::Error| format!("making the folder to import: {e}");
     home::create_in(env, home::SOURCE, &plan.disks).await.map_err(fail)?;
     let manifest = home::open_source(env, plan.growth_bytes).map_err(fail)?;
     let mut rng = plan.rng(0, 3);
     manifest.set_grain(plan.grain(&mut rng));
     let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(fail)?;
-    scribble(&vm, truth, &mut rng).await?;
+    scribble(&vm, model, &mut rng).await?;
     vm.take("theirs", "").await.map_err(fail)?;
-    note(&vm, truth, "theirs").await?;
-    scribble(&vm, truth, &mut rng).await?;
-    note(&vm, truth, "as-imported").await?;
+    note(&vm, model, "theirs").await?;
+    scribble(&vm, model, &mut rng).await?;
+    note(&vm, model, "as-imported").await?;
     vm.close().await.map_err(fail)
 }
 
 /// A few sectors of each disk, flushed.
-async fn scribble(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, rng: &mut Rng) -> Result<(), String> {
+async fn scribble(vm: &Rc<Vm>, model: &Rc<RefCell<Model>>, rng: &mut Rng) -> Result<(), String> {
     for (index, disk) in vm.disks().into_iter().enumerate() {
         let (disk, _client) = vm.attach(disk.number, "other").await.map_err(|e| e.to_string())?;
         for _ in 0..12 {
             let first = rng.below(disk.size_bytes() / SECTOR);
-            let open = truth.borrow_mut().models[index].begin(first, 1);
-            let data = Buf::copy_of(&truth.borrow().models[index].data(&open)).freeze();
+            let open = model.borrow_mut().models[index].begin(first, 1);
+            let data = Buf::copy_of(&model.borrow().models[index].data(&open)).freeze();
             disk.clone().write(first * SECTOR, data).await.map_err(|e| e.to_string())?;
-            truth.borrow_mut().models[index].end(&open);
+            model.borrow_mut().models[index].end(&open);
         }
         disk.clone().flush().await.map_err(|e| e.to_string())?;
     }
@@ -89,18 +89,18 @@ async fn scribble(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, rng: &mut Rng) -> Res
 }
 
 /// What the disks show now is what the snapshot `name` has to show for ever.
-async fn note(vm: &Rc<Vm>, truth: &Rc<RefCell<Truth>>, name: &str) -> Result<(), String> {
+async fn note(vm: &Rc<Vm>, model: &Rc<RefCell<Model>>, name: &str) -> Result<(), String> {
     let mut contents = Vec::new();
     for disk in vm.disks() {
         contents.push(read_all(&disk).await?);
     }
-    let mut truth = truth.borrow_mut();
-    for (model, bytes) in truth.models.iter_mut().zip(&contents) {
+    let mut model = model.borrow_mut();
+    for (model, bytes) in model.models.iter_mut().zip(&contents) {
         model.replace(bytes);
     }
-    let now = truth.ticks();
+    let now = model.ticks();
     let standing = Standing::Sealed { began: now.clone(), ended: now, contents: Some(contents) };
-    truth.snapshots.push(Known { name: name.into(), standing });
+    model.snapshots.push(Known { name: name.into(), standing });
     Ok(())
 }
 
@@ -116,11 +116,11 @@ fn files_of(world: &SimWorld, folder: &str) -> Source {
 }
 
 /// Importing promised not to write there.
-pub fn check_source(world: &SimWorld, truth: &Truth) -> Result<(), String> {
+pub fn check_source(world: &SimWorld, model: &Model) -> Result<(), String> {
     let now = files_of(world, home::SOURCE);
-    match now.iter().zip(&truth.source).find(|(a, b)| a != b) {
+    match now.iter().zip(&model.source).find(|(a, b)| a != b) {
         Some(((path, _), _)) => Err(format!("{path} of the imported folder has changed")),
-        None if now.len() != truth.source.len() => Err("the imported folder has other files".into()),
+        None if now.len() != model.source.len() => Err("the imported folder has other files".into()),
         None => Ok(()),
     }
 }

@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use engine::Loss;
 
+use super::harness::Running;
+use super::model::Outcome;
 use super::shape::Shape;
-use super::stage::Running;
-use super::truth::Outcome;
 use super::user::User;
 
 impl User {
@@ -71,12 +71,12 @@ impl User {
         }
         let new = entries(vm).into_iter().find(|id| !before.contains(id));
         let Some(id) = new else { return Err("nothing came into the bin".to_owned()) };
-        self.stage.env.sleep_us(self.rng.below(2000)).await;
+        self.harness.env.sleep_us(self.rng.below(2000)).await;
         let keep = self.rng.coin();
         match vm.vm.restore(id, keep).await {
             Ok(_) => self.settle(vm, Ok(())).map(drop),
             Err(e) if e.is_no_space() => {
-                self.stage.truth.borrow_mut().arrive(&vm.name, Some(thrown));
+                self.harness.model.borrow_mut().arrive(&vm.name, Some(thrown));
                 Ok(())
             }
             Err(e) => Err(format!("restore: {e}")),
@@ -85,7 +85,7 @@ impl User {
 
     /// The disks show what they show now, in another shape.
     async fn as_it_is(&self, vm: &Rc<Running>, shape: &Shape) -> Result<Outcome, String> {
-        let fixed = self.stage.contents(vm).await?;
+        let fixed = self.harness.contents(vm).await?;
         Ok(Outcome { fixed, ..self.ahead(vm, shape.clone()) })
     }
 

@@ -6,14 +6,14 @@ use blk::volume::Volume;
 use blk::{Buf, SECTOR};
 use sim::Rng;
 
-use super::stage::{Running, Stage};
+use super::harness::{Running, VmHarness};
 use sim::oracle::OpenWrite;
 
 /// Longest request.
 const SECTORS_MAX: u64 = 24;
 
 pub struct Guest {
-    pub stage: Rc<Stage>,
+    pub harness: Rc<VmHarness>,
     pub rng: Rng,
 }
 
@@ -21,7 +21,7 @@ impl Guest {
     pub async fn run(mut self, operations: u64) -> Result<(), String> {
         for _ in 0..operations {
             let Some(vm) = self.pick() else {
-                self.stage.env.sleep_us(200).await;
+                self.harness.env.sleep_us(200).await;
                 continue;
             };
             let _request = vm.gate.enter().await;
@@ -33,7 +33,7 @@ impl Guest {
     }
 
     fn pick(&mut self) -> Option<Rc<Running>> {
-        let running = self.stage.running.borrow();
+        let running = self.harness.running.borrow();
         let open: Vec<_> = running.values().filter(|vm| !vm.gate.is_stopped()).collect();
         self.rng.pick(&open).map(|vm| (*vm).clone())
     }
@@ -59,8 +59,8 @@ impl Guest {
         (first, count): (u64, u64),
     ) -> Result<(), String> {
         let (open, data) = {
-            let mut truth = self.stage.truth.borrow_mut();
-            let model = truth.model(&vm.name, number);
+            let mut model = self.harness.model.borrow_mut();
+            let model = model.model(&vm.name, number);
             let open = model.begin(first, count);
             let data = model.data(&open);
             (open, data)
@@ -76,7 +76,7 @@ impl Guest {
         volume: Rc<dyn Volume>,
         (first, count): (u64, u64),
     ) -> Result<(), String> {
-        let open = self.stage.truth.borrow_mut().model(&vm.name, number).begin_zero(first, count, false);
+        let open = self.harness.model.borrow_mut().model(&vm.name, number).begin_zero(first, count, false);
         let range = first * SECTOR..(first + count) * SECTOR;
         let zeroed = volume.write_zeroes(range, Default::default()).await;
         self.ended(vm, number, &open, zeroed).map_err(|e| format!("zeroing: {e}"))
@@ -85,8 +85,8 @@ impl Guest {
     /// What found no space may be on the disk in part.
     fn ended(&self, vm: &Running, number: u32, open: &OpenWrite, done: blk::Result<()>) -> blk::Result<()> {
         match done {
-            Ok(()) => self.stage.truth.borrow_mut().model(&vm.name, number).end(open),
-            Err(e) if e.is_no_space() => self.stage.world.mark("a write found no space"),
+            Ok(()) => self.harness.model.borrow_mut().model(&vm.name, number).end(open),
+            Err(e) if e.is_no_space() => self.harness.world.mark("a write found no space"),
             Err(e) => return Err(e),
         }
         Ok(())
@@ -99,16 +99,16 @@ impl Guest {
         volume: Rc<dyn Volume>,
         (first, count): (u64, u64),
     ) -> Result<(), String> {
-        let began = self.stage.truth.borrow_mut().model(&vm.name, number).now();
+        let began = self.harness.model.borrow_mut().model(&vm.name, number).now();
         let (buf, read) = volume.read(first * SECTOR, Buf::alloc((count * SECTOR) as usize)).await;
         read.map_err(|e| format!("read: {e}"))?;
-        self.stage.truth.borrow_mut().model(&vm.name, number).check_read(first, &buf, began)
+        self.harness.model.borrow_mut().model(&vm.name, number).check_read(first, &buf, began)
     }
 
     pub async fn flush(&self, vm: &Rc<Running>, number: u32, volume: Rc<dyn Volume>) -> Result<(), String> {
-        let began = self.stage.truth.borrow_mut().model(&vm.name, number).flush_begins();
+        let began = self.harness.model.borrow_mut().model(&vm.name, number).flush_begins();
         volume.flush().await.map_err(|e| format!("flush: {e}"))?;
-        self.stage.truth.borrow_mut().model(&vm.name, number).flushed(began);
+        self.harness.model.borrow_mut().model(&vm.name, number).flushed(began);
         Ok(())
     }
 }

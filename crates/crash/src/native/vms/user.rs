@@ -8,9 +8,9 @@ use blk::volume::Volume;
 use engine::{CommitWhat, GenerationChange, Job};
 use sim::Rng;
 
+use super::harness::{Running, VmHarness, read_all};
+use super::model::{Outcome, Sealed};
 use super::shape::Shape;
-use super::stage::{Running, Stage, read_all};
-use super::truth::{Outcome, Sealed};
 use crate::native::plan::soon;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub const MODES: [DiskMode; 3] =
     [DiskMode::Persistent, DiskMode::IndependentPersistent, DiskMode::IndependentNonpersistent];
 
 pub struct User {
-    pub stage: Rc<Stage>,
+    pub harness: Rc<VmHarness>,
     pub rng: Rng,
     /// All verbs are of this VM, and not of any.
     pub only: Option<&'static str>,
@@ -78,7 +78,7 @@ impl User {
     pub async fn run(mut self, steps: u64, cut_in: Option<u64>) -> Result<(), String> {
         let shares: u64 = VERBS.iter().map(|(_, share, _)| share).sum();
         for step in 0..steps {
-            self.stage.env.sleep_us(self.rng.below(2000)).await;
+            self.harness.env.sleep_us(self.rng.below(2000)).await;
             let mut at = self.rng.below(shares);
             let verb = VERBS.iter().find(|(_, share, _)| {
                 let hit = at < *share;
@@ -86,7 +86,7 @@ impl User {
                 hit
             });
             if cut_in == Some(step) {
-                self.stage.world.cut_at(soon(&mut self.rng));
+                self.harness.world.cut_at(soon(&mut self.rng));
             }
             self.act(verb.expect("within the sum").0).await?;
         }
@@ -95,9 +95,9 @@ impl User {
 
     pub async fn act(&mut self, verb: Verb) -> Result<(), String> {
         let label = VERBS.iter().find(|(v, ..)| *v == verb).map(|(.., label)| *label);
-        self.stage.truth.borrow_mut().doing = label;
+        self.harness.model.borrow_mut().doing = label;
         let name = self.any_vm();
-        let running = self.stage.running(&name);
+        let running = self.harness.running(&name);
         let done = match verb {
             Verb::Take => self.take(&running).await,
             Verb::CommitOne | Verb::CommitAll => self.commit(&running, verb).await,
@@ -111,7 +111,7 @@ impl User {
             Verb::Checkpoint => self.checkpoint().await,
             _ => self.powered_off(&running, verb).await,
         };
-        self.stage.truth.borrow_mut().doing = None;
+        self.harness.model.borrow_mut().doing = None;
         done.map_err(|e| format!("{verb:?} of VM {}: {e}", running.name))
     }
 
@@ -137,7 +137,7 @@ impl User {
         if let Some(only) = self.only {
             return only.to_string();
         }
-        let names: Vec<String> = self.stage.running.borrow().keys().cloned().collect();
+        let names: Vec<String> = self.harness.running.borrow().keys().cloned().collect();
         self.rng.pick(&names).expect("one stays").clone()
     }
 
@@ -146,16 +146,16 @@ impl User {
     }
 
     pub(super) fn shape(&self, vm: &Running) -> Shape {
-        self.stage.truth.borrow().shape(&vm.name)
+        self.harness.model.borrow().shape(&vm.name)
     }
 
     /// The present with another shape.
     pub(super) fn ahead(&self, vm: &Running, shape: Shape) -> Outcome {
-        Outcome { shape: Some(shape), ..self.stage.truth.borrow().vms[&vm.name].now.clone() }
+        Outcome { shape: Some(shape), ..self.harness.model.borrow().vms[&vm.name].now.clone() }
     }
 
     pub(super) fn expect(&self, vm: &Running, ahead: Vec<Outcome>) {
-        self.stage.truth.borrow_mut().vm(&vm.name).ahead = ahead;
+        self.harness.model.borrow_mut().vm(&vm.name).ahead = ahead;
     }
 
     /// What has come of a verb: all of it, or, when it was refused or found no space, nothing.
@@ -166,39 +166,39 @@ impl User {
             Err(e) => return Err(e.to_string()),
         };
         {
-            let mut truth = self.stage.truth.borrow_mut();
+            let mut model = self.harness.model.borrow_mut();
             match done.is_some() {
-                true => truth.arrive(&vm.name, None),
-                false => truth.stay(&vm.name),
+                true => model.arrive(&vm.name, None),
+                false => model.stay(&vm.name),
             }
         }
-        self.stage.world.mark(if done.is_some() { "done" } else { "refused" });
-        self.stage.check_shape(&vm.name)?;
+        self.harness.world.mark(if done.is_some() { "done" } else { "refused" });
+        self.harness.check_shape(&vm.name)?;
         Ok(done)
     }
 
     /// A new name, known from before its take begins; and the shape with it.
     fn begin_take(&self, vm: &Running) -> (String, Shape) {
         let shape = self.shape(vm);
-        let mut truth = self.stage.truth.borrow_mut();
-        let name = format!("s{}", truth.next_ordinal());
+        let mut model = self.harness.model.borrow_mut();
+        let name = format!("s{}", model.next_ordinal());
         let numbers = shape.persistent();
-        let began = truth.ticks(&vm.name, &numbers);
+        let began = model.ticks(&vm.name, &numbers);
         let disks = numbers.iter().map(|number| (*number, shape.disks[number].clone())).collect();
-        truth.sealed.insert(name.clone(), Sealed { disks, began, ..Sealed::default() });
+        model.sealed.insert(name.clone(), Sealed { disks, began, ..Sealed::default() });
         let taken = shape.taken(&name);
         (name, taken)
     }
 
     fn end_take(&self, vm: &Running, name: &str) {
-        let mut truth = self.stage.truth.borrow_mut();
-        let numbers: Vec<u32> = truth.sealed[name].began.keys().copied().collect();
-        let ended = truth.ticks(&vm.name, &numbers);
-        truth.sealed.get_mut(name).expect("begun").ended = Some(ended);
+        let mut model = self.harness.model.borrow_mut();
+        let numbers: Vec<u32> = model.sealed[name].began.keys().copied().collect();
+        let ended = model.ticks(&vm.name, &numbers);
+        model.sealed.get_mut(name).expect("begun").ended = Some(ended);
     }
 
     async fn take(&mut self, vm: &Rc<Running>) -> Result<(), String> {
-        if self.shape(vm).snapshots.len() >= self.stage.plan.snapshots_max {
+        if self.shape(vm).snapshots.len() >= self.harness.plan.snapshots_max {
             return self.commit(vm, Verb::CommitOne).await;
         }
         if self.shape(vm).persistent().is_empty() {
@@ -214,9 +214,9 @@ impl User {
             return Ok(());
         }
         // What is still on its way into a state that claims to be sealed shows at the second look.
-        self.stage.look(&vm.name, &name).await?;
-        self.stage.env.sleep_us(self.rng.below(200)).await;
-        self.stage.look(&vm.name, &name).await
+        self.harness.look(&vm.name, &name).await?;
+        self.harness.env.sleep_us(self.rng.below(200)).await;
+        self.harness.look(&vm.name, &name).await
     }
 
     async fn commit(&mut self, vm: &Rc<Running>, verb: Verb) -> Result<(), String> {
@@ -256,7 +256,7 @@ impl User {
             1 => job.pause(),
             _ => Ok(()),
         };
-        self.stage.env.sleep_us(self.rng.below(2000)).await;
+        self.harness.env.sleep_us(self.rng.below(2000)).await;
         if asked.is_ok() && self.rng.coin() {
             // One that is over needs none.
             let _ = job.resume();
@@ -278,17 +278,17 @@ impl User {
         if let Some(first) = first.filter(|_| result.is_ok()) {
             // While the models know the time before.
             self.end_take(vm, first);
-            self.stage.look(&vm.name, first).await?;
+            self.harness.look(&vm.name, first).await?;
         }
         self.settle(vm, result).map(drop)
     }
 
     /// The disks that a snapshot has show what it shows.
     pub(super) fn on_ground_of(&self, vm: &Running, before: &Shape, to: &str) -> Outcome {
-        let truth = self.stage.truth.borrow();
-        let shape = before.reverted(to, &truth.sealed[to].disks);
-        drop(truth);
-        Outcome { fixed: self.stage.truth.borrow().contents(to), ..self.ahead(vm, shape) }
+        let model = self.harness.model.borrow();
+        let shape = before.reverted(to, &model.sealed[to].disks);
+        drop(model);
+        Outcome { fixed: self.harness.model.borrow().contents(to), ..self.ahead(vm, shape) }
     }
 
     async fn discard(&mut self, vm: &Rc<Running>, running: bool) -> Result<(), String> {
@@ -343,9 +343,9 @@ impl User {
     /// Of a disk that nobody is attached to; what was written to it becomes durable before.
     pub async fn change_mode(&self, vm: &Rc<Running>, number: u32, mode: DiskMode) -> Result<(), String> {
         let disk = vm.vm.disk(number).map_err(|e| e.to_string())?;
-        let began = self.stage.truth.borrow_mut().model(&vm.name, number).flush_begins();
+        let began = self.harness.model.borrow_mut().model(&vm.name, number).flush_begins();
         disk.clone().flush().await.map_err(|e| e.to_string())?;
-        self.stage.truth.borrow_mut().model(&vm.name, number).flushed(began);
+        self.harness.model.borrow_mut().model(&vm.name, number).flushed(began);
         let mut shape = self.shape(vm);
         let state = shape.disks.get_mut(&number).expect("it is there");
         let changes = std::mem::replace(&mut state.mode, mode) != mode;
@@ -362,7 +362,7 @@ impl User {
     }
 
     async fn checkpoint(&self) -> Result<(), String> {
-        match self.stage.scene.store.checkpoint().await {
+        match self.harness.inner.store.checkpoint().await {
             Err(e) if !e.is_no_space() => Err(e.to_string()),
             _ => Ok(()),
         }

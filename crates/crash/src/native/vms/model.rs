@@ -34,7 +34,7 @@ pub struct Outcome {
 }
 
 #[derive(Default)]
-pub struct VmTruth {
+pub struct ExpectedVm {
     pub now: Outcome,
     /// Besides the present, in the order in which they come about; the last is what the verb is to do.
     pub ahead: Vec<Outcome>,
@@ -44,9 +44,9 @@ pub struct VmTruth {
 }
 
 #[derive(Default)]
-pub struct Truth {
+pub struct Model {
     /// By name.
-    pub vms: BTreeMap<String, VmTruth>,
+    pub vms: BTreeMap<String, ExpectedVm>,
     /// By name; no two VMs have one of the same name.
     pub sealed: BTreeMap<String, Sealed>,
     ordinal: u64,
@@ -56,7 +56,7 @@ pub struct Truth {
     pub doing: Option<&'static str>,
 }
 
-impl Truth {
+impl Model {
     /// For names, and for the sequence numbers of disks.
     pub fn next_ordinal(&mut self) -> u64 {
         self.ordinal += 1;
@@ -67,7 +67,7 @@ impl Truth {
         DiskModel::starting_at(number, self.next_ordinal() * SEQUENCES)
     }
 
-    pub fn vm(&mut self, name: &str) -> &mut VmTruth {
+    pub fn vm(&mut self, name: &str) -> &mut ExpectedVm {
         self.vms.get_mut(name).expect("it is known")
     }
 

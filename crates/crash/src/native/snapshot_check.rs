@@ -1,41 +1,41 @@
 //! Looking at sealed snapshots: at the first look against the model, later against the first look.
 
-use super::scene::Scene;
-use super::truth::{Contents, Standing};
+use super::harness::Harness;
+use super::model::{Contents, Standing};
 use sim::oracle::sequence_of;
 
-impl Scene {
+impl Harness {
     /// Reads every disk of a sealed snapshot and compares; answers what it shows.
     pub async fn look(&self, number: u64) -> Result<Contents, String> {
         let (nodes, places) = {
-            let truth = self.truth.borrow();
-            let snapshot = &truth.snapshots[&number];
+            let model = self.model.borrow();
+            let snapshot = &model.snapshots[&number];
             (snapshot.nodes.clone(), snapshot.places.clone())
         };
         let seen = self.read_nodes(&nodes, &places).await;
         let seen = seen.map_err(|e| format!("snapshot {number}: {e}"))?;
-        let mut truth = self.truth.borrow_mut();
-        let snapshot = &truth.snapshots[&number];
+        let mut model = self.model.borrow_mut();
+        let snapshot = &model.snapshots[&number];
         if let Some(first) = &snapshot.contents {
             if *first != seen {
                 return Err(format!("sealed snapshot {number} changed: {}", difference(first, &seen)));
             }
             return Ok(seen);
         }
-        let machine = &truth.machines[&snapshot.machine];
+        let machine = &model.machines[&snapshot.machine];
         for (n, (disk, bytes)) in machine.disks.iter().zip(seen.iter()).enumerate() {
             let checked = disk.model.check_snapshot(bytes, snapshot.began[n], snapshot.ended[n]);
             checked.map_err(|e| format!("snapshot {number} of machine {}: {e}", snapshot.machine))?;
         }
-        truth.snapshots.get_mut(&number).expect("looked at").contents = Some(seen.clone());
+        model.snapshots.get_mut(&number).expect("looked at").contents = Some(seen.clone());
         Ok(seen)
     }
 
     /// Before the machine's models begin anew: what has not been looked at could not be judged any more.
     pub async fn look_at_all_of(&self, machine: u64) -> Result<(), String> {
         let unseen: Vec<u64> = {
-            let truth = self.truth.borrow();
-            let of_it = truth.snapshots.iter().filter(|(_, s)| s.machine == machine && s.contents.is_none());
+            let model = self.model.borrow();
+            let of_it = model.snapshots.iter().filter(|(_, s)| s.machine == machine && s.contents.is_none());
             of_it.filter(|(_, s)| s.standing == Standing::There).map(|(number, _)| *number).collect()
         };
         for number in unseen {

@@ -11,7 +11,7 @@ use sim::{Options as SimOptions, Rng, SimWorld, View};
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
-use crate::{EXTREMES, draw, play, verbs};
+use super::{EXTREMES, draw, play, verbs};
 
 const GROWTH: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
 /// Of a delta: the header, the directory and the first table.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use engine::native::check::Report;
 
-use super::scene::{MACHINE, SNAPSHOT, Scene};
+use super::harness::{Harness, MACHINE, SNAPSHOT};
 
 /// Until when freed space must be free, in virtual time.
 const RELEASED_WITHIN_US: u64 = 10_000_000;
@@ -21,7 +21,7 @@ pub fn judge(report: &Report, when: &str) -> Result<(), String> {
     }
 }
 
-impl Scene {
+impl Harness {
     /// The state of the last checkpoint, whatever goes on meanwhile.
     pub async fn check_committed(&self, when: &str) -> Result<(), String> {
         let report = self.store.check_committed().await.map_err(|e| format!("check {when}: {e}"))?;

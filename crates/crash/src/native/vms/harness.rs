@@ -12,11 +12,11 @@ use engine::native::NativeVm;
 use engine::{Client, CommitWhat, Machine, Options};
 use sim::SimWorld;
 
+use super::model::{Content, Model, Outcome};
 use super::shape::Shape;
-use super::truth::{Content, Outcome, Truth};
-use crate::native::exact::judge;
+use crate::native::harness::Harness;
 use crate::native::plan::Plan;
-use crate::native::scene::Scene;
+use crate::native::space_audit::judge;
 use crate::request_gate::RequestGate;
 use sim::oracle::DiskModel;
 
@@ -31,13 +31,13 @@ pub struct Running {
     pub attached: RefCell<BTreeMap<u32, Attached<Client>>>,
 }
 
-pub struct Stage {
+pub struct VmHarness {
     pub env: Env,
     pub world: SimWorld,
     pub plan: Rc<Plan>,
     /// The store under the VMs.
-    pub scene: Rc<Scene>,
-    pub truth: Rc<RefCell<Truth>>,
+    pub inner: Rc<Harness>,
+    pub model: Rc<RefCell<Model>>,
     pub running: RefCell<BTreeMap<String, Rc<Running>>>,
 }
 
@@ -69,38 +69,38 @@ pub async fn read_all(volume: Rc<dyn Volume>) -> Result<Content, String> {
     Ok(Rc::new(buf.to_vec()))
 }
 
-impl Stage {
+impl VmHarness {
     /// Opens the store, and compares every VM in it.
     pub async fn open(
         env: &Env,
         world: &SimWorld,
         plan: &Rc<Plan>,
-        truth: &Rc<RefCell<Truth>>,
+        model: &Rc<RefCell<Model>>,
         boot: u64,
-    ) -> Result<Rc<Stage>, String> {
-        let scene = Scene::open(env, world, plan, &Rc::default(), boot).await;
-        let scene = scene.map_err(|e| format!("opening the store: {e}"))?;
-        if let Some(e) = scene.store.broken() {
+    ) -> Result<Rc<VmHarness>, String> {
+        let inner = Harness::open(env, world, plan, &Rc::default(), boot).await;
+        let inner = inner.map_err(|e| format!("opening the store: {e}"))?;
+        if let Some(e) = inner.store.broken() {
             return Err(format!("the store is read-only: {e}"));
         }
-        let stage = Rc::new(Stage {
+        let harness = Rc::new(VmHarness {
             env: env.clone(),
             world: world.clone(),
             plan: plan.clone(),
-            scene,
-            truth: truth.clone(),
+            inner,
+            model: model.clone(),
             running: RefCell::default(),
         });
         if (plan.seed + boot).is_multiple_of(CHECKED_EVERY) {
-            stage.scene.check_committed("as it was found").await?;
+            harness.inner.check_committed("as it was found").await?;
         }
-        stage.find_vms().await?;
-        Ok(stage)
+        harness.find_vms().await?;
+        Ok(harness)
     }
 
-    async fn find_vms(self: &Rc<Stage>) -> Result<(), String> {
-        let found = self.scene.store.vms().await.map_err(|e| e.to_string())?;
-        let known: Vec<String> = self.truth.borrow().vms.keys().cloned().collect();
+    async fn find_vms(self: &Rc<VmHarness>) -> Result<(), String> {
+        let found = self.inner.store.vms().await.map_err(|e| e.to_string())?;
+        let known: Vec<String> = self.model.borrow().vms.keys().cloned().collect();
         if let Some((_, name)) = found.iter().find(|(_, name)| !known.contains(name)) {
             return Err(format!("VM {name} was never made, or has been removed"));
         }
@@ -117,8 +117,8 @@ impl Stage {
     }
 
     /// Opens a VM; its guests are powered off.
-    pub async fn serve(self: &Rc<Stage>, id: u128) -> Result<Rc<Running>, String> {
-        let vm = NativeVm::open(&self.scene.store, id, self.options()).await.map_err(|e| e.to_string())?;
+    pub async fn serve(self: &Rc<VmHarness>, id: u128) -> Result<Rc<Running>, String> {
+        let vm = NativeVm::open(&self.inner.store, id, self.options()).await.map_err(|e| e.to_string())?;
         let name = vm.name.clone();
         let running =
             Running { name: name.clone(), vm, gate: RequestGate::default(), attached: RefCell::default() };
@@ -140,20 +140,20 @@ impl Stage {
 
     fn miss(&self, name: &str) -> Result<(), String> {
         let gone = |outcome: &Outcome| outcome.shape.is_none();
-        let mut truth = self.truth.borrow_mut();
-        if gone(&truth.vms[name].now) {
-            truth.stay(name);
+        let mut model = self.model.borrow_mut();
+        if gone(&model.vms[name].now) {
+            model.stay(name);
             return Ok(());
         }
-        match truth.vms[name].ahead.iter().position(gone) {
-            Some(at) => truth.arrive(name, Some(at)),
+        match model.vms[name].ahead.iter().position(gone) {
+            Some(at) => model.arrive(name, Some(at)),
             None => return Err(format!("VM {name} is lost")),
         }
         Ok(())
     }
 
     /// It is what it was, or what the verb that was cut leads to: whole, on all disks.
-    pub async fn find(self: &Rc<Stage>, name: &str) -> Result<(), String> {
+    pub async fn find(self: &Rc<VmHarness>, name: &str) -> Result<(), String> {
         let running = self.running(name);
         let shape = self.shape_of(name)?;
         let looked: BTreeSet<String> = shape.snapshots.keys().cloned().collect();
@@ -162,18 +162,18 @@ impl Stage {
         }
         let contents = self.contents(&running).await?;
         self.decide(name, &shape, &contents)?;
-        let mut truth = self.truth.borrow_mut();
+        let mut model = self.model.borrow_mut();
         for (number, bytes) in &contents {
-            truth.model(name, *number).replace(bytes);
+            model.model(name, *number).replace(bytes);
         }
         Ok(())
     }
 
     fn decide(&self, name: &str, shape: &Shape, contents: &BTreeMap<u32, Content>) -> Result<(), String> {
-        let mut truth = self.truth.borrow_mut();
-        let vm = &truth.vms[name];
+        let mut model = self.model.borrow_mut();
+        let vm = &model.vms[name];
         let mut cause = format!("it is {shape:?}, expected {:?}", vm.now.shape);
-        let told = truth.may_be_told;
+        let told = model.may_be_told;
         let fits = |outcome: &Outcome| -> Option<Result<(), String>> {
             let expected = outcome.shape.as_ref()?;
             let mut same = expected == shape;
@@ -197,11 +197,11 @@ impl Stage {
             cause = format!("{cause}; a verb may have led to {shapes:?}");
         }
         match found {
-            Some(0) => truth.stay(name),
-            Some(n) => truth.arrive(name, Some(n - 1)),
+            Some(0) => model.stay(name),
+            Some(n) => model.arrive(name, Some(n - 1)),
             None => return Err(cause),
         }
-        truth.vm(name).now.shape = Some(shape.clone());
+        model.vm(name).now.shape = Some(shape.clone());
         Ok(())
     }
 
@@ -211,8 +211,8 @@ impl Stage {
 
     fn shape_of(&self, name: &str) -> Result<Shape, String> {
         let state = self.running(name).vm.state();
-        let mut truth = self.truth.borrow_mut();
-        let first = *truth.vm(name).first_generation.get_or_insert(state.generation.present);
+        let mut model = self.model.borrow_mut();
+        let first = *model.vm(name).first_generation.get_or_insert(state.generation.present);
         Shape::of(&state, first)
     }
 
@@ -242,8 +242,8 @@ impl Stage {
     }
 
     fn compare(&self, name: &str, snapshot: &str, seen: BTreeMap<u32, Content>) -> Result<(), String> {
-        let mut truth = self.truth.borrow_mut();
-        let Truth { vms, sealed, .. } = &mut *truth;
+        let mut model = self.model.borrow_mut();
+        let Model { vms, sealed, .. } = &mut *model;
         let Some(known) = sealed.get_mut(snapshot) else {
             return Err(format!("snapshot {snapshot} was never taken, or has been removed"));
         };
@@ -266,7 +266,7 @@ impl Stage {
 
     /// In memory it is what the verbs made of it.
     pub fn check_shape(&self, name: &str) -> Result<(), String> {
-        let (shape, expected) = (self.shape_of(name)?, self.truth.borrow().shape(name));
+        let (shape, expected) = (self.shape_of(name)?, self.model.borrow().shape(name));
         match shape == expected {
             true => Ok(()),
             false => Err(format!("VM {name} is {shape:?}, expected {expected:?}")),
@@ -280,7 +280,7 @@ impl Stage {
             running.stop().await;
             running.vm.close().await.map_err(|e| format!("closing VM {}: {e}", running.name))?;
         }
-        match self.scene.store.close().await {
+        match self.inner.store.close().await {
             Err(e) if !e.is_no_space() => Err(format!("closing: {e}")),
             closed => {
                 if closed.is_ok() {
@@ -292,8 +292,8 @@ impl Stage {
     }
 
     fn made_durable(&self) {
-        let mut truth = self.truth.borrow_mut();
-        for model in truth.vms.values_mut().flat_map(|vm| vm.models.values_mut()) {
+        let mut model = self.model.borrow_mut();
+        for model in model.vms.values_mut().flat_map(|vm| vm.models.values_mut()) {
             let now = model.flush_begins();
             model.flushed(now);
         }
@@ -315,8 +315,8 @@ impl Stage {
             // What a cancelled commit has left behind.
             let _ = running.vm.clone().commit(&CommitWhat::Unowned).await;
         }
-        self.scene.wait_for_hidden().await?;
-        let report = self.scene.store.check().await.map_err(|e| format!("check at the end: {e}"))?;
+        self.inner.wait_for_hidden().await?;
+        let report = self.inner.store.check().await.map_err(|e| format!("check at the end: {e}"))?;
         judge(&report, "at the end")?;
         let running = self.running.borrow();
         let named: BTreeSet<u64> = running.values().flat_map(|vm| nodes_of(&vm.vm.state())).collect();

@@ -16,7 +16,7 @@ use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
 use engine::{CommitWhat, Machine, Options};
 use sim::{Options as SimOptions, Rng, SimWorld, View};
 
-use crate::{EXTREMES, draw, play, verbs};
+use super::{EXTREMES, draw, play, verbs};
 
 const FILE: &str = "/store";
 const PAGE_HEADER: usize = 32;

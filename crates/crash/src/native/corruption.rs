@@ -6,9 +6,9 @@ use std::rc::Rc;
 use engine::native::layout::BLOCK;
 use sim::{Rng, View};
 
-use super::scene::{FILE, Scene};
+use super::harness::{FILE, Harness};
+use super::model::Contents;
 use super::script::{Actor, Operation, Script};
-use super::truth::Contents;
 use crate::campaign::caught;
 
 /// First words of the pages that hold metadata: superblock, journal, map, catalogue, bitmap.
@@ -16,7 +16,7 @@ const MAGICS: [&[u8; 8]; 5] = [b"unstunSB", b"unstunJB", b"unstnMAP", b"unstCATA
 
 /// What happens to a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rot {
+pub enum Corruption {
     /// One bit, drawn from the block's number.
     Bit,
     /// The content of the next page of its kind.
@@ -26,7 +26,8 @@ pub enum Rot {
     Zeros,
 }
 
-pub const ROTS: [Rot; 4] = [Rot::Bit, Rot::Misdirected, Rot::Stale, Rot::Zeros];
+pub const CORRUPTIONS: [Corruption; 4] =
+    [Corruption::Bit, Corruption::Misdirected, Corruption::Stale, Corruption::Zeros];
 
 /// What a closed store holds, and what it held at the stop before.
 struct Closed {
@@ -35,18 +36,18 @@ struct Closed {
 }
 
 /// Damages each page of metadata in turn. Answers how many there were, and how often it was noticed.
-pub fn run_rot(rot: Rot) -> Result<(u64, u64), String> {
+pub fn run_corruption(corruption: Corruption) -> Result<(u64, u64), String> {
     let closed = Closed::make()?;
     let (mut pages, mut noticed) = (0, 0);
     for block in closed.metadata() {
-        let Some(bytes) = closed.damaged(rot, block) else { continue };
+        let Some(bytes) = closed.damaged(corruption, block) else { continue };
         let result = caught(|| {
             let script = closed_script()?;
             script.world.write_at(&path(), block * BLOCK, &bytes);
             look(&script)
         });
         pages += 1;
-        noticed += u64::from(result.map_err(|e| format!("{rot:?} of block {block}: {e}"))?);
+        noticed += u64::from(result.map_err(|e| format!("{corruption:?} of block {block}: {e}"))?);
     }
     Ok((pages, noticed))
 }
@@ -84,19 +85,21 @@ impl Closed {
     }
 
     /// None where nothing would change.
-    fn damaged(&self, rot: Rot, block: u64) -> Option<Vec<u8>> {
+    fn damaged(&self, corruption: Corruption, block: u64) -> Option<Vec<u8>> {
         let mut page = self.page(block).to_vec();
-        match rot {
-            Rot::Bit => {
+        match corruption {
+            Corruption::Bit => {
                 let mut rng = Rng::new(block);
                 page[rng.below(BLOCK) as usize] ^= 1 << rng.below(8);
             }
-            Rot::Misdirected => {
+            Corruption::Misdirected => {
                 let alike = self.metadata().into_iter().filter(|n| self.page(*n)[..8] == page[..8]);
                 page = self.page(alike.clone().find(|n| *n > block).or(alike.min())?).to_vec();
             }
-            Rot::Stale => page = self.older.get((block * BLOCK) as usize..)?.get(..BLOCK as usize)?.to_vec(),
-            Rot::Zeros => page.fill(0),
+            Corruption::Stale => {
+                page = self.older.get((block * BLOCK) as usize..)?.get(..BLOCK as usize)?.to_vec()
+            }
+            Corruption::Zeros => page.fill(0),
         }
         (page != self.page(block)).then_some(page)
     }
@@ -105,47 +108,47 @@ impl Closed {
 /// Reads everything, writes, and reads the snapshots again. True when something was an error; wrong content is one of
 /// ours.
 fn look(script: &Script) -> Result<bool, String> {
-    let (world, plan, truth) = (script.world.clone(), script.plan.clone(), script.truth.clone());
+    let (world, plan, model) = (script.world.clone(), script.plan.clone(), script.model.clone());
     let looked = script.world.run(move |env| async move {
-        let Ok(scene) = Scene::open(&env, &world, &plan, &truth, 0).await else { return Ok(true) };
-        let mut noticed = scene.store.broken().is_some();
-        noticed |= compare(&scene).await?;
-        noticed |= !work(&scene).await;
-        noticed |= compare_snapshots(&scene).await?;
-        noticed |= scene.store.close().await.is_err();
+        let Ok(harness) = Harness::open(&env, &world, &plan, &model, 0).await else { return Ok(true) };
+        let mut noticed = harness.store.broken().is_some();
+        noticed |= compare(&harness).await?;
+        noticed |= !work(&harness).await;
+        noticed |= compare_snapshots(&harness).await?;
+        noticed |= harness.store.close().await.is_err();
         Ok(noticed)
     });
     looked.expect("no power cut is scheduled")
 }
 
-async fn compare(scene: &Rc<Scene>) -> Result<bool, String> {
-    let mut noticed = compare_snapshots(scene).await?;
+async fn compare(harness: &Rc<Harness>) -> Result<bool, String> {
+    let mut noticed = compare_snapshots(harness).await?;
     let running: Vec<_> = {
-        let truth = scene.truth.borrow();
-        let disks = truth.machines.values().flat_map(|machine| &machine.disks);
+        let model = harness.model.borrow();
+        let disks = model.machines.values().flat_map(|machine| &machine.disks);
         disks.map(|disk| (disk.node, disk.places.clone())).collect()
     };
     for (node, places) in running {
-        match scene.read_nodes(&[node], &[places]).await {
-            Ok(contents) => check_running(scene, node, &contents)?,
+        match harness.read_nodes(&[node], &[places]).await {
+            Ok(contents) => check_running(harness, node, &contents)?,
             Err(_) => noticed = true,
         }
     }
     Ok(noticed)
 }
 
-fn check_running(scene: &Scene, node: u64, contents: &Contents) -> Result<(), String> {
-    let truth = scene.truth.borrow();
-    let mut disks = truth.machines.values().flat_map(|machine| &machine.disks);
+fn check_running(harness: &Harness, node: u64, contents: &Contents) -> Result<(), String> {
+    let model = harness.model.borrow();
+    let mut disks = model.machines.values().flat_map(|machine| &machine.disks);
     let disk = disks.find(|disk| disk.node == node).expect("it runs");
     disk.model.check_cut(&contents[0])
 }
 
-async fn compare_snapshots(scene: &Rc<Scene>) -> Result<bool, String> {
+async fn compare_snapshots(harness: &Rc<Harness>) -> Result<bool, String> {
     let mut noticed = false;
-    let sealed = scene.truth.borrow().sealed();
+    let sealed = harness.model.borrow().sealed();
     for number in sealed {
-        match scene.look(number).await {
+        match harness.look(number).await {
             Err(e) if e.contains(" shows ") || e.contains("changed") => return Err(e),
             Err(_) => noticed = true,
             Ok(_) => {}
@@ -155,11 +158,11 @@ async fn compare_snapshots(scene: &Rc<Scene>) -> Result<bool, String> {
 }
 
 /// Whether a guest, a take and a checkpoint went well.
-async fn work(scene: &Rc<Scene>) -> bool {
-    if scene.start(super::FIRST_MACHINE).is_err() {
+async fn work(harness: &Rc<Harness>) -> bool {
+    if harness.start(super::FIRST_MACHINE).is_err() {
         return false;
     }
-    let mut actor = Actor::of(scene);
+    let mut actor = Actor::of(harness);
     let mut well = true;
     for operation in [Operation::Overwrite, Operation::Write, Operation::Flush, Operation::Checkpoint] {
         well &= actor.act(operation).await.is_ok();

@@ -67,13 +67,13 @@ struct Plan {
 }
 
 /// What the VM must show, whatever side it is on.
-struct Truth {
+struct Model {
     models: Vec<DiskModel>,
     /// Names of the snapshots with what their disks show.
     snapshots: Vec<(String, Vec<Vec<u8>>)>,
 }
 
-type Shared = Rc<RefCell<Truth>>;
+type Shared = Rc<RefCell<Model>>;
 
 /// Both sides of one VM, and the folder that says which it is.
 struct Ground {
@@ -200,36 +200,36 @@ impl Ground {
     }
 }
 
-async fn write(volume: &Rc<dyn Volume>, truth: &Shared, disk: usize, rng: &mut Rng) -> blk::Result<()> {
+async fn write(volume: &Rc<dyn Volume>, model: &Shared, disk: usize, rng: &mut Rng) -> blk::Result<()> {
     let count = rng.between(1, SECTORS_MAX);
     let first = rng.below(DISK_BYTES / SECTOR - count);
     let (open, data) = {
-        let model = &mut truth.borrow_mut().models[disk];
+        let model = &mut model.borrow_mut().models[disk];
         let open = model.begin(first, count);
         let data = model.data(&open);
         (open, data)
     };
     volume.clone().write(first * SECTOR, Buf::copy_of(&data).freeze()).await?;
-    truth.borrow_mut().models[disk].end(&open);
+    model.borrow_mut().models[disk].end(&open);
     Ok(())
 }
 
-async fn flush(volume: &Rc<dyn Volume>, truth: &Shared, disk: usize) -> blk::Result<()> {
-    let began = truth.borrow_mut().models[disk].flush_begins();
+async fn flush(volume: &Rc<dyn Volume>, model: &Shared, disk: usize) -> blk::Result<()> {
+    let began = model.borrow_mut().models[disk].flush_begins();
     volume.clone().flush().await?;
-    truth.borrow_mut().models[disk].flushed(began);
+    model.borrow_mut().models[disk].flushed(began);
     Ok(())
 }
 
 /// Writes until the volume fails or all is done; the last is a flush.
-async fn guest(volume: Rc<dyn Volume>, truth: Shared, disk: usize, mut rng: Rng) -> blk::Result<()> {
+async fn guest(volume: Rc<dyn Volume>, model: Shared, disk: usize, mut rng: Rng) -> blk::Result<()> {
     for _ in 0..GUEST_WRITES {
         match rng.below(4) {
-            0 => flush(&volume, &truth, disk).await?,
-            _ => write(&volume, &truth, disk, &mut rng).await?,
+            0 => flush(&volume, &model, disk).await?,
+            _ => write(&volume, &model, disk, &mut rng).await?,
         }
     }
-    flush(&volume, &truth, disk).await
+    flush(&volume, &model, disk).await
 }
 
 async fn content(volume: &Rc<dyn Volume>) -> Result<Vec<u8>, String> {
@@ -239,7 +239,7 @@ async fn content(volume: &Rc<dyn Volume>) -> Result<Vec<u8>, String> {
 }
 
 /// A tree with a side branch, of a VM on the side that the move starts from, all of it durable.
-async fn prepare(ground: &Ground, plan: &Plan, truth: &Shared) -> Result<(), String> {
+async fn prepare(ground: &Ground, plan: &Plan, model: &Shared) -> Result<(), String> {
     let from = if plan.to == Side::Store { Side::Files } else { Side::Store };
     let vm = ground.make(from).await?;
     if from == Side::Store {
@@ -250,22 +250,22 @@ async fn prepare(ground: &Ground, plan: &Plan, truth: &Shared) -> Result<(), Str
         for disk in 0..DISKS {
             let (volume, _client) = vm.attach(disk as u32, "test").await.map_err(text("attaching"))?;
             for _ in 0..WRITES {
-                write(&volume, truth, disk, &mut rng).await.map_err(text("writing"))?;
+                write(&volume, model, disk, &mut rng).await.map_err(text("writing"))?;
             }
         }
         vm.clone().take(name, "").await.map_err(text("a take"))?;
         let shown = snapshot(&*vm, name).await?;
-        truth.borrow_mut().snapshots.push((name.to_string(), shown));
+        model.borrow_mut().snapshots.push((name.to_string(), shown));
         if let Some(onto) = onto {
             vm.clone().revert(Some(onto), None, false).await.map_err(text("a revert"))?;
-            let mut truth = truth.borrow_mut();
-            let Truth { models, snapshots } = &mut *truth;
+            let mut model = model.borrow_mut();
+            let Model { models, snapshots } = &mut *model;
             let shown = &snapshots.iter().find(|(name, _)| name == onto).expect("taken").1;
             models.iter_mut().zip(shown).for_each(|(model, bytes)| model.replace(bytes));
         }
     }
     ground.close(&*vm).await?;
-    for model in &mut truth.borrow_mut().models {
+    for model in &mut model.borrow_mut().models {
         let now = model.flush_begins();
         model.flushed(now);
     }
@@ -285,7 +285,7 @@ async fn snapshot(vm: &dyn Machine, name: &str) -> Result<Vec<Vec<u8>>, String> 
 async fn relocate(
     ground: &Ground,
     to: Side,
-    truth: &Shared,
+    model: &Shared,
     seed: u64,
     reached: impl Fn(Place),
 ) -> Result<(), String> {
@@ -315,7 +315,7 @@ async fn relocate(
         .map(|(disk, mirror)| {
             let rng = Rng::new(seed + 1 + u64::from(*disk));
             let volume: Rc<dyn Volume> = mirror.clone();
-            ground.env.spawn(guest(volume, truth.clone(), *disk as usize, rng))
+            ground.env.spawn(guest(volume, model.clone(), *disk as usize, rng))
         })
         .collect();
     let moved = async {
@@ -342,30 +342,30 @@ async fn relocate(
 }
 
 /// The VM is whole on its side; and, once nothing is in the way, it moves.
-async fn verify(ground: &Ground, to: Side, truth: &Shared, seed: u64) -> Result<Side, String> {
+async fn verify(ground: &Ground, to: Side, model: &Shared, seed: u64) -> Result<Side, String> {
     let (side, vm) = ground.settled().await?;
-    let names: Vec<String> = truth.borrow().snapshots.iter().map(|(name, _)| name.clone()).collect();
+    let names: Vec<String> = model.borrow().snapshots.iter().map(|(name, _)| name.clone()).collect();
     let found: Vec<String> = vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
     if found.len() != names.len() {
         return Err(format!("on the side of {side:?} it has {found:?}"));
     }
     for name in names {
         let shown = snapshot(&*vm, &name).await?;
-        if truth.borrow().snapshots.iter().any(|(known, first)| *known == name && *first != shown) {
+        if model.borrow().snapshots.iter().any(|(known, first)| *known == name && *first != shown) {
             return Err(format!("on the side of {side:?} snapshot {name} shows something else"));
         }
     }
     for disk in 0..DISKS {
         let (volume, _client) = vm.attach(disk as u32, "look").await.map_err(text("attaching"))?;
         let bytes = content(&volume).await?;
-        let model = &mut truth.borrow_mut().models[disk];
+        let model = &mut model.borrow_mut().models[disk];
         model.check_cut(&bytes).map_err(|e| format!("on the side of {side:?}: {e}"))?;
         model.replace(&bytes);
     }
     vm.close().await.map_err(text("closing"))?;
     drop(vm);
     if side != to {
-        relocate(ground, to, truth, seed, |_| {}).await?;
+        relocate(ground, to, model, seed, |_| {}).await?;
         return Ok(side);
     }
     ground.store.close().await.map_err(text("closing the store"))?;
@@ -377,29 +377,29 @@ fn run(plan: Plan) -> Result<(bool, Side), String> {
     let device = Device::scrambled();
     let world = SimWorld::new(plan.seed, sim::Options { device, ..sim::Options::default() });
     let models = (0..DISKS).map(|n| DiskModel::new(n as u32)).collect();
-    let truth: Shared = Rc::new(RefCell::new(Truth { models, snapshots: Vec::new() }));
-    let known = truth.clone();
+    let model: Shared = Rc::new(RefCell::new(Model { models, snapshots: Vec::new() }));
+    let known = model.clone();
     let prepared = world.run(|env| async move { prepare(&Ground::open(&env).await?, &plan, &known).await });
     prepared.expect("nothing is cut")?;
-    let struck = disturbed(&world, &plan, &truth)?;
+    let struck = disturbed(&world, &plan, &model)?;
     match world.is_off() || plan.nth.is_multiple_of(2) {
         true => world.power_cut(),
         false => world.kill(),
     }
-    let known = truth.clone();
+    let known = model.clone();
     let found =
         world.run(|env| async move { verify(&Ground::open(&env).await?, plan.to, &known, plan.seed).await });
     let side = found.expect("nothing is cut")?;
     let again =
-        world.run(|env| async move { verify(&Ground::open(&env).await?, plan.to, &truth, plan.seed).await });
+        world.run(|env| async move { verify(&Ground::open(&env).await?, plan.to, &model, plan.seed).await });
     match again.expect("nothing is cut")? {
         there if there == plan.to => Ok((struck, side)),
         _ => Err("it was moved, and is not there".into()),
     }
 }
 
-fn disturbed(world: &SimWorld, plan: &Plan, truth: &Shared) -> Result<bool, String> {
-    let (outside, plan, truth) = (world.clone(), *plan, truth.clone());
+fn disturbed(world: &SimWorld, plan: &Plan, model: &Shared) -> Result<bool, String> {
+    let (outside, plan, model) = (world.clone(), *plan, model.clone());
     let ended = world.run(|env| async move {
         let ground = Ground::open(&env).await?;
         let arm = |place: Place| match plan.trouble {
@@ -407,7 +407,7 @@ fn disturbed(world: &SimWorld, plan: &Plan, truth: &Shared) -> Result<bool, Stri
             Trouble::Cut => outside.cut_at(Cut::Event(plan.nth)),
             Trouble::Fails => outside.add_fault(Fault::nth(plan.nth, Action::Fail(Errno::EIO))),
         };
-        relocate(&ground, plan.to, &truth, plan.seed, arm).await
+        relocate(&ground, plan.to, &model, plan.seed, arm).await
     });
     world.cancel_cut();
     world.clear_faults();

@@ -13,7 +13,7 @@ use sim::oracle::DiskModel;
 pub type Contents = Rc<Vec<Vec<u8>>>;
 
 /// A disk that runs.
-pub struct DiskTruth {
+pub struct ExpectedDisk {
     pub node: u64,
     pub model: DiskModel,
     pub places: Places,
@@ -38,13 +38,13 @@ pub struct Move {
 }
 
 /// Disks that are taken together: the first machine, and those that branched off.
-pub struct MachineTruth {
-    pub disks: Vec<DiskTruth>,
+pub struct ExpectedMachine {
+    pub disks: Vec<ExpectedDisk>,
     pub standing: Standing,
     pub moving: Option<Move>,
 }
 
-pub struct SnapshotTruth {
+pub struct ExpectedSnapshot {
     pub machine: u64,
     pub nodes: Vec<u64>,
     pub places: Vec<Places>,
@@ -69,9 +69,9 @@ pub struct Doing {
 }
 
 #[derive(Default)]
-pub struct Truth {
-    pub machines: BTreeMap<u64, MachineTruth>,
-    pub snapshots: BTreeMap<u64, SnapshotTruth>,
+pub struct Model {
+    pub machines: BTreeMap<u64, ExpectedMachine>,
+    pub snapshots: BTreeMap<u64, ExpectedSnapshot>,
     next: u64,
     pub doing: Doing,
     /// The newest superblock was made unreadable and has not been written or read since.
@@ -80,14 +80,14 @@ pub struct Truth {
     pub store: Option<Rc<Store>>,
 }
 
-impl Truth {
+impl Model {
     /// Of machines, snapshots and the sequence numbers of branches: never the same twice.
     pub fn next_number(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    pub fn disk(&mut self, machine: u64, index: usize) -> &mut DiskTruth {
+    pub fn disk(&mut self, machine: u64, index: usize) -> &mut ExpectedDisk {
         &mut self.machines.get_mut(&machine).expect("it runs").disks[index]
     }
 

@@ -14,9 +14,9 @@ use engine::native::superblock::Superblock;
 use engine::native::{NativeDisk, Store};
 use sim::SimWorld;
 
+use super::model::{Contents, Model};
 use super::places::Places;
 use super::plan::{Ground, Plan};
-use super::truth::{Contents, Truth};
 use crate::request_gate::RequestGate;
 use crate::trouble::Trouble;
 
@@ -34,11 +34,11 @@ pub struct RunningMachine {
     pub disks: RefCell<Vec<Rc<NativeDisk>>>,
 }
 
-pub struct Scene {
+pub struct Harness {
     pub env: Env,
     pub world: SimWorld,
     pub plan: Rc<Plan>,
-    pub truth: Rc<RefCell<Truth>>,
+    pub model: Rc<RefCell<Model>>,
     pub store: Rc<Store>,
     pub boot: u64,
     pub running: RefCell<BTreeMap<u64, Rc<RunningMachine>>>,
@@ -78,22 +78,22 @@ pub async fn open_file(env: &Env) -> Result<File> {
     env.open_root("/")?.open(FILE, OpenMode::Write).await
 }
 
-impl Scene {
+impl Harness {
     pub async fn open(
         env: &Env,
         world: &SimWorld,
         plan: &Rc<Plan>,
-        truth: &Rc<RefCell<Truth>>,
+        model: &Rc<RefCell<Model>>,
         boot: u64,
-    ) -> Result<Rc<Scene>> {
+    ) -> Result<Rc<Harness>> {
         let file = open_file(env).await?;
         let can_grow = !matches!(plan.ground, Ground::Device(_));
         let store = Store::open(env.clone(), file, plan.options, plan.growth, can_grow).await?;
-        Ok(Rc::new(Scene {
+        Ok(Rc::new(Harness {
             env: env.clone(),
             world: world.clone(),
             plan: plan.clone(),
-            truth: truth.clone(),
+            model: model.clone(),
             store,
             boot,
             running: RefCell::default(),
@@ -113,7 +113,7 @@ impl Scene {
         Ok(NativeDisk::new(&self.store, node, name, number as u32, self.plan.terms))
     }
 
-    /// Starts a machine's disks as the truth has them.
+    /// Starts a machine's disks as the model has them.
     pub fn start(&self, number: u64) -> Result<()> {
         let disks = self.disks_of(number)?;
         let machine = RunningMachine { number, gate: RequestGate::default(), disks: RefCell::new(disks) };
@@ -122,8 +122,8 @@ impl Scene {
     }
 
     pub fn disks_of(&self, number: u64) -> Result<Vec<Rc<NativeDisk>>> {
-        let truth = self.truth.borrow();
-        let disks = truth.machines[&number].disks.iter().enumerate();
+        let model = self.model.borrow();
+        let disks = model.machines[&number].disks.iter().enumerate();
         disks.map(|(n, disk)| self.disk(disk.node, n)).collect()
     }
 

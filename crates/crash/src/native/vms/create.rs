@@ -9,9 +9,9 @@ use engine::Machine;
 use engine::native::NewNativeVm;
 use engine::native::layout::BLOCK;
 
+use super::harness::Running;
+use super::model::{Content, ExpectedVm, Outcome};
 use super::shape::{DiskShape, Shape};
-use super::stage::Running;
-use super::truth::{Content, Outcome, VmTruth};
 use super::user::{MODES, User};
 
 /// VMs there may be at once, and disks of one.
@@ -33,27 +33,27 @@ impl User {
     }
 
     fn is_full(&self) -> bool {
-        self.stage.truth.borrow().vms.len() >= VMS_MAX
+        self.harness.model.borrow().vms.len() >= VMS_MAX
     }
 
     /// A VM that is not there yet, and is to be `made`.
     fn expect_vm(&self, prefix: &str, made: Outcome) -> String {
-        let mut truth = self.stage.truth.borrow_mut();
-        let name = format!("{prefix}{}", truth.next_ordinal());
-        truth.vms.insert(name.clone(), VmTruth { ahead: vec![made], ..VmTruth::default() });
+        let mut model = self.harness.model.borrow_mut();
+        let name = format!("{prefix}{}", model.next_ordinal());
+        model.vms.insert(name.clone(), ExpectedVm { ahead: vec![made], ..ExpectedVm::default() });
         name
     }
 
     async fn came(&self, name: &str, id: blk::Result<u128>) -> Result<(), String> {
         match id {
             Ok(id) => {
-                self.stage.truth.borrow_mut().arrive(name, None);
-                let running = self.stage.serve(id).await?;
-                self.stage.check_shape(name)?;
+                self.harness.model.borrow_mut().arrive(name, None);
+                let running = self.harness.serve(id).await?;
+                self.harness.check_shape(name)?;
                 running.start().await
             }
             Err(e) if e.is_no_space() || e.kind == ErrorKind::Refused => {
-                self.stage.truth.borrow_mut().stay(name);
+                self.harness.model.borrow_mut().stay(name);
                 Ok(())
             }
             Err(e) => Err(e.to_string()),
@@ -68,7 +68,7 @@ impl User {
         let mut made = Outcome { shape: Some(Shape::default()), ..Outcome::default() };
         disks.iter().for_each(|disk| add(&mut made, disk, &[]));
         let name = self.expect_vm("v", made);
-        let id = self.stage.scene.store.create_vm(NewNativeVm { name: &name, disks: &disks }).await;
+        let id = self.harness.inner.store.create_vm(NewNativeVm { name: &name, disks: &disks }).await;
         self.came(&name, id).await
     }
 
@@ -80,10 +80,10 @@ impl User {
             return Ok(());
         }
         let made = {
-            let truth = self.stage.truth.borrow();
-            let disks = truth.sealed[&snapshot].disks.clone();
+            let model = self.harness.model.borrow();
+            let disks = model.sealed[&snapshot].disks.clone();
             let shape = Shape { disks, ..Shape::default() };
-            Outcome { shape: Some(shape), fixed: truth.contents(&snapshot), ..Outcome::default() }
+            Outcome { shape: Some(shape), fixed: model.contents(&snapshot), ..Outcome::default() }
         };
         let name = self.expect_vm("c", made);
         let id = vm.vm.clone_to(&snapshot, &name).await;
@@ -92,7 +92,7 @@ impl User {
 
     /// One of them stays.
     pub(super) async fn remove(&mut self, vm: &Rc<Running>) -> Result<(), String> {
-        if self.stage.running.borrow().len() == 1 {
+        if self.harness.running.borrow().len() == 1 {
             return Ok(());
         }
         vm.stop().await;
@@ -105,13 +105,13 @@ impl User {
         }
         self.expect(vm, ahead);
         let id = vm.vm.id();
-        self.stage.running.borrow_mut().remove(&vm.name);
-        match self.stage.scene.store.remove_vm(id).await {
-            Ok(()) => self.stage.truth.borrow_mut().arrive(&vm.name, None),
+        self.harness.running.borrow_mut().remove(&vm.name);
+        match self.harness.inner.store.remove_vm(id).await {
+            Ok(()) => self.harness.model.borrow_mut().arrive(&vm.name, None),
             Err(e) if e.is_no_space() => {
-                self.stage.serve(id).await?;
-                self.stage.find(&vm.name).await?;
-                self.stage.running(&vm.name).start().await?;
+                self.harness.serve(id).await?;
+                self.harness.find(&vm.name).await?;
+                self.harness.running(&vm.name).start().await?;
             }
             Err(e) => return Err(e.to_string()),
         }
@@ -120,8 +120,8 @@ impl User {
 
     async fn bring_to_rest(&self, vm: &Running) -> Result<(), String> {
         vm.vm.close().await.map_err(|e| format!("closing it: {e}"))?;
-        let mut truth = self.stage.truth.borrow_mut();
-        for model in truth.vm(&vm.name).models.values_mut() {
+        let mut model = self.harness.model.borrow_mut();
+        for model in model.vm(&vm.name).models.values_mut() {
             let now = model.flush_begins();
             model.flushed(now);
         }
@@ -130,8 +130,8 @@ impl User {
 
     pub(super) async fn reopen(&mut self, vm: &Rc<Running>) -> Result<(), String> {
         self.bring_to_rest(vm).await?;
-        let again = self.stage.serve(vm.vm.id()).await?;
-        self.stage.find(&vm.name).await?;
+        let again = self.harness.serve(vm.vm.id()).await?;
+        self.harness.find(&vm.name).await?;
         again.start().await
     }
 
@@ -157,8 +157,8 @@ impl User {
 
     /// Of disks that snapshots of the VM have.
     fn kept_slots(&self, shape: &Shape) -> Vec<String> {
-        let truth = self.stage.truth.borrow();
-        let disks = shape.snapshots.keys().flat_map(|name| truth.sealed[name].disks.values());
+        let model = self.harness.model.borrow();
+        let disks = shape.snapshots.keys().flat_map(|name| model.sealed[name].disks.values());
         disks.map(|disk| disk.slot.clone()).collect()
     }
 

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crash::campaign::{on_all_cores, setting};
-use crash::native::rot::{ROTS, run_rot};
+use crash::native::corruption::{CORRUPTIONS, run_corruption};
 use crash::native::run_tree;
 use crash::native::script::{
     OPERATIONS, Operation, Trouble, run_failing, run_full_once, run_full_once_with, run_sequence,
@@ -123,10 +123,10 @@ fn rotten_metadata_is_an_error_and_never_data() {
     if setting("CRASH_SEED").is_some() {
         return;
     }
-    all(ROTS.len() as u64, |n| {
-        let (pages, noticed) = run_rot(ROTS[n as usize])?;
-        println!("{:?}: {pages} pages, {noticed} noticed", ROTS[n as usize]);
-        if noticed == 0 { Err(format!("{:?}: nothing was noticed", ROTS[n as usize])) } else { Ok(()) }
+    all(CORRUPTIONS.len() as u64, |n| {
+        let (pages, noticed) = run_corruption(CORRUPTIONS[n as usize])?;
+        println!("{:?}: {pages} pages, {noticed} noticed", CORRUPTIONS[n as usize]);
+        if noticed == 0 { Err(format!("{:?}: nothing was noticed", CORRUPTIONS[n as usize])) } else { Ok(()) }
     });
 }
 

@@ -51,7 +51,7 @@ pub struct Known {
     pub standing: Standing,
 }
 
-pub struct Truth {
+pub struct Model {
     pub models: Vec<DiskModel>,
     pub snapshots: Vec<Known>,
     /// The first of the disks: those that are part of snapshots.
@@ -82,9 +82,9 @@ pub struct Truth {
     pub restoring: bool,
 }
 
-impl Truth {
-    pub fn new(plan: &Plan) -> Truth {
-        Truth {
+impl Model {
+    pub fn new(plan: &Plan) -> Model {
+        Model {
             models: (0..plan.disks.len() + usize::from(plan.nonpersistent_bytes.is_some()))
                 .map(|n| DiskModel::new(n as u32))
                 .collect(),

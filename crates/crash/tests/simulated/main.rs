@@ -1,0 +1,11 @@
+//! Tests of the engine over VMware's formats and the native store, on the simulator: scripted, without campaigns.
+
+mod bin;
+mod branches;
+mod difference;
+mod extreme;
+mod grains;
+mod limits;
+mod memory;
+mod relocate;
+mod tree;
