@@ -4,6 +4,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 scripts/setup.sh bench
-cargo build --release --locked --package unstun
+cargo build --release --locked --package unstun --package lab
 export PYTHONDONTWRITEBYTECODE=1
 exec python3 -m bench --binary "${CARGO_TARGET_DIR:-target}/release/unstun" "$@"

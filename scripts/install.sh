@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the binary, its man pages, the shells' completions, and the systemd unit with what runs it as a user of its own.
-# DESTDIR (for packagers) is put before every path; PREFIX is /usr/local; BINARY is built where it is not named.
+# Installs unstun and unstun-lab, man pages, the shells' completions, and the systemd unit with what runs it as a user of
+# its own. DESTDIR (for packagers) is put before every path; PREFIX is /usr/local; both programs are built unless BINARY names
+# unstun, with unstun-lab beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
@@ -18,7 +19,7 @@ if [[ -z $binary ]]; then
     scripts/setup.sh run
     # `unstun --version` names it; an archive of the sources has none.
     if commit=$(git rev-parse --short HEAD 2>/dev/null); then export UNSTUN_COMMIT=$commit; fi
-    cargo build --release --locked --package unstun
+    cargo build --release --locked --package unstun --package lab
     binary=${CARGO_TARGET_DIR:-target}/release/unstun
 fi
 
@@ -29,6 +30,7 @@ trap 'rm -rf "$generated"' EXIT
 sed "s|@BINDIR@|$bindir|" packaging/unstun.service.in >"$generated/unstun.service"
 
 install -D -m 755 "$binary" "$destdir$bindir/unstun"
+install -D -m 755 "$(dirname "$binary")/unstun-lab" "$destdir$bindir/unstun-lab"
 install -d "$destdir$share/man/man1"
 install -m 644 "$generated"/man/*.1 "$destdir$share/man/man1/"
 install -D -m 644 "$generated/completions/unstun" "$destdir$share/bash-completion/completions/unstun"

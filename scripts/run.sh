@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 scripts/setup.sh run
 
-cargo build --release --locked --package unstun
+cargo build --release --locked --package unstun --package lab
 unstun=${CARGO_TARGET_DIR:-target}/release/unstun
 # ./unstun-data, whatever the environment says.
 unset UNSTUN_DATASTORE

@@ -1,6 +1,10 @@
-//! The lab: where engine, formats and simulator meet.
+//! The lab: what a snapshot costs, measured on real storage and on modelled storage in virtual time, and the published
+//! experiments played again. The program is `unstun-lab`; the daemon links none of this.
 
+pub mod cli;
+pub mod command;
 pub mod compare;
+pub mod demo;
 pub mod experiment;
 pub mod figures;
 pub mod import;

@@ -2,7 +2,6 @@
 
 mod bin;
 mod disk;
-mod lab;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -16,19 +15,17 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::native::FORMAT_VERSION;
 
 use crate::command;
-use crate::error::ErrorBody;
-use crate::listen::NbdListen;
 use crate::memory::Memory;
-use crate::name::{DatastoreName, VmName};
-use crate::output::{Output, note};
-use crate::{api, units};
+use api::args::lab::LabCommand;
+use api::args::{DemoArgs, Global};
+use api::error::ErrorBody;
+use api::listen::NbdListen;
+use api::name::{DatastoreName, VmName};
+use api::output::{Output, note};
+use api::units;
 
 pub use bin::{BinCommand, ConsentArgs};
 pub use disk::{DiskSpec, DiskSpecs, ModeArg};
-pub use lab::{
-    CompareArgs, HookArgs, ImportArgs as LabImportArgs, LabCommand, PredictArgs, ReportArgs, ReproduceArgs,
-    RunArgs, SubjectArg, SweepArgs,
-};
 pub use snapshot::{
     CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, UndoArgs,
     VmAndName,
@@ -56,17 +53,6 @@ pub struct Cli {
     pub global: Global,
     #[command(subcommand)]
     pub command: Command,
-}
-
-#[derive(Debug, Args)]
-pub struct Global {
-    /// Use this datastore, by its folder or, where a daemon serves several, by its name [default: $UNSTUN_DATASTORE, else
-    /// ./unstun-data if it exists, else /var/lib/unstun]
-    #[arg(long, value_name = "DIR|NAME", global = true)]
-    pub datastore: Option<PathBuf>,
-    /// Print JSON (see docs/cli-json.md)
-    #[arg(long, global = true)]
-    pub json: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -105,11 +91,7 @@ pub enum Command {
     /// Write a VMware disk chain as one sparse raw file, without a daemon
     Convert(ConvertArgs),
     /// Load a VM while a snapshot is taken, kept and committed (about 40 s)
-    Demo {
-        /// Keep the run in this folder: run.json for `lab report`, and report.html, a page with charts
-        #[arg(short, long, value_name = "DIR")]
-        output: Option<PathBuf>,
-    },
+    Demo(DemoArgs),
     /// Measure what a snapshot costs: published experiments and your own, on modelled or on real storage
     #[command(subcommand)]
     Lab(LabCommand),

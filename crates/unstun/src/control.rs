@@ -6,15 +6,15 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use crate::api::{
+use api::error::Result;
+use api::name::{DatastoreName, VmName};
+use api::{
     BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget, Datastore,
     DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard, Disk, DiskCreate,
     DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Reset, Revert, SnapshotDir, SnapshotTake,
     SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemove,
     VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
-use crate::error::Result;
-use crate::name::{DatastoreName, VmName};
 
 /// Boxed, because the API holds the engine as one trait object; a call costs a request, not an I/O.
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;

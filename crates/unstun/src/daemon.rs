@@ -65,9 +65,10 @@ mod writers;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::api::{Checked, Converted, DatastoreCreated, Repair, RepairUndone};
+use api::error::Result;
+use api::{Checked, Converted, DatastoreCreated, Repair, RepairUndone};
+
 use crate::control::Control;
-use crate::error::Result;
 
 pub use bin::BinPolicy;
 pub use bridge::Place;

@@ -5,9 +5,8 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::io::Write;
 
+use api::output::escape_line;
 use jiff::Timestamp;
-
-use crate::output::escape_line;
 
 /// Writes one line. Control characters are escaped, ends of lines too, because names in it can come from strangers' files.
 pub fn log(message: impl Display) {

@@ -11,7 +11,7 @@
 //! | free I/O buffers | 32 MiB | `blk` |
 //! | the rest: code, catalogues, bitmaps, layers, verbs | 248 MiB | nobody: what VMs and snapshots there are |
 
-use crate::units;
+use api::units;
 
 /// What the daemon may take in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::error::{Error, Result};
+
 use crate::daemon::Heartbeat;
-use crate::error::{Error, Result};
 use crate::log::log;
 
 const VARIABLE: &str = "NOTIFY_SOCKET";

@@ -16,6 +16,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::error::{Error, ErrorBody, Result};
+use api::listen;
+use api::name::VmName;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Json, Path, Query, Request, State};
@@ -34,9 +37,6 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixListener;
 
 use crate::control::Control;
-use crate::error::{Error, ErrorBody, Result};
-use crate::listen;
-use crate::name::VmName;
 
 /// The largest body is a `VmCreate`: 60 disks, each with a folder's path of up to 4096 bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;

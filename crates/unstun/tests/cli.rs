@@ -283,3 +283,29 @@ fn an_output_file_is_never_overwritten() {
     assert_eq!(code(&output), 3, "{}", stderr(&output));
     assert_eq!(std::fs::read(&raw).unwrap(), b"precious");
 }
+
+/// The lab is a program of its own, which `unstun` finds beside itself or on the PATH.
+#[test]
+fn the_lab_is_run_found_or_named_as_missing() {
+    let listed = unstun(Path::new("."), "lab list --json");
+    assert_eq!(code(&listed), 0, "{}", stderr(&listed));
+    assert!(!json(&listed).as_array().unwrap().is_empty());
+    let refused = unstun(Path::new("."), "lab run no-such-experiment");
+    assert_eq!(code(&refused), 4, "{}", stderr(&refused));
+
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("unstun");
+    std::fs::copy(env!("CARGO_BIN_EXE_unstun"), &alone).unwrap();
+    let missing = Command::new(&alone).args(["lab", "list"]).env("PATH", folder.path()).output().unwrap();
+    assert_eq!(code(&missing), 1);
+    assert!(stderr(&missing).contains("unstun-lab is neither in"), "{}", stderr(&missing));
+    assert!(stderr(&missing).contains("make install"), "{}", stderr(&missing));
+
+    let programs = Path::new(env!("CARGO_BIN_EXE_unstun")).parent().unwrap();
+    let on_the_path = Command::new(&alone).args(["lab", "list"]).env("PATH", programs).output().unwrap();
+    assert_eq!(code(&on_the_path), 0, "{}", stderr(&on_the_path));
+    let mut other = Command::new(programs.join("unstun-lab"));
+    let other = other.arg("list").env("UNSTUN_CALLER_VERSION", "0.0.9").output().unwrap();
+    assert_eq!(code(&other), 3);
+    assert!(stderr(&other).contains("unstun 0.0.9 ran unstun-lab 0.1.0"), "{}", stderr(&other));
+}

@@ -5,18 +5,18 @@ mod support;
 use std::path::Path;
 use std::time::Duration;
 
+use api::client::runtime;
+use api::error::{ErrorKind, Result};
+use api::output::Output;
+use lab::demo::nbd::{self, Connection};
+use lab::demo::region::{self, Content, Regions};
+use lab::demo::report::Report;
+use lab::demo::stamp::BLOCK_BYTES;
+use lab::demo::wire::Command;
+use lab::demo::{self, Plan};
 use lab::run::{Phase as Part, Quantity, Record};
 use support::nbd_server::{Flavour, NbdServer};
 use support::{Daemon, Fake};
-use unstun::command::runtime;
-use unstun::demo::nbd::{self, Connection};
-use unstun::demo::region::{self, Content, Regions};
-use unstun::demo::report::Report;
-use unstun::demo::stamp::BLOCK_BYTES;
-use unstun::demo::wire::Command;
-use unstun::demo::{self, Plan};
-use unstun::error::{ErrorKind, Result};
-use unstun::output::Output;
 
 const DISK_BYTES: usize = 64 << 20;
 

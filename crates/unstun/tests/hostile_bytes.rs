@@ -5,10 +5,10 @@
 
 use std::path::PathBuf;
 
+use api::error::ErrorKind;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use unstun::error::ErrorKind;
 use unstun::rest::body::{ROUTES, accept, replay};
 
 fn corpus() -> Vec<(String, Vec<u8>)> {

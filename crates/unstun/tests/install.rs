@@ -46,6 +46,9 @@ fn a_package_has_everything_under_its_destdir() {
     let usr = folder.path().join("usr");
     assert_eq!(names(folder.path()), ["usr"]);
     assert_eq!(std::fs::read(usr.join("bin/unstun")).unwrap(), std::fs::read(UNSTUN).unwrap());
+    // As installed, the one finds the other beside itself.
+    let listed = Command::new(usr.join("bin/unstun")).args(["lab", "list"]).output().unwrap();
+    assert!(listed.status.success(), "{listed:?}");
     for file in [
         "share/bash-completion/completions/unstun",
         "share/zsh/site-functions/_unstun",

@@ -4,16 +4,16 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::client::Client;
+use api::client::runtime;
+use api::error::{Error, ErrorBody, ErrorKind};
+use api::name::{DiskRef, SnapshotRef, VmName};
+use api::*;
+use lab::demo::meter::Counts;
+use lab::demo::report::{Phase, Report};
 use serde::Serialize;
 use serde_json::Value;
 use support::Daemon;
-use unstun::api::*;
-use unstun::client::Client;
-use unstun::command::runtime;
-use unstun::demo::meter::Counts;
-use unstun::demo::report::{Phase, Report};
-use unstun::error::{Error, ErrorBody, ErrorKind};
-use unstun::name::{DiskRef, SnapshotRef, VmName};
 
 const PAGE: &str = include_str!("../../../docs/cli-json.md");
 

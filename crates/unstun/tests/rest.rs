@@ -7,13 +7,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use api::client::Client;
+use api::client::runtime;
+use api::error::{ErrorBody, ErrorKind};
+use api::location::Datastore;
+use api::name::VmName;
+use api::*;
 use support::{DELTA_BYTES, Daemon, Fake};
-use unstun::api::*;
-use unstun::client::Client;
-use unstun::command::runtime;
-use unstun::datastore::Datastore;
-use unstun::error::{ErrorBody, ErrorKind};
-use unstun::name::VmName;
 
 fn web() -> VmName {
     "web".parse().unwrap()

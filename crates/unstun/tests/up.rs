@@ -149,8 +149,8 @@ fn nbd_is_served_where_it_was_asked_for() {
     let (name, place) = uri.split_once('?').unwrap();
     assert!(name.starts_with("nbd+unix:///web/disk0.g"), "{uri}");
     assert_eq!(place, format!("socket={}", socket.display()));
-    let size = unstun::command::runtime().unwrap().block_on(async {
-        let mut connection = unstun::demo::nbd::Connection::open(&uri, 1).await.unwrap();
+    let size = api::client::runtime().unwrap().block_on(async {
+        let mut connection = lab::demo::nbd::Connection::open(&uri, 1).await.unwrap();
         connection.write(4096, &[7; 4096], 0);
         connection.only().await.unwrap();
         connection.read(4096, 4096, 0);

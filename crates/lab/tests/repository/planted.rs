@@ -24,7 +24,13 @@ fn a_forbidden_arrow() {
     accepts(rules::arrows, "crates/vmdk/Cargo.toml", "[dev-dependencies]\nsim.workspace = true\n");
     finds(rules::arrows, "crates/vmdk/Cargo.toml", "[dependencies]\nsim.workspace = true\n");
     finds(rules::arrows, "crates/blk/Cargo.toml", "[dependencies]\nengine.workspace = true\n");
-    finds(rules::arrows, "crates/unstun/Cargo.toml", "[dependencies]\ncrash.workspace = true\n");
+    for name in ["crash", "lab", "sim"] {
+        finds(
+            rules::arrows,
+            "crates/unstun/Cargo.toml",
+            &format!("[dependencies]\n{name}.workspace = true\n"),
+        );
+    }
     accepts(rules::arrows, "crates/unstun/Cargo.toml", "[dev-dependencies]\ncrash.workspace = true\n");
     accepts(
         rules::arrows,

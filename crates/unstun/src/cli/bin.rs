@@ -1,8 +1,7 @@
 //! `unstun bin`.
 
+use api::name::VmName;
 use clap::{Args, Subcommand};
-
-use crate::name::VmName;
 
 #[derive(Debug, Subcommand)]
 pub enum BinCommand {

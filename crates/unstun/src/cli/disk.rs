@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use api::units;
+use api::{DiskCreate, DiskMode};
 use clap::ValueEnum;
-
-use crate::api::{DiskCreate, DiskMode};
-use crate::units;
 
 const EXPECTED: &str = "expected SIZE[,mode=MODE][,dir=DIR], such as 20G or 20G,mode=independent-persistent";
 
@@ -26,17 +25,6 @@ impl From<ModeArg> for DiskMode {
             ModeArg::Persistent => Self::Persistent,
             ModeArg::IndependentPersistent => Self::IndependentPersistent,
             ModeArg::IndependentNonpersistent => Self::IndependentNonpersistent,
-        }
-    }
-}
-
-impl DiskMode {
-    /// As it is written on the command line, and in VMware's own dialogs.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Persistent => "persistent",
-            Self::IndependentPersistent => "independent-persistent",
-            Self::IndependentNonpersistent => "independent-nonpersistent",
         }
     }
 }

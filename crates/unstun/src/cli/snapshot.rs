@@ -2,10 +2,9 @@
 
 use std::str::FromStr;
 
+use api::error::{Error, Result};
+use api::name::{self, SnapshotName, SnapshotRef, VmName};
 use clap::{Args, Subcommand};
-
-use crate::error::{Error, Result};
-use crate::name::{self, SnapshotName, SnapshotRef, VmName};
 
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {

@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 
+use api::name::{DiskRef, VmName};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::bin::ConsentArgs;
 use super::disk::{DiskSpec, DiskSpecs, ModeArg};
 use super::snapshot::LossArgs;
-use crate::api;
-use crate::name::{DiskRef, VmName};
 
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
@@ -175,7 +174,7 @@ pub enum DiskCommand {
         #[arg(value_name = "VM/diskN")]
         disk: DiskRef,
         /// The new size
-        #[arg(value_parser = crate::units::parse_disk_size)]
+        #[arg(value_parser = api::units::parse_disk_size)]
         size: u64,
     },
     /// Change the mode of a disk: what snapshots and resets do to it

@@ -4,12 +4,13 @@
 mod access;
 mod snippet;
 
-use crate::api::{Attach, AttachDisk, AttachTo};
+use api::client::Client;
+use api::error::{Error, Result};
+use api::listen::NbdListen;
+use api::output::Output;
+use api::{Attach, AttachDisk, AttachTo};
+
 use crate::cli::AttachArgs;
-use crate::client::Client;
-use crate::error::{Error, Result};
-use crate::listen::NbdListen;
-use crate::output::Output;
 
 pub async fn run(args: &AttachArgs, client: &Client, output: Output) -> Result<()> {
     let vm = client.vm_show(&args.vm).await?;

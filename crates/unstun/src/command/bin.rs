@@ -1,14 +1,14 @@
 //! `unstun bin`.
 
+use api::client::Client;
+use api::error::{Error, Result};
+use api::output::{Output, align_right, table};
+use api::units::{format_bytes, format_seconds};
+use api::{BinEmptied, BinEmpty, BinEntry, BinKind, BinRestore, BinRestored, Operation, VmCondition};
 use jiff::Timestamp;
 
-use crate::api::{BinEmptied, BinEmpty, BinEntry, BinKind, BinRestore, BinRestored, Operation, VmCondition};
 use crate::cli::{BinCommand, ConsentArgs};
-use crate::client::Client;
 use crate::command::consent;
-use crate::error::{Error, Result};
-use crate::output::{Output, align_right, table};
-use crate::units::{format_bytes, format_seconds};
 
 pub async fn run(command: &BinCommand, client: &Client, output: Output) -> Result<()> {
     match command {

@@ -3,13 +3,15 @@
 use std::io::ErrorKind as IoKind;
 use std::path::Path;
 
-use crate::api::{Checked, Datastore, DatastoreCondition, Finding, Severity};
-use crate::client::Client;
-use crate::command::{commit, watch};
+use api::client::Client;
+use api::error::{Error, ErrorKind, Result};
+use api::name::DatastoreName;
+use api::output::Output;
+use api::progress::watch;
+use api::{Checked, Datastore, DatastoreCondition, Finding, Severity};
+
+use crate::command::commit;
 use crate::daemon;
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::DatastoreName;
-use crate::output::Output;
 
 /// This and the next two answer the exit code.
 pub fn files(path: &Path, output: Output) -> Result<u8> {

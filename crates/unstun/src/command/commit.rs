@@ -1,14 +1,16 @@
 //! `unstun snapshot commit` and `consolidate`: says what it will do, asks, starts it, and follows it until it
 //! ends.
 
-use crate::api::{CommitPreview, CommitTarget, Job, JobState, Operation};
+use api::client::Client;
+use api::error::{Error, ErrorKind, Result};
+use api::name::VmName;
+use api::output::{Output, fields};
+use api::progress::{Watched, watch};
+use api::units::{format_bytes, format_seconds};
+use api::{CommitPreview, CommitTarget, Job, JobState, Operation};
+
 use crate::cli::{CommitArgs, ConsolidateArgs, JobArgs};
-use crate::client::Client;
-use crate::command::{Watched, consent, watch};
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::VmName;
-use crate::output::{Output, fields};
-use crate::units::{format_bytes, format_seconds};
+use crate::command::consent;
 
 pub async fn run(args: &CommitArgs, client: &Client, output: Output) -> Result<()> {
     let (vm, snapshot) = args.which.parse()?;

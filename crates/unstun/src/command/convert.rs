@@ -2,13 +2,14 @@
 
 use std::io::ErrorKind as IoKind;
 
-use crate::api::Converted;
+use api::Converted;
+use api::error::{Error, ErrorKind, Result};
+use api::output::Output;
+use api::progress;
+use api::units::format_bytes;
+
 use crate::cli::ConvertArgs;
-use crate::command::progress;
 use crate::daemon;
-use crate::error::{Error, ErrorKind, Result};
-use crate::output::Output;
-use crate::units::format_bytes;
 
 pub fn run(args: &ConvertArgs, output: Output) -> Result<()> {
     let (chain, raw) = (&args.chain, &args.output);

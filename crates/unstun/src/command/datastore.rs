@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use crate::api::{Datastore, DatastoreAdd, DatastoreCreated};
+use api::client::Client;
+use api::error::{Error, Result};
+use api::output::{Output, align_right, table};
+use api::units::format_bytes;
+use api::{Datastore, DatastoreAdd, DatastoreCreated};
+
 use crate::cli::DatastoreCommand;
-use crate::client::Client;
 use crate::command::{consent, loss};
 use crate::daemon;
-use crate::error::{Error, Result};
-use crate::output::{Output, align_right, table};
-use crate::units::format_bytes;
 
 pub async fn run(command: &DatastoreCommand, client: &Client, output: Output) -> Result<()> {
     match command {

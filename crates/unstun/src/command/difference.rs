@@ -1,11 +1,11 @@
 //! `unstun snapshot diff`.
 
-use crate::api::{Diff, Differences, DiskMode, DiskRange};
-use crate::client::Client;
-use crate::error::{Error, Result};
-use crate::name::{SnapshotRef, VmName};
-use crate::output::Output;
-use crate::units::format_bytes;
+use api::client::Client;
+use api::error::{Error, Result};
+use api::name::{SnapshotRef, VmName};
+use api::output::Output;
+use api::units::format_bytes;
+use api::{Diff, Differences, DiskMode, DiskRange};
 
 /// Of all disks that are part of snapshots.
 pub async fn run(

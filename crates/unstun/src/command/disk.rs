@@ -1,13 +1,14 @@
 //! `unstun vm disk`.
 
-use crate::api::{Disk, DiskCreate, DiskGrown, DiskRemoved, DiskSetMode};
+use api::client::Client;
+use api::error::{Error, Result};
+use api::name::DiskRef;
+use api::output::Output;
+use api::units::format_bytes;
+use api::{Disk, DiskCreate, DiskGrown, DiskRemoved, DiskSetMode};
+
 use crate::cli::{DiskAddArgs, DiskCommand};
-use crate::client::Client;
 use crate::command::{fill, loss, vm};
-use crate::error::{Error, Result};
-use crate::name::DiskRef;
-use crate::output::Output;
-use crate::units::format_bytes;
 
 pub async fn run(command: &DiskCommand, client: &Client, output: Output) -> Result<()> {
     match command {

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use crate::api::Event;
+use api::Event;
+use api::client::Client;
+use api::error::Result;
+use api::output::Output;
+use api::units::{format_bytes, format_us};
+
 use crate::cli::EventsArgs;
-use crate::client::Client;
-use crate::error::Result;
-use crate::output::Output;
-use crate::units::{format_bytes, format_us};
 
 const FOLLOW_POLL: Duration = Duration::from_millis(500);
 
@@ -71,7 +72,7 @@ fn describe(event: &Event) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{EventDisk, Operation};
+    use api::{EventDisk, Operation};
 
     #[test]
     fn a_take_reads_as_one_line_and_its_disks() {

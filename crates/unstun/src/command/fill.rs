@@ -6,15 +6,14 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use api::client::Client;
+use api::error::{Error, Result};
+use api::name::{DiskRef, VmName};
+use api::units;
+use api::units::format_bytes;
+use api::{Disk, DiskCreate, DiskMode, DiskSetMode};
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
-
-use crate::api::{Disk, DiskCreate, DiskMode, DiskSetMode};
-use crate::client::Client;
-use crate::error::{Error, Result};
-use crate::name::{DiskRef, VmName};
-use crate::units;
-use crate::units::format_bytes;
 
 const QEMU_IMG: &str = "qemu-img";
 

@@ -4,12 +4,12 @@
 use std::io::Result as IoResult;
 use std::path::Path;
 
+use api::error::{Error, Result};
+use api::output::Output;
 use clap::CommandFactory;
 use clap_complete::shells::{Bash, Fish, Zsh};
 
 use crate::cli::{Cli, GenerateArgs, Generated};
-use crate::error::{Error, Result};
-use crate::output::Output;
 
 const NAME: &str = "unstun";
 

@@ -1,12 +1,13 @@
 //! `unstun job`.
 
-use crate::api::Job;
+use api::Job;
+use api::client::Client;
+use api::error::Result;
+use api::output::{Output, align_right, table};
+use api::units::{format_bytes, format_rate, format_seconds};
+
 use crate::cli::JobCommand;
-use crate::client::Client;
 use crate::command::commit;
-use crate::error::Result;
-use crate::output::{Output, align_right, table};
-use crate::units::{format_bytes, format_rate, format_seconds};
 
 pub async fn run(command: &JobCommand, client: &Client, output: Output) -> Result<()> {
     let job = match command {

@@ -1,17 +1,18 @@
 //! The commands that throw data away: revert, discard, reset, and the removal of VMs and datastores. Each says what is lost,
 //! and asks.
 
-use crate::api::{
+use api::client::Client;
+use api::error::{Error, Result};
+use api::name::{DatastoreName, VmName};
+use api::output::{Output, fields};
+use api::units::format_bytes;
+use api::{
     DatastoreClient, DatastoreCondition, DatastoreRemovePreview, DatastoreRemoved, Discard, Loss,
     RemovedDisk, Reset, Revert, VmClient, VmRemove, VmRemovePreview, VmRemoved,
 };
+
 use crate::cli::{ConsentArgs, DiscardArgs, LossArgs, RemoveArgs, ResetArgs, RevertArgs, UndoArgs};
-use crate::client::Client;
 use crate::command::consent;
-use crate::error::{Error, Result};
-use crate::name::{DatastoreName, VmName};
-use crate::output::{Output, fields};
-use crate::units::format_bytes;
 
 pub async fn revert(args: &RevertArgs, client: &Client, output: Output) -> Result<()> {
     let (vm, snapshot) = args.which.parse()?;
@@ -294,7 +295,7 @@ fn next_step(vm: &VmName) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{ClientAccess, Operation};
+    use api::{ClientAccess, Operation};
 
     fn loss(target: Option<&str>, taken: Option<&str>, snapshots: &[&str]) -> Loss {
         let mut loss = Loss {

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind as IoKind;
 use std::path::{Path, PathBuf};
 
-use crate::api::{Finding, Mend, MendAction, Repair, RepairUndone, Severity};
+use api::error::{Error, ErrorKind, Result};
+use api::output::Output;
+use api::{Finding, Mend, MendAction, Repair, RepairUndone, Severity};
+
 use crate::cli::RepairArgs;
 use crate::daemon::{self, RepairTerms};
-use crate::error::{Error, ErrorKind, Result};
-use crate::output::Output;
 
 /// Returns the exit code: that of a check of the files as they are afterwards.
 pub fn run(args: &RepairArgs, output: Output) -> Result<u8> {

@@ -1,13 +1,14 @@
 //! `unstun snapshot`: takes, and the way to the others.
 
-use crate::api::{CommitTarget, Discard, SnapshotTake, SnapshotTaken};
+use api::client::Client;
+use api::error::{Error, Result};
+use api::name;
+use api::output::{Output, fields};
+use api::units::{format_bytes, format_us};
+use api::{CommitTarget, Discard, SnapshotTake, SnapshotTaken};
+
 use crate::cli::{SnapshotCommand, VmAndName};
-use crate::client::Client;
 use crate::command::{commit, difference, loss, tree, vm};
-use crate::error::{Error, Result};
-use crate::name;
-use crate::output::{Output, fields};
-use crate::units::{format_bytes, format_us};
 
 pub async fn run(command: &SnapshotCommand, client: &Client, output: Output) -> Result<()> {
     match command {

@@ -1,12 +1,13 @@
 //! `unstun space`.
 
-use crate::api::VmSpace;
-use crate::client::Client;
+use api::VmSpace;
+use api::client::Client;
+use api::error::Result;
+use api::name::VmName;
+use api::output::{Output, align_right, fields, table};
+use api::units::{format_bytes, format_seconds};
+
 use crate::command::{tree, vm};
-use crate::error::Result;
-use crate::name::VmName;
-use crate::output::{Output, align_right, fields, table};
-use crate::units::{format_bytes, format_seconds};
 
 pub async fn run(vm: &VmName, client: &Client, output: Output) -> Result<()> {
     output.result(&client.vm_space(vm).await?, describe)

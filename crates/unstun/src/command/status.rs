@@ -1,11 +1,12 @@
 //! `unstun status`.
 
-use crate::api::{Datastore, Freeable, FullDatastore, Status};
-use crate::client::Client;
+use api::client::Client;
+use api::error::Result;
+use api::output::{Output, fields};
+use api::units::format_bytes;
+use api::{Datastore, Freeable, FullDatastore, Status};
+
 use crate::command::datastore;
-use crate::error::Result;
-use crate::output::{Output, fields};
-use crate::units::format_bytes;
 
 pub async fn run(client: &Client, output: Output) -> Result<()> {
     output.result(&client.status().await?, describe)

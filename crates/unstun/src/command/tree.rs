@@ -1,10 +1,9 @@
 //! `unstun snapshot tree`, drawn: every node with its age and size, and where the VM runs.
 
+use api::output;
+use api::units::{format_age, format_bytes};
+use api::{Snapshot, SnapshotTree, Store, UnownedDelta};
 use jiff::Timestamp;
-
-use crate::api::{Snapshot, SnapshotTree, Store, UnownedDelta};
-use crate::output;
-use crate::units::{format_age, format_bytes};
 
 /// What stands before a node, and before what lies under it.
 struct Lines {

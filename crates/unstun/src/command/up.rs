@@ -4,19 +4,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::client::runtime;
+use api::error::{Error, ErrorKind, Result};
+use api::listen;
+use api::location::Datastore;
+use api::output::Output;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::cli::UpArgs;
-use crate::command::{runtime, status};
+use crate::command::status;
 use crate::control::Control;
 use crate::daemon;
-use crate::datastore::Datastore;
-use crate::error::{Error, ErrorKind, Result};
 use crate::log::log;
-use crate::output::Output;
-use crate::{fatal, listen, notify, rest};
+
+use crate::{fatal, notify, rest};
 
 /// API requests in flight may finish this long after a signal; then the engine stops regardless.
 const API_DRAIN: Duration = Duration::from_secs(2);

@@ -1,16 +1,18 @@
 //! `unstun vm`.
 
-use crate::api::{
+use api::client::{Client, Within};
+use api::error::{Error, Result};
+use api::name::{self, VmName};
+use api::output::{Output, align_right, fields, table};
+use api::progress::watch;
+use api::units::format_bytes;
+use api::{
     Disk, DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmMove,
     VmRemove, VmSummary,
 };
+
 use crate::cli::{CloneArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
-use crate::client::{Client, Within};
-use crate::command::{commit, disk, fill, loss, watch};
-use crate::error::{Error, Result};
-use crate::name::{self, VmName};
-use crate::output::{Output, align_right, fields, table};
-use crate::units::format_bytes;
+use crate::command::{commit, disk, fill, loss};
 
 pub async fn run(command: &VmCommand, client: &Client, output: Output) -> Result<()> {
     match command {
@@ -143,7 +145,7 @@ async fn listed(client: &Client) -> Result<Vec<VmSummary>> {
 
 fn named(to: &std::path::Path) -> Result<Within> {
     let nowhere = || Error::not_found(format!("{}: no such folder, and no datastore's name", to.display()));
-    super::within(to).ok_or_else(nowhere)
+    api::client::within(to).ok_or_else(nowhere)
 }
 
 fn titled(title: &str, vm: &Vm) -> String {

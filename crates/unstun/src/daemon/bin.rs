@@ -24,10 +24,10 @@ use super::identity::VmId;
 use super::present;
 use super::site::{Home, Site};
 use super::state::Daemon;
-use crate::api;
-use crate::error::{Error, Result};
+
 use crate::log::log;
-use crate::units::{format_bytes, total};
+use api::error::{Error, Result};
+use api::units::{format_bytes, total};
 
 pub use records::{BinRecord, BinRecords, BinState, parse_folder};
 
@@ -303,7 +303,7 @@ impl Daemon {
     pub async fn with_bin<T>(&self, site: &Rc<Site>, work: impl AsyncFn() -> Result<T>) -> Result<T> {
         loop {
             match work().await {
-                Err(e) if e.kind == crate::error::ErrorKind::NoSpace && self.make_room(site).await => {}
+                Err(e) if e.kind == api::error::ErrorKind::NoSpace && self.make_room(site).await => {}
                 other => return other,
             }
         }
@@ -368,7 +368,7 @@ impl Daemon {
     pub(super) fn find_in_bin(
         &self,
         wanted: &str,
-        datastore: Option<&crate::name::DatastoreName>,
+        datastore: Option<&api::name::DatastoreName>,
     ) -> Result<(Rc<Site>, String, BinRecord)> {
         let mut found = self.in_bins(datastore)?;
         if let Some(at) = found.iter().position(|(_, entry, _)| entry == wanted) {
@@ -391,7 +391,7 @@ impl Daemon {
     /// What is kept in a datastore, or in all of them: the oldest first.
     pub(super) fn in_bins(
         &self,
-        datastore: Option<&crate::name::DatastoreName>,
+        datastore: Option<&api::name::DatastoreName>,
     ) -> Result<Vec<(Rc<Site>, String, BinRecord)>> {
         let sites = match datastore {
             Some(name) => vec![self.site(Some(name))?],

@@ -2,6 +2,9 @@
 
 use std::rc::Rc;
 
+use api::error::{Error, Result};
+use api::name::VmName;
+use api::{self, Operation, VmClient};
 use blk::manifest::BinnedState;
 use engine::Loss;
 
@@ -10,9 +13,6 @@ use super::entry::{Entry, Kept};
 use super::present;
 use super::remove::expect_kept;
 use super::state::Daemon;
-use crate::api::{self, Operation, VmClient};
-use crate::error::{Error, Result};
-use crate::name::VmName;
 
 /// Whether the bin takes what is thrown away.
 struct Fate {

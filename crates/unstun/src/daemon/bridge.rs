@@ -5,6 +5,16 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc as ready_channel};
 use std::thread::JoinHandle;
 
+use api::error::{Error, ErrorKind, Result};
+use api::listen::NbdListen;
+use api::name::{DatastoreName, VmName};
+use api::{
+    BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
+    Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
+    Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Reset, Revert, SnapshotDir,
+    SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove,
+    VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+};
 use engine::native::TakeOver;
 use tokio::sync::{mpsc, oneshot};
 
@@ -13,18 +23,8 @@ use super::hang::Subject;
 use super::heartbeat::Heartbeat;
 use super::state::Daemon;
 use super::{inuse, prepare, ready};
-use crate::api::{
-    BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
-    Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
-    Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Reset, Revert, SnapshotDir,
-    SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove,
-    VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
-};
 use crate::control::{Control, Reply};
-use crate::error::{Error, ErrorKind, Result};
-use crate::listen::NbdListen;
 use crate::memory::Memory;
-use crate::name::{DatastoreName, VmName};
 
 /// What the core is asked: run in its thread, as a task of its own.
 pub type Question = Box<dyn FnOnce(Rc<Daemon>) + Send>;

@@ -3,12 +3,11 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use api::error::{Error, Result};
+use api::{Checked, Finding, Severity};
 use blk::uring::UringReactor;
 use blk::{Env, Executor};
 use vmdk::check::{self, Target};
-
-use crate::api::{Checked, Finding, Severity};
-use crate::error::{Error, Result};
 
 /// `path` is absolute and there.
 pub fn check(path: &Path) -> Result<Checked> {

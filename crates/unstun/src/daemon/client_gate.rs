@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 
+use api::VmClient;
+use api::error::{Error, Result};
 use blk::Env;
 use blk::sync::Signal;
 use export::nbd::FrontEnd;
@@ -11,8 +13,6 @@ use futures_util::future::{Either, select};
 
 use super::entry::Entry;
 use super::switchable_volume::Guests;
-use crate::api::VmClient;
-use crate::error::{Error, Result};
 
 /// Requests of a client that was cut run to their end before it counts as gone. One that waits for space on a
 /// full datastore may never end; the operation is refused then.

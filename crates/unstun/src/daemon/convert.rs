@@ -5,6 +5,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::rc::Rc;
 
+use api::Converted;
+use api::error::{Error, ErrorKind, Result};
 use blk::uring::UringReactor;
 use blk::volume::Volume;
 use blk::{Buf, Env, Executor, SECTOR};
@@ -13,8 +15,6 @@ use futures_util::StreamExt;
 use futures_util::stream;
 
 use super::formats;
-use crate::api::Converted;
-use crate::error::{Error, ErrorKind, Result};
 
 /// One read. Large enough for a rotating disk, small enough that eight are 8 MiB.
 const PIECE_BYTES: u64 = 1 << 20;

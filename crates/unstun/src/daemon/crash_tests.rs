@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::rc::Rc;
 
+use api::{BinRestore, Store, VmCondition};
 use blk::Errno;
 use crash::campaign::{on_all_cores, setting};
 use engine::native::{VmHome, VmHomeState};
@@ -20,7 +21,6 @@ use super::simulated_tests::{
     served, take, text, world, write,
 };
 use super::state::Daemon;
-use crate::api::{BinRestore, Store, VmCondition};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {

@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use api::WhenFull;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, ErrorKind, Result};
 
@@ -17,7 +18,6 @@ use super::remove::{remove_folder, remove_made, remove_with_files};
 use super::settle;
 use super::site::{Home, Site};
 use super::state::Daemon;
-use crate::api::WhenFull;
 use crate::log::log;
 
 /// In the own folder of the home that is left: `leaving PATH` or `left PATH`, of the other one.
@@ -140,7 +140,7 @@ pub async fn give_up(from: &Home, to: &Home) -> Result<()> {
 }
 
 /// After the step: the VM is told that it has arrived, and what it was goes.
-pub async fn complete(daemon: &Daemon, name: &str, from: &Home, to: &Home) -> crate::error::Result<()> {
+pub async fn complete(daemon: &Daemon, name: &str, from: &Home, to: &Home) -> api::error::Result<()> {
     arrived(to).await?;
     match native::mark(&daemon.env, &from.path).await? {
         Some(id) => {
@@ -255,7 +255,7 @@ impl Daemon {
         }
     }
 
-    async fn settle_departure(self: &Rc<Self>, name: &str, home: &Home) -> crate::error::Result<()> {
+    async fn settle_departure(self: &Rc<Self>, name: &str, home: &Home) -> api::error::Result<()> {
         // Its move may be under way.
         let Ok(_claim) = self.claim(name) else { return Ok(()) };
         let Some(departure) = departure(home).await? else { return Ok(()) };

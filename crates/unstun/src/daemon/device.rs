@@ -7,6 +7,8 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use api::error::{Error, ErrorKind, Result};
+use api::units::format_bytes;
 use blk::ErrorKind as K;
 use blk::file::Lock;
 use blk::reactor::OpenMode;
@@ -17,9 +19,6 @@ use nix::libc;
 
 use super::lease;
 use super::signature::{self, EDGE_BYTES};
-use crate::api;
-use crate::error::{Error, ErrorKind, Result};
-use crate::units::format_bytes;
 
 /// The journal's 64 MiB, and of 126 MiB each a group for metadata and one for data, with as much again to work in.
 const DEVICE_BYTES_MIN: u64 = 512 << 20;

@@ -1,13 +1,13 @@
 //! Differences between two states of a disk, and the space that a VM uses.
 
+use api::error::Result;
+use api::name::VmName;
+use api::units::total;
+use api::{self, DiskRange};
 use engine::Between;
 
 use super::present;
 use super::state::Daemon;
-use crate::api::{self, DiskRange};
-use crate::error::Result;
-use crate::name::VmName;
-use crate::units::total;
 
 impl Daemon {
     pub async fn snapshot_diff(&self, vm: &VmName, request: api::Diff) -> Result<api::Differences> {

@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
+use api::error::{Error, Result};
+use api::name::VmName;
+
 use super::entry::Entry;
 use super::present;
 use super::state::Daemon;
-use crate::api;
-use crate::error::{Error, Result};
-use crate::name::VmName;
 
 impl Daemon {
     pub async fn disk_add(self: &Rc<Self>, vm: &VmName, disk: api::DiskCreate) -> Result<api::Disk> {

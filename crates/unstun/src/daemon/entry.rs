@@ -4,14 +4,14 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use api::error::{Error, Result};
+use api::{self, WhenFull};
 use engine::Machine;
 use engine::native::NativeVm;
 
 use super::client_gate::ClientGate;
 use super::formats::HomeFiles;
 use super::site::{Home, Site};
-use crate::api::{self, WhenFull};
-use crate::error::{Error, Result};
 
 /// What keeps a VM's disks.
 #[derive(Clone)]

@@ -8,7 +8,7 @@ use super::entry::{Entry, Kept};
 use super::site::Home;
 use super::state::Daemon;
 use super::{journal, present};
-use crate::api;
+
 use crate::log::log;
 
 /// Kept for `vm show`; the events have them all.

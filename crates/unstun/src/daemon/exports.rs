@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use api::Operation;
 use blk::manifest::{ContentGeneration, DiskState};
 use blk::socket::Peer;
 use blk::volume::{Attachment, ExportEntry, Exports};
@@ -12,7 +13,6 @@ use super::entry::Entry;
 use super::state::Daemon;
 use super::switchable_volume::Guest;
 use super::writers::{ClientVolume, DiskClient};
-use crate::api::Operation;
 use crate::log::{Spaced, log};
 
 /// Between a disk's number and its generation. Means nothing to a URI, a shell, XML or QEMU's options.

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use api::{VmImport, WhenFull};
 use blk::dir::OWN_FOLDER;
 use blk::file::Lock;
 use blk::layer::Layer;
@@ -19,7 +20,6 @@ use super::homes::{ADOPTED_NAME, CLOSED_NAME};
 use super::prepare::Source;
 use super::site::Site;
 use super::state::Daemon;
-use crate::api::{VmImport, WhenFull};
 
 /// What a guest's write does when the datastore is full: one word.
 const WHEN_FULL_NAME: &str = "when-full";

@@ -2,15 +2,14 @@
 
 use std::rc::Rc;
 
+use api::error::{Error, ErrorKind, Result};
+use api::units::format_bytes;
 use blk::reactor::Space;
 
 use super::hang::asked;
 use super::present;
 use super::site::Site;
 use super::state::Daemon;
-use crate::api;
-use crate::error::{Error, ErrorKind, Result};
-use crate::units::format_bytes;
 
 /// What a new VM must find free: the tables and the growth of its first writes, and what a commit needs later.
 const NEW_VM_BYTES_MIN: u64 = 8 << 20;

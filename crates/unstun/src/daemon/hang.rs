@@ -5,6 +5,8 @@ use std::cell::RefCell;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 
+use api::error::{Error, ErrorKind, Result};
+use api::name::{DatastoreName, VmName};
 use blk::reactor::Pending;
 use blk::{Dir, Env, File};
 use futures_util::future::{Either, select};
@@ -12,10 +14,8 @@ use futures_util::future::{Either, select};
 use super::entry::Kept;
 use super::site::Site;
 use super::state::Daemon;
-use crate::api;
-use crate::error::{Error, ErrorKind, Result};
+
 use crate::log::log;
-use crate::name::{DatastoreName, VmName};
 
 /// What has not answered for so long hangs, until it answers. Disks that are alive answer some call of a kind within a second
 /// or two; half of the ten seconds in which every verb has an answer.

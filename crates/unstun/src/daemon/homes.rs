@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use api::error::{Error, ErrorKind, Result};
+use api::name::VmName;
 use blk::dir::OWN_FOLDER;
 use blk::{Dir, Env};
 
 use super::formats::{exists, open_path};
 use super::site::Home;
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::VmName;
 
 /// In the datastore's own folder: the homes that lie elsewhere.
 pub const REGISTRY_NAME: &str = "homes";

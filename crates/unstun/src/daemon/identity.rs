@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use api::{Finding, Severity};
 use blk::dir::OWN_FOLDER;
 use blk::{Error, ErrorKind, Result};
 use engine::native::VmHomeState;
@@ -19,7 +20,6 @@ use super::native;
 use super::records::{HomeRecord, HomeState};
 use super::site::{Home, Site};
 use super::state::Daemon;
-use crate::api::{Finding, Severity};
 use crate::log::log;
 
 /// What the folder of a VM is to the VM whose id it has.

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use api::{Finding, Severity, Store, VmCondition};
 use blk::Env;
 use sim::SimWorld;
 
@@ -11,7 +12,6 @@ use super::simulated_tests::{
     DATASTORE, FAST, Outcome, boot, copy, create, read, remove, rename, served, take, text, world, write,
 };
 use super::state::Daemon;
-use crate::api::{Finding, Severity, Store, VmCondition};
 
 const STORES: [Store; 2] = [Store::Native, Store::Redo];
 

@@ -7,10 +7,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use api::error::{Error, ErrorKind, Result};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
-
-use crate::error::{Error, ErrorKind, Result};
 
 const FIRST_BYTE: i64 = 100;
 const LAST_BYTE: i64 = 203;

@@ -10,10 +10,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use api::Event;
 use blk::dir::OWN_FOLDER;
 use rustix::fs::{FileType, Mode, OFlags};
 
-use crate::api::Event;
 use crate::log::log;
 
 /// In a home's own folder.

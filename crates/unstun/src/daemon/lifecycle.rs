@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use api::error::{Error, ErrorKind, Result};
+use api::name::VmName;
 use blk::dir::OWN_FOLDER;
 use engine::GenerationChange;
 
@@ -12,9 +14,6 @@ use super::records::HomeState;
 use super::site::{Home, Site};
 use super::state::Daemon;
 use super::{bin, formats, native, present};
-use crate::api;
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::VmName;
 
 impl Daemon {
     pub async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {

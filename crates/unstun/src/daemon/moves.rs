@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use api::name::VmName;
 use blk::Result;
 use blk::volume::Volume;
 use engine::job::MOVE;
@@ -15,8 +16,6 @@ use super::registry::Claim;
 use super::state::Daemon;
 use super::switchable_volume::Switch;
 use super::way::{Way, refuse_viewers};
-use crate::api;
-use crate::name::VmName;
 
 /// The side that a VM moves to.
 pub struct Side {
@@ -34,11 +33,7 @@ struct Switched {
 
 impl Daemon {
     /// Answers with the job as soon as the other side is there.
-    pub async fn vm_move(
-        self: &Rc<Self>,
-        vm: &VmName,
-        request: api::VmMove,
-    ) -> crate::error::Result<api::Job> {
+    pub async fn vm_move(self: &Rc<Self>, vm: &VmName, request: api::VmMove) -> api::error::Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
         let claim = self.claim(vm.as_str())?;
         entry.moving.set(MOVE_BEGINS);
@@ -57,11 +52,7 @@ impl Daemon {
     }
 
     /// The other side, and the bytes that a move copies at most.
-    async fn begin_move(
-        &self,
-        entry: &Rc<Entry>,
-        request: &api::VmMove,
-    ) -> crate::error::Result<(Side, u64)> {
+    async fn begin_move(&self, entry: &Rc<Entry>, request: &api::VmMove) -> api::error::Result<(Side, u64)> {
         let way = self.plan_move(entry, request).await?;
         self.descriptors.admit_vm(&entry.name)?;
         let used = entry.vm.used().await?;

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use api::WhenFull;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::file::Lock;
 use blk::manifest::NewDisk;
@@ -23,7 +24,6 @@ use super::lease::{self, Leased};
 use super::remove::{has_vmx, open_home, remove_configuration, remove_folder};
 use super::site::{Home, Site};
 use super::state::Daemon;
-use crate::api::WhenFull;
 use crate::log::log;
 
 /// In the datastore's folder.
@@ -464,7 +464,7 @@ pub async fn set_moving(home: &Home, moving: bool) -> Result<()> {
 }
 
 /// VMs of the store that no home is marked with, by the names that their homes had. Those that are being made or removed have none.
-async fn homeless(site: &Site, store: &Store) -> crate::error::Result<Vec<(u128, String)>> {
+async fn homeless(site: &Site, store: &Store) -> api::error::Result<Vec<(u128, String)>> {
     // Before the homes: one that is made meanwhile is not among these.
     let mut vms = store.vms().await?;
     for (id, home) in store.homes()? {
@@ -491,7 +491,7 @@ async fn homeless(site: &Site, store: &Store) -> crate::error::Result<Vec<(u128,
 pub async fn find_homeless(
     daemon: &Rc<Daemon>,
     site: &Rc<Site>,
-) -> crate::error::Result<Vec<(String, PathBuf)>> {
+) -> api::error::Result<Vec<(String, PathBuf)>> {
     if !site.native.exists().await? {
         return Ok(Vec::new());
     }

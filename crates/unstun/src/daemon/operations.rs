@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use api::error::{Error, Result};
+use api::name::VmName;
+use api::units::total;
+use api::{self, CommitTarget};
 use engine::{CommitWhat, Job};
 
 use super::client_gate::Who;
@@ -12,10 +16,6 @@ use super::native;
 use super::present;
 use super::site::Site;
 use super::state::Daemon;
-use crate::api::{self, CommitTarget};
-use crate::error::{Error, Result};
-use crate::name::VmName;
-use crate::units::total;
 
 /// A commit that moved less says nothing about the next one's rate.
 const MEASURED_BYTES_MIN: u64 = 16 << 20;

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use api::error::{Error, ErrorKind, Result};
+use api::location;
+use api::name::{DatastoreName, VmName};
+use api::{DatastoreAdd, DiskCreate, VmCreate, VmImport};
 use tokio::sync::oneshot;
 
 use super::{device, inuse};
-use crate::api::{DatastoreAdd, DiskCreate, VmCreate, VmImport};
-use crate::datastore;
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::{DatastoreName, VmName};
 
 /// Longest wait for what a path leads to. With what the core may wait for a datastore it is less than ten seconds.
 const ANSWER_WAIT: Duration = Duration::from_secs(4);
@@ -39,7 +39,7 @@ pub fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
     };
     let name = match request.name {
         Some(name) => name,
-        None => datastore::name_of(&path).map_err(|e| {
+        None => location::name_of(&path).map_err(|e| {
             Error::invalid(format!("{e}; name it: `unstun datastore add NAME={}`", path.display()))
         })?,
     };

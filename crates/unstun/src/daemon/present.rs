@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use api::error::{Error, ErrorBody};
+use api::name::VmName;
 use blk::file::FileCounters;
 use blk::manifest::{DiskMode, LayerInfo, NewDisk, SnapshotState, VmState};
 use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
@@ -15,9 +17,6 @@ use super::registry::Idle;
 use super::site::Home;
 use super::state::Daemon;
 use super::tracked::Tracked;
-use crate::api;
-use crate::error::{Error, ErrorBody};
-use crate::name::VmName;
 
 /// A look at a job's progress makes a new rate after this long.
 const RATE_WINDOW_NS: u64 = 500_000_000;

@@ -5,6 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use api::error::Result;
+use api::listen::NbdListen;
 use blk::Executor;
 use blk::socket::Listener;
 use blk::uring::UringReactor;
@@ -16,8 +18,6 @@ use super::bridge::{Place, Question};
 use super::exports::Catalogue;
 use super::heartbeat::{Heartbeat, beat};
 use super::state::Daemon;
-use crate::error::Result;
-use crate::listen::NbdListen;
 use crate::log::log;
 
 /// Runs until `Daemon::shut_down` has been answered or every asker is gone.

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use api::error::{Error, ErrorKind, Result};
+
 use super::entry::Entry;
 use super::site::Home;
 use super::state::Daemon;
-use crate::error::{Error, ErrorKind, Result};
 
 pub struct Broken {
     pub home: Home,

@@ -4,6 +4,8 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use api::error::{Error, Result};
+use api::name::VmName;
 use blk::Dir;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::manifest::{Change, Manifest, VmState};
@@ -20,9 +22,6 @@ use super::native;
 use super::records::HomeState;
 use super::site::Home;
 use super::state::Daemon;
-use crate::api;
-use crate::error::{Error, Result};
-use crate::name::VmName;
 
 /// What a home consists of before it is a VM.
 const MADE_KINDS: [&str; 7] = [".vmdk", ".vmx", ".vmsd", ".nvram", ".vmsn", ".vmem", TEMPORARY_SUFFIX];

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use api::error::{Error, Result};
+use api::{Mend, MendAction, Repair, RepairUndone, Unmended};
 use blk::dir::OWN_FOLDER;
 use blk::file::Lock;
 use blk::uring::UringReactor;
@@ -11,8 +13,6 @@ use vmdk::home::Home;
 use vmdk::repair::{self, Plan, Terms};
 
 use super::{check, home_locks, inuse};
-use crate::api::{Mend, MendAction, Repair, RepairUndone, Unmended};
-use crate::error::{Error, Result};
 
 /// Plans the mends of the folder at `path`, which is absolute and there; carries them out where `write` says so.
 pub fn repair(path: &Path, terms: Terms, write: bool) -> Result<Repair> {
@@ -93,7 +93,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::error::ErrorKind;
+    use api::error::ErrorKind;
 
     const BASE: &str = "version=1\nCID=0000000a\ncreateType=\"vmfs\"\nRW 8 VMFS \"web-flat.vmdk\"\n";
     const CHILD: &str = "version=1\nCID=0000000b\nparentCID=0000000a\nparentFileNameHint=\"gone.vmdk\"\n\

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use api::error::{Error, ErrorKind, Result};
+use api::name::DatastoreName;
+use api::{self, Checked, Severity};
 use engine::Job;
 use engine::job::SCRUB;
 use engine::native::check::{Fault, Finding, Report};
@@ -12,9 +15,6 @@ use super::entry::{Entry, Kept};
 use super::native;
 use super::site::Site;
 use super::state::Daemon;
-use crate::api::{self, Checked, Severity};
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::DatastoreName;
 
 /// VMs that a note names.
 const NAMED_MAX: usize = 5;

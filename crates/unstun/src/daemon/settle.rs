@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use api::Store;
 use blk::dir::OWN_FOLDER;
 use blk::{Dir, Error, ErrorKind, Result};
 
@@ -13,7 +14,6 @@ use super::remove::{refuse_readers, remove_configuration, remove_made_files};
 use super::site::Home;
 use super::state::Daemon;
 use super::{homes, native};
-use crate::api::Store;
 use crate::log::log;
 
 /// In a home's own folder: `native ID` or `redo ID`.

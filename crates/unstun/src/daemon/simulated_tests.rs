@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use api::{self, BinEmpty, BinRestore, DiskCreate, VmClone, VmCreate, VmImport, VmRemove, WhenFull};
 use blk::reactor::OpenMode;
 use blk::{Buf, Env, File};
 use engine::native::{NewStore, Store};
@@ -17,7 +18,6 @@ use super::defect::Defect;
 use super::journal::Journal;
 use super::prepare::Source;
 use super::state::Daemon;
-use crate::api::{self, BinEmpty, BinRestore, DiskCreate, VmClone, VmCreate, VmImport, VmRemove, WhenFull};
 use crate::memory::Memory;
 
 pub const DATASTORE: &str = "/ds";
@@ -31,7 +31,7 @@ const WRITTEN: usize = 4096;
 
 pub type Outcome<T> = Result<T, String>;
 
-pub fn text(what: &str) -> impl Fn(crate::error::Error) -> String + '_ {
+pub fn text(what: &str) -> impl Fn(api::error::Error) -> String + '_ {
     move |e| format!("{what}: {e}")
 }
 

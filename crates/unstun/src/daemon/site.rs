@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use api::error::{Error, ErrorKind, Result};
+use api::location::SERVED_BY_NAME;
+use api::name::DatastoreName;
 use blk::dir::OWN_FOLDER;
 use blk::file::Lock;
 use blk::reactor::{OpenMode, Space};
@@ -18,10 +21,6 @@ use super::hang::{Opening, asked};
 use super::homes::{self, Registry};
 use super::native::Native;
 use super::records::HomeRecords;
-use crate::api;
-use crate::datastore::SERVED_BY_NAME;
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::DatastoreName;
 
 /// Held while a daemon serves the datastore.
 const LOCK_NAME: &str = "lock";

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use api::error::{Error, ErrorKind, Result};
+use api::name::DatastoreName;
 use blk::Env;
 use engine::native::TakeOver;
 
@@ -15,10 +17,8 @@ use super::prepare::only_vmx;
 use super::present;
 use super::site::Site;
 use super::state::Daemon;
-use crate::api;
-use crate::error::{Error, ErrorKind, Result};
+
 use crate::log::log;
-use crate::name::DatastoreName;
 
 /// In the main datastore's own folder: a line `NAME /absolute/path` for each of the others.
 const ADDED_NAME: &str = "datastores";

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::Rc;
 
+use api::WhenFull;
+use api::error::{Error, Result};
+use api::listen::NbdListen;
 use blk::Env;
 use blk::exec::JoinHandle;
 use blk::sync::Signal;
@@ -31,9 +34,6 @@ use super::site::{Home, Site};
 use super::sites::{Absent, without_lease};
 use super::tracked::Tracked;
 use super::{formats, inuse, settle};
-use crate::api::WhenFull;
-use crate::error::{Error, Result};
-use crate::listen::NbdListen;
 use crate::log::{Spaced, log};
 use crate::memory::Memory;
 

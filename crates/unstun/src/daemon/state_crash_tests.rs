@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use api::{Reset, Revert, Store, VmCondition};
 use crash::campaign::setting;
 use sim::SimWorld;
 
@@ -11,7 +12,6 @@ use super::crash_tests::{Trouble, all_cuts, end, strike, sweep};
 use super::defect::Defect;
 use super::simulated_tests::{Outcome, boot, create, evict, read, served, take, text, world, write};
 use super::state::Daemon;
-use crate::api::{Reset, Revert, Store, VmCondition};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {

@@ -1,11 +1,11 @@
 //! Snapshot tree with the space that its branches use.
 
+use api::error::Result;
+use api::name::VmName;
+
 use super::entry::Kept;
 use super::present;
 use super::state::Daemon;
-use crate::api;
-use crate::error::Result;
-use crate::name::VmName;
 
 impl Daemon {
     pub async fn snapshot_tree(&self, vm: &VmName) -> Result<api::SnapshotTree> {

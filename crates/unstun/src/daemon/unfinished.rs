@@ -50,7 +50,7 @@ impl Daemon {
     }
 
     /// Undoes what came to nothing, also where no space is left for another record.
-    pub async fn take_back(&self, name: &str, home: &Home, record: HomeRecord, cause: &crate::error::Error) {
+    pub async fn take_back(&self, name: &str, home: &Home, record: HomeRecord, cause: &api::error::Error) {
         let undone = async {
             // The last word on record may be that it is whole. Without a record nothing was made.
             if home.site.records.get(name).is_some_and(|known| known != record) {
@@ -64,10 +64,10 @@ impl Daemon {
     }
 
     /// Lists what came to nothing and could not be removed: its name is taken until the next start.
-    pub fn list_left_over(&self, name: &str, home: &Home, cause: &crate::error::Error, left: &Error) {
+    pub fn list_left_over(&self, name: &str, home: &Home, cause: &api::error::Error, left: &Error) {
         let message =
             format!("{cause}; what was made of it is still there, and goes at the next start: {left}");
-        let cause = crate::error::Error::new(cause.kind, message);
+        let cause = api::error::Error::new(cause.kind, message);
         self.broken.borrow_mut().insert(name.to_owned(), Broken { home: home.clone(), cause });
     }
 

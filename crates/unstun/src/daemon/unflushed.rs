@@ -3,11 +3,11 @@
 
 use std::path::PathBuf;
 
+use api::listen::NbdListen;
 use blk::Error;
 use blk::uring::MemoryFolder;
 
 use super::bridge::Place;
-use crate::listen::NbdListen;
 use crate::log::log;
 
 /// The first of the folders that can be used. Without one a crash may lose answers, and clients of before it are refused.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
+use api::{self, Store};
 use blk::manifest::{DiskState, NewDisk};
 use blk::{Error, Result};
 use engine::Vm;
@@ -17,7 +18,6 @@ use super::remove::refuse_readers;
 use super::site::{Home, Site};
 use super::state::Daemon;
 use super::{departure, homes, settle};
-use crate::api::{self, Store};
 
 #[derive(Clone)]
 pub enum Way {
@@ -86,7 +86,7 @@ impl Way {
 
 impl Daemon {
     /// Refuses what cannot be moved, before anything has changed.
-    pub async fn plan_move(&self, entry: &Rc<Entry>, request: &api::VmMove) -> crate::error::Result<Way> {
+    pub async fn plan_move(&self, entry: &Rc<Entry>, request: &api::VmMove) -> api::error::Result<Way> {
         let site = match &request.datastore {
             Some(name) => self.site(Some(name))?,
             None => entry.site.clone(),
@@ -109,7 +109,7 @@ impl Daemon {
         let to = site.home(&entry.name);
         if formats::exists(&self.env, to.path.clone()).await {
             let message = format!("{}: exists; expected no such folder", to.path.display());
-            return Err(crate::error::Error::new(crate::error::ErrorKind::Exists, message));
+            return Err(api::error::Error::new(api::error::ErrorKind::Exists, message));
         }
         let native = match store {
             Store::Native => Some(site.native_store().await?.new_vm_id()),
@@ -200,7 +200,7 @@ impl Daemon {
     }
 
     /// The move is done: what the VM was, which is closed, goes.
-    pub async fn clear_away(&self, was: &Entry, moved: &Entry, way: &Way) -> crate::error::Result<()> {
+    pub async fn clear_away(&self, was: &Entry, moved: &Entry, way: &Way) -> api::error::Result<()> {
         let stays = matches!(was.kept, Kept::Redo(_)) && homes::is_adopted(&was.place()).await?;
         match way {
             Way::Within { home, .. } => settle::settle(self, home).await?,
@@ -242,7 +242,7 @@ pub fn refuse_viewers(entry: &Entry) -> Result<()> {
     }
 }
 
-async fn refuse_to_move(entry: &Entry, disk: Option<u32>, to: Store) -> crate::error::Result<()> {
+async fn refuse_to_move(entry: &Entry, disk: Option<u32>, to: Store) -> api::error::Result<()> {
     let name = &entry.name;
     let refused = |cause: &str| Err(Error::refused(format!("VM {name}"), cause).into());
     let state = entry.vm.state();

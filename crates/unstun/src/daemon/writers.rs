@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
 
+use api::ClientAccess;
 use blk::socket::ClientId;
 use blk::sync::Signal;
 use blk::uring::look_up_process;
@@ -17,7 +18,6 @@ use futures_util::future::{Either, select};
 
 use super::client_gate::ClientGate;
 use super::switchable_volume::{Guest, Switch};
-use crate::api::ClientAccess;
 
 /// How long a client waits for the last requests of a writer whose process has ended. The kernel's own client outlives the
 /// process that made its connection: then this passes, and the client may read.

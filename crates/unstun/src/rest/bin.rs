@@ -1,11 +1,11 @@
 //! Routes of the bin.
 
+use api::{BinEmpty, BinRestore};
 use axum::extract::State;
 use serde::Serialize;
 
 use super::datastores::Which;
 use super::{Answer, Body, Parameters, Shared, answer};
-use crate::api::{BinEmpty, BinRestore};
 
 pub async fn list(State(control): Shared, Parameters(which): Parameters<Which>) -> Answer<impl Serialize> {
     answer(control.bin_list(which.datastore).await)

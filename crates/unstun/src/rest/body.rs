@@ -2,16 +2,15 @@
 
 use std::path::Path;
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-
-use crate::api::{
+use api::error::{Error, Result};
+use api::{
     BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow,
     DiskSetMode, JobLimit, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, VmClone, VmCreate,
     VmImport, VmMove, VmRemove,
 };
-use crate::error::{Error, Result};
-use crate::{name, units};
+use api::{name, units};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Of one VM: four SCSI controllers with 15 disks each, as VMware's own limit.
 const DISKS_MAX: usize = 60;

@@ -1,11 +1,11 @@
 //! Routes of datastores, and of the stores in them.
 
+use api::DatastoreAdd;
+use api::name::DatastoreName;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
 use super::{Answer, Body, Parameter, Parameters, Shared, answer};
-use crate::api::DatastoreAdd;
-use crate::name::DatastoreName;
 
 /// Null or absent: the main one; of the bin: all.
 #[derive(Deserialize)]

@@ -1,11 +1,11 @@
 //! Routes of a VM's disks.
 
+use api::name::VmName;
+use api::{DiskCreate, DiskGrow, DiskSetMode};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
 use super::{Answer, Body, DiskParameter, Parameter, Parameters, Shared, answer};
-use crate::api::{DiskCreate, DiskGrow, DiskSetMode};
-use crate::name::VmName;
 
 pub async fn add(
     State(control): Shared,

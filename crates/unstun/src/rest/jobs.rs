@@ -1,10 +1,10 @@
 //! Routes of jobs.
 
+use api::JobLimit;
 use axum::extract::State;
 use serde::Serialize;
 
 use super::{Answer, Body, Parameter, Shared, answer};
-use crate::api::JobLimit;
 
 pub async fn list(State(control): Shared) -> Answer<impl Serialize> {
     answer(control.job_list().await)

@@ -1,11 +1,11 @@
 //! Routes of a VM's snapshots.
 
+use api::name::VmName;
+use api::{CommitTarget, Diff, Discard, Reset, Revert, SnapshotTake};
 use axum::extract::State;
 use serde::Serialize;
 
 use super::{Answer, Body, Parameter, Shared, answer};
-use crate::api::{CommitTarget, Diff, Discard, Reset, Revert, SnapshotTake};
-use crate::name::VmName;
 
 pub async fn tree(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
     answer(control.snapshot_tree(vm).await)

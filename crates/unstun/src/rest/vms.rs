@@ -1,13 +1,11 @@
 //! Routes of VMs.
 
+use api::name::VmName;
+use api::{Disconnect, Reset, SharedWriters, SnapshotDir, VmClone, VmCreate, VmImport, VmMove, VmRemove};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
 use super::{Answer, Body, Parameter, Parameters, Shared, answer};
-use crate::api::{
-    Disconnect, Reset, SharedWriters, SnapshotDir, VmClone, VmCreate, VmImport, VmMove, VmRemove,
-};
-use crate::name::VmName;
 
 pub async fn list(State(control): Shared) -> Answer<impl Serialize> {
     answer(control.vm_list().await)

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use api::client::Client;
+use api::error::{Error, ErrorKind, Result};
+use api::location::Datastore;
+use api::name::{DatastoreName, VmName};
+use api::{Datastore as Listed, *};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
-use unstun::api::{Datastore as Listed, *};
-use unstun::client::Client;
 use unstun::control::{Control, Reply};
-use unstun::datastore::Datastore;
-use unstun::error::{Error, ErrorKind, Result};
-use unstun::name::{DatastoreName, VmName};
 use unstun::rest;
 
 pub use state::DELTA_BYTES;
@@ -505,7 +505,7 @@ impl Daemon {
         let (stop, stopped) = oneshot::channel::<()>();
         let (listening, is_listening) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            unstun::command::runtime().unwrap().block_on(async move {
+            api::client::runtime().unwrap().block_on(async move {
                 let listener = rest::bind(&socket).unwrap();
                 listening.send(()).unwrap();
                 let until = async move { drop(stopped.await) };

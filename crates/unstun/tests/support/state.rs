@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use unstun::api::*;
-use unstun::error::{Error, ErrorKind, Result};
-use unstun::name::VmName;
+use api::error::{Error, ErrorKind, Result};
+use api::name::VmName;
+use api::*;
 
 pub const DELTA_BYTES: u64 = 64 << 20;
 /// Of every take and commit, by its own account: longer than any test lasts.

@@ -3,8 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::api::{AttachSocket, AttachTo};
-use crate::error::{Error, Result};
+use api::error::{Error, Result};
+use api::{AttachSocket, AttachTo};
 
 /// Others may pass through a folder.
 const SEARCHABLE_BY_ALL: u32 = 0o001;

@@ -1,7 +1,8 @@
 //! The text for each of the three.
 
+use api::listen::NbdListen;
+
 use super::Attached;
-use crate::listen::NbdListen;
 
 /// While the daemon restarts a guest's I/O waits this long before it fails.
 const RECONNECT_S: u32 = 60;

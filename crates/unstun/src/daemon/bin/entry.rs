@@ -2,6 +2,10 @@
 
 use std::rc::Rc;
 
+use api::error::{Error, Result};
+use api::name::VmName;
+use api::{self, Store, VmCondition};
+
 use super::super::client_gate::Who;
 use super::super::entry::{Entry, Kept};
 use super::super::formats::HomeFiles;
@@ -13,9 +17,6 @@ use super::super::site::{Home, Site};
 use super::super::state::Daemon;
 use super::records::BinState;
 use super::steps::Removed;
-use crate::api::{self, Store, VmCondition};
-use crate::error::{Error, Result};
-use crate::name::VmName;
 
 impl Daemon {
     /// Returns why the bin would not keep an open VM; None: it does.

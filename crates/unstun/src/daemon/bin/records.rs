@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use api::Store;
+use api::name::VmName;
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::sync::TaskMutex;
 use blk::{Dir, Error, ErrorKind, Result};
-
-use crate::api::Store;
-use crate::name::VmName;
 
 /// In the datastore's own folder: a file for each entry, called by its id.
 pub const BIN_NAME: &str = "bin";

@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use api::name::DatastoreName;
 use blk::manifest::{BinnedState, ThrownBy};
 use engine::CommitWhat;
 
@@ -11,8 +12,6 @@ use super::super::hang::asked;
 use super::super::present;
 use super::super::site::Site;
 use super::super::state::Daemon;
-use crate::api;
-use crate::name::DatastoreName;
 
 impl Daemon {
     /// Of all open VMs of a datastore, or of all datastores: the oldest first.

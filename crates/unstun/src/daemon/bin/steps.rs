@@ -4,6 +4,8 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use api::name::VmName;
+use api::{Store, WhenFull};
 use blk::dir::OWN_FOLDER;
 use blk::{Error, ErrorKind, Result};
 use engine::native::{VmHome, VmHomeState};
@@ -17,9 +19,7 @@ use super::super::remove::{open_home, refuse_readers, remove_folder};
 use super::super::site::{Home, Site};
 use super::super::state::Daemon;
 use super::records::{BinRecord, BinState, parse_folder};
-use crate::api::{Store, WhenFull};
 use crate::log::log;
-use crate::name::VmName;
 
 /// A VM that goes into the bin, at rest.
 pub struct Removed {

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use api::{BinEmpty, BinRestore, Store, VmRemove};
 use futures_util::future::{join, join_all};
 use sim::SimWorld;
 
@@ -9,7 +10,6 @@ use super::super::simulated_tests::{
     Outcome, bin, boot_with, create, evict, read, remove, restore, text, world, write,
 };
 use super::*;
-use crate::api::{BinEmpty, BinRestore, Store, VmRemove};
 
 const STORES: [Store; 2] = [Store::Native, Store::Redo];
 
@@ -117,7 +117,7 @@ fn a_vm_that_was_to_be_kept_does_not_go_for_good() {
             let one = "one".parse().expect("a name");
             let keep = VmRemove { delete_disks: true, purge: false, keep: true };
             let refused = daemon.vm_remove(&one, keep).await.expect_err("it cannot be kept");
-            assert_eq!(refused.kind, crate::error::ErrorKind::Refused, "{refused}");
+            assert_eq!(refused.kind, api::error::ErrorKind::Refused, "{refused}");
             assert_eq!(read(&daemon, "one").await?, 1);
             let preview = daemon.remove_preview(&one, keep).await.map_err(text("preview"))?;
             assert!(preview.kept_until.is_none() && preview.not_kept.is_some());

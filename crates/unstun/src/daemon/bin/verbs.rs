@@ -2,6 +2,9 @@
 
 use std::rc::Rc;
 
+use api::error::{Error, ErrorKind, Result};
+use api::name::{DatastoreName, VmName};
+use api::units::total;
 use blk::manifest::BinnedState;
 use engine::find_binned;
 
@@ -10,10 +13,6 @@ use super::super::homes;
 use super::super::site::Home;
 use super::super::state::Daemon;
 use super::BinState;
-use crate::api;
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::{DatastoreName, VmName};
-use crate::units::total;
 
 type ChosenVm = (Rc<super::Site>, String, super::BinRecord);
 type ChosenState = (Rc<Entry>, BinnedState);

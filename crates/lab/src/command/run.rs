@@ -2,18 +2,19 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use api::args::lab::{HookArgs, RunArgs, SubjectArg};
+use api::error::{Error, ErrorKind, Result};
+use api::output::Output;
+use api::units::format_seconds;
+
+use crate::experiment::{self, Experiment, Play, Scaled, fitted};
+use crate::report::text;
+use crate::run::{Clock, End, Record};
+use crate::runner::{Audience, Plan, Progress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lab::experiment::{self, Experiment, Play, Scaled, fitted};
-use lab::report::text;
-use lab::run::{Clock, End, Record};
-use lab::runner::{Audience, Plan, Progress};
 
 use super::real::{self, HOOKS, Scratch};
 use super::save;
-use crate::cli::{HookArgs, RunArgs, SubjectArg};
-use crate::error::{Error, ErrorKind, Result};
-use crate::output::Output;
-use crate::units::format_seconds;
 
 /// Answers the exit code: a run that failed is a result, and has failed.
 pub fn run(args: &RunArgs, output: Output) -> Result<u8> {
@@ -162,7 +163,7 @@ pub(super) fn describe(progress: &Progress) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lab::run::Phase;
+    use crate::run::Phase;
 
     #[test]
     fn what_repeats_a_run_is_read_back_by_a_shell() {

@@ -2,6 +2,9 @@
 //!
 //! A client like any other: everything it knows comes from the API, the NBD socket and a clock.
 
+// The demo measures in real time.
+#![allow(clippy::disallowed_methods)]
+
 pub mod load;
 pub mod meter;
 pub mod nbd;
@@ -17,20 +20,21 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::Duration;
 
-use lab::run::Record;
+use api::client::Client;
+use api::error::{Error, ErrorKind, Result};
+use api::name::{SnapshotName, VmName};
+use api::output::Output;
+use api::progress::{self, Watched, watch};
+use api::units::format_bytes;
+use api::{DiskCreate, Store, Vm, VmCreate, WhenFull};
 
-use crate::api::{DiskCreate, Store, Vm, VmCreate, WhenFull};
-use crate::client::Client;
-use crate::command::lab::save;
-use crate::command::{Watched, progress, watch};
+use crate::run::Record;
+
+use crate::command::save;
 use crate::demo::nbd::Connection;
 use crate::demo::recording::Recording;
 use crate::demo::region::{Content, Regions};
 use crate::demo::report::Report;
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::{SnapshotName, VmName};
-use crate::output::Output;
-use crate::units::format_bytes;
 
 const VM: &str = "demo";
 const SNAPSHOT: &str = "demo-snapshot";
@@ -175,7 +179,7 @@ async fn finish_earlier_run(
     open.retain(|job| job.vm.as_ref() == Some(vm) && job.state.is_open());
     if tree.snapshots.iter().any(|s| s.name == snapshot.as_str()) {
         output.note(&format!("committing {vm}@{snapshot}, which an earlier demo left"));
-        let target = crate::api::CommitTarget::Snapshot(snapshot.into());
+        let target = api::CommitTarget::Snapshot(snapshot.into());
         open.push(client.snapshot_commit(vm, &target).await?);
     }
     for job in open {

@@ -17,6 +17,17 @@ pub enum DiskMode {
     IndependentNonpersistent,
 }
 
+impl DiskMode {
+    /// As it is written on the command line, and in VMware's own dialogs.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Persistent => "persistent",
+            Self::IndependentPersistent => "independent-persistent",
+            Self::IndependentNonpersistent => "independent-nonpersistent",
+        }
+    }
+}
+
 /// A disk to make: in a `VmCreate`, and the body of `POST /vms/VM/disks`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

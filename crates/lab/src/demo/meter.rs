@@ -3,10 +3,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use api::error::Error;
+use api::units::as_us;
 use hdrhistogram::Histogram;
-
-use crate::error::Error;
-use crate::units::as_us;
 
 /// Two digits of precision, up to an hour; longer latencies count as an hour.
 const LATENCY_US_MAX: u64 = 3_600_000_000;

@@ -3,19 +3,20 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
-use lab::run::{Clock, Counters, End, Phase, Quantity, Record, Sample, Spread, Stun};
-use lab::runner::Recorder;
+use api::client::Client;
+use api::error::{Error, Result};
+use api::name::VmName;
+use api::units::as_us;
+use api::{Store, Vm};
 
-use crate::api::{Store, Vm};
-use crate::client::Client;
-use crate::command::lab::save;
+use crate::run::{Clock, Counters, End, Phase, Quantity, Record, Sample, Spread, Stun};
+use crate::runner::Recorder;
+use hdrhistogram::Histogram;
+
+use crate::command::save;
 use crate::demo::load;
 use crate::demo::meter::Counts;
 use crate::demo::stamp::BLOCK_BYTES;
-use crate::error::{Error, Result};
-use crate::name::VmName;
-use crate::units::as_us;
 
 /// The rest of a phase belongs to its last sample: rates of instants are noise.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -46,7 +47,7 @@ impl Recording {
         );
         head.command = "unstun demo".into();
         head.began_unix_us = jiff::Timestamp::now().as_microsecond();
-        head.machine = lab::real::facts(home);
+        head.machine = crate::real::facts(home);
         head.notes.push("Gaps are those between two answers to the writer at depth 1.".into());
         head.notes.push("The host's I/Os are those of the disk's layers, as the daemon counts them.".into());
         let recorder = recorder(head, dir)?;

@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lab::experiment::{Experiment, Means, Room, Scaled};
-use lab::real::{Hooks, Site, Stack};
-use lab::run::Record;
-use lab::runner::{Audience, Plan};
+use api::args::lab::HookArgs;
+use api::error::{Error, Result};
+
+use crate::experiment::{Experiment, Means, Room, Scaled};
+use crate::real::{Hooks, Site, Stack};
+use crate::run::Record;
+use crate::runner::{Audience, Plan};
 
 use super::save;
-use crate::cli::HookArgs;
-use crate::error::{Error, Result};
 
 /// The name under which somebody's own stack is measured.
 pub const HOOKS: &str = "hooks";
@@ -45,7 +46,7 @@ pub fn scale(experiment: &Experiment, stack: &Stack, dir: &Path, seconds: f64) -
     save::folder(dir)?;
     let room = match stack.disk_bytes()? {
         Some(disks) => Room::Disks(disks),
-        None => Room::Free(lab::real::free_bytes(dir)?),
+        None => Room::Free(crate::real::free_bytes(dir)?),
     };
     Ok(experiment.scaled_to(&Means { seconds, room }))
 }
@@ -58,9 +59,9 @@ pub fn run(
     plan: Plan,
     audience: Audience,
 ) -> Result<Record> {
-    let program = std::env::current_exe().map_err(|e| Error::failed(format!("finding this program: {e}")))?;
+    let program = api::program::find("unstun")?;
     let site = Site { folder: &folder.0, program: &program, disk_bytes };
-    Ok(lab::real::run(stack, &site, plan, audience))
+    Ok(crate::real::run(stack, &site, plan, audience))
 }
 
 /// A folder of one run; it goes with everything in it.

@@ -3,21 +3,22 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lab::predict::{self, Answer, Question, STACKS};
-use lab::real::Onlooker;
-use lab::reproduce::{self, Progress, in_parallel};
-use lab::run::{Constant, ConstantSource};
-use lab::runner::Audience;
-use lab::storage::StorageModel;
-use lab::storage::measured::Measured;
+use api::args::lab::PredictArgs;
+use api::error::{Error, ErrorKind, Result};
+use api::output::{self, Output};
+use api::progress;
+use api::units::{format_bytes, format_seconds, format_us};
+
+use crate::predict::{self, Answer, Question, STACKS};
+use crate::real::Onlooker;
+use crate::reproduce::{self, Progress, in_parallel};
+use crate::run::{Constant, ConstantSource};
+use crate::runner::Audience;
+use crate::storage::StorageModel;
+use crate::storage::measured::Measured;
 
 use super::real::Scratch;
 use super::run::bar;
-use crate::cli::PredictArgs;
-use crate::command::progress;
-use crate::error::{Error, ErrorKind, Result};
-use crate::output::{self, Output};
-use crate::units::{format_bytes, format_seconds, format_us};
 
 pub fn run(args: &PredictArgs, output: Output) -> Result<()> {
     let interrupted = super::interruption()?;
@@ -66,7 +67,7 @@ fn survey(dir: &Path, seconds: u32, interrupted: Arc<AtomicBool>) -> Result<Meas
             false => Ok(()),
         }
     });
-    let measured = lab::real::survey(folder.path(), f64::from(seconds), onlooker);
+    let measured = crate::real::survey(folder.path(), f64::from(seconds), onlooker);
     bar.finish_and_clear();
     Ok(measured?)
 }

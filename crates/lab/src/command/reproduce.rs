@@ -1,13 +1,14 @@
-use lab::experiment::{self, Experiment};
-use lab::report::{self, text};
-use lab::reproduce::{self, Onlooker, Progress, Reproduced};
-use lab::run::Record;
+use api::args::lab::ReproduceArgs;
+use api::error::Result;
+use api::output::Output;
+use api::progress;
+
+use crate::experiment::{self, Experiment};
+use crate::report::{self, text};
+use crate::reproduce::{self, Onlooker, Progress, Reproduced};
+use crate::run::Record;
 
 use super::save;
-use crate::cli::ReproduceArgs;
-use crate::command::progress;
-use crate::error::Result;
-use crate::output::Output;
 
 pub fn run(args: &ReproduceArgs, output: Output) -> Result<()> {
     let experiments = wanted(&args.experiments)?;

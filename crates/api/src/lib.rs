@@ -1,15 +1,26 @@
-//! The JSON of the REST API and of `--json`: one set of structs, documented in `docs/cli-json.md`.
+//! The JSON of the REST API and of `--json`, one set of structs, documented in `docs/cli-json.md`; the API's client; and
+//! what the command lines of `unstun` and `unstun-lab` have in common.
 //!
 //! Times are RFC 3339 in UTC, sizes in bytes, units in the field's name. Identities are 128 bits as 32 hexadecimal
 //! digits. A field that does not apply is null, never absent. Fields are added, not renamed.
 
+pub mod args;
 mod bin;
+pub mod client;
 mod datastore;
 mod disk;
+pub mod error;
 mod event;
 mod job;
+pub mod listen;
 mod local;
+pub mod location;
+pub mod name;
+pub mod output;
+pub mod program;
+pub mod progress;
 mod snapshot;
+pub mod units;
 mod vm;
 
 use std::path::PathBuf;

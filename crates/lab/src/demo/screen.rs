@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
+use api::error::Result;
+use api::output::{self, Output};
+use api::units::format_us;
+
 use crate::demo::report::Phase;
-use crate::error::Result;
-use crate::output::{self, Output};
-use crate::units::format_us;
 
 pub struct Screen {
     output: Output,

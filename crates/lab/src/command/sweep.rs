@@ -1,13 +1,13 @@
-use lab::reproduce::{Onlooker, Progress, in_parallel};
-use lab::runner::Audience;
-use lab::sweep::{self, Found, Point};
-use lab::vmware::spec::Version;
+use api::args::lab::SweepArgs;
+use api::error::{Error, ErrorKind, Result};
+use api::output::{self, Output};
+use api::progress;
+use api::units::format_us;
 
-use crate::cli::SweepArgs;
-use crate::command::progress;
-use crate::error::{Error, ErrorKind, Result};
-use crate::output::{self, Output};
-use crate::units::format_us;
+use crate::reproduce::{Onlooker, Progress, in_parallel};
+use crate::runner::Audience;
+use crate::sweep::{self, Found, Point};
+use crate::vmware::spec::Version;
 
 pub fn run(args: &SweepArgs, output: Output) -> Result<()> {
     let stack = super::stack(args.subject, args.hypothesis.as_deref(), Version::Esx55.hypothesis())?;

@@ -2,16 +2,17 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-use lab::import::{self, Imported, Selection};
-use lab::report::text;
-use lab::run::Record;
+use api::args::lab::ImportArgs;
+use api::error::{Error, Result};
+use api::output::Output;
+
+use crate::import::{self, Imported, Selection};
+use crate::report::text;
+use crate::run::Record;
 
 use super::save;
-use crate::cli::LabImportArgs;
-use crate::error::{Error, Result};
-use crate::output::Output;
 
-pub fn run(args: &LabImportArgs, output: Output) -> Result<()> {
+pub fn run(args: &ImportArgs, output: Output) -> Result<()> {
     let selection = Selection { vm: args.vm.clone(), disk: args.disk.clone(), counter: args.counter.clone() };
     let mut records: Vec<Record> = Vec::new();
     for path in &args.files {

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::api::{Job, JobState};
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::units::{format_bytes, format_rate, format_seconds, format_us};
+use crate::{Job, JobState};
 
 /// Often enough for a moving bar, seldom enough to cost the daemon nothing.
 const POLL: Duration = Duration::from_millis(250);
@@ -78,14 +78,14 @@ mod tests {
     fn a_line_has_bytes_rate_eta_and_guest_latency() {
         let job = Job {
             id: 1,
-            operation: crate::api::Operation::Commit,
+            operation: crate::Operation::Commit,
             datastore: "main".parse().unwrap(),
             vm: "web".parse().ok(),
             snapshots: vec!["a".into()],
             state: JobState::Running,
             started: "2026-11-20T12:00:00Z".parse().unwrap(),
             ended: None,
-            bytes: crate::api::JobBytes::Moved,
+            bytes: crate::JobBytes::Moved,
             bytes_done: 1 << 30,
             bytes_total: 3 << 30,
             rate_bytes_s: 180 << 20,

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use lab::report::{html, json};
-use lab::run::Record;
+use api::error::{Error, ErrorKind, Result};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::report::{html, json};
+use crate::run::Record;
 
 /// A run while it goes: a line for everything that happens.
 pub const LINES: &str = "run.jsonl";
@@ -41,8 +41,8 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
         return Err(Error::refused(format!("{place}: {bytes} bytes, at most {FILE_BYTES_MAX} are read")));
     }
     if file.extension().is_some_and(|extension| extension == "jsonl") {
-        let record =
-            lab::runner::read(&file).map_err(|e| Error::new(ErrorKind::Damaged, format!("{place}: {e}")))?;
+        let record = crate::runner::read(&file)
+            .map_err(|e| Error::new(ErrorKind::Damaged, format!("{place}: {e}")))?;
         return Ok(vec![record]);
     }
     let text = std::fs::read(&file).map_err(|e| not_found(&place, &e))?;

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::command::runtime;
+use api::client::runtime;
+use api::error::{Error, Result};
+
 use crate::demo::meter::Meter;
 use crate::demo::nbd::{self, Connection, Request};
 use crate::demo::region::Regions;
 use crate::demo::stamp::{self, BLOCK_BYTES, Random};
 use crate::demo::wire::Command;
-use crate::error::{Error, Result};
 
 pub const DEPTH: usize = 32;
 const READ_PERCENT: u64 = 70;

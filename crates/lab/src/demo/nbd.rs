@@ -6,12 +6,12 @@ use std::io::ErrorKind as IoKind;
 use std::ops::Range;
 use std::time::Instant;
 
+use api::error::{Error, Result};
+use api::listen::NbdListen;
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::demo::wire::{self, Chunk, Command, Header};
-use crate::error::{Error, Result};
-use crate::listen::NbdListen;
 
 /// A read of this much at once; replies of a depth of 32 at 4 KiB fit.
 const RECEIVE_BYTES: usize = 256 << 10;

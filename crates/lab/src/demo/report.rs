@@ -1,11 +1,11 @@
 //! What the demo found: figures per phase, and beside them what others published.
 
+use api::Job;
+use api::output::{fields, table};
+use api::units::{format_bytes, format_us};
 use serde::Serialize;
 
-use crate::api::Job;
 use crate::demo::meter::Counts;
-use crate::output::{fields, table};
-use crate::units::{format_bytes, format_us};
 
 /// One row of the live table, and of `phases` in the JSON.
 #[derive(Debug, Clone, Serialize)]

@@ -1,10 +1,11 @@
-use lab::report::{csv, html, svg, text, xlsx};
-use lab::run::Record;
+use api::args::lab::ReportArgs;
+use api::error::Result;
+use api::output::Output;
+
+use crate::report::{csv, html, svg, text, xlsx};
+use crate::run::Record;
 
 use super::save;
-use crate::cli::ReportArgs;
-use crate::error::Result;
-use crate::output::Output;
 
 pub fn run(args: &ReportArgs, output: Output) -> Result<()> {
     let mut records: Vec<Record> = Vec::new();

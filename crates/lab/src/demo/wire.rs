@@ -2,7 +2,7 @@
 //!
 //! Written apart from the server in `export`, so that the demo is a second reading of the protocol.
 
-use crate::error::{Error, Result};
+use api::error::{Error, Result};
 
 // "Newstyle negotiation" and "Fixed newstyle negotiation".
 pub const GREETING: u64 = u64::from_be_bytes(*b"NBDMAGIC");

@@ -12,17 +12,18 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
 
-use crate::api::{
+use crate::error::{Error, ErrorBody, ErrorKind, Result};
+use crate::location::{Datastore, variable};
+use crate::name::{DatastoreName, DiskRef, VmName};
+use crate::{
     BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
     Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
     Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss,
     Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm,
     VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
-use crate::datastore::Datastore;
-use crate::error::{Error, ErrorBody, ErrorKind, Result};
-use crate::name::{DatastoreName, DiskRef, VmName};
 
 /// Events are the longest answer: at about 200 bytes each, over 300,000 of them.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -47,7 +48,36 @@ pub enum Within {
     Folder(PathBuf),
 }
 
+/// Returns the folder or the name that `text` stands for. None: it is neither.
+pub fn within(text: &Path) -> Option<Within> {
+    match text.canonicalize() {
+        Ok(path) => Some(Within::Folder(path)),
+        Err(_) => text.to_str()?.parse().ok().map(Within::Name),
+    }
+}
+
+/// Returns a runtime of one thread: a command waits for sockets, timers and signals alone.
+pub fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::failed(format!("tokio runtime: {e}")))
+}
+
 impl Client {
+    /// Returns a client of the daemon that serves what a command means; `named` is --datastore.
+    pub fn for_command(named: Option<&Path>) -> Result<Self> {
+        if let Some(Within::Name(name)) = named.and_then(within)
+            && let Ok(datastore) = Datastore::for_client(variable().as_deref())
+        {
+            return Ok(Self::of(&datastore.served_by(), Some(Within::Name(name))));
+        }
+        let datastore = Datastore::for_client(named.map(Path::to_path_buf).or_else(variable).as_deref())?;
+        let served_by = datastore.served_by();
+        let within = (served_by != datastore).then(|| Within::Folder(datastore.root().to_path_buf()));
+        Ok(Self::of(&served_by, within))
+    }
+
     pub fn new(datastore: &Datastore) -> Self {
         Self { datastore: datastore.root().to_owned(), socket: datastore.api_socket(), within: None }
     }

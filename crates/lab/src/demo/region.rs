@@ -3,11 +3,11 @@
 //! The marker is the disk's last block. A disk with other content is never touched: somebody may have installed a
 //! guest on it.
 
+use api::error::{Error, Result};
 use indicatif::ProgressBar;
 
 use crate::demo::nbd::{self, Connection};
 use crate::demo::stamp::{self, BLOCK_BYTES, Random};
-use crate::error::{Error, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// For the depth-1 writer: 16 MiB.

@@ -6,19 +6,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use api::args::lab::CompareArgs;
+use api::error::{Error, ErrorKind, Result};
+use api::output::Output;
+
+use crate::compare::{self, Summary, Work};
+use crate::experiment::{self, Experiment, Play, Scaled};
+use crate::run::{Clock, End, Record};
+use crate::runner::{Audience, Plan};
+use crate::vmware::spec::Version;
 use indicatif::ProgressBar;
-use lab::compare::{self, Summary, Work};
-use lab::experiment::{self, Experiment, Play, Scaled};
-use lab::run::{Clock, End, Record};
-use lab::runner::{Audience, Plan};
-use lab::vmware::spec::Version;
 
 use super::real::{self, HOOKS, Scratch};
 use super::run::{bar, describe, now_unix_us, set_up};
 use super::save;
-use crate::cli::CompareArgs;
-use crate::error::{Error, ErrorKind, Result};
-use crate::output::Output;
 
 /// What the standard work is modelled on.
 const STORAGE: &str = "nvme";

@@ -3,20 +3,21 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use lab::run::{Phase as Part, Quantity, Record};
+use api::client::Client;
+use api::error::{Error, Result};
+use api::name::{SnapshotName, VmName};
+use api::output::Output;
+use api::units::{format_bytes, format_rate, format_us};
+use api::{CommitTarget, Job, JobState, Operation, SnapshotTake, SnapshotTaken};
 
-use crate::api::{CommitTarget, Job, JobState, Operation, SnapshotTake, SnapshotTaken};
-use crate::client::Client;
+use crate::run::{Phase as Part, Quantity, Record};
+
 use crate::demo::load::Load;
 use crate::demo::meter::Counts;
 use crate::demo::recording::Recording;
 use crate::demo::report::{self, Phase, Report};
 use crate::demo::screen::Screen;
 use crate::demo::{Plan, Stage};
-use crate::error::{Error, Result};
-use crate::name::{SnapshotName, VmName};
-use crate::output::Output;
-use crate::units::{format_bytes, format_rate, format_us};
 
 /// Of the screen, and of asking for the commit's progress.
 const TICK: Duration = Duration::from_millis(250);

@@ -17,6 +17,11 @@ pub const SERVED_BY_NAME: &str = "served-by";
 /// Of a datastore whose folder is called as no datastore can be.
 const NAMELESS: &str = "main";
 
+/// Returns $UNSTUN_DATASTORE. An empty variable counts as unset: shells make it easy to pass one.
+pub fn variable() -> Option<PathBuf> {
+    std::env::var_os("UNSTUN_DATASTORE").filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 /// As its folder is called.
 pub fn name_of(root: &Path) -> Result<DatastoreName, String> {
     root.file_name().unwrap_or_default().to_string_lossy().parse()

@@ -1,0 +1,36 @@
+//! The two programs of the package, `unstun` and `unstun-lab`, which run each other.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Set for `unstun-lab` by `unstun`, so that programs of two versions do not work together unnoticed.
+pub const CALLER_VERSION: &str = "UNSTUN_CALLER_VERSION";
+
+/// Returns the path of `name`: beside this executable, else on the PATH.
+///
+/// # Errors
+/// `Failed` where it is in neither place, with what installs it.
+pub fn find(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().map_err(|e| Error::failed(format!("finding this program: {e}")))?;
+    let beside = own.parent().unwrap_or(Path::new("/")).to_path_buf();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::iter::once(beside.clone()).chain(std::env::split_paths(&path));
+    folders.map(|folder| folder.join(name)).find(|file| file.is_file()).ok_or_else(|| {
+        Error::failed(format!(
+            "the program {name} is neither in {} nor on the PATH; `make install` installs unstun and unstun-lab, \
+             `cargo build --release` builds both",
+            beside.display()
+        ))
+    })
+}
+
+/// Returns an error where `unstun` ran this program and has another version.
+pub fn refuse_other_version(own: &str) -> Result<()> {
+    match std::env::var(CALLER_VERSION) {
+        Ok(caller) if caller != own => Err(Error::refused(format!(
+            "unstun {caller} ran unstun-lab {own}; install both from one package"
+        ))),
+        _ => Ok(()),
+    }
+}

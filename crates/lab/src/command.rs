@@ -1,0 +1,117 @@
+//! `unstun lab ...`: the lab is a library, this asks it and prints. No daemon is asked, and none runs any of it.
+
+// Commands and the demo run in real time.
+#![allow(clippy::disallowed_methods)]
+
+mod compare;
+mod import;
+mod predict;
+mod real;
+mod report;
+mod reproduce;
+mod run;
+pub mod save;
+mod sweep;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use api::args::lab::{LabCommand, SubjectArg};
+use api::client::runtime;
+use api::error::{Error, Result};
+use api::output::{self, Output};
+
+use crate::experiment::{self, Experiment, Stack, fitted};
+use crate::modelled::Engine;
+use crate::storage::StorageModel;
+use crate::vmware::rules::Hypothesis;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Answers the exit code: what was measured is printed, and a run that failed has failed.
+pub fn run(command: &LabCommand, output: Output) -> Result<u8> {
+    let done = match command {
+        LabCommand::Compare(args) => return compare::run(args, output),
+        LabCommand::Run(args) => return run::run(args, output),
+        LabCommand::List => list(output),
+        LabCommand::Reproduce(args) => reproduce::run(args, output),
+        LabCommand::Report(args) => report::run(args, output),
+        LabCommand::Import(args) => import::run(args, output),
+        LabCommand::Sweep(args) => sweep::run(args, output),
+        LabCommand::Predict(args) => predict::run(args, output),
+    };
+    done.map(|()| 0)
+}
+
+#[derive(serde::Serialize)]
+struct Listed {
+    name: String,
+    title: String,
+    source: String,
+    storage: String,
+}
+
+fn list(output: Output) -> Result<()> {
+    let listed = |Experiment { name, title, source, storage, .. }| Listed { name, title, source, storage };
+    let all: Vec<Listed> = experiment::shipped()?.into_iter().map(listed).collect();
+    output.result(&all, |all| {
+        let mut table = output::table(&["name", "what", "source"]);
+        for Listed { name, title, source, .. } in all {
+            table.add_row([name, title, source]);
+        }
+        table.to_string()
+    })
+}
+
+fn modelled(name: &str) -> Result<SubjectArg> {
+    match name {
+        "esx" => Ok(SubjectArg::Esx),
+        "redo" | "redo:drain" => Ok(SubjectArg::Redo),
+        "native" => Ok(SubjectArg::Native),
+        "plain" => Ok(SubjectArg::Plain),
+        _ => Err(Error::invalid(format!(
+            "{name}: not a modelled subject (esx, redo, native, plain); others are measured with --real DIR"
+        ))),
+    }
+}
+
+/// `own` is the hypothesis where none is asked for.
+fn stack(subject: SubjectArg, hypothesis: Option<&str>, own: Hypothesis) -> Result<Stack> {
+    match (subject, hypothesis) {
+        (SubjectArg::Esx, None) => Ok(Stack::Esx(own)),
+        (SubjectArg::Esx, Some(name)) => name.parse().map(Stack::Esx).map_err(Error::invalid),
+        (_, Some(_)) => Err(Error::invalid("--hypothesis is about VMware's deltas: it needs --subject esx")),
+        (SubjectArg::Redo, None) => Ok(Stack::Engine(Engine::Redo)),
+        (SubjectArg::Native, None) => Ok(Stack::Engine(Engine::Native)),
+        (SubjectArg::Plain, None) => Ok(Stack::Engine(Engine::Plain)),
+    }
+}
+
+fn storage(name: &str) -> Result<StorageModel> {
+    Ok(fitted::model(name)?)
+}
+
+/// Set by Ctrl-C, and by whoever ends this process or its terminal: servers of a run have to be ended with it. What was sampled until then is kept.
+fn interruption() -> Result<Arc<AtomicBool>> {
+    let flag: Arc<AtomicBool> = Arc::default();
+    let (seen, runtime) = (flag.clone(), runtime()?);
+    let wait = move || {
+        if runtime.block_on(signalled()).is_ok() {
+            seen.store(true, Ordering::Relaxed);
+        }
+    };
+    // It ends with the process: nothing waits for it.
+    std::thread::Builder::new()
+        .name("interruption".into())
+        .spawn(wait)
+        .map_err(|e| Error::failed(format!("thread that waits for Ctrl-C: {e}")))?;
+    Ok(flag)
+}
+
+async fn signalled() -> std::io::Result<()> {
+    let (mut ends, mut hangs_up) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = ends.recv() => Ok(()),
+        _ = hangs_up.recv() => Ok(()),
+    }
+}

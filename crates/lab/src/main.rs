@@ -1,0 +1,5 @@
+//! See `lab::cli`.
+
+fn main() -> std::process::ExitCode {
+    lab::cli::main()
+}
