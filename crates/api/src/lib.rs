@@ -1,5 +1,5 @@
-//! The JSON of the REST API and of `--json`, one set of structs, documented in `docs/cli-json.md`; the API's client; and
-//! what the command lines of `unstun` and `unstun-lab` have in common.
+//! JSON structs of the REST API and of `--json`, documented in `docs/cli-json.md`; the API's client; and the code that
+//! the command lines of `unstun` and `unstun-lab` share.
 //!
 //! Times are RFC 3339 in UTC, sizes in bytes, units in the field's name. Identities are 128 bits as 32 hexadecimal
 //! digits. A field that does not apply is null, never absent. Fields are added, not renamed.
@@ -37,15 +37,15 @@ pub use local::*;
 pub use snapshot::*;
 pub use vm::*;
 
-/// `status`, and what `up --json` prints once it serves.
+/// Output of `status`, and of `up --json` once the daemon serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Those on which guest writes wait for space.
+    /// Datastores on which guest writes wait for space.
     pub full: Vec<FullDatastore>,
     pub version: String,
     pub pid: u32,
     pub started: Timestamp,
-    /// The main one; absolute.
+    /// Absolute path of the main datastore.
     pub datastore: PathBuf,
     pub free_bytes: u64,
     pub total_bytes: u64,
@@ -57,26 +57,31 @@ pub struct Status {
     pub vms: u64,
     pub disks: u64,
     pub snapshots: u64,
-    /// Queued, running, paused or waiting for space.
+    /// Number of jobs that are queued, running, paused or waiting for space.
     pub open_jobs: u64,
-    /// The longest time since the start that one task kept the core's thread from all others.
+    /// Longest time since the start for which one task kept the core's thread from all others, microseconds.
     pub longest_poll_us: u64,
-    /// How often one did for more than a millisecond.
+    /// The line of source that started that task, for reports of a slow core; null before the first poll of 0.2 ms.
+    pub longest_poll_task: Option<String>,
+    /// Number of times that a task did so for more than a millisecond.
     pub long_polls: u64,
-    /// The main one first; the numbers above are over all of them, room and `direct_io` the main one's.
+    /// All datastores, the main one first. The numbers above cover all of them; the space and `direct_io` are the main
+    /// one's.
     pub datastores: Vec<Datastore>,
 }
 
-/// Room on the datastore against the worst case: every delta may grow to the size of its disk.
+/// Space on the datastore against the worst case: every delta may grow to the size of its disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {
-    /// On the file system, and free inside of the store.
+    /// Free bytes on the file system and inside the store.
     pub free_bytes: u64,
-    /// What all deltas and native disks of the datastore together can still allocate.
+    /// Bytes that all deltas and native disks of the datastore together can still allocate.
     pub worst_growth_bytes: u64,
-    /// Of VMs that were removed and are kept in the bin, as far as it is known: taken, and given back when others need it.
+    /// Bytes of removed VMs that the bin keeps, as far as they are known. The bin frees them when others need the
+    /// space.
     pub bin_bytes: u64,
-    /// Freed and not in use again yet: what the store is giving back, and deltas that no snapshot owns.
+    /// Bytes that are freed but not in use again yet: those that the store is returning, and deltas that no snapshot
+    /// owns.
     pub reclaimable_bytes: u64,
 }
 
@@ -105,12 +110,12 @@ impl Store {
     }
 }
 
-/// What a guest's write does while the datastore has no space left.
+/// Behaviour of a guest's write while the datastore has no space left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhenFull {
     #[default]
     Wait,
-    /// Fails with ENOSPC.
+    /// The write fails with ENOSPC.
     Error,
 }

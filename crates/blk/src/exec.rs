@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::panic::Location;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,6 +63,8 @@ struct Slot {
     /// Absent while the task is being polled.
     task: Option<Task>,
     waker: Arc<TaskWaker>,
+    /// The line that started the task: names it in figures of polls.
+    started_at: &'static Location<'static>,
 }
 
 struct Core {
@@ -123,6 +126,7 @@ impl Executor {
 
     /// Runs every task until `main` is done. None when nothing can make progress any more: a deadlock, or under the
     /// simulator the power cut.
+    #[track_caller]
     pub fn run<T: 'static>(&self, main: impl Future<Output = T> + 'static) -> Option<T> {
         let result = Rc::new(RefCell::new(None));
         let out = result.clone();
@@ -153,7 +157,9 @@ impl Drop for Executor {
 }
 
 impl Core {
+    #[track_caller]
     fn spawn(&self, task: Task) {
+        let started_at = Location::caller();
         if self.stopped.get() {
             return;
         }
@@ -164,7 +170,7 @@ impl Core {
         });
         let waker =
             Arc::new(TaskWaker { task: id, queued: AtomicBool::new(true), queue: self.queue.clone() });
-        self.slots.borrow_mut()[id as usize] = Some(Slot { task: Some(task), waker });
+        self.slots.borrow_mut()[id as usize] = Some(Slot { task: Some(task), waker, started_at });
         self.queue.ready.lock().expect("no panic inside").push_back(id);
     }
 
@@ -174,8 +180,8 @@ impl Core {
         loop {
             let next = self.queue.ready.lock().expect("no panic inside").pop_front();
             let Some(id) = next else { return };
-            self.poll_task(id);
-            began_ns = self.end_poll(began_ns);
+            let started_at = self.poll_task(id);
+            began_ns = self.end_poll(began_ns, started_at);
             polls += 1;
             if polls % POLLS_PER_TURN == 0 {
                 self.turn();
@@ -191,9 +197,9 @@ impl Core {
     }
 
     /// The end of one poll is the beginning of the next.
-    fn end_poll(&self, began_ns: Option<u64>) -> Option<u64> {
+    fn end_poll(&self, began_ns: Option<u64>, task: Option<&'static Location<'static>>) -> Option<u64> {
         let (began_ns, now_ns) = (began_ns?, self.reactor.poll_clock_ns()?);
-        self.meter.polled(began_ns, now_ns, &*self.reactor);
+        self.meter.polled(task, began_ns, now_ns, &*self.reactor);
         Some(now_ns)
     }
 
@@ -211,14 +217,14 @@ impl Core {
         !self.turn_waiters.borrow().is_empty()
     }
 
-    fn poll_task(&self, id: u32) {
-        let (mut task, waker) = {
+    /// Polls a task and returns the line that started it. None: it had ended.
+    fn poll_task(&self, id: u32) -> Option<&'static Location<'static>> {
+        let (mut task, waker, started_at) = {
             let mut slots = self.slots.borrow_mut();
             // A late wake of a finished task finds an empty slot, or a new owner that merely polls once too often.
-            let Some(slot) = slots[id as usize].as_mut() else { return };
+            let slot = slots[id as usize].as_mut()?;
             slot.waker.queued.store(false, Ordering::Release);
-            let Some(task) = slot.task.take() else { return };
-            (task, slot.waker.clone())
+            (slot.task.take()?, slot.waker.clone(), slot.started_at)
         };
         let waker = Waker::from(waker);
         match task.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -233,6 +239,7 @@ impl Core {
                 }
             }
         }
+        Some(started_at)
     }
 
     fn sleep(&self) -> bool {
@@ -252,6 +259,7 @@ impl Core {
 
 impl Env {
     /// Starts a task. Dropping the handle detaches it.
+    #[track_caller]
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         let done = Rc::new(OneShot::default());
         let out = done.clone();
@@ -260,6 +268,7 @@ impl Env {
     }
 
     /// Starts an already boxed task without a join handle: the cheapest form, for requests.
+    #[track_caller]
     pub fn spawn_detached(&self, task: Local<'static, ()>) {
         if let Some(core) = self.core.upgrade() {
             core.spawn(task);

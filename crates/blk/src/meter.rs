@@ -1,6 +1,7 @@
 //! How long one poll of a task keeps the core: everything else waits meanwhile.
 
 use std::cell::Cell;
+use std::panic::Location;
 
 use crate::reactor::Reactor;
 
@@ -14,6 +15,8 @@ const LOOK_NS: u64 = 200_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PollFigures {
     pub longest_us: u64,
+    /// The line that started the task of that poll.
+    pub longest_task: Option<&'static Location<'static>>,
     /// Those that took more than a millisecond.
     pub over_limit: u64,
 }
@@ -24,6 +27,7 @@ pub(crate) struct PollMeter {
     /// The last look: the clock on the wall, and the thread's own.
     seen: Cell<(u64, u64)>,
     longest_ns: Cell<u64>,
+    longest_task: Cell<Option<&'static Location<'static>>>,
     over_limit: Cell<u64>,
 }
 
@@ -35,8 +39,14 @@ impl PollMeter {
         }
     }
 
-    /// After a poll.
-    pub(crate) fn polled(&self, began_ns: u64, now_ns: u64, reactor: &dyn Reactor) {
+    /// After a poll of the task that the line `task` started.
+    pub(crate) fn polled(
+        &self,
+        task: Option<&'static Location<'static>>,
+        began_ns: u64,
+        now_ns: u64,
+        reactor: &dyn Reactor,
+    ) {
         let wall_ns = now_ns.saturating_sub(began_ns);
         if wall_ns < LOOK_NS {
             return self.refresh(now_ns, reactor);
@@ -44,13 +54,20 @@ impl PollMeter {
         let thread_ns = reactor.thread_ns();
         let ran_ns = wall_ns.min(thread_ns.saturating_sub(self.seen.get().1));
         self.seen.set((now_ns, thread_ns));
-        self.longest_ns.set(self.longest_ns.get().max(ran_ns));
+        if ran_ns > self.longest_ns.get() {
+            self.longest_ns.set(ran_ns);
+            self.longest_task.set(task);
+        }
         if ran_ns > POLL_LIMIT_NS {
             self.over_limit.set(self.over_limit.get() + 1);
         }
     }
 
     pub(crate) fn figures(&self) -> PollFigures {
-        PollFigures { longest_us: self.longest_ns.get() / 1000, over_limit: self.over_limit.get() }
+        PollFigures {
+            longest_us: self.longest_ns.get() / 1000,
+            longest_task: self.longest_task.get(),
+            over_limit: self.over_limit.get(),
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! Several machines and one device: pauses up to and beyond the bounds of the lease, machines that die, two that claim
-//! together, power cuts. `CRASH_SEED=n` repeats one run, `CRASH_RUNS=n` asks for more.
+//! together, power cuts. `CRASH_SEED=n` replays one run, `CRASH_RUNS=n` sets how many runs there are.
 
 use crash::campaign::{Bound, assert_defects_are_found, on_all_cores, setting};
 use crash::lease;
@@ -11,7 +11,7 @@ const RUNS_DEFAULT: u64 = 250;
 /// Runs within which a planted defect must show.
 const DEFECT_RUNS_MAX: u64 = 2_000;
 
-/// What must have happened at least once, or the campaign has not tested it.
+/// Labels of what must happen at least once, or the campaign has not tested it.
 const MUST_HAPPEN: [&str; 10] = [
     "went on after a pause",
     "claimed anew after a pause",

@@ -1,7 +1,7 @@
-//! The power goes, or an I/O fails, while a VM moves between files and the store: at every event of the step and of what
-//! leads to it, and here and there in the copy. On the next start the VM is on the side that its mark says, with every
-//! snapshot and every flushed write, and can be moved again; and the store alone says of a VM that is not, or may not be,
-//! on its side that it is moving. Intent, mark and what is cleared away are as the daemon's.
+//! Power cuts and failing I/Os while a VM moves between files and the store: at every event of the step and of what
+//! leads to it, and at drawn events of the copy. On the next start the VM is on the side that its mark says, with every
+//! snapshot and every flushed write, and can be moved again. The store by itself marks as moving every VM that is not,
+//! or may not be, on its side. Intent, mark and clean-up are as the daemon's.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,15 +25,15 @@ const GROWTH: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
 const WRITES: u64 = 6;
 const GUEST_WRITES: u64 = 30;
 const SECTORS_MAX: u64 = 16;
-/// In the VM's own folder, as the daemon has them: where to, and which side it is.
+/// Files in the VM's own folder, as the daemon has them: the target of a move, and the side that the VM is on.
 const INTENT: &str = "moving";
 const MARK: &str = "native";
 const WORD_BYTES_MAX: u64 = 64;
 /// Runs that are disturbed anywhere in the copy.
 const COPIES: u64 = 60;
-/// Events in which a move from files to the store, or back, is disturbed there.
+/// Events of the copy, in either direction, among which one is disturbed.
 const COPY_EVENTS: u64 = 1500;
-/// Events from the step on that are disturbed one by one, and from where it is prepared on: more than each has.
+/// Events that are disturbed one by one, from the step on and from its preparation on; more than each part has.
 const STEP_EVENTS: u64 = 40;
 const FINISH_EVENTS: u64 = 80;
 
@@ -43,7 +43,7 @@ enum Side {
     Store,
 }
 
-/// From where the events are counted.
+/// Point from which the events are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Copy,
@@ -66,7 +66,7 @@ struct Plan {
     seed: u64,
 }
 
-/// What the VM must show, whatever side it is on.
+/// Expected state of the VM, on either side.
 struct Model {
     models: Vec<DiskModel>,
     /// Names of the snapshots with what their disks show.
@@ -75,7 +75,7 @@ struct Model {
 
 type Shared = Rc<RefCell<Model>>;
 
-/// Both sides of one VM, and the folder that says which it is.
+/// Both sides of one VM, and the folder that records which side it is on.
 struct Ground {
     env: Env,
     own: Dir,
@@ -155,7 +155,7 @@ impl Ground {
         Ok(opened.map_err(text("opening the native VM"))?)
     }
 
-    /// The VM, on the side that it is; the other is cleared away.
+    /// Opens the VM on its side, and clears the other side away.
     async fn settled(&self) -> Result<(Side, Rc<dyn Machine>), String> {
         let (mark, intent) = (self.word(MARK).await?, self.word(INTENT).await?);
         self.check_told(mark).await?;
@@ -177,7 +177,7 @@ impl Ground {
         }
     }
 
-    /// Whoever has nothing but the store takes for a VM what is one.
+    /// Checks that the store marks as moving every VM that is not on its side.
     async fn check_told(&self, mark: Option<u128>) -> Result<(), String> {
         let vms = self.store.vms().await.map_err(text("the store's VMs"))?;
         match vms.iter().find(|(id, _)| mark != Some(*id) && !self.store.is_moving(*id)) {
@@ -221,7 +221,7 @@ async fn flush(volume: &Rc<dyn Volume>, model: &Shared, disk: usize) -> blk::Res
     Ok(())
 }
 
-/// Writes until the volume fails or all is done; the last is a flush.
+/// Writes until the volume fails or all is done; the last request is a flush.
 async fn guest(volume: Rc<dyn Volume>, model: Shared, disk: usize, mut rng: Rng) -> blk::Result<()> {
     for _ in 0..GUEST_WRITES {
         match rng.below(4) {
@@ -238,7 +238,7 @@ async fn content(volume: &Rc<dyn Volume>) -> Result<Vec<u8>, String> {
     Ok(buf.to_vec())
 }
 
-/// A tree with a side branch, of a VM on the side that the move starts from, all of it durable.
+/// Makes a VM on the side that the move starts from: a tree with a side branch, all of it durable.
 async fn prepare(ground: &Ground, plan: &Plan, model: &Shared) -> Result<(), String> {
     let from = if plan.to == Side::Store { Side::Files } else { Side::Store };
     let vm = ground.make(from).await?;
@@ -281,7 +281,7 @@ async fn snapshot(vm: &dyn Machine, name: &str) -> Result<Vec<Vec<u8>>, String> 
     Ok(shown)
 }
 
-/// The move, with guests that write through it, as the daemon makes it.
+/// Moves the VM as the daemon does, while guests write to it.
 async fn relocate(
     ground: &Ground,
     to: Side,
@@ -325,7 +325,7 @@ async fn relocate(
             reached(Place::Step);
             let stepped = ground.say(MARK, mark(to)).await;
             if stepped.is_err() && ground.say(MARK, mark(from)).await.is_err() {
-                // Nobody knows which side it is: no write may be answered any more.
+                // The VM's side is now unknown: no write may be acknowledged any more.
                 let _ = source.close().await;
             }
             stepped
@@ -341,7 +341,8 @@ async fn relocate(
     ground.close(&*target).await
 }
 
-/// The VM is whole on its side; and, once nothing is in the way, it moves.
+/// Checks that the VM is whole on its side, and moves it if it is not on the side `to`. Returns the side it was found
+/// on.
 async fn verify(ground: &Ground, to: Side, model: &Shared, seed: u64) -> Result<Side, String> {
     let (side, vm) = ground.settled().await?;
     let names: Vec<String> = model.borrow().snapshots.iter().map(|(name, _)| name.clone()).collect();
@@ -372,7 +373,7 @@ async fn verify(ground: &Ground, to: Side, model: &Shared, seed: u64) -> Result<
     Ok(side)
 }
 
-/// False when what the plan disturbs was over before.
+/// Plays one run. Returns whether the disturbance struck before the move was over, and the side the VM was found on.
 fn run(plan: Plan) -> Result<(bool, Side), String> {
     let device = Device::scrambled();
     let world = SimWorld::new(plan.seed, sim::Options { device, ..sim::Options::default() });
@@ -425,7 +426,7 @@ fn reported(plan: Plan, sides: &std::sync::Mutex<[u64; 2]>) -> Result<(), String
     Ok(())
 }
 
-/// Every event from `place` on.
+/// Disturbs every event from `place` on, one at a time.
 fn everywhere(place: Place, n: u64, sides: &std::sync::Mutex<[u64; 2]>) -> Result<(), String> {
     let to = if n.is_multiple_of(2) { Side::Store } else { Side::Files };
     let trouble = if (n / 2).is_multiple_of(2) { Trouble::Cut } else { Trouble::Fails };

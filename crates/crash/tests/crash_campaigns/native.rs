@@ -1,4 +1,5 @@
-//! The crash campaign over the native store of every CI run. `CRASH_SEED=n` repeats one run, `CRASH_CUTS=n` asks for more.
+//! The crash campaign over the native store of every CI run. `CRASH_SEED=n` replays one run, `CRASH_CUTS=n` sets how
+//! many power cuts there are.
 
 use crash::campaign::{Bound, assert_defects_are_found, assert_promises_hold, cuts_wanted};
 use crash::native;
@@ -8,7 +9,7 @@ const CUTS_DEFAULT: u64 = 10_000;
 /// Power cuts within which a planted defect must show.
 const DEFECT_CUTS_MAX: u64 = 10_000;
 
-/// What must have happened at least once, or the campaign has not tested it.
+/// Labels of what must happen at least once, or the campaign has not tested it.
 const MUST_HAPPEN: [&str; 31] = [
     "cut",
     "cut in recovery",
@@ -51,7 +52,7 @@ const DEFECTS: [Defect; 11] = [
     Defect::IgnoreSuccessor,
     Defect::CheckpointBeforeJournal,
     Defect::SuperblockBeforePages,
-    Defect::ForgetVoids,
+    Defect::ForgetAborts,
     Defect::SealWithoutDrain,
     Defect::ReuseBeforeNamed,
     Defect::FlushRetried,

@@ -1,5 +1,5 @@
-//! The native store, one operation at a time: all short sequences, every I/O of each operation failing, rotten pages of
-//! metadata, and trees of many states.
+//! The native store, one operation at a time: all short sequences, every I/O of each operation failing, corrupted pages
+//! of metadata, and trees of many states.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crash::native::script::{
 };
 use engine::{Defect, Defects};
 
-/// More I/Os than any operation has: a bound against a loop that never ends.
+/// More I/Os than any operation has: a bound against an endless loop.
 const IO_MAX: u64 = 2000;
 /// Random trees, each of up to 64 snapshots.
 const TREES: u64 = 24;
@@ -35,7 +35,7 @@ fn all(count: u64, run: impl Fn(u64) -> Result<(), String> + Sync) {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The n-th of all sequences of one to three operations.
+/// Returns the n-th of all sequences of one to three operations.
 fn sequence(mut n: u64) -> Vec<Operation> {
     let kinds = OPERATIONS.len() as u64;
     let mut length = 1;

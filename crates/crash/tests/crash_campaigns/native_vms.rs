@@ -1,5 +1,5 @@
 //! The verbs of native VMs under power cuts and failing I/O: a campaign of every CI run, and every event of each verb.
-//! `CRASH_SEED=n` repeats one run of the campaign, `CRASH_CUTS=n` asks for more.
+//! `CRASH_SEED=n` replays one run of the campaign, `CRASH_CUTS=n` sets how many power cuts there are.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -17,13 +17,13 @@ const DEFECTS: [Defect; 6] = [
     Defect::EarlyFlushedLsn,
     Defect::WrongBirth,
     Defect::IgnoreSuccessor,
-    Defect::ForgetVoids,
+    Defect::ForgetAborts,
     Defect::SealWithoutDrain,
     Defect::RaiseApart,
 ];
-/// What a verb picks, drawn so many times.
+/// Number of draws of what a verb picks.
 const VARIANTS: u64 = 4;
-/// More events than any verb has: a bound against a loop that never ends.
+/// More events than any verb has: a bound against an endless loop.
 const EVENTS_MAX: u64 = 2000;
 
 #[test]

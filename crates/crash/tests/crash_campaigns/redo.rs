@@ -1,4 +1,5 @@
-//! The crash campaign of every CI run. `CRASH_SEED=n` repeats one run, `CRASH_CUTS=n` asks for more.
+//! The crash campaign of every CI run. `CRASH_SEED=n` replays one run, `CRASH_CUTS=n` sets how many power cuts there
+//! are.
 
 use crash::campaign::{
     Bound, assert_defects_are_found, assert_defects_are_found_from, assert_promises_hold, cuts_wanted,
@@ -7,13 +8,13 @@ use crash::redo;
 use engine::Defect;
 
 const CUTS_DEFAULT: u64 = 3_000;
-/// Of runs about the tree, where a cut costs twice as much.
+/// Power cuts of runs about the tree, where a cut costs twice as much.
 const TREE_CUTS_DEFAULT: u64 = 1_000;
 const TREE_SHARE: u64 = 10;
 /// Runs in which a planted defect must show.
 const DEFECT_SEEDS_MAX: u64 = 3000;
 
-/// What must have happened at least once, or the campaign has not tested it.
+/// Labels of what must happen at least once, or the campaign has not tested it.
 const MUST_HAPPEN: [&str; 26] = [
     "cut",
     "cut in recovery",
@@ -43,7 +44,7 @@ const MUST_HAPPEN: [&str; 26] = [
     "emptied the bin",
 ];
 
-/// The same of runs that are about the tree.
+/// The same for runs that are about the tree.
 const MUST_HAPPEN_IN_TREES: [&str; 13] = [
     "cut in a commit",
     "cut in a revert",
@@ -94,7 +95,7 @@ const DEFECTS_OF_TREES: [Defect; 5] = [
     Defect::FoldUnderBin,
 ];
 
-/// Seeds at which the rarest of them showed.
+/// Seeds at which the rarest defects showed.
 const FIRST_SEEDS: [(Defect, u64); 2] =
     [(Defect::ReleaseBeforeShadowFlush, 1560), (Defect::SkipAcrossBranches, 520)];
 

@@ -17,7 +17,7 @@ use super::present;
 use super::site::Site;
 use super::state::Daemon;
 
-/// A commit that moved less says nothing about the next one's rate.
+/// Minimum number of bytes that a commit must move for its rate to predict the next one's.
 const MEASURED_BYTES_MIN: u64 = 16 << 20;
 
 impl Daemon {
@@ -46,6 +46,7 @@ impl Daemon {
             snapshots: count(&|e| e.vm.state().snapshots.len()),
             open_jobs,
             longest_poll_us: polls.longest_us,
+            longest_poll_task: polls.longest_task.map(|line| format!("{}:{}", line.file(), line.line())),
             long_polls: polls.over_limit,
             datastores,
         })
@@ -65,7 +66,7 @@ impl Daemon {
         Ok(rows)
     }
 
-    /// Of an open VM. One whose files cannot be read any more hides no other.
+    /// Summarizes an open VM. A VM whose files cannot be read does not hide the others.
     async fn summary(&self, entry: &Entry) -> api::VmSummary {
         let state = entry.vm.state();
         let (allocated_bytes, message) = match asked(&entry.site, entry.vm.listing()).await {
@@ -139,7 +140,7 @@ impl Daemon {
         })
     }
 
-    /// Of a datastore. Every delta may grow to the size of its disk: the worst that can come.
+    /// Returns the space of a datastore. In the worst case, every delta grows to the size of its disk.
     pub async fn space(&self, site: &Rc<Site>) -> Result<api::Space> {
         let free_bytes = site.space().await?.free_bytes;
         let mut worst_growth_bytes: u64 = 0;
@@ -152,12 +153,13 @@ impl Daemon {
         Ok(api::Space { free_bytes, worst_growth_bytes, bin_bytes, reclaimable_bytes })
     }
 
-    /// What of a datastore is freed and not in use again yet: in the store, and in deltas that no snapshot owns.
+    /// Returns the bytes of a datastore that are freed and not in use again yet: in the store, and in deltas that no
+    /// snapshot owns.
     pub async fn reclaimable_bytes(&self, site: &Rc<Site>) -> u64 {
         let used = site.native.opened().map(|store| store.store_use()).unwrap_or_default();
         let mut bytes = used.waiting.saturating_add(used.held);
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)) {
-            // One that cannot be read now says so elsewhere.
+            // A VM that cannot be read now is reported elsewhere.
             let listing = entry.vm.listing().await.unwrap_or_default();
             let unowned = listing.iter().flat_map(|disk| &disk.unowned);
             bytes = bytes.saturating_add(total(unowned.map(|layer| layer.allocated_bytes)));
@@ -169,13 +171,13 @@ impl Daemon {
         let entry = self.entry_to_change(vm.as_str())?;
         let take = async || Ok(entry.vm.clone().take(request.name.as_str(), &request.message).await?);
         let taken = self.with_bin(&entry.site, take).await?;
-        // Its own event: another operation may have reported one meanwhile.
+        // The event must be this take's own: another operation may have recorded one meanwhile.
         let own = |e: &&api::Event| {
             e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
         };
         let stun_us = entry.events.borrow().iter().rev().find(own).map_or(0, |e| e.stun_us);
         let state = entry.vm.state();
-        // Nothing lies on top of it yet.
+        // The new snapshot has no delta above it yet.
         let shown = present::snapshots(&entry, &state, &BTreeMap::new());
         let id = present::id(taken.id);
         let snapshot = shown.into_iter().find(|s| s.id == id);
@@ -210,8 +212,8 @@ impl Daemon {
         })
     }
 
-    /// Seconds that a commit takes to move `bytes`, at the rate of the last one that moved enough to tell. None before one
-    /// has.
+    /// Returns the estimated seconds of a commit that moves `bytes`, at the rate of the last one that moved enough
+    /// bytes. None before there was such a commit.
     fn estimated_s(&self, bytes: u64) -> Option<u64> {
         if bytes == 0 {
             return Some(0);
@@ -250,7 +252,7 @@ impl Daemon {
         shown.ok_or_else(|| Error::not_found(format!("no job {id}")))
     }
 
-    /// Answers when the job has come to its safe point.
+    /// Cancels a job, and returns when the job has reached its safe point.
     pub async fn job_cancel(&self, id: u64) -> Result<api::Job> {
         let job = self.job(id)?;
         job.cancel()?;

@@ -1,7 +1,7 @@
-//! I/Os of each scripted operation fail, once or from then on; then the machine starts again, and everything must be as
-//! it was before the operation or as it is after it. What was answered with success must be as it is after it.
+//! Failing I/Os in each scripted operation, once or from then on. The machine then starts again, and everything must be
+//! as before the operation or as after it. If the operation succeeded, everything must be as after it.
 //!
-//! Only errors of the device are planted here; power cuts and full datastores are the campaign's (tests/crash.rs).
+//! Only errors of the device are planted here; the campaign in `redo.rs` covers power cuts and full datastores.
 
 mod moment;
 mod script;
@@ -17,19 +17,19 @@ use sim::{Action, Fault, OpKind, SimWorld};
 use script::{OPERATIONS, Operation, Scene};
 use seen::Seen;
 
-/// More I/Os than any operation of the script has: a bound against a loop that never ends.
+/// More I/Os than any operation of the script has: a bound against an endless loop.
 const IO_MAX: u64 = 6000;
 const SEED: u64 = 77;
-/// Of so many I/Os one fails, each operation beginning with another one; `FAULT_STRIDE=1` fails them all.
+/// One I/O of this many fails, and each operation begins with another one; `FAULT_STRIDE=1` fails every I/O.
 const STRIDE_DEFAULT: u64 = 3;
 const GROWTH_BYTES: u64 = 64 << 10;
 
-/// How one I/O goes wrong.
+/// Way in which one I/O fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trouble {
     Once,
     FromThenOn,
-    /// A write finds no space, once: file systems that never overwrite in place refuse any write so.
+    /// A write finds no space, once. A file system that never overwrites in place may refuse any write so.
     FullOnce,
     /// An opening of that kind fails, once.
     Opening(OpKind, Errno),
@@ -45,7 +45,7 @@ impl Trouble {
         }
     }
 
-    /// Those that its rule counts among the I/Os submitted so far.
+    /// Returns how many of the I/Os submitted so far its rule counts.
     fn counted(self, world: &SimWorld) -> u64 {
         let counts = |kind: &OpKind| match self {
             Trouble::FullOnce => *kind == OpKind::Write,
@@ -70,8 +70,8 @@ async fn open(env: &blk::Env) -> Result<Scene, String> {
     Ok(Scene { vm, home })
 }
 
-/// Runs the script's preparation in a fresh world, then the operation, with the n-th of its I/Os failing. Answers what
-/// it said, and whether there was such an I/O.
+/// Runs the script's preparation in a fresh world, then the operation with the n-th of its I/Os failing. Returns the
+/// operation's result, and whether there was such an I/O.
 fn run(
     world: &SimWorld,
     operation: &Operation,
@@ -96,7 +96,8 @@ fn run(
     (result.expect("no power cut is scheduled"), struck)
 }
 
-/// Starts again and looks at everything; then lets every commit end, and looks whether anything is left lying.
+/// Starts again, looks at everything, and checks that no layer is left behind. Lets every commit end, and compares
+/// again.
 fn look(world: &SimWorld, operation: &Operation) -> Result<Seen, String> {
     let clones = operation.clones;
     let looked = world.run(|env| async move {
@@ -119,7 +120,7 @@ fn world() -> SimWorld {
     SimWorld::new(SEED, sim::Options::default())
 }
 
-/// What everything looks like before and after an operation that nothing disturbs.
+/// Returns what everything looks like before and after an operation without faults.
 fn undisturbed(operation: &Operation) -> (Seen, Seen) {
     let idle = Operation { act: |_, _| Box::pin(async { Ok(()) }), ..*operation };
     let before = world();
@@ -145,7 +146,7 @@ fn check(
     if !struck {
         return Ok(false);
     }
-    // Half of the time the machine dies too, and what was not flushed with it.
+    // In half of the cases the machine also fails, and loses what was not flushed.
     if nth.is_multiple_of(2) {
         world.power_cut()
     } else {

@@ -1,6 +1,6 @@
-//! Errors that are about the moment alone: no descriptor is left for an opening, or an overwrite finds no space. Nothing is known
-//! to be wrong then, so that nothing latches, nothing counts as absent, and the operation succeeds when it is done again, without
-//! a restart.
+//! Temporary errors: no descriptor is left for an opening, or an overwrite finds no space. Such an error proves no
+//! damage. So nothing latches, nothing counts as absent, and the operation succeeds when it is repeated without a
+//! restart.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use super::{IO_MAX, PLANTED, Seen, Trouble, look, open, undisturbed, world};
 
 const OPENINGS: [OpKind; 3] = [OpKind::Create, OpKind::Open, OpKind::OpenDir];
 
-/// What the operation said, the first time and, after an error, the second time; and whether the fault struck.
+/// Result of the operation, the first time and, after an error, the second time; and whether the fault struck.
 type Said = (Result<(), String>, Result<(), String>, bool);
 
 fn run_twice(world: &SimWorld, operation: &Operation, nth: u64, trouble: Trouble) -> Said {
@@ -45,7 +45,7 @@ fn run_twice(world: &SimWorld, operation: &Operation, nth: u64, trouble: Trouble
     (first, second, struck.get())
 }
 
-/// False where the operation has fewer such I/Os.
+/// Checks one failing I/O. Returns false if the operation has fewer such I/Os.
 fn check(operation: &Operation, after: &Seen, nth: u64, trouble: Trouble) -> Result<bool, String> {
     let world = world();
     let (first, second, struck) = run_twice(&world, operation, nth, trouble);
@@ -60,7 +60,7 @@ fn check(operation: &Operation, after: &Seen, nth: u64, trouble: Trouble) -> Res
     Ok(true)
 }
 
-/// All failures, the first of them for each operation and kind of opening.
+/// Returns all failures of one operation with one kind of trouble.
 fn failures(operation: &Operation, after: &Seen, trouble: Trouble) -> Vec<String> {
     let mut found = Vec::new();
     for nth in 1..=IO_MAX {
@@ -73,7 +73,7 @@ fn failures(operation: &Operation, after: &Seen, trouble: Trouble) -> Vec<String
     found
 }
 
-/// On all cores, with what is planted here.
+/// Returns the failures of the chosen operations. Runs on all cores, with the defects planted in this thread.
 fn all_failures(troubles: &[Trouble], of: impl Fn(&Operation) -> bool) -> Vec<String> {
     let only = std::env::var("FAULT_OPERATION").unwrap_or_default();
     let chosen: Vec<_> = OPERATIONS.iter().filter(|one| one.name.contains(&only) && of(one)).collect();
@@ -109,7 +109,7 @@ fn an_opening_without_descriptors_is_tried_again_and_loses_nothing() {
     none(&all_failures(&without_descriptors(Errno::EMFILE), |_| true));
 }
 
-/// What the same failures come to with a defect planted.
+/// Returns the failures with a defect planted.
 fn failures_with(defect: Defect, troubles: &[Trouble]) -> Vec<String> {
     PLANTED.set(Defects::only(defect));
     let found = all_failures(troubles, |one| ["take", "take, then writes and a flush"].contains(&one.name));
@@ -145,7 +145,7 @@ fn an_overwrite_that_finds_no_space_once_needs_no_restart() {
     none(&all_failures(&[Trouble::FullOnce], writes));
 }
 
-/// "Fast" promises that no zeros are written: where space cannot be given back the answer is "unsupported".
+/// "Fast" promises that no zeros are written. If space cannot be given back, the request fails as "unsupported".
 #[test]
 fn fast_zeros_are_refused_where_they_would_be_written() {
     let world = world();
@@ -167,7 +167,7 @@ fn fast_zeros_are_refused_where_they_would_be_written() {
         counted.add_fault(keeps.of(OpKind::GiveBack));
         assert_eq!(zero(true, false).await, (Err(ErrorKind::Unsupported), 0));
         counted.clear_faults();
-        // Learned once, for the file.
+        // The first refusal is remembered for the file.
         let asked = counted.count(OpKind::GiveBack).submitted;
         assert_eq!(zero(true, false).await, (Err(ErrorKind::Unsupported), 0));
         assert_eq!(counted.count(OpKind::GiveBack).submitted, asked);

@@ -1,4 +1,4 @@
-//! The scene, and the operations that are disturbed.
+//! The prepared VM (`Scene`), and the operations in which I/Os fail.
 
 use std::rc::Rc;
 
@@ -20,9 +20,9 @@ pub type Act = for<'a> fn(&'a Scene, &'a Env) -> Local<'a, Result<(), String>>;
 pub struct Operation {
     pub name: &'static str,
     pub act: Act,
-    /// Success does not mean that it is durable.
+    /// Success does not mean that the result is durable.
     pub unflushed: bool,
-    /// VMs it may make.
+    /// Clones that it may make.
     pub clones: &'static [&'static str],
 }
 
@@ -72,7 +72,7 @@ pub const OPERATIONS: &[Operation] = operations![
     "a start": |_, env| Box::pin(async { super::open(env).await.map(drop) }),
 ];
 
-/// The operation once more, after an error: of two steps the first may be done.
+/// Returns the operation to repeat after an error: of two steps the first may have been done.
 pub fn again(operation: &Operation) -> Act {
     match operation.name {
         "revert with a take before" => |s, _| {
@@ -97,7 +97,7 @@ fn has(scene: &Scene, snapshot: &str) -> bool {
     scene.vm.state().snapshots.iter().any(|known| known.name == snapshot)
 }
 
-/// The one that the scene has in the bin.
+/// Returns the id of the entry that the prepared VM has in the bin.
 fn entry(scene: &Scene) -> u64 {
     scene.vm.state().bin[0].id
 }
@@ -110,7 +110,8 @@ pub async fn create(env: &Env) -> Result<(), String> {
     said(home::create(env, &[DISK_BYTES, DISK_BYTES]).await)
 }
 
-/// a - e - (running), and a - b - c beside it; what was written after c is in the bin; disk2 is independent, disk3 nonpersistent.
+/// Prepares the tree: a - e - (running), and a - b - c beside it. The bin has what was written after c; disk2 is
+/// independent, disk3 nonpersistent.
 pub async fn prepare(scene: &Scene) -> Result<(), String> {
     let vm = &scene.vm;
     for (mode, number) in [(DiskMode::IndependentPersistent, 2), (DiskMode::IndependentNonpersistent, 3)] {
@@ -158,7 +159,7 @@ async fn write_unflushed(disk: &Rc<Disk>, first: u64, count: u64, seed: u8) -> R
     Ok(())
 }
 
-/// A success after a failure must mean what any success means.
+/// Flushes until one succeeds. A success after a failure must mean what any success means.
 async fn insist(scene: &Scene) -> Result<(), String> {
     let (disk, _client) = scene.vm.attach(0, "test").await.map_err(|e| e.to_string())?;
     write_unflushed(&disk, 5, 30, 9).await?;
@@ -199,7 +200,7 @@ async fn commit(scene: &Scene, what: CommitWhat) -> Result<(), String> {
     }
 }
 
-/// A commit that failed is begun again on the open VM: it may go on only where the failure left nothing in doubt.
+/// Begins a failed commit again on the open VM. It may go on only if the failure left nothing in doubt.
 async fn insist_on_commit(scene: &Scene) -> Result<(), String> {
     let mut what = CommitWhat::All;
     let mut done = Ok(());
@@ -216,7 +217,8 @@ async fn insist_on_commit(scene: &Scene) -> Result<(), String> {
     done
 }
 
-/// Writes what is there already, into regions that may be on their way. After a failure it may be refused.
+/// Writes the present content again, into regions that a commit may be moving. After a failure the write may be
+/// refused.
 async fn fill_again(vm: &Rc<Vm>) {
     for (first, seed) in [(0, 1), (80, 3), (100, 4)] {
         let _ = fill_both(vm, first, seed).await;
@@ -225,7 +227,7 @@ async fn fill_again(vm: &Rc<Vm>) {
 
 async fn cancel_and_consolidate(scene: &Scene) -> Result<(), String> {
     let job = scene.vm.commit(&CommitWhat::One("e".into())).await.map_err(|e| e.to_string())?;
-    // It may be over already: then nothing is left to be consolidated.
+    // The job may be over already: then nothing is left to consolidate.
     let _ = job.cancel();
     match job.wait().await {
         JobState::Cancelled => commit(scene, CommitWhat::Unowned).await,

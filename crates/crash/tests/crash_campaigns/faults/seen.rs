@@ -12,12 +12,12 @@ pub type Content = BTreeMap<u32, Vec<u8>>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Seen {
-    /// By number.
+    /// Content of the disks by number.
     pub disks: Content,
     pub snapshots: BTreeMap<String, Content>,
-    /// Entries of the bin: what threw them away, and the names in it.
+    /// Entries of the bin, by the verb that put them there and its subject.
     pub bin: BTreeMap<String, Content>,
-    /// Those that are VMs.
+    /// Clones that are VMs.
     pub clones: BTreeMap<String, Content>,
 }
 
@@ -64,7 +64,7 @@ impl Seen {
         self.must_be_between(other, other).map_err(|e| format!("{e}, {why}"))
     }
 
-    /// Names as in one of the two, and every sector as in one of them.
+    /// Checks that the names are as in one of the two, and that every sector is as in one of them.
     pub fn must_be_between(&self, before: &Seen, after: &Seen) -> Result<(), String> {
         between("disks", &self.disks, &before.disks, &after.disks)?;
         between_named("snapshots", &self.snapshots, &before.snapshots, &after.snapshots)?;

@@ -1,0 +1,5 @@
+//! The lab's model of VMware, the honesty of its figures, and one contract for every disk and every home.
+
+mod contracts;
+mod esx;
+mod honesty;

@@ -1,0 +1,387 @@
+//! `docs/cli-json.md` against the structs: every field is documented, and every documented field exists.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::support::{self, Daemon};
+use api::client::Client;
+use api::client::runtime;
+use api::error::{Error, ErrorBody, ErrorKind};
+use api::name::{DiskRef, SnapshotRef, VmName};
+use api::*;
+use lab::demo::meter::Counts;
+use lab::demo::report::{Phase, Report};
+use serde::Serialize;
+use serde_json::Value;
+
+const PAGE: &str = include_str!("../../../../docs/cli-json.md");
+
+/// The first column of the table under each `### Type`.
+fn documented() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
+    let mut types = BTreeMap::new();
+    for section in PAGE.split("\n### ").skip(1) {
+        let section = section.split("\n## ").next().unwrap();
+        let name = section.lines().next().unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+        types.insert(name, rows.map(|(field, _)| field).collect());
+    }
+    types
+}
+
+/// Of every type, from one value each.
+#[derive(Default)]
+struct Actual(BTreeMap<&'static str, BTreeSet<String>>);
+
+impl Actual {
+    fn add(&mut self, name: &'static str, value: &impl Serialize) {
+        let Value::Object(object) = serde_json::to_value(value).unwrap() else {
+            panic!("{name} is no object")
+        };
+        self.0.insert(name, object.keys().cloned().collect());
+    }
+}
+
+fn disk_create() -> VmCreate {
+    VmCreate {
+        name: "web".parse().unwrap(),
+        disks: vec![DiskCreate::new(20 << 30)],
+        store: Store::Redo,
+        when_full: WhenFull::Wait,
+        datastore: None,
+    }
+}
+
+async fn from_the_api(actual: &mut Actual) {
+    let daemon = Daemon::start();
+    let client = daemon.client();
+    let create = disk_create();
+    let take = SnapshotTake { name: "before".parse().unwrap(), message: String::new() };
+    let vm = client.vm_create(&create).await.unwrap();
+    let name = vm.name.clone();
+    let taken = client.snapshot_take(&name, &take).await.unwrap();
+    let tree = client.snapshot_tree(&name).await.unwrap();
+    let event = client.events(&name, 0).await.unwrap().remove(0);
+    let diff = Diff { disk: 0, from: (&take.name).into(), to: None, start_bytes: 0 };
+    let differences = client.snapshot_diff(&name, &diff).await.unwrap();
+    let used = client.vm_space(&name).await.unwrap();
+    actual.add("Diff", &diff);
+    actual.add("Differences", &differences);
+    actual.add("DiskRange", &differences.ranges[0]);
+    actual.add("VmSpace", &used);
+    actual.add("SnapshotSpace", &used.snapshots[0]);
+    actual.add("Status", &client.status().await.unwrap());
+    actual.add("VmSummary", &client.vm_list().await.unwrap()[0]);
+    actual.add("Vm", &vm);
+    actual.add("Space", &vm.space);
+    actual.add("Disk", &vm.disks[0]);
+    actual.add("DiskIo", &vm.disks[0].io);
+    actual.add("Layer", &vm.disks[0].layers[0]);
+    actual.add("LayerIo", &vm.disks[0].layers[0].io);
+    actual.add("VmCreate", &create);
+    actual.add("DiskCreate", &create.disks[0]);
+    actual.add("SnapshotTake", &take);
+    actual.add("SnapshotTaken", &taken);
+    actual.add("SnapshotTree", &tree);
+    actual.add("Snapshot", &tree.snapshots[0]);
+    actual.add("Event", &event);
+    actual.add("EventDisk", &event.disks[0]);
+    actual.add("CommitPreview", &client.commit_preview(&name, &CommitTarget::All).await.unwrap());
+    actual.add("Job", &client.snapshot_commit(&name, &CommitTarget::All).await.unwrap());
+    from_changes(actual, &client, &name).await;
+    actual.add("JobLimit", &JobLimit { limit_bytes_s: None });
+    from_the_bin(actual, &client, &name).await;
+}
+
+async fn from_the_bin(actual: &mut Actual, client: &Client, name: &VmName) {
+    let remove = VmRemove { delete_disks: true, purge: false, keep: true };
+    let preview = client.vm_remove_preview(name, &remove).await.unwrap();
+    let removed = client.vm_remove(name, &remove).await.unwrap();
+    assert_eq!(client.bin_list(None).await.unwrap(), removed.bin.as_slice());
+    actual.add("VmRemove", &remove);
+    actual.add("VmRemovePreview", &preview);
+    actual.add("RemovedDisk", &preview.disks.unwrap()[0]);
+    actual.add("BinEntry", removed.bin.as_ref().unwrap());
+    actual.add("VmRemoved", &removed);
+    let restore = BinRestore { entry: name.to_string(), name: None, datastore: None, disconnect: false };
+    actual.add("BinRestore", &restore);
+    actual.add("BinRestored", &client.bin_restore(&restore).await.unwrap());
+    client.vm_remove(name, &remove).await.unwrap();
+    let empty = BinEmpty::default();
+    let preview = client.bin_empty_preview(&empty).await.unwrap();
+    actual.add("BinEmpty", &empty);
+    actual.add("BinEmptied", &preview);
+    assert_eq!(client.bin_empty(&empty).await.unwrap(), preview);
+}
+
+async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
+    let taken = SnapshotTake { name: "after".parse().unwrap(), message: String::new() };
+    let snapshot: SnapshotRef = (&taken.name).into();
+    client.snapshot_take(name, &taken).await.unwrap();
+    let revert = Revert { disconnect: true, ..Revert::default() };
+    let discard = Discard { snapshot: snapshot.clone(), disconnect: true, purge: false, keep: false };
+    let loss = client.snapshot_revert(name, &revert).await.unwrap();
+    let disk: DiskRef = format!("{name}/disk0").parse().unwrap();
+    let import = VmImport {
+        path: "/srv/old".into(),
+        name: None,
+        in_place: false,
+        allow_roots: Vec::new(),
+        ignore_content_ids: false,
+        when_full: WhenFull::Wait,
+        datastore: None,
+    };
+    let clone = VmClone { snapshot, name: "test1".parse().unwrap() };
+    client.vm_import(&import).await.unwrap();
+    client.vm_clone(name, &clone).await.unwrap();
+    actual.add("Revert", &revert);
+    actual.add("Discard", &discard);
+    actual.add("Reset", &Reset::default());
+    actual.add("Loss", &loss);
+    actual.add("VmClient", &loss.clients[0]);
+    actual.add("VmImport", &import);
+    actual.add("VmClone", &clone);
+    let moving = VmMove { disk: None, store: Some(Store::Redo), datastore: None };
+    assert_eq!(client.vm_move(name, &moving).await.unwrap().operation, Operation::Move);
+    actual.add("VmMove", &moving);
+    from_datastores(actual, client).await;
+    actual.add("Disconnect", &Disconnect::default());
+    actual.add("VmClosed", &client.vm_close(name, true).await.unwrap());
+    let dir = SnapshotDir { dir: Some("/fast".into()) };
+    actual.add("SnapshotDir", &dir);
+    assert_eq!(client.vm_set_snapshot_dir(name, &dir).await.unwrap().snapshot_dir, dir.dir);
+    actual.add("SharedWriters", &SharedWriters { shared: true });
+    assert!(client.vm_set_shared_writers(name, true).await.unwrap().shared_writers);
+    actual.add("UnownedDelta", &client.snapshot_tree(name).await.unwrap().unowned[0]);
+    actual.add("DiskGrow", &DiskGrow { size_bytes: 512 });
+    actual.add("DiskSetMode", &DiskSetMode { mode: DiskMode::Persistent });
+    actual.add("DiskGrown", &client.disk_grow(&disk, 1 << 40).await.unwrap());
+    actual.add("DiskRemoved", &client.disk_remove(&disk, false).await.unwrap());
+}
+
+async fn from_datastores(actual: &mut Actual, client: &Client) {
+    let main = client.datastore_list().await.unwrap().remove(0).name;
+    assert_eq!(client.store_check(&main).await.unwrap(), client.store_scrubbed(&main).await.unwrap());
+    assert_eq!(client.store_scrub(&main).await.unwrap().vm, None);
+    let add = DatastoreAdd { path: "/added".into(), name: None, take_over: false };
+    let added = client.datastore_add(&add).await.unwrap();
+    actual.add("DatastoreAdd", &add);
+    actual.add("Datastore", &added);
+    let preview = client.datastore_remove_preview(&added.name).await.unwrap();
+    actual.add("DatastoreRemovePreview", &preview);
+    actual.add("DatastoreRemoved", &client.datastore_remove(&added.name).await.unwrap());
+}
+
+fn made_here(actual: &mut Actual) {
+    let body = ErrorBody::from(Error::failed("x"));
+    actual.add(
+        "DatastoreCreated",
+        &DatastoreCreated { path: "/dev/x".into(), size_bytes: 0, overwritten: None },
+    );
+    actual.add("ErrorBody", &body);
+    actual.add("ErrorFields", &body.error);
+    let (chain, output) = ("/a".into(), "/b".into());
+    actual.add("Converted", &Converted { chain, output, size_bytes: 0, bytes_written: 0, layers: 1 });
+    let finding = Finding {
+        severity: Severity::Note,
+        file: String::new(),
+        field: String::new(),
+        found: String::new(),
+        expected: String::new(),
+        remedy: String::new(),
+    };
+    actual.add("Finding", &finding);
+    actual.add("Checked", &Checked { path: "/a".into(), findings: vec![finding.clone()] });
+    let mend = Mend {
+        file: String::new(),
+        action: MendAction::Edit,
+        lines: Vec::new(),
+        reason: String::new(),
+        caution: None,
+    };
+    actual.add("Mend", &mend);
+    let unmended = Unmended { finding: finding.clone(), reason: String::new() };
+    actual.add("Unmended", &unmended);
+    let repair = Repair {
+        path: "/a".into(),
+        mends: vec![mend],
+        unmended: vec![unmended],
+        findings: vec![finding.clone()],
+        undo_copies: None,
+    };
+    actual.add("Repair", &repair);
+    let undone = RepairUndone { path: "/a".into(), undo_copies: "/b".into(), files: Vec::new() };
+    actual.add("RepairUndone", &undone);
+    let disk = AttachDisk { number: 0, export: String::new(), nbd_uri: String::new() };
+    let socket =
+        AttachSocket { path: "/s".into(), owner: String::new(), group: String::new(), mode: String::new() };
+    actual.add("AttachDisk", &disk);
+    actual.add("AttachSocket", &socket);
+    let attach = Attach {
+        vm: "web".parse().unwrap(),
+        to: AttachTo::Qemu,
+        disks: vec![disk],
+        socket: Some(socket),
+        snippet: String::new(),
+        access: Vec::new(),
+    };
+    actual.add("Attach", &attach);
+    let phase = Phase::new("baseline", 1.0, &Counts::default(), None);
+    actual.add("Phase", &phase);
+    let report = Report {
+        nbd_uri: String::new(),
+        phases: vec![phase],
+        take_stun_us: 0,
+        commit_stun_us: None,
+        commit_seconds: 0.0,
+        commit_bytes_held: 0,
+        commit_bytes_moved: 0,
+        reads_checked: 0,
+        reads_wrong: 0,
+        attach: String::new(),
+    };
+    actual.add("Report", &report);
+    let waiting = WaitingVm { vm: "web".parse().unwrap(), writes: 1 };
+    let freeable = Freeable { vm: "web".parse().unwrap(), snapshot: "before".to_owned(), bytes_max: 1 };
+    actual.add("WaitingVm", &waiting);
+    actual.add("Freeable", &freeable);
+    actual.add("Hung", &Hung { for_s: 8, doing: "renaming a file".to_owned() });
+    let full = FullDatastore {
+        datastore: "ds".parse().unwrap(),
+        free_bytes: 0,
+        total_bytes: 1,
+        waiting: vec![waiting],
+        freeable: vec![freeable],
+    };
+    actual.add("FullDatastore", &full);
+    let vm: VmName = "web".parse().unwrap();
+    let client = support::state::client();
+    actual.add("DatastoreClient", &DatastoreClient { vm: vm.clone(), client });
+    let left = BinLeft { id: "0123456789abcdef".to_owned(), vm, cause: String::new() };
+    actual.add("BinLeft", &left);
+}
+
+#[test]
+fn the_page_and_the_structs_have_the_same_fields() {
+    let mut actual = Actual::default();
+    runtime().unwrap().block_on(from_the_api(&mut actual));
+    made_here(&mut actual);
+    let documented = documented();
+    let names = |types: Vec<&&'static str>| types.into_iter().copied().collect::<BTreeSet<_>>();
+    assert_eq!(names(documented.keys().collect()), names(actual.0.keys().collect()));
+    for (name, fields) in &actual.0 {
+        let fields: BTreeSet<&str> = fields.iter().map(String::as_str).collect();
+        assert_eq!(documented[name], fields, "{name}");
+    }
+}
+
+fn spelled(value: impl Serialize) -> String {
+    serde_json::to_value(value).unwrap().as_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_word_is_on_the_page() {
+    use Operation as O;
+    let operations = [
+        O::Take,
+        O::CommitStart,
+        O::Commit,
+        O::Move,
+        O::Scrub,
+        O::CommitCancelled,
+        O::CommitFailed,
+        O::SpaceExhausted,
+        O::SpaceReturned,
+        O::Recovered,
+        O::Revert,
+        O::Discard,
+        O::Reset,
+        O::Remove,
+        O::Disks,
+        O::Home,
+        O::WritesLost,
+    ];
+    for operation in operations {
+        assert_eq!(spelled(operation), operation.as_str());
+        assert!(PAGE.contains(&format!("`{}`", operation.as_str())), "{operation:?}");
+    }
+    use JobState as S;
+    for state in [S::Queued, S::Running, S::Paused, S::Done, S::Failed, S::Cancelled] {
+        assert_eq!(spelled(state), state.as_str());
+        assert!(PAGE.contains(&format!("`{}`", state.as_str())), "{state:?}");
+    }
+    let modes = [DiskMode::Persistent, DiskMode::IndependentPersistent, DiskMode::IndependentNonpersistent];
+    let mut words: Vec<String> = modes.into_iter().map(spelled).collect();
+    for severity in [Severity::Damage, Severity::Warning, Severity::Note] {
+        assert_eq!(spelled(severity), severity.as_str());
+        words.push(spelled(severity));
+    }
+    for condition in [VmCondition::Open, VmCondition::Closed, VmCondition::Broken] {
+        assert_eq!(spelled(condition), condition.as_str());
+        words.push(spelled(condition));
+    }
+    words.extend([AttachTo::Qemu, AttachTo::Libvirt, AttachTo::Proxmox].map(spelled));
+    words.extend([
+        spelled(Store::Native),
+        spelled(Store::Redo),
+        spelled(WhenFull::Wait),
+        spelled(WhenFull::Error),
+    ]);
+    for word in words {
+        assert!(PAGE.contains(&format!("`{word}`")), "{word}");
+    }
+}
+
+#[test]
+fn every_kind_of_error_stands_beside_its_exit_code() {
+    use ErrorKind as K;
+    for kind in [
+        K::Failed,
+        K::NoSpace,
+        K::Cancelled,
+        K::Unavailable,
+        K::Invalid,
+        K::Refused,
+        K::Unsupported,
+        K::Exists,
+        K::NotFound,
+        K::Locked,
+        K::Damaged,
+    ] {
+        let row = PAGE.lines().find(|line| line.starts_with(&format!("| {} |", kind.exit_code()))).unwrap();
+        assert!(row.contains(&format!("`{}`", spelled(kind))), "{kind:?}: {row}");
+    }
+}
+
+/// What the project promised before there was code.
+#[test]
+fn the_promised_fields_exist() {
+    let documented = documented();
+    for (name, fields) in [
+        ("Disk", "id number slot store mode size_bytes nbd_uri descriptor layers"),
+        ("Snapshot", "id name parent created current sealed"),
+        ("Event", "time vm operation stun_us disks"),
+        ("Job", "id operation state bytes_done bytes_total eta_s"),
+    ] {
+        for field in fields.split(' ') {
+            assert!(documented[name].contains(field), "{name}.{field}");
+        }
+    }
+    assert!(documented["Vm"].contains("disks") && documented["SnapshotTree"].contains("snapshots"));
+}
+
+#[test]
+fn times_are_rfc_3339_in_utc_and_targets_are_as_documented() {
+    let event = Event {
+        id: 1,
+        time: "2026-11-20T13:00:00.5+01:00".parse().unwrap(),
+        vm: "web".parse().unwrap(),
+        operation: Operation::Take,
+        snapshot: None,
+        stun_us: 1,
+        disks: vec![],
+        message: None,
+    };
+    assert_eq!(serde_json::to_value(&event).unwrap()["time"], "2026-11-20T12:00:00.5Z");
+    assert_eq!(serde_json::to_string(&CommitTarget::All).unwrap(), "\"all\"");
+    let named = CommitTarget::Snapshot("before".parse().unwrap());
+    assert_eq!(serde_json::to_string(&named).unwrap(), r#"{"snapshot":"before"}"#);
+}

@@ -1,0 +1,9 @@
+//! Chains of VMware's formats, read and written by QEMU and by us.
+
+mod chains;
+#[path = "../../src/sesparse/testing.rs"]
+#[allow(dead_code)]
+mod sesparse;
+mod sesparse_images;
+#[path = "../integration/support/mod.rs"]
+mod support;
