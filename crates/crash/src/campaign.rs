@@ -10,7 +10,7 @@ use engine::{Defect, Defects};
 
 /// Every so many seeds a run is repeated and its event hash compared.
 const REPEAT_EVERY: u64 = 20;
-/// Broken promises that are told before a campaign ends.
+/// A campaign stops after this many broken promises.
 const FAILURES_MAX: usize = 5;
 
 /// What one run did.
@@ -19,7 +19,7 @@ pub struct Outcome {
     pub cuts: u64,
     pub event_hash: u64,
     pub events: u64,
-    /// Things that must have happened at least once in a campaign.
+    /// Labels of things that must happen at least once in a campaign, with their counts.
     pub marks: BTreeMap<&'static str, u64>,
 }
 
@@ -42,7 +42,7 @@ impl Bound {
     }
 }
 
-/// A number from the environment; None where it is absent or empty.
+/// Returns a number from the environment; None where the variable is absent or empty.
 pub fn setting(name: &str) -> Option<u64> {
     std::env::var(name)
         .ok()
@@ -78,7 +78,7 @@ fn expect_panics() {
     PLANTED.set(true);
 }
 
-/// Calls `run` with rising seeds from as many threads as there are cores, until it answers false.
+/// Calls `run` with rising seeds from as many threads as there are cores, until it returns false.
 pub fn on_all_cores(run: impl Fn(u64) -> bool + Sync) {
     let next = AtomicU64::new(0);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -112,13 +112,13 @@ impl Seen {
     }
 }
 
-/// Power cuts of a campaign: `default`, or one of `share` that `CRASH_CUTS` asks for.
+/// Returns the power cuts of a campaign: `default`, or the number in `CRASH_CUTS` divided by `share`.
 pub fn cuts_wanted(default: u64, share: u64) -> u64 {
     setting("CRASH_CUTS").map_or(default, |all| all / share)
 }
 
-/// Runs until there were `wanted` power cuts; with `CRASH_SEED` that one alone. Panics where a promise is
-/// broken, where a run differs from the same run, and where something of `must_happen` did not: it was not tested then.
+/// Runs a campaign until `wanted` power cuts have happened; with `CRASH_SEED` runs that seed alone. Panics if a promise
+/// is broken, if a repeated run differs, or if a label of `must_happen` never occurred: that case was not tested.
 pub fn assert_promises_hold(run: Run, wanted: u64, must_happen: &[&str]) {
     if let Some(seed) = setting("CRASH_SEED") {
         match run(seed, Defects::default()) {
@@ -146,14 +146,14 @@ pub fn assert_promises_hold(run: Run, wanted: u64, must_happen: &[&str]) {
     }
 }
 
-/// Panics where a planted defect breaks no promise within `bound`. `CRASH_DEFECT` plants only those whose names have it in
-/// them; with `CRASH_SEED` none is.
+/// Panics if a planted defect breaks no promise within `bound`. With `CRASH_DEFECT` plants only the defects whose names
+/// contain its value; with `CRASH_SEED` plants none.
 pub fn assert_defects_are_found(run: Run, defects: &[Defect], bound: Bound) {
     assert_defects_are_found_from(run, defects, bound, &[]);
 }
 
-/// The same. For a defect in `first` the search begins at that seed: a rare one has been found near it before. That spares
-/// time while the runs are what they were, and nothing depends on it.
+/// Does the same, but begins the search for a defect in `first` at the given seed. An earlier search found that rare
+/// defect near the seed. The seed only saves time while the runs stay as they were.
 pub fn assert_defects_are_found_from(run: Run, defects: &[Defect], bound: Bound, first: &[(Defect, u64)]) {
     if setting("CRASH_SEED").is_some() {
         return;

@@ -14,7 +14,7 @@ fn growth(step_bytes: u64) -> Growth {
     Growth { step_bytes, chunk_bytes: (step_bytes / 4).max(4096) }
 }
 
-/// The folder that is imported from.
+/// Folder from which a run imports its VM.
 pub const SOURCE: &str = "/src";
 
 pub async fn create(env: &Env, disk_bytes: &[u64]) -> Result<()> {
@@ -26,7 +26,7 @@ pub async fn create_in(env: &Env, folder: &str, disk_bytes: &[u64]) -> Result<()
     Home::create(dir, Folders::default(), growth(1 << 20), NewVm::new("web", disk_bytes)).await.map(drop)
 }
 
-/// Opens nothing yet. Clones are looked for in the whole datastore.
+/// Makes a home that has opened no file yet. It searches the whole datastore for clones.
 pub fn open(env: &Env, growth_bytes: u64, imported: bool) -> Result<Rc<Home>> {
     let folders = Folders { search: vec![env.open_root("/")?], ..source_folders(env, imported)? };
     Ok(Rc::new(Home::new(env.open_root(&path(FOLDER))?, folders, growth(growth_bytes))))
@@ -67,7 +67,7 @@ pub async fn open_clone(env: &Env, name: &str, growth_bytes: u64, imported: bool
     Ok(Rc::new(Home::new(env.open_root(&path(name))?, folders, growth(growth_bytes))))
 }
 
-/// Whether a .vmx is there: before it comes a folder is no VM.
+/// Returns whether the folder has a .vmx file. A folder without one is not a VM.
 pub async fn is_vm(env: &Env, name: &str) -> Result<bool> {
     Ok(env.open_root(&path(name))?.list().await?.iter().any(|file| file.ends_with(".vmx")))
 }
@@ -83,7 +83,7 @@ pub async fn remove(env: &Env, name: &str) -> Result<()> {
     dir.sync().await
 }
 
-/// P5: every layer in the home is one that the state needs.
+/// Checks P5: the state needs every layer in the home.
 pub async fn nothing_leaked(vm: &Rc<Vm>) -> Result<(), String> {
     let links = vm.manifest().links().await.map_err(|e| format!("reading the links: {e}"))?;
     let graph = engine::redo::LayerGraph::new(links.clone());
@@ -94,7 +94,7 @@ pub async fn nothing_leaked(vm: &Rc<Vm>) -> Result<(), String> {
     }
 }
 
-/// The folder by itself, without the engine: hints, content ids, sizes, tables, .vmsd and .vmx agree.
+/// Checks the folder by itself, without the engine: hints, content ids, sizes, tables, .vmsd and .vmx agree.
 pub async fn is_sound(env: &Env) -> Result<(), String> {
     let dir = env.open_root(&path(FOLDER)).map_err(|e| e.to_string())?;
     let report = vmdk::check::check(&dir, Target::Folder).await.map_err(|e| format!("check: {e}"))?;
@@ -104,7 +104,7 @@ pub async fn is_sound(env: &Env) -> Result<(), String> {
     }
 }
 
-/// After everything was committed and closed only the base disks and the two texts may be left.
+/// Checks that only the base disks, `.unstun/` and the two texts are left after everything was committed and closed.
 pub async fn check_clean(env: &Env, disks: usize) -> Result<(), String> {
     let dir = async { env.open_root("/")?.open_dir(FOLDER, false).await };
     let dir = dir.await.map_err(|e| e.to_string())?;

@@ -1,12 +1,13 @@
 //! Several machines over one device, in virtual time: a run is a function of its seed.
 //!
-//! One run: a store is made; machines open it by its lease, one after the other. Guests of the one that holds it write
-//! stamped sectors, read and flush. Then it is paused, for less than the lease's bounds, about them or far beyond them,
-//! or it dies, or it closes; one or two others want the store meanwhile, who may be paused too. Whoever gets it compares
-//! the whole disk with the oracle. Whoever was paused goes on afterwards, and must not change anything that is another's.
-//! At the end the power may be cut under all of them.
+//! One run: a store is made, and machines open it by its lease, one after the other. The guests of the machine that
+//! holds the lease write stamped sectors, read and flush. Then that machine is paused (for less than the lease's
+//! bounds, about them or far beyond them), dies or closes the store. One or two other machines want the store
+//! meanwhile, and may be paused too. The machine that gets the store compares the whole disk with the oracle. A paused
+//! machine goes on afterwards, and must not change a store that another machine owns. At the end the power may be cut
+//! under all of them.
 //!
-//! Not covered: operations that the device holds back for longer than the lease says, which no lease survives.
+//! Not covered: operations that the device holds back for longer than the lease allows, which no lease survives.
 
 mod shift;
 
@@ -28,11 +29,11 @@ const MS_NS: u64 = 1_000_000;
 /// Machines of a run: each opens the store once.
 const HOSTS: usize = 10;
 
-/// What is drawn once for a run.
+/// Parameters that are drawn once for a run.
 struct Plan {
     seed: u64,
     rounds: usize,
-    /// The longest time an operation takes in it.
+    /// The longest random delay that is added to an operation.
     jitter_ns: u64,
     cut_after_ns: Option<u64>,
     defects: Defects,
@@ -50,7 +51,7 @@ impl Plan {
         }
     }
 
-    /// The protocol at a fiftieth of its times: a run ends in moments.
+    /// Returns the protocol's terms with a fiftieth of its times, so that a run ends soon.
     fn terms(&self) -> LeaseTerms {
         LeaseTerms {
             heartbeat_us: 40_000,
@@ -78,7 +79,7 @@ impl Plan {
     }
 }
 
-/// One run. An error is a broken promise, with the seed and the way to repeat it.
+/// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
     let plan = Rc::new(Plan::draw(seed, defects));
     crate::campaign::caught(|| run_plan(&plan))
@@ -117,7 +118,7 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
 }
 
-/// Makes the store with one disk, undisturbed.
+/// Makes the store with one disk, without cuts or faults.
 fn create(world: &SimWorld) -> Result<u64, String> {
     let made = world.run(|env| async move {
         let dir = env.open_root("/")?;
@@ -194,7 +195,7 @@ impl Campaign {
     async fn after_death(&mut self, shift: Rc<Shift>) -> Result<Rc<Shift>, String> {
         shift.host.kill();
         self.model.mark("taken over from the dead");
-        // Its last heartbeat may still be on its way, which makes it look alive once.
+        // The dead machine's last heartbeat may still be under way, which makes it look alive once.
         self.open_at_last().await
     }
 
@@ -218,7 +219,7 @@ impl Campaign {
         self.winner(vec![first.join().await, second.join().await]).await
     }
 
-    /// Of several that wanted the store. Where none got it, another waits for what the late have left.
+    /// Returns the owner among several openings. If none owns the store, opens it on further machines.
     async fn winner(&mut self, openings: Vec<blk::Result<Rc<Shift>>>) -> Result<Rc<Shift>, String> {
         let mut shifts = Vec::new();
         for opening in openings {
@@ -234,7 +235,7 @@ impl Campaign {
         }
     }
 
-    /// Takers may beat each other; in the end one of them has it.
+    /// Opens the store on further machines until one succeeds: machines may beat each other to it.
     async fn open_at_last(&mut self) -> Result<Rc<Shift>, String> {
         let mut last = String::new();
         while self.used < HOSTS {
@@ -259,7 +260,7 @@ impl Campaign {
         self.env.sleep_us(before * 1000).await;
         let (other, opening) = self.opening(TakeOver::FromAnyOwner);
         let opening = other.env.spawn(opening);
-        // A taker that is paused itself, between its last look and its claim for one.
+        // The taker may be paused itself, for example between its last look and its claim.
         let hindered = self.rng.below(3) == 0;
         if hindered {
             other.pause(if self.rng.coin() {
@@ -284,7 +285,7 @@ impl Campaign {
         other.resume();
         let mut openings = vec![opening.join().await];
         openings.extend(third);
-        // Whoever has lost it has noticed by now, or must not write.
+        // By now a machine that has lost the store has noticed it, or must not write.
         self.env.sleep_us(600_000).await;
         if openings.iter().all(|opening| opening.is_err()) && !shift.is_over() {
             self.model.mark("a living owner was left alone");
@@ -299,7 +300,8 @@ impl Campaign {
         self.winner(openings).await
     }
 
-    /// A holder that goes on reads its page and claims it anew; what it has handed over goes on while it stands still.
+    /// Pauses a resumed holder once more, while it reads its page and claims it anew. The operations that it has
+    /// already submitted go on during the pause.
     async fn pause_again(&mut self, host: &Host) {
         self.env.sleep_us(self.rng.below(8) * 1000).await;
         host.pause(Pause::Now);
@@ -309,7 +311,7 @@ impl Campaign {
     }
 }
 
-/// What an opening may answer when others want the store too.
+/// Returns whether an opening may fail with this error when others want the store too.
 fn is_no_fault(e: &blk::Error) -> bool {
     matches!(e.kind, ErrorKind::Locked | ErrorKind::Refused | ErrorKind::LeaseLost)
 }

@@ -1,16 +1,16 @@
 //! Power cuts over the native store, in virtual time: a run is a function of its seed.
 //!
-//! One run: a store with one machine of one to three disks is made, then booted several times; in each boot guests
-//! write, read, flush and discard while snapshots are taken, looked at and removed, machines branch off, are reverted
-//! and removed, disks grow and checkpoints are forced, until the power goes - during work, or during the recovery from the
-//! cut before. Every boot begins by comparing everything with the oracle. The last boot is left alone: every request
-//! must complete, everything dropped must give its space back, and the store must be exact.
+//! One run: a store with one machine of one to three disks is made, then booted several times. In each boot guests
+//! write, read, flush and discard, while snapshots are taken, looked at and removed, machines branch off, are reverted
+//! and removed, disks grow and checkpoints are forced, until the power is cut. The cut falls into this work or into the
+//! recovery from the cut before. Every boot begins by comparing everything with the oracle. The last boot has no cut:
+//! every request must complete, everything dropped must give its space back, and the store must be exact.
 //!
-//! In some runs sectors whose write was under way at a cut cannot be read, and the newest superblock is lost between boots:
-//! the store may then be refused, and never be wrong. In some a flush fails, once.
+//! In some runs sectors whose write was under way at a cut cannot be read, and the newest superblock is lost between
+//! boots: the store may then refuse to open, but must never show wrong content. In some runs one flush fails.
 //!
-//! Not covered: devices that lie about flushes, more than one store on a core. Damage to what was flushed is in `corruption`, I/O
-//! that fails in `script`.
+//! Not covered: devices that lie about flushes, more than one store on a core. `corruption` covers damage to what was
+//! flushed, and `script` covers failing I/O.
 
 mod boot;
 pub mod corruption;
@@ -41,17 +41,17 @@ use model::{ExpectedDisk, ExpectedMachine, Model, Standing};
 use plan::{Part, Plan};
 use sim::oracle::DiskModel;
 
-/// It stays; branches have greater numbers.
+/// Number of the first machine, which is never removed; branches have greater numbers.
 const FIRST_MACHINE: u64 = 0;
 
-/// One run. An error is a broken promise, with the seed and the way to repeat it.
+/// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
     let replay = format!("seed {seed}: ");
     caught(|| run_plan(&Rc::new(Plan::draw(seed, defects).on_bad_media())))
         .map_err(|e| format!("{replay}{e}\n  replay: make crash CRASH_SEED={seed}"))
 }
 
-/// A tree of up to 64 snapshots and six machines, that nothing disturbs.
+/// Plays a run on a tree of up to 64 snapshots and six machines, without power cuts.
 pub fn run_tree(seed: u64) -> Result<Outcome, String> {
     caught(|| run_plan(&Rc::new(Plan::tree(seed)))).map_err(|e| format!("tree {seed}: {e}"))
 }
@@ -82,7 +82,7 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
 }
 
-/// Makes the store and its first machine, undisturbed.
+/// Makes the store and its first machine, without cuts or faults.
 fn create(world: &SimWorld, plan: &Rc<Plan>, model: &Rc<RefCell<Model>>) -> Result<(), String> {
     let (plan, model, outside) = (plan.clone(), model.clone(), world.clone());
     let made = world.run(|env| async move {

@@ -1,11 +1,11 @@
 //! Power cuts over the real engine and formats, in virtual time: a run is a function of its seed.
 //!
-//! One run: a VM is made, then booted several times; in each boot guests write, read and flush while snapshots are
-//! taken, looked at, committed, cancelled, reverted to and discarded, until the power goes - during work, or during the recovery from the cut
-//! before. Every boot begins by comparing everything with the oracle. The last boot is left alone: every request must
-//! complete, every commit must end, and the home must be clean.
+//! One run: a VM is made, then booted several times. In each boot guests write, read and flush while snapshots are
+//! taken, looked at, committed, cancelled, reverted to and discarded, until the power is cut. The cut falls into this
+//! work or into the recovery from the cut before. Every boot begins by comparing everything with the oracle. The last
+//! boot has no cut: every request must complete, every commit must end, and the home must be clean.
 //!
-//! In some runs a flush fails, once, and the guests go on asking for others until the machine or the process ends.
+//! In some runs one flush fails, and the guests go on flushing until the machine or the process ends.
 //!
 //! Not covered: devices that lie about flushes, damage to what was flushed, more than one VM on a core.
 
@@ -38,7 +38,7 @@ pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
         .map_err(|e| format!("seed {seed}: {e}\n  replay: make crash CRASH_SEED={seed}"))
 }
 
-/// The run of a seed that is about the tree.
+/// Plays the run of a seed that exercises the snapshot tree.
 pub fn run_of_tree(seed: u64, defects: Defects) -> Result<Outcome, String> {
     run(seed | TREE_SEEDS, defects)
 }

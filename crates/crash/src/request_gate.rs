@@ -13,7 +13,7 @@ pub struct RequestGate {
 }
 
 impl RequestGate {
-    /// One request of a guest; waits while the guests are stopped.
+    /// Admits one request of a guest; waits while the guests are stopped.
     pub async fn enter(&self) -> Admitted {
         while self.stopped.get() {
             self.started.wait().await;
@@ -21,7 +21,7 @@ impl RequestGate {
         self.requests.enter()
     }
 
-    /// No request begins any more, and those under way have ended.
+    /// Holds back new requests and waits until those under way have ended.
     pub async fn stop(&self) {
         self.stopped.set(true);
         self.requests.drain().await;

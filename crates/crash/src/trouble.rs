@@ -1,15 +1,15 @@
-//! Flushes that fail while guests work. A kernel says so once; what a later flush answers is worth nothing.
+//! Flushes that fail while guests work. A kernel reports such a failure once; later flushes then prove nothing.
 
 use blk::{Env, Errno};
 use sim::{Action, Fault, OpKind, Rng, SimWorld};
 
-/// Draws of what fails: they change nothing else of a plan.
+/// Task number of the draws that decide what fails; they change nothing else in a plan.
 pub const TROUBLE_TASK: u64 = 1 << 34;
 
-/// Flushes of a boot among which one fails.
+/// The failing flush of a boot is among its next flushes, at most this many.
 const FLUSHES_MAX: u64 = 60;
 
-/// Of so many boots that are cut short one ends with its process, and the machine stays up.
+/// One of this many boots that are cut short ends only with its process, and the machine stays up.
 const KILLED_EVERY: u64 = 3;
 
 /// The failing flushes of one boot.
@@ -20,12 +20,12 @@ pub struct Trouble {
 }
 
 impl Trouble {
-    /// Nothing fails.
+    /// Returns the state in which nothing fails.
     pub fn none(world: &SimWorld) -> Trouble {
         Trouble { world: world.clone(), failed_before: failed(world) }
     }
 
-    /// One of the next flushes fails.
+    /// Makes one of the next flushes fail.
     pub fn begin(world: &SimWorld, mut rng: Rng) -> Trouble {
         let errno = [Errno::EIO, Errno::ENOSPC, Errno::EDQUOT][rng.below(3) as usize];
         let nth = 1 + rng.below(FLUSHES_MAX);
@@ -37,7 +37,7 @@ impl Trouble {
         failed(&self.world) > self.failed_before
     }
 
-    /// After a failed flush anything may be refused. What is read must still be right.
+    /// Excuses an error after a failed flush, which may refuse anything. An error about content is not excused.
     pub fn excuse(&self, result: Result<(), String>) -> Result<(), String> {
         match result {
             Err(e) if self.has_struck() && !is_about_content(&e) => Ok(()),
@@ -45,7 +45,7 @@ impl Trouble {
         }
     }
 
-    /// Where a flush has failed the boot ends here: the machine is switched off, or only the process ends.
+    /// Ends the boot here if a flush has failed. `end` then cuts the power, or ends only the process.
     pub async fn end_boot(&self, env: &Env) {
         if self.has_struck() {
             self.world.mark("a flush failed");
@@ -54,8 +54,8 @@ impl Trouble {
         }
     }
 
-    /// Ends a boot that did not end by itself: the power goes, or only the process ends. Answers whether everything that
-    /// guests were answered must be there at the next boot.
+    /// Ends a boot that did not end by itself: cuts the power, or ends only the process. Returns whether the next boot
+    /// must show everything that was acknowledged to guests.
     pub fn end(&self, mut rng: Rng) -> bool {
         let killed = match self.has_struck() {
             true => rng.coin(),

@@ -1,4 +1,4 @@
-//! `CRASH_WATCH=DISK:SECTOR` tells the story of one sector while a seed is replayed.
+//! Trace of one sector while a seed is replayed, chosen with `CRASH_WATCH=DISK:SECTOR`.
 
 use std::rc::Rc;
 use std::sync::OnceLock;
@@ -14,21 +14,21 @@ fn watched() -> Option<(usize, u64)> {
     })
 }
 
-/// Says what happened to everything.
+/// Prints an event of the run, if a sector is watched.
 pub fn tell(what: impl FnOnce() -> String) {
     if watched().is_some() {
         eprintln!("{}", what());
     }
 }
 
-/// Says what happened to a range, if the watched sector is in it.
+/// Prints an event of a range, if the watched sector is in it.
 pub fn tell_range(disk: usize, first: u64, count: u64, what: impl FnOnce() -> String) {
     if watched().is_some_and(|(d, s)| d == disk && (first..first + count).contains(&s)) {
         eprintln!("  disk {disk} {first}+{count}: {}", what());
     }
 }
 
-/// Names of the layers of each disk.
+/// Returns the names of the layers of each disk.
 pub fn chains(vm: &Rc<Vm>) -> Vec<Vec<String>> {
     let names = |disk: &Rc<Disk>| disk.chain().links.iter().map(|l| l.layer.name().to_string()).collect();
     vm.disks().iter().map(names).collect()

@@ -1,4 +1,5 @@
-//! Entries of the bin: what a revert, a discard or a reset threw away and the VM keeps for a while. Pure functions over a VM's state.
+//! Entries of the bin: states that a revert, a discard or a reset threw away and that the VM keeps for a while. Pure
+//! functions over a VM's state.
 
 use blk::manifest::{
     BINNED_STATES_MAX, BinnedState, DiskMode, DiskState, LayerName, SnapshotState, ThrownBy, VmState,
@@ -7,10 +8,10 @@ use blk::{Env, Error, Result};
 
 use crate::tree;
 
-/// Names of at most 512 bytes each: 4 KiB of an entry.
+/// Most names in a subject. With at most 512 bytes each they take 4 KiB of an entry.
 const SUBJECT_NAMES_MAX: usize = 8;
 
-/// A new binned state of what `before` has; snapshots and disks come from the operation.
+/// Returns a new binned state with the id and the time set; the caller adds snapshots and disks.
 pub(crate) fn thrown(env: &Env, by: ThrownBy, subject: String) -> BinnedState {
     BinnedState {
         id: env.random(),
@@ -24,7 +25,8 @@ pub(crate) fn thrown(env: &Env, by: ThrownBy, subject: String) -> BinnedState {
     }
 }
 
-/// Names as an entry's subject: an entry is read whole, and there may be thousands.
+/// Joins names to an entry's subject. The number of names is bounded: an entry is read whole, and there may be
+/// thousands of names.
 pub(crate) fn subject_of(names: &[String]) -> String {
     let shown = names[..names.len().min(SUBJECT_NAMES_MAX)].join(", ");
     match names.len().saturating_sub(SUBJECT_NAMES_MAX) {
@@ -33,13 +35,14 @@ pub(crate) fn subject_of(names: &[String]) -> String {
     }
 }
 
-/// Numbers of the disks that `after` has and `before` had not.
+/// Returns the numbers of the disks that `after` has and `before` does not.
 pub(crate) fn came(before: &[DiskState], after: &[DiskState]) -> Vec<u32> {
     let is_new = |number: &u32| !before.iter().any(|disk| disk.number == *number);
     after.iter().map(|disk| disk.number).filter(is_new).collect()
 }
 
-/// Whether a restore changes what disks show, or which there are: a revert may have done nothing but bring one back.
+/// Returns whether a restore changes the content or the list of disks. A revert may only have brought a disk back; the
+/// restore then only removes that disk.
 pub(crate) fn moves_disks(binned: &BinnedState) -> bool {
     !binned.disks.is_empty() || !binned.came.is_empty()
 }
@@ -51,15 +54,15 @@ pub fn find_binned(state: &VmState, id: u64) -> Result<&BinnedState> {
     })
 }
 
-/// Adds a state to the bin. The oldest ones make room.
+/// Adds a state to the bin and removes the oldest entries above the maximum.
 pub(crate) fn put(state: &mut VmState, binned: BinnedState) {
     state.bin.push(binned);
     let surplus = state.bin.len().saturating_sub(BINNED_STATES_MAX);
     state.bin.drain(..surplus);
 }
 
-/// Puts the snapshots of a binned state back into the tree. A name that was given again meanwhile gets a number; a parent
-/// that has left is replaced by what `nearest` answers for the snapshot's layers.
+/// Puts the snapshots of a binned state back into the tree. A name that is in use again gets a number. A parent that
+/// has left the tree is replaced by the result of `nearest` for the snapshot's layers.
 pub(crate) fn put_back(
     state: &mut VmState,
     binned: &BinnedState,
@@ -77,8 +80,9 @@ pub(crate) fn put_back(
     }
 }
 
-/// The snapshot that the running disks descend from once the binned state is back: the one of then, or what `nearest` answers
-/// where that has left. What a reset threw away has independent disks alone, which descend from none: nothing changes.
+/// Returns the snapshot that the running disks descend from once the binned state is back: the recorded one, or the
+/// result of `nearest` where that has left the tree. The entry of a reset has independent disks only, which descend
+/// from no snapshot: the current one stays.
 pub(crate) fn current_of(
     state: &VmState,
     binned: &BinnedState,

@@ -1,4 +1,5 @@
-//! Users of a VM: writable clients of its running disks, readers of its sealed states; and changes of the content generation.
+//! Users of a VM: writable clients of its running disks and readers of its sealed states. Also changes of the content
+//! generation.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -6,32 +7,33 @@ use std::rc::{Rc, Weak};
 use blk::Result;
 use blk::manifest::ContentGeneration;
 
-/// A writable client on a running disk; counted until it is dropped.
+/// A writable client of a running disk. It counts as attached until it is dropped.
 pub struct Client {
     pub disk: u32,
     /// The name that the front end gives it.
     pub name: String,
 }
 
-/// A hold on a sealed state; the layers under it may not change while it lives.
+/// A guard on a sealed state. The layers under the state may not change while the guard exists.
 pub struct View {
     pub snapshot: u128,
     pub client: String,
-    /// For work outside of the engine, with layers opened there: nothing under it may be folded meanwhile.
+    /// Set for work outside of the engine that opens the layers itself: nothing under the state may be folded
+    /// meanwhile.
     pub still: bool,
 }
 
-/// A change of the content generation that is not part of another change.
+/// A change of the content generation alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GenerationChange {
-    /// The user says that the clients of before are dead: plain names are served again.
+    /// The user has confirmed that the earlier clients are dead: plain names are served again.
     Open,
-    /// The VM goes to the bin: should it come back, its name may have been another VM's meanwhile, and clients of either
-    /// are refused until the user says that they are dead.
+    /// The VM goes to the bin. Should it be restored, its name may have been another VM's meanwhile. Clients of either
+    /// are refused until the user confirms that they are dead.
     Raise,
-    /// The same as `Open`, where others may have written the disks since: clients of before are refused for ever.
+    /// Like `Open`, where others may have written the disks since: the earlier clients are refused for ever.
     RaiseAndOpen,
-    /// The VM becomes the other side of a move, with the same content.
+    /// The VM becomes the target of a move, with the same content.
     Adopt(ContentGeneration),
 }
 
@@ -47,7 +49,7 @@ impl GenerationChange {
     }
 }
 
-/// Users of either kind that have not gone yet.
+/// Set of the users of one kind that still exist.
 pub(crate) struct Present<T>(RefCell<Vec<Weak<T>>>);
 
 impl<T> Default for Present<T> {

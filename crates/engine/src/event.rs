@@ -3,19 +3,22 @@
 /// Times of one disk in an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskTimes {
+    /// Number of the disk.
     pub number: u32,
-    /// Creating the child, durably.
+    /// Time to create the child, durably.
     pub create_us: u64,
-    /// Waiting for the writes under way in the parent.
+    /// Time spent waiting for the writes under way in the parent.
     pub drain_us: u64,
-    /// A take: flushing the parent and writing its clean header. A commit: recording its end, and the last flushes.
+    /// A take: the flush of the parent and the write of its clean header. A commit: the record of its end, and the last
+    /// flushes.
     pub flush_us: u64,
-    /// Time new I/O of this disk was held back.
+    /// Time for which new I/O of this disk was held back.
     pub stun_us: u64,
     /// Bytes moved.
     pub bytes: u64,
 }
 
+/// Kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
     /// A snapshot is sealed.
@@ -25,24 +28,24 @@ pub enum EventKind {
     Commit,
     CommitCancelled,
     CommitFailed,
-    /// The VM runs on from a snapshot, which is kept.
+    /// The VM has gone back to a snapshot, which is kept.
     Revert,
-    /// What was written since a snapshot is gone, and its name.
+    /// A snapshot's name and everything written since the snapshot are gone.
     Discard,
-    /// What was written to nonpersistent disks is gone.
+    /// Everything written to nonpersistent disks is gone.
     Reset,
-    /// What the bin had kept is the VM's again.
+    /// An entry of the bin is part of the VM again.
     Restore,
-    /// What the bin had kept is gone.
+    /// Entries of the bin are gone.
     BinEmptied,
-    /// A disk came, went, grew or changed its mode.
+    /// A disk was added or removed, or changed its size or mode.
     Disks,
     /// Guest writes wait because the datastore is full.
     SpaceExhausted,
     SpaceReturned,
-    /// A commit that a stop or a crash interrupted goes on.
+    /// A commit that a stop or a crash interrupted has resumed.
     Recovered,
-    /// Writes that had been answered may be missing, so the content generation was raised.
+    /// Acknowledged writes may be missing, so the content generation was raised.
     WritesLost,
 }
 
@@ -50,23 +53,24 @@ pub enum EventKind {
 pub const WRITES_LOST: &str = "the daemon or its host ended before writes that it had answered were flushed, and \
                                       they may be missing";
 
+/// One event of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     pub unix_us: i64,
     pub kind: EventKind,
-    /// The snapshots or the disk it was about.
+    /// The snapshots or the disk that the event is about.
     pub subject: String,
-    /// Time new guest I/O was held back.
+    /// Time for which new guest I/O was held back.
     pub stun_us: u64,
-    /// From the request to the durable change.
+    /// Time from the request to the durable change.
     pub total_us: u64,
     pub disks: Vec<DiskTimes>,
-    /// For people: an outcome or a warning.
+    /// Text for people: an outcome or a warning.
     pub message: String,
 }
 
 /// Called with each event as it happens.
 pub type Listener = Box<dyn Fn(&Event)>;
 
-/// Called with true when writes of a disk begin to wait for space, and with false when none waits any more.
+/// Called with true when writes of a disk begin to wait for space, and with false when no write waits any more.
 pub(crate) type SpaceListener = Box<dyn Fn(bool)>;

@@ -8,23 +8,24 @@ use blk::sync::Signal;
 use blk::{Env, Error, Result};
 use futures_util::future::{Either, select};
 
-/// What a job does: commits names.
+/// Operation of a job that commits snapshots.
 pub const COMMIT: &str = "commit";
-/// Moves a VM into another store.
+/// Operation of a job that moves a VM into another store.
 pub const MOVE: &str = "move";
-/// Commits deltas that no snapshot owns.
+/// Operation of a job that commits deltas that no snapshot owns.
 pub const CONSOLIDATE: &str = "consolidation";
-/// Reads all that a native store holds.
+/// Operation of a job that reads all data of a native store.
 pub const SCRUB: &str = "scrub";
 
-/// A rate over less time is that of the caches.
+/// Shortest time for an estimate: over less time the rate is that of the caches.
 const ESTIMATE_AFTER_NS: u64 = 3_000_000_000;
 
+/// State of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobState {
     Running,
     Paused,
-    /// The datastore is full; the work goes on when space returns.
+    /// The datastore is full; the work resumes when space returns.
     WaitingForSpace,
     Done,
     Failed,
@@ -48,26 +49,27 @@ impl JobState {
     }
 }
 
-/// One job. Shared by the worker and by whoever watches it.
+/// One job, shared by its worker and by all who watch it.
 pub struct Job {
     env: Env,
     pub id: u64,
     /// `COMMIT`, `CONSOLIDATE`, `MOVE` or `SCRUB`.
     pub operation: &'static str,
-    /// The snapshots it is about, separated by commas; empty for a consolidation, and for what goes on after a restart.
+    /// Names of the snapshots it works on, separated by commas; empty for a consolidation, and for a job that resumes
+    /// after a restart.
     pub subject: String,
     pub started_ns: u64,
     pub started_unix_us: i64,
-    /// (monotonic nanoseconds, microseconds since 1970) of the end.
+    /// Time of the end: (monotonic nanoseconds, microseconds since 1970).
     ended: Cell<Option<(u64, i64)>>,
     state: Cell<JobState>,
     pub bytes_done: Cell<u64>,
     pub bytes_total: Cell<u64>,
-    /// Held by the deltas whose turn has not come.
+    /// Bytes held by the deltas that are processed later.
     pub(crate) bytes_later: Cell<u64>,
-    /// Bytes a second; 0 is no limit.
+    /// Limit in bytes a second; 0 is no limit.
     limit: Cell<u64>,
-    /// When the limit lets the next byte pass.
+    /// Time at which the limit lets the next byte pass.
     next_ns: Cell<u64>,
     cancel: Cell<bool>,
     closing: Cell<bool>,
@@ -110,7 +112,7 @@ impl Job {
         self.changed.notify();
     }
 
-    /// The work is over: done, ended by a cancel, or failed.
+    /// Ends the job: done, cancelled or failed.
     pub fn end(&self, result: Result<()>) {
         let state = match result {
             Ok(()) => JobState::Done,
@@ -131,7 +133,7 @@ impl Job {
         self.env.now_ns()
     }
 
-    /// Time from the start to the end, or to now.
+    /// Returns the time from the start to the end, or to now.
     pub fn spent_ns(&self) -> u64 {
         self.ended.get().map_or_else(|| self.env.now_ns(), |(ns, _)| ns) - self.started_ns
     }
@@ -156,7 +158,7 @@ impl Job {
         Ok(())
     }
 
-    /// Asks the worker to stop at its next safe point.
+    /// Requests the worker to stop at its next safe point.
     pub fn cancel(&self) -> Result<()> {
         self.refuse_when_over()?;
         self.cancel.set(true);
@@ -164,7 +166,7 @@ impl Job {
         Ok(())
     }
 
-    /// The daemon stops: the work ends at its next safe point and resumes when the home is opened again.
+    /// Stops the work at its next safe point because the VM is being closed. It resumes when the home is opened again.
     pub(crate) fn stop_for_close(&self) {
         self.closing.set(true);
         self.changed.notify();
@@ -198,12 +200,15 @@ impl Job {
         self.state()
     }
 
-    /// Resolves when the user, or the work, changes something about it after this call.
+    /// Resolves at the next change of the job's state, limit or requests after this call.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
         self.changed.wait()
     }
 
-    /// A safe point of the worker: waits while paused. `Cancelled` ends the work.
+    /// Passes a safe point of the worker: waits while the job is paused.
+    ///
+    /// # Errors
+    /// `Cancelled`: the work has to end.
     pub(crate) async fn checkpoint(&self) -> Result<()> {
         loop {
             self.refuse_when_unwanted()?;
@@ -225,7 +230,7 @@ impl Job {
         }
     }
 
-    /// Runs work that others may hold up for ever, and that may be dropped.
+    /// Runs work that others may delay without limit, and that may be dropped.
     ///
     /// # Errors
     /// `Cancelled` as soon as the job is cancelled or its VM is closed.
@@ -240,7 +245,7 @@ impl Job {
         }
     }
 
-    /// Waits until `until_ns`; less when the job is cancelled, its VM is closed or its limit is changed.
+    /// Waits until `until_ns`. Returns earlier when the job is cancelled, its VM is closed or its limit is changed.
     async fn rest_until(&self, until_ns: u64) {
         let limit = self.limit.get();
         while self.env.now_ns() < until_ns && !self.is_unwanted() && self.limit.get() == limit {
@@ -249,7 +254,7 @@ impl Job {
         }
     }
 
-    /// Waits that long; less when the job is cancelled, its VM is closed or its limit is changed.
+    /// Waits `us` microseconds. Returns earlier when the job is cancelled, its VM is closed or its limit is changed.
     pub(crate) async fn rest_us(&self, us: u64) {
         self.rest_until(self.env.now_ns() + us * 1000).await;
     }
@@ -264,7 +269,7 @@ impl Job {
         }
     }
 
-    /// Accounts for bytes moved and holds the worker to the limit, unless the job is to end.
+    /// Accounts for bytes moved, and delays the worker to keep the limit unless the job is to end.
     pub(crate) async fn moved(&self, bytes: u64) {
         self.bytes_done.set(self.bytes_done.get() + bytes);
         let limit = self.limit.get();
@@ -277,7 +282,7 @@ impl Job {
         self.rest_until(at).await;
     }
 
-    /// Seconds left at the mean rate so far; None before there is a rate to speak of.
+    /// Returns the seconds left at the mean rate so far; None while too little time has passed for a rate.
     pub fn eta_s(&self) -> Option<u64> {
         let (done, spent_ns) = (self.bytes_done.get(), self.spent_ns());
         if done == 0 || spent_ns < ESTIMATE_AFTER_NS || self.state().is_over() {

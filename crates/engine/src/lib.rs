@@ -1,7 +1,8 @@
-//! Disks as they run: chains, maps, snapshots, commits. The same code in real and in virtual time.
+//! Running disks of VMs: layer chains, block maps, snapshots and commits. The same code runs in real and in virtual
+//! time.
 //!
-//! Absent on purpose: format names (a `Manifest` answers for those), sockets, any clock but `Env`'s, and every cost
-//! that VMware's own code has (the lab imitates that).
+//! Absent on purpose: the names of file formats (behind the `Manifest` trait), sockets, any clock but that of `Env`,
+//! and every cost that VMware's own code has (the lab imitates those).
 
 mod bin;
 mod client;

@@ -19,98 +19,109 @@ use crate::operations::{CommitPreview, CommitWhat};
 use crate::operations::{DiskLayers, Use};
 use crate::stats::{DiskStats, LayerCounters};
 
-/// A volume, and what counts its user until it is dropped.
+/// A volume, with the guard that counts its user until it is dropped.
 pub type Attached<User> = (Rc<dyn Volume>, Rc<User>);
 
-/// A disk as it runs.
+/// A running disk.
 pub trait RunningDisk {
+    /// Returns the disk's counters.
     fn stats(&self) -> &DiskStats;
 
-    /// I/O that reached the files under the disk, tables included. Never less than before.
+    /// Returns the I/O that reached the files under the disk, tables included. The counts never decrease.
     fn device_counters(&self) -> FileCounters;
 
-    /// Its part by layer, base first; none of a native disk, which has no chain.
+    /// Returns the same counts by layer, base first; empty for a native disk, which has no chain.
     fn layer_counters(&self) -> Vec<LayerCounters>;
 
-    /// What it can still allocate, if its guest writes everything.
+    /// Returns how much the disk can still allocate if its guest writes everything, in bytes.
     fn worst_growth_bytes(&self) -> Local<'_, Result<u64>>;
 }
 
-/// An open VM. Snapshots are named by name or id; disks by the N of `diskN`.
+/// An open VM. Snapshots are identified by name or id, disks by the N of `diskN`.
 ///
-/// Operations happen one at a time, in the order they were asked for. One that is refused, or that finds no space, has
+/// Operations run one at a time, in the order of the calls. An operation that is refused, or that finds no space, has
 /// changed nothing.
 pub trait Machine {
+    /// Returns the environment: clock, tasks and memory.
     fn env(&self) -> &Env;
 
-    /// A copy of what the home says now.
+    /// Returns a copy of the home's present state.
     fn state(&self) -> VmState;
 
-    /// Of the running disks' present content. It does not change while a client is attached to one of them.
+    /// Returns the content generation of the running disks. It does not change while a client is attached to one of
+    /// them.
     fn generation(&self) -> ContentGeneration;
 
-    /// Changes the generation alone. Durable when it answers.
+    /// Changes the generation alone. The change is durable when this resolves.
     fn change_generation(&self, change: GenerationChange) -> Local<'_, Result<()>>;
 
-    /// In the order of the state. A revert replaces them.
+    /// Returns the disks in the order of the state. A revert replaces them.
     fn disks(&self) -> Vec<Rc<dyn RunningDisk>>;
 
-    /// Of all of them together; a revert begins anew. Native VMs of one store share its file, and so these.
+    /// Returns the sum over all disks; a revert resets it. Native VMs of one store share its file, and therefore these
+    /// counters.
     fn device_counters(&self) -> FileCounters;
 
-    /// `NotFound`, with the disks there are.
+    /// Returns the disk of this number.
+    ///
+    /// # Errors
+    /// `NotFound`, with the disks that exist.
     fn disk(&self, number: u32) -> Result<Rc<dyn RunningDisk>>;
 
-    /// Its content can no longer change.
+    /// Returns whether the snapshot's content can no longer change.
     fn is_sealed(&self, snapshot: u128) -> bool;
 
+    /// Returns the VM's jobs, finished ones included.
     fn jobs(&self) -> Vec<Rc<Job>>;
 
-    /// The latest, oldest first.
+    /// Returns the latest events, oldest first.
     fn events(&self) -> Vec<Event>;
 
-    /// Called with each event as it happens, from now on.
+    /// Sets the listener, which is called with each event from now on.
     fn listen(&self, listener: Listener);
 
-    /// Holds back guest writes that may take space of the file system, until the answer is dropped. Those under way have
-    /// ended.
+    /// Holds back guest writes that may take space of the file system, until the returned guard is dropped. When this
+    /// resolves, the writes under way have ended.
     fn hold_writes(&self) -> Local<'_, Box<dyn Any>>;
 
-    /// Writable clients: (disk number, client).
+    /// Returns the writable clients: (disk number, client).
     fn clients(&self) -> Vec<(u32, String)>;
 
-    /// Clients on sealed states: (snapshot id, client).
+    /// Returns the clients on sealed states: (snapshot id, client).
     fn viewers(&self) -> Vec<(u128, String)>;
 
-    /// Of every running disk, in the order of the state.
+    /// Returns the layers of every running disk, in the order of the state.
     fn listing(&self) -> Local<'_, Result<Vec<DiskLayers>>>;
 
-    /// By the snapshot's id, bytes. With chains: held by what was written on top of it, on all its branches and disks. In a
-    /// native store: what only it holds, which comes back when it goes.
+    /// Returns bytes by snapshot id. Redo store: what the deltas on top of the snapshot hold, on all its branches and
+    /// disks. Native store: what only the snapshot holds, which is freed when it is removed.
     fn delta_bytes(&self) -> Local<'_, Result<BTreeMap<u128, u64>>>;
 
+    /// Returns the space that the VM uses on the datastore.
     fn used(&self) -> Local<'_, Result<Use>>;
 
-    /// What differs between two states of a disk, a part at a time.
+    /// Returns what differs between two states of a disk, one part at a time.
     fn differences<'a>(&'a self, between: Between<'a>) -> Local<'a, Result<Differences>>;
 
     /// Takes a snapshot of all persistent disks. Resolves when it is sealed.
     fn take<'a>(self: Rc<Self>, name: &'a str, description: &'a str) -> Local<'a, Result<SnapshotState>>;
 
-    /// A take under the id, the names and the time of another VM's snapshot: a move goes on.
+    /// Takes a snapshot under the id, the names and the time of `original`, another VM's snapshot. A move copies
+    /// snapshots with it.
     fn take_copy<'a>(self: Rc<Self>, original: &'a SnapshotState) -> Local<'a, Result<SnapshotState>>;
 
+    /// Returns what a commit would do.
     fn commit_preview<'a>(&'a self, what: &'a CommitWhat) -> Local<'a, Result<CommitPreview>>;
 
-    /// When this resolves the names have left the tree, durably.
+    /// Starts a commit. When this resolves, the names have durably left the tree.
     fn commit<'a>(self: Rc<Self>, what: &'a CommitWhat) -> Local<'a, Result<Rc<Job>>>;
 
-    /// What a revert to `wanted` (None: the snapshot the VM runs on from) would throw away. With `keeps_present` a take
+    /// Returns what a revert to `wanted` (`None`: the current snapshot) would throw away. With `keeps_present` a take
     /// comes first.
     fn revert_preview<'a>(&'a self, wanted: Option<&'a str>, keeps_present: bool) -> Local<'a, Result<Loss>>;
 
-    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before; else, with
-    /// `keep`, it goes to the bin.
+    /// Goes back to a snapshot and keeps it. With `take_first` the present state first becomes a snapshot of that name.
+    /// Otherwise, with `keep`, the present state goes to the bin.
     fn revert<'a>(
         self: Rc<Self>,
         wanted: Option<&'a str>,
@@ -118,42 +129,48 @@ pub trait Machine {
         keep: bool,
     ) -> Local<'a, Result<SnapshotState>>;
 
+    /// Returns what a discard of the snapshot would throw away.
     fn discard_preview<'a>(&'a self, wanted: &'a str) -> Local<'a, Result<Loss>>;
 
-    /// Throws away what was written since the snapshot, and its name; with `keep` into the bin.
+    /// Throws away a snapshot's name and everything written since the snapshot; with `keep` both go to the bin.
     fn discard<'a>(self: Rc<Self>, wanted: &'a str, keep: bool) -> Local<'a, Result<Loss>>;
 
+    /// Returns what a reset would throw away.
     fn reset_preview(&self) -> Local<'_, Result<Loss>>;
 
-    /// Drops what was written to the nonpersistent disks since the last reset, with `keep` into the bin.
+    /// Drops what was written to the nonpersistent disks since the last reset; with `keep` it goes to the bin.
     fn reset(self: Rc<Self>, keep: bool) -> Local<'static, Result<Loss>>;
 
-    /// What a restore of an entry of the bin (`VmState::bin`) would throw away.
+    /// Returns what a restore of an entry of the bin (`VmState::bin`) would throw away.
     fn restore_preview(&self, id: u64) -> Local<'_, Result<Loss>>;
 
-    /// Makes an entry of the bin the VM's again. Its snapshots return to the tree; where it has disks they run on as they
-    /// were, and with `keep` what they show now goes to the bin.
+    /// Restores an entry of the bin. Its snapshots return to the tree. The entry's disks run again with the content
+    /// that the entry keeps; with `keep` their present content goes to the bin.
     fn restore(self: Rc<Self>, id: u64, keep: bool) -> Local<'static, Result<Loss>>;
 
-    /// Removes entries of the bin for good; unknown ones are passed over. Answers the bytes given back.
+    /// Removes entries of the bin for good and skips unknown ones. Returns the bytes freed.
     fn empty_bin(self: Rc<Self>, ids: Vec<u64>) -> Local<'static, Result<u64>>;
 
-    /// Bytes that only this entry of the bin holds.
+    /// Returns the bytes that only this entry of the bin holds.
     fn binned_bytes(&self, id: u64) -> Local<'_, Result<u64>>;
 
+    /// Adds an empty disk. Existing snapshots do not include it.
     fn add_disk<'a>(self: Rc<Self>, wanted: &'a NewDisk) -> Local<'a, Result<DiskState>>;
 
-    /// Its data stays, unless `remove_files`; snapshots that have it keep it in any case.
+    /// Removes a disk from the VM. Its data stays, unless `remove_files`; snapshots that include the disk keep it in
+    /// any case.
     fn remove_disk(self: Rc<Self>, number: u32, remove_files: bool) -> Local<'static, Result<()>>;
 
+    /// Makes a disk larger.
     fn grow_disk(self: Rc<Self>, number: u32, size_bytes: u64) -> Local<'static, Result<()>>;
 
+    /// Changes whether snapshots include a disk, or whether a reset drops its writes.
     fn set_mode(self: Rc<Self>, number: u32, mode: DiskMode) -> Local<'static, Result<()>>;
 
-    /// A running disk for a writable client.
+    /// Attaches a writable client to a running disk.
     fn attach<'a>(&'a self, number: u32, client: &'a str) -> Local<'a, Result<Attached<Client>>>;
 
-    /// A sealed state of one disk, read-only. The view protects it until it is dropped.
+    /// Opens a sealed state of one disk, read-only. The view protects the state until it is dropped.
     fn open_view<'a>(
         &'a self,
         snapshot: &'a str,
@@ -161,11 +178,11 @@ pub trait Machine {
         client: &'a str,
     ) -> Local<'a, Result<Attached<View>>>;
 
-    /// A sealed snapshot, and a hold on it for work outside of the engine.
+    /// Returns a sealed snapshot and a guard that keeps its content in place for work outside of the engine.
     fn hold<'a>(&'a self, snapshot: &'a str, client: &'a str)
     -> Local<'a, Result<(SnapshotState, Rc<View>)>>;
 
-    /// Ends the VM's service: no new writes, those under way complete and are durable. Jobs stop at their next safe point
-    /// and go on when the VM is opened again.
+    /// Ends the VM's service. No new write begins; the writes under way complete and are durable. Jobs stop at their
+    /// next safe point and resume when the VM is opened again.
     fn close(&self) -> Local<'_, Result<()>>;
 }

@@ -13,14 +13,16 @@ use crate::job::Job;
 
 const COPY_BYTES: u64 = 1 << 20;
 
-/// A disk on its way: reads come from the source, writes go to both sides, until the move's end makes it the target alone.
+/// A disk under relocation: reads come from the source and writes go to both sides, until the end of the move leaves
+/// the target alone.
 pub struct Mirror {
     pub(crate) source: Rc<dyn Volume>,
     pub(crate) target: Rc<dyn Volume>,
     moved: Cell<bool>,
-    /// Writes and the copy: overlapping ones happen one after the other, in one order on both sides.
+    /// Held by each write and each piece of the copy: overlapping ones run one after the other, in the same order on
+    /// both sides.
     pub(crate) ranges: RangeLock,
-    /// The first write that the target did not take: what it holds is worth nothing from there.
+    /// Error of the first write that the target did not take; from then on the target's content is invalid.
     failed: RefCell<Option<Error>>,
     pub(crate) writes: Cell<u64>,
 }
@@ -41,14 +43,14 @@ impl Mirror {
         if self.moved.get() { self.target.clone() } else { self.source.clone() }
     }
 
-    /// The guest's answer is the source's; the target's failure ends the move, not the guest.
+    /// Records a failure of the target, which ends the move. The guest's result is the source's alone.
     fn note(&self, result: Result<()>) {
         if let Err(e) = result {
             self.failed.borrow_mut().get_or_insert(e);
         }
     }
 
-    /// From here on the target alone is the disk.
+    /// Makes the target alone the disk.
     pub(crate) fn has_moved(&self) {
         self.moved.set(true);
     }
@@ -57,7 +59,7 @@ impl Mirror {
         self.failed.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Runs the same change on both sides, or, once moved, on the target.
+    /// Runs the same change on both sides or, once moved, on the target alone.
     async fn change(
         &self,
         range: Range<u64>,
@@ -71,13 +73,14 @@ impl Mirror {
         let (source, target) = join(on(self.source.clone()), on(self.target.clone())).await;
         self.note(target);
         if source.is_err() {
-            // Whatever the source shows now the target has to show, or what failed would appear with the move.
+            // The target has to show whatever the source shows now; otherwise the failed write would appear with the
+            // move.
             self.note(self.copy_again(range).await);
         }
         source
     }
 
-    /// Writes zeros if the source can do so fast. Where it cannot, nothing has happened on either side.
+    /// Writes zeros if the source can do so fast. If it cannot, neither side has changed.
     async fn zero_fast(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
         let _held = self.ranges.lock(range.clone()).await;
         self.writes.update(|n| n + 1);
@@ -120,13 +123,13 @@ impl Volume for Mirror {
         Box::pin(async move { self.change(range, |side| side.write(offset, data.clone())).await })
     }
 
-    /// The source is the VM: the target is flushed when it becomes it.
+    /// Flushes the source, which is the VM; the target is flushed before it takes over.
     fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
         self.current().flush()
     }
 
     fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
-        // What a side shows after a discard is its own affair, and the two must not differ.
+        // After a discard each side may show different content, but the two must not differ: zeros are written instead.
         let mode = ZeroMode::default();
         Box::pin(async move {
             match self.moved.get() {
@@ -150,12 +153,12 @@ impl Volume for Mirror {
     }
 }
 
-/// Copies the range, zeros too.
+/// Copies the range, including zeros.
 pub(crate) async fn copy(source: &Rc<dyn Volume>, target: &Rc<dyn Volume>, range: Range<u64>) -> Result<()> {
     let len = (range.end - range.start) as usize;
     let (buf, read) = source.clone().read(range.start, Buf::alloc(len)).await;
     read?;
-    // A state that is built on another may have to be told of zeros.
+    // Zeros are written too: the target may be built on a state that holds other data there.
     if buf.iter().all(|byte| *byte == 0) {
         return target.clone().write_zeroes(range, ZeroMode::default()).await;
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use blk::manifest::{LayerInfo, LayerName};
 
-/// Which names a commit takes away.
+/// Names that a commit removes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitWhat {
     /// One snapshot, by name or id.
@@ -15,39 +15,39 @@ pub enum CommitWhat {
     Unowned,
 }
 
-/// What a commit will do, before it does anything.
+/// Preview of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitPreview {
     pub names: Vec<String>,
-    /// Held by the deltas now; the most that can be moved.
+    /// Bytes that the deltas hold now; the most that can be moved.
     pub bytes_to_move: u64,
-    /// Length of the files that go.
+    /// Total length of the files that the commit removes.
     pub bytes_freed: u64,
     pub layers: u64,
-    /// What cannot be folded, each with its reason; the names go all the same.
+    /// Layers that cannot be folded, each with its reason; their names are removed nevertheless.
     pub stays: Vec<String>,
-    /// Entries of the bin that go, because they rest on layers that change.
+    /// Entries of the bin that are removed because they depend on layers that change.
     pub evicted: Vec<u64>,
 }
 
-/// What an operation throws away, before (a preview) or after it has.
+/// What an operation throws away: a preview, or the result.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Loss {
-    /// The snapshot that the VM runs on from; None for a reset and where the running state stays.
+    /// The snapshot that the VM reverts to; None for a reset and where the running state stays.
     pub target: Option<String>,
-    /// Names that leave the tree.
+    /// Names of the snapshots that leave the tree.
     pub snapshots: Vec<String>,
-    /// Whose files go.
+    /// Layers that the operation throws away.
     pub layers: Vec<LayerName>,
-    /// Of the files that go, tables included.
+    /// Size of the files of these layers, tables included.
     pub bytes: u64,
-    /// The running state changes: no writable client may be attached.
+    /// Whether the running state changes; then no writable client may be attached.
     pub reverts: bool,
-    /// The binned state in which all of it is kept for a while; None: it is gone, or this is a preview.
+    /// The binned state that keeps all of it for a while; None if nothing keeps it, or if this is a preview.
     pub kept: Option<u64>,
 }
 
-/// What is asked for: `from` and `to` by name or id, `to` None for the running state; from byte `start` on.
+/// Request for differences: `from` and `to` by name or id, `to` None for the running state; from byte `start` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Between<'a> {
     pub disk: u32,
@@ -56,14 +56,14 @@ pub struct Between<'a> {
     pub start: u64,
 }
 
-/// A part of the answer, which begins where it was asked for.
+/// One part of the differences, from the requested `start` on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Differences {
-    /// Of the later state's disk.
+    /// Size of the later state's disk.
     pub size_bytes: u64,
-    /// Rising, apart from each other; in bytes. What is not in them reads the same in both states.
+    /// Ascending byte ranges that do not touch. Everything outside of them reads the same in both states.
     pub ranges: Vec<Range<u64>>,
-    /// Up to where this answers; `size_bytes` when that is all.
+    /// End of this part; `size_bytes` when no part follows.
     pub end: u64,
 }
 
@@ -73,15 +73,16 @@ pub struct DiskLayers {
     pub number: u32,
     /// Base first, the writable top last.
     pub layers: Vec<LayerInfo>,
-    /// Those of them that no snapshot owns: what `CommitWhat::Unowned` folds away.
+    /// The layers among them that no snapshot owns: `CommitWhat::Unowned` folds these.
     pub unowned: Vec<LayerInfo>,
 }
 
-/// What a VM takes on the datastore, with all its branches.
+/// Space that a VM uses on the datastore, with all its branches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Use {
-    /// By what is its own.
+    /// Space that only this VM uses.
     pub allocated_bytes: u64,
-    /// By what it shows and another VM shows too: the ground of a clone or of an import, and what clones read of it.
+    /// Space that this VM shares with others: the layers or blocks under a clone or an import, and those of its own
+    /// that clones read.
     pub shared_bytes: u64,
 }

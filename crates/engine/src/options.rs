@@ -1,28 +1,29 @@
-//! What a caller may set, and the defects a test may plant.
+//! Settings of the engine, and the defects that a test may plant.
 
 /// What a guest's write does when the datastore is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SpacePolicy {
-    /// It waits until space returns; reads go on.
+    /// The write waits until space returns; reads go on.
     #[default]
     Wait,
-    /// It fails with ENOSPC.
+    /// The write fails with ENOSPC.
     Error,
 }
 
-/// How the mover of a commit works.
+/// Settings of the mover of a commit.
 #[derive(Debug, Clone, Copy)]
 pub struct FoldOptions {
-    /// Copied under one range lock: the longest a guest write can wait for the mover. 64 KiB.
+    /// Bytes copied under one range lock: the longest that a guest write can wait for the mover. Default: 64 KiB.
     pub piece_bytes: u64,
-    /// Regions released by one pair of flushes.
+    /// Number of regions released by one pair of flushes.
     pub batch_regions: usize,
-    /// Pieces under way at once, when the guest is idle.
+    /// Number of pieces under way at once while the guest is idle.
     pub depth: usize,
-    /// While a guest with few I/Os is active the mover rests this many times the time its piece took, or less.
+    /// While a guest with few I/Os is active, the mover pauses after each piece for at most this many times the piece's
+    /// duration.
     pub yield_factor: u64,
-    /// A guest that was heard of within this time may ask for something at any moment, and would wait for as many
-    /// pieces as are under way: until then it counts as active.
+    /// A guest that completed a request within this time counts as active: it may send the next one at any moment, and
+    /// that one would wait for as many pieces as are under way.
     pub near_us: u64,
 }
 
@@ -32,19 +33,20 @@ impl Default for FoldOptions {
     }
 }
 
+/// Settings of an open VM and its disks.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Resolved maps, of all disks and views of a core together. 100 GiB of 4 KiB-random runs at 8 KiB a region would be
-    /// 400 MiB; beyond the cap the coldest regions are built again when touched.
+    /// Cap of the resolved maps of all disks and views of a core together. 100 GiB of 4 KiB-random runs at 8 KiB a
+    /// region would be 400 MiB; beyond the cap the coldest regions are dropped, and built again when touched.
     pub map_cap_bytes: usize,
-    /// Tables of all layers of a core that wait to be written: 24 MiB are 1536 of them. Beyond, first writes wait for
+    /// Cap of the unwritten tables of all layers of a core: 24 MiB are 1536 tables. Beyond it first writes wait for
     /// flushes.
     pub unwritten_cap_bytes: u64,
     pub space_policy: SpacePolicy,
-    /// How often a write that waits for space tries again.
+    /// Interval between two tries of a write that waits for space.
     pub space_retry_us: u64,
-    /// Set aside per VM so that a commit can move one region on a full datastore: a region of 2 MiB, its table and the
-    /// growth of a target that is a delta, twice.
+    /// Space set aside per VM so that a commit can move one region on a full datastore: twice the sum of a region of 2
+    /// MiB, its table and the growth of a target that is a delta.
     pub reserve_bytes: u64,
     pub fold: FoldOptions,
     pub defects: Defects,
@@ -64,15 +66,16 @@ impl Default for Options {
     }
 }
 
-/// A wrong order of durable steps, planted at run time to prove that a checker finds it. Never set in production.
+/// A wrong order of durable steps, planted at run time to prove that a checker finds it. Production code never sets
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Defect {
     /// Tables reach the device before the data they point to.
     TablesBeforeData,
-    /// Entries published during the data flush are written with it.
+    /// Table entries published during the data flush are written with it.
     StagesAfterFlush,
-    /// A guest flush ends after the data flush.
+    /// A guest flush ends after the data flush, before the tables are written.
     NoTableFlush,
     /// A guest flush after a take leaves out the parent that is not sealed yet.
     FlushTopOnly,
@@ -82,7 +85,7 @@ pub enum Defect {
     FoldWithoutDrain,
     /// A region is released before the parent's copy is durable.
     ReleaseBeforeParentFlush,
-    /// A region is released while what shadows it, and was the reason not to copy it, is not durable.
+    /// A region is released before the data that shadows it, and that was the reason not to copy it, is durable.
     ReleaseBeforeShadowFlush,
     /// While a region is being moved writes go to the parent only.
     MirrorParentOnly,
@@ -92,65 +95,65 @@ pub enum Defect {
     CopyWithoutLock,
     /// Two writers take space for one grain at the same time.
     PlaceWithoutGrains,
-    /// What a grain was filled up with counts as visible, whatever a higher layer holds there.
+    /// The data that fills up a grain counts as visible even where a higher layer holds that range.
     ShowWholeGrain,
-    /// Freed space is punched before the pointers to it are durably gone.
+    /// Freed space is punched before the removal of the pointers to it is durable.
     PunchBeforeRelease,
-    /// A fold goes by its layer's name alone, which may belong to a new layer.
+    /// A fold identifies its layer by name alone; the name may belong to a new layer.
     FoldByNameOnly,
-    /// A look at the tree fails where the end of a commit removes a layer meanwhile.
+    /// A query of the tree fails when the end of a commit removes a layer meanwhile.
     ReadUnsteady,
-    /// A new chain is swapped in before the home says so.
+    /// A new chain is swapped in before the home records it.
     SwapBeforePublish,
     /// A delta is folded into a layer that another branch reads.
     FoldIntoShared,
-    /// The mover leaves out what the running top shadows though another branch reads it.
+    /// The mover skips data that the running top shadows although another branch reads it.
     SkipAcrossBranches,
-    /// What a clone reads is folded and removed all the same.
+    /// Layers that a clone reads are folded and removed anyway.
     ForgetClones,
-    /// The content generation is raised by a change of its own, after the one that replaces the content.
+    /// The content generation is raised by a change of its own, after the change that replaces the content.
     RaiseApart,
-    /// What the bin keeps is not flushed when it is put there.
+    /// Data is not flushed before it goes to the bin.
     BinUnflushed,
-    /// A commit folds into layers that binned states rest on.
+    /// A commit folds into layers that binned states depend on.
     FoldUnderBin,
-    /// First writes are placed however many tables wait to be written.
+    /// First writes are placed regardless of how many tables wait to be written.
     UnboundedTables,
     /// A write in place that finds no space counts as a failure of the device: it is not tried again.
     DoubtFullDevice,
-    /// A shortage of descriptors counts as a failure of the device: what it met is in doubt.
+    /// A shortage of descriptors counts as a failure of the device, so the state of the affected object is in doubt.
     DoubtShortage,
-    /// Native: a redirect is overwritten in place before a replay is sure not to doubt its data.
+    /// Native: a redirect is overwritten in place before it is certain that no replay will doubt its data.
     EarlyFlushedLsn,
     /// Native: freed space is used again at once.
     EarlyReuse,
-    /// Native: what was born in the predecessor's own generation counts as the dropped state's.
+    /// Native: a block born in the predecessor's own generation counts as the dropped state's.
     WrongBirth,
-    /// Native: what a dropped state's successor still shows is freed.
+    /// Native: blocks that a dropped state's successor still shows are freed.
     IgnoreSuccessor,
-    /// Native: a checkpoint takes up redirects whose records are not durable.
+    /// Native: a checkpoint includes redirects whose records are not durable.
     CheckpointBeforeJournal,
-    /// Native: the superblock is written before the pages it speaks of are durable.
+    /// Native: the superblock is written before the pages it refers to are durable.
     SuperblockBeforePages,
-    /// Native: records without their data are left out of a recovery, and of that one only.
-    ForgetVoids,
-    /// Native: what a checkpoint freed is used again before any batch of the journal names that checkpoint.
+    /// Native: only one recovery leaves out records without their data, because it does not record that they are aborted.
+    ForgetAborts,
+    /// Native: space that a checkpoint freed is used again before any batch of the journal names that checkpoint.
     ReuseBeforeNamed,
     /// A flush that is tried again after one that failed counts as a success.
     FlushRetried,
-    /// What a process that was killed has not flushed is served as it is found.
+    /// Data that a killed process had not flushed is served without a flush.
     OpenWithoutFlush,
-    /// What is kept in the host's memory is not written there: a killed process takes it along.
+    /// The log in the host's memory is not written, so it is lost with a killed process.
     ForgetMemory,
-    /// Lease: its holder starts I/O however old its last heartbeat is.
+    /// Lease: the holder starts I/O regardless of the age of its last heartbeat.
     HolderWithoutFence,
-    /// Lease: a heartbeat's age counts from when its write was seen to end.
+    /// Lease: a heartbeat's age is counted from the observed end of its write.
     HeartbeatCountedFromItsEnd,
-    /// Lease: one whose heartbeats stand still for a moment is claimed.
+    /// Lease: a lease whose heartbeats pause for a moment is claimed.
     ClaimWithoutWait,
     /// Lease: a claim counts as soon as it is written.
     ClaimWithoutReadback,
-    /// Lease: a claim counts however long it took from the read that allowed it.
+    /// Lease: a claim counts regardless of the time since the read that allowed it.
     LateClaim,
 }
 

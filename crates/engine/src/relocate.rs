@@ -1,8 +1,8 @@
-//! A VM moves into another store while its guests run: its snapshots one after the other, then what runs, with every new
-//! write going to both sides, and at last one step from which the other side alone is the VM.
+//! Moves a VM into another store while its guests run. First its snapshots are copied one by one, then the running
+//! state, while every new write goes to both sides. One last step makes the target alone the VM.
 //!
-//! The source is whole until that step, and whoever asked for the move decides what the step is. Until then a crash, a
-//! cancel or an error of the target leaves the source as it was, and the target is debris.
+//! The source stays complete until that step, and the caller of the move supplies the step. Before it, a crash, a
+//! cancel or an error of the target leaves the source unchanged, and the target is debris.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -22,33 +22,33 @@ use crate::machine::Machine;
 use crate::mirror::{Mirror, copy};
 use crate::operations::Between;
 
-/// Copied under one range lock: the longest a guest write can wait for the copy.
+/// Bytes copied under one range lock: the longest that a guest write can wait for the copy.
 const PIECE_BYTES: u64 = 64 << 10;
-/// Pieces of a sealed state under way at once: nobody writes there.
+/// Size of a piece of a sealed state. It may be larger: no guest writes there.
 const SEALED_PIECE_BYTES: u64 = 1 << 20;
-/// What is asked of a map at once.
+/// Bytes of a disk whose status one call looks up.
 const STATUS_BYTES: u64 = 1 << 30;
-/// While guests are active the copy rests this many times the time its piece took.
+/// While guests are active, the copy pauses this many times as long as its last piece took.
 const YIELD_FACTOR: u64 = 2;
 const REST_US_MAX: u64 = 50_000;
-/// How long all writes are held back, at first and at most, for those under way to end. A guest gives a request up after
-/// 30 s; what takes longer than two waits for something else than a device.
+/// How long all writes are held back, at first and at most, until those under way have ended. A guest gives up a
+/// request after 30 s; a write that takes longer than two does not wait for a device.
 const HOLD_US_MIN: u64 = 50_000;
 const HOLD_US_MAX: u64 = 2_000_000;
-/// When they did not end, all go on for this many times as long.
+/// After a hold that timed out, writes go on for this many times its length.
 const HOLD_REST_FACTOR: u64 = 10;
 
 /// A move under way.
 pub struct Relocation {
     env: Env,
     source: Rc<dyn Machine>,
-    /// With the same disks, empty, and no snapshots.
+    /// Has the same disks, empty, and no snapshots.
     target: Rc<dyn Machine>,
-    /// The source when the copy began: its snapshots and disks stay that until the step.
+    /// State of the source when the copy began. Its snapshots and disks must not change before the last step.
     began: VmState,
     job: Rc<Job>,
     mirrors: RefCell<Vec<(u32, Rc<Mirror>)>>,
-    /// Who keeps both sides' disks in use until the move is over.
+    /// Clients that keep the disks of both sides in use until the move is over.
     clients: RefCell<Vec<Rc<Client>>>,
 }
 
@@ -59,8 +59,8 @@ impl Relocation {
         Relocation { env, source, target, began, job, mirrors, clients }
     }
 
-    /// An operation that was under way when the move began may have ended since: what it has sealed or thrown away is
-    /// not on the target, and the copy of what runs would begin behind it.
+    /// Refuses a source that has changed since the copy began. An operation that was under way then may have sealed or
+    /// thrown away data that is not on the target; the copy of the running state would start from the wrong snapshot.
     fn refuse_when_changed(&self) -> Result<()> {
         let (then, now) = (&self.began, self.source.state());
         if (then.current, &then.snapshots, &then.disks) == (now.current, &now.snapshots, &now.disks) {
@@ -70,7 +70,7 @@ impl Relocation {
         Err(Error::refused(&now.name, cause))
     }
 
-    /// The target was made for the disks that there are.
+    /// Refuses a target whose disks are not those of the source.
     fn refuse_other_disks(&self) -> Result<()> {
         let disks = |state: &VmState| {
             let mut disks: Vec<_> = state.disks.iter().map(|d| (d.number, d.size_bytes, d.mode)).collect();
@@ -86,7 +86,7 @@ impl Relocation {
         }
     }
 
-    /// Copies every snapshot, parents first. Guests go on; takes and commits of the source must not.
+    /// Copies every snapshot, parents first. Guests go on; takes and commits of the source must not run.
     pub async fn copy_snapshots(&self) -> Result<()> {
         self.refuse_other_disks()?;
         let state = &self.began;
@@ -115,7 +115,7 @@ impl Relocation {
         Ok(())
     }
 
-    /// What `to` shows other than `from`, into the target's running disk.
+    /// Copies the differences between `from` and `to` into the target's running disk.
     async fn copy_sealed(&self, number: u32, from: Option<&SnapshotState>, to: &SnapshotState) -> Result<()> {
         let (source, _view) = self.source.open_view(&hex(to.id), number, "a move").await?;
         let (target, _client) = self.target.attach(number, "a move").await?;
@@ -135,8 +135,8 @@ impl Relocation {
         Ok(())
     }
 
-    /// The next part of what has to be copied, and up to where it goes; None at the end. Without a state that both sides
-    /// share that is all that the source shows, and all that the target has to forget.
+    /// Returns the next ranges to copy and the end of the part that they cover; None at the end of the disk. Without a
+    /// state that both sides share, these are all non-zero ranges of the source and of the target.
     async fn next_ranges(
         &self,
         number: u32,
@@ -161,7 +161,7 @@ impl Relocation {
         Ok(Some((joined(ranges), end)))
     }
 
-    /// Volumes that write to both sides, by disk. From when they serve the guests `copy_running` may begin.
+    /// Creates the volumes that write to both sides, by disk. `copy_running` may begin once they serve the guests.
     pub async fn mirrors(&self) -> Result<Vec<(u32, Rc<Mirror>)>> {
         for disk in self.source.state().disks {
             let (source, on_source) = self.source.attach(disk.number, "a move").await?;
@@ -169,12 +169,12 @@ impl Relocation {
             self.clients.borrow_mut().extend([on_source, on_target]);
             self.mirrors.borrow_mut().push((disk.number, Mirror::new(source, target)));
         }
-        // Attaching has waited for whatever was under way.
+        // The attach has waited for the operations under way.
         self.refuse_when_changed()?;
         Ok(self.mirrors.borrow().clone())
     }
 
-    /// Copies what the guests have written since the latest snapshot, yielding to them.
+    /// Copies what the guests have written since the current snapshot, and yields to them.
     pub async fn copy_running(&self) -> Result<()> {
         let state = &self.began;
         let current = state.snapshots.iter().find(|s| Some(s.id) == state.current).cloned();
@@ -212,8 +212,9 @@ impl Relocation {
         Ok(())
     }
 
-    /// Since when none is under way, and none begins. One may wait for something else for ever: now and then the others go
-    /// on, and a cancel gets through.
+    /// Holds back all writes and waits until none is under way. Returns the start of the hold in nanoseconds, and its
+    /// guards. A write may wait for something else without limit: between the attempts the others go on, and a cancel
+    /// takes effect.
     async fn hold_writes(&self, mirrors: &[(u32, Rc<Mirror>)]) -> Result<(u64, Vec<RangeGuard>)> {
         let mut limit_us = HOLD_US_MIN;
         loop {
@@ -230,11 +231,11 @@ impl Relocation {
         }
     }
 
-    /// Holds all writes back, makes both sides durable, and runs `step`, which makes the target the VM, durably. From
-    /// there the mirrors are the target alone. Answers the microseconds that writes were held back at the end.
+    /// Holds back all writes, makes both sides durable, and runs `step`, which durably makes the target the VM. After
+    /// it the mirrors use the target alone. Returns how long the writes were held back, in microseconds.
     pub async fn finish(&self, step: impl AsyncFnOnce() -> Result<()>) -> Result<u64> {
         let mirrors = self.mirrors.borrow().clone();
-        // Most of it is durable before anybody has to wait.
+        // This flush makes most data durable before any write has to wait.
         all(mirrors.iter().map(|(_, mirror)| mirror.target.clone().flush())).await?;
         let (began_ns, _held) = self.hold_writes(&mirrors).await?;
         for (_, mirror) in &mirrors {
@@ -250,7 +251,7 @@ impl Relocation {
     }
 }
 
-/// What of `range` does not read as zeros for sure.
+/// Returns the parts of `range` that may not read as zeros.
 async fn shown(volume: &Rc<dyn Volume>, range: Range<u64>) -> Result<Vec<Range<u64>>> {
     let mut found = Vec::new();
     let mut at = range.start;
@@ -265,7 +266,7 @@ async fn shown(volume: &Rc<dyn Volume>, range: Range<u64>) -> Result<Vec<Range<u
     Ok(found)
 }
 
-/// In order and apart from each other.
+/// Sorts the ranges and joins those that touch.
 fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut apart: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
@@ -282,7 +283,8 @@ fn hex(id: u128) -> String {
     format!("{id:032x}")
 }
 
-/// A snapshot is numbered after its parent, and keeps its number when it moves up.
+/// Returns the snapshots in the order of their numbers: a snapshot's number is greater than its parent's, also after it
+/// has moved up.
 fn parents_first(state: &VmState) -> Vec<SnapshotState> {
     let mut ordered = state.snapshots.clone();
     ordered.sort_by_key(|s| s.uid);
@@ -296,7 +298,7 @@ fn pieces(ranges: &[Range<u64>], unit: u64) -> impl Iterator<Item = Range<u64>> 
     })
 }
 
-/// Disks as a target of a move has to make them: what a reset goes back to is not known there.
+/// Refuses disks that a target of a move cannot have: it does not know the state that a reset goes back to.
 pub fn refuse_unmovable(vm: &str, disks: &[DiskState]) -> Result<()> {
     match disks.iter().find(|disk| disk.mode == DiskMode::IndependentNonpersistent) {
         Some(disk) => {

@@ -7,6 +7,7 @@ use blk::file::FileCounters;
 /// New samples weigh 1/16 in the moving mean of latency.
 const MEAN_SHIFT: u32 = 4;
 
+/// Counters of one disk's requests and latencies.
 #[derive(Default)]
 pub struct DiskStats {
     pub reads: Cell<u64>,
@@ -15,7 +16,7 @@ pub struct DiskStats {
     pub errors: Cell<u64>,
     pub bytes_read: Cell<u64>,
     pub bytes_written: Cell<u64>,
-    /// Stretches placed in a layer for the first time.
+    /// Ranges placed in a layer for the first time.
     pub first_writes: Cell<u64>,
     /// Writes that went to both layers because their region was being moved.
     pub mirrored_writes: Cell<u64>,
@@ -29,7 +30,7 @@ pub struct DiskStats {
 /// I/O that reached the files of one layer, its tables included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerCounters {
-    /// As the manifest names the layer.
+    /// Name of the layer in the manifest.
     pub name: String,
     pub counters: FileCounters,
 }
@@ -65,7 +66,7 @@ impl DiskStats {
         average(&self.flush_latency_ns, latency_ns);
     }
 
-    /// Guest requests completed so far: the mover looks at it to see whether the guest is active.
+    /// Returns the number of guest requests completed so far. The mover reads it to see whether the guest is active.
     pub fn requests(&self) -> u64 {
         self.reads.get() + self.writes.get() + self.flushes.get()
     }

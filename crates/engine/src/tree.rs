@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use blk::manifest::{BinnedState, Change, FoldState, LayerName, SnapshotState, VmState};
 use blk::{Env, Error, Result};
 
-/// Longest snapshot name and description, in bytes: what VMware's own tools still show whole.
+/// Longest snapshot name and description, in bytes. VMware's own tools show a name of this length in full.
 pub const NAME_BYTES_MAX: usize = 80;
 pub const DESCRIPTION_BYTES_MAX: usize = 4096;
 
@@ -33,7 +33,7 @@ pub fn find<'a>(state: &'a VmState, wanted: &str) -> Result<&'a SnapshotState> {
     }
 }
 
-/// A snapshot that is about to be taken; number, parent and disks come from the VM.
+/// Creates the record of a snapshot that is about to be taken; the VM sets number, parent and disks.
 pub fn new_snapshot(env: &Env, name: &str, description: &str) -> SnapshotState {
     SnapshotState {
         id: u128::from(env.random()) << 64 | u128::from(env.random()),
@@ -46,7 +46,7 @@ pub fn new_snapshot(env: &Env, name: &str, description: &str) -> SnapshotState {
     }
 }
 
-/// The snapshot a revert to `wanted` goes to; None: the one that the VM runs on from.
+/// Returns the snapshot that a revert to `wanted` goes to (None: the current snapshot).
 pub fn revert_target<'a>(state: &'a VmState, wanted: Option<&str>) -> Result<&'a SnapshotState> {
     if let Some(name) = wanted {
         return find(state, name);
@@ -57,7 +57,7 @@ pub fn revert_target<'a>(state: &'a VmState, wanted: Option<&str>) -> Result<&'a
     })
 }
 
-/// The end of a side branch has nothing to be committed: its name is all that keeps its state.
+/// Finds a snapshot to commit. The end of a side branch has nothing to commit: its name alone keeps its state.
 pub fn one_to_commit<'a>(state: &'a VmState, wanted: &str) -> Result<&'a SnapshotState> {
     let found = find(state, wanted)?;
     let leaf = !state.snapshots.iter().any(|s| s.parent == Some(found.id));
@@ -69,7 +69,7 @@ pub fn one_to_commit<'a>(state: &'a VmState, wanted: &str) -> Result<&'a Snapsho
     Ok(found)
 }
 
-/// The running state's snapshots, latest first.
+/// Returns the snapshots that the running state descends from, latest first.
 pub fn running_names(state: &VmState) -> Vec<SnapshotState> {
     on_way_up(state).into_iter().cloned().collect()
 }
@@ -77,7 +77,7 @@ pub fn running_names(state: &VmState) -> Vec<SnapshotState> {
 fn on_way_up(state: &VmState) -> Vec<&SnapshotState> {
     let by_id: BTreeMap<u128, &SnapshotState> = state.snapshots.iter().map(|s| (s.id, s)).collect();
     let mut names = Vec::new();
-    // A circle of parents, in a damaged home, ends where it closes.
+    // A cycle of parents, in a damaged home, ends where it closes.
     let mut seen = BTreeSet::new();
     let mut at = state.current;
     while let Some(s) = at.and_then(|id| by_id.get(&id)).filter(|s| seen.insert(s.id)) {
@@ -109,7 +109,7 @@ pub fn check_name(state: &VmState, name: &str, description: &str) -> Result<()> 
     Ok(())
 }
 
-/// `wanted`, with a number where a snapshot has that name already.
+/// Returns `wanted`, with a number if a snapshot has that name already.
 pub fn free_name(state: &VmState, wanted: &str) -> String {
     let is_free = |name: &str| !state.snapshots.iter().any(|s| s.name == name);
     let numbered = (2u32..).map(|number| format!("{wanted}-{number}"));
@@ -117,7 +117,7 @@ pub fn free_name(state: &VmState, wanted: &str) -> String {
     names.find(|name| is_free(name)).expect("there are more numbers than snapshots")
 }
 
-/// The state after a take: `tops` are (disk number, new top); what was the top is the snapshot's.
+/// Returns the state after a take. `tops` are (disk number, new top); the old tops belong to the snapshot.
 pub fn after_take(state: &VmState, snapshot: SnapshotState, tops: &[(u32, LayerName)]) -> VmState {
     let mut next = state.clone();
     next.last_uid = snapshot.uid;
@@ -131,14 +131,14 @@ pub fn after_take(state: &VmState, snapshot: SnapshotState, tops: &[(u32, LayerN
     next
 }
 
-/// What becomes of the others when names leave the tree.
+/// Changes of the remaining tree when names leave it.
 pub struct Leaving {
     pub current: Option<u128>,
-    /// Snapshots that come to lie on another parent, and which.
+    /// Snapshots that get another parent, with that parent.
     pub moved: BTreeMap<u128, Option<u128>>,
 }
 
-/// The children of the names in `gone` move up.
+/// Returns these changes: the children of the names in `gone` move up.
 pub fn leaving(state: &VmState, gone: &BTreeSet<u128>) -> Leaving {
     let stays = nearest_staying(state, gone);
     let up = |id: Option<u128>| id.and_then(|id| stays.get(&id).copied().unwrap_or(Some(id)));
@@ -147,7 +147,7 @@ pub fn leaving(state: &VmState, gone: &BTreeSet<u128>) -> Leaving {
     Leaving { current: up(state.current), moved }
 }
 
-/// Of each name in `gone`, the next above it that is not.
+/// Returns, for each name in `gone`, its nearest ancestor that stays.
 fn nearest_staying(state: &VmState, gone: &BTreeSet<u128>) -> BTreeMap<u128, Option<u128>> {
     let leave = state.snapshots.iter().filter(|s| gone.contains(&s.id));
     let parents: BTreeMap<u128, Option<u128>> = leave.map(|s| (s.id, s.parent)).collect();
@@ -155,7 +155,7 @@ fn nearest_staying(state: &VmState, gone: &BTreeSet<u128>) -> BTreeMap<u128, Opt
     for id in gone {
         let (mut way, mut at) = (Vec::new(), Some(*id));
         while let Some(here) = at.filter(|here| gone.contains(here) && !found.contains_key(here)) {
-            // A circle of parents, in a damaged home, ends here.
+            // A cycle of parents, in a damaged home, ends here.
             found.insert(here, None);
             way.push(here);
             at = parents.get(&here).copied().flatten();
@@ -166,7 +166,7 @@ fn nearest_staying(state: &VmState, gone: &BTreeSet<u128>) -> BTreeMap<u128, Opt
     found
 }
 
-/// The state once the names in `gone` have left the tree: their children move up, the deltas are to be folded.
+/// Returns the state after the names in `gone` have left the tree: their children move up, and `folds` are recorded.
 pub fn after_names_leave(state: &VmState, gone: &[u128], folds: Vec<FoldState>) -> VmState {
     let gone: BTreeSet<u128> = gone.iter().copied().collect();
     let leaving = leaving(state, &gone);
@@ -183,7 +183,7 @@ pub fn after_names_leave(state: &VmState, gone: &[u128], folds: Vec<FoldState>) 
     next
 }
 
-/// A snapshot and every one that descends from it.
+/// Returns a snapshot and all of its descendants.
 pub fn with_later(state: &VmState, id: u128) -> Vec<u128> {
     let mut children: BTreeMap<u128, Vec<u128>> = BTreeMap::new();
     for s in &state.snapshots {
@@ -193,20 +193,20 @@ pub fn with_later(state: &VmState, id: u128) -> Vec<u128> {
     let mut at = 0;
     while at < found.len() {
         let below = children.get(&found[at]).cloned().unwrap_or_default();
-        // A circle of parents, in a damaged home, ends here.
+        // A cycle of parents, in a damaged home, ends here.
         found.extend(below.into_iter().filter(|id| known.insert(*id)));
         at += 1;
     }
     found
 }
 
-/// Whether the running state descends from the snapshot.
+/// Returns whether the running state descends from the snapshot.
 pub fn is_running(state: &VmState, id: u128) -> bool {
     on_way_up(state).iter().any(|s| s.id == id)
 }
 
-/// The change that ends a fold: `source` is empty, whoever named it now names `target`.
-/// `children` lie on `source` and come to lie on `target`.
+/// Returns the change that ends a fold: `source` is empty, and every reference to it becomes one to `target`.
+/// `children` are the layers over `source`; their new parent is `target`.
 pub fn fold_end(state: &VmState, disk: u32, source: &str, target: &str, children: &[LayerName]) -> Change {
     let mut next = state.clone();
     next.folds.retain(|f| !(f.disk == disk && f.layer == source));
@@ -225,7 +225,7 @@ pub fn fold_end(state: &VmState, disk: u32, source: &str, target: &str, children
     Change { next, reparent, remove: vec![source.to_string()], ..Change::default() }
 }
 
-/// Whether a snapshot or the bin names one of the layers.
+/// Returns whether a snapshot or an entry of the bin names one of the layers.
 pub fn named(state: &VmState, layers: &[&str]) -> bool {
     let frozen = state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
     let mut named = frozen.chain(state.bin.iter().flat_map(BinnedState::layers));

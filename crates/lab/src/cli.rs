@@ -33,7 +33,7 @@ pub enum Command {
     Demo(DemoArgs),
 }
 
-/// Returns the exit code of a command: of a run that failed, that of its error.
+/// Returns the exit code of a command; for a failed run, that of its error.
 fn run(cli: &Cli, output: Output) -> Result<u8> {
     refuse_other_version(env!("CARGO_PKG_VERSION"))?;
     match &cli.command {
@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
             let code = error.exit_code();
             note(&format!("unstun-lab: {error}"));
             if cli.global.json {
-                // Standard output may be what failed; the exit code still says so.
+                // Standard output may be what failed; the exit code still reports the error.
                 let _ = output.json(&ErrorBody::from(error));
             }
             ExitCode::from(code)

@@ -1,4 +1,5 @@
-//! `unstun lab ...`: the lab is a library, this asks it and prints. No daemon is asked, and none runs any of it.
+//! Commands of `unstun lab`. They call the lab's library and print the result. They use no daemon, and no daemon runs
+//! any of them.
 
 // Commands and the demo run in real time.
 #![allow(clippy::disallowed_methods)]
@@ -27,7 +28,7 @@ use crate::storage::StorageModel;
 use crate::vmware::rules::Hypothesis;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Answers the exit code: what was measured is printed, and a run that failed has failed.
+/// Returns the exit code. The results of a failed run are printed, and the exit code is still that of a failure.
 pub fn run(command: &LabCommand, output: Output) -> Result<u8> {
     let done = match command {
         LabCommand::Compare(args) => return compare::run(args, output),
@@ -74,7 +75,7 @@ fn modelled(name: &str) -> Result<SubjectArg> {
     }
 }
 
-/// `own` is the hypothesis where none is asked for.
+/// Returns the stack of a subject. `own` is the hypothesis if none is given.
 fn stack(subject: SubjectArg, hypothesis: Option<&str>, own: Hypothesis) -> Result<Stack> {
     match (subject, hypothesis) {
         (SubjectArg::Esx, None) => Ok(Stack::Esx(own)),
@@ -90,7 +91,8 @@ fn storage(name: &str) -> Result<StorageModel> {
     Ok(fitted::model(name)?)
 }
 
-/// Set by Ctrl-C, and by whoever ends this process or its terminal: servers of a run have to be ended with it. What was sampled until then is kept.
+/// Returns a flag that is set by Ctrl-C and by the signals that end this process or its terminal. The run must then end
+/// its servers; what was sampled until then is kept.
 fn interruption() -> Result<Arc<AtomicBool>> {
     let flag: Arc<AtomicBool> = Arc::default();
     let (seen, runtime) = (flag.clone(), runtime()?);
@@ -99,7 +101,7 @@ fn interruption() -> Result<Arc<AtomicBool>> {
             seen.store(true, Ordering::Relaxed);
         }
     };
-    // It ends with the process: nothing waits for it.
+    // The thread ends with the process; no code waits for it.
     std::thread::Builder::new()
         .name("interruption".into())
         .spawn(wait)

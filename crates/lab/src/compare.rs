@@ -1,7 +1,7 @@
-//! The same work on several subjects in turns: what a snapshot costs each, beside what the others pay in the same minutes.
+//! The same work on several subjects in turns: what a snapshot costs each subject, compared within the same minutes.
 //!
-//! A machine's speed drifts, so every round runs every subject once, beginning with another one each time, and what is
-//! told are medians over the rounds and each subject's ratio to its own baseline in the same round.
+//! A machine's speed drifts, so every round runs every subject once and begins with a different one. The results are
+//! medians over the rounds, and each subject's ratio to its own baseline in the same round.
 
 mod summary;
 
@@ -13,24 +13,24 @@ pub use summary::{Cell, Summary, summarize, text};
 
 /// The snapshot's name in every run.
 pub const SNAPSHOT: &str = "compared";
-/// A commit has this many times a phase's time, then the load stops and it drains.
+/// Time limit of a commit under load, in phases. After it the load stops and the commit drains.
 const COMMIT_PHASES: f64 = 6.0;
-/// Of each phase, for connections and caches to warm up: a tenth.
+/// Share of each phase in which connections and caches warm up: a tenth.
 const WARM_UP: f64 = 0.1;
 
-/// What every subject does.
+/// The work of every subject.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
     pub disk_bytes: u64,
     pub block_bytes: u32,
     pub read_percent: u8,
     pub outstanding: u32,
-    /// Of the baseline, of the time with the snapshot, and of the time after.
+    /// Seconds of the baseline, of the time with the snapshot, and of the time after the commit.
     pub phase_seconds: f64,
 }
 
 impl Default for Work {
-    /// What virtual machines do in design figures: 4 KiB, random, 70 percent reads, 32 under way.
+    /// Returns the load that design figures assume for virtual machines: 4 KiB, random, 70 percent reads, 32 under way.
     fn default() -> Work {
         Work {
             disk_bytes: 1 << 30,
@@ -65,7 +65,7 @@ impl Work {
             interval_us: 1_000_000,
             heartbeat: None,
             steps: vec![
-                // 1 MiB, 8 under way: the disk is filled, nobody's speed is measured by it.
+                // 1 MiB, 8 under way: this fills the disk and is not part of the comparison.
                 step(Phase::Prepare, "fill", Action::Prepare { block_bytes: 1 << 20, outstanding: 8 }),
                 run(Phase::Baseline, "without a snapshot"),
                 step(Phase::Snapshot, "take", Action::Take { name: name(), count: None, load: true }),
@@ -82,8 +82,8 @@ impl Work {
     }
 }
 
-/// Runs every subject in every round. `run` gets a subject's name and the round, from 0. Answers all records, in the order
-/// of their runs; stops early when `goes_on` says no.
+/// Runs every subject in every round. `run` receives a subject's name and the round, from 0. Returns all records in the
+/// order of their runs; stops early when `goes_on` returns false.
 pub fn alternate(
     subjects: &[String],
     rounds: u32,

@@ -1,6 +1,6 @@
-//! `unstun demo`: a guest's load on a real NBD connection while a snapshot is taken, lived with, and committed.
+//! `unstun demo`: a guest's load on a real NBD connection while a snapshot is taken, kept and committed.
 //!
-//! A client like any other: everything it knows comes from the API, the NBD socket and a clock.
+//! The demo is an ordinary client: all of its data come from the API, the NBD socket and a clock.
 
 // The demo measures in real time.
 #![allow(clippy::disallowed_methods)]
@@ -38,13 +38,13 @@ use crate::demo::report::Report;
 
 const VM: &str = "demo";
 const SNAPSHOT: &str = "demo-snapshot";
-/// Of 1 MiB writes while the disk is filled.
+/// Number of 1 MiB writes in flight while the disk is filled.
 const FILL_DEPTH: usize = 8;
 
-/// How long each phase lasts; the commit lasts until it ends.
+/// Length of each phase. The commit has none; it lasts until it ends.
 pub struct Plan {
     pub disk_bytes: u64,
-    /// Not reported: caches, tables and file growth settle.
+    /// Warm-up that is not reported, during which caches, tables and file growth settle.
     pub warm_up: Duration,
     pub baseline: Duration,
     pub snapshot: Duration,
@@ -63,7 +63,7 @@ impl Default for Plan {
     }
 }
 
-/// What an interrupted demo leaves behind.
+/// State in which an interrupted demo leaves the VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     NothingTaken,
@@ -71,7 +71,7 @@ enum Stage {
     Committing,
 }
 
-/// Measures, prints, keeps the run in `dir`, and judges: wrong data are damage found.
+/// Measures, prints, and keeps the run in `dir`. Wrong data count as damage.
 pub async fn run(client: &Client, output: Output, plan: &Plan, dir: Option<&Path>) -> Result<()> {
     let (report, record) = measure(client, output, plan, dir).await?;
     output.result(&report, |report| format!("\n{}", report.describe()))?;
@@ -85,7 +85,7 @@ pub async fn run(client: &Client, output: Output, plan: &Plan, dir: Option<&Path
     }
 }
 
-/// Until all phases have ended, or Ctrl-C.
+/// Measures until all phases have ended, or until Ctrl-C.
 pub async fn measure(
     client: &Client,
     output: Output,
@@ -128,7 +128,7 @@ async fn whole(
         format_bytes(regions.load_bytes()),
         load::DEPTH
     ));
-    // The fill's sequence is `seed`; every later one is greater.
+    // The fill uses `seed` as its sequence number; every later sequence number is greater.
     let load = load::Load::start(&disk.nbd_uri, regions, seed + 1)?;
     let recording = Recording::begin(client, &vm, seed, dir).await?;
     let run = run::Run::new(client, output, plan, stage, (vm, snapshot), load, recording);
@@ -142,7 +142,7 @@ async fn find_or_create(client: &Client, output: Output, plan: &Plan, name: &VmN
             vm.nbd_clients
         ))),
         Err(error) if error.kind == ErrorKind::NotFound => {
-            // The disk itself, and a delta that may grow to the same size.
+            // Space for the disk itself, and for a delta that may grow to the same size.
             let needed = 2 * plan.disk_bytes;
             let free = client.status().await?.free_bytes;
             if free < needed {
@@ -167,7 +167,7 @@ async fn find_or_create(client: &Client, output: Output, plan: &Plan, name: &VmN
     }
 }
 
-/// Whatever an interrupted demo left open is ended first, so that this one starts from one base disk.
+/// Ends what an interrupted demo left open, so that this one starts from one base disk.
 async fn finish_earlier_run(
     client: &Client,
     output: Output,

@@ -1,8 +1,8 @@
-//! The published experiments, and anybody's own: what was measured where, in what steps, and which figures came out.
+//! The published experiments, and users' own: setup, steps, and the published figures.
 //!
-//! An experiment is a TOML file. Those that ship are in `experiments/`, embedded, and known by the file's name; any
-//! other is read by its path. Keys carry their units, sizes are those of the article, and what an article does not say
-//! is an [`Unknown`] with the values that are plausible.
+//! An experiment is a TOML file. Those that ship are in `experiments/`, are embedded, and have the file's name. Any
+//! other experiment is read from its path. Keys carry their units, and sizes are those of the article. What an article
+//! does not say is an [`Unknown`] with its plausible values.
 
 mod catalogue;
 mod cells;
@@ -32,27 +32,28 @@ use crate::workload::Worker;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experiment {
-    /// The file's, without its ending.
+    /// The file's name, without its extension.
     #[serde(skip)]
     pub name: String,
     pub title: String,
     /// Article, author, year.
     pub source: String,
-    /// Model, by its name or the path of its TOML.
+    /// Storage model: its name, or the path of its TOML file.
     pub storage: String,
-    /// Whose baseline the model's free constants are fitted to; None: this experiment's own, if it has one.
+    /// The experiment whose baseline the model's free constants are fitted to; None: this experiment's own baseline, if
+    /// it has one.
     #[serde(default)]
     pub fitted_on: Option<String>,
-    /// Of the samples: what the authors' tools averaged over.
+    /// Length of a sample: the interval that the authors' tools averaged over.
     #[serde(default = "one")]
     pub interval_seconds: u32,
-    /// Slips of the source, what was inferred and from what.
+    /// Slips of the source, and what was inferred from which evidence.
     #[serde(default)]
     pub notes: Vec<String>,
     pub esx: Esx,
     #[serde(default)]
     pub scale: Option<Scale>,
-    /// None: nobody pinged the VM.
+    /// None: the VM was not pinged.
     #[serde(default)]
     pub heartbeat: Option<Heartbeat>,
     #[serde(rename = "disk")]
@@ -66,7 +67,7 @@ pub struct Experiment {
     pub published: Vec<Published>,
     #[serde(default, rename = "unknown")]
     pub unknowns: Vec<Unknown>,
-    /// At most one for each baseline cell.
+    /// At most one fit for each baseline cell.
     #[serde(default, rename = "fit")]
     pub fits: Vec<Fit>,
 }
@@ -83,55 +84,56 @@ fn whole_record() -> u32 {
     JOURNAL_RECORD_SECTORS
 }
 
-/// What VMware's side of it was.
+/// The VMware side of the experiment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Esx {
-    /// Decides how a commit is carried out, and what a stun costs.
+    /// The release, which decides how a commit is carried out and what a stun costs.
     pub release: Version,
     pub format: Format,
     /// The disks are deltas over read-only bases from the start.
     #[serde(default)]
     pub linked_clone: bool,
-    /// Deltas lie on a device of their own, of this model; None: beside the disks.
+    /// Storage model of a separate device for deltas; None: they are beside the disks.
     #[serde(default)]
     pub delta_storage: Option<String>,
-    /// A filter spares reads the tables of deltas that hold nothing of them: 7.0 U2 and later, SEsparse.
+    /// A filter spares reads the tables of deltas that hold nothing of the range: 7.0 U2 and later, SEsparse.
     #[serde(default)]
     pub read_filter: bool,
-    /// The datastore is a file server's; else VMFS.
+    /// The datastore is on a file server; otherwise it is VMFS.
     #[serde(default)]
     pub nfs: bool,
-    /// Records that VMFS writes when it zeroed a block.
+    /// Records that VMFS writes when it has zeroed a block.
     #[serde(default = "all_marks")]
     pub block_marks: u32,
-    /// Pieces that a commit has under way at a time.
+    /// Pieces that a commit keeps under way at a time.
     #[serde(default = "one")]
     pub committer_outstanding: u32,
-    /// First writes that share a record of SEsparse's journal at most; as many as there is room for is the most.
+    /// Most first writes that share a record of SEsparse's journal. The maximum is the number that a record has room
+    /// for.
     #[serde(default = "whole_record")]
     pub journal_writes: u32,
 }
 
-/// Of the deltas.
+/// Format of the deltas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     VmfsSparse,
     SeSparse,
-    /// No deltas: the array's own snapshots.
+    /// No deltas: the array takes its own snapshots.
     VVol,
 }
 
-/// A smaller run in place of one that would take too long to simulate. Rates stay what they are.
+/// A smaller run in place of one that would take too long to simulate. Its rates are those of the full size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scale {
-    /// Disks, what workers work on, and caches of tables are divided by it.
+    /// Divisor of the disks, of the workers' ranges, and of the caches of tables.
     pub size: u32,
-    /// All durations are divided by it, and predicted ones multiplied.
+    /// Divisor of all durations; predicted durations are multiplied by it.
     pub time: u32,
-    /// Why this changes nothing that is compared.
+    /// Why the scale does not change any compared figure.
     pub note: String,
 }
 
@@ -140,7 +142,7 @@ pub struct Scale {
 pub struct Disk {
     pub name: String,
     pub size_bytes: u64,
-    /// Disks like this one.
+    /// Number of disks like this one.
     #[serde(default = "one")]
     pub times: u32,
 }
@@ -151,16 +153,16 @@ pub struct Disk {
 pub struct Published {
     pub phase: Phase,
     pub quantity: Quantity,
-    /// Of which step of that phase, by its label; None: all of them.
+    /// Label of the step within that phase; None: all of its steps.
     #[serde(default)]
     pub span: Option<String>,
-    /// Of a commit's seconds.
+    /// Part of a commit's seconds.
     #[serde(default)]
     pub part: Option<Part>,
-    /// Of which of the phase's stuns, from 1; None: all of them, added up.
+    /// Number of the stun within the phase, from 1; None: the sum of all its stuns.
     #[serde(default)]
     pub stun: Option<u32>,
-    /// None: the article says something, and no figure.
+    /// None: the article describes the result without a figure.
     #[serde(default)]
     pub value: Option<f64>,
     pub r#use: Use,
@@ -171,11 +173,11 @@ pub struct Published {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
-    /// Until what the delta held when the commit was asked for has been copied.
+    /// The time until the delta's content at the commit's request has been copied.
     FirstRound,
 }
 
-/// An input that nobody published: the first value is what a single run has, all together make the band.
+/// An input that is not published. The first value is that of a single run; all values together make the band.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unknown {
@@ -188,23 +190,23 @@ pub struct Unknown {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Input {
-    /// Of each worker.
+    /// I/Os that each worker keeps under way.
     Outstanding,
-    /// Of each worker.
+    /// Alignment of each worker's I/Os.
     AlignBytes,
-    /// Of each worker.
+    /// Length of each worker's part of the disk.
     WorkingSetBytes,
-    /// Of the steps of the phase `snapshot` that run for a time.
+    /// Length of those steps of the phase `snapshot` that run for a time.
     SnapshotSeconds,
     /// See [`Esx::committer_outstanding`].
     CommitterOutstanding,
-    /// See [`Esx::read_filter`]: 0 is none.
+    /// See [`Esx::read_filter`]; 0 is no filter.
     ReadFilter,
     /// See [`Esx::block_marks`].
     BlockMarks,
     /// See [`Esx::journal_writes`].
     JournalWrites,
-    /// What a call of the datastore for a file (`calls.call` of its model) takes, microseconds.
+    /// Time that one call of the datastore for a file takes (`calls.call` of its model), microseconds.
     FileCallUs,
 }
 
@@ -212,12 +214,12 @@ pub enum Input {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fit {
-    /// As the model calls it.
+    /// The constant's name in the model.
     pub constant: String,
-    /// Between what it is physically ordinary, in the constant's unit.
+    /// Range that is physically ordinary, in the constant's unit.
     pub low: f64,
     pub high: f64,
-    /// The cell.
+    /// Phase and quantity of the cell.
     pub phase: Phase,
     pub quantity: Quantity,
 }
@@ -237,12 +239,12 @@ impl Input {
         }
     }
 
-    /// Of the load: a baseline is another one with another value.
+    /// Returns whether the input belongs to the load, whose values change the baseline.
     pub fn moves_baseline(self) -> bool {
         matches!(self, Input::Outstanding | Input::AlignBytes | Input::WorkingSetBytes)
     }
 
-    /// Empty for a plain number.
+    /// Returns the unit; empty for a plain number.
     pub fn unit(self) -> &'static str {
         match self {
             Input::Outstanding
@@ -258,7 +260,7 @@ impl Input {
 }
 
 impl Experiment {
-    /// One disk, nothing published, samples of a second.
+    /// Returns an experiment with one disk, no published figures, and samples of one second.
     pub fn bare(
         name: &str,
         storage: &str,
@@ -297,13 +299,13 @@ impl Experiment {
         }
     }
 
-    /// Of each disk, bytes, in full size.
+    /// Returns the size of each disk in full size, bytes.
     pub fn disk_bytes(&self) -> Vec<u64> {
         let each = |disk: &Disk| std::iter::repeat_n(disk.size_bytes, disk.times as usize);
         self.disks.iter().flat_map(each).collect()
     }
 
-    /// What nobody published, as a single run has it.
+    /// Returns the values that a single run assumes for the inputs that are not published.
     pub fn declared(&self) -> Vec<Constant> {
         let constant = |unknown: &Unknown| Constant {
             name: unknown.input.name().to_string(),
@@ -315,7 +317,7 @@ impl Experiment {
         self.unknowns.iter().map(constant).collect()
     }
 
-    /// The experiment with another value for something that is not known.
+    /// Returns the experiment with another value for an input that is not published.
     pub fn with(&self, input: Input, value: u64) -> Experiment {
         let mut other = self.clone();
         let narrow = u32::try_from(value).unwrap_or(u32::MAX);

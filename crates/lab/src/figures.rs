@@ -1,40 +1,41 @@
-//! What a phase of a run comes to: the one place that makes figures of samples.
+//! Figures of a run's phases. This is the only module that computes figures from samples.
 //!
-//! Rows, pages, workbooks, terminals and comparisons show these figures, so that no two of them can disagree.
+//! Rows, pages, workbooks, terminals and comparisons show these figures, so they always agree.
 
 use crate::run::{Counters, LayerHost, Phase, PhaseSpan, Quantity, Record, Sample, Spread, Stun};
 
-/// IOmeter's megabyte, and that of the articles: 90,000 I/Os of 8 KiB a second are "700 MB/s".
+/// IOmeter's megabyte, which the articles use too: 90,000 I/Os of 8 KiB a second are "700 MB/s".
 const MB: f64 = (1 << 20) as f64;
 
 /// Figures of a phase, of one of its steps, or of a whole record without phases.
 ///
 /// Rates and latencies cover the samples that count: those after a step's warm-up, and none of a step that is over at
-/// once, such as a take. What is a maximum covers all samples. `None` stands for what was not sampled.
+/// once, such as a take. Maxima cover all samples. `None` means that the figure was not sampled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figures {
-    /// None: of a record without phases.
+    /// None: the record has no phases.
     pub phase: Option<Phase>,
-    /// Of a step; None: all steps of the phase together.
+    /// Label of a step; None: all steps of the phase together.
     pub step: Option<String>,
     pub begin_us: u64,
-    /// Of the steps, added up.
+    /// Sum over the steps.
     pub lasts_us: u64,
     pub reads_per_s: Option<f64>,
     pub writes_per_s: Option<f64>,
-    /// Of 2^20 bytes.
+    /// A megabyte is 2^20 bytes.
     pub mb_per_s: Option<f64>,
     pub host_reads_per_s: Option<f64>,
     pub host_writes_per_s: Option<f64>,
-    /// Host reads per guest read, where the host was seen and the guest read.
+    /// Host reads per guest read; None where host reads were not observed or the guest did not read.
     pub host_read_ratio: Option<f64>,
     pub host_write_ratio: Option<f64>,
-    /// Of the host's; None in runs that do not tell them apart.
+    /// The part of the host's reads and writes that went to tables; None in runs that do not count them separately.
     pub table_reads_per_s: Option<f64>,
     pub table_writes_per_s: Option<f64>,
-    /// Over all completions whose latency is known.
+    /// Mean over all completions whose latency is known.
     pub mean_us: Option<f64>,
-    /// The median of the intervals' 99th percentiles, the worse of reads and writes: percentiles do not add up.
+    /// The median over the intervals of the 99th percentile; the worse of reads and writes. Percentiles cannot be
+    /// added.
     pub p99_us: Option<f64>,
     pub max_us: Option<f64>,
     pub stuns: usize,
@@ -50,7 +51,7 @@ impl Figures {
         Some(self.reads_per_s? + self.writes_per_s?)
     }
 
-    /// Returns the figure that rows call `quantity`; None also for what samples do not tell.
+    /// Returns the figure that rows call `quantity`; None also for quantities that samples do not contain.
     pub fn value(&self, quantity: Quantity) -> Option<f64> {
         match quantity {
             Quantity::ReadsPerS => self.reads_per_s,
@@ -67,13 +68,13 @@ impl Figures {
         }
     }
 
-    /// Returns the phase in words.
+    /// Returns the name of the phase.
     pub fn name(&self) -> &'static str {
         self.phase.map_or("all", crate::report::phase_name)
     }
 }
 
-/// Returns one for each phase, in the order of time; one for everything where no phases are known.
+/// Returns the figures of each phase, in the order of time; those of the whole record where it has no phases.
 pub fn phases(record: &Record) -> Vec<Figures> {
     let Some((begin_us, end_us)) = record.phases.is_empty().then(|| crate::report::extent(record)) else {
         return by_phase(record).into_iter().map(|spans| of(record, &spans)).collect();
@@ -82,7 +83,7 @@ pub fn phases(record: &Record) -> Vec<Figures> {
     vec![Figures { phase: None, step: None, ..of(record, &[&all]) }]
 }
 
-/// Returns each phase, and behind a phase of several steps each of those.
+/// Returns the figures of each phase, followed by those of its steps where it has several.
 pub fn phases_and_steps(record: &Record) -> Vec<Figures> {
     if record.phases.is_empty() {
         return phases(record);
@@ -96,7 +97,7 @@ pub fn phases_and_steps(record: &Record) -> Vec<Figures> {
     lines.collect()
 }
 
-/// The spans of each phase, phases in the order of their first.
+/// Groups the spans by phase, in the order of each phase's first span.
 fn by_phase(record: &Record) -> Vec<Vec<&PhaseSpan>> {
     let mut phases: Vec<Vec<&PhaseSpan>> = Vec::new();
     for span in &record.phases {
@@ -108,7 +109,7 @@ fn by_phase(record: &Record) -> Vec<Vec<&PhaseSpan>> {
     phases
 }
 
-/// Returns what the samples, stuns and beats within these spans come to together. There is at least one span.
+/// Returns the figures of the samples, stuns and beats within these spans together. There must be at least one span.
 pub fn of(record: &Record, spans: &[&PhaseSpan]) -> Figures {
     let within = |at_us: u64| spans.iter().any(|span| span.holds(at_us));
     let mut sums = Sums::default();
@@ -150,12 +151,12 @@ struct Sums {
     latency_us: f64,
     latencies: f64,
     p99s: Vec<f64>,
-    /// Of all samples.
+    /// Maxima over all samples.
     max_us: f64,
     gap_us: u64,
 }
 
-/// Sums over the samples in which the host was seen.
+/// Sums over the samples with host counts.
 #[derive(Default)]
 struct HostSums {
     interval_us: f64,
@@ -163,7 +164,7 @@ struct HostSums {
     writes: f64,
     table_reads: f64,
     table_writes: f64,
-    /// Those of the guest within them.
+    /// The guest's I/Os in the same samples.
     guest_reads: f64,
     guest_writes: f64,
 }
@@ -236,7 +237,7 @@ impl HostSums {
     }
 }
 
-/// A latency that was measured; imports have others.
+/// Returns a latency that was measured; imports may contain zero or non-finite ones.
 fn known(us: f64) -> Option<f64> {
     Some(us).filter(|us| us.is_finite() && *us > 0.0)
 }
@@ -246,22 +247,22 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// What the layers at one height were asked for in one step of a phase.
+/// I/O on the layers at one height in one step of a phase.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerFigures {
     pub phase: Phase,
     pub label: String,
-    /// How many layers are below.
+    /// Number of layers below.
     pub layer: u32,
     pub reads_per_s: f64,
     pub writes_per_s: f64,
     pub table_reads_per_s: f64,
     pub table_writes_per_s: f64,
-    /// Of 2^20 bytes, read and written.
+    /// Bytes read and written; a megabyte is 2^20 bytes.
     pub mb_per_s: f64,
 }
 
-/// Returns those of the spans that lasted, in the order of time, base first.
+/// Returns the figures of all spans with a length, in the order of time, base first.
 pub fn layers(record: &Record) -> Vec<LayerFigures> {
     let lasting = record.phases.iter().filter(|span| span.end_us > span.begin_us);
     lasting.flat_map(|span| span.layers.iter().map(|layer| of_layer(span, layer))).collect()

@@ -1,7 +1,7 @@
-//! Measurements of other tools as `Record`s, so that anyone's own runs get the same report.
+//! Imports measurements of other tools as `Record`s, so that users' own runs get the same report.
 //!
-//! The format is told by what is in the file, never by its name. The bytes come from strangers: whatever they are, reading
-//! them ends, in memory bounded by the constants here, and what made no sense is skipped and said.
+//! The content of a file decides its format, never its name. The bytes are untrusted: reading always ends, and the
+//! constants here bound its memory. What makes no sense is skipped and reported.
 
 mod base;
 mod detect;
@@ -28,16 +28,16 @@ use lines::Lines;
 pub use detect::Format;
 pub use merge::merge;
 
-/// Intervals kept of one file: at 250 bytes each 125 MB; at one a second almost six days.
+/// Most intervals kept of one file: 125 MB at 250 bytes each; almost six days at one a second.
 pub const SAMPLES_MAX: usize = 500_000;
-/// Beats, stuns and marks kept of one file, each kind.
+/// Most beats, stuns and marks kept of one file, for each kind.
 pub const EVENTS_MAX: usize = 200_000;
-/// Complaints kept; beyond them they are counted.
+/// Most complaints kept; further ones are only counted.
 pub const SKIPPED_MAX: usize = 100;
-/// Longest text taken over from a file into a name or a message.
+/// Longest text taken from a file into a name or a message.
 const TEXT_CHARS_MAX: usize = 200;
 
-/// Which of a file's columns are wanted: each a part of the name, in any case; None wants all.
+/// The columns of a file to import: each field is a part of a name, in any case; None selects all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
     pub vm: Option<String>,
@@ -45,10 +45,10 @@ pub struct Selection {
     pub counter: Option<String>,
 }
 
-/// Something that was passed over, and where.
+/// Something that was skipped, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skipped {
-    /// From 1; None where it concerns the whole file.
+    /// Number from 1; None where the whole file is concerned.
     pub line: Option<u64>,
     pub what: String,
 }
@@ -62,18 +62,18 @@ impl std::fmt::Display for Skipped {
     }
 }
 
-/// What a file came to.
+/// The result of an import.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Imported {
     pub format: Format,
-    /// None of a configuration, which measured nothing.
+    /// Empty for a configuration, which contains no measurements.
     pub records: Vec<Record>,
-    /// What a configuration would have run.
+    /// The load that a configuration describes.
     pub workload: Option<Workload>,
     pub skipped: Vec<Skipped>,
 }
 
-/// What was passed over, while a file is read.
+/// Collects what is skipped while a file is read.
 #[derive(Debug, Default)]
 struct Skips {
     list: Vec<Skipped>,
@@ -105,15 +105,15 @@ impl Skips {
     }
 }
 
-/// Of a file, as text that may be shown: no control characters, not longer than a line.
+/// Returns text of a file that is safe to show: without control characters, and no longer than a line.
 fn text(text: &str) -> String {
     text.trim().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(TEXT_CHARS_MAX).collect()
 }
 
-/// Reads all of `input`, called `name` in what is said of it.
+/// Imports all of `input`, which messages call `name`.
 ///
-/// Errors: `Unsupported` where no format is recognised or nothing in the file is of use, with what was found; `Io` where
-/// the first bytes cannot be read. A file cut or unreadable further on gives what was read until there.
+/// Errors: `Unsupported` where no format is recognised or nothing in the file is of use, with what was found; `Io`
+/// where the first bytes cannot be read. A file that is cut or unreadable further on gives what was read until there.
 pub fn import(name: &str, input: &mut dyn BufRead, selection: &Selection) -> Result<Imported> {
     let mut lines = Lines::new(input).map_err(|e| Error::new(ErrorKind::Io, name, e.to_string()))?;
     let format = detect::detect(lines.head()).ok_or_else(|| unknown(name, lines.head()))?;

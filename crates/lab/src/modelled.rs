@@ -1,7 +1,7 @@
-//! Our own engine as a subject on modelled storage, in virtual time; and a flat disk beside it.
+//! Our own engine as a subject on modelled storage, in virtual time, and a flat disk for comparison.
 //!
-//! Every run has a world of its own on the thread that asks for it, so as many run side by side as there are threads.
-//! A run is a function of its seed: `Outcome::event_hash` is the proof.
+//! Every run has a world of its own on the calling thread, so as many runs as threads can run concurrently. A run is a
+//! function of its seed, which `Outcome::event_hash` proves.
 
 mod flat;
 mod held;
@@ -19,15 +19,15 @@ use crate::run::{Counters, End, Record};
 use crate::runner::{self, Audience, Plan};
 use crate::subject::Subject;
 
-/// What serves the disks.
+/// The software that serves the disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// VMware-style delta chains, by our engine.
+    /// VMware-style delta chains of our engine.
     Redo,
-    /// Our own store.
+    /// Our own native store.
     Native,
-    /// A flat file each; snapshots cost nothing and are somebody else's, as those of an array.
+    /// One flat file each; snapshots cost nothing and are taken elsewhere, such as by an array.
     Plain,
 }
 
@@ -40,7 +40,7 @@ impl Engine {
         }
     }
 
-    /// A VM with disks of these sizes (bytes, multiples of 4 KiB), newly made.
+    /// Creates a VM with disks of these sizes (bytes, multiples of 4 KiB).
     pub async fn make(self, env: &Env, world: &SimWorld, disk_bytes: &[u64]) -> Result<Rc<dyn Subject>> {
         Ok(match self {
             Engine::Redo => Rc::new(MachineSubject::redo(env, world, disk_bytes).await?),
@@ -50,20 +50,22 @@ impl Engine {
     }
 }
 
-/// What came of a modelled run.
+/// The result of a modelled run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     pub record: Record,
-    /// Folded over all that happened in the world.
+    /// Hash over all events of the world.
     pub event_hash: u64,
 }
 
-/// For long runs: content stays without a word about power cuts, and no number of I/Os is too many.
+/// Returns options for long runs: content takes effect at completion and no power cut can lose it. The number of I/Os
+/// is unlimited.
 pub fn world_options(below: Options) -> Options {
     Options { content: ContentMode::Applied, events_max: u64::MAX, ..below }
 }
 
-/// Runs a plan on what `make` makes, in a world of its own. A subject that cannot be made is a failed run.
+/// Runs a plan on the subject that `make` creates, in a world of its own. A subject that cannot be created gives a
+/// failed run.
 pub fn run<F>(
     options: Options,
     plan: Plan,
@@ -101,7 +103,7 @@ pub fn run_engine(
     )
 }
 
-/// What has reached the storage of a world, whoever asked for it.
+/// Returns counts of all I/O that has reached the storage of a world.
 pub fn storage_counters(world: &SimWorld) -> Counters {
     use sim::OpKind::{Flush, Read, SyncDir, Write};
     let (read, written) = (world.count(Read), world.count(Write));

@@ -1,4 +1,4 @@
-//! A flat file as a disk: what a guest without snapshots has, the baseline of every comparison.
+//! A flat file as a disk: the disk of a guest without snapshots, and the baseline of every comparison.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, File, Local, Result, Slice};
 
-/// What clients are told to prefer.
+/// Request size that clients are advised to use, bytes.
 const PREFERRED_BYTES: u32 = 4096;
 
 pub struct Plain {
@@ -15,7 +15,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// The file has that size.
+    /// Wraps a file of `size_bytes`.
     pub fn new(file: File, size_bytes: u64) -> Plain {
         Plain { file, size_bytes }
     }

@@ -1,4 +1,5 @@
-//! Will a commit end under this load on this storage, how long will it take, and what will the guest see meanwhile.
+//! Predicts whether a commit will end under this load on this storage, how long it takes, and what the guest sees
+//! meanwhile.
 
 use serde::Serialize;
 
@@ -13,30 +14,30 @@ use crate::vmware::rules::Hypothesis;
 use crate::vmware::spec::Version;
 use crate::workload::{Pacing, Worker};
 
-/// The question.
+/// The load, the age of the snapshot and the seed of a prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Question {
     pub iops: u32,
     pub read_percent: u8,
-    /// How long the snapshot is there before its commit.
+    /// Seconds from the take to the commit.
     pub keep_s: u32,
     pub seed: u64,
 }
 
-/// Of one stack.
+/// The prediction for one stack.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Answer {
     pub stack: &'static str,
-    /// What the storage gives of what is asked for, without a snapshot.
+    /// IOPS that the storage delivers for this load without a snapshot.
     pub baseline_iops: Option<f64>,
     pub snapshot_iops: Option<f64>,
     pub commit_iops: Option<f64>,
-    /// None: it did not end within the limit.
+    /// None: the commit did not end within the limit.
     pub commit_s: Option<f64>,
     pub converged: bool,
-    /// The median of the 99th percentiles of the commit's seconds.
+    /// The median over the commit's seconds of the 99th percentile.
     pub commit_p99_us: Option<f64>,
-    /// The longest time in which no I/O completed, of the whole run.
+    /// The longest time in which no I/O completed, over the whole run.
     pub gap_us: u64,
     pub stuns: usize,
     pub longest_stun_us: u64,
@@ -44,7 +45,7 @@ pub struct Answer {
     pub failure: Option<String>,
 }
 
-/// The ways a commit may go.
+/// The ways in which a commit may be carried out.
 pub const STACKS: [(&str, Stack, Version); 4] = [
     ("ESX 5.5, helper", Stack::Esx(Hypothesis::FPrime), Version::Esx55),
     ("ESX 6.0, mirror", Stack::Esx(Hypothesis::S), Version::Esx60),
@@ -57,17 +58,17 @@ const BLOCK_BYTES: u32 = 4096;
 /// The disk is written once, so that no read meets a hole.
 const FILL_BYTES: u32 = 1 << 20;
 const FILL_OUTSTANDING: u32 = 8;
-/// What a guest's driver keeps under way at most.
+/// Most I/Os that a guest's driver keeps under way.
 const OUTSTANDING: u32 = 32;
 const BASELINE_S: f64 = 20.0;
-/// So many requests scatter by 2 percent.
+/// Requests per run: their count scatters by 2 percent.
 const RATE_REQUESTS: f64 = 2000.0;
-/// Small, because the rate of a model made of figures does not depend on it.
+/// Small, because the rate of a model that is made from figures does not depend on it.
 const RATE_DISK_BYTES: u64 = 64 << 20;
-/// An hour: who waits longer calls it not converging.
+/// Limit of a commit: one that takes more than an hour counts as not converging.
 const LIMIT_S: f64 = 3600.0;
 
-/// The experiment that is played for an answer.
+/// Returns the experiment that is run for a prediction.
 fn experiment(question: Question, storage: &str, version: Version) -> Experiment {
     let interval_us = (1_000_000 / u64::from(question.iops.max(1))).max(1);
     let worker = Worker {
@@ -93,7 +94,7 @@ fn experiment(question: Question, storage: &str, version: Version) -> Experiment
     Experiment::bare("predict", storage, version, DISK_BYTES, vec![worker], steps)
 }
 
-/// What a model gives of the load of a measured figure: the rate of a flat file, for a short time.
+/// Returns the rate that a model gives for the load of a measured figure: that of a flat file, for a short time.
 pub fn rate(figure: &Figure, storage: &StorageModel, seed: u64) -> Option<f64> {
     let ask = figure.ask;
     let worker = Worker {
@@ -126,7 +127,7 @@ pub fn rate(figure: &Figure, storage: &StorageModel, seed: u64) -> Option<f64> {
     record.rows.iter().find(is_wanted)?.predicted
 }
 
-/// Plays one of [`STACKS`].
+/// Runs the prediction for one of [`STACKS`].
 pub fn ask(question: Question, which: usize, storage: &StorageModel, audience: Audience) -> Answer {
     let (name, stack, version) = STACKS[which];
     let play = Play {

@@ -1,4 +1,4 @@
-//! What is seen of a run while it goes: counts and latencies per interval, gaps, heartbeats.
+//! Observations during a run: counts and latencies per interval, gaps, heartbeats.
 
 mod heartbeat;
 mod meter;

@@ -1,5 +1,5 @@
-//! Stacks on real storage, as subjects. They are measured through what every user has: NBD, files, block devices, and the
-//! stack's own commands or API. It uses no private interface of our engine.
+//! Stacks on real storage, as subjects. The lab measures them through the interfaces that every user has: NBD, files,
+//! block devices, and the stack's own commands or API. It uses no private interface of our engine.
 
 mod core;
 mod facts;

@@ -1,6 +1,6 @@
-//! What is shown of runs: pages, charts, tables, workbooks. Pure functions of `Record`s: no clock, no files.
+//! The output of runs: pages, charts, tables, workbooks. These are pure functions of `Record`s: no clock, no files.
 //!
-//! Records may be imported, so every name and text in them comes from strangers: each writer escapes what it is given.
+//! Records may be imported, so every name and text in them is untrusted. Each writer escapes its input.
 
 #[cfg(test)]
 mod agreement_tests;

@@ -1,7 +1,7 @@
 //! Every published experiment on modelled storage, under every hypothesis, and with our engine in VMware's place.
 //!
-//! First the storage models are fitted, each to its baseline; then everything is run, in as many threads as there are
-//! cores. A run is a function of its seed, so the threads change nothing but the time it takes.
+//! The storage models are fitted first, each to its baseline; then all experiments run, in as many threads as there are
+//! cores. A run is a function of its seed, so the threads affect only the duration.
 
 mod band;
 mod jobs;
@@ -22,28 +22,28 @@ use crate::vmware::rules::Hypothesis;
 use band::Variant;
 pub use jobs::in_parallel;
 
-/// What the user is told while it goes.
+/// Progress that is shown to the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
     pub done: usize,
     pub of: usize,
-    /// What has just been done: "zandboer-saturated F'".
+    /// The fit or run that has just ended: "zandboer-saturated F'".
     pub name: String,
 }
 
-/// Who looks on, from any thread, and may end it.
+/// Receiver of the progress, called from any thread, which may also end the runs.
 #[derive(Clone, Copy)]
 pub struct Onlooker<'a> {
     pub progress: &'a (dyn Fn(Progress) + Sync),
     pub interrupted: &'a Arc<AtomicBool>,
 }
 
-/// One column of one experiment: a run with every unknown at its first value, its rows those of the published cells, with
-/// bands over the other values.
+/// One column of one experiment: a run with every unknown at its first value. Its rows are those of the published
+/// cells, with bands over the other values.
 #[derive(Debug, Clone)]
 pub struct Reproduced {
     pub record: Record,
-    /// Constants fitted for it.
+    /// Number of constants fitted for the run.
     pub fitted: usize,
 }
 
@@ -54,27 +54,27 @@ pub struct Document<'a> {
     pub experiments: Vec<Summary<'a>>,
 }
 
-/// Of one experiment, what its rows rest on.
+/// The models and constants behind one experiment's rows.
 #[derive(Debug, Serialize)]
 pub struct Summary<'a> {
     pub experiment: &'a str,
     pub title: &'a str,
     pub source: &'a str,
     pub storage: &'a str,
-    /// How many constants were fitted to the baseline.
+    /// Number of constants fitted to the baseline.
     pub fitted: usize,
     pub constants: &'a [crate::run::Constant],
     pub left_out: &'a [String],
     pub notes: &'a [String],
 }
 
-/// The stacks that make sense for an experiment: all hypotheses where VMware kept deltas, and our engine.
+/// Returns the stacks that apply to an experiment: all hypotheses where VMware kept deltas, and our engine.
 pub fn stacks(experiment: &Experiment) -> Vec<Stack> {
     let esx: Vec<Stack> = match experiment.esx.format {
         Format::VVol => vec![Stack::Esx(experiment.esx.hypothesis())],
         _ => Hypothesis::ALL.into_iter().map(Stack::Esx).collect(),
     };
-    // A linked clone has no counterpart among our subjects: the clone of a running disk is one more snapshot.
+    // Our subjects have no counterpart of a linked clone: the clone of a running disk is one more snapshot.
     let ours = [Engine::Redo, Engine::Native]
         .map(Stack::Engine)
         .into_iter()
@@ -82,10 +82,10 @@ pub fn stacks(experiment: &Experiment) -> Vec<Stack> {
     esx.into_iter().chain(ours).collect()
 }
 
-/// Runs all of them. The records are in the order of the experiments, the default hypothesis first.
+/// Runs all experiments. The records are in the order of the experiments, the default hypothesis first.
 ///
-/// Errors: `Cancelled` when interrupted before anything was done; a name that is not known. What fails within a run is
-/// in its record.
+/// Errors: `Cancelled` when interrupted before the first run ended; a name that does not exist. A failure within a run
+/// is in its record.
 pub fn reproduce(experiments: &[Experiment], seed: u64, onlooker: Onlooker<'_>) -> Result<Vec<Reproduced>> {
     let variants = band::variants(experiments);
     let fits = fit_all(experiments, &variants, seed, onlooker)?;
@@ -93,7 +93,8 @@ pub fn reproduce(experiments: &[Experiment], seed: u64, onlooker: Onlooker<'_>) 
         .iter()
         .flat_map(|variant| {
             let experiment = &experiments[variant.experiment];
-            // A band costs a run for each value, so it is the default's, which is held to the figures.
+            // A band costs a run for each value. Only the default hypothesis gets one, because its predictions are
+            // compared with the figures.
             let wanted = |stack: &Stack| variant.known.is_empty() || stack.column(experiment).default;
             let stacks = stacks(experiment).into_iter().filter(wanted);
             stacks.map(move |stack| (variant.experiment, stack, variant))
@@ -129,10 +130,10 @@ fn label(stack: Stack) -> &'static str {
     }
 }
 
-/// One fit for each baseline and set of known values; storage of the same make is given the same constants.
+/// One fit for each baseline and set of known values. Storage of the same make gets the same constants.
 type Fits = BTreeMap<String, Result<Fitted>>;
 
-/// Of the known values, those of the load alone: no other moves a baseline.
+/// Returns the key of a fit. Of the known values only those of the load count, because no other changes a baseline.
 fn fit_key(experiment: &Experiment, known: &[(Input, u64)]) -> String {
     let baseline = experiment.fitted_on.as_ref().unwrap_or(&experiment.name);
     let moving: Vec<_> = known.iter().filter(|(input, _)| input.moves_baseline()).collect();
@@ -184,7 +185,7 @@ fn play(
     Ok(record)
 }
 
-/// As `lab run` wants it.
+/// Returns the stack as an argument of `lab run`.
 fn subject(stack: Stack) -> String {
     match stack {
         Stack::Esx(hypothesis) => format!("esx --hypothesis {:?}", hypothesis.name()),
@@ -192,7 +193,7 @@ fn subject(stack: Stack) -> String {
     }
 }
 
-/// What is printed as JSON.
+/// Returns the document that is printed as JSON.
 pub fn document(reproduced: &[Reproduced]) -> Document<'_> {
     let rows = reproduced.iter().flat_map(|r| r.record.rows.iter()).collect();
     let mut experiments: Vec<Summary<'_>> = Vec::new();

@@ -1,7 +1,7 @@
-//! What a run leaves behind: everything that reports, comparisons and imports are made from.
+//! The result of a run: the data from which reports, comparisons and imports are made.
 //!
-//! One run is one protocol on one subject, measured in real or virtual time, or imported from somebody's own tools. Times
-//! in a record are microseconds since the run began. The fields, with units, are the JSON that `lab run --json` prints.
+//! One run is one protocol on one subject, measured in real or virtual time, or imported from another tool. Times in a
+//! record are microseconds since the run began. The fields, with units, are the JSON that `lab run --json` prints.
 
 mod record;
 mod row;

@@ -1,7 +1,7 @@
-//! A protocol, carried out on a subject: load, takes and commits at their times, and what was measured meanwhile.
+//! Carries out a protocol on a subject: load, takes and commits at their times, with measurements throughout.
 //!
-//! What goes wrong is a result: a verb that fails, hangs or does not converge, an I/O that fails, an interruption. The
-//! record has what was sampled until then, and says how it ended.
+//! A failure is a result: an operation that fails, hangs or does not converge, a failed I/O, an interruption. The
+//! record has what was sampled until then, and states how the run ended.
 
 mod backup;
 mod layers;
@@ -29,17 +29,17 @@ use crate::run::{Clock, End, Record};
 use crate::subject::Subject;
 use crate::workload::{Driver, Workload};
 
-/// A subject that has not closed by then hangs: as long as a take may take.
+/// Limit for closing the subject, microseconds: as long as that of a take. A subject that takes longer hangs.
 const CLOSE_US: u64 = 900_000_000;
 
-/// What is to be run.
+/// The description of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Says what it is; its lists are filled by the run.
+    /// Describes the run; the run fills its lists.
     pub head: Record,
     pub workload: Workload,
     pub protocol: Protocol,
-    /// Where the run is kept while it goes; see `read`.
+    /// File that the run is written to while it is under way; see `read`.
     pub path: Option<PathBuf>,
 }
 
@@ -81,7 +81,7 @@ pub async fn run(env: &Env, subject: Rc<dyn Subject>, plan: Plan, audience: Audi
     wind_up(watch, ended.err().unwrap_or(End::Complete)).await
 }
 
-/// Stops what still runs, closes the subject, and ends the record. Nobody is asked any more whether to go on.
+/// Stops what still runs, closes the subject, and ends the record. An interruption has no effect here.
 async fn wind_up(mut watch: Watch, end: End) -> Record {
     watch.finish();
     watch.stop_pings();

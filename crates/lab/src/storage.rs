@@ -1,8 +1,8 @@
-//! Storage models by name, each constant with its unit and where it comes from.
+//! Storage models by name, each constant with its unit and its source.
 //!
 //! A model is a TOML file: a tree of parts (`kind` = disk, flash, mirror, stripe, parity, cached, tiered, remote) whose
-//! numbers are constants `{ value, unit, source, note }`. A constant's name is its place in the tree,
-//! `back.member.overhead`. The files that ship are in `experiments/storage`; a user's own is read the same way.
+//! numbers are constants `{ value, unit, source, note }`. A constant's name is its path in the tree, such as
+//! `back.member.overhead`. The files that ship are in `experiments/storage`; a user's own file is read the same way.
 //!
 //! ```
 //! use lab::storage::{StorageModel, fit};
@@ -15,20 +15,21 @@
 //! };
 //! let world = sim::SimWorld::new(1, options);
 //! world.run(|env| async move {
-//!     // A file is placed where it is first touched; the heads and queues are the model's from here on.
+//!     // The model places a file at its first use, and simulates heads and queues from here on.
 //!     let file = env.open_root("/").unwrap().create_new("disk").await.unwrap();
 //!     file.allocate(0, 4 << 30).await.unwrap();
 //!     file.write(1 << 30, blk::Buf::zeroed(4096)).await.unwrap();
 //! });
 //! assert!(world.now_ns() > 1_000_000);
 //!
-//! // Fitting one constant to a baseline row; nothing else of an experiment may enter.
+//! // This fits one constant to a baseline row; no other figure of an experiment may influence it.
 //! let measure = |model: &StorageModel| 1e9 / model.value("member.overhead").unwrap();
 //! let fitted = fit::fit(&pair, "member.overhead", 0.01..1.0, 5_000.0, 0.01, measure).unwrap();
 //! assert!((measure(&fitted) / 5_000.0 - 1.0).abs() < 0.01);
 //! ```
 //!
-//! Deltas on a LUN of their own: [`StorageModel::beside`]. Far away on the same one: [`StorageModel::far`].
+//! For deltas on a LUN of their own use [`StorageModel::beside`]; for deltas far away on the same LUN use
+//! [`StorageModel::far`].
 
 mod build;
 pub mod fit;
@@ -44,20 +45,20 @@ use crate::run::{Constant, ConstantSource};
 use build::Part;
 pub use presets::names;
 
-/// A device or array whose every number has a source.
+/// Model of a device or array in which every number has a source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StorageModel {
-    /// As experiments name it, or the file it was read from.
+    /// Name in experiments, or the path of the model's file.
     pub name: String,
     pub title: String,
-    /// What the model does not have, a sentence each.
+    /// What the model leaves out, one sentence each.
     pub left_out: Vec<String>,
     part: Part,
     constants: Vec<Constant>,
 }
 
 impl StorageModel {
-    /// One that ships. Errors: `NotFound`, with the names there are.
+    /// Returns a model that ships. Errors: `NotFound`, with the names there are.
     pub fn named(name: &str) -> Result<StorageModel> {
         let Some((text, place)) = presets::text(name) else {
             let known = names().collect::<Vec<_>>().join(", ");
@@ -66,26 +67,27 @@ impl StorageModel {
         parse::parse(name, &place, text)
     }
 
-    /// From the text of a file; `place` is its name as the user knows it.
+    /// Parses a model from the text of a file; `place` is its name as the user gave it.
     ///
     /// Errors: `Invalid`, with `place:line`, the key, what was found and what is possible.
     pub fn parse(name: &str, place: &str, text: &str) -> Result<StorageModel> {
         parse::parse(name, place, text)
     }
 
-    /// All of them, in the order of the file: to be printed under every result.
+    /// Returns all constants in the order of the file, to be printed under every result.
     pub fn constants(&self) -> &[Constant] {
         &self.constants
     }
 
-    /// In nanoseconds, bytes, bytes a second or pieces, whatever the file's unit is. Errors: `NotFound`.
+    /// Returns a constant in nanoseconds, bytes, bytes a second or pieces, whatever the unit in the file is. Errors:
+    /// `NotFound`.
     pub fn value(&self, constant: &str) -> Result<f64> {
         let found =
             self.constants.iter().find(|c| c.name == constant).ok_or_else(|| self.unknown(constant))?;
         Ok(unit::base(found))
     }
 
-    /// The same model with another value for one constant, in the constant's own unit.
+    /// Returns the same model with another value for one constant, in the constant's own unit.
     ///
     /// Errors: `NotFound` with the names there are, `Invalid` where the device would not work.
     pub fn with(
@@ -108,23 +110,23 @@ impl StorageModel {
         Error::not_found(&self.name, format!("no constant {constant}; there are {known}"))
     }
 
-    /// How many constants were fitted to a baseline.
+    /// Returns how many constants were fitted to a baseline.
     pub fn fitted(&self) -> usize {
         self.constants.iter().filter(|c| c.source == ConstantSource::FittedToBaseline).count()
     }
 
-    /// One LUN of this model that everything lies on, as the simulator wants it.
+    /// Returns one LUN of this model that holds everything, in the form of the simulator.
     pub fn storage(&self) -> Storage {
         Storage { units: vec![self.unit()], places: Vec::new(), extent_bytes: build::EXTENT_BYTES }
     }
 
-    /// Files and folders whose name contains `part` lie on a second LUN.
+    /// Returns storage that has a second LUN for files and folders whose name contains `part`.
     pub fn beside(&self, other: &StorageModel, part: &str) -> Storage {
         let place = Place { part: part.to_string(), unit: 1, from_bytes: 0 };
         Storage { units: vec![self.unit(), other.unit()], places: vec![place], ..self.storage() }
     }
 
-    /// Files and folders whose name contains `part` lie from an address on.
+    /// Returns storage that places files and folders whose name contains `part` from an address on.
     pub fn far(&self, part: &str, from_bytes: u64) -> Storage {
         let place = Place { part: part.to_string(), unit: 0, from_bytes };
         Storage { places: vec![place], ..self.storage() }

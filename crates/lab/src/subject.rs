@@ -1,4 +1,4 @@
-//! What is measured: the disks of one VM, and the verbs of its snapshots.
+//! The subject of a measurement: the disks of one VM, and the operations on its snapshots.
 
 use std::rc::Rc;
 
@@ -7,72 +7,73 @@ use blk::{Error, Local, Result};
 
 use crate::run::{Counters, Stun};
 
-/// A layer of one of the disks, as far as it can be seen from below.
+/// A layer of one of the disks, as observed at its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerSeen {
-    /// Nobody else's in this VM; the same as long as the layer exists.
+    /// Unique within the VM, and constant as long as the layer exists.
     pub name: String,
-    /// How many layers are below it.
+    /// Number of layers below it.
     pub height: u32,
-    /// Since it was made or opened. A commit's bytes are 0.
+    /// Counts since the layer was made or opened. A commit's bytes are 0.
     pub host: Counters,
 }
 
-/// How a commit ended, or that it did not.
+/// How a commit ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitEnd {
     Done,
-    /// The stack gave up by its own rules, and is in the state it describes.
+    /// The stack gave up by its own rules; the text describes its state.
     GaveUp(String),
 }
 
-/// How far a commit is. Bytes that can be told only at the end are 0 before.
+/// Progress of a commit. Figures that are available only at the end are 0 until then.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CommitProgress {
     pub done_bytes: u64,
-    /// None: the stack does not know, as with rounds of helpers that may grow.
+    /// None: the stack cannot predict it, as with rounds of helpers that may grow.
     pub total_bytes: Option<u64>,
-    /// Bytes each helper delta held when its round ended; empty for stacks without helpers.
+    /// Bytes that each helper delta held when its round ended; empty for stacks without helpers.
     pub helper_bytes: Vec<u64>,
 }
 
 /// One stack under test, on real or modelled storage. Everything runs on one core, in the time of one `Env`.
 ///
-/// An error of a verb is a result of the run, not its end: the runner writes it down and stops the load.
+/// An error of an operation is a result of the run, not its end: the runner records it and stops the load.
 pub trait Subject {
-    /// What the volumes are served by: "native", "redo", "esx", "qemu".
+    /// Returns the name of the software that serves the volumes: "native", "redo", "esx", "qemu".
     fn name(&self) -> &str;
 
-    /// What the load goes to. The same volumes for the whole run.
+    /// Returns the volumes that receive the load: the same ones for the whole run.
     fn disks(&self) -> Vec<Rc<dyn Volume>>;
 
-    /// Since the subject began; None where nobody can see below it.
+    /// Returns counts since the subject began; None where the I/O below the subject cannot be observed.
     fn counters(&self) -> Option<Counters>;
 
-    /// `counters` by layer, of all disks; empty where nobody can tell them apart.
+    /// Returns `counters` by layer, of all disks; empty where layers cannot be told apart.
     fn layers(&self) -> Vec<LayerSeen> {
         Vec::new()
     }
 
-    /// Stuns since the last call, as the stack counts them. Their begin is by the clock of the `Env`, in microseconds.
+    /// Returns the stuns since the last call, as the stack counts them. Their begin is by the clock of the `Env`,
+    /// microseconds.
     fn take_stuns(&self) -> Vec<Stun>;
 
-    /// Resolves when the snapshot is there.
+    /// Takes a snapshot. Resolves when the snapshot exists.
     fn take<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>>;
 
-    /// Folds what was written since `name` back. Resolves when the commit has ended, however long that is; dropped,
-    /// it stops being waited for, and `close` ends it.
+    /// Commits the snapshot: merges what was written since `name` into the layer below. Resolves when the commit has
+    /// ended, however long that takes. Dropping the future does not end the commit; `close` does.
     fn commit<'a>(&'a self, name: &'a str) -> Local<'a, Result<CommitEnd>>;
 
     fn progress(&self) -> CommitProgress;
 
-    /// The disks as the snapshot has them, for a backup; read-only, and in use until they are dropped.
+    /// Opens the disks of a snapshot, for a backup. They are read-only, and in use until they are dropped.
     fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<Vec<Rc<dyn Volume>>>> {
         Box::pin(async move {
             Err(Error::unsupported(name, format!("{}: its snapshots cannot be read", self.name())))
         })
     }
 
-    /// Ends what is under way and removes what the subject made.
+    /// Ends operations under way and removes everything the subject made.
     fn close(&self) -> Local<'_, Result<()>>;
 }

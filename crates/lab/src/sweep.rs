@@ -1,4 +1,5 @@
-//! A grid of small runs: what snapshots leave of a rate, over the share of reads, the depth and the layers.
+//! A grid of small runs: the share of a rate that remains with snapshots, over the share of reads, the depth and the
+//! layers.
 
 use serde::Serialize;
 
@@ -9,18 +10,18 @@ use crate::storage::StorageModel;
 use crate::vmware::spec::Version;
 use crate::workload::Worker;
 
-/// Large enough that its tables do not fit a table page, small enough to simulate thousands of.
+/// Large enough that the disk's tables do not fit a table page, and small enough to simulate thousands of disks.
 const DISK_BYTES: u64 = 1 << 30;
 const BLOCK_BYTES: u32 = 4096;
 /// The disk is written once, so that no read meets a hole.
 const FILL_BYTES: u32 = 1 << 20;
 const FILL_OUTSTANDING: u32 = 8;
-/// Of each measured phase, simulated: some hundred I/Os on one disk, a hundred thousand on flash.
+/// Simulated length of each measured phase: some hundred I/Os on one disk, a hundred thousand on flash.
 const MEASURED_S: f64 = 0.5;
-/// Between two layers: what each of them holds.
+/// Simulated time between two layers, in which each layer is filled.
 const FILLED_S: f64 = 0.1;
 
-/// A place in the grid.
+/// A point of the grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Point {
     pub read_percent: u8,
@@ -28,21 +29,21 @@ pub struct Point {
     pub layers: u32,
 }
 
-/// What was found there.
+/// The result at one point.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Found {
     #[serde(flatten)]
     pub point: Point,
     pub baseline_iops: Option<f64>,
     pub iops: Option<f64>,
-    /// Of the baseline.
+    /// Share of the baseline's rate.
     pub share: Option<f64>,
-    /// Host reads and writes for one I/O of the guest.
+    /// Host reads and writes per guest I/O.
     pub host_ios: Option<f64>,
     pub latency_us: Option<f64>,
 }
 
-/// Reads in steps of 25 %, depths doubling; the ends are always there.
+/// Returns the points: reads in steps of 25 %, depths doubling. The ends of both ranges are always included.
 pub fn grid(read: (u32, u32), depth: (u32, u32), layers: &[u32]) -> Vec<Point> {
     let mut reads: Vec<u32> =
         (read.0..=read.1).filter(|r| r % 25 == 0 || *r == read.0 || *r == read.1).collect();

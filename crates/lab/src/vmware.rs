@@ -1,11 +1,12 @@
-//! VMware as it was: disks with snapshots, and commits, at the cost the articles measured.
+//! VMware as it was: disks with snapshots, and commits, at the cost that the articles measured.
 //!
-//! What is published is built (formats, growth, both ways of committing, what a stun does); what is not is a named
-//! hypothesis ([`rules::Hypothesis`]): how many I/Os the layer of deltas keeps under way, and when it reads its tables. The
-//! bytes are real, so the same code runs on real files and is verified there; only what it costs is VMware's.
+//! What is published is modelled: formats, growth, both ways of committing, the effects of a stun. What is not
+//! published is a named hypothesis ([`rules::Hypothesis`]): how many I/Os the layer of deltas keeps under way, and when
+//! it reads its tables. The bytes are real, so the same code runs on real files and is verified there. Only its cost is
+//! VMware's.
 //!
-//! A grain's place is known from memory and the I/Os that would find it are issued beside. Nothing here recovers from a
-//! power cut: tables are written for their cost and for other readers.
+//! The model finds a grain in memory and issues the I/Os that VMware would need to find it, for their cost alone. It
+//! cannot recover from a power cut: tables are written for their cost and for other readers.
 
 mod cache;
 mod chain;
@@ -34,7 +35,7 @@ pub use extent::Zeroing;
 pub use format::Format;
 pub use vm::Esx;
 
-/// What the model does not have, a sentence each: for the record of a run.
+/// What the model leaves out, one sentence each, for the record of a run.
 pub const LEFT_OUT: [&str; 6] = [
     "SEsparse's coalescing of first writes' data: each is an I/O of its own",
     "one budget of table memory for all deltas of a host: each delta has its own",

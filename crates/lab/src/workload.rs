@@ -1,7 +1,7 @@
-//! Load in the terms of IOmeter and fio: who reads and writes what, where, how fast.
+//! Load in the terms of IOmeter and fio: the size, mix, place and pace of reads and writes.
 //!
-//! A workload is a function of its seed. The same description and the same code drive volumes of the simulated world and
-//! real ones: what is loaded is a `Volume`, time is `Env`.
+//! A workload is a function of its seed. The same description and the same code drive volumes of the simulated world
+//! and real ones: the target is a `Volume`, and time comes from `Env`.
 
 mod driver;
 mod generator;
@@ -17,25 +17,25 @@ pub use worker::{Access, BLOCK_BYTES_MAX, OUTSTANDING_MAX, Pacing, Worker};
 
 use serde::{Deserialize, Serialize};
 
-/// What runs on the disks of one VM at the same time.
+/// The workers that run on the disks of one VM at the same time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     /// None: an idle VM.
     #[serde(default)]
     pub workers: Vec<Worker>,
-    /// Every sector written carries a stamp, and every sector read is compared with what it may show. The disks begin
-    /// as zeros.
+    /// Every sector written carries a stamp, and every sector read is checked against the stamps it may show. The disks
+    /// must begin as zeros.
     #[serde(default)]
     pub verify: bool,
-    /// Sectors written repeat 32 bytes, which a simulated world keeps in a sixteenth of the memory. Else their bytes are
-    /// random, for storage that compresses. Verified sectors always repeat.
+    /// Written sectors repeat 32 bytes, which a simulated world keeps in a sixteenth of the memory. Otherwise their
+    /// bytes are random, for storage that compresses. Verified sectors always repeat.
     #[serde(default)]
     pub repeating: bool,
 }
 
 impl Workload {
-    /// Whether it can run on disks of these sizes (bytes); else what is wrong, by worker and field.
+    /// Checks that the workload can run on disks of these sizes (bytes). An error names worker and field.
     pub fn check(&self, disk_bytes: &[u64]) -> Result<(), String> {
         for worker in &self.workers {
             let checked = match disk_bytes.get(worker.disk as usize) {

@@ -1,4 +1,4 @@
-//! One machine's time with the store, and the book that is kept of all of them.
+//! One machine's ownership of the store, and the expected state across all owners.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,19 +18,19 @@ use sim::oracle::DiskModel;
 pub const FILE: &str = "lun";
 pub const DISK_BLOCKS: u64 = 64;
 const SECTORS: u64 = DISK_BLOCKS * BLOCK / SECTOR;
-/// Requests of a guest that are under way together.
+/// Requests of the guests that are under way at the same time.
 const WORKERS: u64 = 4;
 
-/// What must be on the disk, and who may write it.
+/// Expected content of the disk, and the machine that may write it.
 pub struct Model {
     world: SimWorld,
     node: u64,
     model: RefCell<DiskModel>,
-    /// Counts the owners: what an earlier one is told late is held against what the next one found.
+    /// Number of the present owner. A late acknowledgement to an owner is checked against what its successor found.
     owner: Cell<u64>,
-    /// The owner that last read the whole disk, the model as the one before had left it, and what was found.
+    /// The owner that last read the whole disk, the model as its predecessor left it, and the content that was found.
     handed_over: RefCell<Option<(u64, DiskModel, Vec<u8>)>>,
-    /// Owners that are over: their machines, and when the next one owned the lease.
+    /// Former owners: their machines, and the time at which the next one owned the lease.
     former: RefCell<Vec<(Host, u64)>>,
     current: RefCell<Option<Host>>,
     broken: RefCell<Option<String>>,
@@ -58,7 +58,7 @@ impl Model {
         self.broken.borrow_mut().get_or_insert(what);
     }
 
-    /// The first promise that was broken.
+    /// Returns the first broken promise as an error.
     pub fn verdict(&self) -> std::result::Result<(), String> {
         for (host, until_ns) in self.former.borrow().iter() {
             if host.changed_ns() > *until_ns {
@@ -71,7 +71,7 @@ impl Model {
         self.broken.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// After a power cut no machine of before is left.
+    /// Notes that a power cut has left no earlier machine.
     pub fn begin_anew(&self) {
         self.former.borrow_mut().clear();
         self.current.take();
@@ -86,7 +86,7 @@ impl Model {
         self.owner.get()
     }
 
-    /// The new owner has read the whole disk.
+    /// Notes what the new owner has read of the whole disk, and checks it.
     fn found(&self, bytes: Vec<u8>) {
         let mut model = self.model.borrow_mut();
         if let Err(e) = model.check_cut(&bytes) {
@@ -97,7 +97,7 @@ impl Model {
         *self.handed_over.borrow_mut() = Some((self.owner.get(), before, bytes));
     }
 
-    /// A flush that began at `tick` of an owner before was acknowledged when another had the store.
+    /// Notes a flush that began at `tick` of an earlier owner and was acknowledged when another machine had the store.
     fn flushed_late(&self, tick: u64) {
         self.mark("acknowledged late");
         match &mut *self.handed_over.borrow_mut() {
@@ -107,7 +107,7 @@ impl Model {
                     self.break_promise(format!("a flush that was acknowledged late: {e}"));
                 }
             }
-            // It has not looked yet.
+            // The new owner has not read the disk yet.
             _ => self.model.borrow_mut().flushed(tick),
         }
     }
@@ -125,7 +125,7 @@ pub struct Shift {
 }
 
 impl Shift {
-    /// Opens the store on a machine, and compares all of it.
+    /// Opens the store on a machine, and compares the whole disk.
     pub async fn open(
         host: &Host,
         number: usize,
@@ -141,7 +141,7 @@ impl Shift {
         };
         let claimant = Claimant { owner, terms, take_over, has_ended: Rc::new(|_| false) };
         let lease = Lease::acquire(&host.env, open_file(host).await?, claimant).await?;
-        // A machine that stood still since its last heartbeat owns nothing: the store is its own once I/O may start.
+        // A machine that was paused since its last heartbeat owns nothing; it owns the store once its fence admits I/O.
         if lease.fence().pass().await.is_err() {
             return Err(lease.lost().expect("a fence that waits refuses only what is lost"));
         }
@@ -209,7 +209,7 @@ impl Shift {
         }
     }
 
-    /// A write that is begun counts as one only while its machine owns the store.
+    /// Writes a range. The model counts the write only if its machine owns the store when it begins.
     async fn write(&self, first: u64, count: u64) -> Result<()> {
         if !self.owns() {
             let nobody = Buf::zeroed((count * SECTOR) as usize).freeze();

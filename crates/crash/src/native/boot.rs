@@ -1,4 +1,4 @@
-//! One boot: recover, compare everything, work until the power goes (or, the last time, until all is done).
+//! One boot: recovers, compares everything, works until the power is cut (in the last boot, until all is done).
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,15 +19,15 @@ use crate::watch::tell;
 
 type Shared = Rc<RefCell<Model>>;
 
-/// How often a boot looks for space where nothing was written.
+/// One boot of this many checks that nothing is mapped where nothing was written.
 const MAPPED_EVERY: u64 = 3;
 
-/// How often a boot reads the journal by itself, to know what the recovery has to do.
+/// One boot of this many reads the journal by itself, to learn what the recovery has to do.
 const JOURNAL_EVERY: u64 = 5;
-/// One boot of so many checks the last checkpoint, and one everything.
+/// One boot of this many checks the last checkpoint, and another one checks everything.
 const CHECKED_EVERY: u64 = 4;
 
-/// None when the power was cut.
+/// Plays one boot. Returns None if the power was cut.
 pub fn boot(
     world: &SimWorld,
     plan: &Rc<Plan>,
@@ -37,7 +37,7 @@ pub fn boot(
 ) -> Option<Result<(), String>> {
     let (plan, model, outside) = (plan.clone(), model.clone(), world.clone());
     world.set_capacity(None);
-    // Those that the boot before has not come to.
+    // Removes the faults that the boot before did not reach.
     world.clear_faults();
     world.run(|env| async move {
         model.borrow_mut().doing.recovering = true;
@@ -55,7 +55,7 @@ pub fn boot(
         if last {
             return harness.finish().await;
         }
-        // A cut that never came: the boot ends as a clean stop does.
+        // The cut was never reached: the boot ends like a clean stop.
         let closed = harness.store.close().await;
         match closed {
             Ok(()) => harness.closed_cleanly(),
@@ -69,7 +69,7 @@ pub fn boot(
     })
 }
 
-/// What the journal has come to, for the marks.
+/// Marks what a replay of the journal has to do.
 async fn note_journal(env: &Env, world: &SimWorld, plan: &Plan, boot: u64) -> blk::Result<()> {
     if !(plan.seed + boot).is_multiple_of(JOURNAL_EVERY) || !world.unreadable(FILE).is_empty() {
         return Ok(());
@@ -92,7 +92,7 @@ async fn note_journal(env: &Env, world: &SimWorld, plan: &Plan, boot: u64) -> bl
     }
     for op in ops {
         match op {
-            Op::Void { .. } => world.mark("voids replayed"),
+            Op::Abort { .. } => world.mark("voids replayed"),
             Op::Take { .. } => world.mark("takes replayed"),
             Op::Branch { .. } => world.mark("branches replayed"),
             Op::Drop { .. } => world.mark("drops replayed"),
@@ -102,7 +102,7 @@ async fn note_journal(env: &Env, world: &SimWorld, plan: &Plan, boot: u64) -> bl
     Ok(())
 }
 
-/// Little space is left for a while: guests wait or fail, snapshots stay.
+/// Leaves little space for a while: guests wait or fail, and snapshots stay.
 fn fill_up(env: &Env, harness: &Rc<Harness>) {
     let (clock, world) = (env.clone(), harness.world.clone());
     let mut rng = harness.plan.rng(harness.boot, 2);
@@ -143,8 +143,8 @@ impl Harness {
         Ok(())
     }
 
-    /// A sealed snapshot is there and unchanged; one whose removal was answered is not; one whose take was cut is there
-    /// whole, or not at all.
+    /// Checks that a sealed snapshot is there and unchanged, that one whose removal was acknowledged is not there, and
+    /// that one whose take was cut is there whole or not at all.
     async fn check_snapshots(self: &Rc<Harness>) -> Result<(), String> {
         let items = self.items(SNAPSHOT).await;
         let known: Vec<(u64, Standing)> =
@@ -210,7 +210,7 @@ impl Harness {
         Ok(())
     }
 
-    /// A revert that was under way has happened to all of its disks, or to none.
+    /// Checks that a revert that was under way has happened to all disks of the machine, or to none.
     fn check_moved(&self, number: u64, nodes: &[u64]) -> Result<(), String> {
         let mut model = self.model.borrow_mut();
         let machine = model.machines.get_mut(&number).expect("known");
@@ -257,7 +257,7 @@ impl Harness {
         Ok(())
     }
 
-    /// Whether a failed flush excuses an error.
+    /// Excuses an error that a failed flush may have caused.
     pub fn excuse(&self, result: Result<(), String>) -> Result<(), String> {
         self.trouble.borrow().excuse(result)
     }
@@ -267,7 +267,7 @@ impl Harness {
         trouble.end_boot(&self.env).await;
     }
 
-    /// Guests and user at once, to their end.
+    /// Runs guests and user at the same time, to their end.
     async fn work(self: Rc<Harness>) -> Result<(), String> {
         let mut tasks = Vec::new();
         for n in 0..self.plan.guests {
@@ -283,7 +283,7 @@ impl Harness {
         result
     }
 
-    /// A clean stop makes everything durable that had completed.
+    /// Notes that a clean stop has made every completed request durable.
     pub fn closed_cleanly(&self) {
         for machine in self.model.borrow_mut().machines.values_mut() {
             for disk in &mut machine.disks {
@@ -293,7 +293,8 @@ impl Harness {
         }
     }
 
-    /// With the faults over: everything is right, everything that is dropped gives its space back, and it stays so.
+    /// Ends the last boot, after the faults: all content is right, everything dropped gives its space back, and a
+    /// reopened store shows the same.
     pub async fn finish(self: &Rc<Harness>) -> Result<(), String> {
         self.world.set_capacity(None);
         let sealed = self.model.borrow().sealed();

@@ -1,5 +1,5 @@
-//! Pages of metadata that changed under a closed store: a bit, another page in their place, an older version of them.
-//! Whatever is read afterwards is right, or an error.
+//! Corruption of metadata pages under a closed store: a changed bit, another page in their place, an older version,
+//! zeros. Every later read returns right content or an error.
 
 use std::rc::Rc;
 
@@ -14,14 +14,14 @@ use crate::campaign::caught;
 /// First words of the pages that hold metadata: superblock, journal, map, catalogue, bitmap.
 const MAGICS: [&[u8; 8]; 5] = [b"unstunSB", b"unstunJB", b"unstnMAP", b"unstCATA", b"UnstnBmp"];
 
-/// What happens to a page.
+/// Way in which a page is corrupted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Corruption {
     /// One bit, drawn from the block's number.
     Bit,
-    /// The content of the next page of its kind.
+    /// The content of the next page of the same kind.
     Misdirected,
-    /// What it held at the clean stop before.
+    /// The content at the clean stop before.
     Stale,
     Zeros,
 }
@@ -29,13 +29,13 @@ pub enum Corruption {
 pub const CORRUPTIONS: [Corruption; 4] =
     [Corruption::Bit, Corruption::Misdirected, Corruption::Stale, Corruption::Zeros];
 
-/// What a closed store holds, and what it held at the stop before.
+/// Content of a closed store, now and at the clean stop before.
 struct Closed {
     older: Vec<u8>,
     newer: Vec<u8>,
 }
 
-/// Damages each page of metadata in turn. Answers how many there were, and how often it was noticed.
+/// Damages each page of metadata in turn. Returns how many were damaged, and how often the damage was noticed.
 pub fn run_corruption(corruption: Corruption) -> Result<(u64, u64), String> {
     let closed = Closed::make()?;
     let (mut pages, mut noticed) = (0, 0);
@@ -56,7 +56,7 @@ fn path() -> String {
     format!("/{FILE}")
 }
 
-/// The same at every call: two clean stops.
+/// Makes the same closed store at every call, after two clean stops.
 fn closed_script() -> Result<Script, String> {
     let script = Script::begin()?;
     script.boot(&[Operation::Reopen])?;
@@ -84,7 +84,7 @@ impl Closed {
         (0..blocks).filter(is_metadata).collect()
     }
 
-    /// None where nothing would change.
+    /// Returns the damaged page; None if nothing would change.
     fn damaged(&self, corruption: Corruption, block: u64) -> Option<Vec<u8>> {
         let mut page = self.page(block).to_vec();
         match corruption {
@@ -105,8 +105,8 @@ impl Closed {
     }
 }
 
-/// Reads everything, writes, and reads the snapshots again. True when something was an error; wrong content is one of
-/// ours.
+/// Reads everything, writes, and reads the snapshots again. Returns true if the store reported an error; wrong content
+/// is an error of this function.
 fn look(script: &Script) -> Result<bool, String> {
     let (world, plan, model) = (script.world.clone(), script.plan.clone(), script.model.clone());
     let looked = script.world.run(move |env| async move {
@@ -157,7 +157,7 @@ async fn compare_snapshots(harness: &Rc<Harness>) -> Result<bool, String> {
     Ok(noticed)
 }
 
-/// Whether a guest, a take and a checkpoint went well.
+/// Returns whether writes, a flush and a checkpoint succeeded.
 async fn work(harness: &Rc<Harness>) -> bool {
     if harness.start(super::FIRST_MACHINE).is_err() {
         return false;

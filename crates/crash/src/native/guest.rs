@@ -17,15 +17,15 @@ pub struct Guest {
     pub rng: Rng,
 }
 
-/// One request: where it goes.
+/// Range of a disk that one request goes to.
 pub struct Target {
     machine: u64,
     index: usize,
     disk: Rc<NativeDisk>,
-    /// In sectors of the model.
+    /// First sector of the range, as the model numbers sectors.
     first: u64,
     count: u64,
-    /// In bytes of the disk.
+    /// Start of the range on the disk, in bytes.
     offset: u64,
 }
 
@@ -62,7 +62,7 @@ impl Guest {
         Ok(())
     }
 
-    /// One that is not stopped.
+    /// Picks a machine that is not stopped.
     fn pick_machine(&mut self) -> Option<Rc<RunningMachine>> {
         let running = self.harness.running.borrow();
         let open: Vec<_> = running.values().filter(|machine| !machine.gate.is_stopped()).collect();
@@ -87,7 +87,7 @@ impl Guest {
         self.target_at(machine, index, first, count)
     }
 
-    /// `count` sectors at the model's sector `first`, as far as the window goes.
+    /// Returns the target of `count` sectors at the model's sector `first`, or fewer at the window's end.
     pub fn target_at(&self, machine: &RunningMachine, index: usize, first: u64, count: u64) -> Target {
         let mut model = self.harness.model.borrow_mut();
         let (offset, room) = model.disk(machine.number, index).places.on_disk(first);
@@ -104,7 +104,8 @@ impl Guest {
         }
     }
 
-    /// A full store may refuse (policy `error`); the range then shows the old or the new.
+    /// Notes the end of a write. A full store may refuse it (policy `error`); the range then shows the old or the new
+    /// data.
     fn end(
         &self,
         target: &Target,

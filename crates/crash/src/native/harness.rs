@@ -1,4 +1,4 @@
-//! One boot of a store: its file, its machines as they run, and what is kept about them in the store itself.
+//! One boot of a store: its file, its running machines, and the items that the store keeps about them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,10 +24,10 @@ pub const FILE: &str = "store";
 /// Kinds of items: the nodes of a machine's disks, and those of a snapshot.
 pub const MACHINE: u8 = USER_KINDS + 100;
 pub const SNAPSHOT: u8 = USER_KINDS + 101;
-/// Longest read of a whole disk, bytes.
+/// Longest single read while a disk is read whole, in bytes.
 const READ_BYTES: u64 = 256 << 10;
 
-/// A machine in this boot.
+/// A machine that runs in this boot.
 pub struct RunningMachine {
     pub number: u64,
     pub gate: RequestGate,
@@ -42,7 +42,7 @@ pub struct Harness {
     pub store: Rc<Store>,
     pub boot: u64,
     pub running: RefCell<BTreeMap<u64, Rc<RunningMachine>>>,
-    /// Of the work of this boot.
+    /// Failing flushes during the work of this boot.
     pub trouble: RefCell<Trouble>,
 }
 
@@ -59,7 +59,7 @@ fn nodes_of(value: &[u8]) -> Vec<u64> {
     words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
 }
 
-/// Makes the store's file, durably, with a journal that begins where the plan says.
+/// Makes the store's file durable, with a journal that begins where the plan says.
 pub async fn format(env: &Env, plan: &Plan) -> Result<()> {
     let dir = env.open_root("/")?;
     let file = dir.create_new(FILE).await?;
@@ -101,7 +101,7 @@ impl Harness {
         }))
     }
 
-    /// What the store keeps: the nodes of every machine, or of every snapshot.
+    /// Returns what the store keeps: the nodes of every machine, or of every snapshot.
     pub async fn items(&self, kind: u8) -> BTreeMap<u64, Vec<u64>> {
         let items = self.store.items(kind);
         items.into_iter().map(|(key, value)| (key.minor, nodes_of(&value))).collect()
@@ -135,7 +135,7 @@ impl Harness {
         self.world.mark(label);
     }
 
-    /// All disks of a machine or a snapshot.
+    /// Reads all disks of a machine or a snapshot.
     pub async fn read_nodes(
         &self,
         nodes: &[u64],
@@ -150,7 +150,7 @@ impl Harness {
     }
 }
 
-/// The windows of a disk, one after the other.
+/// Reads the windows of a disk, one after the other.
 pub async fn read_all(disk: &Rc<NativeDisk>, places: &Places) -> std::result::Result<Vec<u8>, String> {
     if disk.size_bytes() != places.size_blocks * BLOCK {
         let (found, expected) = (disk.size_bytes() / BLOCK, places.size_blocks);
@@ -170,7 +170,7 @@ pub async fn read_all(disk: &Rc<NativeDisk>, places: &Places) -> std::result::Re
     Ok(bytes)
 }
 
-/// What lies outside of the windows was never written.
+/// Checks that nothing is mapped outside the windows, where nothing was ever written.
 pub async fn nothing_else_is_mapped(
     disk: &Rc<NativeDisk>,
     places: &Places,
@@ -180,7 +180,7 @@ pub async fn nothing_else_is_mapped(
     for part in status.map_err(|e| format!("status of {}: {e}", disk.name))? {
         let end = at + part.len;
         let inside = places.windows().any(|w| at < w.end && w.start < end);
-        // A stretch with space may join windows that touch, and holes lie anywhere.
+        // A mapped range may span windows that touch, and holes may be anywhere.
         let covered: u64 = places.windows().map(|w| w.end.min(end).saturating_sub(w.start.max(at))).sum();
         if !part.hole && (!inside || covered < part.len) {
             return Err(format!("{}: bytes {at}..{end} have space and were never written", disk.name));

@@ -1,5 +1,4 @@
-//! Media that do not read what was being written when the power went, and superblocks that cannot be read at all: what an
-//! opening must make of them.
+//! Openings on bad media: sectors whose write was under way at a power cut may be unreadable, and so may superblocks.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,7 +16,7 @@ use super::places::Places;
 use super::plan::Plan;
 use crate::watch::tell;
 
-/// Makes the newest superblock unreadable, though it was durable. False where the other slot holds none.
+/// Makes the newest superblock unreadable, though it was durable. Returns false if the other slot holds none.
 fn spoil_superblock(world: &SimWorld) -> bool {
     let slots = SLOT_BLOCKS.map(|block| world.read_at(FILE, block * BLOCK, BLOCK, View::Durable));
     let decoded = [0, 1].map(|slot| Superblock::decode(slots[slot].as_ref()?, slot, FILE).ok());
@@ -28,7 +27,7 @@ fn spoil_superblock(world: &SimWorld) -> bool {
     world.make_unreadable(FILE, at..at + BLOCK)
 }
 
-/// Pages that cannot be read: superblocks, and pages of the journal.
+/// Counts the superblocks and the journal pages that cannot be read.
 fn unreadable_pages(world: &SimWorld, plan: &Plan) -> (usize, usize) {
     let ranges = world.unreadable(FILE);
     let strikes = |block: &u64| {
@@ -41,8 +40,8 @@ fn unreadable_pages(world: &SimWorld, plan: &Plan) -> (usize, usize) {
     )
 }
 
-/// Opens the store. It may be refused, or be read-only, where one fault does not explain what cannot be read; it must
-/// open once everything can be read again.
+/// Opens the store. The opening may be refused, or the store be read-only, if one fault does not explain what cannot be
+/// read. The store must open once everything can be read again.
 pub async fn open_anyway(
     env: &Env,
     world: &SimWorld,
@@ -52,7 +51,7 @@ pub async fn open_anyway(
 ) -> Result<Rc<Harness>, String> {
     let spoils = plan.spoils_superblock(boot) && spoil_superblock(world);
     let (superblocks, pages) = unreadable_pages(world, plan);
-    // Also since an earlier boot that was cut before it wrote another one.
+    // An earlier boot may have spoiled it and been cut before it wrote another superblock.
     let spoiled = superblocks > 0 && (spoils || model.borrow().spoiled);
     model.borrow_mut().spoiled = spoiled;
     let opened = Harness::open(env, world, plan, model, boot).await;
@@ -85,7 +84,7 @@ pub async fn open_anyway(
 }
 
 impl Harness {
-    /// Sectors that cannot be read are of writes that no flush covered. Afterwards all can be read again.
+    /// Checks that unreadable sectors belong to writes that no flush covered. Makes all sectors readable again.
     pub async fn check_unreadable(&self) -> Result<(), String> {
         let ranges = self.world.unreadable(FILE);
         if ranges.is_empty() {
@@ -110,7 +109,7 @@ impl Harness {
         Ok(())
     }
 
-    /// Machines and disks that no change was under way for.
+    /// Returns the machines and disks for which no change was under way.
     fn settled_disks(&self) -> Vec<(u64, usize)> {
         let model = self.model.borrow();
         let settled =

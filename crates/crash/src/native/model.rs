@@ -1,4 +1,4 @@
-//! What the tests know across power cuts.
+//! Expected state of a run, kept across power cuts.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -9,15 +9,15 @@ use sim::SimWorld;
 use super::places::Places;
 use sim::oracle::DiskModel;
 
-/// By disk, in sectors of the model.
+/// Content by disk, in the order of the model's sectors.
 pub type Contents = Rc<Vec<Vec<u8>>>;
 
-/// A disk that runs.
+/// Expected state of a running disk.
 pub struct ExpectedDisk {
     pub node: u64,
     pub model: DiskModel,
     pub places: Places,
-    /// A resize to these has begun.
+    /// Places after the resize that has begun.
     pub growing: Option<Places>,
 }
 
@@ -30,14 +30,14 @@ pub enum Standing {
     Leaving,
 }
 
-/// A revert under way: all disks go there, or none.
+/// A revert under way: all disks change to these nodes, or none.
 pub struct Move {
     pub nodes: Vec<u64>,
     pub contents: Contents,
     pub places: Vec<Places>,
 }
 
-/// Disks that are taken together: the first machine, and those that branched off.
+/// Expected state of a machine, the first or a branch. Its disks are taken together.
 pub struct ExpectedMachine {
     pub disks: Vec<ExpectedDisk>,
     pub standing: Standing,
@@ -49,10 +49,10 @@ pub struct ExpectedSnapshot {
     pub nodes: Vec<u64>,
     pub places: Vec<Places>,
     pub standing: Standing,
-    /// Ticks by disk, at which its take was called and at which it had happened in memory.
+    /// Ticks, by disk, at which its take was called and at which the take had happened in memory.
     pub began: Vec<u64>,
     pub ended: Vec<u64>,
-    /// From the first look on.
+    /// Set at the first look.
     pub contents: Option<Contents>,
 }
 
@@ -76,12 +76,12 @@ pub struct Model {
     pub doing: Doing,
     /// The newest superblock was made unreadable and has not been written or read since.
     pub spoiled: bool,
-    /// Of this boot, once it has recovered.
+    /// Store of this boot, set once it has recovered.
     pub store: Option<Rc<Store>>,
 }
 
 impl Model {
-    /// Of machines, snapshots and the sequence numbers of branches: never the same twice.
+    /// Returns a new number for a machine, a snapshot or a branch's sequence numbers. No number is given twice.
     pub fn next_number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -100,13 +100,13 @@ impl Model {
         machine.disks.iter_mut().map(|disk| disk.model.now()).collect()
     }
 
-    /// The snapshots that are there for sure.
+    /// Returns the snapshots that are certainly there.
     pub fn sealed(&self) -> Vec<u64> {
         let there = self.snapshots.iter().filter(|(_, s)| s.standing == Standing::There);
         there.map(|(number, _)| *number).collect()
     }
 
-    /// A boot was cut short. `all_there`: only the process ended.
+    /// Notes that a boot was cut short. `all_there`: only the process ended.
     pub fn ended(&mut self, all_there: bool, world: &SimWorld) {
         if all_there {
             world.mark("only the process ended");

@@ -1,5 +1,5 @@
-//! Which parts of a disk a run uses. Disks are large, so that their maps have several levels; what is written lies in a
-//! few windows, so that a disk can be read whole at every boot. The model numbers the windows' sectors without gaps.
+//! Windows of a disk that a run uses. Disks are large, so that their maps have several levels. Writes stay within a few
+//! windows, so that every boot can read all of them. The model numbers the windows' sectors without gaps.
 
 use std::ops::Range;
 
@@ -8,11 +8,11 @@ use engine::native::layout::BLOCK;
 use sim::Rng;
 
 pub const SECTORS_PER_BLOCK: u64 = BLOCK / SECTOR;
-/// Blocks that one leaf of the map covers, and those that one page over leaves does: where the windows lie.
+/// Blocks that one leaf of the map covers, and blocks that one page over leaves covers. Windows are around these edges.
 const LEAF_BLOCKS: u64 = 252;
 const SECOND_LEVEL_BLOCKS: u64 = 126 * LEAF_BLOCKS;
 
-/// Windows in rising order, in blocks of the disk. Growing adds windows at the end, so a state that is older has a
+/// Windows in rising order, in blocks of the disk. Growing adds windows at the end, so that an older state has a
 /// prefix of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
@@ -21,7 +21,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// A window at the start, and some around the edges of leaves and of the page over them.
+    /// Draws a window at the start, and some around the edges of leaves and of the page over them.
     pub fn draw(rng: &mut Rng) -> Places {
         let first = rng.between(2, 48);
         let leaves = rng.below(6);
@@ -34,27 +34,27 @@ impl Places {
         Places { windows, size_blocks }
     }
 
-    /// Around the edges of the first two leaves.
+    /// Returns windows at the start and around the edges of the first two leaves.
     pub fn scripted() -> Places {
         let around = |edge: u64| edge - 4..edge + 4;
         let windows = vec![0..16, around(LEAF_BLOCKS), around(2 * LEAF_BLOCKS)];
         Places { windows, size_blocks: 2 * LEAF_BLOCKS + 4 }
     }
 
-    /// The same with a window in the `blocks` that the disk grows by.
+    /// Returns the same places with a window in the `blocks` that the disk grows by.
     pub fn grown(&self, blocks: u64) -> Places {
         let mut windows = self.windows.clone();
         windows.push(self.size_blocks..self.size_blocks + blocks);
         Places { windows, size_blocks: self.size_blocks + blocks }
     }
 
-    /// Sectors of all windows.
+    /// Returns the number of sectors in all windows.
     pub fn sectors(&self) -> u64 {
         self.windows.iter().map(|w| (w.end - w.start) * SECTORS_PER_BLOCK).sum()
     }
 
-    /// Where a sector of the model lies on the disk, in bytes, and how many sectors follow it in its window, itself
-    /// counted.
+    /// Returns where a sector of the model is on the disk, in bytes, and how many sectors its window has from there on,
+    /// itself counted.
     pub fn on_disk(&self, sector: u64) -> (u64, u64) {
         let mut left = sector;
         for window in &self.windows {
@@ -67,7 +67,7 @@ impl Places {
         panic!("sector {sector} of {}", self.sectors());
     }
 
-    /// In bytes of the disk.
+    /// Returns the windows in bytes of the disk.
     pub fn windows(&self) -> impl Iterator<Item = Range<u64>> {
         self.windows.iter().map(|w| w.start * BLOCK..w.end * BLOCK)
     }

@@ -1,4 +1,4 @@
-//! What a seed stands for: sizes, limits, shares and cuts.
+//! Plan of a run, drawn from its seed: sizes, limits, shares and cuts.
 
 use engine::native::space::Growth;
 use engine::native::{DiskTerms, NewStore, StoreOptions};
@@ -9,18 +9,19 @@ use super::places::Places;
 use crate::trouble::TROUBLE_TASK;
 use crate::trouble::Trouble;
 
-/// The smallest ring there may be.
+/// Pages of the smallest journal.
 const JOURNAL_PAGES: u64 = engine::native::journal::JOURNAL_PAGES_MIN;
-/// Groups of a store on a device that cannot grow.
+/// Fewest blocks behind the journal on a device, which cannot grow.
 const FIXED_BLOCKS: u64 = 1200;
 
-/// One seed of so many checkpoints all the time, and one takes.
+/// One seed of this many takes checkpoints all the time, and another one takes snapshots all the time.
 const EAGER_EVERY: u64 = 5;
-/// Events of a verb in which its cut falls: 1, 2, 4 ... 256; a checkpoint has some hundred, its guests' included.
+/// An aimed cut falls within at most two to this power of events: 1, 2, 4 ... 256. A checkpoint has some hundred
+/// events, its guests' included.
 const AIMED_BITS_MAX: u64 = 8;
-/// What is drawn for media draws nothing from the rest of the plan.
+/// Task number of the draws for media; they change nothing else in a plan.
 const MEDIA_TASK: u64 = 1 << 33;
-/// Of what the scripted plan leaves to chance.
+/// Seed for what the scripted plan leaves to chance.
 const SCRIPTED_SEED: u64 = 4;
 
 /// Shares of a guest's operations, in parts of their sum.
@@ -47,7 +48,7 @@ pub struct Steps {
     pub check: u64,
 }
 
-/// What the store's file is.
+/// File or device under the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ground {
     File,
@@ -57,12 +58,12 @@ pub enum Ground {
     Device(u64),
 }
 
-/// What the power goes in, mostly.
+/// Operations in which most power cuts fall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aim {
     Anything,
     Checkpoints,
-    /// And each snapshot is looked at twice as soon as it is sealed.
+    /// Takes; each snapshot is also looked at twice as soon as it is sealed.
     Takes,
 }
 
@@ -74,32 +75,32 @@ pub struct Plan {
     pub growth: Growth,
     pub terms: DiskTerms,
     pub ground: Ground,
-    /// The journal begins here, so that some come to their ring's end.
+    /// Sequence number at which the journal begins: some journals then reach their ring's end.
     pub journal_from: u64,
     pub disks: Vec<Places>,
     pub boots: u64,
-    /// The power goes again soon after each recovery.
+    /// The power is cut again soon after each recovery.
     pub restless: bool,
     pub guests: u64,
     pub operations: u64,
     pub user_steps: u64,
     /// Longest write, sectors.
     pub write_sectors_max: u64,
-    /// Writes of whole blocks alone.
+    /// Guests write whole blocks only.
     pub whole_blocks: bool,
-    /// Writes fall into this many sectors, so that they meet.
+    /// Size of the hot part of a disk, in sectors, where writes often meet.
     pub hot_sectors: u64,
     pub mix: Mix,
     pub steps: Steps,
-    /// Snapshots there may be at once: each is read whole at every boot.
+    /// Most snapshots at the same time: every boot reads each of them whole.
     pub snapshots_max: usize,
-    /// Machines there may be at once, the first included.
+    /// Most machines at the same time, the first included.
     pub machines_max: usize,
     /// The newest superblock is unreadable at some of the boots.
     pub spoils: bool,
     /// A flush fails in some of the boots.
     pub failing_flushes: bool,
-    /// The power goes.
+    /// The power is cut in boots other than the last.
     pub cuts: bool,
     pub aim: Aim,
 }
@@ -114,7 +115,7 @@ impl Plan {
         }
     }
 
-    /// The same on media that do not read everything after a cut, and do not flush everything.
+    /// Returns the plan on media that cannot read everything after a cut, and on which flushes may fail.
     pub fn on_bad_media(self) -> Plan {
         let mut rng = self.rng(0, MEDIA_TASK);
         let unreadable_sectors = Ratio::new([0, 0, 2, 3][rng.below(4) as usize], 4);
@@ -123,7 +124,7 @@ impl Plan {
         Plan { world, spoils, failing_flushes, ..self }
     }
 
-    /// What goes wrong in a boot beside its cut.
+    /// Returns what goes wrong in a boot besides its cut.
     pub fn trouble(&self, world: &SimWorld, boot: u64) -> Trouble {
         let mut rng = self.rng(boot, TROUBLE_TASK);
         match self.failing_flushes && self.may_cut(boot) && rng.coin() {
@@ -136,8 +137,8 @@ impl Plan {
         self.spoils && self.rng(boot, MEDIA_TASK).coin()
     }
 
-    /// Checkpoints without end, each right after a flush, and no other flushes, over few blocks that are written again and
-    /// again: what is merged is overwritten while the checkpoint is under way.
+    /// Returns the plan with checkpoints all the time, each right after a flush, and no other flushes. Few blocks are
+    /// written again and again, so that blocks are overwritten while a checkpoint merges them.
     fn checkpointing(self) -> Plan {
         let options = StoreOptions { pending_runs_max: 4, flush_us: 1_000_000, ..self.options };
         let steps = Steps { checkpoint: 20, ..self.steps };
@@ -147,7 +148,8 @@ impl Plan {
         Plan { options, steps, mix, hot_sectors, write_sectors_max, guests, user_steps, aim, ..self }
     }
 
-    /// Takes without end, over few blocks that are soon overwritten in place: such a write is under way at every take.
+    /// Returns the plan with takes all the time. Few blocks are soon overwritten in place, so that such a write is
+    /// under way at every take.
     fn taking(self) -> Plan {
         let options = StoreOptions { flush_us: 300, ..self.options };
         let steps = Steps { take: 20, remove: 8, ..self.steps };
@@ -218,7 +220,7 @@ impl Plan {
         }
     }
 
-    /// A tree of many states that nothing disturbs.
+    /// Draws a tree of many states, without power cuts.
     pub fn tree(seed: u64) -> Plan {
         let plan = Plan::draw(seed, Defects::default());
         let steps = Steps { take: 12, remove: 3, revert: 2, branch: 3, ..plan.steps };
@@ -237,7 +239,7 @@ impl Plan {
         }
     }
 
-    /// For operations one by one: one disk of three leaves, and everything small.
+    /// Returns the plan for operations one by one: one disk of three leaves, and small limits.
     pub fn scripted() -> Plan {
         let plan = Plan::draw(SCRIPTED_SEED, Defects::default());
         let options = StoreOptions {
@@ -276,7 +278,7 @@ impl Plan {
         self.cuts && boot + 1 < self.boots
     }
 
-    /// Schedules the boot's cut where it falls into `part`.
+    /// Schedules the boot's cut if it falls into `part`.
     pub fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
         if part == Part::Work {
             world.cancel_cut();
@@ -302,7 +304,7 @@ impl Plan {
     }
 }
 
-/// A cut soon after the call: of what begins then.
+/// Returns a cut soon after the call, in the operation that begins then.
 pub fn soon(rng: &mut Rng) -> Cut {
     let events = 1 << rng.below(AIMED_BITS_MAX + 1);
     Cut::Event(1 + rng.below(events))

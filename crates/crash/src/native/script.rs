@@ -37,7 +37,7 @@ pub enum Operation {
     Grow,
     /// A clean stop and a start.
     Reopen,
-    /// The power goes, and comes back.
+    /// A power cut and a start.
     Cut,
 }
 
@@ -72,7 +72,7 @@ pub enum Trouble {
     FromThenOn,
 }
 
-/// The world of one script.
+/// World, plan and model of one script.
 pub struct Script {
     pub world: SimWorld,
     pub plan: Rc<Plan>,
@@ -91,7 +91,8 @@ pub fn run_sequence(operations: &[Operation]) -> Result<(), String> {
     .map_err(|e| format!("{operations:?}: {e}"))
 }
 
-/// Runs `before`, then one operation with its n-th I/O failing, starts again, and compares. False when it has fewer I/Os.
+/// Runs `before`, then one operation with its n-th I/O failing, starts again, and compares. Returns false if the
+/// operation has fewer I/Os.
 pub fn run_failing(
     before: Operation,
     operation: Operation,
@@ -103,7 +104,7 @@ pub fn run_failing(
         let fault = Fault::nth(nth, Action::Fail(Errno::EIO));
         let fault = if trouble == Trouble::FromThenOn { fault.and_all_later() } else { fault };
         let struck = script.disturbed(before, operation, fault, nth)?;
-        // Half of the time the machine dies too, and what was not flushed with it.
+        // In half of the cases the machine also fails, and loses what was not flushed.
         match nth.is_multiple_of(2) {
             true => script.world.power_cut(),
             false => script.world.kill(),
@@ -113,13 +114,13 @@ pub fn run_failing(
     .map_err(|e| format!("{before:?}, {operation:?}, I/O {nth} fails {trouble:?}: {e}"))
 }
 
-/// Runs `before`, then one operation whose n-th write finds no space, once; then a checkpoint and a flush, in the same start,
-/// must succeed. False when it has fewer writes.
+/// Runs `before`, then one operation whose n-th write finds no space, once. A checkpoint and a flush in the same start
+/// must then succeed. Returns false if the operation has fewer writes.
 pub fn run_full_once(before: Operation, operation: Operation, nth: u64) -> Result<bool, String> {
     run_full_once_with(Defects::default(), before, operation, nth)
 }
 
-/// The same with a defect planted.
+/// Does the same with a defect planted.
 pub fn run_full_once_with(
     defects: Defects,
     before: Operation,
@@ -150,7 +151,7 @@ pub fn run_full_once_with(
 }
 
 impl Script {
-    /// Two snapshots and a branch of the older, some of it merged and some not.
+    /// Begins with two snapshots and a branch of the older one, some of it merged and some not.
     pub fn begin() -> Result<Script, String> {
         Script::begin_with(Defects::default())
     }
@@ -166,7 +167,7 @@ impl Script {
         Ok(script)
     }
 
-    /// One start, `work`, and no end: whatever is not durable yet stays so. An error of `work` is the answer.
+    /// Starts once and runs `work`, without a stop: what is not durable then stays so. Returns the error of `work`.
     fn run(&self, work: impl AsyncFnOnce(&mut Actor) -> Result<(), String> + 'static) -> Result<(), String> {
         let (world, plan, model) = (self.world.clone(), self.plan.clone(), self.model.clone());
         let ended = self.world.run(move |env| async move {
@@ -193,7 +194,8 @@ impl Script {
         })
     }
 
-    /// Whether the fault struck. What the operation said is not asked: after the next start everything is compared.
+    /// Returns whether the fault struck. Errors that the fault explains do not count: the next start compares
+    /// everything.
     fn disturbed(
         &self,
         before: Operation,
@@ -224,7 +226,7 @@ impl Script {
     }
 }
 
-/// Submitted so far; a rule counts all but timers.
+/// Returns the I/Os submitted so far, without timers, as a fault rule counts them.
 pub fn ios(world: &SimWorld) -> u64 {
     OpKind::ALL.iter().filter(|kind| **kind != OpKind::Timer).map(|kind| world.count(*kind).submitted).sum()
 }
@@ -255,7 +257,7 @@ impl Actor {
         Actor { harness: harness.clone(), user, guest }
     }
 
-    /// Nothing that happened needs another start.
+    /// Checks that nothing that happened makes another start necessary.
     fn store_is_sound(&self) -> Result<(), String> {
         match self.harness.store.broken() {
             Some(e) => Err(format!("needs another start: {e}")),
@@ -267,7 +269,7 @@ impl Actor {
         self.harness.machine(FIRST_MACHINE)
     }
 
-    /// Blocks of the model.
+    /// Writes blocks, as the model numbers them.
     pub async fn write(&mut self, first: u64, count: u64) -> Result<(), String> {
         self.write_sectors(first * SECTORS_PER_BLOCK, count * SECTORS_PER_BLOCK).await
     }
@@ -282,7 +284,7 @@ impl Actor {
         self.guest.flush(&target).await
     }
 
-    /// Blocks 0 to 7 and those around the first leaf's edge are written; later ones stay free for `Write`.
+    /// Writes blocks 0 to 7 and those around the first leaf's edge; the blocks between stay free for `Write`.
     async fn prepare(&mut self) -> Result<(), String> {
         self.write(0, 8).await?;
         self.write(16, 8).await?;

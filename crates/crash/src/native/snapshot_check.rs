@@ -1,11 +1,11 @@
-//! Looking at sealed snapshots: at the first look against the model, later against the first look.
+//! Looks at sealed snapshots: compares the first look with the model, later ones with the first look.
 
 use super::harness::Harness;
 use super::model::{Contents, Standing};
 use sim::oracle::sequence_of;
 
 impl Harness {
-    /// Reads every disk of a sealed snapshot and compares; answers what it shows.
+    /// Reads every disk of a sealed snapshot, compares it, and returns what it shows.
     pub async fn look(&self, number: u64) -> Result<Contents, String> {
         let (nodes, places) = {
             let model = self.model.borrow();
@@ -31,7 +31,7 @@ impl Harness {
         Ok(seen)
     }
 
-    /// Before the machine's models begin anew: what has not been looked at could not be judged any more.
+    /// Looks at the machine's snapshots before its models begin anew, which could not judge a first look any more.
     pub async fn look_at_all_of(&self, machine: u64) -> Result<(), String> {
         let unseen: Vec<u64> = {
             let model = self.model.borrow();
@@ -45,7 +45,7 @@ impl Harness {
     }
 }
 
-/// The first sector that differs.
+/// Describes the first sector that differs.
 pub fn difference(first: &Contents, seen: &Contents) -> String {
     for (disk, (a, b)) in first.iter().zip(seen.iter()).enumerate() {
         let at = a.chunks(512).zip(b.chunks(512)).position(|(a, b)| a != b);

@@ -1,4 +1,4 @@
-//! Space is exact: every block that the trees and the catalogue use is marked once, and no other is.
+//! Audit of space: every block that the trees and the catalogue use is marked once, and no other is.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use engine::native::check::Report;
 
 use super::harness::{Harness, MACHINE, SNAPSHOT};
 
-/// Until when freed space must be free, in virtual time.
+/// Virtual time within which the space of dropped states must be free.
 const RELEASED_WITHIN_US: u64 = 10_000_000;
 const LOOK_US: u64 = 1000;
 
@@ -22,13 +22,14 @@ pub fn judge(report: &Report, when: &str) -> Result<(), String> {
 }
 
 impl Harness {
-    /// The state of the last checkpoint, whatever goes on meanwhile.
+    /// Checks the state of the last checkpoint, whatever work is under way.
     pub async fn check_committed(&self, when: &str) -> Result<(), String> {
         let report = self.store.check_committed().await.map_err(|e| format!("check {when}: {e}"))?;
         judge(&report, when)
     }
 
-    /// Everything, merged before. With nobody at work: there are the states that somebody names, and no other.
+    /// Checks everything, which is merged first, while no other work is under way. The store must have the states that
+    /// machines and snapshots name, and no others.
     pub async fn check_all(&self, when: &str) -> Result<(), String> {
         let report = self.store.check().await.map_err(|e| format!("check {when}: {e}"))?;
         if let Some(e) = &report.behind {
@@ -45,7 +46,7 @@ impl Harness {
         }
     }
 
-    /// Nothing dropped is left, and what it held is free.
+    /// Waits until nothing dropped is left and its space is free.
     pub async fn wait_for_space(&self) -> Result<(), String> {
         match self.wait_for_hidden().await?.as_slice() {
             [] => Ok(()),
@@ -53,7 +54,8 @@ impl Harness {
         }
     }
 
-    /// What is dropped and nobody needs is free. Answers the states that several others rest on.
+    /// Waits until dropped states that no other state needs are free. Returns the dropped states that several others
+    /// need.
     pub async fn wait_for_hidden(&self) -> Result<Vec<u64>, String> {
         let mut waited_us = 0;
         loop {

@@ -13,11 +13,11 @@ use super::plan::{Aim, Steps, soon};
 use crate::watch::tell;
 use sim::oracle::DiskModel;
 
-/// The sequence numbers of a branch begin at its number times this: they are told from those of all others.
+/// A branch's sequence numbers begin at its number times this, which distinguishes them from all others.
 const BRANCH_SEQUENCES: u64 = 1 << 40;
-/// Of so many verbs of the kind that a plan aims at one is cut.
+/// One of this many verbs of the kind that a plan aims at is cut.
 const AIMED_EVERY: u64 = 4;
-/// Blocks a disk may grow by.
+/// Most blocks that a disk may grow by.
 const GROWN_BLOCKS_MAX: u64 = 12;
 
 pub struct User {
@@ -31,7 +31,7 @@ impl User {
             self.harness.env.sleep_us(self.rng.below(3000)).await;
             if let Err(e) = self.step().await {
                 self.harness.excuse(Err(e))?;
-                // What the verb has left undone, stopped guests among it, the next boot finds.
+                // The next boot finds what the verb has left undone, stopped guests among it.
                 self.harness.end_troubled_boot().await;
             }
         }
@@ -69,7 +69,7 @@ impl User {
         }
     }
 
-    /// Makes a change in memory; false when the journal is full, and so nothing is changed.
+    /// Makes a change in memory. Returns false if the journal is full and so nothing is changed.
     fn change(&self, ops: &[Op]) -> Result<bool, String> {
         match self.harness.store.change(ops) {
             Ok(lsn) => {
@@ -102,7 +102,8 @@ impl User {
         (0..count).map(|_| self.harness.store.new_node_id()).collect()
     }
 
-    /// One change for all disks; sealed once what was under way has ended and is durable.
+    /// Takes all disks of a machine in one change. The snapshot is sealed once the writes under way have ended and are
+    /// durable.
     pub async fn take(&mut self) -> Result<(), String> {
         if self.harness.model.borrow().snapshots.len() >= self.harness.plan.snapshots_max {
             return self.remove_something().await;
@@ -134,7 +135,7 @@ impl User {
         }
         self.harness.mark("taken");
         if self.harness.plan.aim == Aim::Takes {
-            // What is still on its way into a state that claims to be sealed shows at the second look.
+            // The second look shows any write that still reaches a state reported as sealed.
             self.harness.look(number).await?;
             self.harness.env.sleep_us(self.rng.below(200)).await;
             return self.harness.look(number).await.map(drop);
@@ -142,7 +143,7 @@ impl User {
         if self.rng.below(3) == 0 { self.harness.look(number).await.map(drop) } else { Ok(()) }
     }
 
-    /// Now and then the power goes in what begins now.
+    /// Sometimes schedules a power cut in the operation that begins now.
     fn aim(&mut self, aim: Aim) {
         let plan = &self.harness.plan;
         if plan.aim == aim && plan.may_cut(self.harness.boot) && self.rng.below(AIMED_EVERY) == 0 {
@@ -160,7 +161,7 @@ impl User {
         model.doing.taking = true;
     }
 
-    /// A snapshot: any, or often the oldest or the newest; or a branched machine.
+    /// Removes a snapshot (any, or often the oldest or the newest) or a branched machine.
     async fn remove_something(&mut self) -> Result<(), String> {
         let branched: Vec<u64> =
             self.harness.running.borrow().keys().copied().filter(|n| *n != super::FIRST_MACHINE).collect();
@@ -227,7 +228,7 @@ impl User {
         Ok(())
     }
 
-    /// A machine's guests stop, and its disks go on from a snapshot: its own or another's.
+    /// Stops a machine's guests, and reverts its disks to a snapshot, its own or another machine's.
     pub async fn revert(&mut self) -> Result<(), String> {
         let Some(number) = self.any_sealed() else { return Ok(()) };
         let machine = self.any_machine();
@@ -266,7 +267,7 @@ impl User {
         Ok(())
     }
 
-    /// A new machine on a snapshot.
+    /// Makes a new machine on a snapshot.
     pub async fn branch(&mut self) -> Result<(), String> {
         let Some(number) = self.any_sealed() else { return Ok(()) };
         if self.harness.model.borrow().machines.len() >= self.harness.plan.machines_max {
@@ -324,7 +325,7 @@ impl User {
         Ok(())
     }
 
-    /// A guest's flush, of any disk.
+    /// Flushes a disk as a guest does.
     async fn flush_one(&mut self) -> Result<(), String> {
         let machine = self.any_machine();
         let disks = self.harness.machine(machine).disks.borrow().clone();
@@ -366,7 +367,7 @@ impl User {
         }
     }
 
-    /// The space of what was dropped stays for a while.
+    /// Holds back the space of dropped nodes for a while.
     async fn hold(&mut self) -> Result<(), String> {
         let dropped = self.harness.store.dropped_nodes();
         self.harness.store.hold_back(&dropped, true);
@@ -377,7 +378,7 @@ impl User {
 }
 
 impl ExpectedMachine {
-    /// The revert has happened: the disks show other content, durably.
+    /// Notes that the revert has happened: the disks durably show other content.
     pub fn arrive(&mut self) {
         let Some(Move { nodes, contents, places }) = self.moving.take() else { return };
         for (n, disk) in self.disks.iter_mut().enumerate() {

@@ -1,11 +1,11 @@
-//! Power cuts and failing I/O under the verbs of native VMs, as the daemon calls them: takes, commits, discards, reverts,
-//! clones, disks that come, grow, go and change their mode, resets, VMs that are made, closed and removed.
+//! Power cuts and failing I/O under the verbs of native VMs, as the daemon calls them: take, commit, discard, revert,
+//! clone and reset; adding, growing and removing disks and changing their mode; creating, closing and removing VMs.
 //!
-//! `run` is a campaign's run, a function of its seed: guests work all the time, and mostly the power goes in a verb.
-//! `run_disturbed` does one verb in a quiet world, with the power going at its n-th event, or its n-th I/O failing. After
-//! every start each VM is whole what it was, or what the verb leads to, on all of its disks.
+//! `run` plays a campaign's run, a function of its seed: guests work all the time, and most power cuts fall into a
+//! verb. `run_disturbed` runs one verb without other work, with a power cut at its n-th event or with its n-th I/O
+//! failing. After every start each VM is, on all of its disks, what it was or what the verb leads to.
 //!
-//! Not covered: moves between stores, which are the daemon's.
+//! Not covered: moves between stores, which the daemon makes.
 
 mod binned;
 mod create;
@@ -38,21 +38,21 @@ use crate::campaign::Outcome;
 use crate::campaign::caught;
 use crate::watch;
 
-/// It is there from the start.
+/// Name of the VM that every run begins with.
 const FIRST_VM: &str = "a";
 const DISK_BLOCKS: [u64; 3] = [32, 16, 8];
-/// Requests of each guest and verbs of the user in one boot.
+/// Most requests of each guest and most verbs of the user in one boot.
 const OPERATIONS_MAX: u64 = 60;
 const STEPS_MAX: u64 = 12;
-/// Writes of a guest before and between the verbs that prepare a disturbed one.
+/// Requests of a guest before and between the verbs that prepare a disturbed one.
 const PREPARED: u64 = 12;
 
 type Shared = Rc<RefCell<Model>>;
 
-/// What happens to a verb.
+/// Power cut or failing I/O under a verb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Disturbance {
-    /// At its n-th submission or completion.
+    /// The power is cut at the verb's n-th submission or completion.
     Cut,
     Io(Trouble),
 }
@@ -60,7 +60,7 @@ pub enum Disturbance {
 pub const DISTURBANCES: [Disturbance; 3] =
     [Disturbance::Cut, Disturbance::Io(Trouble::Once), Disturbance::Io(Trouble::FromThenOn)];
 
-/// One run. An error is a broken promise, with the seed and the way to repeat it.
+/// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
     caught(|| run_plan(&Rc::new(Plan::draw(seed, defects))))
         .map_err(|e| format!("seed {seed}: {e}\n  replay: make crash CRASH_SEED={seed}"))
@@ -87,7 +87,7 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
 }
 
-/// Makes the store and its first VM, undisturbed.
+/// Makes the store and its first VM, without cuts or faults.
 fn create(world: &SimWorld, plan: &Rc<Plan>, model: &Shared) -> Result<(), String> {
     let (outside, plan, model) = (world.clone(), plan.clone(), model.clone());
     let made = world.run(|env| async move {
@@ -114,7 +114,7 @@ fn create(world: &SimWorld, plan: &Rc<Plan>, model: &Shared) -> Result<(), Strin
     made.expect("nothing is cut while the store is made").map_err(|e: String| format!("making it: {e}"))
 }
 
-/// None when the power was cut.
+/// Plays one boot. Returns None if the power was cut.
 fn boot(
     world: &SimWorld,
     plan: &Rc<Plan>,
@@ -143,7 +143,7 @@ fn boot(
     })
 }
 
-/// Guests and user at once, to their end.
+/// Runs guests and user at the same time, to their end.
 async fn work(harness: &Rc<VmHarness>, boot: u64, cut_in: Option<u64>) -> Result<(), String> {
     let (plan, env) = (&harness.plan, &harness.env);
     let all: Vec<_> = harness.running.borrow().values().cloned().collect();
@@ -165,15 +165,15 @@ async fn work(harness: &Rc<VmHarness>, boot: u64, cut_in: Option<u64>) -> Result
     result
 }
 
-/// Once more from the start, with nothing left to be done.
+/// Starts once more and checks everything, with nothing left to be done.
 async fn finish(env: &Env, world: &SimWorld, plan: &Rc<Plan>, model: &Shared) -> Result<(), String> {
     let harness = VmHarness::open(env, world, plan, model, plan.boots).await?;
     harness.check_exact().await?;
     harness.close().await
 }
 
-/// Does one verb after a fixed preparation, `variant` of what it picks, disturbed at `nth`; starts again, and compares.
-/// False when the verb was over before.
+/// Runs one verb after a fixed preparation, disturbed at `nth`; starts again, and compares. `variant` is the seed of
+/// what the verb picks. Returns false if the verb was over before.
 pub fn run_disturbed(verb: Verb, variant: u64, disturbance: Disturbance, nth: u64) -> Result<bool, String> {
     caught(|| {
         let plan = Rc::new(Plan { seed: variant, ..Plan::scripted() });
@@ -231,7 +231,8 @@ fn fault(nth: u64, trouble: Trouble) -> Fault {
     if trouble == Trouble::FromThenOn { fault.and_all_later() } else { fault }
 }
 
-/// A tree with a side branch, a clone, a nonpersistent disk that was written to, something in the bin, and some of it merged.
+/// Prepares a tree with a side branch, a clone, a nonpersistent disk that was written to and an entry in the bin. Some
+/// of it is merged.
 async fn prepare(harness: &Rc<VmHarness>) -> Result<User, String> {
     let all: Vec<_> = harness.running.borrow().values().cloned().collect();
     for running in all {

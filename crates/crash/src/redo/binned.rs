@@ -1,4 +1,4 @@
-//! Restores and empties what the bin keeps, and compares it with what was put there.
+//! Restore and removal of what the bin keeps, and comparison with what was put there.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -17,7 +17,7 @@ impl Control {
         self.model.borrow().persistent
     }
 
-    /// What the disks with these indexes show; the guests are powered off.
+    /// Returns what the disks with these indexes show; the guests are powered off.
     pub async fn shown_by(&self, indexes: Range<usize>) -> Result<Moving, String> {
         let mut shown = Vec::new();
         for index in indexes {
@@ -47,7 +47,7 @@ impl Control {
         self.model.borrow_mut().found_in_bin(&ids)
     }
 
-    /// A commit that evicts these entries begins, or has not happened.
+    /// Notes that a commit that evicts these entries begins (`leaving`), or that it has not happened.
     pub fn evicting(&self, ids: &[u64], leaving: bool) {
         let mut model = self.model.borrow_mut();
         model
@@ -129,7 +129,7 @@ impl Control {
 }
 
 impl Model {
-    /// They are gone, and come back with a verb that has begun.
+    /// Notes that a verb has begun that brings back these names, which had left the tree.
     fn returning(&mut self, names: &Names) {
         for (name, contents) in names {
             let standing = Standing::Committing(contents.clone());
@@ -146,7 +146,7 @@ impl Model {
     }
 }
 
-/// Every entry shows what it showed when it was put there.
+/// Checks that every entry shows what it showed when it was put into the bin.
 pub async fn check_bin(vm: &Rc<Vm>, model: &RefCell<Model>) -> Result<(), String> {
     let bin = model.borrow().bin.clone();
     for (id, binned) in &bin {

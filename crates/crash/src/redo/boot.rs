@@ -1,4 +1,4 @@
-//! One boot: recover, compare everything, work until the power goes (or, the last time, until all is done).
+//! One boot: recovers, compares everything, works until the power is cut (in the last boot, until all is done).
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ use crate::watch::{chains, tell};
 
 type Shared = Rc<RefCell<Model>>;
 
-/// None when the power was cut.
+/// Plays one boot. Returns None if the power was cut.
 pub fn boot(
     world: &SimWorld,
     plan: &Rc<Plan>,
@@ -34,7 +34,7 @@ pub fn boot(
 ) -> Option<Result<(), String>> {
     let (plan, model, space, marks) = (plan.clone(), model.clone(), world.clone(), world.clone());
     world.set_capacity(None);
-    // Those that the boot before has not come to.
+    // Removes the faults that the boot before did not reach.
     world.clear_faults();
     world.run(|env| async move {
         let (vm, home) = recover(&env, &plan, &model, number).await?;
@@ -48,7 +48,7 @@ pub fn boot(
         if last {
             return finish(&env, vm, &plan, &model).await;
         }
-        // A cut that never came: the boot ends as a clean stop does.
+        // The cut was never reached: the boot ends like a clean stop.
         if let Err(e) = vm.close().await {
             trouble.excuse(Err(format!("closing: {e}")))?;
             trouble.end_boot(&env).await;
@@ -58,7 +58,7 @@ pub fn boot(
     })
 }
 
-/// Little space is left for a while: guests wait or fail, commits must find a way.
+/// Leaves little space for a while: guests wait or fail, and commits must still succeed in the end.
 fn fill_up(env: &Env, world: SimWorld, mut rng: Rng) {
     let clock = env.clone();
     env.spawn(async move {
@@ -70,7 +70,7 @@ fn fill_up(env: &Env, world: SimWorld, mut rng: Rng) {
     });
 }
 
-/// A clean stop makes everything durable that had completed.
+/// Notes that a clean stop has made every completed request durable.
 fn closed_cleanly(model: &Shared) {
     for model in &mut model.borrow_mut().models {
         let now = model.flush_begins();
@@ -78,14 +78,14 @@ fn closed_cleanly(model: &Shared) {
     }
 }
 
-/// Opens the home after whatever happened, and compares disks, snapshots and files with the model.
+/// Opens the home after any end of the boot before, and compares disks, snapshots and files with the model.
 async fn recover(env: &Env, plan: &Plan, model: &Shared, number: u64) -> Result<(Rc<Vm>, Rc<Home>), String> {
     model.borrow_mut().recovering = true;
     tell(|| "BOOT".into());
     let manifest = home::open(env, plan.growth_bytes, plan.imported).map_err(|e| format!("recovery: {e}"))?;
     manifest.set_grain(plan.grain(&mut plan.rng(number, 4)));
-    // Before a commit that goes on changes the folder again: the home's own recovery alone makes it whole. It reads every
-    // table, so not at every boot.
+    // Checks the folder before a resumed commit changes it again: the home's own recovery alone must make it sound. The
+    // check reads every table, so only some boots do it.
     if (plan.seed + number).is_multiple_of(3) {
         Manifest::load(&*manifest).await.map_err(|e| format!("recovery: {e}"))?;
         home::is_sound(env).await?;
@@ -109,8 +109,8 @@ async fn recover(env: &Env, plan: &Plan, model: &Shared, number: u64) -> Result<
     Ok((vm, manifest))
 }
 
-/// A reported snapshot is there and unchanged; one whose commit was answered is not; one whose take was cut is there
-/// whole, or not at all.
+/// Checks that a reported snapshot is there and unchanged, that one whose commit was acknowledged is not there, and
+/// that one whose take was cut is there whole or not at all.
 async fn check_snapshots(vm: &Rc<Vm>, model: &Shared) -> Result<(), String> {
     let present: Vec<String> = vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
     let known: Vec<_> = model.borrow().snapshots.clone();
@@ -155,7 +155,7 @@ async fn adopt_interrupted(vm: &Rc<Vm>, model: &Shared, name: &str, began: &[u64
     Ok(())
 }
 
-/// The cut came before the commit's start was durable: the snapshot is as it was.
+/// Checks a snapshot whose commit was cut before its start was durable: its content has not changed.
 async fn return_from_commit(
     vm: &Rc<Vm>,
     model: &Shared,
@@ -187,7 +187,7 @@ async fn view_all(vm: &Rc<Vm>, model: &Shared, name: &str) -> Result<Vec<Image>,
     Ok(contents)
 }
 
-/// Guests and user at once, to their end.
+/// Runs guests and user at the same time, to their end.
 async fn work(
     vm: &Rc<Vm>,
     home: Rc<Home>,
@@ -222,7 +222,7 @@ async fn work(
     result
 }
 
-/// With the faults over: everything completes, every commit ends, and the home is clean and exact.
+/// Ends the last boot, after the faults: everything completes, every commit ends, and the home is clean and exact.
 async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, model: &Shared) -> Result<(), String> {
     settle(&vm).await?;
     check_live(&vm, model).await?;
@@ -252,7 +252,7 @@ async fn finish(env: &Env, vm: Rc<Vm>, plan: &Plan, model: &Shared) -> Result<()
     check_live(&vm, model).await
 }
 
-/// Nothing may be left to do afterwards, except on an imported VM: what rests on the foreign folder stays.
+/// Commits what is left. Only an imported VM keeps layers afterwards: those on top of the foreign folder stay.
 async fn commit_the_rest(vm: &Rc<Vm>, plan: &Plan) -> Result<(), String> {
     let disks = vm.disks();
     let deep = disks[..plan.disks.len()].iter().any(|d| d.chain().links.len() > 1);

@@ -1,5 +1,5 @@
-//! Linked clones: VMs of their own on a snapshot's layers. Whatever becomes of the parent, they show what they were made of and
-//! what was written to them; whatever becomes of them, the parent shows what it did.
+//! Linked clones: VMs of their own on a snapshot's layers. Whatever happens to the parent, a clone shows the snapshot
+//! that it was made from and what was written to it. Whatever happens to a clone, the parent shows the same as before.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,13 +15,13 @@ use crate::home;
 use crate::watch::tell;
 use sim::oracle::DiskModel;
 
-/// Clones' writes are told from the parent's by their sequence numbers.
+/// Start of a clone's sequence numbers, which distinguishes its writes from the parent's.
 const CLONE_SEQUENCE: u64 = 1 << 40;
 
-/// A clone as its maker knows it.
+/// Expected state of a linked clone.
 pub struct LinkedClone {
     pub name: String,
-    /// Until `clone_to` has answered it may or may not be there.
+    /// False until `clone_to` has returned: the clone may or may not be there.
     made: bool,
     models: Vec<DiskModel>,
 }
@@ -148,7 +148,8 @@ async fn open(env: &Env, plan: &Plan, name: &str, grain_sectors: u32) -> blk::Re
     Vm::open(env.clone(), manifest, plan.engine).await
 }
 
-/// After a boot: every clone that was made is there and shows what it has to; one whose making was cut is whole or none.
+/// Checks after a boot that every clone that was made shows what it must, and that one whose making was cut is whole or
+/// absent.
 pub async fn check_clones(env: &Env, plan: &Plan, model: &Rc<RefCell<Model>>) -> Result<(), String> {
     let names: Vec<(String, bool)> = model.borrow().clones.iter().map(|c| (c.name.clone(), c.made)).collect();
     for (name, made) in names {
@@ -177,7 +178,7 @@ pub async fn check_clones(env: &Env, plan: &Plan, model: &Rc<RefCell<Model>>) ->
     Ok(())
 }
 
-/// At the end: the clones go, and with them what protected their parent.
+/// Removes the clones at the end of a run, and with them the protection of their parent.
 pub async fn remove_clones(env: &Env, model: &Rc<RefCell<Model>>) -> Result<(), String> {
     let clones = std::mem::take(&mut model.borrow_mut().clones);
     for clone in clones {

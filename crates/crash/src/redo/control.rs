@@ -32,7 +32,7 @@ impl Control {
             self.vm.env.sleep_us(self.rng.below(3000)).await;
             if let Err(e) = self.step(plan).await {
                 self.trouble.excuse(Err(e))?;
-                // What the verb has left undone, stopped guests among it, the next boot finds.
+                // The next boot finds what the verb has left undone, stopped guests among it.
                 self.trouble.end_boot(&self.vm.env).await;
             }
         }
@@ -67,11 +67,11 @@ impl Control {
         if !self.took(&name, began, result)? {
             return Ok(());
         }
-        // A look at once: what is still on its way into a state that claims to be sealed shows at the next one.
+        // This first look lets the next one show any write that still reaches a state reported as sealed.
         if looks || self.rng.below(4) == 0 { look(&self.vm, &self.model, &name).await } else { Ok(()) }
     }
 
-    /// A new name, and the ticks at which its take is called.
+    /// Notes that a take begins. Returns its new name, and the ticks at which it is called.
     pub fn begin_take(&self) -> (String, Vec<u64>) {
         let mut model = self.model.borrow_mut();
         let name = format!("s{}", model.next_name);
@@ -97,7 +97,7 @@ impl Control {
         self.rng.pick(&names).cloned()
     }
 
-    /// Notes what a take answered; false when there was no space and so nothing was changed.
+    /// Notes the result of a take. Returns false if there was no space and so nothing was changed.
     fn took<T>(&self, name: &str, began: Vec<u64>, result: blk::Result<T>) -> Result<bool, String> {
         let mut model = self.model.borrow_mut();
         model.taking = false;
@@ -116,7 +116,7 @@ impl Control {
         }
     }
 
-    /// Reads a sealed snapshot whole: at the first look against the model, later against the first look.
+    /// Reads a sealed snapshot whole: compares the first look with the model, later ones with the first look.
     async fn look_at_one(&mut self) -> Result<(), String> {
         match self.any_sealed() {
             Some(name) => look(&self.vm, &self.model, &name).await,
@@ -172,7 +172,7 @@ impl Control {
         Ok(())
     }
 
-    /// Whether a delta that a commit may write into has a grain larger than a sector.
+    /// Returns whether a delta that a commit may write into has a grain larger than a sector.
     fn has_large_grains_below(&self) -> bool {
         self.vm.disks().iter().any(|disk| {
             let chain = disk.chain();
@@ -217,7 +217,7 @@ impl Model {
         let now = self.ticks();
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
             if let Standing::Committing(contents) = &known.standing {
-                // Without a first look nothing is known but that it was sealed: any later content is checked from then.
+                // Without a first look only the seal is certain: the first look may then show any content up to now.
                 let began = vec![0; now.len()];
                 known.standing = Standing::Sealed { began, ended: now.clone(), contents: contents.clone() };
             }
@@ -231,8 +231,8 @@ impl Model {
     }
 }
 
-/// Reads every disk of a sealed snapshot: at the first look to compare with the model and to remember, later to compare with
-/// the first look.
+/// Reads every disk of a sealed snapshot. The first look is compared with the model and remembered; later ones are
+/// compared with the first.
 pub async fn look(vm: &Rc<Vm>, model: &Rc<RefCell<Model>>, name: &str) -> Result<(), String> {
     let persistent = model.borrow().persistent;
     let first = match model.borrow_mut().known(name).map(|known| &known.standing) {
@@ -245,7 +245,7 @@ pub async fn look(vm: &Rc<Vm>, model: &Rc<RefCell<Model>>, name: &str) -> Result
         let opened = vm.open_view(name, number, "oracle").await;
         let (disk, _view) = match opened {
             Ok(opened) => opened,
-            // Committed by the other hand meanwhile.
+            // Another task has committed it meanwhile.
             Err(e) if e.kind == ErrorKind::NotFound || e.kind == ErrorKind::Refused => return Ok(()),
             Err(e) => return Err(format!("opening snapshot {name}: {e}")),
         };
@@ -315,8 +315,9 @@ async fn read_pieces(disk: &Rc<Disk>, mut each: impl FnMut(usize, &[u8])) -> Res
     Ok(())
 }
 
-/// A commit that failed of something else is over, and a clone can be made; the commit's resume is refused for it. A commit
-/// that was just asked for has a subject, and looks for clones before its job begins.
+/// Returns whether a resumed commit was refused because of a clone. A clone can be made after a commit failed for
+/// another reason, and the resume of that commit is then refused. A new commit has a subject, and checks for clones
+/// before its job begins.
 fn met_a_clone(job: &Job) -> bool {
     let resumed = job.operation == COMMIT && job.subject.is_empty();
     let error = job.error.borrow();
@@ -324,7 +325,7 @@ fn met_a_clone(job: &Job) -> bool {
     resumed && error.as_ref().is_some_and(refused)
 }
 
-/// Waits for every job; a held one is over.
+/// Resumes paused jobs, and waits until every job is over.
 pub async fn settle(vm: &Rc<Vm>) -> Result<(), String> {
     for job in vm.jobs() {
         if job.state() == JobState::Paused {

@@ -16,10 +16,10 @@ use crate::watch::{tell, tell_range};
 
 pub struct Guest {
     pub vm: Rc<Vm>,
-    /// The disk as it is for this request: a revert replaces it.
+    /// The disk that serves this request; a revert replaces it.
     pub disk: Rc<Disk>,
     pub gate: Rc<RequestGate>,
-    /// Of the disk and of its model.
+    /// Index of the disk and of its model.
     pub index: usize,
     pub model: Rc<RefCell<Model>>,
     pub rng: Rng,
@@ -59,7 +59,7 @@ impl Guest {
     fn range(&mut self, plan: &Plan) -> (u64, u64) {
         let sectors = self.disk.size_bytes() / SECTOR;
         let span = sectors.min(plan.hot_sectors);
-        // Half of the accesses fall on the hot part, which straddles a region's end when the disk has two.
+        // Half of the accesses go to the hot part, which straddles a region's end if the disk has two regions.
         let base = if self.rng.coin() {
             sectors.saturating_sub(span).min(4096 - 8)
         } else {
@@ -70,7 +70,8 @@ impl Guest {
         (first, count)
     }
 
-    /// A full datastore may fail a write (policy `error`); the range then shows the old or the new.
+    /// Writes a range. A full datastore may fail the write (policy `error`); the range then shows the old or the new
+    /// data.
     async fn write(&mut self, first: u64, count: u64) -> Result<(), String> {
         let open = self.model.borrow_mut().models[self.index].begin(first, count);
         let data = Buf::copy_of(&self.model.borrow().models[self.index].data(&open)).freeze();

@@ -1,4 +1,4 @@
-//! Another user, who only looks at the tree: whatever goes on, a look never fails.
+//! A second user, who only looks at the tree: a look succeeds whatever else is under way.
 
 use std::rc::Rc;
 
@@ -39,7 +39,7 @@ impl Looker {
     }
 }
 
-/// A preview may say that the operation would be refused, and why.
+/// Accepts a preview that reports why the operation would be refused.
 fn answered<T>(preview: Result<T>) -> Result<()> {
     match preview {
         Err(e) if e.kind != ErrorKind::Refused => Err(e),

@@ -1,4 +1,4 @@
-//! What the tests know across power cuts.
+//! Expected state of a run, kept across power cuts.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -11,19 +11,19 @@ use super::origin::Source;
 use super::plan::Plan;
 use sim::oracle::DiskModel;
 
-/// What a disk showed, as a whole. Shared, since copies were a third of a campaign's time.
+/// Whole content that a disk showed. Shared, because copies took a third of a campaign's time.
 pub type Image = Rc<Vec<u8>>;
 
-/// How far a snapshot has come, as its user was told.
+/// State of a snapshot, as reported to its user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// `take` was called at these ticks (by disk) and has not answered.
+    /// `take` was called at these ticks (by disk) and has not returned.
     Taking(Vec<u64>),
     /// Reported as sealed; the contents are filled in at the first look.
     Sealed { began: Vec<u64>, ended: Vec<u64>, contents: Option<Vec<Image>> },
-    /// `commit` was called: the name may be gone.
+    /// `commit` was called and has not returned: the name may be gone.
     Committing(Option<Vec<Image>>),
-    /// `commit` answered: the name must be gone for ever.
+    /// `commit` has returned: the name must never appear again.
     Gone,
 }
 
@@ -31,7 +31,7 @@ pub fn raised(generation: ContentGeneration) -> ContentGeneration {
     ContentGeneration { present: generation.present + 1, ..generation }
 }
 
-/// A revert, discard or reset under way: what each disk shows once it has happened, by index. All disks or none.
+/// A revert, discard or reset under way: what each disk, by index, shows afterwards. It changes all disks or none.
 pub type Moving = Vec<(usize, Image)>;
 
 /// An entry of the bin.
@@ -41,7 +41,7 @@ pub struct KnownBinned {
     pub contents: Moving,
     /// The names that left the tree, with what their disks show.
     pub names: Vec<(String, Option<Vec<Image>>)>,
-    /// A commit that evicts it was called and has not answered.
+    /// A commit that evicts it was called and has not returned.
     pub leaving: bool,
 }
 
@@ -54,21 +54,21 @@ pub struct Known {
 pub struct Model {
     pub models: Vec<DiskModel>,
     pub snapshots: Vec<Known>,
-    /// The first of the disks: those that are part of snapshots.
+    /// Number of disks that are part of snapshots; they come before the others.
     pub persistent: usize,
     pub source: Source,
     pub next_name: u64,
     pub moving: Option<Moving>,
-    /// By the entry's id.
+    /// Entries by their id.
     pub bin: BTreeMap<u64, KnownBinned>,
     /// What the verb under way puts into the bin.
     pub binning: Option<KnownBinned>,
-    /// Of the content that the disks show. Known from the first boot on.
+    /// Generation of the content that the disks show; set from the first boot on.
     pub generation: Option<ContentGeneration>,
-    /// Plain names are just being opened.
+    /// The user is opening plain names.
     pub opening: bool,
-    /// Boots that have ended since a flush failed and nothing was compared: each opening since may have told clients that
-    /// writes are lost.
+    /// Boots that have ended since a flush failed, without a comparison since. Each opening among them may have
+    /// reported to clients that writes are lost.
     may_be_told: u64,
     pub clones: Vec<LinkedClone>,
     // Where a cut falls, for the marks.
@@ -110,7 +110,7 @@ impl Model {
         }
     }
 
-    /// The bin has these entries: one more than before, perhaps, where a verb or its cut put something into it.
+    /// Notes the entries found in the bin. One may be new, if a verb that completed or was cut put something into it.
     pub fn found_in_bin(&mut self, ids: &[u64]) -> Result<(), String> {
         for id in ids {
             if !self.bin.contains_key(id) {
@@ -134,7 +134,7 @@ impl Model {
         self.models.iter_mut().map(DiskModel::now).collect()
     }
 
-    /// The move has happened: the disks show other content, durably.
+    /// Notes that the move has happened: the disks durably show other content.
     pub fn moved(&mut self) {
         if self.moving.is_some() {
             self.generation = self.generation.map(raised);
@@ -144,7 +144,7 @@ impl Model {
         }
     }
 
-    /// A boot was cut short. `all_there`: only the process ended, and no flush had failed before.
+    /// Notes that a boot was cut short. `all_there`: only the process ended, and no flush had failed before.
     pub fn ended(&mut self, all_there: bool, flush_failed: bool, world: &SimWorld) {
         if flush_failed || self.may_be_told > 0 {
             self.may_be_told += 1;
@@ -155,7 +155,8 @@ impl Model {
         self.models.iter_mut().for_each(|model| model.ended(all_there));
     }
 
-    /// After a cut: the disks show what the guests had written, or, if a move was under way, all of them what it leads to.
+    /// Checks the disks after a cut: they show what the guests had written, or all of them show the result of the move
+    /// that was under way.
     pub fn recover(&mut self, contents: &[Image], generation: ContentGeneration) -> Result<(), String> {
         let moving = self.moving.take().unwrap_or_default();
         let stayed: Vec<_> =
@@ -175,7 +176,7 @@ impl Model {
         self.recover_generation(generation, all_stayed, all_arrived)
     }
 
-    /// The content of before has the generation of before, and other content the next one.
+    /// Checks that unchanged content has its old generation, and that other content has the next one.
     fn recover_generation(
         &mut self,
         found: ContentGeneration,

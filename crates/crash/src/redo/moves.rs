@@ -1,4 +1,4 @@
-//! The user goes elsewhere in the tree: revert and discard, with the guests powered off.
+//! Moves of the user in the tree, with the guests powered off: revert, discard and reset.
 
 use blk::ErrorKind;
 use engine::{GenerationChange, Vm};
@@ -8,7 +8,7 @@ use super::model::{Moving, Standing};
 use crate::watch::tell;
 
 impl Control {
-    /// Goes back to any snapshot of the tree, sometimes with a take of the present before.
+    /// Reverts to any snapshot of the tree, sometimes with a take of the present first.
     pub async fn revert(&mut self) -> Result<(), String> {
         let Some(name) = self.any_sealed() else { return Ok(()) };
         self.gate.stop().await;
@@ -50,8 +50,8 @@ impl Control {
         }
     }
 
-    /// The take of a revert that then failed may have happened: the tree says. It is looked at while the models still
-    /// know the time before the revert.
+    /// Notes whether the take of a revert has happened, which it may have even if the revert then failed. Looks at the
+    /// new snapshot while the models still cover the time before the revert.
     async fn settle_take(&self, name: &str, began: Vec<u64>) -> Result<(), String> {
         let here = self.vm.state().snapshots.iter().find(|s| s.name == name).map(|s| s.id);
         {
@@ -62,7 +62,7 @@ impl Control {
                 return Ok(());
             };
             if self.trouble.has_struck() && !self.vm.is_sealed(id) {
-                // Its seal's flush failed: the next start shows what one shows whose take was cut.
+                // The flush of its seal failed: the next boot treats it like a snapshot whose take was cut.
                 return Ok(());
             }
             let ended = model.ticks();
@@ -72,7 +72,7 @@ impl Control {
         look(&self.vm, &self.model, name).await
     }
 
-    /// Throws a branch away.
+    /// Discards a branch.
     pub async fn discard(&mut self) -> Result<(), String> {
         let Some(name) = self.any_sealed() else { return Ok(()) };
         self.gate.stop().await;
@@ -154,7 +154,7 @@ impl Control {
         result
     }
 
-    /// Sometimes: the user says that the clients of before are dead.
+    /// Sometimes opens plain names: the user declares that the earlier clients are dead.
     async fn open_plain_names(&mut self) -> Result<(), String> {
         self.check_generation()?;
         if self.rng.coin() {
@@ -183,7 +183,7 @@ impl Control {
         }
     }
 
-    /// A flush has failed, perhaps after the commit point: the next boot shows whether it was reached.
+    /// Returns whether the verb may have happened despite its error: a flush failed, perhaps after the commit point.
     pub fn is_in_doubt(&self, e: &blk::Error) -> bool {
         self.trouble.has_struck() && !changed_nothing(e)
     }
@@ -199,8 +199,8 @@ impl Control {
         }
     }
 
-    /// After a move the models know nothing of the time before: every snapshot is looked at while they do. Mostly
-    /// commits are let finish first, because nothing moves while one is under way.
+    /// Looks at every snapshot before a move, because the models keep nothing of the time before it. Usually lets
+    /// commits finish first, because a move is refused while one is under way.
     pub async fn look_at_all(&mut self) -> Result<(), String> {
         if self.rng.below(4) > 0 {
             settle(&self.vm).await?;
@@ -226,7 +226,7 @@ fn changed_nothing(e: &blk::Error) -> bool {
     e.kind == ErrorKind::Refused || e.kind == ErrorKind::NotFound || e.is_no_space()
 }
 
-/// With the guests gone every side branch is thrown away, so that a last commit leaves a clean home.
+/// Discards every side branch after the guests have ended, so that a last commit leaves a clean home.
 pub async fn discard_side_branches(vm: &std::rc::Rc<Vm>) -> Result<(), String> {
     loop {
         let state = vm.state();

@@ -1,4 +1,4 @@
-//! Where a run's VM comes from: made empty, or imported from a folder of VMware files that must stay as it is.
+//! Origin of a run's VM: made empty, or imported from a folder of VMware files that must stay as it is.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use crate::home;
 /// Path and content of each file of the imported folder.
 pub type Source = Vec<(String, Vec<u8>)>;
 
-/// Makes the VM, undisturbed.
+/// Makes the VM, or the folder to import, without cuts or faults.
 pub fn create(world: &SimWorld, plan: &Rc<Plan>, model: &Rc<RefCell<Model>>) -> Result<(), String> {
     let (plan, shared) = (plan.clone(), model.clone());
     let made = world.run(|env| async move {
@@ -34,7 +34,7 @@ pub fn create(world: &SimWorld, plan: &Rc<Plan>, model: &Rc<RefCell<Model>>) -> 
     Ok(())
 }
 
-/// Imports, where that is the plan, and adds the disk whose writes a reset drops.
+/// Imports the VM if the plan says so, and adds the disk whose writes a reset drops.
 pub fn complete(world: &SimWorld, plan: &Rc<Plan>) -> Result<(), String> {
     let plan = plan.clone();
     let done = world.run(|env| async move {
@@ -56,7 +56,7 @@ async fn open(env: &Env, plan: &Plan) -> Result<Rc<Vm>, String> {
     Vm::open(env.clone(), manifest, plan.engine).await.map_err(|e| e.to_string())
 }
 
-/// A VM with a snapshot and a delta, as another product would leave it.
+/// Makes a VM with a snapshot and a delta, as another product would leave it.
 async fn make_source(env: &Env, plan: &Plan, model: &Rc<RefCell<Model>>) -> Result<(), String> {
     let fail = |e: blk::Error| format!("making the folder to import: {e}");
     home::create_in(env, home::SOURCE, &plan.disks).await.map_err(fail)?;
@@ -72,7 +72,7 @@ async fn make_source(env: &Env, plan: &Plan, model: &Rc<RefCell<Model>>) -> Resu
     vm.close().await.map_err(fail)
 }
 
-/// A few sectors of each disk, flushed.
+/// Writes a few sectors of each disk and flushes them.
 async fn scribble(vm: &Rc<Vm>, model: &Rc<RefCell<Model>>, rng: &mut Rng) -> Result<(), String> {
     for (index, disk) in vm.disks().into_iter().enumerate() {
         let (disk, _client) = vm.attach(disk.number, "other").await.map_err(|e| e.to_string())?;
@@ -88,7 +88,7 @@ async fn scribble(vm: &Rc<Vm>, model: &Rc<RefCell<Model>>, rng: &mut Rng) -> Res
     Ok(())
 }
 
-/// What the disks show now is what the snapshot `name` has to show for ever.
+/// Notes that the snapshot `name` must always show what the disks show now.
 async fn note(vm: &Rc<Vm>, model: &Rc<RefCell<Model>>, name: &str) -> Result<(), String> {
     let mut contents = Vec::new();
     for disk in vm.disks() {
@@ -115,7 +115,7 @@ fn files_of(world: &SimWorld, folder: &str) -> Source {
     files.map(content).collect()
 }
 
-/// Importing promised not to write there.
+/// Checks that the imported folder has not changed, as the import promises.
 pub fn check_source(world: &SimWorld, model: &Model) -> Result<(), String> {
     let now = files_of(world, home::SOURCE);
     match now.iter().zip(&model.source).find(|(a, b)| a != b) {

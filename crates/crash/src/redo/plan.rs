@@ -1,4 +1,5 @@
-//! What a seed stands for: sizes, shares and cuts. Each seed draws its own mix and leaves whole features out.
+//! Plan of a run, drawn from its seed: sizes, shares and cuts. Each seed draws its own mix and leaves whole features
+//! out.
 
 use engine::{Defect, Defects, FoldOptions, Options, SpacePolicy};
 use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
@@ -7,7 +8,7 @@ use blk::SECTOR;
 
 use crate::trouble::{TROUBLE_TASK, Trouble};
 
-/// Seeds with this bit are about the tree: small disks, few writes, and many clones, branches and binned states.
+/// Seeds with this bit exercise the tree: small disks, few writes, and many clones, branches and binned states.
 pub const TREE_SEEDS: u64 = 1 << 32;
 
 /// Shares of a guest's operations, in parts of their sum.
@@ -26,7 +27,7 @@ pub struct Plan {
     pub engine: Options,
     /// Growth step of a delta, bytes.
     pub growth_bytes: u64,
-    /// Deltas have grains of one sector up to two to this power.
+    /// Deltas have grains of one sector up to two to the power of this, in sectors.
     pub grain_bits: u64,
     pub disks: Vec<u64>,
     /// The VM is imported from a folder with data and a snapshot.
@@ -37,11 +38,11 @@ pub struct Plan {
     pub guests_per_disk: u64,
     pub operations: u64,
     pub control_steps: u64,
-    /// Every snapshot is looked at when its take has answered; else some are.
+    /// The user looks at every snapshot as soon as its take has returned, not only at some.
     pub looks_at_once: bool,
     /// Longest write, sectors.
     pub write_sectors_max: u64,
-    /// Writes fall into this many sectors, so that they meet.
+    /// Size of the hot part of a disk, in sectors, where writes often meet.
     pub hot_sectors: u64,
     pub mix: Mix,
     /// Share of commits among control steps.
@@ -50,7 +51,7 @@ pub struct Plan {
     pub moves: Ratio,
     /// Share of clones among the other control steps.
     pub clones: Ratio,
-    /// Each clone is read whole at every boot.
+    /// Most clones at the same time: every boot reads each of them whole.
     pub clones_max: usize,
     pub limited_space: bool,
     /// A flush fails in some of the boots.
@@ -76,14 +77,14 @@ impl Plan {
             batch_regions: rng.between(1, 3) as usize,
             depth: rng.between(1, 4) as usize,
             yield_factor: rng.below(3),
-            // Without it the pieces of a commit are under way one at a time: no guest here rests for so long.
+            // No guest here pauses for 200 ms, so that value keeps the pieces of a commit under way one at a time.
             near_us: [0, 0, 200_000][rng.below(3) as usize],
         };
         let planted = defects != Defects::default();
         let engine = Options {
             map_cap_bytes: if rng.coin() { 1 << 20 } else { 1500 },
-            // A few tables, so that first writes meet flushes that the guest did not ask for. Those would hide planted
-            // defects, which are looked for in the guest's own.
+            // Half of the seeds have room for a few tables only, so that first writes meet flushes that the guest did
+            // not request. Those would hide planted defects, which must show in the guest's own flushes.
             unwritten_cap_bytes: if seed.is_multiple_of(2) && !planted { 64 << 10 } else { 24 << 20 },
             space_policy: if rng.coin() { SpacePolicy::Wait } else { SpacePolicy::Error },
             space_retry_us: 500,
@@ -91,7 +92,7 @@ impl Plan {
             fold,
             defects,
         };
-        // Defects of the copy are looked for on one branch, where guests and commits meet most often.
+        // Searches for defects of the copy stay on one branch, where guests and commits meet most often.
         let of_tree = seed & TREE_SEEDS != 0;
         let plain = planted && !of_tree && !defects.has(Defect::SkipAcrossBranches);
         let imported = rng.below(5) == 0 && !plain;
@@ -100,10 +101,11 @@ impl Plan {
             world,
             engine,
             growth_bytes: rng.between(1, 4) * (64 << 10),
-            // Half of the seeds have the grain that this product writes; the others, what may be imported.
+            // Half of the seeds have the grain that this product writes; the others have grains that imported deltas
+            // may have.
             grain_bits: [0, 0, 0, 3, 7, 11][rng.below(6) as usize],
             imported,
-            // A revert to the imported state would take away a disk that came later.
+            // A revert to the imported state would remove a disk that was added later.
             nonpersistent_bytes: (!imported && !plain && rng.below(4) == 0).then_some(300 << 10),
             boots: rng.between(3, 6),
             guests_per_disk: if plain { 4 } else { rng.between(1, 4) },
@@ -143,7 +145,7 @@ impl Plan {
         }
     }
 
-    /// Grain of the next deltas, sectors.
+    /// Returns the grain of the next deltas, in sectors.
     pub fn grain(&self, rng: &mut Rng) -> u32 {
         1 << rng.between(0, self.grain_bits)
     }
@@ -156,7 +158,7 @@ impl Plan {
         )
     }
 
-    /// What goes wrong in a boot beside its cut.
+    /// Returns what goes wrong in a boot besides its cut.
     pub fn trouble(&self, world: &SimWorld, boot: u64) -> Trouble {
         let mut rng = self.rng(boot, TROUBLE_TASK);
         match self.failing_flushes && boot + 1 < self.boots && rng.coin() {
@@ -165,7 +167,7 @@ impl Plan {
         }
     }
 
-    /// Schedules the boot's cut where it falls into `part`. It falls anywhere, or at a step that matters.
+    /// Schedules the boot's cut if it falls into `part`. It falls at any event, or at a step that matters.
     pub fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
         world.cancel_cut();
         if boot + 1 == self.boots {

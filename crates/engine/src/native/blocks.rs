@@ -1,4 +1,4 @@
-//! Where the blocks of a node lie, and how they come to lie elsewhere: map, record and space change together.
+//! Places of a node's blocks, and changes of them: map, record and space change together.
 
 use std::ops::Range;
 
@@ -11,22 +11,22 @@ use super::store::Store;
 use super::table::Held;
 use super::view::{Scratch, find_over};
 
-/// The reserve follows the runs in memory in steps.
+/// Step, in runs in memory, by which the reserve follows them.
 const RESERVE_STEP_RUNS: usize = 64;
 
-/// Blocks of a discard whose map is looked at first, to leave out what has no space: 64 MiB.
+/// Longest discard, in blocks, whose map is looked up to leave out blocks without space: 64 MiB.
 const LOOKED_UP_MAX: u64 = (64 << 20) / BLOCK;
 
 impl Store {
-    /// Where `blocks` of a node lie, from memory alone; false when pages have to be read.
+    /// Looks up the places of `blocks` of a node in memory alone; returns false when pages have to be read.
     pub(super) fn find_cached(&self, node: &Node, blocks: Range<u64>, out: &mut Scratch) -> bool {
         out.clear();
         let view = node.view.borrow();
         find_over(&node.active.borrow(), blocks, out, |gap, out| view.find_cached(&self.nodes, gap, out))
     }
 
-    /// Where `blocks` of a node lie, in order. The caller is admitted as a reader or a writer: what is found is not
-    /// used again before it ends.
+    /// Looks up the places of `blocks` of a node, in order. The caller is admitted as a reader or a writer, so the
+    /// blocks found are not used again before it ends.
     pub(super) async fn find(&self, node: &Node, blocks: Range<u64>, out: &mut Scratch) -> Result<()> {
         if self.find_cached(node, blocks.clone(), out) {
             return Ok(());
@@ -45,8 +45,11 @@ impl Store {
         Ok(())
     }
 
-    /// Whether blocks of a node may change place now. A node that was sealed or dropped meanwhile has nobody to merge what
-    /// is put there. NoSpace: the journal is full; whoever let go of all that it holds may wait for room and try again.
+    /// Checks that blocks of a node may change place now.
+    ///
+    /// # Errors
+    /// `Cancelled`: the node was sealed or dropped meanwhile, so nothing would merge the change. `NoSpace`: the journal
+    /// is full; a caller that has released all that it holds may wait for room and try again.
     fn may_record(&self, node: &Node) -> Result<()> {
         if !node.is_running() {
             let cause = format!("node {} was sealed or dropped while a write to it was under way", node.id);
@@ -60,8 +63,8 @@ impl Store {
         }
     }
 
-    /// Data that is complete, though not durable, becomes the node's: map, record and space change together. On an error
-    /// its space is free again.
+    /// Makes data that is complete, though not durable, part of the node: map, record and space change together. On an
+    /// error its space is free again.
     pub(super) fn publish(&self, node: &Node, start: u64, extent: Extent, checksum: u64) -> Result<()> {
         if let Err(e) = self.may_record(node) {
             self.unplace(extent);
@@ -76,7 +79,7 @@ impl Store {
         Ok(())
     }
 
-    /// Space for data that is about to be written; `publish` or `unplace` follows.
+    /// Places space for data that is about to be written; `publish` or `unplace` must follow.
     pub(super) async fn place(&self, want: u64, near: Option<u64>) -> Result<Extent> {
         let extent = match self.space.try_place(want, near) {
             Some(extent) => extent,
@@ -97,7 +100,7 @@ impl Store {
         unpublished.swap_remove(at);
     }
 
-    /// The blocks read as zeros from here on, and their space is the store's again.
+    /// Unmaps blocks: they read as zeros from here on, and the store takes their space back.
     fn unmap(&self, node: &Node, blocks: Range<u64>) -> Result<()> {
         self.may_record(node)?;
         let (start, len, birth) = (blocks.start, blocks.end - blocks.start, self.generation.get());
@@ -106,7 +109,8 @@ impl Store {
         Ok(())
     }
 
-    /// Unmaps what of `blocks` has space. Of a long range nothing is looked up: that would read the map of all of it.
+    /// Unmaps those of `blocks` that have space. A long range is unmapped without a look-up, which would read the map
+    /// of all of it.
     pub(super) async fn unmap_mapped(&self, node: &Node, blocks: Range<u64>) -> Result<()> {
         if blocks.end - blocks.start > LOOKED_UP_MAX {
             return self.unmap(node, blocks);
@@ -115,7 +119,7 @@ impl Store {
         self.find(node, blocks, &mut scratch).await?;
         let mut mapped = scratch.found.iter().filter(|found| !found.is_hole());
         let Some(first) = mapped.next() else { return Ok(()) };
-        // One record: a hole in it costs nothing.
+        // One record covers the holes in between: they cost nothing.
         self.unmap(node, first.start..mapped.next_back().unwrap_or(first).end())
     }
 
@@ -123,19 +127,19 @@ impl Store {
         let mut displaced = Vec::new();
         self.count(node.id, node.put(start, held, &mut displaced));
         for extent in displaced {
-            self.space.free_young(extent, held.lsn);
+            self.space.free_uncommitted(extent, held.lsn);
         }
         if self.pending.get().is_multiple_of(RESERVE_STEP_RUNS) {
             self.set_reserve();
         }
-        // The first one since all were flushed: whoever flushes in time sleeps until he is told.
+        // This is the first record since the last flush of all: the task that flushes in time sleeps until a signal.
         let first = self.flush_due_ns.get() == 0;
         if first || self.wants_checkpoint() || self.journal.unflushed_bytes() >= self.options.flush_bytes {
             self.work.notify();
         }
     }
 
-    /// Takes note of by how much a node's table has grown.
+    /// Counts the growth of a node's table.
     pub(super) fn count(&self, node: u64, grown: Grown) {
         if grown.begins {
             self.unmerged.borrow_mut().insert(node);
@@ -144,14 +148,14 @@ impl Store {
         self.pending_pages.update(|pages| pages + grown.pages);
     }
 
-    /// Sets aside what the next checkpoint may need: the pages that merges write, three for each run until the next look,
-    /// and the catalogue.
+    /// Sets the reserve to what the next checkpoint may need: the pages that merges write, three for each run until the
+    /// next update, and the catalogue.
     pub(super) fn set_reserve(&self) {
         let soon = RESERVE_STEP_RUNS as u64 * 3;
         self.space.set_reserve(self.pending_pages.get() + soon + self.options.reserve_blocks);
     }
 
-    /// Guests wait where a checkpoint has fallen behind: the journal is full, or memory is.
+    /// Waits while a checkpoint has fallen behind, so that the journal or the memory is full.
     pub(super) async fn wait_for_room(&self) -> Result<()> {
         while !self.journal.has_room() || self.pending_runs() > 2 * self.options.pending_runs_max {
             self.refuse_when_broken()?;

@@ -1,9 +1,10 @@
-//! Little-endian fields of variable records, read without trust.
+//! Encoding and checked decoding of little-endian fields of variable records.
 
 use blk::{Error, Result};
 
 use super::change::Key;
 
+/// Appends fields to a record.
 #[derive(Default)]
 pub struct Writer(Vec<u8>);
 
@@ -28,7 +29,7 @@ impl Writer {
         self
     }
 
-    /// A length of 32 bits, then the bytes.
+    /// Appends a length of 32 bits, then the bytes.
     pub fn bytes(&mut self, value: &[u8]) -> &mut Self {
         self.u32(value.len() as u32).0.extend_from_slice(value);
         self
@@ -42,12 +43,13 @@ impl Writer {
         self.0
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     pub fn position(&self) -> usize {
         self.0.len()
     }
 }
 
+/// Reads fields of a record, and refuses what does not fit.
 pub struct Reader<'a> {
     rest: &'a [u8],
     place: &'a str,
@@ -74,13 +76,13 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.take(8, what)?.try_into().expect("eight bytes")))
     }
 
-    /// A number of at most `max`.
+    /// Reads a number of at most `max`.
     pub fn u32_up_to(&mut self, what: &str, max: u32) -> Result<u32> {
         let found = self.u32(what)?;
         self.check(what, found.into(), max.into()).map(|()| found)
     }
 
-    /// A number of at most `max`.
+    /// Reads a number of at most `max`.
     pub fn u64_up_to(&mut self, what: &str, max: u64) -> Result<u64> {
         let found = self.u64(what)?;
         self.check(what, found, max).map(|()| found)
@@ -108,7 +110,7 @@ impl<'a> Reader<'a> {
         Ok(text.map_err(|e| Error::damaged(self.place, format!("{what}: not UTF-8 ({e})")))?.to_string())
     }
 
-    /// A text of at most `max` bytes.
+    /// Reads a text of at most `max` bytes.
     pub fn text_up_to(&mut self, what: &str, max: usize) -> Result<String> {
         let text = self.text(what)?;
         self.check(&format!("length of the {what}"), text.len() as u64, max as u64).map(|()| text)

@@ -1,7 +1,7 @@
-//! The catalogue: an ordered map of small items - nodes, groups, VMs, snapshots - as the last checkpoint left it.
+//! The catalogue: an ordered map of small items - nodes, groups, VMs, snapshots - as of the last checkpoint.
 //!
-//! Items lie in chunks of about 32 KiB, chunks in pages; a checkpoint writes the chunks that changed, the directory of
-//! all chunks, and a head page that the superblock names. Every part is checked against the sum its parent has.
+//! Items are in chunks of about 32 KiB, and chunks in pages. A checkpoint writes the chunks that changed, the directory
+//! of all chunks, and a head page that the superblock names. Every part is checked against the checksum in its parent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -22,13 +22,13 @@ use super::superblock::CatalogueHead;
 const MAGIC: u64 = u64::from_le_bytes(*b"unstCATA");
 const HEADER: usize = 32;
 const PAYLOAD: usize = BLOCK as usize - HEADER;
-/// Small enough to be written for one item that changed, large enough that 100,000 items have few chunks.
+/// Size of a chunk: small enough to be written for one changed item, large enough that 100,000 items have few chunks.
 const CHUNK_BYTES: usize = 8 * PAYLOAD;
-/// A directory of 100,000 chunks; what a damaged length may make us allocate.
+/// Longest blob: a directory of 100,000 chunks. It bounds what a damaged length can make us allocate.
 const BLOB_BYTES_MAX: u64 = 16 << 20;
 const FIRST_KEY: Key = Key { kind: 0, major: 0, minor: 0 };
 
-/// Bytes spread over pages.
+/// A sequence of bytes spread over pages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Blob {
     pub bytes: u64,
@@ -36,15 +36,16 @@ pub struct Blob {
     pub extents: Vec<Extent>,
 }
 
+/// The catalogue of a store in memory.
 #[derive(Default)]
 pub struct Catalogue {
     pub items: BTreeMap<Key, Vec<u8>>,
-    /// By the first key they may hold; each reaches to the next.
+    /// Chunks by the first key that they may hold; each reaches to the next one.
     chunks: BTreeMap<Key, Blob>,
     dirty: BTreeSet<Key>,
     directory: Blob,
     head: Option<Extent>,
-    /// Found for the checkpoint under way.
+    /// Places found for the checkpoint under way.
     placed: BTreeMap<Part, Blob>,
 }
 
@@ -88,7 +89,7 @@ impl Catalogue {
         Ok(catalogue)
     }
 
-    /// What the store's users keep here.
+    /// Returns the items of the store's users.
     pub fn user_items(&self) -> BTreeMap<Key, Vec<u8>> {
         let first = Key { kind: USER_KINDS, ..FIRST_KEY };
         self.items.range(first..).map(|(key, value)| (*key, value.clone())).collect()
@@ -99,7 +100,7 @@ impl Catalogue {
         self.dirty.insert(chunk);
     }
 
-    /// The item will be set before `write`, to a value of the size it has, or of `first`.
+    /// Announces that the item will be set before `write`, to a value of its present size, or of the size of `first`.
     pub fn touch(&mut self, key: Key, first: impl FnOnce() -> Vec<u8>) {
         self.mark(key);
         self.items.entry(key).or_insert_with(first);
@@ -113,9 +114,9 @@ impl Catalogue {
         };
     }
 
-    /// Finds room for what will be written; the old places go to `freed`. Called again until nothing changes any more:
-    /// blocks taken and given back change groups, and those are items too. Values may still change until `write`,
-    /// their sizes may not.
+    /// Finds places for the parts that will be written; the old places go to `freed`. The caller repeats it until
+    /// nothing changes: blocks that are taken and given back change groups, which are items too. Until `write` values
+    /// may still change, but not their sizes.
     pub async fn place(&mut self, space: &Rc<Space>, freed: &mut Vec<Extent>) -> Result<()> {
         let mut pieces = BTreeMap::new();
         for first in self.dirty.clone() {
@@ -146,7 +147,7 @@ impl Catalogue {
         }
     }
 
-    /// Its keys go to the chunk before it.
+    /// Returns whether a chunk holds no items; its keys then go to the chunk before it.
     fn is_empty_chunk(&self, first: Key) -> bool {
         let next =
             self.chunks.range((Bound::Excluded(first), Bound::Unbounded)).next().map(|(next, _)| *next);
@@ -183,7 +184,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Where a part lies as of the last checkpoint.
+    /// Returns the place of a part as of the last checkpoint.
     fn extents_of(&self, part: Part) -> Vec<Extent> {
         match part {
             Part::Chunk(key) => self.chunks.get(&key).map(|blob| blob.extents.clone()).unwrap_or_default(),
@@ -192,8 +193,8 @@ impl Catalogue {
         }
     }
 
-    /// Writes what changed to the places found; not flushed. On an error nothing has changed here, and it may be called
-    /// again.
+    /// Writes the changed parts to the places found, without a flush. On an error nothing has changed here, and the
+    /// call may be repeated.
     pub async fn write(&mut self, file: &File, store_id: u64) -> Result<CatalogueHead> {
         for first in self.dirty.clone() {
             for (key, bytes) in self.pack(first) {
@@ -213,7 +214,7 @@ impl Catalogue {
         write_blob(file, store_id, blob, bytes).await
     }
 
-    /// All is written: what was placed is the catalogue.
+    /// Makes the places that were written those of the catalogue.
     fn settle(&mut self) -> CatalogueHead {
         let mut head = CatalogueHead::default();
         for (part, blob) in std::mem::take(&mut self.placed) {
@@ -231,7 +232,7 @@ impl Catalogue {
         head
     }
 
-    /// As it will be: places found count, whatever lies there now.
+    /// Returns the next directory: places found count before the present ones.
     fn directory_bytes(&self) -> Vec<u8> {
         let placed = self.placed.iter().filter_map(|(part, blob)| match part {
             Part::Chunk(key) => Some((*key, blob)),
@@ -247,7 +248,7 @@ impl Catalogue {
         out.done()
     }
 
-    /// The items of one chunk in pieces of a chunk's size, the first of which keeps the chunk's key.
+    /// Packs the items of one chunk into pieces of a chunk's size. The first piece keeps the chunk's key.
     fn pack(&self, first: Key) -> Vec<(Key, Vec<u8>)> {
         let next = self.chunks.range((Bound::Excluded(first), Bound::Unbounded)).next();
         let end = next.map(|(next, _)| *next);
@@ -262,12 +263,12 @@ impl Catalogue {
         packed.into_iter().map(|(key, bytes)| (key, bytes.done())).collect()
     }
 
-    /// The medium has all of it.
+    /// Returns whether the medium has all of the catalogue.
     pub fn is_written(&self) -> bool {
         self.dirty.is_empty() && self.placed.is_empty()
     }
 
-    /// Every block the catalogue itself takes: for the check.
+    /// Returns every block that the catalogue itself uses, for the check.
     pub fn extents(&self) -> impl Iterator<Item = Extent> {
         let chunks = self.chunks.values().flat_map(|blob| blob.extents.iter());
         chunks.chain(&self.directory.extents).chain(&self.head).copied()

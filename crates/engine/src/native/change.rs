@@ -1,11 +1,11 @@
-//! What a record of the journal may change beside blocks: nodes, and the items of the catalogue. All operations of a
-//! change become true at once; a take of twelve disks is one change.
+//! Changes that a record of the journal makes beside blocks: nodes, and items of the catalogue. All operations of a
+//! change take effect at once; a take of twelve disks is one change.
 
 use blk::{Error, Result};
 
 use super::bytes::{Reader, Writer};
 
-/// An item of the catalogue: a kind, and two numbers of the kind's own.
+/// Key of an item of the catalogue: a kind, and two numbers whose meaning the kind defines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     pub kind: u8,
@@ -13,24 +13,25 @@ pub struct Key {
     pub minor: u64,
 }
 
+/// One operation of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// A new running node without content.
+    /// Creates a running node without content.
     Create {
         node: u64,
         size_blocks: u64,
     },
-    /// `sealed` gets the content of `running` and its place in the lineage; `running` goes on from it.
+    /// Creates `sealed` with the content of `running` and its place in the lineage; `running` continues as its child.
     Take {
         running: u64,
         sealed: u64,
     },
-    /// A new running node with the content of a sealed one.
+    /// Creates a running node with the content of a sealed one.
     Branch {
         from: u64,
         node: u64,
     },
-    /// Nobody names the node any more.
+    /// Drops a node that nothing refers to.
     Drop {
         node: u64,
     },
@@ -45,8 +46,8 @@ pub enum Op {
     Delete {
         key: Key,
     },
-    /// Records from `first` to `last`, whose data a cut destroyed before it was flushed: they never happened.
-    Void {
+    /// Declares records from `first` to `last` aborted: a cut destroyed their data before it was flushed.
+    Abort {
         first: u64,
         last: u64,
     },
@@ -59,7 +60,7 @@ const DROP: u8 = 4;
 const RESIZE: u8 = 5;
 const PUT: u8 = 6;
 const DELETE: u8 = 7;
-const VOID: u8 = 8;
+const ABORT: u8 = 8;
 
 pub fn encode(ops: &[Op]) -> Vec<u8> {
     let mut out = Writer::default();
@@ -72,7 +73,7 @@ pub fn encode(ops: &[Op]) -> Vec<u8> {
             Op::Resize { node, size_blocks } => out.u8(RESIZE).u64(*node).u64(*size_blocks),
             Op::Put { key, value } => out.u8(PUT).key(key).bytes(value),
             Op::Delete { key } => out.u8(DELETE).key(key),
-            Op::Void { first, last } => out.u8(VOID).u64(*first).u64(*last),
+            Op::Abort { first, last } => out.u8(ABORT).u64(*first).u64(*last),
         };
     }
     out.done()
@@ -91,9 +92,9 @@ pub fn decode(bytes: &[u8], place: &str) -> Result<Vec<Op>> {
             RESIZE => Op::Resize { node: input.u64("node")?, size_blocks: input.u64("size")? },
             PUT => Op::Put { key: input.key()?, value: input.bytes("value")?.to_vec() },
             DELETE => Op::Delete { key: input.key()? },
-            VOID => Op::Void { first: input.u64("first")?, last: input.u64("last")? },
+            ABORT => Op::Abort { first: input.u64("first")?, last: input.u64("last")? },
             _ => {
-                let cause = format!("operation of a change: found {kind}, expected {CREATE} to {VOID}");
+                let cause = format!("operation of a change: found {kind}, expected {CREATE} to {ABORT}");
                 return Err(Error::damaged(place, cause));
             }
         });
@@ -116,7 +117,7 @@ mod tests {
             Op::Resize { node: 1, size_blocks: 20 },
             Op::Put { key, value: b"text".to_vec() },
             Op::Delete { key },
-            Op::Void { first: 4, last: 5 },
+            Op::Abort { first: 4, last: 5 },
         ];
         let bytes = encode(&ops);
         assert_eq!(decode(&bytes, "here").unwrap(), ops);

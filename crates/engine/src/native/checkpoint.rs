@@ -1,9 +1,10 @@
-//! A checkpoint: what the journal has gathered goes into the trees, and one superblock makes all of it true.
+//! A checkpoint: the changes in the journal go into the trees, and one superblock makes all of them valid.
 //!
-//! Order: everything running is frozen between two polls, and the journal goes on in a new batch; the redirects up to
-//! there become durable; tables are merged into new pages; a step of giving space back; the bitmaps of the groups and
-//! the catalogue; a flush; the superblock; a flush; a batch of the journal that names the checkpoint, and a flush: only then
-//! may what it freed be used again. A crash before the superblock leaves the old state and the journal whole.
+//! Order: all running nodes are frozen between two polls, and the journal continues in a new batch; the redirects up to
+//! there become durable; tables are merged into new pages; one step of reclaim; the bitmaps of the groups and the
+//! catalogue; a flush; the superblock; a flush; a batch of the journal that names the checkpoint, and a flush. Only
+//! then may the space that it freed be used again. A crash before the superblock leaves the old state and the journal
+//! whole.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -25,25 +26,26 @@ use super::tree::{Ground, Update, merge};
 use super::view::View;
 use crate::options::Defect;
 
-/// Longest rest of a merge between two batches of pages.
+/// Longest pause of a merge between two batches of pages.
 const REST_US_MAX: u64 = 20_000;
 
-/// Runs and extents between two turns of the reactor: each takes some hundred nanoseconds, and guests wait meanwhile.
+/// Runs and extents processed between two turns of the reactor: each takes some hundred nanoseconds, and guests wait
+/// meanwhile.
 const STEP_RUNS: usize = 2048;
 
-/// The store at one moment.
+/// The store at the moment of a freeze.
 struct Frozen {
     journal: Position,
     generation: u64,
     next_node: u64,
-    /// Nodes whose item changes, with the view that is theirs at this moment.
+    /// Nodes whose item changes, with their views at this moment.
     nodes: Vec<(u64, NodeItem, Rc<View>)>,
     /// Views to merge, each after the one below it.
     views: Vec<Rc<View>>,
 }
 
 impl Store {
-    /// Whether there is a reason to write one now.
+    /// Returns whether a checkpoint is due.
     pub(super) fn wants_checkpoint(&self) -> bool {
         let journal = self.journal.used_pages() > self.geometry.journal_pages / 2;
         journal
@@ -51,28 +53,28 @@ impl Store {
             || self.deepest.get() > self.options.pending_depth_max
     }
 
-    /// Merges and writes everything. Guests go on meanwhile.
+    /// Merges and writes all changes. Guests go on meanwhile.
     pub async fn checkpoint(&self) -> Result<()> {
         let _turn = self.checkpoint_turn.lock().await;
         self.refuse_when_broken()?;
         let result = match self.prepare_checkpoint().await {
-            // Everything in memory is still right, and the next attempt carries all of it.
+            // Everything in memory is still right, and the next attempt writes all of it.
             Err(e) if e.is_no_space() => Err(e),
-            // Beyond that, nobody knows which of two superblocks the medium has.
-            prepared => self.commit_checkpoint(prepared).await.inspect_err(|e| self.break_down(e)),
+            // After any other error it is unknown which of two superblocks the medium has.
+            prepared => self.commit_checkpoint(prepared).await.inspect_err(|e| self.fail_read_only(e)),
         };
         self.progress.notify();
         result
     }
 
-    /// Writes all that the next superblock refers to, and answers that superblock and the blocks given back. NoSpace
-    /// loses nothing of what was frozen.
+    /// Writes all that the next superblock refers to, and returns that superblock and the number of blocks given back.
+    /// On `NoSpace` nothing of what was frozen is lost.
     async fn prepare_checkpoint(&self) -> Result<(Superblock, u64)> {
         let frozen = self.freeze();
         if !self.options.defects.has(Defect::CheckpointBeforeJournal) {
-            // A merged redirect counts as settled: it must be past the point where replay doubts its data.
+            // A merged redirect counts as committed, so no replay may doubt its data any more.
             while self.journal.durable_flushed_lsn() < frozen.journal.lsn - 1 {
-                // A journal that failed is not tried again, whatever it failed of.
+                // A failed journal is not tried again, regardless of the error.
                 self.flush().await?;
             }
         }
@@ -109,7 +111,7 @@ impl Store {
         Ok(())
     }
 
-    /// No await: one moment for all disks.
+    /// Freezes the store in one moment for all disks: it has no await.
     fn freeze(&self) -> Frozen {
         let generation = self.generation.get();
         let lineage = self.lineage.borrow();
@@ -155,7 +157,7 @@ impl Store {
         Ok(())
     }
 
-    /// What a view holds does not change: it may be read in steps.
+    /// Returns the updates of a view. Its content does not change, so it may be read in steps.
     async fn updates_of(&self, view: &View) -> Vec<Update> {
         let (mut updates, mut next) = (Vec::new(), Some(0));
         while let Some(from) = next {
@@ -168,8 +170,8 @@ impl Store {
         updates
     }
 
-    /// The items of nodes as of the freeze, with the roots that the merges have made. A view that could not be merged
-    /// keeps its node among the changed.
+    /// Records the nodes' items as of the freeze, with the roots that the merges have made. A node whose view was not
+    /// merged stays among the changed ones.
     fn note_nodes(&self, frozen: &Frozen) {
         let mut stored = self.stored.borrow_mut();
         for (id, item, view) in &frozen.nodes {
@@ -203,7 +205,7 @@ impl Store {
         Ok(superblock)
     }
 
-    /// Takes and gives back space until the groups that change are all known: their items are part of the catalogue.
+    /// Takes and gives back space until all groups that change are known: their items are part of the catalogue.
     async fn settle_places(&self, catalogue: &mut Catalogue) -> Result<()> {
         let mut known = BTreeSet::new();
         loop {
@@ -216,16 +218,16 @@ impl Store {
             }
             let mut freed = Vec::new();
             let placed = catalogue.place(&self.space, &mut freed).await;
-            let settled = freed.is_empty() && known.len() == before;
+            let committed = freed.is_empty() && known.len() == before;
             self.freed.borrow_mut().append(&mut freed);
             placed?;
-            if settled && self.space.groups_to_write().await?.len() == before {
+            if committed && self.space.groups_to_write().await?.len() == before {
                 return Ok(());
             }
         }
     }
 
-    /// What merges and earlier attempts found free leaves the settled space.
+    /// Removes the blocks that merges and earlier attempts freed from the committed space.
     async fn give_up(&self) -> Result<()> {
         let freed = self.freed.take();
         let loaded = self.space.load_for(freed.iter().map(|extent| extent.addr)).await;
@@ -234,7 +236,7 @@ impl Store {
             return Err(e);
         }
         for some in freed.chunks(STEP_RUNS) {
-            some.iter().for_each(|extent| self.space.free_settled(*extent));
+            some.iter().for_each(|extent| self.space.free_committed(*extent));
             if freed.len() > STEP_RUNS {
                 self.env.next_turn().await;
             }
@@ -264,7 +266,7 @@ fn frozen_view(node: &Node, generation: u64) -> Rc<View> {
     }
 }
 
-/// Appends the views under `view` that are not merged, lowest first; below one that is listed all are.
+/// Appends the views under `view` that are not merged, lowest first. If a view is listed, all views below it are.
 fn add_unmerged(view: &Rc<View>, views: &mut Vec<Rc<View>>) {
     let mut chain = Vec::new();
     let mut at = Some(view.clone());
@@ -287,7 +289,7 @@ fn item_of(node: &Node) -> (u64, NodeItem, Rc<View>) {
     (node.id, item, node.current_view())
 }
 
-/// What a merge asks of the store.
+/// The services of the store that a merge uses.
 struct MergeGround<'a> {
     store: &'a Store,
     parent: u64,
@@ -312,7 +314,7 @@ impl Ground for MergeGround<'_> {
     }
 }
 
-/// Work that lets guests go first: it rests as long as it worked, unless the journal is nearly full.
+/// Pace of work that yields to guests: it pauses as long as it worked, unless the journal is nearly full.
 struct Pace {
     env: Env,
     worked_from_ns: Rc<Cell<u64>>,

@@ -1,4 +1,4 @@
-//! What a store's catalogue holds at an opening: its groups and its nodes, each checked against the superblock.
+//! Contents of a store's catalogue at an opening: groups and nodes, each checked against the superblock.
 
 use blk::{Error, Result};
 
@@ -26,7 +26,7 @@ pub fn read_summaries(
     (0..groups).map(read).collect()
 }
 
-/// Refuses a catalogue outside of the groups: what it takes is given back to them one day.
+/// Refuses a catalogue outside of the groups: its blocks are given back to the groups later.
 pub fn check_catalogue(catalogue: &Catalogue, space: &Space, place: &str) -> Result<()> {
     match catalogue.extents().find(|extent| !space.has(*extent)) {
         None => Ok(()),
@@ -44,7 +44,7 @@ pub fn read_nodes(catalogue: &Catalogue, superblock: &Superblock, place: &str) -
     for (key, bytes) in catalogue.items.range(node_key(0)..=node_key(u64::MAX)) {
         let item = NodeItem::decode(bytes, place)?;
         item.check(key.minor, superblock).map_err(|cause| Error::damaged(place, cause))?;
-        // Its pages belong to a generation that is over: nothing is merged under this stamp any more.
+        // Its pages belong to an earlier generation: no merge uses this stamp any more.
         let node = Node::new(key.minor, item.parent, item.size_blocks, View::tree(item.root, item.sealed));
         node.sealed.set(item.sealed);
         node.dropped.set(item.dropped);

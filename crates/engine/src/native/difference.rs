@@ -1,4 +1,4 @@
-//! Where two states differ: the ground of an incremental backup. Read from their trees as far as they differ.
+//! Differences between two states, for incremental backups. Their trees are read as far as they differ.
 
 use std::ops::Range;
 
@@ -11,17 +11,18 @@ use super::store::Store;
 use super::stored::NodeItem;
 use super::tree::differences;
 
-/// Pages of each map compared before others get their turn: some 100 us when all of them are in memory.
+/// Pages of each map compared before other tasks get a turn: some 100 us when all of them are in memory.
 pub(super) const PAGES_AT_ONCE: usize = 128;
 
 impl Store {
-    /// Ranges of bytes from `start` on, a multiple of 4096, in which `to` differs from `from` (None: from nothing),
-    /// rising and apart from each other; and up to where this answers, the end of `to`'s disk when that is all. What is
-    /// not in them reads the same in both. A running state counts with all that was written before the call.
+    /// Returns the byte ranges from `start` on (a multiple of 4096) in which `to` differs from `from` (None: an empty
+    /// disk), ascending and apart from each other, and the end of the part that was compared: the end of `to`'s disk if
+    /// no part follows. Everything outside of the ranges reads the same in both. A running state includes all that was
+    /// written before the call.
     ///
-    /// Reads about `pages` pages of each map, so that neither the answer nor the time it takes grows with the disk: a
-    /// page has 252 blocks, and at most 126 ranges. Over several calls a running state is one of several moments, each
-    /// later.
+    /// Reads about `pages` pages of each map, so that neither the answer nor its time grows with the disk: a page has
+    /// 252 blocks, and at most 126 ranges. Over several calls a running state is compared as of several moments, each
+    /// later than the one before.
     pub async fn differences(
         &self,
         from: Option<u64>,
@@ -51,8 +52,8 @@ impl Store {
         Ok((ranges, done * BLOCK))
     }
 
-    /// The nodes with trees that have all that was written before the call. What they refer to stays as it is while
-    /// `Retained` lives.
+    /// Returns the items of the nodes, with trees that include all that was written before the call. The blocks that
+    /// they refer to stay unchanged while `Retained` exists.
     pub(super) async fn merged_items(&self, nodes: &[u64]) -> Result<(Vec<NodeItem>, Retained)> {
         let retained = self.space.retain(self.work.clone());
         let mut is_fresh = self.are_merged(nodes)?;
@@ -62,20 +63,20 @@ impl Store {
                 return Ok((nodes.iter().map(|node| item_now(node)).collect(), retained));
             }
             drop(nodes);
-            // Guests go on: what they write meanwhile is no part of the answer.
+            // Guests go on: their writes from now on need not be included.
             self.checkpoint().await?;
             is_fresh = true;
         }
     }
 
-    /// Nothing was written to them that is not in their trees.
+    /// Returns whether all writes to the nodes are in their trees.
     fn are_merged(&self, nodes: &[u64]) -> Result<bool> {
         let nodes: Vec<_> = nodes.iter().map(|id| self.node(*id)).collect::<Result<_>>()?;
         Ok(nodes.iter().all(|node| node.active.borrow().is_empty() && node.root().is_some()))
     }
 }
 
-/// A node as it is now, with the tree that it had at the last checkpoint, if it had one.
+/// Returns the item of a node in its present state, with its tree of the last checkpoint, if it has one.
 pub(super) fn item_now(node: &Node) -> NodeItem {
     NodeItem {
         parent: node.parent.get(),
@@ -87,7 +88,7 @@ pub(super) fn item_now(node: &Node) -> NodeItem {
     }
 }
 
-/// `next` begins at or behind the end of the last.
+/// Appends a range, or joins it to the last one; `next` begins at or behind the end of the last.
 fn join(ranges: &mut Vec<Range<u64>>, next: Range<u64>) {
     match ranges.last_mut() {
         Some(last) if last.end == next.start => last.end = next.end,
@@ -117,7 +118,7 @@ mod tests {
         buf.chunks_exact(BLOCK as usize).map(|block| block[0]).collect()
     }
 
-    /// All parts of an answer; each block once.
+    /// Returns the blocks of all parts of an answer, each once.
     async fn all(store: &Store, from: Option<u64>, to: u64, pages: usize) -> BTreeSet<u64> {
         let (mut found, mut start) = (BTreeSet::new(), 0);
         while start < SIZE_BLOCKS * BLOCK {

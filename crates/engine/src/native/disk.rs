@@ -21,7 +21,7 @@ use crate::join::all;
 use crate::options::{Defect, SpacePolicy};
 use crate::stats::DiskStats;
 
-/// What a status looks up at once: at worst every block is a piece of its own.
+/// Bytes that a status call looks up at once: at worst every block is a piece of its own.
 const STATUS_STEP_BYTES: u64 = 32 << 20;
 const STATUS_STEP_BLOCKS: usize = (STATUS_STEP_BYTES / BLOCK) as usize;
 const _: () = assert!(
@@ -30,20 +30,21 @@ const _: () = assert!(
         <= STATUS_BYTES_MAX
 );
 
-/// Results of lookups that a disk keeps for the next ones: a deep queue of them.
+/// Most results of lookups that a disk keeps for later ones: those of a deep queue.
 const SCRATCH_KEPT: usize = 64;
 
+/// A disk of a native VM: a node of a store, served as a volume.
 pub struct NativeDisk {
     pub store: Rc<Store>,
     pub node: Rc<Node>,
-    /// For messages: `web/disk0`.
+    /// Name for messages: `web/disk0`.
     pub name: String,
     pub number: u32,
     pub read_only: bool,
     pub stats: DiskStats,
     policy: SpacePolicy,
     space_retry_us: u64,
-    /// Ranges with a write at work, in blocks: overlapping writes happen one after the other, in one order.
+    /// Ranges that a write works on, in blocks: overlapping writes run one after the other, in one order.
     pub(super) writes: RangeLock,
     pub(super) closing: Cell<bool>,
     waiting_for_space: Cell<u32>,
@@ -52,7 +53,7 @@ pub struct NativeDisk {
     scratch: RefCell<Vec<Scratch>>,
 }
 
-/// How a disk behaves; the same for all disks of a VM.
+/// Behaviour of a disk; the same for all disks of a VM.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskTerms {
     pub policy: SpacePolicy,
@@ -89,19 +90,19 @@ impl NativeDisk {
         self.node.size_bytes()
     }
 
-    /// Bytes that have space, as of the last checkpoint, and what was redirected since.
+    /// Returns the bytes that have space: those of the last checkpoint, and those redirected since.
     pub fn mapped_bytes(&self) -> u64 {
         let merged = self.node.root().flatten().map_or(0, |root| root.pointer.count);
         let pending: u64 = self.node.active.borrow().runs().map(|(_, held)| held.len).sum();
         ((merged + pending) * BLOCK).min(self.size_bytes())
     }
 
-    /// Told when writes begin (true) and cease (false) to wait for space.
+    /// Sets the listener that is called when writes begin (true) and cease (false) to wait for space.
     pub(super) fn tell_of_space(&self, listener: SpaceListener) {
         *self.on_space.borrow_mut() = Some(listener);
     }
 
-    /// One more (or one less) write waits for space; the first and the last of them are told.
+    /// Counts one more write (or less) that waits for space; reports the first and the last.
     fn waits_for_space(&self, begins: bool) {
         let before = self.waiting_for_space.get();
         let after = if begins { before + 1 } else { before - 1 };
@@ -114,7 +115,7 @@ impl NativeDisk {
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {
-        // Its blocks may be another's by now.
+        // The node's blocks may belong to another node by now.
         if self.node.dropped.get() {
             return Err(Error::new(
                 ErrorKind::Refused,
@@ -139,13 +140,13 @@ impl NativeDisk {
         self.check_range(offset, len)
     }
 
-    /// Runs `work` with what is known of `blocks`, in order; the caller is admitted.
+    /// Runs `work` with the places of `blocks`, in order; the caller is admitted.
     async fn with_found<T>(
         &self,
         blocks: Range<u64>,
         work: impl AsyncFnOnce(&[Found]) -> Result<T>,
     ) -> Result<T> {
-        // What memory holds of a store that another host writes is as old as what could be read.
+        // If another host writes the store, the state in memory is as old as the last possible read.
         self.store.file.pass_fence().await?;
         let mut scratch = self.scratch.borrow_mut().pop().unwrap_or_default();
         let result = match self.store.find(&self.node, blocks, &mut scratch).await {
@@ -158,13 +159,14 @@ impl NativeDisk {
         result
     }
 
-    /// Whether each kept result is small.
+    /// Returns whether each kept result is small.
     #[cfg(test)]
     pub fn kept_scratch(&self) -> impl Iterator<Item = bool> {
         self.scratch.borrow().iter().map(Scratch::is_small).collect::<Vec<_>>().into_iter()
     }
 
-    /// Whether a write may go to the block's present place: nobody else shows it, and a replay will not doubt it.
+    /// Returns whether a write may go to the block's present place: no other state shows it, and no replay will doubt
+    /// it.
     fn is_in_place(&self, found: &Found) -> bool {
         let journal = &self.store.journal;
         let settled = match self.store.options.defects.has(Defect::EarlyFlushedLsn) {
@@ -174,7 +176,7 @@ impl NativeDisk {
         !found.is_hole() && found.birth > self.node.since.get() && found.lsn <= settled
     }
 
-    /// Of a range that was checked in the same poll.
+    /// Reads a range that was checked in the same poll.
     async fn read_range(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
         let began_ns = self.store.env.now_ns();
         let _admitted = self.store.reads.enter();
@@ -227,7 +229,7 @@ impl NativeDisk {
         let began_ns = self.store.env.now_ns();
         let len = data.len();
         let result = self.retry_for_space(async || self.write_once(offset, data.clone()).await).await;
-        // A write that finds no space is not counted: the server of the guest tries it again, or refuses it.
+        // A write that finds no space is not counted: the guest's server repeats or refuses it.
         if !result.as_ref().is_err_and(Error::is_no_space) {
             self.stats.write_done(len, self.store.env.now_ns() - began_ns, result.is_ok());
         }
@@ -235,7 +237,8 @@ impl NativeDisk {
         result
     }
 
-    /// Between two tries neither range nor admission is held: whoever would free space must be able to pass.
+    /// Repeats `once` while there is no space. Between two tries it holds neither range nor admission: work that would
+    /// free space must be able to pass.
     pub(super) async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let mut waiting = false;
         let result = loop {
@@ -243,7 +246,8 @@ impl NativeDisk {
                 break Err(e);
             }
             match once().await {
-                // What it did so far stays, and is overwritten in place after the checkpoint that makes room.
+                // The blocks redirected so far stay; the next try overwrites them in place after the checkpoint that
+                // makes room.
                 Err(e) if e.is_no_space() && !self.store.journal.has_room() && !self.closing.get() => {}
                 Err(e) if e.is_no_space() => {
                     self.store.starved.set(true);
@@ -285,7 +289,7 @@ impl NativeDisk {
         self.store.file.write(found.addr * BLOCK + (offset - found.start * BLOCK), data).await
     }
 
-    /// Stretches that may be overwritten are; what lies between is redirected, stretch by stretch.
+    /// Overwrites the ranges that may be overwritten, and redirects each range in between.
     async fn write_found(&self, found: &[Found], offset: u64, data: Slice) -> Result<()> {
         let end = offset + data.len() as u64;
         let mut stretches: Vec<(bool, &[Found])> = Vec::new();
@@ -312,7 +316,7 @@ impl NativeDisk {
         all(writes).await
     }
 
-    /// Returns what has space, and what reads as zeros, until there are enough pieces.
+    /// Returns which parts have space and which read as zeros, until there are enough pieces.
     async fn status_of(&self, range: Range<u64>) -> Result<Vec<BlockStatus>> {
         self.check_range(range.start, range.end - range.start)?;
         let _admitted = self.store.reads.enter();
@@ -321,7 +325,7 @@ impl NativeDisk {
         while at < range.end && out.len() < STATUS_PIECES_MAX {
             if at > range.start {
                 self.store.env.next_turn().await;
-                // It may have been dropped meanwhile.
+                // The node may have been dropped meanwhile.
                 self.check_range(range.start, range.end - range.start)?;
             }
             let end = range.end.min((at / STATUS_STEP_BYTES + 1) * STATUS_STEP_BYTES);
@@ -356,7 +360,7 @@ impl NativeDisk {
     }
 }
 
-/// Blocks that hold a range of bytes.
+/// Returns the blocks that hold a range of bytes.
 pub(super) fn blocks_of(offset: u64, len: u64) -> Range<u64> {
     offset / BLOCK..(offset + len).div_ceil(BLOCK)
 }

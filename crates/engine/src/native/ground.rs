@@ -1,24 +1,24 @@
-//! What a state has of its own. Nodes descend from each other, and a tree is compared with that of the state it came
-//! from: what it refers to and the other does not at the same place was made by its own writes, and by nobody else's.
-//! So over all nodes every page and every data block comes up exactly once.
+//! The part of a state that belongs to it alone. A node's tree is compared with the tree of the state it descends from,
+//! its ground: what the tree refers to, and the ground does not at the same place, was made by the node's own writes.
+//! Over all nodes, every page and every data block is found exactly once this way.
 
 use std::ops::Range;
 
 use super::stored::NodeItem;
 use super::tree::Root;
 
-/// A stretch of a disk over one ground.
+/// A range of a disk over one ground.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     pub start: u64,
     pub end: u64,
     pub ground: Option<Root>,
-    /// What the node has of its own there was born after this generation.
+    /// The node's own blocks in the range were born after this generation.
     pub since: u64,
 }
 
 impl Piece {
-    /// All of a disk, whatever its age.
+    /// The whole disk, over no ground.
     pub const ALL: Piece = Piece { start: 0, end: u64::MAX, ground: None, since: 0 };
 
     pub fn blocks(&self) -> Range<u64> {
@@ -26,11 +26,11 @@ impl Piece {
     }
 }
 
-/// Ancestors looked at for one node: a damaged lineage may go round in a circle.
+/// Most ancestors visited for one node: a damaged lineage may contain a cycle.
 const ANCESTORS_MAX: usize = 1 << 20;
 
-/// The pieces of a node's tree that count, in order. Where its own space is given back already, in blocks before its
-/// cursor, nothing does; where that of its parent is, the ground is the parent's parent.
+/// Returns the pieces of a node's tree that count, in order. Blocks before the node's own cursor are given back already
+/// and do not count. Where the parent's blocks are given back, the parent's parent is the ground.
 pub fn pieces(id: u64, item_of: &dyn Fn(u64) -> Option<NodeItem>) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let Some(item) = item_of(id) else { return pieces };

@@ -1,23 +1,25 @@
-//! What every part of the store shares: the block, where things lie in the file, and the checksum of its pages.
-//! `docs/formats/native.md` has the boxes.
+//! Definitions that all parts of the store share: the block, the layout of the file, and the checksum of its pages.
+//! `docs/formats/native.md` has the diagrams.
 
 use crc_fast::CrcAlgorithm;
 
 /// The unit of addresses, of the map and of every page of metadata.
 pub const BLOCK: u64 = 4096;
 
-/// Superblocks, the lease, and space beside them, in blocks.
+/// Length of the header in blocks: superblocks, the lease, and space beside them.
 pub const HEADER_BLOCKS: u64 = 16;
 
-/// The lease, 16 KiB from the superblock before it and from the journal. Zeros in a store that never had one.
+/// Block of the lease, 16 KiB from the superblock before it and from the journal. It is zeros in a store that never had
+/// one.
 pub const LEASE_BLOCK: u64 = 12;
 
-/// A page's first fields, the same in every kind of page: magic, the store's id, the page's own address, checksum.
+/// Offsets of a page's first fields, which every kind of page has: magic, the store's id, the page's own address,
+/// checksum.
 pub const STORE_ID_AT: usize = 8;
 pub const ADDRESS_AT: usize = 16;
 pub const CHECKSUM_AT: usize = 24;
 
-/// Blocks `addr..addr + len` of the store's file. Address 0 is the superblock's and so means "none".
+/// Blocks `addr..addr + len` of the store's file. Address 0 is that of the superblock, and so means "none".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
     pub addr: u64,
@@ -30,11 +32,11 @@ impl Extent {
     }
 }
 
-/// What is fixed when a store is made.
+/// Properties of a store that are fixed when it is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     pub store_id: u64,
-    /// Length of the journal's ring, which lies behind the header.
+    /// Length of the journal's ring, which follows the header.
     pub journal_pages: u64,
     /// Blocks of a group, its two bitmap pages included.
     pub group_blocks: u64,
@@ -53,18 +55,18 @@ impl Geometry {
         self.groups_start() + group * self.group_blocks
     }
 
-    /// The group an address lies in; None for the header and the journal.
+    /// Returns the group of an address; None for the header and the journal.
     pub fn group_of(&self, addr: u64) -> Option<u64> {
         Some(addr.checked_sub(self.groups_start())? / self.group_blocks)
     }
 }
 
-/// CRC-64/NVME over `bytes`, whose own checksum field the caller has zeroed.
+/// Returns the CRC-64/NVME over `bytes`, whose own checksum field the caller has zeroed.
 pub fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// The checksum of a page that carries it at `CHECKSUM_AT`, as if that field were zero.
+/// Returns the checksum of a page as if its field at `CHECKSUM_AT` were zero.
 pub fn page_checksum(page: &[u8]) -> u64 {
     let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);
     digest.update(&page[..CHECKSUM_AT]);

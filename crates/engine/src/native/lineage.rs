@@ -1,4 +1,5 @@
-//! Who descends from whom: running disks are the leaves, sealed states are between them and the roots.
+//! Parent/child graph of the states of a store's disks: running disks are the leaves, sealed states are between them
+//! and the roots.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,27 +15,27 @@ use super::table::{Held, Table};
 use super::tree::{LEVEL_MAX, Root, span};
 use super::view::View;
 
-/// No node: a lineage begins there.
+/// The parent of a root: no node.
 pub const NONE: u64 = 0;
 
 /// One state of one disk: running, or sealed by a take.
 pub struct Node {
     pub id: u64,
     pub parent: Cell<u64>,
-    /// The generation that ended with the take that sealed it; the one in which it was dropped, if it still ran then; 0
-    /// while it runs.
+    /// The generation that ended with the take that sealed the node; for a node dropped while it ran, the generation of
+    /// the drop; 0 while it runs.
     pub sealed: Cell<u64>,
     pub size_blocks: Cell<u64>,
-    /// Nobody names it any more; its space comes back when at most one other rests on it.
+    /// Nothing refers to the node. Its space is given back when it has at most one child.
     pub dropped: Cell<bool>,
-    /// Of a dropped node: what lies below this block has been given back, or belongs to its child now.
+    /// Of a dropped node: blocks below this one have been given back, or belong to its child now.
     pub cursor: Cell<u64>,
-    /// What was born after this generation belongs to this node alone, and not to those it descends from.
+    /// Blocks born after this generation belong to this node, and not to its ancestors.
     pub since: Cell<u64>,
     /// Redirects since the running node's view was frozen.
     pub active: RefCell<Table>,
     pub view: RefCell<Rc<View>>,
-    /// Pages that merging `active` may write.
+    /// Pages that a merge of `active` may write.
     pages: Cell<u64>,
 }
 
@@ -74,7 +75,7 @@ impl Node {
         self.view.borrow().clone()
     }
 
-    /// Puts what was redirected so far into a view: O(1), whatever it holds.
+    /// Moves the redirects so far into a view: O(1), regardless of their number.
     pub fn freeze(&self, stamp: u64) -> Rc<View> {
         let table = self.active.take();
         if !table.is_empty() {
@@ -84,7 +85,7 @@ impl Node {
         self.current_view()
     }
 
-    /// The tree, where a checkpoint has merged all of it.
+    /// Returns the tree if a checkpoint has merged all of the node.
     pub fn root(&self) -> Option<Option<Root>> {
         self.current_view().root()
     }
@@ -107,10 +108,11 @@ enum State {
     Dropped,
 }
 
-/// Records and the map's entries have 48 bits for a block of a disk: 1 EiB.
+/// Most blocks of a disk. Records and the map's entries have 48 bits for a block: 1 EiB.
 pub const DISK_BLOCKS_MAX: u64 = 1 << 48;
 
-/// Records have 48 bits for a node's number. Numbers count up and never come again: a thousand a second last 9,000 years.
+/// Greatest node number. Records have 48 bits for it. Numbers count up and are never reused: at a thousand a second
+/// they last 9,000 years.
 const NODES_MAX: u64 = (1 << 48) - 1;
 
 pub fn check_size(blocks: u64) -> Result<(), String> {
@@ -120,17 +122,17 @@ pub fn check_size(blocks: u64) -> Result<(), String> {
     }
 }
 
-/// By how much a table has grown.
+/// Growth of a table.
 pub struct Grown {
-    /// It was empty.
+    /// The table was empty.
     pub begins: bool,
     pub runs: isize,
-    /// Pages that merging it may write in addition.
+    /// Additional pages that a merge of the table may write.
     pub pages: u64,
 }
 
-/// Pages that a merge into `leaves` leaves of a map of this size writes at most: those, and of each level above as many, or
-/// all that there are.
+/// Returns the most pages that a merge into `leaves` leaves of a map of this size writes: the leaves, and on each level
+/// above as many pages, or all that the level has.
 fn merge_pages(leaves: u64, size_blocks: u64) -> u64 {
     let above = (1..=LEVEL_MAX).map(|level| leaves.min(size_blocks.div_ceil(span(level)).max(1)));
     leaves + above.sum::<u64>()
@@ -142,9 +144,9 @@ pub struct Lineage {
     nodes: BTreeMap<u64, Rc<Node>>,
     children: BTreeMap<u64, BTreeSet<u64>>,
     dropped: BTreeSet<u64>,
-    /// Of these, those that have been given back in part.
+    /// The nodes among these that have been given back in part.
     begun: BTreeSet<u64>,
-    /// Nodes given back, and what their children descend from now: for views that were frozen before.
+    /// Nodes that were removed, with the node that their children descend from now: for views that were frozen before.
     forward: BTreeMap<u64, u64>,
 }
 
@@ -161,7 +163,7 @@ impl Lineage {
         node
     }
 
-    /// What of a dropped node lies below `cursor` has been given back.
+    /// Notes that the blocks of a dropped node below `cursor` have been given back.
     pub fn reclaimed_to(&mut self, id: u64, cursor: u64) {
         if let Some(node) = self.nodes.get(&id) {
             node.cursor.set(cursor);
@@ -189,7 +191,7 @@ impl Lineage {
             .ok_or_else(|| Error::damaged(place, format!("it speaks of node {id}, which is not there")))
     }
 
-    /// The first of those from `id` on.
+    /// Returns the first node with a number of at least `id`.
     pub fn next(&self, id: u64) -> Option<Rc<Node>> {
         self.nodes.range(id..).next().map(|(_, node)| node.clone())
     }
@@ -207,7 +209,7 @@ impl Lineage {
         self.settle_since(node);
     }
 
-    /// The node has been given back: its only child comes to rest on its parent.
+    /// Removes a node that has been given back: its only child becomes a child of its parent.
     pub fn remove(&mut self, id: u64) {
         let Some(node) = self.nodes.remove(&id) else { return };
         self.dropped.remove(&id);
@@ -223,12 +225,12 @@ impl Lineage {
         self.forward.insert(id, node.parent.get());
     }
 
-    /// Every view that was frozen before the last removal is merged.
+    /// Clears `forward`, once every view that was frozen before the last removal is merged.
     pub fn forget_removed(&mut self) {
         self.forward.clear();
     }
 
-    /// Whether all of `ops` can become true, one after the other: a change happens whole or not at all.
+    /// Checks that all of `ops` can be applied, one after the other: a change is made whole or not at all.
     pub fn check(&self, ops: &[Op]) -> Result<(), String> {
         let mut after: BTreeMap<u64, State> = BTreeMap::new();
         for op in ops {
@@ -270,14 +272,14 @@ impl Lineage {
                 Op::Put { key, .. } | Op::Delete { key } if key.kind < USER_KINDS => {
                     return Err(format!("{op:?}: items of this kind are the store's own"));
                 }
-                Op::Put { .. } | Op::Delete { .. } | Op::Void { .. } => continue,
+                Op::Put { .. } | Op::Delete { .. } | Op::Abort { .. } => continue,
             };
             after.insert(id, state);
         }
         Ok(())
     }
 
-    /// Derives `since` of all nodes: after a load, when parents and children came in any order.
+    /// Derives `since` of all nodes after a load, in which parents and children come in any order.
     pub fn settle(&self) {
         for node in self.nodes.values() {
             self.settle_since(node);
@@ -289,8 +291,8 @@ impl Lineage {
         node.since.set(parent.map_or(0, |parent| parent.sealed.get()));
     }
 
-    /// Whether space born at `birth`, shown at `blocks` by a state that descends from `parent`, is of no use to any
-    /// other. Where the parent is being given back, what lies below its cursor is its child's already.
+    /// Returns whether space born at `birth`, shown at `blocks` by a state that descends from `parent`, is used by no
+    /// other state. While the parent is being given back, its blocks below the cursor belong to its child.
     pub fn is_exclusive(&self, parent: u64, birth: u64, blocks: &Range<u64>) -> bool {
         let parent = self.forward.get(&parent).copied().unwrap_or(parent);
         let Some(parent) = self.nodes.get(&parent) else { return true };
@@ -306,8 +308,8 @@ impl Lineage {
         self.dropped.contains(&id) && self.children.get(&id).is_none_or(|set| set.len() <= 1)
     }
 
-    /// The next node whose space can come back: one that has been given back in part before others. While a node is half
-    /// given back its neighbours wait: they would be compared with what is not whole.
+    /// Returns the next node whose space can be given back; a node that has been given back in part comes first. While
+    /// a node is half given back its neighbours wait, because they would be compared with an incomplete tree.
     pub fn next_to_reclaim(&self, held_back: &BTreeSet<u64>) -> Option<u64> {
         let ready = |id: &u64| self.is_reclaimable(*id) && !held_back.contains(id);
         self.begun.iter().copied().find(ready).or_else(|| {

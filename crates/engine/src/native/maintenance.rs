@@ -1,6 +1,6 @@
-//! What a store does by itself: flushes that bound the window of doubt, freed space put back to use, and checkpoints, in
-//! which dropped states are given back. Three tasks, since a checkpoint may take long and the others may not wait for
-//! it; each sleeps while there is nothing to do.
+//! Background maintenance of a store: flushes that bound how long records are in doubt, reuse of freed space, and
+//! checkpoints, which also reclaim dropped states. There are three tasks, since a checkpoint may take long and the
+//! others must not wait for it. Each sleeps while there is nothing to do.
 
 use std::pin::pin;
 use std::rc::{Rc, Weak};
@@ -11,22 +11,22 @@ use futures_util::future::select;
 use super::store::Store;
 use crate::options::Defect;
 
-/// How often a checkpoint that found no space is tried again.
+/// Interval between two tries of maintenance that failed, such as a checkpoint that found no space.
 const RETRY_US: u64 = 250_000;
-/// Whole free MiB given back to the file system at each look.
+/// Wholly free MiB given back to the file system in one step.
 const PUNCHED_AT_ONCE: usize = 16;
-/// While guests are active one at a time, and no more often than this: a file system holds back all I/O on the file while
-/// it punches.
+/// Interval between two punches while guests are active, then of one MiB each: a file system holds back all I/O on the
+/// file while it punches.
 const PUNCH_US: u64 = 100_000;
-/// Longest rest between two steps of giving space back.
+/// Longest pause between two steps of reclaim.
 const REST_US_MAX: u64 = 1_000_000;
-/// Extents that one turn of the core makes free: about a tenth of a millisecond.
+/// Extents released in one turn of the reactor: about a tenth of a millisecond.
 const RELEASED_AT_ONCE: usize = 1024;
 
 impl Store {
-    /// Begins to tend; ends with `close`, or with the last user. Each answers when it wants to look again, in
-    /// microseconds; None is when somebody says that there is work.
-    pub(super) fn tend(self: &Rc<Self>) {
+    /// Starts the tasks; they end with `close`, or with the last user. Each work function returns the time to its next
+    /// run in microseconds; None waits for the signal `work`.
+    pub(super) fn maintain(self: &Rc<Self>) {
         self.start(async |store: &Store| store.flush_in_time().await);
         self.start(async |store: &Store| store.put_back().await);
         self.start(async |store: &Store| store.make_room().await);
@@ -35,14 +35,14 @@ impl Store {
     fn start(self: &Rc<Self>, work: impl AsyncFn(&Store) -> Result<Option<u64>> + 'static) {
         self.tended.update(|tasks| tasks + 1);
         let (env, store) = (self.env.clone(), Rc::downgrade(self));
-        self.env.spawn_detached(Box::pin(async move { tend_while_used(env, store, work).await }));
+        self.env.spawn_detached(Box::pin(async move { maintain_while_used(env, store, work).await }));
     }
 
     fn ends(&self) -> bool {
         self.closed.get() || self.broken().is_some()
     }
 
-    /// A redirect waits for a flush no longer than the options say.
+    /// Flushes redirects that have waited as long as the options allow.
     async fn flush_in_time(&self) -> Result<Option<u64>> {
         if self.journal.last_lsn() == self.journal.durable_flushed_lsn() {
             self.flush_due_ns.set(0);
@@ -59,8 +59,8 @@ impl Store {
         Ok(Some((self.flush_due_ns.get().saturating_sub(self.env.now_ns()) / 1000).max(1)))
     }
 
-    /// Freed space is used again when what freed it is durable, no older superblock can be taken for the newest, and no
-    /// request admitted before may still look at it.
+    /// Releases freed space. Before, what freed it is durable, no older superblock can be taken for the newest, and
+    /// every request admitted earlier has ended.
     async fn put_back(&self) -> Result<Option<u64>> {
         let early = self.options.defects.has(Defect::EarlyReuse);
         self.put_back_to.set(self.journal.durable_flushed_lsn());
@@ -84,7 +84,7 @@ impl Store {
             }
         }
         self.progress.notify();
-        // Whoever punches looks again.
+        // The task that punches looks for chunks again.
         self.work.notify();
         Ok(None)
     }
@@ -113,7 +113,7 @@ impl Store {
         Ok((punched > 0).then_some(PUNCH_US))
     }
 
-    /// Guests have their turn, unless one of them needs the next checkpoint.
+    /// Pauses for the guests, unless one of them needs the next checkpoint.
     async fn rest(&self, us: u64) {
         let until_ns = self.env.now_ns() + us.min(REST_US_MAX) * 1000;
         while self.env.now_ns() < until_ns && !self.ends() && !self.wants_checkpoint() && !self.starved.get()
@@ -123,7 +123,7 @@ impl Store {
     }
 }
 
-async fn tend_while_used(
+async fn maintain_while_used(
     env: Env,
     store: Weak<Store>,
     work: impl AsyncFn(&Store) -> Result<Option<u64>> + 'static,
@@ -138,10 +138,10 @@ async fn tend_while_used(
             used.progress.notify();
             return;
         }
-        // Whoever waits does not keep the store alive.
+        // A waiting task does not keep the store alive.
         drop(used);
         match looked {
-            // Guests who wait for space ask again and again.
+            // Guests that wait for space retry repeatedly.
             Err(_) => env.sleep_us(RETRY_US).await,
             Ok(None) => told.await,
             Ok(Some(us)) => {

@@ -1,11 +1,11 @@
-//! Reads of metadata that a store must have to be opened.
+//! Reads of metadata without which a store cannot be opened.
 
 use blk::{Buf, ErrorKind, File, Result};
 
-/// Reads before a sector is called unreadable: an error of the path to the device is often gone at the next one.
+/// Tries before a sector counts as unreadable: an error of the path to the device is often gone at the next read.
 const TRIES: usize = 3;
 
-/// Reads `len` bytes from `offset`, and again where the device fails to.
+/// Reads `len` bytes from `offset`, and repeats the read if the device fails.
 pub async fn read_hard(file: &File, offset: u64, len: u64) -> (Buf, Result<()>) {
     let mut read = file.read(offset, Buf::alloc(len as usize)).await;
     for _ in 1..TRIES {

@@ -1,5 +1,5 @@
-//! The native store: disks whose snapshots are metadata. Redirect on the first write after a snapshot, in place
-//! afterwards. The format and its invariants: `docs/formats/native.md`.
+//! The native store: disks whose snapshots are metadata. The first write to a block after a snapshot is redirected to a
+//! new place; later writes overwrite it in place. `docs/formats/native.md` has the format and its invariants.
 
 mod blocks;
 pub mod bytes;
@@ -10,16 +10,16 @@ mod checkpoint;
 mod contents;
 mod difference;
 pub mod disk;
-mod gather;
 mod ground;
 pub mod journal;
 pub mod layout;
 pub mod lease;
 pub mod lineage;
+mod maintenance;
 mod media;
-#[cfg(test)]
-mod ordeal_tests;
 mod preview;
+#[cfg(test)]
+mod randomized_tests;
 mod reclaim;
 mod recover;
 mod redirect;
@@ -28,7 +28,6 @@ pub mod store;
 pub mod stored;
 pub mod superblock;
 mod table;
-mod tend;
 #[cfg(test)]
 mod tests;
 pub mod tree;
@@ -37,6 +36,7 @@ mod unreadable_tests;
 mod usage;
 mod view;
 pub mod vm;
+mod write_coalescer;
 mod zero;
 
 pub use disk::{DiskTerms, NativeDisk};

@@ -1,4 +1,5 @@
-//! What a revert or a discard would throw away, told at once: no checkpoint is waited for, and only so much is read.
+//! Previews of what a revert or a discard would throw away. They are immediate: they wait for no checkpoint, and read a
+//! bounded number of pages.
 
 use std::rc::Rc;
 
@@ -10,12 +11,13 @@ use super::store::Store;
 use super::tree::{Gone, Root, gone};
 use super::view::View;
 
-/// Pages of maps read for one state: more was written than anybody weighs by the byte.
+/// Most pages of maps read for one state: the byte count of larger states need not be exact.
 const PAGES_MAX: usize = 512;
 
 impl Store {
-    /// Bytes written in `nodes` since the states they descend from: those redirected since the last checkpoint, and what
-    /// differs in the trees, as far as `PAGES_MAX` pages tell. A block that was written in both counts twice.
+    /// Returns the bytes written in `nodes` since the states they descend from: those redirected since the last
+    /// checkpoint, and the differences between the trees in at most `PAGES_MAX` pages. A block that is in both counts
+    /// twice.
     pub async fn written_in(&self, nodes: &[u64]) -> Result<u64> {
         let mut blocks = 0;
         for id in nodes {
@@ -46,7 +48,8 @@ impl Store {
     }
 }
 
-/// Blocks in the tables above the nearest tree that belong to a node over `parent`, and that tree.
+/// Returns the number of blocks in the tables above the nearest tree that belong to a node over `parent`, and that
+/// tree.
 fn merged_below(view: Rc<View>, parent: u64) -> (u64, Option<Root>) {
     let (mut blocks, mut at) = (0, view);
     loop {

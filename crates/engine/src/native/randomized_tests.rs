@@ -1,5 +1,5 @@
-//! Random work on one store, with power cuts and failing I/O at any point; afterwards every state shows what it may, and
-//! the bitmaps have exactly what the trees and the catalogue refer to.
+//! Random work on one store, with power cuts and failing I/O at any point. Afterwards every state must show allowed
+//! content, and the bitmaps must mark exactly the blocks that the trees and the catalogue refer to.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,10 +24,10 @@ const TERMS: DiskTerms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 
 const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 128 };
 const AHEAD: Growth = Growth { ahead_blocks: 64, chunk_blocks: 16 };
 const DISK_BLOCKS: u64 = 70_000;
-/// Where the guests write: some leaves, near and far.
+/// Blocks that the guests write: some leaves, near and far.
 const PLACES: [u64; 6] = [0, 240, 500, 1000, 31_740, 69_000];
 const PLACE_BLOCKS: u64 = 24;
-/// More I/Os than an opening and the first change have: a failed flush refuses either, whatever its error is.
+/// More I/Os than an opening and the first change need: a failed flush makes either fail, regardless of its error.
 const OPENING_IOS: u64 = 40;
 const ITEM: Key = Key { kind: 116, major: 1, minor: 1 };
 
@@ -42,14 +42,14 @@ impl Rng {
     }
 }
 
-/// What the bytes of a block may show: the last value flushed, and all issued since.
+/// What each block may show: the last value flushed, and all values issued since.
 type Content = BTreeMap<u64, Vec<u8>>;
 
 #[derive(Default)]
 struct Model {
-    /// States as of now, by node: running or not, and what they show.
+    /// Present states by node: whether it runs, and what it shows.
     nodes: BTreeMap<u64, (bool, Content)>,
-    /// Those that a crash must bring back.
+    /// Nodes that must exist after a crash.
     durable: BTreeSet<u64>,
     item: u64,
     durable_item: u64,
@@ -68,7 +68,7 @@ impl Model {
         blocks.for_each(|block| content.entry(block).or_insert_with(|| vec![0]).push(value));
     }
 
-    /// All that was issued is there and durable.
+    /// Notes that everything issued is durable.
     fn flushed(&mut self) {
         for (_, content) in self.nodes.values_mut() {
             content.values_mut().for_each(|values| drop(values.drain(..values.len() - 1)));
@@ -211,7 +211,7 @@ impl Guests {
     }
 }
 
-/// Every state shows what it may.
+/// Checks that every state shows allowed content.
 async fn verify(store: &Rc<Store>, nodes: &BTreeMap<u64, (bool, Content)>, what: &str) {
     for (id, (_, content)) in nodes {
         let disk = NativeDisk::new(store, store.node(*id).unwrap(), format!("node{id}"), 0, TERMS);
@@ -229,7 +229,7 @@ async fn verify(store: &Rc<Store>, nodes: &BTreeMap<u64, (bool, Content)>, what:
     }
 }
 
-/// Nothing is leaked and nothing is owned twice, once all that can come back has.
+/// Checks that no block is leaked and none has two owners, once all space has been given back.
 async fn exact(store: &Rc<Store>, what: &str) {
     while store.has_to_reclaim() && store.broken().is_none() {
         store.progress.wait().await;
@@ -257,15 +257,15 @@ async fn exact(store: &Rc<Store>, what: &str) {
     for extent in catalogue {
         (extent.addr..extent.end()).for_each(|addr| assert!(used.insert(addr, u64::MAX).is_none(), "{what}"));
     }
-    let mut settled = BTreeSet::new();
+    let mut committed = BTreeSet::new();
     for group in 0..store.space.groups() {
-        for run in store.space.settled_runs(group as u32).await.unwrap() {
-            settled.extend(run.addr..run.end());
+        for run in store.space.committed_runs(group as u32).await.unwrap() {
+            committed.extend(run.addr..run.end());
         }
     }
     let used: BTreeSet<u64> = used.into_keys().collect();
-    let leaked: Vec<_> = settled.difference(&used).collect();
-    let lost: Vec<_> = used.difference(&settled).collect();
+    let leaked: Vec<_> = committed.difference(&used).collect();
+    let lost: Vec<_> = used.difference(&committed).collect();
     assert!(leaked.is_empty() && lost.is_empty(), "{what}: leaked {leaked:?}, not marked {lost:?}");
 }
 
@@ -274,7 +274,7 @@ async fn item(store: &Store) -> u64 {
     items.first().map_or(0, |(_, value)| u64::from_le_bytes(value[..].try_into().unwrap()))
 }
 
-/// Work until the power goes or `steps` are done.
+/// Works until the power is lost or `steps` are done.
 async fn work(env: Env, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
     let store = open(&env).await.unwrap();
     let mut rng = Rng(seed * 0x9E37_79B9 + 1);
@@ -300,7 +300,7 @@ async fn work(env: Env, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
     }
 }
 
-/// What a crash left is what the model allows.
+/// Checks that the state after a crash is one that the model allows.
 async fn look_again(env: Env, model: Rc<RefCell<Model>>, what: String) {
     let store = open(&env).await.unwrap();
     assert!(store.broken().is_none(), "{what}: {:?}", store.broken());
@@ -318,7 +318,7 @@ async fn look_again(env: Env, model: Rc<RefCell<Model>>, what: String) {
 fn crashes(world: &SimWorld, model: &Rc<RefCell<Model>>, seed: u64, what: &str) {
     let (kept, name) = (model.clone(), what.to_string());
     world.power_cut();
-    // Now and then the power goes again while it recovers.
+    // In some runs the power is lost again during the recovery.
     if seed.is_multiple_of(3) {
         world.cut_at(Cut::Event(1 + seed % 90));
         let ended = world.run(move |env| async move { drop(open(&env).await) });

@@ -1,9 +1,9 @@
-//! Giving space back: what a dropped state held, and no other shows.
+//! Reclaim of the space that only a dropped state used.
 //!
-//! It happens inside checkpoints, a piece each, with the trees as this checkpoint has them: what is freed and how far
-//! the work has come (the cursor) become durable together, so a crash repeats nothing and forgets nothing. A dropped
-//! node with one child is compared with that child; what was born after the node's parent and is not in the child is
-//! nobody's. With two or more children it stays, hidden, until one of them goes.
+//! It runs inside checkpoints, a piece in each, on the trees of that checkpoint. The freed blocks and the position
+//! reached (the cursor) become durable together, so a crash neither repeats nor forgets anything. A dropped node with
+//! one child is compared with that child: blocks that were born after the node's parent was sealed and that the child
+//! does not show are free. A dropped node with two or more children stays, hidden, until at most one is left.
 
 use blk::{ErrorKind, Result};
 
@@ -17,22 +17,22 @@ use crate::options::Defect;
 const ALL: u64 = u64::MAX;
 
 impl Store {
-    /// Whether there is space to give back now.
+    /// Returns whether there is space to give back now.
     pub fn has_to_reclaim(&self) -> bool {
         self.next_to_reclaim().is_some()
     }
 
-    /// Nodes dropped whose space has not come back, hidden ones with several children included.
+    /// Returns the dropped nodes whose space has not been given back, hidden ones with several children included.
     pub fn dropped_nodes(&self) -> Vec<u64> {
         self.lineage.borrow().dropped()
     }
 
-    /// Blocks given back by this process.
+    /// Returns the number of blocks given back by this process.
     pub fn reclaimed_blocks(&self) -> u64 {
         self.reclaimed_blocks.get()
     }
 
-    /// Their space stays for now, and their dropped states with it.
+    /// Holds back the reclaim of these nodes, or resumes it.
     pub fn hold_back(&self, nodes: &[u64], held: bool) {
         let mut held_back = self.held_back.borrow_mut();
         for node in nodes {
@@ -42,7 +42,7 @@ impl Store {
             };
         }
         if !held {
-            // They are tried again.
+            // Nodes with damaged pages are tried again.
             self.unreclaimable.borrow_mut().retain(|node, _| !nodes.contains(node));
         }
         self.work.notify();
@@ -52,7 +52,7 @@ impl Store {
         self.lineage.borrow().next_to_reclaim(&self.held_back.borrow())
     }
 
-    /// One step, within a checkpoint. Answers the blocks that it found free.
+    /// Runs one step within a checkpoint. Returns the number of blocks that it freed.
     pub(super) async fn reclaim_step(&self) -> Result<u64> {
         let (mut freed, mut budget) = (0, self.options.reclaim_pages);
         while let Some(id) = self.next_to_reclaim()
@@ -62,7 +62,7 @@ impl Store {
             budget = budget.saturating_sub(1);
             match self.reclaim_piece(id, item, &mut budget, &mut freed).await {
                 Ok(()) => {}
-                // A page of a state that nobody names any more takes nobody's data along.
+                // A damaged page of a state that nothing refers to hurts no other state.
                 Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Io) => self.leave_damaged(id, e),
                 Err(e) => return Err(e),
             }
@@ -70,7 +70,7 @@ impl Store {
         Ok(freed)
     }
 
-    /// The node as of this checkpoint's moment: dropped by then, and with at most one child then.
+    /// Returns the node's item if, at this checkpoint's freeze, it was dropped and had at most one child.
     fn ready_item(&self, id: u64) -> Option<NodeItem> {
         let stored = self.stored.borrow();
         stored.get(id).filter(|item| item.dropped && stored.children(id).len() <= 1).copied()
@@ -130,7 +130,7 @@ impl Store {
         self.progress.notify();
     }
 
-    /// Why the space of one of them does not come back.
+    /// Returns why the space of one of the nodes cannot be given back.
     pub fn why_left(&self, nodes: &[u64]) -> Option<blk::Error> {
         let unreclaimable = self.unreclaimable.borrow();
         nodes.iter().find_map(|node| unreclaimable.get(node).cloned())

@@ -1,7 +1,7 @@
-//! Making a store, and opening one: the last checkpoint, and on top of it what the journal has.
+//! Formatting a store, and opening one: the last checkpoint, followed by the records of the journal.
 //!
-//! A record above `flushed_lsn` counts only if its data is there. One whose data is not is declared void, durably,
-//! before anything new happens: a later replay, which will know better what was flushed, must not bring it back.
+//! A record above `flushed_lsn` counts only if its data is there. A record without its data is durably declared aborted
+//! before anything new happens. A later replay, which has a greater `flushed_lsn`, must not apply it.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -24,20 +24,20 @@ use super::table::Held;
 use super::tree::Nodes;
 use crate::options::Defect;
 
-/// Data read at once to be compared with its checksum.
+/// Number of reads under way at once that compare data with its checksum.
 const COMPARED_AT_ONCE: usize = 16;
-/// Zeros written by one I/O.
+/// Bytes of zeros written by one I/O.
 const ZEROS_BYTES: u64 = 1 << 20;
-/// What keeps a change of voids well inside one record: 17 bytes each.
-const VOIDS_PER_RECORD: usize = 1000;
+/// Number of aborts that keeps a change well inside one record: 17 bytes each.
+const ABORTS_PER_RECORD: usize = 1000;
 
-/// Records repeated between two turns of the reactor: other stores' guests wait meanwhile.
+/// Records repeated between two turns of the reactor: guests of other stores wait meanwhile.
 const STEP_RECORDS: usize = 256;
-/// What an opening and the checkpoint that makes room may use up behind the voids: rounds that confirm what was flushed, and
-/// name the checkpoint, two pages each.
+/// Pages that an opening and the checkpoint that makes room may use up behind the aborts: rounds that confirm what was
+/// flushed and name the checkpoint, two pages each.
 const OPENING_PAGES: u64 = 16;
 
-/// How a new store is laid out.
+/// Layout of a new store.
 #[derive(Debug, Clone, Copy)]
 pub struct NewStore {
     pub journal_pages: u64,
@@ -52,7 +52,7 @@ impl Default for NewStore {
 }
 
 impl Store {
-    /// Writes an empty store into `file`; durable when it answers.
+    /// Writes an empty store into `file`. It is durable when this resolves.
     pub async fn format(env: &Env, file: &File, new: NewStore) -> Result<()> {
         let geometry = Geometry {
             store_id: env.random() | 1,
@@ -65,7 +65,7 @@ impl Store {
         file.flush().await
     }
 
-    /// Opens a store and finishes what a crash interrupted. `can_grow`: a file, not a block device.
+    /// Opens a store and finishes what a crash interrupted. `can_grow`: true for a file, false for a block device.
     pub async fn open(
         env: Env,
         file: File,
@@ -89,7 +89,7 @@ impl Store {
         check_counters(&superblock, epoch).map_err(|cause| Error::damaged(file.name(), cause))?;
         let memory_tail = MemoryTail::new(&env, geometry.store_id, epoch);
         if left.complete {
-            // Before the epoch is durable: a crash after that looks for the tail of this epoch.
+            // This comes before the epoch is durable: an opening after a later crash looks for the tail of this epoch.
             memory_tail.begin(&left.records);
         }
         let opened = match lost {
@@ -121,38 +121,38 @@ impl Store {
         };
         let store = Store::assemble(env, options, parts);
         if let Some(lost) = &lost {
-            store.break_down(lost);
+            store.fail_read_only(lost);
         }
         store.go_on_from(&changes, hidden).await?;
         store.set_reserve();
-        store.tend();
+        store.maintain();
         store.stop_with_lease();
         store.end_tail_of_before(&left).await?;
         Ok(store)
     }
 
-    /// Applies what the journal has, and makes durable what the store shows then. `hidden`: pages were unreadable, and taken
-    /// for the journal's end.
+    /// Applies the journal's records, and makes durable what the store then shows. `hidden`: pages were unreadable, and
+    /// taken for the journal's end.
     async fn go_on_from(&self, changes: &Changes, hidden: bool) -> Result<()> {
         self.repeat(changes).await?;
         self.damage.borrow_mut().extend(changes.unreadable.iter().cloned());
         if self.broken().is_some() {
             return Ok(());
         }
-        if let Err(e) = self.void(changes) {
-            // Reads show what they show with the voids, and nothing is written that a replay could confuse with them.
-            self.break_down(&e);
+        if let Err(e) = self.abort_missing(changes) {
+            // Reads show the state with the aborts, and nothing is written that a replay could confuse with them.
+            self.fail_read_only(&e);
             return Ok(());
         }
         if hidden {
-            // Such a page must not be read again later, with records that were left out now.
+            // A flush first: such a page must not become readable later, with records that were left out now.
             self.flush().await?;
         }
         self.flush_without_doubt().await
     }
 
-    /// Removes the tail that an earlier opening left in the host's memory. Where it was not complete the content generations
-    /// are raised durably before a new tail begins, so that a crash in between finds it incomplete again.
+    /// Removes the tail that an earlier opening left in the host's memory. If it was not complete, the content
+    /// generations are raised durably before a new tail begins, so that a crash in between finds it incomplete again.
     async fn end_tail_of_before(&self, left: &Left) -> Result<()> {
         if self.broken().is_some() {
             return Ok(());
@@ -168,10 +168,10 @@ impl Store {
         Ok(())
     }
 
-    /// Applies the journal's records in their order. Space that contradicts them makes the store read-only.
+    /// Applies the journal's records in their order. If the space contradicts them, the store becomes read-only.
     async fn repeat(&self, changes: &Changes) -> Result<()> {
         if let Err(e) = self.space.load_for(changes.addresses()).await {
-            self.break_down(&e);
+            self.fail_read_only(&e);
         }
         for (count, (lsn, record)) in changes.valid().enumerate() {
             if count % STEP_RECORDS == STEP_RECORDS - 1 {
@@ -216,39 +216,40 @@ impl Store {
         Ok(())
     }
 
-    /// Reads need no space: the disks are served, and nothing is written.
+    /// Makes the store read-only on an error of the space: reads need no space, so the disks are served.
     fn note_space(&self, result: Result<()>) {
         if let Err(e) = result
             && self.broken().is_none()
         {
-            self.break_down(&e);
+            self.fail_read_only(&e);
         }
     }
 
-    /// Records that records without their data never happened.
+    /// Records that the records without their data are aborted.
     ///
     /// # Errors
-    /// `NoSpace`: the journal has no room for that; nothing was recorded, and the next opening compares again.
-    fn void(&self, changes: &Changes) -> Result<()> {
-        if changes.void.is_empty() || self.options.defects.has(Defect::ForgetVoids) {
+    /// `NoSpace`: the journal has no room for the aborts. Nothing was recorded, and the next opening compares the data
+    /// again.
+    fn abort_missing(&self, changes: &Changes) -> Result<()> {
+        if changes.missing.is_empty() || self.options.defects.has(Defect::ForgetAborts) {
             return Ok(());
         }
-        let mut voids: Vec<Op> = Vec::new();
-        for lsn in &changes.void {
-            match voids.last_mut() {
-                Some(Op::Void { last, .. }) if *last + 1 == *lsn => *last = *lsn,
-                _ => voids.push(Op::Void { first: *lsn, last: *lsn }),
+        let mut aborts: Vec<Op> = Vec::new();
+        for lsn in &changes.missing {
+            match aborts.last_mut() {
+                Some(Op::Abort { last, .. }) if *last + 1 == *lsn => *last = *lsn,
+                _ => aborts.push(Op::Abort { first: *lsn, last: *lsn }),
             }
         }
         let records: Vec<_> =
-            voids.chunks(VOIDS_PER_RECORD).map(|some| Record::Change(encode(some))).collect();
+            aborts.chunks(ABORTS_PER_RECORD).map(|some| Record::Change(encode(some))).collect();
         let needed = records.iter().map(pages_max).sum::<u64>() + OPENING_PAGES;
         if self.journal.free_pages() < needed {
             let cause = format!(
                 "the journal has {} pages left, and {needed} are needed to say that {} records never happened: their data \
                  was lost in a crash",
                 self.journal.free_pages(),
-                changes.void.len()
+                changes.missing.len()
             );
             return Err(Error::new(ErrorKind::NoSpace, self.path(), cause));
         }
@@ -258,8 +259,8 @@ impl Store {
         Ok(())
     }
 
-    /// What records displaced is free already: nothing may be placed while a replay would still doubt the data of those that
-    /// are left.
+    /// Flushes until no replay will doubt the data of the remaining records. Nothing may be placed before, because the
+    /// blocks that records displaced are free already.
     async fn flush_without_doubt(&self) -> Result<()> {
         while self.journal.durable_flushed_lsn() < self.journal.last_lsn() {
             self.journal.flush().await?;
@@ -268,7 +269,7 @@ impl Store {
     }
 }
 
-/// Zeros up to `end`, in bytes: a journal must find its space also where the file system is full.
+/// Writes zeros up to byte `end`: a journal must have its space even if the file system is full.
 async fn write_zeros(file: &File, end: u64) -> Result<()> {
     let zeros = Buf::zeroed(ZEROS_BYTES as usize).freeze();
     let mut at = 0;
@@ -280,7 +281,7 @@ async fn write_zeros(file: &File, end: u64) -> Result<()> {
     Ok(())
 }
 
-/// How many groups the file has.
+/// Returns the number of the file's groups.
 async fn groups_in(file: &File, superblock: &Superblock) -> Result<u64> {
     let groups = groups_within(&superblock.geometry(), file.size().await?);
     if groups < superblock.groups {
@@ -290,18 +291,18 @@ async fn groups_in(file: &File, superblock: &Superblock) -> Result<u64> {
     Ok(groups)
 }
 
-/// The tail of the journal that the opening before kept in the host's memory.
+/// The tail of the journal that the previous opening kept in the host's memory.
 struct Left {
-    /// Behind the journal's end, with their numbers.
+    /// Records behind the journal's end, with their numbers.
     records: Vec<(u64, Record)>,
-    /// Nothing else was answered to clients.
+    /// The tail covers all writes that were acknowledged.
     complete: bool,
-    /// Clients may run on that were answered writes which are missing.
+    /// Clients may still run whose acknowledged writes are missing.
     clients_may_live: bool,
 }
 
 impl Left {
-    /// `end` is the journal's; nothing is written behind that of a store that is `read_only`.
+    /// Reads the tail. `end` is the journal's end; a store that is `read_only` has no records behind it.
     fn by(env: &Env, superblock: &Superblock, end: Position, read_only: bool) -> Left {
         let found = match (superblock.clean, read_only) {
             (true, _) => Some(Vec::new()),
@@ -314,14 +315,14 @@ impl Left {
     }
 }
 
-/// What the journal has, and which of it counts.
+/// The journal's records, and which of them count.
 struct Changes {
     records: Vec<(u64, Record)>,
-    /// Records whose data was not flushed and is not there.
-    void: BTreeSet<u64>,
-    /// Records declared void by an earlier recovery.
-    voided: BTreeSet<u64>,
-    /// Of void records whose data the device does not read.
+    /// Records whose data was not flushed and is missing.
+    missing: BTreeSet<u64>,
+    /// Records declared aborted by an earlier recovery.
+    aborted: BTreeSet<u64>,
+    /// Errors of the missing records whose data the device cannot read.
     unreadable: Vec<Error>,
     end: Position,
     flushed_lsn: u64,
@@ -329,41 +330,41 @@ struct Changes {
 }
 
 impl Changes {
-    /// `left` are the records behind the journal's end.
+    /// Reads all records; `left` are those behind the journal's end.
     async fn read(file: &File, found: Replayed, left: &[(u64, Record)]) -> Result<Changes> {
         let Replayed { mut records, end, flushed_lsn, epoch, .. } = found;
         records.extend_from_slice(left);
-        let mut voided = BTreeSet::new();
+        let mut aborted = BTreeSet::new();
         for (lsn, record) in &records {
             let Record::Change(bytes) = record else { continue };
             for op in decode(bytes, &format!("{}: record {lsn}", file.name()))? {
-                if let Op::Void { first, last } = op {
+                if let Op::Abort { first, last } = op {
                     let (oldest, newest) = (records[0].0, records[records.len() - 1].0);
-                    voided.extend(first.max(oldest)..=last.min(newest));
+                    aborted.extend(first.max(oldest)..=last.min(newest));
                 }
             }
         }
         let doubtful = &records[records.partition_point(|(lsn, _)| *lsn <= flushed_lsn)..];
-        let doubtful = doubtful.iter().filter(|(lsn, _)| !voided.contains(lsn));
+        let doubtful = doubtful.iter().filter(|(lsn, _)| !aborted.contains(lsn));
         let mut compared = stream::iter(doubtful.map(|(lsn, record)| is_there(file, *lsn, record)))
             .buffer_unordered(COMPARED_AT_ONCE);
-        let (mut void, mut unreadable) = (BTreeSet::new(), Vec::new());
+        let (mut missing, mut unreadable) = (BTreeSet::new(), Vec::new());
         while let Some((lsn, data)) = compared.next().await {
             match data? {
                 Data::There => {}
-                Data::Absent => drop(void.insert(lsn)),
+                Data::Absent => drop(missing.insert(lsn)),
                 Data::Unreadable(e) => {
-                    void.insert(lsn);
+                    missing.insert(lsn);
                     unreadable.push(e);
                 }
             }
         }
         drop(compared);
-        Ok(Changes { records, void, voided, unreadable, end, flushed_lsn, epoch })
+        Ok(Changes { records, missing, aborted, unreadable, end, flushed_lsn, epoch })
     }
 
     fn valid(&self) -> impl Iterator<Item = (u64, &Record)> {
-        let counts = |lsn: &u64| !self.void.contains(lsn) && !self.voided.contains(lsn);
+        let counts = |lsn: &u64| !self.missing.contains(lsn) && !self.aborted.contains(lsn);
         self.records.iter().filter(move |(lsn, _)| counts(lsn)).map(|(lsn, record)| (*lsn, record))
     }
 
@@ -375,7 +376,7 @@ impl Changes {
     }
 }
 
-/// What the medium has of a record's data.
+/// What the medium holds of a record's data.
 enum Data {
     There,
     Absent,
@@ -392,7 +393,7 @@ async fn is_there(file: &File, lsn: u64, record: &Record) -> (u64, Result<Data>)
         Ok(()) => Ok(Data::Absent),
         // The file had not grown that far when the power went.
         Err(e) if e.kind == ErrorKind::Damaged => Ok(Data::Absent),
-        // As a sector is whose write was under way when the power went.
+        // A sector may be unreadable if its write was under way when the power was lost.
         Err(e) if e.kind == ErrorKind::Io => {
             let blocks = format!("blocks {start}..{} of node {node}", start + u64::from(*len));
             let cause = format!(
@@ -405,8 +406,8 @@ async fn is_there(file: &File, lsn: u64, record: &Record) -> (u64, Result<Data>)
     (lsn, data)
 }
 
-/// Where one slot holds no superblock, the other one may be stale: it counts only where no batch of the journal names a
-/// newer checkpoint. `replay` has looked at those that can be read.
+/// Refuses a possibly stale superblock. If one slot holds no superblock, the other one may be stale: it counts only if
+/// no batch of the journal names a newer checkpoint. `replay` has examined the readable ones.
 fn exclude_newer(other: &Error, found: &Replayed) -> Result<()> {
     let Some(page) = found.unreadable.first() else { return Ok(()) };
     let cause = format!(
@@ -419,7 +420,7 @@ fn exclude_newer(other: &Error, found: &Replayed) -> Result<()> {
     Err(Error::damaged(&*other.place, cause))
 }
 
-/// A store that has an epoch of its own from here on: what an earlier one still writes is not believed any more.
+/// A store whose new epoch is durable: batches that an earlier opening still writes are ignored from here on.
 struct Opened {
     superblock: Superblock,
     at: Position,
@@ -431,7 +432,7 @@ impl Opened {
             epoch: self.superblock.epoch,
             at: self.at,
             tail: self.superblock.journal.seq,
-            // Less than the superblock says only where the store is read-only, because records are lost.
+            // This is less than the superblock's number only if records are lost, and then the store is read-only.
             flushed_lsn: self.superblock.flushed_lsn.min(self.at.lsn - 1),
             checkpoint: self.superblock.checkpoint,
             named: 0,
@@ -439,7 +440,7 @@ impl Opened {
     }
 }
 
-/// Both are counted up before anything is served, the checkpoint once for each slot.
+/// Checks that both counters can be raised before the store is served: the checkpoint once for each slot.
 fn check_counters(superblock: &Superblock, epoch: u64) -> Result<(), String> {
     let checkpoint = superblock.checkpoint.saturating_add(SLOT_BLOCKS.len() as u64);
     for (what, next) in [("epoch", epoch), ("number of a checkpoint", checkpoint)] {
@@ -460,19 +461,19 @@ async fn begin_epoch(
 ) -> Result<Opened> {
     // What was read may have been in the device's cache alone.
     file.flush().await?;
-    let flushed_lsn = match changes.void.is_empty() {
+    let flushed_lsn = match changes.missing.is_empty() {
         true => changes.end.lsn - 1,
         false => changes.flushed_lsn,
     };
     let Place { boot, machine } = Place::of(env.memory().as_deref());
-    // Until the content generations are raised these clients outlive this boot too.
+    // Bit 0 records that such clients may outlive this boot, until the content generations are raised.
     let boot = if clients_may_live { boot | 1 } else { boot };
     let leased = if file.fence().is_some() { LEASED } else { 0 };
     let features_ro_compat = old.features_ro_compat | leased;
     let mut superblock =
         Superblock { epoch, flushed_lsn, clean: false, boot, machine, features_ro_compat, ..old };
-    // Both slots: records that are vouched for here may be overwritten in place from now on, and an older superblock would
-    // compare them with their first data again.
+    // Both slots are written: records vouched for here may be overwritten in place from now on, and a replay from an
+    // older superblock would compare them with their first data again.
     for _ in SLOT_BLOCKS {
         superblock.checkpoint += 1;
         superblock.write(file).await?;

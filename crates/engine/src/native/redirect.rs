@@ -1,4 +1,5 @@
-//! A write that goes elsewhere: new blocks, the data in them, and then the record that makes them the disk's.
+//! A redirected write: new blocks are placed, the data is written to them, and then a record makes them part of the
+//! disk.
 
 use std::ops::Range;
 
@@ -9,17 +10,17 @@ use super::disk::{NativeDisk, blocks_of};
 use super::layout::{BLOCK, Extent, checksum};
 use super::table::{Found, is_together};
 
-/// Blocks of one redirect: a record counts them in 32 bits, and their data is read again as one in a recovery.
+/// Most blocks of one redirect: a record counts them in 32 bits, and a recovery reads their data with one I/O.
 const REDIRECT_BLOCKS_MAX: u64 = (1 << 20) / BLOCK;
 
-/// Both edges of a stretch that is no longer than this are read by one I/O, with what lies between: on a disk with heads
-/// 64 KiB under them take 0.8 ms, and getting there again 6.
+/// Longest range whose two edges are read by one I/O, with the data in between: on a hard disk 64 KiB under the heads
+/// take 0.8 ms, and a second seek 6 ms.
 const EDGES_APART_BYTES: u64 = 64 << 10;
 
-/// Redirects that are remembered, to know the next one of a stream: as many streams may be written in turns.
+/// Number of redirects remembered, to recognise the next one of a stream: as many streams may be written in turn.
 const STREAMS: usize = 32;
 
-/// Where the last redirects of a disk ended. A write that begins there goes on with a stream.
+/// The ends of a disk's last redirects. A write that begins at one of them continues a stream.
 pub(super) struct Streams {
     /// Block of the disk, and block of the store.
     ends: [(u64, u64); STREAMS],
@@ -33,12 +34,12 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// The place behind the redirect that ended before `block`.
+    /// Returns the address behind the redirect that ended before `block`.
     fn behind(&self, block: u64) -> Option<u64> {
         self.ends.iter().find(|(end, _)| *end == block).map(|(_, addr)| *addr)
     }
 
-    /// Blocks from `start` on were placed.
+    /// Notes that blocks from `start` on were placed.
     fn note(&mut self, start: u64, placed: Extent) {
         let known = self.ends.iter().position(|(end, _)| *end == start);
         let at = known.unwrap_or(self.oldest);
@@ -50,7 +51,8 @@ impl Streams {
 }
 
 impl NativeDisk {
-    /// New blocks for a stretch: whole ones, so the parts of the first and the last that the write leaves out are read.
+    /// Redirects a range to new blocks. These are whole, so the parts of the first and the last block that the write
+    /// leaves out are read.
     pub(super) async fn redirect(&self, found: &[Found], offset: u64, data: Slice) -> Result<()> {
         self.stats.first_writes.update(|n| n + 1);
         let blocks = blocks_of(offset, data.len() as u64);
@@ -62,7 +64,7 @@ impl NativeDisk {
             let from = ((at - blocks.start) * BLOCK) as usize;
             let part = whole.slice(from..from + (extent.len * BLOCK) as usize);
             let sum = checksum(&part);
-            if let Err(e) = self.store.gather.write(extent.addr, part).await {
+            if let Err(e) = self.store.coalescer.write(extent.addr, part).await {
                 self.store.unplace(extent);
                 return Err(e);
             }
@@ -72,7 +74,7 @@ impl NativeDisk {
         Ok(())
     }
 
-    /// A stream goes on where it was; what is alone lies behind what was placed last, of whatever disk.
+    /// Places new blocks: behind the previous ones of the stream, or else behind the last blocks placed for any disk.
     async fn place(&self, block: u64, want: u64) -> Result<Extent> {
         let near = self.streams.borrow().behind(block);
         let extent = self.store.place(want, near).await?;
@@ -97,8 +99,8 @@ impl NativeDisk {
         Ok(whole.freeze())
     }
 
-    /// A buffer for `blocks` with what the disk shows in the first and the last of them where a write leaves part of
-    /// them out; what lies between may be anything.
+    /// Returns a buffer for `blocks`. Where a write covers only part of the first or the last block, that block has the
+    /// disk's present content; the rest of the buffer is undefined.
     async fn old_edges(&self, found: &[Found], blocks: &Range<u64>, offset: u64, len: u64) -> Result<Buf> {
         let (start, end) = (blocks.start * BLOCK, blocks.end * BLOCK);
         let mut whole = Buf::alloc((end - start) as usize);

@@ -1,4 +1,4 @@
-//! One store: all disks of a datastore, their space, their journal. Every change of it begins here.
+//! A store: all disks of a datastore, their space and their journal. Every change of it begins here.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,6 @@ use blk::{Env, Error, ErrorKind, File, Result};
 
 use super::catalogue::Catalogue;
 use super::change::{Key, Op, encode};
-use super::gather::Gather;
 use super::journal::{Journal, Record};
 use super::layout::{Extent, Geometry};
 use super::lineage::{Lineage, NONE, Node};
@@ -18,27 +17,30 @@ use super::stored::Stored;
 use super::superblock::Superblock;
 use super::tree::Nodes;
 use super::view::View;
+use super::write_coalescer::WriteCoalescer;
 use crate::options::{Defect, Defects};
 
-/// Changes are one record: a take of a few hundred disks, each with two nodes, and its name.
+/// Longest change, which is one record: a take of a few hundred disks, each with two nodes, and its name.
 const CHANGE_BYTES_MAX: usize = 128 << 10;
 
+/// Settings of a store.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreOptions {
-    /// Pages of trees kept in memory.
+    /// Cache for pages of trees.
     pub map_cache_bytes: usize,
-    /// Redirects in memory before a checkpoint merges them: about 64 bytes each, twice while one is under way.
+    /// Redirects in memory that make a checkpoint due: about 64 bytes each, twice that while one is under way.
     pub pending_runs_max: usize,
-    /// Tables over a tree before a checkpoint merges them: what a lookup may have to ask one by one.
+    /// Tables over a tree that make a checkpoint due: a lookup may have to search them one by one.
     pub pending_depth_max: usize,
-    /// An unflushed redirect waits at most this long, and this many bytes, for the store's own flush.
+    /// Longest time that an unflushed redirect waits for the store's own flush; `flush_bytes` bounds the bytes that
+    /// wait.
     pub flush_us: u64,
     pub flush_bytes: u64,
-    /// Set aside for the catalogue and the interior pages of a checkpoint.
+    /// Blocks set aside for the catalogue and the interior pages of a checkpoint.
     pub reserve_blocks: u64,
-    /// Pages of trees that one step of giving space back reads on each side.
+    /// Pages of trees that one step of reclaim reads on each side.
     pub reclaim_pages: usize,
-    /// While guests are active the giving back rests this many times as long as a step took.
+    /// While guests are active, reclaim pauses this many times as long as its last step took.
     pub reclaim_rest: u64,
     pub defects: Defects,
 }
@@ -59,6 +61,7 @@ impl Default for StoreOptions {
     }
 }
 
+/// An open store.
 pub struct Store {
     pub env: Env,
     pub options: StoreOptions,
@@ -66,73 +69,74 @@ pub struct Store {
     pub(super) geometry: Geometry,
     pub(super) nodes: Nodes,
     pub(super) space: Rc<Space>,
-    pub(super) gather: Rc<Gather>,
+    pub(super) coalescer: Rc<WriteCoalescer>,
     pub(super) journal: Rc<Journal>,
     pub(super) lineage: RefCell<Lineage>,
-    /// Ends with the next take.
+    /// The present generation; it ends with the next take.
     pub(super) generation: Cell<u64>,
     pub(super) next_node: Cell<u64>,
-    /// The users' items as they are now.
+    /// The present items of the store's users.
     items: RefCell<BTreeMap<Key, Vec<u8>>>,
     /// Items and nodes changed since the last freeze.
     pub(super) changed_items: RefCell<BTreeMap<Key, Option<Vec<u8>>>>,
     pub(super) changed_nodes: RefCell<BTreeSet<u64>>,
-    /// All nodes that may have redirects no tree has yet.
+    /// Nodes that may have redirects that no tree has yet.
     pub(super) unmerged: RefCell<BTreeSet<u64>>,
-    /// As of the last checkpoint, and the items frozen for the one under way; whoever has the turn takes it out.
+    /// The catalogue of the last checkpoint, with the items frozen for the one under way; the holder of
+    /// `checkpoint_turn` takes it out.
     pub(super) catalogue: RefCell<Catalogue>,
     pub(super) stored: RefCell<Stored>,
     pub(super) superblock: Cell<Superblock>,
     /// The boot that the next superblock names.
     pub(super) boot: Cell<u64>,
     pub(super) checkpoint_turn: TaskMutex,
-    /// Placed for data that is on its way: no record speaks of it yet.
+    /// Extents placed for data that is being written: no record refers to them yet.
     pub(super) unpublished: RefCell<Vec<Extent>>,
-    /// Settled space that checkpoints found free and none has recorded yet.
+    /// Committed extents that checkpoints have freed and none has recorded yet.
     pub(super) freed: RefCell<Vec<Extent>>,
-    /// Reads and writes of all disks: space is used again only when those that may still look at it have ended.
+    /// Reads and writes of all disks: space is used again only after those that may still refer to it have ended.
     pub(super) reads: Rc<Admission>,
     pub(super) writes: Rc<Admission>,
-    /// Something to do for the one who tends the store.
+    /// Signals work for the tasks that tend the store.
     pub(super) work: Rc<Signal>,
-    /// Runs in all tables, merged ones apart.
+    /// Number of runs in all tables that are not merged.
     pub(super) pending: Cell<usize>,
-    /// Pages that merging them may write at most.
+    /// Most pages that a merge of these runs may write.
     pub(super) pending_pages: Cell<u64>,
-    /// A write found no space: a checkpoint may have some to give.
+    /// A write found no space: a checkpoint may free some.
     pub(super) starved: Cell<bool>,
-    /// Tables over a tree, of the deepest node.
+    /// Number of tables over a tree, of the deepest node.
     pub(super) deepest: Cell<usize>,
-    /// A checkpoint is durable, or something was given back.
+    /// Signals that a checkpoint is durable, or that space was given back.
     pub(super) progress: Signal,
     pub(super) checkpoints: Cell<u64>,
     pub(super) reclaimed_blocks: Cell<u64>,
-    /// Dropped nodes whose space stays for now: their jobs are paused.
+    /// Dropped nodes whose space stays for now because their jobs are paused or cancelled.
     pub(super) held_back: RefCell<BTreeSet<u64>>,
-    /// Dropped nodes of which something is damaged: their space stays.
+    /// Dropped nodes with damaged pages: their space stays.
     pub(super) unreclaimable: RefCell<BTreeMap<u64, Error>>,
-    /// Guest requests completed, over all disks: whether guests are active.
+    /// Guest requests completed, over all disks: shows whether guests are active.
     pub(super) requests: Cell<u64>,
     pub(super) closed: Cell<bool>,
-    /// Tasks that tend the store: what they do may be under way.
+    /// Number of running tasks that tend the store; their work may be under way.
     pub(super) tended: Cell<u32>,
-    /// When records that wait for a flush get one, and 0 where none waits.
+    /// Time of the next flush of records that wait for one, and 0 where none waits.
     pub(super) flush_due_ns: Cell<u64>,
-    /// When the next piece may be given back to the file system under guests that are active, and what they had asked by the
-    /// last look.
+    /// Time at which the next chunk may be punched while guests are active, and their requests at the last check.
     pub(super) punch_due_ns: Cell<u64>,
     pub(super) requests_at_punch: Cell<u64>,
     /// Freed space has been put back up to this record.
     pub(super) put_back_to: Cell<u64>,
-    /// Found by work that went on without what was damaged.
+    /// Errors found by work that continued without the damaged object.
     pub(super) damage: RefCell<Vec<Error>>,
-    /// VMs whose content generations the opening raised, because answered writes may be lost. Each is told when it opens.
+    /// VMs whose content generations the opening raised, because acknowledged writes may be lost. Each reports it when
+    /// it is opened.
     pub(super) raised: RefCell<BTreeSet<u128>>,
     /// Why nothing more is written.
     broken: RefCell<Option<Error>>,
 }
 
-/// What `open` and `recover` have found; the rest of a store starts empty.
+/// The parts that `open` and `recover` have read; the rest of a store starts empty.
 pub(super) struct Parts {
     pub file: File,
     pub geometry: Geometry,
@@ -149,7 +153,7 @@ impl Store {
     pub(super) fn assemble(env: Env, options: StoreOptions, parts: Parts) -> Rc<Store> {
         let superblock = parts.superblock;
         Rc::new(Store {
-            gather: Gather::new(env.clone(), parts.file.clone()),
+            coalescer: WriteCoalescer::new(env.clone(), parts.file.clone()),
             env,
             options,
             file: parts.file,
@@ -196,7 +200,7 @@ impl Store {
         })
     }
 
-    /// For messages: the path of the store's file.
+    /// Returns the path of the store's file, for messages.
     pub fn path(&self) -> &str {
         self.file.name()
     }
@@ -205,25 +209,25 @@ impl Store {
         self.geometry.store_id
     }
 
-    /// Why nothing is written any more; reads go on.
+    /// Returns why nothing is written any more; reads go on.
     pub fn broken(&self) -> Option<Error> {
         self.broken.borrow().clone()
     }
 
-    pub(super) fn break_down(&self, cause: &Error) {
+    pub(super) fn fail_read_only(&self, cause: &Error) {
         self.broken.borrow_mut().get_or_insert_with(|| cause.clone());
         self.work.notify();
         self.progress.notify();
     }
 
-    /// Says so where the lease behind the store's file is lost, also while no request would meet it.
+    /// Makes the store read-only when the lease of its file is lost, even if no request finds it.
     pub(super) fn stop_with_lease(self: &Rc<Self>) {
         let Some(fence) = self.file.fence() else { return };
         let store = Rc::downgrade(self);
         self.env.spawn_detached(Box::pin(async move {
             let cause = fence.until_lost().await;
             if let Some(store) = store.upgrade().filter(|store| !store.closed.get()) {
-                store.break_down(&cause);
+                store.fail_read_only(&cause);
             }
         }));
     }
@@ -245,17 +249,18 @@ impl Store {
         id
     }
 
-    /// Items of a kind, as they are now.
+    /// Returns the present items of a kind.
     pub fn items(&self, kind: u8) -> Vec<(Key, Vec<u8>)> {
         let items = self.items.borrow();
         let first = Key { kind, major: 0, minor: 0 };
         items.range(first..).take_while(|(key, _)| key.kind == kind).map(|(k, v)| (*k, v.clone())).collect()
     }
 
-    /// Makes `ops` true in memory at once, all of them, and durable with the next flush. No await: the swap of a take.
+    /// Applies all of `ops` in memory at once; the next flush makes them durable. It has no await, so it can be the
+    /// swap of a take.
     pub fn change(&self, ops: &[Op]) -> Result<u64> {
         self.refuse_when_broken()?;
-        // The file may be another's by now.
+        // The file may belong to another owner by now.
         if self.closed.get() {
             return Err(Error::new(ErrorKind::Cancelled, self.path(), "it is closed"));
         }
@@ -275,21 +280,21 @@ impl Store {
         Ok(lsn)
     }
 
-    /// Everything that completed before this call is durable when it answers.
+    /// Makes everything that completed before this call durable.
     pub async fn flush(&self) -> Result<()> {
         let flushed = match self.journal.flush().await {
             Err(_) if self.broken().is_some() && self.options.defects.has(Defect::FlushRetried) => Ok(()),
             flushed => flushed,
         };
         match &flushed {
-            Err(e) => self.break_down(e),
+            Err(e) => self.fail_read_only(e),
             Ok(()) if self.journal.durable_flushed_lsn() > self.put_back_to.get() => self.work.notify(),
             Ok(()) => {}
         }
         flushed
     }
 
-    /// The same for a change that has just been made and for one that the journal replays.
+    /// Applies operations: those of a change that is being made, or of one that the journal replays.
     pub(super) fn apply(&self, ops: &[Op]) -> Result<()> {
         self.lineage.borrow().check(ops).map_err(|cause| Error::damaged(self.path(), cause))?;
         let generation = self.generation.get();
@@ -359,12 +364,12 @@ impl Store {
                 self.items.borrow_mut().remove(&key);
                 self.changed_items.borrow_mut().insert(key, None);
             }
-            Op::Void { .. } => {}
+            Op::Abort { .. } => {}
         }
         Ok(())
     }
 
-    /// Ends all work: what is in memory is merged and durable afterwards, and the file is left alone.
+    /// Ends all work: everything in memory is merged and durable afterwards, and the file is not used any more.
     pub async fn close(&self) -> Result<()> {
         self.closed.set(true);
         self.journal.gives_up.set(true);

@@ -1,4 +1,4 @@
-//! The lineage as the last checkpoint has it: what a crash would bring back, before the journal is replayed.
+//! The lineage as of the last checkpoint: the nodes that exist after a crash, before the journal is replayed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +11,12 @@ use super::space::GroupSummary;
 use super::superblock::Superblock;
 use super::tree::Root;
 
-/// Kinds of items that the store keeps for itself; those of its users begin at 16.
+/// Kinds of items of the store itself; those of its users begin at 16.
 pub const GROUP: u8 = 1;
 pub const NODE: u8 = 2;
 pub const USER_KINDS: u8 = 16;
 
+/// The catalogue's item for a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeItem {
     pub parent: u64,
@@ -62,7 +63,7 @@ impl NodeItem {
 }
 
 impl NodeItem {
-    /// Whether the store can have a node of this number.
+    /// Checks that a node of this number and content can exist in the store.
     pub fn check(&self, id: u64, superblock: &Superblock) -> Result<(), String> {
         let counted = |what: &str, found: u64, allowed: std::ops::RangeInclusive<u64>| {
             let (first, last) = (allowed.start(), allowed.end());
@@ -73,14 +74,14 @@ impl NodeItem {
         };
         counted("number", id, 1..=superblock.next_node.saturating_sub(1))?;
         counted("generation", self.sealed, u64::from(self.dropped)..=superblock.generation)?;
-        // Only what was dropped is given back.
+        // Only a dropped node is given back.
         let cursor_max = if self.dropped { DISK_BLOCKS_MAX } else { 0 };
         counted("cursor", self.cursor, 0..=cursor_max)?;
         let birth = self.root.map_or(0, |root| root.pointer.birth);
         counted("birth of the root", birth, 0..=superblock.generation)
     }
 
-    /// A state descends from one that was sealed before it: so no node is its own ancestor.
+    /// Checks that the parent was sealed before the node: so no node is its own ancestor.
     pub fn check_parent(&self, id: u64, parent: Option<&NodeItem>) -> Result<(), String> {
         let parent = parent
             .ok_or_else(|| format!("node {id} descends from node {}, which is not there", self.parent))?;
@@ -104,11 +105,12 @@ fn decode_root(bytes: &[u8], place: &str) -> Result<Option<Root>> {
     Root::get(bytes, place)
 }
 
+/// The items of all nodes.
 #[derive(Default)]
 pub struct Stored {
     nodes: BTreeMap<u64, NodeItem>,
     children: BTreeMap<u64, BTreeSet<u64>>,
-    /// Changed since they were written.
+    /// Nodes changed since their items were written.
     dirty: BTreeSet<u64>,
 }
 
@@ -138,7 +140,7 @@ impl Stored {
         self.dirty.insert(id);
     }
 
-    /// The node has been given back: its only child comes to rest on its parent.
+    /// Removes a node that has been given back: its only child becomes a child of its parent.
     pub fn remove(&mut self, id: u64) {
         let Some(item) = self.nodes.remove(&id) else { return };
         for child in self.children.remove(&id).unwrap_or_default() {
@@ -149,13 +151,13 @@ impl Stored {
         self.dirty.insert(id);
     }
 
-    /// What the catalogue has to be told.
+    /// Returns the changes that the catalogue does not have yet.
     pub fn take_dirty(&mut self) -> Vec<(u64, Option<NodeItem>)> {
         let dirty = std::mem::take(&mut self.dirty);
         dirty.into_iter().map(|id| (id, self.nodes.get(&id).copied())).collect()
     }
 
-    /// The generation that ended when the node was sealed; 0 where there is none.
+    /// Returns the generation that ended when the node was sealed; 0 if there is no such node.
     pub fn sealed(&self, id: u64) -> u64 {
         self.nodes.get(&id).map_or(0, |item| item.sealed)
     }
@@ -182,7 +184,7 @@ pub fn decode_group(bytes: &[u8], place: &str) -> Result<GroupSummary> {
     })
 }
 
-/// Whether the store can have a group like this.
+/// Checks that a group like this can exist in the store.
 pub fn check_group(summary: &GroupSummary, superblock: &Superblock) -> Result<(), String> {
     let (free, version) = (u64::from(summary.free), summary.version);
     for (what, found, max) in

@@ -1,5 +1,5 @@
-//! The superblock: where everything else of a store is found. Two slots are written in turn, so that one is whole
-//! whenever the power goes. `docs/formats/native.md` has the boxes.
+//! The superblock: the root from which all other parts of a store are found. Two slots are written in turn, so that one
+//! is whole whenever the power is lost. `docs/formats/native.md` has the diagrams.
 
 use blk::{Buf, Error, ErrorKind, File, Result};
 
@@ -13,95 +13,98 @@ const MAGIC: u64 = u64::from_le_bytes(*b"unstunSB");
 /// The blocks of slot A and slot B.
 pub const SLOT_BLOCKS: [u64; 2] = [0, 8];
 
-/// A greater major version lays things out in another way; a greater minor one changes nothing that matters here.
+/// Version of the format. A greater major version has another layout; a greater minor one is compatible with this
+/// program.
 pub const VERSION: (u16, u16) = (1, 0);
 
-/// Features that a program must know to read a store, and to write it.
+/// Features that this program supports: `INCOMPAT_KNOWN` to read a store, `RO_COMPAT_KNOWN` to write one.
 const INCOMPAT_KNOWN: u64 = 0;
 const RO_COMPAT_KNOWN: u64 = LEASED;
-/// Read-only compatible: the store is written under its lease. A program that does not look for one must not write it.
+/// Read-only compatible: the store is written under its lease. A program that does not check the lease must not write
+/// it.
 pub const LEASED: u64 = 1;
 
 /// A map's entries have 48 bits for an address and for a generation.
 const FIELD_END: u64 = 1 << 48;
-/// What is born has room above the generation that a store is opened with: at a thousand takes a second it is reached after
-/// four thousand years.
+/// End of the generations that a store may be opened with. It leaves room above for births; at a thousand takes a
+/// second it is reached after four thousand years.
 const GENERATION_END: u64 = FIELD_END >> 1;
-/// Room for sums: at a record a nanosecond it is reached after a century.
+/// Greatest counter, which leaves room for sums: at a record each nanosecond it is reached after a century.
 pub const COUNTER_END: u64 = 1 << 62;
-/// 64 GiB: replay keeps the whole ring's records in memory.
+/// Greatest ring, 64 GiB: a replay keeps all of its records in memory.
 const JOURNAL_PAGES_MAX: u64 = 1 << 24;
-/// The bits of a group's bitmap page: 4096 bytes less a header of 64.
+/// Number of bits of a group's bitmap page: 4096 bytes less a header of 64.
 const GROUP_BLOCKS_MAX: u64 = (4096 - 64) * 8;
 
 const MAJOR_AT: usize = 32;
 const MINOR_AT: usize = 34;
-/// Words from here on, in the order of `Superblock::words`.
+/// Offset of the words, in the order of `Superblock::words`.
 const WORDS_AT: usize = 40;
 const WORDS: usize = 22;
 const CLEAN: usize = 17;
 
-/// Where the catalogue's first page lies, and what it must hold.
+/// Address of the catalogue's first page, and the checksum and length of its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CatalogueHead {
-    /// 0: an empty catalogue.
+    /// 0: the catalogue is empty.
     pub addr: u64,
     pub bytes: u64,
     pub checksum: u64,
 }
 
+/// The content of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
     pub store_id: u64,
     /// Major and minor.
     pub version: (u16, u16),
-    /// Bits: unknown ones are harmless.
+    /// Feature bits: unknown ones have no effect.
     pub features_compat: u64,
-    /// Bits: with unknown ones a store may be read and not be written.
+    /// Feature bits: a store with unknown ones may be read but not written.
     pub features_ro_compat: u64,
-    /// Bits: with unknown ones a store cannot be read.
+    /// Feature bits: a store with unknown ones cannot be read.
     pub features_incompat: u64,
-    /// Number of the opening that wrote it.
+    /// Number of the opening that wrote the superblock.
     pub epoch: u64,
     pub checkpoint: u64,
     /// The store's generation.
     pub generation: u64,
-    /// The next lineage node's number.
+    /// Number of the next lineage node.
     pub next_node: u64,
     pub journal_pages: u64,
     pub group_blocks: u64,
     /// Groups that the file has grown to.
     pub groups: u64,
-    /// The file has been written up to this block.
+    /// The file was zero-written up to this block.
     pub ready_to: u64,
-    /// Where replay begins.
+    /// Position at which a replay begins.
     pub journal: Position,
     pub catalogue: CatalogueHead,
     /// Data of every record up to this one is durable.
     pub flushed_lsn: u64,
     pub clean: bool,
     pub created_unix_us: i64,
-    /// Of the opening whose batch lies at `journal`: replay believes none that is older.
+    /// Epoch of the opening whose batch is at `journal`: a replay ignores batches of older ones.
     pub journal_epoch: u64,
-    /// `Memory::boot` of the process that has it open, 0 where that kept nothing in the host's memory.
+    /// `Memory::boot` of the process that has the store open; 0 if that keeps nothing in the host's memory.
     pub boot: u64,
-    /// `Memory::machine` of that process, 0 where it is unknown.
+    /// `Memory::machine` of that process; 0 if it is unknown.
     pub machine: u64,
 }
 
-/// The superblock that counts, and what is known of the slot beside it.
+/// The superblock that counts, and the state of the other slot.
 #[derive(Debug)]
 pub struct Slots {
     pub newest: Superblock,
     /// 0 or 1.
     pub slot: usize,
-    /// Why the other slot holds no superblock. A newer one may have been there: `newest` then counts only where the
-    /// journal excludes that.
+    /// Why the other slot holds no superblock. It may have held a newer one: `newest` then counts only if the journal
+    /// excludes that.
     pub other: Option<Error>,
 }
 
 impl Superblock {
-    /// Of an empty store.
+    /// Returns the superblock of an empty store.
     pub fn first(geometry: &Geometry, created_unix_us: i64) -> Superblock {
         Superblock {
             store_id: geometry.store_id,
@@ -136,12 +139,12 @@ impl Superblock {
         }
     }
 
-    /// The slot this one belongs into: 0 or 1, by turns.
+    /// Returns the slot of this superblock: 0 or 1, in turn.
     pub fn slot(&self) -> usize {
         (self.checkpoint % 2) as usize
     }
 
-    /// Where a replay begins, and what it must find.
+    /// Returns where a replay begins, and what it must find.
     pub fn begin(&self) -> Begin {
         let (at, epoch, checkpoint) = (self.journal, self.journal_epoch, self.checkpoint);
         Begin { at, epoch, checkpoint, flushed_lsn: self.flushed_lsn }
@@ -174,7 +177,7 @@ impl Superblock {
         ]
     }
 
-    /// The page for `slot`, 0 or 1.
+    /// Encodes the page for `slot`, 0 or 1.
     pub fn encode(&self, slot: usize) -> Buf {
         let mut page = Buf::zeroed(BLOCK as usize);
         put_u64(&mut page, 0, MAGIC);
@@ -190,8 +193,11 @@ impl Superblock {
         page
     }
 
-    /// Reads the page of `slot`; `name` is the file's. Damaged: magic, checksum or address is not what it should be, or
-    /// a field makes no sense. Unsupported: a later version, or a feature that this one cannot read.
+    /// Decodes the page of `slot`; `name` is the file's.
+    ///
+    /// # Errors
+    /// `Damaged`: magic, checksum or address is wrong, or a field is out of its range. `Unsupported`: a later version,
+    /// or a feature that this program cannot read.
     pub fn decode(page: &[u8], slot: usize, name: &str) -> Result<Superblock> {
         let place = format!("{name}: superblock {} (block {})", ["A", "B"][slot], SLOT_BLOCKS[slot]);
         check_page(page, slot).map_err(|cause| Error::damaged(&*place, cause))?;
@@ -246,7 +252,7 @@ impl Superblock {
         }
     }
 
-    /// Unsupported, naming the bit, where the store has a feature with which this program may only read it.
+    /// Returns `Unsupported`, with the bit, if the store has a feature with which this program may only read it.
     pub fn check_writable(&self, name: &str) -> Result<()> {
         match self.features_ro_compat & !RO_COMPAT_KNOWN {
             0 => Ok(()),
@@ -261,7 +267,7 @@ impl Superblock {
         }
     }
 
-    /// Every field that arithmetic is done with, so that none of it can overflow.
+    /// Checks every field that is used in arithmetic, so that none of it can overflow.
     fn check_fields(&self, page: &[u8]) -> Result<(), String> {
         let counters = 0..=COUNTER_END;
         check("journal_pages", self.journal_pages, JOURNAL_PAGES_MIN..=JOURNAL_PAGES_MAX)?;
@@ -290,10 +296,11 @@ impl Superblock {
         check("catalogue address", addr, self.geometry().groups_start()..=end - 1)
     }
 
-    /// Reads both slots and answers the newest that is whole.
+    /// Reads both slots and returns the newest whole superblock.
     ///
-    /// Invalid: not a store. Damaged: it was one, and neither slot can be read, or they are of two stores. Unsupported:
-    /// the newest is of a later program; an older one is then no substitute.
+    /// # Errors
+    /// `Invalid`: the file is no store. `Damaged`: it was one, and neither slot can be read, or the slots are of two
+    /// stores. `Unsupported`: the newest superblock is of a later program; an older one is then no substitute.
     pub async fn read(file: &File) -> Result<Slots> {
         let mut slots = Vec::new();
         let (mut marked, end) = (false, file.size().await?);
@@ -322,7 +329,7 @@ impl Superblock {
         choose(file.name(), a, b)
     }
 
-    /// Writes it into its slot; durable after a flush. The other slot stays as it is.
+    /// Writes the superblock into its slot. It is durable after a flush. The other slot is unchanged.
     pub async fn write(&self, file: &File) -> Result<()> {
         let slot = self.slot();
         file.tables().write(SLOT_BLOCKS[slot] * BLOCK, self.encode(slot)).await
@@ -347,7 +354,7 @@ fn choose(name: &str, a: Result<Superblock>, b: Result<Superblock>) -> Result<Sl
     }
 }
 
-/// What tells a page that we wrote there from any other.
+/// Checks the fields that identify a page of this slot.
 fn check_page(page: &[u8], slot: usize) -> Result<(), String> {
     let (magic, address, found) = (get_u64(page, 0), get_u64(page, ADDRESS_AT), get_u64(page, CHECKSUM_AT));
     if magic != MAGIC {

@@ -148,7 +148,7 @@ fn fields_that_make_no_sense_are_named() {
     }
 }
 
-/// Whenever the power goes, the last superblock that a flush covered is found, or the one under way.
+/// Whenever the power is lost, the last superblock that a flush covered is found, or the one being written.
 #[test]
 fn a_cut_inside_a_write_leaves_one_of_the_two() {
     for seed in 0..200 {

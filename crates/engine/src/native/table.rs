@@ -1,4 +1,5 @@
-//! Redirects that are not in a tree yet: runs of blocks, the newest of each. In memory; the journal has them too.
+//! Redirects that are in no tree yet: runs of blocks, the newest for each block. They are in memory, and in the journal
+//! too.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,10 +7,10 @@ use std::ops::Range;
 use super::layout::Extent;
 use super::tree::{Update, span};
 
-/// Blocks that a leaf of a tree covers.
+/// Blocks covered by a leaf of a tree.
 const LEAF_BLOCKS: u64 = span(0);
 
-/// A run of blocks at one place, as a record put it there.
+/// A run of blocks at one place, as of one record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     pub len: u64,
@@ -19,15 +20,15 @@ pub struct Held {
     pub lsn: u64,
 }
 
-/// What a lookup found for a run of blocks.
+/// Result of a lookup for a run of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     pub start: u64,
     pub len: u64,
-    /// 0: reads as zeros.
+    /// 0: the blocks read as zeros.
     pub addr: u64,
     pub birth: u64,
-    /// Of the record that put it there; 0 once a checkpoint has settled it.
+    /// Number of the record that placed the blocks; 0 once a checkpoint has settled them.
     pub lsn: u64,
 }
 
@@ -40,18 +41,19 @@ impl Found {
         self.addr == 0
     }
 
-    /// The disk's next blocks are the store's next, too: one I/O reaches both, whenever they were written.
+    /// Returns whether the disk's next blocks are also the store's next ones: one I/O reaches both, even if they were
+    /// written at different times.
     pub fn goes_on_in(&self, next: &Found) -> bool {
         !self.is_hole() && self.end() == next.start && self.addr + self.len == next.addr
     }
 }
 
-/// One I/O reaches all of it.
+/// Returns whether one I/O reaches all of the blocks.
 pub fn is_together(found: &[Found]) -> bool {
     found.windows(2).all(|pair| pair[0].goes_on_in(&pair[1]))
 }
 
-/// Keyed by first block; runs never overlap.
+/// Redirects keyed by their first block; runs never overlap.
 #[derive(Default)]
 pub struct Table {
     runs: BTreeMap<u64, Held>,
@@ -63,18 +65,18 @@ impl Table {
         self.runs.is_empty()
     }
 
-    /// Runs in it: what bounds its memory.
+    /// Returns the number of runs, which bounds the memory used.
     pub fn len(&self) -> usize {
         self.runs.len()
     }
 
-    /// Leaves of a tree that a merge of it may have to write at most.
+    /// Returns the most leaves that a merge of the table may have to write.
     pub fn leaves(&self) -> u64 {
         self.leaves
     }
 
-    /// Of the leaves that a run touches, those with no run yet. A hole over many leaves changes its first and its last,
-    /// and drops those between.
+    /// Counts the leaves that a run touches and that have no run yet. A hole over several leaves changes its first and
+    /// its last one, and drops those in between.
     fn new_leaves(&self, blocks: &Range<u64>, hole: bool) -> u64 {
         let (first, last) = (blocks.start / LEAF_BLOCKS, (blocks.end - 1) / LEAF_BLOCKS);
         let is_new =
@@ -85,12 +87,12 @@ impl Table {
         }
     }
 
-    /// Puts a run over whatever was there. The space of what it covers goes to `displaced`.
+    /// Inserts a run over earlier ones. The space of what it covers goes to `displaced`.
     pub fn insert(&mut self, start: u64, held: Held, displaced: &mut Vec<Extent>) {
         let blocks = start..start + held.len;
         let hole = held.addr == 0;
         let overlaps = match self.runs.range_mut(..blocks.end).next_back() {
-            // The usual overwrite: the leaves stay those that they were.
+            // The usual overwrite: the number of leaves does not change.
             Some((&at, old)) if at == start && old.len == held.len && (old.addr == 0) == hole => {
                 note_displaced(&std::mem::replace(old, held), displaced);
                 return;
@@ -114,7 +116,7 @@ impl Table {
         }
     }
 
-    /// Makes `at` the start of a run, if one reaches across it.
+    /// Splits a run that reaches across `at`, so that `at` is the start of one.
     fn cut_at(&mut self, at: u64) {
         let Some((&start, held)) = self.runs.range_mut(..at).next_back() else { return };
         if start + held.len <= at {
@@ -127,13 +129,13 @@ impl Table {
         self.runs.insert(at, tail);
     }
 
-    /// The run that holds `block`, cut to begin there.
+    /// Returns the run that holds `block`, cut to begin there.
     fn at(&self, block: u64) -> Option<Found> {
         let (&start, held) = self.runs.range(..=block).next_back()?;
         (block < start + held.len).then(|| clip(start, held, block..start + held.len))
     }
 
-    /// What is known of the blocks from `blocks.start` on: a run, or (None) how far nothing is.
+    /// Returns the run at `blocks.start`, or None, and the end of the run or of the gap.
     pub fn next(&self, blocks: &Range<u64>) -> (Option<Found>, u64) {
         if self.runs.is_empty() {
             return (None, blocks.end);
@@ -149,7 +151,7 @@ impl Table {
         (None, next.map_or(blocks.end, |(&start, _)| start))
     }
 
-    /// Appends the runs that begin at block `from` or later, `max` of them at most. Returns where the next one begins.
+    /// Appends the runs that begin at block `from` or later, `max` of them at most. Returns the start of the next one.
     pub fn updates(&self, from: u64, max: usize, out: &mut Vec<Update>) -> Option<u64> {
         let mut runs = self.runs.range(from..);
         out.extend(runs.by_ref().take(max).map(|(&start, held)| Update {

@@ -1,4 +1,4 @@
-//! The store whole, in the simulated world.
+//! Tests of a whole store, in the simulated world.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -140,7 +140,7 @@ fn a_cut_keeps_what_was_flushed() {
     }
 }
 
-/// All metadata blocks that there are.
+/// Places all metadata blocks.
 async fn exhaust(store: &Rc<Store>) -> Vec<space::Extent> {
     let mut placed = Vec::new();
     while let Ok(extent) = store.space.place_meta(1000).await {
@@ -193,7 +193,7 @@ fn a_redirect_that_nobody_flushes_is_flushed_in_time() {
         let store = open_store(&env).await.unwrap();
         store.change(&[Op::Create { node: 1, size_blocks: 1000 }]).unwrap();
         store.flush().await.unwrap();
-        // One turn for the flush, one to carry its number, one to spare.
+        // One interval for the flush, one to carry its number, one to spare.
         let in_time_us = 3 * store.options.flush_us;
         env.sleep_us(in_time_us).await;
         fill(&disk(&store, 1), 0, 1, 1).await;
@@ -219,7 +219,7 @@ fn numbers_and_sizes_out_of_range_are_refused() {
     });
 }
 
-/// (reads, writes) of tables, and all writes, that something cost.
+/// Returns what some work cost: (reads, writes) of tables, and all writes.
 async fn table_cost(store: &Store, work: impl Future<Output = ()>) -> (u64, u64, u64) {
     let before = store.file.counters();
     work.await;
@@ -235,7 +235,7 @@ fn reads_and_writes_of_tables_are_counted_apart_from_data() {
         let store = open_store(&env).await.unwrap();
         store.change(&[Op::Create { node: 1, size_blocks: 1000 }]).unwrap();
         let base = disk(&store, 1);
-        // Groups and space for what follows are there then, and all records are confirmed.
+        // Groups and space for the next writes exist then, and all records are confirmed.
         fill(&base, 0, 1, 1).await;
         env.sleep_us(10_000_000).await;
         store.flush().await.unwrap();
@@ -254,7 +254,7 @@ fn reads_and_writes_of_tables_are_counted_apart_from_data() {
     });
 }
 
-/// Bytes of a write that leaves parts of blocks out; the read I/Os it cost.
+/// Writes a range that covers parts of blocks only; returns the number of read I/Os.
 async fn write_part(disk: &Rc<NativeDisk>, model: &mut [u8], range: std::ops::Range<usize>, byte: u8) -> u64 {
     let before = disk.store.file.counters().reads;
     let mut data = Buf::alloc(range.len());
@@ -285,7 +285,7 @@ fn partial_blocks_cost_a_read_where_there_is_one_and_neighbours_are_one_io() {
             assert!(buf[..] == *model);
             assert_eq!(store.file.counters().reads - before, reads);
         };
-        // Eight records, one stretch of the store.
+        // Eight records, one range of the store.
         show(&model, 1).await;
         store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
         let (sector, block) = (512, 4096);

@@ -1,4 +1,4 @@
-//! Stores on media that do not read a sector: what is served, what is refused, and what is written.
+//! Stores on media with an unreadable sector: what is served, what is refused, and what is written.
 
 use sim::{SimWorld, View};
 
@@ -14,7 +14,7 @@ fn hide(world: &SimWorld, block: u64) {
     assert!(world.make_unreadable(FILE, block * BLOCK..(block + 1) * BLOCK));
 }
 
-/// A store with a checkpoint, and behind it `rounds` overwrites of blocks that a snapshot shows, each flushed.
+/// Makes a store with a checkpoint, followed by `rounds` flushed overwrites of blocks that a snapshot shows.
 fn made(rounds: u64) -> SimWorld {
     let world = SimWorld::new(11, sim::Options::default());
     run(&world, move |env| async move {
@@ -32,7 +32,7 @@ fn made(rounds: u64) -> SimWorld {
     world
 }
 
-/// The page of the ring where the journal ends, and the slot that counts.
+/// Returns the page of the ring where the journal ends, and the slot that counts.
 fn end_and_slot(world: &SimWorld) -> (u64, usize) {
     let found = world.run(|env| async move {
         let file = env.open_root("/").unwrap().open(FILE, blk::reactor::OpenMode::Read).await.unwrap();
@@ -106,7 +106,7 @@ fn an_older_superblock_counts_only_where_the_journal_excludes_a_newer_one() {
     };
     let stale = refused(&world);
     assert!(stale.contains("this one no longer fits the journal"), "{stale}");
-    // The other slot, which does not count: nothing is lost, unless the journal cannot say so.
+    // The other slot does not count: nothing is lost, unless the journal cannot prove that.
     let world = made(2);
     hide(&world, SLOT_BLOCKS[1 - slot]);
     hide(&world, end + 200);
@@ -123,7 +123,7 @@ fn an_older_superblock_counts_only_where_the_journal_excludes_a_newer_one() {
 }
 
 #[test]
-fn data_that_cannot_be_read_voids_its_record_and_is_told() {
+fn data_that_cannot_be_read_aborts_its_record() {
     let world = made(0);
     let addr = std::rc::Rc::new(std::cell::Cell::new(0));
     let placed = addr.clone();
@@ -146,20 +146,20 @@ fn data_that_cannot_be_read_voids_its_record_and_is_told() {
     });
 }
 
-/// Records without data up to the journal's last page: nothing can be recorded any more, least of all that they never happened.
+/// Records without data fill the journal to its last page: nothing more can be recorded, not even that they are aborted.
 #[test]
-fn voids_that_find_no_room_leave_the_store_readable() {
+fn aborts_that_find_no_room_leave_the_store_readable() {
     let world = made(2);
     run(&world, |env| async move {
         let store = open_store(&env).await.unwrap();
-        // It makes no checkpoint by itself any more.
-        store.break_down(&blk::Error::refused("store", "a crash is coming"));
+        // The store makes no checkpoint by itself from here on.
+        store.fail_read_only(&blk::Error::refused("store", "a crash is coming"));
         let birth = store.generation.get();
         while store.journal.free_pages() > 0 {
             store.journal.append(Record::Map { node: 1, start: 900, len: 1, addr: 5000, birth, checksum: 1 });
         }
         store.journal.cut();
-        // The writes end; nothing flushes them.
+        // The writes end, and no flush follows.
         env.sleep_us(1000).await;
     });
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Space that states hold, read from their trees as far as they differ.
+//! Space used by states, computed from the differences between their trees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,42 +11,42 @@ use super::lineage::Lineage;
 use super::store::Store;
 use super::tree::{Gone, Root, gone};
 
-/// What one state has, in bytes.
+/// Space of one state, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeUse {
-    /// Of its disk, with space.
+    /// Bytes of its disk that have space.
     pub mapped: u64,
-    /// Comes back when this state alone is dropped: data, and pages of its map.
+    /// Given back when this state alone is dropped: `own` is data, `own_maps` pages of its map.
     pub own: u64,
     pub own_maps: u64,
-    /// Mapped, and shown by others too.
+    /// Mapped, and also shown by other states.
     pub shared: u64,
 }
 
-/// What a store has, in bytes. `grown` is the sum of `used`, `waiting`, `held` and `free`.
+/// Space of a store, in bytes. `grown` is the sum of `used`, `waiting`, `held` and `free`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoreUse {
     pub grown: u64,
     pub used: u64,
-    /// Freed, and in use again as soon as that is durable.
+    /// Freed, and reusable as soon as that is durable.
     pub waiting: u64,
-    /// Free, and being written or punched.
+    /// Free, but being written or punched.
     pub held: u64,
     pub free: u64,
-    /// Of `free`: kept for snapshots, checkpoints and the giving back of space.
+    /// The part of `free` that is kept for snapshots, checkpoints and reclaim.
     pub reserve: u64,
-    /// Redirects in memory that no checkpoint has merged yet: a number.
+    /// Number of redirects in memory that no checkpoint has merged yet.
     pub pending_runs: u64,
 }
 
-/// Blocks that come back.
+/// Numbers of blocks that are given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Held {
     data: u64,
     maps: u64,
 }
 
-/// A state that goes, with the one that then shows what of it is still shown.
+/// A state whose space is given back, and the remaining state that shows the rest of its blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Part {
     node: u64,
@@ -54,16 +54,16 @@ struct Part {
     pieces: Vec<Piece>,
 }
 
-/// States that go, and what is left of them.
+/// States that are removed, and the states that remain of them.
 struct Farewell<'a> {
     lineage: &'a Lineage,
     gone: &'a dyn Fn(u64) -> bool,
-    /// For a node that goes: the only one left of it and of what rests on it. None: nothing.
+    /// For each removed node: the only node that remains of it and its descendants. None: nothing remains.
     left: BTreeMap<u64, Option<u64>>,
 }
 
 impl Farewell<'_> {
-    /// Who stays of the children of a node, or rests on them: none, one, or more (cut to two).
+    /// Returns the nodes that remain of a node's children and their descendants: none, one, or more (cut to two).
     fn heirs(&mut self, id: u64) -> Vec<u64> {
         let mut heirs = Vec::new();
         for child in self.lineage.children(id) {
@@ -75,7 +75,8 @@ impl Farewell<'_> {
         heirs
     }
 
-    /// A node that goes stays, hidden, while two or more rest on it. Without recursion: chains are long.
+    /// Returns what remains of a node. A removed node stays, hidden, while it has two or more children. Without
+    /// recursion, because chains are long.
     fn left_of(&mut self, id: u64) -> Option<u64> {
         if !(self.gone)(id) {
             return Some(id);
@@ -106,7 +107,8 @@ impl Farewell<'_> {
 }
 
 impl Store {
-    /// Bytes that come back when all of `nodes` are dropped. What only several of them show together counts once.
+    /// Returns the bytes that are given back when all of `nodes` are dropped. Blocks that only several of them show
+    /// count once.
     pub async fn held_only_by(&self, nodes: &[u64]) -> Result<u64> {
         let held = self.held(nodes).await?;
         Ok((held.data + held.maps) * BLOCK)
@@ -123,8 +125,8 @@ impl Store {
         })
     }
 
-    /// Bytes of a node's disk that it has from the next state before it that is not one of `own`: a clone from what it
-    /// was made of.
+    /// Returns the bytes of a node's disk that come from its nearest ancestor outside of `own`: what a clone shares
+    /// with its source.
     pub async fn shared_with_others(&self, node: u64, own: &BTreeSet<u64>) -> Result<u64> {
         let Some(ground) = self.ground_of(node, own) else { return Ok(0) };
         let (items, _retained) = self.merged_items(&[node, ground]).await?;
@@ -134,7 +136,7 @@ impl Store {
         Ok(mapped.saturating_sub(own.data) * BLOCK)
     }
 
-    /// Bytes of what `nodes` show together and others show too, because it was written in one of `nodes`: what clones read.
+    /// Returns the bytes that were written in one of `nodes` and are also shown by others: what clones read.
     pub async fn lent_to_others(&self, nodes: &BTreeSet<u64>) -> Result<u64> {
         let written = loop {
             let ways = self.ways_of(nodes);
@@ -145,7 +147,7 @@ impl Store {
             let known: Vec<u64> = involved.into_iter().filter(|id| self.node(*id).is_ok()).collect();
             match self.merged_items(&known).await {
                 Ok((_, _retained)) => break self.added_in(&ways).await?,
-                // A state that was given back meanwhile is none of them any more.
+                // A state that was reclaimed meanwhile is not among them any more.
                 Err(e) if known.iter().all(|id| self.node(*id).is_ok()) => return Err(e),
                 Err(_) => {}
             }
@@ -159,7 +161,7 @@ impl Store {
         ways.keys().any(|id| lineage.children(*id).iter().any(|child| !ways.contains_key(child)))
     }
 
-    /// Each of `nodes` that there is, and each hidden one it rests on, with the state before it.
+    /// Returns each of `nodes` that exists, and its hidden ancestors, with their parents.
     fn ways_of(&self, nodes: &BTreeSet<u64>) -> BTreeMap<u64, u64> {
         let lineage = self.lineage.borrow();
         let mut ways = BTreeMap::new();
@@ -173,7 +175,7 @@ impl Store {
         ways
     }
 
-    /// Blocks of data that each state has and the one before it has not.
+    /// Returns the number of data blocks that each state has and its parent does not.
     async fn added_in(&self, ways: &BTreeMap<u64, u64>) -> Result<u64> {
         let root_of = |id: u64| self.node(id).ok().and_then(|node| item_now(&node).root);
         let mut written = Held::default();
@@ -209,7 +211,7 @@ impl Store {
         }
     }
 
-    /// Of `nodes`, those whose space can come back and has not.
+    /// Returns those of `nodes` whose space can be given back and has not been yet.
     pub fn left_to_reclaim(&self, nodes: &[u64]) -> Vec<u64> {
         let lineage = self.lineage.borrow();
         let ready = |id: &&u64| lineage.is_reclaimable(**id);
@@ -223,7 +225,7 @@ impl Store {
             let involved: Vec<u64> =
                 parts.iter().flat_map(|part| part.heir.into_iter().chain([part.node])).collect();
             let merged = self.merged_items(&involved).await;
-            // Meanwhile states may have come, gone, or been given back.
+            // States may have been added, removed or reclaimed meanwhile.
             let again = self.comes_back(&dropped);
             match merged {
                 Err(e) if involved.iter().all(|id| self.node(*id).is_ok()) => return Err(e),
@@ -243,7 +245,7 @@ impl Store {
         Ok(held)
     }
 
-    /// The states whose space comes back when `dropped` go.
+    /// Returns the states whose space is given back when `dropped` are removed.
     fn comes_back(&self, dropped: &BTreeSet<u64>) -> Vec<Part> {
         let lineage = self.lineage.borrow();
         let is_gone = |id: u64| lineage.get(id).is_none_or(|node| node.dropped.get());
@@ -252,7 +254,7 @@ impl Store {
         let mut then = Farewell { lineage: &lineage, gone: &goes, left: BTreeMap::new() };
         let mut all: BTreeSet<u64> =
             dropped.iter().copied().filter(|id| lineage.get(*id).is_some()).collect();
-        // Hidden ones may have stayed for the sake of those that go now.
+        // Hidden nodes may have stayed because of the states that are removed now.
         let mut seen = BTreeSet::new();
         for id in all.clone() {
             let parent =
@@ -314,7 +316,7 @@ mod tests {
         run(&world, |env| async move { test(env).await });
     }
 
-    /// Node 1 runs on 2 on 3, oldest last, and node 4 is a branch of 3.
+    /// Node 1 is a child of 2, which is a child of 3; node 4 is a branch of 3.
     async fn family(env: &Env) -> Rc<Store> {
         let store = open_store(env).await.unwrap();
         store.change(&[Op::Create { node: 1, size_blocks: 100_000 }]).unwrap();
@@ -333,7 +335,7 @@ mod tests {
         store.held(nodes).await.unwrap().data
     }
 
-    /// What was in use before and is not when the nodes are dropped and given back.
+    /// Drops and reclaims the nodes, and returns the bytes that became free.
     async fn comes_back(store: &Rc<Store>, nodes: &[u64]) -> u64 {
         store.checkpoint().await.unwrap();
         let before = store.store_use().used;

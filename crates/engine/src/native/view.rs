@@ -1,5 +1,5 @@
-//! A state of a disk that no longer changes: tables of redirects over a tree, until a checkpoint has merged them into
-//! a tree of its own.
+//! An immutable state of a disk: tables of redirects over a tree, until a checkpoint has merged them into a tree of its
+//! own.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -10,19 +10,20 @@ use blk::Result;
 use super::table::{Found, Table};
 use super::tree::{Mapped, Nodes, Root};
 
-/// Tables that a lookup from memory goes down, each inside the one above it; a deeper one is looked up step by step.
+/// Most tables that a lookup in memory searches by recursion; deeper ones are searched step by step.
 const DEPTH_CACHED_MAX: usize = 64;
 
-/// Immutable content; only how it is held changes, when a checkpoint merges it.
+/// Immutable content. Only its form changes, when a checkpoint merges it.
 pub struct View {
-    /// Generation of the nodes that a merge of its table makes: no younger than any sealed state that shows them.
+    /// Generation of the nodes that a merge of its table makes: not later than that of any sealed state that shows
+    /// them.
     pub stamp: u64,
-    /// The node that this one descended from while the table was filled: what was born after that is replaced for good.
+    /// The parent of the node while the table was filled: blocks born after that one was sealed are replaced for good.
     pub parent: u64,
     /// Pages that a merge of its table may write.
     pub pages: u64,
     held: RefCell<HeldAs>,
-    /// Counted already, among those that a checkpoint is to merge.
+    /// The view is in the list of those that a checkpoint is to merge.
     pub listed: Cell<bool>,
 }
 
@@ -36,7 +37,7 @@ impl View {
         View::new(HeldAs::Tree(root), stamp, (0, 0))
     }
 
-    /// `ground`: the node it descends from, and the pages that a merge of it may write.
+    /// Creates a view over `below`. `ground`: the parent of the node, and the pages that a merge may write.
     pub fn pending(table: Table, below: Rc<View>, stamp: u64, ground: (u64, u64)) -> Rc<View> {
         View::new(HeldAs::Pending { table, below }, stamp, ground)
     }
@@ -45,7 +46,7 @@ impl View {
         Rc::new(View { stamp, parent, pages, held: RefCell::new(held), listed: Cell::new(false) })
     }
 
-    /// None while it is not merged.
+    /// Returns the tree; None while the view is not merged.
     pub fn root(&self) -> Option<Option<Root>> {
         match &*self.held.borrow() {
             HeldAs::Tree(root) => Some(*root),
@@ -67,7 +68,7 @@ impl View {
         }
     }
 
-    /// A checkpoint has written its tree: the same content, in another place. Answers the runs its table had.
+    /// Replaces the table by the tree that a checkpoint has written: the same content, elsewhere. Returns the table.
     pub fn merged(&self, root: Option<Root>) -> Option<Table> {
         match self.held.replace(HeldAs::Tree(root)) {
             HeldAs::Tree(_) => None,
@@ -75,7 +76,7 @@ impl View {
         }
     }
 
-    /// Tables over the nearest tree.
+    /// Returns the number of tables over the nearest tree.
     pub fn depth(&self) -> usize {
         let mut depth = 0;
         let mut at = self.below();
@@ -86,8 +87,8 @@ impl View {
         depth
     }
 
-    /// Appends what is known of `blocks` from memory; false when a page of the tree is missing there, or is too far down
-    /// (`out` may then hold a part).
+    /// Appends the places of `blocks` from memory alone. Returns false when a page of the tree is missing there, or is
+    /// too deep (`out` may then hold a part).
     pub fn find_cached(&self, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> bool {
         self.find_within(DEPTH_CACHED_MAX, nodes, blocks, out)
     }
@@ -108,7 +109,7 @@ impl View {
         }
     }
 
-    /// As `find_cached`, reading what is missing.
+    /// Like `find_cached`, but reads missing pages.
     pub async fn find(self: &Rc<Self>, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> Result<()> {
         let mut open = vec![(self.clone(), blocks)];
         while let Some((view, blocks)) = open.pop() {
@@ -131,7 +132,7 @@ impl View {
 }
 
 impl Drop for View {
-    /// One after the other: thousands may lie over each other, more than a stack has room for.
+    /// Drops the views one after the other: a chain may have thousands, too many for recursion on the stack.
     fn drop(&mut self) {
         let below = |held: &mut HeldAs| match std::mem::replace(held, HeldAs::Tree(None)) {
             HeldAs::Tree(_) => None,
@@ -144,7 +145,8 @@ impl Drop for View {
     }
 }
 
-/// Asks `table` first and `gap` for what it does not know. False as soon as `gap` says so.
+/// Looks up `blocks` in `table`, and calls `gap` for the parts that it does not have. Returns false as soon as `gap`
+/// does.
 pub fn find_over(
     table: &Table,
     blocks: Range<u64>,
@@ -164,10 +166,10 @@ pub fn find_over(
     true
 }
 
-/// Blocks of the largest piece of a request: 1 MiB.
+/// Most entries of results that are kept: 1 MiB of blocks, the largest piece of a request.
 const SCRATCH_FOUND_MAX: usize = 256;
 
-/// What lookups fill, used again and again: the hot path allocates nothing.
+/// Buffers of lookups, reused so that the hot path allocates nothing.
 #[derive(Default)]
 pub struct Scratch {
     pub found: Vec<Found>,
@@ -180,7 +182,7 @@ impl Scratch {
         self.mapped.clear();
     }
 
-    /// Whether it is worth keeping: what a large range needed goes back to the system.
+    /// Returns whether the buffers are small enough to keep: those of a large range are freed.
     pub fn is_small(&self) -> bool {
         self.found.capacity().max(self.mapped.capacity()) <= SCRATCH_FOUND_MAX
     }

@@ -1,7 +1,7 @@
-//! Data on its way to new places: small writes that lie side by side go out as one.
+//! Coalescing of small writes to new places: writes to neighbouring blocks become one I/O.
 //!
-//! Redirects are placed one behind the other. Those that come while others are being written wait for one of these to
-//! end, and are one write then: a crowd of first writes costs the device less than the same overwrites would.
+//! Redirects are placed one behind the other. Those that arrive while others are being written wait for one of these to
+//! end, and then become one write. So many concurrent first writes cost the device less than the same overwrites would.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,36 +12,37 @@ use futures_util::future::join_all;
 
 use super::layout::BLOCK;
 
-/// What is longer is written by itself: copying it beside others would cost more than a request of its own.
+/// Longest write that is gathered. A copy of a longer one beside others would cost more than a request of its own.
 const GATHERED_BYTES_MAX: usize = 16 << 10;
 
-/// Batches under way at a time. Below it nobody waits for another.
+/// Most batches under way at a time. Below this number no write waits for another.
 const WRITERS_MAX: usize = 4;
 
-pub struct Gather {
+/// Coalesces the writes of one store.
+pub struct WriteCoalescer {
     env: Env,
     file: File,
-    /// What the next writer takes.
+    /// The batch that the next writer takes.
     open: RefCell<Rc<Batch>>,
     writers: Cell<usize>,
 }
 
 #[derive(Default)]
 struct Batch {
-    /// Addresses, and the data of whole blocks.
+    /// Address and data of each part, whole blocks.
     parts: RefCell<Vec<(u64, Slice)>>,
-    /// Of all parts.
+    /// Outcome of all parts together.
     outcome: RefCell<Option<Result<()>>>,
     ended: Signal,
 }
 
-impl Gather {
-    pub fn new(env: Env, file: File) -> Rc<Gather> {
-        Rc::new(Gather { env, file, open: RefCell::default(), writers: Cell::new(0) })
+impl WriteCoalescer {
+    pub fn new(env: Env, file: File) -> Rc<WriteCoalescer> {
+        Rc::new(WriteCoalescer { env, file, open: RefCell::default(), writers: Cell::new(0) })
     }
 
-    /// Writes whole blocks at block `addr`, which nobody else writes to meanwhile. An error may be another's that was
-    /// written at the same time; no write of these blocks is under way when it is answered.
+    /// Writes whole blocks at block `addr`, which no other write may touch meanwhile. An error may be that of another
+    /// write in the same batch; no write of these blocks is under way when it is returned.
     pub async fn write(self: &Rc<Self>, addr: u64, data: Slice) -> Result<()> {
         if data.len() > GATHERED_BYTES_MAX {
             return self.file.write(addr * BLOCK, data).await;
@@ -51,9 +52,9 @@ impl Gather {
         batch.parts.borrow_mut().push((addr, data));
         if first && self.writers.get() < WRITERS_MAX {
             self.writers.update(|writers| writers + 1);
-            let gather = self.clone();
-            // Its turn comes behind the requests that are ready by now.
-            self.env.spawn_detached(Box::pin(async move { gather.write_open().await }));
+            let coalescer = self.clone();
+            // The task runs after the requests that are ready by now, so that these join the batch.
+            self.env.spawn_detached(Box::pin(async move { coalescer.write_open().await }));
         }
         loop {
             if let Some(outcome) = &*batch.outcome.borrow() {
@@ -79,7 +80,7 @@ impl Gather {
     async fn write_batch(&self, mut parts: Vec<(u64, Slice)>) -> Result<()> {
         parts.sort_unstable_by_key(|(addr, _)| *addr);
         let runs = parts.chunk_by(|(addr, data), (next, _)| addr + data.len() as u64 / BLOCK == *next);
-        // All of them end before an error is answered: their blocks may be placed again then.
+        // All of them end before an error is returned: their blocks may be placed again then.
         join_all(runs.map(|run| self.write_run(run))).await.into_iter().collect()
     }
 
@@ -105,15 +106,15 @@ mod tests {
 
     use super::*;
 
-    async fn gather(env: &Env) -> Rc<Gather> {
+    async fn coalescer(env: &Env) -> Rc<WriteCoalescer> {
         let file = env.open_root("/").unwrap().create_new("store").await.unwrap();
-        Gather::new(env.clone(), file)
+        WriteCoalescer::new(env.clone(), file)
     }
 
-    /// Blocks 0 to 3 and 9, the one at `addr` full of that number.
-    async fn write_five(gather: &Rc<Gather>) -> Vec<Result<()>> {
+    /// Writes blocks 0 to 3 and 9; the bytes of each block are its number.
+    async fn write_five(coalescer: &Rc<WriteCoalescer>) -> Vec<Result<()>> {
         let writes = [3u64, 0, 9, 2, 1]
-            .map(|addr| gather.write(addr, Buf::copy_of(&[addr as u8; BLOCK as usize]).freeze()));
+            .map(|addr| coalescer.write(addr, Buf::copy_of(&[addr as u8; BLOCK as usize]).freeze()));
         join_all(writes).await
     }
 
@@ -121,15 +122,15 @@ mod tests {
     fn neighbours_that_come_together_are_one_write() {
         let world = SimWorld::new(1, Options::default());
         let done = world.run(async |env| {
-            let gather = gather(&env).await;
-            assert!(write_five(&gather).await.iter().all(Result::is_ok));
-            assert_eq!(gather.file.counters().writes, 2);
+            let coalescer = coalescer(&env).await;
+            assert!(write_five(&coalescer).await.iter().all(Result::is_ok));
+            assert_eq!(coalescer.file.counters().writes, 2);
             for addr in [0, 1, 2, 3, 9] {
-                let (block, result) = gather.file.read(addr * BLOCK, Buf::alloc(BLOCK as usize)).await;
+                let (block, result) = coalescer.file.read(addr * BLOCK, Buf::alloc(BLOCK as usize)).await;
                 assert!(result.is_ok() && block.iter().all(|byte| u64::from(*byte) == addr), "{addr}");
             }
-            gather.write(20, Buf::zeroed(GATHERED_BYTES_MAX + BLOCK as usize).freeze()).await.unwrap();
-            assert_eq!((gather.file.counters().writes, gather.writers.get()), (3, 0));
+            coalescer.write(20, Buf::zeroed(GATHERED_BYTES_MAX + BLOCK as usize).freeze()).await.unwrap();
+            assert_eq!((coalescer.file.counters().writes, coalescer.writers.get()), (3, 0));
         });
         assert!(done.is_some());
     }
@@ -140,11 +141,11 @@ mod tests {
         world.add_fault(Fault::nth(1, Action::Fail(Errno::ENOSPC)).of(OpKind::Write));
         world.add_fault(Fault::nth(2, Action::Delay { ns: 1 << 30 }).of(OpKind::Write));
         let done = world.run(async |env| {
-            let gather = gather(&env).await;
-            let outcomes = write_five(&gather).await;
+            let coalescer = coalescer(&env).await;
+            let outcomes = write_five(&coalescer).await;
             assert!(outcomes.iter().all(|outcome| outcome.as_ref().is_err_and(|e| e.is_no_space())));
             assert!(env.now_ns() >= 1 << 30, "the other write of the batch has ended");
-            assert!(write_five(&gather).await.iter().all(Result::is_ok));
+            assert!(write_five(&coalescer).await.iter().all(Result::is_ok));
         });
         assert!(done.is_some());
     }

@@ -1,4 +1,4 @@
-//! Ranges that are to read as zeros: whole blocks lose their space, and only what is left of a block is written.
+//! Ranges that are to read as zeros: whole blocks lose their space, and only partial blocks are written.
 
 use std::ops::Range;
 
@@ -9,11 +9,11 @@ use blk::{Error, ErrorKind, Result};
 use super::disk::NativeDisk;
 use super::layout::BLOCK;
 
-/// Zeros are written from one shared buffer.
+/// Length of the shared buffer from which zeros are written.
 const ZERO_CHUNK_BYTES: u64 = ZEROS_BYTES as u64;
 
 impl NativeDisk {
-    /// The whole blocks inside of `range` lose their space; what is left of it at the ends is answered.
+    /// Unmaps the whole blocks inside of `range`, and returns the partial blocks at its ends.
     pub(super) async fn unmap(&self, range: Range<u64>) -> Result<[Range<u64>; 2]> {
         let blocks = range.start.div_ceil(BLOCK)..range.end / BLOCK;
         if blocks.start >= blocks.end {

@@ -1,7 +1,7 @@
-//! What a VM threw away and keeps for a while: a revert, a discard or a reset leaves the layers where they are, and a restore
-//! makes them the VM's again. Nothing is copied, and a binned state changes no more.
+//! The bin of a redo VM. A revert, a discard or a reset leaves the layers that it throws away in place, and a restore
+//! takes them back into the VM. No data is copied, and a binned state never changes.
 //!
-//! A commit would change layers that binned states rest on: those states go first, in the commit's own change.
+//! A commit would change layers that binned states depend on: the commit's own change removes those states first.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -18,13 +18,13 @@ use crate::event::EventKind;
 use crate::operations::Loss;
 
 impl Vm {
-    /// What a restore of the binned state will throw away itself.
+    /// Returns what a restore of the binned state will itself throw away.
     pub async fn restore_preview(&self, id: u64) -> Result<Loss> {
         Ok(self.read_steady(async || self.plan_restore(id, false).await).await?.loss)
     }
 
-    /// Makes a binned state the VM's again: its snapshots return to the tree, and where it has disks they run on as they
-    /// were. With `keep` what they show now goes to the bin.
+    /// Restores a binned state. Its snapshots return to the tree, and its disks run again with the content it kept.
+    /// With `keep` the present content of these disks goes to the bin.
     pub async fn restore(self: &Rc<Self>, id: u64, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -85,7 +85,7 @@ impl Vm {
         }
     }
 
-    /// Removes binned states for good, with the layers that nothing else needs. Answers the bytes of their files.
+    /// Removes binned states for good, with the layers that nothing else needs. Returns the bytes of the removed files.
     pub async fn empty_bin(self: &Rc<Self>, ids: &[u64]) -> Result<u64> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -106,7 +106,7 @@ impl Vm {
         Ok(bytes)
     }
 
-    /// Bytes of the files that only the binned state needs.
+    /// Returns the bytes of the files that only the binned state needs.
     pub async fn binned_bytes(&self, id: u64) -> Result<u64> {
         let read = async || {
             let before = self.state();
@@ -117,7 +117,7 @@ impl Vm {
         self.read_steady(read).await
     }
 
-    /// A disk as a binned state has it, read-only. It is not protected from being emptied: for checks.
+    /// Opens a disk of a binned state, read-only, for checks. Nothing prevents the entry from being removed meanwhile.
     pub async fn open_binned(&self, id: u64, number: u32) -> Result<Rc<Disk>> {
         let _turn = self.operations.lock().await;
         let state = self.state();
@@ -140,14 +140,15 @@ impl Vm {
     }
 }
 
-/// Deltas that `before` needs and `after` does not. A base is a whole disk: it leaves the VM, and its data stays.
+/// Returns the deltas that `before` needs and `after` does not. Bases are not among them: a base is a whole disk, and
+/// its data stays when it leaves the VM.
 pub(crate) fn left_over_deltas(graph: &LayerGraph, before: &VmState, after: &VmState) -> Vec<LayerName> {
     let mut layers = graph.left_over(before, after);
     layers.retain(|layer| graph.parent(layer).is_some());
     layers
 }
 
-/// The layer itself, unless somebody has made a child of it.
+/// Returns the layer itself, or a new child of it if it has children by now.
 fn ground_again(graph: &LayerGraph, top: &LayerName) -> Ground {
     match graph.children(top).is_empty() {
         true => Ground::Itself(top.clone()),
@@ -155,7 +156,7 @@ fn ground_again(graph: &LayerGraph, top: &LayerName) -> Ground {
     }
 }
 
-/// The snapshot whose state is the nearest under one of the layers.
+/// Returns the snapshot that froze the nearest ancestor of one of the layers.
 fn nearest_snapshot(graph: &LayerGraph, state: &VmState, disks: &[(u32, LayerName)]) -> Option<u128> {
     disks.iter().find_map(|(_, layer)| {
         let mut seen = BTreeSet::new();
@@ -171,8 +172,8 @@ fn nearest_snapshot(graph: &LayerGraph, state: &VmState, disks: &[(u32, LayerNam
     })
 }
 
-/// The binned states that would change if these deltas were folded into their parents: those that rest on a parent and not
-/// on the delta. (What rests on the delta comes to rest on the parent, and shows the same.)
+/// Returns the binned states that would change if these deltas were folded into their parents: those that depend on a
+/// parent but not on the delta. (States that depend on the delta will depend on the parent, with the same content.)
 pub(crate) fn in_the_way<'a>(
     graph: &LayerGraph,
     state: &VmState,

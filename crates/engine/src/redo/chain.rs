@@ -11,7 +11,7 @@ use blk::{Error, File, Result, SECTOR};
 use super::link::Link;
 use super::map::{Slot, ZERO_SLOT};
 
-/// One version of a disk's chain. A request keeps the version it was admitted under to its end.
+/// One version of a disk's chain. A request uses the version it was admitted under until it ends.
 pub struct Chain {
     /// Base first; the last is the writable top.
     pub links: Vec<Rc<Link>>,
@@ -23,7 +23,8 @@ impl Chain {
         self.links.last().expect("a chain has at least its base")
     }
 
-    /// The fold that steers guest writes: only that of the top. An older link's fold touches no guest write.
+    /// Returns the fold that steers guest writes: only that of the top. The fold of a lower link affects no guest
+    /// write.
     pub fn steering(&self) -> Option<&Rc<FoldRoute>> {
         self.fold.as_ref().filter(|f| Rc::ptr_eq(&f.source, self.top()))
     }
@@ -40,7 +41,7 @@ impl Chain {
     }
 }
 
-/// A commit under way, as the write path sees it: `source` drains into `target`, the layer below it.
+/// The route of a commit under way, as the write path sees it: `source` drains into `target`, the layer below it.
 pub struct FoldRoute {
     pub source: Rc<Link>,
     pub target: Rc<Link>,
@@ -48,10 +49,10 @@ pub struct FoldRoute {
     /// them go to both layers. The runs are pinned here because the source forgets them at the release.
     pub moving: RefCell<BTreeMap<u64, Rc<Vec<Run>>>>,
     /// The regions in `moving` are released in the source's memory, and perhaps not on the device. Until a flush of the
-    /// source succeeds, or the disk is opened again, either layer may answer for them after a crash: writes go to both,
-    /// the map names the source, and no fold of the disk begins or ends.
+    /// source succeeds, or the disk is opened again, either layer may hold the valid data after a crash. So writes go
+    /// to both, the map names the source, and no fold of the disk begins or ends.
     pub releasing: Cell<bool>,
-    /// Nobody but the running top depends on the source: what a higher layer shadows need not be copied. A take ends
+    /// Only the running top depends on the source: data that a higher layer shadows need not be copied. A take ends
     /// that, because the frozen state depends on the source too.
     pub skip_shadowed: Cell<bool>,
 }
@@ -76,7 +77,7 @@ impl FoldRoute {
     }
 }
 
-/// Slot numbers of a disk's open files. A number is reused only when no map names it any more.
+/// Slot numbers of a disk's open files. A number is reused only when no map names it.
 #[derive(Default)]
 pub struct Slots {
     entries: Vec<Option<Rc<Link>>>,
@@ -117,7 +118,7 @@ impl Slots {
         self.entries[usize::from(slot)].clone().expect("a slot in the map is open")
     }
 
-    /// Each once: by its first slot.
+    /// Returns each link once, by its first slot.
     pub fn links(&self) -> impl Iterator<Item = &Rc<Link>> {
         let first = |(n, entry)| Option::as_ref(entry).filter(|link: &&Rc<Link>| usize::from(link.slot) == n);
         self.entries.iter().enumerate().filter_map(first)
@@ -129,7 +130,7 @@ impl Slots {
     }
 }
 
-/// The data runs of a list: what a layer itself holds.
+/// Returns the data runs of a list: those that the layer itself holds.
 pub fn held(runs: &[Run]) -> impl Iterator<Item = (&Run, u16, u64)> {
     runs.iter().filter_map(|run| match run.place {
         Where::Data { file, offset } => Some((run, file, offset)),

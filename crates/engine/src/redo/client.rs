@@ -1,4 +1,4 @@
-//! Clients of a redo VM: attaching to its running disks, opening its sealed states, and what each refuses.
+//! Clients of a redo VM: attaching to its running disks, opening its sealed states, and the checks of both.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::client::{Client, GenerationChange, View};
 use crate::tree;
 
 impl Vm {
-    /// A running disk for a writable client. A reopened top says on disk that it is about to change.
+    /// Attaches a writable client to a running disk. Before, a top that was reopened gets a new content id on disk.
     pub async fn attach(&self, number: u32, client: &str) -> Result<(Rc<Disk>, Rc<Client>)> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -42,7 +42,7 @@ impl Vm {
         Err(Error::refused(&disk.name, format!("{cause}; {remedy}")))
     }
 
-    /// Durable when it returns.
+    /// Changes the content generation. The change is durable when this returns.
     pub async fn change_generation(&self, change: GenerationChange) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -56,17 +56,18 @@ impl Vm {
         }
     }
 
-    /// Writable clients: (disk number, client).
+    /// Returns the writable clients: (disk number, client).
     pub fn clients(&self) -> Vec<(u32, String)> {
         self.clients.all().iter().map(|c| (c.disk, c.name.clone())).collect()
     }
 
-    /// Clients on sealed states: (snapshot id, client).
+    /// Returns the clients on sealed states: (snapshot id, client).
     pub fn viewers(&self) -> Vec<(u128, String)> {
         self.views.all().iter().map(|v| (v.snapshot, v.client.clone())).collect()
     }
 
-    /// Changing a disk under a guest that has it mounted ruins its file systems.
+    /// Refuses while clients are attached: a change of a disk under a guest that has it mounted corrupts its file
+    /// systems.
     pub(crate) fn refuse_clients(&self, disk: Option<u32>) -> Result<()> {
         let attached = self.clients();
         let Some((number, client)) = attached.iter().find(|(n, _)| disk.is_none_or(|disk| disk == *n)) else {
@@ -77,7 +78,7 @@ impl Vm {
         Err(Error::refused(&self.name, format!("{cause}; {remedy}")))
     }
 
-    /// A sealed snapshot, and a hold on its layers for work outside of the engine: a clone being made, for one.
+    /// Returns a sealed snapshot and a guard on its layers, for work outside of the engine such as making a clone.
     pub async fn hold(&self, snapshot: &str, client: &str) -> Result<(SnapshotState, Rc<View>)> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -87,7 +88,7 @@ impl Vm {
         Ok((found, view))
     }
 
-    /// A sealed state of one disk, read-only. The view protects its layers until it is dropped.
+    /// Opens a sealed state of one disk, read-only. The view protects its layers until it is dropped.
     pub async fn open_view(&self, snapshot: &str, number: u32, client: &str) -> Result<(Rc<Disk>, Rc<View>)> {
         let _turn = self.operations.lock().await;
         let found = self.sealed(snapshot)?;
@@ -114,7 +115,7 @@ impl Vm {
         Ok(found.clone())
     }
 
-    /// A layer that others read is never written, and none that somebody looks at goes away.
+    /// Refuses to remove snapshots that are in use: a layer with readers is neither written nor removed.
     pub(crate) fn refuse_viewed(&self, gone: &[u128]) -> Result<()> {
         let Some((id, client)) = self.viewers().into_iter().find(|(id, _)| gone.contains(id)) else {
             return Ok(());
@@ -125,7 +126,8 @@ impl Vm {
         Err(Error::refused(&self.name, cause))
     }
 
-    /// A view within the engine follows a fold under it; somebody who opens the layers by himself does not.
+    /// Refuses changes of layers that are held for work outside of the engine. A view within the engine follows a fold
+    /// under it; a reader that opened the layers itself does not.
     pub(crate) fn refuse_held_still(&self, changing: &BTreeSet<LayerName>) -> Result<()> {
         let state = self.state.borrow();
         for view in self.views.all().iter().filter(|view| view.still) {

@@ -1,4 +1,5 @@
-//! Commit: the name leaves the tree first, then its delta drains into the layer it froze, and at last the delta goes.
+//! Commit: first the name leaves the tree, then its delta drains into the layer that the snapshot froze, and at last
+//! the delta is removed.
 
 use std::rc::Rc;
 
@@ -17,7 +18,7 @@ use crate::options::Defect;
 use crate::tree;
 
 impl Vm {
-    /// Starts a commit. When this returns the names have left the tree, durably: there is no way back from here.
+    /// Starts a commit. When this returns, the names have durably left the tree and the commit cannot be undone.
     pub async fn commit(self: &Rc<Self>, what: &CommitWhat) -> Result<Rc<Job>> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -45,7 +46,7 @@ impl Vm {
         job
     }
 
-    /// After a start: commits that were under way go on; those the user held stay as unowned deltas.
+    /// Resumes the commits that were under way before a restart. Folds that the user held stay unowned deltas.
     pub(crate) fn resume_folds(self: &Rc<Self>) {
         let state = self.state();
         let mut ids: Vec<u64> = state.folds.iter().filter(|f| !f.held).map(|f| f.job).collect();
@@ -54,7 +55,7 @@ impl Vm {
             let folds: Vec<_> = state.folds.iter().filter(|f| f.job == id && !f.held).cloned().collect();
             let message = format!("a commit goes on: {} deltas are left", folds.len());
             self.report(self.plain_event(EventKind::Recovered, "", &message));
-            // The home does not remember whose names they were.
+            // The home does not record the names of the committed snapshots.
             self.start_job(Job::new(self.env.clone(), id, COMMIT, String::new()), folds);
         }
     }
@@ -101,7 +102,8 @@ impl Vm {
         times: &mut Vec<DiskTimes>,
     ) -> Result<()> {
         let result = self.run_steered(job, folds, times).await;
-        // Where the end of a fold may or may not be on the device its layer may be gone: writes keep going below it.
+        // If the end of a fold may or may not be on the device, its layer may be gone: writes still go to the layer
+        // below it.
         if result.is_err() && !self.is_broken() {
             folds.iter().filter_map(|f| self.disk(f.disk).ok()).for_each(|disk| disk.forget_idle_fold());
         }
@@ -131,7 +133,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Steers guests' writes, and answers what each delta holds; can be repeated.
+    /// Steers guest writes, and returns the bytes that each delta holds. It can be repeated.
     async fn prepare_folds(self: &Rc<Self>, job: &Rc<Job>, folds: &[FoldState]) -> Result<Vec<u64>> {
         let pending: Vec<_> = folds.iter().filter(|f| self.is_pending(job, f)).cloned().collect();
         self.refuse_outdated(&pending).await?;
@@ -146,8 +148,9 @@ impl Vm {
         Ok(held)
     }
 
-    /// Disks are folded one after the other; those that wait must not grow meanwhile. A delta that goes into the layer
-    /// right below it is steered from the start. (Of several deltas of one disk the upper ones have no target yet.)
+    /// Steers the writes of all disks from the start: disks are folded one after the other, and the waiting ones must
+    /// not grow meanwhile. This covers a top delta that goes into the layer right below it. (Of several deltas of one
+    /// disk, the upper ones have no target yet.)
     async fn steer_tops(&self, job: &Job, folds: &[FoldState]) -> Result<()> {
         for fold in folds.iter().filter(|f| self.is_pending(job, f)) {
             let alone = folds.iter().filter(|f| f.disk == fold.disk).count() == 1;
@@ -156,7 +159,7 @@ impl Vm {
                 continue;
             }
             let route = match self.route(&disk, fold).await {
-                // Its turn will come when there is space.
+                // It is tried again when there is space.
                 Err(e) if e.may_pass() => continue,
                 other => other?,
             };
@@ -170,8 +173,8 @@ impl Vm {
         Ok(())
     }
 
-    /// The disk a fold works on: the running one, or, for a delta of a side branch, one made for the work, which ends in
-    /// that delta and has no guest. None when the layer is gone.
+    /// Returns the disk and the link that a fold works on. For a delta of a side branch this is a disk without a guest,
+    /// made for the fold, that ends in the delta. None when the layer is gone.
     pub(crate) async fn fold_source(&self, fold: &FoldState) -> Result<Option<(Rc<Disk>, Rc<Link>)>> {
         if let Ok(disk) = self.disk(fold.disk)
             && let Some(link) = disk.link_named(&fold.layer)
@@ -188,9 +191,9 @@ impl Vm {
         Ok(Some((disk, top)))
     }
 
-    /// Where a fold leads from and to, in the chain as it is. None when its layer is gone.
+    /// Returns source and target of a fold in the present chain; None when its layer is gone.
     async fn route(&self, disk: &Disk, fold: &FoldState) -> Result<Option<Rc<FoldRoute>>> {
-        // The commit before may have ended between a release and its flush.
+        // The previous commit may have ended between a release and its flush.
         if let Some(unfinished) = disk.chain().fold.clone() {
             finish_release(disk, &unfinished).await?;
         }
@@ -201,7 +204,7 @@ impl Vm {
             return Err(Error::damaged(&disk.name, cause));
         };
         let (source, target) = (chain.links[at].clone(), chain.links[below].clone());
-        // Both change from here: the source loses regions, the target gains them.
+        // Both layers change from here on: the source loses regions, the target gains them.
         self.touch(source.layer.name()).await?;
         self.touch(target.layer.name()).await?;
         let chain = disk.chain();
@@ -210,7 +213,7 @@ impl Vm {
         }
         let upper: Vec<_> = chain.links[at..].iter().map(|l| l.layer.name()).collect();
         let graph = self.graph().await?;
-        // Whoever else rests on one of them reads what the running top shadows.
+        // Other states that depend on one of these layers read data that the running top shadows.
         let alone = upper
             .iter()
             .enumerate()
@@ -221,8 +224,8 @@ impl Vm {
         Ok(Some(FoldRoute::new(source, target, skip_shadowed)))
     }
 
-    /// The mover waits for space by itself; the small files of the home, written before and after it, wait here, for
-    /// descriptors too.
+    /// Folds one delta, and waits for space and descriptors to write the small files of the home before and after the
+    /// move. The mover waits for space by itself.
     async fn fold_when_space(self: &Rc<Self>, job: &Rc<Job>, fold: &FoldState) -> Result<DiskTimes> {
         loop {
             job.checkpoint().await?;
@@ -233,8 +236,8 @@ impl Vm {
         }
     }
 
-    /// Whether the fold is still this job's to do. Another job may have taken it over or done it, and the name may
-    /// even belong to a new layer by now: file names are used again once they are free.
+    /// Returns whether the fold still belongs to this job. Another job may have taken it over or finished it. The name
+    /// may even belong to a new layer by now: file names are used again once they are free.
     fn is_pending(&self, job: &Job, fold: &FoldState) -> bool {
         let state = self.state.borrow();
         let mine = |f: &FoldState| f.disk == fold.disk && f.layer == fold.layer && f.job == job.id;
@@ -256,8 +259,8 @@ impl Vm {
         Ok(times)
     }
 
-    /// The source is empty: the home forgets it, then the chain in memory, then its files go.
-    /// Answers the nanoseconds the change in memory took.
+    /// Ends a fold whose source is empty: the home drops the layer, then the chain in memory, then the files are
+    /// removed. Returns how long the change in memory took, in nanoseconds.
     async fn finish_fold(&self, disk: &Rc<Disk>, fold: &FoldState, route: &Rc<FoldRoute>) -> Result<u64> {
         let _turn = self.operations.lock().await;
         let graph = self.graph().await?;
@@ -272,12 +275,12 @@ impl Vm {
         Ok(disk.remove_link(&route.source).await)
     }
 
-    /// A cancelled job's deltas stay, unowned, until they are committed again.
+    /// Marks the deltas of a cancelled job as held: they stay, unowned, until they are committed again.
     async fn hold_folds(&self, job: u64) {
         let _turn = self.operations.lock().await;
         let mut next = self.state();
         next.folds.iter_mut().filter(|f| f.job == job).for_each(|f| f.held = true);
-        // If this cannot be recorded the job resumes after a restart: annoying, not wrong.
+        // If this cannot be recorded, the job resumes after a restart, which is unwanted but not wrong.
         let _ = self.publish(Change { next, ..Change::default() }).await;
     }
 }

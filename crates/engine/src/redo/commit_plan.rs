@@ -1,4 +1,5 @@
-//! Plan of a commit: the names that leave, the deltas that are folded and into what, and what stays and why.
+//! Plan of a commit: the names that leave, the deltas that are folded and their targets, and the deltas that stay with
+//! the reasons.
 
 use std::collections::BTreeSet;
 
@@ -13,17 +14,17 @@ use crate::operations::{CommitPreview, CommitWhat};
 use crate::options::Defect;
 use crate::tree;
 
-/// A commit that has not begun.
+/// The plan of a commit.
 pub(crate) struct Plan {
     pub gone: Vec<u128>,
     pub names: Vec<String>,
-    /// In the order they will be folded: disk by disk, nearest to the base first, so that each block moves once.
+    /// In the order of folding: disk by disk, nearest to the base first, so that each block moves once.
     pub folds: Vec<FoldState>,
     /// Deltas that stay, and why.
     stays: Vec<(LayerName, Obstacle)>,
-    /// Binned states that the folds would change: they go before.
+    /// Binned states that the folds would change; they are removed before.
     pub evicted: Vec<u64>,
-    /// The layers that go with them.
+    /// The layers that are removed with these states.
     pub remove: Vec<LayerName>,
 }
 
@@ -50,11 +51,11 @@ impl Vm {
         Ok(preview)
     }
 
-    /// Refuses where nothing would come of it, and where somebody outside reads a layer that would change.
+    /// Plans a commit. Refuses one that would change nothing, and one that would change a layer with readers outside.
     pub(crate) async fn plan_commit(&self, what: &CommitWhat) -> Result<Plan> {
         let whole = self.graph().await?;
         let before = self.state();
-        // What only the bin needs hinders no commit.
+        // Layers that only the bin needs do not prevent a commit.
         let graph = whole.without(&whole.only_binned(&before));
         let state = VmState { bin: Vec::new(), ..before.clone() };
         let mut gone = match what {
@@ -63,7 +64,7 @@ impl Vm {
             CommitWhat::Unowned => Vec::new(),
         };
         if *what == CommitWhat::All {
-            // Its layers are never written: without the name there would be no way back, and nothing gained.
+            // Foreign layers are never written: without the name the snapshot would be lost, and nothing gained.
             gone.retain(|s| !s.disks.iter().any(|(_, frozen)| graph.is_foreign(frozen)));
         }
         if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
@@ -107,7 +108,8 @@ impl Vm {
         Ok(plan)
     }
 
-    /// Refuses folds under which somebody outside reads: their targets change, and so do the links above.
+    /// Refuses folds under which readers outside of the engine read: the targets change, and so do the links above
+    /// them.
     async fn refuse_read_above(&self, graph: &LayerGraph, folds: &[FoldState]) -> Result<()> {
         let parents = folds.iter().map(|f| graph.parent(&f.layer).unwrap_or(&f.layer));
         let changing: BTreeSet<LayerName> = parents.flat_map(|p| graph.with_descendants(p)).collect();
@@ -115,7 +117,8 @@ impl Vm {
         self.refuse_read_elsewhere(&changing.into_iter().collect::<Vec<_>>()).await
     }
 
-    /// The tree may have changed since the names left it: a job that failed is over, and clones are made then.
+    /// Refuses folds that are no longer possible. The tree may have changed since the names left it: clones can be made
+    /// once a job has failed.
     pub(crate) async fn refuse_outdated(&self, folds: &[FoldState]) -> Result<()> {
         let (graph, state) = (self.graph().await?, self.state());
         let planted = [Defect::FoldIntoShared, Defect::FoldUnderBin];
@@ -142,7 +145,7 @@ impl Vm {
         Err(Error::refused(&self.name, cause))
     }
 
-    /// Formats that are read only, SEsparse for one.
+    /// Refuses folds of layers in formats that are read-only, SEsparse for one.
     async fn refuse_unwritable(&self, plan: &Plan) -> Result<()> {
         for fold in &plan.folds {
             let chain = self.open_chain(&fold.layer, Opening::Free).await?;
@@ -175,7 +178,7 @@ impl Obstacle {
     }
 }
 
-/// The deltas that were opened on the layers a snapshot froze.
+/// Returns the deltas over the layers that a snapshot froze.
 fn deltas_on(graph: &LayerGraph, snapshot: &SnapshotState) -> Vec<(u32, LayerName)> {
     let on = |(number, frozen): &(u32, LayerName)| {
         let number = *number;
@@ -184,7 +187,7 @@ fn deltas_on(graph: &LayerGraph, snapshot: &SnapshotState) -> Vec<(u32, LayerNam
     snapshot.disks.iter().flat_map(on).collect()
 }
 
-/// The deltas of whole chains, given by their ends; each once, nearest to the base first.
+/// Returns the deltas of the chains that end in `ends`, each once, nearest to the base first.
 fn deltas_of<'a>(
     graph: &LayerGraph,
     ends: impl Iterator<Item = (u32, &'a LayerName)>,
@@ -204,7 +207,7 @@ fn deltas_of<'a>(
     found
 }
 
-/// Where chains end: the running tops first, so that a shared part counts as theirs.
+/// Returns the layers that chains end in: the running tops first, so that a shared part counts as theirs.
 fn ends(state: &VmState) -> impl Iterator<Item = (u32, &LayerName)> {
     let running = state.disks.iter().map(|d| (d.number, &d.top));
     running.chain(state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(n, layer)| (*n, layer))))

@@ -1,6 +1,7 @@
-//! What differs between two states of a disk: the ground of an incremental backup.
+//! Differences between two states of a disk, for incremental backups.
 //!
-//! What the layers hold that only one of the two states rests on may differ; below them both read the same.
+//! The two states may differ where a layer that only one of them depends on holds data. All other layers are common to
+//! both, and read the same.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -12,15 +13,17 @@ use blk::{Error, Result, SECTOR};
 use super::vm::Vm;
 use crate::operations::{Between, Differences};
 
-/// In one answer, so that neither it nor the time a take waits for it grows with the disk: 1 MiB of them.
+/// Most ranges in one answer, 1 MiB of them, so that neither the answer nor the time that a take waits for it grows
+/// with the disk.
 const RANGES_MAX: usize = 65_536;
-/// Tables read for one answer: 64 MiB of VMware's largest.
+/// Most tables read for one answer: 64 MiB of VMware's largest.
 const TABLES_MAX: u64 = 4096;
-/// Directory entries looked at for one answer, which takes a few milliseconds without a wait.
+/// Most directory entries examined for one answer, which takes a few milliseconds without a wait.
 const LOOKS_MAX: u64 = 1 << 20;
 
 impl Vm {
-    /// A disk that came after `from` differs in all that it holds. Refused while a commit moves blocks from layer to layer.
+    /// Returns the differences between two states. A disk that `from` does not have differs in all that it holds.
+    /// Refused while a commit moves blocks from layer to layer.
     pub async fn differences(&self, between: Between<'_>) -> Result<Differences> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -42,7 +45,7 @@ impl Vm {
         Ok(found)
     }
 
-    /// The layers that the two states end in; None where the disk came later.
+    /// Returns the layers in which the two states end; None where the disk was added later.
     fn ends(&self, between: &Between<'_>) -> Result<(Option<LayerName>, LayerName)> {
         let number = between.disk;
         let frozen = |name: &str| {
@@ -65,13 +68,13 @@ impl Vm {
     }
 }
 
-/// The layers that only one of the two chains has.
+/// Returns the layers that only one of the two chains has.
 fn apart(older: Vec<Rc<dyn Layer>>, newer: Vec<Rc<dyn Layer>>) -> Vec<Rc<dyn Layer>> {
     let common = older.iter().zip(&newer).take_while(|(a, b)| a.name() == b.name()).count();
     older.into_iter().skip(common).chain(newer.into_iter().skip(common)).collect()
 }
 
-/// Goes on from `found.end` until the disk's end or a limit.
+/// Collects ranges from `found.end` on, until the end of the disk or a limit.
 async fn collect(layers: &[Rc<dyn Layer>], found: &mut Differences) -> Result<()> {
     let Some(step) = layers.iter().map(|layer| layer.shape().region_bytes).max() else {
         found.end = found.size_bytes;
@@ -104,7 +107,7 @@ fn is_populated(layer: &dyn Layer, part: &Range<u64>) -> bool {
 }
 
 async fn held_in(layer: &dyn Layer, part: &Range<u64>) -> Result<Vec<Range<u64>>> {
-    // A disk that grew has layers that end before it does.
+    // The layers of a disk that has grown may end before it does.
     let end = part.end.min(layer.shape().size_bytes);
     if part.start >= end {
         return Ok(Vec::new());
@@ -113,7 +116,7 @@ async fn held_in(layer: &dyn Layer, part: &Range<u64>) -> Result<Vec<Range<u64>>
     Ok(runs.iter().filter(|run| run.place != Where::Parent).map(|run| run.start..run.end()).collect())
 }
 
-/// `next` begins at or after the start of the last.
+/// Appends a range, or joins it to the last one; `next` begins at or after the start of the last.
 fn join(ranges: &mut Vec<Range<u64>>, next: Range<u64>) {
     match ranges.last_mut() {
         Some(last) if next.start <= last.end => last.end = last.end.max(next.end),

@@ -1,4 +1,4 @@
-//! A running redo disk: its chain, its map, and the guest's reads and flushes. Writes are in `write`.
+//! A running redo disk: its chain, its map, and the guest's reads and flushes. Module `write` has the writes.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -20,38 +20,39 @@ use crate::join::all;
 use crate::options::{Defect, Options};
 use crate::stats::{DiskStats, LayerCounters};
 
-/// One disk. All of it lives on one core; code between two awaits is atomic.
+/// One disk. One core owns all of it; code between two awaits is atomic.
 pub struct Disk {
     pub env: Env,
-    /// For messages: `web/disk0`.
+    /// Name for messages: `web/disk0`.
     pub name: String,
     pub number: u32,
     size_bytes: Cell<u64>,
     pub read_only: bool,
     pub options: Options,
     pub stats: DiskStats,
-    /// Counted by the files of layers that are in no slot any more.
+    /// Sum of the counters of the layers that have left the chain.
     left: Cell<FileCounters>,
     pub(crate) load: GuestLoad,
     pub(crate) chain: RefCell<Rc<Chain>>,
     pub(crate) map: Map,
     pub(crate) slots: RefCell<Slots>,
-    /// Ranges with a write (or the mover) at work: overlapping writes happen one after the other, in one order.
+    /// Ranges that a write or the mover works on: overlapping writes run one after the other, in one order.
     pub(crate) writes: RangeLock,
     pub(crate) write_gate: Rc<Admission>,
     pub(crate) read_gate: Rc<Admission>,
     pub(crate) flush_gate: Rc<Admission>,
     pub(crate) closing: Cell<bool>,
     pub(crate) holds: Holds,
-    /// Writes are held back for want of space; said once an episode.
+    /// Number of writes that wait for space; one event is reported when the first begins to wait, and one when none
+    /// waits any more.
     pub(crate) waiting_for_space: Cell<u32>,
-    /// Told when writes begin (true) and cease (false) to wait for space.
+    /// Called when writes begin (true) and cease (false) to wait for space.
     pub(crate) on_space: RefCell<Option<SpaceListener>>,
     loads: Signal,
 }
 
 impl Disk {
-    /// `layers` base first; the last one is the writable top unless `read_only`.
+    /// Creates a disk over `layers`, base first. The last layer is the writable top unless `read_only`.
     pub fn new(
         env: Env,
         name: String,
@@ -98,7 +99,7 @@ impl Disk {
         self.size_bytes.get()
     }
 
-    /// The chain as new requests see it.
+    /// Returns the chain that new requests use.
     pub fn chain(&self) -> Rc<Chain> {
         self.chain.borrow().clone()
     }
@@ -115,11 +116,11 @@ impl Disk {
         self.slots.borrow().file(piece.slot)
     }
 
-    /// Where `range` lives now, in order. Builds missing regions of the map.
+    /// Returns the pieces of `range` at their present places, in order, and builds missing regions of the map.
     ///
-    /// What was found before a wait is kept: going back for it could go on for ever when the map has room for less
-    /// than the range. It is still right: a write holds its range, so nothing in it moves; a read may see what was there
-    /// when it began.
+    /// Pieces found before a wait are kept: a second look-up of them might never end when the map has room for less
+    /// than the range. They stay valid: a write holds its range, so nothing in it moves; a read may return what was
+    /// there when it began.
     pub(crate) async fn resolve(&self, range: Range<u64>) -> Result<Vec<Piece>> {
         let mut pieces = Vec::with_capacity(1);
         let mut at = range.start;
@@ -145,7 +146,7 @@ impl Disk {
         let start = number * REGION_BYTES;
         let chain = self.chain();
         let built = resolve_in(&chain.links, start..self.size_bytes().min(start + REGION_BYTES)).await;
-        // A build that an update overtook is thrown away; the caller asks again.
+        // A build that an update overtook is dropped; the caller looks up again.
         self.map.end_load(number, built.as_deref().ok());
         self.loads.notify();
         built.map(drop)
@@ -187,11 +188,11 @@ impl Disk {
         (buf, result)
     }
 
-    /// Makes every write that completed before this call durable, in whichever layer it landed: after a take, until
-    /// the parent is sealed, that is the parent and the child; in a commit the delta and its target.
+    /// Makes every write that completed before this call durable, in every layer that it may have reached: after a
+    /// take, until the parent is sealed, in the parent and the child; in a commit, in the delta and its target.
     pub async fn flush_all(&self) -> Result<()> {
         let began_ns = self.env.now_ns();
-        // Counted, so that whoever gives the layers to another disk can wait for it.
+        // The flush is counted, so that an operation that gives the layers to another disk can wait for it.
         let _admitted = self.flush_gate.enter();
         let top = self.chain().top().clone();
         let top_only = self.options.defects.has(Defect::FlushTopOnly);
@@ -206,7 +207,7 @@ impl Disk {
         all(flushes).await
     }
 
-    /// Makes `child` the writable top. No await: with its siblings of the other disks it is one instant.
+    /// Makes `child` the writable top. It has no await: together with the other disks of the VM this is one instant.
     pub(crate) fn push_top(&self, child: &Rc<Link>) {
         let old = self.chain();
         if let Some(fold) = &old.fold {
@@ -218,9 +219,8 @@ impl Disk {
         *self.chain.borrow_mut() = Rc::new(Chain { links, fold: old.fold.clone() });
     }
 
-    /// Takes a layer that holds nothing any more out of the chain. Its slots are free for others only when every
-    /// request that may have looked them up before has ended.
-    /// Answers the nanoseconds the change itself took.
+    /// Removes an empty layer from the chain. Its slots are free for others only after every request that may have
+    /// looked them up before has ended. Returns how long the change itself took, in nanoseconds.
     pub(crate) async fn remove_link(&self, link: &Rc<Link>) -> u64 {
         let began_ns = self.env.now_ns();
         let old = self.chain();
@@ -239,8 +239,8 @@ impl Disk {
         took_ns
     }
 
-    /// `base`, the only layer, has been opened again and is larger. The caller holds the writes back; what the map says of
-    /// the old size stays right, because a base holds everything by position and `base` has the old one's slot.
+    /// Installs `base`, the only layer, after it was reopened with a larger size. The caller holds the writes back. The
+    /// map of the old size stays valid, because a base holds everything by position and `base` uses the old one's slot.
     pub(crate) fn grown(&self, base: &Rc<Link>) {
         let old_bytes = self.size_bytes();
         assert_eq!((base.slot, self.chain().links.len()), (self.chain().top().slot, 1));
@@ -248,7 +248,7 @@ impl Disk {
         self.slots.borrow_mut().fill(base);
         *self.chain.borrow_mut() = Rc::new(Chain { links: vec![base.clone()], fold: None });
         self.size_bytes.set(base.layer.shape().size_bytes);
-        // The region at the old end was built as far as that.
+        // The region at the old end was built up to the old size.
         self.map.invalidate(old_bytes / REGION_BYTES * REGION_BYTES..self.size_bytes());
     }
 
@@ -257,26 +257,26 @@ impl Disk {
         *self.chain.borrow_mut() = Rc::new(Chain { links, fold });
     }
 
-    /// Guest requests admitted and not answered.
+    /// Returns the number of guest requests under way.
     pub fn requests_under_way(&self) -> usize {
         self.read_gate.in_flight() + self.write_gate.in_flight()
     }
 
-    /// I/O that reached the files of the chain, of layers that have left it too.
+    /// Returns the I/O that reached the files of the chain, layers that have left it included.
     pub fn device_counters(&self) -> FileCounters {
         let mut sum = self.left.get();
         self.slots.borrow().links().for_each(|link| sum += link.counters());
         sum
     }
 
-    /// `link` is in no slot any more: what its files have counted stays counted.
+    /// Adds the counters of a link that has left the chain to the sum.
     fn remember(&self, link: &Link) {
         let mut left = self.left.get();
         left += link.counters();
         self.left.set(left);
     }
 
-    /// The same of each layer, base first.
+    /// Returns the same counters for each layer, base first.
     pub fn layer_counters(&self) -> Vec<LayerCounters> {
         let of_link = |link: &Rc<Link>| LayerCounters {
             name: link.layer.name().to_string(),
@@ -285,7 +285,7 @@ impl Disk {
         self.chain().links.iter().map(of_link).collect()
     }
 
-    /// One more (or one less) write waits for space; the first and the last of them are told.
+    /// Counts one write more (or less) that waits for space; reports the first and the last.
     pub(crate) fn waits_for_space(&self, begins: bool) {
         let before = self.waiting_for_space.get();
         let after = if begins { before + 1 } else { before - 1 };
@@ -297,8 +297,8 @@ impl Disk {
         }
     }
 
-    /// Ends the steering of a fold that will not go on. One whose release may or may not be on the device stays: only
-    /// reopening can tell which layer answers there.
+    /// Ends the steering of a fold that does not go on. A fold whose release may or may not be on the device stays:
+    /// only reopening the disk shows which layer is valid there.
     pub(crate) fn forget_idle_fold(&self) {
         if self.chain().fold.as_ref().is_some_and(|f| f.moving.borrow().is_empty()) {
             self.set_fold(None);
@@ -321,7 +321,7 @@ impl Disk {
     }
 }
 
-/// Where `range` lives according to `links` (base first), straight from their tables.
+/// Resolves `range` in the tables of `links` (base first), without the map.
 pub(crate) async fn resolve_in(links: &[Rc<Link>], range: Range<u64>) -> Result<Vec<Piece>> {
     let mut found = Vec::new();
     let mut open = vec![range];

@@ -13,7 +13,7 @@ use super::vm::{Vm, nothing_changed};
 use crate::event::EventKind;
 
 impl Vm {
-    /// Adds an empty disk. Running clients of the others notice nothing; existing snapshots do not have it.
+    /// Adds an empty disk. Clients of the other disks are not disturbed; existing snapshots do not include it.
     pub async fn add_disk(self: &Rc<Self>, wanted: &NewDisk) -> Result<DiskState> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -24,7 +24,7 @@ impl Vm {
             if wanted.mode == DiskMode::IndependentNonpersistent {
                 self.put_on_redo(&mut made).await?;
             }
-            // What cannot be opened does not become a disk.
+            // A layer that cannot be opened does not become a disk.
             let disk = self.build_disk(made.number, &made.top, Opening::Serve).await?;
             let mut next = state;
             next.disks.push(made.clone());
@@ -35,7 +35,7 @@ impl Vm {
             Err(e) => {
                 for name in [&made.top, &base].into_iter().filter(|_| nothing_changed(&e)) {
                     self.forget_layer(name);
-                    // What cannot be removed now is debris that the next open removes.
+                    // A layer that cannot be removed now is debris, which the next open removes.
                     let _ = self.manifest.discard_child(name).await;
                 }
                 return Err(e);
@@ -46,8 +46,8 @@ impl Vm {
         Ok(made)
     }
 
-    /// Takes a disk out of the VM. Its files stay, unless `remove_files`: then those go that no snapshot needs. Snapshots
-    /// that have it keep it.
+    /// Removes a disk from the VM. Its files stay unless `remove_files`; then those that no snapshot needs are removed.
+    /// Snapshots that include the disk keep it.
     pub async fn remove_disk(self: &Rc<Self>, number: u32, remove_files: bool) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -72,8 +72,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Makes a base without deltas larger while it is in use: writes are held back for the few file operations it takes.
-    /// A client that is attached has to connect again to see the new size.
+    /// Makes a base without deltas larger while it is in use: writes are held back for the few file operations it
+    /// takes. An attached client sees the new size after it has reconnected.
     pub async fn grow_disk(self: &Rc<Self>, number: u32, size_bytes: u64) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -114,7 +114,7 @@ impl Vm {
         Err(Error::refused(&disk.name, "only a flat base disk grows"))
     }
 
-    /// Makes a disk part of snapshots or not, or its writes ones that a reset drops.
+    /// Changes whether snapshots include a disk, or whether a reset drops its writes.
     pub async fn set_mode(self: &Rc<Self>, number: u32, mode: DiskMode) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -132,14 +132,14 @@ impl Vm {
         let mut remove = Vec::new();
         if let Some(base) = new.reset_to.take() {
             self.refuse_unreset(number)?;
-            // It will be written again.
+            // The base is written again from here on.
             self.refuse_read_elsewhere(std::slice::from_ref(&base)).await?;
             remove.push(std::mem::replace(&mut new.top, base));
         }
         if mode == DiskMode::IndependentNonpersistent {
             self.put_on_redo(&mut new).await?;
         }
-        // Open before the commit point: after it nothing has to be opened any more.
+        // Layers are opened before the commit point; nothing has to be opened after it.
         let layers = match new.top == old.top {
             true => Vec::new(),
             false => self.open_chain(&new.top, Opening::Change).await?,
@@ -151,7 +151,7 @@ impl Vm {
             if nothing_changed(&e) && new.reset_to.is_some() {
                 drop(layers);
                 self.forget_layer(&new.top);
-                // What cannot be removed now is debris that the next open removes.
+                // A layer that cannot be removed now is debris, which the next open removes.
                 let _ = self.manifest.discard_child(&new.top).await;
             }
             return Err(e);
@@ -165,7 +165,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Publishes a change that ends the disk as it is: what was written to it is durable before. If nothing came of it
+    /// Publishes a change that ends the disk in its present form, after its writes are durable. If nothing was changed,
     /// the disk goes on.
     async fn change_closed(&self, disk: &Rc<Disk>, change: Change) -> Result<()> {
         disk.closing.set(true);
@@ -186,7 +186,8 @@ impl Vm {
         self.disk(number).err().unwrap_or_else(|| Error::not_found(&self.name, format!("no disk{number}")))
     }
 
-    /// A snapshot that has a disk could not be reverted to if takes passed the disk over from now on.
+    /// Refuses a disk that a snapshot includes: if takes skipped it from now on, a revert to the snapshot would be
+    /// impossible.
     fn refuse_snapshotted(&self, state: &VmState, disk: &DiskState) -> Result<()> {
         let has = |s: &&blk::manifest::SnapshotState| s.disks.iter().any(|(n, _)| *n == disk.number);
         match state.snapshots.iter().find(has) {
@@ -207,7 +208,7 @@ impl Vm {
         Ok(())
     }
 
-    /// A disk over other layers in the place of the one there is. Waits for nothing.
+    /// Replaces a disk by one over other layers. It has no await.
     fn replace_disk(self: &Rc<Self>, number: u32, layers: Vec<Rc<dyn Layer>>) -> Result<()> {
         let old = self.disk(number)?;
         old.closing.set(true);
@@ -216,7 +217,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Gives a nonpersistent disk the child that takes its writes. Nobody refers to it before the next publish.
+    /// Gives a nonpersistent disk the child that takes its writes. Nothing refers to the child before the next publish.
     async fn put_on_redo(&self, disk: &mut DiskState) -> Result<()> {
         let child = self.manifest.create_child(&disk.top).await?;
         self.opened(&child);
@@ -224,7 +225,7 @@ impl Vm {
         Ok(())
     }
 
-    /// A nonpersistent disk that another product left without a redo log.
+    /// Adds the child to nonpersistent disks that another product left without one.
     pub(crate) async fn add_missing_redo(self: &Rc<Self>) -> Result<()> {
         let mut next = self.state();
         let bare = |d: &&mut DiskState| d.mode == DiskMode::IndependentNonpersistent && d.reset_to.is_none();

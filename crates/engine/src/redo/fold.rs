@@ -1,8 +1,9 @@
-//! A commit as a drain: one delta's content moves into the layer below it, region by region, until it holds nothing.
+//! A commit as a drain: the content of one delta moves into the layer below it, region by region, until the delta is
+//! empty.
 //!
-//! The order that makes a crash harmless at any point: copy a region; flush the parent; clear the delta's pointer;
-//! flush the delta; only then does the region live in the parent alone. Progress is in the format itself, so a crash,
-//! a cancel or a resume needs no journal.
+//! This order makes a crash harmless at any point: copy a region; flush the parent; clear the delta's pointer; flush
+//! the delta; only then the parent alone holds the region. The format itself records the progress, so a crash, a cancel
+//! or a resume needs no journal.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -25,26 +26,26 @@ use super::vm::Vm;
 use crate::job::Job;
 use crate::options::Defect;
 
-/// A file system's block: smaller pieces cannot be given back.
+/// Block size of a file system: smaller pieces cannot be given back.
 const PUNCH_BYTES: u64 = 4096;
 
-/// Moves `route.source` into `route.target`. One at a time per disk.
+/// Moves `route.source` into `route.target`. A disk has at most one at a time.
 pub struct Fold {
     pub disk: Rc<Disk>,
     pub route: Rc<FoldRoute>,
     pub job: Rc<Job>,
     pace: Pace,
     manifest: Rc<dyn Manifest>,
-    /// (file, offset, length) of the source's space that nothing refers to any more.
+    /// (file, offset, length) of the source's space that nothing refers to.
     freed: RefCell<Vec<(u16, u64, u64)>>,
-    /// Pieces under way, and who waits for one to end.
+    /// Number of pieces under way, and the signal that one has ended.
     under_way: Cell<usize>,
     piece_ended: Signal,
-    /// A piece of the region has failed: no further one begins.
+    /// A piece of the batch has failed: no further one begins.
     failing: Cell<bool>,
-    /// Time spent changing where guest writes go, without an await: the stun of a commit.
+    /// Time spent on changes of the route of guest writes, without an await: the stun of a commit.
     pub stun_ns: Cell<u64>,
-    /// Something of the batch was not copied because a higher layer shadows it.
+    /// Part of the batch was not copied because a higher layer shadows it.
     skipped: Cell<bool>,
 }
 
@@ -71,11 +72,11 @@ impl Fold {
         self.stun_ns.set(self.stun_ns.get() + self.disk.env.now_ns() - began_ns);
     }
 
-    /// Steers guest writes, then moves everything. `Cancelled` and errors leave a correct chain: what is left in the
-    /// source still shadows the target. On `Ok` the source holds nothing.
+    /// Steers guest writes, then moves everything. On `Ok` the source is empty. `Cancelled` and errors leave a correct
+    /// chain: what is left in the source still shadows the target.
     pub async fn drain(&self) -> Result<()> {
         self.steer(Some(self.route.clone()));
-        // First writes admitted before may still be on their way into the source.
+        // First writes admitted before may still be under way into the source.
         let drained = self.disk.write_gate.drain();
         if !self.disk.options.defects.has(Defect::FoldWithoutDrain) {
             drained.await;
@@ -88,7 +89,8 @@ impl Fold {
         result
     }
 
-    /// From here the source only shrinks: what it holds now is the most that is moved.
+    /// Moves everything and sets the job's total. From here on the source only shrinks, so what it holds now is the
+    /// most that is moved.
     async fn move_counted(&self) -> Result<()> {
         let held = held_bytes(&self.disk, &self.route.source).await?;
         let moved_before = self.job.bytes_done.get();
@@ -126,7 +128,7 @@ impl Fold {
         Ok(())
     }
 
-    /// A batch that fails before its release has moved nothing.
+    /// Moves a batch. A batch that fails before its release has moved nothing.
     async fn try_counted(&self, regions: &[u64]) -> Result<()> {
         let done = self.job.bytes_done.get();
         let result = self.try_batch(regions).await;
@@ -137,8 +139,8 @@ impl Fold {
         result
     }
 
-    /// The datastore is full: gives back what this commit has freed so far, and if that is nothing, moves one region
-    /// into the reserve while guests that need space wait. False when it is to be tried again.
+    /// Moves on when the datastore is full: gives back what this commit has freed so far. If that is nothing, moves one
+    /// region into the reserve while guests that need space wait. Returns false when the region has to be tried again.
     async fn move_one_when_full(&self, region: u64) -> Result<bool> {
         if self.punch_freed().await? {
             return Ok(false);
@@ -163,8 +165,9 @@ impl Fold {
         }
     }
 
-    /// Gives the released space back to the datastore. Its pointers are durably gone; requests that looked them up
-    /// before are waited for, and while a sealed view shares the layer nothing is punched. False when nothing was freed.
+    /// Gives the released space back to the datastore. The removal of its pointers is durable, and this waits for
+    /// requests that looked them up before. Nothing is punched while a sealed view shares the layer. Returns false when
+    /// nothing was freed.
     async fn punch_freed(&self) -> Result<bool> {
         let shared = Rc::strong_count(&self.route.source.layer) > 1;
         if shared || self.freed.borrow().is_empty() {
@@ -182,12 +185,12 @@ impl Fold {
         let files = self.route.source.layer.files();
         let mut punched = false;
         for (file, range) in merged(sorted) {
-            // Only whole blocks of the file system come back.
+            // The file system takes back whole blocks only.
             let start = range.start.next_multiple_of(PUNCH_BYTES);
             let end = range.end / PUNCH_BYTES * PUNCH_BYTES;
             if start < end {
                 match files[usize::from(file)].give_back(start, end - start).await {
-                    // The space stays until the layer goes.
+                    // The space stays allocated until the layer is removed.
                     Err(e) if e.kind == ErrorKind::Unsupported => return Ok(false),
                     given => given?,
                 }
@@ -211,7 +214,8 @@ impl Fold {
         if !defects.has(Defect::ReleaseBeforeParentFlush) {
             target.flush().await?;
         }
-        // What was skipped because a higher layer shadows it is gone after the release: the shadow must be durable.
+        // Data that was skipped because a higher layer shadows it is gone after the release: the shadow must be
+        // durable.
         if self.skipped.replace(false) && !defects.has(Defect::ReleaseBeforeShadowFlush) {
             self.disk.flush_links(|link| !Rc::ptr_eq(link, source)).await?;
         }
@@ -232,7 +236,8 @@ impl Fold {
         Ok(())
     }
 
-    /// From here writes into the region go to both layers; those admitted before hold their range against the copy.
+    /// Begins to move a region. From here on writes into it go to both layers; writes admitted before hold their ranges
+    /// against the copy.
     async fn begin_region(&self, region: u64) -> Result<Vec<Piece>> {
         let runs: Rc<Vec<Run>> =
             Rc::new(self.route.source.layer.lookup(range_of(&self.disk, &self.route, region)).await?);
@@ -240,12 +245,13 @@ impl Fold {
         Ok(self.pieces_of(&runs))
     }
 
-    /// Of all regions of a batch: one that holds little does not make the next one wait for its slowest piece.
+    /// Copies the pieces of all regions of a batch together: a region with little data does not make the next one wait
+    /// for its slowest piece.
     async fn copy_all(&self, pieces: Vec<Piece>) -> Result<()> {
         let depth = self.disk.options.fold.depth.max(1);
         let mut copies =
             stream::iter(pieces.into_iter().map(|piece| self.copy_in_turn(piece))).buffer_unordered(depth);
-        // After an error those under way are waited for: left alone, their writes could land after newer ones.
+        // After an error the pieces under way are awaited: their writes could otherwise land after newer ones.
         let mut result = Ok(());
         while let Some(copied) = copies.next().await {
             result = result.and(copied);
@@ -255,7 +261,7 @@ impl Fold {
         result
     }
 
-    /// What is to be copied, in pieces no larger than a guest may have to wait for.
+    /// Splits the runs into pieces no larger than a guest write may have to wait for.
     fn pieces_of(&self, runs: &[Run]) -> Vec<Piece> {
         let unit = self.disk.options.fold.piece_bytes;
         let slot = self.route.source.slot;
@@ -312,7 +318,7 @@ impl Fold {
         Ok(())
     }
 
-    /// The parts of a piece that must reach the target: all of it while any named state depends on the source.
+    /// Returns the parts of a piece that must reach the target: all of it while any named state depends on the source.
     async fn unshadowed(&self, piece: &Piece) -> Result<Vec<Piece>> {
         if !self.route.skip_shadowed.get() {
             return Ok(vec![*piece]);
@@ -325,13 +331,13 @@ impl Fold {
     }
 }
 
-/// Makes the release of the regions that are moving durable; from then on the target alone answers for them. Returns
-/// what they took in the source: file, offset and length.
+/// Makes the release of the moving regions durable; from then on the target alone holds their data. Returns the space
+/// that they used in the source: file, offset and length.
 ///
 /// # Errors
 ///
-/// Latched: an earlier flush of the source failed, and only opening the disk again tells which layer answers. `NoSpace`:
-/// the tables could not be written; it may be tried again.
+/// `Latched`: an earlier flush of the source failed, and only reopening the disk shows which layer is valid. `NoSpace`:
+/// the tables could not be written; the call may be repeated.
 pub async fn finish_release(disk: &Disk, route: &FoldRoute) -> Result<Vec<(u16, u64, u64)>> {
     let mut freed = Vec::new();
     if !route.releasing.get() {
@@ -351,7 +357,7 @@ fn range_of(disk: &Disk, route: &FoldRoute, region: u64) -> Range<u64> {
     region * bytes..disk.size_bytes().min((region + 1) * bytes)
 }
 
-/// Neighbouring ranges joined.
+/// Joins neighbouring ranges.
 fn merged(sorted: &[(u16, u64, u64)]) -> Vec<(u16, Range<u64>)> {
     let mut out: Vec<(u16, Range<u64>)> = Vec::new();
     for &(file, offset, len) in sorted {
@@ -363,7 +369,7 @@ fn merged(sorted: &[(u16, u64, u64)]) -> Vec<(u16, Range<u64>)> {
     out
 }
 
-/// Bytes of the disk that a layer holds: what a commit of it would move, from its tables.
+/// Returns the bytes of the disk that a layer holds according to its tables: what a commit of it would move.
 pub async fn held_bytes(disk: &Disk, link: &Link) -> Result<u64> {
     let region_bytes = link.layer.shape().region_bytes;
     let mut total = 0;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use blk::manifest::{BinnedState, DiskState, LayerLink, LayerName, VmState};
 
-/// The layers at one moment. Names that nothing tells of are treated as bases.
+/// The layers at one moment. Names without a link count as bases.
 pub struct LayerGraph {
     links: BTreeMap<LayerName, LayerLink>,
     children: BTreeMap<LayerName, Vec<LayerName>>,
@@ -37,12 +37,12 @@ impl LayerGraph {
         self.links.get(layer).is_some_and(|link| link.foreign)
     }
 
-    /// `layers` with everything under them.
+    /// Returns `layers` with all of their ancestors.
     pub fn with_ancestors<'a>(&self, layers: impl IntoIterator<Item = &'a LayerName>) -> BTreeSet<LayerName> {
         let mut found = BTreeSet::new();
         for layer in layers {
             let mut at = Some(layer);
-            // A layer that is known already has its ancestors known too; that also ends a circle.
+            // The ancestors of a layer that was found before were found too; this also ends a cycle.
             while let Some(name) = at.filter(|name| !found.contains(*name)) {
                 found.insert(name.clone());
                 at = self.parent(name);
@@ -51,7 +51,7 @@ impl LayerGraph {
         found
     }
 
-    /// `layer` with everything that rests on it.
+    /// Returns `layer` with all of its descendants.
     pub fn with_descendants(&self, layer: &str) -> BTreeSet<LayerName> {
         let mut found = BTreeSet::new();
         let mut open = vec![layer.to_string()];
@@ -63,33 +63,33 @@ impl LayerGraph {
         found
     }
 
-    /// The same without some layers, on which none of the others rests.
+    /// Returns the graph without some layers, none of which is an ancestor of the others.
     pub fn without(&self, layers: &BTreeSet<LayerName>) -> LayerGraph {
         let stay = self.links.values().filter(|link| !layers.contains(&link.name));
         LayerGraph::new(stay.cloned().collect())
     }
 
-    /// Layers that nothing but the bin needs.
+    /// Returns the layers that only the bin needs.
     pub fn only_binned(&self, state: &VmState) -> BTreeSet<LayerName> {
         let unbinned = VmState { bin: Vec::new(), ..state.clone() };
         let needed = self.reachable(&unbinned);
         self.reachable(state).into_iter().filter(|layer| !needed.contains(layer)).collect()
     }
 
-    /// Everything the state needs: its tops, its snapshots, its bin, and what is under those.
+    /// Returns all layers that the state needs: its tops, its snapshots, its bin, and their ancestors.
     pub fn reachable(&self, state: &VmState) -> BTreeSet<LayerName> {
         self.with_ancestors(roots(state))
     }
 
-    /// Layers that `before` needs and `after` does not, and that are the VM's own to remove.
+    /// Returns the layers that `before` needs and `after` does not, and that are the VM's own to remove.
     pub fn left_over(&self, before: &VmState, after: &VmState) -> Vec<LayerName> {
         let kept = self.reachable(after);
         let gone = self.reachable(before).into_iter().filter(|l| !kept.contains(l) && !self.is_foreign(l));
         gone.collect()
     }
 
-    /// Why `delta` cannot be folded into its parent in `state`; None when it can. Nobody but `delta` may rest on the
-    /// parent, and no snapshot may name it: somebody would see the change.
+    /// Returns why `delta` cannot be folded into its parent in `state`; None when it can. The parent must have no other
+    /// child and no snapshot may name it, because either would see the change.
     pub fn obstacle(&self, state: &VmState, delta: &str) -> Option<Obstacle> {
         let Some(parent) = self.parent(delta) else { return Some(Obstacle::Base) };
         if self.is_foreign(parent) || self.is_foreign(delta) {
@@ -98,7 +98,7 @@ impl LayerGraph {
         if let Some(owner) = state.snapshots.iter().find(|s| s.disks.iter().any(|(_, l)| l == parent)) {
             return Some(Obstacle::Named(owner.name.clone()));
         }
-        // No take lets a disk run below a delta; a configuration mended by hand may.
+        // No take makes a disk run on a layer with children; a configuration repaired by hand may.
         let in_use = |d: &DiskState| d.top == *parent || d.reset_to.as_ref() == Some(parent);
         let shared = self.children(parent).iter().any(|child| child != delta);
         let binned = state.bin.iter().any(|binned| binned.layers().any(|layer| layer == parent));
@@ -106,16 +106,16 @@ impl LayerGraph {
     }
 }
 
-/// Why a delta stays where it is.
+/// Reason why a delta cannot be folded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It is no delta.
+    /// The layer is a base.
     Base,
-    /// It or its parent lies in a folder that is not the VM's.
+    /// The layer or its parent is in a folder of another VM.
     Foreign,
-    /// A snapshot is the parent's state.
+    /// A snapshot froze the parent.
     Named(String),
-    /// Another branch, or a reset, goes back to the parent.
+    /// Another branch, an entry of the bin or a reset needs the parent.
     Shared,
 }
 

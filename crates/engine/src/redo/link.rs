@@ -15,21 +15,21 @@ use super::unwritten::Unwritten;
 use crate::join::all;
 use crate::options::{Defect, Defects};
 
-/// Table writes under way at once. A round may have thousands, each a seek of a disk with heads: all at once they would
-/// hold the guest's I/Os up for seconds. Eight of 16 KiB keep flash busy.
+/// Most table writes under way at once. A round may have thousands, each a seek of a hard disk: all at once they would
+/// delay the guest's I/Os for seconds. Eight of 16 KiB keep flash busy.
 const TABLES_UNDER_WAY_MAX: usize = 8;
 
 /// A layer, shared by the running disk and the sealed views that read it.
 pub struct Link {
-    /// Itself, for the list of links with unwritten tables.
+    /// Weak reference to itself, for the list of links with unwritten tables.
     pub(crate) this: Weak<Link>,
     pub layer: Rc<dyn Layer>,
     /// Slot of the layer's file 0 in the maps of this VM's disks; file n has `slot + n`.
     pub slot: Slot,
     defects: Defects,
-    /// Grains that a writer takes space for and has not published yet.
+    /// Grains for which a writer has taken space that is not published yet.
     placing: RangeLock,
-    /// A write completed that no flush round has begun to cover.
+    /// A write has completed that no flush round covers yet.
     dirty: Cell<bool>,
     pub(crate) unwritten: Unwritten,
     rounds: TaskMutex,
@@ -38,7 +38,7 @@ pub struct Link {
     last_error: RefCell<Option<Error>>,
 }
 
-/// The right to take space in whole grains of a layer. While it lives no other writer places in them.
+/// The right to take space in whole grains of a layer. No other writer places in them while it exists.
 pub(crate) struct Grains {
     range: Range<u64>,
     /// None where nothing is ever placed.
@@ -66,15 +66,15 @@ impl Link {
         &self.layer.files()[usize::from(slot - self.slot)]
     }
 
-    /// I/O that reached the layer's files, tables included.
+    /// Returns the I/O that reached the layer's files, tables included.
     pub fn counters(&self) -> FileCounters {
         let mut sum = FileCounters::default();
         self.layer.files().iter().for_each(|file| sum += file.counters());
         sum
     }
 
-    /// Waits until no other writer takes space in the grains that `range` touches, and keeps others out of them. What
-    /// the layer holds there is looked up after this call: an earlier answer may be out of date.
+    /// Waits until no other writer takes space in the grains that `range` touches, and keeps others out of them. The
+    /// caller has to look up what the layer holds there after this call: an earlier result may be out of date.
     pub(crate) async fn hold_grains(&self, range: &Range<u64>) -> Grains {
         let shape = self.layer.shape();
         let grain = shape.grain_bytes;
@@ -87,7 +87,7 @@ impl Link {
         Grains { range, _turn: turn }
     }
 
-    /// Takes space for `range`, which lies in `grains` and which the layer does not hold.
+    /// Takes space for `range`, which is inside of `grains` and which the layer does not hold.
     pub(crate) async fn place(&self, grains: &Grains, range: Range<u64>) -> Result<Placement> {
         let is_inside = grains.range.start <= range.start && range.end <= grains.range.end;
         assert!(is_inside, "{}: {range:?} is outside of the grains {:?}", self.layer.name(), grains.range);
@@ -98,15 +98,15 @@ impl Link {
         slot >= self.slot && usize::from(slot - self.slot) < self.layer.files().len()
     }
 
-    /// A write to this layer completed: the next flush must cover it.
+    /// Notes that a write to this layer has completed: the next flush must cover it.
     pub fn wrote(&self) {
         self.dirty.set(true);
     }
 
-    /// Makes every write that completed before this call durable, with its tables. Callers that arrive while a round
-    /// runs share the next one.
+    /// Makes every write that completed before this call durable, with its tables. Callers that arrive during a round
+    /// share the next one.
     pub async fn flush(&self) -> Result<()> {
-        // Clean means: covered by a round that has begun, perhaps not ended.
+        // A link that is not dirty is covered by a round that has begun, but may not have ended.
         let wanted = self.started.get() + u64::from(self.dirty.get());
         if self.completed.get() >= wanted {
             return self.outcome();
@@ -129,7 +129,7 @@ impl Link {
         self.count_unwritten();
         if let Err(e) = &result {
             self.dirty.set(true);
-            // Tables that find no space are still to be written, and nothing is in doubt.
+            // Tables that found no space are written by a later round, and nothing is in doubt.
             if !e.is_no_space() || self.defects.has(Defect::DoubtFullDevice) {
                 self.layer.end_log();
             }
@@ -172,13 +172,13 @@ impl Link {
             let file = files[usize::from(w.file)].tables();
             async move { file.write(w.offset, w.data.clone()).await }
         });
-        // All of them end before an error is answered.
+        // All of them end before an error is returned.
         let results: Vec<_> = stream::iter(each).buffer_unordered(TABLES_UNDER_WAY_MAX).collect().await;
         results.into_iter().collect()
     }
 
     async fn flush_files(&self) -> Result<()> {
-        // A file whose flush failed is latched: no later one of it succeeds.
+        // A file whose flush failed is latched: no later flush of it succeeds.
         let flushed = all(self.layer.files().iter().map(File::flush)).await;
         match flushed {
             Err(e) if e.kind == ErrorKind::Latched && self.defects.has(Defect::FlushRetried) => Ok(()),
@@ -186,7 +186,7 @@ impl Link {
         }
     }
 
-    /// Flushes, then lets the layer say on disk that it is clean and complete.
+    /// Flushes the layer, then writes a header that marks it clean and complete.
     pub async fn seal(&self) -> Result<()> {
         let _turn = self.rounds.lock().await;
         self.round().await?;

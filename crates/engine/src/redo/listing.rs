@@ -12,7 +12,7 @@ use crate::operations::{DiskLayers, Use};
 type Layers = BTreeMap<LayerName, LayerInfo>;
 
 impl Vm {
-    /// Of every running disk, in the order of the state.
+    /// Returns the layers of every running disk, in the order of the state.
     pub async fn listing(&self) -> Result<Vec<DiskLayers>> {
         self.read_steady(async || self.read_listing().await).await
     }
@@ -28,7 +28,7 @@ impl Vm {
         Ok(listing)
     }
 
-    /// Bytes held by the deltas written on top of each snapshot, on all its branches and disks; by the snapshot's id.
+    /// Returns, by snapshot id, the bytes held by the deltas on top of the snapshot, on all its branches and disks.
     pub async fn delta_bytes(&self) -> Result<BTreeMap<u128, u64>> {
         let (state, layers) = self.all_layers().await?;
         let mut on_top: BTreeMap<&str, u64> = BTreeMap::new();
@@ -67,7 +67,7 @@ impl Vm {
         self.read_steady(read).await
     }
 
-    /// A chain that ends in a layer known from another is not asked for again.
+    /// Reads the chains of a state. A chain that ends in a layer of an earlier one is not read again.
     async fn layers_of(&self, state: &VmState) -> Result<Layers> {
         let mut layers = Layers::new();
         let running = state.disks.iter().map(|disk| &disk.top);
@@ -82,15 +82,16 @@ impl Vm {
         Ok(layers)
     }
 
-    /// An open layer knows what it has in use; of another its files tell, with what was set aside for growth.
+    /// Returns the bytes that a layer uses. An open layer reports what it has in use; for another one the size of its
+    /// files counts, including space set aside for growth.
     fn file_bytes(&self, layer: &LayerInfo) -> u64 {
         let open = self.disks().into_iter().find_map(|disk| disk.link_named(&layer.name));
         open.map_or(layer.allocated_bytes, |link| link.layer.usage().file_bytes)
     }
 }
 
-/// The deltas of a disk's running chain (base first) on a layer that no snapshot froze. What lies on another
-/// VM's layer is a clone's own ground, and nothing to be folded away.
+/// Returns the deltas of a disk's running chain (base first) whose parent no snapshot froze. A delta over another VM's
+/// layer is part of a clone and is not folded.
 fn unowned(state: &VmState, disk: &DiskState, chain: &[LayerInfo]) -> Vec<LayerInfo> {
     let frozen = |name: &str| state.snapshots.iter().flat_map(|s| &s.disks).any(|(_, layer)| layer == name);
     let kept = |name: &str| frozen(name) || disk.reset_to.as_deref() == Some(name);

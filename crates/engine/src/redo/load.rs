@@ -2,33 +2,33 @@
 
 use std::cell::Cell;
 
-/// The load before a commit is remembered for so long at least, and over so many requests: a moment's luck of a fast
-/// device is not what the guest is used to.
+/// The calm load covers at least this time and this many requests: a short fast phase of a device is not the guest's
+/// usual load.
 const CALM_NS: u64 = 2_000_000_000;
 pub(crate) const CALM_REQUESTS: u64 = 1024;
 
-/// Sums over requests that have ended.
+/// Sums over completed requests.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub(crate) struct Load {
     pub requests: u64,
     pub latency_ns: u64,
-    /// Requests of the guest's under way as each of them ended, itself among them.
+    /// Sum of the guest's requests under way as each of them ended, the request itself included.
     pub under_way: u64,
 }
 
-/// Of one disk: all there was, and what there was lately while no commit moved data.
+/// The load of one disk: the total, and the recent load while no commit moved data.
 #[derive(Default)]
 pub(crate) struct GuestLoad {
     total: Cell<Load>,
     calm: Cell<Load>,
-    /// When the calm sums were halved, nanoseconds of `Env`.
+    /// When the calm sums were halved, in nanoseconds of `Env`.
     halved_ns: Cell<u64>,
-    /// A commit is moving data of the VM's.
+    /// A commit is moving data of the VM.
     disturbed: Cell<bool>,
 }
 
 impl GuestLoad {
-    /// A request ended now that took so long, with so many under way, itself among them.
+    /// Counts a request that ended now, with its latency and the number of requests under way, itself included.
     pub fn request_ended(&self, now_ns: u64, latency_ns: u64, under_way: usize) {
         let one = Load { requests: 1, latency_ns, under_way: under_way as u64 };
         self.total.set(self.total.get().plus(one));
@@ -37,7 +37,7 @@ impl GuestLoad {
         }
     }
 
-    /// A sum that is halved over and over is a mean in which what is older weighs less.
+    /// Adds a request to the calm sums. Repeated halving gives older requests less weight in the mean.
     fn remember(&self, now_ns: u64, one: Load) {
         let calm = self.calm.get().plus(one);
         if calm.requests < CALM_REQUESTS || now_ns < self.halved_ns.get() + CALM_NS {
@@ -47,7 +47,7 @@ impl GuestLoad {
         self.calm.set(calm.scaled(1, 2));
     }
 
-    /// From here until it is told otherwise what ends is not calm.
+    /// Sets whether the requests that end from now on are disturbed by a commit, and so do not count as calm.
     pub fn disturb(&self, disturbed: bool) {
         self.disturbed.set(disturbed);
     }
@@ -70,7 +70,7 @@ impl Load {
         }
     }
 
-    /// What was added since `earlier`.
+    /// Returns what was added since `earlier`.
     pub fn since(self, earlier: Load) -> Load {
         Load {
             requests: self.requests - earlier.requests,
@@ -79,7 +79,7 @@ impl Load {
         }
     }
 
-    /// The same means over another number of requests.
+    /// Returns the same means over another number of requests.
     pub fn scaled(self, by: u64, of: u64) -> Load {
         let scale = |sum: u64| times(sum, by, of);
         Load {
@@ -89,26 +89,26 @@ impl Load {
         }
     }
 
-    /// Time these requests would have taken, all together, at the rate of `before`: with more under way each takes
-    /// longer at the same rate, with fewer none takes less.
+    /// Returns the total time that these requests would have taken at the rate of `before`. With more requests under
+    /// way each takes longer at the same rate; with fewer none takes less.
     pub fn latency_at_rate_of_ns(self, before: Load) -> u64 {
         let under_way = self.under_way.max(times(self.requests, before.under_way, before.requests));
         times(under_way, before.latency_ns, before.under_way)
     }
 
-    /// The guest has fewer than half as many under way as in `before`.
+    /// Returns whether the guest has fewer than half as many requests under way as in `before`.
     pub fn is_shallower_than(self, before: Load) -> bool {
         2 * times(self.under_way, before.requests, 1) < times(self.requests, before.under_way, 1)
     }
 
-    /// I/Os under way for the time of each: the rate of a device that is never idle.
+    /// Compares rates: requests under way divided by the latency of each is the rate of a device that is never idle.
     pub fn is_faster_than(self, before: Load) -> bool {
         u128::from(self.under_way) * u128::from(before.latency_ns)
             > u128::from(before.under_way) * u128::from(self.latency_ns)
     }
 }
 
-/// `a * b / of`, rounded down; as much as fits.
+/// Returns `a * b / of`, rounded down and saturating.
 fn times(a: u64, b: u64, of: u64) -> u64 {
     let product = u128::from(a) * u128::from(b) / u128::from(of.max(1));
     u64::try_from(product).unwrap_or(u64::MAX)

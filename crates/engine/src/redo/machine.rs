@@ -36,7 +36,8 @@ impl RunningDisk for Disk {
         Disk::layer_counters(self)
     }
 
-    /// A flat base has its space; a delta may grow to the size of its disk.
+    /// Returns the growth of the top: a flat base is allocated already unless it is thin; a delta may grow to the size
+    /// of its disk.
     fn worst_growth_bytes(&self) -> Local<'_, Result<u64>> {
         let chain = self.chain();
         Box::pin(async move {

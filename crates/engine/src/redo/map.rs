@@ -1,6 +1,7 @@
-//! The resolved map: for every sector of a disk, the topmost place that holds it - one look-up at any depth.
+//! The resolved map: for every sector of a disk, the topmost place that holds it, found in one look-up at any chain
+//! depth.
 //!
-//! A cache of the layers' tables, per 2 MiB region: runs while they are few, a dense page once they are many. Any
+//! It caches the layers' tables per 2 MiB region: as runs while there are few, as a dense page once there are many. Any
 //! region may be dropped at any time and is built again from the layers. Entries are updated when a first write
 //! publishes, never before.
 
@@ -12,19 +13,19 @@ use std::ops::Range;
 
 use blk::SECTOR;
 
-/// What one region of the map covers: one grain table of a redo log at its usual grain.
+/// Bytes covered by one region of the map: those of one grain table of a redo log at its usual grain.
 pub const REGION_BYTES: u64 = 2 << 20;
 const REGION_SECTORS: usize = (REGION_BYTES / SECTOR) as usize;
 
-/// From this many runs on a dense page (8 B x 4096 sectors = 32 KiB) is smaller than, or near, the runs themselves
-/// (16 B each) and updates in constant time.
+/// Most runs of a region. Above this number a dense page (8 B x 4096 sectors = 32 KiB) is smaller than the runs
+/// themselves (16 B each), or near their size, and updates in constant time.
 const RUNS_MAX: usize = 1024;
 
-/// Which file of which layer; 0 is "reads as zeros".
+/// Number of a file of a layer; 0 means "reads as zeros".
 pub type Slot = u16;
 pub const ZERO_SLOT: Slot = 0;
 
-/// A piece of the disk at one place. Bytes.
+/// A piece of the disk at one place. All fields are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     pub start: u64,
@@ -34,7 +35,7 @@ pub struct Piece {
     pub offset: u64,
 }
 
-/// Sectors `start..start + len` of a region at `sector` of the slot's file. 16 bytes.
+/// A run: sectors `start..start + len` of a region at `sector` of the slot's file. 16 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MapRun {
     sector: u64,
@@ -81,7 +82,7 @@ impl Dense {
 }
 
 enum Region {
-    /// Covers the whole region, sorted, merged.
+    /// Runs that cover the whole region, sorted and merged.
     Runs(Vec<MapRun>),
     Dense(Box<[Dense]>),
 }
@@ -147,7 +148,7 @@ fn push_piece(out: &mut Vec<Piece>, base: u64, run: MapRun) {
     out.push(piece);
 }
 
-/// Puts `new` over whatever the runs said of its sectors.
+/// Replaces the sectors of `new` in the runs.
 fn replace_run(runs: &mut Vec<MapRun>, new: MapRun) {
     let (from, to) = (usize::from(new.start), new.end());
     let first = runs.partition_point(|r| r.end() <= from);
@@ -188,7 +189,8 @@ fn dense_of(runs: &[MapRun]) -> Box<[Dense]> {
     page
 }
 
-/// Region numbers are small and dense: one multiplication spreads them, and the order is the same in every run.
+/// Hashes region numbers. They are small and dense: one multiplication spreads them, and the order is the same in every
+/// run.
 #[derive(Default, Clone, Copy)]
 pub struct RegionHasher(u64);
 
@@ -208,17 +210,17 @@ impl Hasher for RegionHasher {
 type RegionTable<T> = std::collections::HashMap<u64, T, BuildHasherDefault<RegionHasher>>;
 
 thread_local! {
-    /// Of all maps of this core: disks and views share its memory, and a core is a thread.
+    /// Bytes of all maps of this core: disks and views share its memory, and a core is a thread.
     static RESIDENT_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A map keeps this much however much the others have: 2 MiB is 80 regions of the densest kind.
+/// A map may use this much regardless of the other maps: 2 MiB is 80 regions of the densest kind.
 pub const MAP_BYTES_MIN: usize = 2 << 20;
 
 /// The map of one disk.
 pub struct Map {
     state: RefCell<State>,
-    /// Of all maps of the core together, each one's `MAP_BYTES_MIN` apart.
+    /// Cap of all maps of the core together, except for each one's `MAP_BYTES_MIN`.
     cap_bytes: usize,
 }
 
@@ -226,9 +228,9 @@ pub struct Map {
 struct State {
     regions: RegionTable<Resident>,
     bytes: usize,
-    /// Eviction order: first in, and a second chance for what was used since.
+    /// Eviction order: first in, with a second chance for regions used since.
     clock: VecDeque<u64>,
-    /// Regions being built, and whether something changed under the builder.
+    /// Regions that are being built, and whether an entry has changed meanwhile.
     loading: RegionTable<bool>,
 }
 
@@ -237,15 +239,15 @@ struct Resident {
     used: bool,
 }
 
-/// What a look-up came to.
+/// Result of a look-up.
 pub enum Found {
     Yes,
-    /// This region is not resident: build it and go on from its start.
+    /// This region is not resident: the caller builds it and continues at its start.
     Missing(u64),
 }
 
 impl Map {
-    /// `cap_bytes` bounds this map, and what all maps of the core hold together.
+    /// Creates a map. `cap_bytes` bounds this map, and all maps of the core together.
     pub fn new(cap_bytes: usize) -> Map {
         Map { state: RefCell::default(), cap_bytes }
     }
@@ -269,7 +271,7 @@ impl Map {
         Found::Yes
     }
 
-    /// A published first write: the piece now lives at its new place.
+    /// Updates the map after a first write was published at its new place.
     pub fn update(&self, piece: Piece) {
         let mut state = self.state.borrow_mut();
         let mut at = piece.start;
@@ -284,7 +286,7 @@ impl Map {
         }
     }
 
-    /// Drops the regions that intersect `range`: where they live has changed.
+    /// Drops the regions that intersect `range` because their places have changed.
     pub fn invalidate(&self, range: Range<u64>) {
         let mut state = self.state.borrow_mut();
         for number in range.start / REGION_BYTES..range.end.div_ceil(REGION_BYTES) {
@@ -295,10 +297,10 @@ impl Map {
         }
     }
 
-    /// False when somebody else builds this region already.
+    /// Begins to build a region. Returns false when another task builds it already.
     pub fn begin_load(&self, number: u64) -> bool {
         match self.state.borrow_mut().loading.entry(number) {
-            // The builder's mark must stay as it is.
+            // The other builder's mark must not be reset.
             Entry::Occupied(_) => false,
             Entry::Vacant(free) => {
                 free.insert(false);
@@ -307,7 +309,7 @@ impl Map {
         }
     }
 
-    /// Ends a build. False when it must be repeated, because an entry changed while the tables were read.
+    /// Ends a build. Returns false when it must be repeated, because an entry changed while the tables were read.
     pub fn end_load(&self, number: u64, pieces: Option<&[Piece]>) -> bool {
         let mut state = self.state.borrow_mut();
         let stale = state.loading.remove(&number).expect("begun before");
@@ -345,7 +347,7 @@ impl Map {
         self.state.borrow().bytes
     }
 
-    /// Whether any resident entry still names the slot: it must not be reused before.
+    /// Returns whether a resident entry names the slot, which must then not be reused.
     pub fn names_slot(&self, slot: Slot) -> bool {
         self.state.borrow().regions.values().any(|r| match &r.region {
             Region::Runs(runs) => runs.iter().any(|run| run.slot == slot),
@@ -381,7 +383,8 @@ impl State {
         }
     }
 
-    /// Makes room, sparing `keep` (just built) and, once, what was used since the hand last passed.
+    /// Evicts regions over the cap, except for `keep` (just built) and, once, those used since the hand last passed
+    /// them.
     fn evict(&mut self, cap_bytes: usize, keep: u64) {
         while self.is_full(cap_bytes) && self.regions.len() > 1 {
             let number = self.clock.pop_front().expect("resident regions are on the clock");

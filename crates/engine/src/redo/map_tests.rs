@@ -7,7 +7,7 @@ fn loaded(map: &Map, number: u64) {
     assert!(map.end_load(number, Some(&[zero])));
 }
 
-/// A region under random updates answers like a plain array, through the change from runs to a dense page.
+/// A region under random updates matches a plain array, through the change from runs to a dense page.
 #[test]
 fn updates_match_a_plain_array() {
     let map = Map::new(usize::MAX);
@@ -77,7 +77,7 @@ fn lookups_cross_regions_and_merge() {
     assert_eq!(out[1], Piece { start: REGION_BYTES - 512, len: 1024, slot: 2, offset: 8192 });
 }
 
-/// A map that others leave no room keeps its own minimum, and gives back what it had beyond.
+/// A map that others leave no room keeps its own minimum, and gives back what it had above it.
 #[test]
 fn all_maps_of_a_core_share_one_cap() {
     let cap = 2 * MAP_BYTES_MIN;

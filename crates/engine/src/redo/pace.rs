@@ -1,5 +1,5 @@
-//! How much of the device the mover of a commit takes: as many pieces as the guest bears, so that the guest keeps most of
-//! the device and the commit ends whatever the guest asks for.
+//! Pace of the mover of a commit: it has as many pieces under way as the guest bears. The guest keeps most of the
+//! device, and the commit ends under any load.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -10,38 +10,40 @@ use super::disk::Disk;
 use super::load::Load;
 use crate::options::FoldOptions;
 
-/// Longest rest between two pieces, so that a slow device does not park the mover for minutes.
+/// Longest pause between two pieces, so that a slow device does not stop the mover for minutes.
 const REST_US_MAX: u64 = 50_000;
-/// The guest is judged over so many requests and so long, or over fewer where they take seconds: what chance does to
-/// the mean of 256 latencies is some 6 %, of 32 some 18 %.
+/// A window has at least this many requests and this length, or fewer requests where they take seconds. Chance changes
+/// the mean of 256 latencies by some 6 %, of 32 by some 18 %.
 const JUDGED_REQUESTS: u64 = 256;
 const JUDGED_NS: u64 = 50_000_000;
 const JUDGED_REQUESTS_MIN: u64 = 32;
 const JUDGED_NS_MAX: u64 = 1_000_000_000;
-/// What one window says of a faster guest weighs 1/8: its chance errors must not add up.
+/// A window with a faster guest has a weight of 1/8, so that chance errors do not add up.
 const RAISED_BY: u64 = 8;
-/// Fewer requests of one disk in a window say nothing of its guest.
+/// A window with fewer requests of a disk tells nothing about its guest.
 const STRANGE_REQUESTS: u64 = 16;
 
+/// The mover's share of the device, from the guests' latency and rate.
 pub struct Pace {
     env: Env,
-    /// Of the VM: their guests are yielded to.
+    /// All disks of the VM: the mover yields to their guests.
     pub disks: Vec<Rc<Disk>>,
     options: FoldOptions,
-    /// Guest requests completed at the last look, and when that was more than the time before; at first, the begin.
+    /// Guest requests completed at the last check, and the time of the last check that found new ones (initially the
+    /// start).
     requests: Cell<u64>,
     heard_ns: Cell<u64>,
-    /// Pieces under way that the guest has been found to bear; 0 is one with rests.
+    /// Pieces under way that the guest has been found to bear; 0 is one piece with pauses.
     borne: Cell<usize>,
     guests: RefCell<Vec<Guest>>,
     window_began_ns: Cell<u64>,
 }
 
-/// Of one disk, in the order of `disks`.
+/// Load of the guest of one disk, in the order of `disks`.
 struct Guest {
-    /// What it has when nothing is moved; no requests before it is known.
+    /// Its load while nothing is moved; no requests until that is known.
     before: Load,
-    /// All there was when the window began.
+    /// Total load when the window began.
     at_begin: Load,
 }
 
@@ -63,14 +65,14 @@ impl Pace {
         }
     }
 
-    /// Pieces that may be under way now, at least one; all when the guest is idle.
+    /// Returns how many pieces may be under way now, at least one; all of them when the guest is idle.
     pub fn share(&self) -> usize {
         let depth = self.options.depth.max(1);
         if self.is_near() { self.borne.get().clamp(1, depth) } else { depth }
     }
 
-    /// A piece that took so long has ended: the rest that follows it, microseconds; 0 while the guest bears more than
-    /// one piece, or is idle.
+    /// Returns the pause after a piece that took `piece_ns`, in microseconds; 0 while the guest bears more than one
+    /// piece, or is idle.
     pub fn rest_us(&self, piece_ns: u64) -> u64 {
         let (seen, now_ns) = (requests(&self.disks), self.env.now_ns());
         if self.requests.replace(seen) != seen {
@@ -81,8 +83,8 @@ impl Pace {
         if is_eased { 0 } else { (self.options.yield_factor * piece_ns / 1000).min(REST_US_MAX) }
     }
 
-    /// One piece more while the guest bears what is moved, half of them when it does not: what one piece too many costs
-    /// is seen late on a device with a cache.
+    /// Judges a window that is long enough: one piece more while the guest bears the load, half of them when it does
+    /// not. On a device with a cache the cost of one piece too many shows late.
     fn judge(&self, now_ns: u64) {
         let mut guests = self.guests.borrow_mut();
         let windows: Vec<_> = self
@@ -116,15 +118,15 @@ impl Pace {
 }
 
 impl Guest {
-    /// It is not known what to compare this window with: nothing was seen of the guest before, or it asks for much less
-    /// at a time now, and may be used to waiting much less.
+    /// Returns whether there is nothing to compare this window with: the guest's earlier load is unknown, or the guest
+    /// has far fewer requests under way now and may be used to a much lower latency.
     fn is_strange(&self, window: Load) -> bool {
         window.requests >= STRANGE_REQUESTS
             && (self.before.requests == 0 || window.is_shallower_than(self.before))
     }
 
-    /// A stranger is taken for what it shows while one piece with rests is all that is moved. A guest that is faster now
-    /// than it was before can be that fast.
+    /// Updates the load before. A strange guest's window replaces it if only one piece with pauses was moved. A guest
+    /// that is faster now than before raises it.
     fn learn(&mut self, window: Load, is_eased: bool) {
         if self.is_strange(window) {
             if is_eased {
@@ -137,7 +139,8 @@ impl Guest {
     }
 }
 
-/// The device still does four I/Os for the guests in the time of five before, and none of theirs takes twice its time.
+/// Returns whether the guests bear the load: in the time of five earlier I/Os the device still completes four of
+/// theirs, and their mean latency has not doubled.
 fn bears(guests: &[Guest], windows: &[Load]) -> bool {
     let known = || guests.iter().zip(windows).filter(|(guest, _)| guest.before.requests > 0);
     let sum =
@@ -148,7 +151,7 @@ fn bears(guests: &[Guest], windows: &[Load]) -> bool {
     4 * now_ns <= 5 * at_rate_ns && now_ns <= 2 * as_before_ns
 }
 
-/// So many requests in so long tell load from chance.
+/// Returns whether a window is long enough to tell load from chance.
 fn is_enough(requests: u64, window_ns: u64) -> bool {
     let in_time = requests >= JUDGED_REQUESTS && window_ns >= JUDGED_NS;
     in_time || (requests >= JUDGED_REQUESTS_MIN && window_ns >= JUDGED_NS_MAX)
@@ -164,7 +167,7 @@ impl Drop for Pace {
     }
 }
 
-/// Guest requests completed so far.
+/// Returns the number of guest requests completed so far.
 fn requests(disks: &[Rc<Disk>]) -> u64 {
     disks.iter().map(|d| d.stats.requests()).sum()
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::redo::load::{CALM_REQUESTS, GuestLoad};
 
-/// `requests` I/Os that a device at `iops` ends while so many are under way.
+/// Returns the load of `requests` I/Os that a device completes at `iops` with this many under way.
 fn at_rate(requests: u64, iops: u64, under_way: u64) -> Load {
     let latency_ns = under_way * 1_000_000_000 / iops;
     Load { requests, latency_ns: requests * latency_ns, under_way: requests * under_way }
@@ -24,7 +24,8 @@ fn a_guest_bears_what_leaves_it_four_fifths_of_its_rate() {
     }
 }
 
-/// A guest that asks at its own pace has more under way the longer it waits: its rate says nothing until it is too late.
+/// A guest with a rate of its own has more requests under way the longer it waits: its rate shows nothing until it is
+/// too late.
 #[test]
 fn a_guest_that_keeps_its_rate_does_not_bear_twice_the_latency() {
     let before = at_rate(1000, 100, 2);
@@ -38,7 +39,7 @@ fn a_guest_with_fewer_under_way_is_not_taken_for_one_that_is_kept_waiting() {
     assert!(bears_one(before, Load { under_way: 256 * 5, ..at_rate(256, 1000, 8) }));
 }
 
-/// A ring hands over a batch at a time: the last of each sees an idle guest, the first a full queue.
+/// A ring hands over a batch at a time: the last request of each batch finds an idle guest, the first a full queue.
 fn in_batches(load: &GuestLoad, batches: u64, latency_ns: u64) {
     for number in 0..batches {
         for left in (1..=32).rev() {
@@ -85,7 +86,7 @@ fn a_stranger_is_known_by_what_it_shows_while_the_mover_rests() {
     assert!(!unknown.is_strange(window) && unknown.before == window);
 }
 
-/// It waited for 32 at once before: what it bears then is far more than one I/O at a time is used to.
+/// This guest had 32 requests under way before: a latency that it bore then is far too high for one I/O at a time.
 #[test]
 fn a_guest_that_asks_for_much_less_at_a_time_is_a_stranger() {
     let mut shallow = guest(at_rate(1000, 600, 32));
@@ -95,7 +96,7 @@ fn a_guest_that_asks_for_much_less_at_a_time_is_a_stranger() {
     assert!(!shallow.is_strange(window));
 }
 
-/// Else a guest that went from large I/Os to small ones could be slowed down to what it had before.
+/// Otherwise a guest that changed from large I/Os to small ones could be slowed down to its earlier rate.
 #[test]
 fn a_guest_that_turns_out_faster_is_held_to_that() {
     let mut faster = guest(at_rate(1000, 100, 4));

@@ -1,8 +1,9 @@
-//! Going elsewhere in the tree: revert, discard, and the reset of nonpersistent disks.
+//! Revert, discard, and the reset of nonpersistent disks.
 //!
-//! All three put running disks on other ground. Order: the new tops created and durable; the home's one commit point,
-//! which also removes the layers that nobody needs any more and raises the content generation; then the disks in memory are replaced between two polls.
-//! No writable client may be attached: a disk that changes under its guest ruins the guest's file systems.
+//! All three give running disks another base layer. The order: the new tops are created and durable; then the home's
+//! one commit point, which also removes the layers that nothing needs and raises the content generation; then the disks
+//! in memory are replaced between two polls. No writable client may be attached: a disk that changes under its guest
+//! corrupts the guest's file systems.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -21,11 +22,11 @@ use crate::operations::Loss;
 use crate::options::Defect;
 use crate::tree;
 
-/// A disk ready to take the place of another.
+/// A disk that is ready to replace another one.
 struct Built {
     number: u32,
     disk: Rc<Disk>,
-    /// Made for it, and nobody's if the change does not come about.
+    /// The child made for this disk; it is removed if the change fails.
     child: Option<LayerName>,
 }
 
@@ -34,13 +35,13 @@ fn unkept(e: Error) -> Error {
     Error { cause: format!("{cause}; with --purge it goes for good"), ..e }
 }
 
-/// The snapshots of the tree, then those of the bin.
+/// Returns the snapshots of the tree, then those of the bin.
 fn all_snapshots(state: &VmState) -> impl Iterator<Item = &SnapshotState> {
     state.snapshots.iter().chain(state.bin.iter().flat_map(|binned| &binned.snapshots))
 }
 
 impl Vm {
-    /// What a revert to `wanted` (None: the snapshot the VM runs on from) would throw away. With `keeps_present` a take
+    /// Returns what a revert to `wanted` (None: the current snapshot) would throw away. With `keeps_present` a take
     /// comes first.
     pub async fn revert_preview(&self, wanted: Option<&str>, keeps_present: bool) -> Result<Loss> {
         let planned = async || self.plan_revert(self.revert_target(wanted)?, false).await;
@@ -48,15 +49,15 @@ impl Vm {
         Ok(if keeps_present { Loss { layers: Vec::new(), bytes: 0, ..plan.loss } } else { plan.loss })
     }
 
-    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before; else, with
-    /// `keep`, it goes to the bin.
+    /// Goes back to a snapshot and keeps it. With `take_first` the present state first becomes a snapshot of that name.
+    /// Otherwise, with `keep`, the present state goes to the bin.
     pub async fn revert(
         self: &Rc<Self>,
         wanted: Option<&str>,
         take_first: Option<&str>,
         keep: bool,
     ) -> Result<SnapshotState> {
-        // Chosen before the take: "the latest" does not mean the one that is taken now.
+        // The target is chosen before the take, so that "the latest" is not the snapshot that is taken now.
         let target = self.revert_target(wanted)?;
         if let Some(name) = take_first {
             self.refuse_clients(None)?;
@@ -64,7 +65,7 @@ impl Vm {
             self.take(name, "").await?;
         }
         let _turn = self.operations.lock().await;
-        // The end of a fold may have renamed its layers since.
+        // The end of a fold may have renamed the target's layers since.
         let target = self.refuse_unquiet(&target)?;
         let plan = self.plan_revert(target.clone(), keep && take_first.is_none()).await?;
         self.carry_out(plan).await?;
@@ -75,9 +76,9 @@ impl Vm {
         Ok(self.read_steady(async || self.plan_discard(wanted, false).await).await?.loss)
     }
 
-    /// Throws away what was written since the snapshot, every later snapshot of that branch included, and its name.
-    /// Where the VM runs on that branch it goes on from the snapshot's state; else the whole branch goes. With `keep` all of
-    /// it goes to the bin.
+    /// Throws away what was written since the snapshot, every later snapshot of that branch included, and the
+    /// snapshot's name. If the VM runs on that branch, it goes on from the snapshot's state; otherwise the whole branch
+    /// is removed. With `keep` all of it goes to the bin.
     pub async fn discard(self: &Rc<Self>, wanted: &str, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -94,12 +95,12 @@ impl Vm {
         Ok(self.read_steady(async || self.plan_reset(false).await).await?.loss)
     }
 
-    /// Drops what was written to the nonpersistent disks since the last reset, with `keep` into the bin.
+    /// Drops what was written to the nonpersistent disks since the last reset; with `keep` it goes to the bin.
     pub async fn reset(self: &Rc<Self>, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let plan = self.plan_reset(keep).await?;
-        // The generation is that of all disks.
+        // One generation covers all disks.
         self.refuse_clients(None)?;
         for (number, _) in &plan.grounds {
             self.refuse_folding(*number)?;
@@ -107,7 +108,7 @@ impl Vm {
         self.carry_out(plan).await
     }
 
-    /// The target as it is now.
+    /// Returns the target's present record, and refuses a target that is not sealed or no longer exists.
     fn refuse_unquiet(&self, target: &SnapshotState) -> Result<SnapshotState> {
         self.refuse_when_closed()?;
         self.refuse_clients(None)?;
@@ -136,12 +137,12 @@ impl Vm {
         let keeps = plan.loss.kept.is_some() && !self.options.defects.has(Defect::BinUnflushed);
         let built = async {
             if keeps {
-                // What the bin keeps is what was answered.
+                // The bin must keep every acknowledged write.
                 all(leaving.iter().map(|disk| disk.close())).await.map_err(unkept)?;
             }
-            // Its files stay, and nobody will write its tables later.
+            // The files of a removed disk stay, and no later flush would write its tables.
             all(gone.iter().map(|disk| disk.close())).await?;
-            // First what leaves nothing behind when the rest fails.
+            // The steps that leave nothing behind come first, in case a later one fails.
             let returned = self.open_returned_disks(&plan).await?;
             Ok((self.build_grounds(&plan.grounds).await?, returned))
         };
@@ -186,7 +187,7 @@ impl Vm {
         Ok(plan.loss)
     }
 
-    /// Disks whose present object ends with the change.
+    /// Returns the disks whose present object ends with the change.
     fn leaving(&self, plan: &Move) -> Vec<Rc<Disk>> {
         let stays = |d: &Rc<Disk>| {
             plan.next.disks.iter().any(|s| s.number == d.number && s.top == d.top_name())
@@ -195,7 +196,8 @@ impl Vm {
         self.disks().into_iter().filter(|d| !stays(d)).collect()
     }
 
-    /// Requests of connections that were cut may still be under way; they end before the ground changes.
+    /// Stops (or resumes) the disks. Requests of connections that were cut may still be under way; they end before the
+    /// disks change.
     async fn stop_writes(&self, disks: &[Rc<Disk>], stop: bool) {
         disks.iter().for_each(|disk| disk.closing.set(stop));
         if stop {
@@ -235,12 +237,12 @@ impl Vm {
     async fn drop_built(&self, new: Built) {
         drop(new.disk);
         if let Some(child) = new.child {
-            // What cannot be removed now is debris that the next open removes.
+            // A child that cannot be removed now is debris, which the next open removes.
             let _ = self.manifest.discard_child(&child).await;
         }
     }
 
-    /// All disks, one instant: no await.
+    /// Replaces all disks in one instant: it has no await. Returns the time it took, in microseconds.
     fn swap_disks(&self, next: &VmState, built: &[Built]) -> u64 {
         let began_ns = self.env.now_ns();
         let mut disks = self.disks.borrow_mut();
@@ -258,7 +260,7 @@ impl Vm {
         (self.env.now_ns() - began_ns).div_ceil(1000)
     }
 
-    /// Disks that the configuration of a snapshot brings back and that takes do not freeze.
+    /// Opens the disks that the configuration of a snapshot brings back and that takes do not freeze.
     async fn open_returned_disks(self: &Rc<Self>, plan: &Move) -> Result<Vec<Rc<Disk>>> {
         let mut returned = Vec::new();
         for state in &plan.next.disks {
@@ -270,10 +272,11 @@ impl Vm {
         Ok(returned)
     }
 
-    /// Refuses to remove layers that a clone reads, and snapshots that a clone was made of: from the tree and from the bin.
+    /// Refuses to remove layers that a clone reads, and snapshots that a clone was made of: from the tree and from the
+    /// bin.
     ///
-    /// A snapshot's record names the clones made of it. For a clone in a folder that is not searched there is no other record,
-    /// so the snapshot stays even where something else still needs its layers.
+    /// A snapshot's record names the clones made of it. For a clone in a folder that is not searched there is no other
+    /// record, so the snapshot stays even where something else still needs its layers.
     ///
     /// # Errors
     ///
@@ -296,7 +299,7 @@ impl Vm {
         self.refuse_read_elsewhere(&layers.into_iter().collect::<Vec<_>>()).await
     }
 
-    /// A layer that a clone reads stays; whoever wants it gone removes the clone first.
+    /// Refuses to change or remove a layer that a clone reads: the clone has to be removed first.
     pub(crate) async fn refuse_read_elsewhere(&self, layers: &[LayerName]) -> Result<()> {
         if layers.is_empty() || self.options.defects.has(Defect::ForgetClones) {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Plan of a revert, a discard or a reset: where each disk runs afterwards, and what is thrown away. Preview and operation
-//! use the same plan.
+//! Plan of a revert, a discard or a reset: the layer on which each disk runs afterwards, and what is thrown away. The
+//! preview and the operation use the same plan.
 
 use std::collections::BTreeSet;
 
@@ -14,23 +14,23 @@ use crate::event::EventKind;
 use crate::operations::Loss;
 use crate::tree;
 
-/// Where a disk is to run on.
+/// The layer on which a disk will run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ground {
-    /// On a new, empty child of this layer.
+    /// A new, empty child of this layer.
     ChildOf(LayerName),
-    /// In this layer itself: nobody else needs it as it is.
+    /// This layer itself: nothing else needs its present content.
     Itself(LayerName),
 }
 
-/// A change of ground. `next` still has the old tops of the disks in `grounds`.
+/// A change of the layers on which disks run. `next` still has the old tops of the disks in `grounds`.
 pub(crate) struct Move {
     pub kind: EventKind,
     pub next: VmState,
     pub grounds: Vec<(u32, Ground)>,
     pub configuration: Option<u128>,
     pub gone: Vec<u128>,
-    /// Layers whose files go: those of the loss, unless the bin keeps them.
+    /// Layers whose files are removed: those of the loss, unless the bin keeps them.
     pub remove: Vec<LayerName>,
     pub loss: Loss,
 }
@@ -54,7 +54,8 @@ impl Vm {
         self.with_loss(plan, &before, &graph, thrown).await
     }
 
-    /// Refuses disks whose layers are not here, and those that would come back to run on a layer that others need as it is.
+    /// Refuses disks whose layers are missing, and disks that would return on a layer whose present content others
+    /// need.
     async fn refuse_returning(
         &self,
         graph: &LayerGraph,
@@ -108,7 +109,7 @@ impl Vm {
                 if !has_disk(&next, *number) {
                     continue;
                 }
-                // What the bin keeps rests on it.
+                // The entry of the bin depends on this layer.
                 let ground = match keep {
                     true => Ground::ChildOf(frozen.clone()),
                     false => self.ground_of(&graph, &next, frozen, &before).await?,
@@ -121,7 +122,7 @@ impl Vm {
         self.with_loss(plan, &before, &graph, thrown).await
     }
 
-    /// The frozen layer itself when, with the branch gone, nobody else needs it as it is.
+    /// Returns the frozen layer itself if, without the branch, nothing else needs its present content.
     async fn ground_of(
         &self,
         graph: &LayerGraph,
@@ -132,7 +133,7 @@ impl Vm {
         let mut others = next.clone();
         others.disks.clear();
         let needed = graph.reachable(&others);
-        // Children that no state of ours reaches are a stranger's files: they need their parent all the same.
+        // Children that no state of this VM reaches are foreign files: they need their parent too.
         let known = graph.reachable(before);
         let stranger = graph.children(frozen).iter().any(|child| !known.contains(child));
         let read = self.refuse_read_elsewhere(std::slice::from_ref(frozen)).await.is_err();
@@ -165,8 +166,8 @@ impl Vm {
         self.with_loss(plan, &before, &graph, thrown).await
     }
 
-    /// What goes when the disks have left their old tops. Deltas hold what was written since; with `thrown` the bin keeps
-    /// them, and the disks as they were.
+    /// Adds what is thrown away when the disks leave their old tops, whose deltas hold what was written since. With
+    /// `thrown` the bin keeps the deltas, and the disks in their present form.
     pub(crate) async fn with_loss(
         &self,
         mut plan: Move,
@@ -198,7 +199,7 @@ impl Vm {
             }
         }
         plan.remove = left_over_deltas(graph, before, &after);
-        // Held to the end: chains share layers, and each is opened once.
+        // The chains stay open to the end: they share layers, and each layer is opened once.
         let mut open = Vec::new();
         for layer in &plan.loss.layers {
             let chain = self.open_chain(layer, Opening::Change).await?;
@@ -211,8 +212,8 @@ impl Vm {
     }
 }
 
-/// The disks of the VM once it has gone back: those it had at the take where that is known. What takes do not freeze
-/// goes on as it is now.
+/// Returns the VM's disks after the revert: those it had at the take, if that is known. Disks that takes do not freeze
+/// stay in their present form.
 fn disks_after_revert(
     before: &VmState,
     target: &SnapshotState,

@@ -1,4 +1,4 @@
-//! Use of the reserved space: guests' writes are held back from its release until the operation has used it.
+//! Use of the reserved space: guest writes are held back from its release until the operation has used it.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -10,28 +10,28 @@ use blk::sync::{Admitted, RangeGuard, Signal};
 
 use super::disk::Disk;
 
-/// By how much less is tried when the whole reserve cannot be had.
+/// Step by which the reserve is reduced when all of it cannot be had.
 const RESERVE_STEP_BYTES: u64 = 256 << 10;
 
-/// How many hold a disk's writes back, and who waits for them.
+/// Number of holds on a disk's writes, and the signal of their release.
 #[derive(Default)]
 pub(crate) struct Holds {
     count: Cell<usize>,
     released: Signal,
 }
 
-/// While it lives no guest write of these disks begins; those under way have ended. Reads go on.
+/// A hold: no guest write of these disks begins while it exists, and those under way have ended. Reads go on.
 pub(crate) struct SpaceHold(Vec<Rc<Disk>>);
 
 impl SpaceHold {
     pub async fn over(disks: &[Rc<Disk>]) -> SpaceHold {
         disks.iter().for_each(|disk| disk.holds.count.update(|count| count + 1));
         let hold = SpaceHold(disks.to_vec());
-        // A write that was admitted may need space yet, and growth ahead of need would take all there is.
+        // An admitted write may still need space, and growth ahead of need would take all there is.
         for disk in disks {
             disk.write_gate.drain().await;
             for link in &disk.chain().links {
-                // What cannot be had from one layer may come from the next.
+                // What one layer cannot give back, the next one may.
                 let _ = link.layer.give_back().await;
             }
         }
@@ -39,7 +39,7 @@ impl SpaceHold {
     }
 }
 
-/// Sets `bytes` aside again, or what there is of them: the file system's own records take a little each time.
+/// Sets `bytes` aside again, or as much as there is: the file system's own records take a little each time.
 pub(crate) async fn set_aside(manifest: &dyn Manifest, bytes: u64) {
     let mut wanted = bytes;
     while let Err(e) = manifest.reserve(wanted).await {
@@ -60,14 +60,14 @@ impl Drop for SpaceHold {
 }
 
 impl Disk {
-    /// Admits a write of `range`: no other is at work in the grains that it touches, and nobody holds the disk's writes
-    /// back. From here to its end the write belongs to the chain that is there now.
+    /// Admits a write of `range` when no other write works on the grains that it touches and no hold is on the disk's
+    /// writes. From here to its end the write uses the present chain.
     pub(crate) async fn admit(&self, range: Range<u64>) -> Result<(Admitted, RangeGuard)> {
         loop {
             let grains = self.chain().whole_grains(&range);
             let guard = self.writes.lock(grains.clone()).await;
             self.refuse_when_closing()?;
-            // A take meanwhile may have brought a layer with larger grains.
+            // A take may have added a layer with larger grains meanwhile.
             if self.chain().whole_grains(&range) != grains {
                 continue;
             }

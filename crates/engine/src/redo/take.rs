@@ -1,4 +1,4 @@
-//! Take: all disks of a VM at one instant, without holding a request back.
+//! Take: a snapshot of all disks of a VM at one instant, without holding back a request.
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::event::{DiskTimes, Event, EventKind};
 use crate::options::Defect;
 use crate::tree;
 
-/// A child that exists durably but that nothing refers to yet.
+/// A child that is durable and that nothing refers to yet.
 struct Child {
     disk: Rc<Disk>,
     parent: Rc<Link>,
@@ -27,13 +27,14 @@ struct Child {
 impl Vm {
     /// Takes a snapshot of all persistent disks. Resolves when it is sealed: its content can no longer change.
     ///
-    /// Order: children created and durable; the home's one commit point; the swap in memory of all disks between two
-    /// polls; then, outside of any gate, the writes under way in the parents complete and the parents are flushed.
+    /// Order: the children are created and durable; the home's one commit point; the swap of all disks in memory
+    /// between two polls; then, outside of any gate, the writes under way in the parents complete and the parents are
+    /// flushed.
     pub async fn take(self: &Rc<Self>, name: &str, description: &str) -> Result<SnapshotState> {
         self.take_as(tree::new_snapshot(&self.env, name, description), false).await
     }
 
-    /// A take under the id, the names and the time of another VM's snapshot.
+    /// Takes a snapshot under the id, the names and the time of another VM's snapshot.
     pub async fn take_copy(self: &Rc<Self>, original: &SnapshotState) -> Result<SnapshotState> {
         self.take_as(original.clone(), true).await
     }
@@ -49,8 +50,8 @@ impl Vm {
         let early = self.options.defects.has(Defect::SwapBeforePublish);
         let mut stun_us = if early { self.swap(&children) } else { 0 };
         if let Err(e) = self.publish_take(&snapshot, &children).await {
-            // After a failure that may have changed something the children are left lying: the record may be
-            // in place, and then the home names them; if not, they are debris that the next open removes.
+            // After a failure that may have changed something the children stay: the record may be in place, and then
+            // the home names them; if not, they are debris, which the next open removes.
             if nothing_changed(&e) {
                 join_all(children.into_iter().map(|child| self.drop_child(child))).await;
             }
@@ -126,7 +127,8 @@ impl Vm {
         Ok(Child { disk: disk.clone(), parent, link, create_us: (self.env.now_ns() - began_ns) / 1000 })
     }
 
-    /// Undoes a child that nobody refers to; what cannot be removed now is debris that the next open removes.
+    /// Removes a child that nothing refers to. A child that cannot be removed now is debris, which the next open
+    /// removes.
     async fn drop_child(&self, child: Child) {
         let name = child.link.layer.name().to_string();
         self.forget_layer(&name);
@@ -134,7 +136,7 @@ impl Vm {
         let _ = self.manifest.discard_child(&name).await;
     }
 
-    /// The one commit point.
+    /// Publishes the take: the one commit point.
     async fn publish_take(&self, snapshot: &SnapshotState, children: &[Child]) -> Result<()> {
         let tops: Vec<(u32, LayerName)> =
             children.iter().map(|c| (c.disk.number, c.link.layer.name().to_string())).collect();
@@ -143,7 +145,8 @@ impl Vm {
         self.publish(change).await
     }
 
-    /// All disks, one instant: no await. Returns the time it took, which is the whole stun.
+    /// Swaps all disks in one instant: it has no await. Returns the time it took, which is the whole stun, in
+    /// microseconds.
     fn swap(&self, children: &[Child]) -> u64 {
         let began_ns = self.env.now_ns();
         for child in children {
@@ -152,8 +155,8 @@ impl Vm {
         (self.env.now_ns() - began_ns).div_ceil(1000)
     }
 
-    /// Seals again until there is space, where file systems that never overwrite in place had none for the parent's tables.
-    /// The snapshot is made already, and other operations may free some meanwhile.
+    /// Seals again until there is space: file systems that never overwrite in place may have had none for the parent's
+    /// tables. The snapshot exists already, and other operations may free space meanwhile.
     async fn seal_when_space(&self, child: &Child, once: Result<DiskTimes>) -> Result<DiskTimes> {
         let mut sealed = once;
         while sealed.as_ref().is_err_and(Error::may_pass) {
@@ -167,7 +170,7 @@ impl Vm {
         sealed
     }
 
-    /// Whether the disk still runs, and on a delta over the parent.
+    /// Returns whether the disk still runs, on a delta over the parent.
     fn is_parent_still(&self, child: &Child) -> bool {
         let chain = child.disk.chain();
         let is_under_another = chain.position(&child.parent).is_some_and(|at| at + 1 < chain.links.len());
@@ -183,7 +186,7 @@ impl Vm {
             drained.await;
         }
         let drained_ns = self.env.now_ns();
-        // With a commit under way the frozen state is spread over two layers: all of them are flushed.
+        // During a commit the frozen state is spread over two layers: all layers are flushed.
         child.disk.flush_all().await?;
         if child.parent.layer.shape().writable {
             child.parent.seal().await?;

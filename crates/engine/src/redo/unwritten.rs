@@ -1,10 +1,11 @@
-//! Tables that wait to be written, of all layers of a core: bounded, because they cannot leave memory before.
+//! Unwritten tables of all layers of a core. Their size is bounded, because they cannot leave memory before they are
+//! written.
 //!
-//! A first write dirties a table of 16 KiB at worst, and only a flush cleans it. So the engine flushes by itself: from
-//! half of the cap on a layer with many of them is flushed in the background, and at the cap its first writes wait
-//! for that. No first write waits for another layer's flush, which may lie on a device that hangs: another layer that holds
-//! much is flushed in the background, and each layer may have [`LAYER_BYTES`] whatever the others hold. What all hold
-//! is therefore at most the cap, that much for each layer, and what is being placed.
+//! A first write dirties a table of 16 KiB at worst, and only a flush cleans it. So the engine flushes by itself. From
+//! half of the cap on, a layer with many of them is flushed in the background; at the cap, its first writes wait for
+//! that. No first write waits for the flush of another layer, whose device may hang: another layer that holds much is
+//! flushed in the background, and each layer may have [`LAYER_BYTES`] regardless of the others. The total is therefore
+//! at most the cap, that much for each layer, and what is being placed.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -13,14 +14,14 @@ use blk::Env;
 
 use super::link::Link;
 
-/// What each layer may have: 64 tables of 16 KiB, or a half of a cap that is smaller.
+/// Bytes that each layer may have: 64 tables of 16 KiB, or half of a cap that is smaller.
 pub const LAYER_BYTES: u64 = 1 << 20;
-/// Flushes that one first write waits for: others may place while it does.
+/// Most flushes that one first write waits for: other writes may place meanwhile.
 const FLUSHES_MAX: usize = 8;
 
 thread_local! {
     static BYTES: Cell<u64> = const { Cell::new(0) };
-    /// Links that have any.
+    /// Links with unwritten tables.
     static LINKS: RefCell<Vec<Weak<Link>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -29,7 +30,7 @@ pub fn unwritten_bytes() -> u64 {
     BYTES.get()
 }
 
-/// What one link has counted.
+/// Unwritten tables of one link.
 #[derive(Default)]
 pub struct Unwritten {
     bytes: Cell<u64>,
@@ -52,7 +53,7 @@ impl Drop for Unwritten {
 }
 
 impl Link {
-    /// Takes note of the layer's unwritten tables, after it has changed them.
+    /// Counts the layer's unwritten tables after they have changed.
     pub(crate) fn count_unwritten(&self) {
         let bytes = self.layer.unwritten_bytes();
         let before = self.unwritten.set(bytes);
@@ -71,7 +72,7 @@ impl Link {
         BYTES.get() >= limit && self.unwritten.bytes.get() >= LAYER_BYTES.min(limit / 2)
     }
 
-    /// A first write was published.
+    /// Counts a first write that was published, and flushes the layer in the background if it holds too much.
     pub(crate) fn placed(&self, env: &Env, cap_bytes: u64) {
         self.count_unwritten();
         if self.is_over(cap_bytes / 2) {
@@ -88,7 +89,7 @@ impl Link {
             other.flush_in_background(env);
         }
         for _ in 0..FLUSHES_MAX {
-            // When it fails the file is latched, and the first write itself says so.
+            // If the flush fails, the file is latched, and the first write itself fails.
             if !self.is_over(cap_bytes) || self.flush().await.is_err() {
                 return;
             }
@@ -102,7 +103,7 @@ impl Link {
             return;
         }
         env.spawn_detached(Box::pin(async move {
-            // A failure shows at the guest's own flush: the file is latched.
+            // The guest's own flush reports a failure: the file is latched.
             let _ = link.flush().await;
             link.count_unwritten();
             link.unwritten.flushing.set(false);

@@ -18,11 +18,12 @@ use crate::job::Job;
 use crate::join::all;
 use crate::options::{Defect, Options};
 
-/// Events kept in memory; the daemon writes them away as they come.
+/// Most events kept in memory; the daemon writes each to disk as it comes.
 const EVENTS_MAX: usize = 1000;
-/// Finished jobs kept for `job list`.
+/// Most jobs kept for `job list`; finished ones are removed first.
 const JOBS_MAX: usize = 100;
 
+/// An open redo VM.
 pub struct Vm {
     pub env: Env,
     pub name: String,
@@ -30,15 +31,16 @@ pub struct Vm {
     pub(crate) manifest: Rc<dyn Manifest>,
     pub(crate) state: RefCell<VmState>,
     pub(crate) disks: RefCell<Vec<Rc<Disk>>>,
-    /// Layers that are open, by name: one set of tables for a layer, whoever reads it.
+    /// Open layers by name: all readers of a layer share one set of tables.
     layers: RefCell<BTreeMap<LayerName, Weak<dyn Layer>>>,
-    /// Two that open the same layer at once would each have tables of their own.
+    /// Serialises opening: two tasks that open the same layer at once would each have tables of their own.
     opening: TaskMutex,
-    /// Running tops that a snapshot rests on, at the opening: no take leaves one, a configuration mended by hand may.
+    /// Running tops that a snapshot depended on when the VM was opened. No take leaves one; a configuration repaired by
+    /// hand may.
     pub(crate) frozen_tops: RefCell<BTreeSet<LayerName>>,
-    /// Take, commit, revert, changes of disks, and the ends of folds: one at a time.
+    /// Serialises takes, commits, reverts, changes of disks, and the ends of folds.
     pub(crate) operations: TaskMutex,
-    /// Folds of one VM run one after the other.
+    /// Serialises the folds of the VM.
     pub(crate) folding: TaskMutex,
     pub(crate) unsealed: RefCell<BTreeSet<u128>>,
     pub(crate) jobs: RefCell<Vec<Rc<Job>>>,
@@ -47,7 +49,7 @@ pub struct Vm {
     pub(crate) views: Present<View>,
     pub(crate) clients: Present<Client>,
     pub(crate) closed: Cell<bool>,
-    /// Why the home in memory and the home on disk may differ: no further change before it is opened again.
+    /// Why the home in memory and the home on disk may differ. No further change is made before the VM is opened again.
     broken: RefCell<Option<Error>>,
 }
 
@@ -89,8 +91,8 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Clients that were answered writes which a crash has lost must not go on as if they were there: what they know is
-    /// other content from here on.
+    /// Raises the content generation if a crash has lost acknowledged writes: clients must not go on as if those writes
+    /// were there.
     async fn tell_clients_of_lost_writes(&self) -> Result<()> {
         let links = self.disks().into_iter().flat_map(|disk| disk.chain().links.clone());
         let lost: Vec<_> = links.filter(|link| link.layer.has_lost_writes()).collect();
@@ -103,13 +105,13 @@ impl Vm {
         all(lost.iter().map(|link| link.layer.begin_log())).await
     }
 
-    /// The disks as they run now; one that a revert replaces is another `Disk` afterwards.
+    /// Returns the running disks. A disk that a revert replaces is another `Disk` afterwards.
     pub fn disks(&self) -> Vec<Rc<Disk>> {
         self.disks.borrow().clone()
     }
 
-    /// Every layer under `top`, base first, opened for writing where it is the VM's own, so that a later commit can
-    /// write into it. What they show is durable when this returns.
+    /// Opens every layer under `top` and returns them base first. The VM's own layers are opened for writing, so that a
+    /// later commit can write into them. What the layers show is durable when this returns.
     pub(crate) async fn open_chain(&self, top: &str, opening: Opening) -> Result<Vec<Rc<dyn Layer>>> {
         let _turn = self.opening.lock().await;
         let (mut layers, mut opened) = (Vec::new(), Vec::new());
@@ -135,7 +137,7 @@ impl Vm {
     }
 
     /// Makes durable what layers show when they are opened. A process that ended may have left writes in the device's
-    /// cache; they are read now, and neither a guest's flush nor a sealed state may come to miss them.
+    /// cache. They are read from now on, so no guest's flush and no sealed state may miss them.
     async fn flush_found(&self, layers: &[Rc<dyn Layer>]) -> Result<()> {
         if self.options.defects.has(Defect::OpenWithoutFlush) {
             return Ok(());
@@ -148,20 +150,20 @@ impl Vm {
         self.layers.borrow_mut().insert(layer.name().to_string(), Rc::downgrade(layer));
     }
 
-    /// The layer's file is going: nothing of it has to outlive this process.
+    /// Ends the log of a layer whose file is about to be removed: none of it has to outlive this process.
     fn end_log(&self, name: &str) {
         if let Some(layer) = self.layers.borrow().get(name).and_then(Weak::upgrade) {
             layer.end_log();
         }
     }
 
-    /// The layer's file is gone, or another one: its name may come to mean a new layer.
+    /// Drops a layer whose file is removed or replaced: its name may belong to a new layer later.
     pub(crate) fn forget_layer(&self, name: &str) {
         self.end_log(name);
         self.layers.borrow_mut().remove(name);
     }
 
-    /// A running disk over `top`.
+    /// Opens a running disk over `top`.
     pub(crate) async fn build_disk(
         self: &Rc<Self>,
         number: u32,
@@ -184,7 +186,8 @@ impl Vm {
     }
 
     /// Runs `read`, which takes the state from memory and then reads the files that it names. The end of a commit may
-    /// remove those in between: what has failed runs again with changes held back. Not for a caller that does so itself.
+    /// remove those in between: a failed read runs again with changes held back. A caller that holds them back itself
+    /// must not use it.
     pub(crate) async fn read_steady<T>(&self, read: impl AsyncFn() -> Result<T>) -> Result<T> {
         match read().await {
             Err(_) if !self.options.defects.has(Defect::ReadUnsteady) => {
@@ -206,7 +209,7 @@ impl Vm {
         }
     }
 
-    /// A fold works on the disk as it was when it began.
+    /// Refuses while a fold works on the disk: it needs the disk in the form it had when the fold began.
     pub(crate) fn refuse_folding(&self, number: u32) -> Result<()> {
         let open = |id: u64| self.jobs.borrow().iter().any(|job| job.id == id && !job.state().is_over());
         match self.state.borrow().folds.iter().find(|fold| fold.disk == number && open(fold.job)) {
@@ -227,7 +230,7 @@ impl Vm {
         })
     }
 
-    /// A copy of what the home says now.
+    /// Returns a copy of the home's present state.
     pub fn state(&self) -> VmState {
         self.state.borrow().clone()
     }
@@ -248,7 +251,7 @@ impl Vm {
         self.disks.borrow().iter().filter(persistent).cloned().collect()
     }
 
-    /// Announces that a layer is about to be written; the home knows whether anybody has to be told.
+    /// Announces that a layer is about to be written: the home gives a reopened layer a new content id.
     pub(crate) async fn touch(&self, layer: &str) -> Result<()> {
         self.refuse_when_broken()?;
         let touched = self.with_reserve(async || self.manifest.touch(layer).await).await;
@@ -262,7 +265,7 @@ impl Vm {
         self.refuse_when_broken()
     }
 
-    /// A change of a home that is in an unknown state would replace the record that a restart completes it from.
+    /// Refuses changes of a home in an unknown state: they would replace the record from which a restart completes it.
     fn refuse_when_broken(&self) -> Result<()> {
         match &*self.broken.borrow() {
             Some(e) => Err(Error::refused(
@@ -277,7 +280,7 @@ impl Vm {
         self.broken.borrow().is_some()
     }
 
-    /// Unless the error means that nothing was changed.
+    /// Marks the home as broken, unless the error means that nothing was changed.
     pub(crate) fn note_failed_change(&self, e: &Error) {
         let is_doubted =
             e.kind == ErrorKind::NoDescriptors && self.options.defects.has(Defect::DoubtShortage);
@@ -286,7 +289,8 @@ impl Vm {
         }
     }
 
-    /// A full datastore must not stop the work that would free some: the reserve serves the small files too.
+    /// Runs `work` again with the reserve if the datastore is full: work that would free space must not stop, and its
+    /// small files need some.
     async fn with_reserve(&self, work: impl AsyncFn() -> Result<()>) -> Result<()> {
         match work().await {
             Err(e) if e.is_no_space() => {}
@@ -299,8 +303,9 @@ impl Vm {
         result
     }
 
-    /// Makes the change true on disk, then in memory. A refusal, and running out of space before the commit point, change
-    /// nothing; after any other failure it is unknown which of the two states is on disk, and only reopening can tell.
+    /// Makes the change durable, then applies it in memory. A refusal, and running out of space before the commit
+    /// point, change nothing. After any other failure it is unknown which of the two states is on disk; only reopening
+    /// shows it.
     pub(crate) async fn publish(&self, change: Change) -> Result<()> {
         self.refuse_when_broken()?;
         let published = self.with_reserve(async || self.manifest.publish(&change).await).await;
@@ -340,7 +345,7 @@ impl Vm {
         }
     }
 
-    /// Tells of the disk's shortage of space once an episode.
+    /// Reports the disk's shortage of space, once for each episode.
     fn watch_space(self: &Rc<Self>, disk: &Disk) {
         let (vm, name) = (Rc::downgrade(self), disk.name.clone());
         let tell = move |full: bool| {
@@ -365,8 +370,8 @@ impl Vm {
         events.push_back(event);
     }
 
-    /// Ends the VM's service: no new writes, the ones under way complete, tables and clean headers are written. Folds
-    /// stop at their next safe point and resume when the home is opened again.
+    /// Ends the VM's service. No new write begins; the writes under way complete, and tables and clean headers are
+    /// written. Folds stop at their next safe point and resume when the home is opened again.
     pub async fn close(&self) -> Result<()> {
         self.closed.set(true);
         for job in self.jobs().iter().filter(|j| !j.state().is_over()) {
@@ -382,7 +387,8 @@ impl Vm {
     }
 }
 
-/// Devices never refuse: a refusal comes from the checks before the commit point.
+/// Returns whether the error means that nothing was changed. Devices never refuse: a refusal comes from the checks
+/// before the commit point.
 pub(crate) fn nothing_changed(e: &Error) -> bool {
     matches!(e.kind, ErrorKind::NoSpace | ErrorKind::NoDescriptors | ErrorKind::Refused)
 }

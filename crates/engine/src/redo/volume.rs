@@ -10,10 +10,10 @@ use super::disk::Disk;
 use super::map::{Piece, ZERO_SLOT};
 use crate::options::Defect;
 
-/// Guests do 4 KiB; smaller works where the layer's sectors allow it.
+/// Guests write 4 KiB; smaller requests work if the layer's sectors allow it.
 const PREFERRED_BYTES: u32 = 4096;
 
-/// What a status looks up at once: at worst every sector is a piece of its own.
+/// Bytes that a status call looks up at once: at worst every sector is a piece of its own.
 const STATUS_STEP_BYTES: u64 = 8 << 20;
 const STATUS_STEP_PIECES: usize = (STATUS_STEP_BYTES / SECTOR) as usize;
 const _: () = assert!(
@@ -30,8 +30,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Returns what is allocated, and what reads as zeros, until there are enough pieces. A hole of a flat base counts as
-    /// both.
+    /// Returns which parts are allocated and which read as zeros, until there are enough pieces. A hole of a flat base
+    /// counts as not allocated and as zeros.
     async fn status_of(&self, range: Range<u64>) -> Result<Vec<BlockStatus>> {
         self.check_range(range.start, range.end - range.start)?;
         let _admitted = self.read_gate.enter();
@@ -110,7 +110,7 @@ impl Volume for Disk {
             match (self.read_only, self.options.defects.has(Defect::DoubtFullDevice)) {
                 (true, _) => Ok(()),
                 (false, true) => self.flush_all().await,
-                // Its tables overwrite what is there, which may need space all the same.
+                // The layer's tables overwrite existing blocks, which may nevertheless need space.
                 (false, false) => self.retry_for_space(async || self.flush_all().await).await,
             }
         })

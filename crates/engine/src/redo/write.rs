@@ -1,4 +1,5 @@
-//! Writes of a guest: overwrites in place, first writes into the top, and both layers while a commit moves a region.
+//! Writes of a guest: overwrites in place, first writes into the top, and writes to both layers while a commit moves a
+//! region.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -17,19 +18,19 @@ use super::map::Piece;
 use crate::join::all;
 use crate::options::{Defect, SpacePolicy};
 
-/// Zeros are written from one shared buffer.
+/// Length of the shared buffer from which zeros are written.
 const ZERO_CHUNK_BYTES: u64 = ZEROS_BYTES as u64;
 
 impl Disk {
-    /// Writes, waiting for space if the policy says so. On an error the range's content is the old or the new, per
-    /// sector.
+    /// Writes, and waits for space if the policy requires it. On an error each sector of the range has its old or its
+    /// new content.
     pub async fn write_range(&self, offset: u64, data: Slice) -> Result<()> {
         let began_ns = self.env.now_ns();
         self.check_range(offset, data.len() as u64)?;
         let len = data.len();
         let result = self.retry_for_space(async || self.write_once(offset, data.clone()).await).await;
         let now_ns = self.env.now_ns();
-        // A write that finds no space is not counted: the server of the guest tries it again, or refuses it.
+        // A write that finds no space is not counted: the guest's server repeats or refuses it.
         if !result.as_ref().is_err_and(Error::is_no_space) {
             self.stats.write_done(len, now_ns - began_ns, result.is_ok());
         }
@@ -37,8 +38,8 @@ impl Disk {
         result
     }
 
-    /// Between two tries neither range nor admission is held: the mover and a seal must be able to pass, or the space
-    /// that a commit would free could never come.
+    /// Repeats `once` while there is no space. Between two tries it holds neither range nor admission: the mover and a
+    /// seal must be able to pass, or the space that a commit would free could never be freed.
     pub(crate) async fn retry_for_space<T>(&self, mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let mut waiting = false;
         let result = loop {
@@ -78,7 +79,7 @@ impl Disk {
         all(writes).await
     }
 
-    /// What the top holds is overwritten in place; the rest is placed in it.
+    /// Overwrites in place what the top holds, and places the rest in the top.
     async fn write_normal(&self, chain: &Chain, offset: u64, data: Slice) -> Result<()> {
         let top = chain.top();
         let pieces = self.resolve(offset..offset + data.len() as u64).await?;
@@ -99,8 +100,9 @@ impl Disk {
         all(writes).await
     }
 
-    /// One source region's part of a write while the top drains into its parent. What the top does not hold goes
-    /// straight to the parent, so the set it holds only shrinks; that is why a commit ends whatever the guest writes.
+    /// Writes the part of a write that is in one source region while the top drains into its parent. Data that the top
+    /// does not hold goes straight to the parent, so what the top holds only shrinks; that is why a commit ends under
+    /// any load.
     async fn write_folding(
         &self,
         chain: &Chain,
@@ -125,8 +127,8 @@ impl Disk {
         all(writes).await
     }
 
-    /// A write into a region that is being moved: the parent gets all of it, the delta what it holds, so that either
-    /// answers right after a crash. The parent first: if it has no space nothing has changed.
+    /// Writes into a region that is being moved. The parent gets all of the data and the delta what it holds, so that
+    /// either is valid after a crash. The parent comes first: if it has no space, nothing has changed.
     async fn write_both(
         &self,
         chain: &Chain,
@@ -140,7 +142,7 @@ impl Disk {
         let shadowed =
             |r: &Range<u64>| held(pinned).any(|(run, ..)| run.start < r.end && r.start < run.end());
         if !defects.has(Defect::MirrorDeltaOnly) || !shadowed(&range) {
-            // The map goes on naming the delta for what it holds: only the other sectors are visible in the parent.
+            // The map still names the delta for what it holds: only the other sectors are visible in the parent.
             for (part, visible) in split_by_held(pinned, range.clone()) {
                 let data = part_of(&data, range.start, &part);
                 self.write_into(&fold.target, chain, part, data, visible).await?;
@@ -162,8 +164,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Writes into one layer whatever it holds there, with its grains held against all others that write into it.
-    /// `visible`: the range resolves to this layer.
+    /// Writes into one layer regardless of what it holds there, with its grains locked against all other writers of the
+    /// layer. `visible`: the range resolves to this layer.
     pub(crate) async fn write_into(
         &self,
         link: &Rc<Link>,
@@ -185,7 +187,7 @@ impl Disk {
             }
         }));
         if missing.is_empty() {
-            // A grain that is published stays where it is.
+            // A published grain does not move.
             drop(grains);
             return overwrites.await;
         }
@@ -202,8 +204,8 @@ impl Disk {
         overwritten.and(placed)
     }
 
-    /// Takes space in `link`, writes the data (and the rest of partial grains), then publishes. Until it publishes,
-    /// readers see what was there before. The caller tells the map in the same poll.
+    /// Takes space in `link`, writes the data (and the rest of partial grains), then publishes. Until then readers see
+    /// the previous content. The caller updates the map in the same poll.
     async fn first_write(
         &self,
         link: &Rc<Link>,
@@ -236,8 +238,8 @@ impl Disk {
         Ok(placement)
     }
 
-    /// Tells the map of a placement that was published just now. All of it is visible in the top. Below the top a
-    /// higher layer may hold other parts of the grain: there the map is built again from the tables.
+    /// Updates the map after a placement was published. In the top all of it is visible. Below the top a higher layer
+    /// may hold other parts of the grain: there the map is built again from the tables.
     fn show(&self, link: &Link, chain: &Chain, placement: &Placement, written: Range<u64>, visible: bool) {
         let is_top = std::ptr::eq(link, &**chain.top()) || self.options.defects.has(Defect::ShowWholeGrain);
         let shown = if is_top { 0..u64::MAX } else { written };
@@ -271,8 +273,8 @@ impl Disk {
         all(writes).await
     }
 
-    /// The part of a new grain that the write does not cover gets what the chain shows there. Overlapping writes of
-    /// the layers below are excluded by the range lock, which covers whole grains.
+    /// Fills the part of a new grain that the write does not cover with what the chain shows there. The range lock
+    /// covers whole grains, so no overlapping write changes the layers below meanwhile.
     async fn fill(
         &self,
         link: &Rc<Link>,
@@ -293,7 +295,7 @@ impl Disk {
         self.write_placed(link, placement, &range, old.freeze()).await
     }
 
-    /// Zeroes a range: without writing where the format can, else by writing zeros.
+    /// Zeroes a range: without writing where the format can, otherwise by writing zeros.
     pub async fn zero_range(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
         self.check_range(range.start, range.end - range.start)?;
         if mode.fast_only {
@@ -310,17 +312,17 @@ impl Disk {
         Ok(())
     }
 
-    /// Zeroes a range by giving its space back, and not by writing; zeros are written only where one file of the disk could
-    /// and the next one cannot.
+    /// Zeroes a range by giving its space back, and not by writing. Zeros are written only where one file of the disk
+    /// could do so and the next one cannot.
     ///
     /// # Errors
-    /// `Unsupported` where that cannot be done; nothing has changed then.
+    /// `Unsupported` where that is impossible; nothing has changed then.
     async fn zero_fast(&self, range: Range<u64>, mode: ZeroMode) -> Result<()> {
-        // The first of the two never writes, and learns what the file can; after it the second has nothing to write.
+        // `give_back` never writes, and shows what the file can do; after it `zero` has nothing to write.
         let has_begun = Cell::new(false);
         let zero = async |file: &File, run: &Run, offset| {
             match file.give_back(offset, run.len).await {
-                // Another file of the disk has given space back: the range is zeroed as a whole, here by writing.
+                // Another file of the disk has given space back: the whole range has to read as zeros, here by writing.
                 Err(e) if e.kind == ErrorKind::Unsupported && has_begun.get() => {}
                 given => given?,
             }
@@ -336,7 +338,8 @@ impl Disk {
         Err(Error::new(ErrorKind::Unsupported, &self.name, cause))
     }
 
-    /// In a delta a discard does nothing: clearing an entry would bring the parent's data back.
+    /// Gives the range's space back. In a delta a discard does nothing: a cleared entry would show the parent's data
+    /// again.
     pub async fn discard_range(&self, range: Range<u64>) -> Result<()> {
         self.check_range(range.start, range.end - range.start)?;
         if !self.can_punch() {
@@ -354,8 +357,8 @@ impl Disk {
         chain.links.len() == 1 && chain.top().layer.shape().punches
     }
 
-    /// Does `each` to what the top has of `range`, at an offset of its file. False when the chain has grown since the look at
-    /// `can_punch`: a frozen parent must not be touched.
+    /// Calls `each` for what the top has of `range`, with an offset in its file. Returns false when the chain has grown
+    /// since `can_punch`: a frozen parent must not be changed.
     async fn punch(
         &self,
         range: Range<u64>,
@@ -382,12 +385,12 @@ async fn overwrite(link: &Rc<Link>, piece: &Piece, data: Slice) -> Result<()> {
     Ok(())
 }
 
-/// The part of `data` (which begins at `base`) for `range`.
+/// Returns the part of `data` (which begins at `base`) for `range`.
 fn part_of(data: &Slice, base: u64, range: &Range<u64>) -> Slice {
     data.slice((range.start - base) as usize..(range.end - base) as usize)
 }
 
-/// `range` cut at multiples of `unit`.
+/// Cuts `range` at multiples of `unit`.
 fn split(range: Range<u64>, unit: u64) -> impl Iterator<Item = Range<u64>> {
     let mut at = range.start;
     std::iter::from_fn(move || {
@@ -397,7 +400,7 @@ fn split(range: Range<u64>, unit: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// What `link` holds, piece by piece, and the stretches between that it does not.
+/// Splits the pieces into those that `link` holds and the joined ranges between them that it does not.
 fn owned_or_not(pieces: &[Piece], link: &Link) -> Vec<(Range<u64>, Option<Piece>)> {
     let mut parts: Vec<(Range<u64>, Option<Piece>)> = Vec::with_capacity(pieces.len());
     for piece in pieces {
@@ -415,7 +418,7 @@ fn is_data(run: &Run) -> bool {
     matches!(run.place, Where::Data { .. })
 }
 
-/// Runs with neighbouring stretches that the layer does not hold joined: they are placed together.
+/// Joins neighbouring runs that the layer does not hold: they are placed together.
 fn merge_unheld(runs: &[Run]) -> Vec<Run> {
     let mut merged: Vec<Run> = Vec::with_capacity(runs.len());
     for run in runs {
@@ -427,7 +430,7 @@ fn merge_unheld(runs: &[Run]) -> Vec<Run> {
     merged
 }
 
-/// `range` in parts that the pinned runs hold (not visible below) or do not hold (visible).
+/// Splits `range` into parts that the pinned runs hold (not visible below) and parts that they do not hold (visible).
 fn split_by_held(pinned: &[Run], range: Range<u64>) -> Vec<(Range<u64>, bool)> {
     let mut parts = Vec::new();
     let mut at = range.start;

@@ -1,5 +1,5 @@
-//! `lab compare`: on real storage in turns, each subject in a folder of its own that goes when its run has ended; or on
-//! modelled storage.
+//! `lab compare`: runs the subjects in turns, on real or on modelled storage. On real storage each run has a folder of
+//! its own, which is removed when the run has ended.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -21,10 +21,10 @@ use super::real::{self, HOOKS, Scratch};
 use super::run::{bar, describe, now_unix_us, set_up};
 use super::save;
 
-/// What the standard work is modelled on.
+/// Storage model of the standard work.
 const STORAGE: &str = "nvme";
 
-/// Answers the exit code.
+/// Returns the exit code.
 pub fn run(args: &CompareArgs, output: Output) -> Result<u8> {
     let lab = Lab::new(args)?;
     if let Ground::Real(_, scaled) = &lab.ground {
@@ -84,7 +84,7 @@ fn work(args: &CompareArgs) -> Work {
     }
 }
 
-/// What every subject does, and where: the same for all of them.
+/// Storage and work, which are the same for every subject.
 enum Ground<'a> {
     Real(&'a Path, Scaled),
     Modelled(Box<Play>),
@@ -100,7 +100,7 @@ struct Lab<'a> {
 }
 
 impl<'a> Lab<'a> {
-    /// What would fail in the first round is told before anything is made.
+    /// Checks the arguments: what would fail in the first round fails before anything is created.
     fn new(args: &'a CompareArgs) -> Result<Lab<'a>> {
         let names = names(args)?;
         let experiment = args.experiment.as_deref().map(experiment::find).transpose()?;
@@ -163,7 +163,7 @@ fn command() -> String {
     std::env::args().collect::<Vec<_>>().join(" ")
 }
 
-/// Of all subjects, each one that there is.
+/// Returns the names of the subjects; fails if one of them does not exist.
 fn names(args: &CompareArgs) -> Result<Vec<String>> {
     let mut names = args.subjects.clone();
     if real::hooks(&args.hooks).is_some() && !names.iter().any(|name| name == HOOKS) {
@@ -188,7 +188,7 @@ fn standard(args: &CompareArgs) -> Result<Scaled> {
     Ok(Scaled { disk_bytes, workload, protocol: work.protocol(), notes: Vec::new() })
 }
 
-/// The experiment in the size that fits the smallest subject.
+/// Returns the experiment in the size that fits the smallest subject.
 fn scale_all(args: &CompareArgs, names: &[String], experiment: &Experiment, dir: &Path) -> Result<Scaled> {
     let scale = |name: &String| {
         let stack = real::stack(name, &args.hooks)?;
@@ -199,7 +199,7 @@ fn scale_all(args: &CompareArgs, names: &[String], experiment: &Experiment, dir:
     smallest.ok_or_else(|| Error::invalid("no subject"))
 }
 
-/// The experiment on its own storage, or the standard work; on other storage where that is asked for.
+/// Returns the experiment, or else the standard work. `--storage` replaces the experiment's own storage.
 fn modelled(args: &CompareArgs, experiment: Option<Experiment>) -> Result<Play> {
     let storage = args.storage.as_deref();
     let (experiment, storage) = match experiment {

@@ -45,7 +45,7 @@ pub fn run(args: &PredictArgs, output: Output) -> Result<()> {
     output.result(&answers, |answers| table(answers))
 }
 
-/// A model that ships, a user's, or one of the folder of that name.
+/// Returns a model that ships, a user's model, or a model measured in the directory of that name.
 fn storage(args: &PredictArgs, interrupted: &Arc<AtomicBool>, output: Output) -> Result<StorageModel> {
     let dir = Path::new(&args.storage);
     if StorageModel::named(&args.storage).is_ok() || !dir.is_dir() {
@@ -72,7 +72,7 @@ fn survey(dir: &Path, seconds: u32, interrupted: Arc<AtomicBool>) -> Result<Meas
     Ok(measured?)
 }
 
-/// What was measured, what the model made of it gives, and the model.
+/// Returns a table of the measured figures and of the model's rates for them, and the model.
 fn figures(measured: &Measured, model: &StorageModel, seed: u64) -> String {
     let mut table = output::table(&["measured", "IOPS", "mean", "the model's IOPS"]);
     for figure in &measured.figures {

@@ -1,4 +1,4 @@
-//! One run on real storage, in a folder of its own that goes when the run has ended.
+//! One run on real storage, in a folder of its own that is removed when the run has ended.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::runner::{Audience, Plan};
 
 use super::save;
 
-/// The name under which somebody's own stack is measured.
+/// Name of the subject that is the user's own stack.
 pub const HOOKS: &str = "hooks";
 
-/// Somebody's own stack; None unless it is told in whole.
+/// Returns the user's own stack, or `None` unless all of its required options are given.
 pub fn hooks(args: &HookArgs) -> Option<Stack> {
     let (take, commit) = (args.take.clone()?, args.commit.clone()?);
     if args.target.is_empty() {
@@ -41,7 +41,7 @@ pub fn stack(name: &str, args: &HookArgs) -> Result<Stack> {
     hooks(args).ok_or_else(missing)
 }
 
-/// The experiment as it fits the time, and `dir` or somebody's disks.
+/// Returns the experiment scaled to the time, and to the space in `dir` or the size of the user's disks.
 pub fn scale(experiment: &Experiment, stack: &Stack, dir: &Path, seconds: f64) -> Result<Scaled> {
     save::folder(dir)?;
     let room = match stack.disk_bytes()? {
@@ -51,7 +51,7 @@ pub fn scale(experiment: &Experiment, stack: &Stack, dir: &Path, seconds: f64) -
     Ok(experiment.scaled_to(&Means { seconds, room }))
 }
 
-/// `disk_bytes`: of each disk. What goes wrong with the stack is in the record.
+/// Runs the plan on disks of `disk_bytes` each. Failures of the stack are in the record.
 pub fn run(
     stack: &Stack,
     folder: &Scratch,
@@ -64,13 +64,13 @@ pub fn run(
     Ok(crate::real::run(stack, &site, plan, audience))
 }
 
-/// A folder of one run; it goes with everything in it.
+/// Folder of one run. Dropping it removes the folder with everything in it.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// In `dir`, which is made. `name` is one that no other run has.
+    /// Creates the folder in `dir`, which is created if necessary. No other run may have the same `name`.
     pub fn make(dir: &Path, name: &str) -> Result<Scratch> {
-        // Other programs read names relative to places of their own.
+        // Other programs resolve relative paths against directories of their own.
         let dir = std::path::absolute(dir).map_err(|e| Error::invalid(format!("{}: {e}", dir.display())))?;
         let folder = dir.join(name.replace(':', "-"));
         save::folder(&dir)?;
@@ -87,7 +87,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is found by the next run, which names it.
+        // A folder that cannot be removed is found by the next run, which names it.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

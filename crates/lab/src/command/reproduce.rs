@@ -40,7 +40,8 @@ fn wanted(names: &[String]) -> Result<Vec<Experiment>> {
     Ok(names.iter().map(|name| experiment::find(name)).collect::<Result<_, _>>()?)
 }
 
-/// A table for each experiment, and below it what it rests on; at the end how the frozen defaults came out together.
+/// Returns a table for each experiment, with its storage and notes below it, and at the end the joint result of the
+/// frozen defaults.
 fn describe(reproduced: &[Reproduced]) -> String {
     let mut text = String::new();
     let (mut within, mut all) = (0, 0);

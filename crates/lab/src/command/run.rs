@@ -16,7 +16,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::real::{self, HOOKS, Scratch};
 use super::save;
 
-/// Answers the exit code: a run that failed is a result, and has failed.
+/// Returns the exit code. A failed run is a result, and the exit code is still that of a failure.
 pub fn run(args: &RunArgs, output: Output) -> Result<u8> {
     let experiment = experiment::find(&args.experiment)?;
     let bar = bar()?;
@@ -41,7 +41,7 @@ fn modelled(experiment: Experiment, args: &RunArgs, audience: Audience) -> Resul
     Ok(Record { began_unix_us: now_unix_us(), ..record })
 }
 
-/// What is scaled is told before the run, and stays with it.
+/// Runs on real storage. Notes on the scaling are printed before the run, and kept in its record.
 fn on_real(
     experiment: &Experiment,
     args: &RunArgs,
@@ -67,14 +67,14 @@ fn on_real(
     Ok(Record { subject: name.to_string(), ..record })
 }
 
-/// Where the run is kept while it goes.
+/// Returns the file in which the run is kept while it goes on.
 fn lines(args: &RunArgs) -> Result<Option<PathBuf>> {
     let Some(dir) = &args.output else { return Ok(None) };
     save::folder(dir)?;
     Ok(Some(dir.join(save::LINES)))
 }
 
-/// Storage as asked for, or the experiment's own, fitted. The stack is a flat file.
+/// Sets up the experiment on the given storage, or on its own storage, fitted. The stack is a flat file.
 pub(super) fn set_up(mut experiment: Experiment, storage: Option<&str>, seed: u64) -> Result<Play> {
     let storage = match storage {
         Some(name) => fitted::scaled(&experiment, super::storage(name)?)?,
@@ -111,7 +111,7 @@ fn command(args: &RunArgs) -> String {
     words.join(" ")
 }
 
-/// As a shell reads it back.
+/// Returns the word quoted so that a shell reads it back.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:+,=@%".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {
@@ -148,7 +148,7 @@ pub(super) fn bar() -> Result<ProgressBar> {
     Ok(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style))
 }
 
-/// `steady, with snapshot: 1 min 20 s left, 94 reads/s, 96 writes/s`.
+/// Returns a text such as `steady, with snapshot: 1 min 20 s left, 94 reads/s, 96 writes/s`.
 pub(super) fn describe(progress: &Progress) -> String {
     let left = progress.left_us.map(|us| format!("{} left, ", format_seconds(us / 1_000_000)));
     format!(

@@ -1,4 +1,4 @@
-//! What is kept of runs in a folder.
+//! Files of runs in a folder.
 
 use std::path::{Path, PathBuf};
 
@@ -7,11 +7,11 @@ use api::error::{Error, ErrorKind, Result};
 use crate::report::{html, json};
 use crate::run::Record;
 
-/// A run while it goes: a line for everything that happens.
+/// File of a run while it goes on, with a line for every event.
 pub const LINES: &str = "run.jsonl";
 const RUN: &str = "run.json";
 pub const PAGE: &str = "report.html";
-/// Largest file of runs that is read: two days of samples in each of ten columns.
+/// Largest file of runs that the lab reads: two days of samples in each of ten columns.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
 pub fn folder(dir: &Path) -> Result<()> {
@@ -32,7 +32,7 @@ pub fn file(path: &Path, bytes: &[u8]) -> Result<()> {
     std::fs::write(path, bytes).map_err(|e| Error::failed(format!("{}: {e}", path.display())))
 }
 
-/// Of a folder or a file. A run that was broken off counts as far as it came.
+/// Reads the records of a folder or a file. A run that was interrupted counts as far as it came.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
     let file = if path.is_dir() { in_folder(path) } else { path.to_path_buf() };
     let place = file.display().to_string();

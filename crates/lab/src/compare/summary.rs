@@ -18,22 +18,22 @@ pub struct Cell {
     pub phase: Phase,
     pub quantity: Quantity,
     pub value: Spread,
-    /// Of the same quantity in the baseline of the same run; None where the baseline has none.
+    /// Ratio to the same quantity in the baseline of the same run; None where the baseline has none.
     pub of_baseline: Option<Spread>,
 }
 
-/// What one subject came to.
+/// The results of one subject.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
     pub subject: String,
-    /// Runs that came to their end.
+    /// Number of runs that completed.
     pub rounds: u32,
     pub cells: Vec<Cell>,
-    /// Of the other runs, each with its reason.
+    /// The reasons of the runs that did not complete.
     pub failures: Vec<String>,
 }
 
-/// By subject, in the order of their first run.
+/// Summarizes records by subject, in the order of each one's first run.
 pub fn summarize(records: &[Record]) -> Vec<Summary> {
     let mut names: Vec<&str> = Vec::new();
     for record in records {
@@ -64,7 +64,7 @@ fn summary(subject: &str, records: &[&Record]) -> Summary {
     Summary { subject: subject.into(), rounds: complete.len() as u32, cells, failures: failures.collect() }
 }
 
-/// A run, and what its phases came to.
+/// A run, and the figures of its phases.
 struct Run<'a> {
     record: &'a Record,
     phases: Vec<Figures>,
@@ -81,7 +81,8 @@ fn cell(runs: &[Run<'_>], phase: Phase, quantity: Quantity) -> Option<Cell> {
 }
 
 impl Run<'_> {
-    /// Of the whole phase. What samples do not tell, such as how long a verb took, is its last row.
+    /// Returns the figure of a whole phase. A quantity that samples do not show, such as the duration of an operation,
+    /// comes from the phase's last row.
     fn figure(&self, phase: Phase, quantity: Quantity) -> Option<f64> {
         let figures = self.phases.iter().find(|figures| figures.phase == Some(phase));
         match quantity {
@@ -102,13 +103,14 @@ fn spread(mut values: Vec<f64>) -> Option<Spread> {
     Some(Spread { median: median(&values), lowest, highest })
 }
 
-/// Of sorted values, at least one.
+/// Returns the median of sorted values, of which there is at least one.
 fn median(values: &[f64]) -> f64 {
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-/// A table for a terminal: a line per subject, IOPS in each phase with the ratio to the subject's own baseline.
+/// Returns a table for a terminal: a line per subject, with the IOPS of each phase and the ratio to the subject's own
+/// baseline.
 pub fn text(summaries: &[Summary]) -> String {
     let phases = [Phase::Baseline, Phase::Snapshot, Phase::Commit, Phase::After];
     let mut out = format!("{:<14}", "subject");
@@ -168,7 +170,7 @@ mod tests {
         Record::head("compare", subject, "", Clock::Real, 0)
     }
 
-    /// A second for each phase.
+    /// Returns a record with one second for each phase.
     fn ran(subject: &str, iops: &[(Phase, u64)]) -> Record {
         const SECOND_US: u64 = 1_000_000;
         let mut record = empty(subject);

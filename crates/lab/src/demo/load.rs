@@ -1,5 +1,5 @@
-//! The guest of the demo: two threads, each with an NBD connection and a runtime of its own, so that neither the screen
-//! nor the other one can lengthen what it measures.
+//! Load of the demo: two threads, each with an NBD connection and a runtime of its own. Neither the screen nor the
+//! other thread can thus lengthen what a thread measures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +17,10 @@ use crate::demo::wire::Command;
 
 pub const DEPTH: usize = 32;
 const READ_PERCENT: u64 = 70;
-/// As a guest's journal does it; it makes the tables of a fresh delta durable, too.
+/// Interval of flushes, like that of a guest's journal. A flush also makes the tables of a fresh delta durable.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
-/// A block with a write in flight is not written again; with 32 of thousands, a second draw nearly always does.
+/// Maximum number of draws for a block without a write in flight. With 32 writes in flight among thousands of blocks,
+/// the second draw nearly always finds one.
 const DRAWS_MAX: usize = 64;
 
 pub struct Load {
@@ -29,7 +30,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// `seed` also starts the sequence numbers, so a later run has to pass a greater one.
+    /// Starts the load. `seed` is also the first sequence number, so a later run must pass a greater one.
     pub fn start(uri: &str, regions: Regions, seed: u64) -> Result<Self> {
         let mut load = Self { meter: Arc::default(), stop: Arc::default(), threads: Vec::new() };
         let (target, stop) = (uri.to_owned(), Arc::clone(&load.stop));
@@ -55,7 +56,7 @@ impl Load {
         Ok(())
     }
 
-    /// Completes what is in flight.
+    /// Stops the load after the requests in flight are complete.
     pub fn stop(mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -66,19 +67,19 @@ impl Load {
 }
 
 impl Drop for Load {
-    /// Does not wait: after Ctrl-C a server that hangs must not keep the command alive.
+    /// Stops the load without waiting: after Ctrl-C a hanging server must not keep the command alive.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// Random 4 KiB reads and writes at a constant depth, and a flush a second.
+/// Guest with random 4 KiB reads and writes at a constant depth, and a flush a second.
 struct Guest<'a> {
     regions: Regions,
     meter: &'a Meter,
     random: Random,
     sequence: u64,
-    /// By block: what a read sent from now on has to show at least.
+    /// For each block, the lowest sequence number that a read sent from now on must show.
     acknowledged: Vec<u64>,
     buffer: Vec<u8>,
 }
@@ -122,7 +123,8 @@ impl Guest<'_> {
         connection.write(block * BLOCK_BYTES as u64, &self.buffer, self.sequence);
     }
 
-    /// Two writes in flight to one block may land in either order, and then no read could be judged.
+    /// Returns a block without a write in flight. Two writes in flight to one block may complete in either order, and a
+    /// read of it could not be judged.
     fn free_block(&mut self, first: u64, connection: &Connection) -> Option<u64> {
         let mut block = first;
         for _ in 0..DRAWS_MAX {
@@ -158,7 +160,7 @@ impl Guest<'_> {
     }
 }
 
-/// One write after the other; what a guest would feel of a stun is the longest time between two answers.
+/// Sends one write after the other. The longest time between two answers is what a guest would feel of a stun.
 async fn depth_one(uri: &str, regions: Regions, seed: u64, stop: &AtomicBool, meter: &Meter) -> Result<()> {
     let mut connection = Connection::open(uri, 1).await?;
     let mut buffer = vec![0; BLOCK_BYTES];

@@ -1,4 +1,4 @@
-//! What the load threads count and the screen takes away.
+//! Counts that the load threads add to, and that the screen takes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,19 +7,19 @@ use api::error::Error;
 use api::units::as_us;
 use hdrhistogram::Histogram;
 
-/// Two digits of precision, up to an hour; longer latencies count as an hour.
+/// Longest latency of the histograms: an hour, at two digits of precision. Longer latencies count as an hour.
 const LATENCY_US_MAX: u64 = 3_600_000_000;
 const PRECISION_DIGITS: u8 = 2;
 const SAME_BOUNDS: &str = "all histograms of the demo have the same bounds";
 
-/// Of a phase, or of a part of one.
+/// Counts of a phase, or of a part of one.
 #[derive(Debug, Clone)]
 pub struct Counts {
     pub reads: u64,
     pub writes: u64,
     /// Reads that showed another block's data, or older data than was acknowledged.
     pub wrong: u64,
-    /// Between two answers to the depth-1 writer.
+    /// Longest time between two answers to the depth-1 writer, microseconds.
     pub longest_gap_us: u64,
     pub read_latency_us: Histogram<u32>,
     pub write_latency_us: Histogram<u32>,
@@ -53,7 +53,7 @@ impl Counts {
         self.reads + self.writes
     }
 
-    /// Of reads and writes together.
+    /// Returns the 99th percentile of the latencies of reads and writes together, microseconds.
     pub fn p99_us(&self) -> u64 {
         let mut all = self.read_latency_us.clone();
         all.add(&self.write_latency_us).expect(SAME_BOUNDS);
@@ -70,7 +70,7 @@ impl Counts {
     }
 }
 
-/// Shared by both load threads and the screen.
+/// Counts shared by both load threads and the screen.
 #[derive(Default)]
 pub struct Meter {
     counts: Mutex<Counts>,
@@ -82,12 +82,12 @@ impl Meter {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was counted since the last call.
+    /// Returns the counts since the last call.
     pub fn take(&self) -> Counts {
         std::mem::take(&mut *self.counts())
     }
 
-    /// The first failure is the one that explains the others.
+    /// Keeps the first failure, because it explains the others.
     pub fn fail(&self, error: Error) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }

@@ -1,6 +1,6 @@
-//! A small NBD client: one connection, several requests in flight, answers in whatever order they come.
+//! A small NBD client: one connection, several requests in flight, answers in any order.
 //!
-//! Fixed newstyle, GO, structured replies where the server has them, simple ones where not.
+//! It uses fixed newstyle negotiation and GO, with structured replies if the server has them, else simple ones.
 
 use std::io::ErrorKind as IoKind;
 use std::ops::Range;
@@ -13,9 +13,9 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::demo::wire::{self, Chunk, Command, Header};
 
-/// A read of this much at once; replies of a depth of 32 at 4 KiB fit.
+/// Size of the receive buffer; the replies of a depth of 32 at 4 KiB fit.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// Of one answer during negotiation; an export's name and description are far shorter.
+/// Maximum size of one answer during negotiation; an export's name and description are far shorter.
 const OPTION_REPLY_BYTES_MAX: usize = 64 << 10;
 
 enum Stream {
@@ -57,31 +57,31 @@ impl Stream {
     }
 }
 
-/// A request that is in flight, or was answered.
+/// A request that is in flight or was answered.
 #[derive(Debug)]
 pub struct Request {
     pub command: Command,
     pub offset: u64,
     pub length: u32,
     pub submitted: Instant,
-    /// Of a read: zeros until the answer is complete.
+    /// Data of a read: zeros until the answer is complete.
     pub data: Vec<u8>,
     /// 0, or the first error the server reported (NBD's numbers, those of Linux).
     pub errno: u32,
-    /// The caller's own, handed back.
+    /// Caller's own value, returned with the answer.
     pub tag: u64,
 }
 
 pub struct Connection {
     stream: Stream,
-    /// Waiting to be sent, from `sent` on.
+    /// Requests to send, from `sent` on.
     out: Vec<u8>,
     sent: usize,
-    /// Received and not yet parsed: `start..end`.
+    /// Received bytes, of which `start..end` are not yet parsed.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// The cookie of a request is its index.
+    /// Requests in flight; the cookie of a request is its index.
     slots: Vec<Option<Request>>,
     in_flight: usize,
     pub size_bytes: u64,
@@ -91,7 +91,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// `depth` bounds the requests in flight.
+    /// Connects to `uri`. `depth` bounds the requests in flight.
     pub async fn open(uri: &str, depth: usize) -> Result<Self> {
         let (listen, export) = NbdListen::parse_uri(uri).map_err(Error::invalid)?;
         let stream = Stream::connect(&listen).await.map_err(|e| Error::failed(format!("{uri}: {e}")))?;
@@ -139,7 +139,7 @@ impl Connection {
         self.submit(Command::Flush, 0, 0, tag);
     }
 
-    /// Only while `has_room`; sent with the next wait.
+    /// Queues a request, which the next wait sends. Callers check `has_room` first.
     fn submit(&mut self, command: Command, offset: u64, length: u32, tag: u64) {
         let slot = self.slots.iter().position(Option::is_none).expect("the caller checked has_room");
         wire::put_request(&mut self.out, command, slot as u64, offset, length);
@@ -149,7 +149,7 @@ impl Connection {
         self.in_flight += 1;
     }
 
-    /// Waits for the next request to be answered completely. Only while not `is_idle`.
+    /// Waits until the next request is answered completely. Callers check that the connection is not `is_idle`.
     pub async fn next(&mut self) -> Result<Request> {
         loop {
             match self.take_message()? {
@@ -160,7 +160,7 @@ impl Connection {
         }
     }
 
-    /// One request, alone.
+    /// Waits for the answer to the only request in flight.
     pub async fn only(&mut self) -> Result<Request> {
         assert_eq!(self.in_flight, 1, "other requests are in flight");
         let request = self.next().await?;
@@ -168,7 +168,7 @@ impl Connection {
         Ok(request)
     }
 
-    /// Says goodbye; whatever is in flight is abandoned.
+    /// Sends a disconnect request. Requests in flight are abandoned.
     pub async fn close(mut self) -> Result<()> {
         wire::put_request(&mut self.out, Command::Disconnect, 0, 0, 0);
         while self.sent < self.out.len() {
@@ -211,7 +211,7 @@ impl Connection {
         if done { self.finish(cookie).map(Some) } else { Ok(Some(Message::Partial)) }
     }
 
-    /// Where a message's payload lies, once the whole of it is here; the message then counts as taken.
+    /// Returns the range of a message's payload once the message is complete, and consumes the message.
     fn arrived(&mut self, header: usize, payload: usize) -> Option<Range<usize>> {
         let total = header + payload;
         if self.end - self.start < total {
@@ -229,7 +229,7 @@ impl Connection {
         Ok(Message::Answered(request))
     }
 
-    /// Sends what waits and receives what is here; waits until one of both is possible.
+    /// Sends queued bytes and receives available bytes; waits until one of both is possible.
     async fn exchange(&mut self) -> Result<()> {
         let interest = match self.sent < self.out.len() {
             true => Interest::READABLE | Interest::WRITABLE,
@@ -271,7 +271,7 @@ impl Connection {
         }
     }
 
-    /// For `total` unparsed bytes; callers have bounded it.
+    /// Makes room for `total` unparsed bytes. Callers bound the number.
     fn make_room(&mut self, total: usize) {
         if self.start + total > self.buffer.len() {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -283,7 +283,7 @@ impl Connection {
         }
     }
 
-    /// The next `count` bytes, whole.
+    /// Returns the next `count` bytes once all of them are received.
     async fn receive_exact(&mut self, count: usize) -> Result<Vec<u8>> {
         self.make_room(count);
         while self.end - self.start < count {
@@ -336,7 +336,7 @@ impl Connection {
         }
     }
 
-    /// The type and data of one answer to `option`.
+    /// Returns the type and data of one answer to `option`.
     async fn option_reply(&mut self, option: u32) -> Result<(u32, Vec<u8>)> {
         let header = self.receive_exact(20).await?;
         if wire::u64_at(&header, 0) != wire::OPTION_REPLY || wire::u32_at(&header, 8) != option {
@@ -354,7 +354,7 @@ impl Connection {
 
 enum Message {
     Answered(Request),
-    /// A chunk of an answer that goes on.
+    /// A chunk of an answer that is not complete yet.
     Partial,
 }
 
@@ -368,7 +368,7 @@ fn apply(request: &mut Request, chunk: &Chunk<'_>) -> Result<()> {
         Chunk::Nothing => {}
         Chunk::Data { offset, data } => part(request, *offset, data.len())?.copy_from_slice(data),
         Chunk::Hole { offset, length } => part(request, *offset, *length as usize)?.fill(0),
-        // NBD has no error 0; a server that sends it anyway did fail.
+        // NBD has no error 0; a server that sends it has failed nevertheless.
         Chunk::Failure { errno } => {
             request.errno = if request.errno == 0 { (*errno).max(1) } else { request.errno }
         }
@@ -376,7 +376,7 @@ fn apply(request: &mut Request, chunk: &Chunk<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of a read's answer at an absolute offset the server gave.
+/// Returns the bytes of a read's answer at an absolute offset that the server gave.
 fn part(request: &mut Request, offset: u64, length: usize) -> Result<&mut [u8]> {
     let outside =
         format!("NBD: {length} bytes at {offset} in answer to {} at {}", request.length, request.offset);
@@ -385,7 +385,7 @@ fn part(request: &mut Request, offset: u64, length: usize) -> Result<&mut [u8]> 
     range.and_then(|range| request.data.get_mut(range)).ok_or_else(|| Error::failed(outside))
 }
 
-/// The server's error, as a sentence.
+/// Fails with the server's error as a sentence, if the server reported one.
 pub fn check(request: &Request) -> Result<()> {
     if request.errno == 0 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The demo as the lab records a run: samples, phases, stuns, and the figures they come to.
+//! Record of the demo in the form of a lab run: samples, phases, stuns, and the resulting figures.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,23 +18,23 @@ use crate::demo::load;
 use crate::demo::meter::Counts;
 use crate::demo::stamp::BLOCK_BYTES;
 
-/// The rest of a phase belongs to its last sample: rates of instants are noise.
+/// Shortest sample. The rest of a phase belongs to its last sample, because rates over shorter times are noise.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 pub struct Recording {
     recorder: Recorder,
     began: Instant,
-    /// When the sample under way began, and until when its counts reach.
+    /// Start of the current sample, and the end of its counts.
     since: Instant,
     until: Instant,
     counts: Counts,
-    /// What the daemon had counted at both moments.
+    /// Daemon's counters at both times.
     host_since: Counters,
     host_until: Counters,
 }
 
 impl Recording {
-    /// `dir`: keeps there what there is of it at any time.
+    /// Begins a recording. With `dir`, the part recorded so far is kept there at any time.
     pub async fn begin(client: &Client, vm: &VmName, seed: u64, dir: Option<&Path>) -> Result<Recording> {
         let vm = client.vm_show(vm).await?;
         let home: &Path = &vm.home;
@@ -73,7 +73,7 @@ impl Recording {
         self.recorder.begin(phase, label, at_us, Some(0), true);
     }
 
-    /// With what was counted since the last call.
+    /// Adds the counts since the last call to the current sample, and begins a new sample if this one is long enough.
     pub async fn tick(&mut self, counts: &Counts, client: &Client, vm: &VmName) -> Result<()> {
         if self.until.duration_since(self.since) >= INTERVAL {
             self.sample();
@@ -106,18 +106,19 @@ impl Recording {
         (self.since, self.host_since) = (self.until, self.host_until);
     }
 
-    /// Just ended, by the daemon's own account, in which it may have begun before this phase did.
+    /// Records a stun that has just ended, with the duration that the daemon counted. The stun may have begun before
+    /// this phase.
     pub fn stun(&mut self, stun_us: u64, cause: &str) {
         let at_us = self.at_us(Instant::now()).saturating_sub(stun_us).max(self.at_us(self.since));
         self.recorder.stun(Stun { at_us, stun_us, disk: None, cause: cause.into() });
     }
 
-    /// A figure of the phase.
+    /// Records a figure of the phase.
     pub fn figure(&mut self, quantity: Quantity, value: f64) {
         self.recorder.figure(quantity, value, "");
     }
 
-    /// With what was counted since the last call.
+    /// Adds the counts since the last call, and ends the phase.
     pub async fn end_phase(&mut self, counts: &Counts, client: &Client, vm: &VmName) -> Result<()> {
         self.add(counts, client, vm).await?;
         self.sample();
@@ -141,7 +142,7 @@ fn recorder(head: Record, dir: Option<&Path>) -> Result<Recorder> {
     })
 }
 
-/// Since the disk was opened. Native disks share a file, and each shows all of its I/O.
+/// Returns the I/O since the disk was opened. Native disks share a file, and each shows all of its I/O.
 fn host(vm: &Vm) -> Counters {
     let apart = if vm.store == Store::Native { 1 } else { vm.disks.len() };
     let mut counters = Counters::default();

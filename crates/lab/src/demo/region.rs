@@ -1,7 +1,7 @@
-//! How the demo divides its disk, and how it fills it once: load, depth-1 writer, marker.
+//! Regions of the demo's disk (load, depth-1 writer, marker), and the initial fill.
 //!
-//! The marker is the disk's last block. A disk with other content is never touched: somebody may have installed a
-//! guest on it.
+//! The marker is the disk's last block. The demo never writes to a disk with other content, because a guest may be
+//! installed on it.
 
 use api::error::{Error, Result};
 use indicatif::ProgressBar;
@@ -10,23 +10,23 @@ use crate::demo::nbd::{self, Connection};
 use crate::demo::stamp::{self, BLOCK_BYTES, Random};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// For the depth-1 writer: 16 MiB.
+/// Size of the depth-1 writer's region: 16 MiB.
 const GAP_BLOCKS: u64 = 4096;
-/// Below this the load would hit the same blocks over and over.
+/// Minimum size of the disk; on a smaller one the load would hit the same blocks over and over.
 const DISK_BYTES_MIN: u64 = 64 << 20;
-/// Filling more would take minutes.
+/// Maximum size of the disk; filling a larger one would take minutes.
 const DISK_BYTES_MAX: u64 = 16 << 30;
-/// The load stays within 256 MiB, so that a delta, and with it the commit, stays small enough for a demo; 12 s of writes
-/// at 8,000 a second still find about a quarter of it unwritten.
+/// Maximum size of the load's region: 256 MiB. A delta, and with it the commit, thus stays small enough for a demo. 12
+/// s of writes at 8,000 a second still find about a quarter of it unwritten.
 const LOAD_BLOCKS_MAX: u64 = 65_536;
-/// One prefill write.
+/// Size of one prefill write.
 const PREFILL_BLOCKS: u64 = 256;
-/// Blocks looked at before a disk is taken for the demo's own.
+/// Number of blocks that are checked before a disk counts as the demo's own.
 const SAMPLES: u64 = 64;
 const FILLING: &[u8] = b"unstun demo disk: filling\n";
 const FILLED: &[u8] = b"unstun demo disk: filled\n";
 
-/// In blocks of 4 KiB; the load's region starts at 0.
+/// Regions of the disk in blocks of 4 KiB. The load's region starts at 0.
 #[derive(Debug, Clone, Copy)]
 pub struct Regions {
     pub load_blocks: u64,
@@ -60,12 +60,12 @@ impl Regions {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Content {
     Filled,
-    /// Fresh, or left by an interrupted fill.
+    /// The disk is fresh, or an interrupted fill left it.
     ToFill,
     Foreign,
 }
 
-/// Reads only.
+/// Returns the content of the disk without writing to it.
 pub async fn inspect(connection: &mut Connection, regions: &Regions) -> Result<Content> {
     let marker = read_block(connection, regions.marker_block).await?;
     if marker.starts_with(FILLING) {

@@ -1,4 +1,4 @@
-//! What the demo found: figures per phase, and beside them what others published.
+//! Results of the demo: figures for each phase, and beside them figures that others published.
 
 use api::Job;
 use api::output::{fields, table};
@@ -14,11 +14,11 @@ pub struct Phase {
     pub seconds: f64,
     pub reads_s: f64,
     pub writes_s: f64,
-    /// Operations per second, of those of the baseline phase; null in it and before it.
+    /// Operations per second as a fraction of those of the baseline phase; null in that phase and before it.
     pub of_baseline: Option<f64>,
     pub p99_us: u64,
     pub longest_gap_us: u64,
-    /// As the engine counted it; null where nothing was taken or committed.
+    /// Stun as the engine counted it; null where nothing was taken or committed.
     pub stun_us: Option<u64>,
 }
 
@@ -37,22 +37,22 @@ impl Phase {
     }
 }
 
-/// `demo --json`.
+/// Output of `demo --json`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     pub nbd_uri: String,
     pub phases: Vec<Phase>,
     pub take_stun_us: u64,
-    /// The longest of the commit; null if the daemon recorded none.
+    /// Longest stun of the commit; null if the daemon recorded none.
     pub commit_stun_us: Option<u64>,
     pub commit_seconds: f64,
-    /// In the delta when its commit started.
+    /// Bytes in the delta when its commit started.
     pub commit_bytes_held: u64,
     pub commit_bytes_moved: u64,
-    /// Every read of the load is judged by the stamps it shows.
+    /// Number of reads. Every read of the load is judged by the stamps that it shows.
     pub reads_checked: u64,
     pub reads_wrong: u64,
-    /// Attaches QEMU to the disk.
+    /// Command that attaches QEMU to the disk.
     pub attach: String,
 }
 
@@ -99,7 +99,7 @@ impl Report {
                 ),
             ),
             (
-                // The same VM's "delete", in VMware's word; the sum over its steps.
+                // VMware calls the commit of the same VM "delete"; the figures are the sum over its steps.
                 "stun of the commit",
                 "12 idle disks: 12.65 s (5.5), 0.83 s (6.0)",
                 match self.commit_stun_us {
@@ -117,7 +117,7 @@ pub const SNAPSHOT: &str = "snapshot";
 pub const COMMIT: &str = "commit";
 pub const AFTER: &str = "after";
 
-/// Bytes moved and the time of an ended commit.
+/// Returns the duration of an ended commit in seconds.
 pub fn commit_seconds(job: &Job) -> f64 {
     job.ended.map_or(0.0, |ended| ended.duration_since(job.started).as_secs_f64())
 }

@@ -19,7 +19,7 @@ use crate::demo::report::{self, Phase, Report};
 use crate::demo::screen::Screen;
 use crate::demo::{Plan, Stage};
 
-/// Of the screen, and of asking for the commit's progress.
+/// Interval of screen updates, and of queries for the commit's progress.
 const TICK: Duration = Duration::from_millis(250);
 
 pub struct Run<'a> {
@@ -36,7 +36,7 @@ pub struct Run<'a> {
     reads_wrong: u64,
 }
 
-/// The phase that runs.
+/// The phase that is running.
 struct Current {
     name: &'static str,
     started: Instant,
@@ -92,7 +92,7 @@ impl<'a> Run<'a> {
         Ok((report, self.recording.end()))
     }
 
-    /// Nothing but the load.
+    /// Runs a phase with nothing but the load.
     async fn quiet(&mut self, part: Part, name: &'static str, length: Duration) -> Result<()> {
         let mut current = self.begin(part, name);
         while current.started.elapsed() < length {
@@ -121,7 +121,7 @@ impl<'a> Run<'a> {
         Ok(taken)
     }
 
-    /// Until it ends, under the same load.
+    /// Commits the snapshot under the same load, and follows the commit until it ends.
     async fn commit(&mut self) -> Result<(Job, Option<u64>)> {
         let seen = self.client.events(&self.vm, 0).await?.last().map_or(0, |event| event.id);
         let mut current = self.begin(Part::Commit, report::COMMIT);

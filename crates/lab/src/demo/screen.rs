@@ -1,4 +1,4 @@
-//! The live table: redrawn in place on a terminal; elsewhere each phase is printed once, when it has ended.
+//! The live table. A terminal shows it redrawn in place; elsewhere each phase is printed once, when it has ended.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ pub struct Screen {
     output: Output,
     in_place: bool,
     ended: Vec<Phase>,
-    /// Lines of the last drawing, to be drawn over.
+    /// Number of lines of the last drawing, which the next one overwrites.
     drawn: usize,
 }
 
@@ -26,7 +26,7 @@ impl Screen {
         }
     }
 
-    /// The phase that runs, and a line about what goes on in it.
+    /// Shows the running phase, and a line about its progress.
     pub fn show(&mut self, running: &Phase, note: &str) -> Result<()> {
         if self.in_place { self.redraw(Some(running), note) } else { Ok(()) }
     }

@@ -1,15 +1,17 @@
-//! What the demo writes, so that a read can be judged: every sector carries its block's number and a rising sequence.
+//! Stamps in the demo's blocks, by which a read is judged: every sector carries its block's number and a rising
+//! sequence.
 //!
-//! Verified: a block never shows another block's data, nor anything older than the last write that was answered before
-//! the read was sent. Not verified: durability across a crash, and the filler bytes between two stamps.
+//! Verified: a block never shows another block's data, nor data older than the last write that was answered before the
+//! read was sent. Not verified: durability across a crash, and the filler bytes between two stamps.
 
 pub const BLOCK_BYTES: usize = 4096;
 const SECTOR_BYTES: usize = 512;
-/// Told apart from foreign data; in the upper bits, so that the block's number stays readable below it.
+/// Mark that distinguishes stamps from foreign data. It is in the upper bits, so that the block's number stays readable
+/// below it.
 const MARK: u64 = 0x5553_5455_4e00_0000 << 8;
 const NUMBER_MASK: u64 = (1 << 32) - 1;
 
-/// Block numbers below 2^32: 16 TiB of 4 KiB blocks.
+/// Stamps every sector of a block. Block numbers are below 2^32: 16 TiB of 4 KiB blocks.
 pub fn write(block: u64, sequence: u64, data: &mut [u8]) {
     for sector in data.chunks_exact_mut(SECTOR_BYTES) {
         sector[..8].copy_from_slice(&(MARK | (block & NUMBER_MASK)).to_le_bytes());
@@ -17,7 +19,7 @@ pub fn write(block: u64, sequence: u64, data: &mut [u8]) {
     }
 }
 
-/// The lowest sequence in the block; `None` if any sector is not this block's.
+/// Returns the lowest sequence in the block, or `None` if any sector is not this block's.
 pub fn lowest_sequence(block: u64, data: &[u8]) -> Option<u64> {
     let mut lowest = None;
     for sector in data.chunks_exact(SECTOR_BYTES) {
@@ -36,7 +38,7 @@ fn field(sector: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// SplitMix64: enough for choosing blocks and filling them with bytes that do not compress.
+/// SplitMix64 generator, sufficient for choosing blocks and filling them with bytes that do not compress.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
@@ -49,7 +51,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `bound`, which is far below 2^64, so that the bias does not show.
+    /// Returns a number below `bound`, which is far below 2^64, so that the bias does not show.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.word() % bound
     }

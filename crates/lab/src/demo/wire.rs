@@ -1,6 +1,6 @@
-//! Bytes of the NBD protocol as a client needs them; the section of the NBD project's `doc/proto.md` beside each part.
+//! Bytes of the NBD protocol for a client. Comments name the section of the NBD project's `doc/proto.md` for each part.
 //!
-//! Written apart from the server in `export`, so that the demo is a second reading of the protocol.
+//! The code is independent of the server in `export`, so that the demo is a second reading of the protocol.
 
 use api::error::{Error, Result};
 
@@ -28,7 +28,7 @@ pub const SIMPLE_BYTES: usize = 16;
 pub const STRUCTURED_BYTES: usize = 20;
 const CHUNK_DONE: u16 = 1;
 
-/// The largest payload the protocol lets a server send unasked; nothing longer is waited for.
+/// Largest payload that the protocol lets a server send unasked. The client waits for no longer one.
 pub const PAYLOAD_BYTES_MAX: usize = 32 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub fn put_option(out: &mut Vec<u8>, option: u32, data: &[u8]) {
     out.extend_from_slice(data);
 }
 
-/// A cursor over bytes that are already here; callers have checked the length.
+/// Returns the big-endian number at an offset. Callers have checked the length.
 pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
@@ -78,7 +78,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Header {
-    /// For a successful read, the data it asked for follow.
+    /// Simple reply. For a successful read, the data follow.
     Simple {
         cookie: u64,
         errno: u32,
@@ -92,7 +92,7 @@ pub enum Header {
 }
 
 impl Header {
-    /// `None` until enough bytes are here.
+    /// Parses a header; returns `None` until enough bytes are received.
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>> {
         if bytes.len() < SIMPLE_BYTES {
             return Ok(None);
@@ -117,7 +117,7 @@ impl Header {
     }
 }
 
-/// The payload of a structured reply's chunk.
+/// Payload of a structured reply's chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Chunk<'a> {
     Nothing,
@@ -127,7 +127,7 @@ pub enum Chunk<'a> {
 }
 
 impl<'a> Chunk<'a> {
-    /// "Structured reply types".
+    /// Parses a chunk of one of the "Structured reply types".
     pub fn parse(kind: u16, payload: &'a [u8]) -> Result<Self> {
         const ERROR_BIT: u16 = 1 << 15;
         match (kind, payload.len()) {

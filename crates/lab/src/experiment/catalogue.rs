@@ -1,4 +1,4 @@
-//! The experiments that ship, and how one is found.
+//! The experiments that ship, and the look-up of an experiment.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ macro_rules! embedded {
     };
 }
 
-/// In the order of their articles.
+/// The experiments that ship, in the order of their articles.
 const SHIPPED: &[(&str, &str)] = embedded![
     "zandboer-paced",
     "zandboer-saturated",
@@ -35,19 +35,19 @@ const SHIPPED: &[(&str, &str)] = embedded![
     "forty-snapshots",
 ];
 
-/// Largest experiment file that is read: the longest of those that ship has 10 KiB.
+/// Largest experiment file that is read, bytes; the longest one that ships has 10 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 pub fn names() -> impl Iterator<Item = &'static str> {
     SHIPPED.iter().map(|(name, _)| *name)
 }
 
-/// All that ship.
+/// Returns all experiments that ship.
 pub fn shipped() -> Result<Vec<Experiment>> {
     SHIPPED.iter().map(|(name, text)| parse(name, &format!("{name}.toml"), text)).collect()
 }
 
-/// The experiment of that name, or the one in the file of that path.
+/// Returns the experiment of that name, or the one in the file at that path.
 pub fn find(name: &str) -> Result<Experiment> {
     if let Some((name, text)) = SHIPPED.iter().find(|(shipped, _)| *shipped == name) {
         return parse(name, &format!("{name}.toml"), text);
@@ -103,10 +103,10 @@ mod tests {
         }
     }
 
-    /// What the reference holds for tests of a mechanism: 000 T1 has 8 cells with its convergence, T2 7, 001 one more
-    /// than its lines for each sum and each count of pings, 002 two rates, two durations and a bandwidth, 003 4 and 1. Of
-    /// them, those that are put in (a duration of 002), set by a timer (two of T1) or equal to their baseline (a duration of
-    /// T1 and of T2, a rate and a bandwidth of 002) are not predictions.
+    /// The cells that the reference holds for tests of a mechanism. 000 T1 has 8 cells with its convergence, T2 has 7.
+    /// 001 has one more than its lines for each sum and each count of pings. 002 has two rates, two durations and a
+    /// bandwidth; 003 has 4 and 1. Of these, the cells that are put in (a duration of 002), set by a timer (two of T1)
+    /// or equal to their baseline (a duration of T1 and of T2, a rate and a bandwidth of 002) are not predictions.
     #[test]
     fn every_published_cell_is_there() {
         let count = |name: &str, r#use: Use| {

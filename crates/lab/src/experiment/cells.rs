@@ -1,4 +1,4 @@
-//! What a run came to, beside what was published of it.
+//! Results of a run beside the published figures.
 
 use super::{Experiment, Part, Published};
 use crate::figures;
@@ -6,19 +6,19 @@ use crate::probe::Heartbeat;
 use crate::run::{PhaseSpan, Quantity, Record, Row};
 use crate::runner::FIRST_ROUND;
 
-/// Pings are aligned with a run in so many ways, because nobody aligned them with the stuns.
+/// Number of alignments of pings with a run, because the published pings were not aligned with the stuns.
 const PING_OFFSETS: u64 = 10;
 
-/// Whose figures they are.
+/// Column of the results that figures belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column<'a> {
     pub name: &'a str,
-    /// The frozen one.
+    /// The column is the frozen default.
     pub default: bool,
 }
 
 impl Experiment {
-    /// One row for each published cell, in their order.
+    /// Returns one row for each published cell, in their order.
     pub fn rows(&self, record: &Record, column: Column<'_>) -> Vec<Row> {
         let row = |cell: &Published| {
             let (predicted, band) = self.measured(record, cell);
@@ -55,7 +55,7 @@ impl Experiment {
         (value, None)
     }
 
-    /// In full size. None of a commit that did not end.
+    /// Returns seconds in full size; None for a commit that did not end.
     fn seconds(&self, record: &Record, cell: &Published, spans: &[&PhaseSpan]) -> Option<f64> {
         let scale = f64::from(self.time_divisor());
         if cell.part == Some(Part::FirstRound) {
@@ -68,7 +68,7 @@ impl Experiment {
         Some(us as f64 / 1e6 * scale)
     }
 
-    /// The mean over all alignments of pings and stuns, rounded, with the fewest and the most.
+    /// Returns the mean over all alignments of pings and stuns, rounded, with the fewest and the most.
     fn pings(&self, record: &Record, spans: &[&PhaseSpan]) -> (Option<f64>, Option<(f64, f64)>) {
         let Some(heartbeat) = self.heartbeat else { return (None, None) };
         let end_us = record.phases.last().map_or(0, |span| span.end_us);
@@ -92,7 +92,7 @@ fn is_within(spans: &[&PhaseSpan], at_us: u64) -> bool {
     spans.iter().any(|span| span.holds(at_us))
 }
 
-/// As the runner measured it within that span.
+/// Returns the figure that the runner measured within that span.
 fn figure(record: &Record, span: &PhaseSpan, quantity: Quantity) -> Option<f64> {
     let alone = record.phases.iter().filter(|other| other.phase == span.phase).count() == 1;
     let of_span =
@@ -100,7 +100,7 @@ fn figure(record: &Record, span: &PhaseSpan, quantity: Quantity) -> Option<f64> 
     record.rows.iter().find(of_span)?.predicted
 }
 
-/// Of the n-th stun, or of all together.
+/// Returns the length of the stun that the cell names, or of all stuns together.
 fn stun_us(record: &Record, cell: &Published, spans: &[&PhaseSpan]) -> Option<f64> {
     let mut stuns =
         record.stuns.iter().filter(|stun| is_within(spans, stun.at_us)).map(|stun| stun.stun_us as f64);
@@ -110,7 +110,7 @@ fn stun_us(record: &Record, cell: &Published, spans: &[&PhaseSpan]) -> Option<f6
     }
 }
 
-/// Until what the delta held when the commit was asked for was copied, seconds of the run.
+/// Returns the seconds of the run until the delta's content at the time of the commit's request was copied.
 fn first_round_s(record: &Record, span: &PhaseSpan) -> Option<f64> {
     let of_round =
         |row: &&Row| row.phase == span.phase && row.quantity == Quantity::Seconds && row.note == FIRST_ROUND;

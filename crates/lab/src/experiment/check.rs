@@ -1,4 +1,4 @@
-//! What TOML cannot say about an experiment: that its parts fit together.
+//! Checks what TOML syntax cannot express: that the parts of an experiment fit together.
 
 use std::fmt;
 
@@ -9,17 +9,17 @@ use crate::vmware::rules::JOURNAL_RECORD_SECTORS;
 use crate::vmware::spec::MARKS_MAX;
 use crate::workload::{OUTSTANDING_MAX, Workload};
 
-/// Disks of one VM: four SCSI controllers of 15, VMware's limit of those years, and room for today's 4 x 64.
+/// Most disks of one VM: more than the four SCSI controllers of 15 that VMware had then, and enough for today's 4 x 64.
 const DISKS_MAX: usize = 256;
 /// VMware's largest disk.
 const DISK_BYTES_MAX: u64 = 62 << 40;
-/// Values of one unknown; each is a whole run.
+/// Most values of one unknown; each costs a whole run.
 const VALUES_MAX: usize = 16;
 
-/// What is wrong, and in which table.
+/// An error and the table that contains it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Empty: in the keys that stand alone.
+    /// Empty: the error is in the keys outside of tables.
     pub table: &'static str,
     pub index: usize,
     cause: String,
@@ -38,7 +38,7 @@ fn found(table: &'static str, index: usize, cause: impl Into<String>) -> Found {
     Found { table, index, cause: cause.into() }
 }
 
-/// The first of what is wrong.
+/// Returns the first error.
 pub(super) fn check(experiment: &Experiment) -> Result<(), Found> {
     if experiment.interval_seconds == 0 {
         return Err(found("", 0, "interval_seconds = 0: at least 1"));
@@ -124,7 +124,8 @@ fn check_cell(cell: &Published, steps: &[Step]) -> Result<(), String> {
     }
 }
 
-/// Refuses what would be counted as predicted and comes out of anything.
+/// Refuses `use = "predict"` for a figure that any model would produce, and `use = "input"` for one that the model does
+/// not take.
 fn check_use(cell: &Published, experiment: &Experiment) -> Result<(), String> {
     let Some(value) = cell.value else { return Ok(()) };
     match cell.r#use {
@@ -145,7 +146,7 @@ fn check_use(cell: &Published, experiment: &Experiment) -> Result<(), String> {
     }
 }
 
-/// As figures are printed: with two digits.
+/// Returns whether two figures agree in the two digits with which figures are printed.
 fn is_same(value: f64, other: f64) -> bool {
     const DIGITS: f64 = 0.01;
     (value - other).abs() <= DIGITS * other.abs()
@@ -180,7 +181,7 @@ fn check_unknown(unknown: &Unknown, experiment: &Experiment) -> Result<(), Strin
     is_loaded.then_some(()).ok_or_else(|| "input: there are no workers".to_string())
 }
 
-/// A baseline cell fits one constant, and no other cell fits any.
+/// Checks that a constant is fitted to a baseline cell, and that each such cell fits at most one constant.
 fn check_fit(fit: &Fit, experiment: &Experiment) -> Result<(), String> {
     let is_cell = |cell: &&Published| cell.phase == fit.phase && cell.quantity == fit.quantity;
     let cell = experiment.published.iter().find(is_cell);

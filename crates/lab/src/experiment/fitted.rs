@@ -1,7 +1,7 @@
-//! A storage model's free constants, from an experiment's baseline and from nothing else.
+//! Fits a storage model's free constants to an experiment's baseline and to nothing else.
 //!
-//! The fit is handed an experiment that has lost everything but its baseline ([`Experiment::baseline`]): what is not there
-//! cannot enter.
+//! The fit receives an experiment that has been reduced to its baseline ([`Experiment::baseline`]), so no other figure
+//! can influence it.
 
 use blk::{Error, Result};
 
@@ -12,14 +12,14 @@ use crate::run::{Constant, ConstantSource, Phase, Use};
 use crate::runner::{Action, Audience};
 use crate::storage::{StorageModel, fit};
 
-/// Two constants move two figures each, so they are fitted in turns.
+/// Number of rounds, because two constants affect two figures each.
 const TURNS: usize = 2;
-/// Share of the figure: a tenth of what its author read off a graph.
+/// Tolerance as a share of the figure: a tenth of the precision with which its author read a graph.
 const TOLERANCE: f64 = 0.01;
-/// Longest run of one trial, seconds: 700 I/Os a second for so long scatter by less than one percent.
+/// Longest run of one trial, seconds. At 700 I/Os a second, runs of this length scatter by less than one percent.
 const TRIAL_S: f64 = 20.0;
 
-/// A model, and why it is not fitted where it is not.
+/// A model, and notes on constants that could not be fitted.
 #[derive(Debug, Clone)]
 pub struct Fitted {
     pub model: StorageModel,
@@ -27,7 +27,7 @@ pub struct Fitted {
 }
 
 impl Experiment {
-    /// Without everything that a fit must not see.
+    /// Returns the experiment without everything that a fit must not see.
     pub fn baseline(&self) -> Experiment {
         let mut baseline = self.clone();
         baseline.published.retain(|cell| cell.r#use == Use::Baseline);
@@ -37,7 +37,7 @@ impl Experiment {
         baseline
     }
 
-    /// A baseline as one trial runs it.
+    /// Returns the baseline with its runs shortened for one trial.
     fn trial(&self) -> Experiment {
         let mut trial = self.clone();
         for step in &mut trial.steps {
@@ -49,26 +49,27 @@ impl Experiment {
     }
 }
 
-/// The experiment's model with its free constants fitted, to its own baseline or to that of the experiment it names.
-/// `known` are values for what the articles do not say.
+/// Returns the experiment's model with its free constants fitted, to its own baseline or to that of the experiment it
+/// names. `known` gives values for inputs that the articles do not publish.
 ///
-/// Errors: a name that is not known. A baseline that the model cannot reach is a note.
+/// Errors: a name that does not exist. A baseline that the model cannot reach gives a note.
 pub fn fitted(experiment: &Experiment, known: &[(Input, u64)], seed: u64) -> Result<Fitted> {
     carried_to(experiment, &fitted_itself(&fitted_on(experiment)?, known, seed)?)
 }
 
-/// The experiment whose baseline the model is fitted to.
+/// Returns the experiment whose baseline the model is fitted to.
 pub fn fitted_on(experiment: &Experiment) -> Result<Experiment> {
     experiment.fitted_on.as_ref().map_or_else(|| Ok(experiment.clone()), |other| find(other))
 }
 
-/// The model of an experiment that is fitted on no other, as `fitted`.
+/// Returns the fitted model of an experiment that uses its own baseline; otherwise as `fitted`.
 pub fn fitted_itself(experiment: &Experiment, known: &[(Input, u64)], seed: u64) -> Result<Fitted> {
     let known = with(experiment.clone(), known);
     Ok(fit_to(&known.baseline(), scaled(&known, model(&known.storage)?)?, seed))
 }
 
-/// What was fitted on the experiment that this one names, or on itself, as this one's model.
+/// Returns this experiment's model with the constants that were fitted on the experiment it names. Without one it
+/// returns `fitted`.
 pub fn carried_to(experiment: &Experiment, fitted: &Fitted) -> Result<Fitted> {
     match &experiment.fitted_on {
         None => Ok(fitted.clone()),
@@ -80,7 +81,7 @@ fn with(experiment: Experiment, known: &[(Input, u64)]) -> Experiment {
     known.iter().fold(experiment, |experiment, (input, value)| experiment.with(*input, *value))
 }
 
-/// The model with those of the known values that are its own.
+/// Returns the model with those of the known values that are constants of its own.
 ///
 /// Errors: a model without calls, or a value with which it would not work.
 pub fn with_known(model: StorageModel, known: &[(Input, u64)]) -> Result<StorageModel> {
@@ -94,7 +95,7 @@ pub fn with_known(model: StorageModel, known: &[(Input, u64)]) -> Result<Storage
     })
 }
 
-/// By name, or from a user's file.
+/// Returns a model by its name, or from a user's file.
 pub fn model(name: &str) -> Result<StorageModel> {
     if !name.ends_with(".toml") {
         return StorageModel::named(name);
@@ -103,10 +104,11 @@ pub fn model(name: &str) -> Result<StorageModel> {
     StorageModel::parse(name.trim_end_matches(".toml"), name, &text)
 }
 
-/// What shrinks with the disks of a smaller run, by the last part of its name: caches, and how long a stroke is.
+/// Constants that shrink with the disks of a smaller run: the capacity, on which a stroke depends, and the caches. Each
+/// is the last part of a constant's name.
 const SIZES: [&str; 4] = ["capacity", "read_cache", "dirty_max", "fast_size"];
 
-/// The model for the size in which the experiment is simulated.
+/// Returns the model for the size in which the experiment is simulated.
 pub fn scaled(experiment: &Experiment, mut model: StorageModel) -> Result<StorageModel> {
     let divisor = experiment.size_divisor();
     if divisor == 1 {
@@ -125,7 +127,7 @@ fn last(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }
 
-/// `baseline` is all that is known.
+/// Fits the model to `baseline`, which is all that the fit uses.
 pub fn fit_to(baseline: &Experiment, mut model: StorageModel, seed: u64) -> Fitted {
     let trial = baseline.trial();
     let mut notes = Vec::new();
@@ -151,7 +153,7 @@ fn fit_one(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) ->
     })
 }
 
-/// NaN where the run failed: nothing compares with it.
+/// Returns the figure of one trial; NaN where the run failed, so that no comparison holds.
 fn predicted(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) -> f64 {
     let play = Play {
         experiment: trial.clone(),
@@ -167,7 +169,8 @@ fn predicted(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) 
     record.rows.iter().find(is_wanted).and_then(|row| row.predicted).unwrap_or(f64::NAN)
 }
 
-/// The other's fitted constants, where the model has the same: the same disks in another arrangement.
+/// Copies the other experiment's fitted constants to the model, where it has a counterpart: the same disks in another
+/// arrangement.
 fn carry_over(fitted: &Fitted, from: &Experiment, mut model: StorageModel) -> Result<Fitted> {
     let mut notes = fitted.notes.clone();
     for constant in fitted.model.constants().iter().filter(|c| c.source == ConstantSource::FittedToBaseline) {
@@ -182,14 +185,14 @@ fn carry_over(fitted: &Fitted, from: &Experiment, mut model: StorageModel) -> Re
     Ok(Fitted { model, notes })
 }
 
-/// The same constant of the same device elsewhere in another model: the only one with its last name.
+/// Returns the same constant of the same device in another model: the only one with the same last part of its name.
 fn counterpart(model: &StorageModel, constant: &str) -> Option<String> {
     let mut same = model.constants().iter().filter(|c| last(&c.name) == last(constant));
     let first = same.next()?;
     same.next().is_none().then(|| first.name.clone())
 }
 
-/// Where deltas lie that have a device of their own: of the same make as the disks', and fitted with them.
+/// Returns the model of a separate device for deltas. If it has the name of the disks' model it is the fitted one.
 pub fn delta_model(experiment: &Experiment, fitted: &StorageModel) -> Result<Option<StorageModel>> {
     match &experiment.esx.delta_storage {
         None => Ok(None),

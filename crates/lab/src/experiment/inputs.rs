@@ -1,23 +1,24 @@
-//! Published figures that say nothing of a model: those that are put into it, and those that come out of anything.
+//! Published figures that do not test a model: those that are put into it, and those that any model would produce.
 
 use super::{Experiment, Format, Published};
 use crate::run::{Phase, Quantity};
 use crate::workload::{Pacing, Worker};
 
 impl Experiment {
-    /// Whether the model takes this figure: what an array needs to remove a snapshot of its own.
+    /// Returns whether the model takes this figure as its input: the time an array needs to remove a snapshot of its
+    /// own.
     pub(super) fn is_put_in(&self, cell: &Published) -> bool {
         let is_operation = cell.phase == Phase::Commit && cell.quantity == Quantity::Seconds;
         self.esx.format == Format::VVol && is_operation && cell.part.is_none() && cell.value.is_some()
     }
 
-    /// Returns what an operation of the array takes, as published; 0 where the snapshots are the host's.
+    /// Returns the published time of an operation of the array, microseconds; 0 where the host keeps the snapshots.
     pub(super) fn array_operation_us(&self) -> u64 {
         let input = self.published.iter().find(|cell| self.is_put_in(cell));
         input.and_then(|cell| cell.value).map_or(0, |seconds| (seconds * 1e6) as u64)
     }
 
-    /// Returns what was published of the same quantity before there was a snapshot.
+    /// Returns the published figures of the same quantity from before the snapshot.
     pub(super) fn baseline_of<'a>(&'a self, cell: &'a Published) -> impl Iterator<Item = f64> + 'a {
         let before = match cell.phase {
             Phase::Prepare | Phase::Baseline => None,
@@ -46,7 +47,7 @@ impl Experiment {
     }
 }
 
-/// I/Os a second of a worker that waits before each burst; None without a delay.
+/// Returns the I/Os a second of a worker that waits before each burst; None without a delay.
 fn timer_ios(worker: &Worker) -> Option<f64> {
     let delay_us = match worker.pacing {
         Pacing::Closed => worker.delay_us,

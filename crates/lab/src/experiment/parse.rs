@@ -1,4 +1,4 @@
-//! From TOML to an experiment, with the line and the key of what is wrong.
+//! Parses TOML into an experiment; errors name the line and the key.
 
 use blk::{Error, Result};
 use serde::Deserialize;
@@ -7,7 +7,7 @@ use toml::Spanned;
 
 use super::{Experiment, check};
 
-/// `place` is the file's name as the user knows it.
+/// Parses an experiment. `place` is the file's name as the user gave it.
 ///
 /// Errors: `Invalid`, with `place:line` and the key, what was found and what is possible.
 pub fn parse(name: &str, place: &str, text: &str) -> Result<Experiment> {
@@ -22,8 +22,8 @@ pub fn parse(name: &str, place: &str, text: &str) -> Result<Experiment> {
     Ok(experiment)
 }
 
-/// Where a message belongs: the reader knows tables, and within some only their begin. The word it complains about,
-/// which it puts in backquotes first, is looked for from there.
+/// Returns the position that a message is about. The TOML reader reports tables, and for some only where they begin.
+/// From there this searches for the word that the message puts in backquotes first.
 fn blamed(text: &str, begin: usize, message: &str) -> usize {
     let begin = if text.is_char_boundary(begin) { begin } else { 0 };
     let word = match message.starts_with("unknown") {
@@ -45,7 +45,7 @@ fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// Where the tables are that come more than once.
+/// Positions of the tables that may occur more than once.
 #[derive(Deserialize)]
 struct Places {
     #[serde(default)]
@@ -62,7 +62,7 @@ struct Places {
     fit: Vec<Spanned<IgnoredAny>>,
 }
 
-/// 1 where the table is not found, as with keys that stand alone.
+/// Returns the line of a table; 1 where it is not found, and for keys outside of tables.
 fn line_of_table(text: &str, table: &str, index: usize) -> usize {
     let Ok(places) = toml::from_str::<Places>(text) else { return 1 };
     let tables = match table {

@@ -16,7 +16,7 @@ use crate::vmware;
 use crate::vmware::rules::{Hypothesis, Rules, TableCache};
 use crate::vmware::spec::{FileOperation, Snapshots, Spec};
 
-/// What keeps the disks and their snapshots.
+/// The software that keeps the disks and their snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stack {
     /// VMware as it was.
@@ -31,16 +31,16 @@ pub struct Play {
     pub experiment: Experiment,
     pub stack: Stack,
     pub storage: StorageModel,
-    /// Where deltas lie that do not lie beside the disks.
+    /// Storage of the deltas, where they are not beside the disks.
     pub delta_storage: Option<StorageModel>,
     pub seed: u64,
-    /// How a user repeats it.
+    /// The command with which a user repeats the run.
     pub command: String,
-    /// Where the run is kept while it goes.
+    /// File that the run is written to while it is under way.
     pub path: Option<PathBuf>,
 }
 
-/// Names of VMware's deltas, and of ours.
+/// Part of the file names of VMware's deltas, and of ours.
 const DELTA_NAMES: &str = "-delta";
 
 impl Stack {
@@ -51,7 +51,7 @@ impl Stack {
         }
     }
 
-    /// Of its column: the hypothesis, or what takes VMware's place.
+    /// Returns the column of the results: the hypothesis, or the stack that takes VMware's place.
     pub fn column(self, experiment: &Experiment) -> Column<'static> {
         match self {
             Stack::Esx(hypothesis) => {
@@ -63,7 +63,7 @@ impl Stack {
 }
 
 impl Esx {
-    /// The frozen default of the release.
+    /// Returns the frozen default of the release.
     pub fn hypothesis(&self) -> Hypothesis {
         match self.format {
             Format::SeSparse => Hypothesis::S,
@@ -73,8 +73,8 @@ impl Esx {
 }
 
 impl Play {
-    /// Runs it to its end, or until the audience interrupts it. The record has a row for each published cell first, then
-    /// what else was measured.
+    /// Runs the experiment to its end, or until the audience interrupts it. The record's rows are first one for each
+    /// published cell, then the other measured figures.
     pub fn run(&self, audience: Audience) -> Record {
         let options = modelled::world_options(Options { storage: Some(self.placed()), ..Options::default() });
         let plan = Plan {
@@ -86,7 +86,7 @@ impl Play {
         let disks = self.experiment.scaled_disk_bytes();
         let mut record = match self.stack {
             Stack::Esx(hypothesis) => {
-                // Places are known from memory, so nothing it writes is ever looked into.
+                // The model finds grains in memory, so the content of its files is never read.
                 let options = Options { content: ContentMode::Absent, ..options };
                 modelled::run(options, plan, audience, esx(self.spec(hypothesis))).record
             }
@@ -106,7 +106,7 @@ impl Play {
         record
     }
 
-    /// VMware's side, in the size that is simulated.
+    /// Returns the setup of VMware's side, in the size that is simulated.
     fn spec(&self, hypothesis: Hypothesis) -> Spec {
         let esx = &self.experiment.esx;
         let mut spec = Spec::esx(esx.release, self.experiment.scaled_disk_bytes());
@@ -118,7 +118,7 @@ impl Play {
         };
         spec.vmfs = !esx.nfs;
         spec.marks = esx.block_marks;
-        // Every model has calls; one that had none would open files at the cost of its directory.
+        // Every model has `calls`. Without them a file is opened at the cost of its directory.
         if let Ok(calls) = FileOperation::of(&self.storage) {
             spec.stun.file_operation = calls;
         }
@@ -165,7 +165,7 @@ impl Play {
         }
     }
 
-    /// Of the storage, of VMware's side, and what the experiment does not know.
+    /// Returns the constants of the storage and of VMware's side, and the experiment's declared inputs.
     fn constants(&self) -> Vec<Constant> {
         let mut constants = self.storage.constants().to_vec();
         if let Stack::Esx(hypothesis) = self.stack {
@@ -195,7 +195,7 @@ impl Play {
     }
 }
 
-/// Makes the VM in a folder of the world's.
+/// Returns a function that creates the VM in a folder of the simulated world.
 fn esx(spec: Spec) -> impl FnOnce(Env, SimWorld) -> Local<'static, Result<Rc<dyn Subject>>> {
     move |env, _world| {
         Box::pin(async move {

@@ -1,6 +1,6 @@
-//! The experiment as it is run on real storage: no longer than there is time, no larger than there is room.
+//! The experiment as it runs on real storage: cut down to the time and the space that are available.
 //!
-//! Depths, mixes, block sizes and paces stay what they are. What was changed is told, a sentence each.
+//! Depths, mixes, block sizes and paces keep their values. Notes list the changes, one sentence each.
 
 use std::ops::Range;
 
@@ -9,21 +9,22 @@ use super::scale::{scaled_bytes, shorter};
 use crate::runner::{Action, Protocol, Step};
 use crate::workload::{Worker, Workload};
 
-/// Filled once, held once more by a snapshot and once more by a helper's, and as much stays free.
+/// Part of the free space that the data may take: it is held three times (fill, snapshot, helper), and as much stays
+/// free.
 const ROOM_DIVISOR: u64 = 4;
-/// What storage that anybody would measure takes from one sequential writer, bytes a second.
+/// Rate of one sequential writer that the fills are planned with, bytes a second; relevant storage reaches it.
 const FILL_BYTES_PER_S: f64 = 64.0 * 1024.0 * 1024.0;
-/// Of the time, what preparations may take beside it: a quarter.
+/// Share of the time that preparations may take in addition: a quarter.
 const FILL_SHARE: f64 = 0.25;
-/// A minute has as many samples as ten minutes of one second each.
+/// Samples of a run: a minute has as many as ten minutes of one second each.
 const SAMPLES: f64 = 600.0;
 const INTERVAL_US_MAX: f64 = 1e6;
 const INTERVAL_US_MIN: f64 = 1e5;
 
-/// What there is for a run.
+/// Time and space that are available for a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Means {
-    /// For all steps with a time of their own.
+    /// Seconds for all steps with a duration of their own.
     pub seconds: f64,
     pub room: Room,
 }
@@ -32,14 +33,14 @@ pub struct Means {
 pub enum Room {
     /// Bytes free where the disks will be made.
     Free(u64),
-    /// Somebody's disks, bytes of each.
+    /// Existing disks of the user, bytes of each.
     Disks(Vec<u64>),
 }
 
-/// An experiment as real storage has it.
+/// An experiment scaled for real storage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scaled {
-    /// Of each disk.
+    /// Size of each disk, bytes.
     pub disk_bytes: Vec<u64>,
     pub workload: Workload,
     pub protocol: Protocol,
@@ -47,7 +48,7 @@ pub struct Scaled {
 }
 
 impl Experiment {
-    /// The article's sizes and durations, divided where `means` are short of them.
+    /// Returns the article's sizes and durations, divided where `means` do not suffice.
     pub fn scaled_to(&self, means: &Means) -> Scaled {
         let longer = (self.planned_seconds() / means.seconds).max(1.0);
         let larger = self.size_excess(means);
@@ -64,13 +65,14 @@ impl Experiment {
         }
     }
 
-    /// Of all steps that have a time or a limit. What is left of a commit drains after its limit, in a time of its own.
+    /// Returns the sum over all steps that have a duration or a limit. A drain has a time of its own after the commit's
+    /// limit, and is left out.
     fn planned_seconds(&self) -> f64 {
         let timed = self.steps.iter().filter(|step| !matches!(step.action, Action::Drain { .. }));
         timed.map(|step| seconds_of(&step.action)).sum()
     }
 
-    /// By what sizes have to be divided.
+    /// Returns the divisor of all sizes.
     fn size_excess(&self, means: &Means) -> u64 {
         let worked: u64 = self.worked_bytes().iter().map(|range| range.end - range.start).sum();
         let fills = self.steps.iter().filter(|step| matches!(step.action, Action::Prepare { .. })).count();
@@ -85,7 +87,7 @@ impl Experiment {
         in_room.max(divisor(worked, in_time as u64))
     }
 
-    /// From the first to the last byte that a worker asks for, of each disk that has workers.
+    /// Returns, for each disk with workers, the range from the first to the last byte that they access.
     fn worked_bytes(&self) -> Vec<Range<u64>> {
         let sizes = self.disk_bytes();
         let of_disk = |number: usize| {
@@ -132,7 +134,7 @@ impl Experiment {
     }
 }
 
-/// The smallest whole number by which `wanted` becomes `possible`, or less.
+/// Returns the smallest whole number by which `wanted` must be divided to be at most `possible`.
 fn divisor(wanted: u64, possible: u64) -> u64 {
     wanted.div_ceil(possible.max(1)).max(1)
 }
@@ -148,7 +150,7 @@ fn seconds_of(action: &Action) -> f64 {
     }
 }
 
-/// What has no limit gets one: real stacks hang.
+/// Gives a limit to a step without one, because real stacks may hang.
 fn bounded(mut step: Step, seconds: f64) -> Step {
     if let Action::Commit { limit_seconds, .. }
     | Action::Drain { limit_seconds }
@@ -159,7 +161,8 @@ fn bounded(mut step: Step, seconds: f64) -> Step {
     step
 }
 
-/// A part until the end of the disk is told by its length: somebody's disk may be larger.
+/// Scales a worker. A part that extends to the end of the disk gets an explicit length, because the user's disk may be
+/// larger.
 fn smaller(worker: &Worker, larger: u64, disk_bytes: &[u64]) -> Worker {
     let first_byte = scaled_bytes(worker.first_byte, larger);
     let left_bytes = disk_bytes[worker.disk as usize].saturating_sub(first_byte);
@@ -190,7 +193,7 @@ mod tests {
             let timed = |step: &&Step| !matches!(step.action, Action::Drain { .. });
             let seconds: f64 =
                 scaled.protocol.steps.iter().filter(timed).map(|step| seconds_of(&step.action)).sum();
-            // A limit that the article does not have is the whole time.
+            // A limit that is not in the article is set to the whole time.
             assert!(seconds <= 12.01, "{}: {seconds} s", experiment.name);
         }
     }
@@ -209,7 +212,7 @@ mod tests {
 
     #[test]
     fn what_was_divided_is_told() {
-        // 1,480 s of runs and limits, 976.6 MiB filled twice.
+        // The steps have 1,480 s of runs and limits; 976.6 MiB are filled twice.
         let scaled = find("zandboer-saturated").unwrap().scaled_to(&means(148.0, GIB));
         assert!(scaled.notes[0].contains("divided by 10.00"), "{:?}", scaled.notes);
         assert!(scaled.notes[1].contains("divided by 4"), "{:?}", scaled.notes);

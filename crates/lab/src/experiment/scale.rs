@@ -1,15 +1,15 @@
-//! The experiment as it is run: smaller, where a run in full size would take too long.
+//! The experiment as it is simulated: smaller where a run in full size would take too long.
 
 use super::Experiment;
 use crate::run::Phase;
 use crate::runner::{Action, Protocol, Step};
 use crate::workload::Workload;
 
-/// Microseconds of a second.
+/// Microseconds in a second.
 const SECOND_US: u64 = 1_000_000;
 
 impl Experiment {
-    /// Disks in the size they are simulated in, bytes.
+    /// Returns the disk sizes that are simulated, bytes.
     pub fn scaled_disk_bytes(&self) -> Vec<u64> {
         self.disk_bytes().into_iter().map(|bytes| scaled_bytes(bytes, self.size_divisor())).collect()
     }
@@ -35,14 +35,15 @@ impl Experiment {
     pub fn protocol(&self) -> Protocol {
         let divisor = f64::from(self.time_divisor());
         let steps = self.steps.iter().map(|step| shorter(step, divisor)).collect();
-        // A tenth of a second is the least that holds enough of anything.
+        // Samples are at least a tenth of a second long, so that each has enough I/Os.
         let interval_us = (u64::from(self.interval_seconds) * SECOND_US / u64::from(self.time_divisor()))
             .max(SECOND_US / 10);
         Protocol { interval_us, heartbeat: self.heartbeat, steps }
     }
 }
 
-/// Whole MiB, so that a smaller disk still has whole tables; what is smaller stays.
+/// Divides a size and rounds it up to whole MiB, so that a smaller disk still has whole tables. A size below 1 MiB
+/// stays.
 pub(super) fn scaled_bytes(bytes: u64, divisor: u64) -> u64 {
     match divisor {
         1 => bytes,
@@ -59,7 +60,7 @@ pub(super) fn shorter(step: &Step, divisor: f64) -> Step {
     step
 }
 
-/// All times of an action, seconds.
+/// Returns all times of an action, seconds.
 fn durations(action: &mut Action) -> Vec<&mut f64> {
     match action {
         Action::Run { seconds, warm_up_seconds } => vec![seconds, warm_up_seconds],
@@ -71,7 +72,7 @@ fn durations(action: &mut Action) -> Vec<&mut f64> {
     }
 }
 
-/// See [`Input::SnapshotSeconds`].
+/// Sets the value of [`Input::SnapshotSeconds`].
 pub(super) fn set_snapshot_seconds(steps: &mut [Step], value: u64) {
     for step in steps.iter_mut().filter(|step| step.phase == Phase::Snapshot) {
         if let Action::Run { seconds, .. } | Action::Idle { seconds } = &mut step.action {

@@ -1,9 +1,9 @@
-//! What all imports have in common: the record they start from, intervals of counts.
+//! Common parts of all imports: the initial record, and intervals of counts.
 
 use super::{SAMPLES_MAX, Skipped, Skips, text};
 use crate::run::{Clock, Phase, Quantity, Record, Row, Sample};
 
-/// An imported record without measurements.
+/// Returns an imported record without measurements.
 pub fn record(name: &str, title: &str) -> Record {
     Record {
         title: title.into(),
@@ -13,7 +13,7 @@ pub fn record(name: &str, title: &str) -> Record {
     }
 }
 
-/// A figure that was measured, beside nothing published.
+/// Returns a measured figure without a published one.
 pub fn measured(experiment: &str, quantity: Quantity, value: f64) -> Row {
     Row::measured(&text(experiment), Phase::Baseline, quantity, value)
 }
@@ -22,14 +22,14 @@ pub fn note_skipped(record: &mut Record, skipped: &[Skipped]) {
     record.notes.extend(skipped.iter().map(|skipped| format!("Skipped: {skipped}")));
 }
 
-/// Rates times time, as a count. Rates of strangers may be anything.
+/// Converts a rate to a count. Imported rates may have any value.
 pub fn count(per_s: f64, interval_us: u64) -> u64 {
     let count = per_s * interval_us as f64 / 1e6;
-    // A cast saturates, and makes nothing of what is no number.
+    // The cast saturates, and gives 0 for NaN.
     count.round() as u64
 }
 
-/// Keeps a sample while there is room; says once that there is none.
+/// Keeps a sample while there is space; reports once that there is none.
 pub fn push(record: &mut Record, sample: Sample, line: u64, skips: &mut Skips) {
     match record.samples.len().cmp(&SAMPLES_MAX) {
         std::cmp::Ordering::Less => record.samples.push(sample),

@@ -1,6 +1,6 @@
-//! Whose file it is, by its first bytes.
+//! Detects the format of a file by its first bytes.
 
-/// Files that are read.
+/// Formats that can be imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     IometerConfig,
@@ -37,7 +37,7 @@ impl Format {
     }
 }
 
-/// By what only this format has, the strictest first.
+/// Detects the format by features that only it has; the strictest rule comes first.
 pub fn detect(head: &str) -> Option<Format> {
     let first = head.trim_start().trim_start_matches('"');
     if first.starts_with("(PDH-CSV") || first.starts_with("(PDH-TSV") {

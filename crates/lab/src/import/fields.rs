@@ -2,18 +2,18 @@
 
 use csv_core::{ReadFieldResult, Reader, ReaderBuilder};
 
-/// Its fields, unquoted, one after the other in one buffer.
+/// The fields of a line, unquoted, one after the other in one buffer.
 #[derive(Debug, Default)]
 pub struct Fields {
     text: Vec<u8>,
     ends: Vec<usize>,
 }
 
-/// More columns than any tool writes: ten times the largest host seen.
+/// Most fields of a line: ten times those of the largest host seen.
 const FIELDS_MAX: usize = 500_000;
 
 impl Fields {
-    /// Takes `line` apart, in place of the line before; a quote that does not close ends with the line.
+    /// Splits `line` and replaces the previous line's fields. An unclosed quote ends with the line.
     pub fn split(&mut self, line: &str, separator: u8) {
         let mut reader: Reader = ReaderBuilder::new().delimiter(separator).build();
         self.ends.clear();
@@ -41,7 +41,7 @@ impl Fields {
         self.ends.len()
     }
 
-    /// Empty where the line is shorter, as after a cut.
+    /// Returns a field; empty where the line is too short, such as after a cut.
     pub fn get(&self, n: usize) -> &str {
         let begin = n.checked_sub(1).map_or(Some(0), |before| self.ends.get(before).copied());
         let range = begin.zip(self.ends.get(n)).map(|(begin, end)| begin..*end);

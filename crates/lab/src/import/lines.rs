@@ -1,10 +1,11 @@
-//! Lines of a file of unknown encoding and length: UTF-8 with or without a mark, UTF-16 as Windows' shell writes it.
+//! Lines of a file of unknown encoding and length: UTF-8 with or without a byte order mark, or UTF-16 as written by
+//! Windows' shell.
 
 use std::io::{self, BufRead, BufReader, Read};
 
-/// The longest line there is: the header of 50,000 counters at 150 bytes each is 7.5 MB.
+/// Longest line: the header of 50,000 counters at 150 bytes each is 7.5 MB.
 const LINE_BYTES_MAX: u64 = 32 << 20;
-/// What the format is told by.
+/// Bytes from which the format is detected.
 const HEAD_BYTES: u64 = 64 << 10;
 
 pub struct Lines<'a> {
@@ -35,22 +36,22 @@ impl<'a> Lines<'a> {
         Ok(Self { head, input, bytes: Vec::new(), line: String::new(), number: 0, failure: None })
     }
 
-    /// The first bytes as text; its last line may be cut.
+    /// Returns the first bytes as text; the last line may be cut.
     pub fn head(&self) -> &str {
         &self.head
     }
 
-    /// Of the line read last, from 1.
+    /// Returns the number of the line read last, from 1.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Why reading ended before the file did.
+    /// Returns why reading ended before the end of the file.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// The next line without its end. None at the end of the file, and where it cannot be read further.
+    /// Returns the next line without its end. None at the end of the file, and after a read error.
     pub fn next(&mut self) -> Option<&str> {
         self.bytes.clear();
         let read = self.input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut self.bytes);
@@ -73,7 +74,7 @@ impl<'a> Lines<'a> {
         Some(&self.line)
     }
 
-    /// Everything that is left, at most `bytes_max`; None where there is more.
+    /// Returns the rest of the file; None where it is longer than `bytes_max`.
     pub fn rest(&mut self, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = Vec::new();
         self.input.by_ref().take(bytes_max + 1).read_to_end(&mut bytes)?;
@@ -87,7 +88,7 @@ enum Order {
     Big,
 }
 
-/// Bytes of the mark, and the order of UTF-16.
+/// Returns the length of the byte order mark, and the byte order of UTF-16.
 fn encoding(first: &[u8]) -> (usize, Option<Order>) {
     match first {
         [0xef, 0xbb, 0xbf, ..] => (3, None),
@@ -97,7 +98,7 @@ fn encoding(first: &[u8]) -> (usize, Option<Order>) {
     }
 }
 
-/// Decodes UTF-16 into UTF-8; half of a pair becomes the mark of what cannot be decoded.
+/// Decodes UTF-16 into UTF-8; an unpaired surrogate becomes the replacement character.
 struct Utf16<R> {
     input: R,
     order: Order,
@@ -111,7 +112,7 @@ impl<R: Read> Utf16<R> {
         Self { input, order, ready: Vec::new(), taken: 0, high: None }
     }
 
-    /// Decodes some more; nothing is ready at the end.
+    /// Decodes the next part; at the end of the input it leaves nothing to read.
     fn refill(&mut self) -> io::Result<()> {
         const BYTES: u64 = 16 << 10;
         let mut bytes = Vec::new();

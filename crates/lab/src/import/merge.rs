@@ -1,5 +1,5 @@
-//! Files of one occasion as one record: what esxtop sampled, what vmware.log says of stuns and what a ping lost belong
-//! into one picture, if their clocks say that they do. fio's logs of one job are parts of the same intervals.
+//! Merges files of one occasion into one record: samples of esxtop, stuns of vmware.log, and lost pings. They are
+//! merged if their clocks show that they overlap. fio's logs of one job are parts of the same intervals.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use super::{EVENTS_MAX, text};
 use crate::report::extent;
 use crate::run::{Beat, Mark, Record, Sample, Spread, Stun};
 
-/// Records of events alone go into every record of samples whose time they meet, and stay by themselves where they meet
-/// none. The order is that of the samples, then that of the events.
+/// Merges each record of events alone into every record of samples whose time it overlaps; without one it stays
+/// separate. The order is that of the samples, then that of the events.
 pub fn merge(records: Vec<Record>) -> Vec<Record> {
     let (mut sampled, events): (Vec<_>, Vec<_>) =
         joined_logs(records).into_iter().partition(|r| !has_events_alone(r));
@@ -35,7 +35,7 @@ fn has_events_alone(record: &Record) -> bool {
     record.samples.is_empty() && !(record.beats.is_empty() && record.stuns.is_empty())
 }
 
-/// Begin and end by the calendar; None where nobody knows.
+/// Returns begin and end in calendar time; None where the begin is unknown.
 fn calendar(record: &Record) -> Option<(i64, i64)> {
     let (begin, end) = extent(record);
     let at = |us| record.began_unix_us.checked_add_unsigned(us);
@@ -46,7 +46,7 @@ fn meets(one: &Record, other: &Record) -> bool {
     calendar(one).zip(calendar(other)).is_some_and(|(a, b)| a.0 <= b.1 && b.0 <= a.1)
 }
 
-/// What was before the record began is not in its picture.
+/// Adds the events of another record. Events from before the record's begin are left out.
 fn add_events(record: &mut Record, event: &Record) {
     let apart = event.began_unix_us.saturating_sub(record.began_unix_us);
     let shifted = |us: u64| us.checked_add_signed(apart);
@@ -70,7 +70,7 @@ fn describe(record: &mut Record, other: &Record) {
     record.notes.extend(other.notes.iter().map(|note| format!("{}: {note}", text(&other.experiment))));
 }
 
-/// `job_iops.1.log`, `job_clat.1.log`: one job.
+/// Joins the logs of one job, such as `job_iops.1.log` and `job_clat.1.log`.
 fn joined_logs(records: Vec<Record>) -> Vec<Record> {
     let mut jobs: BTreeMap<String, usize> = BTreeMap::new();
     let mut out: Vec<Record> = Vec::new();
@@ -102,7 +102,7 @@ fn join_samples(record: &mut Record, other: Record) {
     record.samples = by_time.into_values().collect();
 }
 
-/// Each log has some of the fields; counted I/Os go before those that one log of latencies counted.
+/// Joins two samples of one interval. Each log has some of the fields, so the larger value of each field is kept.
 fn join(there: &mut Sample, other: &Sample) {
     let count = |a: &mut u64, b: u64| *a = (*a).max(b);
     count(&mut there.reads, other.reads);

@@ -1,8 +1,8 @@
-//! Figures and times as other machines' locales write them.
+//! Parses figures and times in the formats of other machines' locales.
 
 use jiff::civil::{Date, DateTime, Time};
 
-/// `1234.5`, `1234,5`, `1.234,5`, `1,234.5`; None for blanks and words. Not a number and infinite are None too.
+/// Parses `1234.5`, `1234,5`, `1.234,5`, `1,234.5`. None for blanks and words, and for NaN and infinity.
 pub fn parse(text: &str) -> Option<f64> {
     let text = text.trim();
     if text.is_empty() || text.len() > 40 {
@@ -18,20 +18,20 @@ pub fn parse(text: &str) -> Option<f64> {
     plain.parse().ok().filter(|value: &f64| value.is_finite())
 }
 
-/// Digits at the start of `text`, and what follows.
+/// Returns the number at the start of `text`, and the rest.
 pub fn digits(text: &str) -> Option<(u64, &str)> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     Some((text[..end].parse().ok()?, &text[end..]))
 }
 
-/// A civil time as microseconds, in the two ways in which it may be meant.
+/// A civil time as microseconds, in both possible orders of month and day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ambiguous {
     pub month_first: Option<i64>,
     pub day_first: Option<i64>,
 }
 
-/// `12/11/2012 19:09:23.000`, `12.11.2012 19:09:23`, `2012-12-11 19:09:23`, with AM or PM too.
+/// Parses `12/11/2012 19:09:23.000`, `12.11.2012 19:09:23`, `2012-12-11 19:09:23`, also with AM or PM.
 pub fn date_time(text: &str) -> Ambiguous {
     let nothing = Ambiguous { month_first: None, day_first: None };
     let Some((date, time)) = text.trim().split_once([' ', 'T']) else { return nothing };
@@ -42,7 +42,7 @@ pub fn date_time(text: &str) -> Ambiguous {
             Date::new(i16::try_from(year).ok()?, i8::try_from(month).ok()?, i8::try_from(day).ok()?).ok()?;
         Some(micros(date.to_datetime(time)))
     };
-    // A year comes first in ISO, and dots are used where days come first.
+    // ISO dates begin with the year; dates with dots begin with the day.
     match separator {
         _ if a > 31 => Ambiguous { month_first: at(a, b, c), day_first: at(a, b, c) },
         '.' => Ambiguous { month_first: None, day_first: at(c, b, a) },
@@ -57,7 +57,7 @@ fn date_parts(date: &str) -> Option<(char, [u64; 3])> {
     Some((separator, parts))
 }
 
-/// `19:09:23`, `19:09:23.123`, `19:09:23:123` as IOmeter has it, `7:09:23 PM`.
+/// Parses `19:09:23`, `19:09:23.123`, IOmeter's `19:09:23:123`, and `7:09:23 PM`.
 pub fn time_of_day(text: &str) -> Option<Time> {
     let (clock, half) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
     let (hour, rest) = digits(clock)?;

@@ -1,5 +1,5 @@
-//! Performance counters, as Windows' performance monitor and `esxtop -b` write them: one very long header, then a line an
-//! interval.
+//! Performance counters as Windows' performance monitor and `esxtop -b` write them: one very long header, then one line
+//! per interval.
 
 mod column;
 mod row;
@@ -14,22 +14,22 @@ use super::fields::Fields;
 use super::{Lines, Selection, Skips, base, text};
 use crate::run::{Fact, Record};
 
-/// Columns read of each line: disks and VMs of the largest host, all their counters.
+/// Most columns read of each line: enough for the disks and VMs of the largest host, with all their counters.
 const COLUMNS_MAX: usize = 20_000;
-/// Names told in a message or a note.
+/// Most names in a message or a note.
 const EXAMPLES: usize = 8;
 
-/// A column that counts.
+/// A column that is imported.
 struct Wanted {
     place: usize,
     layer: Layer,
     role: Role,
     scale: f64,
-    /// Whose it is: an index into the disks of the header.
+    /// Index into the disks of the header.
     disk: usize,
 }
 
-/// Of the first line; of its tens of thousands of names only those of wanted disks are kept.
+/// The first line. Of its tens of thousands of names only those of wanted disks are kept.
 #[derive(Default)]
 struct Header {
     separator: u8,
@@ -70,7 +70,7 @@ pub fn read(
     Ok(Some(record).filter(|record| !record.samples.is_empty()).into_iter().collect())
 }
 
-/// What separates is what stands behind the first field, whose name has none of these.
+/// Returns the separator: the one after the first field, whose name contains none of them.
 fn separator(line: &str) -> u8 {
     let is_tab = line.trim_start_matches('"').starts_with("(PDH-TSV");
     let commas = line.find(',').unwrap_or(usize::MAX);
@@ -128,12 +128,12 @@ fn is_selected(column: &Column<'_>, selection: &Selection) -> bool {
     let has = |text: &str, part: &Option<String>| {
         part.as_ref().is_none_or(|part| text.to_lowercase().contains(&part.to_lowercase()))
     };
-    // A VM's name says nothing about the devices of its host.
+    // A VM's name does not appear in the names of its host's devices.
     let vm = column.layer == Layer::Host || has(column.vm(), &selection.vm);
     vm && has(column.instance, &selection.disk) && has(column.counter, &selection.counter)
 }
 
-/// Sums go where their parts are there too; latencies behind what they weigh by.
+/// Removes sums where their parts are present, and puts latencies after the counts that weight them.
 fn keep_the_finest(header: &mut Header, names: &[(usize, &str)], skips: &mut Skips) {
     let has_parts = header.wanted.iter().any(|w| w.layer == Layer::Guest);
     let before = header.wanted.len();
@@ -152,7 +152,7 @@ fn keep_the_finest(header: &mut Header, names: &[(usize, &str)], skips: &mut Ski
     }
 }
 
-/// `(PDH-CSV 4.0) (SE Asia Standard Time)(-420)`
+/// Reads the time zone: `(PDH-CSV 4.0) (SE Asia Standard Time)(-420)`.
 fn zone(header: &mut Header, first: &str) {
     let mut parts = first.split('(').map(|part| part.trim_end().trim_end_matches(')'));
     let (Some(minutes), Some(zone)) = (parts.next_back(), parts.next_back()) else { return };

@@ -1,4 +1,4 @@
-//! What `ping` prints, of Linux (with and without `-D`) and Windows in any language.
+//! Imports the output of `ping`, of Linux (with and without `-D`) and of Windows in any language.
 
 use std::collections::BTreeSet;
 
@@ -7,27 +7,27 @@ use super::{EVENTS_MAX, Skips, base};
 use crate::run::{Beat, Quantity, Record};
 
 const SECOND_US: u64 = 1_000_000;
-/// Windows waits this long for an answer unless told otherwise, and sends the next one then.
+/// Windows waits this long for an answer by default, and sends the next ping then.
 const WINDOWS_WAIT_US: u64 = 4 * SECOND_US;
-/// Sequence numbers have 16 bits and begin again; this many missing at once is no loss but another run.
+/// Sequence numbers have 16 bits and wrap. A gap of more than this many is not a loss but another run.
 const HOLE_MAX: u64 = 3_600;
 
 pub fn is_line(line: &str) -> bool {
     sequence(line).is_some() || is_windows_answer(line)
 }
 
-/// `icmp_seq=3`, of an answer or of one that is missing.
+/// Returns the number in `icmp_seq=3`, of an answer or of a missing one.
 fn sequence(line: &str) -> Option<u64> {
     let at = line.find("icmp_seq=").map(|n| n + "icmp_seq=".len());
     digits(line.get(at?..)?).map(|(sequence, _)| sequence)
 }
 
-/// `Reply from 10.0.0.1: bytes=32 time<1ms TTL=62`: only TTL is the same in all languages.
+/// Recognises `Reply from 10.0.0.1: bytes=32 time<1ms TTL=62`; only TTL is the same in all languages.
 fn is_windows_answer(line: &str) -> bool {
     line.contains(" TTL=") && line.contains(": ")
 }
 
-/// `[1355258963.123456] 64 bytes from ...`
+/// Returns the time of `[1355258963.123456] 64 bytes from ...`.
 fn stamp_us(line: &str) -> Option<u64> {
     let (stamp, _) = line.trim_start().strip_prefix('[')?.split_once(']')?;
     let (seconds, micros) = stamp.split_once('.').unwrap_or((stamp, "0"));
@@ -41,7 +41,7 @@ fn stamp_us(line: &str) -> Option<u64> {
 #[derive(Default)]
 struct Pings {
     beats: Vec<Beat>,
-    /// Linux: sequence numbers seen, so that one answered late is not lost.
+    /// Linux: sequence numbers seen, so that a late answer does not count as lost.
     last: Option<u64>,
     late: BTreeSet<u64>,
     begin_us: Option<u64>,
@@ -59,7 +59,8 @@ impl Pings {
 
     fn linux(&mut self, line: &str, sequence: u64, number: u64, skips: &mut Skips) {
         if !line.contains("time=") && !line.contains("time<") {
-            // "no answer yet", "Destination Host Unreachable": the hole in the numbers says the same.
+            // The gap in the sequence numbers of "no answer yet" and "Destination Host Unreachable" has the same
+            // meaning.
             return;
         }
         let stamp = stamp_us(line);
@@ -85,7 +86,7 @@ impl Pings {
         (self.last, self.clock_us) = (Some(sequence), at);
     }
 
-    /// Of a number that was passed: answered after all, or twice.
+    /// Handles an answer to an earlier sequence number: a late one, or a duplicate.
     fn late_answer(&mut self, line: &str, behind: u64, number: u64, skips: &mut Skips) {
         let sequence = sequence(line).unwrap_or(0);
         if !self.late.remove(&sequence) {
@@ -117,7 +118,7 @@ pub fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) -> Vec<
             is_windows = true;
             pings.windows(false);
         } else if is_windows && line.trim().is_empty() {
-            // The statistics follow.
+            // The statistics follow after this line.
             break;
         } else if is_windows {
             pings.windows(true);
@@ -131,7 +132,7 @@ pub fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) -> Vec<
     if pings.beats.is_empty() { Vec::new() } else { vec![record(name, pings, is_windows)] }
 }
 
-/// Head and statistics of Linux.
+/// Recognises the first line and the statistics of Linux.
 fn is_frame(line: &str) -> bool {
     ["PING ", "--- ", "rtt ", "round-trip "].iter().any(|head| line.starts_with(head))
         || line.contains("packets transmitted")

@@ -1,4 +1,4 @@
-//! Small files in the exact syntax of each tool (`fuzz-corpus/`), and what nobody sane would write.
+//! Small files in the exact syntax of each tool (`fuzz-corpus/`), and malformed ones.
 
 mod hostile;
 mod syntax;
@@ -16,7 +16,7 @@ const LINUX_PING: &str = include_str!("../../fuzz-corpus/import/ping-linux.txt")
 const WINDOWS_PING: &str = include_str!("../../fuzz-corpus/import/ping-windows.txt");
 const FIO_LOG: &str = include_str!("../../fuzz-corpus/import/fio_lat.1.log");
 
-/// Each format once, under a name that says nothing but to fio's logs.
+/// One file of each format. Only the name of fio's log carries information.
 const SOUND: [(&str, &str, Format); 10] = [
     ("a", ICF, Format::IometerConfig),
     ("b", RESULTS, Format::IometerResults),

@@ -1,12 +1,12 @@
-//! Stuns in vmware.log, in the four layouts it has had, with the lines beside them that tell what was done.
+//! Imports stuns from vmware.log, in the four layouts it has had, with nearby lines that name the operation.
 
 use super::{EVENTS_MAX, Skips, base, text};
 use crate::run::{Mark, Quantity, Record, Stun};
 
-/// The two counters of one stun: ESXi 8 writes both, the second some 30 ms longer.
+/// The two counters of one stun. ESXi 8 writes both; the second is some 30 ms longer.
 const STUNS: [&str; 2] = ["Checkpoint_Unstun: vm stopped for ", "CPT: vm was stunned for "];
 
-/// What is taken over as a mark.
+/// Texts of lines that become marks.
 const MARKS: [&str; 6] = [
     "SnapshotVMX_TakeSnapshot start",
     "SnapshotVMXTakeSnapshotComplete",
@@ -16,14 +16,14 @@ const MARKS: [&str; 6] = [
     "ConsolidateItemComplete",
 ];
 
-/// A stun and a line about it that are this near are the same stun.
+/// Largest distance between a stun and a line about the same stun, microseconds.
 const SAME_US: i64 = 1_000_000;
 
 pub fn is_line(line: &str) -> bool {
     stun_us(line).is_some() || (time_of(line).is_some() && (line.contains("vcpu-") || line.contains("vmx")))
 }
 
-/// Which counter, and its microseconds.
+/// Returns the index of the counter, and its microseconds.
 fn stun_us(line: &str) -> Option<(usize, u64)> {
     STUNS.iter().enumerate().find_map(|(kind, words)| {
         let rest = line.get(line.find(words)? + words.len()..)?;
@@ -32,19 +32,19 @@ fn stun_us(line: &str) -> Option<(usize, u64)> {
     })
 }
 
-/// Microseconds of the calendar: `2016-02-05T22:57:02.783Z| ...`, `2025-10-28T13:33:06.256Z In(05) ...`.
+/// Returns calendar time in microseconds: `2016-02-05T22:57:02.783Z| ...`, `2025-10-28T13:33:06.256Z In(05) ...`.
 fn time_of(line: &str) -> Option<i64> {
     let end = line.find(['|', ' '])?;
     let stamp: jiff::Timestamp = line.get(..end)?.parse().ok()?;
     Some(stamp.as_microsecond())
 }
 
-/// A line's own words: what follows the last of thread, level and separators.
+/// Returns a line's text from the mark on, without time, thread and level; the whole line where it has no mark.
 fn words_of(line: &str) -> &str {
     MARKS.iter().find_map(|mark| line.get(line.find(mark)?..)).unwrap_or(line)
 }
 
-/// As read: ends where the line was written, which is when the VM ran again.
+/// A stun as logged. Its end is the time of the line, which was written when the VM resumed.
 struct Seen {
     end_unix_us: Option<i64>,
     stun_us: u64,
@@ -111,7 +111,8 @@ pub fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) -> Vec<
     vec![record(name, &log)]
 }
 
-/// Stuns without times follow one another: their lengths are known, the times between them are not.
+/// Converts the log. Stuns without times are placed one after another: their lengths are known, the times between them
+/// are not.
 fn record(name: &str, log: &Log) -> Record {
     let mut record = base::record(name, "Stuns of a VM");
     let ends = log.stuns.iter().filter_map(|s| Some(s.end_unix_us?.saturating_sub_unsigned(s.stun_us)));

@@ -10,8 +10,8 @@ use crate::plain::Plain;
 use crate::run::{Counters, Stun};
 use crate::subject::{CommitEnd, CommitProgress, Subject};
 
-/// Flat files as disks. A take and a commit cost nothing: the array does them in its own metadata. A snapshot's disks
-/// cost a backup what the running ones do, and are these: what it reads is not frozen.
+/// Flat files as disks. A take and a commit cost nothing, because the array does them in its own metadata. A backup
+/// reads the running disks in place of a snapshot's, at the same cost; its data is not frozen.
 pub struct Flat {
     env: Env,
     world: SimWorld,

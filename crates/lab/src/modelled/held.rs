@@ -5,7 +5,7 @@ use std::rc::Rc;
 use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Local, Result, Slice};
 
-/// A volume, and what counts its user: given back together.
+/// A volume together with the guard that counts its user; both are released together.
 pub struct Held {
     pub volume: Rc<dyn Volume>,
     pub _hold: Rc<dyn Any>,

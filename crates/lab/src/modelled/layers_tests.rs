@@ -1,4 +1,4 @@
-//! What guests' I/Os come to on the files of each layer, against counts made by hand.
+//! Compares the I/O on the files of each layer with counts made by hand.
 
 use blk::Buf;
 
@@ -9,14 +9,14 @@ use crate::run::{LayerHost, Phase, PhaseSpan};
 const BLOCK: u64 = 4096;
 const REGION: u64 = 2 << 20;
 
-/// A write of 4 KiB that is durable.
+/// Writes 4 KiB at `offset` and makes it durable.
 async fn write(subject: &dyn Subject, offset: u64) {
     let disk = subject.disks().remove(0);
     disk.clone().write(offset, Buf::zeroed(BLOCK as usize).freeze()).await.unwrap();
     disk.flush().await.unwrap();
 }
 
-/// By layer: (reads, writes of tables) and of data.
+/// Returns the counts by layer: (reads, writes of tables) and of data.
 fn counted(subject: &dyn Subject) -> Vec<[u64; 4]> {
     let each = |host: Counters| {
         let tables = [host.table_reads, host.table_writes];
@@ -25,7 +25,7 @@ fn counted(subject: &dyn Subject) -> Vec<[u64; 4]> {
     subject.layers().iter().map(|layer| each(layer.host)).collect()
 }
 
-/// What `work` adds to the layers there are.
+/// Returns what `work` adds to the counts of the existing layers.
 async fn cost(subject: &dyn Subject, work: impl Future<Output = ()>) -> Vec<[u64; 4]> {
     let before = counted(subject);
     work.await;
@@ -44,7 +44,7 @@ fn a_first_write_costs_its_tables_in_the_delta_and_the_next_one_nothing() {
         vm.take("before").await.unwrap();
         let heights: Vec<u32> = vm.layers().iter().map(|layer| layer.height).collect();
         assert_eq!(heights, [0, 1]);
-        // So that no zeros are written ahead while it is counted.
+        // The engine writes zeros ahead before the count, not during it.
         env.sleep_us(1_000_000).await;
         assert_eq!(cost(vm, write(vm, 0)).await, [[0, 0, 0, 0], [0, 2, 0, 1]], "a table, a pointer to it");
         assert_eq!(cost(vm, write(vm, 0)).await, [[0, 0, 0, 0], [0, 0, 0, 1]], "an overwrite");
@@ -71,7 +71,7 @@ fn a_first_write_costs_its_tables_in_the_delta_and_the_next_one_nothing() {
     assert!(ended.is_some());
 }
 
-/// Sums over the samples of a span.
+/// Returns the sums over the samples of a span.
 fn host_of(record: &Record, span: &PhaseSpan) -> Counters {
     let mut sum = Counters::default();
     let within = record.samples.iter().filter(|sample| span.holds(sample.at_us));
@@ -95,7 +95,7 @@ fn the_layers_of_a_phase_add_up_to_what_the_host_saw() {
         if span.label == "run" {
             assert_eq!(sum, Counters { commit_read_bytes: 0, commit_written_bytes: 0, ..host }, "{span:?}");
         }
-        // What a delta did between the last look and its end is not among its layer's.
+        // I/O of a delta after its last look is not among its layer's.
         assert!(sum.table_reads <= host.table_reads && sum.table_writes <= host.table_writes, "{span:?}");
     }
     let native = outcome(Engine::Native, 1).record;

@@ -17,18 +17,18 @@ use super::storage_counters;
 use crate::run::{Counters, Stun};
 use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
 
-/// Name of the VM, its folder, and of who uses it.
+/// Name of the VM, its folder, and its users.
 const VM: &str = "vm";
 const LOAD: &str = "load";
 const BACKUP: &str = "backup";
 const STORE: &str = "store.unstun";
 
-/// A VM of the real engine, whatever keeps its disks, with the options that the daemon has.
+/// A VM of the real engine in either store, with the options that the daemon has.
 pub struct MachineSubject {
     name: &'static str,
     world: SimWorld,
     machine: Rc<dyn Machine>,
-    /// Closed after the VM.
+    /// The store is closed after the VM.
     store: Option<Rc<Store>>,
     disks: Vec<Rc<dyn Volume>>,
     clients: RefCell<Vec<Rc<Client>>>,
@@ -39,7 +39,7 @@ pub struct MachineSubject {
 }
 
 impl MachineSubject {
-    /// Its base disks are flat files, its snapshots VMFSsparse deltas.
+    /// Creates a VM whose base disks are flat files and whose snapshots are VMFSsparse deltas.
     pub async fn redo(env: &Env, world: &SimWorld, disk_bytes: &[u64]) -> Result<MachineSubject> {
         let dir = env.open_root("/")?.open_dir(VM, true).await?;
         let growth = Growth::default();
@@ -48,7 +48,7 @@ impl MachineSubject {
         MachineSubject::over("redo", world, vm, None).await
     }
 
-    /// A store of its own.
+    /// Creates a VM in a store of its own.
     pub async fn native(env: &Env, world: &SimWorld, disk_bytes: &[u64]) -> Result<MachineSubject> {
         let dir = env.open_root("/")?;
         let file = dir.create_new(STORE).await?;
@@ -97,7 +97,8 @@ impl MachineSubject {
     }
 }
 
-/// The engine tells of a stun when it is over. Takes and commits without one are told too: 0 is a figure.
+/// Converts an event to a stun. The engine reports a stun when it is over. Takes and commits without a stun count too:
+/// 0 is a figure.
 fn stun_of(event: &Event, clock: &Env) -> Option<Stun> {
     let cause = match event.kind {
         EventKind::Take => "take",

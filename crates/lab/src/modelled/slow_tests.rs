@@ -1,4 +1,4 @@
-//! Our engine's commit beside a guest, on storage that is slow to get to its data and on storage that is not.
+//! Our engine's commit beside a guest, on storage with slow access and on fast storage.
 
 use super::tests::{figure, step};
 use super::*;
@@ -7,7 +7,7 @@ use crate::runner::{Action, Protocol, Step};
 use crate::storage::StorageModel;
 use crate::workload::{Worker, Workload};
 
-/// What the workers write, and what the delta holds when it is committed.
+/// Bytes that the workers write, and that the delta holds when it is committed.
 const FILE_BYTES: u64 = 256 << 20;
 const NAME: &str = "before";
 
@@ -47,9 +47,9 @@ fn random(read_percent: u8, outstanding: u32) -> Worker {
     Worker { outstanding, align_bytes: 4096, ..Worker::random("guest", 4096, read_percent) }
 }
 
-/// The guest asks for all the disks have, from the begin of the commit to its end. A piece of 64 KiB is two of the mover's
-/// commands, and it has one for eight of the guest's, some 600 a second: 256 MiB take 110 s, more where one piece against
-/// one I/O of the guest's has to rest.
+/// The guest saturates the disks from the begin of the commit to its end. A piece of 64 KiB is two commands of the
+/// mover, which may issue one for eight of the guest's, some 600 a second: 256 MiB take 110 s. They take more where the
+/// guest has one I/O under way, because then even a single piece needs pauses.
 #[test]
 fn a_commit_under_a_saturating_guest_ends_and_leaves_it_most_of_the_device() {
     for outstanding in [1, 8, 32] {
@@ -60,7 +60,7 @@ fn a_commit_under_a_saturating_guest_ends_and_leaves_it_most_of_the_device() {
     }
 }
 
-/// All the guest works on is in the delta when the commit begins.
+/// Commits a delta that holds the guest's whole range when the commit begins.
 fn commit_full_delta(storage: &str, outstanding: u32, limit_seconds: f64) -> Record {
     let worker = Worker { working_set_bytes: FILE_BYTES, ..random(60, outstanding) };
     let fill = step(Phase::PrepareSnapshot, Action::Prepare { block_bytes: 65_536, outstanding: 1 });
@@ -71,7 +71,8 @@ fn commit_full_delta(storage: &str, outstanding: u32, limit_seconds: f64) -> Rec
     record
 }
 
-/// What the guest bears is moved: 256 MiB in 5 s, where one piece at a time with rests would take more than 15 s.
+/// The commit uses the capacity that the guest can spare: it moves 256 MiB in 5 s. One piece at a time with pauses
+/// would take more than 15 s.
 #[test]
 fn a_commit_on_storage_that_bears_more_takes_more() {
     for outstanding in [1, 32] {
@@ -82,7 +83,7 @@ fn a_commit_on_storage_that_bears_more_takes_more() {
     }
 }
 
-/// First writes all over a large disk leave thousands of tables to be written, each of them a seek.
+/// First writes all over a large disk cause writes of thousands of tables, each of them a seek.
 #[test]
 fn no_burst_of_tables_stands_before_the_guest() {
     let record = play(SLOW, random(50, 4), 8 << 30, steps(90.0, 5.0));

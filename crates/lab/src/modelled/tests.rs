@@ -85,7 +85,7 @@ pub(super) fn figure(record: &Record, phase: Phase, quantity: Quantity) -> f64 {
     row.and_then(|row| row.predicted).unwrap_or_else(|| panic!("no {quantity:?} of {phase:?}"))
 }
 
-/// Every part of a protocol, on each engine, with every read verified.
+/// Covers every part of a protocol, on each engine, with every read verified.
 #[test]
 fn a_whole_protocol_ends_and_every_read_shows_what_was_written() {
     for engine in [Engine::Redo, Engine::Native, Engine::Plain] {

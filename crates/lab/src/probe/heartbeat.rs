@@ -2,20 +2,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::{Beat, Stun};
 
-/// A ping once a second, as the published experiments had it. A VM answers while it runs: a beat that arrives during a
-/// stun is answered when the stun is over, or lost when that takes longer than the limit. Disks that are merely slow
-/// do not stop a VM from answering.
+/// A ping once a second, as in the published experiments. A VM answers while it runs. It answers a beat that arrives
+/// during a stun when the stun is over; the beat is lost if that takes longer than the limit. Slow disks do not stop a
+/// VM from answering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Heartbeat {
     pub interval_us: u64,
-    /// Of the first beat. Nobody aligned pings and stuns, so counts are to be had over several.
+    /// Time of the first beat. Pings and stuns were not aligned, so counts should be averaged over several values.
     pub first_us: u64,
-    /// 0: whatever arrives while the VM is stopped is lost.
+    /// 0: each beat that arrives while the VM is stopped is lost.
     pub limit_us: u64,
-    /// After a long stun, until the VM answers again.
+    /// Time after a long stun until the VM answers again.
     pub recovery_us: u64,
-    /// How long a stun has to be for that.
+    /// Length from which a stun is long.
     pub long_stun_us: u64,
 }
 
@@ -32,12 +32,12 @@ impl Default for Heartbeat {
 }
 
 impl Heartbeat {
-    /// The beats of a run of that length. Stuns may come in any order.
+    /// Returns the beats of a run of that length. Stuns may be in any order.
     pub fn beats(&self, end_us: u64, stuns: &[Stun]) -> Vec<Beat> {
         let mut windows: Vec<(u64, u64)> = stuns.iter().map(|stun| self.silence(stun)).collect();
         windows.sort_unstable();
         let mut next = 0;
-        // Of all windows that have begun, the latest end decides.
+        // The window with the latest end decides, of all that have begun.
         let mut silent_until_us = 0;
         let mut beats = Vec::new();
         let mut at_us = self.first_us;
@@ -53,7 +53,7 @@ impl Heartbeat {
         beats
     }
 
-    /// From when until when the VM does not answer because of this stun.
+    /// Returns the begin and end of the time in which the VM does not answer because of this stun.
     fn silence(&self, stun: &Stun) -> (u64, u64) {
         let recovery_us = if stun.stun_us >= self.long_stun_us { self.recovery_us } else { 0 };
         (stun.at_us, stun.at_us.saturating_add(stun.stun_us).saturating_add(recovery_us))

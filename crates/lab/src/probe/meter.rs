@@ -4,13 +4,13 @@ use hdrhistogram::Histogram;
 
 use crate::run::{Sample, Spread};
 
-/// Percentiles are exact to three digits.
+/// Precision of percentiles: three digits.
 const DIGITS: u8 = 3;
 
-/// Counts a load's I/Os, for the interval that is under way and since it began. Cheap enough for millions a second.
+/// Counts a load's I/Os, for the interval under way and since its creation. Cheap enough for millions of I/Os a second.
 pub struct Meter(RefCell<Counts>);
 
-/// I/Os completed since the meter began.
+/// I/Os completed since the meter was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     pub reads: u64,
@@ -23,7 +23,7 @@ struct Counts {
     reads: Direction,
     writes: Direction,
     in_flight: u64,
-    /// When the last I/O completed, or since when one is under way again.
+    /// When the last I/O completed, or when one was issued after a time with none under way.
     last_ns: u64,
     gap_ns: u64,
 }
@@ -55,7 +55,7 @@ impl Direction {
             return (0, 0, Spread::default());
         }
         let us = |ns: u64| ns as f64 / 1000.0;
-        // A bucket answers with its upper end.
+        // A bucket reports its upper end.
         let at = |quantile| us(self.latency_ns.value_at_quantile(quantile).min(self.max_ns));
         let mean_us = us(self.sum_ns) / self.count as f64;
         let spread =
@@ -88,7 +88,7 @@ impl Meter {
         counts.in_flight += 1;
     }
 
-    /// `due_ns`: what its latency counts from.
+    /// Counts a completed I/O. Its latency is measured from `due_ns`.
     pub fn done(&self, read: bool, bytes: u32, due_ns: u64, now_ns: u64) {
         let counts = &mut *self.0.borrow_mut();
         counts.completed(now_ns);
@@ -112,8 +112,8 @@ impl Meter {
         self.0.borrow().totals
     }
 
-    /// Ends the interval under way, and begins the next. Its times are by the clock of the calls; the host's part is not in
-    /// it. A gap that goes on counts in each interval with its whole length so far.
+    /// Ends the interval under way and begins the next. The sample's times are those passed by the callers; the sample
+    /// has no host counts. A gap that continues counts in each interval with its whole length so far.
     pub fn cut(&self, now_ns: u64) -> Sample {
         let counts = &mut *self.0.borrow_mut();
         if counts.in_flight > 0 {
@@ -185,7 +185,7 @@ mod tests {
         meter.done(true, 512, 500 * US, 600 * US);
         assert_eq!(meter.cut(1000 * US).gap_us, 400, "still waiting for the second");
         meter.done(true, 512, 550 * US, 1300 * US);
-        // Nobody asks for anything: no gap.
+        // No I/O is under way, so there is no gap.
         meter.issued(5000 * US);
         meter.done(true, 512, 5000 * US, 5010 * US);
         assert_eq!(meter.cut(6000 * US).gap_us, 700);

@@ -1,4 +1,4 @@
-//! The real world of a run: one core with its own ring, on the thread that asked for it.
+//! The real world of a run: one core with its own ring, on the calling thread.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ pub struct World {
 }
 
 impl World {
-    /// `Refused` where io_uring is forbidden or absent.
+    /// Sets up the ring. Errors: `Refused` where io_uring is forbidden or absent.
     pub fn new() -> Result<World> {
         let reactor = Rc::new(UringReactor::new()?);
         let executor = Executor::new(reactor.clone());
@@ -23,7 +23,7 @@ impl World {
         self.executor.env()
     }
 
-    /// Polls `main` and everything it started until it is done.
+    /// Polls `main` and the tasks it spawned until `main` is done.
     pub fn run<T: 'static>(&self, main: impl Future<Output = T> + 'static) -> T {
         self.executor.run(main).expect("a real world ends only with its main task")
     }

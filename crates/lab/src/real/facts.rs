@@ -1,4 +1,4 @@
-//! The machine a run was made on, as far as it explains figures.
+//! Facts about the machine of a run, as far as they explain figures.
 
 use std::path::Path;
 
@@ -6,7 +6,8 @@ use blk::{Errno, Result};
 
 use crate::run::Fact;
 
-/// Of this machine, and of the file system under `folder`. What cannot be learned is left out.
+/// Returns facts about this machine and about the file system under `folder`. Facts that cannot be determined are left
+/// out.
 pub fn facts(folder: &Path) -> Vec<Fact> {
     let system = rustix::system::uname();
     let processors = std::thread::available_parallelism().map(|n| n.to_string()).ok();
@@ -24,7 +25,7 @@ pub fn facts(folder: &Path) -> Vec<Fact> {
     known.into_iter().filter_map(fact).collect()
 }
 
-/// Bytes that a user of this machine may still write under `folder`, which exists.
+/// Returns the bytes that this user may still write under `folder`, which exists.
 pub fn free_bytes(folder: &Path) -> Result<u64> {
     let found = rustix::fs::statvfs(folder);
     let found = found.map_err(|e| Errno::from(e).at(folder.display().to_string(), "asking for its space"))?;
@@ -37,7 +38,7 @@ fn field(file: &str, name: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
-/// Type and source of the longest mount point above the folder (proc(5): device, mount point, type).
+/// Returns type and source of the longest mount point above the folder (proc(5): device, mount point, type).
 fn mount_of(folder: &Path) -> Option<String> {
     let folder = folder.canonicalize().ok()?;
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
@@ -46,7 +47,7 @@ fn mount_of(folder: &Path) -> Option<String> {
         Some((words.next()?, words.next()?, words.next()?))
     });
     let under = lines.filter(|(_, point, _)| folder.starts_with(point));
-    // Of two mounts on one point the later one is seen.
+    // Of two mounts on one point the later one is visible.
     let (source, _, kind) = under.max_by_key(|(_, point, _)| point.len())?;
     Some(format!("{kind} on {source}"))
 }

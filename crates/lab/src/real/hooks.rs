@@ -1,4 +1,4 @@
-//! Any stack, by its own commands: somebody's virsh, govc, zfs, lvcreate or rbd.
+//! Any stack, operated by the user's own commands: virsh, govc, zfs, lvcreate or rbd.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,18 +10,18 @@ use super::verbs::{Frozen, Verbs, Watch};
 use super::{nbd, program};
 use crate::subject::CommitEnd;
 
-/// The snapshot's name: a variable of each command's, and replaced where it stands in a place.
+/// The snapshot's name: an environment variable of each command, and a placeholder that is replaced in a place.
 const NAME: &str = "UNSTUN_SNAPSHOT";
 
-/// Shell commands, and places.
+/// Shell commands, and the addresses of snapshot disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hooks {
     pub take: String,
-    /// Returns when the commit has ended.
+    /// This command returns when the commit has ended.
     pub commit: String,
-    /// Where each disk is read as the snapshot has it: NBD URIs, files or block devices. Empty: nobody has said.
+    /// Where each disk of a snapshot is read: NBD URIs, files or block devices. Empty: the user gave none.
     pub frozen: Vec<String>,
-    /// Longest time for one of them.
+    /// Longest time for one command.
     pub limit: Duration,
 }
 
@@ -58,10 +58,10 @@ impl Verbs for Hooks {
         self.frozen.iter().map(place).collect()
     }
 
-    /// Nobody can see below somebody's stack.
+    /// Does nothing: the I/O below a user's own stack cannot be observed.
     fn look(&mut self, _: &Watch) {}
 
-    /// The stack is not ours: nothing was made.
+    /// Does nothing: the lab made nothing for a stack that is not its own.
     fn close(&mut self) -> Result<()> {
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::run::{End, Record};
 use crate::runner::{self, Audience, Plan};
 use crate::subject::Subject;
 
-/// Runs a plan on a stack, on this thread and in real time. A stack that cannot be set up is a failed run.
+/// Runs a plan on a stack, on this thread and in real time. A stack that cannot be set up gives a failed run.
 pub fn run(stack: &Stack, site: &Site<'_>, mut plan: Plan, audience: Audience) -> Record {
     plan.head.subject = stack.name().to_string();
     plan.head.machine = facts(site.folder);

@@ -1,4 +1,4 @@
-//! An NBD client: how the lab reaches whatever a stack serves, its own engine's daemon included.
+//! An NBD client, with which the lab reaches the disks of any stack, including those of our own daemon.
 
 mod address;
 mod handshake;
@@ -17,22 +17,22 @@ use handshake::Export;
 pub use address::{Address, Server};
 pub use volume::NbdVolume;
 
-/// Three round trips take far less on any link that can carry a disk.
+/// Limit for the negotiation: its three round trips take far less on any link that can carry a disk.
 const NEGOTIATION_LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether that names an export, and no file.
+/// Returns whether `target` is a URI of an export rather than a file.
 pub fn is_uri(target: &str) -> bool {
     target.starts_with("nbd") && target.contains("://")
 }
 
-/// A connection that has been negotiated, and that no core serves yet: it may still go to another thread.
+/// A negotiated connection that is not attached to a core yet, and so may still move to another thread.
 pub struct Dialled {
     fd: OwnedFd,
     export: Export,
     place: String,
 }
 
-/// Connects and negotiates, which blocks.
+/// Connects and negotiates; this blocks.
 pub fn dial(uri: &str) -> Result<Dialled> {
     let address = Address::parse(uri)?;
     let place = address.to_string();
@@ -58,7 +58,7 @@ pub fn dial(uri: &str) -> Result<Dialled> {
 }
 
 impl Dialled {
-    /// The volume is served by the core of `env`.
+    /// Turns the connection into a volume that the core of `env` serves.
     pub fn serve(self, reactor: &UringReactor, env: &Env) -> Rc<NbdVolume> {
         let socket = reactor.adopt_stream(self.fd, env.clone(), &self.place);
         NbdVolume::start(env, socket, self.export)

@@ -1,4 +1,4 @@
-//! Other people's programs: started, watched, ended by their own id when their time is over.
+//! Runs external programs: starts and watches them, and ends them by their process ID when their time is over.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -10,18 +10,18 @@ use blk::{Errno, Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-/// Of what a program prints this much is kept, its end.
+/// Bytes kept of a program's output: the last ones.
 const OUTPUT_KEPT_BYTES: usize = 16 << 10;
-/// Between two looks whether anybody still waits.
+/// Interval of the checks whether the caller still waits.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Standard output of a program that ended with 0 within `limit`, at most its last 16 KiB. Otherwise an error with its
-/// last lines; one that took longer is killed, with everything it started.
+/// Returns the standard output of a program that ended with 0 within `limit`: at most its last 16 KiB. Otherwise
+/// returns an error with its last lines. A program that takes longer is killed with all processes it started.
 pub fn run(command: &mut Command, limit: Duration) -> Result<String> {
     run_while(command, limit, || Ok(()))
 }
 
-/// As `run`, and ended with the error of `goes_on` once it has one.
+/// Runs a program like `run`, and ends it early with the error of `goes_on` once that returns one.
 pub fn run_while(command: &mut Command, limit: Duration, goes_on: impl Fn() -> Result<()>) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -45,7 +45,7 @@ pub fn run_while(command: &mut Command, limit: Duration, goes_on: impl Fn() -> R
     Ok(said)
 }
 
-/// Whether the child ends within `limit`, while everything goes on.
+/// Returns whether the child ends within `limit`. Ends the wait with the error of `goes_on`.
 fn wait(child: &Child, limit: Duration, goes_on: impl Fn() -> Result<()>) -> Result<bool> {
     let mut left = limit;
     while !left.is_zero() {
@@ -66,7 +66,7 @@ pub fn not_started(name: &str, error: &std::io::Error) -> Error {
     }
 }
 
-/// Whether the child ends within `limit`.
+/// Returns whether the child ends within `limit`.
 pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     let failed = |e: rustix::io::Errno| Errno::from(e).at("a child process", "watching it");
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).map_err(failed)?;
@@ -75,9 +75,9 @@ pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     Ok(ended > 0)
 }
 
-/// The child leads a group of its own, so what it started goes too.
+/// Kills the child's process group, which contains the processes that the child started.
 fn kill_all(child: &Child) {
-    // It may have ended in this moment.
+    // The child may have exited just now.
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
 }
 

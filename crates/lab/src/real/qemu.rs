@@ -1,4 +1,4 @@
-//! QEMU's own way: qemu-storage-daemon over a raw file, an external qcow2 snapshot, and its active commit.
+//! QEMU's own snapshots: qemu-storage-daemon over a raw file, an external qcow2 snapshot, and its active commit.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,21 +14,21 @@ use super::verbs::{Frozen, Verbs, Watch};
 use crate::subject::CommitEnd;
 
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
-/// Between two looks at a commit.
+/// Interval of the checks of a commit's state.
 const LOOK: Duration = Duration::from_millis(50);
-/// I/O as a careful admin sets it up: past the page cache, through io_uring.
+/// I/O as a careful administrator sets it up: past the page cache, through io_uring.
 const ACCESS: &str = "aio=io_uring,cache.direct=on";
 
 pub struct Qemu {
     folder: PathBuf,
     server: Server,
     qmp: Qmp,
-    /// The node that guests reach: the raw file, or the topmost overlay.
+    /// The node of the export: the raw file, or the topmost overlay.
     top: String,
 }
 
 impl Qemu {
-    /// Serves `folder/disk.raw`, which exists, as the export `disk`.
+    /// Serves `folder/disk.raw`, which exists, under the export name `disk`.
     pub fn start(folder: &Path) -> Result<Qemu> {
         let monitor = folder.join("qmp.sock");
         let base = folder.join("disk.raw");
@@ -64,7 +64,8 @@ impl Qemu {
         Error::unsupported("qemu", cause)
     }
 
-    /// (moved, whole, whether the rest can be merged in a pause) of the commit; None once it is over.
+    /// Returns the state of the commit: (bytes moved, total bytes, whether the rest can be merged in a pause). None
+    /// once it is over.
     fn commit_state(&mut self) -> Result<Option<(u64, u64, bool)>> {
         let jobs = self.qmp.call("query-block-jobs", json!({}))?;
         let Some(job) = jobs.as_array().and_then(|jobs| jobs.iter().find(|job| job["device"] == "commit"))
@@ -97,7 +98,7 @@ impl Verbs for Qemu {
         Ok(())
     }
 
-    /// The active commit of the topmost overlay: it is `ready` when what is left could be merged in a pause.
+    /// Commits the topmost overlay actively. The job is `ready` when the rest could be merged in a pause.
     fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd> {
         let node = format!("{name}-node");
         if node != self.top {
@@ -124,7 +125,7 @@ impl Verbs for Qemu {
         Ok(CommitEnd::Done)
     }
 
-    /// The backing file, which nobody writes until the commit.
+    /// Returns the backing file, which is not written until the commit.
     fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
         match self.top == format!("{name}-node") {
             true => Ok(vec![Frozen::File(self.folder.join("disk.raw"))]),
@@ -132,7 +133,7 @@ impl Verbs for Qemu {
         }
     }
 
-    /// Its counters are of the exported node, not of the files under it.
+    /// Does nothing: QEMU counts the I/O of the exported node, not of the files under it.
     fn look(&mut self, _: &Watch) {}
 
     fn close(&mut self) -> Result<()> {

@@ -1,4 +1,5 @@
-//! The little of QEMU's monitor protocol that a snapshot and its commit need. Events are read and dropped: jobs are asked.
+//! The subset of QEMU's monitor protocol that a snapshot and its commit need. Events are read and dropped; the state of
+//! a job is queried.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use blk::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
-/// QEMU answers at once, or it is stuck.
+/// QEMU answers at once unless it is stuck.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 pub struct Qmp {
@@ -25,7 +26,7 @@ impl Qmp {
         stream.set_read_timeout(Some(ANSWER_LIMIT)).map_err(failed)?;
         let lines = BufReader::new(stream.try_clone().map_err(failed)?);
         let mut qmp = Qmp { stream, lines, place };
-        // The greeting says versions, which nothing here depends on.
+        // The greeting contains versions, on which nothing here depends.
         qmp.line()?;
         qmp.call("qmp_capabilities", json!({}))?;
         Ok(qmp)

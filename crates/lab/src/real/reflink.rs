@@ -1,4 +1,4 @@
-//! Copies that share their blocks with the original (XFS, btrfs): the file system does the copying on write.
+//! Copies that share their blocks with the original (XFS, btrfs); the file system copies a block when it is written.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,13 +13,13 @@ use crate::subject::CommitEnd;
 /// The file system copies its list of extents, which grows with fragmentation.
 const COPY_LIMIT: Duration = Duration::from_secs(600);
 
-/// A disk that is one file. Its snapshots are files beside it; a commit removes one.
+/// A disk that is one file. Its snapshots are files beside it; a commit removes one of them.
 pub struct Reflinks {
     pub disk: PathBuf,
 }
 
 impl Reflinks {
-    /// `Unsupported` where the file system cannot, with what to do.
+    /// Checks that the file system can share blocks. Errors: `Unsupported`, with a remedy.
     pub fn probe(folder: &Path) -> Result<()> {
         let original = folder.join("reflink-probe");
         let copy = folder.join("reflink-probe-copy");
@@ -27,7 +27,7 @@ impl Reflinks {
         std::fs::write(&original, [0; 4096]).map_err(|e| Errno::from(e).at(&place, "writing a probe"))?;
         let copied = reflink(&original, &copy);
         for file in [&original, &copy] {
-            // The copy is missing where it failed.
+            // A failed copy left no file.
             let _ = std::fs::remove_file(file);
         }
         copied.map_err(|error| {

@@ -1,4 +1,4 @@
-//! The daemon's REST API on its Unix socket, for the one client that blocks: a connection per request, JSON both ways.
+//! A blocking client of the daemon's REST API on its Unix socket: a connection per request, JSON both ways.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use blk::{Error, ErrorKind, Result};
 use serde_json::Value;
 
-/// A verb may wait for a commit's safe point; nothing takes longer.
+/// An operation may wait for a commit's safe point; no request takes longer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(600);
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 

@@ -1,4 +1,4 @@
-//! A program that serves a disk for the length of a run: started here, ended here by its own id.
+//! A program that serves a disk for the length of a run. The lab starts it and ends it by its process ID.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -12,31 +12,33 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::program::{ends_within, not_started};
 
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// A daemon ends its jobs at a safe point and writes what it holds back.
+/// A daemon ends its jobs at a safe point and writes the data it holds back.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
-/// Waits on its standard input, which nobody writes: it ends with whoever holds the other end. `$1` is a process group.
+/// A shell script that waits on its standard input, which receives no data: it continues when the holder of the other
+/// end exits. `$1` is a process group.
 const WARDEN: &str = "read -r nothing; kill -s KILL -- \"-$1\"";
-/// Between two looks at a server that is starting.
+/// Interval of the checks of a server that is starting.
 const LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    /// Until the server has ended.
+    /// Present until the server has ended.
     warden: Option<Child>,
     name: String,
     log: PathBuf,
 }
 
 impl Server {
-    /// Its output goes to a file in `folder`. Returns when `is_ready`.
+    /// Starts the server, with its output in a file in `folder`. Returns when `is_ready` returns true.
     pub fn start(command: &mut Command, folder: &Path, mut is_ready: impl FnMut() -> bool) -> Result<Server> {
         let name = command.get_program().to_string_lossy().into_owned();
         let log = folder.join("server.log");
         let failed = |e: std::io::Error| Errno::from(e).at(log.display().to_string(), "making the log");
         let (out, err) =
             (File::create(&log).map_err(failed)?, File::options().append(true).open(&log).map_err(failed)?);
-        // Of its own group: a Ctrl-C is the run's, which ends the server when its load has stopped.
+        // The server has its own process group, so Ctrl-C reaches only the run. The run ends the server when its load
+        // has stopped.
         let child = command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0).spawn();
         let child = child.map_err(|e| not_started(&name, &e))?;
         let mut server = Server { child, warden: None, name, log };
@@ -62,21 +64,21 @@ impl Server {
         Error::new(ErrorKind::Io, &self.name, format!("{what}: {}", last.join(" / ")))
     }
 
-    /// Does nothing the second time.
+    /// Ends the server and its warden. A second call does nothing.
     pub fn stop(&mut self) -> Result<()> {
         let Some(warden) = self.warden.take() else { return Ok(()) };
         let ended = self.end();
         dismiss(warden);
-        // Its number may be another's from here on.
+        // Once the child has been waited for, another process may get its number.
         self.child.wait().map_err(|e| Errno::from(e).at(&self.name, "waiting for its end"))?;
         ended
     }
 
     fn end(&mut self) -> Result<()> {
-        // Gone already, perhaps: then the wait below says so.
+        // The child may have exited already; the wait below returns then.
         let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
         if !ends_within(&self.child, STOP_LIMIT)? {
-            // The same.
+            // The child may have exited just now.
             let _ = self.child.kill();
         }
         Ok(())
@@ -85,27 +87,29 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Nobody is left who could be told.
+        // A destructor cannot report an error.
         let _ = self.stop();
     }
 }
 
-/// Kills the server and what it has started once this process is gone without having ended it: SIGKILL leaves no time to.
+/// Starts a process that kills the server and its children if this process exits without having ended them. After
+/// SIGKILL this process cannot do that itself.
 fn warden(server: &Child) -> Result<Child> {
     let mut command = Command::new("sh");
     command.args(["-c", WARDEN, "sh", &server.id().to_string()]);
-    // The pipe's other end is this process's alone: it is closed on exec.
+    // This process holds the only other end of the pipe, because it is closed on exec.
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     command.spawn().map_err(|e| not_started("sh", &e))
 }
 
-/// Before its server has been waited for, so that it finds no other of that number.
+/// Ends the warden. The caller has not yet waited for the server, so the warden cannot kill another process of that
+/// number.
 fn dismiss(mut warden: Child) {
-    // A kill without a wait could come too late; neither fails for a child that runs.
+    // The wait rules out a kill that comes too late. Neither call fails for a running child.
     let _ = warden.kill().and_then(|()| warden.wait());
 }
 
-/// Here and nowhere else in the lab: a child of ours starts in real time.
+/// Returns the real time. Only this function of the lab uses it, because a child process starts in real time.
 #[allow(clippy::disallowed_methods)]
 fn now() -> Instant {
     Instant::now()

@@ -1,4 +1,4 @@
-//! Which stack, and how one is set up for a run.
+//! The stacks that can be measured, and their setup for a run.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -22,16 +22,16 @@ use crate::vmware::spec::Spec;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stack {
-    /// Our daemon, with disks of this store.
+    /// Our daemon, with disks in this store.
     Unstun(Store),
     Qemu,
     Reflink,
-    /// VMware's ways of committing in the format of our redo chains, without our daemon: `true` is the mirror of 6.0,
-    /// `false` the helpers before it.
+    /// VMware's ways of committing in the format of our redo chains, without our daemon. `true` is the mirror of 6.0,
+    /// `false` the helpers of the versions before it.
     Vmware {
         mirror: bool,
     },
-    /// Somebody else's: NBD URIs, files or block devices to load, and commands.
+    /// A stack of the user's own: NBD URIs, files or block devices to load, and commands.
     Hooks {
         disks: Vec<String>,
         hooks: Hooks,
@@ -44,12 +44,12 @@ pub enum Store {
     Redo,
 }
 
-/// Where a stack is set up. The folder is the run's own.
+/// Where a stack is set up. The run has the folder to itself.
 pub struct Site<'a> {
     pub folder: &'a Path,
     /// The binary of our daemon.
     pub program: &'a Path,
-    /// The VM's disks. Of somebody else's stack they are what they are.
+    /// Sizes of the VM's disks, bytes. The disks of a user's own stack keep the sizes they have.
     pub disk_bytes: &'a [u64],
 }
 
@@ -66,7 +66,7 @@ impl Stack {
         }
     }
 
-    /// Those that need no more than their name; hooks do.
+    /// Stacks that need only their name. Hooks also need their commands.
     pub const NAMED: [Stack; 6] = [
         Stack::Unstun(Store::Native),
         Stack::Unstun(Store::Redo),
@@ -76,7 +76,8 @@ impl Stack {
         Stack::Reflink,
     ];
 
-    /// `redo:drain` is `redo`, beside the other two ways of committing. `Invalid` names what there is.
+    /// Returns the stack of that name. `redo:drain` is a name of `redo`, to set it apart from the other two ways of
+    /// committing. Errors: `Invalid`, with the names there are.
     pub fn by_name(name: &str) -> Result<Stack> {
         let wanted = if name == "redo:drain" { "redo" } else { name };
         Stack::NAMED.into_iter().find(|stack| stack.name() == wanted).ok_or_else(|| {
@@ -86,7 +87,7 @@ impl Stack {
         })
     }
 
-    /// Bytes of each disk of somebody's own stack; None of the others, whose disks are made.
+    /// Returns the bytes of each disk of a user's own stack; None for the other stacks, whose disks are created.
     pub fn disk_bytes(&self) -> Result<Option<Vec<u64>>> {
         let Stack::Hooks { disks, .. } = self else { return Ok(None) };
         let world = World::new()?;
@@ -94,7 +95,7 @@ impl Stack {
         disks.iter().map(size).collect::<Result<_>>().map(Some)
     }
 
-    /// Starts what serves the disks, and attaches to them. Everything ends with the subject.
+    /// Starts the server of the disks and attaches to them. Server and connections end with the subject.
     pub fn open(&self, world: &World, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
         let (disks, verbs) = match self {
             Stack::Unstun(_) => self.open_unstun(world, site)?,
@@ -141,7 +142,7 @@ fn open_vmware(mirror: bool, world: &World, site: &Site<'_>) -> Result<Rc<dyn Su
     })
 }
 
-/// The one disk of a stack that has no VMs.
+/// Creates the one disk of a stack that has no VMs.
 fn make_raw(site: &Site<'_>, stack: &str) -> Result<PathBuf> {
     let [bytes] = site.disk_bytes else {
         let cause = format!("{} disks; this stack is measured with one", site.disk_bytes.len());
@@ -153,7 +154,7 @@ fn make_raw(site: &Site<'_>, stack: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// An NBD URI, a file or a block device.
+/// Opens an NBD URI, a file or a block device.
 fn open_disk(world: &World, target: &str) -> Result<Rc<dyn Volume>> {
     if nbd::is_uri(target) {
         return Ok(nbd::dial(target)?.serve(&world.reactor, &world.env()));

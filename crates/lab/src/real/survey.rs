@@ -1,4 +1,4 @@
-//! What a folder's storage does, measured for a minute at most on a file of bounded size.
+//! Measures the storage under a folder, for about a minute at most, with a file of bounded size.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -13,29 +13,29 @@ use crate::probe::{Meter, Totals};
 use crate::storage::measured::{ASKS, Ask, Figure, Measured};
 use crate::workload::{Driver, Worker, Workload};
 
-/// Beyond what most drives' own caches hold, and written within seconds.
+/// Larger than the caches of most drives, and written within seconds.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 /// The file is at most a quarter of what is free.
 const FREE_DIVISOR: u64 = 4;
-/// Room for 1 MiB requests, 8 under way, to be random at all.
+/// Enough for random requests of 1 MiB with 8 under way.
 const FILE_BYTES_MIN: u64 = 64 << 20;
 const FILL_BLOCK: u32 = 1 << 20;
 const FILL_OUTSTANDING: u32 = 8;
-/// Of the time: for the fill at most, and for flushes.
+/// Shares of the total time: the longest fill, and the flushes.
 const FILL_SHARE: f64 = 0.25;
 const FLUSH_SHARE: f64 = 0.05;
-/// Between two looks whether it is over.
+/// Interval of the checks whether a phase is over, microseconds.
 const LOOK_US: u64 = 20_000;
-/// More say nothing new.
+/// Further flushes would not change the mean.
 const FLUSHES_MAX: u32 = 1000;
 const FILE: &str = "survey";
 
-/// Hears what is measured, again and again; an error ends it.
+/// Called repeatedly with the name of the current measurement; an error ends the survey.
 pub type Onlooker = Rc<dyn Fn(&str) -> Result<()>>;
 
-/// Works in `folder`, which exists and is the caller's to remove, for about so many seconds.
+/// Measures for about `seconds` in `folder`, which exists and which the caller removes afterwards.
 ///
-/// Errors: `Refused` where less than 256 MiB are free, what the onlooker says, and those of the storage.
+/// Errors: `Refused` where less than 256 MiB are free, the onlooker's errors, and those of the storage.
 pub fn survey(folder: &Path, seconds: f64, onlooker: Onlooker) -> Result<Measured> {
     let place = folder.display().to_string();
     let file_bytes = FILE_BYTES_MAX.min(free_bytes(folder)? / FREE_DIVISOR) / FILE_BYTES_MIN * FILE_BYTES_MIN;
@@ -87,7 +87,7 @@ impl Survey {
         driver.failure().map_or(Ok(()), |cause| Err(Error::new(blk::ErrorKind::Io, &self.place, cause)))
     }
 
-    /// Front to back until the file is full, or the time is over. Answers how much of it there is.
+    /// Writes front to back until the file is full or the time is over. Returns the length written, rounded down.
     async fn fill(&self, seconds: f64) -> Result<u64> {
         let meter = Rc::new(Meter::new(self.env.now_ns()));
         let worker = Worker {
@@ -121,7 +121,7 @@ impl Survey {
         (self.onlooker)(&ask.text())?;
         driver.start();
         self.env.sleep_us((seconds * 1e6) as u64).await;
-        // However slow it is, one request tells something.
+        // On very slow storage the time is extended until one request has completed.
         while driver.is_running() && meter.totals() == Totals::default() {
             (self.onlooker)(&ask.text())?;
             self.env.sleep_us(LOOK_US).await;
@@ -135,7 +135,7 @@ impl Survey {
         Ok(Figure { ask, iops: count * 1e6 / sample.interval_us as f64, latency_us: took_us / count })
     }
 
-    /// The mean of one behind a small write, us.
+    /// Returns the mean time of a flush after a small write, us.
     async fn flushes(&self, seconds: f64) -> Result<f64> {
         let end_ns = self.env.now_ns() + (seconds * 1e9) as u64;
         let (mut count, mut took_ns) = (0, 0);

@@ -1,4 +1,4 @@
-//! Our own daemon, measured through what every user has: REST for the verbs, NBD for the load.
+//! Our own daemon, measured through the interfaces that every user has: REST for the operations, NBD for the load.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,11 +15,11 @@ use crate::run::Counters;
 use crate::subject::{CommitEnd, LayerSeen};
 
 const VM: &str = "lab";
-/// Between two looks at a commit, or at who is connected.
+/// Interval of the checks of a commit, and of the list of connected clients.
 const LOOK: Duration = Duration::from_millis(20);
-/// Looks at a commit for one at what the files count: once a second.
+/// Checks of a commit for each read of the files' counters: once a second.
 const HOST_LOOKS: u64 = 50;
-/// For readers that have hung up: ten seconds of looks.
+/// Limit for readers that have disconnected: ten seconds of checks.
 const READERS_LOOKS: u32 = 500;
 
 pub struct Daemon {
@@ -28,12 +28,12 @@ pub struct Daemon {
     /// Folder of the sockets.
     folder: PathBuf,
     disks: usize,
-    /// Events up to this one have been told.
+    /// The events up to this one have been read.
     told: u64,
 }
 
 impl Daemon {
-    /// `program` is the binary under test. The VM's disks are new.
+    /// Starts `program`, the binary under test, and creates a VM with new disks.
     pub fn start(program: &Path, folder: &Path, store: &str, disk_bytes: &[u64]) -> Result<Daemon> {
         let datastore = folder.join("datastore");
         std::fs::create_dir_all(&datastore)
@@ -53,8 +53,8 @@ impl Daemon {
         format!("nbd+unix:///{VM}/disk{disk}?socket={}", socket(folder).display())
     }
 
-    /// Until nobody reads the snapshot: a connection that was dropped takes a moment to be gone. What stays longer is
-    /// named by the daemon.
+    /// Waits until the snapshot has no readers: the daemon notices a dropped connection a moment later. If a reader
+    /// stays longer, the daemon's refusal names it.
     fn wait_for_readers(&self, name: &str, watch: &Watch) -> Result<()> {
         for _ in 0..READERS_LOOKS {
             watch.go_on("commit")?;
@@ -93,7 +93,7 @@ impl Daemon {
         }
     }
 
-    /// What could not be seen stays as it was.
+    /// Reads the files' counters. A failed read leaves the previous values.
     fn look_at_host(&self, watch: &Watch) {
         if let Ok(vm) = self.rest.get(&format!("/vms/{VM}")) {
             *watch.host.lock().expect("no panic inside") = (Some(counters(&vm)), layers(&vm));
@@ -119,7 +119,7 @@ fn socket(folder: &Path) -> PathBuf {
     folder.join("nbd.sock")
 }
 
-/// Native disks share a file, and each shows all of its I/O.
+/// Sums the counters of the disks. Native disks share a file, and each of them shows all of its I/O.
 fn counters(vm: &Value) -> Counters {
     let disks = vm["disks"].as_array().map(Vec::as_slice).unwrap_or_default();
     let apart = if vm["store"] == "native" { 1 } else { disks.len() };
@@ -142,7 +142,7 @@ fn layers(vm: &Value) -> Vec<LayerSeen> {
     list(&vm["disks"]).into_iter().flat_map(of_disk).collect()
 }
 
-/// Of a `DiskIo` or a `LayerIo`.
+/// Reads the counters of a `DiskIo` or a `LayerIo`.
 fn counted(io: &Value, prefix: &str) -> Counters {
     let count = |field: &str| io[format!("{prefix}{field}")].as_u64().unwrap_or(0);
     Counters {
@@ -179,7 +179,7 @@ impl Verbs for Daemon {
 
     fn look(&mut self, watch: &Watch) {
         self.look_at_host(watch);
-        // Looked for again the next time.
+        // After an error the next look reads the same events again.
         let _ = self.look_at_stuns(watch);
     }
 

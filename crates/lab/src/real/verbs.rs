@@ -1,6 +1,6 @@
-//! The verbs of a stack outside of this process: they block, so they run on a thread of their own.
+//! Operations of a stack outside of this process. They block, so they run on a thread of their own.
 //!
-//! The core asks by a closure and awaits the answer; nothing of the load waits for a verb.
+//! The core sends a closure to that thread and awaits the result; the load never waits for an operation.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -23,20 +23,20 @@ use super::stack::open_file;
 use crate::run::{Counters, Stun};
 use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
 
-/// What both threads see of the verb under way.
+/// State of the operation under way, shared by both threads.
 #[derive(Debug, Default)]
 pub struct Watch {
     pub progress: Mutex<CommitProgress>,
-    /// What the stack counts on its files, and the same by layer.
+    /// The counts that the stack keeps of its files, in total and by layer.
     pub host: Mutex<(Option<Counters>, Vec<LayerSeen>)>,
-    /// Stuns as the stack counts them, on the machine's calendar.
+    /// Stuns as the stack counts them, by the machine's calendar time.
     pub stuns: Mutex<Vec<DatedStun>>,
-    /// Nobody waits any more: a verb under way ends as soon as it can.
+    /// The run no longer waits: an operation under way ends as soon as it can.
     pub stopping: AtomicBool,
 }
 
 impl Watch {
-    /// `Cancelled` once nobody waits.
+    /// Returns `Cancelled` once the run no longer waits.
     pub fn go_on(&self, place: &str) -> Result<()> {
         match self.stopping.load(Ordering::Relaxed) {
             true => Err(Error::new(ErrorKind::Cancelled, place, "the run is over")),
@@ -47,35 +47,35 @@ impl Watch {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatedStun {
-    /// Its end, microseconds since 1970: stacks log a stun when it is over.
+    /// End of the stun, microseconds since 1970: stacks log a stun when it is over.
     pub end_unix_us: i64,
     pub stun_us: u64,
     pub cause: String,
 }
 
-/// A disk as a snapshot has it, where a backup finds it.
+/// The disk of a snapshot, at the address where a backup finds it.
 pub enum Frozen {
     Export(Dialled),
     File(PathBuf),
 }
 
-/// A stack's own means. Each call blocks until the stack has answered or its time is over.
+/// Operations of one stack. Each call blocks until the stack has answered or the time limit is reached.
 pub trait Verbs: Send {
     fn take(&mut self, name: &str, watch: &Watch) -> Result<()>;
 
     fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd>;
 
-    /// The disks as the snapshot has them. They are left before it is committed.
+    /// Returns the snapshot's disks. Readers release them before the snapshot is committed.
     fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>>;
 
-    /// Fills `watch` with what the stack counts; called between verbs, once an interval.
+    /// Fills `watch` with the stack's counts. The core calls it between operations, once an interval.
     fn look(&mut self, watch: &Watch);
 
-    /// Ends what is under way, and removes what was made for the run.
+    /// Ends operations under way, and removes everything that was made for the run.
     fn close(&mut self) -> Result<()>;
 }
 
-/// What the thread answered, and the task that waits for it.
+/// The thread's result, and the waker of the task that awaits it.
 type Answer<T> = (Option<Result<T>>, Option<Waker>);
 type Work = Box<dyn FnOnce(&mut dyn Verbs) + Send>;
 
@@ -88,7 +88,7 @@ pub struct Outside {
     watch: Arc<Watch>,
     work: RefCell<Option<Sender<Work>>>,
     thread: RefCell<Option<JoinHandle<()>>>,
-    /// Verbs and looks that wait for their answer.
+    /// Number of operations and looks that wait for their result.
     busy: Cell<u32>,
     this: Weak<Outside>,
 }
@@ -105,7 +105,8 @@ impl Outside {
             while let Ok(work) = receiver.recv() {
                 work(verbs.as_mut());
             }
-            // Whoever gave up waiting, or panicked, has not closed: children must not be left behind.
+            // The core may have panicked or stopped waiting without closing the stack. Closing it here leaves no child
+            // processes behind.
             let _ = verbs.close();
         });
         Rc::new_cyclic(|this| Outside {
@@ -152,14 +153,14 @@ impl Outside {
         result
     }
 
-    /// Asks the stack what it counts, unless something is under way.
+    /// Reads the stack's counts, unless an operation is under way.
     fn look(&self) {
         if self.busy.get() > 0 {
             return;
         }
         let Some(this) = self.this.upgrade() else { return };
         self.env.spawn_detached(Box::pin(async move {
-            // What could not be seen stays as it was.
+            // A failed look leaves the previous values.
             let looked = this.ask(|verbs, watch| {
                 verbs.look(watch);
                 Ok(())
@@ -174,7 +175,7 @@ impl Drop for Outside {
         self.watch.stopping.store(true, Ordering::Relaxed);
         self.work.take();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed there.
+            // A panic of the thread has already been printed there.
             let _ = thread.join();
         }
     }
@@ -189,13 +190,13 @@ impl Subject for Outside {
         self.disks.borrow().clone()
     }
 
-    /// As the stack had them at the last look, which is the call before: an answer takes its time.
+    /// Returns the counts of the last look, which the previous call started: a result takes time.
     fn counters(&self) -> Option<Counters> {
         self.look();
         self.watch.host.lock().expect("no panic inside").0
     }
 
-    /// As of the same look as `counters`.
+    /// Returns the layers of the same look as `counters`.
     fn layers(&self) -> Vec<LayerSeen> {
         self.watch.host.lock().expect("no panic inside").1.clone()
     }

@@ -1,4 +1,4 @@
-//! A figure of a phase is the same on the page, in the workbook, in the JSON and on the terminal.
+//! Checks that a figure of a phase is the same on the page, in the workbook, in the JSON and on the terminal.
 
 use std::io::Cursor;
 
@@ -11,7 +11,7 @@ use crate::runner::Recorder;
 
 const SECOND_US: u64 = 1_000_000;
 
-/// One run in the making: a second of load at a time.
+/// A run under construction, one second of load at a time.
 struct Run {
     recorder: Recorder,
     at_us: u64,
@@ -23,7 +23,7 @@ impl Run {
         Run { recorder: Recorder::new(head, None, None).unwrap(), at_us: 0 }
     }
 
-    /// `warm_up_s` None: the step is over at once, and none of its samples counts.
+    /// Adds a step. `warm_up_s` None: the step is over at once, and none of its samples counts.
     fn step(&mut self, phase: Phase, label: &str, warm_up_s: Option<u64>, reads: &[u64]) {
         let warm_up_us = warm_up_s.map(|s| s * SECOND_US);
         self.recorder.begin(phase, label, self.at_us, warm_up_us, warm_up_s.is_some());
@@ -38,7 +38,7 @@ impl Run {
         self.recorder.finish(self.at_us);
     }
 
-    /// As `lab compare` runs them: a take first, with a rate of its own, then a load that warms up.
+    /// Returns a run as `lab compare` makes it: first a take with a rate of its own, then a load that warms up.
     fn compared(subject: &str, with_snapshot: u64) -> Record {
         let mut run = Run::new(subject);
         run.step(Phase::Baseline, "without a snapshot", Some(1), &[100, 1000, 1000]);
@@ -49,7 +49,7 @@ impl Run {
     }
 }
 
-/// Guest IOPS of the phase, as the workbook has them: of the line without a step.
+/// Returns the guest IOPS of the phase in the workbook, from the line without a step.
 fn in_workbook(records: &[Record], phase: &str) -> f64 {
     let mut book: Xlsx<_> = Xlsx::new(Cursor::new(xlsx::workbook(records).unwrap())).unwrap();
     let sheet = book.worksheet_range("Phases").unwrap();
@@ -68,7 +68,7 @@ fn in_workbook(records: &[Record], phase: &str) -> f64 {
     number("reads/s") + number("writes/s")
 }
 
-/// The words of the first line of a terminal's table that begins so.
+/// Returns the words of the first line of a terminal's table that starts with `begin`.
 fn line(text: &str, begin: &str) -> Vec<String> {
     let line = text
         .lines()
@@ -77,7 +77,7 @@ fn line(text: &str, begin: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The cells of the page's tables that follow one another.
+/// Returns whether the page's tables have these cells in sequence.
 fn has_cells(page: &str, cells: &[&str]) -> bool {
     page.contains(&cells.iter().map(|cell| format!("<td class=\"n\">{cell}</td>")).collect::<String>())
 }

@@ -1,15 +1,15 @@
-//! Runs side by side: what each phase came to, a line a figure, a column a run.
+//! Runs side by side: the figures of each phase, one line per figure and one column per run.
 
 use super::words;
 use crate::figures::{Figures, phases};
 use crate::run::{Phase, Record};
 
-/// One figure of one phase, as text; "-" where a run has none.
+/// One figure of one phase, as text; "-" where a run does not have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beside {
     pub phase: &'static str,
     pub figure: &'static str,
-    /// In the order of the records.
+    /// One value per record, in the order of the records.
     pub values: Vec<String>,
 }
 
@@ -27,7 +27,8 @@ const FIGURES: [(&str, Value); 9] = [
     ("duration", |f, _| Some(words::time(f.lasts_us as f64))),
 ];
 
-/// How much of what the same stack gave without a snapshot; writing the test file is another load than the baseline's.
+/// Returns the share of the same stack's rate without a snapshot. Phases that write the test file have none: their load
+/// differs from the baseline's.
 fn of_baseline(f: &Figures, all: &[Figures]) -> Option<String> {
     let baseline = all.iter().find(|f| f.phase == Some(Phase::Baseline))?;
     let baseline = baseline.iops().filter(|iops| *iops > 0.0)?;
@@ -37,7 +38,7 @@ fn of_baseline(f: &Figures, all: &[Figures]) -> Option<String> {
     Some(format!("{:.0} %", share * 100.0))
 }
 
-/// Phases in the order of the first run that has them; lines that nobody has a value for are left out.
+/// Returns the lines. Phases are in the order of the first run that has them; lines without any value are left out.
 pub fn beside(records: &[&Record]) -> Vec<Beside> {
     let all: Vec<Vec<Figures>> = records.iter().map(|record| phases(record)).collect();
     let mut names: Vec<&'static str> = Vec::new();

@@ -1,5 +1,5 @@
-//! A chart as SVG: its box, its axes, its legend, its lines. Colours are classes of `chart.css`, so that a page may be
-//! light or dark. Units are those of the viewBox; a character is taken to be `CHAR` wide.
+//! A chart as SVG: its box, axes, legend and lines. Colours are classes of `chart.css`, so that a page may be light or
+//! dark. Units are those of the viewBox; text is laid out as if every character were `CHAR` wide.
 
 mod compared;
 mod marks;
@@ -18,15 +18,15 @@ use super::words::plain;
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = 14.0;
-/// Title and legend are above the box.
+/// Height above the box, for title and legend.
 const TOP: f64 = 58.0;
-/// Below it the strip of stuns and beats, the labels of the axis, its name.
+/// Height below the box, for the strip of stuns and beats, the axis labels and the axis name.
 const BOTTOM: f64 = 58.0;
 const CHAR: f64 = 6.6;
-/// Colours that `chart.css` has for series; more series begin again, dashed.
+/// Number of colours that `chart.css` has for series. Further series repeat them, dashed.
 pub const COLOURS: usize = 8;
 
-/// Text of strangers within SVG, which is XML and has no control characters.
+/// Untrusted text within SVG, which is XML and has no control characters.
 struct Text<'a>(&'a str);
 
 impl Render for Text<'_> {
@@ -36,7 +36,7 @@ impl Render for Text<'_> {
     }
 }
 
-/// A coordinate; a tenth of a unit is below what anybody sees.
+/// Formats a coordinate; a tenth of a unit is too small to be visible.
 fn px(value: f64) -> String {
     let value = (value * 10.0).round() / 10.0;
     if value.is_finite() { format!("{value}") } else { "0".into() }
@@ -44,7 +44,7 @@ fn px(value: f64) -> String {
 
 pub struct Curve {
     pub name: String,
-    /// Of `chart.css`: "s0 mean".
+    /// Classes of `chart.css`: "s0 mean".
     pub class: String,
     pub pieces: Pieces,
 }
@@ -62,13 +62,13 @@ impl Curve {
 /// The box of one chart, over time.
 pub struct Frame<'a> {
     pub title: &'a str,
-    /// What the value axis counts.
+    /// The quantity of the value axis.
     pub unit: &'a str,
     pub begin_us: u64,
     pub end_us: u64,
     pub y: Scale,
     pub tick: fn(f64) -> String,
-    /// Of the box alone.
+    /// Height of the box alone.
     pub height: f64,
 }
 
@@ -86,7 +86,7 @@ impl Frame<'_> {
         TOP + self.height
     }
 
-    /// `below` lies under the curves, `above` over them.
+    /// Draws the chart, with `below` under the curves and `above` over them.
     fn draw(&self, curves: &[Curve], below: &Markup, above: &Markup) -> Markup {
         let entries = curves.iter().map(|c| (c.name.as_str(), c.class.as_str()));
         let inside = html! {
@@ -115,7 +115,7 @@ impl Frame<'_> {
         }
     }
 
-    /// The means as a line; where samples were joined, their lowest and highest as a band behind it.
+    /// Draws the means as a line. Where samples were joined, a band behind it spans their minima and maxima.
     fn curve(&self, curve: &Curve) -> Markup {
         html! {
             g class=(curve.class) {
@@ -127,7 +127,7 @@ impl Frame<'_> {
         }
     }
 
-    /// A lone interval is drawn over its length, or nobody would see it.
+    /// Returns the points of a line. A lone interval is drawn over its length, so that it is visible.
     fn line(&self, piece: &[Bin]) -> String {
         let point = |x: f64, bin: &Bin| format!("{},{}", px(self.x(x)), px(self.y(bin.mean)));
         match piece {
@@ -158,7 +158,7 @@ fn value_axis(scale: &Scale, tick: fn(f64) -> String, height: f64) -> Markup {
     }
 }
 
-/// Title, name of the value axis, legend, box.
+/// Draws title, name of the value axis, legend and box.
 fn document<'a>(
     title: &str,
     unit: &str,
@@ -180,7 +180,7 @@ fn document<'a>(
     }
 }
 
-/// One row; entries that do not fit are in the table below the chart.
+/// Draws the legend in one row. The table below the chart has the entries that do not fit.
 fn legend<'a>(entries: impl Iterator<Item = (&'a str, &'a str)>) -> Markup {
     const SWATCH: f64 = 26.0;
     const NAME_CHARS_MAX: usize = 40;
@@ -213,7 +213,7 @@ fn shortened(text: &str, chars_max: usize) -> String {
     kept + "\u{2026}"
 }
 
-/// For a file of its own: the same drawing with its colours.
+/// Returns the drawing with its colours, for a file of its own.
 pub fn standalone(drawing: &Markup) -> String {
     const STYLE: &str = include_str!("chart.css");
     let head = format!("<style>{STYLE}</style>");

@@ -1,4 +1,4 @@
-//! Samples and rows as CSV, a line each with a header, for spreadsheets and scripts.
+//! Samples and rows as CSV with a header, one line each, for spreadsheets and scripts.
 
 use blk::{Error, ErrorKind, Result};
 use csv::Writer;
@@ -66,7 +66,7 @@ const LAYER_HEADER: [&str; 13] = [
     "written_bytes",
 ];
 
-/// One line an interval. Host columns are empty where nobody could see below the subject.
+/// Writes one line per interval. Host columns are empty where the I/O below the subject could not be observed.
 pub fn samples(records: &[Record]) -> Result<String> {
     let mut out = Writer::from_writer(Vec::new());
     out.write_record(SAMPLE_HEADER).map_err(failed)?;
@@ -87,7 +87,7 @@ pub fn samples(records: &[Record]) -> Result<String> {
     finish(out)
 }
 
-/// One line for each layer of each phase; the counts are within it.
+/// Writes one line for each layer of each phase, with the counts within the phase.
 pub fn layers(records: &[Record]) -> Result<String> {
     let mut out = Writer::from_writer(Vec::new());
     out.write_record(LAYER_HEADER).map_err(failed)?;
@@ -108,7 +108,7 @@ pub fn layers(records: &[Record]) -> Result<String> {
     finish(out)
 }
 
-/// One line a figure, published and predicted; `error` is relative, 0.1 for 10 % too high.
+/// Writes one line per figure, published and predicted. `error` is relative: 0.1 for 10 % too high.
 pub fn rows(records: &[Record]) -> Result<String> {
     let mut out = Writer::from_writer(Vec::new());
     out.write_record(ROW_HEADER).map_err(failed)?;
@@ -140,7 +140,7 @@ pub fn rows(records: &[Record]) -> Result<String> {
     finish(out)
 }
 
-/// As in JSON: "reads_per_s".
+/// Returns the quantity's name in JSON, such as "reads_per_s".
 fn key(quantity: crate::run::Quantity) -> String {
     serde_json::to_value(quantity).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
 }
@@ -162,7 +162,7 @@ fn host(counters: Option<&Counters>) -> [String; 4] {
     [c.reads, c.writes, c.table_reads, c.table_writes].map(|n| n.to_string())
 }
 
-/// Spreadsheets run a cell that begins like a formula; a name from a stranger must not.
+/// Prevents spreadsheets from evaluating an untrusted name as a formula.
 fn text(text: &str) -> String {
     let text = words::plain(text);
     if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text }

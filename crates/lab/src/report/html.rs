@@ -1,5 +1,5 @@
-//! One page with everything: no script, no font, no image from elsewhere, so that it opens anywhere and prints.
-//! `maud` escapes every text; nothing here passes one on as markup but the style sheets.
+//! One page with everything. It loads no script, font or image from elsewhere, so it opens anywhere and prints. `maud`
+//! escapes every text; only the style sheets are inserted as markup.
 
 mod facts;
 mod run;
@@ -15,7 +15,7 @@ use crate::run::Record;
 const CHART_STYLE: &str = include_str!("chart.css");
 const PAGE_STYLE: &str = include_str!("page.css");
 
-/// The page of any number of runs; those of one experiment are compared.
+/// Returns the page of any number of runs; those of one experiment are compared.
 pub fn page(records: &[Record]) -> String {
     let groups = comparisons(records);
     let page = html! {
@@ -59,7 +59,7 @@ fn masthead(groups: &[Comparison<'_>]) -> Markup {
     }
 }
 
-/// Of many experiments: how each came out, with links.
+/// Renders the results of many experiments, with links.
 fn contents(groups: &[Comparison<'_>]) -> Markup {
     html! {
         div.scroll { table.contents {
@@ -83,7 +83,7 @@ fn percent_within() -> String {
     format!("{:.0} %", WITHIN * 100.0)
 }
 
-/// `groups`: how many there are on the page.
+/// Renders one experiment. `groups` is the number of experiments on the page.
 fn experiment(n: usize, group: &Comparison<'_>, groups: usize) -> Markup {
     let first = group.records[0];
     html! {
@@ -108,7 +108,7 @@ fn experiment(n: usize, group: &Comparison<'_>, groups: usize) -> Markup {
     }
 }
 
-/// What one looks at first.
+/// Renders the most important figures as tiles.
 fn tiles(group: &Comparison<'_>) -> Markup {
     let record = group.records[group.default_column()];
     let (within, all) = group.score(group.default_column());

@@ -1,4 +1,4 @@
-//! Records as JSON: `docs/lab-json.md` has every field.
+//! Records as JSON; `docs/lab-json.md` describes every field.
 
 use blk::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ pub struct Document {
     pub records: Vec<Record>,
 }
 
-/// One run is its record, several are a `Document`.
+/// Writes one run as its record, and several as a `Document`.
 pub fn write(records: &[Record]) -> Result<String> {
     let text = match records {
         [one] => serde_json::to_string_pretty(one),
@@ -21,7 +21,7 @@ pub fn write(records: &[Record]) -> Result<String> {
     text.map_err(|e| Error::new(ErrorKind::Io, "JSON", e.to_string()))
 }
 
-/// What `write` wrote, or an array of records. Fields that this version does not know are passed over.
+/// Reads the output of `write`, or an array of records. Fields that are unknown to this version are ignored.
 pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Record>> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -53,7 +53,8 @@ fn check_schema(name: &str, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// The choice between shapes loses the cause; the shape that the first bytes announce has it.
+/// Returns the cause of a failure. The untagged enum loses it, so this parses again, in the shape that the first bytes
+/// indicate.
 fn why_not(name: &str, bytes: &[u8]) -> Error {
     let is_array = bytes.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'[');
     let cause = if is_array {

@@ -1,33 +1,33 @@
-//! Axes: where a value lies, and which values are written beside it.
+//! Axes: the position of a value, and the values that are labelled.
 
-/// Of values; `place` answers 0 at the low end and 1 at the high one.
+/// Maps values to positions: `place` returns 0 at the low end and 1 at the high one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scale {
     Linear {
         high: f64,
         step: f64,
     },
-    /// Whole powers of ten.
+    /// Logarithmic; the ends are whole powers of ten.
     Log {
         low: f64,
         high: f64,
     },
 }
 
-/// Intervals on a value axis, about.
+/// Approximate number of intervals on a value axis.
 const STEPS: f64 = 5.0;
-/// Labels on a time axis, at most: each is up to 60 units wide on a chart of 800.
+/// Most labels on a time axis: each is up to 60 units wide on a chart of 800.
 const TIME_TICKS_MAX: u64 = 12;
 
 impl Scale {
-    /// From 0 to a round number not below `high`.
+    /// Returns a scale from 0 to a round number not below `high`.
     pub fn linear(high: f64) -> Self {
         let high = if high.is_finite() && high > 0.0 { high } else { 1.0 };
         let step = round_step(high / STEPS);
         Self::Linear { high: (high / step).ceil() * step, step }
     }
 
-    /// Over all decades between `low` and `high`, both positive.
+    /// Returns a scale over all decades between `low` and `high`, both positive.
     pub fn log(low: f64, high: f64) -> Self {
         let low = 10f64.powf(low.max(1e-3).log10().floor());
         let high = 10f64.powf(high.max(low).min(1e18).log10().ceil());
@@ -56,7 +56,7 @@ impl Scale {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, not below `about`.
+/// Returns 1, 2 or 5 times a power of ten, not below `about`.
 fn round_step(about: f64) -> f64 {
     let power = 10f64.powf(about.log10().floor());
     [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|step| *step >= about).unwrap_or(about)
@@ -67,7 +67,7 @@ const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
-/// Microseconds between two labels, as clocks are divided.
+/// Possible distances between two labels, microseconds, in the usual divisions of time.
 const TIME_STEPS: [u64; 27] = [
     1,
     10,
@@ -98,7 +98,7 @@ const TIME_STEPS: [u64; 27] = [
     7 * DAY,
 ];
 
-/// Times and their labels within `begin..=end`, microseconds.
+/// Returns times and their labels within `begin..=end`, microseconds.
 pub fn time_ticks(begin: u64, end: u64) -> Vec<(u64, String)> {
     let span = end.saturating_sub(begin).max(1);
     let longest = TIME_STEPS[TIME_STEPS.len() - 1];

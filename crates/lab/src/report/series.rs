@@ -1,11 +1,11 @@
-//! Samples as lines of a chart, thinned so that nothing high or low is lost.
+//! Samples as lines of a chart, thinned so that every minimum and maximum is kept.
 
 use crate::run::{Record, Sample, Spread};
 
-/// Points of one line. A chart has about 830 units of width, and a page should open at once.
+/// Most points of one line. A chart has about 830 units of width, and a page should open at once.
 pub const BINS_MAX: usize = 400;
 
-/// Neighbouring samples as one point: what they come to together, and their extremes.
+/// Adjacent samples as one point: their mean and their extremes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bin {
     pub begin_us: u64,
@@ -21,24 +21,25 @@ impl Bin {
     }
 }
 
-/// A line: pieces, each without a hole.
+/// A line as pieces, each without a hole.
 pub type Pieces = Vec<Vec<Bin>>;
 
 pub fn end_us(sample: &Sample) -> u64 {
     sample.at_us.saturating_add(sample.interval_us)
 }
 
-/// Per second; None for an interval of no length.
+/// Returns a rate per second; None for an interval without a length.
 pub fn rate(count: u64, sample: &Sample) -> Option<f64> {
     (sample.interval_us > 0).then(|| count as f64 * 1e6 / sample.interval_us as f64)
 }
 
-/// One of a latency's figures, None where nothing completed or nobody measured it.
+/// Returns one of a latency's figures; None where no I/O completed or the latency was not measured.
 pub fn latency(spread: &Spread, figure: fn(&Spread) -> f64) -> Option<f64> {
     Some(figure(spread)).filter(|us| us.is_finite() && *us > 0.0)
 }
 
-/// `value` of each sample, at most `bins_max` points; a sample without a value, and a time without samples, are holes.
+/// Returns `value` of each sample in at most `bins_max` points. Samples without a value and times without samples are
+/// holes.
 pub fn thin(samples: &[Sample], bins_max: usize, value: impl Fn(&Sample) -> Option<f64>) -> Pieces {
     let each = samples.len().div_ceil(bins_max).max(1);
     let mut pieces: Pieces = Vec::new();
@@ -60,7 +61,7 @@ pub fn thin(samples: &[Sample], bins_max: usize, value: impl Fn(&Sample) -> Opti
     pieces
 }
 
-/// A tool that samples late by less than this has not stopped sampling.
+/// Longest delay between two samples, in intervals, that is not a hole.
 const HOLE_INTERVALS: u64 = 2;
 
 fn bin(group: &[Sample], value: impl Fn(&Sample) -> Option<f64>) -> Option<Bin> {
@@ -78,7 +79,7 @@ fn bin(group: &[Sample], value: impl Fn(&Sample) -> Option<f64>) -> Option<Bin> 
     (weight > 0.0).then(|| Bin { begin_us: first.at_us, end_us: end_us(last), mean: sum / weight, low, high })
 }
 
-/// Begin and end of everything a record holds, microseconds.
+/// Returns begin and end of everything in a record, microseconds.
 pub fn extent(record: &Record) -> (u64, u64) {
     let samples = record.samples.iter().map(|s| (s.at_us, end_us(s)));
     let phases = record.phases.iter().map(|p| (p.begin_us, p.end_us));

@@ -1,10 +1,11 @@
-//! Each chart as a file of its own.
+//! Each chart as an SVG file.
 
 use super::chart;
 use super::words::{file_stem, label};
 use crate::run::Record;
 
-/// Names that are safe on any file system, without folders, and the files' text. Names are told apart by number.
+/// Returns names and texts of the files. The names have no folders and are safe on any file system; a number is added
+/// to a repeated name.
 pub fn files(records: &[Record]) -> Vec<(String, String)> {
     let mut files = Vec::new();
     for group in super::comparisons(records) {

@@ -1,13 +1,14 @@
-//! Published against predicted: one line a figure, one column a record.
+//! Published beside predicted figures: one line per figure, one column per record.
 
 use std::collections::BTreeMap;
 
 use super::words;
 use crate::run::{Phase, Quantity, Record, Row, Use};
 
-/// Half of this either way is what two careful people read off one graph; the aim of the lab.
+/// Tolerance of a prediction as a share, the aim of the lab. Two careful readers of one graph differ by half of it.
 pub const WITHIN: f64 = 0.25;
-/// A ping is lost or not by its moment: the published log times alone move the count by this.
+/// Tolerance for pings. The moment decides whether a ping is lost: the published log times alone change the count by
+/// this.
 const PINGS_WITHIN: f64 = 4.0;
 
 /// All records of one experiment.
@@ -20,15 +21,15 @@ pub struct Comparison<'a> {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line<'a> {
-    /// Of the row; differs from the record's in files of many jobs.
+    /// Experiment of the row; it differs from the record's in files of many jobs.
     pub experiment: &'a str,
     pub phase: Phase,
     pub quantity: Quantity,
     pub published: Option<f64>,
     pub r#use: Use,
-    /// Notes of all records' rows, each once.
+    /// Notes of all records' rows, each of them once.
     pub notes: Vec<&'a str>,
-    /// In the order of the records.
+    /// One cell per record, in the order of the records.
     pub cells: Vec<Cell>,
 }
 
@@ -36,15 +37,15 @@ pub struct Line<'a> {
 pub struct Cell {
     pub predicted: Option<f64>,
     pub band: Option<(f64, f64)>,
-    /// Relative: 0.1 is 10 % too high. None where nothing was published or predicted.
+    /// Relative error: 0.1 is 10 % too high. None without a published or predicted figure.
     pub error: Option<f64>,
-    /// Whether it is near enough to what was published; what the run did not come to is not.
+    /// Whether the prediction is close enough to the published figure; false for a figure that the run did not reach.
     pub within: Option<bool>,
-    /// Whether the record stands for what was published; another stack may differ from it, and should.
+    /// Whether the record models what was published; another stack may differ from it, and should.
     pub judged: bool,
 }
 
-/// What all published rows were measured on, as a subject.
+/// Subject on which all published rows were measured.
 const PUBLISHED_SUBJECT: &str = "esx";
 
 impl Cell {
@@ -79,7 +80,8 @@ fn within(quantity: Quantity, published: f64, predicted: f64) -> bool {
     (predicted - published).abs() <= allowed
 }
 
-/// Rows of one experiment may repeat: a stun for each of twelve disks. They are told apart by their number.
+/// Key of a row. Rows of one experiment may repeat, such as a stun for each of twelve disks; the number tells them
+/// apart.
 type Key<'a> = (&'a str, Phase, Quantity, usize);
 
 fn keyed(record: &Record) -> Vec<(Key<'_>, &Row)> {
@@ -93,7 +95,7 @@ fn keyed(record: &Record) -> Vec<(Key<'_>, &Row)> {
     record.rows.iter().map(key).collect()
 }
 
-/// Experiments in the order of their first record.
+/// Groups records by experiment, in the order of each experiment's first record.
 pub fn comparisons(records: &[Record]) -> Vec<Comparison<'_>> {
     let mut groups: Vec<Comparison<'_>> = Vec::new();
     let mut places: BTreeMap<&str, usize> = BTreeMap::new();
@@ -151,7 +153,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// What happened, and to which experiment where that is not clear.
+    /// Returns the quantity's name, with the experiment where it differs from the group's.
     pub fn name(&self, group: &str) -> String {
         let name = words::quantity(self.quantity);
         if self.experiment == group { name.into() } else { format!("{name}, {}", self.experiment) }
@@ -159,7 +161,8 @@ impl<'a> Line<'a> {
 }
 
 impl Comparison<'_> {
-    /// Of the figures that had to come out of the mechanism: how many are within, and how many there are.
+    /// Returns, for the figures that the mechanism has to produce: how many are within the tolerance, and how many
+    /// there are.
     pub fn score(&self, column: usize) -> (usize, usize) {
         let counted = self.lines.iter().filter(|line| line.r#use == Use::Predict);
         let within: Vec<bool> = counted.filter_map(|line| line.cells[column].within).collect();
@@ -170,7 +173,7 @@ impl Comparison<'_> {
         self.lines.iter().any(|line| line.published.is_some())
     }
 
-    /// Of the frozen hypothesis; the first where there is none.
+    /// Returns the column of the frozen hypothesis; the first one where there is none.
     pub fn default_column(&self) -> usize {
         self.records.iter().position(|r| r.rows.iter().any(|row| row.default)).unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! Every writer over one record that has everything, and over names that try to be more than names.
+//! Tests every writer with a record that has something in every field, and with names that contain markup and paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
@@ -50,7 +50,7 @@ fn samples() -> Vec<Sample> {
     (0..1_000).map(sample).collect()
 }
 
-/// With a chain of two layers.
+/// Returns a span with a chain of two layers.
 fn span(phase: Phase, label: &str, begin: u64, end: u64) -> PhaseSpan {
     let base = Counters { reads: 110, ..Counters::default() };
     let delta = Counters { writes: 100, table_writes: 50, written_bytes: 4 << 20, ..Counters::default() };
@@ -78,7 +78,7 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// A run with something in every field.
+/// Returns a run with something in every field.
 pub fn example() -> Record {
     let constant = |name: &str, value, source| Constant {
         name: name.into(),
@@ -149,7 +149,7 @@ fn hostile() -> Record {
     record
 }
 
-/// Values nobody measures, which a file may hold all the same.
+/// Returns a record with values that are never measured but that a file may contain.
 fn absurd() -> Record {
     let mut record = example();
     let spread =
@@ -363,7 +363,7 @@ fn the_workbook_is_read_back_with_its_charts() {
     }
 }
 
-/// The first column of the table under each `### Type` of the page.
+/// Returns the first column of the table under each `### Type` of the page.
 fn documented() -> BTreeMap<String, BTreeSet<String>> {
     let page = include_str!("../../../../docs/lab-json.md");
     let section = |section: &str| {

@@ -1,4 +1,4 @@
-//! The same for a terminal.
+//! Results as tables for a terminal.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
@@ -9,7 +9,7 @@ use super::words;
 use crate::figures::phases_and_steps;
 use crate::run::{Quantity, Record, Use};
 
-/// One table an experiment: published, then predicted and error for each record.
+/// Returns one table per experiment: the published figures, then prediction and error for each record.
 pub fn rows(records: &[Record]) -> String {
     let groups = super::comparisons(records);
     let with_rows = groups.iter().filter(|group| !group.lines.is_empty());
@@ -63,7 +63,7 @@ fn cells(group: &Comparison<'_>, line: &Line<'_>, wide: bool) -> Vec<String> {
     cells
 }
 
-/// Misses among predicted figures are marked.
+/// Returns the error, with a mark where a prediction missed.
 fn error(line: &Line<'_>, cell: &Cell) -> String {
     let missed = line.r#use == Use::Predict && cell.within == Some(false);
     let text = match (line.quantity, cell.within) {
@@ -75,7 +75,7 @@ fn error(line: &Line<'_>, cell: &Cell) -> String {
     if missed { format!("{text} *") } else { text }
 }
 
-/// Runs of one experiment side by side, phase by phase; nothing of an experiment that ran once.
+/// Compares the runs of each experiment phase by phase; leaves out an experiment that ran once.
 pub fn compared(records: &[Record]) -> String {
     let groups = super::comparisons(records);
     let several = groups.iter().filter(|group| group.records.len() > 1);
@@ -95,7 +95,7 @@ fn side_by_side(group: &Comparison<'_>) -> String {
     format!("{}\n{}\n", words::plain(group.experiment), trimmed(&table))
 }
 
-/// A line a phase, and what happened.
+/// Returns a table with a line per phase, and the events of the run.
 pub fn summary(record: &Record) -> String {
     let header =
         ["phase", "lasts", "reads/s", "writes/s", "host r/s", "host w/s", "99 %", "max", "stuns", "lost"];
@@ -130,7 +130,7 @@ pub fn summary(record: &Record) -> String {
     format!("{head}\n{}\n{}\n", trimmed(&table), words::plain(&words::end(&record.end)))
 }
 
-/// The first `words` columns to the left, figures to the right.
+/// Returns a table with the first `words` columns aligned to the left and figures to the right.
 fn aligned(header: Vec<String>, words: usize) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(header);

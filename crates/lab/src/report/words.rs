@@ -66,12 +66,12 @@ pub fn end(end: &End) -> String {
     }
 }
 
-/// A layer by the number of those below it.
+/// Returns the name of a layer from the number of layers below it.
 pub fn layer(height: u32) -> String {
     if height == 0 { "base".into() } else { format!("delta {height}") }
 }
 
-/// What tells this record from the others of its experiment: "esx F'", "native".
+/// Returns what distinguishes this record from the others of its experiment: "esx F'", "native".
 pub fn label(record: &Record) -> String {
     match &record.hypothesis {
         Some(hypothesis) => format!("{} {hypothesis}", record.subject),
@@ -79,7 +79,7 @@ pub fn label(record: &Record) -> String {
     }
 }
 
-/// A value of `quantity`, with its unit where that is not part of the quantity's name.
+/// Returns a value of `quantity`, with its unit where the quantity's name does not contain it.
 pub fn value(quantity: Quantity, value: f64) -> String {
     match quantity {
         Quantity::LatencyUs | Quantity::StunUs => time(value),
@@ -92,7 +92,7 @@ pub fn value(quantity: Quantity, value: f64) -> String {
     }
 }
 
-/// About three significant digits, thousands apart.
+/// Returns about three significant digits, with thousands separated.
 pub fn number(value: f64) -> String {
     let magnitude = value.abs();
     if !value.is_finite() {
@@ -110,7 +110,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A constant is shown with all its digits; it was typed by somebody.
+/// Returns a constant with all its digits, because a person entered it.
 pub fn exact(value: f64) -> String {
     if value.fract() == 0.0 && value.abs() < 1e15 { grouped(value) } else { format!("{value}") }
 }
@@ -119,7 +119,7 @@ fn trim(text: String) -> String {
     text.trim_end_matches('0').trim_end_matches('.').into()
 }
 
-/// Whole, with a comma between thousands.
+/// Returns a whole number, with commas between thousands.
 fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut out = String::from(if value < 0.0 { "-" } else { "" });
@@ -132,7 +132,7 @@ fn grouped(value: f64) -> String {
     out
 }
 
-/// Microseconds as people read them.
+/// Returns microseconds in a readable unit.
 pub fn time(us: f64) -> String {
     match us.abs() {
         0.0 => "0".into(),
@@ -152,7 +152,7 @@ pub fn bytes(value: f64) -> String {
     }
 }
 
-/// A relative error: "-15 %".
+/// Returns a relative error: "-15 %".
 pub fn percent(fraction: f64) -> String {
     let percent = fraction * 100.0;
     match percent.abs() {
@@ -162,23 +162,23 @@ pub fn percent(fraction: f64) -> String {
     }
 }
 
-/// An error as a multiple of what was published: "x 3.6".
+/// Returns an error as a multiple of the published figure: "x 3.6".
 pub fn times(fraction: f64) -> String {
     format!("x {}", number(fraction + 1.0))
 }
 
-/// `text` without control characters, which XML and terminals would take for something else.
+/// Returns `text` without control characters, which XML and terminals would interpret.
 pub fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Date and time in UTC; empty where a run began at no time of anybody's calendar.
+/// Returns date and time in UTC; empty where the begin is unknown (0) or out of range.
 pub fn began(unix_us: i64) -> String {
     let at = jiff::Timestamp::from_microsecond(unix_us).ok().filter(|_| unix_us != 0);
     at.map(|at| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()).unwrap_or_default()
 }
 
-/// Of a name, what is safe in a file's name on any system.
+/// Returns the part of a name that is safe in a file's name on any system.
 pub fn file_stem(name: &str) -> String {
     const CHARS_MAX: usize = 80;
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };

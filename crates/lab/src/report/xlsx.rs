@@ -12,11 +12,11 @@ use super::words;
 use crate::figures::{layers, phases_and_steps};
 use crate::run::{Record, Use};
 
-/// Runs with a sheet of samples. A workbook of all hypotheses of all experiments would not open in a minute; the others
-/// are in the JSON and CSV.
+/// Most runs with a sheet of samples. A workbook of all hypotheses of all experiments would take more than a minute to
+/// open; the JSON and CSV have the other runs.
 pub const SAMPLE_SHEETS_MAX: usize = 24;
 
-/// The same records give the same bytes.
+/// Writes the workbook. The same records give the same bytes.
 pub fn workbook(records: &[Record]) -> Result<Vec<u8>> {
     build(records).map_err(|e| Error::new(ErrorKind::Io, "workbook", e.to_string()))
 }
@@ -39,12 +39,12 @@ fn build(records: &[Record]) -> Result<Vec<u8>, XlsxError> {
     workbook.save_to_buffer()
 }
 
-/// Names of strangers are no names of sheets: they are long, and may hold what formulas are made of.
+/// Returns a generated sheet name. Names from records are untrusted and long, and may contain characters of formulas.
 fn sheet_of(n: usize) -> String {
     format!("Run {}", n + 1)
 }
 
-/// A date of its own, or the crate would write today's.
+/// Sets a date that depends only on the records; otherwise the crate would write today's.
 fn properties(records: &[Record]) -> Result<DocProperties, XlsxError> {
     let began = records.first().map_or(0, |record| record.began_unix_us) / 1_000_000;
     let created = ExcelDateTime::from_timestamp(began).or_else(|_| ExcelDateTime::from_timestamp(0))?;
@@ -205,7 +205,7 @@ fn by_layer(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxErr
     sheet.finish(&[16.0, 18.0, 30.0])
 }
 
-/// Guest reads and writes, a group of bars for each phase of each run.
+/// Returns a chart of guest reads and writes, with a group of bars for each phase of each run.
 fn phase_chart(rows: u32) -> Chart {
     let mut chart = Chart::new(ChartType::Column);
     for column in [5, 6] {

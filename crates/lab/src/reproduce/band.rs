@@ -1,4 +1,4 @@
-//! What an input that nobody published may have been: one run for each value, and the band of what they predict.
+//! Values of inputs that are not published: one run for each value, and the band of their predictions.
 
 use super::{Reproduced, count_fitted};
 use crate::experiment::{Experiment, Input};
@@ -7,13 +7,14 @@ use crate::run::{Record, Row};
 /// An experiment with values for its unknowns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Variant {
-    /// Its number.
+    /// Index of the experiment.
     pub experiment: usize,
-    /// What differs from the first values; empty: the run that is shown.
+    /// Values that differ from the first ones; empty: the run that is shown.
     pub known: Vec<(Input, u64)>,
 }
 
-/// The shown runs first in each experiment. Unknowns move one at a time: a grid of them would be wider, and no wiser.
+/// Returns the variants, with the shown run first for each experiment. Unknowns vary one at a time: a grid of them
+/// would be wider without more information.
 pub(super) fn variants(experiments: &[Experiment]) -> Vec<Variant> {
     let of = |(number, experiment): (usize, &Experiment)| {
         let others = experiment.unknowns.iter().flat_map(move |unknown| {
@@ -26,7 +27,7 @@ pub(super) fn variants(experiments: &[Experiment]) -> Vec<Variant> {
     experiments.iter().enumerate().flat_map(of).collect()
 }
 
-/// The first record, with the bands that all of them span. Their rows are the same cells in the same order.
+/// Returns the first record, with bands over all records. Their rows are the same cells in the same order.
 pub(super) fn join(records: Vec<Record>) -> Reproduced {
     let mut records = records.into_iter();
     let mut shown = records.next().expect("a column has a run");

@@ -6,8 +6,8 @@ use std::thread;
 
 use super::{Onlooker, Progress, is_interrupted};
 
-/// `work` of each number below `count`, in any order, the answers in theirs. None for what was not begun when the user
-/// interrupted. A panic of a worker is passed on.
+/// Calls `work` for each number below `count`, in any order. Returns the results in the order of the numbers; None for
+/// work that had not begun when the user interrupted. A panic of a worker thread is propagated.
 pub fn in_parallel<T: Send>(
     count: usize,
     name: impl Fn(usize) -> String + Sync,

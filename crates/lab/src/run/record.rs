@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 
 use super::row::{Phase, Row};
 
-/// Version of the record's fields. It grows when one changes its meaning or goes, not when one comes.
+/// Version of the record's fields. It increases when a field changes its meaning or is removed, not when one is added.
 pub const SCHEMA: u32 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Clock {
-    /// Simulated: a second of it is not a second of anybody's life.
+    /// Simulated time, which is independent of real time.
     Virtual,
     Real,
 }
@@ -21,37 +21,37 @@ pub enum Clock {
 #[serde(rename_all = "kebab-case")]
 pub enum End {
     Complete,
-    /// By the user; what was sampled until then is there.
+    /// The user interrupted the run. The record has what was sampled until then.
     Interrupted,
-    /// The subject could not go on, and why. What was sampled until then is there.
+    /// The subject could not continue; the text gives the reason. The record has what was sampled until then.
     Failed(String),
 }
 
-/// Where the value of a model's constant comes from.
+/// Source of the value of a model's constant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConstantSource {
     DataSheet,
     Measured,
-    /// Chosen so that the experiment's baseline row comes out; no other row may enter.
+    /// Chosen so that the experiment's baseline row comes out; no other row may influence it.
     FittedToBaseline,
-    /// Assumed, because nobody published it.
+    /// Assumed, because it is not published.
     Declared,
 }
 
-/// A number a model rests on, printed with every result.
+/// A number that a model depends on, printed with every result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Constant {
     pub name: String,
     pub value: f64,
-    /// As in "us", "bytes"; empty for a plain number.
+    /// For example "us" or "bytes"; empty for a plain number.
     pub unit: String,
     pub source: ConstantSource,
-    /// Where exactly: the data sheet, the article, the reason.
+    /// The exact source: the data sheet, the article, the reason.
     pub note: String,
 }
 
-/// Of the machine, its kernel, the programs measured.
+/// A fact about the machine, its kernel or the measured programs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fact {
     pub name: String,
@@ -61,14 +61,14 @@ pub struct Fact {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PhaseSpan {
     pub phase: Phase,
-    /// For people: "IOmeter stopped, delete drains".
+    /// For readers: "IOmeter stopped, delete drains".
     pub label: String,
     pub begin_us: u64,
     pub end_us: u64,
-    /// A sample that begins before it enters no rate: the step warms up, or is over at once.
+    /// A sample that begins before this time enters no rate: the step warms up, or is over at once.
     #[serde(default)]
     pub counted_from_us: u64,
-    /// Base first; empty where nobody can tell layers apart.
+    /// Base first; empty where layers cannot be told apart.
     #[serde(default)]
     pub layers: Vec<LayerHost>,
 }
@@ -82,13 +82,13 @@ impl PhaseSpan {
         self.end_us.saturating_sub(self.begin_us)
     }
 
-    /// Whether that moment lies within; a span without a length has that of its begin.
+    /// Returns whether that moment is within the span. A span without a length contains the moment of its begin.
     pub fn holds(&self, at_us: u64) -> bool {
         self.begin_us <= at_us && at_us < self.end_us.max(self.begin_us.saturating_add(1))
     }
 }
 
-/// What reached the storage, since the subject began. For a VM's host that is below all of its layers.
+/// I/O that reached the storage since the subject began. For a VM's host this is the I/O below all of its layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     pub reads: u64,
@@ -96,16 +96,16 @@ pub struct Counters {
     pub flushes: u64,
     pub read_bytes: u64,
     pub written_bytes: u64,
-    /// Of `reads` and `writes`, those of headers, grain tables, maps, bitmaps and journals.
+    /// The part of `reads` and `writes` that went to headers, grain tables, maps, bitmaps and journals.
     pub table_reads: u64,
     pub table_writes: u64,
-    /// Of the bytes, those a commit moved.
+    /// The part of the bytes that a commit moved.
     pub commit_read_bytes: u64,
     pub commit_written_bytes: u64,
 }
 
 impl Counters {
-    /// What was counted in between. None where a count went back: it has begun anew.
+    /// Returns the difference to an earlier count. None where a count decreased, because it has started over.
     pub fn since(&self, before: &Counters) -> Option<Counters> {
         let part = |field: fn(&Counters) -> u64| field(self).checked_sub(field(before));
         Some(Counters {
@@ -151,16 +151,16 @@ impl AddAssign for Counters {
     }
 }
 
-/// What reached the files of the layers at one height of their chains, all disks together, within one phase.
+/// I/O that reached the files of the layers at one height of their chains, all disks together, within one phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerHost {
     /// 0 is the base.
     pub layer: u32,
-    /// A commit's bytes are not told apart here.
+    /// This does not count a commit's bytes separately.
     pub host: Counters,
 }
 
-/// Latencies of the completions within one interval, microseconds. All zero where nothing completed.
+/// Latencies of the completions within one interval, microseconds. All are zero where no I/O completed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     pub mean_us: f64,
@@ -173,7 +173,7 @@ pub struct Spread {
 /// One interval of one run, all disks and workers together. Counts are within the interval.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Begin of the interval.
+    /// Begin of the interval, microseconds.
     pub at_us: u64,
     pub interval_us: u64,
     pub reads: u64,
@@ -182,7 +182,7 @@ pub struct Sample {
     pub written_bytes: u64,
     pub read_latency: Spread,
     pub write_latency: Spread,
-    /// None where nobody can see below the subject, and where its layers changed meanwhile.
+    /// None where the I/O below the subject cannot be observed, and where its layers changed during the interval.
     pub host: Option<Counters>,
     /// The longest time within which no I/O completed although one was under way.
     pub gap_us: u64,
@@ -191,7 +191,7 @@ pub struct Sample {
 /// A time during which new guest I/O was held back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stun {
-    /// Its begin.
+    /// Begin of the stun, microseconds.
     pub at_us: u64,
     pub stun_us: u64,
     /// None: all disks of the VM.
@@ -199,14 +199,14 @@ pub struct Stun {
     pub cause: String,
 }
 
-/// One heartbeat, as a ping once a second would be.
+/// One heartbeat, like that of a ping once a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beat {
     pub at_us: u64,
     pub lost: bool,
 }
 
-/// Something worth a line under the chart: "take", "round 3 began".
+/// An event that a chart labels: "take", "round 3 began".
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     pub at_us: u64,
@@ -216,7 +216,7 @@ pub struct Mark {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub schema: u32,
-    /// Of the experiment, as the catalogue names it, or of the imported file.
+    /// Name of the experiment in the catalogue, or of the imported file.
     pub experiment: String,
     pub title: String,
     /// Article, author, year; or the files imported.
@@ -228,12 +228,12 @@ pub struct Record {
     pub storage: String,
     pub clock: Clock,
     pub seed: u64,
-    /// How to repeat it.
+    /// The command that repeats the run.
     pub command: String,
     pub began_unix_us: i64,
     pub machine: Vec<Fact>,
     pub constants: Vec<Constant>,
-    /// What the model does not have, a sentence each.
+    /// What the model leaves out, one sentence each.
     pub left_out: Vec<String>,
     pub notes: Vec<String>,
     pub phases: Vec<PhaseSpan>,
@@ -241,18 +241,18 @@ pub struct Record {
     pub stuns: Vec<Stun>,
     pub beats: Vec<Beat>,
     pub marks: Vec<Mark>,
-    /// What was measured, phase by phase, beside what was published where something was.
+    /// The measured figures, phase by phase, with the published ones where they exist.
     pub rows: Vec<Row>,
     pub end: End,
 }
 
 impl Record {
-    /// Whether reads and writes of tables were counted apart: a stack that has any shows some.
+    /// Returns whether reads and writes of tables were counted separately: a stack with tables shows some.
     pub fn tells_tables(&self) -> bool {
         self.samples.iter().filter_map(|s| s.host).any(|host| host.table_reads > 0 || host.table_writes > 0)
     }
 
-    /// Of a run that has not begun.
+    /// Returns the record of a run that has not begun.
     pub fn head(experiment: &str, subject: &str, storage: &str, clock: Clock, seed: u64) -> Record {
         Record {
             schema: SCHEMA,

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-/// Parts of a protocol, in the words scripts rely on.
+/// Parts of a protocol; scripts rely on these names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
@@ -10,9 +10,9 @@ pub enum Phase {
     /// The test file is written again, with the snapshot present.
     PrepareSnapshot,
     Snapshot,
-    /// From the request until the end of the commit, under load.
+    /// From the request to the end of the commit, under load.
     Commit,
-    /// The load has stopped; the commit goes on.
+    /// The load has stopped; the commit continues.
     Drain,
     After,
 }
@@ -42,37 +42,37 @@ pub enum Quantity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Use {
-    /// The storage model is fitted to it, so its error says nothing.
+    /// The storage model is fitted to it, so its error has no meaning.
     Baseline,
-    /// Put into the model, so its error says nothing.
+    /// The figure is put into the model, so its error has no meaning.
     Input,
-    /// It has to come out of the mechanism.
+    /// The mechanism has to produce it.
     Predict,
-    /// Qualitative, derived, or what came out without a model too: looked at, not counted.
+    /// Qualitative, derived, or a figure that comes out without a model too: shown, not counted.
     Check,
 }
 
-/// One figure, published, predicted or measured. One line of `reproduce`'s table.
+/// One figure: published, predicted or measured. It is one line of `reproduce`'s table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub experiment: String,
     pub phase: Phase,
     pub quantity: Quantity,
     pub published: Option<f64>,
-    /// None: the run did not come that far.
+    /// None: the run did not reach it.
     pub predicted: Option<f64>,
     pub r#use: Use,
     pub hypothesis: Option<String>,
-    /// Of the frozen hypothesis.
+    /// The row belongs to the frozen hypothesis.
     pub default: bool,
-    /// Over an input nobody published: lowest and highest prediction.
+    /// Lowest and highest prediction over the values of an input that is not published.
     pub band: Option<(f64, f64)>,
-    /// Slips of the source, how a derived figure was derived.
+    /// Slips of the source, and how a derived figure was derived.
     pub note: String,
 }
 
 impl Row {
-    /// A figure that was measured, beside nothing published.
+    /// Returns a measured figure that has no published one beside it.
     pub fn measured(experiment: &str, phase: Phase, quantity: Quantity, value: f64) -> Row {
         Row {
             experiment: experiment.to_string(),

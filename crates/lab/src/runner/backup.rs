@@ -4,17 +4,17 @@ use std::rc::Rc;
 use blk::volume::Volume;
 use blk::{Buf, Env, Result};
 
-/// What a backup does with a snapshot's disks: reads them from front to back, one after the other.
+/// The reads of a backup: a snapshot's disks from front to back, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copier {
     pub block_bytes: u32,
     pub outstanding: u32,
-    /// Of each disk; None: all of it.
+    /// Bytes of each disk; None: all of it.
     pub bytes: Option<u64>,
 }
 
 impl Copier {
-    /// Resolves with the bytes read, at the end of the disks or soon after `over`.
+    /// Reads the disks. Resolves with the bytes read, at the end of the disks or soon after `over` is set.
     pub async fn run(self, env: Env, disks: Vec<Rc<dyn Volume>>, over: Rc<Cell<bool>>) -> Result<u64> {
         let mut copied = 0;
         for disk in disks {

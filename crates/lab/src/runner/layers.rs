@@ -3,23 +3,23 @@ use std::collections::BTreeMap;
 use crate::run::{Counters, LayerHost};
 use crate::subject::LayerSeen;
 
-/// What the layers' files are asked for within a span. A layer counts at the height it has when it is looked at; what one
-/// did between the last look and its end is not seen.
+/// Counts of the I/O on the layers' files within a span. A layer counts at the height it has at the time of a look. I/O
+/// between a layer's last look and its end is not counted.
 #[derive(Debug, Default)]
 pub struct Layers {
-    /// By name, as of the last look.
+    /// Counters by name, at the last look.
     before: BTreeMap<String, Counters>,
-    /// By height.
+    /// Counters by height, since the last `take`.
     within: BTreeMap<u32, Counters>,
 }
 
 impl Layers {
     pub fn add(&mut self, seen: Vec<LayerSeen>) {
-        // What was counted before the first look is not the run's.
+        // Counts from before the first look do not belong to the run.
         let is_first = self.before.is_empty();
         for layer in seen.iter().filter(|_| !is_first) {
             let before = self.before.get(&layer.name).copied().unwrap_or_default();
-            // None: it was opened again.
+            // None: the layer was reopened.
             if let Some(part) = layer.host.since(&before) {
                 *self.within.entry(layer.height).or_default() += part;
             }
@@ -27,7 +27,7 @@ impl Layers {
         self.before = seen.into_iter().map(|layer| (layer.name, layer.host)).collect();
     }
 
-    /// Since the last call.
+    /// Returns the counts since the last call.
     pub fn take(&mut self) -> Vec<LayerHost> {
         std::mem::take(&mut self.within).into_iter().map(|(layer, host)| LayerHost { layer, host }).collect()
     }

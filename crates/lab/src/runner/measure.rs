@@ -1,10 +1,10 @@
 use crate::figures::{self, Figures};
 use crate::run::{Beat, PhaseSpan, Quantity, Record, Row};
 
-/// What a guest had.
+/// Figures of the guest.
 const GUEST: [Quantity; 5] =
     [Quantity::ReadsPerS, Quantity::WritesPerS, Quantity::Iops, Quantity::MbPerS, Quantity::LatencyUs];
-/// What reached the host.
+/// Figures of the host.
 const HOST: [Quantity; 4] =
     [Quantity::HostReadsPerS, Quantity::HostWritesPerS, Quantity::HostReadRatio, Quantity::HostWriteRatio];
 
@@ -12,11 +12,11 @@ const HOST: [Quantity; 4] =
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
     pub span: PhaseSpan,
-    /// The load ran: that nothing completed is a figure then.
+    /// The load ran: a rate of zero is a figure then.
     pub loaded: bool,
 }
 
-/// A measured figure, as a row of the record without anything published.
+/// Returns a measured figure as a row of the record, without a published one.
 pub fn row(record: &Record, span: &PhaseSpan, quantity: Quantity, value: f64, note: &str) -> Row {
     Row {
         hypothesis: record.hypothesis.clone(),
@@ -25,7 +25,7 @@ pub fn row(record: &Record, span: &PhaseSpan, quantity: Quantity, value: f64, no
     }
 }
 
-/// Returns what the samples, stuns and beats within a span come to, as rows.
+/// Returns the figures of the samples, stuns and beats within a span, as rows.
 pub fn measure(record: &Record, Span { span, loaded }: &Span, beats: Option<&[Beat]>) -> Vec<Row> {
     let figures = figures::of(record, &[span]);
     let guest = GUEST.iter().filter(|_| *loaded);

@@ -1,4 +1,4 @@
-//! Pings of a run in real time: what a guest would notice, a small read of its first disk once a second.
+//! Pings of a run in real time, which show what a guest would notice: a small read of its first disk once a second.
 
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
@@ -11,30 +11,30 @@ use crate::run::Beat;
 use crate::subject::Subject;
 
 const INTERVAL_US: u64 = 1_000_000;
-/// An answer that comes later is lost, as `ping` has it. No longer than the interval: one read at a time.
+/// Limit of an answer; a later one counts as lost, as in `ping`. It equals the interval, so only one read is under way.
 const LIMIT_US: u64 = 1_000_000;
-/// One page; less where the disk is smaller.
+/// One page, bytes; smaller if the disk is smaller.
 const PING_BYTES: u64 = 4096;
 
-/// Reads until it is dropped.
+/// A task that pings until this handle is dropped.
 pub struct Pings(Rc<State>);
 
 #[derive(Default)]
 struct State {
-    /// Answered or lost, and not taken yet.
+    /// Results that have not been taken yet.
     beats: RefCell<Vec<Beat>>,
     over: Cell<bool>,
 }
 
 impl Pings {
-    /// The first one now, which is the begin of the run.
+    /// Starts the pings. The first one is sent now, at the begin of the run.
     pub fn start(env: &Env, subject: Rc<dyn Subject>) -> Pings {
         let state = Rc::<State>::default();
         env.spawn_detached(Box::pin(ping(env.clone(), subject, state.clone())));
         Pings(state)
     }
 
-    /// What is known since the last call, in order of time.
+    /// Returns the results since the last call, in order of time.
     pub fn take(&self) -> Vec<Beat> {
         self.0.beats.take()
     }
@@ -59,7 +59,8 @@ async fn ping(env: Env, subject: Rc<dyn Subject>, state: Rc<State>) {
     }
 }
 
-/// Whether the first disk answers in time. A read that does not is left to itself: it holds what it needs.
+/// Returns whether the first disk answers in time. A read that exceeds the limit continues on its own, with the buffer
+/// it needs.
 async fn is_answered(env: &Env, subject: &dyn Subject) -> bool {
     let Some(disk) = subject.disks().into_iter().next() else { return false };
     let buf = Buf::alloc(PING_BYTES.min(disk.info().size_bytes) as usize);

@@ -5,21 +5,21 @@ use crate::probe::Heartbeat;
 use crate::run::Phase;
 use crate::workload::{BLOCK_BYTES_MAX, OUTSTANDING_MAX};
 
-/// Of samples and heartbeats: a day of them is 86 million.
+/// Shortest interval of samples and heartbeats: a day of them is 86 million.
 const INTERVAL_US_MIN: u64 = 1000;
-/// Of one step: a year.
+/// Longest duration of one step: a year.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
-/// Snapshots of one take: VMware's own limit is 32, the longest tree told of 40.
+/// Most snapshots of one take. VMware's own limit is 32; the longest reported tree has 40.
 const COUNT_MAX: u32 = 1000;
 
-/// What is done to the VM while it is measured, one step after the other.
+/// The steps of a run, carried out one after the other while the VM is measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Protocol {
-    /// Of the samples, microseconds.
+    /// Interval of the samples, microseconds.
     #[serde(default = "one_second")]
     pub interval_us: u64,
-    /// None: nobody pings the VM.
+    /// None: the VM is not pinged.
     #[serde(default)]
     pub heartbeat: Option<Heartbeat>,
     pub steps: Vec<Step>,
@@ -29,78 +29,78 @@ fn one_second() -> u64 {
     1_000_000
 }
 
-/// One step, which becomes one span of the record.
+/// One step, which gives one span of the record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     pub phase: Phase,
-    /// For people; empty: the action says it.
+    /// Description for readers; empty: that of the action.
     #[serde(default)]
     pub label: String,
     #[serde(flatten)]
     pub action: Action,
 }
 
-/// What a step does. Times are seconds.
+/// The action of a step. Times are seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Action {
-    /// Writes what the workers work on, once, from its begin to its end. The load is stopped.
+    /// Writes the workers' ranges once, from front to back. The load is stopped.
     Prepare {
         /// IOmeter: 64 KiB.
         #[serde(default = "preparation_block")]
         block_bytes: u32,
-        /// IOmeter: 16. NTFS extends a file with one.
+        /// IOmeter: 16. NTFS extends a file with one write under way.
         #[serde(default = "preparation_outstanding")]
         outstanding: u32,
     },
     /// The load runs.
     Run {
         seconds: f64,
-        /// Of them at the begin: sampled, but not part of the rows.
+        /// Part of `seconds`, at the begin, that is sampled but not part of the rows.
         #[serde(default)]
         warm_up_seconds: f64,
     },
-    /// Nothing runs.
+    /// No load runs.
     Idle { seconds: f64 },
-    /// A snapshot, or `count` of them (`name-1`, `name-2`...), one after the other.
+    /// Takes a snapshot, or `count` of them (`name-1`, `name-2`...), one after the other.
     Take {
         name: String,
         #[serde(default)]
         count: Option<u32>,
-        /// Whether the load runs meanwhile.
+        /// Whether the load runs during the step.
         #[serde(default = "yes")]
         load: bool,
     },
-    /// Until the commit ends, or the limit: then it goes on, and a drain may follow.
+    /// Commits until the commit ends or the limit passes. After the limit the commit continues, and a drain may follow.
     Commit {
         name: String,
-        /// As with `take`: `name-1` first.
+        /// As in `take`: `name-1` first.
         #[serde(default)]
         count: Option<u32>,
         #[serde(default)]
         limit_seconds: Option<f64>,
-        /// Whether the load runs meanwhile.
+        /// Whether the load runs during the step.
         #[serde(default = "yes")]
         load: bool,
     },
-    /// The load stops, and what is left of the commit under way is waited for. Left out when none is.
+    /// Stops the load and waits for the end of the commit under way. Without one the step is left out.
     Drain {
         #[serde(default)]
         limit_seconds: Option<f64>,
     },
-    /// Copies the snapshot's disks out, as a sequential reader, while the load runs.
+    /// Copies the snapshot's disks out with sequential reads.
     Backup {
         name: String,
         #[serde(default = "backup_block")]
         block_bytes: u32,
         #[serde(default = "backup_outstanding")]
         outstanding: u32,
-        /// Of each disk; None: all of it.
+        /// Bytes of each disk; None: all of it.
         #[serde(default)]
         bytes: Option<u64>,
         #[serde(default)]
         limit_seconds: Option<f64>,
-        /// Whether the load runs meanwhile.
+        /// Whether the load runs during the step.
         #[serde(default = "yes")]
         load: bool,
     },
@@ -114,7 +114,7 @@ fn preparation_outstanding() -> u32 {
     16
 }
 
-/// Backup software reads in pieces of 512 KiB to 1 MiB, a few ahead.
+/// Backup software reads pieces of 512 KiB to 1 MiB, with a few under way.
 fn backup_block() -> u32 {
     1 << 20
 }
@@ -128,7 +128,7 @@ fn yes() -> bool {
 }
 
 impl Protocol {
-    /// Whether it can be carried out; else what is wrong, by step and field.
+    /// Checks that the protocol can be carried out. An error names step and field.
     pub fn check(&self) -> Result<(), String> {
         let heartbeat_us = self.heartbeat.map_or(INTERVAL_US_MIN, |heartbeat| heartbeat.interval_us);
         for (name, us) in [("interval_us", self.interval_us), ("heartbeat: interval_us", heartbeat_us)] {
@@ -144,7 +144,7 @@ impl Protocol {
 }
 
 impl Step {
-    /// Of its span: the label, or what the step does.
+    /// Returns the title of the step's span: the label, or the action's name.
     pub fn title(&self) -> &str {
         match (self.label.as_str(), &self.action) {
             ("", Action::Prepare { .. }) => "prepare",

@@ -8,12 +8,12 @@ use super::measure::{Span, measure, row};
 use crate::probe::Heartbeat;
 use crate::run::{Beat, End, LayerHost, Mark, Phase, PhaseSpan, Quantity, Record, Row, Sample, Stun};
 
-/// One line of a run's file: a record in the making, as JSON. The first is the head, the last the end; a file without an
-/// end is that of a run that was broken off.
+/// One line of a run's file: a record in the making, as JSON. The first line is the head, the last is the end. A file
+/// without an end is that of a run that was broken off.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Line {
-    /// Its lists are empty.
+    /// The record with empty lists.
     Head {
         record: Box<Record>,
         heartbeat: Option<Heartbeat>,
@@ -29,10 +29,11 @@ enum Line {
         at_us: u64,
     },
     Sample(Sample),
-    /// Of the span under way, up to its end.
+    /// Layer counts of the span under way, up to its end.
     Layers(Vec<LayerHost>),
     Stun(Stun),
-    /// As it was answered, or not; those of a modelled heartbeat follow from the stuns.
+    /// A heartbeat that was answered or lost. Beats of a modelled heartbeat are not written; they follow from the
+    /// stuns.
     Beat(Beat),
     Mark(Mark),
     Row(Row),
@@ -43,19 +44,19 @@ enum Line {
     },
 }
 
-/// Makes a record, and keeps on file what there is of it at any time.
+/// Builds a record, and keeps its current state on file at any time.
 pub struct Recorder {
     record: Record,
     heartbeat: Option<Heartbeat>,
     /// The span under way.
     span: Option<Span>,
-    /// Of everything seen.
+    /// The latest time of all entries.
     latest_us: u64,
     file: Option<File>,
 }
 
 impl Recorder {
-    /// `head` says what is run on what; its lists are filled from now on.
+    /// Starts a record. `head` describes the run; its lists are filled from now on.
     pub fn new(head: Record, heartbeat: Option<Heartbeat>, path: Option<&Path>) -> io::Result<Recorder> {
         let file = path.map(File::create).transpose()?;
         let mut recorder = Recorder::empty(head, heartbeat);
@@ -69,13 +70,14 @@ impl Recorder {
         Recorder { record, heartbeat, span: None, latest_us: 0, file: None }
     }
 
-    /// `warm_up_us`: of its samples, what does not count; None: none counts, for what is over in no time.
+    /// Begins a span. Samples within its first `warm_up_us` do not count. None: no sample counts, for steps that are
+    /// over at once.
     pub fn begin(&mut self, phase: Phase, label: &str, at_us: u64, warm_up_us: Option<u64>, loaded: bool) {
         let counted_from_us = warm_up_us.map(|us| at_us.saturating_add(us));
         self.add(Line::Begin { phase, label: label.to_string(), at_us, counted_from_us, loaded });
     }
 
-    /// The span ends, and what it came to becomes rows.
+    /// Ends the span and adds its figures as rows.
     pub fn finish(&mut self, at_us: u64) {
         self.add(Line::Finish { at_us });
     }
@@ -84,7 +86,7 @@ impl Recorder {
         self.add(Line::Sample(sample));
     }
 
-    /// Of the span under way; nothing without one.
+    /// Adds layer counts to the span under way; does nothing without one.
     pub fn layers(&mut self, layers: Vec<LayerHost>) {
         if self.span.is_some() && !layers.is_empty() {
             self.add(Line::Layers(layers));
@@ -107,7 +109,7 @@ impl Recorder {
         self.span.is_some()
     }
 
-    /// A figure of the span under way.
+    /// Adds a figure of the span under way.
     pub fn figure(&mut self, quantity: Quantity, value: f64, note: &str) {
         let span = &self.span.as_ref().expect("figures are those of a span").span;
         let row = row(&self.record, span, quantity, value, note);
@@ -128,7 +130,7 @@ impl Recorder {
         self.apply(line);
     }
 
-    /// A file that cannot be written does not end the run: the record says so.
+    /// Writes a line. If the file cannot be written, the run continues and the record notes it.
     fn write(&mut self, line: &Line) {
         let Some(file) = &mut self.file else { return };
         let mut text = serde_json::to_vec(line).expect("a record is plain data");
@@ -185,7 +187,7 @@ impl Recorder {
         self.latest_us = self.latest_us.max(at_us);
     }
 
-    /// None: nobody pings.
+    /// Returns measured or modelled beats; None without pings.
     fn beats(&self, end_us: u64) -> Option<Vec<Beat>> {
         let measured = || (!self.record.beats.is_empty()).then(|| self.record.beats.clone());
         let modelled = self.heartbeat.map(|heartbeat| heartbeat.beats(end_us, &self.record.stuns));
@@ -204,7 +206,7 @@ impl Recorder {
     }
 }
 
-/// A run's file as a record. What a crash or an interruption left counts until its last whole line.
+/// Reads a run's file as a record. After a crash or an interruption the file counts up to its last whole line.
 pub fn read(path: &Path) -> io::Result<Record> {
     let mut lines = BufReader::new(File::open(path)?).lines();
     let bad = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);

@@ -11,18 +11,18 @@ use super::watch::{Ended, Watch};
 use crate::run::{End, Quantity};
 use crate::subject::CommitEnd;
 
-/// I/Os under way when the load stops have so long: what a guest's own SCSI layer waits (60 s), with its one retry.
+/// Limit for the I/Os under way when the load stops: the 60 s that a guest's own SCSI layer waits, with its one retry.
 const STOP_US: u64 = 120_000_000;
-/// A take that has not ended by then hangs: vCenter's time limit for tasks, 15 minutes.
+/// Limit of a take, after which it hangs: vCenter's time limit for tasks, 15 minutes.
 const TAKE_US: u64 = 900_000_000;
 
 /// A commit under way.
 type Commit = Pin<Box<dyn Future<Output = Answer<CommitEnd>>>>;
 
-/// Carries out a protocol's steps. An error is the end of the run.
+/// Carries out a protocol's steps. An error ends the run.
 pub struct Steps<'a> {
     pub watch: &'a mut Watch,
-    /// One that outlived its step, and since when it goes on.
+    /// A commit that outlived its step, and its begin in microseconds of the run.
     commit: Option<(Commit, u64)>,
 }
 
@@ -90,7 +90,7 @@ impl<'a> Steps<'a> {
         self.watch.begin(step.phase, step.title(), Some(0), true);
         let (driver, began_us) = (self.watch.driver.clone(), self.watch.now_us());
         let waited = self.watch.wait(pin!(driver.prepare(block_bytes, outstanding)), None).await;
-        // An interruption leaves its writers: they end with the I/O under way.
+        // After an interruption the writers end with their I/O under way.
         driver.halt();
         waited?;
         self.watch.go_on()?;
@@ -154,7 +154,7 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// False: not converged, which has been told.
+    /// Waits for the commit. Returns false if it did not converge, which the record then notes.
     async fn wait_for_commit(&mut self, limit_us: Option<u64>) -> Result<bool, End> {
         let (commit, since_us) = self.commit.as_mut().expect("a commit is under way");
         let since_us = *since_us;
@@ -222,7 +222,7 @@ impl<'a> Steps<'a> {
                 let seconds = (self.watch.now_us() - began_us) / 1_000_000;
                 self.mark(format!("backup of {name}: not ended after {seconds} s"));
                 over.set(true);
-                // No commit begins under a reader.
+                // The next commit must not begin while a reader is active.
                 self.watch.wait(copied, Some(STOP_US)).await?;
             }
         }

@@ -17,19 +17,19 @@ use crate::workload::Worker;
 const SECOND_US: u64 = 1_000_000;
 const DISK_BYTES: u64 = 16 << 20;
 
-/// How the subject behaves.
+/// The subject's behaviour.
 #[derive(Debug, Clone, Copy, Default)]
 struct Manners {
     take_fails: bool,
     take_hangs: bool,
     commit_fails: bool,
     gives_up: bool,
-    /// Rounds of a commit, a second and a MiB each.
+    /// Rounds of a commit; each takes a second and moves one MiB.
     rounds: u64,
     stun_us: u64,
 }
 
-/// A flat disk with the verbs of a stack that does not always behave.
+/// A flat disk with snapshot operations that may misbehave.
 struct Fake {
     env: Env,
     disk: Rc<dyn Volume>,
@@ -130,7 +130,7 @@ fn plan(json: &str) -> Plan {
     }
 }
 
-/// On a disk whose I/Os take a millisecond; faults strike where `spoil` says.
+/// Runs a plan on a disk whose I/Os take a millisecond. `spoil` adds faults.
 fn run_on(manners: Manners, plan: Plan, spoil: impl FnOnce(&SimWorld)) -> Record {
     let world = SimWorld::new(4, Options { device: Device::steady(1_000_000), ..Options::default() });
     world.write_file("disk", &vec![0; DISK_BYTES as usize]);
@@ -166,7 +166,7 @@ fn each_phase_has_its_rates_after_the_warm_up_and_host_ratios() {
         assert!((1.99..2.01).contains(&ratio), "{phase:?}: {ratio}");
         assert_eq!(figures(&record, phase, Quantity::LatencyUs), [1000.0]);
     }
-    // The take is over in no time, and has no rates.
+    // The take has no duration, and so no rates.
     let seconds = figures(&record, Phase::Snapshot, Quantity::Seconds);
     assert_eq!(seconds, [0.0]);
     assert!(!record.phases.iter().any(|span| span.phase == Phase::Drain), "nothing was left to drain");
@@ -192,7 +192,7 @@ fn in_real_time_a_read_that_takes_longer_than_a_second_is_a_lost_ping() {
     plan.head.clock = Clock::Real;
     plan.protocol.heartbeat = None;
     let record = run_on(Manners::default(), plan, |world| {
-        // After two and a half seconds.
+        // The fault begins after two and a half seconds.
         let slow = sim::Action::Delay { ns: 2_000_000_000 };
         world.add_fault(sim::Fault::nth(2500, slow).of(sim::OpKind::Read).and_all_later());
     });
@@ -274,7 +274,7 @@ fn a_run_is_on_file_while_it_goes_and_is_read_back() {
     let manners = Manners { rounds: 3, stun_us: 1_200_000, ..Manners::default() };
     let record = run_on(manners, Plan { path: Some(path.clone()), ..plan(USUAL) }, |_| {});
     assert_eq!(read(&path).unwrap(), record);
-    // Cut anywhere behind its head it is a shorter run.
+    // A file cut anywhere after its head is a shorter run.
     let bytes = std::fs::read(&path).unwrap();
     let head = bytes.iter().position(|byte| *byte == b'\n').unwrap();
     for len in (head + 1..bytes.len() - 1).step_by(97) {

@@ -14,49 +14,49 @@ use crate::run::{Counters, End, Phase, Quantity, Stun};
 use crate::subject::{CommitProgress, Subject};
 use crate::workload::Driver;
 
-/// How often the run is looked at: an interruption, the subject's stuns and rounds are seen that late at most.
+/// Interval at which the run is checked. It limits the delay with which interruptions, stuns and rounds are seen.
 const LOOK_NS: u64 = 200_000_000;
-/// A row of a commit's seconds with this note: until what the delta held when the commit was asked for was copied.
+/// Note of a row of a commit's seconds: the time until the delta's content at the commit's request was copied.
 pub const FIRST_ROUND: &str = "first round";
 
-/// What a user may see of a run that goes on.
+/// State of a run that is shown to the user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
     pub phase: Phase,
     pub label: String,
-    /// Since the run began.
+    /// Microseconds since the run began.
     pub at_us: u64,
-    /// Of the step; None where nobody knows.
+    /// Microseconds left of the step; None where that is unknown.
     pub left_us: Option<u64>,
     pub reads_per_s: f64,
     pub writes_per_s: f64,
-    /// Of the commit under way.
+    /// Progress of the commit under way.
     pub commit: Option<CommitProgress>,
 }
 
-/// Who looks on, and may end it.
+/// Receiver of the progress, which may also end the run.
 #[derive(Clone)]
 pub struct Audience {
     pub progress: Rc<dyn Fn(&Progress)>,
-    /// Set from anywhere: the run ends with what was sampled.
+    /// May be set from any thread: the run ends with what was sampled.
     pub interrupted: Arc<AtomicBool>,
 }
 
 impl Audience {
-    /// Nobody.
+    /// Returns an audience that ignores the progress and never interrupts.
     pub fn none() -> Audience {
         Audience { progress: Rc::new(|_| {}), interrupted: Arc::default() }
     }
 }
 
-/// How something that was waited for came out.
+/// The end of a wait.
 pub enum Ended<T> {
     Done(T),
-    /// The time was over before.
+    /// The time limit passed first.
     Limit,
 }
 
-/// A run that is being looked at.
+/// A run under observation.
 pub struct Watch {
     pub env: Env,
     pub subject: Rc<dyn Subject>,
@@ -64,19 +64,19 @@ pub struct Watch {
     pub meter: Rc<Meter>,
     pub recorder: Recorder,
     audience: Audience,
-    /// Of a run in real time.
+    /// Present in a run in real time.
     pings: Option<Pings>,
     began_ns: u64,
     interval_ns: u64,
-    /// When the sample under way began, and when it ends.
+    /// Begin and end of the sample under way.
     sampled_ns: u64,
     sample_ns: u64,
     host: Option<Counters>,
     layers: Layers,
     step: (Phase, String),
-    /// When the last look was, and what had completed.
+    /// Time of the last check, and the totals at that time.
     looked: (u64, Totals),
-    /// When the commit under way was asked for, and the rounds of it that were seen.
+    /// When the commit under way was requested, and the number of its rounds seen so far.
     commit: Option<(u64, usize)>,
 }
 
@@ -91,7 +91,7 @@ impl Watch {
         interval_us: u64,
     ) -> Watch {
         let now_ns = env.now_ns();
-        // What was there before the run is not the run's.
+        // Stuns from before the run do not belong to it.
         drop(subject.take_stuns());
         let mut layers = Layers::default();
         layers.add(subject.layers());
@@ -115,7 +115,7 @@ impl Watch {
         }
     }
 
-    /// The first disk is read once a second from now on.
+    /// Starts to read the first disk once a second.
     pub fn ping(&mut self) {
         self.pings = Some(Pings::start(&self.env, self.subject.clone()));
     }
@@ -124,20 +124,20 @@ impl Watch {
         self.pings = None;
     }
 
-    /// Since the run began.
+    /// Returns the microseconds since the run began.
     pub fn now_us(&self) -> u64 {
         self.env.now_ns() / 1000 - self.began_ns / 1000
     }
 
-    /// A span begins, with a sample of its own.
+    /// Begins a span, and with it a new sample.
     pub fn begin(&mut self, phase: Phase, label: &str, warm_up_us: Option<u64>, loaded: bool) {
         self.sample();
-        // What was asked for between two spans is no span's.
+        // I/O between two spans belongs to no span.
         drop(self.layers.take());
         self.step = (phase, label.to_string());
         let now_us = self.now_us();
         self.recorder.begin(phase, label, now_us, warm_up_us, loaded);
-        // A sample lies before the end of the warm-up, or after it.
+        // A sample must not extend across the end of the warm-up.
         if let Some(us) = warm_up_us.filter(|us| *us > 0) {
             self.sample_ns = self.sample_ns.min(self.env.now_ns().saturating_add(us.saturating_mul(1000)));
         }
@@ -160,7 +160,7 @@ impl Watch {
         self.commit = None;
     }
 
-    /// Waits for `work` while the run is sampled. An error is the end of the run: it was interrupted, or the load failed.
+    /// Waits for `work` while the run is sampled. An error ends the run: it was interrupted, or the load failed.
     pub async fn wait<T>(
         &mut self,
         mut work: Pin<&mut dyn Future<Output = T>>,
@@ -189,7 +189,7 @@ impl Watch {
         }
     }
 
-    /// Whether nothing speaks against going on.
+    /// Returns an error if the load failed or the user interrupted the run.
     pub fn go_on(&self) -> Result<(), End> {
         if let Some(failure) = self.driver.failure() {
             return Err(End::Failed(failure));
@@ -200,7 +200,7 @@ impl Watch {
         }
     }
 
-    /// Takes in what has happened.
+    /// Records stuns, beats and rounds since the last check, and takes a sample when one is due.
     fn look(&mut self) {
         for stun in self.subject.take_stuns() {
             let at_us = stun.at_us.saturating_sub(self.began_ns / 1000);
@@ -215,7 +215,7 @@ impl Watch {
         }
     }
 
-    /// Ends the interval under way; one without a length goes on instead.
+    /// Ends the interval under way. An interval without a length continues instead.
     fn sample(&mut self) {
         let now_ns = self.env.now_ns();
         self.sample_ns = now_ns + self.interval_ns;
@@ -232,7 +232,7 @@ impl Watch {
         self.recorder.sample(sample);
     }
 
-    /// Rounds of helpers that have ended since the last look.
+    /// Records rounds of helpers that have ended since the last check.
     fn note_rounds(&mut self) {
         let Some((began_ns, seen)) = self.commit.filter(|_| self.recorder.is_in_span()) else { return };
         let rounds = self.subject.progress().helper_bytes;

@@ -1,4 +1,4 @@
-//! The kinds of parts, what each has to say, and the simulator's structs made of that.
+//! The kinds of parts, the constants that each needs, and their translation to the simulator's structs.
 
 use sim::{Buffers, Cached, Calls, Disk, Flash, Group, Level, Model, Remote, Seek, Tags, Tiered, Unit};
 
@@ -6,23 +6,23 @@ use super::StorageModel;
 use super::unit::{self, Quantity};
 use Quantity::{Bytes, Count, PerSecond, Rate, Time};
 
-/// A block of VMFS, in which files get their space.
+/// A block of VMFS, the unit of space allocation for files, bytes.
 pub(super) const EXTENT_BYTES: u64 = 1 << 20;
 
-/// A number of a kind, and the values with which the device works, in what models count in.
+/// A constant of a kind, and the range in which the device works, in the unit that models calculate in.
 pub(super) struct Key {
     pub name: &'static str,
     pub quantity: Quantity,
     least: f64,
     most: f64,
-    /// What it is where it is not written; None: it has to be.
+    /// Value where the file omits the constant; None: the constant is required.
     pub absent: Option<f64>,
 }
 
 pub(super) struct Kind {
     pub name: &'static str,
     pub keys: &'static [Key],
-    /// Tables of their own, each a part.
+    /// Tables of its own, each of them a part.
     pub parts: &'static [&'static str],
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Kind {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Part {
     pub kind: &'static str,
-    /// Of its constants' names: empty, or with a dot at the end.
+    /// Prefix of its constants' names: empty, or ending in a dot.
     pub prefix: String,
     pub parts: Vec<Part>,
 }
@@ -46,7 +46,7 @@ const fn time(name: &'static str) -> Key {
     key(name, Time, 0.0, 1000.0 * SECOND)
 }
 
-/// 0 is no limit.
+/// Describes a rate in bytes a second; 0 is no limit.
 const fn rate(name: &'static str) -> Key {
     key(name, Rate, 0.0, 1e15)
 }
@@ -150,13 +150,13 @@ fn absent(name: &str) -> Option<f64> {
     KINDS.iter().flat_map(|kind| kind.keys).find(|key| key.name == name)?.absent
 }
 
-/// One in so many nanoseconds; 0 where there is no limit.
+/// Returns the nanoseconds between two events; 0 where there is no limit.
 fn gap_ns(per_s: f64) -> u64 {
     if per_s > 0.0 { (SECOND / per_s).round() as u64 } else { 0 }
 }
 
 impl StorageModel {
-    /// Whether the device would work: the constant that is wrong, and what is.
+    /// Checks that the device would work. An error is the name of the wrong constant, and the reason.
     pub(super) fn check(&self) -> Result<(), (String, String)> {
         self.check_part(&self.part)?;
         self.check_keys(CALLS, "calls.")
@@ -188,7 +188,7 @@ impl StorageModel {
         Ok(())
     }
 
-    /// The parser has seen to it that every constant of every kind is there, or need not be.
+    /// Returns a constant's value. The parser has ensured that every required constant of every kind is present.
     fn of(&self, prefix: &str, key: &str) -> f64 {
         let found =
             self.constants.iter().find(|c| c.name.strip_prefix(prefix).is_some_and(|rest| rest == key));

@@ -1,7 +1,7 @@
 //! Fits one constant to a baseline figure, by bisection.
 //!
-//! At most two constants of a model may be fitted, and no more than an experiment has baseline figures; what enters is
-//! the baseline alone.
+//! At most two constants of a model may be fitted, and no more than an experiment has baseline figures. Only the
+//! baseline influences a fit.
 
 use std::ops::Range;
 
@@ -10,13 +10,13 @@ use blk::{Error, Result};
 use super::StorageModel;
 use crate::run::ConstantSource;
 
-/// Constants of one model that may be fitted.
+/// Most constants of one model that may be fitted.
 pub const FITTED_MAX: usize = 2;
-/// Halvings: 2^-40 of the range is below the resolution of any figure.
+/// Most halvings: 2^-40 of the range is below the resolution of any figure.
 const STEPS_MAX: u32 = 40;
 
-/// The model with `constant` chosen from `range` (in its own unit) so that `measure` comes within `tolerance` (a share)
-/// of `target`. `measure` must rise or fall throughout; which, is seen at the ends.
+/// Returns the model with `constant` chosen from `range` (in its own unit) so that `measure` comes within `tolerance`
+/// (a share) of `target`. `measure` must rise or fall throughout; its values at the ends show which.
 ///
 /// Errors: `NotFound`, `Refused` for a third constant, `Invalid` where the target is not between the ends.
 pub fn fit(
@@ -70,7 +70,7 @@ mod tests {
         StorageModel::named("sas-10k-pair").expect("ships")
     }
 
-    /// Reads a second of one reader, in virtual time.
+    /// Returns the reads a second of one reader, in virtual time.
     fn reads_per_s(model: &StorageModel) -> f64 {
         const READS: u64 = 300;
         let options = sim::Options {

@@ -1,7 +1,7 @@
-//! A model of storage that is there, from a few figures of it.
+//! A model of existing storage, made from a few measured figures.
 //!
-//! It is one flash: a latency, so many requests at once, caps. That is what a few seconds can tell of any device; where its
-//! heads go, what its caches hold and when they are full is not in it.
+//! The model is one flash device: a latency, a number of concurrent requests, and caps. A few seconds can measure that
+//! on any device. The movement of heads, the content of caches and the time until they are full are not in the model.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use blk::Result;
 
 use super::StorageModel;
 
-/// What was asked for, and what came.
+/// A load, and the rate and latency that the storage delivered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
     pub ask: Ask,
@@ -17,7 +17,7 @@ pub struct Figure {
     pub latency_us: f64,
 }
 
-/// Random requests on a file, as many under way all the time.
+/// Random requests on a file, with a constant number under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask {
     pub block_bytes: u32,
@@ -28,7 +28,7 @@ pub struct Ask {
 const SMALL: u32 = 4096;
 const LARGE: u32 = 1 << 20;
 const DEEP: u32 = 32;
-/// Of a model: a thousand million requests a second.
+/// Smallest time per request of a model: a thousand million requests a second.
 const GAP_US_MIN: f64 = 1e-3;
 
 const fn ask(block_bytes: u32, read_percent: u8, outstanding: u32) -> Ask {
@@ -45,7 +45,7 @@ const LARGE_READ_DEEP: Ask = ask(LARGE, 100, 8);
 const LARGE_WRITE_ALONE: Ask = ask(LARGE, 0, 1);
 const LARGE_WRITE_DEEP: Ask = ask(LARGE, 0, 8);
 
-/// What has to be measured. Those at depth 8 and the mix check the model, and make nothing of it.
+/// The loads to measure. Those at depth 8 and the mix check the model and do not enter it.
 pub const ASKS: [Ask; 11] = [
     READ_ALONE,
     ask(SMALL, 100, 8),
@@ -61,7 +61,7 @@ pub const ASKS: [Ask; 11] = [
 ];
 
 impl Ask {
-    /// `4 KiB, 70 % reads, 32 under way`.
+    /// Returns the load in words: `4 KiB, 70 % reads, 32 under way`.
     pub fn text(self) -> String {
         let mix = match self.read_percent {
             100 => "random reads".into(),
@@ -76,14 +76,14 @@ impl Ask {
     }
 }
 
-/// All that is known of some storage.
+/// All measured figures of some storage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
-    /// One of each of [`ASKS`].
+    /// One figure for each of [`ASKS`].
     pub figures: Vec<Figure>,
-    /// A flush behind one small write.
+    /// Time of a flush after one small write.
     pub flush_us: f64,
-    /// Of the file that was worked on.
+    /// Size of the file that was used.
     pub file_bytes: u64,
 }
 
@@ -92,8 +92,8 @@ impl Measured {
         self.figures.iter().find(|figure| figure.ask == ask).expect("all of them were measured")
     }
 
-    /// What one request takes of a lane: what it takes alone without the narrow place before the lanes, or what the rate
-    /// at depth leaves each of those that are busy.
+    /// Returns how long one request occupies a lane, microseconds. It is the larger of two values: the latency of a
+    /// lone request without the bottleneck before the lanes, and the time per busy lane that the rate at depth implies.
     fn service_us(&self, lanes: f64, alone: Ask, deep: Ask) -> f64 {
         let bytes = f64::from(alone.block_bytes);
         let narrow_us = self.gap_us() + bytes / self.bytes_per_us_max();
@@ -101,31 +101,31 @@ impl Measured {
         (self.of(alone).latency_us - narrow_us).max(busy * 1e6 / self.of(deep).iops.max(1.0))
     }
 
-    /// What each request takes of the narrow place, beside its transfer.
+    /// Returns the time of the bottleneck that each request takes in addition to its transfer.
     fn gap_us(&self) -> f64 {
         let small = self.figures.iter().filter(|figure| figure.ask.block_bytes == SMALL);
         let iops_max = small.map(|figure| figure.iops).fold(1.0, f64::max);
         (1e6 / iops_max - f64::from(SMALL) / self.bytes_per_us_max()).max(GAP_US_MIN)
     }
 
-    /// Also MB/s.
+    /// Returns the highest rate, bytes per microsecond, which equals MB/s.
     fn bytes_per_us_max(&self) -> f64 {
         let large = [LARGE_READ_DEEP, LARGE_WRITE_DEEP].map(|ask| self.of(ask).iops * f64::from(LARGE) / 1e6);
         large[0].max(large[1]).max(1e-3)
     }
 
-    /// Requests that are served at the same time, by Little's law.
+    /// Returns the requests that are served at the same time, by Little's law.
     fn lanes(&self, alone: Ask, deep: Ask) -> f64 {
         let busy = self.of(deep).iops * self.of(alone).latency_us / 1e6;
         busy.round().clamp(1.0, f64::from(deep.outstanding))
     }
 
-    /// The model of that name. Errors: figures with which no device works.
+    /// Returns the model under that name. Errors: figures with which no device works.
     pub fn model(&self, name: &str) -> Result<StorageModel> {
         StorageModel::parse(name, name, &self.text())
     }
 
-    /// As a user would write it.
+    /// Returns the model's file as a user would write it.
     fn text(&self) -> String {
         let lanes = self.lanes(READ_ALONE, READ_DEEP);
         let write_lanes = self.lanes(WRITE_ALONE, WRITE_DEEP);
@@ -171,10 +171,10 @@ impl Measured {
     }
 }
 
-/// (us without the transfer, MB/s of it) of a small and a large request.
+/// Splits the times of a small and a large request into (us without the transfer, MB/s of the transfer).
 fn split(small_us: f64, large_us: f64) -> (f64, f64) {
     let per_byte_us = ((large_us - small_us) / f64::from(LARGE - SMALL)).max(0.0);
-    // No limit, where the larger is no slower.
+    // There is no limit where the larger request is no slower.
     let rate = if per_byte_us > 0.0 { 1.0 / per_byte_us } else { 0.0 };
     ((small_us - per_byte_us * f64::from(SMALL)).max(0.0), rate)
 }
@@ -196,12 +196,13 @@ mod tests {
     use super::*;
     use crate::run::ConstantSource;
 
-    /// A device of `lanes` that takes so long for each request, and 1 us for each KiB of it.
+    /// Returns the figures of a device with `lanes` that takes so long for each request, and 1 us for each KiB of it.
     fn measured(lanes: f64, read_us: f64, write_us: f64) -> Measured {
         measured_apart([lanes; 2], read_us, write_us)
     }
 
-    /// Of so many lanes for reads alone and mixed, and for writes alone.
+    /// Returns the figures of a device with separate lane counts: one for reads alone and mixed loads, one for writes
+    /// alone.
     fn measured_apart([lanes, write_lanes]: [f64; 2], read_us: f64, write_us: f64) -> Measured {
         let figure = |ask: Ask| {
             let lanes = if ask.read_percent == 0 { write_lanes } else { lanes };
@@ -231,14 +232,14 @@ mod tests {
         near("lanes", 16.0);
         near("write_lanes", 16.0);
         near("read_rate", 1024e6);
-        // Writes are the faster ones, 16 of them in 50 us; eight of 1 MiB in 1,070 us are the most bytes.
+        // Writes are faster: 16 of them take 50 us. Eight of 1 MiB in 1,070 us give the highest byte rate.
         near("rate_max", 8.0 * 1024.0 * 1024.0 / 1070e-6);
         near("iops_max", 1e6 / (50.0 / 16.0 - 1070.0 / 8.0 / 256.0));
         let mut of_folder = model.constants().iter().filter(|c| !c.name.starts_with("calls."));
         assert!(of_folder.all(|c| c.source == ConstantSource::Measured));
     }
 
-    /// A cache answers a write at once, and has more of them under way than the medium has reads.
+    /// A cache acknowledges a write at once, and has more writes under way than the medium has reads.
     #[test]
     fn deep_writes_are_as_fast_as_they_were() {
         let measured = measured_apart([4.0, 24.0], 96.0, 46.0);

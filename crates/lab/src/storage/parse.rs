@@ -1,4 +1,4 @@
-//! From TOML to a storage model, with the line and the key of what is wrong.
+//! Parses TOML into a storage model; errors name the line and the key.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::build::{CALLS, KINDS, Kind, Part, kind};
 use super::unit::{factor, possible};
 use crate::run::{Constant, ConstantSource};
 
-/// Parts within parts; deeper is no storage anybody has.
+/// Deepest nesting of parts; no real storage is deeper.
 const DEPTH_MAX: usize = 16;
 
 type Table<'a> = DeTable<'a>;
@@ -21,11 +21,11 @@ struct Parser<'a> {
     place: &'a str,
     text: &'a str,
     constants: Vec<Constant>,
-    /// Where each of them stands in the text.
+    /// Position of each constant in the text.
     spans: Vec<Range<usize>>,
 }
 
-/// A constant as it is written.
+/// A constant as the file contains it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -73,7 +73,7 @@ impl<'a> Parser<'a> {
         Error::invalid(format!("{}:{}", self.place, line_of(self.text, span.start)), cause)
     }
 
-    /// Every key is one of `keys`.
+    /// Checks that every key of the table is one of `keys`.
     fn known(&self, table: &Table<'_>, what: &str, keys: &[&str]) -> Result<()> {
         for (key, _) in table.iter() {
             let name: &str = key.get_ref();
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_wrong_file_is_refused_with_line_and_key() {
-        // What stands there, what takes its place, where the line begins that is named, and part of the cause.
+        // Text to replace, its replacement, the start of the line that the message names, and part of the cause.
         let cases = [
             ("revolution = {", "revolutions = {", "revolutions", "unknown key revolutions in disk"),
             (

@@ -20,12 +20,12 @@ const PRESETS: &[(&str, &str)] = presets![
     "v7000-tiered",
 ];
 
-/// In alphabetical order.
+/// Returns the names of the models that ship, in alphabetical order.
 pub fn names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|(name, _)| *name)
 }
 
-/// The file's text, and its name for messages.
+/// Returns the file's text, and its name for messages.
 pub(super) fn text(name: &str) -> Option<(&'static str, String)> {
     let (name, text) = PRESETS.iter().find(|(known, _)| *known == name)?;
     Some((text, format!("experiments/storage/{name}.toml")))

@@ -1,4 +1,5 @@
-//! Units of constants. A constant keeps the unit its source has; models count in ns, bytes, bytes a second and pieces.
+//! Units of constants. A constant keeps the unit of its source; models calculate in ns, bytes, bytes a second and
+//! pieces.
 
 use crate::run::Constant;
 
@@ -9,7 +10,7 @@ pub(super) enum Quantity {
     Bytes,
     /// Bytes a second.
     Rate,
-    /// Things a second.
+    /// Events a second.
     PerSecond,
     Count,
 }
@@ -32,18 +33,18 @@ const UNITS: &[(&str, Quantity, f64)] = &[
     ("", Quantity::Count, 1.0),
 ];
 
-/// One of the unit, in what models count in; none where the unit measures something else.
+/// Returns one of the unit in the unit that models calculate in; None where the unit measures another quantity.
 pub(super) fn factor(unit: &str, quantity: Quantity) -> Option<f64> {
     UNITS.iter().find(|(name, of, _)| *name == unit && *of == quantity).map(|(.., factor)| *factor)
 }
 
-/// For messages: `"ns", "us"`.
+/// Returns the possible units for a message: `"ns", "us"`.
 pub(super) fn possible(quantity: Quantity) -> String {
     let names = UNITS.iter().filter(|(_, of, _)| *of == quantity).map(|(name, ..)| format!("{name:?}"));
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// The value in what models count in. Constants have units of the table: the parser lets no others in.
+/// Returns the value in the unit that models calculate in. The parser admits only units of the table.
 pub(super) fn base(constant: &Constant) -> f64 {
     let factor = UNITS.iter().find(|(name, ..)| *name == constant.unit).map_or(1.0, |(.., factor)| *factor);
     constant.value * factor

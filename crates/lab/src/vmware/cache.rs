@@ -1,12 +1,12 @@
-//! Which table pages are in memory: everything, nothing, or so many, replaced by a clock.
+//! Table pages that are in memory: all, none, or a limited number, replaced by the clock algorithm.
 
 use super::rules::TableCache;
 
 pub struct Cache {
     kind: TableCache,
-    /// A bit per table page.
+    /// One bit for each table page.
     resident: Vec<u64>,
-    /// Resident and used since the hand passed.
+    /// Resident pages used since the clock hand last passed them.
     used: Vec<u64>,
     /// Resident pages, where the cache is bounded.
     ring: Vec<u32>,
@@ -29,7 +29,7 @@ impl Cache {
         Cache { kind, resident: vec![0; words], used: vec![0; words], ring: Vec::new(), hand: 0 }
     }
 
-    /// True where the page is in memory.
+    /// Returns whether the page is in memory, and marks it as used.
     pub fn hit(&mut self, page: u64) -> bool {
         if self.kind == TableCache::Nothing || !get(&self.resident, page) {
             return false;
@@ -38,7 +38,7 @@ impl Cache {
         true
     }
 
-    /// The page was read or written.
+    /// Adds a page that was read or written.
     pub fn insert(&mut self, page: u64) {
         if self.kind == TableCache::Nothing || self.hit(page) {
             return;
@@ -49,7 +49,8 @@ impl Cache {
         set(&mut self.resident, page, true);
     }
 
-    /// Pages fit in 32 bits: 2 TiB of disk have 2^22 at most.
+    /// Adds the page to the ring, evicting another where it is full. Page numbers fit in 32 bits: 2 TiB of disk have
+    /// 2^22 at most.
     fn make_room(&mut self, limit: usize, page: u64) {
         if self.ring.len() < limit {
             self.ring.push(page as u32);

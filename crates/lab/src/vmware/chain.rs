@@ -1,4 +1,4 @@
-//! A disk's files, from the base to the delta that is written.
+//! A disk's files, from the base to the delta that receives writes.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -12,22 +12,22 @@ use super::host::{Host, Purpose};
 use crate::subject::LayerSeen;
 
 pub struct Chain {
-    /// Flat: a byte of the disk is the same byte of the file.
+    /// A flat file: each byte of the disk is at the same offset in the file.
     pub base: Extent,
     /// Oldest first.
     pub deltas: Vec<Rc<Delta>>,
 }
 
-/// A part of an I/O that one file serves.
+/// The part of an I/O that one file serves.
 struct Part<'a> {
     file: &'a File,
     at: u64,
-    /// Within the I/O.
+    /// Position within the I/O.
     inside: Range<usize>,
 }
 
 impl Chain {
-    /// Its layers, base first, of the disk of this number.
+    /// Returns the layers of disk number `disk`, base first.
     pub fn seen(&self, disk: u32) -> Vec<LayerSeen> {
         let extents = std::iter::once(&self.base).chain(self.deltas.iter().map(|delta| &delta.extent));
         let seen = |(height, extent): (u32, &Extent)| LayerSeen {
@@ -38,7 +38,7 @@ impl Chain {
         (0..).zip(extents).map(seen).collect()
     }
 
-    /// Where the first bytes of `range` are, looking through the oldest `levels` deltas.
+    /// Returns the file, offset and length of the first bytes of `range`, searching the oldest `levels` deltas.
     fn locate(&self, levels: usize, range: &Range<u64>) -> (&File, u64, u64) {
         let mut len = range.end - range.start;
         for delta in self.deltas[..levels].iter().rev() {
@@ -51,7 +51,7 @@ impl Chain {
         (&self.base.file, range.start, len)
     }
 
-    /// The first part of what is left of an I/O, with everything that follows it in the same file.
+    /// Returns the first part of what is left of an I/O: as much as one file holds contiguously.
     fn next_part(&self, levels: usize, range: &Range<u64>, inside: usize) -> Part<'_> {
         let from = range.start + inside as u64;
         let (file, at, mut len) = self.locate(levels, &(from..range.end));
@@ -65,8 +65,8 @@ impl Chain {
         Part { file, at, inside: inside..inside + len as usize }
     }
 
-    /// Fills `buf` from the newest of the oldest `levels` deltas that holds each byte, or the base. Parts are read side
-    /// by side.
+    /// Fills `buf`: each byte comes from the newest of the oldest `levels` deltas that holds it, or from the base.
+    /// Parts are read concurrently.
     pub async fn read(&self, host: &Host, levels: usize, offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
         let range = offset..offset + buf.len() as u64;
         let first = self.next_part(levels, &range, 0);
@@ -113,7 +113,7 @@ impl Chain {
 }
 
 impl Delta {
-    /// Writes into grains that the delta holds, side by side where they lie apart.
+    /// Writes into grains that the delta holds; parts that are not contiguous in the file are written concurrently.
     pub async fn write_held(&self, host: &Host, offset: u64, data: Slice, purpose: Purpose) -> Result<()> {
         let range = offset..offset + data.len() as u64;
         let (at, len) = self.held_together(&range);

@@ -1,5 +1,5 @@
-//! The ways of committing, disk after disk: rounds of helpers, one mirrored pass, or a plain copy of a delta that has
-//! another one above it.
+//! The ways of committing, one disk after another: rounds of helpers, one mirrored pass, or a plain copy of a delta
+//! that has another one above it.
 
 use blk::Result;
 
@@ -10,11 +10,11 @@ use super::stun::{FileSteps, links_of};
 use super::vm::Vm;
 use crate::subject::CommitEnd;
 
-/// A wait between rounds is looked at this often, so that a close is noticed.
+/// Interval at which a wait between rounds checks for a close, microseconds.
 const WAIT_SLICE_US: u64 = 1_000_000;
 
 impl Vm {
-    /// Merges the delta `level` of every disk into what lies below it.
+    /// Merges the delta `level` of every disk into the layer below it.
     pub(super) async fn commit_level(&self, level: usize) -> Result<CommitEnd> {
         let is_top = self.disks.iter().all(|disk| disk.chain().deltas.len() == level + 1);
         match self.spec.commit {
@@ -47,13 +47,14 @@ impl Vm {
         Ok(CommitEnd::Done)
     }
 
-    /// Writes that were under way when the pass ended have reached both sides by now.
+    /// Ends a mirrored pass. Writes that were under way when it ended have reached both sides by now.
     async fn end_mirroring(&self, disk: &Disk, level: usize) -> Result<()> {
         disk.mirrored_to.set(None);
         self.drop_merged(disk, level).await
     }
 
-    /// One stun both ends a disk's commit and gives the next disk its helper: the log of a VM with 12 disks has 13 stuns.
+    /// Commits with helpers. One stun both ends a disk's commit and gives the next disk its helper: the log of a VM
+    /// with 12 disks has 13 stuns.
     async fn commit_by_helpers(&self, level: usize, rule: HelperRule) -> Result<CommitEnd> {
         let mut previous: Option<&Disk> = None;
         for disk in &self.disks {
@@ -79,7 +80,8 @@ impl Vm {
         Ok(CommitEnd::Done)
     }
 
-    /// Copies until the helper is small enough to be merged while the VM is stopped. Answers why it gave up, if it did.
+    /// Copies until the helper is small enough to be merged while the VM is stopped. Returns the reason if the rule
+    /// made it give up.
     async fn rounds(&self, disk: &Disk, level: usize, rule: HelperRule) -> Result<Option<String>> {
         for round in 1.. {
             let begin_ns = self.env.now_ns();
@@ -123,7 +125,8 @@ impl Vm {
         Ok(())
     }
 
-    /// The VM is stopped: the delta `level` has been copied, and the helper above it goes the same way.
+    /// Merges a helper while the VM is stopped. The delta `level` has been copied; the helper above it is merged the
+    /// same way.
     async fn merge_helper(&self, disk: &Disk, level: usize) -> Result<()> {
         self.forget_delta(disk, level);
         self.copy_frozen(disk, level).await?;
@@ -132,7 +135,7 @@ impl Vm {
         self.drop_merged(disk, level).await
     }
 
-    /// The VM is stopped: a new delta takes the disk's writes from now on.
+    /// Adds a delta that takes the disk's writes from now on. The VM is stopped.
     pub(super) async fn add_delta(&self, disk: &Disk) -> Result<()> {
         let delta = self.create_delta(disk).await?;
         let steps = FileSteps::reopening(links_of(disk), links_of(disk) + 1);
@@ -144,7 +147,7 @@ impl Vm {
         Ok(())
     }
 
-    /// The VM is stopped: the delta `level` is nobody's any more.
+    /// Removes the merged delta `level` from the chain. The VM is stopped.
     async fn drop_merged(&self, disk: &Disk, level: usize) -> Result<()> {
         self.file_steps(FileSteps::reopening(links_of(disk), links_of(disk) - 1)).await?;
         self.forget_delta(disk, level);
@@ -159,7 +162,7 @@ impl Vm {
         self.state.borrow_mut().dropped.push(dropped.name.clone());
     }
 
-    /// Their files go while the VM runs.
+    /// Unlinks the files of dropped deltas while the VM runs.
     async fn remove_dropped(&self) -> Result<()> {
         let names = std::mem::take(&mut self.state.borrow_mut().dropped);
         for name in names {
@@ -174,7 +177,8 @@ fn done(disk: &Disk) -> String {
     format!("disk {} consolidated", disk.index)
 }
 
-/// At the rate of a round that moved `bytes` in `took_us`. Nothing moved: nobody knows, unless there is nothing to do.
+/// Estimates the copy time of `helper` bytes at the rate of a round that moved `bytes` in `took_us`. After a round that
+/// moved nothing the estimate is `u64::MAX`, or 0 for an empty helper.
 fn estimated_us(helper: u64, bytes: u64, took_us: u64) -> u64 {
     match (helper, bytes) {
         (0, _) => 0,

@@ -1,4 +1,4 @@
-//! The numbers of a [`Spec`] as a record shows them: each with where it is from.
+//! The numbers of a [`Spec`] as a record shows them, each with its source.
 
 use super::extent::{BLOCK_BYTES, Zeroing};
 use super::format::Format;
@@ -16,7 +16,7 @@ fn constant(name: &str, value: u64, unit: &str, source: ConstantSource, note: &s
 }
 
 impl Spec {
-    /// Every number the model rests on.
+    /// Returns every number that the model depends on.
     pub fn constants(&self) -> Vec<Constant> {
         let parts =
             [self.of_deltas(), self.of_journal(), self.of_commits(), self.of_stuns(), self.of_blocks()];

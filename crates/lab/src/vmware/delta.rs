@@ -1,4 +1,4 @@
-//! One delta: what it holds, its tables in the file, and how the file grows.
+//! One delta: the grains it holds, its tables in the file, and the growth of the file.
 
 mod growth;
 mod journal;
@@ -23,7 +23,7 @@ use super::map::{Map, REGION_GRAINS};
 use super::rules::Rules;
 use super::turns::Turns;
 
-/// What every delta of a VM has in common.
+/// What all deltas of a VM have in common.
 pub struct Kind {
     pub format: Format,
     pub rules: Rules,
@@ -39,35 +39,35 @@ pub struct Delta {
     host: Rc<Host>,
     state: RefCell<State>,
     growing: Turns,
-    /// One write of a table page at a time, by page: the last one must be the newest.
+    /// Serialises writes of each table page, so that the last write carries the newest entries.
     pages_written: RangeLock,
-    /// SEsparse's.
+    /// Set for SEsparse only.
     journal: Option<Journal>,
-    /// Whose turn it is, where the rules have a lock per delta.
+    /// Queue for delta-wide locks, where the rules have one.
     pub turns: Turns,
 }
 
 struct State {
     map: Map,
     cache: Cache,
-    /// First byte that nothing uses.
+    /// First unused byte of the file.
     free: u64,
     /// Length of the file.
     size: u64,
-    /// Pages whose entries have not reached the file, where tables are written at flushes.
+    /// Pages whose entries have not been written to the file, where tables are written at flushes.
     dirty: BTreeSet<u64>,
 }
 
-/// Where the first bytes of a range are.
+/// Location of the first bytes of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// Byte of the delta's file; None: not held.
+    /// Offset in the delta's file; None: not held.
     pub at: Option<u64>,
     pub len: u64,
 }
 
 impl Delta {
-    /// Makes the empty delta `name` of a disk of `disk_bytes`.
+    /// Creates the empty delta `name` of a disk of `disk_bytes`.
     pub async fn create(
         dir: &Dir,
         name: &str,
@@ -103,7 +103,7 @@ impl Delta {
         })
     }
 
-    /// Bytes of the disk it holds.
+    /// Returns the bytes of the disk that the delta holds.
     pub fn held_bytes(&self) -> u64 {
         self.state.borrow().map.held() * self.grain()
     }
@@ -112,7 +112,7 @@ impl Delta {
         self.layout.format.grain_bytes()
     }
 
-    /// The first bytes of `range`, as far as they are together.
+    /// Locates the first bytes of `range`, as far as they are contiguous.
     pub fn find(&self, range: &Range<u64>) -> Found {
         let grain = self.grain();
         let (first, inside) = (range.start / grain, range.start % grain);
@@ -136,12 +136,12 @@ impl Delta {
         false
     }
 
-    /// What is left of `range` when held bytes are taken off both ends.
+    /// Returns `range` without the held bytes at both ends.
     pub fn trim(&self, mut range: Range<u64>) -> Range<u64> {
         while !range.is_empty() {
             let found = self.find(&range);
             if found.at.is_none() {
-                // The usual cases end here: all of it held, or none.
+                // Most ranges end here: all of the range is held, or none.
                 if found.len == range.end - range.start {
                     return range;
                 }
@@ -161,7 +161,7 @@ impl Delta {
         range.start..end
     }
 
-    /// The first byte from `from` on that it holds, and the end of what it holds there, at most `limit` bytes on.
+    /// Returns the first held byte from `from` on, and the end of the held bytes there, at most `limit` bytes on.
     pub fn next_held(&self, from: u64, limit: u64) -> Option<Range<u64>> {
         let grain = self.grain();
         let state = self.state.borrow();
@@ -178,8 +178,9 @@ impl Delta {
         Some(start..end.min(start + limit))
     }
 
-    /// Gives grains to what the delta does not hold of `range`, whole grains. Answers the stretch from the first to the
-    /// last of them, None where nothing was missing. Nothing runs between the reservation and the answer.
+    /// Allocates grains for the part of `range`, whole grains, that the delta does not hold. Returns the stretch from
+    /// the first to the last new grain; None where nothing was missing. No other task runs between the reservation and
+    /// the return.
     pub async fn reserve(&self, range: &Range<u64>) -> Result<Option<Range<u64>>> {
         loop {
             let needed = self.missing_bytes(range);
@@ -194,7 +195,7 @@ impl Delta {
         }
     }
 
-    /// Room for the missing grains of `range` and for tables that are not there yet.
+    /// Returns the bytes needed for the missing grains of `range` and for tables that do not exist yet.
     fn missing_bytes(&self, range: &Range<u64>) -> u64 {
         let state = self.state.borrow();
         let grain = self.grain();
@@ -220,7 +221,7 @@ impl Delta {
         range.start / region..range.end.div_ceil(region)
     }
 
-    /// There is room: `missing_bytes` of it.
+    /// Places the missing grains. The file has room for them: `missing_bytes`.
     fn place(&self, range: &Range<u64>) -> Range<u64> {
         let grain = self.grain();
         let state = &mut *self.state.borrow_mut();
@@ -241,7 +242,7 @@ impl Delta {
         placed.start * grain..placed.end * grain
     }
 
-    /// Reads `range`, which it holds, piece by piece: one I/O at a time, as the committer does.
+    /// Reads `range`, all of which the delta holds, piece by piece: one I/O at a time, as the committer does.
     pub async fn read_held(&self, range: Range<u64>) -> Result<Buf> {
         let mut whole = Buf::alloc((range.end - range.start) as usize);
         let mut at = range.start;

@@ -1,4 +1,4 @@
-//! One disk of the VM: its chain, and what a guest asks of it.
+//! One disk of the VM: its chain, and the guest's I/O.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -15,12 +15,12 @@ use super::host::{Host, Purpose};
 use super::rules::Rules;
 use super::turns::Turns;
 
-/// Zeros that one write carries.
+/// Bytes of zeros that one write carries.
 const ZERO_BYTES: u64 = 1 << 20;
 
 pub struct Disk {
     pub index: u32,
-    /// Of the base, in the VM's directory.
+    /// Name of the base in the VM's directory.
     pub file_name: String,
     pub size_bytes: u64,
     pub rules: Rules,
@@ -28,12 +28,13 @@ pub struct Disk {
     pub gate: Rc<Gate>,
     /// Replaced only while the gate is closed.
     chain: RefCell<Rc<Chain>>,
-    /// Whose turn it is, where the rules say that something is done one at a time per disk.
+    /// Queue for what the rules do one at a time per disk.
     pub turns: Turns,
-    /// Guest writes under way, and the piece that a mirroring committer copies: overlapping ones in order of arrival.
+    /// Guest writes under way, and the piece that a mirroring committer copies. Overlapping ranges proceed in order of
+    /// arrival.
     pub writes: RangeLock,
     pub fills: Fills,
-    /// While a commit mirrors: bytes below this one are the same in the topmost delta and in what lies below it.
+    /// While a commit mirrors: below this byte the topmost delta and the layers below it have the same content.
     pub mirrored_to: Cell<Option<u64>>,
 }
 
@@ -66,7 +67,7 @@ impl Disk {
         self.chain.borrow().clone()
     }
 
-    /// The caller has closed the gate, and nothing is under way.
+    /// Replaces the chain. The caller has closed the gate, and no I/O is under way.
     pub fn set_chain(&self, chain: Chain) {
         *self.chain.borrow_mut() = Rc::new(chain);
     }
@@ -89,7 +90,7 @@ impl Disk {
         self.write_chain(&chain, offset, data).await
     }
 
-    /// The topmost delta, and below it what a mirroring commit writes.
+    /// Flushes the topmost delta, and the layer below it that a mirroring commit writes.
     async fn flush_guest(&self) -> Result<()> {
         let _inside = self.gate.enter().await;
         let chain = self.chain();
@@ -132,7 +133,7 @@ impl Volume for Disk {
         Box::pin(async move { self.flush_guest().await })
     }
 
-    /// Deltas of that time had no way to give a grain back.
+    /// Does nothing: deltas of that time could not free a grain.
     fn discard(self: Rc<Self>, _: Range<u64>) -> Local<'static, Result<()>> {
         Box::pin(async { Ok(()) })
     }

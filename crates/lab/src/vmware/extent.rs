@@ -1,8 +1,9 @@
-//! A VM's file on its datastore, and what VMFS does before one of its blocks is first written.
+//! A VM's file on its datastore, and what VMFS does before the first write to a block.
 //!
-//! A block that was never written must not show what somebody else left there: VMFS zeroes it when it is first written,
-//! whether its space was reserved (a lazily zeroed disk) or came as the file grew (a delta). Each block has a mark that
-//! says whether it was, in the pointer block; the mark changes by the journal.
+//! A block that was never written must not expose what its space held before. VMFS therefore zeroes each block at its
+//! first write. This holds for reserved space (a lazily zeroed disk) and for space that came as the file grew (a
+//! delta). The pointer block has a mark for each block that says whether it was zeroed; the journal records each change
+//! of a mark.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -14,17 +15,17 @@ use blk::{Buf, File, Result, SECTOR, Slice};
 use super::host::{Host, Purpose};
 use super::records::Records;
 
-/// VMFS's file block, bytes: VMFS3's default of 1 to 8 MB, and that of all that came later.
+/// VMFS's file block, bytes: the default of VMFS3, which offers 1 to 8 MB, and the only size of later versions.
 pub const BLOCK_BYTES: u64 = 1 << 20;
 
-/// Who zeroes a block.
+/// The component that zeroes a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Zeroing {
-    /// Nobody: a file server's files show zeros where nothing was written.
+    /// None: a file server's files read as zeros where they were never written.
     Nothing,
     /// The host, with one write.
     Host,
-    /// The storage, told by one command without data (WRITE SAME).
+    /// The storage, on one command without data (WRITE SAME).
     Storage,
 }
 
@@ -34,11 +35,11 @@ pub struct Datastore {
     pub zeroing: Zeroing,
     /// Records that change a block's mark, each of them a write: 0 to 2.
     pub marks: u32,
-    /// None: not VMFS.
+    /// None: the datastore is not VMFS.
     pub records: Option<Rc<Records>>,
 }
 
-/// A handle; copies are the same file.
+/// A handle of a file; clones refer to the same file.
 #[derive(Clone)]
 pub struct Extent {
     pub file: File,
@@ -47,16 +48,16 @@ pub struct Extent {
 
 struct Blocks {
     datastore: Datastore,
-    /// Of the file, bytes.
+    /// Length of the file, bytes.
     len: Cell<u64>,
-    /// A bit for each block that was written, and so zeroed.
+    /// One bit for each block that was written, and so zeroed.
     written: RefCell<Vec<u64>>,
-    /// Blocks that are being zeroed: whoever writes there waits.
+    /// Blocks that are being zeroed; a writer to one of them waits.
     busy: RangeLock,
 }
 
 impl Extent {
-    /// A new file of `len` bytes.
+    /// Describes a new file of `len` bytes.
     pub fn new(file: File, len: u64, datastore: &Datastore) -> Extent {
         let blocks = match datastore.zeroing {
             Zeroing::Nothing => None,
@@ -70,7 +71,7 @@ impl Extent {
         Extent { file, blocks }
     }
 
-    /// The first block counts as written: a file that is made small begins in a block for small files.
+    /// Marks the first block as written: a file that is created small begins in a block for small files.
     pub fn begun_small(self) -> Extent {
         if let Some(blocks) = &self.blocks {
             blocks.set_written(0);

@@ -1,4 +1,4 @@
-//! First writes whose data is under way: their grains have a place, and nothing is in it yet.
+//! First writes whose data is under way: their grains are reserved and hold no data yet.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -7,12 +7,12 @@ use blk::sync::Signal;
 
 #[derive(Default)]
 pub struct Fills {
-    /// At most as many as guest I/Os are under way. Byte ranges of the disk.
+    /// Byte ranges of the disk, at most as many as guest I/Os under way.
     under_way: RefCell<Vec<Range<u64>>>,
     ended: Signal,
 }
 
-/// A first write's data; dropped when it has been written.
+/// The data of a first write under way; dropped when the data has been written.
 pub struct Fill<'a> {
     fills: &'a Fills,
     range: Range<u64>,
@@ -24,7 +24,7 @@ impl Fills {
         Fill { fills: self, range }
     }
 
-    /// Resolves when nothing in `range` is being filled.
+    /// Resolves when no part of `range` is being filled.
     pub async fn passed(&self, range: &Range<u64>) {
         while self.under_way.borrow().iter().any(|fill| fill.start < range.end && range.start < fill.end) {
             self.ended.wait().await;

@@ -1,7 +1,7 @@
-//! The two formats of deltas: sizes, and where in the file things are.
+//! The two formats of deltas: sizes, and offsets within the file.
 //!
-//! VMFSsparse is written as it is documented and opens with `vmdk`'s reader. SEsparse is written in its proportions (grain
-//! size, table size, tables before grains), which is what decides its cost; nobody else could open it.
+//! VMFSsparse is written as documented; `vmdk`'s reader opens it. SEsparse is written in its proportions (grain size,
+//! table size, tables before grains), which decide its cost; other software cannot open it.
 
 use std::ops::Range;
 
@@ -13,22 +13,22 @@ use super::rules::TABLE_PAGE_BYTES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// "COWD": 512-byte grains, tables of 16 KiB that cover 2 MiB and are allocated at first touch among the data.
+    /// "COWD": 512-byte grains. Tables of 16 KiB cover 2 MiB each and are allocated among the data at first use.
     VmfsSparse,
-    /// 4 KiB grains, tables of 32 KiB that cover 16 MiB and have their places at the start of the file.
+    /// 4 KiB grains. Tables of 32 KiB cover 16 MiB each and have fixed places at the start of the file.
     SeSparse,
 }
 
-/// Sizes of disks are multiples of this, so that no grain is cut at the end.
+/// Disk sizes are multiples of this, bytes, so that no grain extends beyond the end of the disk.
 pub const DISK_ALIGN: u64 = 4096;
 
 const SE_MAGIC: u64 = 0xCAFE_BABE;
 const SE_VERSION: u64 = 0x0000_0002_0000_0001;
-/// Type of an SEsparse entry whose grain is in the file, in its uppermost four bits.
+/// Entry type of a grain that is in the file: the uppermost four bits of an SEsparse entry.
 const SE_ALLOCATED: u64 = 3 << 60;
-/// SEsparse's parts begin at multiples of it, and are as long, bytes: so in a file that a host wrote.
+/// Alignment and granularity of SEsparse's parts, bytes; seen in a file that a host wrote.
 const SE_PART_ALIGN: u64 = 1 << 20;
-/// Of SEsparse's journal, which is behind the headers.
+/// Length of SEsparse's journal, which follows the headers.
 const SE_JOURNAL_BYTES: u64 = 1 << 20;
 pub const SE_BACKMAP_ENTRY_BYTES: u64 = 8;
 
@@ -58,7 +58,7 @@ impl Format {
         REGION_GRAINS * self.entry_bytes()
     }
 
-    /// What a table covers of the disk.
+    /// Returns the bytes of the disk that one table covers.
     pub fn region_bytes(self) -> u64 {
         REGION_GRAINS * self.grain_bytes()
     }
@@ -67,12 +67,12 @@ impl Format {
         self.table_bytes() / TABLE_PAGE_BYTES
     }
 
-    /// Grains whose entries are on one table page.
+    /// Returns the number of grains whose entries are on one table page.
     pub fn page_grains(self) -> u64 {
         TABLE_PAGE_BYTES / self.entry_bytes()
     }
 
-    /// Puts the entry of a grain at `at` of the file into `out`, whose `index`-th entry it is.
+    /// Writes the entry of a grain at `at` of the file into `out`, as its `index`-th entry.
     pub fn encode(self, out: &mut [u8], index: u64, at: u64) {
         let start = (index * self.entry_bytes()) as usize;
         match self {
@@ -81,34 +81,34 @@ impl Format {
         }
     }
 
-    /// The grains a range of bytes touches, as bytes.
+    /// Returns the grains that a range of bytes touches, as a range of bytes.
     pub fn round_out(self, range: &Range<u64>) -> Range<u64> {
         let grain = self.grain_bytes();
         range.start / grain * grain..range.end.next_multiple_of(grain)
     }
 }
 
-/// Where things are in one delta's file, bytes.
+/// Offsets within one delta's file, bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Layout {
     pub format: Format,
     pub regions: u64,
     pub directory_at: u64,
-    /// SEsparse's.
+    /// Set for SEsparse only.
     pub parts: Option<Parts>,
-    /// Length of an empty delta; from here on the file is data, and VMFSsparse's tables among it.
+    /// Length of an empty delta. Data follows from here on; VMFSsparse's tables are among it.
     pub data_at: u64,
 }
 
-/// Where SEsparse keeps what it has beside its directory, bytes.
+/// Offsets of SEsparse's parts other than its directory, bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Parts {
     pub journal_at: u64,
-    /// The first table's place.
+    /// Offset of the first table.
     tables_at: u64,
-    /// A bit for each grain of the file.
+    /// A bitmap with one bit for each grain of the file.
     pub bitmap_at: u64,
-    /// For each grain of the file, whose it is.
+    /// For each grain of the file, the grain of the disk that it belongs to.
     pub backmap_at: u64,
 }
 
@@ -126,7 +126,7 @@ impl Layout {
         }
     }
 
-    /// The order of the parts is that of a file that a host wrote.
+    /// Lays out the parts in the order that a file written by a host has.
     fn sesparse(regions: u64) -> Layout {
         let format = Format::SeSparse;
         let behind = |at: u64, bytes: u64| (at + bytes).next_multiple_of(SE_PART_ALIGN);
@@ -140,12 +140,12 @@ impl Layout {
         Layout { format, regions, directory_at, parts: Some(parts), data_at }
     }
 
-    /// Where a region's table is before anything is written; None: it gets room among the data.
+    /// Returns the fixed offset of a region's table; None where the table is allocated among the data.
     pub fn fixed_table_at(&self, region: u64) -> Option<u64> {
         Some(self.parts?.tables_at + region * self.format.table_bytes())
     }
 
-    /// The first sectors of an empty delta.
+    /// Returns the first sectors of an empty delta.
     pub fn header(&self, file: &str, disk_bytes: u64) -> Result<Buf> {
         match self.format {
             Format::VmfsSparse => {
@@ -172,11 +172,12 @@ mod tests {
         assert_eq!((cowd.table_bytes(), cowd.region_bytes()), (16 << 10, 2 << 20));
         assert_eq!((se.table_bytes(), se.region_bytes()), (32 << 10, 16 << 20));
         assert_eq!(cowd.pages_per_table() * cowd.page_grains(), REGION_GRAINS);
-        // 200 GiB: headers, journal and directory of 1 MiB each, 400 MiB of tables, a bit for each grain, 400 MiB of backmap.
+        // 200 GiB: 1 MiB each for headers, journal and directory, 400 MiB of tables, one bit for each grain, 400 MiB of
+        // backmap.
         assert_eq!(Layout::new(se, 200 << 30).data_at, (3 + 400 + 7 + 400) << 20);
     }
 
-    /// The parts of the file of 512 MiB that was looked into, in sectors.
+    /// Part offsets in sectors, as found in an examined file of a 512 MiB disk.
     #[test]
     fn sesparse_has_its_parts_where_a_host_puts_them() {
         let layout = Layout::new(Format::SeSparse, 512 << 20);

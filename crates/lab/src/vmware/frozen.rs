@@ -16,7 +16,7 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// The oldest `levels` deltas. No commit changes them while this is in use.
+    /// Opens the oldest `levels` deltas for reading. No commit changes them while this value is in use.
     pub fn new(disk: Rc<Disk>, levels: usize) -> Frozen {
         let chain = disk.chain();
         Frozen { disk, chain, levels }

@@ -1,4 +1,4 @@
-//! Where guest I/O waits while the VM is stopped.
+//! A gate that holds back guest I/O while the VM is stopped.
 
 use std::cell::Cell;
 
@@ -23,7 +23,7 @@ impl Gate {
         Inside(self)
     }
 
-    /// From now on new I/O waits; resolves when what was under way has ended.
+    /// Closes the gate: new I/O waits from now on. Resolves when the I/O under way has ended.
     pub async fn close(&self) {
         self.closed.set(true);
         while self.inside.get() > 0 {

@@ -1,4 +1,4 @@
-//! Every I/O that reaches the storage, counted: what the host's own counters would show.
+//! Counts every I/O that reaches the storage, as the host's own counters would.
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ pub struct Host {
     counters: Cell<Counters>,
 }
 
-/// The file's own counters know tables too.
+/// Returns the handle of the file that counts the I/O as table or data in the file's own counters.
 fn seen_as(file: &File, purpose: Purpose) -> File {
     if purpose == Purpose::Table { file.tables() } else { file.clone() }
 }

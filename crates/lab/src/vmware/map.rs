@@ -1,35 +1,35 @@
-//! Which grains a delta holds and where: runs, per table, in order of address.
+//! Map of the grains that a delta holds: runs, per table, in order of address.
 //!
-//! A run is 8 bytes whatever its length, so a delta of 4 KiB random writes takes 2 MiB of memory per GiB, and one that
-//! was written in order next to none.
+//! A run takes 8 bytes whatever its length. A delta of 4 KiB random writes takes 2 MiB of memory per GiB; one that was
+//! written in order takes almost none.
 
-/// Entries of a grain table in both formats, and so grains of a region.
+/// Entries of a grain table in both formats, and so the grains of a region.
 pub const REGION_GRAINS: u64 = 4096;
 
-/// Grains that lie together in the disk and in the file.
+/// Grains that are contiguous both on the disk and in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
-    /// Within the region.
+    /// First grain, within the region.
     first: u16,
     count: u16,
-    /// Grain of the file.
+    /// Grain number in the file.
     at: u32,
 }
 
-/// What one grain table says.
+/// The content of one grain table.
 #[derive(Default, Clone)]
 struct Region {
     runs: Vec<Run>,
-    /// Grain of the file where the table begins; 0: there is none.
+    /// Grain number in the file where the table begins; 0: the region has no table.
     table_at: u32,
-    /// The table has reached the file.
+    /// The table has been written to the file.
     table_written: bool,
 }
 
-/// A stretch of grains, held together or missing together.
+/// A stretch of grains that are all held or all missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stretch {
-    /// Grain of the file; None: not held.
+    /// Grain number in the file; None: not held.
     pub at: Option<u64>,
     pub count: u64,
 }
@@ -44,7 +44,7 @@ impl Map {
         Map { regions: vec![Region::default(); regions as usize], held: 0 }
     }
 
-    /// Grains held.
+    /// Returns the number of grains held.
     pub fn held(&self) -> u64 {
         self.held
     }
@@ -53,7 +53,7 @@ impl Map {
         &self.regions[(grain / REGION_GRAINS) as usize]
     }
 
-    /// The stretch that begins at `grain`, of at most `limit` grains, and not beyond its region.
+    /// Returns the stretch that begins at `grain`: at most `limit` grains, and not beyond its region.
     pub fn find(&self, grain: u64, limit: u64) -> Stretch {
         let runs = &self.region(grain).runs;
         let first = (grain % REGION_GRAINS) as u16;
@@ -69,7 +69,7 @@ impl Map {
         Stretch { at: None, count: (end - u64::from(first)).min(limit) }
     }
 
-    /// The first grain from `grain` on that is held.
+    /// Returns the first held grain from `grain` on.
     pub fn next_held(&self, grain: u64) -> Option<u64> {
         let mut within = grain % REGION_GRAINS;
         for index in (grain / REGION_GRAINS) as usize..self.regions.len() {
@@ -83,7 +83,7 @@ impl Map {
         None
     }
 
-    /// Holds `count` grains from `grain` on, none of which was held and all of one region, at `at` of the file.
+    /// Adds `count` grains from `grain` on, at `at` of the file. None of them is held yet, and all are of one region.
     pub fn insert(&mut self, grain: u64, count: u64, at: u64) {
         debug_assert_eq!(self.find(grain, count), Stretch { at: None, count });
         self.held += count;
@@ -101,7 +101,7 @@ impl Map {
         runs.insert(next, new);
     }
 
-    /// Grain of the file where the region's table begins.
+    /// Returns the grain number in the file where the region's table begins.
     pub fn table_at(&self, region: u64) -> Option<u64> {
         let at = self.regions[region as usize].table_at;
         (at != 0).then_some(u64::from(at))
@@ -112,12 +112,13 @@ impl Map {
             u32::try_from(at).expect("a delta's file is below 2^32 grains");
     }
 
-    /// True once per region: its whole table is to be written, not a page of it.
+    /// Returns true once per region: its whole table is to be written instead of a page.
     pub fn is_table_new(&mut self, region: u64) -> bool {
         !std::mem::replace(&mut self.regions[region as usize].table_written, true)
     }
 
-    /// Tells the held stretches of `count` grains from `grain` on, all of one region: (grain, count, grain of the file).
+    /// Calls `tell` for each held stretch of `count` grains from `grain` on, all of one region: (grain, count, grain of
+    /// the file).
     pub fn each_held(&self, grain: u64, count: u64, mut tell: impl FnMut(u64, u64, u64)) {
         let (mut at, end) = (grain, grain + count);
         while at < end {
@@ -169,7 +170,7 @@ mod tests {
         assert_eq!(map.find(0, 5000), held(100, 4096));
     }
 
-    /// Against a table with an entry per grain.
+    /// Compares the map with a table that has an entry per grain.
     #[test]
     fn a_map_equals_a_table() {
         let mut rng = sim::Rng::new(5);

@@ -1,4 +1,4 @@
-//! Copying a delta into what lies below it: pieces in order of address, as many under way as the rules have.
+//! Copies a delta into the layer below it: pieces in order of address, as many at a time as the rules allow.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::rules::Serial;
 use super::vm::Vm;
 
 impl Vm {
-    /// Copies all of a delta that nobody writes any more. Answers the bytes.
+    /// Copies all of a delta that is no longer written. Returns the number of bytes copied.
     pub(super) async fn copy_frozen(&self, disk: &Disk, level: usize) -> Result<u64> {
         let chain = disk.chain();
         let source = &chain.deltas[level];
@@ -29,7 +29,8 @@ impl Vm {
         Ok(bytes)
     }
 
-    /// The next pieces from `at` on that begin before `end`, as many as may be under way together; cut off there.
+    /// Returns the next pieces from `at` on that begin before `end`, cut off at `end`. Their number is at most what may
+    /// be under way at a time.
     fn next_pieces(&self, source: &Delta, mut at: u64, end: u64) -> Vec<Range<u64>> {
         let mut pieces = Vec::new();
         while pieces.len() < self.spec.rules.pieces_at_once as usize {
@@ -41,7 +42,8 @@ impl Vm {
         pieces
     }
 
-    /// Resolves when all of them are copied. `before` as for one.
+    /// Copies the pieces concurrently and resolves when all are copied. `before` is that of `copy_piece` for the first
+    /// piece.
     async fn copy_pieces(
         &self,
         disk: &Disk,
@@ -57,7 +59,8 @@ impl Vm {
         join_all(copies).await.into_iter().collect()
     }
 
-    /// `before` is where the last piece ended: the table is read when the next piece lies under another one.
+    /// Copies one piece. `before` is where the previous piece ended; the piece's table is read unless that piece was
+    /// under the same table.
     async fn copy_piece(
         &self,
         disk: &Disk,
@@ -84,7 +87,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Copies the topmost delta while it is written: what the cursor has passed is the same on both sides from then on.
+    /// Copies the topmost delta while it is written. Behind the cursor both sides stay the same.
     pub(super) async fn copy_mirroring(&self, disk: &Disk) -> Result<()> {
         let chain = disk.chain();
         let level = chain.deltas.len() - 1;
@@ -95,7 +98,8 @@ impl Vm {
             self.check_stopping()?;
             let pieces = self.next_pieces(source, at, disk.size_bytes);
             let end = pieces.last().map_or(disk.size_bytes, |piece| piece.end);
-            // From the cursor on, so that what was missing before a piece and comes now waits, or is seen below.
+            // The lock begins at the cursor. A guest write to a gap before the first piece therefore waits, or the
+            // second `next_pieces` finds it.
             let own = disk.writes.lock(at..end).await;
             let pieces = self.next_pieces(source, at, end);
             self.copy_pieces(disk, &chain, level, at, &pieces).await?;
@@ -106,7 +110,7 @@ impl Vm {
         self.flush_below(&chain, level).await
     }
 
-    /// What a delta goes for must be durable before it goes.
+    /// Flushes the layer that has received the delta `level`. Its data must be durable before the delta is removed.
     pub(super) async fn flush_below(&self, chain: &Chain, level: usize) -> Result<()> {
         match level.checked_sub(1) {
             Some(below) => chain.deltas[below].flush().await,

@@ -1,8 +1,8 @@
-//! The path of a guest's I/O through a chain of deltas, as the rules have it.
+//! The path of a guest's I/O through a chain of deltas, following the rules.
 //!
-//! A read looks each delta up, newest first, until everything is found; then it reads the data. A write that meets grains
-//! in the topmost delta goes there; else it gets new ones, its data is written, then the tables. Which of these steps
-//! exclude which is the hypothesis.
+//! A read looks the range up in each delta, newest first, until all of it is found; then it reads the data. A write to
+//! grains that the topmost delta holds overwrites them. Otherwise the delta allocates grains; the write stores its data
+//! and then the tables. The hypothesis decides which of these steps exclude one another.
 
 use std::ops::Range;
 
@@ -16,12 +16,12 @@ use super::host::Purpose;
 use super::rules::Serial;
 use super::turns::Turn;
 
-/// For whom a delta is written.
+/// On whose behalf a delta is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Writer {
-    /// Under the rules.
+    /// A guest; the write follows the rules of the hypothesis.
     Guest,
-    /// The committer, or a guest's write that goes to both sides: the delta below is nobody else's.
+    /// The committer, or a guest's write that goes to both sides: no other writer uses the delta below.
     Commit,
 }
 
@@ -32,14 +32,15 @@ impl Disk {
             Ok(held) => held,
             Err(error) => return (buf, Err(error)),
         };
-        // From here to the submission of the reads nothing else runs.
+        // No other task runs between here and the submission of the reads.
         self.fills.passed(&range).await;
         let answer = chain.read(&self.host, chain.deltas.len(), offset, buf).await;
         drop(held);
         answer
     }
 
-    /// Reads tables, newest delta first, until nothing of the range is left. What it returns is held through the data.
+    /// Reads tables, newest delta first, until all of the range is found. The caller holds the returned turn until its
+    /// data is read.
     async fn look_up(&self, chain: &Chain, range: Range<u64>) -> Result<Option<Turn>> {
         let serial = self.rules.serial;
         let mut held = match serial {
@@ -63,7 +64,7 @@ impl Disk {
         Ok(held.filter(|_| serial != Serial::Tables))
     }
 
-    /// The gate has let it in, and the chain has a delta.
+    /// Writes guest data. The gate has admitted the write, and the chain has a delta.
     pub(super) async fn write_chain(&self, chain: &Chain, offset: u64, data: Slice) -> Result<()> {
         let top = chain.deltas.len() - 1;
         let range = offset..offset + data.len() as u64;
@@ -75,7 +76,8 @@ impl Disk {
         }
         let above = self.write_delta(chain, top, offset, data.clone(), Writer::Guest);
         let below = self.write_below(chain, top, offset, data);
-        // A grain that is completed from below must not meet itself there, reserved and not yet written.
+        // Completing a partial grain reads from below. It must not find the same grain there, reserved and not yet
+        // written.
         if top > 0 && grains != range && !delta.trim(grains).is_empty() {
             above.await?;
             return below.await;
@@ -84,7 +86,7 @@ impl Disk {
         above.and(below)
     }
 
-    /// Into what lies below the delta `level`.
+    /// Writes into the delta or base below the delta `level`.
     pub(super) async fn write_below(
         &self,
         chain: &Chain,
@@ -118,8 +120,8 @@ impl Disk {
             self.release_for_data(&mut turn);
             return delta.write_held(&self.host, offset, data, purpose).await;
         };
-        // Begun at the instant of the reservation: from now on readers find grains that nobody has
-        // written. What a commit writes is held above, where readers look first.
+        // The fill begins at the instant of the reservation: from now on readers find grains that hold no data yet.
+        // Data that a commit writes is still in the delta above, which readers search first.
         let fill = (writer == Writer::Guest).then(|| self.fills.begin(new.clone()));
         self.release_for_data(&mut turn);
         let (offset, data) = self.whole_grains(chain, level, &new, offset, data).await?;
@@ -141,14 +143,15 @@ impl Disk {
         }
     }
 
-    /// Only where whole I/Os exclude one another does the turn last through written data.
+    /// Releases the turn before data is written. `Serial::Everything` keeps it, because there whole I/Os exclude one
+    /// another.
     fn release_for_data(&self, turn: &mut Option<Turn>) {
         if self.rules.serial != Serial::Everything {
             drop(turn.take());
         }
     }
 
-    /// A new grain that the data covers in part is completed from below: read, modified, written.
+    /// Completes new grains that the data covers in part: reads them from below and merges the data in.
     async fn whole_grains(
         &self,
         chain: &Chain,
@@ -174,7 +177,7 @@ impl Disk {
         Ok((start, whole.freeze()))
     }
 
-    /// What lies below the delta `level`, its tables looked up first.
+    /// Reads `range` from below the delta `level`, after looking up the tables there.
     async fn read_lower(&self, chain: &Chain, level: usize, range: Range<u64>) -> Result<Buf> {
         let buf = Buf::alloc((range.end - range.start) as usize);
         if range.is_empty() {

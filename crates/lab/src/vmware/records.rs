@@ -1,4 +1,4 @@
-//! What VMFS writes for itself: when a file grows, and when a block of one is first written.
+//! Records that VMFS writes for itself: when a file grows, and when one of its blocks is first written.
 
 use std::cell::Cell;
 
@@ -6,15 +6,15 @@ use blk::{Buf, File, Result};
 
 use super::host::{Host, Purpose};
 
-/// Where a volume's records are, bytes: the lock, a journal block, the cluster of file blocks, the file's descriptor, its
-/// pointer block. Distances are those of a small volume's metadata; only that they differ matters.
+/// Offsets of a volume's records, bytes: the lock, a journal block, the cluster of file blocks, the file's descriptor,
+/// its pointer block. Distances are those of a small volume's metadata; only their difference matters.
 const RECORDS_AT: [u64; 5] = [0, 64 << 10, 640 << 10, 768 << 10, 896 << 10];
 const RECORD_BYTES: usize = 4096;
 const JOURNAL: usize = 1;
 const POINTERS: usize = 4;
-/// The journal moves on by one record each time, within its 512 KiB.
+/// Number of slots in the journal of 512 KiB. Each record goes to the next slot.
 const JOURNAL_RECORDS: u64 = (512 << 10) / RECORD_BYTES as u64;
-/// Length of the file that stands for them.
+/// Length of the file that stands for the records, bytes.
 pub const RECORDS_FILE_BYTES: u64 = 1 << 20;
 
 pub struct Records {
@@ -27,7 +27,7 @@ impl Records {
         Records { file, journalled: Cell::new(0) }
     }
 
-    /// A file grows by a step.
+    /// Writes the records of one step of a file's growth.
     pub async fn of_growth(&self, host: &Host) -> Result<()> {
         for record in 0..RECORDS_AT.len() {
             self.write(host, record).await?;
@@ -35,7 +35,8 @@ impl Records {
         Ok(())
     }
 
-    /// The mark of a block changes: in the journal, then in its pointer block, or in as many of these as `count` says.
+    /// Writes the records of a changed block mark: first the journal, then the pointer block. `count` limits their
+    /// number.
     pub async fn of_block(&self, host: &Host, count: u32) -> Result<()> {
         for record in [JOURNAL, POINTERS].into_iter().take(count as usize) {
             self.write(host, record).await?;

@@ -1,35 +1,36 @@
 //! What the layer of deltas does one at a time, and which tables it reads: the hypotheses.
 //!
-//! None of this is published. Each hypothesis is a set of [`Rules`]; the path through the deltas asks the rules and never
-//! the hypothesis.
+//! None of this is published. Each hypothesis is a set of [`Rules`]. The path through the deltas reads the rules and
+//! never the hypothesis.
 
 use std::fmt;
 use std::str::FromStr;
 
 /// Unit in which tables are read, written and kept in memory, bytes. The exact size hardly matters: 512 bytes to 16 KiB
-/// move the saturated rates of the 2009 article by 5 %.
+/// change the saturated rates of the 2009 article by 5 %.
 pub const TABLE_PAGE_BYTES: u64 = 4096;
 
-/// Table pages an SEsparse delta keeps: 256 MiB of pages of 4 KiB, the size of the metadata cache that later hosts show
-/// in their options.
+/// Table pages that an SEsparse delta keeps in memory: 256 MiB of pages of 4 KiB. That is the size of the metadata
+/// cache that later hosts show in their options.
 const LATER_CACHE_PAGES: u32 = 65_536;
 
-/// Sectors that a record of SEsparse's journal carries at most, and so first writes: each has a sector at least that is
-/// its own, unless they are neighbours. Counted in a file that a host wrote.
+/// Most sectors that a record of SEsparse's journal carries. It limits the first writes too: each has at least one
+/// sector of its own, unless they are neighbours. Counted in a file that a host wrote.
 pub const JOURNAL_RECORD_SECTORS: u32 = 24;
-/// Records after which the journal begins again: 1 MiB of records of a sector and those they carry. Same file.
+/// Records after which the journal starts over: 1 MiB of slots, each with one sector for the record and those it
+/// carries. Same file.
 pub const JOURNAL_SLOTS: u64 = (1 << 20) / ((1 + JOURNAL_RECORD_SECTORS as u64) * 512);
 
-/// What is done one at a time.
+/// What is serialised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Serial {
     Nothing,
-    /// Table look-up and allocation, per disk; data beside them.
+    /// Table look-up and allocation, per disk; data is concurrent.
     Tables,
     /// Whole guest I/Os, per disk that has a delta.
     Everything,
-    /// Per delta: a read from its look-up to the end of its data, a change of tables, and the committer's piece. Written
-    /// data goes beside.
+    /// Per delta: a read from its look-up to the end of its data, a change of tables, and the committer's piece. Data
+    /// is written concurrently.
     Delta,
 }
 
@@ -41,34 +42,34 @@ pub enum TableCache {
     Everything,
 }
 
-/// When the table of a first write reaches the file.
+/// When the table of a first write is written to the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TableWrites {
-    /// Before the write is acknowledged; SEsparse's by its journal.
+    /// Before the write is acknowledged; SEsparse uses its journal for this.
     WithEachFirstWrite,
-    /// At the guest's next flush, after the data, each page once.
+    /// At the guest's next flush, after the data; each page once.
     AtFlush,
 }
 
-/// How the layer of deltas works.
+/// The rules by which the layer of deltas works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     pub serial: Serial,
-    /// A write looks its range up before it goes anywhere, as a read does.
+    /// A write looks its range up in the tables first, as a read does.
     pub look_up_on_write: bool,
     pub table_cache: TableCache,
     /// A filter in memory spares a read the table of a delta that holds nothing of its range.
     pub read_filter: bool,
     pub table_writes: TableWrites,
-    /// First writes whose entries one record of SEsparse's journal takes at most.
+    /// Most first writes whose entries share one record of SEsparse's journal.
     pub journal_writes: u32,
-    /// What the committer moves in one I/O, bytes.
+    /// Bytes that the committer moves in one I/O.
     pub piece_bytes: u64,
-    /// Pieces under way at a time, 1 at least.
+    /// Pieces under way at a time, at least 1.
     pub pieces_at_once: u32,
 }
 
-/// The published articles say none of this; each name is one guess, and all are printed.
+/// Names of the guesses about what the published articles leave open; results show all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hypothesis {
     C,
@@ -81,7 +82,7 @@ pub enum Hypothesis {
 }
 
 impl Hypothesis {
-    /// In the order of the columns.
+    /// All hypotheses, in the order of the columns.
     pub const ALL: [Hypothesis; 7] = [
         Hypothesis::C,
         Hypothesis::M,
@@ -104,7 +105,7 @@ impl Hypothesis {
         }
     }
 
-    /// One sentence for a table's legend.
+    /// Returns one sentence for a table's legend.
     pub fn meaning(self) -> &'static str {
         match self {
             Hypothesis::C => "everything concurrent, tables not cached",
@@ -146,12 +147,12 @@ impl Hypothesis {
     }
 }
 
-/// What the committer moves in one I/O. The articles do not say; 64 KiB is what VMware tells of its own copies.
+/// Bytes that the committer moves in one I/O. The articles give no size; VMware names 64 KiB for its own copies.
 pub const PIECE_BYTES: u64 = 64 << 10;
 
 impl Rules {
-    /// Our own redo layers as their committers would meet them: tables in memory, written behind the data at a flush,
-    /// nothing one at a time.
+    /// Returns the rules of our own redo layers as a committer would meet them: tables in memory, written after the
+    /// data at a flush, nothing serialised.
     pub fn redo() -> Rules {
         Rules {
             serial: Serial::Nothing,

@@ -1,4 +1,4 @@
-//! Which ESX, and how its VM is set up: what is published of each version, and what had to be declared.
+//! The ESX version and the setup of its VM: what is published of each version, and what had to be declared.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,9 +30,10 @@ pub enum Version {
 /// How a running disk's newest snapshot is committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommitWay {
-    /// A helper delta takes the writes while the frozen one is copied; then the helper is to be copied, and so on.
+    /// A helper delta takes the writes while the frozen delta is copied; then the helper is copied in the same way, and
+    /// so on.
     Helper(HelperRule),
-    /// One pass; writes behind the copier go to both sides.
+    /// One pass; writes to the part already copied go to both sides.
     Mirror,
 }
 
@@ -40,7 +41,7 @@ pub enum CommitWay {
 pub struct HelperRule {
     pub last: LastRound,
     pub waits: Waits,
-    /// Rounds per disk after which something else happens; None: it goes on for ever.
+    /// Rounds per disk before `at_limit` applies; None: no limit.
     pub rounds_max: Option<u32>,
     pub at_limit: AtLimit,
 }
@@ -49,30 +50,30 @@ pub struct HelperRule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LastRound {
     Bytes(u64),
-    /// By the rate of the round before.
+    /// Microseconds of the merge, estimated from the copy rate of the previous round.
     EstimatedUs(u64),
 }
 
-/// What passes between two rounds.
+/// The wait between two rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waits {
     Nothing,
-    /// 5, 10, 20, then 30 minutes to the ninth round, then 60.
+    /// 5, 10, 20, then 30 minutes up to the ninth round, then 60.
     Growing {
-        /// What a minute lasts: less where all times are divided.
+        /// Microseconds that stand for one minute: fewer where all times are divided.
         minute_us: u64,
     },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AtLimit {
-    /// However long it takes.
+    /// Merges with the VM stopped, however long that takes.
     MergeStopped,
-    /// The disk keeps its delta, and "consolidation is needed".
+    /// The disk keeps its delta, and VMware reports "consolidation is needed".
     GiveUp,
 }
 
-/// Whose files are closed and opened again when one disk's commit takes a step.
+/// Disks whose files are closed and reopened at each step of one disk's commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touched {
     AllDisks,
@@ -83,18 +84,20 @@ pub enum Touched {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileOperation {
     DeclaredUs(u64),
-    /// What the model of a datastore declares.
+    /// As the storage model of the datastore declares.
     Calls {
         close_us: u64,
         open_us: u64,
         create_us: u64,
     },
-    /// What opening a file in the VM's directory takes, each time.
+    /// The time that opening a file in the VM's directory takes, for each operation.
     OfDirectory,
 }
 
 impl FileOperation {
-    /// Of a datastore: its calls for closing, opening and making a file. Errors: `NotFound`, a constant it does not have.
+    /// Returns the cost of a datastore's calls for closing, opening and creating a file.
+    ///
+    /// Errors: `NotFound` for a constant that the model does not have.
     pub fn of(model: &StorageModel) -> blk::Result<FileOperation> {
         let call_ns = model.value("calls.call")?;
         let us = |calls: &str| Ok::<_, blk::Error>((model.value(calls)? * call_ns / 1000.0) as u64);
@@ -106,7 +109,7 @@ impl FileOperation {
     }
 }
 
-/// `checkpoint_us + (closes + opens + creations) * file_operation` over the touched disks.
+/// Cost of a stun: `checkpoint_us + (closes + opens + creations) * file_operation` over the touched disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StunCost {
     pub checkpoint_us: u64,
@@ -117,7 +120,7 @@ pub struct StunCost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Snapshots {
     Deltas,
-    /// The array keeps them (vVol): nothing on the path, no stun; a commit is one operation.
+    /// The array keeps the snapshots (vVol): no cost on the I/O path, no stun; a commit is one operation.
     Metadata {
         operation_us: u64,
     },
@@ -126,16 +129,16 @@ pub enum Snapshots {
 /// One VM and the host it runs on.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// What the subject is called.
+    /// Name of the subject.
     pub name: String,
     pub format: Format,
     pub rules: Rules,
     pub growth: Growth,
-    /// The datastore is VMFS, which writes records of its own when a file grows; else NFS.
+    /// The datastore is VMFS, which writes records of its own when a file grows; otherwise NFS.
     pub vmfs: bool,
-    /// Of VMFS's blocks, when they are first written.
+    /// The component that zeroes VMFS's blocks at their first write.
     pub zeroing: Zeroing,
-    /// Records that a block's first write costs VMFS: [`MARKS_MAX`] at most.
+    /// Records that a block's first write costs VMFS: at most [`MARKS_MAX`].
     pub marks: u32,
     pub commit: CommitWay,
     pub stun: StunCost,
@@ -144,32 +147,33 @@ pub struct Spec {
     pub disks: Vec<u64>,
     /// Every disk begins as a delta over a base that is never written.
     pub linked_clone: bool,
-    /// The base's space is reserved at once.
+    /// The base's space is allocated at creation.
     pub thick: bool,
 }
 
-/// Stopping and resuming a VM, files apart. Nobody publishes it; of the order that logs of idle VMs show.
+/// Stopping and resuming a VM, without its files. No publication gives a figure; logs of idle VMs show this order of
+/// magnitude.
 const CHECKPOINT_US: u64 = 10_000;
-/// Helpers of 3.5 and 4.0 are merged stopped below 16 MB: the 2009 article.
+/// Size below which 3.5 and 4.0 merge a helper with the VM stopped, 16 MB. Source: the 2009 article.
 const LAST_ROUND_BYTES: u64 = 16 << 20;
-/// Helpers of 5.x are merged stopped when that takes 12 s at most: VMware's own authors.
+/// Longest merge that 5.x carries out with the VM stopped, 12 s. Source: VMware's own authors.
 const LAST_ROUND_US: u64 = 12_000_000;
-/// That a block of VMFS was zeroed is on file for each block (the VDDK has a call for it, ClearLazyZero): in the journal,
-/// and in the pointer block.
+/// Records that VMFS writes when it has zeroed a block (the VDDK has a call for it, ClearLazyZero): one in the journal,
+/// one in the pointer block.
 pub const MARKS_MAX: u32 = 2;
-/// Of the waits between rounds.
+/// Minute of the waits between rounds.
 const MINUTE_US: u64 = 60_000_000;
-/// Rounds of 5.x before it merges stopped.
+/// Rounds of 5.x before it merges with the VM stopped.
 const ROUNDS_MAX: u32 = 10;
 
 impl HelperRule {
-    /// 3.5 and 4.0: round after round, without a limit anybody met within 980 s.
+    /// The rule of 3.5 and 4.0: round after round. No limit was met within 980 s.
     pub fn by_size() -> HelperRule {
         let last = LastRound::Bytes(LAST_ROUND_BYTES);
         HelperRule { last, waits: Waits::Nothing, rounds_max: None, at_limit: AtLimit::GiveUp }
     }
 
-    /// 5.x. `snapshot.asyncConsolidate.forceSync` is on unless an administrator turns it off.
+    /// The rule of 5.x. `snapshot.asyncConsolidate.forceSync` is on unless an administrator turns it off.
     pub fn by_time() -> HelperRule {
         let last = LastRound::EstimatedUs(LAST_ROUND_US);
         HelperRule {
@@ -182,7 +186,7 @@ impl HelperRule {
 }
 
 impl Waits {
-    /// Between round `round` (from 1) and the next.
+    /// Returns the wait between round `round` (from 1) and the next, microseconds.
     pub fn after(self, round: u32) -> u64 {
         let Waits::Growing { minute_us } = self else { return 0 };
         let minutes = match round {
@@ -211,7 +215,7 @@ impl Version {
         }
     }
 
-    /// Of a disk below 2 TB on the file system of that time.
+    /// Returns the format for a disk below 2 TB on the file system of that time.
     pub fn format(self) -> Format {
         match self {
             Version::Esx70 => Format::SeSparse,
@@ -219,7 +223,7 @@ impl Version {
         }
     }
 
-    /// The default; the others are columns beside it.
+    /// Returns the default hypothesis; the others are columns beside it.
     pub fn hypothesis(self) -> Hypothesis {
         match self {
             Version::Esx35 | Version::Esx40 | Version::Esx50 | Version::Esx55 => Hypothesis::FPrime,
@@ -227,7 +231,7 @@ impl Version {
         }
     }
 
-    /// Why it is built as it is.
+    /// Returns the reason for the version's rules.
     pub fn reason(self) -> &'static str {
         match self {
             Version::Esx35 | Version::Esx40 => {
@@ -257,7 +261,7 @@ impl Version {
         }
     }
 
-    /// Storage is told to zero from 4.1 on (VAAI).
+    /// Returns the component that zeroes blocks: the storage from 4.1 on (VAAI).
     fn zeroing(self) -> Zeroing {
         match self {
             Version::Esx35 | Version::Esx40 => Zeroing::Host,
@@ -291,7 +295,7 @@ impl FromStr for Version {
 }
 
 impl Spec {
-    /// A VM with these disks on VMFS, under the version's own hypothesis.
+    /// Describes a VM with these disks on VMFS, under the version's own hypothesis.
     pub fn esx(version: Version, disks: Vec<u64>) -> Spec {
         let stun = StunCost {
             checkpoint_us: CHECKPOINT_US,
@@ -315,8 +319,9 @@ impl Spec {
         }
     }
 
-    /// VMware's ways of committing without VMware's other costs, to be compared with our drain: the same format as our
-    /// redo layers, tables in memory and written at flushes, nothing one at a time, stuns no longer than their own I/O.
+    /// Describes VMware's ways of committing without VMware's other costs, for comparison with our drain. The format is
+    /// that of our redo layers; tables are in memory and written at flushes. Nothing is serialised, and stuns are no
+    /// longer than their own I/O.
     pub fn redo(mirror: bool, disks: Vec<u64>) -> Spec {
         let commit = if mirror {
             CommitWay::Mirror
@@ -336,7 +341,7 @@ impl Spec {
         }
     }
 
-    /// For an experiment whose durations are divided: rules that speak of time follow.
+    /// Divides the times in the commit rule, for an experiment whose durations are divided.
     pub fn divide_times(&mut self, divisor: u64) {
         let CommitWay::Helper(rule) = &mut self.commit else { return };
         if let LastRound::EstimatedUs(us) = &mut rule.last {

@@ -1,4 +1,4 @@
-//! Stopping the VM: new guest I/O waits, what is under way ends, files are closed and opened again.
+//! Stopping the VM: new guest I/O waits, I/O under way ends, files are closed and reopened.
 
 use std::future::Future;
 
@@ -10,10 +10,10 @@ use super::spec::{FileOperation, Touched};
 use super::vm::Vm;
 use crate::run::Stun;
 
-/// A descriptor and an extent.
+/// Files of one link: a descriptor and an extent.
 const FILES_PER_LINK: u64 = 2;
 
-/// What happens to files while the VM is stopped.
+/// File operations while the VM is stopped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FileSteps {
     closes: u64,
@@ -22,13 +22,13 @@ pub struct FileSteps {
 }
 
 impl FileSteps {
-    /// The links of a chain that was open, closed, and those of the next one, opened.
+    /// Counts closing the links of a chain that was open and opening those of the next one.
     pub fn reopening(closed_links: u64, opened_links: u64) -> FileSteps {
         let (closes, opens) = (closed_links * FILES_PER_LINK, opened_links * FILES_PER_LINK);
         FileSteps { closes, opens, creations: 0 }
     }
 
-    /// And a delta's descriptor is made; its extent is made for real.
+    /// Adds the creation of a delta's descriptor. The extent is not counted: it is created for real.
     pub fn with_descriptor(self) -> FileSteps {
         FileSteps { creations: self.creations + 1, ..self }
     }
@@ -39,7 +39,7 @@ impl FileSteps {
 }
 
 impl Vm {
-    /// Does `work` while the VM is stopped. The VM runs on whatever comes of it.
+    /// Does `work` while the VM is stopped. The VM resumes whatever the result.
     pub async fn stunned<T>(&self, cause: String, work: impl Future<Output = Result<T>>) -> Result<T> {
         let begin_ns = self.env.now_ns();
         self.gate.close().await;
@@ -52,7 +52,7 @@ impl Vm {
         result
     }
 
-    /// Where a step of one disk's commit touches all disks: the others' files are closed and opened too.
+    /// Closes and reopens the other disks' files, where a step of one disk's commit touches all disks.
     pub async fn reopen_others(&self, disk: &Disk) -> Result<()> {
         if self.spec.stun.touched == Touched::OneDisk {
             return Ok(());
@@ -87,7 +87,7 @@ impl Vm {
     }
 }
 
-/// Files of a disk's chain.
+/// Returns the number of files in a disk's chain.
 pub fn links_of(disk: &Disk) -> u64 {
     1 + disk.chain().deltas.len() as u64
 }

@@ -1,5 +1,5 @@
-//! A lock that is handed on in order of arrival. `blk`'s range locks wake everybody who waits; here a disk's whole load
-//! waits in one queue, so only the next is woken.
+//! A first-come, first-served lock. `blk`'s range locks wake all waiters; here a disk's whole load waits in one queue,
+//! so only the next waiter is woken.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ pub struct Turns(Rc<Queue>);
 #[derive(Default)]
 struct Queue {
     next_ticket: Cell<u64>,
-    /// In order of tickets; the first has its turn.
+    /// In order of tickets; the first place has the turn.
     waiting: RefCell<VecDeque<Place>>,
 }
 
@@ -22,14 +22,14 @@ struct Place {
     waker: Option<Waker>,
 }
 
-/// One's turn, or the place in the queue for it; dropping it is leaving.
+/// A held turn, or a place in the queue for it; dropping it leaves the queue.
 pub struct Turn {
     queue: Rc<Queue>,
     ticket: u64,
 }
 
 impl Turns {
-    /// Queues now, and resolves when everybody before has left.
+    /// Joins the queue now, and resolves when all earlier turns have ended.
     pub fn take(&self) -> impl Future<Output = Turn> + use<> {
         let ticket = self.0.next_ticket.get();
         self.0.next_ticket.set(ticket + 1);

@@ -20,10 +20,10 @@ use super::spec::{Snapshots, Spec};
 use crate::run::{Counters, Stun};
 use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
 
-/// The file that stands for the records of the file system.
+/// The file that stands for the file system's own records.
 const RECORDS_FILE: &str = "vmfs-records";
 
-/// A VM of [`Spec`] in a directory, or in two: the second for its deltas.
+/// A VM of a [`Spec`] in one directory, or in two: the second is for its deltas.
 pub struct Esx(Rc<Vm>);
 
 pub(super) struct Vm {
@@ -35,7 +35,7 @@ pub(super) struct Vm {
     pub host: Rc<Host>,
     pub gate: Rc<Gate>,
     pub state: RefCell<State>,
-    /// A commit ends at its next piece.
+    /// A commit stops before its next piece.
     pub stopping: Cell<bool>,
     kind: Rc<Kind>,
     committed: Signal,
@@ -43,25 +43,25 @@ pub(super) struct Vm {
 
 #[derive(Default)]
 pub(super) struct State {
-    /// Oldest first; the n-th one's delta lies above n others, and above the clone's own.
+    /// Oldest first. Below the delta of the n-th snapshot are n others, and the clone's own delta.
     snapshots: Vec<String>,
     committing: bool,
     pub stuns: Vec<Stun>,
     pub progress: CommitProgress,
-    /// Names of deltas that nobody uses and that are still there.
+    /// Names of deltas that no disk uses any more and whose files still exist.
     pub dropped: Vec<String>,
-    /// Names of all deltas that are there.
+    /// Names of all deltas whose files exist.
     pub delta_files: Vec<String>,
     deltas_made: u64,
-    /// Why the last commit did not end: disks are served as they are, and no snapshot comes or goes.
+    /// Why the last commit did not end. The disks are still served; snapshots can no longer be taken or committed.
     left_undone: Option<String>,
-    /// What backups read.
+    /// Disks of snapshots that backups have open.
     frozen: Vec<Weak<Frozen>>,
 }
 
 impl Esx {
-    /// Makes the VM's files: bases of zeros in `dir`, deltas in `delta_dir` when they come. Their directories may lie on
-    /// different devices.
+    /// Creates the VM's files: bases of zeros in `dir`, and later the deltas in `delta_dir`. The two directories may be
+    /// on different devices.
     pub async fn create(env: Env, dir: Dir, delta_dir: Dir, spec: Spec) -> Result<Esx> {
         check_sizes(&dir, &spec)?;
         let (host, gate) = (Rc::new(Host::default()), Rc::new(Gate::default()));
@@ -147,7 +147,7 @@ impl Vm {
         Ok(Rc::new(Delta::create(&self.delta_dir, &name, disk.size_bytes, kind, host).await?))
     }
 
-    /// Deltas below the first snapshot's.
+    /// Returns the number of deltas below the first snapshot's.
     fn first_level(&self) -> usize {
         usize::from(self.spec.linked_clone)
     }
@@ -214,7 +214,7 @@ impl Vm {
         Ok(end)
     }
 
-    /// What there is to be moved when a commit begins; helpers come on top of it.
+    /// Sets the progress of a commit that begins: the bytes to be moved. Helpers add to them later.
     fn begin_commit(&self, position: usize) {
         let level = self.first_level() + position;
         let held = self.disks.iter().filter_map(|disk| Some(disk.chain().deltas.get(level)?.held_bytes()));

@@ -13,11 +13,11 @@ use super::target::Target;
 use super::{Worker, Workload};
 use crate::probe::Meter;
 
-/// What a request costs a guest at least, from its issue to the next: interrupt, completion and submission on one CPU take
-/// some 10 us. Only what the storage answers in no time at all, as holes in virtual time, is slowed down by it.
+/// Shortest time between the issue of a guest's request and the next: interrupt, completion and submission on one CPU
+/// take some 10 us. It slows down only requests that the storage completes at once, such as holes in virtual time.
 const GUEST_NS: u64 = 10_000;
 
-/// Runs a workload on volumes, whatever they are, and counts into a meter.
+/// Runs a workload on volumes and counts its I/Os in a meter.
 ///
 /// The first failure, of an I/O or of its content, stops the load and is kept.
 #[derive(Clone)]
@@ -28,11 +28,11 @@ struct Inner {
     meter: Rc<Meter>,
     targets: Vec<Rc<Target>>,
     workers: Vec<Rc<Running>>,
-    /// Slots under way, each with at most one I/O.
+    /// Active slots, each with at most one I/O under way.
     slots: Cell<u32>,
-    /// No further I/O is issued.
+    /// Set when no further I/O may be issued.
     stopping: Cell<bool>,
-    /// A slot has ended.
+    /// Signals that a slot has ended.
     left: Signal,
     failure: RefCell<Option<String>>,
 }
@@ -45,7 +45,7 @@ struct Running {
 }
 
 impl Driver {
-    /// What is wrong with the workload, where it does not fit the disks.
+    /// Creates a driver. An error describes how the workload does not fit the disks.
     pub fn new(
         env: &Env,
         disks: &[Rc<dyn Volume>],
@@ -78,7 +78,7 @@ impl Driver {
         })))
     }
 
-    /// What went wrong first.
+    /// Returns the first failure.
     pub fn failure(&self) -> Option<String> {
         self.0.failure.borrow().clone()
     }
@@ -87,7 +87,7 @@ impl Driver {
         self.0.slots.get() > 0 && !self.0.stopping.get()
     }
 
-    /// The workers begin, or go on where they were stopped. Does nothing while they run.
+    /// Starts the workers, or resumes them where they were stopped. Does nothing while they run.
     pub fn start(&self) {
         if self.is_running() || self.0.failure.borrow().is_some() {
             return;
@@ -102,7 +102,7 @@ impl Driver {
         }
     }
 
-    /// Issues nothing more, and resolves when what was under way has completed.
+    /// Stops the issue of I/Os, and resolves when those under way have completed.
     pub async fn stop(&self) {
         self.halt();
         while self.0.slots.get() > 0 {
@@ -110,18 +110,18 @@ impl Driver {
         }
     }
 
-    /// Issues nothing more.
+    /// Stops the issue of I/Os.
     pub fn halt(&self) {
         self.0.stopping.set(true);
     }
 
-    /// Writes all that the workers work on, disk by disk and from front to back, so many writes at a time. Resolves at the
-    /// end, at the first failure, or when stopped. The workers have been stopped.
+    /// Writes the workers' ranges, disk by disk and from front to back, with `outstanding` writes under way. Resolves
+    /// at the end, at the first failure, or when stopped. The workers have been stopped.
     pub async fn prepare(&self, block_bytes: u32, outstanding: u32) {
         self.sweep_all(block_bytes, outstanding, false).await;
     }
 
-    /// Reads what the workers work on, from front to back; for its check where the workload verifies.
+    /// Reads the workers' ranges from front to back, and checks them where the workload verifies.
     pub async fn read_back(&self, block_bytes: u32, outstanding: u32) {
         self.sweep_all(block_bytes, outstanding, true).await;
     }
@@ -135,7 +135,7 @@ impl Driver {
         }
     }
 
-    /// What the workers work on of one disk, joined and in order.
+    /// Returns the workers' ranges on one disk, merged and in order.
     fn ranges(&self, number: usize) -> Vec<Range<u64>> {
         let of_disk = self.0.workers.iter().filter(|w| w.worker.disk as usize == number);
         let mut ranges: Vec<Range<u64>> = of_disk.map(|w| w.worker.range(w.target.size_bytes())).collect();
@@ -176,7 +176,7 @@ impl Inner {
         }));
     }
 
-    /// One of a worker's outstanding I/Os after the other.
+    /// Issues I/Os of a worker one after the other, in one of its slots.
     async fn work(&self, worker: &Running) {
         let mut room = Room::new(worker.worker.block_bytes);
         while !self.stopping.get() {
@@ -224,7 +224,7 @@ impl Inner {
     }
 }
 
-/// What one slot reads into.
+/// Buffers for the reads of one slot.
 struct Room {
     buf: Buf,
     floors: Vec<u32>,
@@ -301,9 +301,9 @@ mod tests {
 
     #[test]
     fn a_delay_is_before_each_burst_while_ios_complete() {
-        // One I/O each 31.25 ms, although each takes 1 ms.
+        // One I/O starts every 31.25 ms, although each takes 1 ms.
         assert_eq!(rate(vec![worker(r#"{"delay_us": 31250}"#)]), 31);
-        // Two slots: four are issued at once or as slots come free, 1 ms later; then 9 ms pass.
+        // Two slots: four I/Os are issued at once or when a slot is free 1 ms later; then 9 ms pass.
         let bursts = rate(vec![worker(r#"{"delay_us": 9000, "burst": 4, "outstanding": 2}"#)]);
         assert!((399..=400).contains(&bursts), "{bursts}");
     }

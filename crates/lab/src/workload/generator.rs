@@ -12,16 +12,16 @@ pub struct Io {
 
 /// One line of an access specification.
 struct Line {
-    /// Draws of 0..100 below it, and not below the line before, are this line's.
+    /// Upper end of the draws of 0..100 that choose this line; the previous line's is the lower end.
     until: u64,
     len: u32,
     read_percent: u64,
     random_percent: u64,
-    /// Where a random I/O of this length may begin.
+    /// Number of places where a random I/O of this length may begin.
     places: u64,
 }
 
-/// What a worker asks for next: a function of its seed, tens of nanoseconds each, without allocation.
+/// Sequence of a worker's requests: a function of its seed, without allocation, tens of nanoseconds per request.
 pub struct Generator {
     rng: Rng,
     lines: Vec<Line>,
@@ -30,12 +30,12 @@ pub struct Generator {
     step: u64,
     run: u32,
     left_of_run: u32,
-    /// Where the I/O issued last ended.
+    /// End of the previously issued I/O.
     next: u64,
 }
 
 impl Generator {
-    /// The worker has been checked against a disk of that size.
+    /// Creates a generator. The worker has been checked against a disk of that size.
     pub fn new(worker: &Worker, disk_bytes: u64, rng: Rng) -> Generator {
         let (range, step) = (worker.range(disk_bytes), worker.step_bytes());
         let first = range.start.next_multiple_of(step);
@@ -140,7 +140,7 @@ mod tests {
         let reads = seen.iter().filter(|io| io.read).count();
         assert!((11_000..11_400).contains(&reads), "{reads}");
         let runs = seen.chunks_exact(8).filter(|run| run[7].offset == run[0].offset + 7 * 4096);
-        // A run at the very end begins again.
+        // A run at the very end of the disk starts over.
         assert!(runs.count() >= 1998);
     }
 
@@ -160,7 +160,7 @@ mod tests {
             (random, run, seed) in (0u8..=100, 1u32..20, any::<u64>()),
         ) {
             let align_bytes = align * 512;
-            // Room for one I/O after rounding the begin up to the alignment.
+            // The range has space for one I/O after its begin is rounded up to the alignment.
             let len = u64::from(blocks + align) * 512 + slack * 512;
             let worker = Worker {
                 block_bytes: blocks * 512, align_bytes, first_byte: first * 512, working_set_bytes: len,

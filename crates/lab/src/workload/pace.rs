@@ -5,17 +5,17 @@ use blk::sync::TaskMutex;
 
 use super::{Pacing, Worker};
 
-/// Longest sleep without a look at whether the load was stopped.
+/// Longest sleep between two checks whether the load was stopped.
 const NAP_NS: u64 = 100_000_000;
 
-/// When a worker's next I/O may be issued. Shared by its slots, which queue for their turn.
+/// The time at which a worker's next I/O may be issued. The worker's slots share it and queue for their turn.
 pub struct Pace {
     pacing: Pacing,
     delay_ns: u64,
     burst: u32,
-    /// Of the current burst.
+    /// I/Os left of the current burst.
     left: Cell<u32>,
-    /// Of the next burst.
+    /// Due time of the next burst.
     due_ns: Cell<u64>,
     turn: TaskMutex,
 }
@@ -44,7 +44,7 @@ impl Pace {
         });
     }
 
-    /// Resolves when an I/O may be issued, with the time its latency counts from; or when the load is stopped.
+    /// Resolves when an I/O may be issued or the load is stopped. Returns the time from which the I/O's latency counts.
     pub async fn next(&self, env: &Env, stopping: &Cell<bool>) -> u64 {
         if self.delay_ns == 0 {
             return env.now_ns();

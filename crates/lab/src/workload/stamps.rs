@@ -4,21 +4,21 @@ use blk::SECTOR;
 
 use sim::oracle::{NEVER, sequence_of, stamp};
 
-/// Sectors whose floors are kept together: 1 KiB of floors for 128 KiB of disk, so that a disk of 200 GiB begins with
+/// Sectors whose floors are kept together: 1 KiB of floors for 128 KiB of disk. A disk of 200 GiB therefore begins with
 /// 13 MiB of absent pages, and takes 1.6 GiB when all of it is written.
 const PAGE_SECTORS: u64 = 256;
 
-/// What the sectors of a disk may show, fast enough for millions of I/Os a second.
+/// Content that the sectors of a disk may show; fast enough for millions of I/Os a second.
 ///
-/// Writes are numbered as they begin. A sector's *floor* is the lowest number that it may still show: when a write ends,
-/// everything that had ended before it began is superseded, and that is what is numbered below the oldest write that was
-/// under way at its begin. So of writes that overlap in time either is accepted, and of the last `outstanding` ones before
-/// a write some may be accepted wrongly; the oracle of the crash simulation is exact and costs a hundred times as much.
+/// Writes are numbered as they begin. A sector's *floor* is the lowest number that it may still show. When a write
+/// ends, it supersedes all writes that had ended before it began: those numbered below the oldest write under way at
+/// its begin. Of writes that overlap in time either is therefore accepted. Of the last `outstanding` writes before a
+/// write some may be accepted wrongly. The oracle of the crash simulation is exact and costs a hundred times as much.
 pub struct Stamps {
     disk: u32,
     /// Number of the oldest write in `open`, or of the next.
     front: u32,
-    /// Writes from `front` on: whether each has ended.
+    /// Whether each write from `front` on has ended.
     open: VecDeque<bool>,
     floors: Vec<Option<Box<[u32; PAGE_SECTORS as usize]>>>,
 }
@@ -27,12 +27,12 @@ pub struct Stamps {
 #[derive(Debug, Clone, Copy)]
 pub struct OpenWrite {
     number: u32,
-    /// Everything numbered lower had ended when it began.
+    /// All writes with a lower number had ended when this one began.
     oldest: u32,
 }
 
 impl Stamps {
-    /// Of a disk of zeros.
+    /// Returns the stamps of a disk of zeros.
     pub fn new(disk: u32, disk_bytes: u64) -> Stamps {
         let pages = disk_bytes.div_ceil(PAGE_SECTORS * SECTOR) as usize;
         let mut floors = Vec::new();
@@ -51,7 +51,7 @@ impl Stamps {
         Ok(OpenWrite { number, oldest: self.front })
     }
 
-    /// The write was acknowledged.
+    /// Ends a write that was acknowledged.
     pub fn end(&mut self, write: OpenWrite, offset: u64, len: u64) {
         self.open[(write.number - self.front) as usize] = true;
         while self.open.front() == Some(&true) {
@@ -66,7 +66,8 @@ impl Stamps {
         }
     }
 
-    /// To be called when a read is submitted, and `floors` given to `check` when it has ended.
+    /// Fills `floors` with the floors of a range. The caller does this when it submits a read, and passes them to
+    /// `check` when the read has ended.
     pub fn note(&self, offset: u64, len: u64, floors: &mut Vec<u32>) {
         floors.clear();
         floors.extend((offset / SECTOR..(offset + len) / SECTOR).map(|sector| {

@@ -8,16 +8,17 @@ use sim::Rng;
 use super::Workload;
 use super::stamps::Stamps;
 
-/// Bytes that a repeating sector repeats: as long as a stamp.
+/// Length of the pattern in a repeating sector, bytes: that of a stamp.
 const REPEATED: usize = 32;
 
-/// One disk under load, with what its sectors must show.
+/// One disk under load, with the stamps that its sectors must show.
 pub struct Target {
     number: u32,
     volume: Rc<dyn Volume>,
     stamps: Option<RefCell<Stamps>>,
     repeating: bool,
-    /// What is written where nothing is verified: bytes that neither compress nor repeat within one I/O, or that do.
+    /// Data written where nothing is verified: bytes that neither compress nor repeat within one I/O, or repeating
+    /// bytes.
     pattern: RefCell<Slice>,
 }
 
@@ -37,7 +38,7 @@ impl Target {
         self.volume.info().size_bytes
     }
 
-    /// `floors` is room for the caller's next reads too.
+    /// Reads and checks. `floors` is a buffer that the caller may reuse for its next reads.
     pub async fn read(&self, offset: u64, buf: Buf, floors: &mut Vec<u32>) -> (Buf, Result<(), String>) {
         if let Some(stamps) = &self.stamps {
             stamps.borrow().note(offset, buf.len() as u64, floors);

@@ -3,28 +3,29 @@ use std::ops::Range;
 use blk::SECTOR;
 use serde::{Deserialize, Serialize};
 
-/// I/Os one worker may have under way: IOmeter's and fio's largest useful depth is a queue of NVMe, 1024 entries.
+/// Most I/Os that one worker may have under way. IOmeter's and fio's largest useful depth is an NVMe queue of 1024
+/// entries.
 pub const OUTSTANDING_MAX: u32 = 1024;
-/// Largest request that the NBD front end accepts.
+/// Largest request that the NBD front end accepts, bytes.
 pub const BLOCK_BYTES_MAX: u32 = 32 << 20;
 
 /// When a worker issues its next I/O.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Pacing {
-    /// When one of its own has completed, after the delay. What IOmeter does.
+    /// After a delay from the completion of an earlier I/O of its own, as in IOmeter.
     #[default]
     Closed,
-    /// At fixed times, whatever has completed: what cannot be issued in time waits, and its latency counts from when it
-    /// was due. What fio does with a rate and an ignored think time.
+    /// At fixed times, independently of completions. An I/O that cannot be issued in time waits, and its latency counts
+    /// from when it was due. fio does this with a rate and an ignored think time.
     Open { interval_us: u64 },
 }
 
-/// A further line of an access specification, with its share of the worker's I/Os.
+/// Another line of an access specification, with its share of the worker's I/Os.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Access {
-    /// Of the worker's I/Os.
+    /// Share of the worker's I/Os.
     pub percent: u8,
     pub block_bytes: u32,
     pub read_percent: u8,
@@ -36,38 +37,38 @@ pub struct Access {
 #[serde(deny_unknown_fields)]
 pub struct Worker {
     pub name: String,
-    /// Of the subject's disks, from 0.
+    /// Index among the subject's disks, from 0.
     #[serde(default)]
     pub disk: u32,
     pub block_bytes: u32,
-    /// The rest are writes; decided for each I/O.
+    /// Share of reads, decided for each I/O; the rest are writes.
     pub read_percent: u8,
-    /// Decided for each run of I/Os; the others begin where the I/O issued last has ended.
+    /// Share of random places, decided for each run of I/Os. The others begin where the previously issued I/O ended.
     pub random_percent: u8,
-    /// I/Os that follow one another from each random place, as with fio's `randread:8`.
+    /// Consecutive I/Os from each random place, as with fio's `randread:8`.
     #[serde(default = "one")]
     pub sequential_run: u32,
-    /// Before each burst, while I/Os complete.
+    /// Delay before each burst, while I/Os complete.
     #[serde(default)]
     pub delay_us: u64,
     /// I/Os issued without a delay between them.
     #[serde(default = "one")]
     pub burst: u32,
-    /// Under way at most.
+    /// Most I/Os under way.
     #[serde(default = "one")]
     pub outstanding: u32,
-    /// I/Os begin at multiples of it. 0: a sector, as IOmeter has it.
+    /// Alignment of I/Os. 0: one sector, as in IOmeter.
     #[serde(default)]
     pub align_bytes: u32,
-    /// Where its part of the disk begins. IOmeter: starting sector.
+    /// Begin of the worker's part of the disk. IOmeter: starting sector.
     #[serde(default)]
     pub first_byte: u64,
-    /// Length of its part. 0: until the end of the disk. IOmeter: maximum disk size.
+    /// Length of the worker's part. 0: until the end of the disk. IOmeter: maximum disk size.
     #[serde(default)]
     pub working_set_bytes: u64,
     #[serde(default)]
     pub pacing: Pacing,
-    /// Other sizes and ratios among its I/Os; what they leave of 100 percent is as said above.
+    /// Other sizes and ratios among its I/Os; the fields above apply to the rest of the 100 percent.
     #[serde(default)]
     pub mix: Vec<Access>,
 }
@@ -77,7 +78,7 @@ fn one() -> u32 {
 }
 
 impl Worker {
-    /// Random I/O on the whole first disk, one at a time.
+    /// Returns a worker with random I/O on the whole first disk, one at a time.
     pub fn random(name: &str, block_bytes: u32, read_percent: u8) -> Worker {
         Worker {
             name: name.to_string(),
@@ -97,7 +98,7 @@ impl Worker {
         }
     }
 
-    /// The bytes it reads and writes, of a disk of that size.
+    /// Returns the bytes that the worker reads and writes on a disk of that size.
     pub fn range(&self, disk_bytes: u64) -> Range<u64> {
         let end = match self.working_set_bytes {
             0 => disk_bytes / SECTOR * SECTOR,
@@ -106,7 +107,7 @@ impl Worker {
         self.first_byte..end
     }
 
-    /// Distance of places for random I/O, bytes.
+    /// Returns the distance between the places of random I/Os, bytes.
     pub fn step_bytes(&self) -> u64 {
         match self.align_bytes {
             0 => SECTOR,
@@ -114,7 +115,7 @@ impl Worker {
         }
     }
 
-    /// Of its largest I/O.
+    /// Returns the size of its largest I/O.
     pub fn largest_bytes(&self) -> u32 {
         self.mix.iter().map(|access| access.block_bytes).fold(self.block_bytes, u32::max)
     }

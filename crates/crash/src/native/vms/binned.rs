@@ -1,4 +1,4 @@
-//! The user throws something away, and takes it out of the bin again: every disk and every name is as it was.
+//! Verbs of the user that put something into the bin and restore it: every disk and every name is then as it was.
 
 use std::rc::Rc;
 
@@ -39,7 +39,7 @@ impl User {
         last.shape.as_mut().expect("it stays").snapshots.retain(|name, _| !gone.contains(name));
         ahead.push(last.clone());
         let thrown = ahead.len() - 1;
-        // The names come back one by one, the earliest first, and then the disks.
+        // A restore brings back the names one by one, the earliest first, and then the disks.
         let mut returning = gone.clone();
         returning.sort_by_key(|name| name[1..].parse::<u64>().expect("s and a number"));
         let mut named = last.clone();
@@ -58,7 +58,7 @@ impl User {
         self.and_back(vm, result, &entries, thrown).await
     }
 
-    /// `thrown` is the outcome in which the bin has it all.
+    /// Restores what the verb has put into the bin. `thrown` is the outcome in which the bin has all of it.
     async fn and_back(
         &mut self,
         vm: &Rc<Running>,
@@ -83,7 +83,7 @@ impl User {
         }
     }
 
-    /// The disks show what they show now, in another shape.
+    /// Returns the outcome in which the disks show what they show now, in another shape.
     async fn as_it_is(&self, vm: &Rc<Running>, shape: &Shape) -> Result<Outcome, String> {
         let fixed = self.harness.contents(vm).await?;
         Ok(Outcome { fixed, ..self.ahead(vm, shape.clone()) })

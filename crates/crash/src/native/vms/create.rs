@@ -1,4 +1,4 @@
-//! VMs and disks that come, grow and go.
+//! Verbs of the user that make, grow and remove VMs and disks.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use super::model::{Content, ExpectedVm, Outcome};
 use super::shape::{DiskShape, Shape};
 use super::user::{MODES, User};
 
-/// VMs there may be at once, and disks of one.
+/// Most VMs at the same time, and most disks of one VM.
 const VMS_MAX: usize = 4;
 const DISKS_MAX: usize = 4;
-/// Blocks of a new disk, and those it may grow by.
+/// Most blocks of a new disk, and most blocks that a disk may grow by.
 const BLOCKS_MAX: u64 = 24;
 const GROWN_BLOCKS_MAX: u64 = 8;
 
@@ -36,7 +36,7 @@ impl User {
         self.harness.model.borrow().vms.len() >= VMS_MAX
     }
 
-    /// A VM that is not there yet, and is to be `made`.
+    /// Notes that a VM that is not there yet is to be `made`. Returns its name.
     fn expect_vm(&self, prefix: &str, made: Outcome) -> String {
         let mut model = self.harness.model.borrow_mut();
         let name = format!("{prefix}{}", model.next_ordinal());
@@ -90,7 +90,7 @@ impl User {
         self.came(&name, id).await
     }
 
-    /// One of them stays.
+    /// Removes a VM, unless it is the only one.
     pub(super) async fn remove(&mut self, vm: &Rc<Running>) -> Result<(), String> {
         if self.harness.running.borrow().len() == 1 {
             return Ok(());
@@ -140,7 +140,7 @@ impl User {
         if shape.disks.len() >= DISKS_MAX {
             return Ok(());
         }
-        // What the bin has keeps numbers and slots, of which nothing is known here.
+        // Entries of the bin keep disk numbers and slots that the model does not record.
         self.empty_bin(vm, true).await?;
         let wanted = self.new_disk();
         let mut next = self.ahead(vm, shape.clone());
@@ -155,7 +155,7 @@ impl User {
         Ok(())
     }
 
-    /// Of disks that snapshots of the VM have.
+    /// Returns the slots of disks that snapshots of the VM have.
     fn kept_slots(&self, shape: &Shape) -> Vec<String> {
         let model = self.harness.model.borrow();
         let disks = shape.snapshots.keys().flat_map(|name| model.sealed[name].disks.values());
@@ -189,7 +189,7 @@ impl User {
     }
 }
 
-/// One more disk, empty.
+/// Adds an empty disk.
 fn add(made: &mut Outcome, wanted: &NewDisk, kept: &[String]) {
     let shape = made.shape.as_mut().expect("it is there");
     let (number, slot) = (shape.next_number(), shape.free_slot(kept));

@@ -1,4 +1,4 @@
-//! Guests of the VMs: they write, read and flush whatever runs, every answer checked.
+//! Guests of the VMs: they write, read, zero and flush the disks of running VMs, and check every answer.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use sim::Rng;
 use super::harness::{Running, VmHarness};
 use sim::oracle::OpenWrite;
 
-/// Longest request.
+/// Longest request, in sectors.
 const SECTORS_MAX: u64 = 24;
 
 pub struct Guest {
@@ -82,7 +82,7 @@ impl Guest {
         self.ended(vm, number, &open, zeroed).map_err(|e| format!("zeroing: {e}"))
     }
 
-    /// What found no space may be on the disk in part.
+    /// Notes the end of a write. A write that found no space may be on the disk in part.
     fn ended(&self, vm: &Running, number: u32, open: &OpenWrite, done: blk::Result<()>) -> blk::Result<()> {
         match done {
             Ok(()) => self.harness.model.borrow_mut().model(&vm.name, number).end(open),

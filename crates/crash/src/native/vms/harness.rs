@@ -1,4 +1,4 @@
-//! One boot of a store and its VMs: found, compared with what they must be, and served.
+//! One boot of a store and its VMs: finds the VMs, compares them with the model, and serves them.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,10 +20,10 @@ use crate::native::space_audit::judge;
 use crate::request_gate::RequestGate;
 use sim::oracle::DiskModel;
 
-/// One start of so many looks at the last checkpoint.
+/// One start of this many checks the last checkpoint.
 const CHECKED_EVERY: u64 = 3;
 
-/// A VM that is open, and what its guests have of it.
+/// An open VM, and the disks that its guests are attached to.
 pub struct Running {
     pub name: String,
     pub vm: Rc<NativeVm>,
@@ -42,7 +42,7 @@ pub struct VmHarness {
 }
 
 impl Running {
-    /// The guests are powered off and disconnected.
+    /// Powers the guests off and disconnects them.
     pub async fn stop(&self) {
         self.gate.stop().await;
         self.attached.borrow_mut().clear();
@@ -116,7 +116,7 @@ impl VmHarness {
         Ok(())
     }
 
-    /// Opens a VM; its guests are powered off.
+    /// Opens a VM whose guests are powered off.
     pub async fn serve(self: &Rc<VmHarness>, id: u128) -> Result<Rc<Running>, String> {
         let vm = NativeVm::open(&self.inner.store, id, self.options()).await.map_err(|e| e.to_string())?;
         let name = vm.name.clone();
@@ -152,7 +152,7 @@ impl VmHarness {
         Ok(())
     }
 
-    /// It is what it was, or what the verb that was cut leads to: whole, on all disks.
+    /// Checks that a VM is, on all disks, what it was or what the verb that was cut leads to.
     pub async fn find(self: &Rc<VmHarness>, name: &str) -> Result<(), String> {
         let running = self.running(name);
         let shape = self.shape_of(name)?;
@@ -178,7 +178,7 @@ impl VmHarness {
             let expected = outcome.shape.as_ref()?;
             let mut same = expected == shape;
             if told {
-                // The first generation of a VM that is new is known only from now on.
+                // The model learns the first generation of a new VM only now.
                 let is_new = Shape { fenced: true, ..expected.clone() };
                 same |= *shape == expected.with_other_content() || *shape == is_new;
             }
@@ -226,7 +226,7 @@ impl VmHarness {
         Ok(contents)
     }
 
-    /// Reads a snapshot whole: at the first look against the models, later against the first look.
+    /// Reads a snapshot whole: compares the first look with the models, later ones with the first look.
     pub async fn look(&self, name: &str, snapshot: &str) -> Result<(), String> {
         let state = self.running(name).vm.state();
         let found = state.snapshots.iter().find(|s| s.name == snapshot).expect("it is in the shape");
@@ -264,7 +264,7 @@ impl VmHarness {
         Ok(())
     }
 
-    /// In memory it is what the verbs made of it.
+    /// Checks that the open VM is what the verbs made of it.
     pub fn check_shape(&self, name: &str) -> Result<(), String> {
         let (shape, expected) = (self.shape_of(name)?, self.model.borrow().shape(name));
         match shape == expected {
@@ -299,8 +299,8 @@ impl VmHarness {
         }
     }
 
-    /// The store has the states that VMs and snapshots name, and no other that is not hidden under several of them; and
-    /// every block is somebody's.
+    /// Checks that the store has the states that VMs and snapshots name, and no others but those hidden under several
+    /// of them. Checks that every block in use belongs to something.
     pub async fn check_exact(&self) -> Result<(), String> {
         let all: Vec<_> = self.running.borrow().values().cloned().collect();
         for running in all {
@@ -308,11 +308,11 @@ impl VmHarness {
                 if job.is_cancelled() {
                     job.wait().await;
                 } else {
-                    // One that is over needs none.
+                    // A job that is over needs no resume.
                     let _ = job.resume();
                 }
             }
-            // What a cancelled commit has left behind.
+            // Commits what a cancelled commit has left behind.
             let _ = running.vm.clone().commit(&CommitWhat::Unowned).await;
         }
         self.inner.wait_for_hidden().await?;
@@ -330,7 +330,7 @@ impl VmHarness {
 fn nodes_of(state: &VmState) -> Vec<u64> {
     let disks = state.disks.iter().flat_map(|disk| std::iter::once(&disk.top).chain(&disk.reset_to));
     let sealed = state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
-    // A nonpersistent disk in the bin has the ground of the running one.
+    // A nonpersistent disk in the bin has the same base as the running one.
     let binned = state.bin.iter().flat_map(|binned| {
         let frozen = binned.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer));
         binned.disks.iter().map(|disk| &disk.top).chain(frozen)
@@ -338,7 +338,7 @@ fn nodes_of(state: &VmState) -> Vec<u64> {
     disks.chain(sealed).chain(binned).map(|layer| layer[1..].parse().expect("n and a number")).collect()
 }
 
-/// Whether the running disks show what the outcome says.
+/// Checks that the running disks show what the outcome says.
 fn shows(
     outcome: &Outcome,
     models: &BTreeMap<u32, DiskModel>,

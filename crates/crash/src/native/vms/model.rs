@@ -1,4 +1,4 @@
-//! What the tests know of the VMs across power cuts, and what an interrupted verb may have led to.
+//! Expected state of the VMs, kept across power cuts, and the possible outcomes of an interrupted verb.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -8,56 +8,57 @@ use sim::oracle::DiskModel;
 
 pub type Content = Rc<Vec<u8>>;
 
-/// Sequence numbers of a disk begin at its ordinal times this: they are told from those of all others.
+/// A disk's sequence numbers begin at its ordinal times this, which distinguishes them from all others.
 const SEQUENCES: u64 = 1 << 32;
 
-/// A snapshot: what its disks were and show.
+/// Expected state of a snapshot: the shape and the content of its disks.
 #[derive(Default)]
 pub struct Sealed {
     pub disks: BTreeMap<u32, DiskShape>,
-    /// Ticks by disk at which its take was called, and at which it answered.
+    /// Ticks, by disk, at which its take was called and at which it returned.
     pub began: BTreeMap<u32, u64>,
     pub ended: Option<BTreeMap<u32, u64>>,
-    /// From the first look on.
+    /// Set at the first look.
     pub contents: Option<BTreeMap<u32, Content>>,
 }
 
-/// Where a verb under way may have led to.
+/// Possible outcome of a verb under way.
 #[derive(Clone, Default)]
 pub struct Outcome {
     /// None: the VM is gone, or not there yet.
     pub shape: Option<Shape>,
-    /// Running disks that show this, whatever was written; others go on.
+    /// Content that running disks show, whatever was written; other disks keep what they have.
     pub fixed: BTreeMap<u32, Content>,
-    /// What a reset goes back to, by disk.
+    /// Content that a reset restores, by disk.
     pub resets: BTreeMap<u32, Content>,
 }
 
 #[derive(Default)]
 pub struct ExpectedVm {
     pub now: Outcome,
-    /// Besides the present, in the order in which they come about; the last is what the verb is to do.
+    /// Possible outcomes besides the present, in the order in which they come about; the last is what the verb is to
+    /// do.
     pub ahead: Vec<Outcome>,
     pub models: BTreeMap<u32, DiskModel>,
-    /// Known from the first look at it on.
+    /// Set at the first look at the VM.
     pub first_generation: Option<u64>,
 }
 
 #[derive(Default)]
 pub struct Model {
-    /// By name.
+    /// VMs by name.
     pub vms: BTreeMap<String, ExpectedVm>,
-    /// By name; no two VMs have one of the same name.
+    /// Snapshots by name, which is unique across VMs.
     pub sealed: BTreeMap<String, Sealed>,
     ordinal: u64,
-    /// I/O has failed and the process was killed: clients may have been told that what they were answered is lost.
+    /// I/O has failed and the process was killed: clients may have received a report that acknowledged writes are lost.
     pub may_be_told: bool,
     /// The verb under way, for the marks of a cut.
     pub doing: Option<&'static str>,
 }
 
 impl Model {
-    /// For names, and for the sequence numbers of disks.
+    /// Returns the next ordinal, for names and for the sequence numbers of disks.
     pub fn next_ordinal(&mut self) -> u64 {
         self.ordinal += 1;
         self.ordinal
@@ -84,7 +85,7 @@ impl Model {
         numbers.iter().map(|n| (*n, vm.models.get_mut(n).expect("it runs").now())).collect()
     }
 
-    /// One of the outcomes has come about: the last, where nothing is said of it.
+    /// Notes that an outcome has come about: the one at `at`, or the last for None.
     pub fn arrive(&mut self, name: &str, at: Option<usize>) {
         let ahead = std::mem::take(&mut self.vm(name).ahead);
         let at = at.unwrap_or(ahead.len() - 1);
@@ -108,7 +109,7 @@ impl Model {
         self.forget_snapshots();
     }
 
-    /// Nothing came of the verb.
+    /// Notes that the verb has changed nothing.
     pub fn stay(&mut self, name: &str) {
         self.vm(name).ahead.clear();
         if self.vms[name].now.shape.is_none() {
@@ -123,7 +124,7 @@ impl Model {
         self.sealed.retain(|name, _| shapes.iter().any(|shape| shape.snapshots.contains_key(name)));
     }
 
-    /// What the snapshot shows, by disk; it has been looked at.
+    /// Returns what the snapshot shows, by disk. It has been looked at before.
     pub fn contents(&self, snapshot: &str) -> BTreeMap<u32, Content> {
         self.sealed[snapshot].contents.clone().expect("looked at after its take")
     }

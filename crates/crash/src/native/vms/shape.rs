@@ -1,4 +1,4 @@
-//! What a VM is, apart from what its disks show, and what each verb makes of it.
+//! Shape of a VM: everything except the content of its disks, and what each verb makes of it.
 
 use std::collections::BTreeMap;
 
@@ -28,14 +28,15 @@ pub struct Shape {
     /// By name.
     pub snapshots: BTreeMap<String, SnapshotShape>,
     pub current: Option<String>,
-    /// How often the content was replaced: by so much its generation is above the first.
+    /// How often the content was replaced: its generation less the first one.
     pub replaced: u64,
-    /// Nobody has said since that the clients of before are dead.
+    /// The user has not declared since then that the earlier clients are dead.
     pub fenced: bool,
 }
 
 impl Shape {
-    /// Of a VM as the store has it, whose first content generation was `first`. An error is a state that no verb makes.
+    /// Returns the shape of a VM in the store, whose first content generation was `first`. An error is a state that no
+    /// verb makes.
     pub fn of(state: &VmState, first: u64) -> Result<Shape, String> {
         let name = |id: Option<u128>| match id {
             None => Ok(None),
@@ -76,12 +77,12 @@ impl Shape {
         next
     }
 
-    /// The same, with other content on some disks.
+    /// Returns the same shape, with other content on some disks.
     pub fn with_other_content(&self) -> Shape {
         Shape { replaced: self.replaced + 1, fenced: true, ..self.clone() }
     }
 
-    /// The disks are those of the snapshot; others stay as they are.
+    /// Returns the shape after a revert: the snapshot's disks are as in the snapshot, and others stay as they are.
     pub fn reverted(&self, to: &str, disks: &BTreeMap<u32, DiskShape>) -> Shape {
         let mut next = self.with_other_content();
         next.current = Some(to.to_string());
@@ -91,12 +92,12 @@ impl Shape {
         next
     }
 
-    /// As it was before a revert, a discard or a reset that led to `moved`.
+    /// Returns this shape after a restore; a revert, a discard or a reset had led from it to `moved`.
     pub fn restored_from(&self, moved: &Shape) -> Shape {
         Shape { replaced: moved.replaced + 1, fenced: true, ..self.clone() }
     }
 
-    /// Their children move up.
+    /// Returns the shape after a commit of these snapshots: their children move up.
     pub fn committed(&self, gone: &[String]) -> Shape {
         let up = |mut name: Option<String>| {
             while let Some(n) = name.clone().filter(|n| gone.contains(n)) {
@@ -111,26 +112,26 @@ impl Shape {
         next
     }
 
-    /// From the latest of the running state's snapshots up to the first.
+    /// Returns the running state's snapshots, from the latest up to the first.
     pub fn running_names(&self) -> Vec<String> {
         let above = |name: &String| self.snapshots[name].parent.clone();
         std::iter::successors(self.current.clone(), above).collect()
     }
 
-    /// A snapshot and all that descend from it.
+    /// Returns a snapshot and all its descendants.
     pub fn with_later(&self, name: &str) -> Vec<String> {
         let above = |at: &String| self.snapshots[at].parent.clone();
         let descends = |at: &String| std::iter::successors(Some(at.clone()), above).any(|at| at == name);
         self.snapshots.keys().filter(|at| descends(at)).cloned().collect()
     }
 
-    /// Numbers are not given twice as long as anything has the disk.
+    /// Returns the number of the next disk. A number is not given again while anything has its disk.
     pub fn next_number(&self) -> u32 {
         let kept = self.snapshots.values().flat_map(|s| s.disks.iter());
         self.disks.keys().chain(kept).map(|number| number + 1).max().unwrap_or(0)
     }
 
-    /// The first that no disk has, and none of `kept`.
+    /// Returns the first slot that no disk has and that is not in `kept`.
     pub fn free_slot(&self, kept: &[String]) -> String {
         let slots = (0..SLOTS).filter(|slot| *slot != OWN_SLOT).map(|slot| format!("scsi0:{slot}"));
         let taken = |slot: &String| self.disks.values().any(|d| d.slot == *slot) || kept.contains(slot);

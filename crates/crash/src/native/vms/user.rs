@@ -1,4 +1,4 @@
-//! The user: every verb of a native VM, as the daemon calls it. What it is to do is noted before it begins.
+//! The user: every verb of a native VM, as the daemon calls it. The model notes a verb's outcomes before it begins.
 
 use std::rc::Rc;
 
@@ -38,7 +38,7 @@ pub enum Verb {
     Checkpoint,
 }
 
-/// Each with how often it comes, and what a cut in it is called.
+/// Every verb with its share, and the mark of a cut in it.
 pub const VERBS: [(Verb, u64, &str); 21] = [
     (Verb::Take, 8, "cut in a take"),
     (Verb::CommitOne, 3, "cut in a commit"),
@@ -69,12 +69,12 @@ pub const MODES: [DiskMode; 3] =
 pub struct User {
     pub harness: Rc<VmHarness>,
     pub rng: Rng,
-    /// All verbs are of this VM, and not of any.
+    /// The VM of all verbs; None: each verb picks one.
     pub only: Option<&'static str>,
 }
 
 impl User {
-    /// The power goes in the verb number `cut_in`.
+    /// Runs drawn verbs, with a power cut in the verb number `cut_in`.
     pub async fn run(mut self, steps: u64, cut_in: Option<u64>) -> Result<(), String> {
         let shares: u64 = VERBS.iter().map(|(_, share, _)| share).sum();
         for step in 0..steps {
@@ -115,7 +115,7 @@ impl User {
         done.map_err(|e| format!("{verb:?} of VM {}: {e}", running.name))
     }
 
-    /// Verbs that no guest may be attached for.
+    /// Runs a verb during which no guest may be attached.
     async fn powered_off(&mut self, running: &Rc<Running>, verb: Verb) -> Result<(), String> {
         running.stop().await;
         match verb {
@@ -149,7 +149,7 @@ impl User {
         self.harness.model.borrow().shape(&vm.name)
     }
 
-    /// The present with another shape.
+    /// Returns the present outcome with another shape.
     pub(super) fn ahead(&self, vm: &Running, shape: Shape) -> Outcome {
         Outcome { shape: Some(shape), ..self.harness.model.borrow().vms[&vm.name].now.clone() }
     }
@@ -158,7 +158,7 @@ impl User {
         self.harness.model.borrow_mut().vm(&vm.name).ahead = ahead;
     }
 
-    /// What has come of a verb: all of it, or, when it was refused or found no space, nothing.
+    /// Notes what a verb has done: all of it, or nothing if it was refused or found no space.
     pub(super) fn settle<T>(&self, vm: &Running, result: blk::Result<T>) -> Result<Option<T>, String> {
         let done = match result {
             Ok(done) => Some(done),
@@ -177,7 +177,7 @@ impl User {
         Ok(done)
     }
 
-    /// A new name, known from before its take begins; and the shape with it.
+    /// Notes a take before it begins. Returns its new name and the shape with it.
     fn begin_take(&self, vm: &Running) -> (String, Shape) {
         let shape = self.shape(vm);
         let mut model = self.harness.model.borrow_mut();
@@ -213,7 +213,7 @@ impl User {
         if self.settle(vm, result)?.is_none() {
             return Ok(());
         }
-        // What is still on its way into a state that claims to be sealed shows at the second look.
+        // The second look shows any write that still reaches a state reported as sealed.
         self.harness.look(&vm.name, &name).await?;
         self.harness.env.sleep_us(self.rng.below(200)).await;
         self.harness.look(&vm.name, &name).await
@@ -228,7 +228,7 @@ impl User {
             (_, None) => {}
         }
         match self.rng.below(4) {
-            // What was cancelled.
+            // Commits what a cancelled commit has left.
             0 => self.commit_names(vm, CommitWhat::Unowned, Vec::new()).await,
             _ => Ok(()),
         }
@@ -249,7 +249,7 @@ impl User {
         }
     }
 
-    /// A user watches a job.
+    /// Cancels or pauses a job or leaves it alone, and may resume it.
     async fn meddle(&mut self, job: &Job) -> Result<(), String> {
         let asked = match self.rng.below(4) {
             0 => job.cancel(),
@@ -258,7 +258,7 @@ impl User {
         };
         self.harness.env.sleep_us(self.rng.below(2000)).await;
         if asked.is_ok() && self.rng.coin() {
-            // One that is over needs none.
+            // A job that is over needs no resume.
             let _ = job.resume();
         }
         Ok(())
@@ -276,14 +276,14 @@ impl User {
         let first = keeps.as_ref().map(|(name, _)| name.as_str());
         let result = vm.vm.revert(Some(&to), first, false).await;
         if let Some(first) = first.filter(|_| result.is_ok()) {
-            // While the models know the time before.
+            // The models still cover the time before the revert.
             self.end_take(vm, first);
             self.harness.look(&vm.name, first).await?;
         }
         self.settle(vm, result).map(drop)
     }
 
-    /// The disks that a snapshot has show what it shows.
+    /// Returns the outcome of a revert: the disks that the snapshot has show what it shows.
     pub(super) fn on_ground_of(&self, vm: &Running, before: &Shape, to: &str) -> Outcome {
         let model = self.harness.model.borrow();
         let shape = before.reverted(to, &model.sealed[to].disks);
@@ -316,7 +316,7 @@ impl User {
         let now = self.ahead(vm, self.shape(vm));
         let mut fixed = now.resets.clone();
         for (number, content) in &mut fixed {
-            // One that has grown since stays as large.
+            // A disk that has grown since keeps its size.
             let size_bytes = now.shape.as_ref().expect("it is there").disks[number].size_bytes as usize;
             Rc::make_mut(content).resize(size_bytes, 0);
         }
@@ -340,7 +340,7 @@ impl User {
         self.change_mode(vm, number, mode).await
     }
 
-    /// Of a disk that nobody is attached to; what was written to it becomes durable before.
+    /// Changes the mode of a disk without clients, after a flush of what was written to it.
     pub async fn change_mode(&self, vm: &Rc<Running>, number: u32, mode: DiskMode) -> Result<(), String> {
         let disk = vm.vm.disk(number).map_err(|e| e.to_string())?;
         let began = self.harness.model.borrow_mut().model(&vm.name, number).flush_begins();

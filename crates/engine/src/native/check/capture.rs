@@ -1,4 +1,4 @@
-//! The state of the last checkpoint, read from the medium.
+//! Reading of the state of the last checkpoint from the medium.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,19 @@ use crate::native::stored::{NodeItem, decode_group, group_key, node_key};
 use crate::native::superblock::{SLOT_BLOCKS, Superblock};
 use crate::native::tree::Nodes;
 
-/// Pages of maps kept: those on the way to where the walk is, in the state and its ground, and some more.
+/// Cache for pages of maps: those on the path to the walk's position, in the state and its ground, and some more.
 const CACHE_BYTES: usize = 1 << 20;
 
+/// The state of the last checkpoint.
 pub struct Committed {
     pub name: String,
     pub superblock: Superblock,
     pub items: Items,
-    /// Where the catalogue itself lies.
+    /// Blocks of the catalogue itself.
     pub catalogue: Vec<Extent>,
-    /// Not the store's: what is in its memory says nothing about the medium.
+    /// A cache apart from the store's: the pages in the store's memory say nothing about the medium.
     pub nodes: Nodes,
-    /// Items of nodes could not be read: what belongs to them is not known.
+    /// Items of nodes could not be read, so their blocks are unknown.
     pub lacks_nodes: bool,
     _retained: Retained,
 }
@@ -35,7 +36,7 @@ type Items = BTreeMap<u64, NodeItem>;
 type CatalogueItems = BTreeMap<Key, Vec<u8>>;
 
 impl Committed {
-    /// None when too little is left to go on with.
+    /// Reads the state of the last checkpoint; None when too little of it is readable.
     pub async fn capture(store: &Store, report: &mut Report) -> Result<Option<(Committed, Marks)>> {
         let _turn = store.checkpoint_turn.lock().await;
         let retained = store.space.retain(store.work.clone());
@@ -66,13 +67,13 @@ impl Committed {
         Ok(Some((committed, marks)))
     }
 
-    /// Nodes that are not dropped.
+    /// Returns the nodes that are not dropped.
     pub fn kept(&self) -> impl Iterator<Item = (u64, &NodeItem)> {
         self.items.iter().filter(|(_, item)| !item.dropped).map(|(id, item)| (*id, item))
     }
 }
 
-/// Both are whole at any time: a store writes them in turn, and its opening has written one.
+/// Checks both superblocks. Both are whole at any time: a store writes them in turn, and its opening has written each.
 async fn check_superblocks(store: &Store, expected: &Superblock, report: &mut Report) {
     for (slot, block) in SLOT_BLOCKS.into_iter().enumerate() {
         let (page, result) = store.file.tables().read(block * BLOCK, Buf::alloc(BLOCK as usize)).await;
@@ -93,7 +94,8 @@ async fn check_superblocks(store: &Store, expected: &Superblock, report: &mut Re
     }
 }
 
-/// From the medium. Where that is damaged the store's own copy stands in, if it is of the same checkpoint.
+/// Reads the catalogue from the medium. If that is damaged, the store's own copy is used, provided it is of the same
+/// checkpoint.
 async fn read_catalogue(
     store: &Store,
     superblock: &Superblock,

@@ -1,8 +1,8 @@
-//! Everything that is wrong in a store, found without writing to it while it is in use.
+//! The check of a store: finds every fault without a write, while the store is in use.
 //!
-//! Looked at is the state of the last checkpoint, as the medium has it: superblocks, catalogue, lineage, every page of
-//! every map, and the bitmaps against all that is referred to. Checkpoints and guests go on meanwhile; what that state
-//! refers to is not placed again until the check has ended.
+//! It examines the state of the last checkpoint on the medium: superblocks, catalogue, lineage, every page of every
+//! map, and the bitmaps against all references. Checkpoints and guests go on meanwhile; blocks that this state refers
+//! to are not placed again until the check has ended.
 
 mod capture;
 mod report;
@@ -21,8 +21,9 @@ use self::walk::Walk;
 use super::store::Store;
 
 impl Store {
-    /// Checks the store as it is now: with a checkpoint first, unless nothing happened since the last. When that fails,
-    /// as in a store that has become read-only, the report says so and is about the state before.
+    /// Checks the store in its present state: makes a checkpoint first, unless nothing has happened since the last one.
+    /// If the checkpoint fails, as in a store that has become read-only, the report gives the reason and describes the
+    /// state before.
     pub async fn check(&self) -> Result<Report> {
         let behind = match self.is_merged() {
             true => None,
@@ -44,7 +45,7 @@ impl Store {
         Ok(report)
     }
 
-    /// Whether the last checkpoint has all that happened.
+    /// Returns whether the last checkpoint has all changes.
     fn is_merged(&self) -> bool {
         self.pending_runs() == 0
             && self.changed_nodes.borrow().is_empty()

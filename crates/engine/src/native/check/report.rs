@@ -1,4 +1,4 @@
-//! What a check says: each fault, and whose data it hurts.
+//! Result of a check: each fault, and the states that it affects.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,34 +8,36 @@ use blk::Error;
 
 use crate::native::layout::Extent;
 
-/// Faults that are listed; the rest is counted.
+/// Most faults that are listed; the rest is counted.
 pub(super) const FINDINGS_MAX: usize = 1000;
-/// States that one finding names; `Report::hurt` has all of them.
+/// Most states that one finding names; `Report::hurt` has all of them.
 const HURT_MAX: usize = 100;
 
+/// Kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// A superblock cannot be read, or is not the one that was written.
     Superblock,
-    /// A page of the catalogue: the store may not open again.
+    /// A page of the catalogue is damaged: the store may not open again.
     Catalogue,
-    /// Nodes that contradict each other.
+    /// Nodes contradict each other.
     Lineage,
-    /// A page of a map: the blocks below it cannot be read.
+    /// A page of a map is damaged: the blocks below it cannot be read.
     Map,
-    /// Data that cannot be read.
+    /// Data cannot be read.
     Data,
-    /// A map refers to where nothing of its kind can lie.
+    /// A map refers to a place that cannot hold blocks of that kind.
     Place,
     /// One block is used twice.
     Doubled,
-    /// In use, and free by the bitmap: something else may be written there.
+    /// A block is in use but free by the bitmap: it may be overwritten with other data.
     Unmarked,
-    /// Its birth is not that of what the state wrote itself: its space would be given back too late, or too early.
+    /// A block's birth is outside of the range of what the state itself wrote: its space would be given back too late,
+    /// or too early.
     Birth,
-    /// A bitmap page: its group's space cannot be used, what lies there is not hurt.
+    /// A bitmap page is damaged: its group's space cannot be used. The data in the group is not affected.
     Bitmap,
-    /// In use by the bitmap alone: space lost.
+    /// Blocks are in use by the bitmap alone: their space is lost.
     Leaked,
 }
 
@@ -46,33 +48,34 @@ pub struct Hurt {
     pub bytes: Range<u64>,
 }
 
+/// One fault that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     pub fault: Fault,
-    /// Place, and what was found and expected.
+    /// The place, and what was found and expected.
     pub error: Error,
-    /// Where in the store; None where that is not a range of blocks.
+    /// The blocks in the store; None where the place is not a range of blocks.
     pub extent: Option<Extent>,
-    /// The states that show it, dropped ones left out; the first hundred.
+    /// The states that show the extent, without dropped ones; the first hundred.
     pub hurt: Vec<Hurt>,
 }
 
-/// The state of the store that a checkpoint has made durable, and what is wrong with it.
+/// The faults of the state that a checkpoint has made durable.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     pub checkpoint: u64,
-    /// Why what happened since that checkpoint was not merged and looked at as well.
+    /// Reason why the changes since that checkpoint were not merged and checked as well.
     pub behind: Option<Error>,
     /// Kept states: running and sealed nodes that are not dropped.
     pub states: BTreeSet<u64>,
-    /// Pages of maps, and data blocks, each counted once however many states share it.
+    /// Numbers of pages of maps, and of data blocks; each counts once regardless of how many states share it.
     pub pages: u64,
     pub data_blocks: u64,
-    /// Worst first.
+    /// Findings, worst first.
     pub findings: Vec<Finding>,
-    /// Findings that are not listed.
+    /// Number of findings that are not listed.
     pub more: u64,
-    /// Kept states that a finding hurts. All others are whole.
+    /// Kept states that a finding affects. All others are whole.
     pub hurt: BTreeSet<u64>,
 }
 
@@ -81,12 +84,12 @@ impl Report {
         self.findings.is_empty() && self.more == 0
     }
 
-    /// Kept states that nothing found hurts.
+    /// Returns the kept states that no finding affects.
     pub fn whole(&self) -> impl Iterator<Item = u64> {
         self.states.difference(&self.hurt).copied()
     }
 
-    /// Whether one more finding would be listed.
+    /// Returns whether one more finding would be listed.
     pub(super) fn has_room(&self) -> bool {
         self.findings.len() < FINDINGS_MAX
     }

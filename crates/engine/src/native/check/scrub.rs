@@ -1,8 +1,8 @@
-//! A check that reads all data as well: blocks that the device cannot give back are found before a guest needs them.
+//! A check that also reads all data, to find blocks that the device cannot read before a guest needs them.
 //!
-//! Data has no checksum of its own, so what can be read counts as whole. The work goes node by node, each against its
-//! ground, so that a block is read once however many states show it; a step at a time, of the state as it is then.
-//! Between two steps nothing is held, so it may take days.
+//! Data has no checksum of its own, so readable data counts as whole. The work goes node by node, each against its
+//! ground, so that a block is read once regardless of how many states show it. It goes in steps, each over the state of
+//! that moment. Nothing is held between two steps, so a scrub may take days.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -23,24 +23,24 @@ use crate::native::tree::{Mapped, Nodes, Root, Seen, survey};
 
 /// Pages of maps that a step reads: at most 16 * 252 blocks of data, 16 MiB.
 const STEP_PAGES: usize = 16;
-/// Pages of maps kept: the way to where the work is, in a state and its ground.
+/// Cache for pages of maps: the path to the work's position, in a state and its ground.
 const CACHE_BYTES: usize = 256 << 10;
-/// One read. A guest's request waits behind at most a few of these.
+/// Blocks of one read. A guest's request waits behind at most a few of these.
 const READ_BLOCKS: u64 = (1 << 20) / BLOCK;
 const READS_AT_ONCE: usize = 2;
-/// While guests are active a scrub rests this many times as long as a step took.
+/// While guests are active, a scrub pauses this many times as long as its last step took.
 const REST_FACTOR: u64 = 2;
-/// Longest rest between two steps.
+/// Longest pause between two steps.
 const REST_US_MAX: u64 = 1_000_000;
 
-/// Where a step begins.
+/// Position at which a step begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct At {
     node: u64,
     block: u64,
 }
 
-/// What a step looks at: a part of one tree over one ground.
+/// The work of a step: a part of one tree over one ground.
 struct Part {
     at: At,
     root: Option<Root>,
@@ -49,8 +49,11 @@ struct Part {
 }
 
 impl Store {
-    /// Checks the store, then reads every block of data that it has. `job` tells how far it is, and can pause, limit
-    /// and cancel it; it is over when this answers. `Cancelled` when it was, and when the store is closed.
+    /// Checks the store, then reads every block of data in it. `job` shows the progress, and can pause, limit and
+    /// cancel the scrub; it is over when this returns.
+    ///
+    /// # Errors
+    /// `Cancelled`: the job was cancelled, or the store was closed.
     pub async fn scrub(&self, job: &Job) -> Result<Report> {
         let result = self.scrub_for(job).await;
         job.set_state(match &result {
@@ -87,7 +90,7 @@ impl Store {
         Ok(report)
     }
 
-    /// Answers where the next step begins, and the bytes read.
+    /// Scrubs one step. Returns the position of the next step, and the bytes read.
     async fn scrub_step(&self, nodes: &Nodes, at: At, report: &mut Report) -> Result<Option<(At, u64)>> {
         let _retained = self.space.retain(self.work.clone());
         let Some(part) = self.next_part(at).await? else { return Ok(None) };
@@ -121,7 +124,7 @@ impl Store {
         Ok(Some((next, bytes)))
     }
 
-    /// The part at or behind `at`. A state without a tree gets one.
+    /// Returns the part at or behind `at`. A checkpoint gives a tree to a state that has none.
     async fn next_part(&self, mut at: At) -> Result<Option<Part>> {
         loop {
             let Some(node) = self.lineage.borrow().next(at.node) else { return Ok(None) };
@@ -135,7 +138,7 @@ impl Store {
                 Some(item_now(&node))
             };
             let piece = pieces(at.node, &item_of).into_iter().find(|piece| at.block < piece.end);
-            // In a store that is read-only the report says that it is behind.
+            // In a read-only store the report says that it is behind.
             if unmerged.get() && self.broken().is_none() {
                 self.checkpoint().await?;
                 continue;
@@ -155,7 +158,7 @@ impl Store {
         result
     }
 
-    /// Block by block: the rest of the run may be whole.
+    /// Finds the unreadable blocks of a run one by one: the other blocks may be readable.
     async fn find_unreadable(
         &self,
         nodes: &Nodes,
@@ -183,7 +186,7 @@ impl Store {
         Ok(())
     }
 
-    /// Once: the check before, or another state's step, may have found it too.
+    /// Adds a finding unless the check before, or the step of another state, found it too.
     async fn add_finding(
         &self,
         nodes: &Nodes,
@@ -206,7 +209,7 @@ impl Store {
     }
 }
 
-/// Runs that lie together become one, up to what is read at once.
+/// Joins runs that are contiguous, up to the length of one read.
 fn joined(runs: Vec<Mapped>) -> Vec<Mapped> {
     let mut out: Vec<Mapped> = Vec::new();
     for run in runs {
@@ -242,7 +245,7 @@ mod tests {
         run(&world, |env| async move { test(env).await });
     }
 
-    /// Node 1 runs on node 2; of 3020 blocks 3000 are shared.
+    /// Node 1 is a child of node 2; of 3020 blocks 3000 are shared.
     async fn family(env: &Env) -> Rc<Store> {
         let store = open_store(env).await.unwrap();
         store.change(&[Op::Create { node: 1, size_blocks: 100_000 }]).unwrap();
@@ -258,7 +261,7 @@ mod tests {
         Job::new(env.clone(), 1, SCRUB, String::new())
     }
 
-    /// All blocks that a node shows, with where they lie.
+    /// Returns all blocks that a node shows, with their addresses.
     async fn data_of(store: &Store, node: u64) -> Vec<(u64, u64)> {
         let mut data = Vec::new();
         let root = store.node(node).unwrap().root().unwrap();
@@ -286,7 +289,7 @@ mod tests {
         });
     }
 
-    /// Two reads fail: the `nth` of the scrub, and, when that was of data, that of a block of it alone.
+    /// Makes two reads fail: the `nth` of the scrub and, if that was of data, the read of one of its blocks alone.
     async fn scrub_with_errors(world: SimWorld, env: Env, nth: u64) -> (Rc<Store>, Report) {
         let (store, job) = (family(&env).await, job(&env));
         store.checkpoint().await.unwrap();
@@ -303,7 +306,8 @@ mod tests {
         (store, report)
     }
 
-    /// A single block that cannot be read, or a page of a map.
+    /// Checks that the finding is a single unreadable data block, or a page of a map, and that it names the right
+    /// states.
     async fn check_named(store: &Store, finding: &Finding) {
         let Extent { addr, len } = finding.extent.unwrap();
         assert_eq!(len, 1);

@@ -1,4 +1,4 @@
-//! A sound store has no findings, whatever was done with it; planted damage is found and named.
+//! A sound store has no findings after any work; planted damage is found and named.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ fn in_world(test: impl AsyncFnOnce(Env) + 'static) {
     run(&world, |env| async move { test(env).await });
 }
 
-/// Node 1 runs on node 2, and node 3 is a branch of that.
+/// Node 1 is a child of node 2, and node 3 is a branch of node 2.
 async fn family(env: &Env) -> Rc<Store> {
     let store = open_store(env).await.unwrap();
     store.change(&[Op::Create { node: 1, size_blocks: SIZE_BLOCKS }]).unwrap();
@@ -42,14 +42,14 @@ async fn family(env: &Env) -> Rc<Store> {
     store
 }
 
-/// Puts into a node's table what no write would.
+/// Puts an entry into a node's table that no write would make.
 async fn plant(store: &Rc<Store>, node: u64, start: u64, held: Held) -> Report {
     let grown = store.node(node).unwrap().put(start, held, &mut Vec::new());
     store.count(node, grown);
     store.check().await.unwrap()
 }
 
-/// What a node refers to within its first leaf.
+/// Returns what a node refers to within its first leaf.
 async fn first_leaf(store: &Store, node: u64) -> Vec<Seen> {
     let mut met = Vec::new();
     let root = store.node(node).unwrap().root().unwrap();
@@ -102,7 +102,7 @@ fn a_store_that_is_read_only_is_checked_as_it_was() {
         let store = family(&env).await;
         let own = first_leaf(&store, 1).await;
         let Seen::Page { addr, .. } = own[own.len() - 1] else { panic!("{own:?}") };
-        // The merge needs the page.
+        // The merge needs this page.
         fill(&disk(&store, 1), 7, 1, 4).await;
         flip(&store, addr, 100).await;
         store.nodes.forget(addr);
@@ -219,7 +219,7 @@ fn what_a_check_looks_at_is_not_placed_again() {
     });
 }
 
-/// A state between two others is dropped and given back the wrong way.
+/// Drops a state between two others, and gives its space back with the defect planted.
 async fn give_back_wrongly(env: &Env, defect: Defect) -> Report {
     let defects = Defects::only(defect);
     let options = StoreOptions { reserve_blocks: 64, defects, ..StoreOptions::default() };
@@ -253,7 +253,7 @@ fn space_given_back_wrongly_is_found_with_whose_it_was() {
     });
 }
 
-/// Random changes of a few disks; the lineage keeps at most a dozen nodes.
+/// Makes one random change of a few disks; the lineage keeps at most a dozen nodes.
 async fn step(store: &Rc<Store>, kind: u8, at: u64, which: usize) {
     let nodes: Vec<_> = {
         let lineage = store.lineage.borrow();
@@ -286,7 +286,7 @@ async fn step(store: &Rc<Store>, kind: u8, at: u64, which: usize) {
     }
 }
 
-/// Guests that write, takes, drops and checkpoints, until they are told to end.
+/// Runs guests that write, takes, drops and checkpoints, until `ends` is set.
 async fn work(store: Rc<Store>, ends: Rc<Cell<bool>>) {
     let mut at = 1;
     while !ends.get() {
@@ -307,7 +307,7 @@ fn a_check_among_guests_finds_nothing() {
         store.change(&[Op::Create { node: 1, size_blocks: SIZE_BLOCKS }]).unwrap();
         fill(&disk(&store, 1), 0, 1500, 1).await;
         store.checkpoint().await.unwrap();
-        // Little room: what is given back is soon used again.
+        // There is little room: freed space is soon used again.
         capacity.set_capacity(Some(capacity.used_bytes() + (16 << 20)));
         let ends = Rc::new(Cell::new(false));
         let guests = env.spawn(work(store.clone(), ends.clone()));
@@ -327,7 +327,7 @@ fn a_check_among_guests_finds_nothing() {
     });
 }
 
-/// One write a snapshot, all over the disk.
+/// Each snapshot has one write, all over the disk.
 #[test]
 fn ten_thousand_snapshots_cost_what_differs_between_them() {
     in_world(async |env| {
@@ -343,7 +343,8 @@ fn ten_thousand_snapshots_cost_what_differs_between_them() {
         let report = store.check_committed().await.unwrap();
         assert!(report.is_sound(), "{:?}", report.findings);
         let reads = store.file.counters().reads - before;
-        // Each has a leaf of its own and two or three pages over it, which are read for it and for the one after it.
+        // Each snapshot has a leaf of its own and two or three pages over it, which are read for it and for the one
+        // after it.
         assert!(
             report.pages < 42_000 && reads < 2 * report.pages + 1000,
             "{} pages, {reads} reads",

@@ -1,4 +1,4 @@
-//! What the walk's doubts come to, and whom they hurt.
+//! Judgement of the walk's doubts: the fault of each, and the states that it affects.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::native::layout::{BLOCK, Extent};
 use crate::native::stored::NodeItem;
 use crate::native::tree::{Nodes, Seen, has_page, span};
 
-/// States asked, and groups compared, before others get their turn.
+/// Number of states or groups processed before other tasks get a turn.
 const AT_ONCE: usize = 64;
 
-/// A suspect run: how often it was met too often, and all who use it.
+/// A run of suspect blocks: how often it was met when ticked off already or free, and all references to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Suspect {
     extent: Extent,
@@ -37,7 +37,7 @@ impl Walk<'_> {
         Ok(self.report)
     }
 
-    /// What no map refers to is lost only where all maps could be read.
+    /// Finds blocks without references. They are lost only if all maps could be read.
     async fn find_leaked(&mut self, env: &Env) {
         if self.committed.lacks_nodes || !self.damaged.is_empty() {
             return;
@@ -58,7 +58,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Everybody who refers to a suspect block, in runs.
+    /// Returns all references to suspect blocks, in runs.
     async fn users(&self, env: &Env) -> Result<Vec<Suspect>> {
         let mut users: BTreeMap<u64, Vec<Spot>> = BTreeMap::new();
         let mut note = |start: u64, len: u64, spot: Spot| {
@@ -110,7 +110,7 @@ impl Walk<'_> {
         if count > 1 {
             add(Fault::Doubled, format!("{blocks} are used {count} times, expected once: by {by}"));
         }
-        // Met too often every time: the bitmap never had it.
+        // Every reference met the block ticked off or free: the bitmap never had it in use.
         if hits >= count {
             add(Fault::Unmarked, format!("{blocks} are free by the bitmap, and used by {by}"));
         }
@@ -124,7 +124,7 @@ impl Walk<'_> {
     }
 }
 
-/// Which of the `kept` states show an extent at a spot, with the bytes that they have there.
+/// Returns which of the `kept` states show an extent at a spot, with the bytes of their disks that it covers.
 pub async fn showing<'a>(
     env: &Env,
     nodes: &Nodes,

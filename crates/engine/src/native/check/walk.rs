@@ -1,4 +1,4 @@
-//! Every map of a committed state, page by page, ticked off against the bitmaps.
+//! The walk over every map of a committed state, page by page; each block is ticked off in the bitmaps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,12 @@ use crate::native::layout::Extent;
 use crate::native::space::{Marks, Tick};
 use crate::native::tree::{Mapped, Seen, survey};
 
-/// Blocks found to be used and not in use by the bitmap that are looked into: 4096 of 100 bytes.
+/// Most suspect blocks, used but free by the bitmap, that are examined: 4096 of 100 bytes.
 const SUSPECTS_MAX: usize = 4096;
-/// Nodes looked at before others get their turn: one that shares all with its ground needs no I/O.
+/// Number of nodes visited before other tasks get a turn: a node that shares all with its ground needs no I/O.
 const NODES_AT_ONCE: usize = 64;
 
-/// Where in the states something lies.
+/// A place in the states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Spot {
     pub node: u64,
@@ -25,7 +25,7 @@ pub struct Spot {
     pub block: u64,
 }
 
-/// Something wrong at one place; whom it hurts is found out after the walk.
+/// A fault at one place; the states that it affects are determined after the walk.
 pub struct Doubt {
     pub fault: Fault,
     pub error: Error,
@@ -37,20 +37,20 @@ pub struct Walk<'a> {
     pub committed: &'a Committed,
     pub marks: Marks,
     pub report: Report,
-    /// Blocks met when they were ticked off already or free by the bitmap, and how often.
+    /// Blocks met when they were ticked off already or free by the bitmap, with the number of times.
     pub suspects: BTreeMap<u64, u64>,
     pub doubts: Vec<Doubt>,
     /// Addresses of damaged pages: each is met once in every piece of its disk.
     pub damaged: BTreeSet<u64>,
 }
 
-/// Where the walk is.
+/// Position of the walk.
 struct At {
     node: u64,
     since: u64,
-    /// Births are not above it.
+    /// Greatest birth that may occur here.
     until: u64,
-    /// Before this block the ground is not known.
+    /// Before this block the ground is unknown.
     blind_to: u64,
 }
 
@@ -181,8 +181,8 @@ fn suspect(suspects: &mut BTreeMap<u64, u64>, report: &mut Report, addr: u64) {
     }
 }
 
-/// All that the states refer to, each with its node and the piece of it, and the block before which the ground is not
-/// known.
+/// Visits everything that the states refer to, each with its node and the piece of it, and the block before which the
+/// ground is unknown.
 pub async fn for_all(
     committed: &Committed,
     env: &Env,

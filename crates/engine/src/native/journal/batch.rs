@@ -1,4 +1,4 @@
-//! A batch: what the journal writes with one write. Its header, and the one that is being filled.
+//! A batch: the unit of one journal write. Contains its header, and the batch that is being filled.
 
 use blk::{Buf, Slice};
 
@@ -7,11 +7,12 @@ use super::super::layout::{
 };
 use super::record::Record;
 
-/// 256 KiB: one write that a disk of any kind does at full speed, and the most that a crash can tear.
+/// Most pages of a batch, 256 KiB: one write that a disk of any kind does at full speed, and the most that a crash can
+/// tear.
 pub const BATCH_PAGES_MAX: u64 = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstunJB");
-/// 12 fields in 82 bytes, the rest zero.
+/// Length of a header: 12 fields in 82 bytes, the rest zero.
 pub(super) const HEADER_BYTES: usize = 96;
 
 const EPOCH_AT: usize = 32;
@@ -23,29 +24,29 @@ const RECORDS_AT: usize = 72;
 const BYTES_AT: usize = 76;
 const PAGES_AT: usize = 80;
 
-/// The fields behind the magic and the store's id.
+/// The header's fields behind the magic and the store's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Number of its first page, counted over all laps of the ring: it lies at page `seq % journal_pages` of it.
+    /// Number of the batch's first page, counted over all laps: it is page `seq % journal_pages` of the ring.
     pub seq: u64,
     pub checksum: u64,
     pub epoch: u64,
     /// The newest checkpoint that was durable when the batch was written.
     pub checkpoint: u64,
-    /// Its first record's number; that of the next record where it has none.
+    /// Number of the first record; of the next record if the batch has none.
     pub first_lsn: u64,
     pub flushed_lsn: u64,
-    /// Where the batch before ended: `seq`, or less where pages at the ring's end were passed over.
+    /// End of the previous batch: `seq`, or less where pages at the ring's end were passed over.
     pub previous_seq: u64,
     pub records: u32,
-    /// Of all records.
+    /// Length of all records.
     pub bytes: u32,
     pub pages: u16,
 }
 
 impl Header {
-    /// The header of a batch of this store whose claimed pages lie inside the ring, from a page that should be number
-    /// `seq`. The checksum is compared by the caller, who then has all pages.
+    /// Reads the header of a batch of this store whose claimed pages are inside the ring, from a page that should have
+    /// number `seq`. The caller compares the checksum once it has all pages.
     pub fn parse(page: &[u8], geometry: &Geometry, seq: u64) -> Option<Header> {
         let header = Header::read(page);
         let place = seq % geometry.journal_pages;
@@ -55,7 +56,7 @@ impl Header {
         (ours && header.seq == seq && sized && inside).then_some(header)
     }
 
-    /// The number that a page claims to have, if it looks like the first of a batch.
+    /// Returns the number that a page claims to have, if it looks like the first page of a batch.
     pub fn claimed_seq(page: &[u8]) -> Option<u64> {
         (get_u64(page, 0) == MAGIC).then(|| get_u64(page, ADDRESS_AT))
     }
@@ -76,7 +77,7 @@ impl Header {
         }
     }
 
-    /// Fills the head of a batch, and its checksum last.
+    /// Writes the head of a batch, its checksum last.
     fn write(&self, store_id: u64, batch: &mut [u8]) {
         batch[..HEADER_BYTES].fill(0);
         put_u64(batch, 0, MAGIC);
@@ -99,7 +100,7 @@ impl Header {
     }
 }
 
-/// What a batch says of the journal at the time it is closed.
+/// State of the journal that a batch records when it is closed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stamp {
     pub store_id: u64,
@@ -114,10 +115,10 @@ pub(super) struct Draft {
     previous_seq: u64,
     first_lsn: u64,
     buf: Buf,
-    /// Of the records so far.
+    /// Length of the records so far.
     bytes: usize,
     records: u32,
-    /// What a batch may take, or less before the ring's end.
+    /// Most pages of a batch, or fewer before the ring's end.
     limit_pages: u64,
 }
 
@@ -126,8 +127,8 @@ fn pages_for(record_bytes: usize) -> u64 {
 }
 
 impl Draft {
-    /// A batch behind page `previous_seq` with room for `first` bytes of records. What is left of the ring is passed
-    /// over where it is too short for them.
+    /// Opens a batch behind page `previous_seq` with room for `first` bytes of records. The rest of the ring is passed
+    /// over if it is too short for them.
     pub fn open(journal_pages: u64, previous_seq: u64, first_lsn: u64, first: usize) -> Draft {
         let left = journal_pages - previous_seq % journal_pages;
         let passed = if pages_for(first) > left { left } else { 0 };
@@ -142,7 +143,7 @@ impl Draft {
         pages_for(self.bytes + len) <= self.limit_pages
     }
 
-    /// Adds a record, and answers its bytes.
+    /// Adds a record and returns its bytes.
     pub fn push(&mut self, record: &Record) -> &[u8] {
         let start = HEADER_BYTES + self.bytes;
         let len = record.encoded_len();
@@ -153,12 +154,12 @@ impl Draft {
         bytes
     }
 
-    /// The page behind its last, as it is now.
+    /// Returns the page behind the batch's present last page.
     pub fn end(&self) -> u64 {
         self.seq + pages_for(self.bytes)
     }
 
-    /// The bytes to write at page `seq` of the ring.
+    /// Returns the bytes to write at page `seq` of the ring.
     pub fn seal(mut self, stamp: Stamp) -> Slice {
         let pages = pages_for(self.bytes);
         self.buf.truncate((pages * BLOCK) as usize);

@@ -1,5 +1,5 @@
-//! Power cuts under a journal with checkpoints: replay gives a prefix of what was appended, with everything that a
-//! flush covered, and vouches for no data that is not there.
+//! Power cuts under a journal with checkpoints: a replay returns a prefix of the appended records, with everything that
+//! a flush covered, and vouches for no data that is missing.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,17 +15,17 @@ use super::*;
 
 const SEEDS: u64 = 150;
 const CUTS_PER_SEED: u64 = 4;
-/// Each `Map` of one boot has a block of its own, as long as they last.
+/// Each `Map` of one boot has a block of its own, as long as there are enough.
 const DATA_BLOCKS: u64 = 2048;
 
-/// What a test knows beside the medium.
+/// The test's expected state.
 #[derive(Default)]
 struct Model {
-    /// All records that may be found, by number.
+    /// All records that may be found, with their numbers.
     appended: Vec<(u64, Record)>,
     /// A flush covered every record up to this one.
     flushed: u64,
-    /// The greatest `durable_flushed_lsn` that was seen.
+    /// The greatest `durable_flushed_lsn` seen.
     confirmed: u64,
     data_blocks: u64,
 }
@@ -66,13 +66,13 @@ fn first_superblock() -> Superblock {
     }
 }
 
-/// The block that a record's data fills: no two records have the same.
+/// Returns the content of the block that a record's data fills: no two records have the same.
 fn data(lsn: u64) -> Buf {
     Buf::copy_of(&lsn.to_le_bytes().repeat(BLOCK as usize / 8))
 }
 
 impl Load {
-    /// What `recover` does: replay, compare, make a new epoch durable, go on behind the end.
+    /// Does what `recover` does: replays, compares, makes a new epoch durable, and continues behind the end.
     async fn recover(env: &Env, world: SimWorld, model: Rc<RefCell<Model>>) -> Result<Load, String> {
         let file = open(env).await;
         let mut superblock = Superblock::read(&file).await.map_err(|e| e.to_string())?.newest;
@@ -217,7 +217,7 @@ fn draw_cut(rng: &mut Rng) -> Cut {
     }
 }
 
-/// The world after all cuts, or what was wrong after one.
+/// Returns the world after all cuts, or the first error after one.
 fn campaign(seed: u64, flush_lies: bool) -> Result<SimWorld, String> {
     let mut rng = Rng::new(seed);
     let world = SimWorld::new(seed, Options::default());

@@ -1,4 +1,4 @@
-//! Where the journal ends: whether a loss of power explains it, and what pages that cannot be read may hide.
+//! The end of the journal: whether a loss of power explains it, and what unreadable pages may hide.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use super::batch::{BATCH_PAGES_MAX, Header};
 use super::replay::{Reader, Replayed, follows, places_of_next};
 
 impl Reader<'_> {
-    /// Proves that no durable record lies behind what was found. A batch behind the end that is whole is a leftover,
-    /// unless it says that the missing records had been flushed; the superblock may say so too (`flushed_lsn`).
+    /// Proves that no durable record follows the records that were found. A whole batch behind the end is a leftover,
+    /// unless its `flushed_lsn` covers the missing records; the superblock's `flushed_lsn` may cover them too.
     ///
-    /// A sector whose write was under way when the power went may be unreadable: the next batch was not durable then, and
-    /// the journal ends before it. That is so where every page that could contradict it can be read. Otherwise the answer
-    /// is why records are missing, or may be.
+    /// A sector whose write was under way when the power was lost may be unreadable. Its batch was not durable then,
+    /// and the journal ends before it. That holds only if every page that could contradict it can be read. Otherwise
+    /// the result is the reason why records are missing, or may be.
     pub(super) async fn prove_end(&mut self, found: &Replayed, flushed_lsn: u64) -> Result<Option<Error>> {
         let durable = self.durable_behind(found).await?.max(flushed_lsn);
         let hidden = self.hidden_batch(found).await?;
@@ -27,7 +27,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The newest record that a whole batch behind the end says to be durable. Reads the whole ring.
+    /// Returns the newest record that a whole batch behind the end marks as durable. Reads the whole ring.
     async fn durable_behind(&mut self, found: &Replayed) -> Result<u64> {
         let ring = self.geometry.journal_pages;
         let mut durable = 0;
@@ -42,13 +42,14 @@ impl Reader<'_> {
         Ok(durable)
     }
 
-    /// Numbers of the pages of the next batch, where some of them cannot be read: all that it may have, where its header
-    /// is among them. None: the place of the next batch can be read, and holds none that is whole.
+    /// Returns the numbers of the pages of the next batch if some of them cannot be read: all pages that it may have,
+    /// if its header is among the unreadable ones. None: the place of the next batch can be read, and holds no whole
+    /// batch.
     async fn hidden_batch(&mut self, found: &Replayed) -> Result<Option<Range<u64>>> {
         let (geometry, ring) = (self.geometry, self.geometry.journal_pages);
         let left = ring - found.end.seq % ring;
         for seq in places_of_next(found.end.seq, ring) {
-            // Pages at the ring's end are passed over only where the next record does not fit them.
+            // Pages at the ring's end are passed over only where the next record does not fit into them.
             if seq > found.end.seq && left >= CHANGE_PAGES_MAX {
                 continue;
             }
@@ -65,7 +66,7 @@ impl Reader<'_> {
         Ok(None)
     }
 
-    /// Whether a page that cannot be read, and is none of the next batch's, may say that the next batch was durable.
+    /// Returns an error if an unreadable page outside of the next batch may record that the next batch was durable.
     fn doubt(&self, hidden: &Range<u64>, found: &Replayed) -> Option<Error> {
         let first = hidden.start % self.geometry.journal_pages;
         let own = first..first + (hidden.end - hidden.start);

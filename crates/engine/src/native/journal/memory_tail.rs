@@ -1,5 +1,5 @@
-//! The journal's tail in the host's memory: records that no flush has covered yet, so that a crash of the process loses
-//! nothing that was answered. Each part is the number of its first record, then records as in a batch.
+//! The journal's tail in the host's memory: records that no flush covers yet, so that a crash of the process loses no
+//! acknowledged write. Each part is the number of its first record, followed by records as in a batch.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -11,15 +11,16 @@ use blk::memory::{Memory, MemoryLog};
 use super::super::layout::get_u64;
 use super::record::Record;
 
-/// The number of a part's first record.
+/// Length of the number of a part's first record.
 const HEAD_BYTES: usize = 8;
 
+/// The tail of one opening of a store.
 pub struct MemoryTail {
     memory: Option<Rc<dyn Memory>>,
     log: MemoryLog,
     prefix: String,
     name: String,
-    /// The last record that it has.
+    /// Number of the last record in the tail.
     kept_to: Cell<u64>,
 }
 
@@ -28,14 +29,14 @@ fn prefix(store_id: u64) -> String {
 }
 
 impl MemoryTail {
-    /// Of the opening `epoch`; not kept before `begin`.
+    /// Creates the tail of the opening `epoch`; nothing is written before `begin`.
     pub fn new(env: &Env, store_id: u64, epoch: u64) -> MemoryTail {
         let prefix = prefix(store_id);
         let name = format!("{prefix}{epoch}");
         MemoryTail { memory: env.memory(), log: MemoryLog::new(&name), prefix, name, kept_to: Cell::new(0) }
     }
 
-    /// The records from number `from` on that the opening `epoch` left; None where some may be missing.
+    /// Returns the records from number `from` on that the opening `epoch` left; None where some may be missing.
     pub fn read(env: &Env, store_id: u64, epoch: u64, from: u64) -> Option<Vec<(u64, Record)>> {
         let memory = env.memory()?;
         let parts = MemoryLog::read(&*memory, &format!("{}{epoch}", prefix(store_id)))?;
@@ -45,8 +46,8 @@ impl MemoryTail {
         whole.then(|| found.into_iter().collect())
     }
 
-    /// Begins to be kept, with the records that the opening before left. What earlier openings kept is let go by
-    /// `forget_others`, once it is of no use.
+    /// Begins the tail, with the records that the previous opening left. `forget_others` removes the tails of earlier
+    /// openings once they are of no use.
     pub fn begin(&self, carried: &[(u64, Record)]) {
         let Some(memory) = &self.memory else { return };
         self.log.begin(&**memory);
@@ -67,7 +68,7 @@ impl MemoryTail {
         }
     }
 
-    /// Takes up a record that it does not have yet.
+    /// Appends a record that the tail does not have yet.
     pub fn append(&self, lsn: u64, record: &[u8]) {
         let Some(memory) = self.memory.as_ref().filter(|_| self.log.is_kept()) else { return };
         if lsn <= self.kept_to.replace(lsn.max(self.kept_to.get())) {
@@ -79,7 +80,7 @@ impl MemoryTail {
         }
     }
 
-    /// A round begins: see `MemoryLog::switch`.
+    /// Switches to a new part when a round begins; see `MemoryLog::switch`.
     pub fn switch(&self) {
         self.log.switch();
     }
@@ -97,8 +98,8 @@ impl MemoryTail {
     }
 }
 
-/// Adds a part's records to `found`, but for those before `from`. A killed process may have written its last record in
-/// part; it had not answered the request then.
+/// Adds a part's records to `found`, except for those before `from`. The last record of a killed process may be
+/// incomplete; its request was not acknowledged then.
 fn decode(part: &[u8], from: u64, found: &mut BTreeMap<u64, Record>) {
     if part.len() < HEAD_BYTES {
         return;

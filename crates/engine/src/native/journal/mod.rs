@@ -1,14 +1,15 @@
-//! The journal: a ring of pages behind the header that holds what happened since the last checkpoint.
+//! The journal: a ring of pages behind the header that records all changes since the last checkpoint.
 //!
-//! Records gather in a batch in memory; a batch is written when the next record does not fit, or when a round of
-//! flushes begins. One device flush then makes data and records durable together: a record carries the checksum of
-//! its data, so replay can tell a record whose data was lost.
+//! Records gather in a batch in memory. A batch is written when the next record does not fit, or when a round of
+//! flushes begins. One device flush then makes data and records durable together: a record carries the checksum of its
+//! data, so a replay can detect a record whose data was lost.
 //!
-//! What a batch carries of `flushed_lsn` becomes durable one round later. Only then is it certain that no replay will
-//! doubt the records up to there, and their blocks may be overwritten in place.
+//! The `flushed_lsn` that a batch carries becomes durable one round later. Only then is it certain that no replay will
+//! doubt the records up to it, and their blocks may be overwritten in place.
 //!
-//! Page numbers (`seq`) count over all laps of the ring and never repeat in one epoch. Every opening of the store is
-//! an epoch of its own, durable in a superblock before its first batch: leftovers of an earlier one end a replay.
+//! Page numbers (`seq`) count over all laps of the ring and never repeat in one epoch. Every opening of the store has
+//! an epoch of its own, which is durable in a superblock before its first batch: batches left from an earlier epoch end
+//! a replay.
 
 mod batch;
 #[cfg(test)]
@@ -38,28 +39,28 @@ pub use memory_tail::MemoryTail;
 pub use record::{CHANGE_BYTES_MAX, Record};
 pub use replay::{Begin, Replayed, replay};
 
-/// A `Change` of the greatest length: its 32 pages, and one more that its header spills into.
+/// Pages of a `Change` of the greatest length: its 32 pages, and one more that its header spills into.
 const CHANGE_PAGES_MAX: u64 = CHANGE_BYTES_MAX as u64 / BLOCK + 1;
 
-/// What one `Change` may use up: the pages passed over where it does not fit before the ring's end, itself, and an
+/// Pages that one `Change` may use up: those passed over where it does not fit before the ring's end, its own, and an
 /// empty batch behind it. 66 pages.
 const CHANGE_ROOM: u64 = (CHANGE_PAGES_MAX - 1) + CHANGE_PAGES_MAX + 1;
 
-/// What a `Map` or an `Unmap` may use up: a page of its own, one that it spills into, and an empty batch behind it.
+/// Pages that a `Map` or an `Unmap` may use up: its own, one that it spills into, and an empty batch behind it.
 const RECORD_ROOM: u64 = 3;
 
-/// What is written after guests and changes have been told to wait, by those that were admitted before: 20 pages of
-/// records (83 `Map` each, 1,660 in all), and 64 rounds that close a batch early and need an empty one behind it.
+/// Pages that may still be written after guests and changes have to wait, by those that were admitted before: 20 pages
+/// of records (83 `Map` each, 1,660 in all), and 64 rounds that close a batch early and need an empty one behind it.
 const ADMITTED_PAGES: u64 = 20 + 64 * 2;
 
-/// What guests leave of the ring: room for four changes of the greatest length (most take a page), so that takes and
-/// removals go on while a checkpoint makes room, and for what is still under way. 412 pages, 1.6 MiB.
+/// Pages of the ring that guests leave free: room for four changes of the greatest length (most take a page), so that
+/// takes and removals go on while a checkpoint makes room, and for what is still under way. 412 pages, 1.6 MiB.
 pub const RESERVE_PAGES: u64 = 4 * CHANGE_ROOM + ADMITTED_PAGES;
 
-/// The reserve, and as much again for guests: 3.2 MiB.
+/// Smallest ring: the reserve, and as much again for guests: 3.2 MiB.
 pub const JOURNAL_PAGES_MIN: u64 = 2 * RESERVE_PAGES;
 
-/// Between two tries of a write that finds no space.
+/// Interval between two tries of a write that finds no space.
 const SPACE_RETRY_US: u64 = 100_000;
 
 /// A place in the journal: the next batch's page number and the next record's number, which counts from 1.
@@ -69,23 +70,25 @@ pub struct Position {
     pub lsn: u64,
 }
 
-/// How a journal goes on.
+/// State that a journal continues from.
 #[derive(Debug, Clone, Copy)]
 pub struct Start {
-    /// Greater than that of every batch and superblock before, and already durable in a superblock.
+    /// Greater than the epoch of every earlier batch and superblock, and already durable in a superblock.
     pub epoch: u64,
-    /// Where replay ended.
+    /// Position at which the replay ended.
     pub at: Position,
     /// The oldest page still needed: where a replay would begin.
     pub tail: u64,
-    /// Every record up to this one has its data, durably, and a superblock says so: usually all before `at`.
+    /// Every record up to this one has its data, durably, and a superblock records that. Usually these are all records
+    /// before `at`.
     pub flushed_lsn: u64,
-    /// The newest one that is durable.
+    /// The newest durable checkpoint.
     pub checkpoint: u64,
-    /// The newest one that a durable batch names, as far as is known; 0 makes the first round name `checkpoint`.
+    /// The newest checkpoint that a durable batch names, if known; 0 makes the first round name `checkpoint`.
     pub named: u64,
 }
 
+/// The journal of an open store.
 pub struct Journal {
     env: Env,
     file: File,
@@ -93,13 +96,13 @@ pub struct Journal {
     epoch: u64,
     pub memory_tail: MemoryTail,
     state: RefCell<State>,
-    /// A batch's write has ended.
+    /// Signals that a batch's write has ended.
     written: Signal,
-    /// A round has ended.
+    /// Signals that a round has ended.
     rounds: Signal,
-    /// `durable` has advanced, or the journal has failed.
+    /// Signals that `durable` has advanced, or that the journal has failed.
     further: Signal,
-    /// A write that finds no space fails, instead of waiting for some.
+    /// Makes a write that finds no space fail, instead of waiting for some.
     pub gives_up: Cell<bool>,
 }
 
@@ -111,32 +114,32 @@ struct State {
     /// The oldest page that may not be overwritten.
     tail: u64,
     checkpoint: u64,
-    /// Where a replay from `checkpoint` begins: the tail once `checkpoint` is named durably.
+    /// First page of a replay from `checkpoint`: it becomes the tail once a durable batch names `checkpoint`.
     checkpoint_tail: u64,
-    /// The checkpoint in the newest closed batch, and the newest one that a durable batch names.
+    /// `named` is the checkpoint in the newest closed batch, `durably_named` the newest one that a durable batch names.
     named: u64,
     durably_named: u64,
     flushed: u64,
     /// The `flushed_lsn` in the newest closed batch, or in the superblock where there is none.
     carried: u64,
     durable: u64,
-    /// Data of `Map` records since the last round began.
+    /// Bytes of data of `Map` records since the last round began.
     unflushed_bytes: u64,
     /// First pages of batches under way.
     writing: BTreeSet<u64>,
-    /// The first error; nothing is written after it.
+    /// The first error; no batch is written after it.
     failed: Option<Error>,
     rounds: rounds::Rounds,
 }
 
-/// The most pages that a batch with this record alone may use up: its own, and as many that are passed over where it does not
-/// fit before the ring's end.
+/// Returns the most pages that a batch with this record alone may use up: its own, and as many that are passed over
+/// where it does not fit before the ring's end.
 pub fn pages_max(record: &Record) -> u64 {
     2 * (record.encoded_len() as u64 / BLOCK + 2)
 }
 
 impl State {
-    /// The page behind everything appended so far.
+    /// Returns the page behind everything appended so far.
     fn end(&self) -> u64 {
         self.draft.as_ref().map_or(self.next.seq, Draft::end)
     }
@@ -184,9 +187,11 @@ impl Journal {
         })
     }
 
-    /// Takes a record up and answers its number. Never waits and never fails; it is durable after a `flush` that is
-    /// called later. Panics when the ring is full: the caller has asked `has_room` or, for a
-    /// `Change`, `has_room_for_change`.
+    /// Appends a record and returns its number. It never waits and never fails; the record is durable after a later
+    /// `flush`.
+    ///
+    /// # Panics
+    /// When the ring is full: the caller has to check `has_room` or, for a `Change`, `has_room_for_change` before.
     pub fn append(self: &Rc<Self>, record: Record) -> u64 {
         let len = record.encoded_len();
         if self.state.borrow().draft.as_ref().is_some_and(|draft| !draft.fits(len)) {
@@ -238,7 +243,7 @@ impl Journal {
         self.env.spawn_detached(Box::pin(async move { journal.write(seq, data).await }));
     }
 
-    /// A batch without records: it carries `flushed_lsn`.
+    /// Opens a batch without records, to carry `flushed_lsn`.
     fn open_empty(&self) {
         let mut state = self.state.borrow_mut();
         let Position { seq, lsn } = state.next;
@@ -256,8 +261,9 @@ impl Journal {
         self.written.notify();
     }
 
-    /// Writes in place again until there is space, where file systems that never overwrite in place have none: nothing has
-    /// changed, and nothing is in doubt. Not while the store closes, which must come to its end.
+    /// Runs a write in place again until there is space: file systems that never overwrite in place may have none.
+    /// Nothing has changed then, and nothing is in doubt. A store that closes does not wait, because it must come to
+    /// its end.
     pub async fn when_space(&self, write: impl AsyncFn() -> Result<()>) -> Result<()> {
         loop {
             match write().await {
@@ -267,50 +273,52 @@ impl Journal {
         }
     }
 
-    /// Pages that can be appended before the oldest would be overwritten.
+    /// Returns the number of pages that can be appended before the oldest would be overwritten.
     pub fn free_pages(&self) -> u64 {
         self.geometry.journal_pages - self.used_pages()
     }
 
     fn fail(&self, error: Error) {
-        // What is in doubt now must not come back as if nothing had happened.
+        // After a failure the state of the medium is in doubt; the tail in memory must not hide that from the next
+        // opening.
         self.memory_tail.end();
         self.state.borrow_mut().failed.get_or_insert(error);
         self.further.notify();
     }
 
-    /// Whether a guest may be admitted, to append a few records. False leaves `RESERVE_PAGES` for changes and for
-    /// what is under way.
+    /// Returns whether a guest may be admitted to append a few records. False leaves `RESERVE_PAGES` for changes and
+    /// for what is under way.
     pub fn has_room(&self) -> bool {
         self.used_pages() + RESERVE_PAGES < self.geometry.journal_pages
     }
 
-    /// Whether a guest that was admitted may append a record. False leaves what is kept for changes: the guest gives
-    /// way and comes again.
+    /// Returns whether an admitted guest may append a record. False leaves the pages that are kept for changes: the
+    /// guest has to release its admission and try again.
     pub fn has_room_for_record(&self) -> bool {
         self.used_pages() + RECORD_ROOM + 4 * CHANGE_ROOM <= self.geometry.journal_pages
     }
 
-    /// Whether a `Change` may be appended. False means that it, like guests, must wait for a checkpoint.
+    /// Returns whether a `Change` may be appended. If not, it has to wait for a checkpoint, like guests.
     pub fn has_room_for_change(&self) -> bool {
         self.used_pages() + CHANGE_ROOM + ADMITTED_PAGES <= self.geometry.journal_pages
     }
 
-    /// Pages between the oldest that may not be overwritten and the newest record.
+    /// Returns the number of pages between the oldest that may not be overwritten and the newest record.
     pub fn used_pages(&self) -> u64 {
         let state = self.state.borrow();
         state.end() - state.tail
     }
 
-    /// The next record begins a new batch: where a replay from a checkpoint of everything before it begins.
+    /// Closes the open batch, so that the next record begins a new one. Returns the position where a replay from a
+    /// checkpoint of everything before it begins.
     pub fn cut(self: &Rc<Self>) -> Position {
         self.close();
         self.state.borrow().next
     }
 
-    /// Checkpoint `checkpoint` is durable, and a replay from it begins at page `tail`. The pages before it may be
-    /// overwritten once a batch that names the checkpoint is durable: until then a replay may begin at the checkpoint
-    /// before, if the newer superblock cannot be read.
+    /// Notes that `checkpoint` is durable and that a replay from it begins at page `tail`. The pages before `tail` may
+    /// be overwritten once a batch that names the checkpoint is durable. Until then a replay may begin at the previous
+    /// checkpoint, if the newer superblock cannot be read.
     pub fn trim(&self, tail: u64, checkpoint: u64) {
         let mut state = self.state.borrow_mut();
         assert!(
@@ -324,38 +332,38 @@ impl Journal {
         state.checkpoint = checkpoint;
     }
 
-    /// The newest checkpoint that a durable batch names: an older superblock is known to be stale by it, whatever becomes
-    /// of the newer one. What that checkpoint freed may be used again.
+    /// Returns the newest checkpoint that a durable batch names. That batch shows that an older superblock is stale,
+    /// even if the newer one becomes unreadable, so the space that this checkpoint freed may be used again.
     pub fn named_checkpoint(&self) -> u64 {
         self.state.borrow().durably_named
     }
 
-    /// The newest record, flushed or not; 0 before the first.
+    /// Returns the number of the newest record, flushed or not; 0 before the first.
     pub fn last_lsn(&self) -> u64 {
         self.state.borrow().next.lsn - 1
     }
 
-    /// Every record up to this one is durable, with its data.
+    /// Returns the number up to which every record is durable, with its data.
     pub fn flushed_lsn(&self) -> u64 {
         self.state.borrow().flushed
     }
 
-    /// A replay is sure to know that every record up to this one is durable with its data.
+    /// Returns the number up to which every later replay will accept the records as durable, with their data.
     pub fn durable_flushed_lsn(&self) -> u64 {
         self.state.borrow().durable
     }
 
-    /// Data bytes of `Map` records since the last round began.
+    /// Returns the data bytes of `Map` records since the last round began.
     pub fn unflushed_bytes(&self) -> u64 {
         self.state.borrow().unflushed_bytes
     }
 
-    /// The error of the write or flush that ended this journal.
+    /// Returns the error of the write or flush that ended this journal.
     pub fn failed(&self) -> Option<Error> {
         self.state.borrow().failed.clone()
     }
 
-    /// Resolves when `durable_flushed_lsn` next advances, or the journal fails.
+    /// Resolves when `durable_flushed_lsn` next advances, or when the journal fails.
     pub async fn flushed_further(&self) {
         self.further.wait().await;
     }

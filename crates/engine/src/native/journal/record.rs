@@ -1,5 +1,5 @@
-//! What the journal remembers, and its bytes. Every record is a multiple of 8 bytes: a word of kind and length, then
-//! words. `docs/formats/native.md` has the boxes.
+//! The journal's records and their encoding. Every record is a multiple of 8 bytes: a word of kind and length, then
+//! words. `docs/formats/native.md` has the diagrams.
 
 use blk::{Error, Result};
 
@@ -15,24 +15,24 @@ const KIND_MAP: u8 = 1;
 const KIND_UNMAP: u8 = 2;
 const KIND_CHANGE: u8 = 3;
 
-/// The word of kind and length.
+/// Length of the word of kind and length.
 const PREFIX: usize = 8;
 const MAP_BYTES: usize = PREFIX + 5 * 8;
 const UNMAP_BYTES: usize = PREFIX + 4 * 8;
 
-/// Blocks are 4 KiB; `node` is a lineage node, `birth` the generation in which the entry was made.
+/// One record. Blocks are 4 KiB; `node` is a lineage node, `birth` the generation in which the entry was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
-    /// Guest blocks `start..start + len` now lie at `addr`; `checksum` is that of their data.
+    /// Guest blocks `start..start + len` are at `addr` from now on; `checksum` is that of their data.
     Map { node: u64, start: u64, len: u32, addr: u64, birth: u64, checksum: u64 },
-    /// Guest blocks `start..start + len` read as zeros and lie nowhere.
+    /// Guest blocks `start..start + len` read as zeros and have no space.
     Unmap { node: u64, start: u64, len: u64, birth: u64 },
-    /// A change of lineage or catalogue, in bytes of its own; at most `CHANGE_BYTES_MAX`.
+    /// A change of lineage or catalogue, encoded; at most `CHANGE_BYTES_MAX`.
     Change(Vec<u8>),
 }
 
 impl Record {
-    /// Bytes in a batch.
+    /// Returns the record's length in a batch.
     pub(super) fn encoded_len(&self) -> usize {
         match self {
             Record::Map { .. } => MAP_BYTES,
@@ -41,7 +41,8 @@ impl Record {
         }
     }
 
-    /// Fills `out`, which is `encoded_len` bytes. Panics where a field is one that `decode` would refuse: our own bug.
+    /// Encodes the record into `out`, which has `encoded_len` bytes. Panics on a field that `decode` would refuse,
+    /// which is a bug of the caller.
     pub(super) fn encode(&self, out: &mut [u8]) {
         let length = match self {
             Record::Map { len, .. } => *len,
@@ -75,13 +76,13 @@ impl Record {
         }
     }
 
-    /// Reads the record at the head of `bytes` and says how many of them it took. `place` and `lsn` are for messages.
+    /// Decodes the record at the head of `bytes`, and returns it with its length. `place` and `lsn` are for messages.
     pub(super) fn decode(bytes: &[u8], place: &str, lsn: u64) -> Result<(Record, usize)> {
         let refuse = |cause: String| Error::damaged(place, format!("journal record {lsn}: {cause}"));
         parse(bytes).map_err(refuse)
     }
 
-    /// What no record may hold, as "field: found, expected".
+    /// Checks the fields. The error is "field: found, expected".
     fn check(&self) -> Result<(), String> {
         match *self {
             Record::Map { node, start, len, addr, birth, .. } => {
@@ -158,7 +159,8 @@ fn encoded_len(kind: u8, length: u32) -> Result<usize, String> {
     }
 }
 
-/// `body` is what follows the first word of a record of a known kind, as long as the kind and `length` say.
+/// Decodes the fields of a record of a known kind. `body` follows the first word, and has the length that the kind and
+/// `length` require.
 fn fields(kind: u8, length: u32, body: &[u8]) -> Record {
     let word = |n: usize| get_u64(body, n * 8);
     match kind {

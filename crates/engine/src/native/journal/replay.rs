@@ -1,4 +1,5 @@
-//! Reading the journal: every batch from a checkpoint to the first that is not there, and proof that it ends there.
+//! Reading the journal: every batch from a checkpoint to the first missing one, and the proof that the journal ends
+//! there.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +14,14 @@ use super::record::Record;
 /// Pages read at once, 1 MiB.
 const WINDOW_PAGES: u64 = 256;
 
-/// Pages decoded between two turns of the reactor: other stores' guests wait meanwhile.
+/// Pages decoded between two turns of the reactor: guests of other stores wait meanwhile.
 const STEP_PAGES: u64 = 16;
 
-/// Where a replay begins, as a superblock says it, and what it must find.
+/// Start of a replay according to a superblock, and what the replay must find.
 #[derive(Debug, Clone, Copy)]
 pub struct Begin {
     pub at: Position,
-    /// No batch of an earlier epoch is believed.
+    /// Batches of an earlier epoch are ignored.
     pub epoch: u64,
     /// The superblock's number.
     pub checkpoint: u64,
@@ -28,20 +29,20 @@ pub struct Begin {
     pub flushed_lsn: u64,
 }
 
-/// What a replay found.
+/// Result of a replay.
 #[derive(Debug)]
 pub struct Replayed {
-    /// With their numbers, in order.
+    /// The records with their numbers, in order.
     pub records: Vec<(u64, Record)>,
-    /// Where the journal goes on.
+    /// Position at which the journal continues.
     pub end: Position,
-    /// Data of records up to this one is durable; that of later ones is to be compared with their checksums.
+    /// Data of records up to this one is durable; the data of later ones has to be compared with their checksums.
     pub flushed_lsn: u64,
-    /// Of the newest batch, or `Begin::epoch` where there is none.
+    /// Epoch of the newest batch, or `Begin::epoch` if there is none.
     pub epoch: u64,
-    /// Pages of the ring that the device does not read. None of them is part of what was found.
+    /// Unreadable pages of the ring. None of them belongs to a batch that was found.
     pub unreadable: BTreeSet<u64>,
-    /// Why durable records are missing, or may be: such a store can be read and must not be written.
+    /// Why durable records are missing, or may be. Such a store can be read and must not be written.
     pub lost: Option<Error>,
 }
 
@@ -49,8 +50,8 @@ pub struct Replayed {
 ///
 /// # Errors
 ///
-/// Damaged: a batch contradicts itself; a later batch, or the superblock, says that records behind the end were durable,
-/// and the pages where they should be can be read; or a batch names a newer checkpoint than the superblock, which then
+/// `Damaged`: a batch contradicts itself. Or a later batch, or the superblock, marks records behind the end as durable,
+/// and the pages where they should be can be read. Or a batch names a newer checkpoint than the superblock, which then
 /// is an old one.
 pub async fn replay(file: &File, geometry: &Geometry, begin: Begin) -> Result<Replayed> {
     let mut reader = Reader {
@@ -79,7 +80,7 @@ pub(super) struct Reader<'a> {
     pub(super) geometry: &'a Geometry,
     checkpoint: u64,
     pub(super) unreadable: BTreeSet<u64>,
-    /// The ring's pages from this one on are in the window; those that cannot be read are zeros in it.
+    /// First page of the ring that is in the window; unreadable pages are zeros in it.
     first: u64,
     window: Buf,
 }
@@ -110,7 +111,8 @@ impl Reader<'_> {
         Ok(found)
     }
 
-    /// The batch that follows, where it ended or at the ring's next start if it says that pages were passed over.
+    /// Returns the next batch: right behind the last one, or at the ring's next start if its header records that pages
+    /// were passed over.
     async fn next(&mut self, found: &Replayed) -> Result<Option<Header>> {
         let (at, ring) = (found.end, self.geometry.journal_pages);
         for seq in places_of_next(at.seq, ring) {
@@ -122,7 +124,7 @@ impl Reader<'_> {
         Ok(None)
     }
 
-    /// The whole batch that begins with page number `seq`.
+    /// Returns the header of the whole batch that begins with page number `seq`.
     pub(super) async fn batch(&mut self, seq: u64) -> Result<Option<Header>> {
         let (place, geometry) = (seq % self.geometry.journal_pages, self.geometry);
         let Some(header) = Header::parse(self.pages(place, 1).await?, geometry, seq) else { return Ok(None) };
@@ -148,7 +150,7 @@ impl Reader<'_> {
         format!("{}: journal page {page} (block {}, number {seq})", self.file.name(), HEADER_BLOCKS + page)
     }
 
-    /// Reads page by page where the device fails to read all at once.
+    /// Reads pages of the ring, page by page if the device fails to read all at once.
     async fn read_window(&mut self, place: u64, pages: u64) -> Result<Buf> {
         let at = |page: u64| (HEADER_BLOCKS + page) * BLOCK;
         let (mut window, result) = self.file.read(at(place), Buf::alloc((pages * BLOCK) as usize)).await;
@@ -170,7 +172,7 @@ impl Reader<'_> {
         Ok(window)
     }
 
-    /// `count` pages of the ring from `place` on, which do not reach past its end.
+    /// Returns `count` pages of the ring from `place` on, which must not reach past its end.
     pub(super) async fn pages(&mut self, place: u64, count: u64) -> Result<&[u8]> {
         let held = self.window.len() as u64 / BLOCK;
         if place < self.first || place + count > self.first + held {
@@ -183,7 +185,7 @@ impl Reader<'_> {
     }
 }
 
-/// The records of a batch whose checksum is right, behind `records`.
+/// Appends the records of a batch whose checksum is right to `records`.
 fn decode(header: &Header, batch: &[u8], place: &str, records: &mut Vec<(u64, Record)>) -> Result<()> {
     let end = HEADER_BYTES + header.bytes as usize;
     if end > batch.len() {
@@ -206,12 +208,12 @@ fn decode(header: &Header, batch: &[u8], place: &str, records: &mut Vec<(u64, Re
     Ok(())
 }
 
-/// Numbers that the first page of the batch behind page `seq` may have.
+/// Returns the numbers that the first page of the batch behind page `seq` may have.
 pub(super) fn places_of_next(seq: u64, ring: u64) -> [u64; 2] {
     [seq, (seq / ring + 1) * ring]
 }
 
-/// Whether a header is that of the batch behind what was found.
+/// Returns whether a header belongs to the batch that follows what was found.
 pub(super) fn follows(header: &Header, found: &Replayed) -> bool {
     header.previous_seq == found.end.seq && header.first_lsn == found.end.lsn && header.epoch >= found.epoch
 }

@@ -1,4 +1,4 @@
-//! Group commit: callers that come before a round begins share it; those that come later share the next.
+//! Group commit: callers that arrive before a round begins share it; those that arrive later share the next one.
 
 use std::rc::Rc;
 
@@ -15,9 +15,9 @@ pub(super) struct Rounds {
 }
 
 impl Journal {
-    /// Everything written to the file and appended before this call is durable when it answers, at the cost of one
-    /// device flush. Concurrent callers share rounds. After a failed write or flush every call answers its error: what
-    /// the medium holds is unknown until the store is opened again.
+    /// Makes everything that was written to the file and appended before this call durable, with one device flush.
+    /// Concurrent callers share rounds. After a failed write or flush every call returns its error: the content of the
+    /// medium is unknown until the store is opened again.
     pub async fn flush(self: &Rc<Self>) -> Result<()> {
         let wanted = self.want_round();
         loop {
@@ -34,7 +34,7 @@ impl Journal {
         }
     }
 
-    /// Asks for a round that begins after this call, and sees to it that one will.
+    /// Requests a round that begins after this call, and starts the task if none runs. Returns the round's number.
     fn want_round(self: &Rc<Self>) -> u64 {
         let rounds = &mut self.state.borrow_mut().rounds;
         let idle = rounds.ended == rounds.wanted;
@@ -46,7 +46,7 @@ impl Journal {
         rounds.wanted
     }
 
-    /// A task of its own: a caller that goes away leaves its round to the others.
+    /// Runs rounds in a task of its own, so that a caller that is dropped does not take its round from the others.
     async fn run_rounds(self: Rc<Self>) {
         loop {
             self.state.borrow_mut().rounds.begun += 1;
@@ -73,8 +73,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Closes what is to be covered. A batch without records is written only where the newest does not carry
-    /// `flushed_lsn` or the checkpoint yet: a guest that only overwrites costs nothing but its device flushes.
+    /// Closes the batch that the round covers. A batch without records is written only if the newest batch does not
+    /// carry `flushed_lsn` or the checkpoint yet: a guest that only overwrites costs nothing but its device flushes.
     fn begin_round(self: &Rc<Self>) -> Covered {
         let unconfirmed = {
             let state = self.state.borrow();
@@ -96,7 +96,7 @@ impl Journal {
         }
     }
 
-    /// Until no write of a batch before page `end` is under way.
+    /// Waits until no write of a batch before page `end` is under way.
     async fn batches_written(&self, end: u64) -> Result<()> {
         loop {
             {
@@ -131,7 +131,7 @@ impl Journal {
     }
 }
 
-/// What a round makes durable.
+/// The state that a round makes durable.
 struct Covered {
     end: u64,
     last_lsn: u64,

@@ -129,7 +129,7 @@ fn full_batches_are_written_before_anybody_flushes() {
             journal.append(change(CHANGE_BYTES_MAX));
         }
         journal.written.wait().await;
-        // Two of the greatest changes do not fit one batch; the third record is in the open one.
+        // Two changes of the greatest length do not fit one batch; the third record is in the open one.
         assert_eq!((journal.file.counters().writes, journal.file.counters().flushes), (2, 0));
         let position = journal.cut();
         assert_eq!(position, Position { seq: 99, lsn: 4 });
@@ -163,7 +163,7 @@ fn the_ring_wraps_and_every_lap_is_read() {
     });
 }
 
-/// Changes that live from the reserve, and then whatever was admitted before, wherever the ring's end falls.
+/// Changes use the reserve, followed by everything that was admitted before, at every position of the ring's end.
 #[test]
 fn the_reserve_holds_what_it_promises() {
     for offset in (0..GEOMETRY.journal_pages).step_by(29) {
@@ -253,7 +253,7 @@ fn leftovers_of_an_earlier_epoch_are_never_read() {
         for n in 0..5 {
             flushed(&old, [map(n)]).await;
         }
-        // Recovery read two batches only, as if the third had been lost; the new batch is as long as it was.
+        // Recovery read two batches only, as if the third had been lost; the new batch has the length of the lost one.
         let at = Position { seq: 2, lsn: 3 };
         let start = Start { epoch: 2, at, tail: 2, flushed_lsn: 2, checkpoint: 2, named: 2 };
         let found = read(&env, at, 2, 2).await.unwrap();
@@ -265,7 +265,7 @@ fn leftovers_of_an_earlier_epoch_are_never_read() {
     });
 }
 
-/// A batch is the next one only by its record's number and by where the one before it ended.
+/// A batch is the next one only if its first record's number and the end of its previous batch match.
 #[test]
 fn whole_batches_that_do_not_follow_are_no_part_of_the_journal() {
     in_world(&world(), async |env| {
@@ -301,7 +301,7 @@ fn an_old_superblock_is_found_out() {
     });
 }
 
-/// Zeros over journal page `seq`: its write was lost.
+/// Writes zeros over journal page `seq`, as if its write had been lost.
 fn lose(world: &SimWorld, seq: u64) {
     world.write_at("store", (HEADER_BLOCKS + seq) * BLOCK, &[0; BLOCK as usize]);
 }
@@ -326,7 +326,7 @@ fn a_lost_batch_ends_the_journal_and_is_damage_once_it_was_flushed() {
     assert!(error.kind == ErrorKind::Damaged && error.place.contains("page 0"), "{error}");
 }
 
-/// A batch whose records are `body`, with a checksum that is right.
+/// Builds a batch whose records are `body`, with a valid checksum.
 fn forged(body: &[u8], records: u32, bytes: u32) -> Buf {
     let draft = Draft::open(GEOMETRY.journal_pages, 0, 1, body.len());
     let stamp = Stamp { store_id: GEOMETRY.store_id, epoch: 1, checkpoint: 1, flushed_lsn: 0 };
@@ -371,7 +371,7 @@ fn a_bad_record_under_a_right_checksum_is_named() {
     }
 }
 
-/// 20 flushed batches of all sizes, and a tail that nothing confirms.
+/// Writes 20 flushed batches of all sizes, and a tail that no later batch confirms.
 fn written() -> (SimWorld, Vec<(u64, Record)>) {
     let world = world();
     let records = in_world(&world, async |env| {

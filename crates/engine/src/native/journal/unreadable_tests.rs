@@ -1,4 +1,4 @@
-//! Pages of the ring that the device does not read: behind the end, at the end, and where records were durable.
+//! Unreadable pages of the ring: behind the end, at the end, and where records were durable.
 
 use sim::SimWorld;
 
@@ -6,7 +6,7 @@ use super::super::layout::{BLOCK, HEADER_BLOCKS};
 use super::tests::*;
 use super::*;
 
-/// Four flushed batches of one page, each confirmed by the next one.
+/// Writes four flushed batches of one page, each confirmed by the next one.
 fn four_batches() -> SimWorld {
     let world = world();
     in_world(&world, async |env| {
@@ -88,7 +88,7 @@ fn two_pages_far_apart_leave_a_doubt() {
     assert!(lost.cause.contains("records from 4 on"), "{lost}");
 }
 
-/// The next batch lies at the ring's start only where its first record does not fit what is left.
+/// The next batch is at the ring's start only if its first record does not fit into the rest.
 #[test]
 fn the_rings_start_is_looked_at_where_a_batch_may_have_passed_over_its_end() {
     for (left, ends) in [(CHANGE_PAGES_MAX - 1, false), (CHANGE_PAGES_MAX, true)] {

@@ -1,4 +1,4 @@
-//! How an opening comes to own the lease: read, wait where it must, write, read again.
+//! How an opening claims the lease: it reads, waits where it must, writes, and reads again.
 
 use std::rc::Rc;
 
@@ -9,12 +9,12 @@ use super::{Claimant, LeaseTerms, TakeOver};
 use crate::native::layout::{BLOCK, LEASE_BLOCK};
 use crate::options::Defect;
 
-/// Claims that took too long, after which the device is called too slow.
+/// Most claims that take too long before the device counts as too slow.
 const CLAIMS_MAX: usize = 4;
-/// A living owner has written within this many of its heartbeats.
+/// An owner that is alive has written within this many of its heartbeats.
 const HEARTBEATS_OF_A_LIVING: u64 = 3;
 
-/// The page on the device, and the fence of what is written there. One user at a time.
+/// The lease's page on the device, and the fence of its writes. It has one user at a time.
 pub(super) struct LeaseFile {
     pub env: Env,
     pub file: File,
@@ -22,24 +22,24 @@ pub(super) struct LeaseFile {
     starts: Rc<Fence>,
 }
 
-/// What a read has shown.
+/// Result of a read.
 pub(super) struct Seen {
-    /// An error: it cannot be decoded.
+    /// The page, or an error if it cannot be decoded.
     pub page: Result<LeasePage>,
     bytes: Buf,
     /// Boot time before the read was submitted.
     pub at_ns: u64,
 }
 
-/// What became of a claim.
+/// Outcome of a claim.
 pub(super) enum Claimed {
-    /// It stands, and counts as a heartbeat of this boot time.
+    /// The claim succeeded, and counts as a heartbeat of this boot time.
     Stands(LeasePage, u64),
-    /// It was not written: its time to start was over.
+    /// The claim was not written: the time for its start was over.
     NotStarted,
-    /// It took too long to count, and may have been written over the page of another.
+    /// The claim took too long to count, and may have been written over another owner's page.
     Late,
-    /// Another's page is there.
+    /// The page of another owner is there.
     Beaten(Seen),
 }
 
@@ -60,7 +60,7 @@ impl LeaseFile {
         Ok(Seen { page, bytes, at_ns })
     }
 
-    /// Writes the page, or fails with `LeaseLost` where it has not started by `until_ns` of the boot time.
+    /// Writes the page. Fails with `LeaseLost` if the write has not started by `until_ns` of the boot time.
     pub async fn write(&self, page: &LeasePage, until_ns: u64) -> Result<()> {
         self.starts.open_until(until_ns);
         self.file.tables().write(LEASE_BLOCK * BLOCK, page.encode()).await
@@ -71,7 +71,7 @@ impl LeaseFile {
         self.file.flush().await
     }
 
-    /// Claims what `seen` allows to be claimed: write, flush, wait, read again.
+    /// Claims the lease, as `seen` allows: writes, flushes, waits, and reads again.
     pub async fn try_claim(
         &self,
         seen: &Seen,
@@ -113,9 +113,9 @@ impl LeaseFile {
         }
     }
 
-    /// Resolves when the page has stood still for `us`, with the last read. None where it changed.
+    /// Resolves when the page has not changed for `us` microseconds, with the last read. None if it changed.
     pub async fn watch(&self, first: Seen, us: u64, every_us: u64) -> Result<Option<Seen>> {
-        // What counts is when the first read had ended, at the latest.
+        // The time counts from the end of the first read, at the latest.
         let until_ns = self.env.boot_ns() + us * 1000;
         loop {
             self.env.sleep_us(every_us).await;
@@ -131,7 +131,7 @@ impl LeaseFile {
 }
 
 impl LeaseTerms {
-    /// How long a page must stand still whose owner stated these bounds, microseconds.
+    /// Returns how long the page of an owner with these bounds must not change, in microseconds.
     pub(super) fn stillness_us(&self, page: &Result<LeasePage>) -> u64 {
         let stated_us = match page {
             Ok(page) => (page.expiry_ms + page.io_max_ms) * 1000,
@@ -144,10 +144,11 @@ impl LeaseTerms {
     }
 }
 
-/// Owns the lease when it answers: the page, and the boot time of its first heartbeat.
+/// Claims the lease. Returns the page, and the boot time of its first heartbeat.
 ///
 /// # Errors
-/// `Locked`: its owner is alive, or was faster. `Refused`: nothing is heard of its owner, and it is not to be taken over.
+/// `Locked`: the owner is alive, or another claim was faster. `Refused`: the owner writes no heartbeats, and a
+/// take-over is not allowed.
 pub(super) async fn claim(file: &LeaseFile, claimant: &Claimant) -> Result<(LeasePage, u64)> {
     let mut doubtful = false;
     for _ in 0..CLAIMS_MAX {
@@ -169,17 +170,17 @@ pub(super) async fn claim(file: &LeaseFile, claimant: &Claimant) -> Result<(Leas
     Err(Error::refused(file.file.name(), cause))
 }
 
-/// Returns whether nothing can come from the owner any more.
+/// Returns whether the owner can start no I/O any more.
 fn is_free(page: &LeasePage, claimant: &Claimant) -> bool {
     match page.state {
         LeaseState::Released => true,
-        // A claim may have been written late, over the page of an owner that is alive.
+        // This claim may have been written late, over the page of an owner that is alive.
         LeaseState::Claimed => false,
         LeaseState::Held => (claimant.has_ended)(&page.owner),
     }
 }
 
-/// Resolves with the last read when the lease may be claimed because nothing was heard of its owner.
+/// Waits, and resolves with the last read when the lease may be claimed because its owner wrote no heartbeat.
 async fn wait_out(file: &LeaseFile, claimant: &Claimant, seen: Seen, doubtful: bool) -> Result<Seen> {
     let terms = &claimant.terms;
     let us = terms.stillness_us(&seen.page);
@@ -195,7 +196,7 @@ async fn wait_out(file: &LeaseFile, claimant: &Claimant, seen: Seen, doubtful: b
         Some(still) => Ok(still),
         None => {
             let now = file.read().await?;
-            // The lease was released, so that the store has no owner and this claim may go on.
+            // The lease was released: the store has no owner, and this claim may go on.
             match now.page.as_ref().is_ok_and(|page| page.state == LeaseState::Released) {
                 true => Ok(now),
                 false => Err(locked(file, if now.page.is_ok() { &now } else { &again }, "serves it")),
@@ -209,7 +210,7 @@ fn may_take_over(page: &Result<LeasePage>, claimant: &Claimant) -> bool {
         (TakeOver::FromAnyOwner, _) => true,
         (TakeOver::FromOwnHost, Ok(page)) => {
             let (other, own) = (&page.owner, &claimant.owner);
-            // On this boot, among these processes, it could be seen whether it has ended.
+            // An owner of this boot and namespace is a process whose end could be seen.
             let seen = (other.boot_id, other.process_namespace) == (own.boot_id, own.process_namespace);
             other.host == own.host && !seen
         }
@@ -238,7 +239,7 @@ fn stopped(file: &LeaseFile, seen: &Seen, us: u64) -> Error {
     Error::refused(file.file.name(), format!("{cause}; {remedy}"))
 }
 
-/// Names an owner for messages.
+/// Describes an owner for messages.
 pub(super) fn describe(page: &LeasePage, now_unix_us: i64) -> String {
     let ago = |unix_us: i64| now_unix_us.saturating_sub(unix_us).max(0) / 1_000_000;
     let Owner { host, pid, .. } = &page.owner;

@@ -1,4 +1,4 @@
-//! The lease of a store that several hosts can reach: one opening owns it, writes heartbeats, and stops when it cannot.
+//! The lease of a store that several hosts can reach. One opening owns it, writes heartbeats, and stops when it cannot.
 //!
 //! `docs/formats/native.md`, "Lease", has the protocol and why at most one opening writes at any moment.
 
@@ -26,13 +26,13 @@ pub struct LeaseTerms {
     pub heartbeat_us: u64,
     /// The holder starts no I/O once its last heartbeat is this old.
     pub expiry_us: u64,
-    /// What was started is at an end after this.
+    /// An I/O that was started has ended after this time.
     pub io_max_us: u64,
-    /// From the read that allows a claim to the end of its write.
+    /// Longest time from the read that allows a claim to the end of the claim's write.
     pub claim_us: u64,
-    /// From there until it is read again; longer than `claim_us`.
+    /// Time from the claim's write to the next read; longer than `claim_us`.
     pub settle_us: u64,
-    /// By which two hosts' clocks may differ within `expiry_us + io_max_us`.
+    /// Most by which the clocks of two hosts may differ within `expiry_us + io_max_us`.
     pub margin_us: u64,
     pub defects: Defects,
 }
@@ -51,17 +51,17 @@ impl Default for LeaseTerms {
     }
 }
 
-/// From whom an opening takes a lease that was not released, after it has waited.
+/// The owners from which an opening takes a lease that was not released, after it has waited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakeOver {
     FromNobody,
-    /// From an owner on a host of the same name, of an earlier boot or in another container: it may be this one before it
-    /// was started again. The wait is needed all the same.
+    /// From an owner on a host of the same name, of an earlier boot or in another container: it may be this host before
+    /// a restart. The wait is necessary nevertheless.
     FromOwnHost,
     FromAnyOwner,
 }
 
-/// Who wants the lease, and what it may do for it.
+/// An opening that claims the lease, and its terms.
 #[derive(Clone)]
 pub struct Claimant {
     pub owner: Owner,
@@ -76,23 +76,23 @@ pub struct Lease {
     env: Env,
     file: LeaseFile,
     terms: LeaseTerms,
-    /// As it was written last.
+    /// The page of the last write.
     page: RefCell<LeasePage>,
-    /// Boot time before the last heartbeat that completed was submitted.
+    /// Boot time before the submission of the last heartbeat that completed.
     heartbeat_ns: Cell<u64>,
     fence: Rc<Fence>,
-    /// Of the page.
+    /// Held by a user of the page.
     turn: TaskMutex,
     ended: Cell<bool>,
     woken: Rc<Signal>,
 }
 
 impl Lease {
-    /// Claims the lease of the store in `file`, and writes heartbeats from then on. `file` is a handle of its own: it gets
-    /// a fence that the store's must not have.
+    /// Claims the lease of the store in `file`, and writes heartbeats from then on. `file` is a handle of its own: it
+    /// gets a fence that the store's handle must not have.
     ///
     /// # Errors
-    /// `Locked`: its owner lives. `Refused`: nothing is heard of its owner. `Invalid`: not a store.
+    /// `Locked`: the owner is alive. `Refused`: the owner writes no heartbeats. `Invalid`: `file` is not a store.
     pub async fn acquire(env: &Env, file: File, claimant: Claimant) -> Result<Rc<Lease>> {
         let superblock = Superblock::read(&file).await?.newest;
         let file = LeaseFile::new(env, file, superblock.store_id);
@@ -115,7 +115,7 @@ impl Lease {
         Ok(lease)
     }
 
-    /// What the store's file stands behind.
+    /// Returns the fence that the store's file has to use.
     pub fn fence(&self) -> Rc<Fence> {
         self.fence.clone()
     }
@@ -124,7 +124,7 @@ impl Lease {
         self.file.store_id
     }
 
-    /// Returns why nothing may be written any more, if so.
+    /// Returns why nothing may be written any more; None while the lease is owned.
     pub fn lost(&self) -> Option<Error> {
         self.fence.lost()
     }
@@ -137,7 +137,7 @@ impl Lease {
         self.heartbeat_ns.get() + self.terms.expiry_us * 1000
     }
 
-    /// A heartbeat submitted at `at_ns` has completed.
+    /// Extends the fence after a heartbeat that was submitted at `at_ns` has completed.
     fn open_fence(&self, at_ns: u64) {
         let late = self.terms.defects.has(Defect::HeartbeatCountedFromItsEnd);
         self.heartbeat_ns.set(if late { self.env.boot_ns() } else { at_ns });
@@ -151,7 +151,7 @@ impl Lease {
         cause
     }
 
-    /// Reads the page, and writes it again with the next counter.
+    /// Reads the page, and writes it with the next counter.
     async fn beat(&self) -> Result<()> {
         let _turn = self.turn.lock().await;
         if self.ended.get() {
@@ -164,7 +164,7 @@ impl Lease {
         let at_ns = self.env.boot_ns();
         match self.write(LeaseState::Held).await {
             Ok(()) => self.open_fence(at_ns),
-            // It was late; the next one claims anew.
+            // The write was late; the next heartbeat claims the lease anew.
             Err(e) if e.kind == ErrorKind::LeaseLost => {}
             Err(e) => return Err(e),
         }
@@ -181,7 +181,7 @@ impl Lease {
         Ok(())
     }
 
-    /// `LeaseLost`, for good, where the page is another's.
+    /// Checks that the page names this owner; otherwise the lease is lost for good (`LeaseLost`).
     async fn check_own(&self) -> Result<()> {
         let seen = self.file.read().await?;
         match &seen.page {
@@ -194,8 +194,8 @@ impl Lease {
         }
     }
 
-    /// Claims the lease again after no heartbeat was written in time, while the page still named this owner: no other host has
-    /// written the store meanwhile.
+    /// Claims the lease again after a heartbeat was not written in time. The page still names this owner, so no other
+    /// host has written the store meanwhile.
     async fn claim_again(&self) -> Result<()> {
         let seen = self.file.read().await?;
         let owned = self.page.borrow().clone();
@@ -210,7 +210,7 @@ impl Lease {
                 Ok(())
             }
             Claimed::NotStarted => Ok(()),
-            // The page that it was written over may have been that of an owner who has changed the store.
+            // The claim may have been written over the page of an owner that has changed the store.
             Claimed::Late => Err(self.lose(format!(
                 "after {} s without a heartbeat its lease could not be claimed anew within {} ms; another host may have \
                  served the store in between",
@@ -221,7 +221,8 @@ impl Lease {
         }
     }
 
-    /// Gives the lease back, so that the next opening anywhere need not wait. The store's file is not written any more.
+    /// Releases the lease, so that the next opening on any host need not wait. The store's file is not written any
+    /// more.
     pub async fn release(&self) -> Result<()> {
         self.ended.set(true);
         self.woken.notify();
@@ -250,7 +251,7 @@ async fn write_heartbeats(env: Env, lease: Weak<Lease>) {
         }
         let (woken, at_ns) = (used.woken.clone(), began_ns + every_us * 1000);
         let told = woken.wait();
-        // Nothing is written for a lease that has no user any more.
+        // No heartbeat is written for a lease without a user.
         drop(used);
         select(pin!(told), pin!(env.sleep_until(at_ns))).await;
     }

@@ -1,4 +1,4 @@
-//! The page of a lease: who may write the store. `docs/formats/native.md` has the fields.
+//! The page of a lease: the owner that may write the store. `docs/formats/native.md` has the fields.
 
 use blk::{Buf, Error, Result};
 
@@ -13,41 +13,42 @@ const EPOCH_AT: usize = 40;
 const HEARTBEAT_AT: usize = 48;
 const OWNER_AT: usize = 56;
 const BOOT_AT: usize = 72;
-/// Process namespace, pid, start time, T, longest I/O, since, last heartbeat.
+/// Offset of the words: process namespace, pid, start time, T, longest I/O, since, last heartbeat.
 const WORDS_AT: usize = 88;
 const HOST_LEN_AT: usize = 144;
 const HOST_AT: usize = 152;
-/// HOST_NAME_MAX of Linux is 64.
+/// Longest host name; HOST_NAME_MAX of Linux is 64.
 pub const HOST_BYTES_MAX: usize = 255;
-/// Bounds in milliseconds, so that sums of them in nanoseconds stay small.
+/// Greatest bound in milliseconds, so that sums of bounds in nanoseconds stay small.
 const BOUND_MS_MAX: u64 = 1 << 32;
-/// At a claim a nanosecond it is reached after a century.
+/// Greatest counter: at a claim each nanosecond it is reached after a century.
 const COUNTER_END: u64 = 1 << 62;
 
-/// How far an owner has come.
+/// State of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseState {
-    /// Written, and not read again yet: its owner has done no I/O under it.
+    /// The claim is written and not read again yet: its owner has done no I/O under it.
     Claimed = 1,
     Held = 2,
     Released = 3,
 }
 
-/// The opening that owns a lease. All but the id is for messages and for the proof that it has ended.
+/// The opening that owns a lease. All fields but the id are for messages and for the proof that the owner has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Owner {
-    /// Random, for each opening.
+    /// Random number of the opening.
     pub id: u128,
-    /// Random, for each start of the host's kernel.
+    /// Random number of the start of the host's kernel.
     pub boot_id: u128,
     pub process_namespace: u64,
     pub pid: u64,
-    /// When the process began, in clock ticks since the boot.
+    /// Start time of the process, in clock ticks since the boot.
     pub started: u64,
-    /// At most `HOST_BYTES_MAX` bytes.
+    /// Name of the host, at most `HOST_BYTES_MAX` bytes.
     pub host: String,
 }
 
+/// The content of a lease's page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeasePage {
     pub store_id: u64,
@@ -57,14 +58,14 @@ pub struct LeasePage {
     pub owner: Owner,
     /// The owner starts no I/O once its last heartbeat is this old, milliseconds.
     pub expiry_ms: u64,
-    /// What the owner started is at an end after this, milliseconds.
+    /// An I/O that the owner started has ended after this time, in milliseconds.
     pub io_max_ms: u64,
     pub since_unix_us: i64,
     pub heartbeat_unix_us: i64,
 }
 
 impl LeasePage {
-    /// Of a store that never had a lease, where the page is zeros.
+    /// Returns the page of a store that never had a lease: on the medium it is zeros.
     pub fn unclaimed(store_id: u64) -> LeasePage {
         LeasePage {
             store_id,
@@ -159,7 +160,7 @@ fn decode(page: &[u8], store_id: u64) -> Result<LeasePage, String> {
     })
 }
 
-/// What tells a page that we wrote there from any other.
+/// Checks the fields that identify a page of this store's lease.
 fn check_head(page: &[u8], store_id: u64) -> Result<(), String> {
     let expected = page_checksum(page);
     for (field, found, expected) in [

@@ -13,7 +13,7 @@ use crate::options::Options as EngineOptions;
 
 const LUN: &str = "lun";
 const SMALL: NewStore = NewStore { journal_pages: 1024, group_blocks: 512 };
-/// A block of the first group, where these tests write what a store would.
+/// A block of the first group, where these tests write like a store.
 const DATA_AT: u64 = 2000 * BLOCK;
 const SECOND_US: u64 = 1_000_000;
 
@@ -65,7 +65,7 @@ fn block(byte: u8) -> Slice {
     block.freeze()
 }
 
-/// A file of the store behind the lease's fence.
+/// Opens a file of the store with the lease's fence.
 async fn guarded(host: &Host, lease: &Lease) -> File {
     let file = open(host).await;
     file.set_fence(lease.fence());
@@ -114,7 +114,8 @@ fn an_owner_that_has_ended_on_this_host_is_followed_at_once_and_no_other() {
 #[test]
 fn a_claim_that_was_never_held_is_waited_for_though_its_process_has_ended() {
     on_two_hosts(|env, a, b| async move {
-        // The third submission after the opening and the superblocks' two reads and the lease's is the flush of the claim.
+        // The submissions are the opening, two reads of superblocks and one of the lease. The third one after these is
+        // the flush of the claim.
         let claiming = a.env.spawn({
             let a = a.clone();
             async move { acquire(&a, claimant("a", TakeOver::FromNobody)).await.err() }
@@ -228,7 +229,7 @@ fn a_page_that_cannot_be_decoded_is_taken_over_only_when_asked_for() {
     });
 }
 
-/// The store behind the lease, and the one VM that is in it.
+/// Opens the store behind the lease and its only VM, which it creates if there is none.
 async fn serve(host: &Host, lease: &Lease) -> (Rc<Store>, Rc<NativeVm>) {
     let file = guarded(host, lease).await;
     let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };

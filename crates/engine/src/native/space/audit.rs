@@ -1,5 +1,5 @@
-//! What the check asks of the space: which blocks the bitmap pages on the medium have in use, and that nothing of a
-//! committed state is placed again while it is looked at.
+//! Audit of the space: the blocks that the bitmap pages on the medium have in use, and a guard that keeps the blocks of
+//! a committed state from being placed again meanwhile.
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use super::{Extent, Geometry, GroupSummary, SLOTS, Space};
 /// Bitmap pages read at once.
 const PAGES_AT_ONCE: usize = 16;
 
-/// The settled blocks of a state, to be ticked off. A bit a block: 32 MiB for a TiB that the store has grown to.
+/// The committed blocks of a state, to be ticked off. One bit a block: 32 MiB for each TiB of the store's size.
 pub struct Marks {
     geometry: Geometry,
     groups: Vec<Group>,
@@ -21,22 +21,22 @@ pub struct Marks {
 
 struct Group {
     meta: bool,
-    /// In use by the bitmap and not ticked off. None: the page is damaged, and nothing is known.
+    /// Blocks in use by the bitmap and not ticked off. None: the page is damaged, and nothing is known about the group.
     left: Option<Bits>,
 }
 
-/// What ticking a block off came to.
+/// Result of ticking off a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tick {
-    /// Was in use, for the first time.
+    /// The block was in use and not ticked off before.
     First,
-    /// Ticked off before, or free by the bitmap.
+    /// The block was ticked off before, or is free by the bitmap.
     Clear,
     /// The group's page is damaged.
     Unknown,
-    /// In no group, or in a page slot.
+    /// The block is in no group, or in a page slot.
     Outside,
-    /// Data where metadata belongs, or the reverse.
+    /// The block holds data where metadata belongs, or the reverse.
     WrongKind,
 }
 
@@ -68,7 +68,7 @@ impl Marks {
         self.groups.len()
     }
 
-    /// What of a group was not ticked off, in maximal runs.
+    /// Returns the blocks of a group that were not ticked off, in maximal runs.
     pub fn left(&self, group: usize) -> Vec<Extent> {
         let start = self.geometry.group_start(group as u64);
         let runs = self.groups[group].left.iter().flat_map(Bits::runs);
@@ -76,7 +76,7 @@ impl Marks {
     }
 }
 
-/// While it lives nothing that a checkpoint frees is placed again. The last one tells `over` that it may be.
+/// A guard: while it exists, no block that a checkpoint frees is placed again. The drop of the last one signals `over`.
 pub struct Retained {
     space: Rc<Space>,
     over: Rc<Signal>,
@@ -97,13 +97,13 @@ impl Space {
         Retained { space: self.clone(), over }
     }
 
-    /// The blocks in use by the pages that `summaries` describe, read from the medium. A page that cannot be read or is
-    /// not the one described goes to `damaged`, with its group.
+    /// Reads the pages that `summaries` describe from the medium, and returns the blocks in use. `damaged` is called
+    /// for each page that cannot be read or is not the one described, with its group.
     pub async fn marks(&self, summaries: &[GroupSummary], damaged: &mut dyn FnMut(u64, Error)) -> Marks {
         let mut groups = Vec::with_capacity(summaries.len());
         for some in summaries.chunks(PAGES_AT_ONCE) {
             let first = groups.len();
-            let pages = some.iter().enumerate().map(|(n, summary)| self.read_settled(first + n, *summary));
+            let pages = some.iter().enumerate().map(|(n, summary)| self.read_committed(first + n, *summary));
             for (summary, page) in some.iter().zip(join_all(pages).await) {
                 let group = groups.len() as u64;
                 let left = page.map_err(|error| damaged(group, error)).ok();

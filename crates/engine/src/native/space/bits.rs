@@ -4,7 +4,8 @@ use std::ops::Range;
 
 const WORD: usize = 64;
 
-/// Blocks that lie together for a guest's neighbours to come: what placement looks for. Divides a word.
+/// Blocks that are kept together for later writes of the guest's neighbouring blocks: placement looks for whole lanes.
+/// Divides a word.
 pub(super) const LANE: usize = 16;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -12,7 +13,7 @@ pub(super) struct Bits {
     words: Vec<u64>,
 }
 
-/// The words that `range` touches, each with the mask of what it touches of it.
+/// Returns the words that `range` touches, each with the mask of the bits in the range.
 pub(super) fn masks(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
     let words = if range.is_empty() { 0..0 } else { range.start / WORD..range.end.div_ceil(WORD) };
     words.map(move |word| {
@@ -22,7 +23,7 @@ pub(super) fn masks(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// Lanes of a word without a bit.
+/// Returns the number of lanes of a word without a set bit.
 pub(super) fn empty_lanes(word: u64) -> u32 {
     (0..WORD / LANE).map(|lane| u32::from(lane_is_empty(word, lane))).sum()
 }
@@ -32,7 +33,7 @@ fn lane_is_empty(word: u64, lane: usize) -> bool {
 }
 
 impl Bits {
-    /// At least `len` bits, all clear.
+    /// Creates at least `len` bits, all clear.
     pub fn new(len: usize) -> Bits {
         Bits { words: vec![0; len.div_ceil(WORD)] }
     }
@@ -49,7 +50,7 @@ impl Bits {
         &mut self.words[word]
     }
 
-    /// Makes room for bit `len - 1`.
+    /// Extends the bits so that bit `len - 1` exists.
     pub fn grow(&mut self, len: usize) {
         self.words.resize(self.words.len().max(len.div_ceil(WORD)), 0);
     }
@@ -72,7 +73,7 @@ impl Bits {
         masks(range).for_each(|(word, mask)| self.words[word] |= mask);
     }
 
-    /// Clears all bits outside of `range`, and keeps no more words than it needs.
+    /// Clears all bits outside of `range`, and truncates to the words that the range needs.
     pub fn keep(&mut self, range: Range<usize>) {
         self.words.truncate(range.end.div_ceil(WORD));
         let mut kept = vec![0; self.words.len()];
@@ -84,7 +85,7 @@ impl Bits {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// The first bit at or behind `from` that is `value`.
+    /// Returns the first bit at or behind `from` that is `value`.
     pub fn next(&self, from: usize, value: bool) -> Option<usize> {
         let flip = if value { 0 } else { u64::MAX };
         let first = from / WORD;
@@ -99,17 +100,17 @@ impl Bits {
         None
     }
 
-    /// Like `next`, and then from the beginning.
+    /// Like `next`, but continues from the beginning.
     pub fn next_round(&self, from: usize, value: bool) -> Option<usize> {
         self.next(from, value).or_else(|| self.next(0, value))
     }
 
-    /// Bits from `from` on that are `value`, `max` at most.
+    /// Returns the length of the run of `value` from `from` on, `max` at most.
     pub fn run(&self, from: usize, value: bool, max: usize) -> usize {
         self.next(from, !value).unwrap_or(self.len()).saturating_sub(from).min(max)
     }
 
-    /// Maximal runs of set bits.
+    /// Returns the maximal runs of set bits.
     pub fn runs(&self) -> impl Iterator<Item = Range<usize>> {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -119,7 +120,7 @@ impl Bits {
         })
     }
 
-    /// The start of an empty lane, from the word of bit `from` on and then from the beginning.
+    /// Returns the start of an empty lane: from the word of bit `from` on, then from the beginning.
     pub fn next_empty_lane(&self, from: usize) -> Option<usize> {
         let first = (from / WORD).min(self.words.len());
         let order = (first..self.words.len()).chain(0..first);

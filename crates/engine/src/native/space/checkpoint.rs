@@ -1,4 +1,5 @@
-//! What a checkpoint does with the space: the young settle, pages are written, frees of the committed come back.
+//! The space's part of a checkpoint: uncommitted blocks settle, pages are written, and blocks freed by committed checkpoints
+//! become free again.
 
 use std::rc::Rc;
 
@@ -14,21 +15,21 @@ use crate::native::layout::BLOCK;
 const PAGES_AT_ONCE: usize = 16;
 
 impl Space {
-    /// A checkpoint begins: what was placed until now is persisted by it. `unpublished` is placed, and no record speaks
-    /// of it yet: it stays young.
+    /// Begins a checkpoint, which persists what was placed until now. `unpublished` is placed but in no record yet: it
+    /// stays uncommitted.
     pub fn freeze(&self, unpublished: &[Extent]) {
         let mut state = self.state.borrow_mut();
-        unpublished.iter().for_each(|extent| state.shift(*extent, Use::Young, Use::Held));
-        state.settle_young();
-        unpublished.iter().for_each(|extent| state.shift(*extent, Use::Held, Use::Young));
+        unpublished.iter().for_each(|extent| state.shift(*extent, Use::Uncommitted, Use::Held));
+        state.commit_placed();
+        unpublished.iter().for_each(|extent| state.shift(*extent, Use::Held, Use::Uncommitted));
         for group in std::mem::take(&mut state.pinned) {
             state.groups[group].pinned = false;
         }
     }
 
-    /// Leaves the persisted set now; may be placed again after `committed` of the checkpoint under way, and `release`.
-    /// The extent comes from the medium: when it is not settled, `write_pages` answers `Damaged`.
-    pub fn free_settled(&self, extent: Extent) {
+    /// Removes an extent from the persisted set. It may be placed again after `committed` of the checkpoint under way,
+    /// and `release`. The extent comes from the medium: if it is not committed, `write_pages` returns `Damaged`.
+    pub fn free_committed(&self, extent: Extent) {
         let mut state = self.state.borrow_mut();
         match state.locate(extent) {
             Some((group, _)) if !state.is_loaded(group) => state.deferred.push(extent),
@@ -37,8 +38,8 @@ impl Space {
     }
 
     fn free_loaded(&self, state: &mut State, extent: Extent) {
-        if state.is(extent, Use::Settled) {
-            state.shift(extent, Use::Settled, Use::Waiting);
+        if state.is(extent, Use::Committed) {
+            state.shift(extent, Use::Committed, Use::Waiting);
             state.freed.push(extent);
             return;
         }
@@ -64,15 +65,16 @@ impl Space {
         }
     }
 
-    /// Groups whose pages `write_pages` would write now, in order.
+    /// Returns the groups whose pages `write_pages` would write now, in order.
     pub async fn groups_to_write(&self) -> Result<Vec<u64>> {
         self.free_deferred().await?;
         Ok(self.state.borrow().changed_groups().into_iter().map(|group| group as u64).collect())
     }
 
     /// Writes the pages of groups whose persisted set differs from the committed one, into the slot that does not hold
-    /// the committed page, and answers their summaries in order. Not flushed. The persisted set does not change while
-    /// this is under way, and nobody gives it up half-way. May be called again when it failed, or when the checkpoint did.
+    /// the committed page, and returns their summaries in order. The pages are not flushed. The persisted set must not
+    /// change meanwhile, and the call must not be dropped half-way. It may be repeated when it failed, or when the
+    /// checkpoint did.
     pub async fn write_pages(self: &Rc<Self>, checkpoint: u64) -> Result<Vec<(u32, GroupSummary)>> {
         self.free_deferred().await?;
         if let Some(damage) = self.damage.borrow().clone() {
@@ -82,15 +84,18 @@ impl Space {
             let mut state = self.state.borrow_mut();
             let freed = std::mem::take(&mut state.freed);
             state.sealed.extend(freed);
-            (state.changed_groups(), state.settled_changes)
+            (state.changed_groups(), state.committed_changes)
         };
         for some in changed.chunks(PAGES_AT_ONCE) {
-            // All of them end before an error is answered: a later page of the same slot must not be overtaken.
+            // All of them end before an error is returned: a later page of the same slot must not be overtaken.
             let written = join_all(some.iter().map(|group| self.write_page(*group, checkpoint))).await;
             written.into_iter().collect::<Result<()>>()?;
         }
         let state = self.state.borrow();
-        assert_eq!(state.settled_changes, changes, "the persisted set changed while its pages were written");
+        assert_eq!(
+            state.committed_changes, changes,
+            "the persisted set changed while its pages were written"
+        );
         let summary = |group: usize| state.groups[group].written.expect("written just now");
         Ok(changed.into_iter().map(|group| (group as u32, summary(group))).collect())
     }
@@ -100,13 +105,13 @@ impl Space {
         self.file.tables().write(addr * BLOCK, page).await?;
         let mut state = self.state.borrow_mut();
         state.groups[group].written = Some(summary);
-        // It may have become metadata's meanwhile.
+        // The group may have become a metadata group meanwhile.
         state.groups[group].dirty = state.groups[group].meta != summary.meta;
         state.refresh(group);
         Ok(())
     }
 
-    /// The superblock of `checkpoint` is durable.
+    /// Notes that the superblock of `checkpoint` is durable.
     pub fn committed(&self, checkpoint: u64) {
         let mut state = self.state.borrow_mut();
         for group in state.changed_groups() {
@@ -119,21 +124,22 @@ impl Space {
         state.releasable.extend(sealed.into_iter().map(|extent| (checkpoint, extent)));
     }
 
-    /// Summaries of all groups, as of the checkpoint under way once its pages are written: what its catalogue says.
+    /// Returns the summaries of all groups for the catalogue: those of the checkpoint under way once its pages are
+    /// written.
     pub fn summaries(&self) -> Vec<GroupSummary> {
         let state = self.state.borrow();
         state.groups.iter().map(|group| group.written.unwrap_or(group.committed)).collect()
     }
 
-    /// The persisted set of a group in maximal runs, as it is in memory: the committed one while no checkpoint is under
-    /// way. `Damaged` when the group's page is.
-    pub async fn settled_runs(&self, group: u32) -> Result<Vec<Extent>> {
+    /// Returns the persisted set of a group in memory in maximal runs: the committed one while no checkpoint is under
+    /// way. Returns `Damaged` if the group's page is damaged.
+    pub async fn committed_runs(&self, group: u32) -> Result<Vec<Extent>> {
         let group = group as usize;
         loop {
             self.load(group).await?;
             let state = self.state.borrow();
             if let Some(maps) = &state.groups[group].maps {
-                return Ok(maps.settled.runs().map(|run| state.extent(group, run)).collect());
+                return Ok(maps.committed.runs().map(|run| state.extent(group, run)).collect());
             }
         }
     }
@@ -151,14 +157,14 @@ impl State {
             "checkpoint {checkpoint} is not newer than group {at}'s page"
         );
         let summary = GroupSummary {
-            free: self.usable() as u32 - group.maps().settled.count() as u32,
+            free: self.usable() as u32 - group.maps().committed.count() as u32,
             version: checkpoint,
-            // A crash before the superblock finds the committed page as it was.
+            // After a crash before the superblock, the committed page is unchanged.
             slot: 1 - group.committed.slot,
             meta: group.meta,
             checksum: 0,
         };
-        let (page, summary) = page::encode(&self.geometry, at as u64, &group.maps().settled, summary);
+        let (page, summary) = page::encode(&self.geometry, at as u64, &group.maps().committed, summary);
         (page::address(&self.geometry, at as u64, summary.slot), page, summary)
     }
 }

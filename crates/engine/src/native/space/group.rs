@@ -1,64 +1,64 @@
-//! One group: in which state each of its blocks is, and the one function that changes it.
+//! One group: the state of each of its blocks, and the one function that changes it.
 
 use std::ops::Range;
 
 use super::bits::{Bits, LANE, empty_lanes, masks};
 use super::{GroupSummary, SLOTS};
 
-/// The state of a block. Exactly one at a time; the ways are free -> young -> settled -> waiting -> free, a block of
-/// metadata skips young, and one that was never settled skips that.
+/// The state of a block, exactly one at a time. The transitions are free -> uncommitted -> committed -> waiting -> free. A
+/// metadata block skips uncommitted, and a block that was never committed skips that state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
     Free,
-    /// Placed since the last freeze; found again by replaying the journal.
-    Young,
+    /// Placed since the last freeze; a replay of the journal finds it again.
+    Uncommitted,
     /// In the persisted bitmap from the next checkpoint on.
-    Settled,
-    /// Freed, but a crash could bring its reference back, or an I/O may still be under way.
+    Committed,
+    /// Freed, but a crash could bring its reference back, or an I/O to it may still be under way.
     Waiting,
-    /// Free, and kept from placement while it is zero-written or punched; within a freeze, young and not to settle.
+    /// Free, but kept from placement while it is zero-written or punched. Within a freeze: uncommitted, and not to settle.
     Held,
 }
 
 pub(super) const USES: usize = 5;
 
-/// Blocks of a chunk: 1 MiB, the unit of punching and of zero writes. A group has at most 32256 / 256 = 126.
+/// Blocks of a chunk, the unit of punching and of zero writes: 1 MiB. A group has at most 32256 / 256 = 126 chunks.
 pub(super) const CHUNK: usize = 256;
 
-/// The maps of a group in memory. A bit in `busy` alone is held, a page slot, or behind the group's end.
+/// The maps of a group in memory. A bit in `busy` alone is a held block, a page slot, or behind the group's end.
 #[derive(Debug)]
 pub(super) struct Maps {
     pub busy: Bits,
-    young: Bits,
-    pub settled: Bits,
+    uncommitted: Bits,
+    pub committed: Bits,
     waiting: Bits,
 }
 
 #[derive(Debug)]
 pub(super) struct Group {
-    /// What the newest durable superblock knows.
+    /// Summary in the newest durable superblock's catalogue.
     pub committed: GroupSummary,
-    /// Written for the checkpoint under way.
+    /// Summary of the page written for the checkpoint under way.
     pub written: Option<GroupSummary>,
     pub meta: bool,
-    /// The settled set or `meta` differs from the page written last.
+    /// The committed set or `meta` differs from the last written page.
     pub dirty: bool,
-    /// Blocks by `Use`. A group that is not loaded has free and settled ones only.
+    /// Numbers of blocks by `Use`. A group that is not loaded has free and committed blocks only.
     pub counts: [u32; USES],
-    /// Wholly free lanes. None until the group is loaded for the first time.
+    /// Number of wholly free lanes; None until the group is loaded for the first time.
     pub lanes: Option<u32>,
-    /// Its lanes and free blocks that the sums over loaded data groups have in them.
+    /// This group's lanes and free blocks in the sums over loaded data groups.
     pub counted: (u32, u32),
     /// Used since the last round of eviction.
     pub touched: bool,
-    /// The freeze behind which a block of it became young last, counted as `State::freezes`; 0: none yet.
+    /// Number of the freeze (as `State::freezes`) after which a block of the group last became uncommitted; 0: none yet.
     pub placed_in: u64,
-    /// Loaded for replay: stays until the next freeze.
+    /// Loaded for a replay: it stays loaded until the next freeze.
     pub pinned: bool,
-    /// Where the next search for a lane and for a gap begins.
+    /// Start of the next search for a lane, and for a gap.
     pub lane_cursor: usize,
     pub gap_cursor: usize,
-    /// Chunks, one bit each, with blocks freed since they were punched.
+    /// Chunks with blocks freed since they were last punched, one bit each.
     pub freed_chunks: u128,
     pub maps: Option<Box<Maps>>,
 }
@@ -68,20 +68,20 @@ fn usable(blocks: usize) -> Range<usize> {
 }
 
 impl Maps {
-    pub fn new(blocks: usize, settled: Bits) -> Maps {
-        let mut busy = settled.clone();
+    pub fn new(blocks: usize, committed: Bits) -> Maps {
+        let mut busy = committed.clone();
         busy.fill(0..SLOTS as usize);
         busy.fill(blocks..busy.len());
-        Maps { busy, young: Bits::new(blocks), settled, waiting: Bits::new(blocks) }
+        Maps { busy, uncommitted: Bits::new(blocks), committed, waiting: Bits::new(blocks) }
     }
 
     fn word(&self, state: Use, at: usize) -> u64 {
         let word = |bits: &Bits| bits.words()[at];
-        let known = word(&self.young) | word(&self.settled) | word(&self.waiting);
+        let known = word(&self.uncommitted) | word(&self.committed) | word(&self.waiting);
         match state {
             Use::Free => !word(&self.busy),
-            Use::Young => word(&self.young),
-            Use::Settled => word(&self.settled),
+            Use::Uncommitted => word(&self.uncommitted),
+            Use::Committed => word(&self.committed),
             Use::Waiting => word(&self.waiting),
             Use::Held => word(&self.busy) & !known,
         }
@@ -90,8 +90,8 @@ impl Maps {
     fn map_mut(&mut self, state: Use) -> Option<&mut Bits> {
         match state {
             Use::Free | Use::Held => None,
-            Use::Young => Some(&mut self.young),
-            Use::Settled => Some(&mut self.settled),
+            Use::Uncommitted => Some(&mut self.uncommitted),
+            Use::Committed => Some(&mut self.committed),
             Use::Waiting => Some(&mut self.waiting),
         }
     }
@@ -100,7 +100,7 @@ impl Maps {
         masks(range).all(|(at, mask)| self.word(state, at) & mask == mask)
     }
 
-    /// The change of a part of one word; answers by how much the count of free lanes changed.
+    /// Changes the state of a part of one word; returns the change of the number of free lanes.
     fn shift_word(&mut self, (at, mask): (usize, u64), from: Use, to: Use) -> i32 {
         let lanes = |maps: &Maps| empty_lanes(maps.busy.words()[at]) as i32;
         let before = lanes(self);
@@ -144,14 +144,14 @@ impl Group {
         self.counts[state as usize]
     }
 
-    /// Wholly free lanes; for a group never loaded the most that there can be.
+    /// Returns the number of wholly free lanes; for a group that was never loaded, the most that it can have.
     pub fn lanes_at_most(&self) -> u32 {
         self.lanes.unwrap_or(self.count(Use::Free) / LANE as u32)
     }
 
-    /// Nothing would be lost if its maps were dropped.
+    /// Returns whether the maps can be dropped without loss.
     pub fn is_quiet(&self) -> bool {
-        let moving = self.count(Use::Young) + self.count(Use::Waiting) + self.count(Use::Held);
+        let moving = self.count(Use::Uncommitted) + self.count(Use::Waiting) + self.count(Use::Held);
         moving == 0 && !self.dirty && self.written.is_none() && !self.pinned
     }
 
@@ -165,12 +165,14 @@ impl Group {
         self.touched = true;
     }
 
-    /// Panics when the group is not loaded: whoever changes a block has loaded it, or placed it in this session.
+    /// Returns the maps. Panics when the group is not loaded: a caller that changes a block has loaded its group
+    /// before.
     pub fn maps(&self) -> &Maps {
         self.maps.as_ref().expect("the group is loaded")
     }
 
-    /// Panics when a block of `range` (counted from the group's start) is not in state `from`.
+    /// Changes the state of blocks. Panics when a block of `range` (counted from the group's start) is not in state
+    /// `from`.
     pub fn shift(&mut self, range: Range<usize>, from: Use, to: Use) {
         assert!(is_a_way(from, to), "no block goes from {from:?} to {to:?}");
         let maps = self.maps.as_mut().expect("the group is loaded");
@@ -184,23 +186,23 @@ impl Group {
             self.lanes.map(|count| count.checked_add_signed(lanes).expect("as many as were counted"));
         self.counts[from as usize] -= len;
         self.counts[to as usize] += len;
-        self.dirty |= from == Use::Settled || to == Use::Settled;
+        self.dirty |= from == Use::Committed || to == Use::Committed;
         self.touched = true;
     }
 
-    /// All young blocks become settled.
+    /// Makes all uncommitted blocks committed.
     pub fn settle(&mut self) {
-        let maps = self.maps.as_mut().expect("a group with young blocks is loaded");
-        for at in 0..maps.young.words().len() {
-            let young = std::mem::take(maps.young.word_mut(at));
-            *maps.settled.word_mut(at) |= young;
+        let maps = self.maps.as_mut().expect("a group with uncommitted blocks is loaded");
+        for at in 0..maps.uncommitted.words().len() {
+            let uncommitted = std::mem::take(maps.uncommitted.word_mut(at));
+            *maps.committed.word_mut(at) |= uncommitted;
         }
-        let young = std::mem::take(&mut self.counts[Use::Young as usize]);
-        self.counts[Use::Settled as usize] += young;
-        self.dirty |= young > 0;
+        let uncommitted = std::mem::take(&mut self.counts[Use::Uncommitted as usize]);
+        self.counts[Use::Committed as usize] += uncommitted;
+        self.dirty |= uncommitted > 0;
     }
 
-    /// Notes that blocks of `range` hold what nobody needs any more.
+    /// Notes that blocks of `range` hold data that nothing needs.
     pub fn note_freed(&mut self, range: Range<usize>) {
         for chunk in range.start / CHUNK..range.end.div_ceil(CHUNK) {
             self.freed_chunks |= 1 << chunk;
@@ -209,13 +211,13 @@ impl Group {
 }
 
 fn is_a_way(from: Use, to: Use) -> bool {
-    use Use::{Free, Held, Settled, Waiting, Young};
+    use Use::{Committed, Free, Held, Uncommitted, Waiting};
     matches!(
         (from, to),
-        (Free, Young | Settled | Held)
-            | (Young, Settled | Waiting | Free | Held)
-            | (Settled, Waiting)
+        (Free, Uncommitted | Committed | Held)
+            | (Uncommitted, Committed | Waiting | Free | Held)
+            | (Committed, Waiting)
             | (Waiting, Free)
-            | (Held, Free | Young)
+            | (Held, Free | Uncommitted)
     )
 }

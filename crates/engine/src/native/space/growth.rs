@@ -1,7 +1,7 @@
-//! Room that is not there yet: groups to load, groups to add, and zeros to write ahead.
+//! Growth of the room for placement: groups to load, groups to add, and zeros to write ahead.
 //!
-//! Each step is a task of its own with the turn held: a caller that gives up must not leave a zero write under way
-//! that nobody waits for, because its blocks would be placed.
+//! Each step runs in a task of its own that holds `turn`. A caller that is dropped must not leave a zero write under
+//! way that nothing waits for, because its blocks would be placed.
 
 use std::rc::Rc;
 
@@ -13,27 +13,27 @@ use super::state::{Set, State};
 use super::{Extent, GroupSummary, SLOTS, Space};
 use crate::native::layout::BLOCK;
 
-/// Between two zero writes while guests place data. With those of 1 MiB that is 50 MiB/s: what guests who are faster write
-/// to is reserved only.
+/// Pause between two zero writes while guests place data. With writes of 1 MiB that is 50 MiB/s; space for faster
+/// guests is reserved only, not zero-written.
 const ZERO_PAUSE_US: u64 = 20_000;
 
-/// How much is kept ready.
+/// Amounts of space kept ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Growth {
     /// Blocks kept loaded, and zero-written, ahead of placement.
     pub ahead_blocks: u64,
-    /// Blocks zero-written by one I/O: what a guest's I/O may have to queue behind.
+    /// Blocks zero-written by one I/O: the longest I/O that a guest's may have to wait behind.
     pub chunk_blocks: u64,
 }
 
 impl Default for Growth {
-    /// 16 MiB, and 1 MiB.
+    /// 16 MiB kept ahead, 1 MiB for each I/O.
     fn default() -> Self {
         Self { ahead_blocks: (16 << 20) / BLOCK, chunk_blocks: CHUNK as u64 }
     }
 }
 
-/// What brings placement on.
+/// The next step towards room for a placement.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     /// There is room by now.
@@ -68,7 +68,7 @@ impl Space {
         }
     }
 
-    /// The file does not grow: gaps are left, or nothing.
+    /// Handles a file that does not grow: gaps are filled, or there is no space.
     fn without_growth(&self, cause: Error) -> Result<()> {
         let mut state = self.state.borrow_mut();
         if state.free_meta() < state.reserve || state.free_data() + state.held_data() == 0 {
@@ -78,7 +78,7 @@ impl Space {
         Ok(())
     }
 
-    /// Brings metadata on towards `run` free blocks in one run.
+    /// Takes one step towards `run` free metadata blocks in one run.
     pub(super) async fn find_meta_room(self: &Rc<Self>, run: u64) -> Result<()> {
         if run > self.state.borrow().usable() {
             return Err(self.no_space(&format!("{run} blocks in one run are more than a group has")));
@@ -114,7 +114,7 @@ impl Space {
         };
         self.load(group).await?;
         let mut state = self.state.borrow_mut();
-        // Loading may have read: somebody placed in the group meanwhile.
+        // The load may have read, and another task may have placed data in the group meanwhile.
         if meta && state.may_become_meta(group) && state.is_loaded(group) {
             state.begin_meta(group);
         }
@@ -123,11 +123,11 @@ impl Space {
         Ok(())
     }
 
-    /// Adds a group to the file, as data. `NoSpace` changes nothing.
+    /// Adds a data group to the file. `NoSpace` changes nothing.
     async fn grow_file(&self) -> Result<usize> {
         let start = self.state.borrow().end();
         if let Err(e) = self.extend(start).await {
-            // Some file systems keep what a failed allocation did get.
+            // Some file systems keep the part that a failed allocation did get.
             if e.is_no_space() {
                 self.file.set_len(start * BLOCK).await?;
             }
@@ -139,7 +139,8 @@ impl Space {
         Ok(state.groups.len() - 1)
     }
 
-    /// The page slots are written, so that a checkpoint finds their space also where nothing can be reserved.
+    /// Extends the file by a group. The page slots are written, so that a checkpoint has their space also where nothing
+    /// can be reserved.
     async fn extend(&self, start: u64) -> Result<()> {
         let bytes = self.geometry.group_blocks * BLOCK;
         match self.file.allocate(start * BLOCK, bytes).await {
@@ -149,7 +150,7 @@ impl Space {
         self.file.tables().write(start * BLOCK, Buf::zeroed((SLOTS * BLOCK) as usize)).await
     }
 
-    /// Writes the next chunk of a metadata group, which may be placed then.
+    /// Zero-writes the next chunk of a metadata group, which may be placed then.
     async fn prepare(&self, rest: Extent) -> Result<()> {
         let chunk = Extent { addr: rest.addr, len: rest.len.min(self.growth.chunk_blocks) };
         self.write_zeros(chunk).await?;
@@ -174,7 +175,8 @@ impl Space {
         Error::new(ErrorKind::NoSpace, self.file.name(), cause)
     }
 
-    /// Starts background work unless it is under way. Whoever needs the space finds out by himself if it fails.
+    /// Starts background work unless it is under way. If it fails, the next placement that needs the space reports the
+    /// error.
     pub(super) fn work_ahead(self: &Rc<Self>) {
         if self.stopped.get() || self.ahead_blocked.get() || self.working_ahead.replace(true) {
             return;
@@ -193,7 +195,7 @@ impl Space {
         }));
     }
 
-    /// Ends background work: when this answers no I/O of it is under way.
+    /// Ends background work: when this returns, none of its I/O is under way.
     pub async fn stop(&self) {
         self.stopped.set(true);
         while self.working_ahead.get() {
@@ -202,7 +204,8 @@ impl Space {
         drop(self.turn.lock().await);
     }
 
-    /// For how long to rest before the next step; None when there is nothing left to do.
+    /// Takes the next step ahead. Returns the pause before the following one in microseconds; None when nothing is left
+    /// to do.
     async fn step_ahead(&self) -> Result<Option<u64>> {
         let _turn = self.turn.lock().await;
         let step = self.state.borrow().ahead_step(&self.growth, self.resident_groups_max.get());
@@ -268,7 +271,7 @@ impl State {
         self.preparing.map_or(Step::Grow { meta: true }, Step::Prepare)
     }
 
-    /// All of a data group becomes metadata's, piece by piece as it is written.
+    /// Converts a data group to metadata; its blocks become free piece by piece as they are zero-written.
     fn begin_meta(&mut self, group: usize) {
         let blocks = SLOTS as usize..self.group_blocks();
         self.shift_blocks(group, blocks.clone(), Use::Free, Use::Held);
@@ -280,14 +283,14 @@ impl State {
         (0..self.groups.len()).find(|group| self.may_become_meta(*group))
     }
 
-    /// Not where data was placed since the last freeze, even if it is gone: records that a replay begins with may speak
-    /// of it.
+    /// Returns whether a group may become metadata: not if data was placed there since the last freeze, even if it is
+    /// gone, because the records of a replay may refer to it.
     fn may_become_meta(&self, group: usize) -> bool {
         let group = &self.groups[group];
         !group.meta && group.is_wholly_free() && group.placed_in != self.freezes
     }
 
-    /// Whether background work has something to do.
+    /// Returns whether background work has something to do.
     pub fn wants_ahead(&self, growth: &Growth) -> bool {
         self.wants_room(growth) || self.wants_meta() || self.wants_zeros(growth)
     }
@@ -296,12 +299,13 @@ impl State {
         self.room() < growth.ahead_blocks
     }
 
-    /// A quarter more than the reserve, so that data need not wait for the reserve.
+    /// Returns whether metadata groups need space: a quarter more than the reserve, so that data need not wait for the
+    /// reserve.
     fn wants_meta(&self) -> bool {
         self.preparing.is_some() || self.free_meta() < self.reserve + self.reserve / 4
     }
 
-    /// Whether fewer data blocks than wanted are ready between the highest placed and `ready_to`.
+    /// Returns whether fewer data blocks than wanted are ready between the highest placed one and `ready_to`.
     fn wants_zeros(&self, growth: &Growth) -> bool {
         let Some(first) = self.geometry.group_of(self.frontier).filter(|_| self.can_grow) else {
             return false;
@@ -335,10 +339,10 @@ impl State {
         }
     }
 
-    /// The group and the blocks that are zero-written next; None when `ready_to` only passed over something.
+    /// Returns the group and the blocks to zero-write next; None when `ready_to` only skipped something.
     fn next_zero_chunk(&mut self, chunk_blocks: u64) -> Option<(usize, Extent)> {
         if self.frontier > self.ready_to {
-            // What placement has come to already is passed over, and what it is about to.
+            // Blocks that placement has reached, or is about to reach, are skipped.
             self.ready_to = (self.frontier + chunk_blocks).min(self.end());
         }
         let group = self.geometry.group_of(self.ready_to).filter(|_| self.ready_to < self.end())?;
@@ -351,7 +355,7 @@ impl State {
         Some((group as usize, Extent { addr, len: chunk_blocks.min(end - addr) }))
     }
 
-    /// Keeps the free blocks of a chunk from placement, and answers them.
+    /// Holds the free blocks of a chunk and returns them.
     fn hold_free(&mut self, group: usize, chunk: Extent) -> Vec<Extent> {
         let (_, blocks) = self.locate_own(chunk);
         let mut held = Vec::new();

@@ -9,7 +9,7 @@ use super::tests::{FILE, GEOMETRY, SMALL, checkpoint, in_world, open, quiet, rel
 use super::*;
 use crate::native::layout::BLOCK;
 
-/// What a block device is: all groups from the start.
+/// Opens the space of a block device: all groups exist from the start.
 fn device(env: &Env, file: &File, groups: usize) -> Rc<Space> {
     let summaries = vec![GroupSummary::default(); groups];
     Space::open(env.clone(), file.clone(), GEOMETRY, summaries, 0, SMALL, false)
@@ -36,9 +36,9 @@ fn a_device_gives_metadata_a_free_group_and_keeps_the_reserve() {
         assert_eq!(space.place_meta_run(100).await.map_err(|e| e.kind), Err(ErrorKind::NoSpace));
         assert_eq!(space.place_meta_run(99).await.map(|extent| extent.len), Ok(99));
         assert!(space.place_meta(1).await.is_err_and(|e| e.is_no_space()));
-        // Data in use keeps its groups; what comes free of data does not become the reserve unless a group is free.
+        // Data in use keeps its groups; freed data blocks become the reserve only if a whole group is free.
         let data = Extent { addr: GEOMETRY.group_start(2) + 2, len: 126 };
-        space.free_young(data, 1);
+        space.free_uncommitted(data, 1);
         release_all(&space);
         assert!(space.place(1, None).await.is_err_and(|e| e.is_no_space()));
         assert_eq!(space.totals().free_data, 126, "a replay may still place data there");
@@ -92,8 +92,8 @@ fn a_full_file_system_loses_nothing_at_any_step() {
             let again = open(&env, &file, GEOMETRY, space.summaries());
             assert_eq!(again.totals().used, space.totals().used);
             for group in 0..space.groups() as u32 {
-                let runs = again.settled_runs(group).await.unwrap();
-                assert_eq!(runs, space.settled_runs(group).await.unwrap());
+                let runs = again.committed_runs(group).await.unwrap();
+                assert_eq!(runs, space.committed_runs(group).await.unwrap());
             }
         });
         assert!(refused.get() > 0 || step > 9, "capacity {capacity}");
@@ -124,7 +124,7 @@ fn zeros_are_written_ahead_and_never_over_data() {
         let mut placed = Vec::new();
         for round in 0..60u64 {
             let extent = space.place(1 + round % 5, None).await.unwrap();
-            // Written at once, while zeros are under way round it.
+            // The data is written at once, while zeros are written around it.
             file.write(extent.addr * BLOCK, Buf::copy_of(&vec![7; (extent.len * BLOCK) as usize]))
                 .await
                 .unwrap();
@@ -147,7 +147,7 @@ fn zeros_are_written_ahead_and_never_over_data() {
         }
         assert_eq!(space.totals().held, 0);
     });
-    // Those of the data, and zeros.
+    // Writes of the data, and of zeros.
     assert!(world.count(OpKind::Write).submitted > 60 + 10);
 }
 
@@ -166,7 +166,7 @@ fn whole_free_mebibytes_are_punched_once() {
         let before = theirs.allocated_bytes(FILE).unwrap();
         assert_eq!(space.punch(9).await.unwrap(), 0, "fresh space is not punched");
         let freed = Extent { addr: placed.addr, len: 800 };
-        space.free_young(freed, 1);
+        space.free_uncommitted(freed, 1);
         assert_eq!(space.punch(9).await.unwrap(), 0, "what waits is not punched");
         release_all(&space);
         assert_eq!(space.punch(9).await.unwrap(), 2 << 20);
@@ -187,7 +187,7 @@ fn nothing_is_placed_where_a_punch_is_under_way() {
         let space = open(&env, &file, WIDE, Vec::new());
         let placed = space.place(1000, None).await.unwrap();
         quiet(&space).await;
-        space.free_young(placed, 1);
+        space.free_uncommitted(placed, 1);
         release_all(&space);
         let punching = space.clone();
         let punch = env.spawn(async move { punching.punch(1).await.unwrap() });

@@ -1,4 +1,4 @@
-//! Groups come into memory when they are needed, and go when too many are there.
+//! Loading groups into memory when they are needed, and eviction when too many are loaded.
 
 use std::rc::Rc;
 
@@ -10,20 +10,21 @@ use super::state::{Set, State};
 use super::{Extent, GroupSummary, SLOTS, Space, page};
 use crate::native::layout::BLOCK;
 
-/// Maps of groups in memory. Groups that are changing stay, whatever their number.
+/// Cap of the maps of groups in memory. Groups that are changing stay, regardless of their number.
 pub const RESIDENT_BYTES_MAX: usize = 32 << 20;
 
-/// Maps of one group: busy, young, settled, waiting.
+/// Number of maps of one group: busy, uncommitted, committed, waiting.
 const MAPS: usize = 4;
 
-/// Groups whose maps fit into `bytes`, four at least: one each for lanes, gaps, metadata, and the one that comes.
+/// Returns how many groups' maps fit into `bytes`, at least four: one each for lanes, gaps, metadata, and the next
+/// load.
 pub(super) fn groups_within(bytes: usize, group_blocks: u64) -> usize {
     (bytes / (MAPS * group_blocks.div_ceil(8) as usize)).max(4)
 }
 
 impl Space {
-    /// Makes sure that the groups of `addrs` are loaded, and keeps them so until the next `freeze`: for replay.
-    /// Addresses outside of all groups are passed over. `Damaged` when a page is not what the catalogue says.
+    /// Loads the groups of `addrs` for a replay, and keeps them loaded until the next `freeze`. Addresses outside of
+    /// all groups are skipped. Returns `Damaged` when a page is not the one that the catalogue describes.
     pub async fn load_for(self: &Rc<Self>, addrs: impl Iterator<Item = u64>) -> Result<()> {
         for addr in addrs {
             let Some((group, _)) = self.state.borrow().locate(Extent { addr, len: 1 }) else { continue };
@@ -42,21 +43,21 @@ impl Space {
                 return Ok(());
             }
             let summary = self.state.borrow().groups[group].committed;
-            let settled = self.read_settled(group, summary).await;
+            let committed = self.read_committed(group, summary).await;
             let mut state = self.state.borrow_mut();
-            // Another may have loaded the group meanwhile, changed it and let it go again.
+            // Another task may have loaded the group meanwhile, changed it and evicted it again.
             if state.groups[group].committed != summary || state.is_loaded(group) {
                 continue;
             }
-            let settled = settled?;
+            let committed = committed?;
             state.make_room_for_maps(self.resident_groups_max.get());
-            state.install(group, settled);
+            state.install(group, committed);
             return Ok(());
         }
     }
 
-    /// A group of version 0 was never written: all of it is free.
-    pub(super) async fn read_settled(&self, group: usize, summary: GroupSummary) -> Result<Bits> {
+    /// Reads the committed blocks of a group. A group of version 0 was never written: all of it is free.
+    pub(super) async fn read_committed(&self, group: usize, summary: GroupSummary) -> Result<Bits> {
         if summary.version == 0 {
             return Ok(Bits::new(self.geometry.group_blocks as usize));
         }
@@ -75,7 +76,7 @@ impl Space {
 }
 
 impl State {
-    /// Groups without a free block go first: placement has no use for them.
+    /// Evicts groups to make room for one more. Groups without a free block go first: placement has no use for them.
     fn make_room_for_maps(&mut self, groups_max: usize) {
         let loaded = self.set(Set::Loaded).count();
         let excess = (loaded + 1).saturating_sub(groups_max);
@@ -83,7 +84,8 @@ impl State {
         self.evict_some(excess, loaded, |_, _| true);
     }
 
-    /// Second chance: a group used since the hand passed last stays for another round. Answers how many are left to go.
+    /// Evicts by second chance: a group used since the hand last passed it stays for another round. Returns how many
+    /// are still to be evicted.
     fn evict_some(&mut self, mut excess: usize, loaded: usize, may_go: fn(&State, usize) -> bool) -> usize {
         let mut looks = 2 * loaded;
         while excess > 0 && looks > 0 {
@@ -105,7 +107,7 @@ impl State {
         self.groups[group].count(Use::Free) > 0
     }
 
-    /// Whether a group can be loaded without letting one go that placement has a use for.
+    /// Returns whether a group can be loaded without evicting one that placement can use.
     pub(super) fn may_load_ahead(&self, groups_max: usize) -> bool {
         let mut loaded = self.set(Set::Loaded).runs().flatten();
         self.set(Set::Loaded).count() < groups_max

@@ -1,12 +1,12 @@
-//! Which blocks of the store are free.
+//! Allocation of the store's blocks.
 //!
 //! The store's file behind the journal is a row of groups. A group holds data or metadata; its first two blocks are the
-//! slots of its bitmap page. Every other block has one state (`group::Use`), and every change of it is checked. The
-//! bitmap pages hold the settled blocks alone: those that the committed trees and the catalogue refer to. What was
-//! placed since is found by replaying the journal.
+//! slots of its bitmap page. Every other block has one state (`group::Use`), and every change of state is checked. The
+//! bitmap pages hold the committed blocks alone: those that the committed trees and the catalogue refer to. Blocks placed
+//! since then are found by a replay of the journal.
 //!
-//! Groups are read when they are needed. Placement looks at loaded groups only, without I/O; `place` brings groups in,
-//! and lets the file grow by whole groups. Background work keeps groups loaded and space zero-written ahead.
+//! Groups are read when they are needed. Placement searches loaded groups only, without I/O; `place` loads groups, and
+//! grows the file by whole groups. Background work keeps groups loaded and space zero-written ahead.
 
 mod audit;
 mod bits;
@@ -34,43 +34,43 @@ use self::place::Wish;
 use self::state::State;
 pub use super::layout::{Extent, Geometry};
 
-/// Blocks at the start of a group that hold its bitmap page, in turns.
+/// Blocks at the start of a group that hold its bitmap page in turn.
 pub const SLOTS: u64 = 2;
 
-/// The page slots, and a lane behind them.
+/// Smallest group: the page slots, and one whole lane behind them.
 pub const GROUP_BLOCKS_MIN: u64 = 32;
 
-/// What the catalogue says about a group.
+/// The catalogue's item for a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupSummary {
-    /// Blocks that the page has not in use.
+    /// Blocks that the page does not mark as in use.
     pub free: u32,
-    /// The checkpoint that wrote the page; 0: never written, all free.
+    /// Number of the checkpoint that wrote the page; 0: never written, all free.
     pub version: u64,
-    /// Where in the group the page lies: 0 or 1.
+    /// Slot of the page in the group: 0 or 1.
     pub slot: u8,
-    /// Metadata only.
+    /// The group holds metadata only.
     pub meta: bool,
-    /// Of the page.
+    /// Checksum of the page.
     pub checksum: u64,
 }
 
-/// Blocks. `grown` is the sum of `used` to `free_meta`; page slots count nowhere.
+/// Numbers of blocks. `grown` is the sum of `used` to `free_meta`; page slots are not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     pub grown: u64,
     pub used: u64,
-    /// Freed, and not to be placed yet.
+    /// Freed, but not to be placed yet.
     pub waiting: u64,
-    /// Free, and being written or punched.
+    /// Free, but being written or punched.
     pub held: u64,
     pub free_data: u64,
     pub free_meta: u64,
-    /// What must stay of `free_meta` when data is placed.
+    /// Number of blocks of `free_meta` that must remain when data is placed.
     pub reserve: u64,
 }
 
-/// Whole groups in a store's file of this length.
+/// Returns the number of whole groups in a store's file of this length.
 pub fn groups_within(geometry: &Geometry, file_bytes: u64) -> u64 {
     (file_bytes / super::layout::BLOCK).saturating_sub(geometry.groups_start()) / geometry.group_blocks
 }
@@ -81,37 +81,38 @@ pub struct Space {
     geometry: Geometry,
     growth: Growth,
     state: RefCell<State>,
-    /// Held by who loads for placement, lets the file grow, or writes zeros.
+    /// Held by a task that loads groups for placement, grows the file, or writes zeros.
     turn: TaskMutex,
-    /// Held blocks became free, or work ahead ended.
+    /// Signals that held blocks became free, or that work ahead has ended.
     eased: Signal,
     working_ahead: Cell<bool>,
-    /// What placement had come to at the last zero write ahead.
+    /// The placement frontier at the last zero write ahead.
     frontier_at_zeros: Cell<u64>,
-    /// No more work ahead is begun.
+    /// No further work ahead may begin.
     stopped: Cell<bool>,
-    /// Work ahead came to its end before all was ready; something must change first.
+    /// Work ahead ended before all was ready; it is not tried again before something changes.
     ahead_blocked: Cell<bool>,
-    /// The file system cannot punch.
+    /// The file system cannot punch holes.
     never_punches: Cell<bool>,
     resident_groups_max: Cell<usize>,
-    /// Who looks at a committed state, and needs what checkpoints free to stay as it is.
+    /// Number of readers of a committed state, for which the blocks that checkpoints free must stay unchanged.
     retainers: Cell<usize>,
-    /// The first contradiction between the trees and the bitmaps: no page is written any more.
+    /// The first contradiction between the trees and the bitmaps; no page is written after it.
     damage: RefCell<Option<Error>>,
 }
 
 impl Space {
-    /// Whether all of `extent` lies in blocks of one group that may be placed.
+    /// Returns whether all of `extent` is in blocks of one group that may be placed.
     pub fn has(&self, extent: Extent) -> bool {
         self.state.borrow().locate(extent).is_some()
     }
 
-    /// `summaries`: one for every group that the file has room for (`groups_within`), those that the catalogue does not
-    /// know as `GroupSummary::default()`. `ready_to`: block up to which the file was zero-written ahead. A file that
-    /// cannot grow (a block device) has all its groups from the start.
+    /// Opens the space of a store. `summaries`: one for every whole group of the file (`groups_within`),
+    /// `GroupSummary::default()` for those that the catalogue does not have. `ready_to`: block up to which the file was
+    /// zero-written ahead. A file that cannot grow (a block device) has all its groups from the start.
     ///
-    /// Panics when `geometry.group_blocks` is not within `GROUP_BLOCKS_MIN..=GROUP_BLOCKS_MAX`.
+    /// # Panics
+    /// When `geometry.group_blocks` is not within `GROUP_BLOCKS_MIN..=GROUP_BLOCKS_MAX`.
     pub fn open(
         env: Env,
         file: File,
@@ -142,9 +143,10 @@ impl Space {
         })
     }
 
-    /// Data blocks in one run, 1 to `want` of them, which become young. No I/O: from loaded groups. `near`: the address
-    /// behind the stream that they go on with; where that is not free the stream begins a lane. What has none, and is
-    /// shorter than a lane, lies behind the last such. None: `place` finds out what there is.
+    /// Places 1 to `want` data blocks in one run, which become uncommitted. It uses loaded groups and does no I/O. `near` is
+    /// the address behind the stream that the blocks continue; where that is not free, the stream begins a lane. Blocks
+    /// without `near` that are shorter than a lane go behind the last such blocks. None: no loaded group has room, and
+    /// the caller uses `place`.
     pub fn try_place(self: &Rc<Self>, want: u64, near: Option<u64>) -> Option<Extent> {
         let (placed, ahead) = {
             let mut state = self.state.borrow_mut();
@@ -157,8 +159,11 @@ impl Space {
         Some(placed)
     }
 
-    /// Like `try_place`, and loads groups or lets the file grow when need be. `NoSpace` when the file cannot grow and no
-    /// data block is free, or the metadata's reserve could not be had; nothing is changed then.
+    /// Like `try_place`, but loads groups or grows the file as needed.
+    ///
+    /// # Errors
+    /// `NoSpace`: the file cannot grow, and no data block is free or the metadata's reserve could not be had. Nothing
+    /// has changed then.
     pub async fn place(self: &Rc<Self>, want: u64, near: Option<u64>) -> Result<Extent> {
         loop {
             if let Some(placed) = self.try_place(want, near) {
@@ -168,14 +173,14 @@ impl Space {
         }
     }
 
-    /// Young blocks that nothing refers to and no I/O is under way to: free at once.
+    /// Frees uncommitted blocks at once. Nothing may refer to them, and no I/O to them may be under way.
     pub fn unplace(&self, extent: Extent) {
-        self.state.borrow_mut().free(extent, Use::Young);
+        self.state.borrow_mut().free(extent, Use::Uncommitted);
         self.ahead_blocked.set(false);
     }
 
-    /// Metadata blocks in one run, 1 to `want` of them, for the checkpoint under way: settled at once. `NoSpace` changes
-    /// nothing.
+    /// Places 1 to `want` metadata blocks in one run for the checkpoint under way; they are committed at once. `NoSpace`
+    /// changes nothing.
     pub async fn place_meta(self: &Rc<Self>, want: u64) -> Result<Extent> {
         loop {
             if let Some(placed) = self.state.borrow_mut().place_meta(want) {
@@ -185,7 +190,7 @@ impl Space {
         }
     }
 
-    /// Exactly `len` metadata blocks in one run. `NoSpace` also when `len` is more than a group has.
+    /// Places exactly `len` metadata blocks in one run. Returns `NoSpace` also when `len` is more than a group has.
     pub async fn place_meta_run(self: &Rc<Self>, len: u64) -> Result<Extent> {
         loop {
             if let Some(placed) = self.state.borrow_mut().place_meta_run(len) {
@@ -195,25 +200,26 @@ impl Space {
         }
     }
 
-    /// Metadata blocks of the checkpoint under way that nothing has come to refer to, and no I/O is under way to: free at
-    /// once, so that attempts that fail do not use up the space of those that follow.
+    /// Frees metadata blocks of the checkpoint under way at once, so that failed attempts do not use up the space of
+    /// later ones. Nothing may refer to them, and no I/O to them may be under way.
     pub fn unplace_meta(&self, extent: Extent) {
         let mut state = self.state.borrow_mut();
-        state.shift(extent, Use::Settled, Use::Waiting);
+        state.shift(extent, Use::Committed, Use::Waiting);
         state.free(extent, Use::Waiting);
         self.ahead_blocked.set(false);
     }
 
-    /// Placed since the last freeze, and displaced by the record `lsn`. Records come in order.
-    pub fn free_young(&self, extent: Extent, lsn: u64) {
+    /// Frees blocks that were placed since the last freeze and displaced by the record `lsn`. Records come in order.
+    pub fn free_uncommitted(&self, extent: Extent, lsn: u64) {
         let mut state = self.state.borrow_mut();
-        state.shift(extent, Use::Young, Use::Waiting);
+        state.shift(extent, Use::Uncommitted, Use::Waiting);
         state.waiting.push_back((lsn, extent));
     }
 
-    /// Blocks freed by records up to `durable_flushed_lsn` and by committed checkpoints up to `named_checkpoint`, which a
-    /// durable batch of the journal names. They stay out of use until the caller has seen every read and write end that
-    /// was admitted before now, and calls `release`. What checkpoints freed waits longer while it is retained.
+    /// Returns the blocks freed by records up to `durable_flushed_lsn` and by committed checkpoints up to
+    /// `named_checkpoint`, which a durable batch of the journal names. They stay out of use until the caller has waited
+    /// for every read and write admitted before now and calls `release`. Blocks that checkpoints freed wait longer
+    /// while they are retained.
     pub fn take_releasable(&self, durable_flushed_lsn: u64, named_checkpoint: u64) -> Vec<Extent> {
         let mut state = self.state.borrow_mut();
         let mut batch = Vec::new();
@@ -227,7 +233,7 @@ impl Space {
         batch
     }
 
-    /// The extents are free: of a batch of `take_releasable`, which may be released in parts.
+    /// Makes extents of a batch of `take_releasable` free; a batch may be released in parts.
     pub fn release(&self, extents: &[Extent]) {
         let mut state = self.state.borrow_mut();
         extents.iter().for_each(|extent| state.free(*extent, Use::Waiting));
@@ -236,7 +242,7 @@ impl Space {
         self.eased.notify();
     }
 
-    /// Data is placed only while metadata groups have this many blocks free, or can get them.
+    /// Sets the reserve: data is placed only while metadata groups have this many blocks free, or can get them.
     pub fn set_reserve(&self, blocks: u64) {
         let mut state = self.state.borrow_mut();
         if blocks > state.reserve {
@@ -245,21 +251,23 @@ impl Space {
         state.reserve = blocks;
     }
 
-    /// Recovery: a record says that these data blocks were placed. The group is loaded (`load_for`). `Damaged` when they
-    /// are not free data blocks of one group; nothing is changed then.
+    /// Replays a record that placed these data blocks. The group must be loaded (`load_for`).
+    ///
+    /// # Errors
+    /// `Damaged`: they are not free data blocks of one group. Nothing has changed then.
     pub fn replay_place(&self, extent: Extent) -> Result<()> {
         self.replay(extent, Use::Free, "placed")?;
         let mut state = self.state.borrow_mut();
-        state.shift(extent, Use::Free, Use::Young);
+        state.shift(extent, Use::Free, Use::Uncommitted);
         state.frontier = state.frontier.max(extent.end());
         Ok(())
     }
 
-    /// Recovery: a record displaced these blocks, which an earlier record had placed. They are free at once: the caller
-    /// makes the records durable before it places anything. `Damaged` like `replay_place`.
+    /// Replays a record that displaced these blocks, which an earlier record had placed. They are free at once: the
+    /// caller makes the records durable before it places anything. Returns `Damaged` like `replay_place`.
     pub fn replay_free(&self, extent: Extent) -> Result<()> {
-        self.replay(extent, Use::Young, "displaced")?;
-        self.state.borrow_mut().free(extent, Use::Young);
+        self.replay(extent, Use::Uncommitted, "displaced")?;
+        self.state.borrow_mut().free(extent, Use::Uncommitted);
         Ok(())
     }
 
@@ -286,7 +294,7 @@ impl Space {
         self.state.borrow().groups.len() as u64
     }
 
-    /// Block up to which the file was zero-written ahead, or is metadata's.
+    /// Returns the block up to which the file was zero-written ahead or belongs to metadata.
     pub fn ready_to(&self) -> u64 {
         self.state.borrow().ready_to
     }

@@ -1,5 +1,5 @@
-//! Random placements, frees, checkpoints and power cuts against a model that knows every block. Each block placed gets
-//! a stamp, which must be there as long as the block is in use: nothing else writes to it.
+//! Random placements, frees, checkpoints and power cuts against a model of every block. Each placed block gets a stamp,
+//! which must be there as long as the block is in use: no other write may reach it.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,16 +17,16 @@ const GROWTH: Growth = Growth { ahead_blocks: 40, chunk_blocks: 16 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Is {
-    Young,
-    Settled,
+    Uncommitted,
+    Committed,
     Waiting,
 }
 
-/// What survives a power cut: the last superblock.
+/// State that survives a power cut: the last superblock.
 #[derive(Debug, Clone, Default)]
 struct Durable {
     summaries: Vec<GroupSummary>,
-    settled: BTreeMap<u64, u64>,
+    committed: BTreeMap<u64, u64>,
     checkpoint: u64,
     ready_to: u64,
 }
@@ -55,7 +55,7 @@ impl Model {
         self.blocks.values().filter(|(other, _)| *other == is).count() as u64
     }
 
-    /// A run of blocks in one state within one group.
+    /// Returns a run of blocks in one state within one group.
     fn pick(&self, rng: &mut Rng, is: Is) -> Option<Extent> {
         let all: Vec<u64> =
             self.blocks.iter().filter(|(_, (other, _))| *other == is).map(|(a, _)| *a).collect();
@@ -89,21 +89,21 @@ impl Run {
             Space::open(env.clone(), file.clone(), geometry, summaries, durable.ready_to, GROWTH, true);
         space.resident_groups_max.set(2);
         model.borrow_mut().blocks =
-            durable.settled.iter().map(|(addr, stamp)| (*addr, (Is::Settled, *stamp))).collect();
+            durable.committed.iter().map(|(addr, stamp)| (*addr, (Is::Committed, *stamp))).collect();
         Run { env, file, space, model, rng: Rng::new(seed) }
     }
 
-    /// The bitmaps say what the model says, and every block in use has its stamp.
+    /// Checks that the bitmaps match the model, and that every block in use has its stamp.
     async fn verify(&self) {
         let mut found = BTreeSet::new();
         for group in 0..self.space.groups() {
-            for run in self.space.settled_runs(group as u32).await.unwrap() {
+            for run in self.space.committed_runs(group as u32).await.unwrap() {
                 found.extend(run.addr..run.end());
             }
         }
         let blocks = self.model.borrow().blocks.clone();
         let expected: BTreeSet<u64> =
-            blocks.iter().filter(|(_, (is, _))| *is == Is::Settled).map(|(addr, _)| *addr).collect();
+            blocks.iter().filter(|(_, (is, _))| *is == Is::Committed).map(|(addr, _)| *addr).collect();
         assert_eq!(found, expected);
         for (addr, (_, stamp)) in blocks {
             let (page, result) = self.file.read(addr * BLOCK, Buf::alloc(BLOCK as usize)).await;
@@ -114,7 +114,7 @@ impl Run {
 
     fn verify_totals(&self) {
         let (totals, model) = (self.space.totals(), self.model.borrow());
-        assert_eq!(totals.used, model.count(Is::Young) + model.count(Is::Settled));
+        assert_eq!(totals.used, model.count(Is::Uncommitted) + model.count(Is::Committed));
         assert_eq!(totals.waiting, model.count(Is::Waiting));
         let free = totals.held + totals.free_data + totals.free_meta;
         assert_eq!(totals.grown, totals.used + totals.waiting + free);
@@ -141,13 +141,13 @@ impl Run {
 
     fn place_one(&mut self) -> impl Future<Output = ()> + use<> {
         let want = 1 + self.rng.below(40);
-        let near = self.model.borrow().pick(&mut self.rng, Is::Young).map(|extent| extent.end());
+        let near = self.model.borrow().pick(&mut self.rng, Is::Uncommitted).map(|extent| extent.end());
         let near = near.filter(|_| self.rng.below(2) == 0);
         let (space, file, model) = (self.space.clone(), self.file.clone(), self.model.clone());
         async move {
             let placed = space.place(want, near).await.unwrap();
             assert!((1..=want).contains(&placed.len));
-            Run::stamp(file, model, placed, Is::Young).await;
+            Run::stamp(file, model, placed, Is::Uncommitted).await;
         }
     }
 
@@ -159,27 +159,27 @@ impl Run {
             self.space.place_meta(want).await.unwrap()
         };
         assert!((1..=want).contains(&placed.len));
-        Run::stamp(self.file.clone(), self.model.clone(), placed, Is::Settled).await;
+        Run::stamp(self.file.clone(), self.model.clone(), placed, Is::Committed).await;
     }
 
-    fn free_young(&mut self) {
+    fn free_uncommitted(&mut self) {
         let mut model = self.model.borrow_mut();
-        let Some(extent) = model.pick(&mut self.rng, Is::Young) else { return };
+        let Some(extent) = model.pick(&mut self.rng, Is::Uncommitted) else { return };
         if self.rng.below(5) == 0 {
-            model.set(extent, Some(Is::Young), None);
+            model.set(extent, Some(Is::Uncommitted), None);
             return self.space.unplace(extent);
         }
         model.lsn += 1;
         let lsn = model.lsn;
-        model.set(extent, Some(Is::Young), Some(Is::Waiting));
-        self.space.free_young(extent, lsn);
+        model.set(extent, Some(Is::Uncommitted), Some(Is::Waiting));
+        self.space.free_uncommitted(extent, lsn);
     }
 
-    fn free_settled(&mut self) {
-        let picked = self.model.borrow().pick(&mut self.rng, Is::Settled);
+    fn free_committed(&mut self) {
+        let picked = self.model.borrow().pick(&mut self.rng, Is::Committed);
         let Some(extent) = picked else { return };
-        self.model.borrow_mut().set(extent, Some(Is::Settled), Some(Is::Waiting));
-        self.space.free_settled(extent);
+        self.model.borrow_mut().set(extent, Some(Is::Committed), Some(Is::Waiting));
+        self.space.free_committed(extent);
     }
 
     fn release(&mut self) {
@@ -197,21 +197,21 @@ impl Run {
     async fn checkpoint(&mut self) {
         self.space.freeze(&[]);
         for (is, _) in self.model.borrow_mut().blocks.values_mut() {
-            *is = if *is == Is::Young { Is::Settled } else { *is };
+            *is = if *is == Is::Uncommitted { Is::Committed } else { *is };
         }
         for _ in 0..self.rng.below(8) {
             match self.rng.below(5) {
                 0 => self.place_meta().await,
                 1 => self.place().await,
-                2 => self.free_settled(),
+                2 => self.free_committed(),
                 3 => self.release(),
-                _ => self.free_young(),
+                _ => self.free_uncommitted(),
             }
         }
-        let settled: BTreeMap<u64, u64> = {
+        let committed: BTreeMap<u64, u64> = {
             let model = self.model.borrow();
-            let settled = model.blocks.iter().filter(|(_, (is, _))| *is == Is::Settled);
-            settled.map(|(addr, (_, stamp))| (*addr, *stamp)).collect()
+            let committed = model.blocks.iter().filter(|(_, (is, _))| *is == Is::Committed);
+            committed.map(|(addr, (_, stamp))| (*addr, *stamp)).collect()
         };
         let checkpoint = self.model.borrow().durable.checkpoint + 1;
         let beside = self.place_one();
@@ -222,14 +222,14 @@ impl Run {
             assert_eq!((summaries[group as usize], summary.version), (summary, checkpoint));
         }
         if self.rng.below(6) == 0 {
-            // A superblock that fails: the pages are written again, and the old ones are still there.
+            // The superblock fails: the pages are written again, and the old ones are unchanged.
             self.model.borrow_mut().marks.insert("pages written twice");
             self.space.write_pages(checkpoint).await.unwrap();
         }
         let summaries = self.space.summaries();
         self.file.flush().await.unwrap();
         let ready_to = self.space.ready_to();
-        self.model.borrow_mut().durable = Durable { summaries, settled, checkpoint, ready_to };
+        self.model.borrow_mut().durable = Durable { summaries, committed, checkpoint, ready_to };
         self.space.committed(checkpoint);
         beside.join().await;
     }
@@ -238,7 +238,7 @@ impl Run {
         for _ in 0..count {
             match self.rng.below(12) {
                 0..4 => self.place().await,
-                4..7 => self.free_young(),
+                4..7 => self.free_uncommitted(),
                 7 | 8 => self.release(),
                 9 => drop(self.space.punch(2).await.unwrap()),
                 10 => self.space.set_reserve(self.rng.below(30)),

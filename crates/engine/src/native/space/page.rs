@@ -1,7 +1,7 @@
-//! The bitmap page of a group: which of its blocks the committed state refers to.
+//! The bitmap page of a group: the group's blocks that the committed state refers to.
 //!
-//! 64 bytes of header, then one bit a block, the lowest first. The group's own two page slots and what lies behind its
-//! last block have no bit set.
+//! 64 bytes of header, then one bit a block, the lowest first. The bits of the group's own two page slots, and those
+//! behind its last block, are clear.
 
 use blk::{Buf, Error, Result};
 
@@ -21,19 +21,20 @@ const BITS_AT: usize = 64;
 
 const FLAG_META: u64 = 1;
 
-/// One bit a block in what the header leaves of a page: (4096 - 64) x 8 = 32256 blocks, 126 MiB.
+/// Most blocks of a group. The part of a page behind the header has one bit for each: (4096 - 64) x 8 = 32256 blocks,
+/// 126 MiB.
 pub const GROUP_BLOCKS_MAX: u64 = (BLOCK - BITS_AT as u64) * 8;
 
-/// Where a summary's page lies.
+/// Returns the address of the page in a slot.
 pub(super) fn address(geometry: &Geometry, group: u64, slot: u8) -> u64 {
     geometry.group_start(group) + u64::from(slot)
 }
 
-/// The page of `summary`, whose checksum is put in.
+/// Encodes the page of `summary`, and returns the summary with the page's checksum.
 pub(super) fn encode(
     geometry: &Geometry,
     group: u64,
-    settled: &Bits,
+    committed: &Bits,
     summary: GroupSummary,
 ) -> (Buf, GroupSummary) {
     let mut page = Buf::zeroed(BLOCK as usize);
@@ -44,7 +45,7 @@ pub(super) fn encode(
     put_u64(&mut page, VERSION_AT, summary.version);
     put_u64(&mut page, FREE_AT, u64::from(summary.free));
     put_u64(&mut page, FLAGS_AT, if summary.meta { FLAG_META } else { 0 });
-    for (index, word) in settled.words().iter().enumerate() {
+    for (index, word) in committed.words().iter().enumerate() {
         put_u64(&mut page, BITS_AT + index * 8, *word);
     }
     let checksum = page_checksum(&page);
@@ -52,7 +53,7 @@ pub(super) fn encode(
     (page, GroupSummary { checksum, ..summary })
 }
 
-/// The settled blocks of a group. `Damaged` when the page is not the one that `summary` describes.
+/// Decodes the committed blocks of a group. Returns `Damaged` when the page is not the one that `summary` describes.
 pub(super) fn decode(
     file: &str,
     geometry: &Geometry,
@@ -85,7 +86,7 @@ pub(super) fn decode(
     Ok(bits)
 }
 
-/// The bits of a group's blocks, and how many are set that must not be.
+/// Returns the bits of a group's blocks, and the number of set bits outside of them.
 fn decode_bits(geometry: &Geometry, page: &[u8]) -> (Bits, u64) {
     let all: Vec<u64> = (BITS_AT..page.len()).step_by(8).map(|at| get_u64(page, at)).collect();
     let count = |word: &u64| u64::from(word.count_ones());

@@ -1,22 +1,22 @@
-//! Where new blocks lie.
+//! Placement of new blocks.
 
 use super::Extent;
 use super::bits::LANE;
 use super::group::Use;
 use super::state::{Set, State};
 
-/// What a placement asks for.
+/// A placement request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish {
-    /// Blocks, at most.
+    /// Most blocks to place.
     pub want: u64,
-    /// Address where they would best lie: behind the stream that they go on with.
+    /// Preferred address: behind the stream that the blocks continue.
     pub near: Option<u64>,
 }
 
 impl State {
-    /// Data blocks from loaded groups, which become young. Scans words from where the last search ended; a search that
-    /// finds nothing in a group is not repeated there, because the sets know.
+    /// Places data blocks in loaded groups; they become uncommitted. The scan of words begins where the last search ended. A
+    /// search that finds nothing in a group is not repeated there, because the sets record it.
     pub fn place_data(&mut self, wish: Wish) -> Option<Extent> {
         assert!(wish.want > 0, "nothing wanted");
         if self.free_meta() < self.reserve {
@@ -25,7 +25,7 @@ impl State {
         let near = wish.near.and_then(|near| self.find_at(near, wish.want));
         let found = match near {
             Some(found) => found,
-            // More is to come behind it.
+            // More blocks of the stream will follow.
             None if wish.near.is_some() || wish.want >= LANE as u64 => {
                 self.find_lane(wish.want).or_else(|| self.find_dense(wish.want))?
             }
@@ -34,12 +34,12 @@ impl State {
         if found.addr == self.dense {
             self.dense = found.end();
         }
-        self.shift(found, Use::Free, Use::Young);
+        self.shift(found, Use::Free, Use::Uncommitted);
         self.frontier = self.frontier.max(found.end());
         Some(found)
     }
 
-    /// A run of free blocks from `at` of a loaded group on.
+    /// Returns the run of free blocks from `at` of a loaded group on.
     fn free_run(&self, group: usize, at: usize, want: u64) -> Extent {
         let max = usize::try_from(want).unwrap_or(usize::MAX);
         let len = self.groups[group].maps().busy.run(at, false, max);
@@ -55,7 +55,7 @@ impl State {
         Some(self.free_run(group, blocks.start, want))
     }
 
-    /// Behind the last one found so; then from a free lane on, then in a gap.
+    /// Finds room behind the last blocks found so; otherwise from a free lane on, otherwise in a gap.
     fn find_dense(&mut self, want: u64) -> Option<Extent> {
         let behind = self.find_at(self.dense, want);
         let found = behind.or_else(|| self.find_lane(want)).or_else(|| self.find_gap(want))?;
@@ -84,7 +84,7 @@ impl State {
         Some(self.free_run(group, gap, want))
     }
 
-    /// Metadata blocks from loaded groups, settled at once: the first free ones.
+    /// Places metadata blocks in loaded groups, the first free ones; they are committed at once.
     pub fn place_meta(&mut self, want: u64) -> Option<Extent> {
         assert!(want > 0, "nothing wanted");
         let group = self.set(Set::Meta).next_round(self.meta_group, true)?;
@@ -93,17 +93,17 @@ impl State {
         let at = self.groups[group].maps().busy.next_round(cursor, false).expect("the set has free blocks");
         self.groups[group].gap_cursor = at;
         let found = self.free_run(group, at, want);
-        self.shift(found, Use::Free, Use::Settled);
+        self.shift(found, Use::Free, Use::Committed);
         Some(found)
     }
 
-    /// Exactly `len` metadata blocks in one run, from loaded groups.
+    /// Places exactly `len` metadata blocks in one run, in loaded groups.
     pub fn place_meta_run(&mut self, len: u64) -> Option<Extent> {
         let mut from = 0;
         while let Some(group) = self.set(Set::Meta).next(from, true) {
             if let Some(at) = self.find_run(group, len as usize) {
                 let found = self.extent(group, at..at + len as usize);
-                self.shift(found, Use::Free, Use::Settled);
+                self.shift(found, Use::Free, Use::Committed);
                 return Some(found);
             }
             from = group + 1;

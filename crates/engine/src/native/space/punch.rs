@@ -1,4 +1,4 @@
-//! Freed space goes back to the file system, a whole free MiB at a time.
+//! Return of freed space to the file system, one wholly free MiB at a time.
 
 use std::rc::Rc;
 
@@ -10,13 +10,14 @@ use super::{Extent, Space};
 use crate::native::layout::BLOCK;
 
 impl Space {
-    /// Punches up to `chunks` whole free MiB of data groups in which something was freed since they were punched, one
-    /// after another; no block of them is placed meanwhile. Answers the bytes given back; 0: there is nothing to punch.
+    /// Punches up to `chunks` wholly free MiB of data groups in which blocks were freed since the last punch, one after
+    /// another. None of their blocks is placed meanwhile. Returns the bytes given back; 0: there is nothing to punch.
     pub async fn punch(self: &Rc<Self>, chunks: usize) -> Result<u64> {
         let mut bytes = 0;
         for _ in 0..chunks {
             let space = self.clone();
-            // A task of its own: a caller that gives up must not leave a punch under way in blocks that are placed.
+            // The punch is a task of its own: a caller that is dropped must not leave a punch under way in blocks that
+            // are placed.
             match self.env.spawn(async move { space.punch_next().await }).join().await? {
                 0 => break,
                 punched => bytes += punched,
@@ -55,8 +56,8 @@ impl Space {
 }
 
 impl State {
-    /// Takes the next wholly free chunk of a group that is to be punched. What is not wholly free is forgotten: the free
-    /// that makes it so notes it again. A group with held blocks is left for later.
+    /// Holds the next wholly free chunk of a group with freed chunks. A chunk that is not wholly free is dropped from
+    /// the set: the free that completes it adds it again. A group with held blocks is left for later.
     fn hold_chunk(&mut self, group: usize) -> Option<Extent> {
         if self.groups[group].count(Use::Held) > 0 || !self.is_loaded(group) || self.groups[group].meta {
             return None;

@@ -1,4 +1,4 @@
-//! All groups, and what is known about them at a glance. No I/O.
+//! State of all groups, with the sets and sums that searches need. No I/O.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,23 +7,23 @@ use super::bits::{Bits, LANE};
 use super::group::{Group, Maps, USES, Use};
 use super::{Extent, Geometry, GroupSummary, SLOTS, Totals};
 
-/// Sets of groups, so that nobody looks at all of them.
+/// Sets of groups, so that no search has to visit all groups.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Set {
     Loaded,
-    /// Loaded data groups with a free lane; with a free block.
+    /// `Roomy`: loaded data groups with a free lane. `Gappy`: loaded data groups with a free block.
     Roomy,
     Gappy,
     /// Loaded metadata groups with a free block.
     Meta,
-    /// The same of those that are not loaded, as far as is known.
+    /// The same sets of groups that are not loaded, as far as is known.
     ColdRoomy,
     ColdGappy,
     ColdMeta,
-    Young,
-    /// Those whose page the next checkpoint writes.
+    Uncommitted,
+    /// Groups whose page the next checkpoint writes.
     Changed,
-    /// Data groups with chunks to look at for punching.
+    /// Data groups with chunks to examine for punching.
     Freed,
 }
 
@@ -33,41 +33,42 @@ pub(super) struct State {
     pub geometry: Geometry,
     pub groups: Vec<Group>,
     sets: [Bits; SETS],
-    /// Blocks by `Use`, of data groups and of metadata groups.
+    /// Numbers of blocks by `Use`, of data groups and of metadata groups.
     totals: [[u64; USES]; 2],
-    /// Free lanes, and free blocks, of loaded data groups.
+    /// Numbers of free lanes and of free blocks in loaded data groups.
     lanes: u64,
     loaded_free: u64,
     pub reserve: u64,
-    /// The file did not grow when it was tried last: gaps are filled.
+    /// The last attempt to grow the file failed: gaps are filled.
     pub full: bool,
     pub can_grow: bool,
-    /// The group that placement of data goes on in, and of metadata.
+    /// The groups in which the placement of data and of metadata continues.
     pub data_group: usize,
     pub meta_group: usize,
     pub gap_group: usize,
-    /// Where single blocks go on: behind the last of them.
+    /// Address behind the last single block: the next one goes there.
     pub dense: u64,
-    /// End of the highest data placed.
+    /// End of the highest data block placed.
     pub frontier: u64,
     pub ready_to: u64,
-    /// Young blocks displaced by the record with this lsn, in order.
+    /// Uncommitted blocks with the lsn of the record that displaced them, in order.
     pub waiting: VecDeque<(u64, Extent)>,
-    /// Left the persisted set since the last page was written; before it, in the checkpoint under way.
+    /// `freed`: extents that left the persisted set since the last page was written. `sealed`: earlier ones, of the
+    /// checkpoint under way.
     pub freed: Vec<Extent>,
     pub sealed: Vec<Extent>,
-    /// Freed while their group was not loaded; still settled.
+    /// Extents freed while their group was not loaded; their blocks are still committed.
     pub deferred: Vec<Extent>,
-    /// Freed by the committed checkpoint of this number, in order.
+    /// Extents with the number of the committed checkpoint that freed them, in order.
     pub releasable: VecDeque<(u64, Extent)>,
-    /// Rest of a new metadata group that is not written yet.
+    /// Rest of a new metadata group that is not zero-written yet.
     pub preparing: Option<Extent>,
-    /// Freezes so far, and one.
+    /// Number of freezes so far, plus one.
     pub freezes: u64,
-    /// Changes of the persisted set, counted.
-    pub settled_changes: u64,
+    /// Number of changes of the persisted set.
+    pub committed_changes: u64,
     pub eviction_hand: usize,
-    /// Groups that stay loaded for replay.
+    /// Groups that stay loaded for a replay.
     pub pinned: Vec<usize>,
 }
 
@@ -96,7 +97,7 @@ impl State {
             releasable: VecDeque::new(),
             preparing: None,
             freezes: 1,
-            settled_changes: 0,
+            committed_changes: 0,
             eviction_hand: 0,
             pinned: Vec::new(),
         };
@@ -116,12 +117,12 @@ impl State {
         self.geometry.group_blocks as usize
     }
 
-    /// Blocks of a group that may be placed.
+    /// Returns how many blocks of a group may be placed.
     pub fn usable(&self) -> u64 {
         self.geometry.group_blocks - SLOTS
     }
 
-    /// Block behind the last group.
+    /// Returns the block behind the last group.
     pub fn end(&self) -> u64 {
         self.geometry.group_start(self.groups.len() as u64)
     }
@@ -130,8 +131,8 @@ impl State {
         &self.sets[set as usize]
     }
 
-    /// The group of `extent` and its blocks counted from the group's start. None when it is not wholly inside of the
-    /// usable blocks of one group.
+    /// Returns the group of `extent` and its blocks, counted from the group's start. None when it is not wholly inside
+    /// of the usable blocks of one group.
     pub fn locate(&self, extent: Extent) -> Option<(usize, Range<usize>)> {
         let group = self.geometry.group_of(extent.addr)?;
         let start = extent.addr - self.geometry.group_start(group.min(self.groups.len() as u64));
@@ -143,7 +144,7 @@ impl State {
         inside.then_some((group as usize, start as usize..end as usize))
     }
 
-    /// Like `locate`, of what this allocator gave out.
+    /// Like `locate`, for an extent that this allocator placed. Panics when it is not in a group.
     pub fn locate_own(&self, extent: Extent) -> (usize, Range<usize>) {
         self.locate(extent).unwrap_or_else(|| panic!("{extent:?} was never placed"))
     }
@@ -157,14 +158,15 @@ impl State {
         self.groups[group].maps.is_some()
     }
 
-    /// Whether all of `extent` is in `state`. False when its group is not loaded or it is no extent of one group.
+    /// Returns whether all of `extent` is in `state`. False when its group is not loaded or when it is not inside of
+    /// one group.
     pub fn is(&self, extent: Extent, state: Use) -> bool {
         self.locate(extent).is_some_and(|(group, blocks)| {
             self.groups[group].maps.as_ref().is_some_and(|maps| maps.is(blocks, state))
         })
     }
 
-    /// Panics when a block of `extent` is not in state `from`.
+    /// Changes the state of blocks. Panics when a block of `extent` is not in state `from`.
     pub fn shift(&mut self, extent: Extent, from: Use, to: Use) {
         let (group, blocks) = self.locate_own(extent);
         self.shift_blocks(group, blocks, from, to);
@@ -173,34 +175,34 @@ impl State {
     pub fn shift_blocks(&mut self, group: usize, blocks: Range<usize>, from: Use, to: Use) {
         let len = blocks.len() as u64;
         self.groups[group].shift(blocks, from, to);
-        if to == Use::Young {
+        if to == Use::Uncommitted {
             self.groups[group].placed_in = self.freezes;
         }
         let totals = &mut self.totals[usize::from(self.groups[group].meta)];
         totals[from as usize] -= len;
         totals[to as usize] += len;
-        self.settled_changes += u64::from(from == Use::Settled || to == Use::Settled);
+        self.committed_changes += u64::from(from == Use::Committed || to == Use::Committed);
         self.refresh(group);
     }
 
-    /// Back to free from a use that wrote to it.
+    /// Makes blocks free that may have been written.
     pub fn free(&mut self, extent: Extent, from: Use) {
         let (group, blocks) = self.locate_own(extent);
         self.groups[group].note_freed(blocks.clone());
         self.shift_blocks(group, blocks, from, Use::Free);
     }
 
-    pub fn settle_young(&mut self) {
+    pub fn commit_placed(&mut self) {
         self.freezes += 1;
         let mut from = 0;
-        while let Some(group) = self.set(Set::Young).next(from, true) {
+        while let Some(group) = self.set(Set::Uncommitted).next(from, true) {
             self.change_totals(group, |total, count| total - count);
             self.groups[group].settle();
             self.change_totals(group, |total, count| total + count);
             self.refresh(group);
             from = group + 1;
         }
-        self.settled_changes += 1;
+        self.committed_changes += 1;
     }
 
     pub fn set_meta(&mut self, group: usize) {
@@ -219,8 +221,8 @@ impl State {
         }
     }
 
-    pub fn install(&mut self, group: usize, settled: Bits) {
-        let maps = Maps::new(self.group_blocks(), settled);
+    pub fn install(&mut self, group: usize, committed: Bits) {
+        let maps = Maps::new(self.group_blocks(), committed);
         self.groups[group].install(maps);
         self.refresh(group);
     }
@@ -231,7 +233,7 @@ impl State {
         self.refresh(group);
     }
 
-    /// Puts a group into the sets it belongs to.
+    /// Puts a group into the sets it belongs to, and updates the sums.
     pub fn refresh(&mut self, at: usize) {
         let group = &self.groups[at];
         let (loaded, data, free) = (group.maps.is_some(), !group.meta, group.count(Use::Free) > 0);
@@ -244,7 +246,7 @@ impl State {
             Set::ColdRoomy => !loaded && data && lanes > 0,
             Set::ColdGappy => !loaded && data && free,
             Set::ColdMeta => !loaded && !data && free,
-            Set::Young => group.count(Use::Young) > 0,
+            Set::Uncommitted => group.count(Use::Uncommitted) > 0,
             Set::Changed => group.dirty || group.written.is_some(),
             Set::Freed => data && group.freed_chunks != 0,
         };
@@ -273,14 +275,15 @@ impl State {
         self.total(false, Use::Held)
     }
 
-    /// Gaps are filled, rather than lanes begun, while less than three quarters of the data groups are used: each lane that
-    /// is begun for one block makes the file grow by sixteen, and they are zero-written first.
+    /// Returns whether gaps are filled, rather than lanes begun. That is so while the file does not grow, and while
+    /// less than three quarters of the data groups are used: each lane that is begun for one block makes the file grow
+    /// by sixteen blocks, which are zero-written first.
     pub fn fills_gaps(&self) -> bool {
         let all: u64 = self.totals[0].iter().sum();
         self.full || !self.can_grow || 4 * (all - self.free_data()) < 3 * all
     }
 
-    /// Blocks that placement of data finds without loading or growing.
+    /// Returns the number of blocks that data placement finds without a load or a growth of the file.
     pub fn room(&self) -> u64 {
         if self.fills_gaps() { self.loaded_free } else { self.lanes * LANE as u64 }
     }
@@ -289,7 +292,7 @@ impl State {
         let both = |state: Use| self.total(false, state) + self.total(true, state);
         Totals {
             grown: self.groups.len() as u64 * self.usable(),
-            used: both(Use::Young) + both(Use::Settled),
+            used: both(Use::Uncommitted) + both(Use::Committed),
             waiting: both(Use::Waiting),
             held: both(Use::Held),
             free_data: self.free_data(),
@@ -307,7 +310,7 @@ const ALL_SETS: [Set; SETS] = [
     Set::ColdRoomy,
     Set::ColdGappy,
     Set::ColdMeta,
-    Set::Young,
+    Set::Uncommitted,
     Set::Changed,
     Set::Freed,
 ];

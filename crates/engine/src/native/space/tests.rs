@@ -40,7 +40,7 @@ pub(super) async fn checkpoint(space: &Rc<Space>, number: u64) -> Vec<(u32, Grou
     written
 }
 
-/// Work ahead has ended.
+/// Waits until the work ahead has ended.
 pub(super) async fn quiet(space: &Space) {
     while space.working_ahead.get() {
         space.eased.wait().await;
@@ -65,12 +65,12 @@ fn what_is_alone_lies_close_and_streams_have_lanes() {
         assert_eq!(space.try_place(1, Some(start + 19)), at(19, 1), "a stream among what is alone");
         assert_eq!(space.try_place(1, None), at(20, 1));
         assert_eq!(space.try_place(40, None), at(48, 40));
-        // The rest of the first lane, then the next one that is free.
+        // The rest of the first lane, then the next free one.
         for block in 21..32 {
             assert_eq!(space.try_place(1, None), at(block, 1));
         }
         assert_eq!(space.try_place(1, None), at(96, 1));
-        // Two lanes of the first group are left, and a second one came ahead of need at most.
+        // Two lanes of the first group are left, and at most a second group was added ahead of need.
         let groups = space.groups();
         for _ in 0..20 {
             space.place(1, None).await.unwrap();
@@ -80,37 +80,37 @@ fn what_is_alone_lies_close_and_streams_have_lanes() {
 }
 
 #[test]
-fn a_checkpoint_holds_what_was_settled_and_slots_take_turns() {
+fn a_checkpoint_holds_what_was_committed_and_slots_alternate() {
     in_world(async |env| {
         let file = store(&env).await;
         let space = open(&env, &file, GEOMETRY, Vec::new());
         let kept = space.place(8, None).await.unwrap();
         space.freeze(&[]);
-        let young = space.place(3, Some(kept.end())).await.unwrap();
+        let uncommitted = space.place(3, Some(kept.end())).await.unwrap();
         assert_eq!(checkpoint(&space, 4).await[0].1.slot, 1);
         space.freeze(&[]);
         assert_eq!(checkpoint(&space, 5).await[0].1.slot, 0);
-        space.free_settled(young);
+        space.free_committed(uncommitted);
         space.freeze(&[]);
         assert!(space.take_releasable(u64::MAX, u64::MAX).is_empty());
         let written = space.write_pages(6).await.unwrap();
         assert_eq!((written[0].1.slot, written[0].1.version, written[0].1.free), (1, 6, 126 - 8));
-        // The superblock of 6 is never written: 5 is what there is.
+        // The superblock of 6 is never written: 5 stays the newest.
         let committed: Vec<_> = space.state.borrow().groups.iter().map(|group| group.committed).collect();
         let again = open(&env, &file, GEOMETRY, committed);
         let both = Extent { addr: kept.addr, len: 11 };
-        assert_eq!(again.settled_runs(0).await.unwrap(), [both]);
+        assert_eq!(again.committed_runs(0).await.unwrap(), [both]);
         let late = Extent { addr: kept.addr, len: 1 };
-        space.free_settled(late);
+        space.free_committed(late);
         space.committed(6);
         assert_eq!(space.take_releasable(u64::MAX, 5), [], "no durable batch names checkpoint 6");
         assert_eq!(
             space.take_releasable(u64::MAX, u64::MAX),
-            [young],
+            [uncommitted],
             "what was freed behind the pages is of the next"
         );
         assert_eq!((space.totals().waiting, space.totals().used), (4, 7));
-        space.release(&[young]);
+        space.release(&[uncommitted]);
         assert_eq!(checkpoint(&space, 7).await.len(), 1);
         assert_eq!(space.take_releasable(0, u64::MAX), [late]);
         space.release(&[late]);
@@ -126,7 +126,7 @@ fn frees_wait_for_their_record() {
         let placed = space.place(10, None).await.unwrap();
         let part = |at: u64| Extent { addr: placed.addr + at, len: 2 };
         for lsn in 1..=3 {
-            space.free_young(part(2 * lsn), lsn);
+            space.free_uncommitted(part(2 * lsn), lsn);
         }
         assert_eq!(space.take_releasable(0, u64::MAX), []);
         let batch = space.take_releasable(2, u64::MAX);
@@ -138,17 +138,17 @@ fn frees_wait_for_their_record() {
 }
 
 #[test]
-#[should_panic(expected = "not all of them are Young")]
+#[should_panic(expected = "not all of them are Uncommitted")]
 fn a_double_free_is_noticed() {
     in_world(async |env| {
         let space = open(&env, &store(&env).await, GEOMETRY, Vec::new());
         let placed = space.place(1, None).await.unwrap();
-        space.free_young(placed, 1);
-        space.free_young(placed, 2);
+        space.free_uncommitted(placed, 1);
+        space.free_uncommitted(placed, 2);
     });
 }
 
-/// A store of two data groups and one of metadata with two checkpoints of all of them behind it.
+/// Returns the summaries of two data groups and one metadata group after two checkpoints of all of them.
 async fn two_versions(env: &Env) -> Vec<GroupSummary> {
     let space = open(env, &store(env).await, GEOMETRY, Vec::new());
     for number in 1..=2 {
@@ -166,7 +166,7 @@ async fn two_versions(env: &Env) -> Vec<GroupSummary> {
 
 async fn load_error(env: &Env, geometry: Geometry, summaries: &[GroupSummary], group: u32) -> Option<String> {
     let space = open(env, &store(env).await, geometry, summaries.to_vec());
-    let error = space.settled_runs(group).await.err()?;
+    let error = space.committed_runs(group).await.err()?;
     assert_eq!(error.kind, ErrorKind::Damaged);
     Some(error.to_string())
 }
@@ -247,7 +247,7 @@ fn frees_of_what_is_not_in_use_stop_the_checkpoint() {
             let space = open(&env, &file, GEOMETRY, vec![GroupSummary::default(); 1]);
             space.place(1, None).await.unwrap();
             space.freeze(&[]);
-            space.free_settled(Extent { addr, len });
+            space.free_committed(Extent { addr, len });
             assert_eq!(
                 space.write_pages(1).await.map_err(|e| e.kind),
                 Err(ErrorKind::Damaged),
@@ -260,22 +260,22 @@ fn frees_of_what_is_not_in_use_stop_the_checkpoint() {
 }
 
 #[test]
-fn replay_brings_young_blocks_back() {
+fn replay_restores_uncommitted_blocks() {
     in_world(async |env| {
         let file = store(&env).await;
         let space = open(&env, &file, GEOMETRY, Vec::new());
         let kept = space.place(4, None).await.unwrap();
         space.freeze(&[]);
         checkpoint(&space, 1).await;
-        let young = space.place(4, None).await.unwrap();
+        let uncommitted = space.place(4, None).await.unwrap();
         let again = open(&env, &file, GEOMETRY, space.summaries());
-        again.load_for([kept.addr, young.addr, 0, u64::MAX].into_iter()).await.unwrap();
+        again.load_for([kept.addr, uncommitted.addr, 0, u64::MAX].into_iter()).await.unwrap();
         assert!(again.replay_place(kept).unwrap_err().to_string().contains("were placed"));
-        again.replay_place(young).unwrap();
-        assert_eq!(again.replay_place(young).unwrap_err().kind, ErrorKind::Damaged);
-        again.replay_free(young).unwrap();
-        assert!(again.replay_free(young).is_err() && again.replay_free(kept).is_err());
-        again.replay_place(young).unwrap();
+        again.replay_place(uncommitted).unwrap();
+        assert_eq!(again.replay_place(uncommitted).unwrap_err().kind, ErrorKind::Damaged);
+        again.replay_free(uncommitted).unwrap();
+        assert!(again.replay_free(uncommitted).is_err() && again.replay_free(kept).is_err());
+        again.replay_place(uncommitted).unwrap();
         assert_eq!(again.totals().used, 8);
     });
 }
@@ -296,8 +296,8 @@ fn groups_that_rest_leave_memory_and_come_back() {
         }
         let loaded = |space: &Space| space.state.borrow().groups.iter().filter(|g| g.maps.is_some()).count();
         assert!(space.groups() > 10 && loaded(&space) <= 4, "{} of {}", loaded(&space), space.groups());
-        // Freed while most groups rest; the checkpoint fetches them.
-        placed.iter().for_each(|extent| space.free_settled(*extent));
+        // The blocks are freed while most groups are not loaded; the checkpoint loads them.
+        placed.iter().for_each(|extent| space.free_committed(*extent));
         space.freeze(&[]);
         checkpoint(&space, 20).await;
         release_all(&space);

@@ -1,4 +1,4 @@
-//! Nodes in memory: read once, verified once, evicted by second chance.
+//! Cache of tree nodes: each is read once, verified once, and evicted by second chance.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use super::entry::Spot;
 use super::node::Node;
 use crate::native::layout::BLOCK;
 
-/// The pages of one store's maps, through a capped cache.
+/// The pages of one store's maps, behind a cache of bounded size.
 pub struct Nodes {
     pub(super) file: File,
     pub(super) store_id: u64,
@@ -22,13 +22,13 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// `cap_bytes` bounds what the cache keeps, not what is in use.
+    /// Creates the cache. `cap_bytes` bounds what it keeps, not what is in use.
     pub fn new(file: File, store_id: u64, cap_bytes: usize) -> Nodes {
         let cache = Cache { index: Index::default(), ring: Vec::new(), hand: 0, bytes: 0, cap_bytes };
         Nodes { file: file.tables(), store_id, cache: RefCell::new(cache), loads: Cell::new(0) }
     }
 
-    /// The page at `addr` is free: nobody will ask for it as it was.
+    /// Drops the page at `addr`, which is free from now on.
     pub fn forget(&self, addr: u64) {
         self.cache.borrow_mut().remove(addr);
     }
@@ -37,12 +37,12 @@ impl Nodes {
         self.cache.borrow().bytes
     }
 
-    /// Pages read so far.
+    /// Returns the number of pages read so far.
     pub fn loads(&self) -> u64 {
         self.loads.get()
     }
 
-    /// The verified node at a place that is not a hole.
+    /// Returns the verified node at a place that is not a hole.
     pub(super) async fn load(&self, spot: &Spot) -> Result<Rc<Node>> {
         if let Some(node) = self.cache.borrow().get(spot) {
             return Ok(node.clone());
@@ -55,7 +55,7 @@ impl Nodes {
         Ok(node)
     }
 
-    /// Several at once; None for holes.
+    /// Returns several nodes at once; None for holes.
     pub(super) async fn load_all(&self, spots: &[Spot]) -> Result<Vec<Option<Rc<Node>>>> {
         let mut loaded = Vec::with_capacity(spots.len());
         for some in spots.chunks(PAGES_AT_ONCE) {
@@ -78,7 +78,7 @@ impl Nodes {
     }
 }
 
-/// Addresses are dense: one multiplication spreads them, and the order is the same in every run.
+/// Hashes addresses. They are dense: one multiplication spreads them, and the order is the same in every run.
 #[derive(Default, Clone, Copy)]
 pub(super) struct AddrHasher(u64);
 
@@ -97,11 +97,11 @@ impl Hasher for AddrHasher {
 
 type Index = HashMap<u64, Rc<Node>, BuildHasherDefault<AddrHasher>>;
 
-/// By address. A node answers only for exactly the pointer it was verified against, so that a page whose address was
-/// given to another is never taken for it.
+/// Nodes by address. A node is returned only for exactly the pointer against which it was verified, so a page is never
+/// mistaken for a later one at the same address.
 pub(super) struct Cache {
     index: Index,
-    /// The same nodes; each knows its seat.
+    /// The same nodes; each has the index of its seat.
     ring: Vec<Rc<Node>>,
     hand: usize,
     bytes: usize,
@@ -136,7 +136,8 @@ impl Cache {
         }
     }
 
-    /// Makes room, sparing the newest node and, once, what was used again since the hand last passed.
+    /// Evicts nodes over the cap, except for the newest one and, once, those used again since the hand last passed
+    /// them.
     fn evict(&mut self, newest: u64) {
         while self.bytes > self.cap_bytes && self.ring.len() > 1 {
             if self.hand >= self.ring.len() {
@@ -144,7 +145,7 @@ impl Cache {
             }
             let node = &self.ring[self.hand];
             let addr = node.spot.pointer.addr;
-            // The last of the ring takes the seat of what goes; the hand passes it too.
+            // The last node of the ring takes the seat of the evicted one; the hand passes it too.
             self.hand += 1;
             if !node.used.replace(false) && addr != newest {
                 self.remove(addr);

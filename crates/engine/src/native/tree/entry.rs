@@ -1,4 +1,4 @@
-//! The words of the map: entries of leaves, pointers to nodes, roots, and the blocks they cover.
+//! Encoding of the map: entries of leaves, pointers to nodes, roots, and the ranges of blocks that they cover.
 
 use std::ops::Range;
 
@@ -6,19 +6,19 @@ use blk::{Error, Result};
 
 use crate::native::layout::{BLOCK, get_u64, put_u64};
 
-/// A page's header; entries or pointers follow.
+/// Length of a page's header; entries or pointers follow.
 pub(super) const HEADER_BYTES: usize = 64;
 pub(super) const ENTRY_BYTES: usize = 16;
 pub(super) const POINTER_BYTES: usize = 32;
-/// (4096 - 64) / 16 = 252 blocks, 1008 KiB of disk.
+/// Entries of a leaf: (4096 - 64) / 16 = 252 blocks, 1008 KiB of disk.
 pub(super) const LEAF_ENTRIES: usize = (BLOCK as usize - HEADER_BYTES) / ENTRY_BYTES;
-/// (4096 - 64) / 32 = 126 children.
+/// Children of an interior node: (4096 - 64) / 32 = 126.
 pub(super) const FANOUT: usize = (BLOCK as usize - HEADER_BYTES) / POINTER_BYTES;
 
-/// 252 * 126^7 blocks are more than 2^56, and a disk of 2^63 bytes has 2^51 of them.
+/// Highest level: 252 * 126^7 blocks are more than 2^56, and a disk of 2^63 bytes has 2^51 of them.
 pub const LEVEL_MAX: u8 = 7;
 
-/// Blocks below a node of each level, and of one level more, which only walks use: 252 * 126^8 is still below 2^64.
+/// Blocks below a node of each level. It has one level more, which only walks use: 252 * 126^8 is still below 2^64.
 const SPANS: [u64; LEVEL_MAX as usize + 2] = spans();
 
 const fn spans() -> [u64; LEVEL_MAX as usize + 2] {
@@ -31,16 +31,16 @@ const fn spans() -> [u64; LEVEL_MAX as usize + 2] {
     all
 }
 
-/// Blocks below a node of `level`: 252 * 126^level.
+/// Returns the number of blocks below a node of `level`: 252 * 126^level.
 pub const fn span(level: u8) -> u64 {
     SPANS[level as usize]
 }
 
-/// Addresses and births have 48 bits.
+/// Number of bits of an address and of a birth.
 const WORD_BITS: u32 = 48;
 const WORD_MASK: u64 = (1 << WORD_BITS) - 1;
 
-/// Checks what an entry and a pointer have in common; answers address and birth.
+/// Checks the words that an entry and a pointer have in common; returns address and birth.
 fn split_words(place: u64, born: u64) -> Result<(u64, u64), String> {
     let (addr, device, flags) = (place & WORD_MASK, place >> WORD_BITS & 0xFF, place >> (WORD_BITS + 8));
     let (birth, reserved) = (born & WORD_MASK, born >> WORD_BITS);
@@ -59,7 +59,7 @@ fn split_words(place: u64, born: u64) -> Result<(u64, u64), String> {
     Ok((addr, birth))
 }
 
-/// Where one block of a disk lies. All zero: a hole.
+/// The place of one block of a disk. All zero: a hole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Entry {
     pub addr: u64,
@@ -78,13 +78,13 @@ impl Entry {
     }
 }
 
-/// A child and what is known of it before it is read. All zero: a hole.
+/// The place of a child and the expected properties of its page. All zero: a hole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pointer {
     pub addr: u64,
     pub birth: u64,
     pub checksum: u64,
-    /// Mapped blocks below it.
+    /// Number of mapped blocks below it.
     pub count: u64,
 }
 
@@ -93,7 +93,7 @@ impl Pointer {
         self.addr == 0
     }
 
-    /// `level` is that of the node it points to.
+    /// Decodes a pointer; `level` is that of the node to which it points.
     pub(super) fn get(bytes: &[u8], level: u8) -> Result<Pointer, String> {
         let (addr, birth) = split_words(get_u64(bytes, 0), get_u64(bytes, 8))?;
         let pointer = Pointer { addr, birth, checksum: get_u64(bytes, 16), count: get_u64(bytes, 24) };
@@ -114,20 +114,20 @@ impl Pointer {
     }
 }
 
-/// A whole tree. It covers blocks `0..span(level)`; those behind are holes.
+/// The root of a tree. It covers blocks `0..span(level)`; blocks behind are holes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Root {
     /// At most `LEVEL_MAX`.
     pub level: u8,
-    /// Never a hole: a tree without entries is no root at all.
+    /// Never a hole: a tree without entries has no root.
     pub pointer: Pointer,
 }
 
 impl Root {
-    /// As kept in the catalogue: level u8, 7 zeros, pointer.
+    /// Length of a root in the catalogue: level u8, 7 zeros, pointer.
     pub const BYTES: usize = 8 + POINTER_BYTES;
 
-    /// `bytes` are `Root::BYTES`; all zero for a tree without entries.
+    /// Encodes a root into `bytes`, which are `Root::BYTES`; all zero for a tree without entries.
     pub fn put(root: Option<&Root>, bytes: &mut [u8]) {
         bytes.fill(0);
         if let Some(root) = root {
@@ -136,7 +136,7 @@ impl Root {
         }
     }
 
-    /// The reverse of `put`. Damaged, at `place`, for what no tree has.
+    /// Decodes a root. Returns `Damaged`, at `place`, for a root that no tree can have.
     pub fn get(bytes: &[u8], place: &str) -> Result<Option<Root>> {
         let wrong = |cause: String| Error::damaged(place, format!("root of a map: {cause}"));
         let level = get_u64(bytes, 0);
@@ -156,7 +156,7 @@ impl Root {
     }
 }
 
-/// A place in a tree and what is there.
+/// A place in a tree and the pointer there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Spot {
     pub level: u8,
@@ -170,17 +170,17 @@ impl Spot {
     }
 }
 
-/// What a tree has at one place of itself or of a larger tree.
+/// The content of a tree at a place of itself or of a larger tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Hole,
     Page(Pointer),
-    /// The place is over the root, which is the first thing below it at its own level.
+    /// The place is above the root. The root is its first descendant at the root's level.
     Above(Root),
 }
 
 impl Source {
-    /// At block 0 of `level`, which is not below the root's.
+    /// Returns the source at block 0 of `level`, which is not below the root's level.
     pub fn top(root: Option<&Root>, level: u8) -> Source {
         match root {
             None => Source::Hole,
@@ -193,7 +193,7 @@ impl Source {
         if pointer.is_hole() { Source::Hole } else { Source::Page(pointer) }
     }
 
-    /// Child `index`, which is of `level`; `children` are those of the page, if it is one.
+    /// Returns child `index`, which is of `level`; `children` are those of the page, if it is one.
     pub fn child(&self, level: u8, index: usize, children: &[Pointer]) -> Source {
         match self {
             Source::Page(_) => children.get(index).map_or(Source::Hole, |pointer| Source::page(*pointer)),
@@ -203,7 +203,7 @@ impl Source {
     }
 }
 
-/// Blocks of a disk at one place of the file, born together; as long as that is true.
+/// A maximal run of blocks of a disk that are contiguous in the file and have one birth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapped {
     pub start: u64,
@@ -221,7 +221,7 @@ impl Mapped {
     }
 }
 
-/// Appends a run, or makes the last one longer if it lies at or behind index `mark`.
+/// Appends a run, or extends the last one if that is at or behind index `mark`.
 pub(super) fn push_run(out: &mut Vec<Mapped>, mark: usize, run: Mapped) {
     match out[mark..].last_mut() {
         Some(last) if last.is_continued_by(&run) => last.len += run.len,
@@ -233,7 +233,7 @@ pub(super) fn push_hole(out: &mut Vec<Mapped>, mark: usize, blocks: Range<u64>) 
     push_run(out, mark, Mapped { start: blocks.start, len: blocks.end - blocks.start, addr: 0, birth: 0 });
 }
 
-/// What a merge puts at `start..start + len`.
+/// A change that a merge makes at `start..start + len`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Update {
     pub start: u64,
@@ -248,7 +248,7 @@ impl Update {
         self.start + self.len
     }
 
-    /// What `block`, one of its blocks, becomes.
+    /// Returns the new entry of `block`, one of the update's blocks.
     pub(super) fn entry(&self, block: u64) -> Entry {
         if self.addr == 0 {
             return Entry::default();

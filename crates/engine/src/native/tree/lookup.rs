@@ -1,4 +1,4 @@
-//! Where blocks lie: the path of every guest request, and the slower one when a page is missing.
+//! Lookups of blocks: the fast path of every guest request, and the slower one when a page is missing from the cache.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -10,10 +10,10 @@ use super::cache::{Cache, Nodes};
 use super::entry::{Mapped, Root, Spot, push_hole, span};
 use super::node::Node;
 
-/// What the way down to a block came to.
+/// Result of the path from the root to a block.
 enum Way<'a> {
     Leaf(&'a Node),
-    /// Nothing is mapped from the block up to here.
+    /// Nothing is mapped from the block up to this one.
     Hole(u64),
     Missing,
 }
@@ -33,14 +33,15 @@ impl Cache {
     }
 }
 
-/// Half way down to a block: no further than the parent of leaves, so that these can be read together.
+/// Result of a path that stops at the parent of leaves at the latest, so that leaves can be read together.
 enum Branch {
     Node(Rc<Node>),
     Hole(u64),
 }
 
 impl Nodes {
-    /// Appends the runs of `blocks`, holes included, without I/O. False when a page is missing: `out` is as before.
+    /// Appends the runs of `blocks`, holes included, without I/O. Returns false when a page is missing; `out` is
+    /// unchanged then.
     pub fn lookup_cached(&self, root: Option<&Root>, blocks: Range<u64>, out: &mut Vec<Mapped>) -> bool {
         let cache = self.cache.borrow();
         let mark = out.len();
@@ -66,8 +67,10 @@ impl Nodes {
         true
     }
 
-    /// Appends the runs of `blocks`, holes included. Damaged for a page that is not what its parent says, and the
-    /// medium's errors; `out` is as before then.
+    /// Appends the runs of `blocks`, holes included.
+    ///
+    /// # Errors
+    /// `Damaged`: a page does not match its parent. Errors of the medium. `out` is unchanged then.
     pub async fn lookup(&self, root: Option<&Root>, blocks: Range<u64>, out: &mut Vec<Mapped>) -> Result<()> {
         if self.lookup_cached(root, blocks.clone(), out) {
             return Ok(());
@@ -119,7 +122,7 @@ impl Nodes {
         Ok(Branch::Hole(spot.end()))
     }
 
-    /// `node` is a leaf or the parent of leaves; `blocks` are its own.
+    /// Appends the runs below `node`, which is a leaf or the parent of leaves and covers `blocks`.
     async fn push_below(
         &self,
         node: &Node,
@@ -148,7 +151,7 @@ impl Nodes {
     }
 }
 
-/// A block of each leaf between `from` and `to`.
+/// Returns one block of each leaf between `from` and `to`.
 fn leaves(from: u64, to: u64) -> impl Iterator<Item = u64> {
     (from / span(0)..to.div_ceil(span(0))).map(move |leaf| (leaf * span(0)).max(from))
 }

@@ -1,8 +1,9 @@
-//! Changes to a map: new nodes from the leaves up to a new root, and what of the old ones nobody else needs.
+//! Changes to a map: writes new nodes from the leaves up to a new root, and frees the old ones that no other state
+//! needs.
 //!
-//! Leaves are changed in the order of their blocks. The interior nodes over the current one are open; a node is
-//! written when the next change lies behind it. So each new node is written once, and memory holds one way down and
-//! one window of leaves, however many updates there are.
+//! Leaves are changed in the order of their blocks. The interior nodes over the current leaf are open; a node is
+//! written when the next change is behind it. So each new node is written once, and memory holds one path and one
+//! window of leaves, regardless of the number of updates.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,27 +19,29 @@ use super::node::{Body, NO_ENTRIES, Node};
 use super::plan::{Planner, Step};
 use crate::native::layout::{BLOCK, Extent};
 
-/// What a merge needs of the store.
+/// The services that a merge needs from the store.
 pub trait Ground {
-    /// Whether an old entry, or an old node, that covers `blocks` and was born at `birth` is nobody's but this tree's.
-    /// If it is at some block it must be at the blocks before, and for later births.
+    /// Returns whether an old entry or node that covers `blocks` and was born at `birth` belongs to this tree alone. If
+    /// it does at some block, it must also do so at the blocks before, and for later births.
     fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool;
-    /// A free block for a new node.
+    /// Places a free block for a new node.
     fn place_node(&self) -> Local<'_, Result<u64>>;
-    /// The merge failed: a node that it placed is nobody's, and its write has ended.
+    /// Frees the block of a node that a failed merge has placed; its write has ended.
     fn unplace_node(&self, addr: u64);
-    /// Blocks the tree no longer refers to: exclusive old data or an exclusive old node.
+    /// Frees blocks to which the tree no longer refers: exclusive old data or an exclusive old node.
     fn free(&self, addr: u64, len: u64);
 }
 
-/// Puts `updates` (sorted, not overlapping, born no later than `stamp`) into the tree and answers its new root; None
+/// Puts `updates` (sorted, not overlapping, born no later than `stamp`) into the tree and returns its new root; None
 /// when nothing is mapped any more.
 ///
-/// New nodes are born at `stamp`, which is no earlier than the old root's birth. They are written, not flushed. An old
-/// entry is freed if it is exclusive and its block now lies elsewhere, an old node if it is exclusive and replaced; both
-/// only when all is written. `pause` is awaited between windows of leaves. On an error (the medium's, Damaged for old
-/// pages, what `place_node` says, Invalid for a block no tree covers) the old tree is as it was and nothing of it is
-/// freed.
+/// New nodes are born at `stamp`, which is no earlier than the old root's birth. They are written but not flushed. An
+/// old entry is freed if it is exclusive and its block is elsewhere now; an old node is freed if it is exclusive and
+/// replaced. Both happen only when all is written. `pause` is awaited between windows of leaves.
+///
+/// # Errors
+/// Errors of the medium and of `place_node`; `Damaged` for old pages; `Invalid` for a block that no tree covers. The
+/// old tree is unchanged then, and nothing of it is freed.
 pub async fn merge(
     nodes: &Nodes,
     root: Option<Root>,
@@ -67,7 +70,7 @@ pub async fn merge(
     result.map(|()| merge.root)
 }
 
-/// The lowest level, not below the root's, that covers all that is mapped.
+/// Returns the lowest level, not below the root's, that covers all mapped blocks.
 fn level_for(nodes: &Nodes, root: Option<&Root>, updates: &[Update]) -> Result<u8> {
     let lowest = root.map_or(0, |root| root.level);
     let end = updates.iter().rev().find(|update| update.addr != 0).map_or(0, |update| update.end());
@@ -77,7 +80,7 @@ fn level_for(nodes: &Nodes, root: Option<&Root>, updates: &[Update]) -> Result<u
     })
 }
 
-/// An interior node under change.
+/// An interior node that is being changed.
 struct Open {
     level: u8,
     first: u64,
@@ -100,7 +103,7 @@ impl Open {
 struct Merge<'a> {
     planner: Planner<'a>,
     stamp: u64,
-    /// The way to the last step, the highest first.
+    /// The path to the last step, from the highest node down.
     open: Vec<Open>,
     root: Option<Root>,
     unwritten: Vec<(Node, Buf)>,
@@ -134,7 +137,7 @@ impl Merge<'_> {
         self.write().await
     }
 
-    /// A tree that grows gets nodes over its old root, which is the first thing below them.
+    /// Opens new nodes above the old root of a tree that grows; the old root is their first descendant.
     fn open_above_the_root(&mut self) {
         let Some(root) = self.root else { return };
         for level in (root.level + 1..=self.planner.level).rev() {
@@ -158,7 +161,7 @@ impl Merge<'_> {
         self.change_leaf(step).await
     }
 
-    /// Opens what is missing on the way to the parent of a step.
+    /// Opens the missing nodes on the path to the parent of a step.
     fn open_down_to(&mut self, step: &Step, ways: &Ways) {
         let top = self.planner.level;
         let mut level = self.open.last().map_or(top, |open| open.level - 1);
@@ -202,7 +205,7 @@ impl Merge<'_> {
         self.add(0, step.first, Body::leaf(&new)).await
     }
 
-    /// The open node that is deepest is complete.
+    /// Closes the deepest open node, which is complete.
     async fn close(&mut self) -> Result<()> {
         let open = self.open.pop().expect("a node is open");
         if !open.changed {
@@ -214,7 +217,7 @@ impl Merge<'_> {
         self.add(open.level, open.first, Body::interior(&open.children)).await
     }
 
-    /// A new node, unless it is empty, and the pointer to it.
+    /// Adds a new node, unless it is empty, and the pointer to it.
     async fn add(&mut self, level: u8, first: u64, body: Body) -> Result<()> {
         let mut pointer = Pointer::default();
         if body.count() > 0 {
@@ -257,7 +260,7 @@ impl Merge<'_> {
         }
     }
 
-    /// Writes what is complete, neighbours in the file together.
+    /// Writes the complete nodes, neighbours in the file together.
     async fn write(&mut self) -> Result<()> {
         let complete = std::mem::take(&mut self.unwritten);
         for some in complete.chunks(PAGES_AT_ONCE) {

@@ -1,8 +1,9 @@
-//! The map of a disk: a copy-on-write tree from its blocks to blocks of the store's file, shared between snapshots.
+//! The map of a disk: a copy-on-write tree from the disk's blocks to blocks of the store's file, shared between
+//! snapshots.
 //!
 //! A node is a page that never changes once it is written: a change makes new nodes from the leaf up to a new root.
-//! Births never grow on the way down: an entry or pointer was born no later than the node it is in. So whoever knows
-//! that a node was born too early to matter need not look below it.
+//! Births never increase on the path down: an entry or pointer was born no later than the node that contains it. So the
+//! subtree of a node that was born too early to matter need not be searched.
 
 mod cache;
 mod entry;
@@ -17,8 +18,8 @@ pub use entry::{LEVEL_MAX, Mapped, Pointer, Root, Update, span};
 pub use merge::{Ground, merge};
 pub use walk::{Gone, Seen, differences, gone, has_page, survey};
 
-/// Pages read or written at once by one merge or lookup: enough to keep the lanes of a RAID busy, few enough that a
-/// guest's request does not wait behind them.
+/// Most pages read or written at once by one merge or lookup: enough to keep the disks of a RAID busy, few enough that
+/// a guest's request does not wait behind them.
 const PAGES_AT_ONCE: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! One page of the map: what it looks like on the medium, how it is verified, and its smaller form in memory.
+//! One page of the map: its layout on the medium, its verification, and its smaller form in memory.
 //!
 //! Header: magic, store id, own address, checksum, birth, first block, count of mapped blocks below (u64 each), level
 //! (u8), zeros; then 252 entries (level 0) or 126 pointers.
@@ -19,13 +19,14 @@ const COUNT_AT: usize = 48;
 /// Level in the first byte; the other seven are zero.
 const LEVEL_AT: usize = 56;
 
-/// A leaf of more runs than this is kept dense: 126 * 16 B are half of its 4032 B.
+/// Most runs of a leaf that is kept as runs: 126 * 16 B are half of the 4032 B of a dense one.
 const RUNS_MAX: usize = LEAF_ENTRIES / 2;
 
 pub(super) type Entries = [Entry; LEAF_ENTRIES];
 pub(super) const NO_ENTRIES: Entries = [Entry { addr: 0, birth: 0 }; LEAF_ENTRIES];
 
-/// A run within a leaf, holes included: two entries' words with its first index and its length on top. 16 bytes.
+/// A run within a leaf, holes included: an entry's two words with its first index and its length in the top bits. 16
+/// bytes.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     place: u64,
@@ -48,14 +49,14 @@ impl Run {
         self.start() + (self.born >> TOP)
     }
 
-    /// The entry at `index`, which is one of its own.
+    /// Returns the entry at `index`, which is inside of the run.
     fn entry(&self, index: u64) -> Entry {
         let addr = self.place & LOW;
         let addr = if addr == 0 { 0 } else { addr + index - self.start() };
         Entry { addr, birth: self.born & LOW }
     }
 
-    /// True when it now has the entry, which is the next one.
+    /// Extends the run by the next entry if that continues it, and returns whether it did.
     fn extend(&mut self, entry: Entry) -> bool {
         let fits = self.entry(self.end()) == entry;
         self.born += u64::from(fits) << TOP;
@@ -92,7 +93,7 @@ impl Body {
         Body(Kind::Pointers(children.into()))
     }
 
-    /// Mapped blocks below.
+    /// Returns the number of mapped blocks below.
     pub fn count(&self) -> u64 {
         match &self.0 {
             Kind::Pointers(children) => children.iter().map(|child| child.count).sum(),
@@ -100,7 +101,7 @@ impl Body {
         }
     }
 
-    /// Of a leaf.
+    /// Returns the entries of a leaf.
     fn entries(&self) -> Entries {
         let mut entries = NO_ENTRIES;
         match &self.0 {
@@ -141,12 +142,12 @@ impl Body {
     }
 }
 
-/// A verified page, or one made here.
+/// A verified page, or one made by a merge.
 #[derive(Debug)]
 pub(super) struct Node {
     pub spot: Spot,
     body: Body,
-    /// The cache's: used since its hand last passed; where it sits.
+    /// State of the cache: whether the node was used since the hand last passed it, and its seat.
     pub used: Cell<bool>,
     pub seat: Cell<usize>,
 }
@@ -156,7 +157,7 @@ impl Node {
         Node { spot, body, used: Cell::new(false), seat: Cell::new(0) }
     }
 
-    /// A new node of `body` and its page. The place names everything of the pointer but count and checksum.
+    /// Makes a new node of `body` and its page. `spot` has everything of the pointer but count and checksum.
     pub fn seal(store_id: u64, mut spot: Spot, body: Body) -> (Node, Buf) {
         spot.pointer.count = body.count();
         let mut page = Buf::zeroed(BLOCK as usize);
@@ -173,7 +174,8 @@ impl Node {
         (Node::new(spot, body), page)
     }
 
-    /// What the page of store `store_id` at `spot` says. Damaged unless every field is what the way to it promised.
+    /// Verifies and decodes the page of store `store_id` at `spot`. Returns `Damaged` unless every field matches the
+    /// pointer and the path to it.
     pub fn open(name: &str, store_id: u64, spot: &Spot, page: &[u8]) -> Result<Node> {
         let reader = Reader { name, spot, page };
         reader.check_header(store_id)?;
@@ -186,17 +188,17 @@ impl Node {
     }
 
     pub fn bytes(&self) -> usize {
-        /// Entry of the cache's index, its seat, the counts of the `Rc`.
+        /// Size of the cache's index entry, its seat, and the counts of the `Rc`.
         const OVERHEAD: usize = 64;
         size_of::<Node>() + OVERHEAD + self.body.heap_bytes()
     }
 
-    /// Of a leaf none.
+    /// Returns the children of an interior node; none for a leaf.
     pub fn children(&self) -> &[Pointer] {
         if let Kind::Pointers(children) = &self.body.0 { children } else { &[] }
     }
 
-    /// Of an interior node: the child over `block`, which is below this node.
+    /// Returns the child over `block`, which is below this interior node.
     pub fn child_at(&self, block: u64) -> Spot {
         let level = self.spot.level - 1;
         let index = (block - self.spot.first) / span(level);
@@ -204,12 +206,12 @@ impl Node {
         Spot { level, first, pointer: self.children()[index as usize] }
     }
 
-    /// Of a leaf.
+    /// Returns the entries of a leaf.
     pub fn entries(&self) -> Entries {
         self.body.entries()
     }
 
-    /// Of a leaf: appends the runs of `blocks`, which are its own.
+    /// Appends the runs of `blocks`, which are inside of this leaf.
     pub fn push_runs(&self, blocks: Range<u64>, mark: usize, out: &mut Vec<Mapped>) {
         let base = self.spot.first;
         let range = blocks.start - base..blocks.end - base;
@@ -230,7 +232,7 @@ impl Node {
     }
 }
 
-/// A page and what the way to it promised.
+/// A page, and what the path to it requires.
 struct Reader<'a> {
     name: &'a str,
     spot: &'a Spot,

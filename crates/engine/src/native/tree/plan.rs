@@ -1,4 +1,5 @@
-//! What a merge does next: the leaves its updates touch, read level by level, and subtrees that go unread.
+//! Plan of a merge's next steps: the leaves that its updates touch, read level by level, and subtrees that need not be
+//! read.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,16 +13,16 @@ use super::entry::*;
 use super::merge::Ground;
 use super::node::Node;
 
-/// A leaf to change, or on any level something to drop.
+/// A leaf to change, or a page of any level to drop.
 pub(super) struct Step {
     pub level: u8,
     pub first: u64,
     pub source: Source,
-    /// Those that touch it.
+    /// Indexes of the updates that touch it.
     pub updates: Range<usize>,
     /// None for a hole, and where nothing of the old page is needed.
     pub node: Option<Rc<Node>>,
-    /// All of it is unmapped and nothing below is anybody's to free.
+    /// All of it is unmapped, and no block below can be freed.
     pub drop: bool,
 }
 
@@ -31,13 +32,13 @@ impl Step {
     }
 }
 
-/// The next few steps and the pages over them.
+/// The next few steps and the pages above them.
 pub(super) struct Window {
-    /// By block.
+    /// In the order of blocks.
     pub steps: Vec<Step>,
-    /// Interior pages by level and first block: the ways to the steps.
+    /// Interior pages by level and first block: the paths to the steps.
     pub ways: BTreeMap<(u8, u64), Rc<Node>>,
-    /// With these steps all is done up to this block, the end of a leaf.
+    /// After these steps everything up to this block, the end of a leaf, is done.
     pub until: u64,
 }
 
@@ -45,13 +46,13 @@ pub(super) struct Planner<'a> {
     pub nodes: &'a Nodes,
     pub ground: &'a dyn Ground,
     pub root: Option<Root>,
-    /// Of the root to be; not below the old root's.
+    /// Level of the new root; not below the old root's.
     pub level: u8,
     pub updates: &'a [Update],
 }
 
 impl Planner<'_> {
-    /// What is to do from block `at` on: at most `PAGES_AT_ONCE` places of a level at once.
+    /// Plans the steps from block `at` on: at most `PAGES_AT_ONCE` places of a level at once.
     pub async fn window(&self, at: u64) -> Result<Window> {
         let mut window = Window { steps: Vec::new(), ways: BTreeMap::new(), until: span(self.level) };
         let mut row = Vec::new();
@@ -67,7 +68,7 @@ impl Planner<'_> {
         Ok(window)
     }
 
-    /// The places of `level` below a row that has been read.
+    /// Returns the places of `level` below a row that has been read.
     fn below(&self, level: u8, row: Vec<Step>, at: u64, window: &mut Window) -> Vec<Step> {
         let mut next = Vec::new();
         for step in row {
@@ -87,7 +88,7 @@ impl Planner<'_> {
         next
     }
 
-    /// Adds a place to the row, or to the steps when it is dropped, or nowhere when updates make no difference to it.
+    /// Adds a place to the row, or to the steps if it is dropped. A place that updates do not change is left out.
     fn enlist(
         &self,
         level: u8,
@@ -120,8 +121,8 @@ impl Planner<'_> {
         from..to
     }
 
-    /// Whether something at or below the place could be exclusive: what is below was born no later, and what lies at the
-    /// first block is exclusive if anything is.
+    /// Returns whether something at or below the place could be exclusive. Everything below was born no later, and if
+    /// anything is exclusive, the first block is.
     fn may_be_freed(&self, source: &Source, blocks: &Range<u64>) -> bool {
         match source {
             Source::Hole => false,
@@ -140,7 +141,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A hole where nothing has to be read: also at a leaf that is replaced whole and of which nothing is freed.
+    /// Returns a hole if nothing has to be read, which includes a leaf that is replaced whole and of which nothing is
+    /// freed.
     fn spot_to_read(&self, step: &Step) -> Spot {
         let pointer = match step.source {
             Source::Page(pointer) if !self.is_replaced_whole(step) => pointer,

@@ -19,7 +19,7 @@ const STORE: u64 = 0x5709_E1D0;
 const FILE: &str = "store";
 const CACHE_BYTES: usize = 1 << 20;
 
-/// What a test's trees hold, block by block: address and birth.
+/// Content of a test's trees by block: address and birth.
 type Model = BTreeMap<u64, (u64, u64)>;
 
 fn in_world(test: impl AsyncFnOnce(Env) + 'static) -> SimWorld {
@@ -32,13 +32,14 @@ async fn create(env: &Env) -> File {
     env.open_root("/").unwrap().create_new(FILE).await.unwrap()
 }
 
-/// The rest of a store, for one lineage: hands out blocks, never twice, and knows which are in use.
+/// The rest of a store, for one lineage: places blocks, never twice, and records which are in use.
 struct Store {
     nodes: Nodes,
     next: Cell<u64>,
-    /// Generation of the last take; what was born later is exclusive.
+    /// Generation of the last take; blocks born later are exclusive.
     sealed: Cell<u64>,
-    /// The take before it, which counts for what ends at or before `cursor`: there the last one has been given up.
+    /// Generation of the take before it. It counts for blocks that end at or before `cursor`, where the last one has
+    /// been reclaimed.
     sealed_before: Cell<u64>,
     cursor: Cell<u64>,
     used: RefCell<BTreeSet<u64>>,
@@ -82,7 +83,7 @@ impl Store {
         Update { start, len, addr: self.place(len), birth: self.now() }
     }
 
-    /// Every block that these trees refer to, checked to be in use.
+    /// Returns every block to which these trees refer, after a check that it is in use.
     async fn reachable(&self, roots: &[Option<Root>]) -> BTreeSet<u64> {
         let mut all = BTreeSet::new();
         for root in roots {
@@ -98,7 +99,7 @@ impl Store {
         all
     }
 
-    /// All of the mapped blocks in `blocks`.
+    /// Returns the mapped blocks in `blocks`.
     async fn content(&self, root: Option<&Root>, blocks: Range<u64>) -> Result<Model> {
         let mut runs = Vec::new();
         self.nodes.lookup(root, blocks.clone(), &mut runs).await?;

@@ -1,7 +1,7 @@
-//! Two trees side by side, piece by piece: what one has and the other has not, where they differ, and all of one.
+//! Walks over two trees side by side, piece by piece: what only one of them has, where they differ, and all of one.
 //!
-//! A node is reported when its end is reached. So over consecutive calls each is reported once, whatever the other
-//! tree becomes between them behind the block that has been reached.
+//! A node is reported when its end is reached. So over consecutive calls each is reported once, even if the other tree
+//! changes between them behind the block that has been reached.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -15,10 +15,10 @@ use super::cache::Nodes;
 use super::entry::*;
 use super::node::{Entries, NO_ENTRIES, Node};
 
-/// Nodes looked at before others get their turn: some 10 us where all of them are in memory.
+/// Number of nodes visited before other tasks get a turn: some 10 us where all of them are in memory.
 const NODES_PER_TURN: usize = 4;
 
-/// Something a tree refers to.
+/// Data or a node that only the old tree has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gone {
     /// Never a hole, and never over the end of a leaf.
@@ -30,11 +30,12 @@ pub enum Gone {
     },
 }
 
-/// What `old` refers to within blocks `from..to` and `new` does not at the same place: data, and nodes that end in
-/// `from + 1..=to`, each after all below it. `u64::MAX` is the end of the tree. Subtrees that both share are not read.
+/// Visits what `old` refers to within blocks `from..to` and `new` does not at the same place: data, and nodes that end
+/// in `from + 1..=to`, each after all below it. `u64::MAX` is the end of the tree. Subtrees that both share are not
+/// read.
 ///
-/// Stops on a leaf's boundary when about `budget` nodes of each side have been asked for, but not before it has come
-/// further. Answers the block up to which all is done: `to` at the end. Damaged as `Nodes::lookup`.
+/// Stops on a leaf's boundary after about `budget` nodes of each side, but always makes progress. Returns the block up
+/// to which all is done: `to` at the end. Returns `Damaged` like `Nodes::lookup`.
 pub async fn gone(
     nodes: &Nodes,
     old: Option<&Root>,
@@ -47,8 +48,8 @@ pub async fn gone(
     compare(nodes, old, new, from..to, budget, &mut GoneTask { visit }).await
 }
 
-/// The maximal ranges within `from..to` in which two trees differ, in order. Budget and answer as of `gone`; a range is cut
-/// where a call stops.
+/// Visits the maximal ranges within `from..to` in which two trees differ, in order. Budget and result are those of
+/// `gone`; a range is cut where a call stops.
 pub async fn differences(
     nodes: &Nodes,
     a: Option<&Root>,
@@ -64,7 +65,7 @@ pub async fn differences(
     done
 }
 
-/// What a survey meets.
+/// Something that a survey finds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
     /// Never a hole, and never over the end of a leaf.
@@ -75,19 +76,20 @@ pub enum Seen {
         level: u8,
         first: u64,
     },
-    /// The page cannot be read or is not what its parent says: it counts as one without content.
+    /// The page cannot be read or does not match its parent: it counts as one without content.
     Damaged {
         addr: u64,
         level: u8,
         first: u64,
         error: Error,
     },
-    /// The same of a page of the ground: what follows within these blocks may be the ground's too.
+    /// The same for a page of the ground: what follows within these blocks may belong to the ground too.
     Blind(Range<u64>),
 }
 
-/// What `root` refers to within `blocks` and `ground` does not at the same place, and goes on behind damage: pages that
-/// end in `blocks.start + 1..=blocks.end`, each after all below it. Budget and answer as of `gone`.
+/// Visits what `root` refers to within `blocks` and `ground` does not at the same place, and continues behind damage.
+/// Pages are those that end in `blocks.start + 1..=blocks.end`, each after all below it. Budget and result are those of
+/// `gone`.
 pub async fn survey(
     nodes: &Nodes,
     root: Option<&Root>,
@@ -99,7 +101,8 @@ pub async fn survey(
     compare(nodes, root, ground, blocks, budget, &mut SurveyTask { visit }).await
 }
 
-/// Whether the page at `addr` is the tree's node of `level` over `block`. Not where a page on the way is damaged.
+/// Returns whether the page at `addr` is the tree's node of `level` over `block`; false if a page on the path is
+/// damaged.
 pub async fn has_page(nodes: &Nodes, root: Option<&Root>, level: u8, block: u64, addr: u64) -> bool {
     let root = root.filter(|root| root.level >= level && block < span(root.level));
     let Some(mut spot) = root.map(Root::spot) else { return false };
@@ -112,14 +115,14 @@ pub async fn has_page(nodes: &Nodes, root: Option<&Root>, level: u8, block: u64,
     spot.level == level && spot.pointer.addr == addr
 }
 
-/// What is done with two trees side by side, `a` and `b`.
+/// The work of a walk over two trees, `a` and `b`.
 trait Task {
-    /// Whether the place, at which they are not the same, is of interest.
+    /// Returns whether a place at which the trees are not the same has to be visited.
     fn wants(&self, a: &Source, b: &Source) -> bool;
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>);
-    /// All below a page of `a` is done.
+    /// Called when all below a page of `a` is done.
     fn end_of(&mut self, _page: &Spot) {}
-    /// An error makes the walk fail; otherwise it goes on behind the page.
+    /// Handles an unreadable page: an error ends the walk; otherwise it continues behind the page.
     fn failed(&mut self, _side: Side, _page: &Spot, error: Error) -> Result<()> {
         Err(error)
     }
@@ -131,7 +134,7 @@ enum Side {
     B,
 }
 
-/// A leaf's entries; holes where there is none.
+/// The entries of a leaf; holes if there is none.
 struct LeafOf<'a>(Option<&'a Node>);
 
 impl LeafOf<'_> {
@@ -159,7 +162,7 @@ impl Task for GoneTask<'_> {
     }
 }
 
-/// The runs that `a` has and `b` has not at the same place.
+/// Returns the runs that `a` has and `b` does not have at the same place.
 fn only_in(blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) -> Vec<Mapped> {
     let (a, b) = (a.entries(), b.entries());
     let mut runs = Vec::new();
@@ -205,7 +208,7 @@ impl Task for SurveyTask<'_> {
 }
 
 struct DifferenceTask<'a> {
-    /// The last range found, which the next one may continue.
+    /// The last range found, which the next one may extend.
     range: Range<u64>,
     visit: &'a mut dyn FnMut(Range<u64>),
 }
@@ -239,7 +242,7 @@ impl Task for DifferenceTask<'_> {
     }
 }
 
-/// A place of both trees.
+/// A place in both trees.
 struct Pair {
     level: u8,
     first: u64,
@@ -247,7 +250,7 @@ struct Pair {
     b: Source,
     a_node: Option<Rc<Node>>,
     b_node: Option<Rc<Node>>,
-    /// Index of the child that is next.
+    /// Index of the next child.
     next: usize,
 }
 
@@ -260,7 +263,7 @@ impl Pair {
         self.first + span(self.level)
     }
 
-    /// The next child that does not end at or before `from`.
+    /// Returns the next child that does not end at or before `from`.
     fn next_child(&mut self, from: u64) -> Option<Pair> {
         let level = self.level - 1;
         let skipped = from.saturating_sub(self.first) / span(level);
@@ -276,7 +279,7 @@ impl Pair {
         Some(Pair::new(level, self.first + index as u64 * span(level), a, b))
     }
 
-    /// Nothing below can differ. Damaged when both name one page and describe it differently.
+    /// Returns whether nothing below can differ. `Damaged` if both refer to one page and describe it differently.
     fn is_same(&self, nodes: &Nodes) -> Result<bool> {
         let (Source::Page(a), Source::Page(b)) = (self.a, self.b) else {
             return Ok(self.a == self.b);
@@ -288,7 +291,7 @@ impl Pair {
         Ok(a == b)
     }
 
-    /// The page of one side.
+    /// Returns the page of one side.
     fn page(&self, source: &Source) -> Option<Spot> {
         let Source::Page(pointer) = *source else { return None };
         Some(Spot { level: self.level, first: self.first, pointer })
@@ -314,7 +317,7 @@ impl Pair {
     }
 }
 
-/// Everybody who is ready goes first.
+/// Lets every ready task run first.
 async fn give_way() {
     let mut gone_behind = false;
     poll_fn(|cx| {
@@ -335,7 +338,7 @@ async fn compare(
     budget: usize,
     task: &mut dyn Task,
 ) -> Result<u64> {
-    // One level over both roots, so that these are places like all others.
+    // The walk begins one level above both roots, so that they are places like all others.
     let level = 1 + a.map_or(0, |root| root.level).max(b.map_or(0, |root| root.level));
     let mut way = vec![Pair::new(level, 0, Source::top(a, level), Source::top(b, level))];
     let mut asked = 0;

@@ -1,4 +1,5 @@
-//! What a VM threw away and keeps for a while: its nodes are not dropped, and an entry in the catalogue names them.
+//! The bin of a native VM: the nodes of a thrown-away state are not dropped, and an entry in the catalogue refers to
+//! them.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -19,7 +20,7 @@ use crate::event::EventKind;
 use crate::operations::Loss;
 
 impl Store {
-    /// The bin of a VM, oldest first; the slots of its snapshots' disks are added to `slots`.
+    /// Returns the bin of a VM, oldest entry first, and adds the slots of its snapshots' disks to `slots`.
     pub(super) fn read_bin(
         &self,
         vm: u128,
@@ -36,15 +37,15 @@ impl Store {
                 Error::damaged(place, format!("its entry is {entry:016x}, which is not there"))
             })?;
             slots.insert(snapshot.id, kept);
-            // Uids count up: parents come before their children.
+            // Uids count up, so parents come before their children.
             binned.snapshots.push(snapshot);
         }
         bin.sort_by_key(|binned| (binned.unix_us, binned.id));
         Ok(bin)
     }
 
-    /// Drops the nodes of an entry and takes it out of the catalogue, in as many changes as that takes: the latest snapshots
-    /// first, the entry last. Durable after the next flush.
+    /// Drops the nodes of an entry and removes it from the catalogue, in as many changes as necessary: the latest
+    /// snapshots first, the entry last. Durable after the next flush.
     pub(super) async fn drop_binned(&self, vm: u128, binned: &BinnedState) -> Result<()> {
         for some in binned.snapshots.rchunks(snapshots_per_change(1)) {
             let ops = some.iter().flat_map(|snapshot| {
@@ -64,7 +65,7 @@ impl Store {
 }
 
 impl NativeVm {
-    /// From the tree into an entry of the bin.
+    /// Returns the operations that move a snapshot from the tree into an entry of the bin.
     pub(super) fn bin_snapshot(&self, entry: u64, snapshot: &SnapshotState) -> Vec<Op> {
         let (vm, slots) = (self.id(), self.slots.borrow());
         let kept = slots.get(&snapshot.id).map(Vec::as_slice).unwrap_or_default();
@@ -72,7 +73,7 @@ impl NativeVm {
         vec![Op::Delete { key: snapshot_key(vm, snapshot.uid) }, put]
     }
 
-    /// Before an entry is added: the oldest make room.
+    /// Removes the oldest entries to make room before an entry is added.
     pub(super) async fn make_room_in_bin(&self, adds: bool) -> Result<()> {
         let surplus = {
             let state = self.state.borrow();
@@ -85,14 +86,14 @@ impl NativeVm {
         }
     }
 
-    /// Of disks that a restore brings back.
+    /// Returns the slots of disks that a restore would bring back.
     pub(super) fn binned_slots(&self) -> Vec<KeptSlot> {
         let state = self.state.borrow();
         let disks = state.bin.iter().flat_map(|binned| &binned.disks);
         disks.map(|disk| KeptSlot { number: disk.number, slot: disk.slot.clone() }).collect()
     }
 
-    /// Those that have the disk: what is taken from it cannot come back.
+    /// Removes the entries that include the disk: what is taken from it cannot be restored.
     pub(super) async fn forget_binned_disk(&self, number: u32) -> Result<()> {
         let has = |binned: &&BinnedState| binned.disks.iter().any(|disk| disk.number == number);
         let ids: Vec<u64> = self.state.borrow().bin.iter().filter(has).map(|binned| binned.id).collect();
@@ -111,11 +112,11 @@ impl NativeVm {
         Ok(())
     }
 
-    /// Removes binned states for good. Answers the bytes that only they held.
+    /// Removes binned states for good. Returns the bytes that only they held.
     pub async fn empty_bin(&self, ids: &[u64]) -> Result<u64> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        // An entry may have no node: a revert that did nothing but bring a disk back.
+        // An entry may have no node: its revert may only have brought a disk back.
         if !self.state.borrow().bin.iter().any(|binned| ids.contains(&binned.id)) {
             return Ok(0);
         }
@@ -126,12 +127,12 @@ impl NativeVm {
         Ok(bytes)
     }
 
-    /// Bytes that only the binned state holds.
+    /// Returns the bytes that only the binned state holds.
     pub async fn binned_bytes(&self, id: u64) -> Result<u64> {
         self.store.held_only_by(&self.binned_nodes(&[id])).await
     }
 
-    /// The nodes of these entries.
+    /// Returns the nodes of these entries.
     pub(super) fn binned_nodes(&self, ids: &[u64]) -> Vec<u64> {
         let state = self.state.borrow();
         let entries = state.bin.iter().filter(|binned| ids.contains(&binned.id));
@@ -148,8 +149,9 @@ impl NativeVm {
         Ok(Loss { bytes: self.store.written_in(&leaving).await?, ..plan.loss })
     }
 
-    /// Makes a binned state the VM's again: its snapshots return to the tree, and where it has disks they run on as they
-    /// were. With `keep` what they show now goes to the bin. A crash in between leaves some of the snapshots in the bin.
+    /// Restores a binned state. Its snapshots return to the tree, and its disks run again with the content it kept.
+    /// With `keep` the present content of these disks goes to the bin. A crash in between leaves some of the snapshots
+    /// in the bin.
     pub async fn restore(self: &Rc<Self>, id: u64, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -165,7 +167,7 @@ impl NativeVm {
         Ok(loss)
     }
 
-    /// One by one: their number has no bound, that of a change has.
+    /// Puts the snapshots back one by one: their number is not bounded, but the size of a change is.
     async fn put_snapshots_back(&self, id: u64) -> Result<()> {
         let binned = find_binned(&self.state.borrow(), id)?.clone();
         for snapshot in &binned.snapshots {
@@ -218,7 +220,7 @@ impl NativeVm {
         Ok(plan.with_thrown(self, thrown))
     }
 
-    /// The snapshot whose state is the nearest under one of the nodes.
+    /// Returns the snapshot that froze the nearest ancestor of one of the nodes.
     fn nearest_snapshot(&self, state: &VmState, disks: &[(u32, LayerName)]) -> Option<u128> {
         let frozen = |node: u64| {
             let names = |s: &&SnapshotState| s.disks.iter().any(|(_, layer)| node_of(layer) == node);

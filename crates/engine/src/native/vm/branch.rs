@@ -1,4 +1,4 @@
-//! Going elsewhere in the tree: revert, discard, reset. Another root for the disks that run, in one record.
+//! Revert, discard and reset: one record gives the running disks other nodes.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -18,14 +18,14 @@ use crate::operations::Loss;
 use crate::options::Defect;
 use crate::tree;
 
-/// Disks that go on from other nodes.
+/// A change of the nodes on which disks run.
 pub(super) struct Move {
     pub kind: EventKind,
     pub head: VmState,
     pub ops: Vec<Op>,
     /// Running disks whose content is thrown away, or kept in the bin.
     pub leaving: Vec<DiskState>,
-    /// The bin's new entry, without snapshots.
+    /// The new entry of the bin, without snapshots.
     pub thrown: Option<BinnedState>,
     pub loss: Loss,
 }
@@ -35,7 +35,7 @@ impl Move {
         self.leaving.iter().any(|disk| disk.number == number)
     }
 
-    /// What leaves goes to the bin, or is dropped.
+    /// Adds what becomes of the leaving disks: they go to the bin, or are dropped.
     pub fn with_thrown(mut self, vm: &NativeVm, thrown: Option<BinnedState>) -> Move {
         match thrown {
             Some(thrown) => {
@@ -62,15 +62,15 @@ impl NativeVm {
         Ok(Loss { bytes, ..plan.loss })
     }
 
-    /// Goes back to a snapshot and keeps it. With `take_first` the present becomes a snapshot of that name before; else, with
-    /// `keep`, it goes to the bin.
+    /// Goes back to a snapshot and keeps it. With `take_first` the present state first becomes a snapshot of that name.
+    /// Otherwise, with `keep`, the present state goes to the bin.
     pub async fn revert(
         self: &Rc<Self>,
         wanted: Option<&str>,
         take_first: Option<&str>,
         keep: bool,
     ) -> Result<SnapshotState> {
-        // Chosen before the take: "the latest" does not mean the one that is taken now.
+        // The target is chosen before the take, so that "the latest" is not the snapshot that is taken now.
         let target = self.revert_target(wanted)?;
         self.refuse_clients(None)?;
         if let Some(name) = take_first {
@@ -94,8 +94,8 @@ impl NativeVm {
         Ok(Loss { bytes, ..plan.loss })
     }
 
-    /// Throws away what was written since the snapshot, every later snapshot of that branch included, and its name. With
-    /// `keep` all of it goes to the bin.
+    /// Throws away what was written since the snapshot, every later snapshot of that branch included, and the
+    /// snapshot's name. With `keep` all of it goes to the bin.
     pub async fn discard(self: &Rc<Self>, wanted: &str, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -118,10 +118,10 @@ impl NativeVm {
 
     async fn carry_out_discard(self: &Rc<Self>, plan: Move, gone: Vec<SnapshotState>) -> Result<Loss> {
         let loss = self.carry_out(plan).await?;
-        // The latest first: whatever a crash leaves has its parents.
+        // The latest snapshot goes first, so that the parents of the others still exist after a crash.
         let latest_first: Vec<SnapshotState> = gone.into_iter().rev().collect();
         self.store.wait_for_room().await?;
-        self.let_go(self.head(), &latest_first, &BTreeMap::new(), loss.kept).await?;
+        self.remove_names(self.head(), &latest_first, &BTreeMap::new(), loss.kept).await?;
         self.store.flush().await?;
         Ok(loss)
     }
@@ -132,13 +132,13 @@ impl NativeVm {
         Ok(Loss { bytes, ..plan.loss })
     }
 
-    /// Drops what was written to the nonpersistent disks since the last reset, with `keep` into the bin.
+    /// Drops what was written to the nonpersistent disks since the last reset; with `keep` it goes to the bin.
     pub async fn reset(self: &Rc<Self>, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Reset, String::new()));
         let plan = self.plan_reset(thrown)?;
-        // The generation is that of all disks.
+        // One generation covers all disks.
         self.refuse_clients(None)?;
         let bytes = self.written_since(&plan, &[]).await?;
         self.make_room_in_bin(keep).await?;
@@ -150,7 +150,7 @@ impl NativeVm {
         tree::revert_target(&state, wanted).cloned()
     }
 
-    /// Disks that came since the snapshot stay as they are; one that has left since comes back.
+    /// Plans a revert. Disks added since the snapshot are unchanged; a disk removed since is brought back.
     fn plan_revert(&self, target: &SnapshotState, thrown: Option<BinnedState>) -> Result<Move> {
         let mut head = self.head();
         head.current = Some(target.id);
@@ -178,7 +178,7 @@ impl NativeVm {
         Ok(Move { kind: EventKind::Revert, head, ops, leaving, thrown: None, loss }.with_thrown(self, thrown))
     }
 
-    /// What becomes of the running disks, and the snapshots that go.
+    /// Plans a discard: the change of the running disks, and the snapshots that are removed.
     fn plan_discard(&self, wanted: &str, keep: bool) -> Result<(Move, Vec<SnapshotState>)> {
         let (target, gone, running) = {
             let state = self.state.borrow();
@@ -217,7 +217,7 @@ impl NativeVm {
             let node = self.store.new_node_id();
             ops.push(Op::Branch { from: node_of(reset), node });
             leaving.push(disk.clone());
-            // It may have grown since: a disk never becomes smaller.
+            // The disk may have grown since: a disk never becomes smaller.
             ops.push(Op::Resize { node, size_blocks: disk.size_bytes / BLOCK });
             disk.top = layer_name(node);
         }
@@ -279,7 +279,7 @@ impl NativeVm {
         Ok(plan.loss)
     }
 
-    /// The disks in memory become those of the state; one whose node is the same stays.
+    /// Replaces the disks in memory by those of the state; a disk with the same node stays.
     pub(super) fn put_disks(self: &Rc<Self>, states: &[DiskState]) -> Result<()> {
         let known = self.disks();
         let disk = |state: &DiskState| {
@@ -294,22 +294,22 @@ impl NativeVm {
         Ok(())
     }
 
-    /// Bytes that only the nodes dropped by `ops` hold.
+    /// Returns the bytes that only the nodes dropped by `ops` hold.
     pub(super) async fn only_in(&self, ops: &[Op]) -> Result<u64> {
         self.store.held_only_by(&dropped(ops)).await
     }
 
-    /// Bytes written in the nodes dropped by `ops`.
+    /// Returns the bytes written in the nodes dropped by `ops`.
     async fn written_in(&self, ops: &[Op]) -> Result<u64> {
         self.store.written_in(&dropped(ops)).await
     }
 
-    /// Bytes that a discard throws away: written in the states that go. The state that the disks go on from stays readable,
-    /// whatever becomes of its name.
+    /// Returns the bytes that a discard throws away: those written in the states that are removed. The state from which
+    /// the disks go on stays readable, even if its name is removed.
     async fn written_since(&self, plan: &Move, gone: &[SnapshotState]) -> Result<u64> {
         let kept: Vec<u64> = plan.ops.iter().filter_map(ground_of).collect();
         let drops: Vec<Op> = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).collect();
-        // What the bin takes is no longer the disks' either.
+        // What goes to the bin leaves the disks too.
         let mut nodes = dropped(&drops);
         nodes.extend(plan.leaving.iter().map(|disk| node_of(&disk.top)));
         nodes.retain(|node| !kept.contains(node));
@@ -317,7 +317,7 @@ impl NativeVm {
     }
 }
 
-/// The node that a new one is branched from.
+/// Returns the node from which a new one is branched.
 fn ground_of(op: &Op) -> Option<u64> {
     match op {
         Op::Branch { from, .. } => Some(*from),

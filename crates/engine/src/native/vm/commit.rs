@@ -1,4 +1,5 @@
-//! Commit: the names leave the tree and their states are dropped; nothing is copied. The job is the space coming back.
+//! Commit: the names leave the tree and their states are dropped; no data is copied. The job tracks the reclaim of
+//! their space.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -32,7 +33,7 @@ impl NativeVm {
         })
     }
 
-    /// When this returns the names have left the tree, durably.
+    /// Commits snapshots. When this returns, the names have durably left the tree.
     pub async fn commit(self: &Rc<Self>, what: &CommitWhat) -> Result<Rc<Job>> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -47,7 +48,7 @@ impl NativeVm {
         self.store.hold_back(&nodes, false);
         let leaving = tree::leaving(&self.state.borrow(), &ids);
         (head.current, head.last_job) = (leaving.current, id);
-        self.let_go(head, &gone, &leaving.moved, None).await?;
+        self.remove_names(head, &gone, &leaving.moved, None).await?;
         self.store.flush().await?;
         let names: Vec<_> = gone.iter().map(|s| s.name.clone()).collect();
         let names = names.join(", ");
@@ -80,7 +81,8 @@ impl NativeVm {
         Ok(gone)
     }
 
-    /// The store gives the space back by itself; the job tells how far it is, and can hold it back.
+    /// Tracks the reclaim of the nodes' space, which the store does by itself. The job shows the progress, and can hold
+    /// the reclaim back.
     async fn watch_space_come_back(self: Rc<Self>, job: Rc<Job>, nodes: Vec<u64>) {
         let began_ns = self.env.now_ns();
         let bytes = self.store.held_only_by(&nodes).await.unwrap_or(0);
@@ -92,7 +94,7 @@ impl NativeVm {
                 break (JobState::Done, EventKind::Commit);
             }
             if job.is_stopped_for_close() {
-                // Whoever paused it is gone too.
+                // A paused job does not outlive the close.
                 self.store.hold_back(&left, false);
                 break (JobState::Cancelled, EventKind::CommitCancelled);
             }
@@ -113,7 +115,7 @@ impl NativeVm {
         job.set_state(state);
     }
 
-    /// One look: waits for the store to have come further, or for the user.
+    /// Waits until the store has made progress, or the user has changed the job.
     async fn follow(&self, job: &Job, left: &[u64]) {
         let (changed, progress) = (job.changed(), self.store.progress.wait());
         self.store.hold_back(left, job.state() == JobState::Paused);

@@ -13,7 +13,7 @@ use super::registry::{EXPECTED_SIZE, freeze, is_size, plan_disk};
 use crate::event::EventKind;
 
 impl NativeVm {
-    /// Adds an empty disk. Running clients of the others notice nothing; existing snapshots do not have it.
+    /// Adds an empty disk. Clients of the other disks are not disturbed; existing snapshots do not include it.
     pub async fn add_disk(self: &Rc<Self>, wanted: &NewDisk) -> Result<DiskState> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -32,7 +32,7 @@ impl NativeVm {
         Ok(disk)
     }
 
-    /// Takes a disk out of the VM and gives its space back. Snapshots that have it keep it.
+    /// Removes a disk from the VM and gives its space back. Snapshots that include the disk keep it.
     pub async fn remove_disk(self: &Rc<Self>, number: u32, remove_files: bool) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -62,7 +62,7 @@ impl NativeVm {
         Ok(())
     }
 
-    /// A client that is attached has to connect again to see the new size.
+    /// Makes a disk larger. An attached client sees the new size after it has reconnected.
     pub async fn grow_disk(&self, number: u32, size_bytes: u64) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -82,7 +82,7 @@ impl NativeVm {
         Ok(())
     }
 
-    /// Makes a disk part of snapshots or not, or its writes ones that a reset drops. What it holds stays.
+    /// Changes whether snapshots include a disk, or whether a reset drops its writes. The disk's content is unchanged.
     pub async fn set_mode(&self, number: u32, mode: DiskMode) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -108,7 +108,8 @@ impl NativeVm {
         Ok(())
     }
 
-    /// A snapshot that has a disk could not be reverted to if takes passed the disk over from now on.
+    /// Refuses a disk that a snapshot includes: if takes skipped it from now on, a revert to the snapshot would be
+    /// impossible.
     fn refuse_snapshotted(&self, number: u32) -> Result<()> {
         let state = self.state.borrow();
         match state.snapshots.iter().find(|s| s.disks.iter().any(|(n, _)| *n == number)) {

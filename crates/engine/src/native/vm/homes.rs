@@ -1,4 +1,4 @@
-//! Which one folder each VM of the store is served through.
+//! The home of each VM of a store: the one folder through which it is served.
 
 use blk::Result;
 
@@ -12,24 +12,25 @@ impl Store {
         found.iter().map(|(key, value)| Ok((key.major, items::read_home(value, self.path())?))).collect()
     }
 
-    /// Returns the home of a VM; None where the store has recorded none.
+    /// Returns the home of a VM; None if the store has recorded none.
     pub fn home_of(&self, id: u128) -> Result<Option<VmHome>> {
         let found = self.items(items::HOME);
         let found = found.iter().find(|(key, _)| *key == home_key(id));
         found.map(|(_, value)| items::read_home(value, self.path())).transpose()
     }
 
-    /// Records the home of a VM that is whole. Durable when it answers.
+    /// Records the home of a complete VM. Durable when this resolves.
     pub async fn set_home(&self, id: u128, path: &str) -> Result<()> {
         self.put_home(id, path, VmHomeState::Whole).await
     }
 
-    /// Records that the VM was removed, and is kept with the home at `path`. Durable when it answers.
+    /// Records that the VM was removed, and is kept with the home at `path`. Durable when this resolves.
     pub async fn set_binned(&self, id: u128, path: &str) -> Result<()> {
         self.put_home(id, path, VmHomeState::Binned).await
     }
 
-    /// Records that the VM is to be removed with the home at `path`. Durable when it answers; only `remove_vm` may follow.
+    /// Records that the VM is to be removed with the home at `path`. Durable when this resolves; only `remove_vm` may
+    /// follow.
     pub async fn begin_removal(&self, id: u128, path: &str) -> Result<()> {
         self.put_home(id, path, VmHomeState::Unfinished).await
     }

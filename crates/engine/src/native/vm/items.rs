@@ -1,5 +1,5 @@
-//! A VM in the catalogue: one item for what it is now, one for each snapshot. Nodes of the store stand where a redo VM
-//! has layers; they are named `n` and their number.
+//! Items of a VM in the catalogue: one for its present state, one for each snapshot. Nodes of the store take the place
+//! of a redo VM's layers; their names are `n` and their number.
 
 use blk::manifest::{
     BinnedState, ContentGeneration, DESCRIPTION_BYTES_MAX, DISK_NUMBER_MAX, DiskMode, DiskState,
@@ -14,37 +14,37 @@ use super::super::stored::USER_KINDS;
 
 pub const VM: u8 = USER_KINDS;
 pub const SNAPSHOT: u8 = USER_KINDS + 1;
-/// Present while the VM is one side of a move; without a value.
+/// Present, without a value, while the VM is the source or the target of a move.
 pub const MOVING: u8 = USER_KINDS + 2;
-/// The one folder that is the VM's home.
+/// The folder that is the VM's home.
 pub const HOME: u8 = USER_KINDS + 3;
 
-/// What the bin keeps: an item for each entry, and one for each snapshot in it.
+/// The bin: an item for each entry, and one for each snapshot in it.
 pub const BIN: u8 = USER_KINDS + 4;
 pub const BINNED_SNAPSHOT: u8 = USER_KINDS + 5;
 
-/// Where a disk was when a snapshot was taken: what brings it back if it leaves the VM.
+/// The slot of a disk when a snapshot was taken, which a revert needs to bring back a removed disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptSlot {
     pub number: u32,
     pub slot: String,
 }
 
-/// The folder through which a VM is served. An id has one, however many copies of the folder there are.
+/// The folder through which a VM is served. An id has one home, even if copies of the folder exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmHome {
-    /// As the store's user names it: the folder's name in the datastore, or an absolute path.
+    /// The folder's name in the datastore, or an absolute path.
     pub path: String,
     pub state: VmHomeState,
 }
 
-/// What the VM of a home is.
+/// State of the VM of a home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VmHomeState {
-    /// It is being made or removed: whoever finds it so removes it with its home.
+    /// The VM is being made or removed: it is removed with its home when it is found in this state.
     Unfinished,
     Whole,
-    /// It was removed, and is kept for a while: it is served nowhere.
+    /// The VM was removed, and is kept for a while: it is not served.
     Binned,
 }
 
@@ -54,7 +54,7 @@ pub fn layer_name(node: u64) -> String {
     format!("n{node}")
 }
 
-/// The node a layer's name stands for. Names come from this module alone.
+/// Returns the node of a layer's name. Panics on a name that this module has not made.
 pub fn node_of(layer: &str) -> u64 {
     layer.strip_prefix('n').and_then(|number| number.parse().ok()).expect("a node's own name")
 }
@@ -113,7 +113,7 @@ fn put_disks(out: &mut Writer, disks: &[DiskState]) {
     }
 }
 
-/// An entry of the bin without its snapshots.
+/// Encodes an entry of the bin without its snapshots.
 pub fn put_binned(vm: u128, binned: &BinnedState) -> Op {
     let mut out = Writer::default();
     out.u8(by_byte(binned.by)).u64(binned.unix_us as u64).u128(binned.current.unwrap_or(0));
@@ -214,7 +214,7 @@ fn read_disks(store: &Store, input: &mut Reader<'_>, place: &str) -> Result<Vec<
     Ok(disks)
 }
 
-/// An entry of the bin without its snapshots.
+/// Decodes an entry of the bin without its snapshots.
 pub fn read_binned(store: &Store, key: Key, value: &[u8]) -> Result<BinnedState> {
     let place = format!("{}: entry {:016x} in the bin of VM {:032x}", store.path(), key.minor, key.major);
     let mut input = Reader::new(value, &place);
@@ -239,7 +239,7 @@ fn read_generation(input: &mut Reader<'_>, place: &str) -> Result<ContentGenerat
     Ok(ContentGeneration::read(present, opened))
 }
 
-/// Returns the size in bytes of a node that a disk runs on, or that is sealed.
+/// Returns the size in bytes of a node, which must run or be sealed according to `running`.
 fn expect_node(store: &Store, place: &str, node: u64, running: bool) -> Result<u64> {
     let found = store.node(node)?;
     if found.is_running() != running {
@@ -254,7 +254,7 @@ pub fn read_snapshot(store: &Store, key: Key, value: &[u8]) -> Result<(SnapshotS
     read_snapshot_value(store, key, Reader::new(value, &place), &place)
 }
 
-/// Answers the entry of the bin that the snapshot is in, too.
+/// Decodes a snapshot in the bin, and returns it with the id of its entry.
 pub fn read_binned_snapshot(
     store: &Store,
     key: Key,

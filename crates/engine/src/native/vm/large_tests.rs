@@ -1,4 +1,4 @@
-//! A VM with thousands of snapshots, hundreds of branches, a thousand clones.
+//! A VM with thousands of snapshots, hundreds of branches, and a thousand clones.
 
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ use crate::operations::CommitWhat;
 use crate::options::Options;
 use crate::tree::DESCRIPTION_BYTES_MAX;
 
-/// Taken before any of them is merged: more than a stack of 2 MiB has frames for.
+/// Snapshots taken before any of them is merged: more than recursion on a stack of 2 MiB allows.
 const UNMERGED: u64 = 5000;
 const SNAPSHOTS: u64 = 10_000;
 const BRANCHES: u64 = 300;
@@ -76,7 +76,7 @@ async fn wait_for_space(store: &Store) {
 #[test]
 fn takes_pile_up_before_a_checkpoint() {
     let world = sim::SimWorld::new(1, sim::Options::default());
-    // A checkpoint is due when the journal is half full, and not before.
+    // A checkpoint is due only when the journal is half full.
     let options = StoreOptions { pending_depth_max: usize::MAX, ..StoreOptions::default() };
     run(&world, |env| async move {
         let store = open(&env, options).await;

@@ -1,5 +1,5 @@
-//! Names that leave the tree, in as many changes as that takes: a record holds only so much, and guests have their turn
-//! between two.
+//! Removal of names from the tree, in as many changes as necessary: a record has a maximum size, and guests have their
+//! turn between two.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,11 +10,11 @@ use super::super::change::{Key, Op};
 use super::NativeVm;
 use super::items::{node_of, snapshot_key};
 
-/// Of one change, of 128 KiB at most: some 300 snapshots of one disk, which are a fraction of a millisecond. One item
-/// more has 4 KiB of description and a few hundred bytes.
+/// Size at which a change is ended, of 128 KiB at most: some 300 snapshots of one disk, which take a fraction of a
+/// millisecond. The last item may add 4 KiB of description and a few hundred bytes.
 const PART_BYTES: usize = 16 << 10;
 
-/// What keeps a change of dropped snapshots that short: a key each, and a node for each disk.
+/// Returns how many dropped snapshots keep a change below that size: each has a key, and a node for each disk.
 pub(super) fn snapshots_per_change(disks: usize) -> usize {
     (PART_BYTES / (32 + 16 * disks)).max(1)
 }
@@ -25,7 +25,7 @@ pub(super) fn drop_snapshot(vm: u128, snapshot: &SnapshotState) -> Vec<Op> {
     std::iter::once(Op::Delete { key }).chain(drops).collect()
 }
 
-/// One change.
+/// The content of one change.
 #[derive(Default)]
 struct Part {
     ops: Vec<Op>,
@@ -43,10 +43,11 @@ impl Part {
 }
 
 impl NativeVm {
-    /// Makes `head` the VM, puts the snapshots in `moved` on other parents, and takes those in `gone` out of the tree, in
-    /// their order: into the entry `kept` of the bin, or for good. Nobody gets at one of them any more from the first change on. What a crash interrupts is a tree in
-    /// which some have not left yet. Durable after the store's next flush; NoSpace, and nothing is changed.
-    pub(super) async fn let_go(
+    /// Makes `head` the VM, gives the snapshots in `moved` other parents, and removes those in `gone` from the tree in
+    /// their order: into the entry `kept` of the bin, or for good. None of them can be used from the first change on.
+    /// After a crash some of them may still be in the tree. Durable after the store's next flush. `NoSpace` at the
+    /// first change: nothing has changed.
+    pub(super) async fn remove_names(
         &self,
         head: VmState,
         gone: &[SnapshotState],
@@ -54,12 +55,12 @@ impl NativeVm {
         kept: Option<u64>,
     ) -> Result<()> {
         self.leaving.borrow_mut().extend(gone.iter().map(|s| s.id));
-        let done = self.let_go_in_parts(&head, gone, moved, kept).await;
+        let done = self.remove_names_in_parts(&head, gone, moved, kept).await;
         self.leaving.borrow_mut().clear();
         done
     }
 
-    async fn let_go_in_parts(
+    async fn remove_names_in_parts(
         &self,
         head: &VmState,
         gone: &[SnapshotState],
@@ -67,7 +68,7 @@ impl NativeVm {
         kept: Option<u64>,
     ) -> Result<()> {
         let mut part = Part::default();
-        // Before those above them leave.
+        // Children get their new parents before the old ones leave.
         for (id, parent) in moved {
             self.end_when_full(head, &mut part, kept).await?;
             part.add(self.put_under(*id, *parent));
@@ -89,7 +90,7 @@ impl NativeVm {
             return Ok(());
         }
         self.end(head, std::mem::take(part), kept)?;
-        // From here on it has begun: the next change waits for its room.
+        // The removal has begun: later changes wait for room in the journal.
         self.env.sleep_us(1).await;
         self.store.wait_for_room().await
     }
@@ -101,7 +102,7 @@ impl NativeVm {
         let left = state.snapshots.extract_if(.., |s| part.gone.contains(&s.id));
         let left: Vec<SnapshotState> = left.collect();
         if let Some(binned) = state.bin.iter_mut().find(|binned| Some(binned.id) == kept) {
-            // The latest left first.
+            // The latest snapshots left first.
             binned.snapshots.splice(..0, left);
         }
         for snapshot in &mut state.snapshots {

@@ -25,7 +25,7 @@ use crate::operations::{CommitPreview, CommitWhat};
 use crate::operations::{DiskLayers, Use};
 use crate::stats::{DiskStats, LayerCounters};
 
-/// Pages of maps read on each side for one answer about differences.
+/// Most pages of maps read on each side for one answer about differences.
 const DIFFERENCE_PAGES_MAX: usize = 4096;
 
 impl RunningDisk for NativeDisk {
@@ -33,7 +33,7 @@ impl RunningDisk for NativeDisk {
         &self.stats
     }
 
-    /// Of the whole store: its disks share one file.
+    /// Returns the counters of the whole store: its disks share one file.
     fn device_counters(&self) -> FileCounters {
         self.store.file.counters()
     }
@@ -49,7 +49,7 @@ impl RunningDisk for NativeDisk {
 }
 
 impl NativeVm {
-    /// The running node of each disk: a native disk has no chain.
+    /// Returns the running node of each disk: a native disk has no chain.
     fn layers(&self) -> Result<Vec<DiskLayers>> {
         let state = self.state.borrow();
         let layers = state.disks.iter().map(|disk| {
@@ -128,7 +128,7 @@ impl NativeVm {
         Ok((disk, self.clients.enter(Client { disk: number, name: client.to_string() })))
     }
 
-    /// Durable when it returns.
+    /// Changes the content generation. The change is durable when this returns.
     pub async fn change_generation(&self, change: GenerationChange) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -163,7 +163,7 @@ impl NativeVm {
 }
 
 impl Store {
-    /// Everything admitted as a write before now has ended.
+    /// Waits until every write admitted before now has ended.
     pub fn drain_writes(&self) -> impl Future<Output = ()> + use<> {
         self.writes.drain()
     }
@@ -214,7 +214,7 @@ impl Machine for NativeVm {
         *self.on_event.borrow_mut() = Some(listener);
     }
 
-    /// A store grows by steps that leave nothing of a small reserve anyhow.
+    /// Holds nothing back: a store grows in steps that exceed a small reserve anyway.
     fn hold_writes(&self) -> Local<'_, Box<dyn Any>> {
         Box::pin(async { Box::new(()) as Box<dyn Any> })
     }

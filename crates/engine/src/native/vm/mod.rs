@@ -1,4 +1,4 @@
-//! A VM whose disks are native, as it runs. Its state lives in the store's catalogue; every change of it is one record.
+//! An open VM with native disks. Its state is in the store's catalogue; every change of it is one record.
 
 mod bin;
 mod branch;
@@ -37,24 +37,25 @@ use crate::tree;
 pub use self::items::{VmHome, VmHomeState};
 pub use self::registry::NewNativeVm;
 
-/// Events kept in memory; the daemon writes them away as they come.
+/// Most events kept in memory; the daemon writes each to disk as it comes.
 const EVENTS_MAX: usize = 1000;
-/// Finished jobs kept for `job list`.
+/// Most jobs kept for `job list`; finished ones are removed first.
 const JOBS_MAX: usize = 100;
 
+/// An open native VM.
 pub struct NativeVm {
     pub env: Env,
     pub name: String,
     pub store: Rc<Store>,
     terms: DiskTerms,
     state: RefCell<VmState>,
-    /// The slots that disks had when a snapshot was taken, by the snapshot's id.
+    /// Slots of the disks when a snapshot was taken, by the snapshot's id.
     slots: RefCell<BTreeMap<u128, Vec<KeptSlot>>>,
     disks: RefCell<Vec<Rc<NativeDisk>>>,
-    /// Take, commit, revert and changes of disks: one at a time.
+    /// Serialises takes, commits, reverts and changes of disks.
     operations: TaskMutex,
     unsealed: RefCell<BTreeSet<u128>>,
-    /// On their way out of the tree.
+    /// Snapshots that are leaving the tree.
     leaving: RefCell<BTreeSet<u128>>,
     jobs: RefCell<Vec<Rc<Job>>>,
     /// Dropped nodes whose job was cancelled: a consolidation gives their space back.
@@ -160,7 +161,8 @@ impl NativeVm {
         }
     }
 
-    /// Changing a disk under a guest that has it mounted ruins its file systems.
+    /// Refuses while clients are attached: a change of a disk under a guest that has it mounted corrupts its file
+    /// systems.
     fn refuse_clients(&self, disk: Option<u32>) -> Result<()> {
         let attached = self.clients.all();
         let Some(client) = attached.iter().find(|c| disk.is_none_or(|disk| disk == c.disk)) else {
@@ -179,8 +181,8 @@ impl NativeVm {
         Err(Error::refused(&self.name, cause))
     }
 
-    /// Makes `next` the VM's state, in the store and here, together with `ops`. No await: all disks, one instant. Durable
-    /// after the store's next flush.
+    /// Makes `next` the VM's state, in the store and in memory, together with `ops`. It has no await, so all disks
+    /// change in one instant. Durable after the store's next flush.
     fn change(&self, next: VmState, mut ops: Vec<Op>) -> Result<()> {
         let next = VmState { snapshots: Vec::new(), bin: Vec::new(), ..next };
         ops.push(items::put_vm(&next));
@@ -228,7 +230,7 @@ impl NativeVm {
         }
     }
 
-    /// Ends the VM's service: no new writes, those under way complete and are durable.
+    /// Ends the VM's service. No new write begins; the writes under way complete and are durable.
     pub async fn close(&self) -> Result<()> {
         self.closed.set(true);
         for job in self.jobs.borrow().iter().filter(|j| !j.state().is_over()) {
@@ -241,7 +243,7 @@ impl NativeVm {
         self.store.flush().await
     }
 
-    /// Holds disks still, or lets them go on: what was admitted has ended when this answers.
+    /// Stops or resumes disks. When a stop returns, all admitted writes have ended.
     async fn stop_writes(&self, disks: &[Rc<NativeDisk>], stop: bool) {
         disks.iter().for_each(|disk| disk.closing.set(stop));
         if stop {
@@ -250,7 +252,7 @@ impl NativeVm {
     }
 }
 
-/// A VM without its snapshots, in the tree and in the bin, of which there may be many.
+/// Returns a VM's state without the snapshots in the tree and the bin, of which there may be many.
 fn head_of(state: &VmState) -> VmState {
     VmState {
         name: state.name.clone(),

@@ -20,9 +20,9 @@ use super::{NativeVm, head_of};
 use crate::relocate::refuse_unmovable;
 use crate::tree;
 
-/// Controllers have slots 0 to 15, of which 7 is the controller's own.
+/// Number of usable slots: a controller has slots 0 to 15, of which 7 is its own.
 const SLOTS_PER_CONTROLLER: u32 = 15;
-/// A VM to make.
+/// Description of a VM to make.
 #[derive(Debug, Clone)]
 pub struct NewNativeVm<'a> {
     pub name: &'a str,
@@ -30,13 +30,14 @@ pub struct NewNativeVm<'a> {
 }
 
 impl Store {
-    /// Ids and names.
+    /// Returns the ids and names of the VMs.
     pub async fn vms(&self) -> Result<Vec<(u128, String)>> {
         let found = self.items(items::VM);
         found.iter().map(|(key, value)| Ok((key.major, items::read_name(value, self.path())?))).collect()
     }
 
-    /// Gives every VM other content: clients of before may believe in writes that are lost. Durable when it answers.
+    /// Raises every VM's content generation: earlier clients may rely on writes that are lost. Durable when this
+    /// resolves.
     pub(in super::super) async fn raise_generations(&self) -> Result<()> {
         for (id, name) in self.vms().await? {
             let read = self.read_vm(id).await;
@@ -47,19 +48,19 @@ impl Store {
                     self.change(&[put_vm(&VmState { generation, ..head_of(&state) })])?;
                     self.raised.borrow_mut().insert(id);
                 }
-                // The others are served all the same.
+                // The other VMs are served nevertheless.
                 Err(e) => self.damage.borrow_mut().push(e),
             }
         }
         self.flush().await
     }
 
-    /// Whether the VM is one side of a move that has not ended: the other one, in another place, may be the VM.
+    /// Returns whether the VM is one side of a move that has not ended: the copy in the other store may be the VM.
     pub fn is_moving(&self, id: u128) -> bool {
         self.items(items::MOVING).iter().any(|(key, _)| key.major == id)
     }
 
-    /// Durable when it answers.
+    /// Marks the VM as one side of a move, or removes the mark. Durable when this resolves.
     pub async fn set_moving(&self, id: u128, moving: bool) -> Result<()> {
         let key = moving_key(id);
         if self.is_moving(id) != moving {
@@ -83,8 +84,8 @@ impl Store {
         Ok((state, slots))
     }
 
-    /// Makes a VM with empty disks, unfinished until `set_home`: its home is to be called as it is. Durable when it answers
-    /// its id.
+    /// Makes a VM with empty disks and returns its id. The VM is unfinished until `set_home`; its home is to have the
+    /// VM's name. Durable when this resolves.
     pub async fn create_vm(&self, new: NewNativeVm<'_>) -> Result<u128> {
         let id = new_id(self);
         let mut state = new_state(self, id, new.name);
@@ -99,13 +100,13 @@ impl Store {
         Ok(id)
     }
 
-    /// For `create_vm_like`: whoever makes a VM may have to write down which before.
+    /// Returns a new id for `create_vm_like`: the caller may have to record the id before it makes the VM.
     pub fn new_vm_id(&self) -> u128 {
         new_id(self)
     }
 
-    /// Makes a VM with the disks of another, empty: the target of a move, and marked as one until `set_moving`. Durable
-    /// when it answers.
+    /// Makes a VM with empty disks like `disks`: the target of a move, marked as one until `set_moving`. Durable when
+    /// this resolves.
     pub async fn create_vm_like(&self, id: u128, name: &str, disks: &[DiskState]) -> Result<()> {
         refuse_unmovable(name, disks)?;
         let mut state = new_state(self, id, name);
@@ -122,11 +123,11 @@ impl Store {
         Ok(())
     }
 
-    /// Removes a VM that is not open: its nodes are dropped, and their space comes back in the background. Clones keep
-    /// what they read.
+    /// Removes a VM that is not open: its nodes are dropped, and their space is given back in the background. Clones
+    /// keep the blocks that they read.
     pub async fn remove_vm(&self, id: u128) -> Result<()> {
         let (state, _) = self.read_vm(id).await?;
-        // The latest first: whatever a crash leaves has its parents.
+        // The latest snapshot goes first, so that the parents of the others still exist after a crash.
         let mut gone = BTreeSet::new();
         for some in state.snapshots.rchunks(snapshots_per_change(state.disks.len())) {
             gone.extend(some.iter().map(|snapshot| snapshot.id));
@@ -160,8 +161,8 @@ fn new_id(store: &Store) -> u128 {
     u128::from(store.env.random()) << 64 | u128::from(store.env.random())
 }
 
-/// The next free number and slot, and the operations that make the disk. What snapshots have `kept` is not free: it is a
-/// disk that a revert brings back.
+/// Plans a disk: returns it with the next free number and slot, and adds the operations that make it to `ops`. Numbers
+/// and slots in `kept` are not free: they belong to disks that a revert brings back.
 pub(super) fn plan_disk(
     store: &Store,
     state: &VmState,
@@ -219,7 +220,8 @@ fn free_slot(state: &VmState, kept: &[&KeptSlot]) -> String {
 }
 
 impl NativeVm {
-    /// A VM of its own with a snapshot's content, unfinished until `Store::set_home`; durable when it answers its id.
+    /// Makes a VM with a snapshot's content and returns its id. The VM is unfinished until `Store::set_home`. Durable
+    /// when this resolves.
     pub async fn clone_to(&self, snapshot: &str, name: &str) -> Result<u128> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -245,7 +247,7 @@ impl NativeVm {
         Ok(id)
     }
 
-    /// The slot a disk had when the snapshot was taken.
+    /// Returns the slot of a disk when the snapshot was taken.
     pub(super) fn slot_at(&self, snapshot: &SnapshotState, number: u32) -> String {
         let slots = self.slots.borrow();
         let kept = slots.get(&snapshot.id).and_then(|kept| kept.iter().find(|k| k.number == number));

@@ -1,4 +1,4 @@
-//! Take: one record for all disks, between two polls; then the writes that were under way end, and a flush seals it.
+//! Take: one record for all disks, between two polls; then the writes under way end, and a flush seals the snapshot.
 
 use blk::manifest::{DiskMode, DiskState, SNAPSHOT_UID_MAX, SnapshotState, next_number};
 use blk::{Error, Result};
@@ -16,7 +16,7 @@ impl NativeVm {
         self.take_as(tree::new_snapshot(&self.env, name, description), false).await
     }
 
-    /// A take under the id, the names and the time of another VM's snapshot.
+    /// Takes a snapshot under the id, the names and the time of another VM's snapshot.
     pub async fn take_copy(&self, original: &SnapshotState) -> Result<SnapshotState> {
         self.take_as(original.clone(), true).await
     }
@@ -68,7 +68,7 @@ impl NativeVm {
         next_number(&self.name, "numbers of snapshots", state.last_uid, SNAPSHOT_UID_MAX).map(drop)
     }
 
-    /// The swap of all disks: no await.
+    /// Swaps all disks: it has no await.
     fn seal_nodes(&self, label: SnapshotState, copied: bool, disks: &[DiskState]) -> Result<SnapshotState> {
         let mut head = self.head();
         let mut ops = Vec::new();

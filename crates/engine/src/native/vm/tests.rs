@@ -1,4 +1,4 @@
-//! A native VM's verbs, in the simulated world.
+//! Operations of a native VM, in the simulated world.
 
 use std::rc::Rc;
 
@@ -186,7 +186,7 @@ fn differences_and_what_only_a_state_holds() {
     });
 }
 
-/// A take that was under way when the move began seals what only the source has.
+/// A take that is under way when the move begins seals a state that only the source has.
 #[test]
 fn a_move_ends_when_a_snapshot_comes_in_between() {
     let world = sim::SimWorld::new(6, sim::Options::default());
@@ -213,7 +213,7 @@ fn a_move_ends_when_a_snapshot_comes_in_between() {
     });
 }
 
-/// What a home says may be elsewhere; the store's own word is there with the VM.
+/// A record of a move in a home may be elsewhere; the store's own record is always with the VM.
 #[test]
 fn a_vm_that_is_moving_says_so_in_the_store_until_it_is_told_or_gone() {
     let world = sim::SimWorld::new(7, sim::Options::default());
@@ -269,7 +269,7 @@ fn what_was_thrown_away_comes_back_out_of_the_bin() {
         let names: Vec<&str> = state.snapshots.iter().map(|s| s.name.as_str()).collect();
         assert_eq!((shows(&vm, 0).await, &names[..]), (3, &["two", "one", "two-2"][..]));
         assert_eq!(state.current, Some(state.snapshots[2].id));
-        // What the restore threw away.
+        // This restores what the previous restore threw away.
         vm.restore(state.bin[0].id, false).await.unwrap();
         assert_eq!((shows(&vm, 0).await, vm.state().bin.len()), (4, 0));
         vm.discard("one", true).await.unwrap();

@@ -1,4 +1,4 @@
-//! fio's JSON output: jobs, or `client_stats` of a server run; warnings before it are passed over.
+//! fio's JSON output: jobs, or `client_stats` of a server run. Warnings before it are skipped.
 
 use blk::{Error, Result};
 use serde::Deserialize;
@@ -7,9 +7,9 @@ use serde_json::Value;
 use super::super::{Lines, Skips, base, text};
 use crate::run::{Fact, Phase, PhaseSpan, Quantity, Record, Sample, Spread};
 
-/// A file of a thousand jobs with all bins is 30 MB.
+/// Largest file; one of a thousand jobs with all bins is 30 MB.
 const BYTES_MAX: u64 = 256 << 20;
-/// Jobs kept; more are summed up all the same.
+/// Most jobs kept; further ones still count in the sum.
 const JOBS_MAX: usize = 1_000;
 
 #[derive(Deserialize)]
@@ -51,7 +51,7 @@ struct Direction {
     total_ios: u64,
     clat_ns: Option<Latency>,
     lat_ns: Option<Latency>,
-    /// Before version 3: microseconds.
+    /// Microseconds; versions before 3.
     clat: Option<Latency>,
     lat: Option<Latency>,
 }
@@ -67,7 +67,7 @@ struct Latency {
 }
 
 impl Direction {
-    /// Percentiles are of completion latency; mean and maximum too, or the two would not go together.
+    /// Returns the completion latency: percentiles, mean and maximum are all of it, so that they agree.
     fn spread(&self) -> Spread {
         let kinds = [(&self.clat_ns, 1e3), (&self.lat_ns, 1e3), (&self.clat, 1.0), (&self.lat, 1.0)];
         let Some((latency, unit)) = kinds.into_iter().find_map(|(l, unit)| Some((l.as_ref()?, unit))) else {
@@ -96,14 +96,14 @@ pub fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Result<Vec<
         let lines = bytes[..begin].iter().filter(|b| **b == b'\n').count();
         skips.file(format!("{lines} lines before the JSON"));
     }
-    // What follows the object, as a second run's output, is another file's business.
+    // Anything after the object is ignored, such as the output of a second run.
     let mut outputs = serde_json::Deserializer::from_slice(&bytes[begin..]).into_iter::<Output>();
     let output = outputs.next().unwrap_or_else(|| Err(serde::de::Error::custom("no object")));
     let output = output.map_err(|e| Error::damaged(name, format!("fio's JSON: {e}")))?;
     Ok(record(name, output, skips).into_iter().collect())
 }
 
-/// The first line that is an object's.
+/// Returns the position of the first line that starts an object.
 fn begin(bytes: &[u8]) -> usize {
     let mut at = 0;
     for line in bytes.split_inclusive(|b| *b == b'\n') {
@@ -121,7 +121,7 @@ fn record(name: &str, output: Output, skips: &mut Skips) -> Option<Record> {
     let mut jobs = Vec::new();
     for (n, value) in all.into_iter().enumerate() {
         match serde_json::from_value::<Job>(value) {
-            // fio sums its clients up in a job of this name; they are here already.
+            // fio adds the sum of its clients as a job of this name; the clients are already included.
             Ok(job) if job.jobname == "All clients" => {}
             Ok(job) => jobs.push(job),
             Err(e) => skips.file(format!("job {n}: {e}")),
@@ -154,7 +154,8 @@ fn rows(record: &mut Record, job: &Job) {
     }
 }
 
-/// All jobs as one interval as long as the longest; percentiles do not add up, so only a lone job has them.
+/// Returns all jobs as one interval, as long as the longest job. Percentiles cannot be added, so only a lone job has
+/// them.
 fn sum(jobs: &[Job]) -> Sample {
     let directions = || jobs.iter().flat_map(|job| [&job.read, &job.write]);
     let longest = directions().map(|d| d.runtime).max().unwrap_or(0);

@@ -1,7 +1,7 @@
 //! fio's logs: a line for each I/O, or for each interval with `log_avg_msec`.
 //!
-//! `time ms, value, direction, block size, offset, priority`. What the value is, nothing in the file says: fio puts it
-//! into the file's name (`_bw`, `_iops`, `_lat`, `_clat`, `_slat`), the one thing that is taken from a name.
+//! Fields: `time ms, value, direction, block size, offset, priority`. The file does not contain the kind of the value.
+//! fio puts it into the file's name (`_bw`, `_iops`, `_lat`, `_clat`, `_slat`); nothing else is taken from a name.
 
 use super::super::{Lines, SAMPLES_MAX, Skips, base, text};
 use crate::run::{Record, Sample, Spread};
@@ -17,10 +17,10 @@ enum Kind {
     Latency,
 }
 
-/// Tells a record of a log from those of other formats.
+/// Title that distinguishes a record of a log from those of other formats.
 pub const TITLE: &str = "A fio log";
 
-/// `job` of `job_clat.1.log`, with its folder and its number.
+/// Returns `job` of `job_clat.1.log`, with its folder and its number.
 pub fn job(name: &str) -> Option<String> {
     let kinds = ["_iops", "_bw", "_clat", "_slat", "_lat"];
     let (at, kind) = kinds.iter().find_map(|kind| Some((name.rfind(kind)?, kind)))?;
@@ -74,13 +74,13 @@ impl Sum {
         if self.entries == 0 { 0.0 } else { self.value / self.entries as f64 }
     }
 
-    /// Microseconds. An entry of an averaged log is a mean: the maximum is of means then.
+    /// Returns the latency, microseconds. An entry of an averaged log is a mean, so the maximum is the largest mean.
     fn spread(&self) -> Spread {
         Spread { mean_us: self.mean() / 1e3, max_us: self.max as f64 / 1e3, ..Spread::default() }
     }
 }
 
-/// By second; fio's entries are in order but for a few that were late.
+/// Sums by second. fio's entries are in order except for a few late ones.
 type Seconds = std::collections::BTreeMap<u64, [Sum; 2]>;
 
 pub fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Vec<Record> {

@@ -1,14 +1,14 @@
 //! IOmeter's configuration (.icf): workers and their access specifications, as a workload.
 //!
-//! A title line begins with a quote and names what the following lines have; data lines begin with a tab. Titles are
-//! matched by their first words: 1.1 writes further columns behind those of 2006.
+//! A title line begins with a quote and names the fields of the following lines; data lines begin with a tab. Titles
+//! are matched by their first words, because 1.1 adds columns after those of 2006.
 
 use std::collections::BTreeMap;
 
 use super::super::{Lines, Skips, text};
 use crate::workload::{Access, OUTSTANDING_MAX, Worker, Workload};
 
-/// Workers and lines of specifications kept; IOmeter's own window ends long before.
+/// Most workers and lines of specifications kept; IOmeter's own window holds far fewer.
 const WORKERS_MAX: usize = 4_096;
 const ACCESS_LINES_MAX: usize = 100;
 const SECTOR: u64 = 512;
@@ -39,13 +39,13 @@ struct Found {
 #[derive(Default)]
 struct Config {
     specs: BTreeMap<String, Vec<Spec>>,
-    /// Those that every new worker gets.
+    /// Specifications that every new worker gets.
     defaults: Vec<String>,
     spec: String,
     workers: Vec<Found>,
 }
 
-/// What a title announces.
+/// The kind of data that a title announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Title {
     Other,
@@ -78,7 +78,8 @@ fn title(line: &str) -> Title {
     titles.into_iter().find(|(words, _)| line.starts_with(words)).map_or(Title::Other, |(_, title)| title)
 }
 
-/// Workers without a specification of their own get, in turn, the one that has their name, or the first.
+/// Reads a configuration. Workers without a specification of their own get, in turn, the one with their name, or the
+/// first.
 pub fn read(lines: &mut Lines<'_>, skips: &mut Skips) -> Workload {
     let mut config = Config::default();
     let mut now = Title::Other;
@@ -95,7 +96,7 @@ pub fn read(lines: &mut Lines<'_>, skips: &mut Skips) -> Workload {
 }
 
 impl Config {
-    /// One line of data; None where it makes no sense.
+    /// Reads one line of data; None where it makes no sense.
     fn take(&mut self, title: Title, line: &str) -> Option<()> {
         let first = || line.split(',').next().unwrap_or_default().trim().to_owned();
         match title {
@@ -180,7 +181,7 @@ fn spec(line: &str) -> Option<Spec> {
     })
 }
 
-/// The line with the largest share is the worker's own; the others are its mix.
+/// Converts a worker. The line with the largest share is the worker's own; the others are its mix.
 fn worker(found: &Found, name: &str, specs: &[Spec], skips: &mut Skips) -> Option<Worker> {
     let (own, main) = specs.iter().enumerate().rev().max_by_key(|(_, spec)| spec.percent)?;
     let others = specs.iter().enumerate().filter(|(n, spec)| *n != own && spec.percent > 0);

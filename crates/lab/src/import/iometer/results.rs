@@ -1,14 +1,14 @@
 //! IOmeter's results: the summary of each access specification, and the instantaneous file with a time in each line.
 //!
-//! Columns are found by their names: versions added and renamed some. Only the lines of ALL are read: those of managers,
-//! workers and disks are their parts.
+//! Columns are found by their names, because versions added and renamed some. Only the lines of ALL are read: those of
+//! managers, workers and disks are parts of them.
 
 use super::super::base::{count, measured, push, record as new_record};
 use super::super::fields::Fields;
 use super::super::{Lines, Skips, number, text};
 use crate::run::{Quantity, Record, Sample, Spread};
 
-/// What is read of a line, and the headings it has had.
+/// Columns that are read, each with the headings it has had.
 const COLUMNS: [&[&str]; 13] = [
     &["TimeStamp"],
     &["'Target Type"],
@@ -57,7 +57,7 @@ impl Columns {
         number::parse(self.get(fields, column)).filter(|value| *value >= 0.0).unwrap_or(0.0)
     }
 
-    /// Per second.
+    /// Returns a rate in bytes per second.
     fn bytes(&self, fields: &Fields, decimal: usize, binary: usize) -> f64 {
         match self.0[decimal] {
             Some(_) => self.number(fields, decimal) * 1e6,
@@ -65,7 +65,7 @@ impl Columns {
         }
     }
 
-    /// One line's rates over an interval; its times are milliseconds.
+    /// Returns one line's rates as an interval; the line's times are milliseconds.
     fn sample(&self, fields: &Fields, at_us: u64, interval_us: u64) -> Sample {
         let spread = |mean, max| Spread {
             mean_us: self.number(fields, mean) * 1e3,
@@ -90,7 +90,7 @@ impl Columns {
 struct Reading<'a> {
     record: Record,
     columns: Option<Columns>,
-    /// Of the line before, microseconds of the calendar.
+    /// Time of the previous line, microseconds of the calendar.
     before: Option<i64>,
     skips: &'a mut Skips,
 }
@@ -132,7 +132,7 @@ impl Reading<'_> {
         self.columns = Some(columns);
     }
 
-    /// A whole test of one access specification: figures, and no course of time.
+    /// Adds a whole test of one access specification: figures without a course over time.
     fn total(&mut self, columns: &Columns, fields: &Fields, number: u64) {
         const ROWS_MAX: usize = 10_000;
         if fields.len() <= columns.0[WRITES].unwrap_or(0) || self.record.rows.len() >= ROWS_MAX {
@@ -151,7 +151,7 @@ impl Reading<'_> {
         self.record.rows.extend(rates.into_iter().chain(times));
     }
 
-    /// A line tells of the time since the line before it; the first has none.
+    /// Adds a line of the instantaneous file. It covers the time since the previous line; the first line covers none.
     fn instant(&mut self, columns: &Columns, fields: &Fields, number: u64) {
         let time = number::date_time(columns.get(fields, TIME)).month_first;
         let Some(now) = time.filter(|_| fields.len() > columns.0[WRITES].unwrap_or(0)) else {

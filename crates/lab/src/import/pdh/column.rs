@@ -1,11 +1,11 @@
-//! What a column counts: `\\host\category(instance)\counter`. The instance may have parentheses and colons.
+//! The meaning of a column: `\\host\category(instance)\counter`. The instance may contain parentheses and colons.
 
-/// Where a counter looks.
+/// The level at which a counter measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer {
-    /// A disk of a VM, or of the machine that was asked.
+    /// A disk of a VM, or of the measured machine.
     Guest,
-    /// The same I/O again, of all disks of a VM or volumes of a disk; counted where nothing finer is there.
+    /// A sum of the same I/O over the disks of a VM or the volumes of a disk; used where nothing finer exists.
     GuestSum,
     /// A device or datastore of the host.
     Host,
@@ -28,13 +28,13 @@ pub struct Column<'a> {
     pub counter: &'a str,
     pub layer: Layer,
     pub role: Role,
-    /// Into I/Os or bytes a second, or microseconds.
+    /// Factor that converts to I/Os or bytes a second, or to microseconds.
     pub scale: f64,
 }
 
 const MIB: f64 = 1_048_576.0;
 
-/// Counters of esxtop first, then of Windows.
+/// Counters: those of esxtop first, then those of Windows.
 const COUNTERS: [(&str, Role, f64); 12] = [
     ("Reads/sec", Role::Reads, 1.0),
     ("Writes/sec", Role::Writes, 1.0),
@@ -50,7 +50,7 @@ const COUNTERS: [(&str, Role, f64); 12] = [
     ("Avg. Disk sec/Write", Role::WriteLatency, 1e6),
 ];
 
-/// None for what is no disk's.
+/// Parses a column; None where it does not belong to a disk.
 pub fn column(path: &str) -> Option<Column<'_>> {
     let (category, instance, counter) = parts(path)?;
     let (_, role, scale) = *COUNTERS.iter().find(|(name, ..)| name.eq_ignore_ascii_case(counter))?;
@@ -65,7 +65,7 @@ pub fn column(path: &str) -> Option<Column<'_>> {
     Some(Column { category, instance, counter, layer, role, scale })
 }
 
-/// Category, instance, counter; the instance ends with the last `)\`.
+/// Splits a path into category, instance and counter. The instance ends at the last `)\`.
 fn parts(path: &str) -> Option<(&str, &str, &str)> {
     let path = match path.strip_prefix("\\\\") {
         Some(with_host) => with_host.split_once('\\')?.1,
@@ -76,13 +76,13 @@ fn parts(path: &str) -> Option<(&str, &str, &str)> {
     Some((category, instance, counter))
 }
 
-/// `SQL01:scsi0:1`, and not the VM itself.
+/// Recognises a disk, such as `SQL01:scsi0:1`, as opposed to the VM itself.
 fn is_disk(instance: &str) -> bool {
     [":scsi", ":sata", ":nvme", ":ide"].iter().any(|bus| instance.contains(bus))
 }
 
 impl Column<'_> {
-    /// The VM of a virtual disk; empty of others.
+    /// Returns the VM of a virtual disk; empty for other columns.
     pub fn vm(&self) -> &str {
         match self.category {
             "Virtual Disk" if is_disk(self.instance) => {

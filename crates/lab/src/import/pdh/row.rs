@@ -5,7 +5,7 @@ use super::super::{SAMPLES_MAX, Skips, base, fields::Fields};
 use super::{Header, Layer, Role};
 use crate::run::{Counters, Record, Sample, Spread};
 
-/// Per second, of all columns together.
+/// Rates per second, over all columns together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rates {
     reads: f64,
@@ -26,7 +26,7 @@ impl Rates {
     }
 }
 
-/// A mean over disks, each weighing what it did.
+/// A mean over disks, weighted by their I/Os.
 #[derive(Debug, Clone, Copy, Default)]
 struct Weighted {
     sum_us: f64,
@@ -41,7 +41,7 @@ impl Weighted {
         self.max_us = self.max_us.max(us);
     }
 
-    /// Of disks without a count of their I/Os the worst is told.
+    /// Returns the mean. Where disks have no count of their I/Os it is the largest latency.
     fn spread(&self) -> Spread {
         let mean_us = if self.weight > 0.0 { self.sum_us / self.weight } else { self.max_us };
         Spread { mean_us, ..Spread::default() }
@@ -54,12 +54,12 @@ pub struct Row {
     host: Option<Rates>,
     read_latency: Weighted,
     write_latency: Weighted,
-    /// Whether anything was sampled at all.
+    /// Whether any column has a value.
     has_values: bool,
 }
 
 impl Row {
-    /// One line; blanks are no samples, and words are said.
+    /// Reads one line. Blanks are not samples; words are reported.
     pub fn new(fields: &Fields, header: &Header, line: u64, skips: &mut Skips) -> Self {
         let mut row = Self {
             time: number::date_time(fields.get(0)),
@@ -88,7 +88,8 @@ impl Row {
         row
     }
 
-    /// `weight`: of reads and of writes of this disk so far; latencies come behind them in the header's order.
+    /// Adds a value. `weight` is that of this disk's reads and writes so far; in the header's order latencies follow
+    /// them.
     fn add(&mut self, column: &super::Wanted, value: f64, weight: &mut (f64, f64)) {
         if column.layer == Layer::Host {
             self.host.get_or_insert_default().add(column.role, value);
@@ -128,11 +129,11 @@ impl Row {
     }
 }
 
-/// All lines; whether days or months come first is known at the last of them.
+/// All lines. The last of them decides whether dates have days or months first.
 #[derive(Default)]
 pub struct Rows {
     rows: Vec<Row>,
-    /// Lines seen behind the header.
+    /// Lines after the header.
     pub lines: u64,
 }
 
@@ -148,7 +149,8 @@ impl Rows {
         }
     }
 
-    /// A rate at a time is of the interval that ends there: the first line only begins one.
+    /// Converts the lines to samples. A rate belongs to the interval that ends at its time, so the first line only
+    /// begins one.
     pub fn into_record(self, record: &mut Record, bias_minutes: i64, skips: &mut Skips) {
         let order = self.order(record);
         let mut before: Option<i64> = None;
@@ -173,8 +175,8 @@ impl Rows {
         }
     }
 
-    /// Counters are written month first, whatever the locale; a file where that makes no dates, or runs backwards, was
-    /// written by something else.
+    /// Returns the order of dates. Counters are written month first, whatever the locale. If that gives invalid or
+    /// decreasing dates and day first does not, the file was written by another tool.
     fn order(&self, record: &mut Record) -> fn(&Ambiguous) -> Option<i64> {
         let sound = |of: fn(&Ambiguous) -> Option<i64>| {
             self.rows.iter().all(|row| of(&row.time).is_some())

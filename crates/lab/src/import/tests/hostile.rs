@@ -1,4 +1,4 @@
-//! Bytes that nobody sane would write: read to their end, without panic, within bounds.
+//! Malformed input: reading ends without a panic and within bounds.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use super::*;
 use crate::import::{EVENTS_MAX, SAMPLES_MAX, SKIPPED_MAX};
 use crate::report;
 
-/// What fuzzers do to a text, in one step.
+/// One mutation of a text, as fuzzers make it.
 #[derive(Debug, Clone)]
 enum Bend {
     Byte(Index, u8),
@@ -74,7 +74,7 @@ fn bend() -> impl Strategy<Value = Bend> {
     ]
 }
 
-/// Reads, and shows what came of it.
+/// Imports the bytes, and checks and shows the result.
 fn hold(name: &str, bytes: &[u8]) {
     let Ok(imported) = imported(name, bytes) else { return };
     assert!(imported.skipped.len() <= SKIPPED_MAX + 1);

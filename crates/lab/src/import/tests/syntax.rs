@@ -1,4 +1,4 @@
-//! What each format comes to.
+//! The expected result of each format.
 
 use super::*;
 use crate::import::{Skipped, number};

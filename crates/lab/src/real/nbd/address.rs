@@ -1,4 +1,4 @@
-//! Where an NBD export is, as the NBD project's `doc/uri.md` writes it.
+//! Address of an NBD export, in the form of the NBD project's `doc/uri.md`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`; `Invalid` otherwise.
+    /// Parses `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`. Errors: `Invalid`.
     pub fn parse(uri: &str) -> Result<Address> {
         let wrong = || {
             Error::invalid(
@@ -57,7 +57,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Percent-decoded; None when that is no UTF-8.
+/// Decodes percent-encoding; None where the result is not UTF-8.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,18 +1,18 @@
-//! Fixed newstyle negotiation, from the client's side: one GO. It blocks, before any load runs.
+//! Fixed newstyle negotiation, client side, with one GO. It blocks, and it ends before any load runs.
 //!
-//! The server is a program under test: what it says is checked, and every length has a limit.
+//! The server is a program under test: each of its replies is checked, and every length has a limit.
 
 use std::io::{Read, Write};
 
 use blk::{Error, ErrorKind, Result};
 use export::nbd::proto::*;
 
-/// An option's reply that is longer is nobody's.
+/// Longest reply to an option; no server sends a longer one.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
 /// Information blocks before the final ACK; the protocol has four kinds.
 const REPLIES_MAX: usize = 64;
 
-/// What the server said of its export.
+/// Properties of the export, as the server announced them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
     pub size_bytes: u64,
@@ -24,7 +24,8 @@ struct Talk<'a, S> {
     place: &'a str,
 }
 
-/// Leaves the stream at the start of the transmission phase. `NotFound` where the server has no such export.
+/// Negotiates and leaves the stream at the start of the transmission phase. Errors: `NotFound` where the server has no
+/// such export.
 pub fn negotiate<S: Read + Write>(stream: &mut S, name: &str, place: &str) -> Result<Export> {
     let mut talk = Talk { stream, place };
     talk.greet()?;

@@ -1,4 +1,4 @@
-//! An NBD connection as a volume: many requests under way on one stream, simple replies in any order.
+//! An NBD connection as a volume: many requests under way on one stream, with simple replies in any order.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -15,14 +15,14 @@ use export::nbd::proto::*;
 
 use super::handshake::Export;
 
-/// Requests gathered into one send: the kernel takes that many parts twice over (IOV_MAX is 1024).
+/// Most requests in one send. Each has up to two parts, and the kernel takes 1024 parts (IOV_MAX).
 const BATCH_REQUESTS: usize = 256;
 
 /// A request under way. Its index is the cookie.
 #[derive(Default)]
 struct Slot {
     in_use: bool,
-    /// Where a read's payload goes.
+    /// Buffer for a read's payload.
     into: Option<Buf>,
     outcome: Option<Result<()>>,
     waker: Option<Waker>,
@@ -36,18 +36,18 @@ struct Connection {
     /// Header and payload of requests that have not been handed to the kernel.
     outbox: RefCell<VecDeque<(Slice, Option<Slice>)>>,
     outbox_grew: Signal,
-    /// Why the connection is over.
+    /// The error that ended the connection.
     broken: RefCell<Option<Error>>,
     closed: Cell<bool>,
 }
 
-/// Dropping it ends the connection.
+/// A volume on one NBD connection; dropping it ends the connection.
 pub struct NbdVolume {
     connection: Rc<Connection>,
 }
 
 impl NbdVolume {
-    /// `socket` has just finished its negotiation.
+    /// Attaches to `socket`, which has just finished its negotiation.
     pub fn start(env: &Env, socket: Socket, export: Export) -> Rc<NbdVolume> {
         let socket = Rc::new(socket);
         let connection = Rc::new(Connection {
@@ -142,7 +142,7 @@ impl Connection {
         Error::new(ErrorKind::Io, &self.place, cause)
     }
 
-    /// Answers everything under way, and everything later, with `error`.
+    /// Fails all requests under way, and all later ones, with `error`.
     fn break_off(&self, error: Error) {
         self.broken.borrow_mut().get_or_insert_with(|| error.clone());
         let mut slots = self.slots.borrow_mut();
@@ -152,7 +152,7 @@ impl Connection {
         }
     }
 
-    /// The next parts to send; None once nobody will ask any more.
+    /// Returns the next parts to send; None once the connection is closed or broken.
     async fn next_batch(&self) -> Option<Vec<Slice>> {
         loop {
             if self.closed.get() || self.broken.borrow().is_some() {
@@ -184,12 +184,12 @@ async fn send_all(connection: Rc<Connection>, socket: Rc<Socket>) {
     }
     if connection.broken.borrow().is_none() {
         let ask = Ask { kind: CMD_DISC, flags: 0, range: 0..0, payload: None, into: None };
-        // The last word: whether it arrives changes nothing.
+        // The disconnect request is the last one; its loss has no consequence.
         let _ = socket.send(vec![ask.header(0)]).await;
     }
 }
 
-/// What has arrived and was not understood yet.
+/// Received bytes that have not been parsed yet.
 struct Arrived {
     buf: Buf,
     begin: usize,
@@ -263,7 +263,7 @@ async fn fill(
     }
 }
 
-/// Drops the first `sent` bytes of `parts`.
+/// Removes the first `sent` bytes from `parts`.
 fn advance(parts: &mut Vec<Slice>, mut sent: u64) {
     let mut whole = 0;
     for part in parts.iter() {
@@ -305,7 +305,7 @@ impl Volume for NbdVolume {
     }
 
     fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
-        // A server that does not offer it keeps nothing back.
+        // A server that does not offer flushes holds no data back.
         let offered = self.connection.export.flags & TRANSMIT_FLUSH != 0;
         Box::pin(async move { if offered { self.plain(CMD_FLUSH, 0, 0..0).await } else { Ok(()) } })
     }
@@ -320,7 +320,7 @@ impl Volume for NbdVolume {
         Box::pin(async move { self.plain(CMD_WRITE_ZEROES, flags, range).await })
     }
 
-    /// Nobody here asks a server for its holes.
+    /// Reports the whole range as data: the lab does not query a server for holes.
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
         let whole = BlockStatus { len: range.end - range.start, hole: false, zero: false };
         Box::pin(async move { Ok(vec![whole]) })

@@ -9,18 +9,18 @@ use crate::report::series::{BINS_MAX, extent, rate, thin};
 use crate::report::words;
 use crate::run::Record;
 
-/// Lines that are told apart on one chart.
+/// Most lines on one chart that can still be told apart.
 const OVERLAID_MAX: usize = 8;
-/// Bars of one phase.
+/// Most bars of one phase.
 const BARS_MAX: usize = 16;
 const HEIGHT: f64 = 250.0;
 
-/// A colour for each run, and dashes when they are used up.
+/// Returns a colour class for each run; runs beyond the colours get dashes.
 fn class(n: usize) -> String {
     format!("s{}{}", n % COLOURS, if n < COLOURS { "" } else { " dashed" })
 }
 
-/// All guest I/O of each, on one axis. None for fewer than two with samples.
+/// Draws all guest I/O of each run on one axis. None for fewer than two runs with samples.
 pub fn overlay(records: &[&Record]) -> Option<Markup> {
     let sampled: Vec<_> = records.iter().filter(|r| !r.samples.is_empty()).take(OVERLAID_MAX).collect();
     let curves: Vec<_> = sampled
@@ -46,7 +46,7 @@ pub fn overlay(records: &[&Record]) -> Option<Markup> {
     (curves.len() > 1).then(|| frame.draw(&curves, &html! {}, &html! {}))
 }
 
-/// Mean guest IOPS phase by phase, a bar for each run. None for fewer than two runs.
+/// Draws mean guest IOPS phase by phase, one bar per run. None for fewer than two runs.
 pub fn bars(records: &[&Record]) -> Option<Markup> {
     let shown = &records[..records.len().min(BARS_MAX)];
     let figures: Vec<Vec<Figures>> = shown.iter().map(|r| figures::phases(r)).collect();

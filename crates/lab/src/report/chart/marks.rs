@@ -1,4 +1,4 @@
-//! What lies on a chart beside its lines: phases, stuns, heartbeats, marks.
+//! Marks on a chart other than its lines: phases, stuns, heartbeats, events.
 
 use std::collections::BTreeSet;
 
@@ -8,12 +8,12 @@ use super::{CHAR, Frame, Text, px, shortened};
 use crate::report::words;
 use crate::run::{Mark, PhaseSpan, Record, Stun};
 
-/// A stun of a millisecond in a run of minutes would be a thousandth of this wide.
+/// Least width of a stun: one millisecond in a run of minutes would be a thousandth of this wide.
 const WIDTH_MIN: f64 = 1.2;
-/// Numbers below a chart that are still told apart.
+/// Most numbers below a chart that can still be told apart.
 const MARKS_MAX: usize = 24;
 
-/// Shaded, with their names where there is room.
+/// Draws phases as shaded areas, with their names where they fit.
 pub fn phases(frame: &Frame<'_>, spans: &[PhaseSpan]) -> Markup {
     html! { @for span in spans { (phase(frame, span)) } }
 }
@@ -38,7 +38,7 @@ fn phase(frame: &Frame<'_>, span: &PhaseSpan) -> Markup {
     }
 }
 
-/// Over the whole height, each at least wide enough to be seen; those that fall on one place are drawn once.
+/// Draws stuns over the whole height, each wide enough to be visible. Stuns at the same position are drawn once.
 pub fn stuns(frame: &Frame<'_>, stuns: &[Stun]) -> Markup {
     let mut taken = BTreeSet::new();
     let width = |s: &Stun| frame.x((s.at_us.saturating_add(s.stun_us)) as f64) - frame.x(s.at_us as f64);
@@ -62,7 +62,7 @@ pub fn stun_text(stun: &Stun) -> String {
     format!("stun of {length} at {at}, {disk}{cause}")
 }
 
-/// Below the box: lost heartbeats as strokes, and the numbers of marks.
+/// Draws lost heartbeats as strokes below the box, and the numbers of marks.
 pub fn strip(frame: &Frame<'_>, record: &Record) -> Markup {
     let y = frame.bottom() + 2.0;
     let mut taken = BTreeSet::new();
@@ -94,7 +94,7 @@ fn marks(frame: &Frame<'_>, marks: &[Mark]) -> Markup {
     }
 }
 
-/// The legend of what is not a line, for the page.
+/// Returns whether the page needs a legend for stuns and lost heartbeats.
 pub fn has_strip(record: &Record) -> bool {
     !record.stuns.is_empty() || record.beats.iter().any(|beat| beat.lost)
 }

@@ -28,7 +28,7 @@ fn with_marks(frame: &Frame<'_>, record: &Record, curves: &[Curve]) -> Markup {
     frame.draw(curves, &below, &marks::strip(frame, record))
 }
 
-/// Reads and writes the guest completed. None where nothing was sampled.
+/// Draws the guest's completed reads and writes. None without samples.
 fn guest(record: &Record) -> Option<Markup> {
     let line = |count: fn(&Sample) -> u64| thin(&record.samples, BINS_MAX, |s| rate(count(s), s));
     let curves = [curve("reads", "s0", line(|s| s.reads)), curve("writes", "s1", line(|s| s.writes))];
@@ -36,7 +36,7 @@ fn guest(record: &Record) -> Option<Markup> {
     over_time(record, "Guest IOPS", "I/Os per second", TALL, &curves)
 }
 
-/// What reached the storage below; tables apart, where anybody counted them.
+/// Draws the I/O of the storage below. Tables are drawn separately, where they were counted.
 fn host(record: &Record) -> Option<Markup> {
     let line =
         |count: fn(&Counters) -> u64| thin(&record.samples, BINS_MAX, |s| rate(count(s.host.as_ref()?), s));
@@ -60,7 +60,7 @@ enum Side {
     Writes,
 }
 
-/// Percentiles over time; means alone where an import has no more.
+/// Draws percentiles over time; means alone where an import has no percentiles.
 fn latency(record: &Record, side: Side) -> Option<Markup> {
     let spread = |s: &Sample| match side {
         Side::Reads => s.read_latency,
@@ -93,17 +93,18 @@ fn on_decades(record: &Record, title: &str, curves: &[Curve]) -> Option<Markup> 
     (!curves.is_empty()).then(|| with_marks(&frame, record, curves))
 }
 
-/// The longest time without a completion in each interval: what an application feels of stuns, freezes and storage.
+/// Draws the longest time without a completion in each interval: the effect of stuns, freezes and slow storage on
+/// applications.
 fn gaps(record: &Record) -> Option<Markup> {
     let pieces = thin(&record.samples, BINS_MAX, |s| Some(s.gap_us as f64).filter(|us| *us > 0.0));
     let curves: Vec<_> = curve("longest gap", "s6", pieces).into_iter().collect();
     on_decades(record, "Longest time without a completion, I/O under way", &curves)
 }
 
-/// Bars that are still told apart.
+/// Most bars that can still be told apart.
 const STUN_BARS_MAX: usize = 120;
 
-/// Each stun in its order, as long as it was. None for fewer than three: a table says that better.
+/// Draws the length of each stun, in order. None for fewer than three, which a table shows better.
 fn stuns(record: &Record) -> Option<Markup> {
     let stuns = record.stuns.get(..record.stuns.len().min(STUN_BARS_MAX)).filter(|s| s.len() > 2)?;
     let high = stuns.iter().map(|s| s.stun_us).max().unwrap_or(0);
@@ -133,7 +134,7 @@ fn stuns(record: &Record) -> Option<Markup> {
     Some(super::document(&title, "length", LOW, std::iter::empty(), &inside))
 }
 
-/// All charts of a run, with names that are files'.
+/// Returns all charts of a run, with names for files.
 pub fn all_of(record: &Record) -> Vec<(&'static str, Markup)> {
     let charts = [
         ("guest-iops", guest(record)),
@@ -146,7 +147,7 @@ pub fn all_of(record: &Record) -> Vec<(&'static str, Markup)> {
     charts.into_iter().filter_map(|(name, chart)| Some((name, chart?))).chain(beats_alone(record)).collect()
 }
 
-/// Of a log of pings there is nothing to draw but their strip.
+/// Draws the strip of a record that has only pings or stuns.
 fn beats_alone(record: &Record) -> Option<(&'static str, Markup)> {
     const STRIP: f64 = 40.0;
     if !record.samples.is_empty() || (record.beats.is_empty() && record.stuns.is_empty()) {
@@ -176,7 +177,7 @@ fn beats_alone(record: &Record) -> Option<(&'static str, Markup)> {
     Some(("beats", frame.draw(&[], &below, &marks::strip(&frame, record))))
 }
 
-/// All lost ones, and of the others no more than a chart can show.
+/// Returns all lost beats, and as many others as a chart can show.
 fn thinned(beats: &[crate::run::Beat]) -> impl Iterator<Item = &crate::run::Beat> {
     let each = beats.len().div_ceil(BINS_MAX).max(1);
     beats.iter().enumerate().filter(move |(n, beat)| beat.lost || n % each == 0).map(|(_, beat)| beat)

@@ -1,4 +1,5 @@
-//! What the figures rest on: constants and their sources, what the model leaves out, the machine, how to repeat it.
+//! The basis of the figures: constants and their sources, what the model leaves out, the machine, the command that
+//! repeats the run.
 
 use maud::{Markup, html};
 
@@ -6,7 +7,7 @@ use crate::report::table::Comparison;
 use crate::report::words;
 use crate::run::{Constant, ConstantSource, Record};
 
-/// Each once, with the runs that say it.
+/// A statement, with the runs that contain it.
 struct Said<'a, T> {
     what: &'a T,
     by: Vec<&'a Record>,
@@ -25,7 +26,7 @@ fn once<'a, T: PartialEq>(records: &[&'a Record], of: impl Fn(&'a Record) -> &'a
     said
 }
 
-/// Whose it is, where not everybody's.
+/// Returns the labels of the runs that contain the statement; empty where all of them do.
 fn by<T>(said: &Said<'_, T>, all: usize) -> String {
     if said.by.len() == all {
         return String::new();

@@ -9,12 +9,12 @@ use crate::report::series::{self, BINS_MAX};
 use crate::report::words;
 use crate::run::{End, Record, Sample};
 
-/// Lines of the table of samples; the CSV has all.
+/// Most lines of the table of samples; the CSV has all.
 const TABLE_LINES_MAX: usize = 240;
-/// Lines of the tables of stuns and of marks.
+/// Most lines of the tables of stuns and of marks.
 const EVENTS_MAX: usize = 200;
 
-/// `named`: there are others; `folded`: they matter more.
+/// Renders one run. `named`: the page has other runs. `folded`: other runs are more important.
 pub fn section(record: &Record, named: bool, folded: bool) -> Markup {
     let inside = html! {
         @if record.end != End::Complete { p.warning { "This run did not end by itself: " (words::end(&record.end)) } }
@@ -75,7 +75,7 @@ fn phases(record: &Record) -> Markup {
     }
 }
 
-/// Nothing where no layers are known.
+/// Renders the figures by layer; nothing where no layers are recorded.
 fn by_layer(record: &Record) -> Markup {
     let layers = figures::layers(record);
     html! {
@@ -178,7 +178,7 @@ fn more(count: usize) -> Markup {
     html! { @if count > EVENTS_MAX { p.legend { "The first " (EVENTS_MAX) " of " (count) "; the JSON has all." } } }
 }
 
-/// What the charts show, for those who cannot see them or want figures.
+/// Renders the data of the charts as a table, for readers who cannot see them or need figures.
 fn samples(record: &Record) -> Markup {
     if record.samples.is_empty() {
         return html! {};

@@ -1,4 +1,4 @@
-//! Figures: published against predicted, or measured alone.
+//! Tables of figures: published beside predicted, or measured alone.
 
 use maud::{Markup, html};
 
@@ -31,7 +31,7 @@ pub fn figures(group: &Comparison<'_>) -> Markup {
     }
 }
 
-/// What each phase came to in each run; of one run there is nothing beside it.
+/// Renders the figures of each phase in each run; nothing for a single run.
 pub fn side_by_side(group: &Comparison<'_>) -> Markup {
     let lines = beside(&group.records);
     if group.records.len() < 2 || lines.is_empty() {
@@ -108,7 +108,7 @@ fn value(line: &Line<'_>, cell: &Cell) -> Markup {
     }
 }
 
-/// A baseline row is what the model was fitted to: its error is shown and earns no mark.
+/// Renders the error. The model was fitted to baseline rows, so their error gets no mark.
 fn error(line: &Line<'_>, cell: &Cell) -> Markup {
     let counted = line.r#use == Use::Predict;
     let class = match cell.within {

@@ -25,7 +25,7 @@ const HEADS: [&str; 16] = [
     "gap ms",
     "phase",
 ];
-/// Right of the figures.
+/// Column of the charts, to the right of the figures.
 const CHARTS_COLUMN: u16 = 17;
 /// Rows that one chart covers.
 const CHART_ROWS: u32 = 19;
@@ -72,7 +72,7 @@ fn row(sheet: &mut Sheet<'_>, record: &Record, s: &Sample) -> Result<(), XlsxErr
     Ok(())
 }
 
-/// Over the time in the first column.
+/// Returns a chart of columns over the time in the first column.
 fn lines(name: &str, rows: u32, title: &str, columns: &[u16], log: bool) -> Chart {
     let mut chart = Chart::new(ChartType::ScatterStraight);
     for &column in columns {

@@ -2,9 +2,9 @@
 
 use rust_xlsxwriter::{Chart, Color, Format, FormatBorder, Worksheet, XlsxError};
 
-/// Excel's own limit is 1,048,576 rows; the header is one of them, and a chart goes below nothing.
+/// Most rows of a sheet below its header. Excel's own limit, with the header, is 1,048,576 rows.
 pub const ROWS_MAX: u32 = 1_000_000;
-/// Characters of a cell, by the file format.
+/// Most characters of a cell in the file format.
 const CELL_CHARS_MAX: usize = 32_767;
 
 pub struct Sheet<'a> {
@@ -20,7 +20,7 @@ impl<'a> Sheet<'a> {
         Ok(Self { worksheet, row: 0, column: 0, percent: Format::new().set_num_format("+0 %;-0 %;0 %") })
     }
 
-    /// Row 0, which stays in view.
+    /// Writes row 0, which stays in view.
     pub fn header(&mut self, names: &[&str]) -> Result<(), XlsxError> {
         let format = Format::new().set_bold().set_background_color(Color::RGB(0x00e8_eef4));
         let format = format.set_border_bottom(FormatBorder::Thin).set_text_wrap();
@@ -33,7 +33,7 @@ impl<'a> Sheet<'a> {
         Ok(())
     }
 
-    /// A string is never read as a formula, whatever it begins with.
+    /// Writes a string. It is never evaluated as a formula, whatever its first character.
     pub fn text(&mut self, text: &str) -> Result<(), XlsxError> {
         if !text.is_empty() {
             let text: String = super::words::plain(text).chars().take(CELL_CHARS_MAX).collect();
@@ -43,7 +43,7 @@ impl<'a> Sheet<'a> {
         Ok(())
     }
 
-    /// Empty where there is none.
+    /// Writes a number; leaves the cell empty for None.
     pub fn number(&mut self, value: Option<f64>) -> Result<(), XlsxError> {
         if let Some(value) = value.filter(|v| v.is_finite()) {
             self.worksheet.write_number(self.row, self.column, value)?;
@@ -65,7 +65,7 @@ impl<'a> Sheet<'a> {
         self.column = 0;
     }
 
-    /// Without the header.
+    /// Returns the number of rows without the header.
     pub fn rows(&self) -> u32 {
         self.row.saturating_sub(1)
     }
@@ -74,7 +74,7 @@ impl<'a> Sheet<'a> {
         self.rows() >= ROWS_MAX
     }
 
-    /// At the top, from `column` on.
+    /// Places a chart at the top, from `column` on.
     pub fn chart(&mut self, column: u16, chart: &Chart) -> Result<(), XlsxError> {
         self.chart_at(1, column, chart)
     }
@@ -84,7 +84,7 @@ impl<'a> Sheet<'a> {
         Ok(())
     }
 
-    /// Widths in characters, from the first column on.
+    /// Sets the widths in characters, from the first column on.
     pub fn finish(self, widths: &[f64]) -> Result<(), XlsxError> {
         for (column, width) in (0..).zip(widths) {
             self.worksheet.set_column_width(column, *width)?;

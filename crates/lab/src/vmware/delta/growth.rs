@@ -1,4 +1,4 @@
-//! A delta's file grows in steps, and each step costs the file system some records.
+//! Growth of a delta's file in steps; each step costs the file system some records.
 
 use blk::Result;
 
@@ -10,14 +10,14 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// 16 MiB, as the 2009 article and VMware's support observed.
+    /// Returns steps of 16 MiB, as the 2009 article and VMware's support observed.
     pub fn observed() -> Growth {
         Growth { step_bytes: 16 << 20 }
     }
 }
 
 impl Delta {
-    /// Extends the file by whole steps until it is at least `end` bytes long. Whoever needs the room waits.
+    /// Extends the file by whole steps until it is at least `end` bytes long. Writes that need the room wait.
     pub(super) async fn grow(&self, end: u64) -> Result<()> {
         let _turn = self.growing.take().await;
         let (from, step) = (self.state.borrow().size, self.kind.growth.step_bytes);

@@ -1,10 +1,10 @@
-//! SEsparse's metadata on its way into the file: records of a journal, then the sectors they carry.
+//! SEsparse's metadata on its way into the file: journal records, then the sectors that they carry.
 //!
-//! A first write changes sectors of the grain table, the backmap and the bitmap, and the directory's where its table is
-//! new. A record carries whole sectors, so it is on the medium when the write is acknowledged, and the sectors go to their
-//! places behind it. What a file shows: sizes, order, one sequence of records. What it does not show: how many first
-//! writes share a record under load ([`Rules::journal_writes`]), and when the sectors go to their places: here while the
-//! next record is written, which costs the guest least.
+//! A first write changes sectors of the grain table, the backmap and the bitmap; a new table also changes a sector of
+//! the directory. A record carries whole sectors and is on the medium when the write is acknowledged; the sectors are
+//! written to their places afterwards. A host's file shows sizes, order, and one sequence of records. It does not show
+//! how many first writes share a record under load ([`Rules::journal_writes`]), nor when the sectors are written to
+//! their places. Here that happens while the next record is written, which costs the guest least.
 //!
 //! [`Rules::journal_writes`]: crate::vmware::rules::Rules::journal_writes
 
@@ -22,21 +22,21 @@ use crate::vmware::map::REGION_GRAINS;
 use crate::vmware::rules::{JOURNAL_RECORD_SECTORS, JOURNAL_SLOTS};
 use crate::vmware::turns::Turns;
 
-/// Of the file, from 0.
+/// Number of a sector of the file, from 0.
 type Sector = u64;
 
 pub struct Journal {
-    /// Byte of the file.
+    /// Offset of the journal in the file, bytes.
     at: u64,
-    /// What no record carries yet, oldest first: the sectors of each first write.
+    /// Sectors of each first write that no record carries yet, oldest first.
     waiting: RefCell<VecDeque<BTreeSet<Sector>>>,
-    /// First writes that came, and those of them that are on the medium.
+    /// First writes so far, and those of them whose record is on the medium.
     came: Cell<u64>,
     logged: Cell<u64>,
-    /// One record is written at a time: behind a hole in their sequence nothing counts.
+    /// One record is written at a time: records behind a hole in the sequence are void.
     turns: Turns,
     records: Cell<u64>,
-    /// What the last record carried, and is not in its place yet.
+    /// Sectors that the last record carried and that are not in their places yet.
     behind: RefCell<BTreeSet<Sector>>,
 }
 
@@ -53,8 +53,8 @@ impl Journal {
         }
     }
 
-    /// Resolves when a record, or several where one has no room, has carried all of `sectors`. Whoever waits meanwhile
-    /// shares the next.
+    /// Resolves when journal records carry all of `sectors`: one record, or several where one has no room. Writes that
+    /// wait meanwhile share the next record.
     pub async fn log(&self, delta: &Delta, sectors: BTreeSet<Sector>) -> Result<()> {
         self.waiting.borrow_mut().push_back(sectors);
         let own = self.came.get();
@@ -66,7 +66,8 @@ impl Journal {
         Ok(())
     }
 
-    /// What waits stays in the queue until it is written: whoever writes may give up.
+    /// Writes one record. Waiting writes stay in the queue until their record is written, because the writing task may
+    /// be dropped.
     async fn write_record(&self, delta: &Delta) -> Result<()> {
         let (carried, whole) = self.next_record(delta.kind.rules.journal_writes as usize);
         let slot_bytes = u64::from(1 + JOURNAL_RECORD_SECTORS) * SECTOR;
@@ -89,8 +90,8 @@ impl Journal {
         Ok(())
     }
 
-    /// What the next record carries, of at most `limit` first writes, and how many of them it carries whole: none where
-    /// the first of them has more than a record has room for.
+    /// Returns what the next record carries, of at most `limit` first writes, and how many of these it carries whole.
+    /// That is none where the first write has more sectors than a record holds.
     fn next_record(&self, limit: usize) -> (BTreeSet<Sector>, usize) {
         let room = JOURNAL_RECORD_SECTORS as usize;
         let waiting = self.waiting.borrow();
@@ -112,7 +113,7 @@ impl Journal {
 }
 
 impl Delta {
-    /// What it changes that the grains of `range` got their places.
+    /// Returns the sectors that changed because the grains of `range` were placed.
     pub(super) fn changed_sectors(&self, range: &Range<u64>) -> BTreeSet<Sector> {
         let mut changed = BTreeSet::new();
         for region in self.regions_of(range) {
@@ -127,7 +128,8 @@ impl Delta {
         changed
     }
 
-    /// The sectors of the region's table that have entries of `grains`, and its directory's if the table is new.
+    /// Adds the sectors of the region's table that have entries of `grains`, and the directory's sector if the table is
+    /// new.
     fn change_table(&self, region: u64, grains: &Range<u64>, changed: &mut BTreeSet<Sector>) {
         let entry_bytes = self.layout.format.entry_bytes();
         let mut state = self.state.borrow_mut();
@@ -140,7 +142,7 @@ impl Delta {
         }
     }
 
-    /// The sectors of bitmap and backmap for `count` grains from `at` of the file.
+    /// Adds the sectors of bitmap and backmap for `count` grains from `at` of the file.
     fn change_space(&self, at: u64, count: u64, changed: &mut BTreeSet<Sector>) {
         let Some(parts) = self.layout.parts else { return };
         let first = at - self.layout.data_at / self.grain();
@@ -151,7 +153,8 @@ impl Delta {
         changed.extend(sectors(owner(first)..owner(end)));
     }
 
-    /// Writes these to their places, neighbours together. Nobody reads them again, so they carry nothing.
+    /// Writes these sectors to their places, neighbours in one I/O. They are never read again, so their content is
+    /// zeros.
     async fn write_sectors(&self, sectors: &BTreeSet<Sector>) -> Result<()> {
         let mut runs: Vec<Range<Sector>> = Vec::new();
         for &sector in sectors {
@@ -168,7 +171,7 @@ impl Delta {
     }
 }
 
-/// Those that have bytes of a range.
+/// Returns the sectors that contain bytes of a range.
 fn sectors(bytes: Range<u64>) -> Range<Sector> {
     bytes.start / SECTOR..bytes.end.div_ceil(SECTOR)
 }

@@ -1,4 +1,4 @@
-//! A delta's tables as I/Os: look-ups that are not in memory, and entries on their way into the file.
+//! A delta's tables as I/Os: look-ups of pages that are not in memory, and writes of changed entries.
 
 use std::ops::Range;
 
@@ -10,20 +10,21 @@ use crate::vmware::map::REGION_GRAINS;
 use crate::vmware::rules::{TABLE_PAGE_BYTES, TableCache, TableWrites};
 
 impl Delta {
-    /// Table pages that have the entries of `range`, numbered through all tables.
+    /// Returns the table pages that have the entries of `range`, numbered across all tables.
     fn pages(&self, range: &Range<u64>) -> Range<u64> {
         let page_bytes = self.layout.format.page_grains() * self.grain();
         range.start / page_bytes..range.end.div_ceil(page_bytes)
     }
 
-    /// Where the page is in the file; None where its table does not exist.
+    /// Returns the offset of the page in the file; None where its table does not exist.
     fn page_at(&self, page: u64) -> Option<u64> {
         let per_table = self.layout.format.pages_per_table();
         let table = self.state.borrow().map.table_at(page / per_table)?;
         Some(table * self.grain() + page % per_table * TABLE_PAGE_BYTES)
     }
 
-    /// As `look_up`, for a read: a filter knows where nothing is held, and never errs.
+    /// Looks a range up for a read. With a read filter it skips a delta that holds nothing of the range; the filter is
+    /// never wrong.
     pub async fn look_up_read(&self, range: &Range<u64>) -> Result<()> {
         if self.kind.rules.read_filter && !self.holds_any(range) {
             return Ok(());
@@ -45,7 +46,7 @@ impl Delta {
         Ok(())
     }
 
-    /// Reads the whole table that covers `offset`, as a committer does before it moves what the table names.
+    /// Reads the whole table that covers `offset`, as a committer does before it moves the grains that the table names.
     pub async fn read_table(&self, offset: u64) -> Result<()> {
         let format = self.layout.format;
         let first = offset / format.region_bytes() * format.pages_per_table();
@@ -57,7 +58,7 @@ impl Delta {
         self.host.read(&self.extent.file, at, buf, Purpose::Table).await.1
     }
 
-    /// The entries of `range` have changed: they reach the file now, or at the next flush.
+    /// Writes the changed entries of `range` to the file, now or at the next flush.
     pub async fn write_tables(&self, range: &Range<u64>) -> Result<()> {
         if self.kind.rules.table_writes == TableWrites::AtFlush {
             let pages = self.pages(range);
@@ -71,7 +72,7 @@ impl Delta {
         Ok(())
     }
 
-    /// Data, then the tables that point to it.
+    /// Flushes the data, then the tables that point to it.
     pub async fn flush(&self) -> Result<()> {
         self.host.flush(&self.extent.file).await?;
         let dirty = std::mem::take(&mut self.state.borrow_mut().dirty);
@@ -114,7 +115,7 @@ impl Delta {
         let format = self.layout.format;
         let mut out = Buf::zeroed((count * TABLE_PAGE_BYTES) as usize);
         let from = first * format.page_grains();
-        // Pages of one table, so grains of one region.
+        // The pages are of one table, so the grains are of one region.
         self.state.borrow().map.each_held(from, count * format.page_grains(), |grain, count, at| {
             for n in 0..count {
                 format.encode(&mut out, grain + n - from, at + n);
@@ -123,13 +124,13 @@ impl Delta {
         out
     }
 
-    /// The sector of the directory that has the region's entry.
+    /// Writes the directory sector that has the region's entry.
     async fn write_directory(&self, region: u64) -> Result<()> {
         let format = self.layout.format;
         let entry_bytes = format.table_bytes() / REGION_GRAINS;
         let per_sector = SECTOR / entry_bytes;
         let first = region / per_sector * per_sector;
-        // Directory sectors share the lock of table pages, behind the last of those.
+        // Directory sectors share the lock of table pages; their numbers follow those of the pages.
         let page = self.layout.regions * format.pages_per_table() + region / per_sector;
         let _turn = self.pages_written.lock(page..page + 1).await;
         let mut out = Buf::zeroed(SECTOR as usize);

@@ -1,4 +1,4 @@
-//! Pages that are not what they should be: an error that names the page and the field, never data, never a panic.
+//! Damaged pages: the result is an error that names the page and the field, never data, and never a panic.
 
 use blk::{Buf, Error, ErrorKind};
 
@@ -16,7 +16,7 @@ fn sealed(level: u8, body: Body) -> (Spot, Buf) {
     (node.spot, page)
 }
 
-/// A leaf kept as runs, one kept dense, and an interior node.
+/// Returns a leaf kept as runs, a dense one, and an interior node.
 fn pages() -> Vec<(Spot, Buf)> {
     let mut runs = NO_ENTRIES;
     let mut dense = NO_ENTRIES;
@@ -60,7 +60,7 @@ fn every_flipped_bit_is_damage() {
     }
 }
 
-/// Writes `value` at `at` and makes checksums that fit: a page that only lies.
+/// Writes `value` at `at` with valid checksums, so that only the field is wrong.
 fn forged(spot: &Spot, page: &[u8], at: usize, value: u64) -> Result<Node> {
     let mut page = Buf::copy_of(page);
     put_u64(&mut page, at, value);
@@ -142,7 +142,7 @@ proptest! {
     }
 }
 
-/// A tree of one interior node over two leaves, twice: as it was, and after a change of both leaves.
+/// Makes a tree of one interior node over two leaves in two states: before and after a change of both leaves.
 async fn two_states(store: &Store) -> (Root, Root) {
     let old = store.merge(None, &[store.map(0, 400)]).await.unwrap().unwrap();
     store.take();
@@ -179,7 +179,7 @@ fn misdirected_stale_and_missing_pages_are_damage() {
         let error = lookup_error(&file, &new).await;
         assert!(error.cause.contains(&format!("map page at block {addr}: own address")), "{error}");
 
-        // What a lost write leaves: a good page of this address, from before.
+        // A lost write leaves an earlier, valid page at this address.
         let mut children = [Pointer::default(); 126];
         children[0] = Pointer { addr: 50, birth: 1, checksum: 1, count: 1 };
         let pointer = Pointer { addr, birth: 1, ..Pointer::default() };

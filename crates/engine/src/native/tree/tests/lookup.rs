@@ -1,4 +1,4 @@
-//! Look-ups: runs as long as they can be, and what is in memory.
+//! Lookups: runs of maximal length, and the cache.
 
 use super::*;
 
@@ -45,7 +45,7 @@ fn a_missing_page_is_read_once_and_then_known() {
 fn the_cache_keeps_its_cap_and_what_is_used() {
     in_world(async |env| {
         let store = Store::new(create(&env).await, CACHE_BYTES);
-        // Every second block, so that leaves are kept dense.
+        // Every second block is mapped, so that leaves are kept dense.
         let updates: Vec<Update> = (0..30 * span(0)).step_by(2).map(|block| store.map(block, 1)).collect();
         let updates: Vec<Update> = updates.into_iter().map(|u| Update { addr: u.addr * 2, ..u }).collect();
         let root = store.merge(None, &updates).await.unwrap();

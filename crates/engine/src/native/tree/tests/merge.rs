@@ -1,4 +1,4 @@
-//! Merges and look-ups against a plain map.
+//! Merges and lookups, compared with a plain map.
 
 use std::rc::Rc;
 
@@ -6,7 +6,7 @@ use blk::ErrorKind;
 
 use super::*;
 
-/// Blocks where something happens: around the ends of nodes of every level up to 4.
+/// Blocks that change: around the ends of nodes of every level up to 4.
 fn places() -> impl Strategy<Value = u64> {
     let edges = [0, span(0), 2 * span(0), span(1), 3 * span(1), span(2), span(3), 2 * span(3) + span(1)];
     (prop::sample::select(edges.to_vec()), 0u64..600)
@@ -15,13 +15,13 @@ fn places() -> impl Strategy<Value = u64> {
 
 #[derive(Debug, Clone)]
 pub struct Batch {
-    /// Start, length, unmapped.
+    /// Start, length, whether it is unmapped.
     pub changes: Vec<(u64, u64, bool)>,
     pub take: bool,
 }
 
 pub fn batches() -> impl Strategy<Value = Vec<Batch>> {
-    // Seldom more leaves than are changed at once.
+    // Few changes span more leaves than are changed at once.
     let len = prop_oneof![15 => 1u64..400, 1 => 4000u64..6000];
     let change = (places(), len, prop::bool::weighted(0.3));
     let batch = (prop::collection::vec(change, 1..12), any::<bool>())
@@ -29,7 +29,7 @@ pub fn batches() -> impl Strategy<Value = Vec<Batch>> {
     prop::collection::vec(batch, 1..8)
 }
 
-/// Sorted, without overlaps.
+/// Returns sorted updates without overlaps.
 pub fn updates(store: &Store, changes: &[(u64, u64, bool)]) -> Vec<Update> {
     let mut sorted = changes.to_vec();
     sorted.sort_unstable();

@@ -1,10 +1,10 @@
-//! Two trees side by side, against what their blocks say.
+//! Walks over two trees side by side, compared with the trees' blocks.
 
 use super::merge::{batches, updates};
 use super::*;
 
-/// Gives up the last sealed tree piece by piece, while the running one goes on changing: what `gone` reports and the running
-/// one's merges free must be exactly what no kept tree refers to.
+/// Reclaims the last sealed tree piece by piece, while the running one changes. The blocks that `gone` reports and
+/// those that the running tree's merges free must be exactly those to which no kept tree refers.
 async fn reclaim(
     env: Env,
     base: Vec<(u64, u64, bool)>,
