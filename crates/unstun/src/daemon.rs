@@ -75,13 +75,14 @@ pub use bridge::Place;
 pub use heartbeat::Heartbeat;
 pub use vmdk::repair::Terms as RepairTerms;
 
-/// Locks and recovers the datastores, starts the engine on a thread of its own, which stamps `heartbeat`, and serves NBD.
+/// Locks and recovers the datastores, starts the engine on its own thread, and serves NBD. The engine's thread stamps
+/// `heartbeat`.
 pub fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<Arc<dyn Control>> {
     Ok(Arc::new(bridge::Bridge::start(place, heartbeat)?))
 }
 
-/// Makes an empty store of a block device, or of a file of fixed size, for `datastore add`. Refused where something is on
-/// it, unless `force`.
+/// Creates an empty store on a block device, or in a file of fixed size, for `datastore add`. Refuses a target that is
+/// not empty, unless `force`.
 pub fn create_datastore(path: &Path, force: bool) -> Result<DatastoreCreated> {
     device::create(path, force)
 }
@@ -92,19 +93,19 @@ pub fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) 
     convert::convert(chain, output, progress)
 }
 
-/// Verifies the folder of a VM, or the chain that ends in the descriptor at `path`, and changes nothing. What
-/// is wrong with the files is in the answer; an error is about the place.
+/// Verifies the folder of a VM, or the chain that ends in the descriptor at `path`, and changes nothing. The answer
+/// lists what is wrong with the files. An error concerns the path itself.
 pub fn check(path: &Path) -> Result<Checked> {
     check::check(path)
 }
 
-/// Plans what can be mended in the folder of a VM, and writes it where `write` says so. `ignore_content_ids` vouches that
-/// parents with other content IDs than expected hold unchanged data.
+/// Plans the possible repairs of a VM's folder, and carries them out if `write` is set. `ignore_content_ids` is the
+/// caller's assurance that parents with other content IDs than expected hold unchanged data.
 pub fn repair(folder: &Path, terms: RepairTerms, write: bool) -> Result<Repair> {
     repair::repair(folder, terms, write)
 }
 
-/// Brings back the files that the last repair of the folder changed.
+/// Restores the files that the last repair of the folder changed.
 pub fn repair_undo(folder: &Path) -> Result<RepairUndone> {
     repair::undo(folder)
 }

@@ -1,7 +1,8 @@
-//! The bin: a VM that is removed with its disks is kept for a while, and can be brought back.
+//! The bin: a VM that is removed with its disks is kept for a while, and can be restored.
 //!
-//! Here is decided what is kept, for how long, and what goes for good when others need the space. `bin/steps.rs` has the
-//! steps in and out, each of which a start finishes; `bin/records.rs` what is on record; `bin/verbs.rs` the commands.
+//! This module decides what is kept, for how long, and what is removed for good when space is needed. `bin/steps.rs`
+//! has the steps into and out of the bin, each of which a start finishes. `bin/records.rs` has the records, and
+//! `bin/verbs.rs` the commands.
 
 mod entry;
 mod records;
@@ -31,23 +32,24 @@ use api::units::{format_bytes, total};
 
 pub use records::{BinRecord, BinRecords, BinState, parse_folder};
 
-/// Between two looks at what is past its time, or in the way.
+/// Time in microseconds between two checks for entries that have expired or whose space is needed.
 const TICK_US: u64 = 5_000_000;
 const HOUR_US: i64 = 3_600_000_000;
-/// With less free, what finds no space may have the bin's: a store grows by groups of 128 MiB.
+/// Free space in bytes below which an operation without space may use that of the bin. A store grows by groups of 128
+/// MiB.
 const SHORT_BYTES: u64 = 256 << 20;
-/// The same, of the whole.
+/// The same limit in percent of the total space.
 const SHORT_PERCENT: u64 = 5;
-/// A store gives the space of a VM back in the background: how often to look, and how often at most.
+/// Interval in microseconds and maximum number of polls while a store releases a VM's space in the background.
 const RELEASE_POLL_US: u64 = 20_000;
 const RELEASE_POLLS_MAX: u32 = 500;
 
-/// What the bin keeps.
+/// Policy that decides what the bin keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BinPolicy {
-    /// 0: nothing is kept.
+    /// Hours for which an entry is kept. With 0 nothing is kept.
     pub hours: u32,
-    /// Of each datastore: with no more free nothing is kept.
+    /// Percentage of each datastore that must be free. With no more than that free, nothing is kept.
     pub free_percent: u32,
 }
 
@@ -67,7 +69,7 @@ impl BinPolicy {
         is_above(space, u64::from(self.free_percent))
     }
 
-    /// Whether so little is free that a lack of space can be this datastore's.
+    /// Returns whether so little is free that a lack of space can be due to this datastore.
     fn is_short(self, space: Space) -> bool {
         let percent = u64::from(self.free_percent).max(SHORT_PERCENT);
         !is_above(space, percent) || space.free_bytes < SHORT_BYTES
@@ -78,7 +80,7 @@ fn is_above(space: Space, percent: u64) -> bool {
     u128::from(space.free_bytes) * 100 > u128::from(space.total_bytes) * u128::from(percent)
 }
 
-/// What may be removed from a bin for good.
+/// Entry that may be removed from a bin for good.
 enum Victim {
     Vm(String, BinRecord),
     State(Rc<Entry>, BinnedState),
@@ -119,7 +121,7 @@ impl Victim {
     }
 }
 
-/// Refuses a name for a VM that a folder of the bin has.
+/// Refuses a VM name that has the form of a folder in the bin.
 pub fn refuse_reserved(name: &str) -> Result<()> {
     match name.ends_with(records::FOLDER_SUFFIX) {
         true => Err(Error::refused(format!("VM {name}: names that end so are those of folders in the bin"))),
@@ -128,7 +130,7 @@ pub fn refuse_reserved(name: &str) -> Result<()> {
 }
 
 impl Site {
-    /// The folder of an entry's VM.
+    /// Returns the folder of an entry's VM.
     pub fn bin_home(self: &Rc<Self>, entry: &str, record: &BinRecord) -> Home {
         match &record.path {
             Some(path) => self.at(path),
@@ -138,15 +140,15 @@ impl Site {
 }
 
 impl Daemon {
-    /// Returns what the entries of a datastore that are kept give back, as far as it is known: states that
-    /// `measure_states` has not met are not counted.
+    /// Returns how many bytes the removal of a datastore's kept entries frees, as far as known. States that
+    /// `measure_states` has not measured are not counted.
     pub fn bin_bytes(&self, site: &Site) -> u64 {
         let kept = site.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
         let vms = kept.filter_map(|(_, record)| record.bytes);
         total(vms.chain(site.state_bytes.borrow().values().copied()))
     }
 
-    /// Returns why the bin would not keep a VM that is removed now; None: it does.
+    /// Returns why the bin would not keep a VM that is removed now; None if it keeps the VM.
     pub async fn not_kept(&self, site: &Site, purge: bool) -> Result<Option<String>> {
         if purge {
             return Ok(Some("--purge removes it for good".to_owned()));
@@ -182,7 +184,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the folders of all entries, in whatever state: nothing else may use them.
+    /// Returns the folders of all entries, whatever their state. Nothing else may use these folders.
     pub(super) fn bin_homes(&self) -> Vec<(BinRecord, PathBuf)> {
         let mut homes = Vec::new();
         for site in self.sites() {
@@ -194,7 +196,7 @@ impl Daemon {
         homes
     }
 
-    /// Whether the folder is that of a VM which is kept.
+    /// Returns whether the folder belongs to a VM that the bin keeps.
     pub(super) fn is_in_bin(&self, path: &Path) -> bool {
         let is = |(record, home): &(BinRecord, PathBuf)| record.state == BinState::Kept && home == path;
         self.bin_homes().iter().any(is)
@@ -216,7 +218,7 @@ impl Daemon {
         while !self.bin_ends.get() {
             for site in self.sites().into_iter().filter(|site| !site.bin.is_checked.replace(true)) {
                 let daemon = self.clone();
-                // A datastore that hangs keeps no other from it.
+                // A datastore that hangs does not delay the others.
                 self.env.spawn_detached(Box::pin(async move {
                     daemon.clean_bin(&site).await;
                     site.bin.is_checked.set(false);
@@ -226,11 +228,11 @@ impl Daemon {
         }
     }
 
-    /// No eviction is under way afterwards, but where a datastore hangs, and none begins.
+    /// Ends evictions: afterwards none begins, and none is under way except where a datastore hangs.
     pub(super) async fn end_bins(&self) {
         self.bin_ends.set(true);
         for site in self.sites() {
-            // One that hangs is not waited for.
+            // A datastore that hangs is not waited for.
             let _ = asked(&site, site.bin.evicting.lock()).await;
         }
     }
@@ -242,7 +244,7 @@ impl Daemon {
         }
     }
 
-    /// Removes for good what is past its time, and what is in the way of the space that is to stay free.
+    /// Removes for good what has expired, and what occupies space that must stay free.
     async fn clean_bin(&self, site: &Rc<Site>) {
         self.evict_expired(site).await;
         self.evict_for_share(site).await;
@@ -263,21 +265,21 @@ impl Daemon {
         }
     }
 
-    /// Oldest first, until more than the share is free.
+    /// Evicts the oldest entries until more than the share is free.
     async fn evict_for_share(&self, site: &Rc<Site>) {
         let _evicting = site.bin.evicting.lock().await;
         for victim in self.evictable(site) {
             match site.space().await {
                 Ok(space) if !self.bin.leaves(space) => {}
-                // What cannot be found out is no reason.
+                // If the free space cannot be determined, nothing is removed.
                 _ => return,
             }
             self.evict_or_tell(site, &victim, "the datastore needs its space").await;
         }
     }
 
-    /// Removes the oldest entry of a datastore's bin for good, where its space may help what found none. False: there is
-    /// nothing to remove, or enough free.
+    /// Removes the oldest entry of a datastore's bin for good if its space may help an operation that found none.
+    /// Returns false if there is nothing to remove or enough space is free.
     pub async fn make_room(&self, site: &Rc<Site>) -> bool {
         let before = site.bin.evicted.get();
         if self.evictable(site).is_empty() {
@@ -299,7 +301,7 @@ impl Daemon {
         false
     }
 
-    /// Runs `work`, which can be repeated, and where it finds no space runs it again with that of the bin.
+    /// Runs `work`. If it finds no space, removes entries of the bin and runs it again. `work` must be repeatable.
     pub async fn with_bin<T>(&self, site: &Rc<Site>, work: impl AsyncFn() -> Result<T>) -> Result<T> {
         loop {
             match work().await {
@@ -309,7 +311,7 @@ impl Daemon {
         }
     }
 
-    /// What is kept, or half removed, the oldest first.
+    /// Returns the entries that are kept or half removed, the oldest first.
     fn evictable(&self, site: &Rc<Site>) -> Vec<Victim> {
         if self.bin_ends.get() || site.refuse_when_leaving().is_err() {
             return Vec::new();
@@ -349,7 +351,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until a store has given back what it can.
+    /// Waits until a store has released the space that it can.
     async fn await_release(&self, site: &Site, is_native: bool) {
         let Some(store) = site.native.opened().filter(|_| is_native) else { return };
         for _ in 0..RELEASE_POLLS_MAX {
@@ -388,7 +390,7 @@ impl Daemon {
         }
     }
 
-    /// What is kept in a datastore, or in all of them: the oldest first.
+    /// Returns what is kept in a datastore, or in all of them, the oldest first.
     pub(super) fn in_bins(
         &self,
         datastore: Option<&api::name::DatastoreName>,

@@ -14,10 +14,10 @@ use super::present;
 use super::remove::expect_kept;
 use super::state::Daemon;
 
-/// Whether the bin takes what is thrown away.
+/// Whether the bin keeps what an operation removes.
 struct Fate {
     kept: bool,
-    /// Why it does not.
+    /// Why the bin does not keep it.
     not_kept: Option<String>,
 }
 
@@ -39,7 +39,7 @@ impl Daemon {
         let revert = async || Ok(entry.vm.clone().revert(wanted, take_first, fate.kept).await?);
         match take_first {
             None => self.with_bin(&entry.site, revert).await?,
-            // A second attempt would find the name taken by the first.
+            // A repetition would find the name taken by the first attempt.
             Some(_) => revert().await?,
         };
         Ok(self.present_revert(&entry, &loss, &request, fate, clients))
@@ -55,7 +55,7 @@ impl Daemon {
     pub async fn snapshot_discard(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
-        // A side branch goes without anybody's noticing.
+        // The discard of a side branch affects no client.
         let preview = entry.vm.discard_preview(request.snapshot.as_str()).await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect && preview.reverts).await?;
         let discard = async || Ok(entry.vm.clone().discard(request.snapshot.as_str(), fate.kept).await?);
@@ -95,7 +95,7 @@ impl Daemon {
         self.restore_state(&entry, latest.id, request).await
     }
 
-    /// Makes a state from the bin the VM's again.
+    /// Restores a state from the bin as the VM's current state.
     pub async fn restore_state(&self, entry: &Rc<Entry>, id: u64, request: api::Reset) -> Result<api::Loss> {
         let fate = self.fate(entry, request.purge, request.keep).await?;
         let preview = entry.vm.restore_preview(id).await?;
@@ -120,7 +120,7 @@ impl Daemon {
         clients: Vec<VmClient>,
     ) -> api::Loss {
         let taken = request.take_first.as_ref().map(ToString::to_string);
-        // A snapshot of the present is kept as any other.
+        // A snapshot of the present state is kept like any other.
         let fate = if taken.is_some() { Fate { kept: false, not_kept: None } } else { fate };
         let shown = self.present_loss(entry, Operation::Revert, loss, fate, clients);
         let shown = api::Loss { taken, ..shown };
@@ -137,11 +137,11 @@ impl Daemon {
     ) -> api::Loss {
         let layers = match entry.kept {
             Kept::Redo(_) => loss.layers.iter().map(|layer| entry.home.join(layer)).collect(),
-            // No file goes: the space is given back inside of the store.
+            // No file is removed: the store frees the space internally.
             Kept::Native(_) => Vec::new(),
         };
         let until = present::time(self.bin.kept_until_unix_us(self.env.unix_us()));
-        // A restored side branch throws nothing away.
+        // The restore of a side branch discards nothing.
         let throws = loss.reverts || operation == Operation::Discard;
         let mut shown = api::Loss {
             vm: present::vm_name(&entry.name),
@@ -161,7 +161,8 @@ impl Daemon {
         shown
     }
 
-    /// Nobody where nobody is to be disconnected: then the engine refuses, and names them.
+    /// Disconnects the writers and closes the gate if `disconnect` is set. Otherwise connected clients stay, and the
+    /// engine refuses the operation and names them.
     pub async fn make_way(
         &self,
         entry: &Rc<Entry>,

@@ -1,4 +1,4 @@
-//! Thread of the core, and `Control` as requests that are sent to it.
+//! The core's thread, and `Control` as requests sent to it.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -26,18 +26,18 @@ use super::{inuse, prepare, ready};
 use crate::control::{Control, Reply};
 use crate::memory::Memory;
 
-/// What the core is asked: run in its thread, as a task of its own.
+/// Request to the core, which runs it on its thread as a separate task.
 pub type Question = Box<dyn FnOnce(Rc<Daemon>) + Send>;
 
-/// The main datastore's files as the core finds them at its start.
+/// Main datastore and settings with which the core starts.
 #[derive(Debug, Clone)]
 pub struct Place {
     pub name: DatastoreName,
     pub root: PathBuf,
-    /// Of the maps of each datastore's store.
+    /// Cache size in bytes for the maps of each datastore's store.
     pub map_cache_bytes: usize,
     pub memory: Memory,
-    /// What is kept of VMs that are removed.
+    /// What is kept of removed VMs.
     pub bin: BinPolicy,
     pub nbd: Vec<NbdListen>,
 }
@@ -48,7 +48,7 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Returns once every VM is open and every listener listens, or with the reason why not.
+    /// Starts the core. Returns once every VM is open and every listener listens, or with the reason why not.
     pub fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<Bridge> {
         let (questions, inbox) = mpsc::unbounded_channel();
         let (tell, told) = ready_channel::channel();
@@ -61,7 +61,8 @@ impl Bridge {
         Ok(Bridge { questions, core: Mutex::new(Some(core)) })
     }
 
-    /// Sends a question; the answer is awaited on the asking thread. It comes in time where the `subject` hangs.
+    /// Sends a question to the core; the calling thread awaits the answer. The answer comes in time even if `subject`
+    /// hangs.
     fn ask<T, F, A>(&self, subject: Subject, question: F) -> Reply<'_, T>
     where
         T: Send + 'static,
@@ -72,7 +73,7 @@ impl Bridge {
         let run: Question = Box::new(move |daemon| {
             let env = daemon.env.clone();
             env.spawn_detached(Box::pin(async move {
-                // The asker may have gone away; what was done stays done.
+                // The caller may have stopped waiting; the operation's effect stays.
                 let _ = answer.send(daemon.answer(subject, question(daemon.clone())).await);
             }));
         });
@@ -86,7 +87,7 @@ impl Bridge {
 }
 
 impl Bridge {
-    /// A question about what is found out first, beside the asking thread.
+    /// Runs `prepare` beside the calling thread first, and sends a question about its result.
     fn ask_with<R, T, P, F, A>(&self, subject: Subject, prepare: P, question: F) -> Reply<'_, T>
     where
         R: Send + 'static,
@@ -385,7 +386,7 @@ impl Control for Bridge {
         Box::pin(async move {
             let result = drained.await;
             let core = self.core.lock().ok().and_then(|mut core| core.take());
-            // The thread ends right after its answer: joining does not wait for I/O.
+            // The thread ends right after its answer, so joining it does not wait for I/O.
             if let Some(core) = core
                 && core.join().is_err()
             {

@@ -9,7 +9,7 @@ use blk::uring::UringReactor;
 use blk::{Env, Executor};
 use vmdk::check::{self, Target};
 
-/// `path` is absolute and there.
+/// Verifies the folder or the chain at `path`, which is absolute and exists.
 pub fn check(path: &Path) -> Result<Checked> {
     let executor = Executor::new(Rc::new(UringReactor::new()?));
     let env = executor.env();

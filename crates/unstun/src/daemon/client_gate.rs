@@ -1,4 +1,5 @@
-//! Gate through which clients reach a VM's disks. It counts them, and an operation closes it while it replaces the disks.
+//! Gate through which clients reach a VM's disks. It counts the clients. An operation closes it while it replaces the
+//! disks.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -14,29 +15,30 @@ use futures_util::future::{Either, select};
 use super::entry::Entry;
 use super::switchable_volume::Guests;
 
-/// Requests of a client that was cut run to their end before it counts as gone. One that waits for space on a
-/// full datastore may never end; the operation is refused then.
+/// Maximum time in microseconds until disconnected clients are gone: their requests run to their end first. A request
+/// that waits for space on a full datastore may never end; the operation is refused then.
 const GONE_WITHIN_US: u64 = 20_000_000;
 
-/// A client between choosing its disk and its first request is not listed under the disk yet.
+/// Interval in microseconds between two checks. A client that has chosen its disk is not listed under it before its
+/// first request.
 const LOOK_AGAIN_US: u64 = 50_000;
 
-/// Which clients.
+/// Selection of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Who {
-    /// On running disks.
+    /// Clients of running disks.
     Writers,
-    /// On sealed states too.
+    /// Clients of running disks and of sealed states.
     All,
 }
 
 #[derive(Default)]
 pub struct ClientGate {
-    /// Operations that keep it closed.
+    /// Number of operations that keep the gate closed.
     held: Cell<usize>,
-    /// Clients that are being admitted.
+    /// Number of clients that are being admitted.
     entering: Cell<usize>,
-    /// A client left, or was admitted.
+    /// Signal that a client has left or was admitted.
     changed: Signal,
     pub guests: Guests,
 }
@@ -60,7 +62,7 @@ impl Drop for Entering {
     }
 }
 
-/// Dropped when a client has gone.
+/// Token of a connected client. Its drop signals that the client has left.
 pub struct Leaving(Rc<ClientGate>);
 
 impl Drop for Leaving {
@@ -80,12 +82,12 @@ impl ClientGate {
         Ok(Entering(self.clone()))
     }
 
-    /// Whether somebody is on the way in who is no client yet.
+    /// Returns whether a client is being admitted and does not count as a client yet.
     pub fn is_entered(&self) -> bool {
         self.entering.get() > 0
     }
 
-    /// Holds it shut once nobody is on the way in.
+    /// Closes the gate, and returns once no client is being admitted.
     pub async fn shut_behind(self: &Rc<Self>) -> Shut {
         let shut = self.shut();
         loop {
@@ -97,7 +99,7 @@ impl ClientGate {
         }
     }
 
-    /// Resolves when a client has left, or has come in after all.
+    /// Resolves when a client has left, or was admitted after all.
     pub fn someone_left(&self) -> impl Future<Output = ()> + '_ {
         self.changed.wait()
     }
@@ -113,8 +115,8 @@ impl ClientGate {
 }
 
 impl Entry {
-    /// Ends the sessions of those `who`, and waits until nothing of theirs is under way. Answers who they
-    /// were; nobody comes in as long as the other value lives.
+    /// Disconnects the clients `who`, and waits until none of their requests is under way. Returns these clients. The
+    /// gate stays closed as long as the returned `Shut` lives.
     pub async fn disconnect(
         &self,
         env: &Env,
@@ -147,7 +149,7 @@ impl Entry {
 
     async fn gone(&self, env: &Env, front_end: &FrontEnd, who: Who) {
         loop {
-            // Registered before the look, so that nothing between the two is missed.
+            // The wait is registered before the check, so that no change between the two is missed.
             let changed = self.gate.changed.wait();
             self.cut(front_end, who);
             if self.present(who).is_empty() && self.gate.entering.get() == 0 {

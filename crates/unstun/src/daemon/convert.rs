@@ -1,4 +1,4 @@
-//! `convert`: a chain written out as one sparse raw file.
+//! `convert`: output of a chain as one sparse raw file.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -16,12 +16,12 @@ use futures_util::stream;
 
 use super::formats;
 
-/// One read. Large enough for a rotating disk, small enough that eight are 8 MiB.
+/// Size of one read in bytes: large enough for a rotating disk, and small enough that eight reads are 8 MiB.
 const PIECE_BYTES: u64 = 1 << 20;
-/// A guest's disk is nobody else's business, whoever may read the folder.
+/// Mode of the raw file: only its owner may read a guest's disk, even if others may read the folder.
 const RAW_FILE_MODE: u32 = 0o600;
 const READS_AHEAD: usize = 8;
-/// How much of the disk is asked for its holes at once.
+/// Number of bytes of the disk whose holes are queried at once.
 const STATUS_BYTES: u64 = 256 << 20;
 
 pub fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
@@ -87,7 +87,7 @@ async fn open(env: Env, chain: std::path::PathBuf) -> Result<(Rc<Disk>, u64)> {
     Ok((Disk::new(env, name, 0, layers, true, Options::default())?, count))
 }
 
-/// Copies what is not a hole between `at` and `end`; returns the bytes written.
+/// Copies the data between `at` and `end` without the holes; returns the number of bytes written.
 async fn copy_data(disk: Rc<Disk>, raw: File, at: u64, end: u64) -> Result<u64> {
     let mut pieces = Vec::new();
     let mut offset = at;
@@ -113,7 +113,7 @@ async fn copy_data(disk: Rc<Disk>, raw: File, at: u64, end: u64) -> Result<u64> 
     Ok(written)
 }
 
-/// Zeros inside the data stay holes, per 4 KiB.
+/// Writes the data without its zeros, which stay holes in units of 4 KiB.
 fn write_nonzero(raw: &File, offset: u64, bytes: &[u8]) -> Result<u64> {
     const UNIT: usize = 8 * SECTOR as usize;
     let mut written = 0;

@@ -1,6 +1,6 @@
-//! The power goes, the process is killed, or an I/O fails, at every event of the verbs that make VMs and remove them. After the
-//! next start a verb has happened or has not: no VM is broken, no folder is without a VM and no VM without its folder, nothing is on
-//! record as unfinished, no name is taken, and what other VMs hold is whole.
+//! A power cut, a kill of the process, or a failed I/O at every event of the verbs that create and remove VMs. After
+//! the next start a verb has happened or has not. No VM is broken, no folder is without a VM, and no VM is without its
+//! folder. No record is unfinished, no name is taken, and the content of other VMs is intact.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -68,18 +68,18 @@ const VERBS: [Verb; 20] = [
     Verb::EvictFiles,
     Verb::EvictNative,
 ];
-/// More than any verb has.
+/// Upper bound on the number of events of a verb.
 const EVENTS: u64 = 1500;
-/// Every so many events of a verb are cut, from another one on in each campaign.
+/// Distance between two cut events of a verb. Each campaign begins at another event.
 const STRIDE: u64 = 7;
-/// Events of a recovery in which it is cut as well.
+/// Number of events of a recovery within which it is cut as well.
 const RECOVERY_EVENTS: u64 = 80;
-/// The VM that others are clones of, and what it holds.
+/// Name of the VM that others are clones of. `BYTE` is its content.
 const PARENT: &str = "parent";
 const BYTE: u8 = 7;
 
 impl Verb {
-    /// The VM that comes or goes.
+    /// Returns the VM that the verb creates or removes.
     fn subject(self) -> &'static str {
         match self {
             Verb::Import | Verb::ImportInPlace | Verb::ForgetInPlace => "esx",
@@ -103,7 +103,8 @@ impl Verb {
         )
     }
 
-    /// What the bin must have of the subject, where the verb has not happened and the VM is not there, or has happened.
+    /// Returns whether the verb moves the subject into or out of the bin. The bin must then have the subject whenever
+    /// the VM is not listed.
     fn bins(self) -> bool {
         matches!(
             self,
@@ -121,7 +122,7 @@ impl Verb {
         matches!(self, Verb::EvictFiles | Verb::EvictNative)
     }
 
-    /// Its home lies outside of the datastore.
+    /// Returns whether the subject's home is outside the datastore.
     fn in_place(self) -> bool {
         matches!(self, Verb::ImportInPlace | Verb::ForgetInPlace | Verb::BinInPlace | Verb::RestoreInPlace)
     }
@@ -149,7 +150,7 @@ impl Verb {
         }
     }
 
-    /// What is there before.
+    /// Creates the state before the verb.
     async fn prepare(self, daemon: Rc<Daemon>) -> Outcome<()> {
         if let Some(store) = self.parent_store() {
             create(&daemon, PARENT, store, &[None]).await?;
@@ -219,9 +220,9 @@ impl Verb {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
     PowerCut,
-    /// The process dies, and the machine goes on.
+    /// The process is killed, and the machine keeps running.
     Killed,
-    /// One I/O fails; the process goes on, and is killed when the verb has answered.
+    /// One I/O fails. The process continues, and is killed when the verb has answered.
     Fails(Errno),
 }
 
@@ -235,12 +236,12 @@ struct Plan {
     verb: Verb,
     nth: u64,
     trouble: Trouble,
-    /// The recovery is cut, too.
+    /// Event at which the recovery is cut, too.
     again: Option<u64>,
     seed: u64,
 }
 
-/// Whether the trouble struck.
+/// Runs a plan, and returns whether the trouble struck.
 fn run(plan: Plan, defect: Option<Defect>) -> Outcome<bool> {
     let world = world(plan.seed);
     served(&world, None, move |daemon| plan.verb.prepare(daemon)).expect("nothing is cut")?;
@@ -255,7 +256,7 @@ fn run(plan: Plan, defect: Option<Defect>) -> Outcome<bool> {
         world.cancel_cut();
         end(&world, plan.trouble);
     }
-    // Recovery may have been cut in its own middle; and there is nothing that only a second start would clear away.
+    // The recovery may have been cut itself. Nothing may be left that only a second start would remove.
     for last in [false, true] {
         let checked = world.run(move |env| async move {
             let daemon = boot(env, defect).await?;
@@ -271,7 +272,7 @@ fn run(plan: Plan, defect: Option<Defect>) -> Outcome<bool> {
     Ok(struck)
 }
 
-/// Whether the verb was answered well, and whether the trouble struck.
+/// Returns whether the verb succeeded, and whether the trouble struck.
 fn troubled(world: &SimWorld, plan: Plan, defect: Option<Defect>) -> Outcome<(bool, bool)> {
     let armed = world.clone();
     let ended = world.run(move |env| async move {
@@ -281,7 +282,7 @@ fn troubled(world: &SimWorld, plan: Plan, defect: Option<Defect>) -> Outcome<(bo
     ended.unwrap_or(Ok((false, true)))
 }
 
-/// Does `act`, with the trouble at its `nth` event. Whether it was answered well, and whether the trouble struck.
+/// Runs `act` with the trouble at its `nth` event. Returns whether `act` succeeded, and whether the trouble struck.
 pub async fn strike(
     armed: &SimWorld,
     trouble: Trouble,
@@ -316,7 +317,7 @@ async fn names(daemon: &Rc<Daemon>, path: &str) -> Outcome<Vec<String>> {
     dir.list().await.map_err(|e| e.to_string())
 }
 
-/// All that a user can see is whole, and all that is there can be seen.
+/// Checks that everything a user can see is intact, and that everything on disk can be seen.
 async fn check(daemon: &Rc<Daemon>, verb: Verb, answered: bool) -> Outcome<()> {
     let mut listed = BTreeMap::new();
     for vm in daemon.vm_list().await.map_err(text("vm list"))? {
@@ -346,7 +347,7 @@ async fn check(daemon: &Rc<Daemon>, verb: Verb, answered: bool) -> Outcome<()> {
     check_store(daemon, &listed).await
 }
 
-/// A VM that goes into the bin or comes out of it is in one place, with its content.
+/// Checks that a VM that enters or leaves the bin is in one place, with its content.
 async fn check_bin(daemon: &Rc<Daemon>, verb: Verb, answered: bool, listed: &Listed) -> Outcome<()> {
     let there = listed.contains_key(verb.subject());
     let all = daemon.main.bin.all();
@@ -382,7 +383,7 @@ type Listed = BTreeMap<String, (Store, Option<u64>)>;
 async fn check_folders(daemon: &Rc<Daemon>, verb: Verb, listed: &Listed) -> Outcome<()> {
     for name in names(daemon, DATASTORE).await? {
         let plain = name.trim_end_matches('/');
-        // A VM that was forgotten has left its files, and nothing of ours.
+        // A VM that was removed without its disks leaves its files, and none of the daemon's.
         let forgotten = verb == Verb::Forget && plain == "web";
         let binned = parse_folder(plain).is_some_and(|(_, entry)| daemon.main.bin.get(&entry).is_some());
         let known =
@@ -461,7 +462,7 @@ async fn check_store(daemon: &Rc<Daemon>, listed: &Listed) -> Outcome<()> {
     Ok(())
 }
 
-/// The name is free, or free again; and all that is there can be removed.
+/// Checks that the name is free, or becomes free, and that everything on disk can be removed.
 async fn empty(daemon: &Rc<Daemon>, verb: Verb) -> Outcome<()> {
     let is_there = daemon.is_taken(verb.subject());
     if verb.bins() && !is_there {
@@ -483,7 +484,7 @@ async fn empty(daemon: &Rc<Daemon>, verb: Verb) -> Outcome<()> {
     Ok(())
 }
 
-/// Its name is another's meanwhile, which is left alone.
+/// Restores the VM under another name while a second VM has its name. The second VM stays unchanged.
 async fn bring_back_under_another_name(daemon: &Rc<Daemon>, verb: Verb) -> Outcome<()> {
     create(daemon, verb.subject(), Store::Native, &[None]).await?;
     let entry = verb.subject().to_owned();
@@ -517,7 +518,7 @@ fn check_empty(world: &SimWorld, verb: Verb) -> Outcome<()> {
     }
 }
 
-/// Cuts of a verb, until it is over before one strikes; their number.
+/// Cuts a verb until it completes before a cut strikes; returns the number of cuts.
 fn campaign(verb: Verb, stride: u64, defect: Option<Defect>) -> Outcome<u64> {
     sweep(verb as u64, stride, EVENTS, |nth, rng| {
         let again = rng.coin().then(|| rng.between(1, RECOVERY_EVENTS));
@@ -527,11 +528,11 @@ fn campaign(verb: Verb, stride: u64, defect: Option<Defect>) -> Outcome<u64> {
     })
 }
 
-/// Troubles at every `stride`th event of a verb, until it is over before one strikes; their number. `run` answers whether its
-/// trouble, at that event, struck.
+/// Causes a trouble at every `stride`th event of a verb until the verb completes before one strikes. Returns the number
+/// of troubles. `run` returns whether its trouble, at that event, struck.
 ///
 /// # Errors
-/// What `run` found, or that the verb has more than `events_max` events.
+/// The error of `run`, or that the verb has more than `events_max` events.
 pub fn sweep(
     salt: u64,
     stride: u64,
@@ -553,7 +554,7 @@ pub fn sweep(
     Err(replay(format!("the verb has more than {events_max} events")))
 }
 
-/// The cuts of all campaigns, a case on each core.
+/// Runs all campaigns, one case per core, and returns the total number of cuts.
 pub fn all_cuts<C: Copy + Debug + Send + Sync>(
     cases: &[C],
     campaign: impl Fn(C) -> Outcome<u64> + Sync,

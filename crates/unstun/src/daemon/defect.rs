@@ -1,27 +1,27 @@
-//! Planted defects of the daemon's own steps. A test turns one on at run time and must find it.
+//! Planted defects of the daemon's own steps. A test enables one at run time and must detect it.
 
 use std::cell::Cell;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Defect {
-    /// A folder is served whatever home its VM has on record.
+    /// A folder is served even if another home of its VM is on record.
     ServeCopies,
-    /// A removal goes by the mark in the folder, which a copy has too.
+    /// A removal relies on the mark in the folder, which a copy has too.
     RemoveByMark,
-    /// What is being made is on record only when all of it is there.
+    /// A creation is recorded only after all of it is done.
     RecordLate,
-    /// What is being made counts as a VM from the start.
+    /// A home counts as a VM from the start of its creation.
     WholeEarly,
-    /// A removal is not on record while the files go; a store's VM goes before its folder.
+    /// A removal is not on record while the files are removed, and a store's VM is removed before its folder.
     ForgetRemoval,
-    /// A VM's way into the bin is not on record before its folder is renamed.
+    /// The move of a VM into the bin is not on record before its folder is renamed.
     BinLate,
-    /// One of the engine's, in the VMs that keep their disks in files.
+    /// A defect of the engine, in VMs with their disks in files.
     #[cfg(test)]
     Engine(engine::Defect),
 }
 
-/// None but in tests.
+/// Defect that is enabled; there is one only in tests.
 #[derive(Default)]
 pub struct Planted(Cell<Option<Defect>>);
 

@@ -1,9 +1,10 @@
-//! A VM leaves one datastore for another: two homes, of which exactly one is the VM at any time, also when only one of the
-//! datastores is there.
+//! Hand-over of a VM from one datastore to another. The VM has a source home and a target home. Exactly one of them is
+//! the VM at any time, even if only one of the datastores is present.
 //!
-//! The home that is left says so, durably, before anything is made on the other side, and its word decides: `leaving` it
-//! is still the VM, `left` the other one is. The other one says that it arrives until it has been told; so the datastore
-//! that is left is missed only between these two, and the other one only after the step.
+//! The source home records the move durably before anything is created at the target, and its record decides. With
+//! `leaving` the source is still the VM; with `left` the target is. The target home is marked as arriving until the
+//! move is completed. A missing source datastore therefore matters only while that mark exists, and a missing target
+//! datastore only after the step.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -20,22 +21,24 @@ use super::site::{Home, Site};
 use super::state::Daemon;
 use crate::log::log;
 
-/// In the own folder of the home that is left: `leaving PATH` or `left PATH`, of the other one.
+/// File in the source home's `.unstun` folder: `leaving PATH` or `left PATH`, with the path of the target home.
 pub const DEPARTING_NAME: &str = "departing";
-/// Beside it, from the intent to the step: what it says after the step, which then needs no space.
+/// File beside it from the intent to the step, with the line for after the step. The step renames it and needs no
+/// space.
 const DEPARTED_NAME: &str = "departing.step";
-/// In the own folder of the other one: the path of the home that is left.
+/// File in the target home's `.unstun` folder: the path of the source home.
 const ARRIVING_NAME: &str = "arriving";
-/// In the own folder of a home of which that is not known, made by its user: this side is the VM, and the other is lost.
+/// File that the user creates in the `.unstun` folder of a home whose role is unknown. It states that this side is the
+/// VM, and that the other side is lost.
 const WHOLE_NAME: &str = "whole";
-/// A word and a path of the kernel's greatest length.
+/// Maximum size of a line in bytes: a word and a path of the kernel's greatest length.
 const LINE_BYTES_MAX: u64 = 8 << 10;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Departure {
-    /// The home is the VM.
+    /// The source home is the VM.
     Leaving(PathBuf),
-    /// The other one is.
+    /// The target home is the VM.
     Left(PathBuf),
 }
 
@@ -82,15 +85,15 @@ async fn write(home: &Home, name: &str, word: &str, to: &Home) -> Result<()> {
     own(home).await?.replace_file(name, text.as_bytes()).await
 }
 
-/// What the user said of the VM that goes along.
+/// The user's settings that move with the VM.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
     pub when_full: WhenFull,
     pub shared_writers: bool,
 }
 
-/// Durable: the intent, and after it a home on the other side that no start takes for a VM. `id`: of the VM that is going
-/// to be made in that side's store.
+/// Durably records the intent, and then creates a target home that no start takes for a VM. `id` is that of the VM to
+/// be created in the target's store.
 pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Result<()> {
     write(from, DEPARTING_NAME, "leaving", to).await?;
     write(from, DEPARTED_NAME, "left", to).await?;
@@ -98,7 +101,7 @@ pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Re
     let name = to.path.file_name().unwrap_or_default().to_string_lossy();
     let dir = to.site.dir.open_dir(&name, true).await?;
     to.site.dir.sync().await?;
-    // It gets its name when all of it is there.
+    // The folder gets its final name when its content is complete.
     let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
     let own = dir.open_dir(&making, true).await?;
     own.replace_file(ARRIVING_NAME, format!("{}\n", from.path.display()).as_bytes()).await?;
@@ -111,25 +114,25 @@ pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Re
     dir.sync().await
 }
 
-/// The step: from here the VM is the one that arrives.
+/// Durably carries out the step: from here on the VM is the target home.
 pub async fn step(from: &Home) -> Result<()> {
     let own = own(from).await?;
     own.rename(DEPARTED_NAME, DEPARTING_NAME).await?;
     own.sync().await
 }
 
-/// Whether the home says so now, durably or not.
+/// Returns whether the source home records the step now, durably or not.
 pub async fn has_stepped(from: &Home) -> Result<bool> {
     Ok(matches!(departure(from).await?, Some(Departure::Left(_))))
 }
 
-/// What `step` has perhaps done is undone.
+/// Undoes the step if `step` has carried it out.
 pub async fn step_back(from: &Home, to: &Home) -> Result<()> {
     write(from, DEPARTING_NAME, "leaving", to).await
 }
 
-/// After a move that came to nothing: the other side goes, and then the intent. What cannot be removed now goes at the
-/// next start.
+/// Cleans up after a failed move: removes the target home, and then the intent. Anything that cannot be removed now is
+/// removed at the next start.
 pub async fn give_up(from: &Home, to: &Home) -> Result<()> {
     remove_arrival(from, to).await?;
     native::set_moving(from, false).await?;
@@ -139,7 +142,7 @@ pub async fn give_up(from: &Home, to: &Home) -> Result<()> {
     own.sync().await
 }
 
-/// After the step: the VM is told that it has arrived, and what it was goes.
+/// Completes a move after the step: removes the target's mark of arrival, and then the source home.
 pub async fn complete(daemon: &Daemon, name: &str, from: &Home, to: &Home) -> api::error::Result<()> {
     arrived(to).await?;
     match native::mark(&daemon.env, &from.path).await? {
@@ -153,7 +156,7 @@ pub async fn complete(daemon: &Daemon, name: &str, from: &Home, to: &Home) -> ap
     Ok(remove_folder(from, &open_path(&daemon.env, &from.path).await?).await?)
 }
 
-/// A folder that somebody else has put there stays.
+/// Removes the target home of a failed move. A folder that this move did not create stays.
 async fn remove_arrival(from: &Home, to: &Home) -> Result<()> {
     if !is_dir(to.site.dir.env(), &to.path).await {
         return Ok(());
@@ -173,8 +176,8 @@ async fn remove_arrival(from: &Home, to: &Home) -> Result<()> {
     }
 }
 
-/// The side of the move is the VM, and nothing in it says otherwise. Durable; the store's word goes first: without the
-/// other one nobody would look for it.
+/// Durably removes the marks of a move from the home, which is the VM. The store's mark is removed first: without the
+/// file no start would look for it.
 async fn arrived(home: &Home) -> Result<()> {
     native::set_moving(home, false).await?;
     let own = own(home).await?;
@@ -182,7 +185,7 @@ async fn arrived(home: &Home) -> Result<()> {
     own.sync().await
 }
 
-/// What was taken for the VM meanwhile may have been written.
+/// Refuses to remove a home that was declared the VM meanwhile: it may have been written.
 async fn refuse_whole(home: &Home) -> Result<()> {
     if !native::is_whole(home).await? {
         return Ok(());
@@ -192,7 +195,7 @@ async fn refuse_whole(home: &Home) -> Result<()> {
     Err(Error::refused(home.path.display().to_string(), format!("{cause}; {remedy}")))
 }
 
-/// Refuses a home that is not the VM, or of which that is not known.
+/// Refuses a home that is not the VM, or whose role is unknown.
 pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
     let place = home.path.display().to_string();
     match departure(home).await? {
@@ -200,7 +203,7 @@ pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
             let cause = format!("it has moved to {}, in a datastore that is not served", to.display());
             return Err(Error::refused(place, format!("{cause}; serve that one: `unstun datastore add`")));
         }
-        // It is the VM, whatever the store says of it.
+        // The source home is the VM, whatever the store records.
         Some(Departure::Leaving(_)) => return Ok(()),
         None => {}
     }
@@ -229,7 +232,7 @@ pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
     Err(Error::refused(place, format!("{cause}; {remedy}. {last}")))
 }
 
-/// A home with an old intent has another copy somewhere.
+/// Refuses a home with an old intent: another copy of it exists elsewhere.
 pub async fn refuse_departing(home: &Home) -> Result<()> {
     let Some(departure) = departure(home).await? else { return Ok(()) };
     let to = departure.to().display();
@@ -239,12 +242,12 @@ pub async fn refuse_departing(home: &Home) -> Result<()> {
 }
 
 impl Daemon {
-    /// Ends the moves between datastores that a crash has interrupted, as far as both are there. Before their homes are
-    /// opened.
+    /// Ends the moves between datastores that a crash has interrupted, if both datastores are present. Runs before
+    /// their homes are opened.
     pub async fn settle_departures(self: &Rc<Self>, site: &Rc<Site>) {
         let homes = match site.inhabitants().await {
             Ok(homes) => homes,
-            // Their opening reports it.
+            // Opening the homes reports the error.
             Err(_) => return,
         };
         for (name, path) in homes {
@@ -256,7 +259,7 @@ impl Daemon {
     }
 
     async fn settle_departure(self: &Rc<Self>, name: &str, home: &Home) -> api::error::Result<()> {
-        // Its move may be under way.
+        // The VM's move may be under way.
         let Ok(_claim) = self.claim(name) else { return Ok(()) };
         let Some(departure) = departure(home).await? else { return Ok(()) };
         let Some(to) = self.site_of(departure.to()).map(|site| site.at(departure.to())) else {
@@ -268,28 +271,28 @@ impl Daemon {
                 Departure::Left(_) => Ok(()),
             };
         }
-        // Another daemon may have it, by its registry.
+        // Another daemon may hold the home through its own registry.
         formats::hold(self, &home.path).await?;
         let settled = match departure {
             Departure::Leaving(_) => give_up(home, &to).await.map_err(Into::into),
             Departure::Left(_) => complete(self, name, home, &to).await,
         };
         self.holds.release(&home.path);
-        // Neither is what it was known as.
+        // The registry's record of the VM is out of date for both homes.
         if self.idle_home(name).is_some() {
             self.forget(name);
         }
         settled
     }
 
-    /// Whether the VM of a home lives in another datastore that is served: what could not be removed yet has no claim
-    /// to its name.
+    /// Returns whether the home's VM is in another datastore that is served. A home that could not be removed yet has
+    /// no claim to the VM's name.
     pub async fn has_left(&self, home: &Home) -> bool {
         let departure = departure(home).await;
         matches!(departure, Ok(Some(Departure::Left(to))) if self.site_of(&to).is_some())
     }
 
-    /// The datastore that a home lies in.
+    /// Returns the datastore that contains the home.
     fn site_of(&self, path: &Path) -> Option<Rc<Site>> {
         self.sites().into_iter().find(|site| site.contains(path))
     }

@@ -9,7 +9,8 @@ use vmdk::home::Admit;
 
 use crate::memory::{self, Memory};
 
-/// Of a VM beside its layers: its folders, its lock, and one file at a time that is read or written anew.
+/// Number of descriptors of a VM besides its layers: its folders, its lock, and one file at a time that is read or
+/// written anew.
 const VM_FILES: u64 = 8;
 
 pub struct Descriptors {
@@ -18,7 +19,7 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// Of this process, whose limit is raised as far as it may be.
+    /// Creates the budget of this process, and raises its limit as far as allowed.
     pub fn new(env: Env, memory: Memory) -> Rc<Descriptors> {
         let parts = memory::Descriptors::new(memory::raise_descriptors(), memory);
         Rc::new(Descriptors { env, parts })
@@ -28,10 +29,10 @@ impl Descriptors {
         usize::try_from(self.parts.connections).unwrap_or(usize::MAX)
     }
 
-    /// Asked before a VM is made or opened.
+    /// Admits a VM before it is created or opened.
     ///
     /// # Errors
-    /// `NoDescriptors`.
+    /// `NoDescriptors` if the budget does not suffice.
     pub fn admit_vm(&self, name: &str) -> Result<()> {
         self.admit(&format!("VM {name}"), Opening::Serve, VM_FILES)
     }
@@ -60,7 +61,7 @@ impl Descriptors {
     }
 }
 
-/// For the layers of the VM at `home`.
+/// Returns the admission check for the layers of the VM at `home`.
 pub fn admit_layers(descriptors: &Rc<Descriptors>, home: &Path) -> Admit {
     let descriptors = descriptors.clone();
     let place = format!("VM {}", home.file_name().unwrap_or_default().to_string_lossy());

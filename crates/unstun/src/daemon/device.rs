@@ -1,5 +1,5 @@
-//! A datastore that is a block device, or a file of fixed size: the store alone, made once by `datastore create`. Homes
-//! lie with the main datastore, and are made anew where they are missing.
+//! Datastore on a block device or in a file of fixed size. It contains only the store, which `datastore create`
+//! creates. The VMs' homes are in the main datastore, and are recreated if they are missing.
 
 use std::cell::RefCell;
 use std::fs::OpenOptions;
@@ -20,11 +20,12 @@ use nix::libc;
 use super::lease;
 use super::signature::{self, EDGE_BYTES};
 
-/// The journal's 64 MiB, and of 126 MiB each a group for metadata and one for data, with as much again to work in.
+/// Minimum size in bytes: the journal's 64 MiB, a group of 126 MiB each for metadata and data, and as much again to
+/// work in.
 const DEVICE_BYTES_MIN: u64 = 512 << 20;
 
-/// Nobody else has it while this lives: other daemons by a lock, the kernel's own users (mounts, arrays) by the exclusive
-/// opening of a block device.
+/// Exclusively claimed device, until this is dropped. A lock excludes other daemons. The exclusive opening of a block
+/// device excludes the kernel's own users (mounts, arrays).
 pub struct Claimed {
     pub path: PathBuf,
     pub file: File,
@@ -35,23 +36,23 @@ pub struct Claimed {
 }
 
 impl Claimed {
-    /// Another handle of it: a fence belongs to one.
+    /// Opens another handle of the device: a fence belongs to one handle.
     pub async fn open(&self) -> blk::Result<File> {
         self.dir.open(&self.name, OpenMode::Write).await
     }
 
-    /// Anybody may have it.
+    /// Releases the device: others may claim it from now on.
     pub fn release(&self) {
         self.lock.take();
     }
 }
 
-/// Whether a path that is to be a datastore is none of a folder's kind.
+/// Returns whether a path for a datastore is a block device or a regular file.
 pub fn is_device(path: &Path) -> bool {
     path.metadata().is_ok_and(|at| at.file_type().is_block_device() || at.is_file())
 }
 
-/// `Locked` while somebody has it. The path is absolute; what it leads to is opened.
+/// Claims a device; `Locked` while another user has it. The path is absolute, and its target is opened.
 pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
     let shown = named.display();
     let asked = named.to_path_buf();
@@ -67,7 +68,7 @@ pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
         ),
         _ => e.into(),
     })?;
-    // Behind the lock: of another daemon the lock tells more than the kernel does.
+    // The lock comes first: it says more about another daemon than the kernel does.
     let exclusive = env.blocking(move || hold_device(&path)).await?;
     let file = dir.open(&name, OpenMode::Write).await?;
     let size_bytes = file.size().await?;
@@ -75,7 +76,7 @@ pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
     Ok(Claimed { path: named.to_path_buf(), file, size_bytes, dir, name, lock })
 }
 
-/// The kernel gives a block device to one exclusive opener; a file has none.
+/// Opens a block device exclusively, which the kernel grants to one opener. A regular file needs no such handle.
 fn hold_device(path: &Path) -> Result<Option<std::fs::File>> {
     let failed = |e: std::io::Error| match e.raw_os_error() {
         Some(libc::EBUSY) => Error::new(
@@ -91,7 +92,7 @@ fn hold_device(path: &Path) -> Result<Option<std::fs::File>> {
     opened.map(Some).map_err(failed)
 }
 
-/// Makes an empty store of all of the device. Refused where something is on it, unless `force`.
+/// Creates an empty store on the whole device. Refuses a device that is not empty, unless `force`.
 pub fn create(path: &Path, force: bool) -> Result<api::DatastoreCreated> {
     let executor = Executor::new(Rc::new(UringReactor::new()?));
     let env = executor.env();
@@ -113,7 +114,7 @@ async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreat
         return Err(Error::refused(format!("{shown}: there is {found} on it; {remedy}")));
     }
     let leased = refuse_leased(env, &claimed).await?;
-    // What lies at the end (of arrays, of partition tables) would be found there again.
+    // Old content at the end (of arrays, of partition tables) would be detected there again.
     let edge = Buf::zeroed(EDGE_BYTES as usize);
     claimed.file.write(last_edge(size_bytes), edge).await?;
     Store::format(env, &claimed.file, NewStore::default()).await?;
@@ -121,14 +122,14 @@ async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreat
     Ok(api::DatastoreCreated { path: path.to_path_buf(), size_bytes, overwritten: found })
 }
 
-/// What another host serves is not overwritten, `force` or not.
+/// Refuses a store that another host serves, even with `force`.
 async fn refuse_leased(env: &Env, claimed: &Claimed) -> Result<Option<lease::Leased>> {
     if !claimed.file.limits().shared {
         return Ok(None);
     }
     match lease::acquire(env, claimed.open().await?, TakeOver::FromOwnHost).await {
         Ok(leased) => Ok(Some(leased)),
-        // No store, or one that this program cannot read.
+        // There is no store, or one that this program cannot read.
         Err(e) if matches!(e.kind, K::Invalid | K::Damaged | K::Unsupported) => Ok(None),
         Err(e) => Err(e.into()),
     }

@@ -42,7 +42,7 @@ impl Daemon {
             id: snapshot.id,
             name: snapshot.name,
             created: snapshot.created,
-            // A clock that was put back makes nothing younger than new.
+            // If the clock was put back past the snapshot, its age is 0.
             age_s: now.duration_since(snapshot.created).as_secs().max(0).unsigned_abs(),
             delta_bytes: snapshot.delta_bytes,
         };

@@ -29,7 +29,7 @@ impl Daemon {
         let entry = self.entry_to_change(vm.as_str())?;
         let disk = self.show_disk(&entry, number).await?;
         entry.vm.clone().remove_disk(number, delete_files).await?;
-        // Foreign layers are not this VM's to leave or to delete.
+        // Foreign layers do not belong to this VM, so it neither leaves nor deletes them.
         let own = disk.layers.into_iter().filter(|layer| !layer.foreign);
         let layers = own.map(|layer| layer.descriptor).collect();
         Ok(api::DiskRemoved { number, layers, files_deleted: delete_files })
@@ -55,7 +55,7 @@ impl Daemon {
     }
 
     async fn show_disk(&self, entry: &Rc<Entry>, number: u32) -> Result<api::Disk> {
-        // The engine's own words for a disk that is not there.
+        // The engine's own error reports a missing disk.
         entry.vm.disk(number)?;
         let shown = self.show(entry).await?;
         let gone = || Error::not_found(format!("VM {}: disk{number} is gone", entry.name));

@@ -13,12 +13,12 @@ use super::client_gate::ClientGate;
 use super::formats::HomeFiles;
 use super::site::{Home, Site};
 
-/// What keeps a VM's disks.
+/// Storage of a VM's disks.
 #[derive(Clone)]
 pub enum Kept {
-    /// Files in its home.
+    /// The files in the VM's home.
     Redo(Rc<HomeFiles>),
-    /// The datastore's store.
+    /// The store of the datastore.
     Native(Rc<NativeVm>),
 }
 
@@ -31,23 +31,24 @@ impl Kept {
     }
 }
 
-/// From its first look on a move keeps out whatever changes the VM: what is looked at is what is copied.
+/// Value of `Entry::moving` while a move begins. From its first check on, a move keeps out operations that change the
+/// VM: it copies exactly what it has checked.
 pub const MOVE_BEGINS: u64 = u64::MAX;
 
 pub struct Entry {
-    /// What the datastore calls it; its files may have another for people.
+    /// Name of the VM in the datastore. Its files may have another display name.
     pub name: String,
     pub vm: Rc<dyn Machine>,
     pub kept: Kept,
-    /// The datastore that it belongs to.
+    /// Datastore that the VM belongs to.
     pub site: Rc<Site>,
     pub home: PathBuf,
     pub when_full: WhenFull,
     pub events: RefCell<Vec<api::Event>>,
-    /// What opening its files found worth saying.
+    /// Notices from opening the VM's files.
     pub notices: RefCell<Vec<String>>,
     pub gate: Rc<ClientGate>,
-    /// The job that moves it; 0 is none, `MOVE_BEGINS` one that is being made.
+    /// ID of the job that moves the VM; 0 for none, `MOVE_BEGINS` while the job is being created.
     pub moving: Cell<u64>,
 }
 
@@ -74,7 +75,7 @@ impl Entry {
         }
     }
 
-    /// Refuses `purpose` where the disks are not files of the home.
+    /// Returns the files of the home. Refuses `purpose` if the disks are not files.
     pub fn files(&self, purpose: &str) -> Result<&Rc<HomeFiles>> {
         match &self.kept {
             Kept::Redo(files) => Ok(files),

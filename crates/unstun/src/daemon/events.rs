@@ -11,12 +11,12 @@ use super::{journal, present};
 
 use crate::log::log;
 
-/// Kept for `vm show`; the events have them all.
+/// Maximum number of notices kept for `vm show`. The events contain all of them.
 const NOTICES_MAX: usize = 100;
 
 impl Daemon {
-    /// What the files had to say is an event, and stands in `vm show` until the VM is opened again. Asked for after
-    /// whatever may have touched them.
+    /// Turns the files' notices into events, and keeps them for `vm show` until the VM is opened again. Called after
+    /// every operation that may have touched the files.
     pub fn take_notices(&self, entry: &Entry) {
         if let Kept::Redo(files) = &entry.kept {
             self.tell(entry, files.take_notices());
@@ -33,7 +33,7 @@ impl Daemon {
         }
     }
 
-    /// Numbers each event and writes it away. Those from before the listener (a recovery) are taken over first.
+    /// Numbers each event and writes it to file. Records the events from before the listener (a recovery) first.
     pub(super) fn listen_to(self: &Rc<Self>, entry: &Rc<Entry>) {
         for event in entry.vm.events() {
             self.record(entry, &event);
@@ -58,17 +58,17 @@ impl Daemon {
         self.take_notices(entry);
     }
 
-    /// What was told of a VM so far goes along to its new home.
+    /// Copies the VM's events so far to its new home.
     pub fn copy_events(&self, entry: &Entry, to: &Home) {
         entry.events.borrow().iter().for_each(|event| self.journal.append(&to.path, event));
     }
 
-    /// An event of the home's own, for people.
+    /// Records a message for people as an event of the home.
     pub fn note(&self, entry: &Entry, message: &str) {
         self.keep(entry, present::home_event(entry, message));
     }
 
-    /// Writes of the disk begin, or cease, to wait for space.
+    /// Records that writes of the disk begin or cease to wait for space.
     pub fn note_space(&self, entry: &Entry, disk: &str, waits: bool) {
         let (operation, message) = match waits {
             true => (api::Operation::SpaceExhausted, "the datastore is full: guest writes wait; reads go on"),

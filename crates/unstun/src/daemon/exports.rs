@@ -1,5 +1,5 @@
-//! The exports of the NBD server: `VM/diskN.gG` for a running disk in the generation G of its content, `VM/diskN` for the
-//! same as long as its clients need not be told apart, `VM/diskN@SNAPSHOT` for a sealed state.
+//! Exports of the NBD server: `VM/diskN.gG` for a running disk in generation G of its content, `VM/diskN` for the same
+//! disk while its clients need not be distinguished, and `VM/diskN@SNAPSHOT` for a sealed state.
 
 use std::rc::Rc;
 
@@ -15,15 +15,16 @@ use super::switchable_volume::Guest;
 use super::writers::{ClientVolume, DiskClient};
 use crate::log::{Spaced, log};
 
-/// Between a disk's number and its generation. Means nothing to a URI, a shell, XML or QEMU's options.
+/// Separator between a disk's number and its generation. It has no meaning in a URI, a shell, XML or QEMU's options.
 const GENERATION_MARK: &str = ".g";
 
-/// The name that stays one content's for ever.
+/// Returns the export name that always refers to the same content.
 pub fn lasting_name(vm: &str, number: u32, generation: ContentGeneration) -> String {
     format!("{vm}/disk{number}{GENERATION_MARK}{}", generation.present)
 }
 
-/// Clients that come and go at once have most of their lines counted instead of written.
+/// Maximum number of log lines per second. If many clients connect and disconnect at once, further lines are counted
+/// instead of written.
 const LINES_A_SECOND: u32 = 64;
 
 pub struct Catalogue {
@@ -31,13 +32,13 @@ pub struct Catalogue {
     said: Spaced,
 }
 
-/// What a client asks for.
+/// Export that a client requests.
 enum Wanted<'a> {
     Running { number: u32, generation: Option<u64> },
     Sealed { number: u32, snapshot: &'a str },
 }
 
-/// `name`'s VM, and what is wanted of it.
+/// Splits an export's `name` into the VM's name and the requested export.
 fn parse(name: &str) -> Option<(&str, Wanted<'_>)> {
     let (path, snapshot) = match name.split_once('@') {
         Some((path, snapshot)) => (path, Some(snapshot)),
@@ -56,7 +57,7 @@ fn parse(name: &str) -> Option<(&str, Wanted<'_>)> {
     }
 }
 
-/// Of digits alone: no other name means the same disk.
+/// Parses a number that consists of digits only, so that no other name refers to the same disk.
 fn plain_number(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -74,7 +75,7 @@ impl Catalogue {
         };
         let (vm, wanted) = parse(name).ok_or_else(expected)?;
         let entry = self.daemon.entry(vm)?;
-        // Counted as a client before it stops counting as one on its way in.
+        // The client is counted as a client before it stops counting as one that is being admitted.
         let _entering = entry.gate.enter(&entry.name)?;
         match wanted {
             Wanted::Sealed { number, snapshot } => {
@@ -95,11 +96,11 @@ impl Catalogue {
         generation: Option<u64>,
         peer: &Peer,
     ) -> Result<Attachment> {
-        // Refused before anything is touched for it.
+        // The refusal comes before anything is changed for the client.
         entry.refuse_other_content(number, generation).inspect_err(|e| self.tell_refused(entry, peer, e))?;
         let leaving = entry.gate.leaving();
         let (volume, attached) = entry.vm.attach(number, &peer.name).await?;
-        // It may have waited for a revert. From here on none begins before the client has gone.
+        // The attach may have waited for a revert. From here on no revert begins before the client has disconnected.
         entry.refuse_other_content(number, generation)?;
         self.daemon.take_notices(entry);
         let guests = &entry.gate.guests;
@@ -131,7 +132,7 @@ impl Catalogue {
                 daemon.upgrade().and_then(|daemon| daemon.entry(&vm).ok().map(|entry| (daemon, entry)));
             Box::pin(async move {
                 let Some((daemon, entry)) = found else { return false };
-                // It ends what it has begun, also where the client goes meanwhile.
+                // The task completes even if the client disconnects meanwhile.
                 let env = daemon.env.clone();
                 env.spawn(async move { daemon.make_room(&entry.site).await }).join().await
             })
@@ -148,7 +149,8 @@ impl Catalogue {
         })
     }
 
-    /// Whatever the VM is by then: a move replaces its entry.
+    /// Returns the callback that reports a sentence about the VM. It looks up the VM by name, since a move replaces its
+    /// record.
     fn teller(&self, vm: &str) -> Box<dyn Fn(&str)> {
         let (daemon, vm) = (Rc::downgrade(&self.daemon), vm.to_owned());
         Box::new(move |sentence| {
@@ -162,7 +164,7 @@ impl Catalogue {
 }
 
 impl Entry {
-    /// A client may have cached what the disk showed under the name that it uses.
+    /// Refuses a client that may have cached other content of the disk under the export name that it uses.
     fn refuse_other_content(&self, number: u32, wanted: Option<u64>) -> Result<()> {
         let now = self.vm.generation();
         let name = &self.name;
@@ -190,7 +192,7 @@ impl Entry {
         Err(Error::refused(format!("{name}/disk{number}"), cause))
     }
 
-    /// What replaced the content last, as far as the events say.
+    /// Returns what last replaced the content, as far as the events record it.
     fn replacement(&self) -> String {
         let events = self.events.borrow();
         let replaces = |operation| {
@@ -256,7 +258,7 @@ impl Exports for Catalogue {
         described().unwrap_or_default()
     }
 
-    /// A VM's clients have one share together, whichever of its disks and states they use.
+    /// Returns the VM's name: all clients of a VM, on any disk or state, share one allotment.
     fn party(&self, name: &str) -> String {
         name.split_once('/').map_or(name, |(vm, _)| vm).to_string()
     }
@@ -266,7 +268,7 @@ impl Exports for Catalogue {
             let attached = self.attach_named(name, client).await;
             match &attached {
                 Ok(_) => self.said.log(|| format!("NBD: {client} opens {name}")),
-                // Those are told once for each client: QEMU asks again every few seconds.
+                // Refusals are reported once per client elsewhere: QEMU tries again every few seconds.
                 Err(e) if e.kind == ErrorKind::Refused => {}
                 Err(e) => self.said.log(|| format!("NBD: {client} is refused {name}: {e}")),
             }

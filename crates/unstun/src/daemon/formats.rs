@@ -1,4 +1,4 @@
-//! VM folders in VMware's format: creating, opening and giving them up, and the folders that they may use.
+//! VM folders in VMware's format: creating, opening and releasing them, and the folders that they may use.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -21,29 +21,29 @@ use super::prepare::Source;
 use super::site::Site;
 use super::state::Daemon;
 
-/// What a guest's write does when the datastore is full: one word.
+/// File with one word: what a guest's write does when the datastore is full.
 const WHEN_FULL_NAME: &str = "when-full";
-/// Present where the user said that several clients may write one disk.
+/// File that exists if the user allows several clients to write one disk.
 const SHARED_WRITERS_NAME: &str = "shared-writers";
-/// The folders outside the home that its files may lie in.
+/// File with the folders outside the home that may contain the VM's files.
 const ROOTS_NAME: &str = "roots";
-/// Present where the user said that wrong content ids are to be passed over.
+/// File that exists if the user wants wrong content IDs to be ignored.
 const IGNORE_CONTENT_IDS_NAME: &str = "ignore-content-ids";
 const WORD_BYTES_MAX: u64 = 64;
-/// As descriptors name it (`createType`).
+/// Format of layers that are read and not written, as descriptors name it (`createType`).
 const READ_ONLY_FORMAT: &str = "seSparse";
-/// 256 folders, with paths of up to 4096 bytes.
+/// Maximum size in bytes of the file with the folders: 256 folders, with paths of up to 4096 bytes.
 const ROOTS_BYTES_MAX: u64 = 2 << 20;
 
 type Roots = Vec<(FolderKind, String)>;
 
-/// What a home's own folder remembers of how it is to be opened.
+/// Settings in a home's `.unstun` folder that say how to open the home.
 struct Terms {
     roots: Roots,
     ignore_content_ids: bool,
 }
 
-/// The files of one VM.
+/// Files of one VM.
 pub struct HomeFiles {
     home: Rc<Home>,
     roots: RefCell<Roots>,
@@ -68,7 +68,7 @@ impl HomeFiles {
         self.home.clone()
     }
 
-    /// Writes nothing.
+    /// Returns the VM's ID, and writes nothing.
     pub async fn id(&self) -> Result<Option<u128>> {
         self.home.id().await
     }
@@ -81,7 +81,7 @@ impl HomeFiles {
         self.home.take_notices()
     }
 
-    /// Snapshots that VMware's .vmsn is kept with.
+    /// Returns the number of snapshots that VMware's .vmsn is kept with.
     pub async fn machine_states(&self) -> Result<u64> {
         self.home.machine_states().await
     }
@@ -91,8 +91,8 @@ impl HomeFiles {
         Ok(folder.map(|folder| Path::new(self.dir().path()).join(folder)))
     }
 
-    /// Deltas of later takes go there; `None`: beside their parents again. It must be one of the home's own
-    /// folders.
+    /// Sets the folder for the deltas of later takes; `None` puts them beside their parents again. The folder must be
+    /// one of the home's own folders.
     pub async fn set_snapshot_dir(&self, folder: Option<&str>) -> Result<()> {
         self.home.set_snapshot_folder(folder).await
     }
@@ -103,7 +103,7 @@ impl HomeFiles {
             || roots.iter().any(|(kind, path)| *kind == FolderKind::Own && path == folder)
     }
 
-    /// Remembered for the next time the home is opened.
+    /// Adds a folder to the home's own folders, durably for later openings of the home.
     pub async fn add_own_folder(&self, folder: &str) -> Result<()> {
         let mut roots = self.roots.borrow().clone();
         roots.push((FolderKind::Own, folder.to_owned()));
@@ -113,7 +113,7 @@ impl HomeFiles {
         Ok(())
     }
 
-    /// Where a clone of this VM reads.
+    /// Returns the folders that a clone of this VM reads from.
     fn readable(&self) -> Vec<String> {
         let roots = self.roots.borrow();
         let home = std::iter::once(self.dir().path().to_owned());
@@ -145,7 +145,7 @@ pub(super) async fn open_path(env: &Env, path: &Path) -> Result<Dir> {
     env.open_path(&path.to_string_lossy()).await
 }
 
-/// Whether anything is at the path, from what the file system shows.
+/// Returns whether anything exists at the path, from what the file system shows now.
 pub(super) async fn exists(env: &Env, path: PathBuf) -> bool {
     env.blocking(move || path.exists()).await
 }
@@ -155,14 +155,14 @@ pub(super) async fn is_dir(env: &Env, path: &Path) -> bool {
     env.blocking(move || path.is_dir()).await
 }
 
-/// No other daemon opens the home until `daemon.holds` is told to release it.
+/// Locks the home: no other daemon opens it until `daemon.holds` releases it.
 pub async fn hold(daemon: &Daemon, home: &Path) -> Result<()> {
     let own = open_path(&daemon.env, home).await?.open_dir(OWN_FOLDER, false).await?;
     daemon.holds.take(home, &own).await
 }
 
-/// Held while a VM is imported from `folder`: one that a daemon serves changes under its reader. The datastore's
-/// own folder has this daemon's lock in it.
+/// Locks `folder` while a VM is imported from it: a VM that another daemon serves would change during the import. A
+/// datastore's `.unstun` folder already has this daemon's lock.
 async fn hold_source(daemon: &Daemon, folder: &Path) -> Result<Option<Lock>> {
     if daemon.sites().iter().any(|site| site.root == folder) {
         return Ok(None);
@@ -174,8 +174,8 @@ async fn hold_source(daemon: &Daemon, folder: &Path) -> Result<Option<Lock>> {
     }
 }
 
-/// A home looks through the datastores, the homes that lie elsewhere and the roots it was allowed for others
-/// who read its layers.
+/// Returns the folders for a home: its allowed roots, and the folders that are searched for readers of its layers. The
+/// latter are the foreign roots, the datastores, and the homes outside them.
 async fn folders(daemon: &Daemon, home: &Path, roots: &Roots) -> Result<Folders> {
     let mut folders = Folders::default();
     for (kind, path) in roots {
@@ -188,14 +188,14 @@ async fn folders(daemon: &Daemon, home: &Path, roots: &Roots) -> Result<Folders>
             }
         }
     }
-    // On a device nobody has files.
+    // A device contains no VM files.
     for site in daemon.sites().into_iter().filter(|site| site.native.device().is_none()) {
         folders.search.push(site.dir.clone());
         for other in site.registry.all().values().filter(|other| *other != home) {
             folders.search.extend(open_other(daemon, other).await?);
         }
     }
-    // What is in the bin may come back. Entries in a datastore are found there.
+    // VMs in the bin may be restored, so they are searched too. Entries inside a datastore are found there.
     for (_, other) in daemon.bin_homes().into_iter().filter(|(record, _)| record.path.is_some()) {
         if other != home {
             folders.search.extend(open_other(daemon, &other).await?);
@@ -204,7 +204,7 @@ async fn folders(daemon: &Daemon, home: &Path, roots: &Roots) -> Result<Folders>
     Ok(folders)
 }
 
-/// A home whose layers others may read. One that is not there now has no readers.
+/// Opens another home to search it for readers of layers. Returns None for a missing home, which contains none.
 async fn open_other(daemon: &Daemon, home: &Path) -> Result<Option<Dir>> {
     match open_path(&daemon.env, home).await {
         Err(e) if e.kind == blk::ErrorKind::NoDescriptors => Err(e),
@@ -212,7 +212,7 @@ async fn open_other(daemon: &Daemon, home: &Path) -> Result<Option<Dir>> {
     }
 }
 
-/// An empty folder in the datastore with our own folder in it, which says how to open what will be there.
+/// Creates an empty folder in the datastore, with a `.unstun` folder that says how to open the later content.
 async fn new_home(
     daemon: &Daemon,
     site: &Rc<Site>,
@@ -228,7 +228,7 @@ async fn new_home(
     Ok((dir, folders))
 }
 
-/// This and the next three answer what there is to be told to the user.
+/// Creates a VM with files in the datastore. Returns notices for the user, as do `import` and `clone`.
 pub async fn create_vm(
     daemon: &Daemon,
     site: &Rc<Site>,
@@ -255,14 +255,14 @@ fn new_id(env: &Env) -> u128 {
     u128::from(env.random()) << 64 | u128::from(env.random())
 }
 
-/// Files for a VM in a home that has been one, with others in it than ours refused.
+/// Creates the files of a VM in a home that has been a VM. Refused if the home contains other files than the daemon's.
 pub async fn create_in(daemon: &Daemon, home: &Path, name: &str, disks: Vec<NewDisk>) -> Result<()> {
     let folders = folders(daemon, home, &Roots::new()).await?;
     let dir = open_path(&daemon.env, home).await?;
     Home::create(dir, folders, Growth::default(), NewVm { name, disks, id: None }).await.map(drop)
 }
 
-/// A home in the datastore for a VM whose folder is only read.
+/// Creates a home in the datastore for a VM whose folder is only read.
 pub async fn import(
     daemon: &Daemon,
     site: &Rc<Site>,
@@ -288,11 +288,12 @@ pub async fn import(
     daemon.make_files(&site.home(name), name, None, making).await
 }
 
-/// Refuses a folder that cannot become a home as it lies.
+/// Refuses a folder that cannot become a home in place.
 pub async fn refuse_adoption(daemon: &Daemon, source: &Source, request: &VmImport) -> Result<()> {
     let dir = open_path(&daemon.env, &source.folder).await?;
     Home::refuse_foreign_use(&dir).await?;
-    // Before anything of it is read; the lock is taken for good when the folder is known to become a home.
+    // The lock comes before anything in the folder is read. It is taken for good once the folder is known to become a
+    // home.
     drop(hold_source(daemon, &source.folder).await?);
     refuse_own_folder(&dir).await?;
     let terms = adopted_terms(source, request);
@@ -300,7 +301,8 @@ pub async fn refuse_adoption(daemon: &Daemon, source: &Source, request: &VmImpor
     refuse_tops(Home::new(dir, folders, Growth::default())).await
 }
 
-/// What our folder in a home says decides which files are written and removed, so none is taken from a stranger.
+/// Refuses a folder that already has a `.unstun` folder. Its content decides which files are written and removed, so
+/// none is accepted from an untrusted source.
 async fn refuse_own_folder(dir: &Dir) -> Result<()> {
     if !dir.list().await?.iter().any(|name| name.trim_end_matches('/') == OWN_FOLDER) {
         return Ok(());
@@ -317,7 +319,7 @@ fn adopted_terms(source: &Source, request: &VmImport) -> Terms {
     Terms { roots, ignore_content_ids: request.ignore_content_ids }
 }
 
-/// The VM's own folder becomes a home, and is held: all that is added is our folder in it.
+/// Turns the VM's folder into a home, and locks it. Only the `.unstun` folder is added to it.
 pub async fn adopt(daemon: &Daemon, source: &Source, request: &VmImport) -> Result<()> {
     let dir = open_path(&daemon.env, &source.folder).await?;
     let own = dir.open_dir(OWN_FOLDER, true).await?;
@@ -327,8 +329,8 @@ pub async fn adopt(daemon: &Daemon, source: &Source, request: &VmImport) -> Resu
     dir.sync().await
 }
 
-/// What runs in place is written: it must be of a format that is, and nobody else may read it, a VM that was
-/// imported from the same folder for one.
+/// Refuses running layers that cannot be written in place. A running layer must be of a writable format, and no other
+/// VM may read it, such as a VM imported from the same folder.
 async fn refuse_tops(home: Home) -> Result<()> {
     let manifest: &dyn Manifest = &home;
     let disks = home.read().await?.disks;
@@ -342,7 +344,7 @@ async fn refuse_tops(home: Home) -> Result<()> {
             return Err(Error::unsupported(home.dir().path_of(top), format!("{cause}; {remedy}")));
         }
     }
-    // An import reads a nonpersistent disk at what it goes back to, and a disk that becomes persistent writes there.
+    // An import reads a nonpersistent disk at its reset state, and a disk that becomes persistent writes there.
     let written = disks.into_iter().flat_map(|disk| std::iter::once(disk.top).chain(disk.reset_to));
     let written: Vec<String> = written.collect();
     let Some(reader) = manifest.dependants(&written).await?.into_iter().next() else { return Ok(()) };
@@ -350,7 +352,7 @@ async fn refuse_tops(home: Home) -> Result<()> {
     Err(Error::refused(home.dir().path(), cause))
 }
 
-/// A linked clone of a snapshot, which nobody may take away meanwhile.
+/// Creates a linked clone of a snapshot. The snapshot cannot be removed meanwhile.
 pub async fn clone(
     daemon: &Daemon,
     parent: &Entry,
@@ -376,7 +378,7 @@ pub async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()> {
     own.replace_file(WHEN_FULL_NAME, word.as_bytes()).await
 }
 
-/// Durable.
+/// Durably records whether several clients may write one disk.
 pub async fn write_shared_writers(own: &Dir, shared: bool) -> Result<()> {
     if shared {
         return own.replace_file(SHARED_WRITERS_NAME, b"by the user's word\n").await;
@@ -400,7 +402,7 @@ pub async fn read_when_full(home: &Dir) -> Result<WhenFull> {
     }
 }
 
-/// Durable: whether a start of the daemon opens the home.
+/// Durably records whether a start of the daemon opens the home.
 pub async fn mark_closed(daemon: &Daemon, home: &Path, closed: bool) -> Result<()> {
     let own = open_path(&daemon.env, home).await?.open_dir(OWN_FOLDER, true).await?;
     if closed {
@@ -410,7 +412,7 @@ pub async fn mark_closed(daemon: &Daemon, home: &Path, closed: bool) -> Result<(
     own.sync().await
 }
 
-/// A chain by its top's descriptor, read-only, base first.
+/// Opens the chain that ends in the descriptor `top`, read-only and base first.
 pub async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
     let home = Home::new(dir, Folders::default(), Growth::default());
     let manifest: &dyn Manifest = &home;

@@ -11,15 +11,16 @@ use super::present;
 use super::site::Site;
 use super::state::Daemon;
 
-/// What a new VM must find free: the tables and the growth of its first writes, and what a commit needs later.
+/// Minimum free space in bytes for a new VM: the tables and the growth of its first writes, and what a commit needs
+/// later.
 const NEW_VM_BYTES_MIN: u64 = 8 << 20;
-/// A home's own files and folders: a few dozen blocks of 4 KiB.
+/// Minimum free space in bytes for a home's own files and folders: a few dozen blocks of 4 KiB.
 const HOME_BYTES_MIN: u64 = 256 << 10;
-/// Snapshots named as those whose commit gives most back.
+/// Maximum number of snapshots named as those whose commit frees the most space.
 const FREEABLE_MAX: usize = 3;
 
 impl Daemon {
-    /// Those on which guest writes wait.
+    /// Returns the datastores on which guest writes wait.
     pub async fn full_datastores(&self) -> Vec<api::FullDatastore> {
         let mut full = Vec::new();
         for site in self.sites() {
@@ -32,7 +33,7 @@ impl Daemon {
             if waiting.is_empty() {
                 continue;
             }
-            // What cannot be asked is not known to be free.
+            // A datastore that does not answer counts as having no free space.
             let space = asked(&site, site.space()).await;
             let space = space.ok().and_then(|space| space.ok()).unwrap_or_default();
             full.push(api::FullDatastore {
@@ -49,7 +50,7 @@ impl Daemon {
     async fn freeable(&self, site: &Rc<Site>) -> Vec<api::Freeable> {
         let mut found = Vec::new();
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)) {
-            // One that cannot be read now hides no other.
+            // A VM that cannot be read now does not hide the others.
             let Ok(bytes) = entry.vm.delta_bytes().await else { continue };
             for snapshot in entry.vm.state().snapshots {
                 let bytes_max = bytes.get(&snapshot.id).copied().unwrap_or_default();
@@ -63,7 +64,7 @@ impl Daemon {
         found
     }
 
-    /// Refuses a new VM where there is no room for its first writes.
+    /// Refuses a new VM if the datastore has no space for its first writes.
     pub async fn refuse_full(&self, site: &Rc<Site>, vm: &str) -> Result<()> {
         let mut space = free_for_vm(site).await?;
         while space.free_bytes < NEW_VM_BYTES_MIN && self.make_room(site).await {
@@ -90,7 +91,7 @@ async fn free_for_vm(site: &Site) -> blk::Result<Space> {
     if site.native.device().is_some() {
         return Ok(space);
     }
-    // What is free inside of the store is not free for the home's files.
+    // Free space inside the store is not free for the home's files.
     match site.dir.space().await?.free_bytes {
         outside if outside < HOME_BYTES_MIN => Ok(Space { free_bytes: outside, ..space }),
         _ => Ok(space),

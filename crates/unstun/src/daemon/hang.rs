@@ -1,5 +1,5 @@
-//! Datastores that hang: a file system or a device that leaves a call without an answer. An operation that
-//! needs one is answered so in time, and the others are served.
+//! Datastores that hang: a file system or a device that does not answer a call. An operation that needs such a
+//! datastore is answered in time with that reason, and the other datastores are served.
 
 use std::cell::RefCell;
 use std::pin::{Pin, pin};
@@ -17,12 +17,12 @@ use super::state::Daemon;
 
 use crate::log::log;
 
-/// What has not answered for so long hangs, until it answers. Disks that are alive answer some call of a kind within a second
-/// or two; half of the ten seconds in which every verb has an answer.
+/// Time in nanoseconds without an answer after which a datastore hangs, until it answers. Working disks answer a call
+/// of any kind within a second or two. The limit is half of the ten seconds in which every verb has an answer.
 const HUNG_AFTER_NS: u64 = 5_000_000_000;
-/// Between two looks at what an operation waits for.
+/// Interval in microseconds between two checks of what an operation waits for.
 const LOOK_US: u64 = 250_000;
-/// Between two looks at all datastores.
+/// Interval in microseconds between two checks of all datastores.
 const WATCH_US: u64 = 1_000_000;
 
 /// A datastore that hangs.
@@ -34,7 +34,7 @@ pub struct Hang {
 }
 
 impl Hang {
-    /// Old enough to say so.
+    /// Returns a hang if the oldest pending call is old enough.
     fn of(datastore: &DatastoreName, env: &Env, pending: Option<Pending>) -> Option<Hang> {
         let pending = pending?;
         let age_ns = env.now_ns().saturating_sub(pending.since_ns);
@@ -51,22 +51,22 @@ impl Hang {
         Error::new(ErrorKind::Unavailable, format!("{}; {what}", self.found()))
     }
 
-    /// The answer of what was not begun.
+    /// Returns the error for an operation that was not begun.
     pub fn refusal(&self) -> Error {
         self.error("nothing was begun: try again when it answers, which `unstun status` shows")
     }
 
-    /// The answer of a daemon that ends.
+    /// Returns the error of a daemon that ends.
     pub fn not_closed(&self) -> Error {
         self.error("its VMs were not closed, and the next start recovers them")
     }
 
-    /// Of a datastore that does not answer when it is opened.
+    /// Returns the error for a datastore that does not answer when it is opened.
     pub fn refusal_to_serve(&self) -> Error {
         self.error("it is served when it answers")
     }
 
-    /// The answer of what goes on without its caller.
+    /// Returns the error for an operation that continues without its caller.
     pub fn left_under_way(&self) -> Error {
         self.error("the operation goes on and ends when the datastore answers, which `unstun status` shows")
     }
@@ -76,25 +76,25 @@ impl Hang {
     }
 }
 
-/// What an operation needs an answer of.
+/// Objects whose answer an operation needs.
 #[derive(Debug, Clone)]
 pub enum Subject {
-    /// Nothing that may hang, or it sees to that itself.
+    /// Nothing that may hang, or the operation handles hangs itself.
     None,
-    /// None is the main one.
+    /// A datastore; None is the main one.
     Datastore(Option<DatastoreName>),
     Vm(VmName),
-    /// And the datastore that it goes to; None is its own.
+    /// A VM and the datastore that it moves to; None is its own.
     VmTo(VmName, Option<DatastoreName>),
     /// Entries of the bin, by id or VM, in one datastore or in all.
     Bin(Option<DatastoreName>, Vec<String>),
     Job(u64),
-    /// And the main one, which remembers those that were added.
+    /// An added datastore, and the main one, which records it.
     Added(DatastoreName),
 }
 
 impl Subject {
-    /// For the log.
+    /// Returns a name for the log.
     fn shown(&self) -> String {
         match self {
             Subject::Vm(vm) | Subject::VmTo(vm, _) => format!("VM {vm}"),
@@ -109,7 +109,7 @@ impl Subject {
     }
 }
 
-/// Datastores, and folders that lie elsewhere.
+/// Datastores, and folders outside them, whose calls are watched.
 #[derive(Default)]
 struct Watched {
     sites: Vec<Rc<Site>>,
@@ -132,7 +132,7 @@ impl Site {
     }
 }
 
-/// A datastore that is being opened, and what is open of it so far.
+/// Datastore that is being opened, and its folders and files that are open so far.
 pub struct Opening {
     name: DatastoreName,
     env: Env,
@@ -173,7 +173,7 @@ impl Opening {
     }
 }
 
-/// Runs `work` to its end, or until `look` sees that what it waits for hangs.
+/// Runs `work` to its end, or until `look` finds that something it waits for hangs.
 pub async fn until_hung<F: Future + Unpin>(
     env: &Env,
     look: impl Fn() -> Option<Hang>,
@@ -182,7 +182,7 @@ pub async fn until_hung<F: Future + Unpin>(
     if !env.can_hang() {
         return Ok(work.await);
     }
-    // Transfers have an age from the first look on.
+    // The age of a transfer is counted from the first check on.
     look();
     loop {
         match select(&mut *work, pin!(env.sleep_us(LOOK_US))).await {
@@ -195,7 +195,7 @@ pub async fn until_hung<F: Future + Unpin>(
     }
 }
 
-/// A question that changes nothing: it is given up where the datastore hangs.
+/// Awaits a question that changes nothing. Gives up if the datastore hangs.
 pub async fn asked<T>(site: &Site, question: impl Future<Output = T>) -> Result<T, Hang> {
     match site.hang() {
         Some(hang) => Err(hang),
@@ -203,7 +203,7 @@ pub async fn asked<T>(site: &Site, question: impl Future<Output = T>) -> Result<
     }
 }
 
-/// The rest of `work` is its own task's where what it waits for hangs; `what` is for the log.
+/// Runs `work`. If something it waits for hangs, the rest of `work` becomes a task of its own. `what` is for the log.
 pub async fn or_go_on<T: 'static>(
     env: &Env,
     what: String,
@@ -225,15 +225,15 @@ pub async fn or_go_on<T: 'static>(
 }
 
 impl Daemon {
-    /// The answer of an operation in time: it is refused before it begins where what it needs hangs, and goes on without its
-    /// caller where that hangs later.
+    /// Runs an operation and answers in time. The operation is refused before it begins if something it needs hangs. If
+    /// that hangs later, the operation continues without its caller.
     pub async fn answer<T: 'static>(
         self: &Rc<Self>,
         subject: Subject,
         work: impl Future<Output = Result<T>> + 'static,
     ) -> Result<T> {
         let watched = self.watched(&subject);
-        // What is to end a job is not kept from asking for it.
+        // A request to end a job is admitted even if the datastore hangs.
         let may_begin = matches!(subject, Subject::Job(_));
         if let Some(hang) = watched.hang().filter(|_| !may_begin) {
             return Err(hang.refusal());
@@ -278,7 +278,7 @@ impl Daemon {
         watched.sites.extend(self.idle_home(vm.as_str()).map(|home| home.site));
     }
 
-    /// Those that have one of the entries; all of them without an entry, or where none has it.
+    /// Returns the datastores with one of the entries; all datastores if there are no entries or none has one.
     fn sites_of_bin(&self, entries: &[String]) -> Vec<Rc<Site>> {
         let has = |site: &Rc<Site>| {
             let all = site.bin.all();
@@ -288,12 +288,12 @@ impl Daemon {
         if sites.is_empty() { self.sites() } else { sites }
     }
 
-    /// Some datastore that hangs.
+    /// Returns the first datastore that hangs.
     pub fn any_hang(&self) -> Option<Hang> {
         self.sites().iter().find_map(|site| site.hang())
     }
 
-    /// Says in the log when a datastore hangs, and when it answers again.
+    /// Logs when a datastore begins to hang, and when it answers again.
     pub async fn watch_hangs(self: Rc<Self>) {
         let mut hung: Vec<DatastoreName> = Vec::new();
         loop {

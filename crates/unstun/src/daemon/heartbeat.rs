@@ -1,5 +1,5 @@
-//! The heartbeat of a core: a task of its executor stamps a clock. A core that hangs in one poll, or whose reactor
-//! delivers nothing any more, stops stamping, and the watchdog sees it.
+//! Heartbeat of a core: a task of its executor stamps a clock. The stamps stop when the core hangs in one poll, or when
+//! its reactor delivers no more events. The watchdog then detects the hang.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,8 +10,9 @@ use blk::Env;
 
 /// Time between two stamps.
 const BEAT: Duration = Duration::from_millis(500);
-/// For tests of what ends and supervises the daemon: names a file. Where there is one, it is removed, and the fault that
-/// is its content happens: `panic` of the core, `hang` of the core, `thread` for a panic of another thread.
+/// Environment variable for tests of what ends and supervises the daemon; it names a file. If the file exists, the
+/// daemon removes it and causes the fault in its content: `panic` of the core, `hang` of the core, `thread` for a panic
+/// of another thread.
 const FAULT_VARIABLE: &str = "UNSTUN_TEST_FAULT";
 
 /// The last stamp of one core, readable from other threads.
@@ -41,7 +42,7 @@ impl Heartbeat {
     }
 }
 
-/// Stamps until the executor ends.
+/// Stamps `heartbeat` until the executor ends.
 pub async fn beat(env: Env, heartbeat: Arc<Heartbeat>) {
     let fault = std::env::var_os(FAULT_VARIABLE).map(PathBuf::from);
     loop {

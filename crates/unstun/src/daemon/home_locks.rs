@@ -1,5 +1,5 @@
-//! Locks on VM folders. A home can lie in one datastore and be registered in another, and two daemons that serve it would
-//! both write it.
+//! Locks on VM folders. A VM's folder can be in one datastore and be registered in another; two daemons that serve it
+//! would both write it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use blk::file::Lock;
 use blk::{Dir, Error, ErrorKind, Result};
 
-/// In a home's own folder. A datastore's own folder has its lock under the same name, so that a datastore is not
-/// taken for a home while a daemon serves it.
+/// Name of the lock file in a VM folder's `.unstun` folder. A datastore's `.unstun` folder has its lock under the same
+/// name. A datastore is therefore not taken for a VM's folder while a daemon serves it.
 const LOCK_NAME: &str = "lock";
 
-/// The locks of the homes that are open, by their paths.
+/// Locks of the open VM folders, by path.
 #[derive(Default)]
 pub struct Holds(RefCell<BTreeMap<PathBuf, Lock>>);
 
 impl Holds {
-    /// Of `home`, whose own folder is `own`; `Locked` while another daemon has it. A home that is opened again
-    /// stays held.
+    /// Locks the VM folder `home`, whose `.unstun` folder is `own`; `Locked` while another daemon holds it. A VM folder
+    /// that is opened again stays locked.
     pub async fn take(&self, home: &Path, own: &Dir) -> Result<()> {
         if self.0.borrow().contains_key(home) {
             return Ok(());
@@ -37,8 +37,8 @@ impl Holds {
     }
 }
 
-/// Of a folder that is only read, and whose own folder is `own`. None where no daemon can be serving it: a lock
-/// that was never made, or that cannot be opened on a file system that nobody writes; none is made there.
+/// Locks a folder that is only read, and whose `.unstun` folder is `own`. Returns None if no daemon can be serving the
+/// folder: its lock file does not exist, or cannot be opened on a read-only file system. No lock file is created.
 pub async fn lock_source(own: &Dir) -> Result<Option<Lock>> {
     if !own.list().await?.iter().any(|name| name == LOCK_NAME) {
         return Ok(None);

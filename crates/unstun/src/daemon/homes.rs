@@ -12,16 +12,17 @@ use blk::{Dir, Env};
 use super::formats::{exists, open_path};
 use super::site::Home;
 
-/// In the datastore's own folder: the homes that lie elsewhere.
+/// File in the datastore's `.unstun` folder: the homes outside the datastore.
 pub const REGISTRY_NAME: &str = "homes";
-/// In a home's own folder: present while the VM is closed.
+/// File in a home's `.unstun` folder that exists while the VM is closed.
 pub const CLOSED_NAME: &str = "closed";
-/// In a home's own folder: present where a folder became a home as it lay. Its files were somebody's before.
+/// File in a home's `.unstun` folder that exists if the folder became a home in place. Its files belonged to the user
+/// before.
 pub const ADOPTED_NAME: &str = "adopted";
-/// 1000 folders with paths of a kilobyte.
+/// Maximum size of a register in bytes: 1000 folders with paths of a kilobyte.
 const REGISTRY_BYTES_MAX: u64 = 1 << 20;
 
-/// A line `NAME /absolute/path` for each folder.
+/// Register on file: one line `NAME /absolute/path` for each folder.
 pub struct Registry {
     own: Dir,
     file: &'static str,
@@ -79,7 +80,7 @@ fn parse(place: &str, text: &str) -> Result<BTreeMap<String, PathBuf>> {
     Ok(homes)
 }
 
-/// One that lies elsewhere came by an import, too.
+/// Returns whether the home is an imported folder. A home outside the datastore always is.
 pub async fn is_adopted(home: &Home) -> blk::Result<bool> {
     if !home.site.contains(&home.path) {
         return Ok(true);

@@ -1,8 +1,8 @@
-//! One home for each VM: a copied folder has the id of the VM that it was copied from, and is not served beside it.
+//! One home for each VM: a copied folder has the ID of the VM that it was copied from, and is not served beside it.
 //!
-//! The store (of a native VM) or the datastore's records (of one with files) say which folder an id belongs to. While
-//! that folder is there it is the VM's home, and no other. A home that was renamed or moved by hand is taken over when
-//! the folder on record is gone, unless two folders lay claim to it.
+//! The store (for a native VM) or the datastore's records (for a VM with files) say which folder an ID belongs to.
+//! While that folder exists, only it is the VM's home. A home that was renamed or moved by hand is accepted if the
+//! folder on record is missing, unless two folders claim the ID.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -22,38 +22,38 @@ use super::site::{Home, Site};
 use super::state::Daemon;
 use crate::log::log;
 
-/// What the folder of a VM is to the VM whose id it has.
+/// Relation of a VM's folder to the VM whose ID it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// Its home, or nothing of it tells otherwise.
+    /// The folder is the VM's home, or nothing in it says otherwise.
     Home,
-    /// That one is the home.
+    /// The folder at this path is the home.
     CopyOf(PathBuf),
-    /// That one has the same claim, and the home on record is gone.
+    /// The folder at this path has the same claim, and the home on record is missing.
     LikeAnother(PathBuf),
-    /// The VM is being made or removed.
+    /// The VM is being created or removed.
     Unfinished,
-    /// The VM was removed, and is kept in the bin.
+    /// The VM was removed, and the bin keeps it.
     InBin,
 }
 
-/// The id that a home has.
+/// ID of a home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VmId {
-    /// Of a VM in the datastore's store.
+    /// ID of a VM in the datastore's store.
     Native(u128),
-    /// Of one with files.
+    /// ID of a VM with files.
     Files(u128),
 }
 
 impl Standing {
-    /// Refuses to serve what is not the VM's home.
+    /// Refuses to serve a folder that is not the VM's home.
     pub fn refuse(&self, name: &str, home: &Home) -> Result<()> {
         let Some((found, remedy)) = self.explain(name) else { return Ok(()) };
         Err(Error::refused(home.path.display().to_string(), format!("{found}; {remedy}")))
     }
 
-    /// What is wrong, and what to do.
+    /// Returns what is wrong, and what to do.
     fn explain(&self, name: &str) -> Option<(String, String)> {
         match self {
             Standing::Home => None,
@@ -89,7 +89,7 @@ impl Standing {
 }
 
 impl Daemon {
-    /// Finds out whether `home` may be served, and records it as the VM's home if it may. Nothing in it is changed.
+    /// Determines whether `home` may be served, and then records it as the VM's home. Changes nothing in the home.
     pub async fn claim_identity(&self, name: &str, home: &Home) -> Result<()> {
         if self.defects.has(Defect::ServeCopies) {
             return Ok(());
@@ -97,7 +97,7 @@ impl Daemon {
         let standing = self.standing(name, home).await?;
         standing.refuse(name, home)?;
         if let Some(id) = self.id_in(home).await? {
-            // Without space the next opening records it: nobody else lays claim to it now.
+            // Without space the next opening records the home: no other folder claims the ID now.
             if let Err(e) = self.record_home(name, home, id).await {
                 log(format_args!("{}: is not recorded as the VM's home: {e}", home.path.display()));
             }
@@ -105,7 +105,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// What the folder is to the VM whose id it has.
+    /// Returns the relation of the folder to the VM whose ID it has.
     pub async fn standing(&self, name: &str, home: &Home) -> Result<Standing> {
         let record = home.site.records.get(name);
         if record.is_some_and(|record| record.state != HomeState::Whole) {
@@ -124,7 +124,7 @@ impl Daemon {
         }
     }
 
-    /// The id that a home has; None where there is none yet, or no VM.
+    /// Returns the ID of a home; None if it has no ID yet, or is no VM.
     async fn id_in(&self, home: &Home) -> Result<Option<VmId>> {
         if let Some(id) = native::mark(&self.env, &home.path).await? {
             return Ok(Some(VmId::Native(id)));
@@ -132,7 +132,7 @@ impl Daemon {
         let id = async { HomeFiles::open(self, &home.path).await?.id().await };
         match id.await {
             Ok(id) => Ok(id.map(VmId::Files)),
-            // Its opening says what is wrong.
+            // Opening the home reports what is wrong.
             Err(e) if e.kind == ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
         }
@@ -168,7 +168,8 @@ impl Daemon {
             if path == home.path || !self.has_id(&path, VmId::Files(id)).await? {
                 continue;
             }
-            // Both are on record when a whole datastore was copied with its records: the first one served stays.
+            // Both are on record when a whole datastore was copied with its records. The home that is served first
+            // stays.
             if own && !self.homes().contains(&path) {
                 site.records.remove(&other).await?;
                 continue;
@@ -196,7 +197,7 @@ impl Daemon {
         Ok(Standing::Home)
     }
 
-    /// Homes on record with the id: datastore, name, path.
+    /// Returns the homes on record with the ID: datastore, name, path.
     fn recorded_homes(&self, id: u128) -> Vec<(Rc<Site>, String, PathBuf)> {
         let mut found = Vec::new();
         for site in self.sites() {
@@ -208,7 +209,7 @@ impl Daemon {
         found
     }
 
-    /// Whether a folder is a home with that id. One that cannot be read may be.
+    /// Returns whether a folder is a home with that ID. A folder that cannot be read may be one.
     pub(super) async fn has_id(&self, path: &Path, id: VmId) -> Result<bool> {
         let found = async {
             let dir = open_path(&self.env, path).await?;
@@ -256,7 +257,7 @@ impl Daemon {
         }
     }
 
-    /// Folders in a datastore, none of them served, with the id of a VM that has another home.
+    /// Returns the folders in a datastore that have the ID of a VM with another home. None of them is served.
     pub async fn copies(&self, site: &Rc<Site>) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (name, path) in site.inhabitants().await.unwrap_or_default() {
@@ -264,7 +265,7 @@ impl Daemon {
                 continue;
             }
             let home = site.at(&path);
-            // Of one that cannot be read its listing tells.
+            // The list of VMs reports a folder that cannot be read.
             let Ok(standing) = self.standing(&name, &home).await else { continue };
             if let Some((found, remedy)) = standing.explain(&name) {
                 findings.push(Finding {
@@ -282,19 +283,20 @@ impl Daemon {
 }
 
 impl Site {
-    /// A record of the home at `path`.
+    /// Returns a record of the home at `path`.
     pub fn record(&self, path: &Path, state: HomeState, id: Option<u128>) -> HomeRecord {
         HomeRecord { state, id, path: (!self.contains(path)).then(|| path.to_path_buf()) }
     }
 
-    /// The name of the VM whose home lies, or lay, at `path`.
+    /// Returns the name of the VM whose home is or was at `path`.
     pub fn name_of(&self, path: &Path) -> String {
         let elsewhere = self.registry.all().into_iter().find(|(_, home)| home == path);
         let name = || path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         elsewhere.map_or_else(name, |(name, _)| name)
     }
 
-    /// As the store records a home: by its name in the datastore, which may be moved as a whole, or by its path.
+    /// Returns the form in which the store records a home: its name in the datastore, which may be moved as a whole, or
+    /// its path.
     pub fn relative(&self, home: &Path) -> String {
         match home.file_name() {
             Some(name) if self.contains(home) => name.to_string_lossy().into_owned(),

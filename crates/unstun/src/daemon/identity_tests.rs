@@ -1,4 +1,4 @@
-//! Copied, renamed and moved folders of VMs: one of them is the VM, and nothing that is done with another one touches it.
+//! Copied, renamed and moved folders of VMs: one of them is the VM, and operations on the others do not affect it.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -15,7 +15,8 @@ use super::state::Daemon;
 
 const STORES: [Store; 2] = [Store::Native, Store::Redo];
 
-/// A VM `a` with a snapshot and a disk elsewhere, if it has files; then what its user does to the folders.
+/// Creates a VM `a` with a snapshot, and with a disk elsewhere if it has files; then runs the user's changes to the
+/// folders.
 fn with_folders<F>(store: Store, by_hand: impl FnOnce(Env) -> F) -> SimWorld
 where
     F: Future<Output = Outcome<()>> + 'static,
@@ -54,14 +55,14 @@ where
     done.expect("nothing is cut").unwrap()
 }
 
-/// Names of the VMs that are served, and of those that are broken.
+/// Returns the names of the served VMs and of the broken ones.
 async fn listed(daemon: &Rc<Daemon>) -> Outcome<(Vec<String>, Vec<String>)> {
     let vms = daemon.vm_list().await.map_err(text("vm list"))?;
     let of = |condition| vms.iter().filter(move |vm| vm.condition == condition).map(|vm| vm.name.to_string());
     Ok((of(VmCondition::Open).collect(), of(VmCondition::Broken).collect()))
 }
 
-/// What a check finds; that it reads no files of VMs is a note.
+/// Returns the findings of a check, without the note that it reads no files of VMs.
 async fn found(daemon: &Rc<Daemon>) -> Outcome<Vec<Finding>> {
     let mut findings = daemon.store_check(None).await.map_err(text("check"))?.findings;
     findings.retain(|finding| finding.severity != Severity::Note);
@@ -71,7 +72,7 @@ async fn found(daemon: &Rc<Daemon>) -> Outcome<Vec<Finding>> {
 #[test]
 fn a_copied_folder_is_not_served_and_its_removal_touches_nothing_of_the_vm() {
     for store in STORES {
-        // Before and behind it by name.
+        // The copy's name sorts before or after the original's.
         for name in ["0", "b"] {
             let world = with_folders(store, move |env| async move {
                 copy(&env, &in_datastore("a"), &in_datastore(name)).await

@@ -1,6 +1,6 @@
-//! Whether QEMU has an image open. It says so with locks on single bytes of the file: 100 to 103 for what it
-//! does with it, 200 to 203 for what it lets nobody else do (QEMU's `block/file-posix.c`: RAW_LOCK_PERM_BASE,
-//! RAW_LOCK_SHARED_BASE).
+//! Detection of images that another program has open. QEMU shows this with locks on single bytes of the file: 100 to
+//! 103 for its own use of the file, 200 to 203 for what it denies to others (QEMU's `block/file-posix.c`:
+//! RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE).
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -13,14 +13,14 @@ use nix::libc;
 
 const FIRST_BYTE: i64 = 100;
 const LAST_BYTE: i64 = 203;
-/// What an image is called; other files of a VM's folder are not images.
+/// Suffix of an image's name. Other files of a VM's folder are not images.
 const SUFFIX: &str = ".vmdk";
-/// Several times the interval in which a lock on shared storage is renewed.
+/// Age below which a lock counts as held: several times the interval in which a lock on shared storage is renewed.
 const RENEWED_WITHIN: Duration = Duration::from_secs(120);
-/// Processes looked at to name the holder of a lock.
+/// Maximum number of processes examined to name the holder of a lock.
 const PROCESSES_MAX: usize = 100_000;
 
-/// `Locked` where another process holds one of QEMU's locks on an image in one of `folders`.
+/// Returns `Locked` if another process holds one of QEMU's locks on an image in one of `folders`.
 pub fn refuse_locked(folders: &[PathBuf]) -> Result<()> {
     for folder in folders {
         let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", folder.display()));
@@ -35,8 +35,8 @@ pub fn refuse_locked(folders: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// `Locked` where one of the `locks` in `folder`, a file or a folder of files, was written lately: VMware's programs renew what
-/// they hold on shared storage every few seconds.
+/// Returns `Locked` if one of the `locks` in `folder`, a file or a folder of files, was written recently. VMware's
+/// programs renew their locks on shared storage every few seconds.
 pub fn refuse_renewed<'a>(folder: &Path, locks: impl Iterator<Item = &'a str>) -> Result<()> {
     for name in locks {
         let lock = folder.join(name);
@@ -44,7 +44,7 @@ pub fn refuse_renewed<'a>(folder: &Path, locks: impl Iterator<Item = &'a str>) -
         for path in inside.chain([lock.clone()]) {
             let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", path.display()));
             let modified = path.symlink_metadata().and_then(|found| found.modified()).map_err(failed)?;
-            // A clock that is ahead of ours says nothing of how old the lock is.
+            // If the file's time is ahead of this host's clock, the age of the lock is unknown and counts as 0.
             let age = modified.elapsed().unwrap_or_default();
             if age < RENEWED_WITHIN {
                 let cause = format!("it was written {} s ago, so that a program may hold it", age.as_secs());
@@ -58,7 +58,7 @@ pub fn refuse_renewed<'a>(folder: &Path, locks: impl Iterator<Item = &'a str>) -
 }
 
 fn check(path: &Path) -> Result<()> {
-    // A name may lead to a pipe since it was looked at: opening must not wait for its other end.
+    // The name may lead to a pipe by now, and opening must not wait for the pipe's other end.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = opened.map_err(|e| Error::failed(format!("{}: {e}", path.display())))?;
     let Some(process) =
@@ -77,8 +77,8 @@ fn check(path: &Path) -> Result<()> {
     ))
 }
 
-/// None without a lock; the process is unknown for locks of an open file description, and those are what QEMU
-/// takes.
+/// Returns the holder of a lock; None if there is no lock. The process is unknown for locks of an open file
+/// description, which are the kind that QEMU takes.
 fn holder(file: &File) -> nix::Result<Option<Option<u32>>> {
     let mut lock = libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
@@ -92,7 +92,7 @@ fn holder(file: &File) -> nix::Result<Option<Option<u32>>> {
     Ok((!free).then(|| u32::try_from(lock.l_pid).ok().filter(|&id| id > 0)))
 }
 
-/// Another process that has the file open, as far as /proc may be read.
+/// Returns another process that has the file open, as far as /proc is readable.
 fn opener(file: &File) -> Option<u32> {
     let wanted = file.metadata().map(|m| (m.dev(), m.ino())).ok()?;
     let processes = Path::new("/proc").read_dir().ok()?.flatten().take(PROCESSES_MAX);

@@ -1,7 +1,7 @@
-//! Events on file, so that they outlive the daemon: one JSON object a line in `.unstun/events` of the VM's home.
+//! Event file, so that events outlive the daemon: one JSON object per line in `.unstun/events` of the VM's home.
 //!
-//! Written by a thread for each folder of homes, because neither the core nor another datastore must wait for a file system. A
-//! line lost in a crash costs a report, never data: nothing reads this file to decide anything.
+//! One thread per folder of homes writes the files, because neither the core nor another datastore may wait for a file
+//! system. A line lost in a crash costs a report, never data: no code reads this file to decide anything.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,27 +16,28 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::log::log;
 
-/// In a home's own folder.
+/// Name of the event file in a home's `.unstun` folder.
 const EVENTS_NAME: &str = "events";
-/// Kept in memory, and read back at a start; older lines stay in the file.
+/// Maximum number of events kept in memory and read back at a start. Older lines stay in the file.
 pub const EVENTS_MAX: usize = 1000;
-/// A longer file is read from its end: 1000 events of twelve disks are about 1.5 MB.
+/// Maximum number of bytes read. Of a longer file, the end is read: 1000 events of twelve disks are about 1.5 MB.
 const READ_BYTES_MAX: u64 = 4 << 20;
-/// Numbers of events count up from 1. A line with a larger number is not ours, and the next number has room above it.
+/// Maximum number of an event; numbers count up from 1. A line with a larger number was not written by the daemon. The
+/// bound leaves room for the next number.
 const EVENT_NUMBER_MAX: u64 = 1 << 52;
 
-/// A home and a line for it.
+/// Path of a home, and a line for its event file.
 type Line = (PathBuf, String);
 
 #[derive(Default)]
 pub struct Journal {
-    /// By the folder that homes lie in.
+    /// Writer threads, by the folder that contains the homes.
     threads: RefCell<BTreeMap<PathBuf, Sender<Line>>>,
     forgets: bool,
 }
 
 impl Journal {
-    /// One that forgets.
+    /// Creates a journal that drops its events.
     #[cfg(test)]
     pub fn nowhere() -> Journal {
         Journal { forgets: true, ..Journal::default() }
@@ -51,7 +52,7 @@ impl Journal {
         let folder = home.parent().unwrap_or(home).to_path_buf();
         let mut threads = self.threads.borrow_mut();
         let lines = threads.entry(folder).or_insert_with(start);
-        // A thread that could not be started takes none.
+        // If the thread could not be started, the line is dropped.
         let _ = lines.send((home.to_path_buf(), line));
     }
 }
@@ -73,7 +74,8 @@ fn work_off(inbox: Receiver<Line>) {
     }
 }
 
-/// Follows no link in the home, waits for no pipe, and opens regular files alone: a folder can be a stranger's.
+/// Opens the event file of a home. Follows no link in the home, waits for no pipe, and opens only regular files: the
+/// folder may come from an untrusted source.
 fn open(home: &Path, flags: OFlags) -> std::io::Result<File> {
     let folder = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let home = rustix::fs::open(home, folder, Mode::empty())?;
@@ -90,7 +92,7 @@ fn append(home: &Path, line: &str) -> std::io::Result<()> {
     open(home, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?.write_all(line.as_bytes())
 }
 
-/// The last events on file; lines that do not parse (a torn end) are passed over.
+/// Returns the last events on file. Lines that do not parse (a torn end) are skipped.
 pub fn read(home: &Path) -> Vec<Event> {
     use std::io::{Read, Seek, SeekFrom};
     let mut bytes = Vec::new();
@@ -140,7 +142,7 @@ mod tests {
         append(&home, LINE).unwrap_err();
         assert!(read(&home).is_empty());
         std::fs::remove_file(&events).unwrap();
-        // A pipe would hold up whoever opens it.
+        // Opening a pipe would block.
         rustix::fs::mknodat(rustix::fs::CWD, &events, FileType::Fifo, Mode::RWXU, 0).unwrap();
         append(&home, LINE).unwrap_err();
         assert!(read(&home).is_empty());

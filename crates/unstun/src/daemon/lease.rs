@@ -1,5 +1,5 @@
-//! Leases of stores that other hosts may reach: who this daemon is, which owners have ended for certain, and the lock by
-//! which the daemons of one host keep apart without any wait.
+//! Leases of stores that other hosts can reach: the identity of this daemon, the owners that have ended for certain,
+//! and the lock that separates the daemons of one host without any wait.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -14,16 +14,16 @@ use engine::native::{Claimant, Lease, LeaseTerms, Owner, TakeOver};
 use nix::libc;
 use rustix::fs::FlockOperation;
 
-/// Given by systemd to a unit with RuntimeDirectory=unstun.
+/// Variable that systemd sets for a unit with RuntimeDirectory=unstun.
 const RUN_VARIABLE: &str = "RUNTIME_DIRECTORY";
 const RUN_DEFAULT: &str = "/run/unstun";
 
 thread_local! {
-    /// Openings of this process that may still write.
+    /// IDs of the openings of this process that may still write.
     static LIVE: RefCell<BTreeSet<u128>> = const { RefCell::new(BTreeSet::new()) };
 }
 
-/// A lease that this daemon owns.
+/// Lease that this daemon owns.
 pub struct Leased {
     pub lease: Rc<Lease>,
     id: u128,
@@ -32,7 +32,7 @@ pub struct Leased {
 }
 
 impl Leased {
-    /// Gives the lease back; the store is closed.
+    /// Releases the lease. The store must be closed.
     pub async fn release(&self) -> Result<()> {
         self.released.set(true);
         self.lease.release().await
@@ -45,10 +45,11 @@ impl Drop for Leased {
     }
 }
 
-/// Owns the lease of the store in `file`, a handle of its own, when it answers.
+/// Acquires the lease of the store in `file`, which is a handle of its own.
 ///
 /// # Errors
-/// `Locked`: another owns it and lives. `Refused`: nothing is heard of its owner. `Invalid`: not a store.
+/// `Locked`: another owner has the lease and lives. `Refused`: the state of its owner is unknown. `Invalid`: not a
+/// store.
 pub async fn acquire(env: &Env, file: File, take_over: TakeOver) -> Result<Leased> {
     refuse_cached(&file)?;
     let superblock = Superblock::read(&file).await?.newest;
@@ -70,7 +71,8 @@ pub async fn acquire(env: &Env, file: File, take_over: TakeOver) -> Result<Lease
     Ok(Leased { lease, id, released, _lock: lock })
 }
 
-/// Through the page cache a host would read its own copy of the lease, and take it from an owner that lives.
+/// Refuses a file behind the page cache: a host would read its own copy of the lease, and take it from an owner that
+/// lives.
 fn refuse_cached(file: &File) -> Result<()> {
     if file.limits().direct {
         return Ok(());
@@ -90,7 +92,7 @@ fn tell_of_loss(env: &Env, lease: &Rc<Lease>, released: &Rc<Cell<bool>>) {
     }));
 }
 
-/// This opening, as other hosts are told of it.
+/// Returns the identity of this opening as other hosts see it.
 fn own(env: &Env) -> Result<Owner> {
     let pid = u64::from(std::process::id());
     let namespace = fs::metadata("/proc/self/ns/pid").map(|at| at.ino());
@@ -108,19 +110,20 @@ fn read(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_string())
 }
 
-/// Random, of the running kernel.
+/// Returns the random ID of the running kernel's boot.
 fn boot_id() -> Option<u128> {
     u128::from_str_radix(&read("/proc/sys/kernel/random/boot_id")?.replace('-', ""), 16).ok()
 }
 
-/// When a process began, in clock ticks since the boot; None where there is none. Its name stands in parentheses and
-/// may hold anything; the number is the 20th field behind them (proc_pid_stat(5)).
+/// Returns the start of a process in clock ticks since the boot; None if there is no such process. The process name is
+/// in parentheses and may contain anything. The number is the 20th field after them (proc_pid_stat(5)).
 fn started(pid: u64) -> Option<u64> {
     let stat = read(&format!("/proc/{pid}/stat"))?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Only on the same boot and in the same namespace a pid says anything. What cannot be read is no proof.
+/// Returns whether the owner has ended for certain. A pid is meaningful only on the same boot and in the same
+/// namespace. What cannot be read is no proof.
 fn has_ended(own: &Owner, other: &Owner) -> bool {
     let same_host = own.boot_id == other.boot_id && own.process_namespace == other.process_namespace;
     if !same_host || own.boot_id == 0 || own.process_namespace == 0 || other.started == 0 {
@@ -135,7 +138,8 @@ fn has_ended(own: &Owner, other: &Owner) -> bool {
     }
 }
 
-/// Two nodes of one device have one store's id: the daemons of a host need no lease to see each other.
+/// Locks a store's ID on this host. Two nodes of one device have the same store's ID, so the daemons of a host need no
+/// lease to detect each other.
 fn lock_by_id(store_id: u64, name: &str) -> Result<OpenFile> {
     let folder = run_folder();
     let path = folder.join(format!("store-{store_id:016x}.lock"));
@@ -160,7 +164,7 @@ fn lock_by_id(store_id: u64, name: &str) -> Result<OpenFile> {
     }
 }
 
-/// A folder that is this host's alone and empty after a boot.
+/// Returns a folder that belongs to this host alone and is empty after a boot.
 fn run_folder() -> PathBuf {
     if let Some(given) = std::env::var_os(RUN_VARIABLE).filter(|given| !given.is_empty()) {
         return given.into();

@@ -44,7 +44,7 @@ impl Daemon {
         self.show(&entry).await
     }
 
-    /// A VM that was just made; what cannot be opened is taken away again.
+    /// Opens a VM that was just created. If that fails, removes it again.
     async fn open_new(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
         let opened = self.open_vm(name, home).await;
         if let Err(error) = &opened
@@ -52,12 +52,12 @@ impl Daemon {
         {
             let cause =
                 Error::new(error.kind, format!("{error}; and what was made of it is still there: {e}"));
-            self.break_down(name, home.clone(), &cause);
+            self.fail_read_only(name, home.clone(), &cause);
         }
         opened
     }
 
-    /// Where a new VM's files will be.
+    /// Returns the home for a new VM. Refuses a name that is taken.
     pub async fn free_home(&self, site: &Rc<Site>, name: &str) -> Result<Home> {
         bin::refuse_reserved(name)?;
         let home = site.home(name);
@@ -68,8 +68,8 @@ impl Daemon {
         Ok(home)
     }
 
-    /// In place the folder becomes the VM's home; else a home in the datastore has deltas on top of the
-    /// folder's.
+    /// Imports a VM. In place, its folder becomes the VM's home. Otherwise a home in the datastore has deltas on top of
+    /// the folder's layers.
     pub async fn vm_import(self: &Rc<Self>, request: api::VmImport, source: Source) -> Result<api::Vm> {
         let name = source.name.as_str();
         let _claims = (self.claim(name)?, self.claim(&source.folder.to_string_lossy())?);
@@ -117,7 +117,7 @@ impl Daemon {
         self.show(&entry).await
     }
 
-    /// A folder in a datastore that is a home belongs there.
+    /// Returns the datastore that the import belongs to. A home inside a datastore's folder belongs to that datastore.
     fn site_to_import(&self, source: &Source, request: &api::VmImport) -> Result<Rc<Site>> {
         let around = self.sites().into_iter().find(|site| site.contains(&source.folder));
         match around {
@@ -126,7 +126,8 @@ impl Daemon {
         }
     }
 
-    /// A folder in the datastore is found by its name at the next start, so that is the VM's name too.
+    /// Returns the home of an import. A start finds a folder in the datastore by its name, so that must be the VM's
+    /// name too.
     async fn import_home(&self, site: &Rc<Site>, source: &Source, in_place: bool) -> Result<Home> {
         let name = source.name.as_str();
         if !in_place {
@@ -148,7 +149,7 @@ impl Daemon {
         Ok(site.at(folder))
     }
 
-    /// A folder becomes a home where it lies. Until all of it is there a start takes out what is ours.
+    /// Turns a folder into a home in place. Until it is complete, a start removes the daemon's files from it.
     async fn adopt(&self, home: &Home, source: &Source, request: &api::VmImport) -> Result<()> {
         let (site, name) = (&home.site, source.name.as_str());
         formats::refuse_adoption(self, source, request).await?;
@@ -217,7 +218,7 @@ impl Daemon {
         let _shut = entry.shut_idle("close it")?;
         self.note(&entry, "closed");
         if let Err(error) = self.bring_to_rest(&entry).await {
-            self.break_down(vm.as_str(), entry.place(), &error);
+            self.fail_read_only(vm.as_str(), entry.place(), &error);
             return Err(error);
         }
         self.rest(vm.as_str(), entry.place());
@@ -242,10 +243,10 @@ impl Daemon {
         };
         let entry = match self.open_rested(name, &home).await {
             Ok(entry) => entry,
-            // Nothing was found out about it.
+            // This error says nothing about the VM.
             Err(error) if error.kind == ErrorKind::NoDescriptors => return Err(error),
             Err(error) => {
-                self.break_down(name, home, &error);
+                self.fail_read_only(name, home, &error);
                 return Err(error);
             }
         };
@@ -254,7 +255,7 @@ impl Daemon {
         self.show(&entry).await
     }
 
-    /// By the user's word no client of before still runs.
+    /// Serves the exports under their plain names again: the user states that no earlier client still runs.
     async fn open_plain_names(&self, entry: &Entry) -> Result<()> {
         if !entry.vm.generation().is_opened() {
             entry.refuse_when_moving()?;
@@ -264,7 +265,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Opens a VM whose files others may have written: a client of before is refused for ever. Nobody else writes a store.
+    /// Opens a VM that was not served. Other programs may have written its files, so earlier clients are refused for
+    /// ever. No other program writes a store.
     async fn open_rested(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
         let entry = self.open_vm(name, home).await?;
         let _shut = entry.gate.shut();
@@ -273,7 +275,7 @@ impl Daemon {
             Kept::Native(_) => GenerationChange::Open,
         };
         if let Err(error) = entry.vm.change_generation(change).await {
-            // The first error says more.
+            // The first error is more specific.
             let _ = entry.vm.close().await;
             self.forget(name);
             self.holds.release(&home.path);
@@ -301,8 +303,8 @@ impl Daemon {
         self.show(&entry).await
     }
 
-    /// The VM with `folder` among those it may write in. It is opened again for that, unless it had it
-    /// already.
+    /// Returns the VM with `folder` among those that it may write to. Reopens the VM for that, unless it already had
+    /// the folder.
     pub async fn with_folder(self: &Rc<Self>, entry: &Rc<Entry>, folder: &str) -> Result<Rc<Entry>> {
         let files = entry.files("keep in a folder of its own")?;
         if files.has_own_folder(folder) {
@@ -312,14 +314,15 @@ impl Daemon {
         let _shut = entry.shut_idle(&format!("let it use {folder}, for which it is opened again"))?;
         files.add_own_folder(folder).await?;
         let (name, home) = (entry.name.clone(), entry.place());
-        // After the close it would be too late; what the close gives back is enough for the opening.
+        // After the close a refusal would be too late. The descriptors that the close releases suffice for the
+        // reopening.
         self.descriptors.admit_vm(&name)?;
-        // One that did not come to rest is not opened over: what its writers left is not known.
+        // A VM whose close failed is not reopened: what its writers left is unknown.
         let reopened = async {
             entry.vm.close().await?;
             self.open_vm(&name, &home).await
         };
-        reopened.await.inspect_err(|error| self.break_down(&name, home.clone(), error))
+        reopened.await.inspect_err(|error| self.fail_read_only(&name, home.clone(), error))
     }
 }
 

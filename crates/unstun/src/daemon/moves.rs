@@ -17,14 +17,14 @@ use super::state::Daemon;
 use super::switchable_volume::Switch;
 use super::way::{Way, refuse_viewers};
 
-/// The side that a VM moves to.
+/// Target side of a VM's move.
 pub struct Side {
     pub vm: Rc<dyn Machine>,
     pub kept: Kept,
     pub way: Way,
 }
 
-/// A running disk while it moves.
+/// Running disk of a VM that moves.
 struct Switched {
     switch: Rc<Switch>,
     source: Rc<dyn Volume>,
@@ -32,7 +32,7 @@ struct Switched {
 }
 
 impl Daemon {
-    /// Answers with the job as soon as the other side is there.
+    /// Starts a move, and returns its job as soon as the target side exists.
     pub async fn vm_move(self: &Rc<Self>, vm: &VmName, request: api::VmMove) -> api::error::Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
         let claim = self.claim(vm.as_str())?;
@@ -51,7 +51,7 @@ impl Daemon {
         self.job_do(id, |_| Ok(()))
     }
 
-    /// The other side, and the bytes that a move copies at most.
+    /// Creates the target side, and returns it with the maximum number of bytes that the move copies.
     async fn begin_move(&self, entry: &Rc<Entry>, request: &api::VmMove) -> api::error::Result<(Side, u64)> {
         let way = self.plan_move(entry, request).await?;
         self.descriptors.admit_vm(&entry.name)?;
@@ -61,12 +61,12 @@ impl Daemon {
         let make = async || {
             let made = self.make_side(entry, way.clone()).await;
             if made.is_err() {
-                // What cannot be removed now goes at the next start.
+                // Anything that cannot be removed now is removed at the next start.
                 let _ = self.give_up(&way).await;
             }
             made
         };
-        // It may be a full datastore that the VM leaves.
+        // The VM may be leaving a full datastore.
         Ok((self.with_reserve(&entry.site, make).await?, bytes))
     }
 
@@ -77,7 +77,7 @@ impl Daemon {
         }
         entry.moving.set(0);
         drop(claim);
-        // What the guests have written since the start was copied too.
+        // The guests' writes since the start of the move were copied too.
         job.bytes_total.set(job.bytes_total.get().max(job.bytes_done.get()));
         job.end(moved);
     }
@@ -87,8 +87,8 @@ impl Daemon {
         let stun_us = match self.relocate(entry, side, job, &in_doubt).await {
             Ok(stun_us) => stun_us,
             Err(error) if in_doubt.get() => {
-                // Which side is the VM stands in its home, where it could not be read back: a start will.
-                self.break_down(&entry.name, entry.place(), &error.clone().into());
+                // The VM's folder records which side is the VM, but could not be read back. The next start reads it.
+                self.fail_read_only(&entry.name, entry.place(), &error.clone().into());
                 return Err(error);
             }
             Err(error) => {
@@ -109,7 +109,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// From the first block copied to the step, after which the entry in the datastore is another one.
+    /// Runs the move from the first copied block to the step. After the step, another record of the VM replaces `entry`
+    /// in the datastore.
     async fn relocate(
         self: &Rc<Self>,
         entry: &Rc<Entry>,
@@ -129,14 +130,15 @@ impl Daemon {
                 drained.push(switch.replace(mirror));
                 switched.push(Switched { switch, source, target });
             }
-            // A write from before may wait for something else, for ever.
+            // An earlier write may wait for another event without end, so the job can be cancelled here.
             job.or_cancelled(join_all(drained)).await?;
             moving.copy_running().await?;
             self.hand_over(entry, side, &moving, &switched, in_doubt).await
         };
         let moved = moved.await;
         if moved.is_err() {
-            // Neither waits: what of a write under way is still to reach the other side ends when that is closed.
+            // This loop does not wait. A write under way that has yet to reach the target ends when the target is
+            // closed.
             for moved in &switched {
                 drop(moved.switch.replace(moved.source.clone()));
             }
@@ -154,16 +156,18 @@ impl Daemon {
     ) -> Result<u64> {
         let _shut = entry.gate.shut_behind().await;
         let guests = entry.gate.guests.counted_by(&*side.vm).await?;
-        // Copying the snapshots has raised it there. Clients stay, and connect again by the names that they have.
+        // Copying the snapshots has raised the target's generation. Clients stay connected, and reconnect by their
+        // present names.
         side.vm.change_generation(GenerationChange::Adopt(entry.vm.generation())).await?;
         let step = async || {
             refuse_viewers(entry)?;
             let stepped = self.step(&side.way).await;
-            // A full file system changes nothing, so nothing is in doubt.
+            // A full file system changes nothing, so the outcome is not in doubt.
             let is_full = stepped.as_ref().is_err_and(|e| e.is_no_space());
             let is_clean = is_full && self.has_stepped(&side.way).await.is_ok_and(|stepped| !stepped);
             if stepped.is_err() && !is_clean && self.step_back(&side.way).await.is_err() {
-                // Nobody knows which side it is: no write is answered any more, from before the guests go on.
+                // It is unknown which side is the VM. The source is closed before the guests resume, so no later write
+                // is answered.
                 in_doubt.set(true);
                 let _ = entry.vm.close().await;
             }
@@ -173,7 +177,7 @@ impl Daemon {
             self.copy_events(entry, to);
         }
         let stun_us = moving.finish(step).await?;
-        // Neither waits: what is under way in the mirrors ends on the new side.
+        // This loop does not wait. Requests under way in the mirrors end on the target.
         for moved in switched {
             drop(moved.switch.replace(moved.target.clone()));
         }

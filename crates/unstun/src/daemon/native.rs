@@ -26,36 +26,37 @@ use super::site::{Home, Site};
 use super::state::Daemon;
 use crate::log::log;
 
-/// In the datastore's folder.
+/// Name of the store's file in the datastore's folder.
 const STORE_NAME: &str = "store.unstun";
-/// In a home's own folder: the VM's id in the store, as 32 hexadecimal digits.
+/// File in a home's `.unstun` folder: the VM's ID in the store, as 32 hexadecimal digits.
 pub const MARK_NAME: &str = "native";
 const MARK_BYTES_MAX: u64 = 64;
 
-/// What has the store in it.
+/// Location of the store.
 enum Ground {
-    /// A file in the datastore's folder, made with the first native VM.
+    /// A file in the datastore's folder, created with the first native VM.
     Folder(Dir),
-    /// All of a device, which does not grow.
+    /// A whole device, which does not grow.
     Device(Claimed),
 }
 
-/// The datastore's store.
+/// Store of a datastore.
 pub struct Native {
     env: Env,
     ground: Ground,
-    /// Pages of trees kept in memory, in bytes.
+    /// Size in bytes of the tree pages kept in memory.
     map_cache_bytes: usize,
     store: RefCell<Option<Rc<Store>>>,
-    /// Device and inode of the store's file in a folder, as it was opened.
+    /// Device and inode of the store's file in a folder, as of its opening.
     file_id: Cell<Option<(u64, u64)>>,
-    /// Of the store's file in a folder, which somebody may add by its own path: as a device's, it is one daemon's.
+    /// Lock on the store's file in a folder. The file can be added as a datastore by its own path, so like a device it
+    /// belongs to one daemon.
     lock: RefCell<Option<Lock>>,
-    /// Where other hosts may reach the store.
+    /// Lease of the store where other hosts can reach it.
     lease: RefCell<Option<Leased>>,
-    /// From whom the lease is taken.
+    /// Owners that the lease may be taken from.
     take_over: TakeOver,
-    /// Two that open it at once would each have a journal of their own.
+    /// Lock around opening: two concurrent openings would each have their own journal.
     opening: TaskMutex,
 }
 
@@ -81,7 +82,7 @@ impl Native {
         }
     }
 
-    /// Of the device; None in a folder.
+    /// Returns the device; None in a folder.
     pub fn device(&self) -> Option<&Claimed> {
         match &self.ground {
             Ground::Folder(_) => None,
@@ -93,18 +94,18 @@ impl Native {
         self.map_cache_bytes
     }
 
-    /// None before it was needed.
+    /// Returns the open store; None before its first use.
     pub fn opened(&self) -> Option<Rc<Store>> {
         self.store.borrow().clone()
     }
 
-    /// Inside of the store, for guests.
+    /// Returns the number of bytes inside the store that are free for guests.
     pub fn free_bytes(&self) -> u64 {
         let used = self.opened().map(|store| store.store_use());
         used.map_or(0, |used| used.free.saturating_sub(used.reserve))
     }
 
-    /// Whether one was made, opened or not.
+    /// Returns whether a store exists, open or not.
     pub async fn exists(&self) -> Result<bool> {
         match &self.ground {
             Ground::Folder(dir) => Ok(dir.list().await?.iter().any(|name| name == STORE_NAME)),
@@ -112,7 +113,7 @@ impl Native {
         }
     }
 
-    /// Removes a store that a crash has left half made.
+    /// Removes a store whose creation a crash has interrupted.
     pub async fn clear_up(&self) -> Result<()> {
         let _turn = self.opening.lock().await;
         match &self.ground {
@@ -121,7 +122,7 @@ impl Native {
         }
     }
 
-    /// `NotFound` where none was made yet.
+    /// Opens the store; `NotFound` if none exists yet.
     pub async fn open(&self) -> Result<Rc<Store>> {
         let _turn = self.opening.lock().await;
         self.open_in_turn().await
@@ -144,7 +145,8 @@ impl Native {
         self.open_in_turn().await
     }
 
-    /// A store that is missing is not replaced by an empty one: its VMs could not be told from new ones.
+    /// Refuses to replace a missing store by an empty one: the VMs in the old store could not be distinguished from new
+    /// ones.
     async fn refuse_beside(&self, homes: &[(String, PathBuf)]) -> Result<()> {
         let mut owners = Vec::new();
         for (name, home) in homes {
@@ -160,8 +162,8 @@ impl Native {
         Err(Error::damaged(self.path().to_string_lossy(), format!("{cause}; {remedy}")))
     }
 
-    /// Why no new VM may come to the open store: its file is not the one that was opened. What runs goes on in the old
-    /// file, which is gone with the daemon.
+    /// Returns why the open store takes no new VM: the file at its path is not the one that was opened. Running VMs
+    /// continue in the old file, which is lost when the daemon ends.
     pub async fn unlinked(&self) -> Option<Error> {
         let opened = self.file_id.get()?;
         if file_id(&self.env, self.path()).await == Some(opened) {
@@ -198,7 +200,7 @@ impl Native {
         let options = StoreOptions { map_cache_bytes: self.map_cache_bytes, ..StoreOptions::default() };
         let opened = Store::open(self.env.clone(), file, options, Growth::default(), can_grow).await;
         if let (Err(_), Some(leased)) = (&opened, &leased) {
-            // What cannot be given back others wait for.
+            // If the lease cannot be released, other daemons wait for its end.
             let _ = leased.release().await;
         }
         *self.store.borrow_mut() = Some(opened.clone()?);
@@ -233,7 +235,7 @@ impl Native {
         Ok(())
     }
 
-    /// Another daemon may have the store.
+    /// Releases the store: another daemon may open it from now on.
     pub fn release(&self) {
         self.lock.take();
         if let Ground::Device(device) = &self.ground {
@@ -255,12 +257,12 @@ impl Native {
     }
 }
 
-/// Device and inode; None where there is no file.
+/// Returns device and inode of a file; None if it does not exist.
 async fn file_id(env: &Env, path: PathBuf) -> Option<(u64, u64)> {
     env.blocking(move || path.metadata().ok().map(|found| (found.dev(), found.ino()))).await
 }
 
-/// Under another name first: a store is whole, or there is none.
+/// Creates a store under a temporary name first: there is either a complete store or none.
 async fn make(env: &Env, dir: &Dir) -> Result<()> {
     let making = format!("{STORE_NAME}{TEMPORARY_SUFFIX}");
     dir.unlink_if_present(&making).await?;
@@ -271,7 +273,7 @@ async fn make(env: &Env, dir: &Dir) -> Result<()> {
     dir.sync().await
 }
 
-/// Which VM of the store a home is; None for one with files of its own.
+/// Returns which VM of the store a home is; None for a VM with its own files.
 pub async fn mark(env: &Env, home: &Path) -> Result<Option<u128>> {
     let own = open_path(env, home).await?.open_dir(OWN_FOLDER, false).await?;
     let text = match own.read_file(MARK_NAME, MARK_BYTES_MAX).await {
@@ -287,7 +289,7 @@ pub async fn mark(env: &Env, home: &Path) -> Result<Option<u128>> {
     Ok(Some(id))
 }
 
-/// As `mark`, from what the file system shows at once; for VMs at rest.
+/// Returns whether a home has a mark, from what the file system shows now; for VMs that are not served.
 pub async fn is_marked(env: &Env, home: &Path) -> bool {
     exists(env, home.join(OWN_FOLDER).join(MARK_NAME)).await
 }
@@ -296,7 +298,7 @@ pub fn mark_line(id: u128) -> String {
     format!("{id:032x}\n")
 }
 
-/// Durable: which VM of the store the home is from now on, if any.
+/// Durably records which VM of the store the home is from now on, if any.
 pub async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
     match id {
         Some(id) => own.replace_file(MARK_NAME, mark_line(id).as_bytes()).await,
@@ -307,7 +309,7 @@ pub async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
     }
 }
 
-/// A home in the datastore that is marked as soon as it has a folder of ours.
+/// Creates a home in the datastore. The home has its mark as soon as it has its `.unstun` folder.
 pub async fn new_home(site: &Site, name: &str, when_full: WhenFull, id: u128) -> Result<()> {
     let dir = site.dir.open_dir(name, true).await?;
     site.dir.sync().await?;
@@ -319,7 +321,7 @@ pub async fn new_home(site: &Site, name: &str, when_full: WhenFull, id: u128) ->
     dir.sync().await
 }
 
-/// A VM with empty disks. The store has it as unfinished until its home is there.
+/// Creates a VM with empty disks. The store has it as unfinished until its home exists.
 pub async fn create_vm(
     daemon: &Daemon,
     site: &Rc<Site>,
@@ -332,7 +334,7 @@ pub async fn create_vm(
     make_whole(daemon, &site.home(name), when_full, id).await
 }
 
-/// A VM that runs on from a snapshot of another.
+/// Creates a VM that continues from a snapshot of another one.
 pub async fn clone(
     daemon: &Daemon,
     site: &Rc<Site>,
@@ -346,8 +348,8 @@ pub async fn clone(
     make_whole(daemon, &site.home(name), when_full, id).await
 }
 
-/// Makes the home of a VM that is unfinished. Nothing is left of either after an error; what cannot be removed then goes at the
-/// next start.
+/// Creates the home of an unfinished VM. Nothing of the home or the VM is left after an error. Anything that cannot be
+/// removed then is removed at the next start.
 async fn make_whole(daemon: &Daemon, home: &Home, when_full: WhenFull, id: u128) -> Result<()> {
     let site = &home.site;
     let name = site.relative(&home.path);
@@ -368,7 +370,7 @@ async fn make_whole(daemon: &Daemon, home: &Home, when_full: WhenFull, id: u128)
     made
 }
 
-/// The VM of the store whose home is, or was, there.
+/// Returns the VM of the store whose home is or was at this path.
 pub async fn recorded_at(home: &Home) -> Result<Option<u128>> {
     let site = &home.site;
     if !site.native.exists().await? {
@@ -379,7 +381,7 @@ pub async fn recorded_at(home: &Home) -> Result<Option<u128>> {
     Ok(homes.into_iter().find(|(_, home)| home.path == path).map(|(id, _)| id))
 }
 
-/// Removes a VM that is not open from the store, and its home.
+/// Removes a VM that is not open, and its home, from the store and the datastore.
 pub async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
     match home.site.native.open().await {
         Ok(store) => {
@@ -387,14 +389,14 @@ pub async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
                 store.begin_removal(id, &home.site.relative(&home.path)).await?;
             }
         }
-        // The store is gone, and its VMs with it: their folders can be removed.
+        // The store is missing, and its VMs with it: their folders can be removed.
         Err(e) if e.kind == ErrorKind::NotFound => {}
         Err(e) => return Err(e),
     }
     take_away(home, id).await
 }
 
-/// The rest of `remove_with_home`, which can be repeated. A folder that says that it is another VM's stays.
+/// Carries out the rest of `remove_with_home`; can be repeated. A folder marked as another VM's stays.
 pub async fn take_away(home: &Home, id: u128) -> Result<()> {
     match open_home(home).await {
         Ok(dir) => remove_home(home, &dir, id).await?,
@@ -409,7 +411,7 @@ async fn remove_home(home: &Home, dir: &Dir, id: u128) -> Result<()> {
     if has_own && mark(dir.env(), &home.path).await? != Some(id) {
         return Ok(());
     }
-    // What it was taken over with is no disk of it any more, and was somebody's before.
+    // Files from an import in place are no longer disks of the VM, and belonged to the user before. They stay.
     if has_own && has_vmx(dir).await? && !homes::is_adopted(home).await? {
         remove_configuration(dir).await?;
     }
@@ -421,7 +423,8 @@ pub async fn open_vm(site: &Site, id: u128, options: Options) -> Result<Rc<Nativ
     NativeVm::open(&store, id, options).await
 }
 
-/// Takes the VM that a home is, and that is not open, out of the store. For the sides of a move, which go by their marks.
+/// Removes the VM that the home is marked with from the store. The VM is not open. For the sides of a move, which are
+/// identified by their marks.
 pub async fn remove_marked(home: &Home) -> Result<()> {
     match mark(home.site.dir.env(), &home.path).await? {
         Some(id) => remove_vm(&home.site, id).await,
@@ -429,7 +432,7 @@ pub async fn remove_marked(home: &Home) -> Result<()> {
     }
 }
 
-/// Takes a VM that is not open out of the store, if it and the store are there.
+/// Removes a VM that is not open from the store, if the VM and the store exist.
 pub async fn remove_vm(site: &Site, id: u128) -> Result<()> {
     if site.native.opened().is_none() && !site.native.exists().await? {
         return Ok(());
@@ -440,7 +443,7 @@ pub async fn remove_vm(site: &Site, id: u128) -> Result<()> {
     }
 }
 
-/// Of a home that is a VM of the store.
+/// Returns whether a home's VM in the store is one side of a move.
 pub async fn is_moving(home: &Home) -> Result<bool> {
     match mark(home.site.dir.env(), &home.path).await? {
         Some(id) => Ok(home.site.native.open().await?.is_moving(id)),
@@ -448,14 +451,14 @@ pub async fn is_moving(home: &Home) -> Result<bool> {
     }
 }
 
-/// Whether the store has the home's VM, and as one that is no side of a move.
+/// Returns whether the store has the home's VM, and the VM is not one side of a move.
 pub async fn is_whole(home: &Home) -> Result<bool> {
     let Some(id) = mark(home.site.dir.env(), &home.path).await? else { return Ok(false) };
     let store = home.site.native.open().await?;
     Ok(!store.is_moving(id) && store.vms().await?.iter().any(|(vm, _)| *vm == id))
 }
 
-/// Of a home that is a VM of the store; durable.
+/// Durably records in the store whether the home's VM is one side of a move.
 pub async fn set_moving(home: &Home, moving: bool) -> Result<()> {
     match mark(home.site.dir.env(), &home.path).await? {
         Some(id) => home.site.native.open().await?.set_moving(id, moving).await,
@@ -463,9 +466,10 @@ pub async fn set_moving(home: &Home, moving: bool) -> Result<()> {
     }
 }
 
-/// VMs of the store that no home is marked with, by the names that their homes had. Those that are being made or removed have none.
+/// Returns the VMs of the store that no home is marked with, by the names of their former homes. VMs that are being
+/// created or removed are left out.
 async fn homeless(site: &Site, store: &Store) -> api::error::Result<Vec<(u128, String)>> {
-    // Before the homes: one that is made meanwhile is not among these.
+    // The VMs are read before the homes, so a VM that is created meanwhile is not among them.
     let mut vms = store.vms().await?;
     for (id, home) in store.homes()? {
         if home.state != VmHomeState::Whole {
@@ -476,7 +480,7 @@ async fn homeless(site: &Site, store: &Store) -> api::error::Result<Vec<(u128, S
         }
     }
     for (_, home) in site.inhabitants().await? {
-        // A home that is gone, or damaged, says so when it is opened.
+        // Opening a missing or damaged home reports it.
         let marked = match mark(site.dir.env(), &home).await {
             Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e.into()),
             marked => marked.ok().flatten(),
@@ -486,8 +490,8 @@ async fn homeless(site: &Site, store: &Store) -> api::error::Result<Vec<(u128, S
     Ok(vms)
 }
 
-/// The homeless (a crash came before the mark, or somebody removed the folder) get a home. Those whose name is taken are
-/// told.
+/// Creates homes for VMs of the store without one: a crash came before the mark, or the folder was removed. Reports
+/// those whose name is taken.
 pub async fn find_homeless(
     daemon: &Rc<Daemon>,
     site: &Rc<Site>,
@@ -498,7 +502,7 @@ pub async fn find_homeless(
     let store = site.native.open().await?;
     let mut found = Vec::new();
     for (id, name) in homeless(site, &store).await? {
-        // An operation that makes it, moves it or takes it away is under way, or has just ended.
+        // An operation that creates, moves or removes the VM is under way or has just ended.
         let Ok(_claim) = daemon.claim(&name) else { continue };
         if !homeless(site, &store).await?.iter().any(|(other, _)| *other == id) {
             continue;

@@ -11,7 +11,8 @@ use tokio::sync::oneshot;
 
 use super::{device, inuse};
 
-/// Longest wait for what a path leads to. With what the core may wait for a datastore it is less than ten seconds.
+/// Maximum wait for a file system to answer about a path. Together with the core's own wait for a datastore it is less
+/// than ten seconds.
 const ANSWER_WAIT: Duration = Duration::from_secs(4);
 
 pub fn create(mut request: VmCreate) -> Result<VmCreate> {
@@ -19,7 +20,7 @@ pub fn create(mut request: VmCreate) -> Result<VmCreate> {
     Ok(request)
 }
 
-/// Its folder exists, and is named as everybody else names it.
+/// Checks that the disk's folder exists, and replaces its path by the canonical one.
 pub fn disk(disk: DiskCreate) -> Result<DiskCreate> {
     let dir = folder(disk.dir)?.map(PathBuf::from);
     Ok(DiskCreate { dir, ..disk })
@@ -29,10 +30,9 @@ pub fn folder(dir: Option<PathBuf>) -> Result<Option<String>> {
     dir.as_deref().map(existing).transpose()
 }
 
-/// What it is called, and the folder as everybody else names it.
+/// Returns the datastore's name and the canonical path of its folder.
 pub fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
-    // A device is opened, and told of, by the path that its owner has for it: /dev/disk/by-id lasts, what it leads to
-    // does not.
+    // A device is opened and reported by the path that its owner gave: /dev/disk/by-id is permanent, its target is not.
     let path = match device::is_device(&request.path) {
         true => PathBuf::from(recordable(&request.path)?),
         false => PathBuf::from(existing(&request.path)?),
@@ -46,7 +46,7 @@ pub fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
     Ok((name, path))
 }
 
-/// Refuses what QEMU has open.
+/// Refuses images that QEMU has open.
 pub fn import(request: VmImport) -> Result<(VmImport, Source)> {
     let source = Source::find(&request)?;
     let mut folders = vec![source.folder.clone()];
@@ -55,7 +55,8 @@ pub fn import(request: VmImport) -> Result<(VmImport, Source)> {
     Ok((request, source))
 }
 
-/// A folder a user named, which has to be there: the path without links that every file will name it by.
+/// Returns the path without links of a folder that a user named and that must exist. Every file records the folder by
+/// this path.
 fn existing(dir: &Path) -> Result<String> {
     let shown = dir.display();
     let path = dir.canonicalize().map_err(|e| match e.kind() {
@@ -68,18 +69,18 @@ fn existing(dir: &Path) -> Result<String> {
     Ok(recordable(&path)?.to_owned())
 }
 
-/// Paths stand in files of ours, one a line.
+/// Refuses a path that cannot be recorded: the daemon's files contain paths, one per line.
 fn recordable(path: &Path) -> Result<&str> {
     let fits = |text: &&str| text.starts_with('/') && !text.contains(char::is_control);
     let expected = "expected an absolute path in UTF-8, without control characters";
     path.to_str().filter(fits).ok_or_else(|| Error::invalid(format!("{}: {expected}", path.display())))
 }
 
-/// A VM made by others, found.
+/// VM made by other software, as found on disk.
 pub struct Source {
     pub name: VmName,
     pub folder: PathBuf,
-    /// Folders beside it that its files may lead to.
+    /// Other folders that its files may refer to.
     pub roots: Vec<String>,
 }
 
@@ -103,7 +104,7 @@ impl Source {
     }
 }
 
-/// A folder with two configurations is refused when it is opened; here any will do for the name.
+/// Returns any configuration in the folder, for the name. A folder with two is refused when it is opened.
 pub fn only_vmx(folder: &Path) -> Result<PathBuf> {
     let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", folder.display()));
     let entries = folder.read_dir().map_err(failed)?.flatten().map(|entry| entry.path());
@@ -112,7 +113,8 @@ pub fn only_vmx(folder: &Path) -> Result<PathBuf> {
     entries.filter(is_vmx).min().ok_or_else(none)
 }
 
-/// Runs a look at paths beside the asking thread, which answers other requests meanwhile: a file system may never answer.
+/// Runs a check of paths on another thread, because a file system may never answer. The calling thread answers other
+/// requests meanwhile.
 pub async fn beside<T: Send + 'static>(look: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let (tell, told) = oneshot::channel();
     std::thread::Builder::new()

@@ -18,7 +18,7 @@ use super::site::Home;
 use super::state::Daemon;
 use super::tracked::Tracked;
 
-/// A look at a job's progress makes a new rate after this long.
+/// Minimum time in nanoseconds between two measurements of a job's rate.
 const RATE_WINDOW_NS: u64 = 500_000_000;
 
 pub fn id(id: u128) -> String {
@@ -29,7 +29,8 @@ pub fn time(unix_us: i64) -> Timestamp {
     Timestamp::from_microsecond(unix_us).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// Names of served VMs were checked when they were made; a folder renamed by hand may carry any other.
+/// Converts a VM's name. Names of served VMs were checked at creation; a folder renamed by hand may have any other
+/// name.
 pub fn vm_name(name: &str) -> VmName {
     name.parse().unwrap_or_else(|_| "unnamed".parse().expect("a sound name"))
 }
@@ -73,7 +74,7 @@ pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
     }
 }
 
-/// A VM that is not served; `native` is whether its folder says that its disks are.
+/// Summarizes a VM that is not served. `native` is whether its folder marks its disks as native.
 pub fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>) -> api::VmSummary {
     let Home { site, path: home } = home;
     let condition = if cause.is_some() { api::VmCondition::Broken } else { api::VmCondition::Closed };
@@ -95,7 +96,7 @@ pub fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>) -> api
     }
 }
 
-/// Of the home's own: imported, cloned, opened.
+/// Returns an event of the home itself: imported, cloned, opened.
 pub fn home_event(entry: &Entry, message: &str) -> api::Event {
     api::Event {
         id: entry.next_event(),
@@ -110,7 +111,8 @@ pub fn home_event(entry: &Entry, message: &str) -> api::Event {
 }
 
 impl Entry {
-    /// Who may write to its running disks, or reads one that another writes.
+    /// Returns the clients that may write to the VM's running disks, or that read a disk while another client writes
+    /// it.
     pub fn writers(&self) -> Vec<api::VmClient> {
         let clients = self.vm.clients().into_iter();
         let shown = |(disk, client): (u32, String)| {
@@ -120,7 +122,7 @@ impl Entry {
         clients.map(shown).collect()
     }
 
-    /// Who reads its sealed states.
+    /// Returns the clients that read the VM's sealed states.
     pub fn readers(&self) -> Vec<api::VmClient> {
         let state = self.vm.state();
         let name = |id: u128| state.snapshots.iter().find(|s| s.id == id).map(|s| s.name.clone());
@@ -282,7 +284,7 @@ pub fn engine_mode(mode: api::DiskMode) -> DiskMode {
     }
 }
 
-/// Where a layer's content is: its descriptor, or the store that has all of them.
+/// Returns the path of a layer's content: its descriptor, or the store that contains all layers.
 pub fn layer_path(entry: &Entry, name: &str) -> PathBuf {
     match entry.kept {
         Kept::Redo(_) => entry.home.join(name),
@@ -317,7 +319,8 @@ pub fn snapshots(entry: &Entry, state: &VmState, delta_bytes: &BTreeMap<u128, u6
     in_tree_order(state).into_iter().map(show).collect()
 }
 
-/// Parents before children, older siblings first. Those of a circle of parents, in a damaged home, are left out.
+/// Orders snapshots with parents before children, and older siblings first. Snapshots in a circle of parents, in a
+/// damaged home, are left out.
 fn in_tree_order(state: &VmState) -> Vec<&SnapshotState> {
     let mut children: BTreeMap<Option<u128>, Vec<&SnapshotState>> = BTreeMap::new();
     for snapshot in &state.snapshots {

@@ -1,4 +1,4 @@
-//! Life of the core's thread: starting the reactor, opening the datastores, serving requests until the stop.
+//! Main function of the core's thread: it starts the reactor, opens the datastores, and serves requests until the stop.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use super::heartbeat::{Heartbeat, beat};
 use super::state::Daemon;
 use crate::log::log;
 
-/// Runs until `Daemon::shut_down` has been answered or every asker is gone.
+/// Runs until `Daemon::shut_down` has been answered, or until all senders of `inbox` are dropped.
 pub fn run(
     place: Place,
     heartbeat: Arc<Heartbeat>,

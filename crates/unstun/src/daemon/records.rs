@@ -1,6 +1,8 @@
-//! What a datastore has on record of its homes with files: the one home of each id, and what is being made or removed.
+//! Records of a datastore about its homes with files: the one home of each ID, and the homes that are being created or
+//! removed.
 //!
-//! It lies outside of the homes, where a copied folder does not take it along. Of a native VM the store has the same record.
+//! The records are outside the homes, so that a copied folder does not include them. For a native VM the store has the
+//! same record.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,22 +11,22 @@ use std::path::PathBuf;
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::{Dir, Error, Result};
 
-/// In the datastore's own folder: a file for each home, called as the VM is.
+/// Folder in the datastore's `.unstun` folder: one file for each home, with the VM's name.
 pub const RECORDS_NAME: &str = "vms";
-/// A word, an id and a path of the kernel's greatest length.
+/// Maximum size of a record in bytes: a word, an ID and a path of the kernel's greatest length.
 const RECORD_BYTES_MAX: u64 = 8 << 10;
-/// In the place of an id that is not known.
+/// Text in place of an unknown ID.
 const NO_ID: &str = "-";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HomeState {
-    /// Recovery removes the home with all that was made for it.
+    /// The home is being created. Recovery removes it with everything that was created for it.
     Making,
-    /// A VM.
+    /// The home is a VM.
     Whole,
-    /// Recovery removes the VM with its disks.
+    /// The VM is being removed. Recovery removes it with its disks.
     Removing,
-    /// Recovery removes what is ours in the home, and nothing else: the VM's files stay.
+    /// The VM is being removed without its files. Recovery removes the daemon's files from the home, and nothing else.
     Forgetting,
 }
 
@@ -39,7 +41,7 @@ const WORDS: [(HomeState, &str); 4] = [
 pub struct HomeRecord {
     pub state: HomeState,
     pub id: Option<u128>,
-    /// Of a home that does not lie in the datastore.
+    /// Path of a home outside the datastore.
     pub path: Option<PathBuf>,
 }
 
@@ -77,7 +79,7 @@ impl HomeRecord {
     }
 }
 
-/// The records of one datastore.
+/// Records of one datastore.
 pub struct HomeRecords {
     dir: Dir,
     all: RefCell<BTreeMap<String, HomeRecord>>,
@@ -109,7 +111,8 @@ impl HomeRecords {
         self.all.borrow().iter().map(|(name, record)| (name.clone(), record.clone())).collect()
     }
 
-    /// Durable when it answers. After an error the record on disk is the old one; or, if `get` answers the new one, either of them.
+    /// Stores a record durably. After an error the old record is on disk; if `get` returns the new one, either may be
+    /// on disk.
     pub async fn put(&self, name: &str, record: HomeRecord) -> Result<()> {
         let staged = self.dir.stage_file(name, record.to_line().as_bytes()).await?;
         self.all.borrow_mut().insert(name.to_owned(), record);
@@ -117,7 +120,7 @@ impl HomeRecords {
         self.dir.sync().await
     }
 
-    /// Durable when it answers.
+    /// Removes a record durably.
     pub async fn remove(&self, name: &str) -> Result<()> {
         if self.get(name).is_none() {
             return Ok(());

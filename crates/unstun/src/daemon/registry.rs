@@ -1,4 +1,4 @@
-//! VMs by name, over all datastores: served, closed, or broken.
+//! Registry of VMs by name, over all datastores: served, closed, or broken.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -14,15 +14,15 @@ pub struct Broken {
     pub cause: Error,
 }
 
-/// One that is not served.
+/// VM that is not served.
 pub struct Idle {
     pub name: String,
     pub home: Home,
-    /// Of the broken ones.
+    /// Why the VM is broken; None for a closed VM.
     pub cause: Option<String>,
 }
 
-/// A name that is nobody else's to make, open or take away until this is dropped.
+/// Exclusive right to create, open or remove an object of this name until the claim is dropped.
 pub struct Claim {
     daemon: Rc<Daemon>,
     name: String,
@@ -68,7 +68,8 @@ impl Daemon {
         Ok(entry)
     }
 
-    /// Two at once would each take the other's folder for its own, or open one home twice.
+    /// Claims a name. Two concurrent operations would each take the other's folder for their own, or open one home
+    /// twice.
     pub fn claim(self: &Rc<Self>, name: &str) -> Result<Claim> {
         if !self.claimed.borrow_mut().insert(name.to_string()) {
             return Err(Error::refused(format!(
@@ -82,7 +83,7 @@ impl Daemon {
         self.vms.borrow().contains_key(name) || self.idle_home(name).is_some()
     }
 
-    /// The home of a VM that is closed or broken.
+    /// Returns the home of a VM that is closed or broken.
     pub fn idle_home(&self, name: &str) -> Option<Home> {
         let broken = self.broken.borrow().get(name).map(|broken| broken.home.clone());
         broken.or_else(|| self.closed.borrow().get(name).cloned())
@@ -97,14 +98,14 @@ impl Daemon {
         closed.chain(broken).collect()
     }
 
-    /// Not served any more, and known as closed.
+    /// Moves a VM to the closed ones: it is not served any more.
     pub fn rest(&self, name: &str, home: Home) {
         self.forget(name);
         self.holds.release(&home.path);
         self.closed.borrow_mut().insert(name.to_string(), home);
     }
 
-    pub fn break_down(&self, name: &str, home: Home, cause: &Error) {
+    pub fn fail_read_only(&self, name: &str, home: Home, cause: &Error) {
         self.forget(name);
         self.holds.release(&home.path);
         self.broken.borrow_mut().insert(name.to_string(), Broken { home, cause: cause.clone() });
@@ -117,7 +118,7 @@ impl Daemon {
         self.jobs.borrow_mut().retain(|t| t.entry.as_ref().is_none_or(|entry| entry.name != name));
     }
 
-    /// Every home that is known, served or not.
+    /// Returns every home in the registry, served or not.
     pub fn homes(&self) -> Vec<PathBuf> {
         let served = self.entries().into_iter().map(|entry| entry.home.clone());
         served.chain(self.idle().into_iter().map(|idle| idle.home.path)).collect()

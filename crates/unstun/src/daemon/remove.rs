@@ -1,5 +1,5 @@
-//! VMs that go: forgotten, or with their files. Whatever refuses does so before anything has changed, and of a
-//! folder's files only those go that are the VM's.
+//! Removal of VMs, with or without their files. Every refusal comes before the first change. Of a folder's files only
+//! the VM's are removed.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -23,11 +23,11 @@ use super::records::HomeState;
 use super::site::Home;
 use super::state::Daemon;
 
-/// What a home consists of before it is a VM.
+/// Kinds of files that a home consists of before it is a VM.
 const MADE_KINDS: [&str; 7] = [".vmdk", ".vmx", ".vmsd", ".nvram", ".vmsn", ".vmem", TEMPORARY_SUFFIX];
-/// Left by whoever chose a name for a delta.
+/// Name of the lock file that the choice of a delta's name leaves behind.
 const NAMES_LOCK: &str = ".unstun-names";
-/// VMware's own are a few KiB.
+/// Maximum size of a `.vmx` file in bytes. VMware's own are a few KiB.
 const VMX_BYTES_MAX: u64 = 1 << 20;
 
 impl Daemon {
@@ -51,7 +51,8 @@ impl Daemon {
         Ok(api::VmRemoved { name: vm.clone(), home: home.path, disks_deleted, bin })
     }
 
-    /// Whatever refuses does so while the VM is served. From the moment it is closed a failure leaves it listed as broken.
+    /// Removes an open VM. Every refusal comes while the VM is served. Once it is closed, a failure leaves it listed as
+    /// broken.
     async fn remove_open(&self, entry: &Rc<Entry>, request: api::VmRemove) -> Result<Option<api::BinEntry>> {
         let delete_disks = request.delete_disks;
         let _shut = entry.shut_idle("remove it")?;
@@ -70,7 +71,8 @@ impl Daemon {
             expect_kept(&entry.name, request.keep, why.as_deref())?
         };
         if kept {
-            // If it comes back, its clients of before are refused, whatever VM they had meanwhile. It is served until here.
+            // If the VM is restored later, its earlier clients are refused, whichever VM they used meanwhile. The VM is
+            // served until here.
             entry.vm.change_generation(GenerationChange::Raise).await?;
         }
         let removed = async {
@@ -81,17 +83,17 @@ impl Daemon {
             match &entry.kept {
                 Kept::Native(vm) => self.remove_native(&entry.name, &home, vm.id()).await?,
                 Kept::Redo(files) => {
-                    // What goes needs no space set aside, and its record may.
+                    // The removal of layers needs no reserved space, but its record may.
                     files.manifest().reserve(0).await?;
                     self.remove_recorded(&entry.name, &home, delete_disks, Some(entry.vm.state().id)).await?;
                 }
             }
             Ok::<_, Error>(None)
         };
-        removed.await.inspect_err(|error| self.break_down(&entry.name, home.clone(), error))
+        removed.await.inspect_err(|error| self.fail_read_only(&entry.name, home.clone(), error))
     }
 
-    /// A VM at rest goes without being opened: no disk of it need be whole for that.
+    /// Removes a VM that is not served, without opening it: its disks need not be intact.
     async fn remove_idle(
         &self,
         vm: &VmName,
@@ -116,7 +118,7 @@ impl Daemon {
 
     async fn remove_held(&self, name: &str, home: &Home, delete_disks: bool) -> Result<()> {
         let marked = match native::mark(&self.env, &home.path).await {
-            // Its folder may be gone, and the VM still in the store.
+            // The VM's folder may be missing while the store still has the VM.
             Err(e) if e.kind == blk::ErrorKind::NotFound => native::recorded_at(home).await?,
             marked => marked?,
         };
@@ -128,7 +130,7 @@ impl Daemon {
                 }
                 return self.remove_recorded(name, home, false, None).await;
             }
-            // What the VM is made of is read below, where it matters.
+            // An error is not final here: what the VM consists of is read below, where it matters.
             _ => {}
         }
         match marked {
@@ -172,7 +174,8 @@ impl Daemon {
         Ok(self.with_reserve(&home.site, forget).await?)
     }
 
-    /// Of a home with files, which nobody has open. Once it is on record a start goes on with it.
+    /// Removes a home with files that no client and no daemon has open. Once the removal is on record, a start finishes
+    /// it.
     async fn remove_recorded(
         &self,
         name: &str,
@@ -193,14 +196,15 @@ impl Daemon {
             && let Err(e) = self.with_reserve(&home.site, remove_layers).await
             && !matches!(e.kind, blk::ErrorKind::NotFound | blk::ErrorKind::Io | blk::ErrorKind::Latched)
         {
-            // Nothing has changed: it is a VM as before. Where even that cannot be said, a start goes on.
+            // Nothing has changed: the home is a VM as before. If even that cannot be recorded, a start finishes the
+            // removal.
             let _ = records.put(name, home.site.record(&home.path, HomeState::Whole, id)).await;
             return Err(e.into());
         }
         Ok(self.finish(name, home, &record).await?)
     }
 
-    /// Of a VM at rest.
+    /// Refuses to remove a VM that is not served, if its layers are read by others or cannot be determined.
     pub(super) async fn refuse_removal(&self, name: &str, home: &Home) -> Result<()> {
         let dir = match open_home(home).await {
             Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
@@ -218,7 +222,7 @@ impl Daemon {
     }
 }
 
-/// Whether the bin keeps the VM; refuses where it does not, and the request relies on that it does.
+/// Returns whether the bin keeps the VM. Refuses if the bin does not keep it and the request relies on that.
 pub fn expect_kept(name: &str, keep: bool, not_kept: Option<&str>) -> Result<bool> {
     match not_kept {
         None => Ok(true),
@@ -237,8 +241,8 @@ fn refuse_copied_files(name: &str, home: &Home) -> Error {
 }
 
 impl HomeFiles {
-    /// What takes all layers of the VM away, wherever they lie; not those that are another VM's, and not those of
-    /// disks that were taken out of it. Refused where a layer that nobody knows rests on one of them.
+    /// Returns the change that removes all layers of the VM, in any folder. Layers of other VMs stay, and so do those
+    /// of disks that were removed from the VM. Refused if an unknown layer has one of the removed layers as its parent.
     async fn removal(&self, before: &VmState) -> blk::Result<Change> {
         let graph = LayerGraph::new(self.manifest().links().await?);
         let mut next = before.clone();
@@ -263,7 +267,7 @@ impl HomeFiles {
     }
 }
 
-/// Without its home a native VM would lie in the store where nobody finds it.
+/// Refuses to remove only the home of a native VM: the VM would stay in the store, and no folder would lead to it.
 fn refuse_to_lose(vm: &str, delete_disks: bool) -> Result<()> {
     match delete_disks {
         true => Ok(()),
@@ -274,7 +278,7 @@ fn refuse_to_lose(vm: &str, delete_disks: bool) -> Result<()> {
     }
 }
 
-/// Of layers of a VM's own, other VMs.
+/// Refuses if other VMs read layers of this VM.
 pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> blk::Result<()> {
     let own = manifest.links().await?.into_iter().filter(|link| !link.foreign);
     let layers: Vec<String> = own.map(|link| link.name).collect();
@@ -289,7 +293,7 @@ pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> blk::Result<()
     Err(blk::Error::refused(format!("VM {vm}"), cause))
 }
 
-/// Of readers by their paths.
+/// Returns the remedy for readers, which are given by their paths.
 fn way_out(who: &[String]) -> String {
     let parts = who.iter().flat_map(|path| path.split('/'));
     match parts.filter_map(bin::parse_folder).next() {
@@ -301,7 +305,7 @@ fn way_out(who: &[String]) -> String {
     }
 }
 
-/// Without a .vmx nobody can say which layers are the VM's and who reads them.
+/// Refuses a folder with layers and without a `.vmx`: which layers are the VM's and which VMs read them is unknown.
 async fn refuse_lost(home: &Home, dir: &Dir) -> Result<()> {
     let Some(layer) = dir.list().await?.into_iter().find(|name| has_kind(name, &[".vmdk"])) else {
         return Ok(());
@@ -319,7 +323,7 @@ pub async fn has_vmx(dir: &Dir) -> blk::Result<bool> {
     Ok(vmx_in(dir).await?.is_some())
 }
 
-/// The configuration in a folder; any of several, which is refused where the VM is opened.
+/// Returns the configuration in a folder, or any one of several. A VM with several is refused when it is opened.
 async fn vmx_in(dir: &Dir) -> blk::Result<Option<String>> {
     Ok(dir.list().await?.into_iter().find(|name| has_kind(name, &[".vmx"])))
 }
@@ -329,10 +333,10 @@ fn has_kind(name: &str, kinds: &[&str]) -> bool {
     kinds.iter().any(|kind| name.ends_with(kind))
 }
 
-/// Removes what is ours in a home.
+/// Removes the `.unstun` folder from a home.
 pub async fn remove_own(home: &Dir) -> blk::Result<()> {
     let going = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
-    // With half of it the folder would be a broken VM: it loses its name first.
+    // With half of its `.unstun` folder the home would be a broken VM, so that folder loses its name first.
     remove_with_files(home, &going).await?;
     match home.rename(OWN_FOLDER, &going).await {
         Err(e) if e.kind != blk::ErrorKind::NotFound => return Err(e),
@@ -342,7 +346,7 @@ pub async fn remove_own(home: &Dir) -> blk::Result<()> {
     home.sync().await
 }
 
-/// A folder without folders in it, if it is there.
+/// Removes a folder without subfolders, if it exists.
 pub async fn remove_with_files(dir: &Dir, name: &str) -> blk::Result<()> {
     let folder = match dir.open_dir(name, false).await {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
@@ -354,8 +358,8 @@ pub async fn remove_with_files(dir: &Dir, name: &str) -> blk::Result<()> {
     dir.remove_dir(name).await
 }
 
-/// What is left of a VM whose layers are gone, and the folder if it lies in the datastore and nothing else is in
-/// it.
+/// Removes what is left of a VM after its layers. Also removes the folder if it is in the datastore and contains
+/// nothing else.
 pub async fn remove_files(home: &Home) -> blk::Result<()> {
     let dir = match open_home(home).await {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
@@ -365,7 +369,7 @@ pub async fn remove_files(home: &Home) -> blk::Result<()> {
     remove_folder(home, &dir).await
 }
 
-/// What VMware keeps beside the layers.
+/// Removes the files that VMware keeps beside the layers.
 pub async fn remove_configuration(dir: &Dir) -> blk::Result<()> {
     let Some(vmx) = vmx_in(dir).await? else { return Ok(()) };
     let stem = Path::new(&vmx).file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -374,13 +378,13 @@ pub async fn remove_configuration(dir: &Dir) -> blk::Result<()> {
     for name in dir.list().await?.iter().filter(|name| **name != vmx).filter(|name| known(name)) {
         dir.unlink_if_present(name).await?;
     }
-    // The last: with it the folder is a VM.
+    // The `.vmx` is removed last: with it the folder is a VM.
     dir.unlink_if_present(&vmx).await?;
     dir.sync().await
 }
 
-/// Whether the file is one of those that VMware keeps beside the disks of a VM called `stem`: its configuration,
-/// or the state of its machine at a snapshot (`STEM-Snapshot1.vmsn`).
+/// Returns whether VMware keeps the file beside the disks of a VM called `stem`: its configuration, or its machine
+/// state at a snapshot (`STEM-Snapshot1.vmsn`).
 fn is_of(name: &str, stem: &str) -> bool {
     let own = name.rsplit_once('.').map_or("", |(own, _)| own);
     let numbered = own.strip_prefix(stem).is_some_and(|rest| rest.starts_with("-Snapshot"));
@@ -388,7 +392,7 @@ fn is_of(name: &str, stem: &str) -> bool {
         || ((own == stem || numbered) && has_kind(name, &[".vmsn", ".vmem"]))
 }
 
-/// The firmware's variables, where the configuration calls them otherwise: a plain name of that kind.
+/// Returns the file of the firmware's variables if the configuration gives a plain name of that kind for it.
 async fn nvram(dir: &Dir, vmx: &str) -> Option<String> {
     let bytes = dir.read_file(vmx, VMX_BYTES_MAX).await.ok()?;
     let path = dir.path_of(vmx);
@@ -397,7 +401,7 @@ async fn nvram(dir: &Dir, vmx: &str) -> Option<String> {
     has_kind(&name, &[".nvram"]).then_some(name)
 }
 
-/// A home that the daemon was just making, in a folder that was empty.
+/// Removes a home that the daemon was creating in an empty folder.
 pub async fn remove_made(home: &Home) -> blk::Result<()> {
     let dir = open_home(home).await?;
     remove_made_files(&dir).await?;
@@ -411,8 +415,9 @@ pub async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
     dir.sync().await
 }
 
-/// Removes what is ours in a home, and the folder if it lies in the datastore and nothing else is in it. Such a folder loses its
-/// name first: an empty one that a crash left would be listed nowhere, and its name taken.
+/// Removes the `.unstun` folder from a home. Also removes the home if it is in the datastore and contains nothing else.
+/// Such a home loses its name first: an empty folder left by a crash would be listed nowhere, and its name would be
+/// taken.
 pub async fn remove_folder(home: &Home, dir: &Dir) -> blk::Result<()> {
     let ours = |name: &String| name.starts_with(OWN_FOLDER) && name.ends_with('/');
     if !home.site.contains(&home.path) || !dir.list().await?.iter().all(ours) {
@@ -427,7 +432,7 @@ pub async fn remove_folder(home: &Home, dir: &Dir) -> blk::Result<()> {
     remove_nameless(above, &going).await
 }
 
-/// A folder that has lost its name, if it is there.
+/// Removes a folder that has lost its name, if it exists.
 pub async fn remove_nameless(above: &Dir, name: &str) -> blk::Result<()> {
     match above.open_dir(name, false).await {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),

@@ -1,4 +1,4 @@
-//! `repair`: mending what a check finds in a folder of VMware files, and undoing that. It needs no daemon.
+//! `repair`: repair of what a check finds in a folder of VMware files, and its undo. It needs no daemon.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use vmdk::repair::{self, Plan, Terms};
 
 use super::{check, home_locks, inuse};
 
-/// Plans the mends of the folder at `path`, which is absolute and there; carries them out where `write` says so.
+/// Plans the repairs of the folder at `path`, which is absolute and exists. Carries them out if `write` is set.
 pub fn repair(path: &Path, terms: Terms, write: bool) -> Result<Repair> {
     let folder = path.to_path_buf();
     run(path, move |env| async move {
@@ -33,7 +33,7 @@ pub fn repair(path: &Path, terms: Terms, write: bool) -> Result<Repair> {
     })
 }
 
-/// Takes the last repair of the folder at `path` back.
+/// Undoes the last repair of the folder at `path`.
 pub fn undo(path: &Path) -> Result<RepairUndone> {
     let folder = path.to_path_buf();
     run(path, move |env| async move {
@@ -55,7 +55,7 @@ fn run<T: 'static, F: Future<Output = Result<T>> + 'static>(
     executor.run(main(env)).ok_or_else(|| Error::failed("the reactor stopped"))?
 }
 
-/// No daemon opens the folder until the lock is dropped.
+/// Locks the folder: no daemon opens it until the lock is dropped.
 async fn hold_folder(dir: &Dir) -> Result<Option<Lock>> {
     match dir.open_dir(OWN_FOLDER, false).await {
         Ok(own) => Ok(home_locks::lock_source(&own).await?),

@@ -9,15 +9,15 @@ use futures_util::future::join_all;
 use super::site::Site;
 use super::state::Daemon;
 
-/// In the datastore's own folder.
+/// Name of the reserve file in the datastore's `.unstun` folder.
 const RESERVE_NAME: &str = "reserve";
-/// Marks, records and folders of one operation: a few dozen blocks of 4 KiB.
+/// Size of the reserve in bytes. One operation needs it for marks, records and folders: a few dozen blocks of 4 KiB.
 const RESERVE_BYTES: u64 = 256 << 10;
-/// By how much less is tried when not all of it can be had.
+/// Number of bytes by which the request shrinks when the full reserve cannot be allocated.
 const RESERVE_STEP_BYTES: u64 = 32 << 10;
 
 impl Site {
-    /// Sets the reserve aside, or what there is of it. What a crash has left of it is taken over.
+    /// Allocates the reserve, or as much of it as fits. A reserve file that a crash left behind is reused.
     pub async fn set_reserve_aside(&self) -> blk::Result<()> {
         let file = match self.own.create_new(RESERVE_NAME).await {
             Err(e) if e.kind == blk::ErrorKind::Exists => {
@@ -36,8 +36,8 @@ impl Site {
 }
 
 impl Daemon {
-    /// Runs `work`, and where the datastore is full runs it again with what the bin keeps removed, and at last with the reserve
-    /// given free. `work` can be repeated.
+    /// Runs `work`. If the datastore is full, removes entries of the bin and runs `work` again; at last also frees the
+    /// reserve. `work` must be repeatable.
     pub async fn with_reserve<T>(
         &self,
         site: &Site,
@@ -60,7 +60,7 @@ impl Daemon {
         }
     }
 
-    /// The same without the bin, for what empties it.
+    /// Does the same as `with_reserve` without using the bin; for operations that empty the bin.
     pub async fn with_last_reserve<T>(
         &self,
         site: &Site,
@@ -70,7 +70,8 @@ impl Daemon {
             Err(e) if e.is_no_space() => {}
             other => return other,
         }
-        // Guests that wait for space would take it first. A device's homes lie in the main datastore.
+        // Guest writes that wait for space would take the freed space first. A device's VM folders are in the main
+        // datastore.
         let here = |other: &Site| other.root == site.root || other.root == self.main.root;
         let entries: Vec<_> = self.entries().into_iter().filter(|entry| here(&entry.site)).collect();
         let _holds = join_all(entries.iter().map(|entry| entry.vm.hold_writes())).await;
@@ -80,7 +81,7 @@ impl Daemon {
         };
         freed.own.unlink_if_present(RESERVE_NAME).await?;
         let done = work().await;
-        // What of it cannot be had now is set aside at the next start.
+        // The part of the reserve that cannot be allocated now is allocated at the next start.
         let _ = freed.set_reserve_aside().await;
         done
     }

@@ -16,7 +16,7 @@ use super::native;
 use super::site::Site;
 use super::state::Daemon;
 
-/// VMs that a note names.
+/// Maximum number of VMs that a note names.
 const NAMED_MAX: usize = 5;
 
 impl Daemon {
@@ -36,7 +36,7 @@ impl Daemon {
         Ok(checked)
     }
 
-    /// The homes of a datastore: of VMs in its store, and of those in files.
+    /// Returns the homes of a datastore: those of VMs in its store, and those of VMs with files.
     async fn homes_by_store(&self, site: &Rc<Site>) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (mut in_store, mut in_files) = (Vec::new(), Vec::new());
         for (_, home) in site.inhabitants().await? {
@@ -48,7 +48,7 @@ impl Daemon {
         Ok((in_store, in_files))
     }
 
-    /// One at a time.
+    /// Starts a scrub of a datastore's store. Only one runs at a time.
     pub async fn store_scrub(self: &Rc<Self>, datastore: Option<DatastoreName>) -> Result<api::Job> {
         let site = self.site(datastore.as_ref())?;
         let store = store_there(&site).await?;
@@ -62,7 +62,7 @@ impl Daemon {
         *site.scrubbed.borrow_mut() = None;
         let (daemon, worker) = (self.clone(), job.clone());
         self.env.spawn_detached(Box::pin(async move {
-            // Its error stands in the job.
+            // The job contains the error.
             if let Ok(report) = store.scrub(&worker).await {
                 let checked = daemon.checked(&site, &report);
                 *site.scrubbed.borrow_mut() = Some(checked);
@@ -71,7 +71,7 @@ impl Daemon {
         self.job_do(id, |_| Ok(()))
     }
 
-    /// What the last scrub has found.
+    /// Returns the findings of the last scrub.
     pub fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
         let found = self.site(datastore.as_ref())?.scrubbed.borrow().clone();
         found.ok_or_else(|| {
@@ -93,7 +93,7 @@ impl Daemon {
         Checked { path: site.native.path(), findings }
     }
 
-    /// What each node of the store is called: `web/disk0`, `web/disk0@a`.
+    /// Returns the name of each node of the store, such as `web/disk0` or `web/disk0@a`.
     fn owners(&self, site: &Rc<Site>) -> BTreeMap<u64, String> {
         let mut owners = BTreeMap::new();
         let daemon = |layer: &str| layer.strip_prefix('n').and_then(|number| number.parse().ok());
@@ -126,7 +126,7 @@ async fn store_there(site: &Site) -> Result<Rc<engine::native::Store>> {
     }
 }
 
-/// A store's check reads no files of VMs.
+/// Returns a note that the check of a store reads no files of VMs.
 fn not_looked_at(site: &Site, homes: &[PathBuf]) -> Option<api::Finding> {
     let first = homes.first()?;
     let folders: Vec<_> = homes
@@ -185,7 +185,7 @@ fn present(finding: &Finding, file: &str, owners: &BTreeMap<u64, String>) -> api
     }
 }
 
-/// Severity, what is at fault, what was expected there, and what to do.
+/// Returns severity, faulty part, expected content, and remedy.
 fn words(fault: Fault) -> (Severity, &'static str, &'static str, &'static str) {
     const WHOLE: &str = "what was written there";
     const COPY: &str = "copy what can be read to another datastore, and restore the rest from a backup";

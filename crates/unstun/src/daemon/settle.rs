@@ -1,7 +1,8 @@
-//! What is left when a move has ended, failed, or met a crash: one side of it is the VM, the other goes.
+//! Clean-up after a move within a datastore that has completed, failed, or been interrupted by a crash. It keeps the
+//! side that is the VM, and removes the other one.
 //!
-//! While a VM moves, a line in its home says where to and names the native side. The mark of native VMs is the step: with
-//! it the store's side is the VM, without it the files are.
+//! While a VM moves, a line in its home records the target and the ID of the native side. The mark of native VMs is the
+//! step: with it the store's side is the VM, without it the files are.
 
 use std::path::Path;
 
@@ -16,19 +17,19 @@ use super::state::Daemon;
 use super::{homes, native};
 use crate::log::log;
 
-/// In a home's own folder: `native ID` or `redo ID`.
+/// File in a home's `.unstun` folder: `native ID` or `redo ID`.
 const MOVING_NAME: &str = "moving";
-/// Beside it, from the intent to the step into the store: the mark to be, for which the step then needs no space.
+/// File beside it, from the intent to the step into the store: the future mark. The step then needs no space.
 const STEP_NAME: &str = "native.step";
 const LINE_BYTES_MAX: u64 = 64;
-/// A VM that ran under VMware has its firmware's variables beside its configuration.
+/// Kind of the file with the firmware's variables. A VM that ran under VMware has it beside its configuration.
 const VARIABLES: &str = ".nvram";
 
 async fn own(daemon: &Daemon, home: &Path) -> Result<Dir> {
     open_path(&daemon.env, home).await?.open_dir(OWN_FOLDER, false).await
 }
 
-/// Files can be made in a home that has none but ours.
+/// Refuses to create files in a home that contains other files than the daemon's.
 pub async fn refuse_inhabited(daemon: &Daemon, home: &Path) -> Result<()> {
     let dir = open_path(&daemon.env, home).await?;
     let names = dir.list().await?;
@@ -41,7 +42,7 @@ pub async fn refuse_inhabited(daemon: &Daemon, home: &Path) -> Result<()> {
     }
 }
 
-/// Durable before anything else of the move is; `id` is the VM in the store, on whichever side that is.
+/// Durably records the move before anything else of it. `id` is the VM in the store, on whichever side that is.
 pub async fn begin(daemon: &Daemon, home: &Home, to: Store, id: u128) -> Result<()> {
     let word = match to {
         Store::Native => "native",
@@ -56,7 +57,7 @@ pub async fn begin(daemon: &Daemon, home: &Home, to: Store, id: u128) -> Result<
     native::set_moving(home, true).await
 }
 
-/// The step: from here the VM is on the other side.
+/// Durably carries out the step: from here on the VM is the other side.
 pub async fn step(daemon: &Daemon, home: &Path, to: Store) -> Result<()> {
     let own = own(daemon, home).await?;
     match to {
@@ -68,12 +69,12 @@ pub async fn step(daemon: &Daemon, home: &Path, to: Store) -> Result<()> {
     }
 }
 
-/// Whether the home says so now, durably or not.
+/// Returns whether the home records the step now, durably or not.
 pub async fn has_stepped(daemon: &Daemon, home: &Path, to: Store) -> Result<bool> {
     Ok(native::mark(&daemon.env, home).await?.is_some() == (to == Store::Native))
 }
 
-/// What `step` has perhaps done is undone.
+/// Undoes the step if `step` has carried it out.
 pub async fn step_back(daemon: &Daemon, home: &Path, to: Store, id: u128) -> Result<()> {
     native::set_mark(&own(daemon, home).await?, (to == Store::Redo).then_some(id)).await
 }
@@ -83,12 +84,12 @@ pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
     let (place, site, home) = (home, &home.site, home.path.as_path());
     let own = own(daemon, home).await?;
     let Some((to, id)) = begun(&own).await? else { return Ok(()) };
-    // Where the store has the VM; else its side goes, with its mark.
+    // This is needed if the store has the VM. Otherwise the store's side is removed, together with this mark.
     native::set_moving(place, false).await?;
     match (native::mark(&daemon.env, home).await?, to) {
         (Some(_), Store::Native) => {
             if let Err(e) = remove_files(daemon, place).await {
-                // The VM itself is whole, as below.
+                // The VM itself is intact, as below.
                 log(format_args!("{}: what a move has left stays for now: {e}", home.display()));
                 return Ok(());
             }
@@ -96,7 +97,7 @@ pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
         (Some(_), Store::Redo) => remove_made_files(&open_path(&daemon.env, home).await?).await?,
         (None, _) => {
             if let Err(e) = native::remove_vm(site, id).await {
-                // The VM itself is whole; what is left of the other side goes at another start.
+                // The VM itself is intact. Another start removes what is left of the other side.
                 log(format_args!("{}: what a move has left stays for now: {e}", home.display()));
                 return Ok(());
             }
@@ -126,8 +127,8 @@ async fn begun(own: &Dir) -> Result<Option<(Store, u128)>> {
     })
 }
 
-/// Layers, and what is beside them. The settings of a VM that ran under VMware stay, and all of a folder that was taken
-/// over as it lay: it was somebody's before.
+/// Removes a VM's layers and the files beside them. The settings of a VM that ran under VMware stay. A folder that was
+/// imported in place stays as a whole, because it belonged to the user before.
 pub async fn remove_files(daemon: &Daemon, home: &Home) -> Result<()> {
     if homes::is_adopted(home).await? {
         return Ok(());
@@ -138,7 +139,7 @@ pub async fn remove_files(daemon: &Daemon, home: &Home) -> Result<()> {
     if !names.iter().any(|name| name.to_ascii_lowercase().ends_with(".vmx")) {
         return Ok(());
     }
-    // A clone that was made while the move began has nothing but these.
+    // A clone that was created while the move began reads these layers.
     refuse_readers(&home.file_name().unwrap_or_default().to_string_lossy(), &*files.manifest()).await?;
     let state = files.manifest().load().await?;
     files.manifest().reserve(0).await?;

@@ -1,8 +1,10 @@
-//! What is on a device already: file systems, partition tables, arrays, images, by what they begin with.
+//! Detection of the present content of a device: file systems, partition tables, arrays and images, by their first
+//! bytes.
 //!
-//! It decides what is overwritten, so what is not known counts too: a device with any byte at its edges is not empty.
+//! The result decides what may be overwritten, so unknown content counts too: a device with any byte at its edges is
+//! not empty.
 
-/// Looked at, at the beginning and at the end. Every signature below lies in it.
+/// Number of bytes examined at the beginning and at the end. Every signature below is within them.
 pub const EDGE_BYTES: u64 = 1 << 20;
 
 struct Signature {
@@ -15,7 +17,8 @@ const fn signature(at: usize, bytes: &'static [u8], what: &'static str) -> Signa
     Signature { at, bytes, what }
 }
 
-/// At the beginning. A partition table's mark comes late: boot blocks of file systems end with it too.
+/// Signatures at the beginning. A partition table's mark comes late, because boot blocks of file systems end with it
+/// too.
 const FIRST: [Signature; 21] = [
     signature(0, b"unstunSB", "a store of unstun"),
     signature(512, b"EFI PART", "a partition table (GPT)"),
@@ -40,14 +43,14 @@ const FIRST: [Signature; 21] = [
     signature(510, &[0x55, 0xaa], "a partition table (MBR) or a boot block"),
 ];
 
-/// At the end, counted from it.
+/// Signatures at the end; the offset is counted from the end.
 const LAST: [Signature; 3] = [
     signature(512, b"EFI PART", "the copy of a partition table (GPT)"),
     signature(4096, b"EFI PART", "the copy of a partition table (GPT)"),
     signature(8192, &[0xfc, 0x4e, 0x2b, 0xa9], "a member of a Linux array (md)"),
 ];
 
-/// `first` and `last`: the edges of the device, `EDGE_BYTES` each. None: nothing but zeros.
+/// Returns what is on a device, by its edges `first` and `last` of `EDGE_BYTES` each. None: both contain only zeros.
 pub fn find(first: &[u8], last: &[u8]) -> Option<String> {
     let known = FIRST.iter().find(|s| first[s.at..].starts_with(s.bytes));
     let known = known.or_else(|| LAST.iter().find(|s| last[last.len() - s.at..].starts_with(s.bytes)));

@@ -1,5 +1,5 @@
-//! The daemon's own state in the simulated world, for the tests of its verbs: a datastore, a folder for disks elsewhere, and
-//! a VM that others have made.
+//! Harness for tests of the daemon's verbs in the simulated world: a datastore, a folder for disks elsewhere, and a VM
+//! made by other software.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -21,12 +21,12 @@ use super::state::Daemon;
 use crate::memory::Memory;
 
 pub const DATASTORE: &str = "/ds";
-/// For disks that do not lie in their VM's home.
+/// Folder for disks that are outside their VM's home.
 pub const FAST: &str = "/fast";
-/// A VM in a folder of its own.
+/// A VM in its own folder, made by other software.
 pub const FOREIGN: &str = "/esx";
 pub const DISK_BYTES: u64 = 128 << 10;
-/// What the first bytes of a VM's first disk are, in VMs that are written.
+/// Number of bytes at the start of a VM's first disk that tests write.
 const WRITTEN: usize = 4096;
 
 pub type Outcome<T> = Result<T, String>;
@@ -43,7 +43,7 @@ pub fn world(seed: u64) -> SimWorld {
     let world = SimWorld::new(seed, sim::Options { roots_must_exist: true, ..sim::Options::default() });
     let made = world.run(|env| async move { make_folders(&env).await });
     made.expect("nothing is cut").expect("folders can be made");
-    // Left by crashes: a store that was being made, a folder that was on its way out.
+    // Leftovers of crashes: a store that was being created, and a folder that was being removed.
     world.write_file("/ds/store.unstun.unstun-tmp", b"half");
     world.write_file("/ds/gone.unstun-tmp/.unstun/when-full", b"wait\n");
     world
@@ -56,7 +56,7 @@ async fn make_folders(env: &Env) -> Outcome<()> {
     }
     root.sync().await.map_err(low("the root"))?;
     let datastore = env.open_root(DATASTORE).map_err(low(DATASTORE))?;
-    // Smaller than a datastore makes it: nothing here needs 64 MiB of journal.
+    // The store is smaller than a datastore makes it: no test needs 64 MiB of journal.
     let store = datastore.create_new("store.unstun").await.map_err(low("the store"))?;
     let small = NewStore { journal_pages: 1024, group_blocks: 512 };
     Store::format(env, &store, small).await.map_err(low("the store"))?;
@@ -67,12 +67,12 @@ async fn make_folders(env: &Env) -> Outcome<()> {
     Ok(())
 }
 
-/// A daemon on the datastore, with everything in it open.
+/// Starts a daemon on the datastore, with everything in it open.
 pub async fn boot(env: Env, defect: Option<Defect>) -> Outcome<Rc<Daemon>> {
     boot_with(env, defect, BinPolicy::default()).await
 }
 
-/// The same with another bin.
+/// Does the same as `boot` with another bin policy.
 pub async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) -> Outcome<Rc<Daemon>> {
     let place = Place {
         name: "ds".parse().expect("a name"),
@@ -88,7 +88,7 @@ pub async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) -> Outc
     Ok(daemon)
 }
 
-/// Runs `work` in a daemon that then ends well. None where the power was cut.
+/// Runs `work` in a daemon that then shuts down cleanly. Returns None if the power was cut.
 pub fn served<F>(
     world: &SimWorld,
     defect: Option<Defect>,
@@ -194,7 +194,7 @@ pub async fn take(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
     entry.vm.clone().take("s", "").await.map(drop).map_err(low("a take"))
 }
 
-/// `cp -r` of a folder of plain files and folders.
+/// Copies a folder of plain files and folders, like `cp -r`.
 pub async fn copy(env: &Env, from: &Path, to: &Path) -> Outcome<()> {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let above = env.open_root(&to.parent().expect("a folder").to_string_lossy()).map_err(low("copying"))?;
@@ -213,7 +213,7 @@ pub async fn copy(env: &Env, from: &Path, to: &Path) -> Outcome<()> {
     above.sync().await.map_err(low("copying"))
 }
 
-/// Only what is data: disks are sparse.
+/// Copies only the data ranges, because disks are sparse.
 async fn copy_file(from: &File, to: &File) -> blk::Result<()> {
     const PIECE: u64 = 1 << 20;
     let size = from.size().await?;
@@ -235,7 +235,7 @@ async fn copy_file(from: &File, to: &File) -> blk::Result<()> {
     to.flush().await
 }
 
-/// `mv`, by hand, of a folder in the datastore.
+/// Renames a folder in the datastore by hand, like `mv`.
 pub async fn rename(env: &Env, from: &str, to: &str) -> Outcome<()> {
     let datastore = env.open_root(DATASTORE).map_err(low("renaming"))?;
     datastore.rename(from, to).await.map_err(low("renaming"))?;

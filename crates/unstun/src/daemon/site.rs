@@ -22,46 +22,49 @@ use super::homes::{self, Registry};
 use super::native::Native;
 use super::records::HomeRecords;
 
-/// Held while a daemon serves the datastore.
+/// Name of the lock file, which a daemon holds while it serves the datastore.
 const LOCK_NAME: &str = "lock";
-/// In the main datastore's own folder: the homes of the VMs on devices, in a folder for each, called by its store's id.
+/// Folder in the main datastore's `.unstun` folder: the homes of the VMs on devices, in one folder per device, named by
+/// its store's ID.
 const DEVICES_NAME: &str = "devices";
 
 pub struct Site {
     pub name: DatastoreName,
-    /// What the user calls it by: the folder, or the device. Absolute.
+    /// Absolute path by which the user refers to the datastore: the folder or the device.
     pub path: PathBuf,
-    /// The folder with the homes: the datastore's own, or a device's in the main datastore.
+    /// Folder that contains the homes: the datastore's own, or a device's in the main datastore.
     pub root: PathBuf,
     pub dir: Dir,
     pub own: Dir,
-    /// Homes that lie elsewhere.
+    /// Register of the homes outside the datastore.
     pub registry: Registry,
-    /// Of the homes with files.
+    /// Records of the homes with files.
     pub records: HomeRecords,
-    /// Of the VMs that were removed and are kept.
+    /// Records of the VMs that were removed and are kept.
     pub bin: Rc<BinRecords>,
     pub native: Native,
-    /// What the removal of each state in the bin of an open VM gives back, by the state's id; as measured when it came.
+    /// Bytes that the removal of each state in the bin of an open VM frees, by the state's ID; measured when the state
+    /// entered the bin.
     pub state_bytes: RefCell<BTreeMap<u64, u64>>,
-    /// Of the last scrub that ended.
+    /// Result of the last scrub that ended.
     pub scrubbed: RefCell<Option<api::Checked>>,
-    /// VMs in it that are not served and have no row of their own: their names are taken.
+    /// Notices about VMs in the datastore that are not served and have no row of their own; their names are taken.
     pub notices: RefCell<Vec<String>>,
-    /// Sides here of VMs that are being moved from one datastore to another.
+    /// Number of sides in this datastore of VMs that are being moved between datastores.
     pub arrivals: Cell<u32>,
-    /// One step of a start at a time: finishing what was interrupted, settling moves, opening its VMs.
+    /// Lock that allows one step of a start at a time: finishing interrupted operations, cleaning up moves, opening the
+    /// VMs.
     pub opening: TaskMutex,
-    /// Its row of the list when it answered last, and the space of its file system then.
+    /// Row of the datastore in the list as of its last answer, and the space of its file system at that time.
     pub last_row: RefCell<Option<api::Datastore>>,
     pub last_space: Cell<Space>,
-    /// No VM of it is opened any more.
+    /// Whether the datastore is being removed; no VM of it is opened any more then.
     leaving: Cell<bool>,
-    /// None once it is not served any more.
+    /// Lock on the datastore; None once it is not served any more.
     lock: RefCell<Option<Lock>>,
 }
 
-/// A VM's folder, and the datastore that it belongs to: the one it lies in, or that has it in its registry.
+/// VM's folder, and the datastore that it belongs to: the one that contains it, or that has it in its registry.
 #[derive(Clone)]
 pub struct Home {
     pub site: Rc<Site>,
@@ -69,7 +72,7 @@ pub struct Home {
 }
 
 impl Site {
-    /// `Locked` while another daemon serves it.
+    /// Opens and locks a datastore in a folder; `Locked` while another daemon serves it.
     pub async fn in_folder(
         env: &Env,
         name: DatastoreName,
@@ -82,7 +85,7 @@ impl Site {
         opening.has_dir(&dir);
         dir.trust_owner()?;
         let own = dir.open_dir(OWN_FOLDER, true).await?;
-        // All that is on record here is lost with a name that is not durable.
+        // If the name of the `.unstun` folder were not durable, a crash would lose all records in it.
         dir.sync().await?;
         let lock = own.lock(LOCK_NAME).await.map_err(|e| match e.kind {
             blk::ErrorKind::Locked => Error::new(
@@ -93,13 +96,13 @@ impl Site {
         })?;
         let native = Native::in_folder(env.clone(), dir.clone(), map_cache_bytes);
         let site = Site::over(name, (root, root), (dir, own), native, Some(lock)).await?;
-        // On a datastore that is full already there is nothing to set aside.
+        // A datastore that is full already has no space for the reserve.
         let _ = site.set_reserve_aside().await;
         Ok(site)
     }
 
-    /// A store that fills a device, with the homes of its VMs in a folder of the main datastore. `Locked` while somebody
-    /// else has the device, `Invalid` where no store is on it.
+    /// Opens a store that fills a device. The homes of its VMs are in a folder of the main datastore. `Locked` while
+    /// another user has the device, `Invalid` if no store is on it.
     pub async fn on_device(
         env: &Env,
         name: DatastoreName,
@@ -159,7 +162,8 @@ impl Site {
         })
     }
 
-    /// Clients that name this datastore are sent to the one in `main`; None: it answers for itself.
+    /// Refers clients that name this datastore to the daemon of the datastore in `main`; with None this daemon serves
+    /// them.
     pub async fn set_served_by(&self, main: Option<&Path>) -> Result<()> {
         match main {
             Some(main) => {
@@ -170,7 +174,7 @@ impl Site {
         }
     }
 
-    /// Of the file system, and inside of the store. On a device the store alone has any.
+    /// Returns the space of the file system and inside the store. On a device only the store has space.
     pub async fn space(&self) -> blk::Result<Space> {
         let inside = self.native.free_bytes();
         if let Some(device) = self.native.device() {
@@ -180,7 +184,8 @@ impl Site {
         Ok(Space { free_bytes: outside.free_bytes + inside, ..outside })
     }
 
-    /// Of the file system that its folder is on; what it was when it answered last, where it hangs.
+    /// Returns the space of the file system with the datastore's folder. If it hangs, the space is that of its last
+    /// answer.
     pub async fn outside_space(&self) -> blk::Result<Space> {
         if let Ok(space) = asked(self, self.dir.space()).await {
             self.last_space.set(space?);
@@ -188,7 +193,7 @@ impl Site {
         Ok(self.last_space.get())
     }
 
-    /// The store for native VMs, made where none was needed yet.
+    /// Returns the store for native VMs, and creates it before its first use.
     pub async fn native_store(&self) -> blk::Result<Rc<Store>> {
         let mut homes = self.inhabitants().await?;
         let binned = self.bin.all().into_iter();
@@ -199,7 +204,7 @@ impl Site {
         self.native.open_or_make(&homes).await
     }
 
-    /// Whether files here bypass the page cache.
+    /// Returns whether I/O on files in this datastore bypasses the page cache.
     pub async fn is_direct(&self) -> bool {
         match self.native.device() {
             Some(device) => device.file.limits().direct,
@@ -207,7 +212,7 @@ impl Site {
         }
     }
 
-    /// Where files of a VM cannot be.
+    /// Refuses a datastore that cannot contain VM files.
     pub fn refuse_files(&self) -> blk::Result<()> {
         if self.native.device().is_none() {
             return Ok(());
@@ -228,13 +233,13 @@ impl Site {
         }
     }
 
-    /// Another daemon may serve it.
+    /// Releases the datastore: another daemon may serve it from now on.
     pub fn unlock(&self) {
         self.lock.take();
         self.native.release();
     }
 
-    /// Where a VM's home would be.
+    /// Returns the home that a VM of this name would have.
     pub fn home(self: &Rc<Self>, name: &str) -> Home {
         Home { site: self.clone(), path: self.root.join(name) }
     }
@@ -243,12 +248,12 @@ impl Site {
         Home { site: self.clone(), path: path.to_path_buf() }
     }
 
-    /// Whether the folder lies in the datastore, rather than in its registry.
+    /// Returns whether the folder is in the datastore itself, and not only in its registry.
     pub fn contains(&self, home: &Path) -> bool {
         home.parent() == Some(&self.root)
     }
 
-    /// The homes in its folder, by name.
+    /// Returns the datastore's homes by name: those in its folder and those in its registry.
     pub async fn inhabitants(&self) -> blk::Result<Vec<(String, PathBuf)>> {
         let mut found = self.registry.all();
         for name in self.dir.list().await? {
@@ -267,12 +272,12 @@ impl Site {
         let own = async { self.dir.open_dir(name, false).await?.open_dir(OWN_FOLDER, false).await };
         match own.await {
             Err(e) if e.kind == blk::ErrorKind::NoDescriptors => Err(e),
-            // A file, a link, or a folder that cannot be read is no home.
+            // A file, a link, or an unreadable folder is no home.
             own => Ok(own.is_ok()),
         }
     }
 
-    /// Whether anything is called so in the datastore's folder.
+    /// Returns whether the datastore's folder contains anything of this name.
     pub async fn has(&self, name: &str) -> blk::Result<bool> {
         Ok(self.dir.list().await?.iter().any(|known| known.trim_end_matches('/') == name))
     }

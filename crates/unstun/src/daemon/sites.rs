@@ -20,10 +20,10 @@ use super::state::Daemon;
 
 use crate::log::log;
 
-/// In the main datastore's own folder: a line `NAME /absolute/path` for each of the others.
+/// File in the main datastore's `.unstun` folder: one line `NAME /absolute/path` for each of the other datastores.
 const ADDED_NAME: &str = "datastores";
 
-/// One that was added, and could not be opened.
+/// Datastore that was added and could not be opened.
 pub struct Absent {
     pub name: DatastoreName,
     pub path: PathBuf,
@@ -36,14 +36,14 @@ impl Daemon {
         self.sites.borrow().clone()
     }
 
-    /// For messages.
+    /// Returns the paths of the datastores for messages.
     pub fn place(&self) -> String {
         let sites = self.sites.borrow();
         let paths: Vec<_> = sites.iter().map(|site| site.path.display().to_string()).collect();
         format!("datastore {}", paths.join(", "))
     }
 
-    /// By name; the main one without.
+    /// Returns the datastore with this name; without a name, the main one.
     pub fn site(&self, name: Option<&DatastoreName>) -> Result<Rc<Site>> {
         let Some(name) = name else { return Ok(self.main.clone()) };
         if let Some(site) = self.sites().into_iter().find(|site| site.name == *name) {
@@ -70,7 +70,7 @@ impl Daemon {
         Registry::read(&self.main.own, ADDED_NAME).await
     }
 
-    /// At the start: what cannot be opened is told, and the others are served.
+    /// Opens the added datastores at the start. Reports those that cannot be opened, and serves the others.
     pub async fn open_added(self: &Rc<Self>) -> Result<()> {
         for (name, path) in self.added().await?.all() {
             let name: DatastoreName = name.parse().map_err(Error::invalid)?;
@@ -108,7 +108,7 @@ impl Daemon {
         self.absent.borrow_mut().push(Absent { name, path, is_device, cause });
     }
 
-    /// Serves a datastore that did not answer at the start, and does now; unless it was removed meanwhile.
+    /// Serves a datastore that did not answer at the start and answers now, unless it was removed meanwhile.
     async fn serve_late(self: &Rc<Self>, name: &DatastoreName, opened: Result<Rc<Site>>) {
         let is_awaited = self.absent.borrow().iter().any(|absent| absent.name == *name);
         match opened {
@@ -121,7 +121,7 @@ impl Daemon {
                 }
             }
             Ok(site) => {
-                // What cannot be closed is recovered by whoever opens it next.
+                // A store that cannot be closed is recovered by the daemon that opens it next.
                 let _ = site.native.close().await;
                 site.unlock();
             }
@@ -133,12 +133,12 @@ impl Daemon {
         }
     }
 
-    /// After a crash of this host its own lease stands in the store, and only the wait tells it from another's. The others
-    /// are served meanwhile.
+    /// Waits for the lease of a datastore, and then serves it. After a crash of this host its own lease is still in the
+    /// store, and only the wait distinguishes it from another host's lease. The other datastores are served meanwhile.
     fn wait_for_lease(self: &Rc<Self>, name: &DatastoreName, path: &Path) {
         let (daemon, name, path) = (self.clone(), name.clone(), path.to_path_buf());
         self.env.spawn_detached(Box::pin(async move {
-            // A failure stands in the list.
+            // The list of datastores shows a failure.
             if daemon.datastore_add(name.clone(), path, TakeOver::FromOwnHost).await.is_ok() {
                 eprintln!(
                     "unstun: datastore {name} is served: the lease was this host's own, of before its restart"
@@ -171,7 +171,7 @@ impl Daemon {
         Ok(Rc::new(site))
     }
 
-    /// Of two that lie in each other one would take the other for a VM.
+    /// Refuses a datastore inside another one: one of them would take the other for a VM.
     async fn refuse_nested(&self, path: &Path) -> Result<()> {
         for site in self.sites() {
             if path == site.path {
@@ -195,7 +195,7 @@ impl Daemon {
         }
     }
 
-    /// A copy of a device has the same store's id, and would have its VMs' homes.
+    /// Refuses a copy of a device: it has the same store ID, and would use the same VM folders.
     fn refuse_twin(&self, site: &Site) -> Result<()> {
         let sites = self.sites();
         let Some(other) = sites.iter().find(|other| other.root == site.root) else { return Ok(()) };
@@ -204,7 +204,7 @@ impl Daemon {
         Err(Error::refused(format!("{}: {cause}; {remedy}", site.path.display())))
     }
 
-    /// Served from now on, and again by every later daemon of the main datastore.
+    /// Adds a datastore. It is served from now on, and by every later daemon of the main datastore.
     pub async fn datastore_add(
         self: &Rc<Self>,
         name: DatastoreName,
@@ -247,7 +247,7 @@ impl Daemon {
         Ok(self.show_site(&site).await?)
     }
 
-    /// What ends when the datastore is removed.
+    /// Returns a preview of what ends when the datastore is removed.
     pub async fn datastore_remove_preview(
         &self,
         name: &DatastoreName,
@@ -293,7 +293,7 @@ impl Daemon {
         }
     }
 
-    /// Not served any more; all that is in it stays.
+    /// Stops serving a datastore. Everything in it stays.
     pub async fn datastore_remove(self: &Rc<Self>, name: &DatastoreName) -> Result<api::DatastoreRemoved> {
         let _claim = self.claim(&format!("datastore {name}"))?;
         let absent = self.absent.borrow().iter().find(|a| a.name == *name).map(|a| a.path.clone());
@@ -306,13 +306,14 @@ impl Daemon {
         let path = site.path.clone();
         self.empty(&site).await?;
         self.added().await?.remove(name.as_str()).await?;
-        // What cannot be removed leads clients to a daemon that says so.
+        // If the file cannot be removed, it leads clients to this daemon, which reports that it does not serve the
+        // datastore.
         let _ = site.set_served_by(None).await;
         site.unlock();
         Ok(api::DatastoreRemoved { name: name.clone(), path })
     }
 
-    /// All VMs of the datastore are at rest afterwards, and nobody knows them; refused while one is in use.
+    /// Closes all VMs of the datastore, and removes them from the registry. Refused while one of them is in use.
     async fn empty(&self, site: &Rc<Site>) -> Result<()> {
         let entries: Vec<Rc<Entry>> =
             self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)).collect();
@@ -325,7 +326,7 @@ impl Daemon {
         }
         site.leave();
         self.sites.borrow_mut().retain(|other| !Rc::ptr_eq(other, site));
-        // An eviction that is under way ends; none begins.
+        // An eviction that is under way ends here; no other one begins.
         drop(site.bin.evicting.lock().await);
         let mut result = Ok(());
         for entry in &entries {
@@ -341,7 +342,7 @@ impl Daemon {
     }
 
     pub async fn datastore_list(&self) -> Vec<api::Datastore> {
-        // Both at one moment: one that is served meanwhile is in either.
+        // Both lists are read at the same moment: a datastore that is served meanwhile is in one of them.
         let sites = self.sites();
         let shown = |one: &Absent| broken(&one.name, &one.path, one.is_device, &one.cause);
         let absent: Vec<_> = self.absent.borrow().iter().map(shown).collect();
@@ -353,7 +354,7 @@ impl Daemon {
         rows
     }
 
-    /// What is known of a datastore; of one that hangs what was when it answered last.
+    /// Returns the list's row for a datastore. For a datastore that hangs, the row is that of its last answer.
     async fn row(&self, site: &Rc<Site>) -> api::Datastore {
         let is_device = site.native.device().is_some();
         match asked(site, self.show_site(site)).await {
@@ -377,7 +378,7 @@ impl Daemon {
         }
     }
 
-    /// Those that are open.
+    /// Returns the number of open VMs in the datastore.
     fn vms_in(&self, site: &Rc<Site>) -> u64 {
         self.entries().iter().filter(|entry| Rc::ptr_eq(&entry.site, site)).count() as u64
     }
@@ -411,7 +412,7 @@ impl Daemon {
     }
 }
 
-/// A VM whose store is another host's has nothing left to be written from here.
+/// Ignores a lost lease: a VM whose store belongs to another host has nothing left to write from here.
 pub(super) fn without_lease(closed: blk::Result<()>) -> Result<()> {
     match closed {
         Err(e) if e.kind == blk::ErrorKind::LeaseLost => Ok(()),

@@ -37,22 +37,22 @@ use super::{formats, inuse, settle};
 use crate::log::{Spaced, log};
 use crate::memory::Memory;
 
-/// Lines in a second that say that writes wait for space, or no longer.
+/// Maximum number of log lines per second about writes that begin or cease to wait for space.
 const SPACE_LINES_MAX: u32 = 2;
 
 pub struct Daemon {
     pub env: Env,
-    /// The datastore the daemon was started on: its folder has the API's socket, and it cannot be removed.
+    /// Datastore that the daemon was started on. Its folder has the API's socket, and it cannot be removed.
     pub main: Rc<Site>,
-    /// All that are served, the main one first.
+    /// All datastores that are served, the main one first.
     pub(super) sites: RefCell<Vec<Rc<Site>>>,
-    /// Those that were added and could not be opened. The others are served.
+    /// Datastores that were added and could not be opened. The others are served.
     pub(super) absent: RefCell<Vec<Absent>>,
-    /// Of each store.
+    /// Cache size in bytes for the maps of each store.
     pub map_cache_bytes: usize,
     pub memory: Memory,
     pub bin: BinPolicy,
-    /// The daemon ends: nothing is evicted any more.
+    /// Whether the daemon is ending; nothing is evicted any more then.
     pub(super) bin_ends: Cell<bool>,
     pub nbd: Vec<NbdListen>,
     pub started: Timestamp,
@@ -62,17 +62,17 @@ pub struct Daemon {
     pub(super) vms: RefCell<BTreeMap<String, Rc<Entry>>>,
     /// Homes that could not be opened, and why. The others are served.
     pub(super) broken: RefCell<BTreeMap<String, Broken>>,
-    /// Homes at rest, by their users' wish.
+    /// Homes that their users have closed.
     pub(super) closed: RefCell<BTreeMap<String, Home>>,
-    /// The homes that are open, and those being made or taken away.
+    /// Locks of the homes that are open, or being created or removed.
     pub holds: Holds,
     pub defects: Planted,
-    /// Names of VMs and datastores, and folders, that somebody is making, opening or taking away right now.
+    /// Names of VMs and datastores, and folders, that an operation is creating, opening or removing at the moment.
     pub(super) claimed: RefCell<BTreeSet<String>>,
     pub(super) jobs: RefCell<Vec<Tracked>>,
-    /// The last number that a job got.
+    /// The last number given to a job.
     pub(super) jobs_numbered: Cell<u64>,
-    /// A guest that writes to a nearly full datastore makes many of these lines.
+    /// Limit on log lines about space; a guest that writes to a nearly full datastore causes many of them.
     pub(super) space_log: Spaced,
     doors_tasks: RefCell<Vec<JoinHandle<()>>>,
     stopped: Cell<bool>,
@@ -87,7 +87,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// With the main datastore locked, and nothing opened yet.
+    /// Returns the daemon with the main datastore locked and nothing opened yet.
     pub(super) async fn new(env: Env, place: &Place, journal: Journal) -> Result<Rc<Daemon>> {
         let main = Rc::new(open_main(&env, place).await?);
         let descriptors = Descriptors::new(env.clone(), place.memory);
@@ -125,7 +125,8 @@ impl Daemon {
         self.open_sites().await
     }
 
-    /// Every VM of every datastore that is not known yet; first what crashes have interrupted.
+    /// Opens every VM of every datastore that is not in the registry yet, after finishing what crashes have
+    /// interrupted.
     pub async fn open_sites(self: &Rc<Self>) -> Result<()> {
         for site in self.sites() {
             site.notices.borrow_mut().clear();
@@ -152,8 +153,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// One that hangs keeps no other from being served: it goes on by itself. Its steps keep their order, those of a later
-    /// start too.
+    /// Runs one step of a datastore's start. A datastore that hangs continues by itself and holds up no other. Its
+    /// steps keep their order, including those of a later start.
     async fn at_site(
         self: &Rc<Self>,
         site: &Rc<Site>,
@@ -173,10 +174,10 @@ impl Daemon {
     /// Opens every VM of a datastore.
     async fn open_homes(self: &Rc<Self>, site: &Rc<Site>) -> Result<()> {
         self.open_each(site, site.inhabitants().await?).await;
-        // Those that moves have left are gone now.
+        // Homes that moves have left are removed by now.
         match native::find_homeless(self, site).await {
             Ok(homeless) => self.open_each(site, homeless).await,
-            // Its VMs say so one by one.
+            // Opening the VMs one by one reports the error.
             Err(e) => log(e),
         }
         Ok(())
@@ -185,7 +186,7 @@ impl Daemon {
     async fn open_each(self: &Rc<Self>, site: &Rc<Site>, homes: Vec<(String, PathBuf)>) {
         for (name, path) in homes {
             let home = site.at(&path);
-            // An operation that makes it, moves it or takes it away is under way.
+            // An operation that creates, moves or removes the VM is under way.
             let Ok(_claim) = self.claim(&name) else { continue };
             if self.homes().contains(&path) {
                 continue;
@@ -210,7 +211,8 @@ impl Daemon {
         }
     }
 
-    /// A name is one VM's in the daemon: the first datastore's that has it.
+    /// Reports a VM that is not served because of its name. A name belongs to one VM in the daemon: that of the first
+    /// datastore that has it.
     fn leave_out(&self, name: &str, home: &Home) {
         let notice = format!(
             "VM {name} in {} is not served: another VM has that name; rename the folder of one of them",
@@ -220,16 +222,17 @@ impl Daemon {
         home.site.notices.borrow_mut().push(notice);
     }
 
-    /// At the start, where no guest waits for the file system.
+    /// Opens a VM at the start, where no guest waits for the file system.
     async fn open_unused(self: &Rc<Self>, name: &str, home: &Home) -> Result<()> {
-        // Of a home that is gone its opening tells.
+        // If the home is missing, opening it reports that.
         let folder = home.path.clone();
         let refused = move || if folder.is_dir() { inuse::refuse_locked(&[folder]) } else { Ok(()) };
         self.env.blocking(refused).await?;
         self.open_vm(name, home).await.map(drop)
     }
 
-    /// Held from here until it is closed; one that is opened again was held all the time.
+    /// Opens a VM. Its home is locked from here until it is closed. A home that is opened again has stayed locked all
+    /// the time.
     pub async fn open_vm(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
         self.descriptors.admit_vm(name)?;
         formats::hold(self, &home.path).await?;
@@ -242,7 +245,7 @@ impl Daemon {
 
     async fn open_held(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
         self.claim_identity(name, home).await?;
-        // Then what the home itself knows of a move.
+        // The home's own record of a move comes next.
         settle::settle(self, home).await?;
         departure::refuse_elsewhere(home).await?;
         let dir = formats::open_path(&self.env, &home.path).await?;
@@ -284,14 +287,15 @@ impl Daemon {
         Ok((vm, Kept::Redo(files)))
     }
 
-    /// Writes that find no space wait where their clients are served (`core/writers.rs`), not in the engine.
+    /// Returns the engine's options. Writes that find no space wait where their clients are served
+    /// (`daemon/writers.rs`), not in the engine.
     pub fn options(&self) -> Options {
         let map_cap_bytes = self.memory.maps_bytes();
         let defects = self.defects.of_engine();
         Options { map_cap_bytes, space_policy: SpacePolicy::Error, defects, ..Options::default() }
     }
 
-    /// The VM as it is after its move, in the place of what it was.
+    /// Replaces the registry's record of a VM after its move.
     pub fn replace_entry(self: &Rc<Self>, old: &Entry, home: Home, vm: Rc<dyn Machine>, kept: Kept) {
         let entry = Rc::new(Entry {
             name: old.name.clone(),
@@ -319,11 +323,12 @@ impl Daemon {
         }
     }
 
-    /// No new clients, answers to what is under way, then every VM's tables and clean headers.
+    /// Shuts down: admits no new clients, answers requests under way, and then writes every VM's tables and clean
+    /// headers.
     pub async fn shut_down(&self) -> Result<()> {
         self.front_end.stop();
         for task in self.doors_tasks.take() {
-            // What a datastore that hangs does not answer is recovered by the next start.
+            // Requests that a hanging datastore does not answer are recovered by the next start.
             let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(task.join())).await;
         }
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.end_own_jobs())).await;
@@ -343,12 +348,13 @@ impl Daemon {
         result
     }
 
-    /// Until the step of a move a VM is where it was; the other side goes.
+    /// Cancels moves and scrubs, and waits for their end. A move before its step leaves the VM at its source, and its
+    /// target is removed.
     async fn end_own_jobs(&self) {
         let own = |t: &Tracked| matches!(t.job.operation, MOVE | SCRUB);
         let jobs = self.tracked(|t| own(t).then(|| t.job.clone()));
         for job in jobs.into_iter().flatten() {
-            // One that has ended needs no cancel.
+            // A job that has ended needs no cancel.
             let _ = job.cancel();
             job.wait().await;
         }
@@ -359,7 +365,7 @@ impl Daemon {
     }
 }
 
-/// The main datastore's folder, locked. Nothing is served without it.
+/// Opens and locks the main datastore's folder. Without it nothing is served.
 async fn open_main(env: &Env, place: &Place) -> Result<Site> {
     let opening = Opening::new(env, &place.name);
     let open = async {
@@ -372,7 +378,7 @@ async fn open_main(env: &Env, place: &Place) -> Result<Site> {
     opened.unwrap_or_else(|hang| Err(hang.refusal()))
 }
 
-/// Refused clients are in the log, at most once a second.
+/// Creates the NBD front end. It logs refused clients at most once a second.
 fn front_end(memory: Memory, connections_max: usize) -> Rc<FrontEnd> {
     let limits = Limits { memory_bytes: memory.clients_bytes(), connections_max, ..Limits::default() };
     let front_end = FrontEnd::with_limits(limits);

@@ -1,5 +1,5 @@
-//! The power goes, the process is killed, or an I/O fails, at events of the verbs that throw states of a VM away and bring them
-//! back. After the next start the VM shows one state and the bin has the other, as before the verb or as after it.
+//! A power cut, a kill of the process, or a failed I/O at events of the verbs that discard and restore states of a VM.
+//! After the next start the VM shows one state and the bin has the other, as before the verb or as after it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -31,15 +31,15 @@ const VERBS: [(Verb, Store); 8] = [
     (Verb::EmptyBin, Store::Redo),
     (Verb::EmptyBin, Store::Native),
 ];
-/// More than any verb has.
+/// Upper bound on the number of events of a verb.
 const EVENTS: u64 = 1500;
 const STRIDE: u64 = 7;
 const VM: &str = "web";
-/// What the disk showed when the snapshot was taken, and what was written since.
+/// Content of the disk when the snapshot was taken, and content written since then.
 const TAKEN: u8 = 3;
 const SINCE: u8 = 9;
 
-/// What the disk shows, and whether the bin has a state of the VM.
+/// Content of the disk, and whether the bin has a state of the VM.
 type Shown = (u8, bool);
 
 impl Verb {
@@ -108,7 +108,8 @@ fn generation(daemon: &Rc<Daemon>) -> Outcome<u64> {
     Ok(daemon.entry(VM).map_err(|e| e.to_string())?.vm.generation().present)
 }
 
-/// Other content has another generation. After a flush that failed so has the same content: writes may be lost.
+/// Checks the state after recovery. Other content has another generation. So may the same content after a failed flush,
+/// because writes may be lost.
 async fn check(
     daemon: &Rc<Daemon>,
     verb: Verb,
@@ -129,7 +130,7 @@ async fn check(
     Ok(())
 }
 
-/// The state in the bin is the other one: an undo shows it, and a second one takes that back.
+/// Checks that the bin has the other state: an undo shows it, and a second undo reverses that.
 async fn undo_twice(daemon: &Rc<Daemon>) -> Outcome<()> {
     let (first, has_state) = shown(daemon).await?;
     if !has_state {
@@ -152,7 +153,7 @@ struct Case {
     defect: Option<Defect>,
 }
 
-/// Whether the trouble struck.
+/// Runs a case, and returns whether the trouble struck.
 fn run(case: Case, nth: u64, trouble: Trouble, seed: u64) -> Outcome<bool> {
     let Case { verb, store, defect } = case;
     let world = world(seed);
@@ -171,7 +172,7 @@ fn run(case: Case, nth: u64, trouble: Trouble, seed: u64) -> Outcome<bool> {
     Ok(struck)
 }
 
-/// Whether the verb was answered well, and whether the trouble struck.
+/// Returns whether the verb succeeded, and whether the trouble struck.
 fn troubled(
     world: &SimWorld,
     case: Case,
@@ -188,7 +189,7 @@ fn troubled(
     ended.unwrap_or(Ok((false, true)))
 }
 
-/// Cuts of a verb, until it is over before one strikes; their number.
+/// Cuts a verb until it completes before a cut strikes; returns the number of cuts.
 fn campaign(case: Case, stride: u64) -> Outcome<u64> {
     sweep(((case.verb as u64) << 8) ^ case.store as u64, stride, EVENTS, |nth, rng| {
         let trouble = *rng.pick(&Trouble::ALL).expect("some");

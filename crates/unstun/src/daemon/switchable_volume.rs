@@ -1,4 +1,4 @@
-//! Volume of a running disk that a move replaces between two polls, under the clients that are attached.
+//! Volume of a running disk that a move replaces between two polls, while clients are attached.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -14,9 +14,10 @@ use super::writers::Access;
 
 pub struct Switch {
     current: RefCell<Rc<dyn Volume>>,
-    /// Changes under way, in the volumes that it was too. Reads and flushes may end where they began.
+    /// Changes under way, in the current and the earlier volumes. Reads and flushes may end in the volume where they
+    /// began.
     changes: Rc<Admission>,
-    /// Changes that wait for space. They are not under way.
+    /// Number of changes that wait for space. They do not count as under way.
     waiting: Cell<u64>,
 }
 
@@ -29,19 +30,19 @@ impl Switch {
         self.current.borrow().clone()
     }
 
-    /// From the next request on `volume` is the disk. Resolves when the changes under way before have ended.
+    /// Makes `volume` the disk from the next request on. Resolves when all changes that were under way have ended.
     pub fn replace(&self, volume: Rc<dyn Volume>) -> impl Future<Output = ()> + use<> {
         *self.current.borrow_mut() = volume;
         self.changes.drain()
     }
 
-    /// The volume that it is now, for one change: whoever replaces it can wait for the end of that.
+    /// Returns the current volume for one change. A replacement of the volume can wait for the end of that change.
     pub fn enter(&self) -> (Admitted, Rc<dyn Volume>) {
         (self.changes.enter(), self.current())
     }
 
-    /// A change found no space, and waits until the answer is dropped. The first one of the disk is told, and the end of the
-    /// last.
+    /// Counts a change as waiting for space until the returned value is dropped. `tell` reports the disk's first wait
+    /// and the end of its last one.
     pub fn wait_for_space(self: &Rc<Self>, tell: &Rc<dyn Fn(bool)>) -> Waiting {
         self.waiting.update(|n| n + 1);
         if self.waiting.get() == 1 {
@@ -51,7 +52,7 @@ impl Switch {
     }
 }
 
-/// A change of the disk that waits for space.
+/// Change of a disk that waits for space.
 pub struct Waiting {
     switch: Rc<Switch>,
     tell: Rc<dyn Fn(bool)>,
@@ -66,7 +67,7 @@ impl Drop for Waiting {
     }
 }
 
-/// A client of a running disk, counted by the VM that the disk belongs to now.
+/// Client of a running disk, counted by the VM that the disk belongs to now.
 pub struct Guest {
     pub number: u32,
     pub peer: Peer,
@@ -74,23 +75,23 @@ pub struct Guest {
     counted: RefCell<Rc<Client>>,
 }
 
-/// Refusals that are not told again.
+/// Maximum number of refusals remembered in order not to report them again.
 const TOLD_MAX: usize = 64;
 
-/// Who uses a VM's running disks through its exports.
+/// Clients that use a VM's running disks through its exports.
 #[derive(Default)]
 pub struct Guests {
     switches: RefCell<BTreeMap<u32, Weak<Switch>>>,
     clients: RefCell<Vec<Weak<Guest>>>,
-    /// By the user's wish a change that finds no space waits.
+    /// Whether the user wants changes that find no space to wait.
     pub waits_for_space: Cell<bool>,
-    /// By the user's wish several clients may write one disk.
+    /// Whether the user allows several clients to write one disk.
     pub shared_writers: Cell<bool>,
     told: RefCell<VecDeque<(ClientId, Option<ClientId>)>>,
 }
 
 impl Guests {
-    /// The disk that `volume` is now; every client of it gets the same one.
+    /// Returns the switchable volume of a disk, created with `volume`. All clients of the disk share it.
     pub fn switch(&self, number: u32, volume: Rc<dyn Volume>) -> Rc<Switch> {
         let mut switches = self.switches.borrow_mut();
         if let Some(known) = switches.get(&number).and_then(Weak::upgrade) {
@@ -101,7 +102,7 @@ impl Guests {
         switch
     }
 
-    /// Changes that wait for space, of all its disks.
+    /// Returns the number of changes that wait for space, on all disks.
     pub fn waiting(&self) -> u64 {
         let switches = self.switches.borrow();
         switches.values().filter_map(Weak::upgrade).map(|switch| switch.waiting.get()).sum()
@@ -116,8 +117,8 @@ impl Guests {
         guest
     }
 
-    /// Whether this was not told yet: that `client` was refused, for the sake of `other` if there is one. A client asks
-    /// several times for one connection, and QEMU connects again every few seconds.
+    /// Returns whether this refusal of `client` has not been reported yet; `other` is the client that caused it, if
+    /// any. A client tries several times for one connection, and QEMU reconnects every few seconds.
     pub fn is_news(&self, client: ClientId, other: Option<ClientId>) -> bool {
         let mut told = self.told.borrow_mut();
         if told.contains(&(client, other)) {
@@ -130,19 +131,19 @@ impl Guests {
         true
     }
 
-    /// The clients of one disk, in the order in which they came.
+    /// Returns the clients of one disk in the order of their connection.
     pub fn of_disk(&self, number: u32) -> Vec<Rc<Guest>> {
         let clients = self.clients.borrow();
         clients.iter().filter_map(Weak::upgrade).filter(|guest| guest.number == number).collect()
     }
 
-    /// What the client of that name does with the disk.
+    /// Returns the access of the client of that name to the disk.
     pub fn access(&self, number: u32, name: &str) -> Access {
         let found = self.of_disk(number).into_iter().find(|guest| guest.peer.name == name);
         found.map_or(Access::Undecided, |guest| guest.access.get())
     }
 
-    /// Those who are there, each with what counts it in `vm`. Nobody may come in meanwhile.
+    /// Returns the connected clients, each with its counter in `vm`. No client may be admitted meanwhile.
     pub async fn counted_by(&self, vm: &dyn Machine) -> Result<Vec<(Rc<Guest>, Rc<Client>)>> {
         let present: Vec<_> = self.clients.borrow().iter().filter_map(Weak::upgrade).collect();
         let mut counted = Vec::with_capacity(present.len());
@@ -170,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// A disk of which only the flushes are counted.
+    /// Disk that only counts its flushes.
     #[derive(Default)]
     struct Disk(Cell<u32>);
 

@@ -9,15 +9,15 @@ use super::entry::Entry;
 use super::site::Site;
 use super::state::Daemon;
 
-/// A job under the daemon's own number.
+/// Job under the daemon's own number.
 pub struct Tracked {
     pub id: u64,
-    /// The datastore it is in; that a move leaves.
+    /// Datastore of the job; for a move, the source.
     pub site: Rc<Site>,
-    /// None for work on the whole store.
+    /// VM of the job; None for work on the whole store.
     pub entry: Option<Rc<Entry>>,
     pub job: Rc<Job>,
-    /// (time, bytes done, rate) at the last look, for the rate.
+    /// Time, bytes done and rate at the last measurement of the rate.
     pub seen: Cell<(u64, u64, u64)>,
 }
 
@@ -29,7 +29,7 @@ impl Tracked {
 }
 
 impl Daemon {
-    /// All jobs, numbered in the order they were first seen.
+    /// Returns all jobs, numbered in the order in which they were first seen.
     pub fn tracked<T>(&self, look: impl Fn(&Tracked) -> T) -> Vec<T> {
         let mut jobs = self.jobs.borrow_mut();
         for entry in self.entries() {
@@ -43,20 +43,20 @@ impl Daemon {
         jobs.iter().map(look).collect()
     }
 
-    /// For a job of the daemon's own.
+    /// Returns a number for a job of the daemon itself.
     pub fn next_job(&self) -> u64 {
-        // Those of the VMs that were not seen yet come first.
+        // Jobs of the VMs that were not seen yet get their numbers first.
         self.tracked(|_| ());
         self.number_job()
     }
 
-    /// Once only: whoever remembers a job that was forgotten here finds no other.
+    /// Returns a number that is used only once: the number of a forgotten job never refers to another one.
     fn number_job(&self) -> u64 {
         self.jobs_numbered.update(|n| n + 1);
         self.jobs_numbered.get()
     }
 
-    /// A job of the daemon's own, under `next_job`'s number.
+    /// Registers a job of the daemon itself, under the number from `next_job`.
     pub fn track(&self, site: &Rc<Site>, entry: Option<&Rc<Entry>>, job: &Rc<Job>) {
         self.jobs.borrow_mut().push(Tracked::new(job.id, site, entry, job));
     }

@@ -1,7 +1,8 @@
-//! Homes that are being made or removed: each is on record before its first file is, and until its last one is gone; so a start
-//! undoes what was being made, and finishes what was being removed.
+//! Homes that are being created or removed. A record exists before a home's first file and until its last one is
+//! removed. A start therefore undoes an unfinished creation, and finishes an unfinished removal.
 //!
-//! Of a VM with files the datastore has the record, of a native one the store: with that it goes wherever the store does.
+//! The datastore has the record of a VM with files. The store has the record of a native VM, so the record moves with
+//! the store.
 
 use std::rc::Rc;
 
@@ -21,8 +22,9 @@ use super::state::Daemon;
 use crate::log::log;
 
 impl Daemon {
-    /// Makes a home with files in a datastore. It is a VM when this answers, and nothing is left of it after an error; what cannot
-    /// be removed then is listed as broken, and goes at the next start. Answers what the files had to say.
+    /// Creates a home with files in a datastore. The home is a VM when this returns, and nothing of it is left after an
+    /// error. Anything that cannot be removed then is listed as broken, and is removed at the next start. Returns the
+    /// notices about the files.
     pub async fn make_files(
         &self,
         home: &Home,
@@ -49,10 +51,10 @@ impl Daemon {
         made
     }
 
-    /// Undoes what came to nothing, also where no space is left for another record.
+    /// Undoes a failed creation, even if no space is left for another record.
     pub async fn take_back(&self, name: &str, home: &Home, record: HomeRecord, cause: &api::error::Error) {
         let undone = async {
-            // The last word on record may be that it is whole. Without a record nothing was made.
+            // The last record may say that the home is whole. Without a record nothing was created.
             if home.site.records.get(name).is_some_and(|known| known != record) {
                 home.site.records.put(name, record.clone()).await?;
             }
@@ -63,7 +65,7 @@ impl Daemon {
         }
     }
 
-    /// Lists what came to nothing and could not be removed: its name is taken until the next start.
+    /// Lists a failed creation that could not be removed. Its name is taken until the next start.
     pub fn list_left_over(&self, name: &str, home: &Home, cause: &api::error::Error, left: &Error) {
         let message =
             format!("{cause}; what was made of it is still there, and goes at the next start: {left}");
@@ -71,14 +73,15 @@ impl Daemon {
         self.broken.borrow_mut().insert(name.to_owned(), Broken { home: home.clone(), cause });
     }
 
-    /// Ends what a crash has interrupted in a datastore, before its homes are opened. What cannot be ended is told.
+    /// Finishes what a crash has interrupted in a datastore, before its homes are opened. Reports what cannot be
+    /// finished.
     pub async fn finish_all(self: &Rc<Self>, site: &Rc<Site>) {
         let mut told = self.finish_bin(site).await;
         if let Err(e) = self.sweep(site).await {
             told.push(e.to_string());
         }
         for (name, _) in site.records.all() {
-            // Whoever is making or removing it sees to it.
+            // The operation that has the claim deals with the record.
             let Ok(_claim) = self.claim(&name) else { continue };
             let Some(record) = site.records.get(&name).filter(|record| record.state != HomeState::Whole)
             else {
@@ -98,14 +101,14 @@ impl Daemon {
         }
     }
 
-    /// Removes folders that were on their way out: they have lost their names, and nothing but ours is in them. And a store that
-    /// was being made.
+    /// Removes folders whose removal was interrupted: they have lost their names, and contain only files of the daemon.
+    /// Also removes a store whose creation was interrupted.
     async fn sweep(self: &Rc<Self>, site: &Rc<Site>) -> Result<()> {
         site.native.clear_up().await?;
         for name in site.dir.list().await? {
             let Some(going) = name.strip_suffix('/') else { continue };
             let Some(was) = going.strip_suffix(TEMPORARY_SUFFIX) else { continue };
-            // Whoever is removing it sees to it.
+            // The operation that has the claim removes the folder.
             let Ok(_claim) = self.claim(was) else { continue };
             remove::remove_nameless(&site.dir, going).await?;
         }
@@ -130,7 +133,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Ends the change of a home that its record tells of; can be repeated.
+    /// Finishes the creation or removal that the home's record describes. Can be repeated.
     pub async fn finish(&self, name: &str, home: &Home, record: &HomeRecord) -> Result<()> {
         if let Some(dir) = existing(home).await? {
             match record.state {
@@ -144,14 +147,14 @@ impl Daemon {
         home.site.records.remove(name).await
     }
 
-    /// A home that has no `.unstun` yet has nothing elsewhere.
+    /// Removes an unfinished home. A home without `.unstun` has no files elsewhere.
     async fn unmake(&self, home: &Home, dir: &Dir, id: Option<u128>) -> Result<()> {
         let begun = dir.list().await?.iter().any(|name| name.trim_end_matches('/') == OWN_FOLDER);
         if let Some(id) = id.filter(|_| begun) {
             let files = HomeFiles::open(self, &home.path).await?;
             let found = match files.id().await {
                 Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e),
-                // What was being made need not be whole.
+                // The unfinished VM may be incomplete.
                 found => found.ok().flatten(),
             };
             if found.is_some_and(|found| found != id) {
@@ -177,7 +180,7 @@ impl Daemon {
         remove::remove_files(home).await
     }
 
-    /// Of a home that is held; one change, which is made or not.
+    /// Removes the layers of a home that is held, in one atomic change.
     pub async fn remove_layers(&self, home: &Home) -> Result<()> {
         let files = HomeFiles::open(self, &home.path).await?;
         let state = files.manifest().load().await?;
@@ -189,7 +192,7 @@ fn is_unfinished(home: &VmHome) -> bool {
     home.state == VmHomeState::Unfinished
 }
 
-/// None where the home is gone.
+/// Opens the home. Returns None if it does not exist.
 async fn existing(home: &Home) -> Result<Option<Dir>> {
     match open_home(home).await {
         Ok(dir) => Ok(Some(dir)),

@@ -1,5 +1,5 @@
-//! Where this host keeps what clients were answered and no flush has covered yet, so that a crash of the daemon loses none
-//! of it: a folder of this user in a tmpfs.
+//! Location of acknowledged writes that no flush has covered yet: a folder of this user in a tmpfs of this host. A
+//! crash of the daemon therefore loses none of them.
 
 use std::path::PathBuf;
 
@@ -10,13 +10,14 @@ use blk::uring::MemoryFolder;
 use super::bridge::Place;
 use crate::log::log;
 
-/// The first of the folders that can be used. Without one a crash may lose answers, and clients of before it are refused.
+/// Returns the first of the folders that can be used. Without one, a crash may lose acknowledged writes, and clients
+/// from before the crash are refused.
 pub fn folder(place: &Place) -> MemoryFolder {
     let remote = place.nbd.iter().any(is_remote);
     let mut refusals = Vec::new();
     for path in candidates() {
         if let Some(parent) = path.parent() {
-            // Where that fails the folder itself fails too, with the reason.
+            // If this fails, opening the folder fails too and gives the reason.
             let _ = std::fs::create_dir_all(parent);
         }
         match MemoryFolder::open(&path, remote) {
@@ -39,7 +40,8 @@ fn warn(error: &Error) {
     ));
 }
 
-/// systemd's folder of the service, root's, the session's, and one that every host with glibc has.
+/// Returns the possible folders: systemd's folder of the service, root's, the session's, and one that every host with
+/// glibc has.
 fn candidates() -> Vec<PathBuf> {
     let user = rustix::process::geteuid();
     let set = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -50,7 +52,7 @@ fn candidates() -> Vec<PathBuf> {
     service.into_iter().chain(roots).chain(session).chain([shared]).collect()
 }
 
-/// Whether clients of other hosts may come in.
+/// Returns whether clients of other hosts can connect to `address`.
 fn is_remote(address: &NbdListen) -> bool {
     matches!(address, NbdListen::Tcp(address) if !address.ip().is_loopback())
 }

@@ -1,4 +1,4 @@
-//! Where a VM moves to, and what its move leaves: each way has one durable step, and one side to clear away.
+//! Plan of a VM's move, and what the move leaves: each plan has one durable step, and one side to remove.
 
 use std::fmt;
 use std::rc::Rc;
@@ -21,14 +21,15 @@ use super::{departure, homes, settle};
 
 #[derive(Clone)]
 pub enum Way {
-    /// Its home stays. `native`: of the VM in the store, on whichever side that is.
+    /// The home stays. `native` is the ID of the VM in the store, on whichever side that is.
     Within { home: Home, store: Store, native: u128 },
-    /// It gets another home, in another datastore. `native`: of the VM to be made in that one's store.
+    /// The VM gets another home in another datastore. `native` is the ID of the VM to be created in that datastore's
+    /// store.
     Between { from: Home, to: Home, store: Store, native: Option<u128>, _held: [Rc<Arrival>; 2] },
 }
 
-/// Keeps a datastore from being removed while a VM moves there, or leaves it: until all is cleared away its store is
-/// written.
+/// Guard that keeps a datastore from being removed while a VM moves to it or from it. The store is written until the
+/// clean-up after the move is done.
 pub struct Arrival(Rc<Site>);
 
 impl Arrival {
@@ -54,7 +55,7 @@ impl fmt::Display for Way {
 }
 
 impl Way {
-    /// The home it has afterwards.
+    /// Returns the VM's home after the move.
     pub fn to(&self) -> &Home {
         match self {
             Way::Within { home, .. } => home,
@@ -68,7 +69,7 @@ impl Way {
         }
     }
 
-    /// A datastore that a move fills up would hold back the writes of whoever else is in it.
+    /// Refuses a move that would fill up the target: the writes of other VMs in that datastore would wait.
     pub async fn refuse_without_room(&self, name: &str, bytes: u64) -> Result<()> {
         let site = &self.to().site;
         let free = match self.store() {
@@ -85,7 +86,7 @@ impl Way {
 }
 
 impl Daemon {
-    /// Refuses what cannot be moved, before anything has changed.
+    /// Plans a move. Refuses a VM that cannot be moved, before anything has changed.
     pub async fn plan_move(&self, entry: &Rc<Entry>, request: &api::VmMove) -> api::error::Result<Way> {
         let site = match &request.datastore {
             Some(name) => self.site(Some(name))?,
@@ -122,7 +123,7 @@ impl Daemon {
         let native = match &entry.kept {
             Kept::Redo(_) => entry.site.native_store().await?.new_vm_id(),
             Kept::Native(vm) => {
-                // What is there is somebody's, and would go with a move that fails.
+                // Files in the folder belong to the user, and a failed move would remove them.
                 settle::refuse_inhabited(self, &entry.home).await?;
                 vm.id()
             }
@@ -130,7 +131,7 @@ impl Daemon {
         Ok(Way::Within { home: entry.place(), store, native })
     }
 
-    /// The intent is durable before anything is made.
+    /// Creates the target side. The intent is durable before anything is created.
     pub async fn make_side(&self, entry: &Entry, way: Way) -> Result<Side> {
         let native = match &way {
             Way::Within { home, store, native } => {
@@ -172,7 +173,7 @@ impl Daemon {
         }
     }
 
-    /// Whether the step shows in the homes, durably or not.
+    /// Returns whether the homes record the step, durably or not.
     pub async fn has_stepped(&self, way: &Way) -> Result<bool> {
         match way {
             Way::Within { home, store, .. } => settle::has_stepped(self, &home.path, *store).await,
@@ -180,7 +181,7 @@ impl Daemon {
         }
     }
 
-    /// What a failed `step` has perhaps done is undone.
+    /// Undoes the step if a failed `step` has carried it out.
     pub async fn step_back(&self, way: &Way) -> Result<()> {
         match way {
             Way::Within { home, store, native } => settle::step_back(self, &home.path, *store, *native).await,
@@ -188,7 +189,7 @@ impl Daemon {
         }
     }
 
-    /// The move came to nothing: its other side, which is closed, goes.
+    /// Cleans up after a failed move: removes the target side, which is closed.
     pub async fn give_up(&self, way: &Way) -> Result<()> {
         match way {
             Way::Within { home, .. } => settle::settle(self, home).await,
@@ -199,7 +200,7 @@ impl Daemon {
         }
     }
 
-    /// The move is done: what the VM was, which is closed, goes.
+    /// Cleans up after a completed move: removes the source side, which is closed.
     pub async fn clear_away(&self, was: &Entry, moved: &Entry, way: &Way) -> api::error::Result<()> {
         let stays = matches!(was.kept, Kept::Redo(_)) && homes::is_adopted(&was.place()).await?;
         match way {
@@ -258,7 +259,7 @@ async fn refuse_to_move(entry: &Entry, disk: Option<u32>, to: Store) -> api::err
     refuse_viewers(entry)?;
     refuse_unmovable(name, &state.disks)?;
     if let Kept::Redo(files) = &entry.kept {
-        // Their readers would lose what they read.
+        // The readers would lose the layers that they read.
         refuse_readers(name, &*files.manifest()).await?;
     }
     if to == Store::Redo && state.disks.iter().enumerate().any(|(n, disk)| n as u32 != disk.number) {

@@ -1,7 +1,8 @@
 //! One writer for each running disk: which client may write it, and the check that every connection passes.
 //!
 //! A client claims a disk with its first write, trim or write of zeros, and holds it until its last connection closes.
-//! Whoever else connects meanwhile may read. All connections of one process (of one address, over TCP) are one client.
+//! Other clients that connect meanwhile may read. All connections of one process (of one address, over TCP) are one
+//! client.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -19,21 +20,22 @@ use futures_util::future::{Either, select};
 use super::client_gate::ClientGate;
 use super::switchable_volume::{Guest, Switch};
 
-/// How long a client waits for the last requests of a writer whose process has ended. The kernel's own client outlives the
-/// process that made its connection: then this passes, and the client may read.
+/// Maximum time in microseconds that a client waits for the last requests of a writer whose process has ended. The
+/// kernel's own client outlives the process that made its connection. In that case the wait times out, and the client
+/// may only read.
 const LAST_REQUESTS_US: u64 = 3_000_000;
 
-/// How often a change that waits for space tries again.
+/// Time in microseconds between two attempts of a change that waits for space.
 const SPACE_RETRY_US: u64 = 250_000;
 
-/// What a connection may do. Decided at most once.
+/// Access of a connection to its disk. It is decided at most once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It has not asked for a change yet.
+    /// The connection has not requested a change yet.
     Undecided,
-    /// Its client writes the disk.
+    /// The connection's client writes the disk.
     Writes,
-    /// Another client does.
+    /// Another client writes the disk.
     ReadOnly,
 }
 
@@ -47,22 +49,22 @@ impl Access {
     }
 }
 
-/// The clients of one running disk, seen by one of them.
+/// Clients of one running disk, from the view of one of them.
 pub struct DiskClient {
-    /// `web/disk0`.
+    /// Name of the disk, such as `web/disk0`.
     pub disk: String,
     pub gate: Rc<ClientGate>,
     pub guest: Rc<Guest>,
-    /// Takes a sentence about two clients.
+    /// Callback that reports a sentence about two clients.
     pub tell: Box<dyn Fn(&str)>,
-    /// Changes of the disk begin (true) or cease (false) to wait for space.
+    /// Callback for the moment when changes of the disk begin (true) or cease (false) to wait for space.
     pub tell_space: Rc<dyn Fn(bool)>,
-    /// Removes some of what the bin keeps for good; false: there is nothing that would help.
+    /// Callback that removes entries of the bin for good. It returns false if no removal would help.
     pub make_room: Rc<dyn Fn() -> Local<'static, bool>>,
 }
 
 impl DiskClient {
-    /// Decides about a connection that has just come. Waits while the only other writers are processes that have ended.
+    /// Decides the access of a new connection. Waits while the only other writers are processes that have ended.
     pub async fn admit(&self, env: &Env) {
         let mut late = pin!(env.sleep_us(LAST_REQUESTS_US));
         let mut waits = true;
@@ -82,7 +84,7 @@ impl DiskClient {
         }
     }
 
-    /// The first change that the connection asks for.
+    /// Claims the disk for the first change that the connection requests.
     fn claim(&self) -> Result<()> {
         if self.guest.access.get() == Access::Undecided {
             match self.other_writers().first() {
@@ -96,7 +98,7 @@ impl DiskClient {
         }
     }
 
-    /// The client's other connections have the claim too, so that it lasts until the last of them.
+    /// Gives the claim to all of the client's connections, so that it lasts until the last of them closes.
     fn hold(&self) {
         let clients = self.clients();
         let own =
@@ -128,7 +130,7 @@ impl DiskClient {
         guest.peer.client == self.guest.peer.client
     }
 
-    /// None where several may write.
+    /// Returns the other clients that write the disk. The list is empty if several clients may write.
     fn other_writers(&self) -> Vec<Rc<Guest>> {
         if self.gate.guests.shared_writers.get() {
             return Vec::new();
@@ -139,7 +141,7 @@ impl DiskClient {
     }
 }
 
-/// Only of a process that `/proc` showed can it be said.
+/// Returns whether the client's process has ended. The answer is true only for a process that `/proc` has shown.
 fn has_ended(client: ClientId) -> bool {
     match client {
         ClientId::Process { pid, started: Some(started) } => {
@@ -149,17 +151,17 @@ fn has_ended(client: ClientId) -> bool {
     }
 }
 
-/// A running disk as one connection has it.
+/// One connection's view of a running disk.
 ///
-/// A change that finds no space waits here, under the disk and holding nothing of it: whatever frees space can pass, a move
-/// can take the VM elsewhere, and what waits ends with its client.
+/// A change that finds no space waits here and holds no resource of the disk. Operations that free space can therefore
+/// pass, a move can take the VM to another datastore, and the wait ends with its client.
 pub struct ClientVolume {
     env: Env,
     switch: Rc<Switch>,
     client: Rc<DiskClient>,
-    /// The claim is held: nothing more is to be looked up.
+    /// Whether the connection holds the claim; no further check is needed then.
     may_write: Cell<bool>,
-    /// The connection is gone.
+    /// Whether the connection has closed.
     gone: Cell<bool>,
     left: Signal,
 }
@@ -183,7 +185,7 @@ impl ClientVolume {
         self.when_space(on)
     }
 
-    /// Does what a guest waits for; where it finds no space again and again, as the VM's policy says.
+    /// Runs `on`, for which a guest waits. If the disk has no space, repeats `on` as the VM's policy says.
     fn when_space(
         self: Rc<Self>,
         on: impl Fn(Rc<dyn Volume>) -> Local<'static, Result<()>> + 'static,
@@ -233,7 +235,7 @@ impl Volume for ClientVolume {
         self.change(move |disk| disk.write(offset, data.clone()))
     }
 
-    /// The tables that it writes may find no space, where nothing is overwritten in place.
+    /// Flushes the disk. A flush writes tables, which may find no space where nothing is overwritten in place.
     fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
         self.when_space(|disk| disk.flush())
     }

@@ -1,4 +1,4 @@
-//! Removed VMs on their way into the bin: which of them it keeps, and the preview of a removal.
+//! Decision about which removed VMs the bin keeps, and the preview of a removal.
 
 use std::rc::Rc;
 
@@ -19,7 +19,7 @@ use super::records::BinState;
 use super::steps::Removed;
 
 impl Daemon {
-    /// Returns why the bin would not keep an open VM; None: it does.
+    /// Returns why the bin would not keep an open VM; None if it keeps the VM.
     pub async fn not_kept_open(&self, entry: &Entry, request: api::VmRemove) -> Result<Option<String>> {
         if let Some(why) = self.not_kept(&entry.site, request.purge).await? {
             return Ok(Some(why));
@@ -30,7 +30,7 @@ impl Daemon {
         }
     }
 
-    /// Of a VM to which nobody is connected.
+    /// Puts an open VM without connected clients into the bin.
     pub async fn bin_open(&self, entry: &Rc<Entry>) -> Result<api::BinEntry> {
         let bytes = allocated(entry).await;
         entry.vm.close().await?;
@@ -40,7 +40,7 @@ impl Daemon {
         Ok(self.bin_entry(&entry.site, &id, &record))
     }
 
-    /// Ends what an error has interrupted.
+    /// Finishes a VM's move into the bin that an error has interrupted.
     pub async fn go_on_into_bin(&self, vm: &VmName, site: &Rc<Site>) -> Result<Option<api::BinEntry>> {
         let coming =
             site.bin.all().into_iter().find(|(_, one)| one.state == BinState::Coming && one.vm == *vm);
@@ -49,7 +49,7 @@ impl Daemon {
         Ok(Some(self.bin_entry(site, &entry, &record)))
     }
 
-    /// Of a VM at rest, whose home is held. None: the bin does not keep it.
+    /// Puts a VM that is not served, and whose home is held, into the bin. Returns None if the bin does not keep it.
     pub async fn bin_idle(
         &self,
         vm: &VmName,
@@ -75,7 +75,7 @@ impl Daemon {
         Ok(Some(self.bin_entry(&home.site, &id, &record)))
     }
 
-    /// Returns why the bin would not keep a VM at rest; None: it does.
+    /// Returns why the bin would not keep a VM that is not served; None if it keeps the VM.
     async fn not_kept_idle(
         &self,
         vm: &VmName,
@@ -177,19 +177,20 @@ impl Daemon {
     }
 }
 
-/// Of its own layers, with its snapshots; None where it cannot be found out.
+/// Returns the bytes of the VM's own layers, with its snapshots; None if they cannot be determined.
 async fn allocated(entry: &Entry) -> Option<u64> {
     entry.vm.used().await.ok().map(|used| used.allocated_bytes)
 }
 
-/// Nothing is removed for good for an error that may pass.
+/// Returns the error for an unreadable VM. Nothing is removed for good because of an error that may be temporary.
 fn unread(cause: blk::Error) -> Error {
     let cause = Error::from(cause);
     let remedy = "--purge removes it for good all the same";
     Error::new(cause.kind, format!("whether the bin can keep it cannot be found out: {cause}; {remedy}"))
 }
 
-/// A layer in another folder that lies on one in the home would lose it when the home's folder is renamed.
+/// Returns why the bin cannot keep the VM: a layer in another folder has its parent in the home, and would lose it when
+/// the home is renamed.
 async fn leads_back(files: &HomeFiles) -> blk::Result<Option<String>> {
     let links = files.manifest().links().await?;
     let is_elsewhere = |name: &str| name.starts_with('/');

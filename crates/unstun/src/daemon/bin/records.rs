@@ -11,23 +11,23 @@ use blk::dir::TEMPORARY_SUFFIX;
 use blk::sync::TaskMutex;
 use blk::{Dir, Error, ErrorKind, Result};
 
-/// In the datastore's own folder: a file for each entry, called by its id.
+/// Folder in the datastore's `.unstun` folder: one file for each entry, named by its ID.
 pub const BIN_NAME: &str = "bin";
-/// Of the folder of a VM that is in the bin. It begins with the VM's name and the entry's id.
+/// Suffix of the folder of a VM in the bin. The name begins with the VM's name and the entry's ID.
 pub const FOLDER_SUFFIX: &str = ".unstun-bin";
-/// Words, numbers, two names and a path of the kernel's greatest length.
+/// Maximum size of a record in bytes: words, numbers, two names and a path of the kernel's greatest length.
 const RECORD_BYTES_MAX: u64 = 8 << 10;
-/// In the place of what is not known.
+/// Text in place of an unknown value.
 const UNKNOWN: &str = "-";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BinState {
-    /// The VM is on its way in: recovery goes on with it.
+    /// The VM is being put into the bin. Recovery finishes that.
     Coming,
     Kept,
-    /// The VM is on its way out, and is called so then: recovery goes on with it.
+    /// The VM is being restored under this name. Recovery finishes that.
     Restoring(VmName),
-    /// It is being removed for good: recovery goes on with it.
+    /// The VM is being removed for good. Recovery finishes that.
     Removing,
 }
 
@@ -35,23 +35,23 @@ pub enum BinState {
 pub struct BinRecord {
     pub state: BinState,
     pub vm: VmName,
-    /// Of the VM; None where it is not known.
+    /// ID of the VM; None if it is unknown.
     pub id: Option<u128>,
     pub store: Store,
     pub removed_unix_us: i64,
-    /// What its removal gives back; None where it was not known.
+    /// Bytes that the VM's removal frees; None if they were unknown.
     pub bytes: Option<u64>,
-    /// Of a home that does not lie in the datastore: it stays where it is.
+    /// Path of a home outside the datastore. Such a home stays where it is.
     pub path: Option<PathBuf>,
 }
 
 impl BinRecord {
-    /// Returns the name of the folder of the entry, where it lies in the datastore.
+    /// Returns the name of the entry's folder, if the folder is in the datastore.
     pub fn folder(&self, entry: &str) -> String {
         format!("{}.{entry}{FOLDER_SUFFIX}", self.vm)
     }
 
-    /// Whether it is kept, or an error has stopped its removal.
+    /// Returns whether the entry is kept, or an error has stopped its removal.
     pub fn may_go(&self) -> bool {
         matches!(self.state, BinState::Kept | BinState::Removing)
     }
@@ -116,34 +116,34 @@ impl BinRecord {
     }
 }
 
-/// Returns the VM's name and the entry's id that a folder in the datastore is called by; None for other folders.
+/// Returns the VM's name and the entry's ID from the name of a folder of the bin; None for other folders.
 pub fn parse_folder(name: &str) -> Option<(VmName, String)> {
     let (vm, entry) = name.strip_suffix(FOLDER_SUFFIX)?.rsplit_once('.')?;
     let is_id = entry.len() == 16 && entry.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     Some((vm.parse().ok().filter(|_| is_id)?, entry.to_owned()))
 }
 
-/// The records of one datastore.
+/// Records of one datastore's bin.
 pub struct BinRecords {
     own: Dir,
-    /// None before the first entry: a full datastore has no space for a folder.
+    /// Folder of the records; None before the first entry, because a full datastore has no space for a folder.
     dir: RefCell<Option<Dir>>,
     all: RefCell<BTreeMap<String, BinRecord>>,
-    /// Files that are no records: they stay, and are told.
+    /// Errors of files that are no valid records. The files stay, and the errors are reported.
     pub damaged: Vec<Error>,
-    /// Entries that come, go or are brought back just now.
+    /// Entries that are being put in, removed or restored at the moment.
     busy: RefCell<BTreeSet<String>>,
-    /// Entries whose stay was told.
+    /// Entries whose failed removal was reported.
     told: RefCell<BTreeSet<String>>,
-    /// Held by an eviction of several entries, which looks at the free space in between.
+    /// Lock of an eviction of several entries, which checks the free space between them.
     pub evicting: TaskMutex,
-    /// Evictions are looked for right now.
+    /// Whether evictions are being checked for at the moment.
     pub is_checked: Cell<bool>,
-    /// Entries that this process has removed for good: a number.
+    /// Number of entries that this process has removed for good.
     pub evicted: Cell<u64>,
 }
 
-/// An entry that is left alone by all others until this is dropped.
+/// Exclusive access to an entry until this is dropped.
 pub struct Busy {
     records: Rc<BinRecords>,
     entry: String,
@@ -177,7 +177,7 @@ impl BinRecords {
             };
             match read.await {
                 Ok(record) => drop(all.insert(name, record)),
-                // The others are served; the VM in it is still on disk.
+                // The other entries are served. The VM of this entry is still on disk.
                 Err(e) => damaged.push(e),
             }
         }
@@ -197,7 +197,7 @@ impl BinRecords {
         })
     }
 
-    /// None while somebody else is at work on the entry.
+    /// Returns exclusive access to an entry; None while another operation has it.
     pub fn begin(self: &Rc<Self>, entry: &str) -> Option<Busy> {
         let is_free = self.busy.borrow_mut().insert(entry.to_owned());
         is_free.then(|| Busy { records: self.clone(), entry: entry.to_owned() })
@@ -207,12 +207,12 @@ impl BinRecords {
         self.busy.borrow().contains(entry)
     }
 
-    /// True once for an entry: that it stays is told once.
+    /// Returns true once per entry, so that its failed removal is reported once.
     pub fn is_news(&self, entry: &str) -> bool {
         self.told.borrow_mut().insert(entry.to_owned())
     }
 
-    /// Whether the VM called so is on its way in.
+    /// Returns whether a VM of this name is being put into the bin.
     pub fn is_coming(&self, name: &str) -> bool {
         let all = self.all.borrow();
         all.values().any(|record| record.state == BinState::Coming && record.vm.as_str() == name)
@@ -230,7 +230,7 @@ impl BinRecords {
         all
     }
 
-    /// Durable when it answers. After an error either record may be on disk.
+    /// Stores a record durably. After an error either the old or the new record may be on disk.
     pub async fn put(&self, entry: &str, record: BinRecord) -> Result<()> {
         let dir = self.dir().await?;
         let staged = dir.stage_file(entry, record.to_text().as_bytes()).await?;
@@ -250,7 +250,7 @@ impl BinRecords {
         Ok(dir)
     }
 
-    /// Durable when it answers.
+    /// Removes a record durably.
     pub async fn remove(&self, entry: &str) -> Result<()> {
         if self.get(entry).is_none() {
             return Ok(());

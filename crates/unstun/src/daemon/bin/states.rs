@@ -1,5 +1,5 @@
-//! States of open VMs in the bin: what a revert, a discard, a reset or an undo threw away. The VM itself has them on record;
-//! those of a closed VM stay until it is open.
+//! States of open VMs in the bin: what a revert, a discard, a reset or an undo has removed. The VM itself records them.
+//! The states of a closed VM stay until it is open.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use super::super::site::Site;
 use super::super::state::Daemon;
 
 impl Daemon {
-    /// Of all open VMs of a datastore, or of all datastores: the oldest first.
+    /// Returns the states of all open VMs of a datastore, or of all datastores, the oldest first.
     pub(super) fn binned_states(&self, datastore: Option<&DatastoreName>) -> Vec<(Rc<Entry>, BinnedState)> {
         let mut found = Vec::new();
         for entry in self.entries() {
@@ -32,7 +32,7 @@ impl Daemon {
         found
     }
 
-    /// The state that an id of `bin list` means.
+    /// Returns the state that an ID of `bin list` refers to.
     pub(super) fn find_state(
         &self,
         wanted: &str,
@@ -59,13 +59,13 @@ impl Daemon {
             subject: (!binned.subject.is_empty()).then(|| binned.subject.clone()),
             removed: present::time(binned.unix_us),
             kept_until: present::time(self.bin.kept_until_unix_us(binned.unix_us)),
-            // What cannot be read now is not known.
+            // A size that cannot be read now is unknown.
             bytes: asked(&entry.site, entry.vm.binned_bytes(binned.id)).await.ok().and_then(Result::ok),
             path: None,
         }
     }
 
-    /// Measures what the states of a datastore give back, as far as they are not measured yet.
+    /// Measures the bytes that a datastore's states free, as far as they are not measured yet.
     pub async fn measure_states(&self, site: &Rc<Site>) {
         let states = self.states_of(site);
         let known = site.state_bytes.borrow().clone();
@@ -85,7 +85,8 @@ impl Daemon {
         entry.vm.clone().empty_bin(vec![binned.id]).await?;
         let in_files = matches!(entry.kept, Kept::Redo(_));
         if in_files && binned.by == ThrownBy::Discard && entry.vm.state().bin.is_empty() {
-            // The disks run on deltas that the discard made for the bin's sake alone. Where there are none it is refused.
+            // The disks run on deltas that the discard created only for the bin. Without such deltas the commit is
+            // refused.
             let _ = entry.vm.clone().commit(&CommitWhat::Unowned).await;
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! The steps of a VM into the bin, out of it, and to its end. Each is on record before its first change, can be repeated,
-//! and is finished by the next start.
+//! Steps of a VM into the bin, out of it, and to its final removal. Each step is on record before its first change, can
+//! be repeated, and is finished by the next start.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use super::super::state::Daemon;
 use super::records::{BinRecord, BinState, parse_folder};
 use crate::log::log;
 
-/// A VM that goes into the bin, at rest.
+/// VM that is not open and is put into the bin.
 pub struct Removed {
     pub name: VmName,
     pub id: Option<u128>,
@@ -30,8 +30,8 @@ pub struct Removed {
 }
 
 impl Daemon {
-    /// Puts a VM that is not open into the bin. Its name is free afterwards. After an error it is a VM as before, or the next
-    /// start puts it there.
+    /// Puts a VM that is not open into the bin. Its name is free afterwards. After an error it is a VM as before, or
+    /// the next start puts it into the bin.
     pub async fn put_in_bin(&self, home: &Home, removed: Removed) -> Result<(String, BinRecord)> {
         let (site, Removed { name, id, store, bytes }) = (&home.site, removed);
         let entry = format!("{:016x}", self.env.random());
@@ -47,7 +47,7 @@ impl Daemon {
             Ok(record) => Ok((entry, record)),
             Err(e) => {
                 if !site.has(&record.folder(&entry)).await.unwrap_or(true) && record.path.is_none() {
-                    // Nothing has changed. Where even that cannot be written, a start goes on.
+                    // Nothing has changed. If the removal of the record fails, a start puts the VM into the bin.
                     let _ = site.bin.remove(&entry).await;
                 }
                 Err(e)
@@ -81,7 +81,7 @@ impl Daemon {
         Ok(kept)
     }
 
-    /// Brings an entry's VM back under another name or its own; it is not opened yet. Answers its home.
+    /// Restores an entry's VM under its own or another name, and returns its home. The VM is not opened yet.
     pub(super) async fn bring_back(&self, site: &Rc<Site>, entry: &str, to: &VmName) -> Result<Home> {
         let kept = self.kept(site, entry)?;
         let record = BinRecord { state: BinState::Restoring(to.clone()), ..kept.clone() };
@@ -92,7 +92,7 @@ impl Daemon {
         };
         let home = home.await;
         if home.is_err() && site.has(&record.folder(entry)).await.unwrap_or(false) {
-            // It is in the bin as before; where that cannot be written, a start goes on.
+            // The VM is in the bin as before. If that cannot be recorded, a start finishes the restore.
             let _ = site.bin.put(entry, kept).await;
         }
         home
@@ -138,7 +138,8 @@ impl Daemon {
         Ok(home)
     }
 
-    /// A folder under the VM's new name, and none in the bin: it is the VM's, or somebody has been at work by hand.
+    /// Verifies that a folder under the VM's new name, with none in the bin, is the VM's. Otherwise a user has changed
+    /// the folders by hand.
     async fn expect_restored(&self, home: &Home, record: &BinRecord) -> Result<()> {
         let id = match (record.store, record.id) {
             (_, None) => return Ok(()),
@@ -151,7 +152,7 @@ impl Daemon {
         }
     }
 
-    /// The store is the only source of a native VM's metadata.
+    /// Recreates the missing home of a native VM: the store is the only source of its metadata.
     async fn make_missing_home(&self, home: &Home, to: &VmName, record: &BinRecord) -> Result<()> {
         match (record.store, record.id) {
             (Store::Native, Some(id)) => {
@@ -192,7 +193,7 @@ impl Daemon {
         match (record.store, record.id) {
             (Store::Native, Some(id)) => {
                 let recorded = recorded_home(site, record).await?;
-                // Somebody may have moved it out of the bin by hand: then it is a VM again.
+                // The VM may have been moved out of the bin by hand; then it is a VM again.
                 if recorded.is_none_or(|recorded| recorded.state != VmHomeState::Whole) {
                     native::remove_with_home(&home, id).await?;
                 }
@@ -207,7 +208,7 @@ impl Daemon {
         site.bin.remove(entry).await
     }
 
-    /// What was in the folder and is not the VM's gets out of the bin: it is the user's.
+    /// Moves a folder with files that are not the VM's out of the bin: they belong to the user.
     async fn leave_rest(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
         let folder = record.folder(entry);
         if record.path.is_some() || !site.has(&folder).await? {
@@ -230,13 +231,14 @@ impl Daemon {
         kept.ok_or_else(|| gone(entry))
     }
 
-    /// Ends what a crash has interrupted, before the homes of the datastore are opened. Answers what could not be ended.
+    /// Finishes what a crash has interrupted, before the homes of the datastore are opened. Returns what could not be
+    /// finished.
     pub async fn finish_bin(self: &Rc<Self>, site: &Rc<Site>) -> Vec<String> {
         let mut told: Vec<String> = site.bin.damaged.iter().map(ToString::to_string).collect();
         for (entry, _) in site.bin.all() {
             let Some(_busy) = site.bin.begin(&entry) else { continue };
             let Some(record) = site.bin.get(&entry) else { continue };
-            // Whoever makes or opens a VM of that name sees to it.
+            // The operation that has the claim to the name deals with the entry.
             let name = match &record.state {
                 BinState::Restoring(to) => to,
                 _ => &record.vm,
@@ -270,8 +272,8 @@ impl Daemon {
         }
     }
 
-    /// Another daemon may have served the store meanwhile, and brought the VM back or removed it: the record goes, and our
-    /// folder with the mark.
+    /// Removes the record and the folder with the mark, if the VM is not in the store's bin any more. Another daemon
+    /// may have served the store meanwhile, and restored or removed the VM.
     async fn drop_stale(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
         let (Store::Native, Some(id)) = (record.store, record.id) else { return Ok(()) };
         if !site.native.exists().await? {
@@ -291,7 +293,7 @@ impl Daemon {
         site.bin.remove(entry).await
     }
 
-    /// Folders of the bin, and VMs of the store in it, that are on record nowhere: a device may have come from another
+    /// Records folders of the bin, and VMs in the store's bin, that have no record: a device may come from another
     /// daemon, and a record may be damaged. They are kept from now on.
     async fn adopt_strays(&self, site: &Rc<Site>) -> Result<()> {
         let now = self.env.unix_us();
@@ -337,7 +339,7 @@ impl Daemon {
     }
 }
 
-/// What the store has on record of an entry's VM.
+/// Returns the store's record of an entry's VM.
 async fn recorded_home(site: &Site, record: &BinRecord) -> Result<Option<VmHome>> {
     match (record.store, record.id) {
         (Store::Native, Some(id)) if site.native.exists().await? => site.native.open().await?.home_of(id),

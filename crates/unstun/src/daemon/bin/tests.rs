@@ -1,4 +1,4 @@
-//! What the bin keeps, for how long, and what goes first: in virtual time.
+//! Tests in virtual time of what the bin keeps, for how long, and what it removes first.
 
 use std::rc::Rc;
 
@@ -26,7 +26,7 @@ fn what_is_kept_depends_on_what_is_free() {
     assert_eq!(policy.kept_until_unix_us(i64::MAX), i64::MAX);
 }
 
-/// A datastore with VMs `one`, `two` and `three`, in whose first sectors is 1, 2 and 3.
+/// Creates a datastore with VMs `one`, `two` and `three`, whose first sectors contain 1, 2 and 3.
 fn three(store: Store) -> SimWorld {
     let world = world(3);
     serve(&world, BinPolicy::default(), move |daemon| async move {
@@ -39,7 +39,7 @@ fn three(store: Store) -> SimWorld {
     world
 }
 
-/// Runs `work` in a daemon on it.
+/// Runs `work` in a daemon on the datastore.
 fn serve<F>(world: &SimWorld, policy: BinPolicy, work: impl FnOnce(Rc<Daemon>) -> F + 'static)
 where
     F: Future<Output = Outcome<()>>,
@@ -99,7 +99,7 @@ fn what_finds_no_space_has_the_oldest_go_first_one_by_one() {
         serve(&world, always_short, |daemon| async move {
             assert!(daemon.make_room(&daemon.main).await);
             assert_eq!(kept(&daemon), ["one", "two"]);
-            // Those that wait together have one go for all of them.
+            // Requests that wait together cause one removal for all of them.
             let made = join_all((0..8).map(|_| daemon.make_room(&daemon.main))).await;
             assert_eq!((made, kept(&daemon)), (vec![true; 8], vec!["two".to_owned()]));
             daemon.clean_bins().await;
@@ -129,7 +129,7 @@ fn a_vm_that_was_to_be_kept_does_not_go_for_good() {
     }
 }
 
-/// One brings it back, and nobody removes it meanwhile.
+/// One operation restores the entry, and no other one removes it meanwhile.
 #[test]
 fn an_entry_has_one_way_out_at_a_time() {
     for store in STORES {

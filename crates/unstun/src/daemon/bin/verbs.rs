@@ -78,7 +78,7 @@ impl Daemon {
         Ok(api::BinRestored { vm: shown.vm.clone(), entry: shown, home, condition: api::VmCondition::Open })
     }
 
-    /// As it was when it was removed. What cannot be opened is listed with the reason, as at a start.
+    /// Serves a restored VM as before its removal. A VM that cannot be opened is listed with the reason, as at a start.
     async fn serve_restored(self: &Rc<Self>, name: &VmName, home: &Home) -> api::VmCondition {
         if homes::is_closed(&self.env, &home.path).await {
             self.closed.borrow_mut().insert(name.to_string(), home.clone());
@@ -90,7 +90,7 @@ impl Daemon {
                 api::VmCondition::Open
             }
             Err(cause) => {
-                self.break_down(name.as_str(), home.clone(), &cause);
+                self.fail_read_only(name.as_str(), home.clone(), &cause);
                 api::VmCondition::Broken
             }
         }
@@ -107,7 +107,7 @@ impl Daemon {
         Ok(api::BinEmptied { entries, bytes, left: Vec::new() })
     }
 
-    /// Removes entries for good; one that cannot be removed keeps no other.
+    /// Removes entries for good. An entry that cannot be removed does not stop the removal of the others.
     pub async fn bin_empty(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
         let mut done = api::BinEmptied { entries: Vec::new(), bytes: 0, left: Vec::new() };
         let (vms, states) = self.chosen(request)?;
