@@ -89,7 +89,12 @@ fn open(home: &Path, flags: OFlags) -> std::io::Result<File> {
 }
 
 fn append(home: &Path, line: &str) -> std::io::Result<()> {
-    open(home, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?.write_all(line.as_bytes())
+    let mut file = open(home, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
+    match rustix::fs::fstat(&file)?.st_nlink {
+        1 => file.write_all(line.as_bytes()),
+        // The other name can be that of a file outside, which the owner of the home has chosen.
+        names => Err(std::io::Error::other(format!("it has {names} names, expected one"))),
+    }
 }
 
 /// Returns the last events on file. Lines that do not parse (a torn end) are skipped.
@@ -141,6 +146,10 @@ mod tests {
         std::os::unix::fs::symlink(&outside, &events).unwrap();
         append(&home, LINE).unwrap_err();
         assert!(read(&home).is_empty());
+        std::fs::remove_file(&events).unwrap();
+        std::fs::hard_link(&outside, &events).unwrap();
+        append(&home, LINE).unwrap_err();
+        assert_eq!(read(&home).len(), 1);
         std::fs::remove_file(&events).unwrap();
         // Opening a pipe would block.
         rustix::fs::mknodat(rustix::fs::CWD, &events, FileType::Fifo, Mode::RWXU, 0).unwrap();
