@@ -1,4 +1,4 @@
-//! The bin: what was removed, and can be brought back for a while.
+//! The bin: removed VMs and states, which can be restored for a while.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::{Operation, Store, VmCondition};
 use crate::name::{DatastoreName, VmName};
 
-/// What an entry of the bin brings back.
+/// Kind of object that an entry of the bin restores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BinKind {
     /// A whole VM, with its snapshots.
     Vm,
-    /// A state of a VM that is there.
+    /// A state of a VM that still exists.
     State,
 }
 
@@ -30,22 +30,22 @@ impl BinKind {
 /// A row of `bin list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BinEntry {
-    /// What `bin restore` and `bin empty` take; as well as the VM's name where that has one entry.
+    /// Identifier for `bin restore` and `bin empty`. They also accept the VM's name if it has one entry.
     pub id: String,
     pub kind: BinKind,
     pub vm: VmName,
     pub datastore: DatastoreName,
     pub store: Store,
-    /// What put it there.
+    /// Operation that put the entry into the bin.
     pub operation: Operation,
-    /// Of a state: the snapshot that the VM went back to, or the names that left the tree.
+    /// For a state: the snapshot to which the VM was reverted, or the snapshots that were removed from the tree.
     pub subject: Option<String>,
     pub removed: Timestamp,
-    /// Unless space is short before.
+    /// Time at which the entry expires. The bin removes it earlier if space is short.
     pub kept_until: Timestamp,
-    /// What its removal gives back; null where that was not known: the VM was closed.
+    /// Bytes that removing the entry frees; null if the VM was closed and the number is therefore unknown.
     pub bytes: Option<u64>,
-    /// The folder of a VM's files.
+    /// Folder of a VM's files.
     pub path: Option<PathBuf>,
 }
 
@@ -53,28 +53,28 @@ pub struct BinEntry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BinRestore {
-    /// An entry's id, or the name of a VM that has one entry.
+    /// Entry's ID, or the name of a VM that has one entry.
     pub entry: String,
-    /// What the VM is called from then on; null: as it was.
+    /// Name of the restored VM; null keeps the previous name.
     #[serde(default)]
     pub name: Option<VmName>,
-    /// Null for all.
+    /// Datastore of the entry; null for all datastores.
     #[serde(default)]
     pub datastore: Option<DatastoreName>,
-    /// Of a state: end the sessions of the VM's running disks first.
+    /// For a state: end the sessions of the VM's running disks first.
     #[serde(default)]
     pub disconnect: bool,
 }
 
-/// `bin restore`.
+/// Output of `bin restore`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BinRestored {
-    /// As it was.
+    /// Entry as it was before the restore.
     pub entry: BinEntry,
-    /// What it is called now.
+    /// Name of the restored VM.
     pub vm: VmName,
     pub home: PathBuf,
-    /// A VM that was closed when it was removed is closed again.
+    /// Condition of the VM; a VM that was closed when it was removed is closed again.
     pub condition: VmCondition,
 }
 
@@ -82,22 +82,22 @@ pub struct BinRestored {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BinEmpty {
-    /// Ids of entries, or names of VMs that have one entry; none: all entries.
+    /// IDs of entries, or names of VMs that have one entry; an empty list means all entries.
     #[serde(default)]
     pub entries: Vec<String>,
-    /// Null for all.
+    /// Datastore of the entries; null for all datastores.
     #[serde(default)]
     pub datastore: Option<DatastoreName>,
 }
 
-/// `bin empty`.
+/// Output of `bin empty`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BinEmptied {
-    /// What was removed for good; in a preview what would be.
+    /// Entries that were removed for good, or that a preview would remove.
     pub entries: Vec<BinEntry>,
-    /// Their sum, as far as it is known.
+    /// Sum of the entries' bytes, as far as they are known.
     pub bytes: u64,
-    /// What could not be removed, and why.
+    /// Entries that could not be removed, with the reason.
     pub left: Vec<BinLeft>,
 }
 

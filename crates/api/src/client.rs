@@ -1,6 +1,6 @@
-//! The client commands' side of the API: one connection, one request, one typed answer.
+//! HTTP client of the daemon's API, for the client commands: one connection, one request, one typed answer.
 //!
-//! A connection per request, so that a command that watches survives a restart of the daemon.
+//! Each request opens a connection, so that a command that polls survives a restart of the daemon.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ use crate::{
     VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 
-/// Events are the longest answer: at about 200 bytes each, over 300,000 of them.
+/// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 const NO_BODY: Option<&()> = None;
 
@@ -36,19 +36,19 @@ fn disk_path(disk: &DiskRef) -> String {
 pub struct Client {
     datastore: PathBuf,
     socket: PathBuf,
-    /// The one of the daemon's datastores that a command means, where it names one.
+    /// Datastore that the command names, if it names one.
     within: Option<Within>,
 }
 
-/// One of a daemon's datastores.
+/// Reference to one of a daemon's datastores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Within {
     Name(DatastoreName),
-    /// Absolute, without links.
+    /// Absolute path without symbolic links.
     Folder(PathBuf),
 }
 
-/// Returns the folder or the name that `text` stands for. None: it is neither.
+/// Returns the folder or the name that `text` stands for, or `None` if it is neither.
 pub fn within(text: &Path) -> Option<Within> {
     match text.canonicalize() {
         Ok(path) => Some(Within::Folder(path)),
@@ -56,7 +56,7 @@ pub fn within(text: &Path) -> Option<Within> {
     }
 }
 
-/// Returns a runtime of one thread: a command waits for sockets, timers and signals alone.
+/// Returns a single-threaded runtime: a command waits only for sockets, timers and signals.
 pub fn runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -65,7 +65,7 @@ pub fn runtime() -> Result<Runtime> {
 }
 
 impl Client {
-    /// Returns a client of the daemon that serves what a command means; `named` is --datastore.
+    /// Returns a client of the daemon that serves the command's datastore. `named` is the value of --datastore.
     pub fn for_command(named: Option<&Path>) -> Result<Self> {
         if let Some(Within::Name(name)) = named.and_then(within)
             && let Ok(datastore) = Datastore::for_client(variable().as_deref())
@@ -86,7 +86,8 @@ impl Client {
         Self { within, ..Self::new(datastore) }
     }
 
-    /// None: the command names none, and the main one is meant where it matters.
+    /// Returns the datastore that the command names. `None` means that it names none; the main one applies where
+    /// needed.
     pub async fn within(&self) -> Result<Option<DatastoreName>> {
         match &self.within {
             None => Ok(None),
@@ -94,7 +95,7 @@ impl Client {
         }
     }
 
-    /// `NotFound` where the daemon does not serve it.
+    /// Returns the datastore's name in the daemon; fails with `NotFound` if the daemon does not serve it.
     pub async fn named(&self, within: &Within) -> Result<DatastoreName> {
         let all = self.datastore_list().await?;
         let found = all.iter().find(|one| match within {
@@ -362,7 +363,7 @@ impl Client {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| self.broken(&e.to_string()))?;
-        // Ends with the connection; its failure is seen by the request.
+        // The task ends with the connection; the request below reports a failure of the connection.
         tokio::spawn(async move { drop(connection.await) });
         let response = sender.send_request(request).await.map_err(|e| self.broken(&e.to_string()))?;
         let status = response.status().as_u16();

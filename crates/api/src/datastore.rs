@@ -12,12 +12,13 @@ use crate::units::format_bytes;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatastoreAdd {
-    /// A folder, a block device, or a file of fixed size; absolute.
+    /// Absolute path of a folder, a block device, or a file of fixed size.
     pub path: PathBuf,
-    /// Null takes the folder's name.
+    /// Name of the datastore; null takes the folder's name.
     #[serde(default)]
     pub name: Option<DatastoreName>,
-    /// Takes a device's lease from an owner of which nothing is heard: its host must be dead, or cut off from the device.
+    /// Whether to take a device's lease from an owner that does not respond. The owner's host must be dead, or cut off
+    /// from the device.
     #[serde(default)]
     pub take_over: bool,
 }
@@ -26,17 +27,17 @@ pub struct DatastoreAdd {
 #[serde(rename_all = "snake_case")]
 pub enum DatastoreCondition {
     Open,
-    /// Could not be opened.
+    /// The datastore could not be opened.
     Broken,
-    /// Is served, and does not answer.
+    /// The datastore is served but does not answer.
     Hung,
 }
 
-/// What a datastore does not answer.
+/// Operation that a hung datastore does not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hung {
     pub for_s: u64,
-    /// A verb phrase: "renaming a file".
+    /// Operation as a verb phrase, such as "renaming a file".
     pub doing: String,
 }
 
@@ -50,69 +51,72 @@ impl DatastoreCondition {
     }
 }
 
-/// A row of `datastore list`. What only an open one can say is null for the others.
+/// A row of `datastore list`. Fields that need an open datastore are null for the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Datastore {
     pub name: DatastoreName,
-    /// Absolute.
+    /// Absolute path.
     pub path: PathBuf,
-    /// The daemon was started on it: VMs are made there unless another is named.
+    /// Whether the daemon was started on it. VMs are created there unless another datastore is named.
     pub is_main: bool,
-    /// A block device, or a file of fixed size: native disks alone, and it does not grow.
+    /// Whether it is a block device or a file of fixed size. Such a datastore holds only native disks and does not
+    /// grow.
     pub is_device: bool,
     pub condition: DatastoreCondition,
-    /// Why it is broken, or that it hangs.
+    /// Why the datastore is broken, or that it hangs.
     pub message: Option<String>,
-    /// Null while it answers. The figures of one that hangs are those of before.
+    /// Operation that hangs; null while the datastore answers. The figures of a hung datastore are from before the
+    /// hang.
     pub hung: Option<Hung>,
-    /// What is wrong in it, while it is served.
+    /// Problems of a datastore that is served nevertheless.
     pub notices: Vec<String>,
-    /// On the file system, and free inside of the store.
+    /// Free bytes on the file system and inside the store.
     pub free_bytes: Option<u64>,
     pub total_bytes: Option<u64>,
-    /// Of VMs that were removed and are kept in the bin, as far as it is known.
+    /// Bytes of removed VMs that the bin keeps, as far as they are known.
     pub bin_bytes: Option<u64>,
-    /// Freed and not in use again yet: what the store is giving back, and deltas that no snapshot owns.
+    /// Bytes that are freed but not in use again yet: those that the store is returning, and deltas that no snapshot
+    /// owns.
     pub reclaimable_bytes: Option<u64>,
     pub direct_io: Option<bool>,
-    /// Those that are served.
+    /// Number of VMs that are served.
     pub vms: Option<u64>,
-    /// Whether it has a store of native disks already: with the first one it gets it.
+    /// Whether it has a store of native disks already; the first native disk creates the store.
     pub native_store: bool,
-    /// What its maps may take in memory.
+    /// Maximum memory of its maps, bytes.
     pub map_cache_bytes: Option<u64>,
 }
 
-/// `datastore create`.
+/// Output of `datastore create`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatastoreCreated {
     pub path: PathBuf,
     pub size_bytes: u64,
-    /// What was on it, and went by --force.
+    /// Previous content that --force overwrote.
     pub overwritten: Option<String>,
 }
 
-/// `datastore remove`.
+/// Output of `datastore remove`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatastoreRemoved {
     pub name: DatastoreName,
-    /// All that is in it stays.
+    /// Path of the datastore. The removal deletes nothing in it.
     pub path: PathBuf,
 }
 
-/// `datastore remove --dry-run`: what ends with it. All that is in the datastore stays.
+/// Output of `datastore remove --dry-run`: the effects of the removal. The removal deletes nothing in the datastore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatastoreRemovePreview {
     pub name: DatastoreName,
     pub path: PathBuf,
     pub condition: DatastoreCondition,
-    /// Those that are not served any more.
+    /// VMs that would no longer be served.
     pub vms: Vec<VmName>,
-    /// Those that are not served as it is: closed, or broken.
+    /// VMs that are already not served: closed or broken.
     pub idle_vms: Vec<VmName>,
-    /// Who is connected, and has to go first.
+    /// Connected clients. They must disconnect first.
     pub clients: Vec<DatastoreClient>,
-    /// Of the bin, which stays on it: `datastore add` shows them again.
+    /// Number of entries of the bin. The entries stay in the datastore, and `datastore add` shows them again.
     pub bin_entries: u64,
     pub bin_bytes: u64,
 }
@@ -124,14 +128,14 @@ pub struct DatastoreClient {
     pub client: VmClient,
 }
 
-/// A datastore that is full: guest writes wait there.
+/// A full datastore, on which guest writes wait.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FullDatastore {
     pub datastore: DatastoreName,
     pub free_bytes: u64,
     pub total_bytes: u64,
     pub waiting: Vec<WaitingVm>,
-    /// What gives most of it back, the largest first.
+    /// Snapshots whose commit frees the most space, the largest first.
     pub freeable: Vec<Freeable>,
 }
 
@@ -142,17 +146,17 @@ pub struct WaitingVm {
     pub writes: u64,
 }
 
-/// A snapshot whose commit gives space back.
+/// A snapshot whose commit frees space.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freeable {
     pub vm: VmName,
     pub snapshot: String,
-    /// At most: what the layer below does not hold yet moves there.
+    /// Maximum number of bytes that the commit frees. Data that the layer below does not hold yet moves there.
     pub bytes_max: u64,
 }
 
 impl Freeable {
-    /// What to type, and what it gives.
+    /// Returns the command to type, and the bytes that it frees.
     pub fn remedy(&self) -> String {
         let bytes = format_bytes(self.bytes_max);
         format!("`unstun snapshot commit {} {}` gives back at most {bytes}", self.vm, self.snapshot)

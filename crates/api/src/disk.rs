@@ -11,14 +11,14 @@ use super::{Store, VmClient};
 pub enum DiskMode {
     #[default]
     Persistent,
-    /// Never part of a snapshot.
+    /// The disk is never part of a snapshot.
     IndependentPersistent,
-    /// Its writes are dropped by `vm reset`.
+    /// `vm reset` drops the disk's writes.
     IndependentNonpersistent,
 }
 
 impl DiskMode {
-    /// As it is written on the command line, and in VMware's own dialogs.
+    /// Returns the mode's name on the command line and in VMware's own dialogs.
     pub fn word(self) -> &'static str {
         match self {
             Self::Persistent => "persistent",
@@ -28,20 +28,20 @@ impl DiskMode {
     }
 }
 
-/// A disk to make: in a `VmCreate`, and the body of `POST /vms/VM/disks`.
+/// Disk to create: part of a `VmCreate`, and the body of `POST /vms/VM/disks`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskCreate {
     pub size_bytes: u64,
     #[serde(default)]
     pub mode: DiskMode,
-    /// Absolute; null for the VM's home.
+    /// Absolute path of the disk's folder; null for the VM's home.
     #[serde(default)]
     pub dir: Option<PathBuf>,
 }
 
 impl DiskCreate {
-    /// A persistent disk in the VM's home.
+    /// Returns a persistent disk in the VM's home.
     pub fn new(size_bytes: u64) -> Self {
         Self { size_bytes, mode: DiskMode::default(), dir: None }
     }
@@ -61,19 +61,19 @@ pub struct DiskSetMode {
     pub mode: DiskMode,
 }
 
-/// `vm disk grow`.
+/// Output of `vm disk grow`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskGrown {
     pub disk: Disk,
-    /// Connected before: they see the old size until they connect again.
+    /// Clients that were connected before. They see the old size until they reconnect.
     pub reconnect: Vec<VmClient>,
 }
 
-/// `vm disk remove`.
+/// Output of `vm disk remove`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskRemoved {
     pub number: u32,
-    /// Descriptors of the layers nobody needs any more: they stay, unless `files_deleted`.
+    /// Descriptors of the layers that are no longer needed. They stay unless `files_deleted` is set.
     pub layers: Vec<PathBuf>,
     pub files_deleted: bool,
 }
@@ -81,7 +81,7 @@ pub struct DiskRemoved {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
     pub id: String,
-    /// N of the export `VM/diskN`: fixed at first sight, never reused.
+    /// N of the export `VM/diskN`. It is assigned when the disk is first seen, and never reused.
     pub number: u32,
     /// Controller and unit, such as `scsi0:0`.
     pub slot: String,
@@ -89,31 +89,32 @@ pub struct Disk {
     pub mode: DiskMode,
     pub size_bytes: u64,
     pub nbd_uri: String,
-    /// Of the running (top) layer; absolute.
+    /// Absolute path of the descriptor of the running (top) layer.
     pub descriptor: PathBuf,
-    /// Base first, the writable top last.
+    /// Layers from the base to the writable top.
     pub layers: Vec<Layer>,
     pub io: DiskIo,
 }
 
-/// Requests since the VM was opened, and the I/O they came to on the disk's files; of a native disk on its whole store.
+/// Guest requests since the VM was opened, and the resulting I/O on the disk's files. For a native disk, the I/O is
+/// that of its whole store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskIo {
     pub guest_reads: u64,
     pub guest_writes: u64,
     pub guest_flushes: u64,
-    /// Stretches placed in a delta for the first time.
+    /// Ranges allocated in a delta for the first time.
     pub first_writes: u64,
-    /// Table look-ups: 2 MiB of the resolved map built.
+    /// Table look-ups; each builds 2 MiB of the resolved map.
     pub map_loads: u64,
     pub device_reads: u64,
     pub device_writes: u64,
     pub device_flushes: u64,
     pub device_read_bytes: u64,
     pub device_written_bytes: u64,
-    /// Of `device_reads`, those of headers, tables, maps, bitmaps and the journal.
+    /// Part of `device_reads` that reads headers, tables, maps, bitmaps and the journal.
     pub device_table_reads: u64,
-    /// Of `device_writes`.
+    /// Part of `device_writes` that writes the same structures.
     pub device_table_writes: u64,
 }
 
@@ -125,25 +126,24 @@ pub struct LayerIo {
     pub flushes: u64,
     pub read_bytes: u64,
     pub written_bytes: u64,
-    /// Of `reads`.
+    /// Part of `reads` that reads the header, the directory and the tables.
     pub table_reads: u64,
-    /// Of `writes`.
+    /// Part of `writes` that writes the same structures.
     pub table_writes: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
-    /// Absolute.
+    /// Absolute path.
     pub descriptor: PathBuf,
-    /// As the descriptor's extent lines say it, in lower case: `vmfs`, `vmfssparse`, `flat`, ...
+    /// Format from the descriptor's extent lines, in lower case: `vmfs`, `vmfssparse`, `flat`, ...
     pub format: String,
     pub allocated_bytes: u64,
     pub writable: bool,
-    /// In a folder that is not this VM's: read, never written, never removed.
+    /// Whether the layer is in a folder that is not this VM's. Such a layer is read, but never written or removed.
     pub foreign: bool,
-    /// The snapshot whose content ends with this layer; null for the running one and where no snapshot owns
-    /// it.
+    /// Snapshot whose content ends with this layer; null for the running layer and for a layer that no snapshot owns.
     pub snapshot: Option<String>,
-    /// Null for a native disk, which has no layers of its own.
+    /// I/O of the layer; null for a native disk, which has no layers of its own.
     pub io: Option<LayerIo>,
 }

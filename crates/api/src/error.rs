@@ -1,10 +1,11 @@
-//! The one error of everything above the engine: what the daemon answers, what a command ends with.
+//! Error type of all code above the engine: the daemon answers with it, and a command ends with it.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Decides the exit code of a command and the HTTP status of an answer. The names are part of the JSON contract.
+/// Kind of an error. It decides the exit code of a command and the HTTP status of an answer. The names are part of the
+/// JSON contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
@@ -12,7 +13,7 @@ pub enum ErrorKind {
     Failed,
     /// No space on the datastore; nothing was changed.
     NoSpace,
-    /// The process has no descriptor left for it; nothing was changed.
+    /// The process has no file descriptor left for the operation; nothing was changed.
     NoDescriptors,
     /// The operation was cancelled by the user or by shutdown.
     Cancelled,
@@ -20,21 +21,21 @@ pub enum ErrorKind {
     Unavailable,
     /// The request makes no sense.
     Invalid,
-    /// Understood, and declined for the stated reason.
+    /// The request is valid, and declined for the stated reason.
     Refused,
-    /// Understood, and not something this version does.
+    /// The request is valid, but this version does not support it.
     Unsupported,
     /// The name is taken.
     Exists,
     NotFound,
-    /// Somebody else has it open.
+    /// The object is open elsewhere.
     Locked,
     /// Bytes on the datastore contradict themselves or their format.
     Damaged,
 }
 
 impl ErrorKind {
-    /// 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, 6 damage found.
+    /// Returns the exit code: 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, 6 damage found.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Failed | Self::NoSpace | Self::Cancelled | Self::Unavailable => 1,
@@ -60,7 +61,7 @@ impl ErrorKind {
     }
 }
 
-/// A kind and a sentence that names the place, what was found and what was expected.
+/// An error: its kind, and a sentence that names the place, what was found and what was expected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Error {
     pub kind: ErrorKind,
@@ -122,7 +123,7 @@ impl From<blk::Error> for Error {
     }
 }
 
-/// The body of every answer that is not a success, and what `--json` prints when a command fails.
+/// Body of every answer that is not a success, and output of `--json` when a command fails.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
     pub error: ErrorFields,

@@ -1,4 +1,4 @@
-//! What happened to a VM.
+//! Events of a VM.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -10,35 +10,35 @@ use crate::name::VmName;
 pub enum Operation {
     Take,
     CommitStart,
-    /// As an event: the commit ended. As a job: the whole of it.
+    /// Event: a commit ended. Job: the whole commit.
     Commit,
-    /// Of a job alone: a commit of the deltas that no snapshot owns.
+    /// Job only: a commit of the deltas that no snapshot owns.
     Consolidate,
-    /// Of a job alone: a VM goes into another store.
+    /// Job only: the move of a VM into another store.
     Move,
-    /// Of a job alone: all that the store holds is read.
+    /// Job only: a read of all data that the store holds.
     Scrub,
     CommitCancelled,
     CommitFailed,
     Revert,
     Discard,
     Reset,
-    /// What the bin had kept is the VM's again.
+    /// The bin returned to the VM what it had kept.
     Restore,
-    /// What the bin had kept is gone.
+    /// The bin removed for good what it had kept.
     BinEmptied,
-    /// Of an entry of the bin alone: its VM was removed.
+    /// Entry of the bin only: its VM was removed.
     Remove,
-    /// A disk came, went, grew or changed its mode.
+    /// A disk was added, removed or grown, or its mode changed.
     Disks,
-    /// What became of its folder: imported, cloned, opened, and what opening it put right.
+    /// The VM's folder was imported, cloned or opened; or opening it repaired something.
     Home,
-    /// Guest writes wait, or fail, because the datastore is full.
+    /// Guest writes wait or fail because the datastore is full.
     SpaceExhausted,
     SpaceReturned,
-    /// A start of the daemon finished or rolled forward what a crash had interrupted.
+    /// At its start, the daemon finished or rolled forward an operation that a crash had interrupted.
     Recovered,
-    /// Writes that had been answered may be missing after a crash. Clients of before are refused.
+    /// Acknowledged writes may be missing after a crash. The daemon refuses clients from before the crash.
     WritesLost,
 }
 
@@ -72,13 +72,13 @@ impl Operation {
 /// A row of `events`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Rising within a VM; `events?after=ID` answers the later ones.
+    /// Number of the event, rising within a VM; `events?after=ID` returns the later ones.
     pub id: u64,
     pub time: Timestamp,
     pub vm: VmName,
     pub operation: Operation,
     pub snapshot: Option<String>,
-    /// New guest I/O of the VM was held back this long.
+    /// Time for which the VM's new guest I/O was held back, microseconds.
     pub stun_us: u64,
     pub disks: Vec<EventDisk>,
     pub message: Option<String>,
@@ -88,8 +88,8 @@ pub struct Event {
 pub struct EventDisk {
     pub number: u32,
     pub stun_us: u64,
-    /// Outside the stun: draining and flushing what was in flight.
+    /// Time outside the stun for draining and flushing I/O in flight, microseconds.
     pub flush_us: u64,
-    /// By a commit; 0 otherwise.
+    /// Bytes that a commit moved; 0 for other events.
     pub bytes_moved: u64,
 }

@@ -1,4 +1,4 @@
-//! Work in the background.
+//! Background jobs.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ pub enum JobState {
     Queued,
     Running,
     Paused,
-    /// The datastore is full; it goes on when space returns.
+    /// The datastore is full; the job continues when space returns.
     WaitingForSpace,
     Done,
     Failed,
@@ -38,17 +38,17 @@ impl JobState {
     }
 }
 
-/// What a job does with the bytes that it counts.
+/// Meaning of the bytes that a job counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobBytes {
-    /// Into the layer below: a commit of a redo VM.
+    /// Bytes moved into the layer below, by a commit of a redo VM.
     Moved,
-    /// To the store's free space; nothing is copied: a commit of a native VM.
+    /// Bytes returned to the store's free space without a copy, by a commit of a native VM.
     GivenBack,
-    /// Into another store.
+    /// Bytes copied into another store.
     Copied,
-    /// And compared.
+    /// Bytes read and compared.
     Read,
 }
 
@@ -68,26 +68,26 @@ impl JobBytes {
 pub struct Job {
     pub id: u64,
     pub operation: Operation,
-    /// Null for a scrub, which is of the whole store.
+    /// VM of the job; null for a scrub, which covers the whole store.
     pub vm: Option<VmName>,
-    /// Where the work is.
+    /// Datastore in which the job works.
     pub datastore: DatastoreName,
     pub snapshots: Vec<String>,
     pub state: JobState,
     pub started: Timestamp,
     pub ended: Option<Timestamp>,
-    /// What `bytes_done` and `bytes_total` count.
+    /// Meaning of `bytes_done` and `bytes_total`.
     pub bytes: JobBytes,
     pub bytes_done: u64,
-    /// What the deltas held at the start; shrinks as the guest overwrites.
+    /// Bytes that the deltas held at the start. The number shrinks as the guest overwrites data.
     pub bytes_total: u64,
-    /// Over the last seconds; 0 unless running.
+    /// Rate over the last seconds; 0 unless the job runs.
     pub rate_bytes_s: u64,
     pub limit_bytes_s: Option<u64>,
     pub eta_s: Option<u64>,
-    /// Mean over the last second; null without guest I/O.
+    /// Mean latency of guest I/O over the last second; null without guest I/O.
     pub guest_latency_us: Option<u64>,
-    /// Set in state `failed`.
+    /// Error of a job in state `failed`.
     pub error: Option<ErrorFields>,
 }
 
@@ -95,6 +95,6 @@ pub struct Job {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobLimit {
-    /// Null lifts the limit.
+    /// Limit of the job's rate; null lifts the limit.
     pub limit_bytes_s: Option<u64>,
 }

@@ -1,19 +1,19 @@
-//! Where NBD is served, and the URIs that say so (`nbd+unix:///EXPORT?socket=PATH`, `nbd://HOST:PORT/EXPORT`; the NBD
-//! project's `doc/uri.md`).
+//! Addresses at which NBD is served, and their URIs (`nbd+unix:///EXPORT?socket=PATH`, `nbd://HOST:PORT/EXPORT`; the
+//! NBD project's `doc/uri.md`).
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The port IANA assigned to NBD.
+/// Port that IANA assigned to NBD.
 pub const NBD_PORT: u16 = 10809;
-/// `sun_path` holds 108 bytes, the last a NUL.
+/// Maximum length of a socket's path: `sun_path` holds 108 bytes, the last of which is a NUL.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NbdListen {
-    /// Absolute, at most 107 bytes.
+    /// Absolute path, at most 107 bytes.
     Unix(PathBuf),
     Tcp(SocketAddr),
 }
@@ -21,7 +21,8 @@ pub enum NbdListen {
 impl FromStr for NbdListen {
     type Err = String;
 
-    /// `unix:PATH`, `HOST:PORT`, `[V6]:PORT`; `:PORT` is loopback, for every other address has to be asked for.
+    /// Parses `unix:PATH`, `HOST:PORT` or `[V6]:PORT`. `:PORT` means loopback; any other address must be given
+    /// explicitly.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = std::path::absolute(path).map_err(|e| format!("unix:{path}: {e}"))?;
@@ -57,7 +58,7 @@ pub fn check_socket_path(path: &Path) -> Result<(), String> {
 }
 
 impl NbdListen {
-    /// An empty `export` gives the base URI, without an export's name.
+    /// Returns the URI of `export`. An empty `export` gives the base URI, without an export's name.
     pub fn uri(&self, export: &str) -> String {
         match self {
             Self::Unix(path) => {
@@ -70,7 +71,7 @@ impl NbdListen {
         }
     }
 
-    /// The inverse of `uri`: where to connect, and the export's name.
+    /// Returns the address to connect to and the export's name; the inverse of `uri`.
     pub fn parse_uri(uri: &str) -> Result<(Self, String), String> {
         let bad = || format!("{uri:?}: expected nbd+unix:///EXPORT?socket=PATH or nbd://ADDRESS:PORT/EXPORT");
         if let Some(rest) = uri.strip_prefix("nbd+unix:///") {
@@ -93,7 +94,7 @@ fn host(address: &SocketAddr) -> String {
     }
 }
 
-/// RFC 3986's unreserved characters, '/' and '@' stand for themselves.
+/// Escapes `text` for a URI. RFC 3986's unreserved characters, '/' and '@' stay as they are.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,4 +1,4 @@
-//! What commands print that ask no daemon, or only look at its answer.
+//! Output of commands that use no daemon, or that only evaluate its answer.
 
 use std::path::PathBuf;
 
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::name::VmName;
 
-/// `convert`.
+/// Output of `convert`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Converted {
     pub chain: PathBuf,
     pub output: PathBuf,
     pub size_bytes: u64,
-    /// Data found in the chain and written; the rest of the output is a hole.
+    /// Bytes of data found in the chain and written; the rest of the output is a hole.
     pub bytes_written: u64,
     pub layers: u64,
 }
@@ -25,29 +25,29 @@ pub enum AttachTo {
     Proxmox,
 }
 
-/// `attach`.
+/// Output of `attach`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attach {
     pub vm: VmName,
     pub to: AttachTo,
     pub disks: Vec<AttachDisk>,
-    /// Null where NBD is served over TCP.
+    /// Unix socket of the export; null where NBD is served over TCP.
     pub socket: Option<AttachSocket>,
     /// Arguments for QEMU, XML for libvirt, a command for Proxmox.
     pub snippet: String,
-    /// How to let QEMU's user in, a line each; comments begin with `#`.
+    /// Shell lines that give QEMU's user access; comments begin with `#`.
     pub access: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachDisk {
     pub number: u32,
-    /// As NBD names it.
+    /// Name of the NBD export.
     pub export: String,
     pub nbd_uri: String,
 }
 
-/// A Unix socket, and who may connect to it.
+/// A Unix socket, and its access permissions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachSocket {
     pub path: PathBuf,
@@ -62,9 +62,9 @@ pub struct AttachSocket {
 pub enum Severity {
     /// Data is lost, or wrong, or cannot be read.
     Damage,
-    /// Works, and will not for long, or not everywhere.
+    /// The object works now, but will fail soon or elsewhere.
     Warning,
-    /// To be known.
+    /// Information only.
     Note,
 }
 
@@ -78,52 +78,53 @@ impl Severity {
     }
 }
 
-/// `repair`; with damage among what stays, or not written with damage among the findings, it ends with exit code 6.
+/// Output of `repair`. The exit code is 6 if damage stays, or if nothing was written and the findings include damage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repair {
     pub path: PathBuf,
     pub mends: Vec<Mend>,
-    /// What a check finds once the mends are written.
+    /// Findings of a check after the mends are written.
     pub unmended: Vec<Unmended>,
-    /// What a check finds before.
+    /// Findings of a check before the mends.
     pub findings: Vec<Finding>,
-    /// The folder with the files as they were; null where nothing was written.
+    /// Folder with the original files; null where nothing was written.
     pub undo_copies: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MendAction {
-    /// Lines of a text are replaced.
+    /// Replaces lines of a text.
     Edit,
-    /// A file is written that is not there.
+    /// Creates a missing file.
     Create,
-    /// Files go out of the folder, into the one with the undo copies.
+    /// Moves files out of the folder, into the one with the undo copies.
     MoveAside,
-    /// Entries of a delta's tables that lead past its end are cleared.
+    /// Clears entries of a delta's tables that lead past its end.
     Cut,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mend {
-    /// Name in the folder.
+    /// Name of the file in the VM's folder.
     pub file: String,
     pub action: MendAction,
-    /// The lines that are written or, of a list, left out; the files that are moved; the ranges of the disk that are lost.
+    /// Depending on the action: lines that are written, or left out of a list; files that are moved; ranges of the disk
+    /// that are lost.
     pub lines: Vec<String>,
     pub reason: String,
-    /// What no file proves.
+    /// Assumption of the mend that no file proves.
     pub caution: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unmended {
     pub finding: Finding,
-    /// Why it stays, and what to do by hand.
+    /// Reason why the finding stays, and what to do by hand.
     pub reason: String,
 }
 
-/// `repair --undo`.
+/// Output of `repair --undo`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairUndone {
     pub path: PathBuf,
@@ -131,7 +132,7 @@ pub struct RepairUndone {
     pub files: Vec<String>,
 }
 
-/// `check`; with damage among the findings it ends with exit code 6.
+/// Output of `check`. The exit code is 6 if the findings include damage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {
     pub path: PathBuf,
@@ -142,7 +143,7 @@ pub struct Checked {
 pub struct Finding {
     pub severity: Severity,
     pub file: String,
-    /// A key, a header's field, or a table's entry.
+    /// Key, field of a header, or entry of a table.
     pub field: String,
     pub found: String,
     pub expected: String,

@@ -1,4 +1,4 @@
-//! Which datastore a command means, and where the daemon of one listens.
+//! Selection of a command's datastore, and the sockets of a datastore's daemon.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::name::DatastoreName;
 
 pub const LOCAL_DEFAULT: &str = "unstun-data";
 pub const SYSTEM_DEFAULT: &str = "/var/lib/unstun";
-/// In the own folder of a datastore that was added to another's daemon: a line with the folder of that other one, whose
-/// socket answers for both.
+/// File in the own folder of a datastore that was added to another one's daemon. Its line names the folder of that
+/// other datastore, whose socket answers for both.
 pub const SERVED_BY_NAME: &str = "served-by";
-/// Of a datastore whose folder is called as no datastore can be.
+/// Name of a datastore whose folder's name is not a valid datastore name.
 const NAMELESS: &str = "main";
 
 /// Returns $UNSTUN_DATASTORE. An empty variable counts as unset: shells make it easy to pass one.
@@ -22,19 +22,19 @@ pub fn variable() -> Option<PathBuf> {
     std::env::var_os("UNSTUN_DATASTORE").filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// As its folder is called.
+/// Returns the name of the datastore's folder as the datastore's name, if it is a valid one.
 pub fn name_of(root: &Path) -> Result<DatastoreName, String> {
     root.file_name().unwrap_or_default().to_string_lossy().parse()
 }
 
-/// An existing folder; absolute.
+/// An existing folder, as an absolute path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Datastore {
     root: PathBuf,
 }
 
 impl Datastore {
-    /// What a client command means; never creates one. `named` is --datastore or $UNSTUN_DATASTORE.
+    /// Returns the datastore of a client command; never creates one. `named` is --datastore or $UNSTUN_DATASTORE.
     pub fn for_client(named: Option<&Path>) -> Result<Self> {
         match named {
             Some(path) => Self::open(path, "as named"),
@@ -49,8 +49,8 @@ impl Datastore {
         }
     }
 
-    /// Returns what `up` means: creates ./unstun-data when nothing is named. A named folder has to exist unless `create`
-    /// is set, so that a file system that is not mounted is not taken for an empty datastore.
+    /// Returns the datastore of `up`; creates ./unstun-data when none is named. A named folder must exist unless
+    /// `create` is set, so that `up` does not take an unmounted file system for an empty datastore.
     pub fn for_daemon(named: Option<&Path>, create: bool) -> Result<Self> {
         let path = named.unwrap_or(Path::new(LOCAL_DEFAULT));
         if named.is_none() || create {
@@ -69,8 +69,8 @@ impl Datastore {
         })
     }
 
-    /// Opens what is taken because it lies where the command happens to run. It must be the user's own, or root's: its
-    /// sockets are trusted, and its files are written.
+    /// Opens the datastore in the current directory, which the user did not name. It must belong to the user or to
+    /// root, because the command trusts its sockets and writes its files.
     fn open_local(how: &str) -> Result<Self> {
         let local = Path::new(LOCAL_DEFAULT);
         let failed = |e: std::io::Error| Error::failed(format!("./{LOCAL_DEFAULT}: {e}"));
@@ -99,7 +99,7 @@ impl Datastore {
         name_of(&self.root).unwrap_or_else(|_| NAMELESS.parse().expect("a sound name"))
     }
 
-    /// The one whose daemon serves this one: itself, unless it was added to another.
+    /// Returns the datastore whose daemon serves this one: itself, unless it was added to another.
     pub fn served_by(&self) -> Self {
         let line = std::fs::read_to_string(self.own_folder().join(SERVED_BY_NAME));
         line.map_or_else(|_| self.clone(), |line| Self { root: PathBuf::from(line.trim_end()) })
@@ -117,7 +117,7 @@ impl Datastore {
         self.own_folder().join("api.sock")
     }
 
-    /// Where `up` serves NBD when no --nbd says otherwise.
+    /// Returns the address at which `up` serves NBD without --nbd.
     pub fn default_nbd(&self) -> Result<NbdListen> {
         let path = self.own_folder().join("nbd.sock");
         listen::check_socket_path(&path)

@@ -1,4 +1,4 @@
-//! Names a user gives: parsed once at the edge, so that everything behind it holds only valid ones.
+//! Names that a user gives. They are parsed once, on input; all other code holds only valid names.
 //!
 //! A VM's name is also a folder, a prefix of its files and of its NBD export names (`VM/diskN@SNAPSHOT`), hence the
 //! narrow alphabet: no separator of any of those can occur in it.
@@ -8,31 +8,34 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest file derived from a name (`NAME_12-000001-delta.vmdk`) stays far below the 255 bytes of a file name.
+/// Maximum length of a VM's name. The longest file name derived from it (`NAME_12-000001-delta.vmdk`) stays far below
+/// the 255 bytes of a file name.
 pub const VM_NAME_BYTES_MAX: usize = 64;
 /// VMware's own limit on a snapshot's display name.
 pub const SNAPSHOT_NAME_BYTES_MAX: usize = 80;
-/// 80 characters of VMware's, at four bytes each, with room for a tool that counts otherwise.
+/// Maximum length of a reference to a snapshot: VMware's 80 characters at four bytes each, with a margin for a tool
+/// that counts otherwise.
 pub const SNAPSHOT_REF_BYTES_MAX: usize = 512;
-/// One line of a snapshot list; far below the 32 MiB request limit and long enough for a paragraph.
+/// Maximum length of a description: one line of a snapshot list, far below the 32 MiB request limit and long enough for
+/// a paragraph.
 pub const MESSAGE_BYTES_MAX: usize = 1024;
 
-/// Of a VM; 1 to 64 characters.
+/// Name of a VM; 1 to 64 characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VmName(String);
 
-/// Of a datastore in its daemon; as a VM's.
+/// Name of a datastore in its daemon; the same rules as for a VM's name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct DatastoreName(String);
 
-/// Of a snapshot; a label, not an identity; 1 to 80 characters.
+/// Name of a snapshot: a label, not an identity; 1 to 80 characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SnapshotName(String);
 
-/// A snapshot that is there already, by its name or its id: other tools' names have spaces and any letters.
+/// Reference to an existing snapshot, by name or ID. Names from other tools contain spaces and any letters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SnapshotRef(String);
@@ -134,7 +137,7 @@ fn check_name(what: &str, text: &str, limit: usize) -> Result<(), String> {
     ))
 }
 
-/// Untrusted text for a message: escaped, and never longer than a line.
+/// Returns untrusted text for a message: escaped, and at most a line long.
 fn quoted(text: &str) -> String {
     const SHOWN_CHARS_MAX: usize = 40;
     let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
@@ -142,7 +145,7 @@ fn quoted(text: &str) -> String {
     format!("{shown:?}{rest}")
 }
 
-/// A snapshot's description: one line of text.
+/// Checks a snapshot's description: one line of text.
 pub fn check_message(text: &str) -> Result<(), String> {
     if text.len() > MESSAGE_BYTES_MAX {
         return Err(format!("message of {} bytes: expected at most {MESSAGE_BYTES_MAX}", text.len()));
@@ -153,7 +156,7 @@ pub fn check_message(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `VM NAME` and `VM@NAME` mean the same. `T` says whether the snapshot is to be made or there already.
+/// Parses the equivalent forms `VM NAME` and `VM@NAME`. `T` is the type of a new snapshot's name or of a reference.
 pub fn vm_and_snapshot<T: FromStr<Err = String>>(
     vm: &str,
     snapshot: Option<&str>,

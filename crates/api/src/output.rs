@@ -1,4 +1,4 @@
-//! What a command prints: JSON, or text laid out for people. Prompts, progress and errors go to standard error.
+//! Output of a command: JSON, or text laid out for people. Prompts, progress and errors go to standard error.
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
@@ -23,7 +23,7 @@ impl Output {
         self.json
     }
 
-    /// The result of a command: `value` as JSON, or what `human` makes of it.
+    /// Prints the result of a command: `value` as JSON, or the text that `human` returns for it.
     pub fn result<T: Serialize>(self, value: &T, human: impl FnOnce(&T) -> String) -> Result<()> {
         if self.json { self.json(value) } else { self.text(&human(value)) }
     }
@@ -33,20 +33,20 @@ impl Output {
         self.raw(&escape_json(text)).map(|_| ())
     }
 
-    /// One value on one line of a stream. False as in `stream`.
+    /// Writes one value as one line of a stream. Returns false as `stream` does.
     pub fn json_line(self, value: &impl Serialize) -> Result<bool> {
         let text = serde_json::to_string(value).map_err(|e| Error::failed(format!("JSON: {e}")))?;
         self.raw(&escape_json(text))
     }
 
-    /// Writes a result. A reader that closed the pipe (`| head`) has what it wanted: that is no error, and the command's
-    /// own exit code stands.
+    /// Writes a result. If the reader closed the pipe (`| head`), that is no error, and the command's own exit code
+    /// stands.
     pub fn text(self, text: &str) -> Result<()> {
         self.stream(text).map(|_| ())
     }
 
-    /// Writes one piece of a stream. False when the reader closed the pipe: the stream then ends. Names of strangers are in
-    /// it: see `escape_controls`.
+    /// Writes one piece of a stream. Returns false when the reader closed the pipe; the stream then ends. The text may
+    /// contain names from untrusted files; see `escape_controls`.
     pub fn stream(self, text: &str) -> Result<bool> {
         self.raw(&escape_controls(text))
     }
@@ -60,36 +60,37 @@ impl Output {
         }
     }
 
-    /// For people only, beside the result: on standard error, so that JSON stays clean.
+    /// Writes a line for people to standard error, so that the JSON on standard output stays clean.
     pub fn note(self, text: &str) {
         note(text);
     }
 }
 
-/// Writes a line for people to standard error. Where that is closed nobody reads it, and it ends no command.
+/// Writes a line for people to standard error. A closed standard error is ignored and does not end the command.
 pub fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", escape_controls(text));
 }
 
-/// Whether a terminal obeys it instead of showing it: control characters, and those that change the direction of text.
+/// Returns whether a terminal interprets the character instead of showing it: control characters, and those that change
+/// the direction of text.
 fn is_obeyed(c: char) -> bool {
     let turns =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     turns || c.is_control()
 }
 
-/// Returns the text with what a terminal would obey as escapes: names that are shown can come from strangers' files. Tabs
-/// and ends of lines stay.
+/// Returns the text with the characters that a terminal would interpret as escapes, because names can come from
+/// untrusted files. Tabs and ends of lines stay.
 pub fn escape_controls(text: &str) -> Cow<'_, str> {
     escape(text, |c| is_obeyed(c) && !matches!(c, '\n' | '\t'), |c| c.escape_unicode().to_string())
 }
 
-/// Returns the text as one line, with what a terminal would obey as escapes.
+/// Returns the text as one line, with the characters that a terminal would interpret as escapes.
 pub fn escape_line(text: &str) -> Cow<'_, str> {
     escape(text, is_obeyed, |c| c.escape_default().to_string())
 }
 
-/// Returns the same JSON: in its strings alone such characters stand.
+/// Returns equivalent JSON. The escaped characters occur only inside its strings.
 fn escape_json(text: String) -> String {
     let in_string = |c| is_obeyed(c) && !matches!(c, '\n' | '\t');
     escape(&text, in_string, |c| format!("\\u{:04x}", u32::from(c))).into_owned()
@@ -106,12 +107,12 @@ pub fn stdout_is_terminal() -> bool {
     std::io::stdout().is_terminal()
 }
 
-/// Whether a question can be asked and seen.
+/// Returns whether a user can see a question and answer it.
 pub fn can_ask() -> bool {
     std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
 }
 
-/// Anything but `y` or `yes` is a no.
+/// Asks a question; any answer but `y` or `yes` means no.
 pub fn ask(question: &str) -> Result<bool> {
     let _ = write!(std::io::stderr(), "{} [y/N] ", escape_controls(question));
     let mut line = String::new();
@@ -119,7 +120,7 @@ pub fn ask(question: &str) -> Result<bool> {
     Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Boxed on a terminal; aligned columns without lines elsewhere.
+/// Returns a table: boxed on a terminal, with aligned columns and no lines elsewhere.
 pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(if stdout_is_terminal() { UTF8_FULL_CONDENSED } else { NOTHING });
@@ -127,7 +128,7 @@ pub fn table(header: &[&str]) -> Table {
     table
 }
 
-/// Figures line up by their last digit.
+/// Aligns columns of figures to the right.
 pub fn align_right(table: &mut Table, columns: &[usize]) {
     for &index in columns {
         if let Some(column) = table.column_mut(index) {
@@ -136,7 +137,7 @@ pub fn align_right(table: &mut Table, columns: &[usize]) {
     }
 }
 
-/// `key  value` lines with the values in one column.
+/// Returns `key  value` lines with the values in one column.
 pub fn fields(fields: &[(&str, String)]) -> String {
     let width = fields.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
     fields.iter().map(|(key, value)| format!("{key:width$}  {value}\n")).collect()

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Set for `unstun-lab` by `unstun`, so that programs of two versions do not work together unnoticed.
+/// Variable that `unstun` sets for `unstun-lab`, so that programs of two versions do not work together unnoticed.
 pub const CALLER_VERSION: &str = "UNSTUN_CALLER_VERSION";
 
 /// Returns the path of `name`: beside this executable, else on the PATH.
 ///
 /// # Errors
-/// `Failed` where it is in neither place, with what installs it.
+/// `Failed` if it is in neither place; the message names what installs it.
 pub fn find(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().map_err(|e| Error::failed(format!("finding this program: {e}")))?;
     let beside = own.parent().unwrap_or(Path::new("/")).to_path_buf();
@@ -25,7 +25,7 @@ pub fn find(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// Returns an error where `unstun` ran this program and has another version.
+/// Returns an error if `unstun` of another version ran this program.
 pub fn refuse_other_version(own: &str) -> Result<()> {
     match std::env::var(CALLER_VERSION) {
         Ok(caller) if caller != own => Err(Error::refused(format!(

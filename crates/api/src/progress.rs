@@ -1,4 +1,4 @@
-//! Following a job to its end: a bar on a terminal, nothing elsewhere.
+//! Follows a job to its end, with a bar on a terminal and no output elsewhere.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::error::{Error, Result};
 use crate::units::{format_bytes, format_rate, format_seconds, format_us};
 use crate::{Job, JobState};
 
-/// Often enough for a moving bar, seldom enough to cost the daemon nothing.
+/// Interval between two polls: short enough for a moving bar, long enough not to load the daemon.
 const POLL: Duration = Duration::from_millis(250);
 
 pub enum Watched {
-    /// Done, failed or cancelled.
+    /// The job is done, failed or cancelled.
     Ended(Job),
-    /// Ctrl-C: the job goes on.
+    /// The user pressed Ctrl-C; the job continues.
     Detached(Job),
 }
 
@@ -39,7 +39,7 @@ pub async fn watch(client: &Client, mut job: Job) -> Result<Watched> {
     Ok(Watched::Ended(job))
 }
 
-/// On standard error; hidden where that is no terminal.
+/// Returns a progress bar on standard error; it is hidden where that is no terminal.
 pub fn bar(bytes_total: u64) -> Result<ProgressBar> {
     // The bar, the percentage and the spaces take 23 of 80 columns.
     let style = ProgressStyle::with_template("{bar:16} {percent:>3}%  {wide_msg}")
@@ -48,13 +48,13 @@ pub fn bar(bytes_total: u64) -> Result<ProgressBar> {
 }
 
 fn show(bar: &ProgressBar, job: &Job) {
-    // Without a total yet the bar would be full: nothing of nothing.
+    // A bar of length 0 would be shown as full; an open job without a total therefore has length 1.
     bar.set_length(if job.state.is_open() { job.bytes_total.max(1) } else { job.bytes_total });
     bar.set_position(job.bytes_done);
     bar.set_message(describe(job));
 }
 
-/// `1.2 GiB of 3 GiB, 180 MiB/s, 10 s left, guest 420 us`.
+/// Returns a text such as `1.2 GiB of 3 GiB, 180 MiB/s, 10 s left, guest 420 us`.
 fn describe(job: &Job) -> String {
     let mut parts = vec![format!("{} of {}", format_bytes(job.bytes_done), format_bytes(job.bytes_total))];
     match job.state {

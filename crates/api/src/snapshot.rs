@@ -1,4 +1,4 @@
-//! The snapshot tree, and what its changes cost.
+//! The snapshot tree, and the cost of changes to it.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub struct SnapshotTake {
     pub message: String,
 }
 
-/// `snapshot take`: answered once the snapshot is sealed.
+/// Output of `snapshot take`. The daemon answers once the snapshot is sealed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotTaken {
     pub vm: VmName,
@@ -26,7 +26,7 @@ pub struct SnapshotTaken {
     pub space: Space,
 }
 
-/// `snapshot tree`.
+/// Output of `snapshot tree`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotTree {
     pub vm: VmName,
@@ -35,11 +35,11 @@ pub struct SnapshotTree {
     pub snapshots: Vec<Snapshot>,
     /// Deltas under the running disks that no snapshot owns.
     pub unowned: Vec<UnownedDelta>,
-    /// Snapshots that VMware's state of the machine (.vmsn, .vmem) is kept with; it goes with them.
+    /// Number of snapshots that have VMware's state of the machine (.vmsn, .vmem), which is removed with its snapshot.
     pub machine_states: u64,
 }
 
-/// For `snapshot consolidate`.
+/// Delta that `snapshot consolidate` removes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnownedDelta {
     /// N of `diskN`.
@@ -55,13 +55,13 @@ pub struct Snapshot {
     /// The parent's id; null for a root.
     pub parent: Option<String>,
     pub created: Timestamp,
-    /// The running state descends from this one: "you are here".
+    /// Whether the running state descends from this snapshot ("you are here").
     pub current: bool,
-    /// Its content can no longer change.
+    /// Whether its content can no longer change.
     pub sealed: bool,
     pub message: String,
-    /// Of a redo VM: held by the deltas written on top of it, on all its branches and disks. Of a native VM: held by it
-    /// alone.
+    /// Redo VM: bytes of the deltas written on top of the snapshot, on all its branches and disks. Native VM: bytes
+    /// that only this snapshot holds.
     pub delta_bytes: u64,
 }
 
@@ -75,25 +75,25 @@ pub enum CommitTarget {
     Unowned,
 }
 
-/// What a commit would do. Nothing has been changed yet.
+/// Effects of a commit. Nothing has been changed yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommitPreview {
     pub vm: VmName,
-    /// The names that would go, oldest first.
+    /// Names of the snapshots that would be removed, oldest first.
     pub snapshots: Vec<String>,
-    /// At most; less where the guest overwrites what is still in the delta.
+    /// Maximum; the number is less where the guest overwrites data that is still in the delta.
     pub bytes_to_move: u64,
     pub bytes_freed: u64,
-    /// Null where nothing was ever measured.
+    /// Estimated duration; null where no rate was ever measured.
     pub estimated_s: Option<u64>,
-    /// The way back that is lost, in a sentence.
+    /// Sentence that names the snapshots to which the VM can no longer revert.
     pub warning: String,
-    /// Deltas that cannot be folded, each with its reason; the names go all the same.
+    /// Deltas that cannot be merged, each with its reason. Their snapshots are removed nevertheless.
     pub stays: Vec<String>,
 }
 
 impl CommitPreview {
-    /// The sentence a user has to have read before any commit.
+    /// Returns the sentence that a user must have read before any commit.
     pub fn warning_for(snapshots: &[String]) -> String {
         let names = snapshots.join(", ");
         if snapshots.is_empty() {
@@ -107,18 +107,18 @@ impl CommitPreview {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Revert {
-    /// Null for the one the running state descends from.
+    /// Target of the revert; null for the snapshot from which the running state descends.
     #[serde(default)]
     pub snapshot: Option<SnapshotRef>,
-    /// Keeps the present under this name.
+    /// Name of a snapshot to take of the running state first.
     #[serde(default)]
     pub take_first: Option<SnapshotName>,
     #[serde(default)]
     pub disconnect: bool,
-    /// What is thrown away goes for good, rather than into the bin.
+    /// Whether to remove the discarded state for good, rather than into the bin.
     #[serde(default)]
     pub purge: bool,
-    /// Changes nothing where the bin would not keep it.
+    /// Whether to change nothing unless the bin keeps the discarded state.
     #[serde(default)]
     pub keep: bool,
 }
@@ -130,10 +130,10 @@ pub struct Discard {
     pub snapshot: SnapshotRef,
     #[serde(default)]
     pub disconnect: bool,
-    /// What is thrown away goes for good, rather than into the bin.
+    /// Whether to remove the discarded state for good, rather than into the bin.
     #[serde(default)]
     pub purge: bool,
-    /// Changes nothing where the bin would not keep it.
+    /// Whether to change nothing unless the bin keeps the discarded state.
     #[serde(default)]
     pub keep: bool,
 }
@@ -142,48 +142,47 @@ pub struct Discard {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reset {
-    /// End the sessions of the VM's running disks first.
+    /// Whether to end the sessions of the VM's running disks first.
     #[serde(default)]
     pub disconnect: bool,
-    /// What is thrown away goes for good, rather than into the bin.
+    /// Whether to remove the discarded state for good, rather than into the bin.
     #[serde(default)]
     pub purge: bool,
-    /// Changes nothing where the bin would not keep it.
+    /// Whether to change nothing unless the bin keeps the discarded state.
     #[serde(default)]
     pub keep: bool,
 }
 
-/// What a revert, a discard, a reset or an undo throws away: the preview, and the answer once it is done.
+/// State that a revert, a discard, a reset or an undo throws away: the preview, and the answer afterwards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loss {
     pub vm: VmName,
-    /// `revert`, `discard` or `reset`; `restore` of an undo.
+    /// `revert`, `discard` or `reset`; `restore` for an undo.
     pub operation: Operation,
-    /// The snapshot whose state the VM runs on afterwards; null where the running state stays, or goes back
-    /// to no snapshot.
+    /// Snapshot whose state the VM runs on afterwards; null where the running state stays, or reverts to no snapshot.
     pub target: Option<String>,
-    /// The snapshot that keeps the present.
+    /// Snapshot that keeps the state from before the operation.
     pub taken: Option<String>,
-    /// The names that go.
+    /// Names of the snapshots that are removed.
     pub snapshots: Vec<String>,
-    /// Descriptors of the layers that go.
+    /// Descriptors of the layers that are removed.
     pub layers: Vec<PathBuf>,
-    /// Held by those layers.
+    /// Bytes that those layers hold.
     pub bytes_lost: u64,
-    /// The running state changes: what the guest has open becomes another disk's content.
+    /// Whether the running state changes: the disks that the guest has open get other content.
     pub reverts: bool,
-    /// Writable clients: in the way, as a preview; disconnected, as the answer.
+    /// Writable clients. In a preview they prevent the operation; in an answer they were disconnected.
     pub clients: Vec<VmClient>,
-    /// All of it is in the bin until then, unless space is short before; null where it goes for good.
+    /// Time until which the bin keeps all of it, unless space is short before; null where it is removed for good.
     pub kept_until: Option<Timestamp>,
-    /// Why the bin does not keep it.
+    /// Reason why the bin does not keep it.
     pub not_kept: Option<String>,
-    /// What is lost, in a sentence.
+    /// Sentence that says what is lost.
     pub warning: String,
 }
 
 impl Loss {
-    /// The sentence a user has to have read before.
+    /// Returns the sentence that a user must have read before the operation.
     pub fn sentence(&self) -> String {
         let fate = match (self.operation, &self.target, &self.taken) {
             (_, _, Some(taken)) => return format!("nothing is lost: the present is kept as {taken}"),
@@ -224,27 +223,27 @@ pub struct Diff {
     /// N of `diskN`.
     pub disk: u32,
     pub from: SnapshotRef,
-    /// Null for the running state.
+    /// Later state; null for the running state.
     #[serde(default)]
     pub to: Option<SnapshotRef>,
-    /// Where the answer is to begin.
+    /// Offset at which the answer begins.
     #[serde(default)]
     pub start_bytes: u64,
 }
 
-/// What differs between two states of a disk: over REST a part of it, from `snapshot diff` all of it.
+/// Differences between two states of a disk: a part of them over REST, all of them from `snapshot diff`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Differences {
     pub vm: VmName,
     pub disk: u32,
     pub from: String,
     pub to: Option<String>,
-    /// Of the disk in the later state.
+    /// Size of the disk in the later state.
     pub size_bytes: u64,
     pub start_bytes: u64,
-    /// Up to where this answers; `size_bytes` when that is all.
+    /// Offset at which this answer ends; equal to `size_bytes` when the answer is complete.
     pub end_bytes: u64,
-    /// Rising, apart from each other; what is not in them reads the same in both states.
+    /// Differing ranges, ascending and not adjacent. Data outside of them reads the same in both states.
     pub ranges: Vec<DiskRange>,
 }
 

@@ -1,15 +1,15 @@
-//! Sizes, rates and durations as people write and read them. Powers of 1024 throughout.
+//! Sizes, rates and durations in the form that people write and read. All prefixes are powers of 1024.
 
 use std::time::Duration;
 
 /// Every size of a disk is a whole number of sectors.
 const SECTOR: u64 = blk::SECTOR;
-/// VMware's largest virtual disk: 62 TiB. A format may allow less; the engine says so.
+/// VMware's largest virtual disk: 62 TiB. A format may allow less; the engine then reports its limit.
 pub const DISK_BYTES_MAX: u64 = 62 << 40;
 
 const SUFFIXES: [(char, u32); 6] = [('B', 0), ('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P', 50)];
 
-/// `20G`, `512M`, `1T`, `20GiB` or plain bytes.
+/// Parses `20G`, `512M`, `1T`, `20GiB` or plain bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let expected = || {
         format!(
@@ -27,7 +27,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(too_large)
 }
 
-/// "GB" is refused rather than guessed: some people mean 1000.
+/// Returns the suffix as a power of two. The function refuses "GB" rather than guess, because some people mean 1000.
 fn suffix_shift(suffix: &str) -> Option<u32> {
     let upper = suffix.to_ascii_uppercase();
     let mut chars = upper.chars();
@@ -40,7 +40,7 @@ fn suffix_shift(suffix: &str) -> Option<u32> {
     }
 }
 
-/// A disk's size: a multiple of 512 bytes, not zero, at most 62 TiB.
+/// Parses a disk's size: a multiple of 512 bytes, not zero, at most 62 TiB.
 pub fn parse_disk_size(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text)?;
     check_disk_size(bytes)?;
@@ -61,7 +61,7 @@ pub fn check_disk_size(bytes: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// A rate in bytes per second: `200M`, `200M/s`; `none` lifts a limit.
+/// Parses a rate in bytes per second: `200M`, `200M/s`; `none` lifts a limit.
 pub fn parse_rate(text: &str) -> Result<Option<u64>, String> {
     if matches!(text, "none" | "unlimited") {
         return Ok(None);
@@ -74,11 +74,12 @@ pub fn parse_rate(text: &str) -> Result<Option<u64>, String> {
     Ok(Some(bytes))
 }
 
-/// `20 GiB`, `1.50 TiB`, `512 B`.
+/// Formats a size, such as `20 GiB`, `1.50 TiB` or `512 B`.
 pub fn format_bytes(bytes: u64) -> String {
     let (mut unit, mut shift) = ("B", 0);
     for (name, candidate) in [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50)] {
-        // What would be shown as 1024.00 of the smaller unit is 1.00 of this one: from half a hundredth below.
+        // A size that would be shown as 1024.00 of the smaller unit (from half a hundredth below) is shown as 1.00 of
+        // this one.
         if bytes < (1u64 << candidate) - (1u64 << candidate) / 204_800 {
             break;
         }
@@ -94,7 +95,7 @@ pub fn format_rate(bytes_per_s: u64) -> String {
     format!("{}/s", format_bytes(bytes_per_s))
 }
 
-/// `412 us`, `3.20 ms`, `12.65 s`. What was measured as 0 was shorter than the clock shows.
+/// Formats a time, such as `412 us`, `3.20 ms` or `12.65 s`. A measured 0 was shorter than the clock's resolution.
 pub fn format_us(us: u64) -> String {
     match us {
         0 => "under 1 us".to_owned(),
@@ -104,7 +105,7 @@ pub fn format_us(us: u64) -> String {
     }
 }
 
-/// `8 s`, `3 min 20 s`, `2 h 5 min`.
+/// Formats a duration, such as `8 s`, `3 min 20 s` or `2 h 5 min`.
 pub fn format_seconds(s: u64) -> String {
     match s {
         0..60 => format!("{s} s"),
@@ -113,7 +114,8 @@ pub fn format_seconds(s: u64) -> String {
     }
 }
 
-/// `30 s ago`, `3 h ago`, `12 days ago`; a time to come, by a clock that was put back, is `just now`.
+/// Formats an age, such as `30 s ago`, `3 h ago` or `12 days ago`. A future time, after a clock was put back, is `just
+/// now`.
 pub fn format_age(age_s: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;
@@ -130,7 +132,7 @@ pub fn format_age(age_s: i64) -> String {
     }
 }
 
-/// Returns the sum of sizes that strangers' files can say: what does not fit is the largest number.
+/// Returns the sum of sizes from untrusted files; a sum that does not fit is the largest number.
 pub fn total(bytes: impl Iterator<Item = u64>) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }

@@ -1,4 +1,4 @@
-//! VMs, and who is connected to them.
+//! VMs, and the clients connected to them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ pub struct VmCreate {
     pub store: Store,
     #[serde(default)]
     pub when_full: WhenFull,
-    /// Null for the main one.
+    /// Datastore of the VM; null for the main one.
     #[serde(default)]
     pub datastore: Option<DatastoreName>,
 }
@@ -28,23 +28,23 @@ pub struct VmCreate {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmImport {
-    /// The folder of a VM, or its .vmx; absolute.
+    /// Absolute path of a VM's folder or of its .vmx.
     pub path: PathBuf,
-    /// Null takes the .vmx file's name.
+    /// Name of the VM; null takes the .vmx file's name.
     #[serde(default)]
     pub name: Option<VmName>,
-    /// Write the folder's own files, instead of deltas in the datastore.
+    /// Whether to write the folder's own files, instead of deltas in the datastore.
     #[serde(default)]
     pub in_place: bool,
-    /// Folders outside `path` that its files may lead to; absolute.
+    /// Absolute paths of folders outside `path` that its files may refer to.
     #[serde(default)]
     pub allow_roots: Vec<PathBuf>,
-    /// Accept links whose parentCID is not their parent's CID.
+    /// Whether to accept links whose parentCID is not their parent's CID.
     #[serde(default)]
     pub ignore_content_ids: bool,
     #[serde(default)]
     pub when_full: WhenFull,
-    /// Null for the one that the folder lies in, and else the main one.
+    /// Datastore of the VM; null for the one that contains the folder, else the main one.
     #[serde(default)]
     pub datastore: Option<DatastoreName>,
 }
@@ -54,7 +54,7 @@ pub struct VmImport {
 #[serde(deny_unknown_fields)]
 pub struct VmClone {
     pub snapshot: SnapshotRef,
-    /// Of the new VM.
+    /// Name of the new VM.
     pub name: VmName,
 }
 
@@ -62,13 +62,13 @@ pub struct VmClone {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmMove {
-    /// Null for all disks; N where `diskN` is the only one.
+    /// N where `diskN` is the VM's only disk; null moves all disks.
     #[serde(default)]
     pub disk: Option<u32>,
-    /// Null: as it is kept now.
+    /// Target store type; null keeps the present one.
     #[serde(default)]
     pub store: Option<Store>,
-    /// Null: the one it is in.
+    /// Target datastore; null keeps the present one.
     #[serde(default)]
     pub datastore: Option<DatastoreName>,
 }
@@ -77,7 +77,7 @@ pub struct VmMove {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotDir {
-    /// Absolute; null for the VM's home.
+    /// Absolute path of the folder; null for the VM's home.
     pub dir: Option<PathBuf>,
 }
 
@@ -92,7 +92,7 @@ pub struct SharedWriters {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disconnect {
-    /// End the sessions of the VM's running disks first.
+    /// Whether to end the sessions of the VM's running disks first.
     #[serde(default)]
     pub disconnect: bool,
 }
@@ -101,9 +101,9 @@ pub struct Disconnect {
 #[serde(rename_all = "snake_case")]
 pub enum VmCondition {
     Open,
-    /// By `vm close`: its files are at rest until `vm open`.
+    /// `vm close` closed the VM: the daemon does not use its files until `vm open`.
     Closed,
-    /// Could not be opened.
+    /// The VM could not be opened.
     Broken,
 }
 
@@ -117,83 +117,83 @@ impl VmCondition {
     }
 }
 
-/// A row of `vm list`. What only an open VM can say is null for the others.
+/// A row of `vm list`. Fields that need an open VM are null for the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSummary {
     pub name: VmName,
     pub condition: VmCondition,
-    /// Why it is broken, or why the files of an open one cannot be read.
+    /// Why the VM is broken, or why the files of an open VM cannot be read.
     pub message: Option<String>,
     pub datastore: DatastoreName,
     pub home: PathBuf,
     pub id: Option<String>,
     pub store: Store,
     pub disks: Option<u64>,
-    /// Sum over the disks, as the guest sees them.
+    /// Sum of the disks' sizes, as the guest sees them.
     pub size_bytes: Option<u64>,
     pub allocated_bytes: Option<u64>,
     pub snapshots: Option<u64>,
     pub nbd_clients: u64,
-    /// Guest writes that wait because the datastore is full.
+    /// Number of guest writes that wait because the datastore is full.
     pub waiting_writes: u64,
 }
 
-/// `vm show`, and what every command answers that makes or changes a VM.
+/// Output of `vm show`, and of every command that creates or changes a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vm {
     pub id: String,
     pub name: VmName,
     pub datastore: DatastoreName,
-    /// The folder of its files, absolute.
+    /// Absolute path of the folder of its files.
     pub home: PathBuf,
-    /// Where its deltas are made, if not in the home.
+    /// Folder in which its deltas are created, if not the home.
     pub snapshot_dir: Option<PathBuf>,
     pub store: Store,
     pub when_full: WhenFull,
-    /// Several clients may write one disk.
+    /// Whether several clients may write one disk.
     pub shared_writers: bool,
-    /// Of the content of its running disks: part of their exports' names in `nbd_uri`. A revert, a discard of the
-    /// running state and a reset raise it.
+    /// Generation of the content of its running disks, which is part of their exports' names in `nbd_uri`. A revert, a
+    /// discard of the running state and a reset raise it.
     pub generation: u64,
-    /// The content was replaced, and `vm open` has not been called since: exports without a generation in their
-    /// name (`VM/diskN`) are refused.
+    /// Whether the content was replaced and `vm open` has not been called since. Exports without a generation in their
+    /// name (`VM/diskN`) are then refused.
     pub fenced: bool,
-    /// The snapshot the running state descends from.
+    /// Snapshot from which the running state descends.
     pub current_snapshot: Option<String>,
     pub snapshots: u64,
-    /// Deltas remain that no snapshot owns (a cancelled commit, for one).
+    /// Whether deltas remain that no snapshot owns, for example after a cancelled commit.
     pub needs_consolidation: bool,
     pub nbd_clients: u64,
-    /// Guest writes that wait because the datastore is full.
+    /// Number of guest writes that wait because the datastore is full.
     pub waiting_writes: u64,
     pub clients: Vec<VmClient>,
-    /// What opening its files found worth saying.
+    /// Notices from opening its files.
     pub notices: Vec<String>,
     pub space: Space,
     pub disks: Vec<Disk>,
 }
 
-/// Somebody connected to a disk or to a sealed state of one.
+/// A client connected to a disk or to a sealed state of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmClient {
-    /// Null on a snapshot's state.
+    /// Number of the disk; null for a snapshot's state.
     pub disk: Option<u32>,
-    /// Null on a running disk.
+    /// Snapshot of the sealed state; null for a running disk.
     pub snapshot: Option<String>,
-    /// The peer: `pid 4711 (qemu-system-x86)` on a Unix socket, `127.0.0.1:50312` over TCP.
+    /// Peer of the connection: `pid 4711 (qemu-system-x86)` on a Unix socket, `127.0.0.1:50312` over TCP.
     pub client: String,
     pub access: ClientAccess,
 }
 
-/// What a client does with a disk.
+/// Access of a client to a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientAccess {
-    /// It may write and has not.
+    /// The client may write and has not.
     Connected,
-    /// It has written: no other client may before its last connection ends, unless writers are shared.
+    /// The client has written. No other client may write before its last connection ends, unless writers are shared.
     Writes,
-    /// A snapshot's state, or a disk that another client writes.
+    /// The client reads a snapshot's state, or a disk that another client writes.
     ReadOnly,
 }
 
@@ -220,15 +220,15 @@ impl fmt::Display for VmClient {
 pub struct VmRemove {
     #[serde(default)]
     pub delete_disks: bool,
-    /// Removes the disks for good, rather than into the bin.
+    /// Whether to remove the disks for good, rather than into the bin.
     #[serde(default)]
     pub purge: bool,
-    /// Removes nothing where the bin does not keep it.
+    /// Whether to remove nothing unless the bin keeps it.
     #[serde(default)]
     pub keep: bool,
 }
 
-/// `vm remove --dry-run`: what goes.
+/// Output of `vm remove --dry-run`: what would be removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmRemovePreview {
     pub vm: VmName,
@@ -237,16 +237,16 @@ pub struct VmRemovePreview {
     pub store: Store,
     pub home: PathBuf,
     pub disks_deleted: bool,
-    /// Null where the VM is not open: its files are not read for this.
+    /// Disks of the VM; null where the VM is not open, because its files are then not read.
     pub disks: Option<Vec<RemovedDisk>>,
-    /// Names of the snapshots, which go too; null as above.
+    /// Names of the snapshots, which are removed too; null where the VM is not open.
     pub snapshots: Option<Vec<String>>,
     pub allocated_bytes: Option<u64>,
-    /// Who is connected, and has to go first.
+    /// Connected clients. They must disconnect first.
     pub clients: Vec<VmClient>,
-    /// How long the bin keeps it at most; null where it does not.
+    /// Time until which the bin keeps it at most; null where the bin does not keep it.
     pub kept_until: Option<Timestamp>,
-    /// Why the bin does not keep it.
+    /// Reason why the bin does not keep it.
     pub not_kept: Option<String>,
 }
 
@@ -256,37 +256,37 @@ pub struct RemovedDisk {
     pub size_bytes: u64,
 }
 
-/// `vm remove`.
+/// Output of `vm remove`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmRemoved {
     pub name: VmName,
     pub home: PathBuf,
-    /// For good.
+    /// Whether the disks were deleted for good.
     pub disks_deleted: bool,
-    /// Where the VM is kept for a while; null: nowhere.
+    /// Entry of the bin that keeps the VM for a while; null if none does.
     pub bin: Option<BinEntry>,
 }
 
-/// `vm close`.
+/// Output of `vm close`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmClosed {
     pub name: VmName,
     pub home: PathBuf,
-    /// Those that were disconnected.
+    /// Clients that were disconnected.
     pub clients: Vec<VmClient>,
 }
 
-/// `space`: what a VM takes, and what keeps it from being less.
+/// Output of `space`: the space that a VM takes, and the snapshots that hold it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpace {
     pub vm: VmName,
     pub datastore: DatastoreName,
     pub store: Store,
-    /// Sum over the disks, as the guest sees them.
+    /// Sum of the disks' sizes, as the guest sees them.
     pub logical_bytes: u64,
-    /// By what is its own, with all its snapshots.
+    /// Bytes that only this VM and all its snapshots hold.
     pub allocated_bytes: u64,
-    /// By what it shows and others show too: the ground of a clone or of an import, and what clones of it read.
+    /// Bytes that other VMs share: the base of a clone or of an import, and data that clones of this VM read.
     pub shared_bytes: u64,
     /// Parents before children, older siblings first.
     pub snapshots: Vec<SnapshotSpace>,
@@ -299,6 +299,6 @@ pub struct SnapshotSpace {
     pub name: String,
     pub created: Timestamp,
     pub age_s: u64,
-    /// Held by what was written on top of it, on all its branches and disks.
+    /// Bytes written on top of the snapshot, on all its branches and disks.
     pub delta_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! The command line: what can be typed, and the exit code it ends with.
+//! Command line of `unstun`: its arguments and its exit codes.
 
 mod bin;
 mod disk;
@@ -128,9 +128,10 @@ fn parse_memory(text: &str) -> Result<Memory, String> {
     Memory::new(units::parse_bytes(text)?).map_err(|expected| format!("{text:?}: expected {expected}"))
 }
 
-/// The way to a leaf is at most five pages of 4 KiB: a thousand requests at once on cold disks find room.
+/// Minimum size of the map cache. The path to a leaf is at most five pages of 4 KiB, so a thousand concurrent requests
+/// on cold disks fit.
 const MAP_CACHE_BYTES_MIN: u64 = 16 << 20;
-/// Beyond it the numbers are a mistake: 1 TiB of maps is 250 TiB of disks.
+/// Maximum size of the map cache; a larger number is a mistake: 1 TiB of maps is 250 TiB of disks.
 const MAP_CACHE_BYTES_MAX: u64 = 1 << 40;
 
 fn parse_map_cache(text: &str) -> Result<usize, String> {
@@ -317,7 +318,7 @@ pub fn main() -> ExitCode {
             let code = error.exit_code();
             note(&format!("unstun: {error}"));
             if cli.global.json {
-                // Standard output may be what failed; the exit code still says so.
+                // Standard output may be what failed; the exit code still reports the error.
                 let _ = output.json(&ErrorBody::from(error));
             }
             ExitCode::from(code)

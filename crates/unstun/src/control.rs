@@ -1,7 +1,7 @@
-//! The seam between the API and the engine: what the REST routes ask of the daemon.
+//! Interface between the API and the engine: the operations that the REST routes request from the daemon.
 //!
-//! Names and sizes arrive checked. Every call may wait for disk I/O, except that a commit answers with its
-//! job as soon as the start is durable. Absent on purpose: any block of data.
+//! Callers pass checked names and sizes. Every call may wait for disk I/O, except that a commit returns its job as soon
+//! as the start is durable. On purpose, no call carries a block of data.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,100 +16,105 @@ use api::{
     VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 
-/// Boxed, because the API holds the engine as one trait object; a call costs a request, not an I/O.
+/// Future of a call. It is boxed, because the API holds the engine as one trait object; the box costs one allocation
+/// per request, not per I/O.
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
 pub trait Control: Send + Sync {
     fn status(&self) -> Reply<'_, Status>;
 
-    /// `Exists` if the name is taken.
+    /// Fails with `Exists` if the name is taken.
     fn vm_create(&self, request: VmCreate) -> Reply<'_, Vm>;
-    /// `Locked` while somebody else has its files, `Refused` where they lead outside the folders allowed.
+    /// Fails with `Locked` while another process has the files open, and with `Refused` if they lead outside the
+    /// allowed folders.
     fn vm_import(&self, request: VmImport) -> Reply<'_, Vm>;
-    /// The new VM; the snapshot is protected as long as it lives.
+    /// Returns the new VM. The snapshot is protected as long as the new VM exists.
     fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm>;
-    /// Answers with the job; its clients stay attached. `Refused` while somebody reads a snapshot of it.
+    /// Returns the job; the VM's clients stay attached. Fails with `Refused` while a client reads a snapshot of the VM.
     fn vm_move(&self, vm: VmName, request: VmMove) -> Reply<'_, Job>;
-    /// By name.
+    /// Returns the VMs sorted by name.
     fn vm_list(&self) -> Reply<'_, Vec<VmSummary>>;
     fn vm_show(&self, vm: VmName) -> Reply<'_, Vm>;
     fn vm_space(&self, vm: VmName) -> Reply<'_, VmSpace>;
-    /// `Refused` while a client writes, unless it is to be disconnected.
+    /// Fails with `Refused` while a client writes, unless `disconnect` is set.
     fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed>;
     fn vm_open(&self, vm: VmName) -> Reply<'_, Vm>;
     fn vm_set_shared_writers(&self, vm: VmName, shared: bool) -> Reply<'_, Vm>;
 
     fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm>;
-    /// `Refused` without a nonpersistent disk.
+    /// Fails with `Refused` if the VM has no nonpersistent disk.
     fn reset_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss>;
     fn vm_reset(&self, vm: VmName, request: Reset) -> Reply<'_, Loss>;
-    /// Keeps the files unless `delete_disks`. `Refused` while a client is attached, a job is open, or a clone
-    /// reads them.
+    /// Keeps the files unless `delete_disks` is set. Fails with `Refused` while a client is attached, a job is open, or
+    /// a clone reads the files.
     fn vm_remove(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemoved>;
     fn vm_remove_preview(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemovePreview>;
 
-    /// The oldest first; None: of all datastores.
+    /// Returns the entries, the oldest first; for `None`, those of all datastores.
     fn bin_list(&self, datastore: Option<DatastoreName>) -> Reply<'_, Vec<BinEntry>>;
-    /// `Exists` if the name is taken.
+    /// Fails with `Exists` if the name is taken.
     fn bin_restore(&self, request: BinRestore) -> Reply<'_, BinRestored>;
     fn bin_empty_preview(&self, request: BinEmpty) -> Reply<'_, BinEmptied>;
-    /// Removes for good.
+    /// Removes the entries for good.
     fn bin_empty(&self, request: BinEmpty) -> Reply<'_, BinEmptied>;
 
     fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk>;
     fn disk_remove(&self, vm: VmName, number: u32, delete_files: bool) -> Reply<'_, DiskRemoved>;
-    /// `Refused` while it has deltas.
+    /// Fails with `Refused` while the disk has deltas.
     fn disk_grow(&self, vm: VmName, number: u32, size_bytes: u64) -> Reply<'_, DiskGrown>;
     fn disk_set_mode(&self, vm: VmName, number: u32, mode: DiskMode) -> Reply<'_, Disk>;
 
-    /// Answers once the snapshot is sealed.
+    /// Returns once the snapshot is sealed.
     fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken>;
     fn snapshot_tree(&self, vm: VmName) -> Reply<'_, SnapshotTree>;
-    /// A part of the answer; `Refused` while a commit moves blocks.
+    /// Returns a part of the differences. Fails with `Refused` while a commit moves blocks.
     fn snapshot_diff(&self, vm: VmName, request: Diff) -> Reply<'_, Differences>;
-    /// `Refused` where there is nothing to commit.
+    /// Fails with `Refused` if there is nothing to commit.
     fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview>;
-    /// Answers with the job, the names already gone from the tree.
+    /// Returns the job. The snapshots are already removed from the tree.
     fn snapshot_commit(&self, vm: VmName, target: CommitTarget) -> Reply<'_, Job>;
 
     fn revert_preview(&self, vm: VmName, request: Revert) -> Reply<'_, Loss>;
-    /// `Refused` while a client writes, unless it is to be disconnected.
+    /// Fails with `Refused` while a client writes, unless the request disconnects it.
     fn snapshot_revert(&self, vm: VmName, request: Revert) -> Reply<'_, Loss>;
     fn discard_preview(&self, vm: VmName, request: Discard) -> Reply<'_, Loss>;
     fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss>;
-    /// `Refused` where the bin has no state of the VM.
+    /// Fails with `Refused` if the bin has no state of the VM.
     fn undo_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss>;
     fn snapshot_undo(&self, vm: VmName, request: Reset) -> Reply<'_, Loss>;
 
-    /// Of a datastore's store, while it is in use; None: of the main one. `NotFound` without one.
+    /// Checks the store of a datastore while it is in use; for `None`, that of the main one. Fails with `NotFound` if
+    /// there is no store.
     fn store_check(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked>;
-    /// Answers with the job.
+    /// Returns the job.
     fn store_scrub(&self, datastore: Option<DatastoreName>) -> Reply<'_, Job>;
-    /// What the last scrub has found.
+    /// Returns the findings of the last scrub.
     fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked>;
 
-    /// The main one first.
+    /// Returns the datastores, the main one first.
     fn datastore_list(&self) -> Reply<'_, Vec<Datastore>>;
-    /// Served from now on, and by every later daemon. `Exists` if the name or the folder is taken, `Locked` while another
-    /// daemon serves it.
+    /// Serves the datastore from now on; every later daemon serves it too. Fails with `Exists` if the name or the
+    /// folder is taken, and with `Locked` while another daemon serves it.
     fn datastore_add(&self, request: DatastoreAdd) -> Reply<'_, Datastore>;
-    /// Its VMs are not served any more. `Refused` for the main one, and while a client is attached or a job is open.
+    /// Stops serving the datastore's VMs. Fails with `Refused` for the main one, and while a client is attached or a
+    /// job is open.
     fn datastore_remove(&self, name: DatastoreName) -> Reply<'_, DatastoreRemoved>;
     fn datastore_remove_preview(&self, name: DatastoreName) -> Reply<'_, DatastoreRemovePreview>;
 
-    /// Oldest first; ended jobs stay listed until the daemon stops.
+    /// Returns the jobs, the oldest first. Ended jobs stay listed until the daemon stops.
     fn job_list(&self) -> Reply<'_, Vec<Job>>;
     fn job_show(&self, id: u64) -> Reply<'_, Job>;
-    /// Pause, resume and cancel of an ended job: `Refused`.
+    /// Pause, resume and cancel fail with `Refused` for an ended job.
     fn job_pause(&self, id: u64) -> Reply<'_, Job>;
     fn job_resume(&self, id: u64) -> Reply<'_, Job>;
     fn job_cancel(&self, id: u64) -> Reply<'_, Job>;
-    /// `None` lifts the limit.
+    /// Limits the job's rate; `None` lifts the limit.
     fn job_limit(&self, id: u64, limit_bytes_s: Option<u64>) -> Reply<'_, Job>;
 
-    /// Those with an id above `after`, in rising order; 0 asks for all.
+    /// Returns the events with an ID above `after`, in rising order; for 0, all events.
     fn events(&self, vm: VmName, after: u64) -> Reply<'_, Vec<Event>>;
 
-    /// Takes no new guest I/O, completes what was admitted, writes tables, closes. Called once, last.
+    /// Admits no new guest I/O, completes what was admitted, writes tables and closes. It is called once, as the last
+    /// call.
     fn shutdown(&self) -> Reply<'_, ()>;
 }

@@ -3,6 +3,7 @@
 //! The API's thread sends closures. The core runs each as a task and sends the answer back. No data of a guest crosses
 //! the bridge.
 
+mod api_types;
 mod bin;
 mod branches;
 mod bridge;
@@ -11,17 +12,18 @@ mod client_gate;
 mod convert;
 #[cfg(test)]
 mod crash_tests;
+mod datastore;
+mod datastores;
 mod defect;
-mod departure;
 mod descriptors;
 mod device;
 mod difference;
 mod disks;
-mod entry;
 mod events;
 mod exports;
 mod formats;
 mod full;
+mod handover;
 mod hang;
 mod heartbeat;
 mod home_locks;
@@ -33,11 +35,12 @@ mod inuse;
 mod journal;
 mod lease;
 mod lifecycle;
+mod move_plan;
+mod move_recovery;
 mod moves;
 mod native;
 mod operations;
 mod prepare;
-mod present;
 mod ready;
 mod records;
 mod registry;
@@ -45,12 +48,9 @@ mod remove;
 mod repair;
 mod reserve;
 mod scrub;
-mod settle;
 mod signature;
 #[cfg(test)]
 mod simulated_tests;
-mod site;
-mod sites;
 mod state;
 #[cfg(test)]
 mod state_crash_tests;
@@ -59,7 +59,7 @@ mod tracked;
 mod tree;
 mod unfinished;
 mod unflushed;
-mod way;
+mod vm_record;
 mod writers;
 
 use std::path::Path;

@@ -1,17 +1,17 @@
 //! A panic ends the daemon's process.
 //!
-//! Without the core's thread, or the one that opens its files, the process would live on with dead disks, and no
-//! supervisor would start it again. The next start recovers, and clients with a reconnect delay go on.
+//! Without the core's thread, or the one that opens its files, the process would continue with dead disks, and no
+//! supervisor would restart it. The next start recovers, and clients with a reconnect delay continue.
 
 use std::panic::PanicHookInfo;
 
 use crate::log::log;
 
-/// EX_SOFTWARE of sysexits.h: an internal error. No command ends with it in any other way.
+/// EX_SOFTWARE of sysexits.h: an internal error. No command uses this exit code for anything else.
 pub const PANIC_EXIT_CODE: i32 = 70;
 
-/// Ends the process on a panic of any thread from here on, with the message on standard error. Excepted are the API's
-/// threads: their runtime answers for a request that panics, and the disks are served on.
+/// Ends the process on a panic of any thread from here on, with the message on standard error. The API's threads are
+/// excepted: their runtime answers for a request that panics, and the disks are still served.
 pub fn end_process_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -19,7 +19,7 @@ pub fn end_process_on_panic() {
             return report(panic);
         }
         log(describe(panic));
-        // Before anything unwinds: what is kept in the host's memory stays as it is.
+        // The exit comes before anything unwinds, so that the content of the host's memory stays as it is.
         std::process::exit(PANIC_EXIT_CODE);
     }));
 }
@@ -53,7 +53,7 @@ mod tests {
             let core =
                 std::thread::Builder::new().name("core0".into()).spawn(|| panic!("a broken invariant"));
             let _ = core.unwrap().join();
-            // The process lives on: the exit code says so.
+            // The process has survived; its exit code shows that.
             return;
         }
         let name = "fatal::tests::a_panic_of_the_core_ends_the_process_with_its_reason";

@@ -1,7 +1,7 @@
 //! The program `unstun`: the daemon, its REST API, and the commands that talk to it.
 //!
-//! A library so that tests can serve the API over an engine of their own; `main.rs` only calls `cli::main`.
-//! Absent on purpose: any block of a guest's data, any format, any policy of the engine, the simulator and the lab
+//! It is a library so that tests can serve the API over an engine of their own; `main.rs` only calls `cli::main`. On
+//! purpose, it contains no block of a guest's data, no format, no policy of the engine, no simulator and no lab
 //! (`unstun lab` and `unstun demo` run the program `unstun-lab`).
 
 pub mod cli;

@@ -1,5 +1,5 @@
 //! Lines of the daemon's log, on standard error. A line that cannot be written is lost: a closed pipe or a full disk
-//! under the log must not end what serves disks, which is what `eprintln!` would do there.
+//! under the log must not end the daemon, as a panic of `eprintln!` would.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -8,14 +8,15 @@ use std::io::Write;
 use api::output::escape_line;
 use jiff::Timestamp;
 
-/// Writes one line. Control characters are escaped, ends of lines too, because names in it can come from strangers' files.
+/// Writes one line. Control characters and ends of lines are escaped, because names in it can come from untrusted
+/// files.
 pub fn log(message: impl Display) {
     let line = format!("unstun: {}\n", escape_line(&message.to_string()));
-    // One write, so that lines of several threads do not mix.
+    // The line is one write, so that lines of several threads do not mix.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Lines that strangers cause: at most so many in a second, and those left out are counted.
+/// Limiter of the log lines that untrusted clients cause: at most `max` in a second; the lines left out are counted.
 pub struct Spaced {
     max: u32,
     second: Cell<i64>,
@@ -36,7 +37,7 @@ impl Spaced {
         }
     }
 
-    /// None: the line is left out. Else how many were before it.
+    /// Returns `None` if the line is left out, else the number of lines left out before it.
     fn admit(&self, second: i64) -> Option<u64> {
         if self.second.replace(second) != second {
             self.said.set(0);

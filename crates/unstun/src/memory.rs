@@ -1,6 +1,6 @@
-//! The daemon's memory: how `up --memory` is divided.
+//! Division of the daemon's memory (`up --memory`).
 //!
-//! Each part is held by its owner, which waits or gives way at its limit:
+//! The owner of each part enforces its limit; it waits or frees memory there:
 //!
 //! | part | of 1 GiB | held by |
 //! |---|---|---|
@@ -9,29 +9,30 @@
 //! | grain tables | 72 MiB | `vmdk`: 48 MiB of clean ones, `engine`: 24 MiB that wait to be written |
 //! | map pages of a native store | 64 MiB | `--map-cache`, for each datastore |
 //! | free I/O buffers | 32 MiB | `blk` |
-//! | the rest: code, catalogues, bitmaps, layers, verbs | 248 MiB | nobody: what VMs and snapshots there are |
+//! | the rest: code, catalogues, bitmaps, layers, verbs | 248 MiB | no limit: depends on the VMs and snapshots |
 
 use api::units;
 
-/// What the daemon may take in memory.
+/// Maximum memory of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory(u64);
 
-/// With half of it for clients, and less for maps, the fixed parts still fit.
+/// Minimum: with half of it for clients, and less for maps, the fixed parts still fit.
 const BYTES_MIN: u64 = 512 << 20;
-/// Beyond it the numbers are a mistake.
+/// Maximum; a larger number is a mistake.
 const BYTES_MAX: u64 = 1 << 40;
-/// Descriptors that are no file's, folder's or lock's of a datastore: 256 logs in the host's memory
+/// Descriptors other than those of a datastore's files, folders and locks: 256 logs in the host's memory
 /// (`blk/uring/memory.rs:OPEN_MAX`), the API's clients, the rings and the threads' own.
 const DESCRIPTORS_OWN: u64 = 320;
-/// Most descriptors that are kept for takes, commits and closing: a revert of 8 disks along chains of 127 layers.
+/// Maximum number of descriptors reserved for takes, commits and closing: a revert of 8 disks along chains of 127
+/// layers.
 const DESCRIPTORS_RESERVED_MAX: u64 = 1024;
-/// More connections than that have no disks to be for.
+/// Maximum number of connections; no host has disks for more.
 const CONNECTIONS_MAX: u64 = 65_536;
 
 impl Memory {
     /// # Errors
-    /// What was expected.
+    /// The error says what was expected.
     pub fn new(bytes: u64) -> Result<Memory, String> {
         if !(BYTES_MIN..=BYTES_MAX).contains(&bytes) {
             return Err(format!("{} to {}", units::format_bytes(BYTES_MIN), units::format_bytes(BYTES_MAX)));
@@ -39,24 +40,24 @@ impl Memory {
         Ok(Memory(bytes))
     }
 
-    /// Of all connections and their requests.
+    /// Returns the memory of all connections and their requests, bytes.
     pub fn clients_bytes(self) -> u64 {
         self.0 / 2
     }
 
-    /// Of the resolved maps of all redo disks.
+    /// Returns the memory of the resolved maps of all redo disks, bytes.
     pub fn maps_bytes(self) -> usize {
         usize::try_from(self.0 / 32 * 3).expect("at most 1 TiB")
     }
 
-    /// As many connections as there is memory for, where they may have `descriptors`.
+    /// Returns the number of connections for which there is memory, at most `descriptors`.
     fn connections_max(self, descriptors: u64) -> u64 {
         let promised = self.clients_bytes() / 2 / export::nbd::memory::CONNECTION_BYTES;
         promised.min(descriptors).min(CONNECTIONS_MAX)
     }
 }
 
-/// The process's descriptors, and how they are divided:
+/// Descriptors of the process, and their division:
 ///
 /// | part | of 524,288 (the unit's) | of 1024 |
 /// |---|---|---|
@@ -78,18 +79,18 @@ impl Descriptors {
         Descriptors { limit, connections, reserve: (rest / 8).min(DESCRIPTORS_RESERVED_MAX) }
     }
 
-    /// How many there may be of files, folders and locks where `kept` of them are left.
+    /// Returns the maximum number of descriptors of files, folders and locks if `kept` of them must stay free.
     pub fn files_max(self, kept: u64) -> u64 {
         self.limit.saturating_sub(DESCRIPTORS_OWN + self.connections + kept)
     }
 }
 
-/// Raises the process's limit on descriptors as far as it may, and returns it.
+/// Raises the process's soft limit on descriptors to its hard limit, and returns the limit.
 pub fn raise_descriptors() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    // What it may have is told by the limit that is in force afterwards.
+    // A failure needs no handling: the limit in force afterwards is returned.
     let _ = setrlimit(Resource::Nofile, raised);
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

@@ -1,6 +1,6 @@
-//! The words to systemd that the daemon serves, that its cores run, or that it is about to stop (sd_notify(3)): a
-//! datagram to the socket that $NOTIFY_SOCKET names, with `@` for a leading NUL of an abstract name. Without the variable
-//! nothing is said.
+//! Messages to systemd that the daemon serves, that its cores run, or that it is about to stop (sd_notify(3)). A
+//! message is a datagram to the socket that $NOTIFY_SOCKET names, with `@` for a leading NUL of an abstract name.
+//! Without the variable no message is sent.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -14,9 +14,9 @@ use crate::daemon::Heartbeat;
 use crate::log::log;
 
 const VARIABLE: &str = "NOTIFY_SOCKET";
-/// Microseconds within which systemd wants to hear from the service (sd_watchdog_enabled(3)).
+/// Variable with the microseconds within which systemd expects a message from the service (sd_watchdog_enabled(3)).
 const WATCHDOG_VARIABLE: &str = "WATCHDOG_USEC";
-/// The process that systemd means; absent where any will do.
+/// Variable with the ID of the process from which systemd expects it; absent where any process may send it.
 const WATCHDOG_PID_VARIABLE: &str = "WATCHDOG_PID";
 
 pub fn ready() {
@@ -27,11 +27,11 @@ pub fn stopping() {
     tell("STOPPING=1");
 }
 
-/// Starts the thread that answers systemd's watchdog, if there is one: only while every core has stamped its heartbeat
-/// within half of the watchdog's time.
+/// Starts the thread that answers systemd's watchdog, if there is one. The thread answers only while every core has
+/// stamped its heartbeat within half of the watchdog's time.
 ///
 /// # Errors
-/// `Failed` where the thread cannot be started.
+/// `Failed` if the thread cannot be started.
 pub fn keep_watchdog(cores: Vec<Arc<Heartbeat>>) -> Result<()> {
     let variable = |name| std::env::var(name).ok();
     let pid = variable(WATCHDOG_PID_VARIABLE);
@@ -62,12 +62,12 @@ fn answer_watchdog(limit: Duration, cores: &[Arc<Heartbeat>]) -> ! {
             ));
         }
         was_alive = is_alive;
-        // Nobody wakes it before.
+        // No other thread wakes this one earlier.
         std::thread::park_timeout(limit / 8);
     }
 }
 
-/// A manager that does not listen is no reason not to serve.
+/// Sends a state to systemd. A failure is logged and does not stop the daemon.
 fn tell(state: &str) {
     let Some(name) = std::env::var_os(VARIABLE) else { return };
     if let Err(e) = send(Path::new(&name), state) {

@@ -41,15 +41,15 @@ use crate::control::Control;
 /// The largest body is a `VmCreate`: 60 disks, each with a folder's path of up to 4096 bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
 
-/// From the connection, or the answer before, to the last byte of a request's header.
+/// Time limit from the connection, or from the previous answer, to the last byte of a request's header.
 const HEADER_TIME_MAX: Duration = Duration::from_secs(30);
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
-/// Clients that may wait to be accepted, as the standard library has it.
+/// Maximum number of clients that wait to be accepted; the standard library uses the same number.
 const BACKLOG: i32 = 128;
 const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 type Shared = State<Arc<dyn Control>>;
-/// Success is JSON with status 200; failure is an `ErrorBody` with the kind's status.
+/// Answer of a route. Success is JSON with status 200; failure is an `ErrorBody` with the kind's status.
 type Answer<T> = std::result::Result<Json<T>, Failure>;
 
 pub struct Failure(Error);
@@ -72,7 +72,7 @@ fn invalid(cause: impl Display) -> Failure {
     Failure(Error::invalid(cause.to_string()))
 }
 
-/// A request's path parameter, query or body, whose refusal is an `ErrorBody` as every other failure is.
+/// A request's path parameter, query or body. Its refusal is an `ErrorBody`, as every other failure is.
 struct Parameter<T>(T);
 struct Parameters<T>(T);
 struct Body<T>(T);
@@ -105,7 +105,7 @@ impl<S: Send + Sync, T: body::Request> FromRequest<S> for Body<T> {
     }
 }
 
-/// `/vms/{vm}/disks/{number}`.
+/// Path parameters of `/vms/{vm}/disks/{number}`.
 struct DiskParameter(VmName, u32);
 
 impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
@@ -175,7 +175,8 @@ pub fn router(control: Arc<dyn Control>) -> Router {
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
 }
 
-/// Replaces a socket left by a dead daemon. The caller holds the datastore's lock, so no living one listens there.
+/// Binds the socket, and replaces one that a dead daemon left. The caller holds the datastore's lock, so no living
+/// daemon listens there.
 pub fn bind(socket: &FsPath) -> Result<UnixListener> {
     let failed = |e: std::io::Error| Error::failed(format!("API socket {}: {e}", socket.display()));
     listen::check_socket_path(socket).map_err(Error::invalid)?;
@@ -183,7 +184,7 @@ pub fn bind(socket: &FsPath) -> Result<UnixListener> {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e)),
         _ => {}
     }
-    // The mode goes before the bind, which copies it to the file: at no moment is the socket open to others.
+    // The mode is set before the bind, which copies it to the file. The socket is thus never open to other users.
     let made = || {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None)?;
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
@@ -204,7 +205,7 @@ pub async fn serve(
     serve_with(listener, control, stop, HEADER_TIME_MAX).await
 }
 
-/// Serves with another time for a request's header.
+/// Serves with another time limit for a request's header.
 pub async fn serve_with(
     listener: UnixListener,
     control: Arc<dyn Control>,
@@ -220,14 +221,14 @@ pub async fn serve_with(
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, _)) = accepted else {
-            // No descriptor is free: others have to close theirs first.
+            // No descriptor is free until other users of descriptors close theirs.
             tokio::time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(header_time);
         let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
-        // A client that goes away, or is too slow, is no business of the others.
+        // A client that disconnects or is too slow does not affect the others.
         tokio::spawn(async move { drop(connection.await) });
     }
     drop(listener);

@@ -1,4 +1,4 @@
-//! `unstun lab ...`
+//! Arguments of `unstun lab`.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -241,7 +241,7 @@ pub struct PredictArgs {
 /// Largest depth of a worker.
 const DEPTH_MAX: u32 = 1024;
 
-/// Of a run on real storage: three seconds, so that a phase has samples, to a week.
+/// Range of `--minutes` on real storage: from three seconds, so that a phase has samples, to a week.
 const MINUTES: RangeInclusive<f64> = 0.05..=10_080.0;
 
 fn parse_minutes(text: &str) -> Result<f64, String> {
@@ -258,7 +258,7 @@ fn parse_depth(text: &str) -> Result<RangeInclusive<u32>, String> {
     parse_range(text, 1..=DEPTH_MAX)
 }
 
-/// `FROM..TO` or one number, within `possible`.
+/// Parses `FROM..TO` or one number, within `possible`.
 fn parse_range(text: &str, possible: RangeInclusive<u32>) -> Result<RangeInclusive<u32>, String> {
     let (low, high) = (possible.start(), possible.end());
     let expected = || format!("{text:?}: expected FROM..TO, from {low} to {high}");

@@ -1,4 +1,4 @@
-//! Disks as they are written on the command line: `SIZE[,mode=MODE][,dir=DIR]`.
+//! Disks in the notation of the command line: `SIZE[,mode=MODE][,dir=DIR]`.
 
 use std::path::PathBuf;
 use std::str::FromStr;

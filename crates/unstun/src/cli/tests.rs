@@ -1,4 +1,4 @@
-//! What parses, and what is a usage error.
+//! Arguments that parse, and arguments that are usage errors.
 
 use clap::CommandFactory;
 

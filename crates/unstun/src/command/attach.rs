@@ -1,5 +1,5 @@
-//! `unstun attach`: the lines that give a VM's disks to QEMU, libvirt or Proxmox, and how to let their user
-//! in.
+//! `unstun attach`: the lines that give a VM's disks to QEMU, libvirt or Proxmox, and the lines that give their user
+//! access.
 
 mod access;
 mod snippet;
@@ -50,10 +50,10 @@ pub async fn run(args: &AttachArgs, client: &Client, output: Output) -> Result<(
     output.result(&attach, describe)
 }
 
-/// A disk and where it is served.
+/// A disk, and the address at which it is served.
 struct Attached {
     number: u32,
-    /// Controller and unit in the VM's configuration: `scsi0:0`.
+    /// Controller and unit in the VM's configuration, such as `scsi0:0`.
     slot: String,
     listen: NbdListen,
     export: String,

@@ -36,7 +36,7 @@ async fn empty(entries: &[String], args: &ConsentArgs, client: &Client, output: 
         output.note(&goes(&preview));
         consent("Remove for good?", "removes")?;
     }
-    // What was shown, and nothing that has come since.
+    // Only the entries that were shown are removed, not those added since.
     let ids = preview.entries.iter().map(|entry| entry.id.clone()).collect();
     let done = match preview.entries.is_empty() {
         true => preview,
@@ -75,7 +75,7 @@ fn rows(entries: &[BinEntry]) -> String {
     table.to_string()
 }
 
-/// `web`, or `web, revert to base`.
+/// Returns a text such as `web`, or `web, revert to base`.
 fn of(entry: &BinEntry) -> String {
     let subject = entry.subject.as_ref();
     match (entry.kind, entry.operation) {

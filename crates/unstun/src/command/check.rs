@@ -1,4 +1,5 @@
-//! `unstun check` and `scrub`: one line a finding. Files are read here, without a daemon; the store by whoever serves it.
+//! `unstun check` and `scrub`: one line for each finding. This program reads files itself; the daemon that serves a
+//! store checks the store.
 
 use std::io::ErrorKind as IoKind;
 use std::path::Path;
@@ -13,7 +14,7 @@ use api::{Checked, Datastore, DatastoreCondition, Finding, Severity};
 use crate::command::commit;
 use crate::daemon;
 
-/// This and the next two answer the exit code.
+/// Checks files. This function and the next two return the exit code.
 pub fn files(path: &Path, output: Output) -> Result<u8> {
     let shown = path.display();
     let path = path.canonicalize().map_err(|e| match e.kind() {
@@ -36,7 +37,7 @@ pub async fn stores(client: &Client, output: Output) -> Result<u8> {
     answers.tell(client, output)
 }
 
-/// Follows a job for each store; what they have found is told when all have ended.
+/// Follows a job for each store, and prints the findings when all jobs have ended.
 pub async fn scrub(client: &Client, output: Output) -> Result<u8> {
     let datastores = with_store(client).await?;
     let mut answers = Answers::of(datastores.len());
@@ -60,7 +61,7 @@ fn unserved(datastore: &Datastore) -> Error {
     Error::new(ErrorKind::Unavailable, message.unwrap_or_else(|| "see `unstun datastore list`".to_owned()))
 }
 
-/// What several datastores answer: where one cannot be checked the others are, and it is a warning.
+/// Answers of several datastores. A datastore that cannot be checked is a warning; the others are still checked.
 struct Answers {
     asked: usize,
     checked: Vec<Checked>,
@@ -72,7 +73,7 @@ impl Answers {
         Answers { asked, checked: Vec::new(), unchecked: false }
     }
 
-    /// Fails with the error of the only datastore.
+    /// Adds an answer. An error of the only datastore is returned instead.
     fn add(&mut self, datastore: &Datastore, answer: Result<Checked>) -> Result<()> {
         match answer {
             Ok(checked) => self.checked.push(checked),
@@ -85,7 +86,8 @@ impl Answers {
         Ok(())
     }
 
-    /// Answers the exit code: damage first; what was not checked is not sound either.
+    /// Prints the findings and returns the exit code. Damage comes first; a datastore that was not checked is not sound
+    /// either.
     fn tell(self, client: &Client, output: Output) -> Result<u8> {
         let unchecked = self.unchecked;
         match tell(&together(client, self.checked), output)? {
@@ -107,7 +109,7 @@ fn not_checked(datastore: &Datastore, error: Error) -> Checked {
     Checked { path: datastore.path.clone(), findings: vec![finding] }
 }
 
-/// The datastore that the command names, or all.
+/// Returns the datastore that the command names, or else all.
 async fn chosen(client: &Client) -> Result<Vec<Datastore>> {
     let named = client.within().await?;
     let mut all = client.datastore_list().await?;
@@ -115,8 +117,8 @@ async fn chosen(client: &Client) -> Result<Vec<Datastore>> {
     Ok(all)
 }
 
-/// The datastore that the command names, or all that have native disks or may have them; where none has, the main one, which
-/// says so.
+/// Returns the datastore that the command names, or else all that have native disks or may have them. If none has, the
+/// main one is returned, and its answer says so.
 async fn with_store(client: &Client) -> Result<Vec<Datastore>> {
     let all = chosen(client).await?;
     let may_have = |one: &&Datastore| one.native_store || one.condition != DatastoreCondition::Open;
@@ -124,7 +126,7 @@ async fn with_store(client: &Client) -> Result<Vec<Datastore>> {
     Ok(if some.is_empty() { all.into_iter().take(1).collect() } else { some })
 }
 
-/// One store's answer stands for itself.
+/// Combines the answers. The answer of a single store is returned as it is.
 fn together(client: &Client, mut all: Vec<Checked>) -> Checked {
     if all.len() == 1 {
         return all.remove(0);

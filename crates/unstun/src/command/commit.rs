@@ -1,5 +1,5 @@
-//! `unstun snapshot commit` and `consolidate`: says what it will do, asks, starts it, and follows it until it
-//! ends.
+//! `unstun snapshot commit` and `consolidate`: print the effects, ask for consent, start the job, and follow it until
+//! it ends.
 
 use api::client::Client;
 use api::error::{Error, ErrorKind, Result};
@@ -90,7 +90,7 @@ pub fn finish(watched: Watched, output: Output) -> Result<()> {
     output.result(&ended(watched)?, done)
 }
 
-/// The job, if it came to its end.
+/// Returns the job if it is done.
 pub fn ended(watched: Watched) -> Result<Job> {
     let job = match watched {
         Watched::Ended(job) => job,
@@ -110,7 +110,8 @@ pub fn ended(watched: Watched) -> Result<Job> {
     }
 }
 
-/// Not a success: a script that goes on after Ctrl-C would believe the delta gone.
+/// Returns an error for a detached job. Ctrl-C is no success, because a script that went on would assume that the delta
+/// is gone.
 fn detached(job: &Job) -> Error {
     let id = job.id;
     Error::new(
@@ -138,7 +139,7 @@ fn done(job: &Job) -> String {
     format!("{verb} {what} in {took}: {done} {}", job.bytes.as_str())
 }
 
-/// `web@a, b`; deltas that no snapshot owns have no name.
+/// Returns a text such as `web@a, b`. Deltas that no snapshot owns have no name.
 pub fn subject(vm: &VmName, snapshots: &[String]) -> String {
     match snapshots {
         [] => format!("{vm}: deltas that no snapshot owns"),
@@ -146,7 +147,7 @@ pub fn subject(vm: &VmName, snapshots: &[String]) -> String {
     }
 }
 
-/// What a job is of.
+/// Returns the object of a job.
 pub fn of_job(job: &Job) -> String {
     match (&job.vm, job.operation) {
         (Some(vm), Operation::Commit | Operation::Consolidate) => subject(vm, &job.snapshots),

@@ -45,7 +45,7 @@ async fn take_over(what: &str, yes: bool, client: &Client, output: Output) -> Re
     output.result(&client.datastore_add(&request).await?, added)
 }
 
-/// Asks no daemon.
+/// Creates a datastore without a daemon.
 pub fn create(path: &Path, force: bool, output: Output) -> Result<()> {
     let path = path.canonicalize().map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::not_found(format!(
@@ -69,7 +69,7 @@ fn created(created: &DatastoreCreated) -> String {
     )
 }
 
-/// `PATH` or `NAME=PATH`.
+/// Parses `PATH` or `NAME=PATH`.
 fn request(what: &str) -> Result<DatastoreAdd> {
     let named = what.split_once('=').and_then(|(name, path)| Some((name.parse().ok()?, path)));
     let (name, path) = named.map_or((None, what), |(name, path)| (Some(name), path));

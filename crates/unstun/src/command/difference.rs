@@ -7,7 +7,7 @@ use api::output::Output;
 use api::units::format_bytes;
 use api::{Diff, Differences, DiskMode, DiskRange};
 
-/// Of all disks that are part of snapshots.
+/// Prints the differences of all disks that are part of snapshots.
 pub async fn run(
     vm: &VmName,
     from: &SnapshotRef,
@@ -24,7 +24,8 @@ pub async fn run(
     output.result(&found, |found| found.iter().map(describe).collect())
 }
 
-/// The daemon answers a part at a time; the parts are put together, with the ranges that they cut joined again.
+/// Returns all differences. The daemon returns a part at a time; this function joins the parts, and the ranges that
+/// they cut.
 async fn all(vm: &VmName, request: Diff, client: &Client) -> Result<Differences> {
     let mut found = client.snapshot_diff(vm, &request).await?;
     while found.end_bytes < found.size_bytes {
@@ -48,7 +49,7 @@ fn join(ranges: &mut Vec<DiskRange>, next: DiskRange) {
     }
 }
 
-/// A head, and a line `START LENGTH` in bytes for each range.
+/// Returns a head, and a line `START LENGTH` in bytes for each range.
 fn describe(found: &Differences) -> String {
     let bytes: u64 = found.ranges.iter().map(|range| range.length_bytes).sum();
     let (disk, count) = (found.disk, found.ranges.len());

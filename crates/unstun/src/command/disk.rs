@@ -43,7 +43,7 @@ async fn add(args: &DiskAddArgs, client: &Client, output: Output) -> Result<()> 
             Ok(filled) => disk = filled,
             Err(error) => {
                 let half = DiskRef { vm: args.vm.clone(), number: disk.number };
-                // Half a disk is of no use; `vm show` names it where it cannot be removed.
+                // A partly filled disk is of no use. `vm show` lists it if it cannot be removed.
                 let _ = client.disk_remove(&half, true).await;
                 return Err(error);
             }

@@ -35,7 +35,7 @@ pub async fn run(args: &EventsArgs, client: &Client, output: Output) -> Result<(
     }
 }
 
-/// False when nothing reads any more.
+/// Prints an event. Returns false when the reader has closed the output.
 fn print(event: &Event, output: Output) -> Result<bool> {
     if output.is_json() { output.json_line(event) } else { output.stream(&describe(event)) }
 }
@@ -47,11 +47,11 @@ fn describe_all(events: &[Event]) -> String {
     events.iter().map(|event| describe(event) + "\n").collect()
 }
 
-/// A line for the VM, then an indented one per disk.
+/// Returns a line for the VM, then an indented line for each disk.
 fn describe(event: &Event) -> String {
     let name = event.snapshot.as_ref().map_or(String::new(), |name| format!("@{name}"));
     let mut text = format!("{:.3}  {}{name}  {}", event.time, event.vm, event.operation.as_str());
-    // What touched no disk held nobody back.
+    // An event that touched no disk held back no guest I/O.
     if !event.disks.is_empty() || event.stun_us > 0 {
         text.push_str(&format!("  stun {}", format_us(event.stun_us)));
     }

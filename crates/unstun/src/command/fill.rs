@@ -1,7 +1,7 @@
-//! Filling a new disk from an image: `qemu-img` reads it, and writes it through the disk's own export.
+//! Fills a new disk from an image: `qemu-img` reads the image, and writes it through the disk's own export.
 //!
-//! Through the front end, because the daemon has the disk's files open: it is then a client like any other, and
-//! whatever the daemon keeps about the disk (counters, content ids, the mode's rules) stays right.
+//! `qemu-img` uses the export because the daemon has the disk's files open. It is then a client like any other, and the
+//! daemon's data on the disk (counters, content IDs, the mode's rules) stay right.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 const QEMU_IMG: &str = "qemu-img";
 
-/// Formats by the suffix of a file's name. Any other name is that of a raw image.
+/// Formats by the suffix of a file's name. A file with any other name is a raw image.
 const FORMATS: [(&str, &str); 8] = [
     ("qcow2", "qcow2"),
     ("qcow", "qcow"),
@@ -30,14 +30,14 @@ const FORMATS: [(&str, &str); 8] = [
 ];
 const RAW: &str = "raw";
 
-/// An image that qemu-img can read, all of it in one place.
+/// An image that qemu-img can read, with all of its data in one place.
 pub struct Source {
     path: PathBuf,
     size_bytes: u64,
     format: String,
 }
 
-/// Of `qemu-img info --output=json`.
+/// Output of `qemu-img info --output=json`.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Info {
@@ -49,15 +49,15 @@ struct Info {
 }
 
 impl Source {
-    /// `format` is what the user says that it is. Else the file's name says it, never the content alone: a guest can
-    /// write the header of another format into its raw disk, and name a file of the host in it.
+    /// Examines an image. `format` is the format that the user states. Else the file's name decides, never the content
+    /// alone: a guest can write the header of another format into its raw disk, and name a file of the host in it.
     pub fn look(path: &Path, format: Option<&str>) -> Result<Source> {
         let shown = path.display();
         std::fs::metadata(path).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => Error::not_found(format!("--from {shown}: no such file")),
             _ => Error::failed(format!("--from {shown}: {e}")),
         })?;
-        // Absolute, so that a colon in it is not taken for a protocol's name.
+        // The path is absolute, so that qemu-img does not take a colon in it for the end of a protocol's name.
         let path = std::path::absolute(path).map_err(|e| Error::failed(format!("--from {shown}: {e}")))?;
         let format = match format.or_else(|| format_by_name(&path)) {
             Some(format) => format.to_owned(),
@@ -68,8 +68,8 @@ impl Source {
         Ok(Source { path, size_bytes: info.virtual_size, format })
     }
 
-    /// Makes the last of `disks` fit to be filled, and answers the mode it is to have in the end. A
-    /// nonpersistent disk is filled while it is none: what is written to one is what a reset drops.
+    /// Prepares the last of `disks` for the fill, and returns its final mode. A nonpersistent disk is filled in
+    /// persistent mode, because a reset drops what is written to a nonpersistent disk.
     pub fn prepare(&self, disks: &mut Vec<DiskCreate>) -> Result<DiskMode> {
         let size_bytes = self.size_bytes;
         if disks.is_empty() {
@@ -94,11 +94,11 @@ impl Source {
         Ok(mode)
     }
 
-    /// Answers the disk once it is filled and of `mode`.
+    /// Fills the disk, and returns it with its mode set to `mode`.
     pub async fn fill(&self, client: &Client, vm: &VmName, disk: &Disk, mode: DiskMode) -> Result<Disk> {
         let arguments = [
             "convert".as_ref(),
-            // The new disk reads as zeros: holes of the source need not be written.
+            // The new disk reads as zeros, so holes of the source need not be written.
             "-n".as_ref(),
             "--target-is-zero".as_ref(),
             "-f".as_ref(),
@@ -108,7 +108,8 @@ impl Source {
             self.path.as_os_str(),
             disk.nbd_uri.as_ref(),
         ];
-        // Held while qemu-img runs: Ctrl-C ends that one, and this one goes on to take the half disk away.
+        // The handler stays while qemu-img runs: Ctrl-C ends qemu-img, and this process goes on to remove the partly
+        // filled disk.
         let _interrupted =
             signal(SignalKind::interrupt()).map_err(|e| Error::failed(format!("signal handler: {e}")))?;
         qemu_img(&arguments)?;
@@ -153,7 +154,8 @@ fn refuse_hidden_format(path: &Path, found: &str) -> Result<String> {
     Err(Error::refused(format!("{cause}; {remedy}")))
 }
 
-/// What an image names beside itself is read with the rights of whoever fills the disk, and becomes the guest's.
+/// Refuses an image that refers to other files. They would be read with the rights of the user who fills the disk, and
+/// become part of the guest's disk.
 fn refuse_other_files(path: &Path, info: &Info) -> Result<()> {
     let data = &info.format_specific["data"];
     let extents = data["extents"].as_array().into_iter().flatten().filter_map(|e| e["filename"].as_str());

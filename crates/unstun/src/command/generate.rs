@@ -1,5 +1,5 @@
-//! `unstun generate`: man pages and shell completions from the definition of the command line, so that none
-//! of them is kept in the repository and gets old.
+//! `unstun generate`: man pages and shell completions from the definition of the command line, so that the repository
+//! holds no copy that becomes outdated.
 
 use std::io::Result as IoResult;
 use std::path::Path;
@@ -25,12 +25,12 @@ pub fn run(args: &GenerateArgs, output: Output) -> Result<()> {
     Ok(())
 }
 
-/// One page a command: `unstun.1`, `unstun-vm.1`, `unstun-vm-create.1`, ...
+/// Writes one page for each command: `unstun.1`, `unstun-vm.1`, `unstun-vm-create.1`, ...
 fn man(dir: &Path) -> IoResult<()> {
     clap_mangen::generate_to(Cli::command(), dir)
 }
 
-/// Under the names that the shells look for in their folders.
+/// Writes the completions under the names that the shells look for in their folders.
 fn completions(dir: &Path) -> IoResult<()> {
     let mut command = Cli::command();
     clap_complete::generate_to(Bash, &mut command, NAME, dir)?;

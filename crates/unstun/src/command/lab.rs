@@ -8,7 +8,7 @@ use api::program::{self, CALLER_VERSION};
 
 const PROGRAM: &str = "unstun-lab";
 
-/// Replaces this process. The arguments have been parsed: help and mistakes are answered by this program.
+/// Replaces this process. The arguments have been parsed, so this program has already answered help and mistakes.
 pub fn run() -> Result<u8> {
     let path = program::find(PROGRAM)?;
     let mut command = Command::new(&path);

@@ -1,5 +1,5 @@
-//! The commands that throw data away: revert, discard, reset, and the removal of VMs and datastores. Each says what is lost,
-//! and asks.
+//! Commands that throw data away: revert, discard, reset, and the removal of VMs and datastores. Each prints what is
+//! lost, and asks for consent.
 
 use api::client::Client;
 use api::error::{Error, Result};
@@ -23,7 +23,8 @@ pub async fn revert(args: &RevertArgs, client: &Client, output: Output) -> Resul
     if !agreed(&preview, &args.loss, output)? {
         return Ok(());
     }
-    // What was said to be kept does not go for good since; so with the others.
+    // If the preview said that the bin keeps the state, the daemon must not remove it for good. The other commands do
+    // the same.
     request.keep = preview.kept_until.is_some();
     output.result(&client.snapshot_revert(&vm, &request).await?, done)
 }
@@ -64,7 +65,7 @@ fn reset_request(args: &LossArgs) -> Reset {
     Reset { disconnect: args.disconnect, purge: args.purge, keep: false }
 }
 
-/// The removal of a VM with its disks is a loss; one that leaves the disks is none, and does not ask.
+/// Removes a VM. Only a removal with its disks is a loss and asks for consent.
 pub async fn remove(args: &RemoveArgs, client: &Client, output: Output) -> Result<()> {
     let mut request = VmRemove { delete_disks: args.delete_disks, purge: args.purge, keep: false };
     if args.delete_disks || args.consent.dry_run {
@@ -83,7 +84,7 @@ pub async fn remove(args: &RemoveArgs, client: &Client, output: Output) -> Resul
         if !args.consent.yes {
             consent("Remove?", "removes")?;
         }
-        // What was said to be kept does not go for good since.
+        // If the preview said that the bin keeps the VM, the daemon must not remove it for good.
         request.keep = preview.kept_until.is_some();
     }
     output.result(&client.vm_remove(&args.vm, &request).await?, removed)
@@ -190,8 +191,8 @@ fn datastore_removed(removed: &DatastoreRemoved) -> String {
     )
 }
 
-/// False after a dry run. A client in the way is refused here already, so that nobody is asked in vain; the
-/// daemon looks again.
+/// Returns whether the operation may go on; false after a dry run. Clients that prevent the operation are refused
+/// before the user is asked; the daemon checks for them again.
 fn agreed(preview: &Loss, args: &LossArgs, output: Output) -> Result<bool> {
     if args.dry_run {
         output.result(preview, describe)?;
@@ -225,7 +226,7 @@ fn describe(loss: &Loss) -> String {
     lines.push((
         if loss.kept_until.is_some() { "into the bin" } else { "lost" },
         match loss.layers.len() {
-            // Native disks have none.
+            // Native disks have no layers.
             0 => bytes,
             1 => format!("{bytes} in 1 layer"),
             layers => format!("{bytes} in {layers} layers"),
@@ -245,7 +246,7 @@ fn place(loss: &Loss) -> String {
     }
 }
 
-/// `pid 4711 (qemu-system-x86) writes to disk0, 127.0.0.1:5000 reads disk1`.
+/// Returns a text such as `pid 4711 (qemu-system-x86) writes to disk0, 127.0.0.1:5000 reads disk1`.
 pub fn connected(clients: &[VmClient]) -> String {
     let all: Vec<String> = clients.iter().map(ToString::to_string).collect();
     let same: Vec<String> = all
@@ -283,7 +284,7 @@ fn done(loss: &Loss) -> String {
     text
 }
 
-/// The disks have other content now: who was connected may not come back with what it has cached.
+/// Returns the next step. The disks now have other content, so a former client must not reconnect with cached data.
 fn next_step(vm: &VmName) -> String {
     format!(
         "\nthe export names of before are refused from now on; power the guest off, and start it with the names that \

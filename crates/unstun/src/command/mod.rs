@@ -1,4 +1,4 @@
-//! One module per noun; each command asks the daemon, then prints.
+//! Commands, one module per noun. Each command sends requests to the daemon, then prints.
 
 mod attach;
 mod bin;
@@ -29,7 +29,7 @@ use api::output::{self, Output};
 
 use crate::cli::{CheckArgs, Cli, Command, DatastoreCommand};
 
-/// Answers the exit code: a check that found damage has done what it was asked.
+/// Returns the exit code. A check that found damage is no error; its exit code reports the damage.
 pub fn run(cli: &Cli, output: Output) -> Result<u8> {
     match &cli.command {
         Command::Check(CheckArgs { path: Some(path) }) => check::files(path, output),
@@ -86,7 +86,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
     }
 }
 
-/// Asks before something that cannot be taken back. `does` completes "--yes ... without asking".
+/// Asks for consent to an operation that cannot be undone. `does` completes "--yes ... without asking".
 fn consent(question: &str, does: &str) -> Result<()> {
     if !output::can_ask() {
         return Err(Error::refused(format!(

@@ -11,7 +11,7 @@ use api::{Finding, Mend, MendAction, Repair, RepairUndone, Severity};
 use crate::cli::RepairArgs;
 use crate::daemon::{self, RepairTerms};
 
-/// Returns the exit code: that of a check of the files as they are afterwards.
+/// Returns the exit code, which is that of a check of the files after the repair.
 pub fn run(args: &RepairArgs, output: Output) -> Result<u8> {
     let folder = folder_of(&args.path)?;
     if args.undo {
@@ -44,7 +44,7 @@ fn parents(named: &[(String, String)]) -> Result<BTreeMap<String, String>> {
     }
 }
 
-/// A VM's folder, also by its .vmx or .vmsd.
+/// Returns the folder of a VM, which the path names itself or by its .vmx or .vmsd.
 fn folder_of(path: &Path) -> Result<PathBuf> {
     let shown = path.display();
     let found = path.canonicalize().map_err(|e| match e.kind() {

@@ -1,4 +1,4 @@
-//! `unstun snapshot`: takes, and the way to the others.
+//! `unstun snapshot`: takes snapshots, and runs the other subcommands.
 
 use api::client::Client;
 use api::error::{Error, Result};
@@ -41,7 +41,8 @@ fn taken(taken: &SnapshotTaken) -> String {
     ])
 }
 
-/// The figures of the named snapshot where it can be asked for; the two meanings in any case.
+/// Returns an error that explains both meanings of "delete", with the figures of the named snapshot if they are
+/// available.
 async fn explain_delete(vm: Option<&str>, name: Option<&str>, client: &Client) -> Error {
     let which = vm.map(|vm| VmAndName { vm: vm.to_owned(), name: name.map(str::to_owned) });
     let parsed = which.and_then(|which| which.parse_both().ok());

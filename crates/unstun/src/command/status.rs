@@ -32,7 +32,7 @@ pub fn describe(status: &Status) -> String {
     }
 }
 
-/// Of the main datastore.
+/// Returns a text with the space of the main datastore.
 fn room(status: &Status) -> String {
     let main = status.datastores.first();
     let of = |bytes: Option<u64>| format_bytes(bytes.unwrap_or(0));

@@ -1,11 +1,11 @@
-//! `unstun snapshot tree`, drawn: every node with its age and size, and where the VM runs.
+//! `unstun snapshot tree`: a drawing of every snapshot with its age and size, and of the snapshot on which the VM runs.
 
 use api::output;
 use api::units::{format_age, format_bytes};
 use api::{Snapshot, SnapshotTree, Store, UnownedDelta};
 use jiff::Timestamp;
 
-/// What stands before a node, and before what lies under it.
+/// Texts in front of a node, and in front of the nodes under it.
 struct Lines {
     branch: &'static str,
     last: &'static str,
@@ -13,7 +13,7 @@ struct Lines {
     below: &'static str,
 }
 
-/// U+251C, U+2514 and U+2502, as `tree` and `lsblk` draw.
+/// Lines U+251C, U+2514 and U+2502, as `tree` and `lsblk` draw them.
 const TERMINAL: Lines =
     Lines { branch: "\u{251c}\u{2500} ", last: "\u{2514}\u{2500} ", beside: "\u{2502}  ", below: "   " };
 const PLAIN: Lines = Lines { branch: "|- ", last: "`- ", beside: "|  ", below: "   " };
@@ -52,8 +52,7 @@ struct Drawing<'a> {
 }
 
 impl Drawing<'_> {
-    /// The children of `parent`, and the running state if it is one. Depth is bounded by the 255 links of a
-    /// chain.
+    /// Draws the children of `parent`, and the running state if it is one. The 255 links of a chain bound the depth.
     fn under(&self, parent: Option<&Snapshot>, prefix: &str, text: &mut String) {
         let id = parent.map(|parent| parent.id.as_str());
         let children: Vec<&Snapshot> = self.all.iter().filter(|s| s.parent.as_deref() == id).collect();
@@ -90,7 +89,7 @@ impl Drawing<'_> {
     }
 }
 
-/// What a snapshot's bytes are, in `tree` and `space`.
+/// Returns what `tree` and `space` count as a snapshot's bytes.
 pub fn counted(store: Store) -> &'static str {
     match store {
         Store::Native => "only its own",

@@ -21,7 +21,7 @@ use crate::log::log;
 
 use crate::{fatal, notify, rest};
 
-/// API requests in flight may finish this long after a signal; then the engine stops regardless.
+/// Time for which API requests in flight may continue after a signal; then the engine stops regardless.
 const API_DRAIN: Duration = Duration::from_secs(2);
 
 pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
@@ -38,14 +38,14 @@ pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
     runtime()?.block_on(serve(&datastore, control, output))
 }
 
-/// Until a signal; then drains, in whatever state the API is.
+/// Serves until a signal, then drains, in whatever state the API is.
 async fn serve(datastore: &Datastore, control: Arc<dyn Control>, output: Output) -> Result<()> {
     let served = match listen_api(datastore, &control, output).await {
         Ok((listener, signals)) => serve_until_signal(listener, &control, signals, output).await,
         Err(error) => Err(error),
     };
     let drained = control.shutdown().await;
-    // A leftover is harmless: the next daemon replaces it.
+    // A socket that stays is harmless: the next daemon replaces it.
     let _ = std::fs::remove_file(datastore.api_socket());
     served.and(drained)
 }
@@ -72,7 +72,7 @@ impl Signals {
     }
 }
 
-/// Once this has printed, every client is served.
+/// Listens for API clients. Once this function has printed, every client is served.
 async fn listen_api(
     datastore: &Datastore,
     control: &Arc<dyn Control>,
@@ -96,7 +96,7 @@ async fn serve_until_signal(
 ) -> Result<()> {
     let (stop, stopped) = oneshot::channel::<()>();
     let server = tokio::spawn(rest::serve(listener, Arc::clone(control), async move {
-        // Either way, sent or dropped, the server has to stop.
+        // The server must stop whether the message was sent or the sender was dropped.
         let _ = stopped.await;
     }));
     signals.next().await;

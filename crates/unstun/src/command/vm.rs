@@ -37,7 +37,7 @@ pub async fn run(command: &VmCommand, client: &Client, output: Output) -> Result
 }
 
 async fn open(vm: &VmName, client: &Client, output: Output) -> Result<()> {
-    // One that is closed cannot be shown.
+    // A closed VM cannot be shown.
     let fenced = client.vm_show(vm).await.is_ok_and(|shown| shown.fenced);
     let title = match fenced {
         true => {
@@ -72,7 +72,7 @@ async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<
             source.fill(client, &vm.name, disk, mode).await
         };
         if let Err(error) = filled.await {
-            // Half a disk is of no use; what cannot be removed is named by the next attempt.
+            // A VM with a partly filled disk is of no use. The next attempt names what could not be removed.
             let _ =
                 client.vm_remove(&vm.name, &VmRemove { delete_disks: true, purge: true, keep: false }).await;
             return Err(error);
@@ -136,7 +136,7 @@ async fn relocate(args: &MoveArgs, client: &Client, output: Output) -> Result<()
     }
 }
 
-/// Those of the datastore that the command names, or all.
+/// Returns the VMs of the datastore that the command names, or else all VMs.
 async fn listed(client: &Client) -> Result<Vec<VmSummary>> {
     let (within, mut vms) = (client.within().await?, client.vm_list().await?);
     vms.retain(|vm| within.as_ref().is_none_or(|name| vm.datastore == *name));
@@ -267,13 +267,13 @@ fn table_row(table: &mut comfy_table::Table, cells: [&str; 4]) {
     table.add_row(cells);
 }
 
-/// Free space against what the disks and deltas of the datastore could still grow by.
-/// What is free, the bin's and what comes back by itself, apart.
+/// Returns a text with the bytes in the bin, and the bytes that are freed but not in use again yet.
 pub fn bin(space: &Space) -> String {
     let (bin, reclaimable) = (format_bytes(space.bin_bytes), format_bytes(space.reclaimable_bytes));
     format!("{bin} in the bin, given back when others need it; {reclaimable} freed and not in use again yet")
 }
 
+/// Returns a text with the free space, and the bytes by which the datastore's disks and deltas can still grow.
 pub fn space(space: &Space) -> String {
     let (free, growth) = (format_bytes(space.free_bytes), format_bytes(space.worst_growth_bytes));
     if space.is_enough() {

@@ -19,12 +19,12 @@ use blk::manifest::BinnedState;
 use blk::reactor::Space;
 use engine::job::JobState;
 
-use super::entry::Entry;
+use super::api_types;
+use super::datastore::{Datastore, Home};
 use super::hang::asked;
 use super::identity::VmId;
-use super::present;
-use super::site::{Home, Site};
 use super::state::Daemon;
+use super::vm_record::VmRecord;
 
 use crate::log::log;
 use api::error::{Error, Result};
@@ -80,10 +80,10 @@ fn is_above(space: Space, percent: u64) -> bool {
     u128::from(space.free_bytes) * 100 > u128::from(space.total_bytes) * u128::from(percent)
 }
 
-/// Entry that may be removed from a bin for good.
+/// VmRecord that may be removed from a bin for good.
 enum Victim {
     Vm(String, BinRecord),
-    State(Rc<Entry>, BinnedState),
+    State(Rc<VmRecord>, BinnedState),
 }
 
 impl Victim {
@@ -129,7 +129,7 @@ pub fn refuse_reserved(name: &str) -> Result<()> {
     }
 }
 
-impl Site {
+impl Datastore {
     /// Returns the folder of an entry's VM.
     pub fn bin_home(self: &Rc<Self>, entry: &str, record: &BinRecord) -> Home {
         match &record.path {
@@ -142,54 +142,59 @@ impl Site {
 impl Daemon {
     /// Returns how many bytes the removal of a datastore's kept entries frees, as far as known. States that
     /// `measure_states` has not measured are not counted.
-    pub fn bin_bytes(&self, site: &Site) -> u64 {
-        let kept = site.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
+    pub fn bin_bytes(&self, datastore: &Datastore) -> u64 {
+        let kept = datastore.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
         let vms = kept.filter_map(|(_, record)| record.bytes);
-        total(vms.chain(site.state_bytes.borrow().values().copied()))
+        total(vms.chain(datastore.state_bytes.borrow().values().copied()))
     }
 
     /// Returns why the bin would not keep a VM that is removed now; None if it keeps the VM.
-    pub async fn not_kept(&self, site: &Site, purge: bool) -> Result<Option<String>> {
+    pub async fn not_kept(&self, datastore: &Datastore, purge: bool) -> Result<Option<String>> {
         if purge {
             return Ok(Some("--purge removes it for good".to_owned()));
         }
         if self.bin.hours == 0 {
             return Ok(Some("the bin is switched off (--bin-hours 0)".to_owned()));
         }
-        match site.space().await? {
+        match datastore.space().await? {
             space if self.bin.leaves(space) => Ok(None),
             space => Ok(Some(format!(
                 "{} of {} are free in datastore {}, and the bin keeps VMs while more than {} % are",
                 format_bytes(space.free_bytes),
                 format_bytes(space.total_bytes),
-                site.name,
+                datastore.name,
                 self.bin.free_percent
             ))),
         }
     }
 
-    pub(super) fn bin_entry(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> api::BinEntry {
+    pub(super) fn bin_entry(
+        &self,
+        datastore: &Rc<Datastore>,
+        entry: &str,
+        record: &BinRecord,
+    ) -> api::BinEntry {
         api::BinEntry {
             id: entry.to_owned(),
             kind: api::BinKind::Vm,
             vm: record.vm.clone(),
-            datastore: site.name.clone(),
+            datastore: datastore.name.clone(),
             store: record.store,
             operation: api::Operation::Remove,
             subject: None,
-            removed: present::time(record.removed_unix_us),
-            kept_until: present::time(self.bin.kept_until_unix_us(record.removed_unix_us)),
+            removed: api_types::time(record.removed_unix_us),
+            kept_until: api_types::time(self.bin.kept_until_unix_us(record.removed_unix_us)),
             bytes: record.bytes,
-            path: Some(site.bin_home(entry, record).path),
+            path: Some(datastore.bin_home(entry, record).path),
         }
     }
 
     /// Returns the folders of all entries, whatever their state. Nothing else may use these folders.
     pub(super) fn bin_homes(&self) -> Vec<(BinRecord, PathBuf)> {
         let mut homes = Vec::new();
-        for site in self.sites() {
-            for (entry, record) in site.bin.all() {
-                let path = site.bin_home(&entry, &record).path;
+        for datastore in self.datastores() {
+            for (entry, record) in datastore.bin.all() {
+                let path = datastore.bin_home(&entry, &record).path;
                 homes.push((record, path));
             }
         }
@@ -216,12 +221,14 @@ impl Daemon {
     /// Evicts from the bins until the daemon ends.
     pub async fn keep_bins(self: Rc<Self>) {
         while !self.bin_ends.get() {
-            for site in self.sites().into_iter().filter(|site| !site.bin.is_checked.replace(true)) {
+            for datastore in
+                self.datastores().into_iter().filter(|datastore| !datastore.bin.is_checked.replace(true))
+            {
                 let daemon = self.clone();
                 // A datastore that hangs does not delay the others.
                 self.env.spawn_detached(Box::pin(async move {
-                    daemon.clean_bin(&site).await;
-                    site.bin.is_checked.set(false);
+                    daemon.clean_bin(&datastore).await;
+                    datastore.bin.is_checked.set(false);
                 }));
             }
             self.env.sleep_us(TICK_US).await;
@@ -231,70 +238,70 @@ impl Daemon {
     /// Ends evictions: afterwards none begins, and none is under way except where a datastore hangs.
     pub(super) async fn end_bins(&self) {
         self.bin_ends.set(true);
-        for site in self.sites() {
+        for datastore in self.datastores() {
             // A datastore that hangs is not waited for.
-            let _ = asked(&site, site.bin.evicting.lock()).await;
+            let _ = asked(&datastore, datastore.bin.evicting.lock()).await;
         }
     }
 
     #[cfg(test)]
     pub(super) async fn clean_bins(&self) {
-        for site in self.sites() {
-            self.clean_bin(&site).await;
+        for datastore in self.datastores() {
+            self.clean_bin(&datastore).await;
         }
     }
 
     /// Removes for good what has expired, and what occupies space that must stay free.
-    async fn clean_bin(&self, site: &Rc<Site>) {
-        self.evict_expired(site).await;
-        self.evict_for_share(site).await;
+    async fn clean_bin(&self, datastore: &Rc<Datastore>) {
+        self.evict_expired(datastore).await;
+        self.evict_for_share(datastore).await;
         let waits = |state| state == JobState::WaitingForSpace;
-        let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site));
+        let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore));
         if entries.flat_map(|entry| entry.vm.jobs()).any(|job| waits(job.state())) {
-            self.make_room(site).await;
+            self.make_room(datastore).await;
         }
     }
 
-    async fn evict_expired(&self, site: &Rc<Site>) {
-        let _evicting = site.bin.evicting.lock().await;
-        for victim in self.evictable(site) {
+    async fn evict_expired(&self, datastore: &Rc<Datastore>) {
+        let _evicting = datastore.bin.evicting.lock().await;
+        for victim in self.evictable(datastore) {
             let until = self.bin.kept_until_unix_us(victim.unix_us());
             if until <= self.env.unix_us() || victim.is_half_removed() {
-                self.evict_or_tell(site, &victim, "its time in the bin is over").await;
+                self.evict_or_tell(datastore, &victim, "its time in the bin is over").await;
             }
         }
     }
 
     /// Evicts the oldest entries until more than the share is free.
-    async fn evict_for_share(&self, site: &Rc<Site>) {
-        let _evicting = site.bin.evicting.lock().await;
-        for victim in self.evictable(site) {
-            match site.space().await {
+    async fn evict_for_share(&self, datastore: &Rc<Datastore>) {
+        let _evicting = datastore.bin.evicting.lock().await;
+        for victim in self.evictable(datastore) {
+            match datastore.space().await {
                 Ok(space) if !self.bin.leaves(space) => {}
                 // If the free space cannot be determined, nothing is removed.
                 _ => return,
             }
-            self.evict_or_tell(site, &victim, "the datastore needs its space").await;
+            self.evict_or_tell(datastore, &victim, "the datastore needs its space").await;
         }
     }
 
     /// Removes the oldest entry of a datastore's bin for good if its space may help an operation that found none.
     /// Returns false if there is nothing to remove or enough space is free.
-    pub async fn make_room(&self, site: &Rc<Site>) -> bool {
-        let before = site.bin.evicted.get();
-        if self.evictable(site).is_empty() {
+    pub async fn make_room(&self, datastore: &Rc<Datastore>) -> bool {
+        let before = datastore.bin.evicted.get();
+        if self.evictable(datastore).is_empty() {
             return false;
         }
-        let _evicting = site.bin.evicting.lock().await;
-        if site.bin.evicted.get() != before {
+        let _evicting = datastore.bin.evicting.lock().await;
+        if datastore.bin.evicted.get() != before {
             return true;
         }
-        if site.space().await.is_ok_and(|space| !self.bin.is_short(space)) {
+        if datastore.space().await.is_ok_and(|space| !self.bin.is_short(space)) {
             return false;
         }
-        for victim in self.evictable(site) {
-            if self.evict_or_tell(site, &victim, "the datastore needs its space").await {
-                site.dir.wait_for_freed().await;
+        for victim in self.evictable(datastore) {
+            if self.evict_or_tell(datastore, &victim, "the datastore needs its space").await {
+                datastore.dir.wait_for_freed().await;
                 return true;
             }
         }
@@ -302,36 +309,41 @@ impl Daemon {
     }
 
     /// Runs `work`. If it finds no space, removes entries of the bin and runs it again. `work` must be repeatable.
-    pub async fn with_bin<T>(&self, site: &Rc<Site>, work: impl AsyncFn() -> Result<T>) -> Result<T> {
+    pub async fn with_bin<T>(
+        &self,
+        datastore: &Rc<Datastore>,
+        work: impl AsyncFn() -> Result<T>,
+    ) -> Result<T> {
         loop {
             match work().await {
-                Err(e) if e.kind == api::error::ErrorKind::NoSpace && self.make_room(site).await => {}
+                Err(e) if e.kind == api::error::ErrorKind::NoSpace && self.make_room(datastore).await => {}
                 other => return other,
             }
         }
     }
 
     /// Returns the entries that are kept or half removed, the oldest first.
-    fn evictable(&self, site: &Rc<Site>) -> Vec<Victim> {
-        if self.bin_ends.get() || site.refuse_when_leaving().is_err() {
+    fn evictable(&self, datastore: &Rc<Datastore>) -> Vec<Victim> {
+        if self.bin_ends.get() || datastore.refuse_when_leaving().is_err() {
             return Vec::new();
         }
-        let mut all = site.bin.all();
-        all.retain(|(entry, record)| record.may_go() && !site.bin.is_busy(entry));
+        let mut all = datastore.bin.all();
+        all.retain(|(entry, record)| record.may_go() && !datastore.bin.is_busy(entry));
         let vms = all.into_iter().map(|(entry, record)| Victim::Vm(entry, record));
-        let states = self.states_of(site).into_iter().map(|(entry, binned)| Victim::State(entry, binned));
+        let states =
+            self.states_of(datastore).into_iter().map(|(entry, binned)| Victim::State(entry, binned));
         let mut victims: Vec<Victim> = vms.chain(states).collect();
         victims.sort_by_key(Victim::unix_us);
         victims
     }
 
-    async fn evict_or_tell(&self, site: &Rc<Site>, victim: &Victim, why: &str) -> bool {
+    async fn evict_or_tell(&self, datastore: &Rc<Datastore>, victim: &Victim, why: &str) -> bool {
         let evicted = match victim {
-            Victim::Vm(entry, _) => self.evict(site, entry).await,
+            Victim::Vm(entry, _) => self.evict(datastore, entry).await,
             Victim::State(entry, binned) => {
                 let evicted = self.evict_state(entry, binned).await;
                 if evicted.is_ok() {
-                    site.bin.evicted.update(|n| n + 1);
+                    datastore.bin.evicted.update(|n| n + 1);
                 }
                 evicted
             }
@@ -339,12 +351,16 @@ impl Daemon {
         match evicted {
             Ok(()) => {
                 log(format_args!("{}: removed from the bin for good: {why}", victim.name()));
-                self.await_release(site, victim.is_native()).await;
+                self.await_release(datastore, victim.is_native()).await;
                 true
             }
             Err(e) => {
-                if site.bin.is_news(&victim.id()) {
-                    log(format_args!("{} stays in the bin of datastore {}: {e}", victim.name(), site.name));
+                if datastore.bin.is_news(&victim.id()) {
+                    log(format_args!(
+                        "{} stays in the bin of datastore {}: {e}",
+                        victim.name(),
+                        datastore.name
+                    ));
                 }
                 false
             }
@@ -352,8 +368,8 @@ impl Daemon {
     }
 
     /// Waits until a store has released the space that it can.
-    async fn await_release(&self, site: &Site, is_native: bool) {
-        let Some(store) = site.native.opened().filter(|_| is_native) else { return };
+    async fn await_release(&self, datastore: &Datastore, is_native: bool) {
+        let Some(store) = datastore.native.opened().filter(|_| is_native) else { return };
         for _ in 0..RELEASE_POLLS_MAX {
             let used = store.store_use();
             if self.bin_ends.get()
@@ -371,7 +387,7 @@ impl Daemon {
         &self,
         wanted: &str,
         datastore: Option<&api::name::DatastoreName>,
-    ) -> Result<(Rc<Site>, String, BinRecord)> {
+    ) -> Result<(Rc<Datastore>, String, BinRecord)> {
         let mut found = self.in_bins(datastore)?;
         if let Some(at) = found.iter().position(|(_, entry, _)| entry == wanted) {
             return Ok(found.swap_remove(at));
@@ -394,15 +410,15 @@ impl Daemon {
     pub(super) fn in_bins(
         &self,
         datastore: Option<&api::name::DatastoreName>,
-    ) -> Result<Vec<(Rc<Site>, String, BinRecord)>> {
-        let sites = match datastore {
-            Some(name) => vec![self.site(Some(name))?],
-            None => self.sites(),
+    ) -> Result<Vec<(Rc<Datastore>, String, BinRecord)>> {
+        let datastores = match datastore {
+            Some(name) => vec![self.datastore(Some(name))?],
+            None => self.datastores(),
         };
         let mut found = Vec::new();
-        for site in sites {
-            let kept = site.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
-            found.extend(kept.map(|(entry, record)| (site.clone(), entry, record)));
+        for datastore in datastores {
+            let kept = datastore.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
+            found.extend(kept.map(|(entry, record)| (datastore.clone(), entry, record)));
         }
         found.sort_by_key(|(_, _, record)| record.removed_unix_us);
         Ok(found)

@@ -8,11 +8,11 @@ use api::{self, Operation, VmClient};
 use blk::manifest::BinnedState;
 use engine::Loss;
 
+use super::api_types;
 use super::client_gate::{Shut, Who};
-use super::entry::{Entry, Kept};
-use super::present;
 use super::remove::expect_kept;
 use super::state::Daemon;
+use super::vm_record::{Kept, VmRecord};
 
 /// Whether the bin keeps what an operation removes.
 struct Fate {
@@ -38,7 +38,7 @@ impl Daemon {
         let take_first = request.take_first.as_ref().map(|name| name.as_str());
         let revert = async || Ok(entry.vm.clone().revert(wanted, take_first, fate.kept).await?);
         match take_first {
-            None => self.with_bin(&entry.site, revert).await?,
+            None => self.with_bin(&entry.datastore, revert).await?,
             // A repetition would find the name taken by the first attempt.
             Some(_) => revert().await?,
         };
@@ -59,7 +59,7 @@ impl Daemon {
         let preview = entry.vm.discard_preview(request.snapshot.as_str()).await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect && preview.reverts).await?;
         let discard = async || Ok(entry.vm.clone().discard(request.snapshot.as_str(), fate.kept).await?);
-        let loss = self.with_bin(&entry.site, discard).await?;
+        let loss = self.with_bin(&entry.datastore, discard).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, clients))
     }
@@ -77,7 +77,7 @@ impl Daemon {
         let preview = entry.vm.reset_preview().await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
         let reset = async || Ok(entry.vm.clone().reset(fate.kept).await?);
-        let loss = self.with_bin(&entry.site, reset).await?;
+        let loss = self.with_bin(&entry.datastore, reset).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, clients))
     }
@@ -96,7 +96,12 @@ impl Daemon {
     }
 
     /// Restores a state from the bin as the VM's current state.
-    pub async fn restore_state(&self, entry: &Rc<Entry>, id: u64, request: api::Reset) -> Result<api::Loss> {
+    pub async fn restore_state(
+        &self,
+        entry: &Rc<VmRecord>,
+        id: u64,
+        request: api::Reset,
+    ) -> Result<api::Loss> {
         let fate = self.fate(entry, request.purge, request.keep).await?;
         let preview = entry.vm.restore_preview(id).await?;
         let (clients, _shut) = self.make_way(entry, request.disconnect && preview.reverts).await?;
@@ -105,15 +110,15 @@ impl Daemon {
         Ok(self.present_loss(entry, Operation::Restore, &loss, fate, clients))
     }
 
-    async fn fate(&self, entry: &Entry, purge: bool, keep: bool) -> Result<Fate> {
-        let not_kept = self.not_kept(&entry.site, purge).await?;
+    async fn fate(&self, entry: &VmRecord, purge: bool, keep: bool) -> Result<Fate> {
+        let not_kept = self.not_kept(&entry.datastore, purge).await?;
         let kept = expect_kept(&entry.name, keep, not_kept.as_deref())?;
         Ok(Fate { kept, not_kept })
     }
 
     fn present_revert(
         &self,
-        entry: &Entry,
+        entry: &VmRecord,
         loss: &Loss,
         request: &api::Revert,
         fate: Fate,
@@ -129,7 +134,7 @@ impl Daemon {
 
     fn present_loss(
         &self,
-        entry: &Entry,
+        entry: &VmRecord,
         operation: Operation,
         loss: &Loss,
         fate: Fate,
@@ -140,11 +145,11 @@ impl Daemon {
             // No file is removed: the store frees the space internally.
             Kept::Native(_) => Vec::new(),
         };
-        let until = present::time(self.bin.kept_until_unix_us(self.env.unix_us()));
+        let until = api_types::time(self.bin.kept_until_unix_us(self.env.unix_us()));
         // The restore of a side branch discards nothing.
         let throws = loss.reverts || operation == Operation::Discard;
         let mut shown = api::Loss {
-            vm: present::vm_name(&entry.name),
+            vm: api_types::vm_name(&entry.name),
             operation,
             target: loss.target.clone().filter(|_| operation != Operation::Restore),
             taken: None,
@@ -165,7 +170,7 @@ impl Daemon {
     /// engine refuses the operation and names them.
     pub async fn make_way(
         &self,
-        entry: &Rc<Entry>,
+        entry: &Rc<VmRecord>,
         disconnect: bool,
     ) -> Result<(Vec<VmClient>, Option<Shut>)> {
         if !disconnect {
@@ -176,7 +181,7 @@ impl Daemon {
     }
 }
 
-impl Entry {
+impl VmRecord {
     async fn revert_loss(&self, request: &api::Revert) -> Result<Loss> {
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
         Ok(self.vm.revert_preview(wanted, request.take_first.is_some()).await?)

@@ -12,8 +12,8 @@ use blk::sync::Signal;
 use export::nbd::FrontEnd;
 use futures_util::future::{Either, select};
 
-use super::entry::Entry;
 use super::switchable_volume::Guests;
+use super::vm_record::VmRecord;
 
 /// Maximum time in microseconds until disconnected clients are gone: their requests run to their end first. A request
 /// that waits for space on a full datastore may never end; the operation is refused then.
@@ -114,7 +114,7 @@ impl ClientGate {
     }
 }
 
-impl Entry {
+impl VmRecord {
     /// Disconnects the clients `who`, and waits until none of their requests is under way. Returns these clients. The
     /// gate stays closed as long as the returned `Shut` lives.
     pub async fn disconnect(

@@ -6,7 +6,7 @@ use api::units::total;
 use api::{self, DiskRange};
 use engine::Between;
 
-use super::present;
+use super::api_types;
 use super::state::Daemon;
 
 impl Daemon {
@@ -33,11 +33,11 @@ impl Daemon {
 
     pub async fn vm_space(&self, vm: &VmName) -> Result<api::VmSpace> {
         let entry = self.entry(vm.as_str())?;
-        self.measure_states(&entry.site).await;
+        self.measure_states(&entry.datastore).await;
         let state = entry.vm.state();
         let used = entry.vm.used().await?;
         let delta_bytes = entry.vm.delta_bytes().await?;
-        let now = present::time(self.env.unix_us());
+        let now = api_types::time(self.env.unix_us());
         let snapshot = |snapshot: api::Snapshot| api::SnapshotSpace {
             id: snapshot.id,
             name: snapshot.name,
@@ -48,13 +48,13 @@ impl Daemon {
         };
         Ok(api::VmSpace {
             vm: vm.clone(),
-            datastore: entry.site.name.clone(),
+            datastore: entry.datastore.name.clone(),
             store: entry.kept.store(),
             logical_bytes: total(state.disks.iter().map(|disk| disk.size_bytes)),
             allocated_bytes: used.allocated_bytes,
             shared_bytes: used.shared_bytes,
-            snapshots: present::snapshots(&entry, &state, &delta_bytes).into_iter().map(snapshot).collect(),
-            space: self.space(&entry.site).await?,
+            snapshots: api_types::snapshots(&entry, &state, &delta_bytes).into_iter().map(snapshot).collect(),
+            space: self.space(&entry.datastore).await?,
         })
     }
 }

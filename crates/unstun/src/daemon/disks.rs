@@ -5,14 +5,14 @@ use std::rc::Rc;
 use api::error::{Error, Result};
 use api::name::VmName;
 
-use super::entry::Entry;
-use super::present;
+use super::api_types;
 use super::state::Daemon;
+use super::vm_record::VmRecord;
 
 impl Daemon {
     pub async fn disk_add(self: &Rc<Self>, vm: &VmName, disk: api::DiskCreate) -> Result<api::Disk> {
         let mut entry = self.entry_to_change(vm.as_str())?;
-        let wanted = present::new_disk(&disk);
+        let wanted = api_types::new_disk(&disk);
         if let Some(folder) = &wanted.folder {
             entry = self.with_folder(&entry, folder).await?;
         }
@@ -50,11 +50,11 @@ impl Daemon {
 
     pub async fn disk_set_mode(&self, vm: &VmName, number: u32, mode: api::DiskMode) -> Result<api::Disk> {
         let entry = self.entry_to_change(vm.as_str())?;
-        entry.vm.clone().set_mode(number, present::engine_mode(mode)).await?;
+        entry.vm.clone().set_mode(number, api_types::engine_mode(mode)).await?;
         self.show_disk(&entry, number).await
     }
 
-    async fn show_disk(&self, entry: &Rc<Entry>, number: u32) -> Result<api::Disk> {
+    async fn show_disk(&self, entry: &Rc<VmRecord>, number: u32) -> Result<api::Disk> {
         // The engine's own error reports a missing disk.
         entry.vm.disk(number)?;
         let shown = self.show(entry).await?;

@@ -4,10 +4,10 @@ use std::rc::Rc;
 
 use engine::EventKind;
 
-use super::entry::{Entry, Kept};
-use super::site::Home;
+use super::datastore::Home;
 use super::state::Daemon;
-use super::{journal, present};
+use super::vm_record::{Kept, VmRecord};
+use super::{api_types, journal};
 
 use crate::log::log;
 
@@ -17,13 +17,13 @@ const NOTICES_MAX: usize = 100;
 impl Daemon {
     /// Turns the files' notices into events, and keeps them for `vm show` until the VM is opened again. Called after
     /// every operation that may have touched the files.
-    pub fn take_notices(&self, entry: &Entry) {
+    pub fn take_notices(&self, entry: &VmRecord) {
         if let Kept::Redo(files) = &entry.kept {
             self.tell(entry, files.take_notices());
         }
     }
 
-    pub fn tell(&self, entry: &Entry, sentences: Vec<String>) {
+    pub fn tell(&self, entry: &VmRecord, sentences: Vec<String>) {
         for sentence in sentences {
             self.note(entry, &sentence);
             let mut notices = entry.notices.borrow_mut();
@@ -34,14 +34,14 @@ impl Daemon {
     }
 
     /// Numbers each event and writes it to file. Records the events from before the listener (a recovery) first.
-    pub(super) fn listen_to(self: &Rc<Self>, entry: &Rc<Entry>) {
+    pub(super) fn listen_to(self: &Rc<Self>, entry: &Rc<VmRecord>) {
         for event in entry.vm.events() {
             self.record(entry, &event);
         }
         self.listen(entry);
     }
 
-    pub(super) fn listen(self: &Rc<Self>, entry: &Rc<Entry>) {
+    pub(super) fn listen(self: &Rc<Self>, entry: &Rc<VmRecord>) {
         let (daemon, weak) = (Rc::downgrade(self), Rc::downgrade(entry));
         entry.vm.listen(Box::new(move |event| {
             if let (Some(daemon), Some(entry)) = (daemon.upgrade(), weak.upgrade()) {
@@ -50,40 +50,40 @@ impl Daemon {
         }));
     }
 
-    fn record(&self, entry: &Entry, event: &engine::Event) {
+    fn record(&self, entry: &VmRecord, event: &engine::Event) {
         if event.kind == EventKind::WritesLost {
             log(format_args!("VM {}: {}; its guest has to be power-cycled", entry.name, event.message));
         }
-        self.keep(entry, present::event(entry.next_event(), &entry.name, event));
+        self.keep(entry, api_types::event(entry.next_event(), &entry.name, event));
         self.take_notices(entry);
     }
 
     /// Copies the VM's events so far to its new home.
-    pub fn copy_events(&self, entry: &Entry, to: &Home) {
+    pub fn copy_events(&self, entry: &VmRecord, to: &Home) {
         entry.events.borrow().iter().for_each(|event| self.journal.append(&to.path, event));
     }
 
     /// Records a message for people as an event of the home.
-    pub fn note(&self, entry: &Entry, message: &str) {
-        self.keep(entry, present::home_event(entry, message));
+    pub fn note(&self, entry: &VmRecord, message: &str) {
+        self.keep(entry, api_types::home_event(entry, message));
     }
 
     /// Records that writes of the disk begin or cease to wait for space.
-    pub fn note_space(&self, entry: &Entry, disk: &str, waits: bool) {
+    pub fn note_space(&self, entry: &VmRecord, disk: &str, waits: bool) {
         let (operation, message) = match waits {
             true => (api::Operation::SpaceExhausted, "the datastore is full: guest writes wait; reads go on"),
             false => (api::Operation::SpaceReturned, "no guest write waits for space any more"),
         };
-        let event = present::home_event(entry, message);
+        let event = api_types::home_event(entry, message);
         self.keep(entry, api::Event { operation, snapshot: Some(disk.to_owned()), ..event });
         self.space_log.log(|| format!("{disk}: {message}"));
     }
 
-    pub fn note_stun(&self, entry: &Entry, message: &str, stun_us: u64) {
-        self.keep(entry, api::Event { stun_us, ..present::home_event(entry, message) });
+    pub fn note_stun(&self, entry: &VmRecord, message: &str, stun_us: u64) {
+        self.keep(entry, api::Event { stun_us, ..api_types::home_event(entry, message) });
     }
 
-    fn keep(&self, entry: &Entry, event: api::Event) {
+    fn keep(&self, entry: &VmRecord, event: api::Event) {
         self.journal.append(&entry.home, &event);
         let mut events = entry.events.borrow_mut();
         events.push(event);

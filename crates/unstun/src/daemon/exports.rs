@@ -9,9 +9,9 @@ use blk::socket::Peer;
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Error, ErrorKind, Local, Result};
 
-use super::entry::Entry;
 use super::state::Daemon;
 use super::switchable_volume::Guest;
+use super::vm_record::VmRecord;
 use super::writers::{ClientVolume, DiskClient};
 use crate::log::{Spaced, log};
 
@@ -91,7 +91,7 @@ impl Catalogue {
 
     async fn attach_running(
         &self,
-        entry: &Rc<Entry>,
+        entry: &Rc<VmRecord>,
         number: u32,
         generation: Option<u64>,
         peer: &Peer,
@@ -119,7 +119,7 @@ impl Catalogue {
         Ok(Attachment { volume, token: Box::new(token) })
     }
 
-    fn tell_refused(&self, entry: &Entry, peer: &Peer, error: &Error) {
+    fn tell_refused(&self, entry: &VmRecord, peer: &Peer, error: &Error) {
         if entry.gate.guests.is_news(peer.client, None) {
             self.teller(&entry.name)(&format!("{peer} was refused: {}: {}", error.place, error.cause));
         }
@@ -134,7 +134,7 @@ impl Catalogue {
                 let Some((daemon, entry)) = found else { return false };
                 // The task completes even if the client disconnects meanwhile.
                 let env = daemon.env.clone();
-                env.spawn(async move { daemon.make_room(&entry.site).await }).join().await
+                env.spawn(async move { daemon.make_room(&entry.datastore).await }).join().await
             })
         })
     }
@@ -163,7 +163,7 @@ impl Catalogue {
     }
 }
 
-impl Entry {
+impl VmRecord {
     /// Refuses a client that may have cached other content of the disk under the export name that it uses.
     fn refuse_other_content(&self, number: u32, wanted: Option<u64>) -> Result<()> {
         let now = self.vm.generation();

@@ -13,13 +13,13 @@ use blk::{Dir, Env, Error, Result};
 use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
 use vmdk::vmfssparse::Growth;
 
+use super::datastore::Datastore;
 use super::descriptors;
-use super::entry::Entry;
 use super::home_locks::lock_source;
 use super::homes::{ADOPTED_NAME, CLOSED_NAME};
 use super::prepare::Source;
-use super::site::Site;
 use super::state::Daemon;
+use super::vm_record::VmRecord;
 
 /// File with one word: what a guest's write does when the datastore is full.
 const WHEN_FULL_NAME: &str = "when-full";
@@ -164,7 +164,7 @@ pub async fn hold(daemon: &Daemon, home: &Path) -> Result<()> {
 /// Locks `folder` while a VM is imported from it: a VM that another daemon serves would change during the import. A
 /// datastore's `.unstun` folder already has this daemon's lock.
 async fn hold_source(daemon: &Daemon, folder: &Path) -> Result<Option<Lock>> {
-    if daemon.sites().iter().any(|site| site.root == folder) {
+    if daemon.datastores().iter().any(|datastore| datastore.root == folder) {
         return Ok(None);
     }
     match open_path(&daemon.env, folder).await?.open_dir(OWN_FOLDER, false).await {
@@ -189,9 +189,9 @@ async fn folders(daemon: &Daemon, home: &Path, roots: &Roots) -> Result<Folders>
         }
     }
     // A device contains no VM files.
-    for site in daemon.sites().into_iter().filter(|site| site.native.device().is_none()) {
-        folders.search.push(site.dir.clone());
-        for other in site.registry.all().values().filter(|other| *other != home) {
+    for datastore in daemon.datastores().into_iter().filter(|datastore| datastore.native.device().is_none()) {
+        folders.search.push(datastore.dir.clone());
+        for other in datastore.registry.all().values().filter(|other| *other != home) {
             folders.search.extend(open_other(daemon, other).await?);
         }
     }
@@ -215,23 +215,23 @@ async fn open_other(daemon: &Daemon, home: &Path) -> Result<Option<Dir>> {
 /// Creates an empty folder in the datastore, with a `.unstun` folder that says how to open the later content.
 async fn new_home(
     daemon: &Daemon,
-    site: &Rc<Site>,
+    datastore: &Rc<Datastore>,
     name: &str,
     terms: &Terms,
     when_full: WhenFull,
 ) -> Result<(Dir, Folders)> {
-    let dir = site.dir.open_dir(name, true).await?;
-    site.dir.sync().await?;
+    let dir = datastore.dir.open_dir(name, true).await?;
+    datastore.dir.sync().await?;
     terms.write(&dir.open_dir(OWN_FOLDER, true).await?, when_full).await?;
     dir.sync().await?;
-    let folders = folders(daemon, &site.home(name).path, &terms.roots).await?;
+    let folders = folders(daemon, &datastore.home(name).path, &terms.roots).await?;
     Ok((dir, folders))
 }
 
 /// Creates a VM with files in the datastore. Returns notices for the user, as do `import` and `clone`.
 pub async fn create_vm(
     daemon: &Daemon,
-    site: &Rc<Site>,
+    datastore: &Rc<Datastore>,
     name: &str,
     disks: Vec<NewDisk>,
     when_full: WhenFull,
@@ -245,10 +245,10 @@ pub async fn create_vm(
     let terms = Terms { roots, ignore_content_ids: false };
     let id = new_id(&daemon.env);
     let making = async {
-        let (dir, folders) = new_home(daemon, site, name, &terms, when_full).await?;
+        let (dir, folders) = new_home(daemon, datastore, name, &terms, when_full).await?;
         Home::create(dir, folders, Growth::default(), NewVm { name, disks, id: Some(id) }).await
     };
-    daemon.make_files(&site.home(name), name, Some(id), making).await
+    daemon.make_files(&datastore.home(name), name, Some(id), making).await
 }
 
 fn new_id(env: &Env) -> u128 {
@@ -265,7 +265,7 @@ pub async fn create_in(daemon: &Daemon, home: &Path, name: &str, disks: Vec<NewD
 /// Creates a home in the datastore for a VM whose folder is only read.
 pub async fn import(
     daemon: &Daemon,
-    site: &Rc<Site>,
+    datastore: &Rc<Datastore>,
     source: &Source,
     request: &VmImport,
 ) -> Result<Vec<String>> {
@@ -282,10 +282,10 @@ pub async fn import(
     from.ignore_content_ids = request.ignore_content_ids;
     let name = source.name.as_str();
     let making = async {
-        let (dir, folders) = new_home(daemon, site, name, &terms, request.when_full).await?;
+        let (dir, folders) = new_home(daemon, datastore, name, &terms, request.when_full).await?;
         Home::import(&from, dir, folders, Growth::default(), name).await
     };
-    daemon.make_files(&site.home(name), name, None, making).await
+    daemon.make_files(&datastore.home(name), name, None, making).await
 }
 
 /// Refuses a folder that cannot become a home in place.
@@ -355,7 +355,7 @@ async fn refuse_tops(home: Home) -> Result<()> {
 /// Creates a linked clone of a snapshot. The snapshot cannot be removed meanwhile.
 pub async fn clone(
     daemon: &Daemon,
-    parent: &Entry,
+    parent: &VmRecord,
     files: &HomeFiles,
     snapshot: &str,
     name: &str,
@@ -364,10 +364,10 @@ pub async fn clone(
     let roots = files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
     let terms = Terms { roots, ignore_content_ids: files.home.ignore_content_ids };
     let making = async {
-        let (dir, folders) = new_home(daemon, &parent.site, name, &terms, parent.when_full).await?;
+        let (dir, folders) = new_home(daemon, &parent.datastore, name, &terms, parent.when_full).await?;
         files.home.clone_to(state.id, dir, folders, name).await
     };
-    daemon.make_files(&parent.site.home(name), name, None, making).await
+    daemon.make_files(&parent.datastore.home(name), name, None, making).await
 }
 
 pub async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()> {

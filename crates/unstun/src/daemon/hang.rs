@@ -11,9 +11,9 @@ use blk::reactor::Pending;
 use blk::{Dir, Env, File};
 use futures_util::future::{Either, select};
 
-use super::entry::Kept;
-use super::site::Site;
+use super::datastore::Datastore;
 use super::state::Daemon;
+use super::vm_record::Kept;
 
 use crate::log::log;
 
@@ -112,19 +112,19 @@ impl Subject {
 /// Datastores, and folders outside them, whose calls are watched.
 #[derive(Default)]
 struct Watched {
-    sites: Vec<Rc<Site>>,
+    datastores: Vec<Rc<Datastore>>,
     folders: Vec<(DatastoreName, Dir)>,
 }
 
 impl Watched {
     fn hang(&self) -> Option<Hang> {
         let folder = |(name, dir): &(DatastoreName, Dir)| Hang::of(name, dir.env(), dir.pending());
-        let sites = self.sites.iter().filter_map(|site| site.hang());
-        sites.chain(self.folders.iter().filter_map(folder)).max_by_key(|hang| hang.for_s)
+        let datastores = self.datastores.iter().filter_map(|datastore| datastore.hang());
+        datastores.chain(self.folders.iter().filter_map(folder)).max_by_key(|hang| hang.for_s)
     }
 }
 
-impl Site {
+impl Datastore {
     pub fn hang(&self) -> Option<Hang> {
         let device = self.native.device().and_then(|device| device.file.pending());
         let pending = self.dir.pending().into_iter().chain(device).min_by_key(|pending| pending.since_ns);
@@ -196,10 +196,10 @@ pub async fn until_hung<F: Future + Unpin>(
 }
 
 /// Awaits a question that changes nothing. Gives up if the datastore hangs.
-pub async fn asked<T>(site: &Site, question: impl Future<Output = T>) -> Result<T, Hang> {
-    match site.hang() {
+pub async fn asked<T>(datastore: &Datastore, question: impl Future<Output = T>) -> Result<T, Hang> {
+    match datastore.hang() {
         Some(hang) => Err(hang),
-        None => until_hung(site.dir.env(), || site.hang(), &mut pin!(question)).await,
+        None => until_hung(datastore.dir.env(), || datastore.hang(), &mut pin!(question)).await,
     }
 }
 
@@ -245,24 +245,24 @@ impl Daemon {
 
     fn watched(&self, subject: &Subject) -> Watched {
         let mut watched = Watched::default();
-        let named = |name: &Option<DatastoreName>| self.site(name.as_ref()).ok();
+        let named = |name: &Option<DatastoreName>| self.datastore(name.as_ref()).ok();
         match subject {
             Subject::None => {}
-            Subject::Datastore(name) => watched.sites.extend(named(name)),
+            Subject::Datastore(name) => watched.datastores.extend(named(name)),
             Subject::Vm(vm) => self.watch_vm(vm, &mut watched),
             Subject::VmTo(vm, to) => {
                 self.watch_vm(vm, &mut watched);
-                watched.sites.extend(to.as_ref().and_then(|to| self.site(Some(to)).ok()));
+                watched.datastores.extend(to.as_ref().and_then(|to| self.datastore(Some(to)).ok()));
             }
-            Subject::Bin(Some(name), _) => watched.sites.extend(self.site(Some(name)).ok()),
-            Subject::Bin(None, entries) => watched.sites.extend(self.sites_of_bin(entries)),
+            Subject::Bin(Some(name), _) => watched.datastores.extend(self.datastore(Some(name)).ok()),
+            Subject::Bin(None, entries) => watched.datastores.extend(self.datastores_of_bin(entries)),
             Subject::Job(id) => {
-                let own = self.tracked(|job| (job.id == *id).then(|| job.site.clone()));
-                watched.sites.extend(own.into_iter().flatten());
+                let own = self.tracked(|job| (job.id == *id).then(|| job.datastore.clone()));
+                watched.datastores.extend(own.into_iter().flatten());
             }
             Subject::Added(name) => {
-                watched.sites.extend(self.site(Some(name)).ok());
-                watched.sites.push(self.main.clone());
+                watched.datastores.extend(self.datastore(Some(name)).ok());
+                watched.datastores.push(self.main.clone());
             }
         }
         watched
@@ -271,42 +271,42 @@ impl Daemon {
     fn watch_vm(&self, vm: &VmName, watched: &mut Watched) {
         if let Ok(entry) = self.entry(vm.as_str()) {
             if let Kept::Redo(files) = &entry.kept {
-                watched.folders.push((entry.site.name.clone(), files.dir().clone()));
+                watched.folders.push((entry.datastore.name.clone(), files.dir().clone()));
             }
-            watched.sites.push(entry.site.clone());
+            watched.datastores.push(entry.datastore.clone());
         }
-        watched.sites.extend(self.idle_home(vm.as_str()).map(|home| home.site));
+        watched.datastores.extend(self.idle_home(vm.as_str()).map(|home| home.datastore));
     }
 
     /// Returns the datastores with one of the entries; all datastores if there are no entries or none has one.
-    fn sites_of_bin(&self, entries: &[String]) -> Vec<Rc<Site>> {
-        let has = |site: &Rc<Site>| {
-            let all = site.bin.all();
+    fn datastores_of_bin(&self, entries: &[String]) -> Vec<Rc<Datastore>> {
+        let has = |datastore: &Rc<Datastore>| {
+            let all = datastore.bin.all();
             all.iter().any(|(id, record)| entries.contains(id) || entries.contains(&record.vm.to_string()))
         };
-        let sites: Vec<_> = self.sites().into_iter().filter(has).collect();
-        if sites.is_empty() { self.sites() } else { sites }
+        let datastores: Vec<_> = self.datastores().into_iter().filter(has).collect();
+        if datastores.is_empty() { self.datastores() } else { datastores }
     }
 
     /// Returns the first datastore that hangs.
     pub fn any_hang(&self) -> Option<Hang> {
-        self.sites().iter().find_map(|site| site.hang())
+        self.datastores().iter().find_map(|datastore| datastore.hang())
     }
 
     /// Logs when a datastore begins to hang, and when it answers again.
     pub async fn watch_hangs(self: Rc<Self>) {
         let mut hung: Vec<DatastoreName> = Vec::new();
         loop {
-            for site in self.sites() {
-                let (hang, known) = (site.hang(), hung.contains(&site.name));
+            for datastore in self.datastores() {
+                let (hang, known) = (datastore.hang(), hung.contains(&datastore.name));
                 match hang {
                     Some(hang) if !known => {
                         log(hang.found());
-                        hung.push(site.name.clone());
+                        hung.push(datastore.name.clone());
                     }
                     None if known => {
-                        log(format_args!("datastore {} answers again", site.name));
-                        hung.retain(|name| *name != site.name);
+                        log(format_args!("datastore {} answers again", datastore.name));
+                        hung.retain(|name| *name != datastore.name);
                     }
                     _ => {}
                 }

@@ -9,8 +9,8 @@ use api::name::VmName;
 use blk::dir::OWN_FOLDER;
 use blk::{Dir, Env};
 
+use super::datastore::Home;
 use super::formats::{exists, open_path};
-use super::site::Home;
 
 /// File in the datastore's `.unstun` folder: the homes outside the datastore.
 pub const REGISTRY_NAME: &str = "homes";
@@ -82,11 +82,11 @@ fn parse(place: &str, text: &str) -> Result<BTreeMap<String, PathBuf>> {
 
 /// Returns whether the home is an imported folder. A home outside the datastore always is.
 pub async fn is_adopted(home: &Home) -> blk::Result<bool> {
-    if !home.site.contains(&home.path) {
+    if !home.datastore.contains(&home.path) {
         return Ok(true);
     }
     let own = async {
-        open_path(home.site.dir.env(), &home.path).await?.open_dir(OWN_FOLDER, false).await?.list().await
+        open_path(home.datastore.dir.env(), &home.path).await?.open_dir(OWN_FOLDER, false).await?.list().await
     };
     match own.await {
         Ok(names) => Ok(names.iter().any(|name| name == ADOPTED_NAME)),

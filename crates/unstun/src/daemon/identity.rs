@@ -14,11 +14,11 @@ use engine::native::VmHomeState;
 use vmdk::home::{Folders, Home as VmFiles};
 use vmdk::vmfssparse::Growth;
 
+use super::datastore::{Datastore, Home};
 use super::defect::Defect;
 use super::formats::{HomeFiles, open_path};
 use super::native;
 use super::records::{HomeRecord, HomeState};
-use super::site::{Home, Site};
 use super::state::Daemon;
 use crate::log::log;
 
@@ -107,11 +107,11 @@ impl Daemon {
 
     /// Returns the relation of the folder to the VM whose ID it has.
     pub async fn standing(&self, name: &str, home: &Home) -> Result<Standing> {
-        let record = home.site.records.get(name);
+        let record = home.datastore.records.get(name);
         if record.is_some_and(|record| record.state != HomeState::Whole) {
             return Ok(Standing::Unfinished);
         }
-        if home.site.bin.is_coming(name) {
+        if home.datastore.bin.is_coming(name) {
             return Ok(Standing::Unfinished);
         }
         if self.is_in_bin(&home.path) {
@@ -139,10 +139,10 @@ impl Daemon {
     }
 
     async fn standing_in_store(&self, home: &Home, id: u128) -> Result<Standing> {
-        let site = &home.site;
-        let recorded = site.native.open().await?.home_of(id)?;
+        let datastore = &home.datastore;
+        let recorded = datastore.native.open().await?.home_of(id)?;
         if let Some(recorded) = recorded {
-            let path = site.root.join(&recorded.path);
+            let path = datastore.root.join(&recorded.path);
             if path == home.path {
                 return Ok(match recorded.state {
                     VmHomeState::Whole => Standing::Home,
@@ -154,7 +154,7 @@ impl Daemon {
                 return Ok(Standing::CopyOf(path));
             }
         }
-        for (_, other) in site.inhabitants().await? {
+        for (_, other) in datastore.inhabitants().await? {
             if other != home.path && self.has_id(&other, VmId::Native(id)).await? {
                 return Ok(Standing::LikeAnother(other));
             }
@@ -163,19 +163,19 @@ impl Daemon {
     }
 
     async fn standing_with_files(&self, name: &str, home: &Home, id: u128) -> Result<Standing> {
-        let own = home.site.records.get(name).is_some_and(|record| record.id == Some(id));
-        for (site, other, path) in self.recorded_homes(id) {
+        let own = home.datastore.records.get(name).is_some_and(|record| record.id == Some(id));
+        for (datastore, other, path) in self.recorded_homes(id) {
             if path == home.path || !self.has_id(&path, VmId::Files(id)).await? {
                 continue;
             }
             // Both are on record when a whole datastore was copied with its records. The home that is served first
             // stays.
             if own && !self.homes().contains(&path) {
-                site.records.remove(&other).await?;
+                datastore.records.remove(&other).await?;
                 continue;
             }
             if own {
-                home.site.records.remove(name).await?;
+                home.datastore.records.remove(name).await?;
             }
             return Ok(Standing::CopyOf(path));
         }
@@ -185,10 +185,12 @@ impl Daemon {
         if let Some(path) = self.bin_home_of(id).await? {
             return Ok(Standing::CopyOf(path));
         }
-        for site in self.sites() {
-            for (other, path) in site.inhabitants().await? {
-                let recorded =
-                    site.records.get(&other).is_some_and(|record| record.id.is_some_and(|own| own != id));
+        for datastore in self.datastores() {
+            for (other, path) in datastore.inhabitants().await? {
+                let recorded = datastore
+                    .records
+                    .get(&other)
+                    .is_some_and(|record| record.id.is_some_and(|own| own != id));
                 if path != home.path && !recorded && self.has_id(&path, VmId::Files(id)).await? {
                     return Ok(Standing::LikeAnother(path));
                 }
@@ -198,12 +200,14 @@ impl Daemon {
     }
 
     /// Returns the homes on record with the ID: datastore, name, path.
-    fn recorded_homes(&self, id: u128) -> Vec<(Rc<Site>, String, PathBuf)> {
+    fn recorded_homes(&self, id: u128) -> Vec<(Rc<Datastore>, String, PathBuf)> {
         let mut found = Vec::new();
-        for site in self.sites() {
-            for (name, record) in site.records.all().into_iter().filter(|(_, record)| record.id == Some(id)) {
-                let path = record.path.unwrap_or_else(|| site.root.join(&name));
-                found.push((site.clone(), name, path));
+        for datastore in self.datastores() {
+            for (name, record) in
+                datastore.records.all().into_iter().filter(|(_, record)| record.id == Some(id))
+            {
+                let path = record.path.unwrap_or_else(|| datastore.root.join(&name));
+                found.push((datastore.clone(), name, path));
             }
         }
         found
@@ -233,9 +237,9 @@ impl Daemon {
     async fn record_home(&self, name: &str, home: &Home, id: VmId) -> Result<()> {
         match id {
             VmId::Native(id) => {
-                let store = home.site.native.open().await?;
+                let store = home.datastore.native.open().await?;
                 let known = store.vms().await?.iter().any(|(vm, _)| *vm == id);
-                let path = home.site.relative(&home.path);
+                let path = home.datastore.relative(&home.path);
                 let recorded = store.home_of(id)?.is_some_and(|recorded| recorded.path == path);
                 if !known || recorded || store.broken().is_some() {
                     return Ok(());
@@ -243,13 +247,13 @@ impl Daemon {
                 store.set_home(id, &path).await
             }
             VmId::Files(id) => {
-                let record = home.site.record(&home.path, HomeState::Whole, Some(id));
-                if home.site.records.get(name) != Some(record.clone()) {
-                    home.site.records.put(name, record).await?;
+                let record = home.datastore.record(&home.path, HomeState::Whole, Some(id));
+                if home.datastore.records.get(name) != Some(record.clone()) {
+                    home.datastore.records.put(name, record).await?;
                 }
-                for (site, other, path) in self.recorded_homes(id) {
+                for (datastore, other, path) in self.recorded_homes(id) {
                     if path != home.path {
-                        site.records.remove(&other).await?;
+                        datastore.records.remove(&other).await?;
                     }
                 }
                 Ok(())
@@ -258,13 +262,13 @@ impl Daemon {
     }
 
     /// Returns the folders in a datastore that have the ID of a VM with another home. None of them is served.
-    pub async fn copies(&self, site: &Rc<Site>) -> Vec<Finding> {
+    pub async fn copies(&self, datastore: &Rc<Datastore>) -> Vec<Finding> {
         let mut findings = Vec::new();
-        for (name, path) in site.inhabitants().await.unwrap_or_default() {
+        for (name, path) in datastore.inhabitants().await.unwrap_or_default() {
             if self.entries().iter().any(|entry| entry.home == path) {
                 continue;
             }
-            let home = site.at(&path);
+            let home = datastore.at(&path);
             // The list of VMs reports a folder that cannot be read.
             let Ok(standing) = self.standing(&name, &home).await else { continue };
             if let Some((found, remedy)) = standing.explain(&name) {
@@ -282,7 +286,7 @@ impl Daemon {
     }
 }
 
-impl Site {
+impl Datastore {
     /// Returns a record of the home at `path`.
     pub fn record(&self, path: &Path, state: HomeState, id: Option<u128>) -> HomeRecord {
         HomeRecord { state, id, path: (!self.contains(path)).then(|| path.to_path_buf()) }

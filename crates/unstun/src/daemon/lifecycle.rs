@@ -8,34 +8,34 @@ use blk::dir::OWN_FOLDER;
 use engine::GenerationChange;
 
 use super::client_gate::{Shut, Who};
-use super::entry::{Entry, Kept};
+use super::datastore::{Datastore, Home};
 use super::prepare::Source;
 use super::records::HomeState;
-use super::site::{Home, Site};
 use super::state::Daemon;
-use super::{bin, formats, native, present};
+use super::vm_record::{Kept, VmRecord};
+use super::{api_types, bin, formats, native};
 
 impl Daemon {
     pub async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
-        let site = self.site(request.datastore.as_ref())?;
-        let home = self.free_home(&site, name).await?;
+        let datastore = self.datastore(request.datastore.as_ref())?;
+        let home = self.free_home(&datastore, name).await?;
         self.descriptors.admit_vm(name)?;
-        self.refuse_full(&site, name).await?;
-        let disks: Vec<_> = request.disks.iter().map(present::new_disk).collect();
+        self.refuse_full(&datastore, name).await?;
+        let disks: Vec<_> = request.disks.iter().map(api_types::new_disk).collect();
         let told = match request.store {
             api::Store::Redo => {
-                site.refuse_files()?;
+                datastore.refuse_files()?;
                 let make = async || {
-                    Ok(formats::create_vm(self, &site, name, disks.clone(), request.when_full).await?)
+                    Ok(formats::create_vm(self, &datastore, name, disks.clone(), request.when_full).await?)
                 };
-                self.with_bin(&site, make).await?
+                self.with_bin(&datastore, make).await?
             }
             api::Store::Native => {
                 let make =
-                    async || Ok(native::create_vm(self, &site, name, &disks, request.when_full).await?);
-                self.with_bin(&site, make).await?;
+                    async || Ok(native::create_vm(self, &datastore, name, &disks, request.when_full).await?);
+                self.with_bin(&datastore, make).await?;
                 Vec::new()
             }
         };
@@ -45,7 +45,7 @@ impl Daemon {
     }
 
     /// Opens a VM that was just created. If that fails, removes it again.
-    async fn open_new(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
+    async fn open_new(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
         let opened = self.open_vm(name, home).await;
         if let Err(error) = &opened
             && let Err(e) = self.remove_new(name, home).await
@@ -58,10 +58,10 @@ impl Daemon {
     }
 
     /// Returns the home for a new VM. Refuses a name that is taken.
-    pub async fn free_home(&self, site: &Rc<Site>, name: &str) -> Result<Home> {
+    pub async fn free_home(&self, datastore: &Rc<Datastore>, name: &str) -> Result<Home> {
         bin::refuse_reserved(name)?;
-        let home = site.home(name);
-        if self.is_taken(name) || site.has(name).await? {
+        let home = datastore.home(name);
+        if self.is_taken(name) || datastore.has(name).await? {
             let message = format!("{}: exists; expected a free VM name", home.path.display());
             return Err(Error::new(ErrorKind::Exists, message));
         }
@@ -82,10 +82,10 @@ impl Daemon {
             let remedy = "`unstun bin restore` brings it back";
             return Err(Error::refused(format!("{}: {cause}; {remedy}", source.folder.display())));
         }
-        let site = self.site_to_import(&source, &request)?;
-        site.refuse_files()?;
+        let datastore = self.datastore_to_import(&source, &request)?;
+        datastore.refuse_files()?;
         self.descriptors.admit_vm(name)?;
-        let home = self.import_home(&site, &source, request.in_place).await?;
+        let home = self.import_home(&datastore, &source, request.in_place).await?;
         let (told, how) = match request.in_place {
             true => {
                 let adopted = self.adopt(&home, &source, &request).await;
@@ -93,8 +93,8 @@ impl Daemon {
                 (Vec::new(), "in place: its own files are written")
             }
             false => {
-                self.refuse_full(&site, name).await?;
-                let told = formats::import(self, &site, &source, &request).await?;
+                self.refuse_full(&datastore, name).await?;
+                let told = formats::import(self, &datastore, &source, &request).await?;
                 (told, "its folder is not written: what changes is kept here, on top of as-imported")
             }
         };
@@ -106,7 +106,7 @@ impl Daemon {
             Ok(entry) => entry,
             Err(error) => {
                 let state = if request.in_place { HomeState::Forgetting } else { HomeState::Making };
-                let record = site.record(&home.path, state, None);
+                let record = datastore.record(&home.path, state, None);
                 self.take_back(name, &home, record, &error).await;
                 self.holds.release(&home.path);
                 return Err(error);
@@ -118,24 +118,24 @@ impl Daemon {
     }
 
     /// Returns the datastore that the import belongs to. A home inside a datastore's folder belongs to that datastore.
-    fn site_to_import(&self, source: &Source, request: &api::VmImport) -> Result<Rc<Site>> {
-        let around = self.sites().into_iter().find(|site| site.contains(&source.folder));
+    fn datastore_to_import(&self, source: &Source, request: &api::VmImport) -> Result<Rc<Datastore>> {
+        let around = self.datastores().into_iter().find(|datastore| datastore.contains(&source.folder));
         match around {
-            Some(site) if request.in_place => Ok(site),
-            _ => self.site(request.datastore.as_ref()),
+            Some(datastore) if request.in_place => Ok(datastore),
+            _ => self.datastore(request.datastore.as_ref()),
         }
     }
 
     /// Returns the home of an import. A start finds a folder in the datastore by its name, so that must be the VM's
     /// name too.
-    async fn import_home(&self, site: &Rc<Site>, source: &Source, in_place: bool) -> Result<Home> {
+    async fn import_home(&self, datastore: &Rc<Datastore>, source: &Source, in_place: bool) -> Result<Home> {
         let name = source.name.as_str();
         if !in_place {
-            return self.free_home(site, name).await;
+            return self.free_home(datastore, name).await;
         }
         bin::refuse_reserved(name)?;
         let folder = &source.folder;
-        if site.contains(folder) && folder.file_name() != Some(name.as_ref()) {
+        if datastore.contains(folder) && folder.file_name() != Some(name.as_ref()) {
             let cause =
                 format!("{}: lies in the datastore, where a VM is called as its folder", folder.display());
             return Err(Error::refused(format!("{cause}; leave --name away, or rename the folder")));
@@ -146,21 +146,21 @@ impl Daemon {
                 format!("VM {name}: exists; choose another with --name"),
             ));
         }
-        Ok(site.at(folder))
+        Ok(datastore.at(folder))
     }
 
     /// Turns a folder into a home in place. Until it is complete, a start removes the daemon's files from it.
     async fn adopt(&self, home: &Home, source: &Source, request: &api::VmImport) -> Result<()> {
-        let (site, name) = (&home.site, source.name.as_str());
+        let (datastore, name) = (&home.datastore, source.name.as_str());
         formats::refuse_adoption(self, source, request).await?;
-        let record = |state| site.record(&home.path, state, None);
+        let record = |state| datastore.record(&home.path, state, None);
         let adopted = async {
-            site.records.put(name, record(HomeState::Forgetting)).await?;
+            datastore.records.put(name, record(HomeState::Forgetting)).await?;
             formats::adopt(self, source, request).await?;
-            if !site.contains(&home.path) {
-                site.registry.add(name, &home.path).await?;
+            if !datastore.contains(&home.path) {
+                datastore.registry.add(name, &home.path).await?;
             }
-            Ok::<(), Error>(site.records.put(name, record(HomeState::Whole)).await?)
+            Ok::<(), Error>(datastore.records.put(name, record(HomeState::Whole)).await?)
         };
         let adopted = adopted.await;
         if let Err(error) = &adopted {
@@ -173,9 +173,9 @@ impl Daemon {
         match native::mark(&self.env, &home.path).await? {
             Some(id) => Ok(native::remove_with_home(home, id).await?),
             None => {
-                let id = home.site.records.get(name).and_then(|record| record.id);
-                let record = home.site.record(&home.path, HomeState::Making, id);
-                home.site.records.put(name, record.clone()).await?;
+                let id = home.datastore.records.get(name).and_then(|record| record.id);
+                let record = home.datastore.record(&home.path, HomeState::Making, id);
+                home.datastore.records.put(name, record.clone()).await?;
                 Ok(self.finish(name, home, &record).await?)
             }
         }
@@ -185,19 +185,19 @@ impl Daemon {
         let parent = self.entry_to_change(vm.as_str())?;
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
-        let home = self.free_home(&parent.site, name).await?;
+        let home = self.free_home(&parent.datastore, name).await?;
         self.descriptors.admit_vm(name)?;
-        self.refuse_full(&parent.site, name).await?;
+        self.refuse_full(&parent.datastore, name).await?;
         let snapshot = request.snapshot.as_str();
         let told = match &parent.kept {
             Kept::Redo(files) => {
                 let make = async || Ok(formats::clone(self, &parent, files, snapshot, name).await?);
-                self.with_bin(&parent.site, make).await?
+                self.with_bin(&parent.datastore, make).await?
             }
             Kept::Native(vm) => {
-                let (site, when_full) = (&parent.site, parent.when_full);
-                let make = async || Ok(native::clone(self, site, vm, snapshot, name, when_full).await?);
-                self.with_bin(site, make).await?;
+                let (datastore, when_full) = (&parent.datastore, parent.when_full);
+                let make = async || Ok(native::clone(self, datastore, vm, snapshot, name, when_full).await?);
+                self.with_bin(datastore, make).await?;
                 Vec::new()
             }
         };
@@ -225,10 +225,10 @@ impl Daemon {
         Ok(api::VmClosed { name: vm.clone(), home: entry.home.clone(), clients })
     }
 
-    async fn bring_to_rest(&self, entry: &Entry) -> Result<()> {
+    async fn bring_to_rest(&self, entry: &VmRecord) -> Result<()> {
         entry.vm.close().await?;
         let mark = async || formats::mark_closed(self, &entry.home, true).await;
-        Ok(self.with_reserve(&entry.site, mark).await?)
+        Ok(self.with_reserve(&entry.datastore, mark).await?)
     }
 
     pub async fn vm_open(self: &Rc<Self>, vm: &VmName) -> Result<api::Vm> {
@@ -256,7 +256,7 @@ impl Daemon {
     }
 
     /// Serves the exports under their plain names again: the user states that no earlier client still runs.
-    async fn open_plain_names(&self, entry: &Entry) -> Result<()> {
+    async fn open_plain_names(&self, entry: &VmRecord) -> Result<()> {
         if !entry.vm.generation().is_opened() {
             entry.refuse_when_moving()?;
             entry.vm.change_generation(GenerationChange::Open).await?;
@@ -267,7 +267,7 @@ impl Daemon {
 
     /// Opens a VM that was not served. Other programs may have written its files, so earlier clients are refused for
     /// ever. No other program writes a store.
-    async fn open_rested(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
+    async fn open_rested(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
         let entry = self.open_vm(name, home).await?;
         let _shut = entry.gate.shut();
         let change = match entry.kept {
@@ -305,7 +305,7 @@ impl Daemon {
 
     /// Returns the VM with `folder` among those that it may write to. Reopens the VM for that, unless it already had
     /// the folder.
-    pub async fn with_folder(self: &Rc<Self>, entry: &Rc<Entry>, folder: &str) -> Result<Rc<Entry>> {
+    pub async fn with_folder(self: &Rc<Self>, entry: &Rc<VmRecord>, folder: &str) -> Result<Rc<VmRecord>> {
         let files = entry.files("keep in a folder of its own")?;
         if files.has_own_folder(folder) {
             return Ok(entry.clone());
@@ -326,7 +326,7 @@ impl Daemon {
     }
 }
 
-impl Entry {
+impl VmRecord {
     /// Closes the client gate. Refused while a client is connected or a job is open.
     pub fn shut_idle(&self, purpose: &str) -> Result<Shut> {
         let name = &self.name;

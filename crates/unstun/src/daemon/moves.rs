@@ -11,17 +11,17 @@ use engine::relocate::Relocation;
 use engine::{GenerationChange, Job, Machine};
 use futures_util::future::join_all;
 
-use super::entry::{Entry, Kept, MOVE_BEGINS};
+use super::move_plan::{MovePlan, refuse_viewers};
 use super::registry::Claim;
 use super::state::Daemon;
 use super::switchable_volume::Switch;
-use super::way::{Way, refuse_viewers};
+use super::vm_record::{Kept, MOVE_BEGINS, VmRecord};
 
 /// Target side of a VM's move.
 pub struct Side {
     pub vm: Rc<dyn Machine>,
     pub kept: Kept,
-    pub way: Way,
+    pub plan: MovePlan,
 }
 
 /// Running disk of a VM that moves.
@@ -39,38 +39,42 @@ impl Daemon {
         entry.moving.set(MOVE_BEGINS);
         let begun = self.begin_move(&entry, &request).await;
         let (side, bytes) = begun.inspect_err(|_| entry.moving.set(0))?;
-        let way = side.way.clone();
+        let plan = side.plan.clone();
         let id = self.next_job();
         let job = Job::new(self.env.clone(), id, MOVE, String::new());
         job.bytes_total.set(bytes);
-        self.track(&entry.site, Some(&entry), &job);
+        self.track(&entry.datastore, Some(&entry), &job);
         entry.moving.set(id);
-        self.note(&entry, &format!("moving to {way} (job {id})"));
+        self.note(&entry, &format!("moving to {plan} (job {id})"));
         let (daemon, worker) = (self.clone(), job.clone());
         self.env.spawn_detached(Box::pin(async move { daemon.run_move(&entry, side, &worker, claim).await }));
         self.job_do(id, |_| Ok(()))
     }
 
     /// Creates the target side, and returns it with the maximum number of bytes that the move copies.
-    async fn begin_move(&self, entry: &Rc<Entry>, request: &api::VmMove) -> api::error::Result<(Side, u64)> {
-        let way = self.plan_move(entry, request).await?;
+    async fn begin_move(
+        &self,
+        entry: &Rc<VmRecord>,
+        request: &api::VmMove,
+    ) -> api::error::Result<(Side, u64)> {
+        let plan = self.plan_move(entry, request).await?;
         self.descriptors.admit_vm(&entry.name)?;
         let used = entry.vm.used().await?;
         let bytes = used.allocated_bytes + used.shared_bytes;
-        way.refuse_without_room(&entry.name, bytes).await?;
+        plan.refuse_without_room(&entry.name, bytes).await?;
         let make = async || {
-            let made = self.make_side(entry, way.clone()).await;
+            let made = self.make_side(entry, plan.clone()).await;
             if made.is_err() {
                 // Anything that cannot be removed now is removed at the next start.
-                let _ = self.give_up(&way).await;
+                let _ = self.give_up(&plan).await;
             }
             made
         };
         // The VM may be leaving a full datastore.
-        Ok((self.with_reserve(&entry.site, make).await?, bytes))
+        Ok((self.with_reserve(&entry.datastore, make).await?, bytes))
     }
 
-    async fn run_move(self: &Rc<Self>, entry: &Rc<Entry>, side: Side, job: &Rc<Job>, claim: Claim) {
+    async fn run_move(self: &Rc<Self>, entry: &Rc<VmRecord>, side: Side, job: &Rc<Job>, claim: Claim) {
         let moved = self.move_to(entry, &side, job).await;
         if let Err(error) = &moved {
             self.note(entry, &format!("the move came to nothing: {error}"));
@@ -82,7 +86,7 @@ impl Daemon {
         job.end(moved);
     }
 
-    async fn move_to(self: &Rc<Self>, entry: &Rc<Entry>, side: &Side, job: &Rc<Job>) -> Result<()> {
+    async fn move_to(self: &Rc<Self>, entry: &Rc<VmRecord>, side: &Side, job: &Rc<Job>) -> Result<()> {
         let in_doubt = Cell::new(false);
         let stun_us = match self.relocate(entry, side, job, &in_doubt).await {
             Ok(stun_us) => stun_us,
@@ -93,15 +97,15 @@ impl Daemon {
             }
             Err(error) => {
                 side.vm.close().await?;
-                self.give_up(&side.way).await?;
+                self.give_up(&side.plan).await?;
                 return Err(error);
             }
         };
         let moved = self.entry(&entry.name)?;
-        self.note_stun(&moved, &format!("moved to {}", side.way), stun_us);
+        self.note_stun(&moved, &format!("moved to {}", side.plan), stun_us);
         let left = async {
             entry.vm.close().await?;
-            self.clear_away(entry, &moved, &side.way).await
+            self.clear_away(entry, &moved, &side.plan).await
         };
         if let Err(error) = left.await {
             self.note(&moved, &format!("what it was is still there, and goes at the next start: {error}"));
@@ -113,7 +117,7 @@ impl Daemon {
     /// in the datastore.
     async fn relocate(
         self: &Rc<Self>,
-        entry: &Rc<Entry>,
+        entry: &Rc<VmRecord>,
         side: &Side,
         job: &Rc<Job>,
         in_doubt: &Cell<bool>,
@@ -148,7 +152,7 @@ impl Daemon {
 
     async fn hand_over(
         self: &Rc<Self>,
-        entry: &Rc<Entry>,
+        entry: &Rc<VmRecord>,
         side: &Side,
         moving: &Relocation,
         switched: &[Switched],
@@ -161,11 +165,11 @@ impl Daemon {
         side.vm.change_generation(GenerationChange::Adopt(entry.vm.generation())).await?;
         let step = async || {
             refuse_viewers(entry)?;
-            let stepped = self.step(&side.way).await;
+            let stepped = self.step(&side.plan).await;
             // A full file system changes nothing, so the outcome is not in doubt.
             let is_full = stepped.as_ref().is_err_and(|e| e.is_no_space());
-            let is_clean = is_full && self.has_stepped(&side.way).await.is_ok_and(|stepped| !stepped);
-            if stepped.is_err() && !is_clean && self.step_back(&side.way).await.is_err() {
+            let is_clean = is_full && self.has_stepped(&side.plan).await.is_ok_and(|stepped| !stepped);
+            if stepped.is_err() && !is_clean && self.step_back(&side.plan).await.is_err() {
                 // It is unknown which side is the VM. The source is closed before the guests resume, so no later write
                 // is answered.
                 in_doubt.set(true);
@@ -173,7 +177,7 @@ impl Daemon {
             }
             stepped
         };
-        if let Way::Between { to, .. } = &side.way {
+        if let MovePlan::Between { to, .. } = &side.plan {
             self.copy_events(entry, to);
         }
         let stun_us = moving.finish(step).await?;
@@ -184,7 +188,7 @@ impl Daemon {
         for (guest, client) in guests {
             guest.count_as(client);
         }
-        self.replace_entry(entry, side.way.to().clone(), side.vm.clone(), side.kept.clone());
+        self.replace_entry(entry, side.plan.to().clone(), side.vm.clone(), side.kept.clone());
         Ok(stun_us)
     }
 }

@@ -16,13 +16,13 @@ use engine::Options;
 use engine::native::space::Growth;
 use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions, TakeOver, VmHomeState};
 
+use super::datastore::{Datastore, Home};
 use super::defect::Defect;
 use super::device::Claimed;
 use super::formats::{exists, open_path, write_when_full};
 use super::homes;
 use super::lease::{self, Leased};
 use super::remove::{has_vmx, open_home, remove_configuration, remove_folder};
-use super::site::{Home, Site};
 use super::state::Daemon;
 use crate::log::log;
 
@@ -310,9 +310,9 @@ pub async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
 }
 
 /// Creates a home in the datastore. The home has its mark as soon as it has its `.unstun` folder.
-pub async fn new_home(site: &Site, name: &str, when_full: WhenFull, id: u128) -> Result<()> {
-    let dir = site.dir.open_dir(name, true).await?;
-    site.dir.sync().await?;
+pub async fn new_home(datastore: &Datastore, name: &str, when_full: WhenFull, id: u128) -> Result<()> {
+    let dir = datastore.dir.open_dir(name, true).await?;
+    datastore.dir.sync().await?;
     let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
     let own = dir.open_dir(&making, true).await?;
     write_when_full(&own, when_full).await?;
@@ -324,41 +324,41 @@ pub async fn new_home(site: &Site, name: &str, when_full: WhenFull, id: u128) ->
 /// Creates a VM with empty disks. The store has it as unfinished until its home exists.
 pub async fn create_vm(
     daemon: &Daemon,
-    site: &Rc<Site>,
+    datastore: &Rc<Datastore>,
     name: &str,
     disks: &[NewDisk],
     when_full: WhenFull,
 ) -> Result<()> {
-    let store = site.native_store().await?;
+    let store = datastore.native_store().await?;
     let id = store.create_vm(NewNativeVm { name, disks }).await?;
-    make_whole(daemon, &site.home(name), when_full, id).await
+    make_whole(daemon, &datastore.home(name), when_full, id).await
 }
 
 /// Creates a VM that continues from a snapshot of another one.
 pub async fn clone(
     daemon: &Daemon,
-    site: &Rc<Site>,
+    datastore: &Rc<Datastore>,
     parent: &NativeVm,
     snapshot: &str,
     name: &str,
     when_full: WhenFull,
 ) -> Result<()> {
-    site.native.refuse_when_unlinked().await?;
+    datastore.native.refuse_when_unlinked().await?;
     let id = parent.clone_to(snapshot, name).await?;
-    make_whole(daemon, &site.home(name), when_full, id).await
+    make_whole(daemon, &datastore.home(name), when_full, id).await
 }
 
 /// Creates the home of an unfinished VM. Nothing of the home or the VM is left after an error. Anything that cannot be
 /// removed then is removed at the next start.
 async fn make_whole(daemon: &Daemon, home: &Home, when_full: WhenFull, id: u128) -> Result<()> {
-    let site = &home.site;
-    let name = site.relative(&home.path);
-    let store = site.native.open().await?;
+    let datastore = &home.datastore;
+    let name = datastore.relative(&home.path);
+    let store = datastore.native.open().await?;
     let made = async {
         if daemon.defects.has(Defect::WholeEarly) {
             store.set_home(id, &name).await?;
         }
-        new_home(site, &name, when_full, id).await?;
+        new_home(datastore, &name, when_full, id).await?;
         store.set_home(id, &name).await
     };
     let made = made.await;
@@ -372,21 +372,21 @@ async fn make_whole(daemon: &Daemon, home: &Home, when_full: WhenFull, id: u128)
 
 /// Returns the VM of the store whose home is or was at this path.
 pub async fn recorded_at(home: &Home) -> Result<Option<u128>> {
-    let site = &home.site;
-    if !site.native.exists().await? {
+    let datastore = &home.datastore;
+    if !datastore.native.exists().await? {
         return Ok(None);
     }
-    let path = site.relative(&home.path);
-    let homes = site.native.open().await?.homes()?;
+    let path = datastore.relative(&home.path);
+    let homes = datastore.native.open().await?.homes()?;
     Ok(homes.into_iter().find(|(_, home)| home.path == path).map(|(id, _)| id))
 }
 
 /// Removes a VM that is not open, and its home, from the store and the datastore.
 pub async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
-    match home.site.native.open().await {
+    match home.datastore.native.open().await {
         Ok(store) => {
             if store.vms().await?.iter().any(|(vm, _)| *vm == id) {
-                store.begin_removal(id, &home.site.relative(&home.path)).await?;
+                store.begin_removal(id, &home.datastore.relative(&home.path)).await?;
             }
         }
         // The store is missing, and its VMs with it: their folders can be removed.
@@ -403,7 +403,7 @@ pub async fn take_away(home: &Home, id: u128) -> Result<()> {
         Err(e) if e.kind == ErrorKind::NotFound => {}
         Err(e) => return Err(e),
     }
-    remove_vm(&home.site, id).await
+    remove_vm(&home.datastore, id).await
 }
 
 async fn remove_home(home: &Home, dir: &Dir, id: u128) -> Result<()> {
@@ -418,26 +418,26 @@ async fn remove_home(home: &Home, dir: &Dir, id: u128) -> Result<()> {
     remove_folder(home, dir).await
 }
 
-pub async fn open_vm(site: &Site, id: u128, options: Options) -> Result<Rc<NativeVm>> {
-    let store = site.native.open().await?;
+pub async fn open_vm(datastore: &Datastore, id: u128, options: Options) -> Result<Rc<NativeVm>> {
+    let store = datastore.native.open().await?;
     NativeVm::open(&store, id, options).await
 }
 
 /// Removes the VM that the home is marked with from the store. The VM is not open. For the sides of a move, which are
 /// identified by their marks.
 pub async fn remove_marked(home: &Home) -> Result<()> {
-    match mark(home.site.dir.env(), &home.path).await? {
-        Some(id) => remove_vm(&home.site, id).await,
+    match mark(home.datastore.dir.env(), &home.path).await? {
+        Some(id) => remove_vm(&home.datastore, id).await,
         None => Ok(()),
     }
 }
 
 /// Removes a VM that is not open from the store, if the VM and the store exist.
-pub async fn remove_vm(site: &Site, id: u128) -> Result<()> {
-    if site.native.opened().is_none() && !site.native.exists().await? {
+pub async fn remove_vm(datastore: &Datastore, id: u128) -> Result<()> {
+    if datastore.native.opened().is_none() && !datastore.native.exists().await? {
         return Ok(());
     }
-    match site.native.open().await?.remove_vm(id).await {
+    match datastore.native.open().await?.remove_vm(id).await {
         Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
         removed => removed,
     }
@@ -445,30 +445,30 @@ pub async fn remove_vm(site: &Site, id: u128) -> Result<()> {
 
 /// Returns whether a home's VM in the store is one side of a move.
 pub async fn is_moving(home: &Home) -> Result<bool> {
-    match mark(home.site.dir.env(), &home.path).await? {
-        Some(id) => Ok(home.site.native.open().await?.is_moving(id)),
+    match mark(home.datastore.dir.env(), &home.path).await? {
+        Some(id) => Ok(home.datastore.native.open().await?.is_moving(id)),
         None => Ok(false),
     }
 }
 
 /// Returns whether the store has the home's VM, and the VM is not one side of a move.
 pub async fn is_whole(home: &Home) -> Result<bool> {
-    let Some(id) = mark(home.site.dir.env(), &home.path).await? else { return Ok(false) };
-    let store = home.site.native.open().await?;
+    let Some(id) = mark(home.datastore.dir.env(), &home.path).await? else { return Ok(false) };
+    let store = home.datastore.native.open().await?;
     Ok(!store.is_moving(id) && store.vms().await?.iter().any(|(vm, _)| *vm == id))
 }
 
 /// Durably records in the store whether the home's VM is one side of a move.
 pub async fn set_moving(home: &Home, moving: bool) -> Result<()> {
-    match mark(home.site.dir.env(), &home.path).await? {
-        Some(id) => home.site.native.open().await?.set_moving(id, moving).await,
+    match mark(home.datastore.dir.env(), &home.path).await? {
+        Some(id) => home.datastore.native.open().await?.set_moving(id, moving).await,
         None => Ok(()),
     }
 }
 
 /// Returns the VMs of the store that no home is marked with, by the names of their former homes. VMs that are being
 /// created or removed are left out.
-async fn homeless(site: &Site, store: &Store) -> api::error::Result<Vec<(u128, String)>> {
+async fn homeless(datastore: &Datastore, store: &Store) -> api::error::Result<Vec<(u128, String)>> {
     // The VMs are read before the homes, so a VM that is created meanwhile is not among them.
     let mut vms = store.vms().await?;
     for (id, home) in store.homes()? {
@@ -479,9 +479,9 @@ async fn homeless(site: &Site, store: &Store) -> api::error::Result<Vec<(u128, S
             *name = home.path;
         }
     }
-    for (_, home) in site.inhabitants().await? {
+    for (_, home) in datastore.inhabitants().await? {
         // Opening a missing or damaged home reports it.
-        let marked = match mark(site.dir.env(), &home).await {
+        let marked = match mark(datastore.dir.env(), &home).await {
             Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e.into()),
             marked => marked.ok().flatten(),
         };
@@ -494,29 +494,29 @@ async fn homeless(site: &Site, store: &Store) -> api::error::Result<Vec<(u128, S
 /// those whose name is taken.
 pub async fn find_homeless(
     daemon: &Rc<Daemon>,
-    site: &Rc<Site>,
+    datastore: &Rc<Datastore>,
 ) -> api::error::Result<Vec<(String, PathBuf)>> {
-    if !site.native.exists().await? {
+    if !datastore.native.exists().await? {
         return Ok(Vec::new());
     }
-    let store = site.native.open().await?;
+    let store = datastore.native.open().await?;
     let mut found = Vec::new();
-    for (id, name) in homeless(site, &store).await? {
+    for (id, name) in homeless(datastore, &store).await? {
         // An operation that creates, moves or removes the VM is under way or has just ended.
         let Ok(_claim) = daemon.claim(&name) else { continue };
-        if !homeless(site, &store).await?.iter().any(|(other, _)| *other == id) {
+        if !homeless(datastore, &store).await?.iter().any(|(other, _)| *other == id) {
             continue;
         }
-        if site.inhabitants().await?.iter().any(|(taken, _)| *taken == name) {
+        if datastore.inhabitants().await?.iter().any(|(taken, _)| *taken == name) {
             let cause = "has no folder, and its name is taken";
             let notice = format!("VM {name} ({id:032x}) in {} is not served: it {cause}", store.path());
             log(&notice);
-            site.notices.borrow_mut().push(notice);
+            datastore.notices.borrow_mut().push(notice);
             continue;
         }
-        new_home(site, &name, WhenFull::default(), id).await?;
+        new_home(datastore, &name, WhenFull::default(), id).await?;
         store.set_home(id, &name).await?;
-        found.push((name.clone(), site.home(&name).path));
+        found.push((name.clone(), datastore.home(&name).path));
     }
     Ok(found)
 }

@@ -9,13 +9,13 @@ use api::units::total;
 use api::{self, CommitTarget};
 use engine::{CommitWhat, Job};
 
+use super::api_types;
 use super::client_gate::Who;
-use super::entry::{Entry, Kept};
+use super::datastore::Datastore;
 use super::hang::asked;
 use super::native;
-use super::present;
-use super::site::Site;
 use super::state::Daemon;
+use super::vm_record::{Kept, VmRecord};
 
 /// Minimum number of bytes that a commit must move for its rate to predict the next one's.
 const MEASURED_BYTES_MIN: u64 = 16 << 20;
@@ -27,7 +27,7 @@ impl Daemon {
         let direct_io = datastores.first().and_then(|main| main.direct_io).unwrap_or(false);
         let polls = self.env.polls();
         let entries = self.entries();
-        let count = |f: &dyn Fn(&Entry) -> usize| entries.iter().map(|e| f(e) as u64).sum();
+        let count = |f: &dyn Fn(&VmRecord) -> usize| entries.iter().map(|e| f(e) as u64).sum();
         let open_jobs =
             self.tracked(|t| !t.job.state().is_over()).into_iter().filter(|&open| open).count() as u64;
         Ok(api::Status {
@@ -58,18 +58,18 @@ impl Daemon {
             rows.push(self.summary(&entry).await);
         }
         for idle in self.idle() {
-            let site = idle.home.site.clone();
-            let native = asked(&site, native::is_marked(&self.env, &idle.home.path)).await;
-            rows.push(present::idle(idle, native));
+            let datastore = idle.home.datastore.clone();
+            let native = asked(&datastore, native::is_marked(&self.env, &idle.home.path)).await;
+            rows.push(api_types::idle(idle, native));
         }
         rows.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(rows)
     }
 
     /// Summarizes an open VM. A VM whose files cannot be read does not hide the others.
-    async fn summary(&self, entry: &Entry) -> api::VmSummary {
+    async fn summary(&self, entry: &VmRecord) -> api::VmSummary {
         let state = entry.vm.state();
-        let (allocated_bytes, message) = match asked(&entry.site, entry.vm.listing()).await {
+        let (allocated_bytes, message) = match asked(&entry.datastore, entry.vm.listing()).await {
             Ok(Ok(listing)) => {
                 let layers = listing.iter().flat_map(|disk| &disk.layers);
                 (Some(total(layers.map(|layer| layer.allocated_bytes))), None)
@@ -78,12 +78,12 @@ impl Daemon {
             Err(hang) => (None, Some(hang.found())),
         };
         api::VmSummary {
-            name: present::vm_name(&entry.name),
+            name: api_types::vm_name(&entry.name),
             condition: api::VmCondition::Open,
             message,
-            datastore: entry.site.name.clone(),
+            datastore: entry.datastore.name.clone(),
             home: entry.home.clone(),
-            id: Some(present::id(state.id)),
+            id: Some(api_types::id(state.id)),
             store: entry.kept.store(),
             disks: Some(state.disks.len() as u64),
             size_bytes: Some(total(state.disks.iter().map(|disk| disk.size_bytes))),
@@ -99,10 +99,10 @@ impl Daemon {
         self.show(&entry).await
     }
 
-    pub async fn show(&self, entry: &Rc<Entry>) -> Result<api::Vm> {
+    pub async fn show(&self, entry: &Rc<VmRecord>) -> Result<api::Vm> {
         let state = entry.vm.state();
         let listing = entry.vm.listing().await?;
-        let disks = listing.iter().filter_map(|disk| present::disk(self, entry, &state, disk)).collect();
+        let disks = listing.iter().filter_map(|disk| api_types::disk(self, entry, &state, disk)).collect();
         let snapshot_dir = match &entry.kept {
             Kept::Redo(files) => files.snapshot_dir().await?,
             Kept::Native(_) => None,
@@ -114,13 +114,13 @@ impl Daemon {
             notices.push(format!("the store is read-only: {cause}"));
         }
         if matches!(entry.kept, Kept::Native(_)) {
-            notices.extend(entry.site.native.unlinked().await.map(|cause| cause.to_string()));
+            notices.extend(entry.datastore.native.unlinked().await.map(|cause| cause.to_string()));
         }
         let current = state.snapshots.iter().find(|s| Some(s.id) == state.current);
         Ok(api::Vm {
-            id: present::id(state.id),
-            name: present::vm_name(&entry.name),
-            datastore: entry.site.name.clone(),
+            id: api_types::id(state.id),
+            name: api_types::vm_name(&entry.name),
+            datastore: entry.datastore.name.clone(),
             home: entry.home.clone(),
             snapshot_dir,
             store: entry.kept.store(),
@@ -135,30 +135,31 @@ impl Daemon {
             waiting_writes: entry.gate.guests.waiting(),
             clients: entry.present(Who::All),
             notices,
-            space: self.space(&entry.site).await?,
+            space: self.space(&entry.datastore).await?,
             disks,
         })
     }
 
     /// Returns the space of a datastore. In the worst case, every delta grows to the size of its disk.
-    pub async fn space(&self, site: &Rc<Site>) -> Result<api::Space> {
-        let free_bytes = site.space().await?.free_bytes;
+    pub async fn space(&self, datastore: &Rc<Datastore>) -> Result<api::Space> {
+        let free_bytes = datastore.space().await?.free_bytes;
         let mut worst_growth_bytes: u64 = 0;
-        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)) {
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
             for disk in entry.vm.disks() {
                 worst_growth_bytes = worst_growth_bytes.saturating_add(disk.worst_growth_bytes().await?);
             }
         }
-        let (bin_bytes, reclaimable_bytes) = (self.bin_bytes(site), self.reclaimable_bytes(site).await);
+        let (bin_bytes, reclaimable_bytes) =
+            (self.bin_bytes(datastore), self.reclaimable_bytes(datastore).await);
         Ok(api::Space { free_bytes, worst_growth_bytes, bin_bytes, reclaimable_bytes })
     }
 
     /// Returns the bytes of a datastore that are freed and not in use again yet: in the store, and in deltas that no
     /// snapshot owns.
-    pub async fn reclaimable_bytes(&self, site: &Rc<Site>) -> u64 {
-        let used = site.native.opened().map(|store| store.store_use()).unwrap_or_default();
+    pub async fn reclaimable_bytes(&self, datastore: &Rc<Datastore>) -> u64 {
+        let used = datastore.native.opened().map(|store| store.store_use()).unwrap_or_default();
         let mut bytes = used.waiting.saturating_add(used.held);
-        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)) {
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
             // A VM that cannot be read now is reported elsewhere.
             let listing = entry.vm.listing().await.unwrap_or_default();
             let unowned = listing.iter().flat_map(|disk| &disk.unowned);
@@ -170,7 +171,7 @@ impl Daemon {
     pub async fn snapshot_take(&self, vm: &VmName, request: api::SnapshotTake) -> Result<api::SnapshotTaken> {
         let entry = self.entry_to_change(vm.as_str())?;
         let take = async || Ok(entry.vm.clone().take(request.name.as_str(), &request.message).await?);
-        let taken = self.with_bin(&entry.site, take).await?;
+        let taken = self.with_bin(&entry.datastore, take).await?;
         // The event must be this take's own: another operation may have recorded one meanwhile.
         let own = |e: &&api::Event| {
             e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
@@ -178,8 +179,8 @@ impl Daemon {
         let stun_us = entry.events.borrow().iter().rev().find(own).map_or(0, |e| e.stun_us);
         let state = entry.vm.state();
         // The new snapshot has no delta above it yet.
-        let shown = present::snapshots(&entry, &state, &BTreeMap::new());
-        let id = present::id(taken.id);
+        let shown = api_types::snapshots(&entry, &state, &BTreeMap::new());
+        let id = api_types::id(taken.id);
         let snapshot = shown.into_iter().find(|s| s.id == id);
         let gone =
             || Error::failed(format!("VM {vm}: snapshot {} was committed at once by another", taken.name));
@@ -187,7 +188,7 @@ impl Daemon {
             vm: vm.clone(),
             snapshot: snapshot.ok_or_else(gone)?,
             stun_us,
-            space: self.space(&entry.site).await?,
+            space: self.space(&entry.datastore).await?,
         })
     }
 
@@ -219,7 +220,7 @@ impl Daemon {
             return Some(0);
         }
         let commits = self.tracked(|t| {
-            let moves = present::job(t).bytes == api::JobBytes::Moved;
+            let moves = api_types::job(t).bytes == api::JobBytes::Moved;
             moves.then(|| (t.job.bytes_done.get(), t.job.spent_ns().max(1)))
         });
         let (moved, ns) =
@@ -231,14 +232,14 @@ impl Daemon {
     pub async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
         let commit = async || Ok(entry.vm.clone().commit(&what(&target)).await?);
-        let job = self.with_bin(&entry.site, commit).await?;
-        let shown = self.tracked(|t| Rc::ptr_eq(&t.job, &job).then(|| present::job(t)));
+        let job = self.with_bin(&entry.datastore, commit).await?;
+        let shown = self.tracked(|t| Rc::ptr_eq(&t.job, &job).then(|| api_types::job(t)));
         let found = shown.into_iter().flatten().next();
         found.ok_or_else(|| Error::failed(format!("VM {vm}: the job is gone already")))
     }
 
     pub fn job_list(&self) -> Vec<api::Job> {
-        self.tracked(present::job)
+        self.tracked(api_types::job)
     }
 
     fn job(&self, id: u64) -> Result<Rc<Job>> {
@@ -248,7 +249,7 @@ impl Daemon {
 
     pub fn job_do(&self, id: u64, change: impl FnOnce(&Job) -> blk::Result<()>) -> Result<api::Job> {
         change(&*self.job(id)?)?;
-        let shown = self.tracked(|t| (t.id == id).then(|| present::job(t))).into_iter().flatten().next();
+        let shown = self.tracked(|t| (t.id == id).then(|| api_types::job(t))).into_iter().flatten().next();
         shown.ok_or_else(|| Error::not_found(format!("no job {id}")))
     }
 

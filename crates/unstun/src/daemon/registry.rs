@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
 
-use super::entry::Entry;
-use super::site::Home;
+use super::datastore::Home;
 use super::state::Daemon;
+use super::vm_record::VmRecord;
 
 pub struct Broken {
     pub home: Home,
@@ -35,11 +35,11 @@ impl Drop for Claim {
 }
 
 impl Daemon {
-    pub fn entries(&self) -> Vec<Rc<Entry>> {
+    pub fn entries(&self) -> Vec<Rc<VmRecord>> {
         self.vms.borrow().values().cloned().collect()
     }
 
-    pub fn entry(&self, name: &str) -> blk::Result<Rc<Entry>> {
+    pub fn entry(&self, name: &str) -> blk::Result<Rc<VmRecord>> {
         if let Some(entry) = self.vms.borrow().get(name) {
             return Ok(entry.clone());
         }
@@ -62,7 +62,7 @@ impl Daemon {
         Err(blk::Error::not_found(self.place(), format!("no VM {name:?}; {known}")))
     }
 
-    pub fn entry_to_change(&self, name: &str) -> blk::Result<Rc<Entry>> {
+    pub fn entry_to_change(&self, name: &str) -> blk::Result<Rc<VmRecord>> {
         let entry = self.entry(name)?;
         entry.refuse_when_moving()?;
         Ok(entry)

@@ -14,14 +14,14 @@ use engine::redo::LayerGraph;
 use vmdk::vmx::Vmx;
 
 use super::bin;
+use super::datastore::Home;
 use super::defect::Defect;
-use super::entry::{Entry, Kept};
 use super::formats::{self, HomeFiles, open_path};
 use super::identity::Standing;
 use super::native;
 use super::records::HomeState;
-use super::site::Home;
 use super::state::Daemon;
+use super::vm_record::{Kept, VmRecord};
 
 /// Kinds of files that a home consists of before it is a VM.
 const MADE_KINDS: [&str; 7] = [".vmdk", ".vmx", ".vmsd", ".nvram", ".vmsn", ".vmem", TEMPORARY_SUFFIX];
@@ -53,7 +53,11 @@ impl Daemon {
 
     /// Removes an open VM. Every refusal comes while the VM is served. Once it is closed, a failure leaves it listed as
     /// broken.
-    async fn remove_open(&self, entry: &Rc<Entry>, request: api::VmRemove) -> Result<Option<api::BinEntry>> {
+    async fn remove_open(
+        &self,
+        entry: &Rc<VmRecord>,
+        request: api::VmRemove,
+    ) -> Result<Option<api::BinEntry>> {
         let delete_disks = request.delete_disks;
         let _shut = entry.shut_idle("remove it")?;
         match &entry.kept {
@@ -100,7 +104,7 @@ impl Daemon {
         home: &Home,
         request: api::VmRemove,
     ) -> Result<Option<api::BinEntry>> {
-        if let Some(bin) = self.go_on_into_bin(vm, &home.site).await? {
+        if let Some(bin) = self.go_on_into_bin(vm, &home.datastore).await? {
             return Ok(Some(bin));
         }
         match formats::hold(self, &home.path).await {
@@ -142,14 +146,14 @@ impl Daemon {
                 if delete_disks {
                     self.refuse_removal(name, home).await?;
                 }
-                let id = home.site.records.get(name).and_then(|record| record.id);
+                let id = home.datastore.records.get(name).and_then(|record| record.id);
                 self.remove_recorded(name, home, delete_disks, id).await
             }
         }
     }
 
     async fn go_on(&self, name: &str, home: &Home, marked: Option<u128>) -> Result<()> {
-        match (marked, home.site.records.get(name)) {
+        match (marked, home.datastore.records.get(name)) {
             (None, Some(record)) => Ok(self.finish(name, home, &record).await?),
             (Some(id), _) => self.remove_native(name, home, id).await,
             (None, None) => Ok(()),
@@ -159,19 +163,19 @@ impl Daemon {
     async fn remove_native(&self, name: &str, home: &Home, id: u128) -> Result<()> {
         match self.defects.has(Defect::ForgetRemoval) {
             true => {
-                native::remove_vm(&home.site, id).await?;
+                native::remove_vm(&home.datastore, id).await?;
                 native::take_away(home, id).await?;
             }
             false => {
                 let remove = async || native::remove_with_home(home, id).await;
-                self.with_reserve(&home.site, remove).await?
+                self.with_reserve(&home.datastore, remove).await?
             }
         }
         let forget = async || {
-            home.site.registry.remove(name).await?;
-            home.site.records.remove(name).await
+            home.datastore.registry.remove(name).await?;
+            home.datastore.records.remove(name).await
         };
-        Ok(self.with_reserve(&home.site, forget).await?)
+        Ok(self.with_reserve(&home.datastore, forget).await?)
     }
 
     /// Removes a home with files that no client and no daemon has open. Once the removal is on record, a start finishes
@@ -184,21 +188,21 @@ impl Daemon {
         id: Option<u128>,
     ) -> Result<()> {
         let state = if delete_disks { HomeState::Removing } else { HomeState::Forgetting };
-        let (records, record) = (&home.site.records, home.site.record(&home.path, state, id));
+        let (records, record) = (&home.datastore.records, home.datastore.record(&home.path, state, id));
         if self.defects.has(Defect::ForgetRemoval) {
             records.remove(name).await?;
             return Ok(self.finish(name, home, &record).await?);
         }
         let put = async || records.put(name, record.clone()).await;
-        self.with_reserve(&home.site, put).await?;
+        self.with_reserve(&home.datastore, put).await?;
         let remove_layers = async || self.remove_layers(home).await;
         if delete_disks
-            && let Err(e) = self.with_reserve(&home.site, remove_layers).await
+            && let Err(e) = self.with_reserve(&home.datastore, remove_layers).await
             && !matches!(e.kind, blk::ErrorKind::NotFound | blk::ErrorKind::Io | blk::ErrorKind::Latched)
         {
             // Nothing has changed: the home is a VM as before. If even that cannot be recorded, a start finishes the
             // removal.
-            let _ = records.put(name, home.site.record(&home.path, HomeState::Whole, id)).await;
+            let _ = records.put(name, home.datastore.record(&home.path, HomeState::Whole, id)).await;
             return Err(e.into());
         }
         Ok(self.finish(name, home, &record).await?)
@@ -316,7 +320,7 @@ async fn refuse_lost(home: &Home, dir: &Dir) -> Result<()> {
 }
 
 pub async fn open_home(home: &Home) -> blk::Result<Dir> {
-    open_path(home.site.dir.env(), &home.path).await
+    open_path(home.datastore.dir.env(), &home.path).await
 }
 
 pub async fn has_vmx(dir: &Dir) -> blk::Result<bool> {
@@ -420,12 +424,12 @@ pub async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
 /// taken.
 pub async fn remove_folder(home: &Home, dir: &Dir) -> blk::Result<()> {
     let ours = |name: &String| name.starts_with(OWN_FOLDER) && name.ends_with('/');
-    if !home.site.contains(&home.path) || !dir.list().await?.iter().all(ours) {
+    if !home.datastore.contains(&home.path) || !dir.list().await?.iter().all(ours) {
         return remove_own(dir).await;
     }
     let name = home.path.file_name().unwrap_or_default().to_string_lossy();
     let going = format!("{name}{TEMPORARY_SUFFIX}");
-    let above = &home.site.dir;
+    let above = &home.datastore.dir;
     remove_nameless(above, &going).await?;
     above.rename(&name, &going).await?;
     above.sync().await?;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use blk::reactor::OpenMode;
 use futures_util::future::join_all;
 
-use super::site::Site;
+use super::datastore::Datastore;
 use super::state::Daemon;
 
 /// Name of the reserve file in the datastore's `.unstun` folder.
@@ -16,7 +16,7 @@ const RESERVE_BYTES: u64 = 256 << 10;
 /// Number of bytes by which the request shrinks when the full reserve cannot be allocated.
 const RESERVE_STEP_BYTES: u64 = 32 << 10;
 
-impl Site {
+impl Datastore {
     /// Allocates the reserve, or as much of it as fits. A reserve file that a crash left behind is reused.
     pub async fn set_reserve_aside(&self) -> blk::Result<()> {
         let file = match self.own.create_new(RESERVE_NAME).await {
@@ -40,22 +40,22 @@ impl Daemon {
     /// reserve. `work` must be repeatable.
     pub async fn with_reserve<T>(
         &self,
-        site: &Site,
+        datastore: &Datastore,
         work: impl AsyncFn() -> blk::Result<T>,
     ) -> blk::Result<T> {
-        let here = |other: &Rc<Site>| other.root == site.root || other.root == self.main.root;
-        let sites: Vec<_> = self.sites().into_iter().filter(here).collect();
+        let here = |other: &Rc<Datastore>| other.root == datastore.root || other.root == self.main.root;
+        let datastores: Vec<_> = self.datastores().into_iter().filter(here).collect();
         loop {
             match work().await {
                 Err(e) if e.is_no_space() => {}
                 other => return other,
             }
             let mut made = false;
-            for site in &sites {
-                made = made || self.make_room(site).await;
+            for datastore in &datastores {
+                made = made || self.make_room(datastore).await;
             }
             if !made {
-                return self.with_last_reserve(site, work).await;
+                return self.with_last_reserve(datastore, work).await;
             }
         }
     }
@@ -63,7 +63,7 @@ impl Daemon {
     /// Does the same as `with_reserve` without using the bin; for operations that empty the bin.
     pub async fn with_last_reserve<T>(
         &self,
-        site: &Site,
+        datastore: &Datastore,
         work: impl AsyncFn() -> blk::Result<T>,
     ) -> blk::Result<T> {
         match work().await {
@@ -72,12 +72,12 @@ impl Daemon {
         }
         // Guest writes that wait for space would take the freed space first. A device's VM folders are in the main
         // datastore.
-        let here = |other: &Site| other.root == site.root || other.root == self.main.root;
-        let entries: Vec<_> = self.entries().into_iter().filter(|entry| here(&entry.site)).collect();
+        let here = |other: &Datastore| other.root == datastore.root || other.root == self.main.root;
+        let entries: Vec<_> = self.entries().into_iter().filter(|entry| here(&entry.datastore)).collect();
         let _holds = join_all(entries.iter().map(|entry| entry.vm.hold_writes())).await;
-        let freed = match site.native.device() {
+        let freed = match datastore.native.device() {
             Some(_) => &*self.main,
-            None => site,
+            None => datastore,
         };
         freed.own.unlink_if_present(RESERVE_NAME).await?;
         let done = work().await;

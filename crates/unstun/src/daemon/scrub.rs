@@ -11,35 +11,35 @@ use engine::Job;
 use engine::job::SCRUB;
 use engine::native::check::{Fault, Finding, Report};
 
-use super::entry::{Entry, Kept};
+use super::datastore::Datastore;
 use super::native;
-use super::site::Site;
 use super::state::Daemon;
+use super::vm_record::{Kept, VmRecord};
 
 /// Maximum number of VMs that a note names.
 const NAMED_MAX: usize = 5;
 
 impl Daemon {
     pub async fn store_check(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
-        let site = self.site(datastore.as_ref())?;
-        let copies = self.copies(&site).await;
-        let (in_store, in_files) = self.homes_by_store(&site).await?;
+        let datastore = self.datastore(datastore.as_ref())?;
+        let copies = self.copies(&datastore).await;
+        let (in_store, in_files) = self.homes_by_store(&datastore).await?;
         let is_needed = !in_store.is_empty() && copies.is_empty();
-        let mut checked = match store_there(&site).await {
+        let mut checked = match store_there(&datastore).await {
             Err(e) if e.kind == ErrorKind::NotFound && !is_needed => {
-                Checked { path: site.path.clone(), findings: Vec::new() }
+                Checked { path: datastore.path.clone(), findings: Vec::new() }
             }
-            store => self.checked(&site, &store?.check().await?),
+            store => self.checked(&datastore, &store?.check().await?),
         };
         checked.findings.extend(copies);
-        checked.findings.extend(not_looked_at(&site, &in_files));
+        checked.findings.extend(not_looked_at(&datastore, &in_files));
         Ok(checked)
     }
 
     /// Returns the homes of a datastore: those of VMs in its store, and those of VMs with files.
-    async fn homes_by_store(&self, site: &Rc<Site>) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+    async fn homes_by_store(&self, datastore: &Rc<Datastore>) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (mut in_store, mut in_files) = (Vec::new(), Vec::new());
-        for (_, home) in site.inhabitants().await? {
+        for (_, home) in datastore.inhabitants().await? {
             match native::mark(&self.env, &home).await {
                 Ok(Some(_)) => in_store.push(home),
                 _ => in_files.push(home),
@@ -50,22 +50,22 @@ impl Daemon {
 
     /// Starts a scrub of a datastore's store. Only one runs at a time.
     pub async fn store_scrub(self: &Rc<Self>, datastore: Option<DatastoreName>) -> Result<api::Job> {
-        let site = self.site(datastore.as_ref())?;
-        let store = store_there(&site).await?;
+        let datastore = self.datastore(datastore.as_ref())?;
+        let store = store_there(&datastore).await?;
         let open = self.tracked(|t| (t.job.operation == SCRUB && !t.job.state().is_over()).then_some(t.id));
         if let Some(id) = open.into_iter().flatten().next() {
             return Err(Error::refused(format!("a scrub is under way already (job {id})")));
         }
         let id = self.next_job();
         let job = Job::new(self.env.clone(), id, SCRUB, String::new());
-        self.track(&site, None, &job);
-        *site.scrubbed.borrow_mut() = None;
+        self.track(&datastore, None, &job);
+        *datastore.scrubbed.borrow_mut() = None;
         let (daemon, worker) = (self.clone(), job.clone());
         self.env.spawn_detached(Box::pin(async move {
             // The job contains the error.
             if let Ok(report) = store.scrub(&worker).await {
-                let checked = daemon.checked(&site, &report);
-                *site.scrubbed.borrow_mut() = Some(checked);
+                let checked = daemon.checked(&datastore, &report);
+                *datastore.scrubbed.borrow_mut() = Some(checked);
             }
         }));
         self.job_do(id, |_| Ok(()))
@@ -73,15 +73,15 @@ impl Daemon {
 
     /// Returns the findings of the last scrub.
     pub fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
-        let found = self.site(datastore.as_ref())?.scrubbed.borrow().clone();
+        let found = self.datastore(datastore.as_ref())?.scrubbed.borrow().clone();
         found.ok_or_else(|| {
             Error::not_found("no scrub has ended since the start of the daemon; see `unstun scrub`")
         })
     }
 
-    fn checked(&self, site: &Rc<Site>, report: &Report) -> Checked {
-        let owners = self.owners(site);
-        let file = site.native.path().display().to_string();
+    fn checked(&self, datastore: &Rc<Datastore>, report: &Report) -> Checked {
+        let owners = self.owners(datastore);
+        let file = datastore.native.path().display().to_string();
         let mut findings: Vec<_> =
             report.findings.iter().map(|found| present(found, &file, &owners)).collect();
         if let Some(behind) = &report.behind {
@@ -90,15 +90,16 @@ impl Daemon {
         if report.more > 0 {
             findings.push(note(&file, format!("{} more findings, which are not listed", report.more)));
         }
-        Checked { path: site.native.path(), findings }
+        Checked { path: datastore.native.path(), findings }
     }
 
     /// Returns the name of each node of the store, such as `web/disk0` or `web/disk0@a`.
-    fn owners(&self, site: &Rc<Site>) -> BTreeMap<u64, String> {
+    fn owners(&self, datastore: &Rc<Datastore>) -> BTreeMap<u64, String> {
         let mut owners = BTreeMap::new();
         let daemon = |layer: &str| layer.strip_prefix('n').and_then(|number| number.parse().ok());
-        let here =
-            |entry: &&Rc<Entry>| matches!(entry.kept, Kept::Native(_)) && Rc::ptr_eq(&entry.site, site);
+        let here = |entry: &&Rc<VmRecord>| {
+            matches!(entry.kept, Kept::Native(_)) && Rc::ptr_eq(&entry.datastore, datastore)
+        };
         for entry in self.entries().iter().filter(here) {
             let state = entry.vm.state();
             for disk in &state.disks {
@@ -116,10 +117,10 @@ impl Daemon {
     }
 }
 
-async fn store_there(site: &Site) -> Result<Rc<engine::native::Store>> {
-    match site.native.open().await {
+async fn store_there(datastore: &Datastore) -> Result<Rc<engine::native::Store>> {
+    match datastore.native.open().await {
         Err(e) if e.kind == blk::ErrorKind::NotFound => {
-            let cause = format!("datastore {}: has no native disks, so no store", site.path.display());
+            let cause = format!("datastore {}: has no native disks, so no store", datastore.path.display());
             Err(Error::not_found(format!("{cause}; `unstun check PATH` looks at files")))
         }
         opened => Ok(opened?),
@@ -127,7 +128,7 @@ async fn store_there(site: &Site) -> Result<Rc<engine::native::Store>> {
 }
 
 /// Returns a note that the check of a store reads no files of VMs.
-fn not_looked_at(site: &Site, homes: &[PathBuf]) -> Option<api::Finding> {
+fn not_looked_at(datastore: &Datastore, homes: &[PathBuf]) -> Option<api::Finding> {
     let first = homes.first()?;
     let folders: Vec<_> = homes
         .iter()
@@ -137,7 +138,7 @@ fn not_looked_at(site: &Site, homes: &[PathBuf]) -> Option<api::Finding> {
     let more = if homes.len() > NAMED_MAX { ", ..." } else { "" };
     Some(api::Finding {
         severity: Severity::Note,
-        file: site.path.display().to_string(),
+        file: datastore.path.display().to_string(),
         field: "check".to_owned(),
         found: format!(
             "of the store alone, without {} in files ({}{more})",

@@ -19,21 +19,21 @@ use jiff::Timestamp;
 
 use super::bin::BinPolicy;
 use super::bridge::Place;
+use super::datastore::{Datastore, Home};
+use super::datastores::{Absent, without_lease};
 use super::defect::Planted;
-use super::departure;
 use super::descriptors::Descriptors;
-use super::entry::{Entry, Kept};
 use super::formats::HomeFiles;
+use super::handover;
 use super::hang::{Opening, asked, or_go_on, until_hung};
 use super::home_locks::Holds;
 use super::homes;
 use super::journal::{self, Journal};
 use super::native;
 use super::registry::Broken;
-use super::site::{Home, Site};
-use super::sites::{Absent, without_lease};
 use super::tracked::Tracked;
-use super::{formats, inuse, settle};
+use super::vm_record::{Kept, VmRecord};
+use super::{formats, inuse, move_recovery};
 use crate::log::{Spaced, log};
 use crate::memory::Memory;
 
@@ -43,9 +43,9 @@ const SPACE_LINES_MAX: u32 = 2;
 pub struct Daemon {
     pub env: Env,
     /// Datastore that the daemon was started on. Its folder has the API's socket, and it cannot be removed.
-    pub main: Rc<Site>,
+    pub main: Rc<Datastore>,
     /// All datastores that are served, the main one first.
-    pub(super) sites: RefCell<Vec<Rc<Site>>>,
+    pub(super) datastores: RefCell<Vec<Rc<Datastore>>>,
     /// Datastores that were added and could not be opened. The others are served.
     pub(super) absent: RefCell<Vec<Absent>>,
     /// Cache size in bytes for the maps of each store.
@@ -59,7 +59,7 @@ pub struct Daemon {
     pub front_end: Rc<FrontEnd>,
     pub descriptors: Rc<Descriptors>,
     pub journal: Rc<Journal>,
-    pub(super) vms: RefCell<BTreeMap<String, Rc<Entry>>>,
+    pub(super) vms: RefCell<BTreeMap<String, Rc<VmRecord>>>,
     /// Homes that could not be opened, and why. The others are served.
     pub(super) broken: RefCell<BTreeMap<String, Broken>>,
     /// Homes that their users have closed.
@@ -93,7 +93,7 @@ impl Daemon {
         let descriptors = Descriptors::new(env.clone(), place.memory);
         Ok(Rc::new(Daemon {
             env,
-            sites: RefCell::new(vec![main.clone()]),
+            datastores: RefCell::new(vec![main.clone()]),
             main,
             absent: RefCell::default(),
             map_cache_bytes: place.map_cache_bytes,
@@ -122,70 +122,70 @@ impl Daemon {
 
     pub(super) async fn open_all(self: &Rc<Self>) -> Result<()> {
         self.open_added().await?;
-        self.open_sites().await
+        self.open_datastores().await
     }
 
     /// Opens every VM of every datastore that is not in the registry yet, after finishing what crashes have
     /// interrupted.
-    pub async fn open_sites(self: &Rc<Self>) -> Result<()> {
-        for site in self.sites() {
-            site.notices.borrow_mut().clear();
-            let (daemon, one) = (self.clone(), site.clone());
+    pub async fn open_datastores(self: &Rc<Self>) -> Result<()> {
+        for datastore in self.datastores() {
+            datastore.notices.borrow_mut().clear();
+            let (daemon, one) = (self.clone(), datastore.clone());
             let finish = async move {
                 daemon.finish_all(&one).await;
                 Ok(())
             };
-            self.at_site(&site, "finishing what was interrupted", finish).await?;
+            self.at_datastore(&datastore, "finishing what was interrupted", finish).await?;
         }
-        for site in self.sites() {
-            let (daemon, one) = (self.clone(), site.clone());
+        for datastore in self.datastores() {
+            let (daemon, one) = (self.clone(), datastore.clone());
             let settle = async move {
-                daemon.settle_departures(&one).await;
+                daemon.recover_handovers(&one).await;
                 Ok(())
             };
-            self.at_site(&site, "settling its moves", settle).await?;
+            self.at_datastore(&datastore, "settling its moves", settle).await?;
         }
-        for site in self.sites() {
-            let (daemon, one) = (self.clone(), site.clone());
+        for datastore in self.datastores() {
+            let (daemon, one) = (self.clone(), datastore.clone());
             let open = async move { daemon.open_homes(&one).await };
-            self.at_site(&site, "opening its VMs", open).await?;
+            self.at_datastore(&datastore, "opening its VMs", open).await?;
         }
         Ok(())
     }
 
     /// Runs one step of a datastore's start. A datastore that hangs continues by itself and holds up no other. Its
     /// steps keep their order, including those of a later start.
-    async fn at_site(
+    async fn at_datastore(
         self: &Rc<Self>,
-        site: &Rc<Site>,
+        datastore: &Rc<Datastore>,
         doing: &str,
         work: impl Future<Output = Result<()>> + 'static,
     ) -> Result<()> {
-        let what = format!("datastore {}: {doing}", site.name);
-        let site = site.clone();
-        let turn = site.opening.lock();
+        let what = format!("datastore {}: {doing}", datastore.name);
+        let datastore = datastore.clone();
+        let turn = datastore.opening.lock();
         let work = async move {
             let _turn = turn.await;
             work.await
         };
-        or_go_on(&self.env, what, move || site.hang(), work).await.unwrap_or(Ok(()))
+        or_go_on(&self.env, what, move || datastore.hang(), work).await.unwrap_or(Ok(()))
     }
 
     /// Opens every VM of a datastore.
-    async fn open_homes(self: &Rc<Self>, site: &Rc<Site>) -> Result<()> {
-        self.open_each(site, site.inhabitants().await?).await;
+    async fn open_homes(self: &Rc<Self>, datastore: &Rc<Datastore>) -> Result<()> {
+        self.open_each(datastore, datastore.inhabitants().await?).await;
         // Homes that moves have left are removed by now.
-        match native::find_homeless(self, site).await {
-            Ok(homeless) => self.open_each(site, homeless).await,
+        match native::find_homeless(self, datastore).await {
+            Ok(homeless) => self.open_each(datastore, homeless).await,
             // Opening the VMs one by one reports the error.
             Err(e) => log(e),
         }
         Ok(())
     }
 
-    async fn open_each(self: &Rc<Self>, site: &Rc<Site>, homes: Vec<(String, PathBuf)>) {
+    async fn open_each(self: &Rc<Self>, datastore: &Rc<Datastore>, homes: Vec<(String, PathBuf)>) {
         for (name, path) in homes {
-            let home = site.at(&path);
+            let home = datastore.at(&path);
             // An operation that creates, moves or removes the VM is under way.
             let Ok(_claim) = self.claim(&name) else { continue };
             if self.homes().contains(&path) {
@@ -193,7 +193,7 @@ impl Daemon {
             }
             if self.has_left(&home).await {
                 let left = format!("what a move of VM {name} has left in {} is still there", path.display());
-                home.site.notices.borrow_mut().push(left);
+                home.datastore.notices.borrow_mut().push(left);
                 continue;
             }
             if self.is_taken(&name) {
@@ -219,7 +219,7 @@ impl Daemon {
             home.path.display()
         );
         log(&notice);
-        home.site.notices.borrow_mut().push(notice);
+        home.datastore.notices.borrow_mut().push(notice);
     }
 
     /// Opens a VM at the start, where no guest waits for the file system.
@@ -233,7 +233,7 @@ impl Daemon {
 
     /// Opens a VM. Its home is locked from here until it is closed. A home that is opened again has stayed locked all
     /// the time.
-    pub async fn open_vm(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
+    pub async fn open_vm(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
         self.descriptors.admit_vm(name)?;
         formats::hold(self, &home.path).await?;
         let opened = self.open_held(name, home).await;
@@ -243,22 +243,22 @@ impl Daemon {
         opened
     }
 
-    async fn open_held(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<Entry>> {
+    async fn open_held(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
         self.claim_identity(name, home).await?;
         // The home's own record of a move comes next.
-        settle::settle(self, home).await?;
-        departure::refuse_elsewhere(home).await?;
+        move_recovery::settle(self, home).await?;
+        handover::refuse_elsewhere(home).await?;
         let dir = formats::open_path(&self.env, &home.path).await?;
         let when_full = formats::read_when_full(&dir).await?;
         let shared_writers = formats::read_shared_writers(&dir).await?;
         let folder = home.path.clone();
         let events = self.env.blocking(move || journal::read(&folder)).await;
         let (vm, kept) = self.open_kept(home, self.options()).await?;
-        let entry = Rc::new(Entry {
+        let entry = Rc::new(VmRecord {
             name: name.to_string(),
             vm,
             kept,
-            site: home.site.clone(),
+            datastore: home.datastore.clone(),
             home: home.path.clone(),
             when_full,
             events: RefCell::new(events),
@@ -268,7 +268,7 @@ impl Daemon {
         });
         entry.gate.guests.shared_writers.set(shared_writers);
         entry.gate.guests.waits_for_space.set(when_full == WhenFull::Wait);
-        home.site.refuse_when_leaving()?;
+        home.datastore.refuse_when_leaving()?;
         self.listen_to(&entry);
         self.take_notices(&entry);
         self.broken.borrow_mut().remove(name);
@@ -279,7 +279,7 @@ impl Daemon {
 
     async fn open_kept(&self, home: &Home, options: Options) -> Result<(Rc<dyn Machine>, Kept)> {
         if let Some(id) = native::mark(&self.env, &home.path).await? {
-            let vm = native::open_vm(&home.site, id, options).await?;
+            let vm = native::open_vm(&home.datastore, id, options).await?;
             return Ok((vm.clone(), Kept::Native(vm)));
         }
         let files = Rc::new(HomeFiles::open(self, &home.path).await?);
@@ -296,12 +296,12 @@ impl Daemon {
     }
 
     /// Replaces the registry's record of a VM after its move.
-    pub fn replace_entry(self: &Rc<Self>, old: &Entry, home: Home, vm: Rc<dyn Machine>, kept: Kept) {
-        let entry = Rc::new(Entry {
+    pub fn replace_entry(self: &Rc<Self>, old: &VmRecord, home: Home, vm: Rc<dyn Machine>, kept: Kept) {
+        let entry = Rc::new(VmRecord {
             name: old.name.clone(),
             vm,
             kept,
-            site: home.site,
+            datastore: home.datastore,
             home: home.path,
             when_full: old.when_full,
             events: RefCell::new(old.events.take()),
@@ -335,11 +335,11 @@ impl Daemon {
         self.end_bins().await;
         let mut result = Ok(());
         for entry in self.entries() {
-            let closed = asked(&entry.site, entry.vm.close()).await;
+            let closed = asked(&entry.datastore, entry.vm.close()).await;
             result = result.and(closed.map_or_else(|hang| Err(hang.not_closed()), without_lease));
         }
-        for site in self.sites() {
-            let closed = asked(&site, site.native.close()).await;
+        for datastore in self.datastores() {
+            let closed = asked(&datastore, datastore.native.close()).await;
             result = result
                 .and(closed.map_or_else(|hang| Err(hang.not_closed()), |closed| closed.map_err(Error::from)));
         }
@@ -366,11 +366,11 @@ impl Daemon {
 }
 
 /// Opens and locks the main datastore's folder. Without it nothing is served.
-async fn open_main(env: &Env, place: &Place) -> Result<Site> {
+async fn open_main(env: &Env, place: &Place) -> Result<Datastore> {
     let opening = Opening::new(env, &place.name);
     let open = async {
         let (name, cache) = (place.name.clone(), place.map_cache_bytes);
-        let main = Site::in_folder(env, name, &place.root, cache, &opening).await?;
+        let main = Datastore::in_folder(env, name, &place.root, cache, &opening).await?;
         main.set_served_by(None).await?;
         Ok(main)
     };

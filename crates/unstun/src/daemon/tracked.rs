@@ -5,26 +5,26 @@ use std::rc::Rc;
 
 use engine::Job;
 
-use super::entry::Entry;
-use super::site::Site;
+use super::datastore::Datastore;
 use super::state::Daemon;
+use super::vm_record::VmRecord;
 
 /// Job under the daemon's own number.
 pub struct Tracked {
     pub id: u64,
     /// Datastore of the job; for a move, the source.
-    pub site: Rc<Site>,
+    pub datastore: Rc<Datastore>,
     /// VM of the job; None for work on the whole store.
-    pub entry: Option<Rc<Entry>>,
+    pub entry: Option<Rc<VmRecord>>,
     pub job: Rc<Job>,
     /// Time, bytes done and rate at the last measurement of the rate.
     pub seen: Cell<(u64, u64, u64)>,
 }
 
 impl Tracked {
-    fn new(id: u64, site: &Rc<Site>, entry: Option<&Rc<Entry>>, job: &Rc<Job>) -> Tracked {
+    fn new(id: u64, datastore: &Rc<Datastore>, entry: Option<&Rc<VmRecord>>, job: &Rc<Job>) -> Tracked {
         let seen = Cell::new((job.started_ns, 0, 0));
-        Tracked { id, site: site.clone(), entry: entry.cloned(), job: job.clone(), seen }
+        Tracked { id, datastore: datastore.clone(), entry: entry.cloned(), job: job.clone(), seen }
     }
 }
 
@@ -37,7 +37,7 @@ impl Daemon {
                 if jobs.iter().any(|t| Rc::ptr_eq(&t.job, &job)) {
                     continue;
                 }
-                jobs.push(Tracked::new(self.number_job(), &entry.site, Some(&entry), &job));
+                jobs.push(Tracked::new(self.number_job(), &entry.datastore, Some(&entry), &job));
             }
         }
         jobs.iter().map(look).collect()
@@ -57,7 +57,7 @@ impl Daemon {
     }
 
     /// Registers a job of the daemon itself, under the number from `next_job`.
-    pub fn track(&self, site: &Rc<Site>, entry: Option<&Rc<Entry>>, job: &Rc<Job>) {
-        self.jobs.borrow_mut().push(Tracked::new(job.id, site, entry, job));
+    pub fn track(&self, datastore: &Rc<Datastore>, entry: Option<&Rc<VmRecord>>, job: &Rc<Job>) {
+        self.jobs.borrow_mut().push(Tracked::new(job.id, datastore, entry, job));
     }
 }

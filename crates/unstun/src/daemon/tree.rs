@@ -3,9 +3,9 @@
 use api::error::Result;
 use api::name::VmName;
 
-use super::entry::Kept;
-use super::present;
+use super::api_types;
 use super::state::Daemon;
+use super::vm_record::Kept;
 
 impl Daemon {
     pub async fn snapshot_tree(&self, vm: &VmName) -> Result<api::SnapshotTree> {
@@ -16,7 +16,7 @@ impl Daemon {
         for disk in entry.vm.listing().await? {
             unowned.extend(disk.unowned.into_iter().map(|layer| api::UnownedDelta {
                 disk: disk.number,
-                descriptor: present::layer_path(&entry, &layer.name),
+                descriptor: api_types::layer_path(&entry, &layer.name),
                 allocated_bytes: layer.allocated_bytes,
             }));
         }
@@ -27,7 +27,7 @@ impl Daemon {
         Ok(api::SnapshotTree {
             vm: vm.clone(),
             store: entry.kept.store(),
-            snapshots: present::snapshots(&entry, &state, &delta_bytes),
+            snapshots: api_types::snapshots(&entry, &state, &delta_bytes),
             unowned,
             machine_states,
         })

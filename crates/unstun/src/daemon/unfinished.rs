@@ -11,13 +11,13 @@ use blk::{Dir, Error, ErrorKind, Result};
 use engine::native::{VmHome, VmHomeState};
 use vmdk::home::Home as VmFiles;
 
+use super::datastore::{Datastore, Home};
 use super::defect::Defect;
 use super::formats::{self, HomeFiles};
 use super::native;
 use super::records::{HomeRecord, HomeState};
 use super::registry::Broken;
 use super::remove::{self, has_vmx, open_home};
-use super::site::{Home, Site};
 use super::state::Daemon;
 use crate::log::log;
 
@@ -32,20 +32,20 @@ impl Daemon {
         id: Option<u128>,
         making: impl Future<Output = Result<VmFiles>>,
     ) -> Result<Vec<String>> {
-        let (site, defects) = (&home.site, &self.defects);
+        let (datastore, defects) = (&home.datastore, &self.defects);
         let first = if defects.has(Defect::WholeEarly) { HomeState::Whole } else { HomeState::Making };
         let made = async {
             if !defects.has(Defect::RecordLate) {
-                site.records.put(name, site.record(&home.path, first, id)).await?;
+                datastore.records.put(name, datastore.record(&home.path, first, id)).await?;
             }
             let files = making.await?;
             let id = files.id().await?;
-            site.records.put(name, site.record(&home.path, HomeState::Whole, id)).await?;
+            datastore.records.put(name, datastore.record(&home.path, HomeState::Whole, id)).await?;
             Ok::<Vec<String>, Error>(files.take_notices())
         };
         let made = made.await;
         if let Err(error) = &made {
-            let record = site.record(&home.path, HomeState::Making, id);
+            let record = datastore.record(&home.path, HomeState::Making, id);
             self.take_back(name, home, record, &error.clone().into()).await;
         }
         made
@@ -55,8 +55,8 @@ impl Daemon {
     pub async fn take_back(&self, name: &str, home: &Home, record: HomeRecord, cause: &api::error::Error) {
         let undone = async {
             // The last record may say that the home is whole. Without a record nothing was created.
-            if home.site.records.get(name).is_some_and(|known| known != record) {
-                home.site.records.put(name, record.clone()).await?;
+            if home.datastore.records.get(name).is_some_and(|known| known != record) {
+                home.datastore.records.put(name, record.clone()).await?;
             }
             self.finish(name, home, &record).await
         };
@@ -75,59 +75,59 @@ impl Daemon {
 
     /// Finishes what a crash has interrupted in a datastore, before its homes are opened. Reports what cannot be
     /// finished.
-    pub async fn finish_all(self: &Rc<Self>, site: &Rc<Site>) {
-        let mut told = self.finish_bin(site).await;
-        if let Err(e) = self.sweep(site).await {
+    pub async fn finish_all(self: &Rc<Self>, datastore: &Rc<Datastore>) {
+        let mut told = self.finish_bin(datastore).await;
+        if let Err(e) = self.sweep(datastore).await {
             told.push(e.to_string());
         }
-        for (name, _) in site.records.all() {
+        for (name, _) in datastore.records.all() {
             // The operation that has the claim deals with the record.
             let Ok(_claim) = self.claim(&name) else { continue };
-            let Some(record) = site.records.get(&name).filter(|record| record.state != HomeState::Whole)
+            let Some(record) = datastore.records.get(&name).filter(|record| record.state != HomeState::Whole)
             else {
                 continue;
             };
-            let home = site.at(&record.path.clone().unwrap_or_else(|| site.root.join(&name)));
+            let home = datastore.at(&record.path.clone().unwrap_or_else(|| datastore.root.join(&name)));
             if let Err(e) = self.finish(&name, &home, &record).await {
                 told.push(format!("VM {name}: was being made or removed, and cannot be cleared away: {e}"));
             }
         }
-        if let Err(e) = self.finish_native(site).await {
+        if let Err(e) = self.finish_native(datastore).await {
             told.push(e.to_string());
         }
         for notice in told {
             log(&notice);
-            site.notices.borrow_mut().push(notice);
+            datastore.notices.borrow_mut().push(notice);
         }
     }
 
     /// Removes folders whose removal was interrupted: they have lost their names, and contain only files of the daemon.
     /// Also removes a store whose creation was interrupted.
-    async fn sweep(self: &Rc<Self>, site: &Rc<Site>) -> Result<()> {
-        site.native.clear_up().await?;
-        for name in site.dir.list().await? {
+    async fn sweep(self: &Rc<Self>, datastore: &Rc<Datastore>) -> Result<()> {
+        datastore.native.clear_up().await?;
+        for name in datastore.dir.list().await? {
             let Some(going) = name.strip_suffix('/') else { continue };
             let Some(was) = going.strip_suffix(TEMPORARY_SUFFIX) else { continue };
             // The operation that has the claim removes the folder.
             let Ok(_claim) = self.claim(was) else { continue };
-            remove::remove_nameless(&site.dir, going).await?;
+            remove::remove_nameless(&datastore.dir, going).await?;
         }
         Ok(())
     }
 
-    async fn finish_native(self: &Rc<Self>, site: &Rc<Site>) -> Result<()> {
-        if !site.native.exists().await? {
+    async fn finish_native(self: &Rc<Self>, datastore: &Rc<Datastore>) -> Result<()> {
+        if !datastore.native.exists().await? {
             return Ok(());
         }
-        let store = site.native.open().await?;
+        let store = datastore.native.open().await?;
         for (id, recorded) in store.homes()?.into_iter().filter(|(_, home)| is_unfinished(home)) {
-            let home = site.at(&site.root.join(&recorded.path));
-            let name = site.name_of(&home.path);
+            let home = datastore.at(&datastore.root.join(&recorded.path));
+            let name = datastore.name_of(&home.path);
             let Ok(_claim) = self.claim(&name) else { continue };
             if store.home_of(id)?.is_some_and(|home| is_unfinished(&home)) {
                 native::take_away(&home, id).await?;
-                site.registry.remove(&name).await?;
-                site.records.remove(&name).await?;
+                datastore.registry.remove(&name).await?;
+                datastore.records.remove(&name).await?;
             }
         }
         Ok(())
@@ -143,8 +143,8 @@ impl Daemon {
                 HomeState::Forgetting => remove::remove_folder(home, &dir).await?,
             }
         }
-        home.site.registry.remove(name).await?;
-        home.site.records.remove(name).await
+        home.datastore.registry.remove(name).await?;
+        home.datastore.records.remove(name).await
     }
 
     /// Removes an unfinished home. A home without `.unstun` has no files elsewhere.

@@ -1,4 +1,4 @@
-//! The bodies of requests: JSON from strangers, checked before anything hears of it.
+//! Bodies of requests: untrusted JSON, checked before any other code sees it.
 
 use std::path::Path;
 
@@ -12,14 +12,14 @@ use api::{name, units};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Of one VM: four SCSI controllers with 15 disks each, as VMware's own limit.
+/// Maximum number of disks of one VM: four SCSI controllers with 15 disks each, as VMware's own limit.
 const DISKS_MAX: usize = 60;
-/// Of one import: far more folders than a VM has disks would be a mistake.
+/// Maximum number of folders of one import. Far more folders than a VM has disks would be a mistake.
 const ROOTS_MAX: usize = 60;
 /// The kernel's own limit on a path.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// What a route accepts: the parser sees to the shape, `check` to the values.
+/// Body that a route accepts. The parser checks its shape, `check` its values.
 pub trait Request: DeserializeOwned {
     fn check(&self) -> std::result::Result<(), String> {
         Ok(())
@@ -114,7 +114,7 @@ impl Request for JobLimit {
     }
 }
 
-/// The daemon's own folder means nothing to whoever asks, and a line of its registry is a path.
+/// Checks a path. A relative path would refer to the daemon's own folder, and the registry keeps a path on one line.
 fn check_path(path: &Path) -> std::result::Result<(), String> {
     let text = path.to_str().ok_or_else(|| format!("path {path:?}: expected UTF-8"))?;
     let sound = path.is_absolute() && text.len() < PATH_BYTES_MAX && !text.chars().any(char::is_control);
@@ -127,7 +127,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
     }
 }
 
-/// Every route that has a body, with the path under `/api/v1`; previews take their command's.
+/// Every route that has a body, with the path under `/api/v1`. A preview takes the body of its command.
 pub const ROUTES: [&str; 19] = [
     "POST /vms",
     "POST /import",
@@ -150,8 +150,9 @@ pub const ROUTES: [&str; 19] = [
     "POST /vms/{vm}/undo",
 ];
 
-/// One of `ROUTES` by the first byte (`a` is the first), and what follows as its body: parsed, and once more
-/// as a client would send it. For hostile bytes, without a daemon.
+/// Asserts that a body that was accepted is accepted again as a client would send it, and means the same. The first
+/// byte of `input` selects one of `ROUTES` (`a` is the first), and the rest is the body. It takes hostile bytes and
+/// needs no daemon.
 pub fn replay(input: &[u8]) -> Result<()> {
     let (first, body) = input.split_first().ok_or_else(|| Error::invalid("no byte to choose a route by"))?;
     let route = ROUTES[usize::from(first.wrapping_sub(b'a')) % ROUTES.len()];
@@ -161,7 +162,7 @@ pub fn replay(input: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Parses `bytes` as the body of one of `ROUTES`, and answers it as the client would send it.
+/// Parses `bytes` as the body of one of `ROUTES`, and returns it as the client would send it.
 pub fn accept(route: &str, bytes: &[u8]) -> Result<Vec<u8>> {
     match route {
         "POST /vms" => again::<VmCreate>(bytes),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Answer, Body, Parameter, Parameters, Shared, answer};
 
-/// Null or absent: the main one; of the bin: all.
+/// Query that names a datastore. Null or absent means the main one, or for the bin all of them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Which {

@@ -1,4 +1,4 @@
-//! What `attach` prints, given to those it is for.
+//! The output of `attach`, passed to the programs for which it is meant.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use crate::daemon::Datastore;
 use crate::tools::run_script;
 
-/// A machine that is never started: its disks are opened all the same. Standard output of QEMU's monitor.
+/// Runs QEMU with a machine that is never started: its disks are opened nevertheless. Returns the standard output of
+/// QEMU's monitor.
 fn qemu(arguments: &[&str]) -> String {
     let mut child = Command::new("qemu-system-x86_64")
         .args(["-machine", "q35,accel=tcg", "-display", "none", "-S", "-nodefaults", "-monitor", "stdio"])

@@ -1,4 +1,5 @@
-//! Bends a folder of VMware's files as a stranger would, or a disk that rots. A function of its random numbers.
+//! Damages a folder of VMware's files as a stranger or a failing disk would. The damage is a function of the random
+//! numbers.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -7,11 +8,11 @@ use std::process::Command;
 
 use crate::random::Random;
 
-/// Files that are longer, as `grown` makes them, are no longer read and bent.
+/// Files that are longer, as `grown` makes them, are not read and damaged again.
 const LONG_BYTES: u64 = 32 << 20;
-/// Changes of one folder.
+/// Maximum number of changes of one folder.
 const BENDS_MAX: u64 = 4;
-/// Numbers at which sums and products wrap, and limits of the formats.
+/// Numbers at which sums and products overflow, and limits of the formats.
 const NUMBERS: [&str; 10] = [
     "0",
     "1",
@@ -24,7 +25,7 @@ const NUMBERS: [&str; 10] = [
     "18446744073709551615",
     "99999999999999999999999999",
 ];
-/// Names that lead to files that are no data, or are others'.
+/// Names that lead to files that are no data, or that belong to others.
 const PATHS: [&str; 9] = [
     "/dev/zero",
     "/dev/null",
@@ -55,10 +56,10 @@ const BENDS: [(&str, Bend); 14] = [
     ("private folder", private_folder),
     ("many files", many_files),
 ];
-/// The first of those that take a while, which come less often.
+/// The first of the slow changes, which are chosen less often.
 const LARGE: u64 = 10;
 
-/// Answers what was done.
+/// Damages the folder, and returns a description of each change.
 pub fn bend(folder: &Path, random: &mut Random) -> Vec<String> {
     let count = 1 + random.below(BENDS_MAX);
     let one = |_| {
@@ -69,7 +70,7 @@ pub fn bend(folder: &Path, random: &mut Random) -> Vec<String> {
     (0..count).map(one).collect()
 }
 
-/// Regular files that are not long, by name.
+/// Returns the regular files that are not long, sorted by name.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
     let short = |entry: &fs::DirEntry| entry.metadata().unwrap().len() <= LONG_BYTES;
@@ -101,7 +102,7 @@ fn named(file: Option<PathBuf>) -> String {
     file.and_then(|file| Some(file.file_name()?.to_str()?.to_owned())).unwrap_or("nothing".into())
 }
 
-/// Changes the content of a file that is wanted, if there is one.
+/// Changes the content of a matching file, if there is one.
 fn change(
     folder: &Path,
     random: &mut Random,
@@ -135,7 +136,7 @@ fn bytes(folder: &Path, random: &mut Random) -> String {
     )
 }
 
-/// Replaces what stands behind the `=` of a line, or a word of an extent line.
+/// Replaces the value after the `=` of a line, or a word of an extent line.
 fn value(content: &mut Vec<u8>, random: &mut Random, by: &str) {
     let text = String::from_utf8_lossy(content).into_owned();
     let lines: Vec<&str> = text.lines().collect();
@@ -189,7 +190,7 @@ fn lines_twice(folder: &Path, random: &mut Random) -> String {
 
 fn word(folder: &Path, random: &mut Random) -> String {
     change(folder, random, is_extent, |content, random| {
-        // Header and directory are in the first sectors.
+        // The header and the directory are in the first sectors.
         let words = content.len().min(4096) as u64 / 4;
         for _ in 0..(1 + random.below(3)).min(words) {
             let place = random.below(words) as usize * 4;
@@ -200,7 +201,7 @@ fn word(folder: &Path, random: &mut Random) -> String {
     })
 }
 
-/// A link becomes its own ancestor.
+/// Makes a link its own ancestor.
 fn circle(folder: &Path, random: &mut Random) -> String {
     change(folder, random, is_descriptor, |content, random| {
         let names = ["esx.vmdk", "esx-000001.vmdk", "esx-000002.vmdk"];
@@ -214,7 +215,7 @@ fn circle(folder: &Path, random: &mut Random) -> String {
     })
 }
 
-/// A file is replaced by a link, a pipe, a folder, a device's name, or nothing.
+/// Replaces a file by a link, a pipe, a folder, a device's name, or nothing.
 fn other_kind(folder: &Path, random: &mut Random) -> String {
     let Some(file) = any(folder, random, |_| true) else { return "nothing".into() };
     fs::remove_file(&file).unwrap();
@@ -235,7 +236,7 @@ fn other_kind(folder: &Path, random: &mut Random) -> String {
     format!("{} kind {kind}", named(Some(file)))
 }
 
-/// As long as a file may be, and empty.
+/// Sets a file's length to a power of two from 1 MiB to 512 GiB.
 fn grown(folder: &Path, random: &mut Random) -> String {
     let file = any(folder, random, |_| true);
     if let Some(file) = &file {
@@ -244,7 +245,7 @@ fn grown(folder: &Path, random: &mut Random) -> String {
     named(file)
 }
 
-/// Every place that a disk can have, all with one descriptor.
+/// Adds a disk at every slot, all with one descriptor.
 fn slots(folder: &Path, random: &mut Random) -> String {
     change(
         folder,
@@ -267,7 +268,7 @@ fn slots(folder: &Path, random: &mut Random) -> String {
     )
 }
 
-/// About as many lines or bytes as a text may have, or more: newlines, one long line, many keys.
+/// Appends about as many lines or bytes as a text may have, or more: newlines, one long line, or many keys.
 fn many_lines(folder: &Path, random: &mut Random) -> String {
     let count = 1 << (12 + random.below(12));
     let kind = random.below(3);
@@ -289,7 +290,7 @@ fn shared_extent(folder: &Path, random: &mut Random) -> String {
     format!("{} {copies} times", named(Some(file)))
 }
 
-/// What a home of ours keeps in its folder, from somebody else.
+/// Adds a private file of our own homes to the folder, as another user could.
 fn private_folder(folder: &Path, random: &mut Random) -> String {
     let private = folder.join(".unstun");
     if fs::create_dir(&private).is_err() {

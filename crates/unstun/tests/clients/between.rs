@@ -1,5 +1,5 @@
-//! A VM goes from one datastore of the daemon into another while clients stay attached; of its two homes one is the VM,
-//! whatever is killed, cancelled or missing.
+//! Moves of a VM between two datastores of the daemon while clients stay attached. Exactly one of its two homes is the
+//! VM, even after a kill, a cancellation or the loss of a datastore.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub fn place(datastore: &Datastore) -> (String, String) {
     (text("datastore"), text("store"))
 }
 
-/// A move that cannot end by itself.
+/// Starts a move that cannot end by itself.
 pub fn slow_move(datastore: &Datastore, to: &str) -> Value {
     let job = datastore.json(&format!("vm move web --to {to} --detach"))["id"].clone();
     datastore.json(&format!("job limit {job} 1M"));
@@ -80,7 +80,7 @@ fn one_client_stays_attached_and_what_cannot_be_moved_is_refused() {
     datastore.json("vm create db --disk 16M,16M");
     let mut guest = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
     io(&datastore, "write -P 7 4k 4k");
-    // As it is kept now, without --store.
+    // Without --store, the store type stays the same.
     datastore.json("vm move web/disk0 --to second");
     assert_eq!(place(&datastore), ("second".to_owned(), "native".to_owned()));
     assert_eq!(guest.read(4096, 4096).unwrap(), [7; 4096]);
@@ -124,7 +124,7 @@ fn a_move_that_is_cancelled_or_killed_leaves_the_vm_where_it_was() {
         slow_move(&datastore, "second");
         daemon.kill();
         assert!(second.join("web").exists());
-        // While the other datastore is missing the VM is served from where it is, and not moved again.
+        // While the other datastore is missing, the VM is served from its present place, and not moved again.
         let hidden = datastore.beside("hidden");
         fs::rename(&second, &hidden).unwrap();
         let daemon = datastore.start();
@@ -147,7 +147,8 @@ fn a_move_that_is_cancelled_or_killed_leaves_the_vm_where_it_was() {
     }
 }
 
-/// Killed at random moments, the step among them with some luck: after each start it is whole, and there once.
+/// Kills the daemon at random moments, possibly during the step of the move. After each start the VM is complete and
+/// exists once.
 #[test]
 fn kill_9_at_any_moment_of_a_move_leaves_it_whole_and_once() {
     let datastore = Datastore::new();
@@ -186,9 +187,9 @@ fn kill_9_at_any_moment_of_a_move_leaves_it_whole_and_once() {
     }
 }
 
-/// Lets a slow move go, and answers how it ended.
+/// Lifts the limit of a slow move, and returns the job when it has ended.
 fn end(datastore: &Datastore, job: &Value) -> Value {
-    // It may have failed already.
+    // The job may have failed already.
     datastore.run(&format!("job limit {job} none"));
     loop {
         let jobs = datastore.json("job list");
@@ -199,7 +200,7 @@ fn end(datastore: &Datastore, job: &Value) -> Value {
     }
 }
 
-/// What the step has to write was written when the move began.
+/// The files that the step changes were written when the move began, so the step needs no free space.
 #[test]
 fn a_vm_leaves_a_datastore_that_has_filled_up() {
     let Some(mounted) = Mounted::new() else { return };
@@ -251,7 +252,8 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// Between the step and the word to the other side both homes are there, and only the one that was left knows.
+/// Between the step and the message to the other side both homes exist, and only the source home records which one is
+/// the VM.
 #[test]
 fn after_the_step_the_other_side_is_the_vm_and_is_served_once_that_is_known() {
     let datastore = Datastore::new();
@@ -265,7 +267,7 @@ fn after_the_step_the_other_side_is_the_vm_and_is_served_once_that_is_known() {
     datastore.json("vm move web --to ds");
     io(&datastore, "write -P 2 0 1M");
     daemon.kill();
-    // As a crash right behind the step would have left them.
+    // Restores the files as a crash directly after the step would have left them.
     let arrived = datastore.path().join("web");
     fs::rename(&old, &home).unwrap();
     fs::write(home.join(".unstun/departing"), format!("left {}\n", arrived.display())).unwrap();
@@ -285,7 +287,7 @@ fn after_the_step_the_other_side_is_the_vm_and_is_served_once_that_is_known() {
     datastore.json("datastore remove second --yes");
     daemon.stop();
 
-    // The one that was left, without the datastore it went to: it knows that it is not the VM.
+    // A source home without the target's datastore: its record says that it is not the VM.
     let apart = Datastore::called("apart");
     let daemon = apart.start();
     apart.json("vm create web --disk 16M --store redo");

@@ -1,4 +1,4 @@
-//! The bin: a VM that was removed comes back as it was, sector for sector, and gives way to whoever needs its space.
+//! The bin: a removed VM is restored sector for sector, and the bin frees its space when others need it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::space::{Mounted, until};
 use crate::tools::{Twin, run_script};
 
 const STORES: [&str; 2] = ["redo", "native"];
-/// Whatever is free here, more than nothing is.
+/// The bin keeps entries as long as any space is free.
 const KEEP: [&str; 2] = ["--bin-free-percent", "0"];
 const REMOVE: &str = "vm remove web --delete-disks --yes";
 const MIB: u32 = 1 << 20;
@@ -27,7 +27,7 @@ fn names(datastore: &Datastore) -> Vec<String> {
     vms.as_array().unwrap().iter().map(|vm| vm["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A VM `web` with content before a snapshot and after it, and the same content in a file.
+/// Creates a VM `web` with content before and after a snapshot. Returns the same content in files.
 fn scribbled(datastore: &Datastore, store: &str) -> (Twin, PathBuf) {
     datastore.json(&format!("vm create web --disk 48M --store {store}"));
     let mut twin = Twin::new(datastore, 48 << 20, 7);
@@ -47,7 +47,7 @@ fn assert_content(datastore: &Datastore, vm: &str, twin: &Twin, then: &Path) {
     tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", then.to_str().unwrap(), &at]);
 }
 
-/// Through a restart and a kill, and with the name in use meanwhile.
+/// Restores a VM after a restart and a kill, and while its name is in use.
 fn comes_back(store: &str) {
     let datastore = Datastore::new();
     let daemon = datastore.start_as(&KEEP);
@@ -63,7 +63,7 @@ fn comes_back(store: &str) {
     assert_eq!(names(&datastore), Vec::<String>::new());
     assert_eq!(datastore.json("datastore list")[0]["bin_bytes"], removed["bin"]["bytes"]);
 
-    // The name is free, and whatever uses it is another VM.
+    // The name is free, and another VM may use it.
     datastore.json(&format!("vm create web --disk 16M --store {store}"));
     run_script(&datastore.uri("web/disk0"), &["write -P 9 0 1M".to_owned()]);
     let (code, said) = datastore.fails("bin restore web");
@@ -79,7 +79,7 @@ fn comes_back(store: &str) {
     assert_content(&datastore, "web2", &twin, &then);
     run_script(&datastore.uri("web/disk0"), &["read -P 9 0 1M".to_owned()]);
 
-    // And under its own name, after the other one has gone for good.
+    // The VM is also restored under its own name, after the other VM was removed for good.
     datastore.json(&format!("{REMOVE} --purge"));
     datastore.json("vm remove web2 --delete-disks --yes");
     datastore.json("bin restore web2 --name web");
@@ -213,7 +213,7 @@ fn what_a_vm_in_the_bin_reads_stays() {
     daemon.stop();
 }
 
-/// The folder says whose it is, and so does the store.
+/// The folder and the store both record to which VM an entry belongs.
 #[test]
 fn a_bin_whose_records_are_lost_or_damaged_is_found_again() {
     for store in STORES {
@@ -237,7 +237,7 @@ fn a_bin_whose_records_are_lost_or_damaged_is_found_again() {
     }
 }
 
-/// What a native VM is stands in the store alone.
+/// The store is the only source of a native VM's metadata.
 #[test]
 fn a_native_vm_comes_back_without_its_folder() {
     let datastore = Datastore::new();
@@ -266,7 +266,7 @@ fn a_vm_that_would_come_back_torn_is_not_kept_and_the_preview_says_so() {
     assert!(preview["not_kept"].as_str().unwrap().contains("in another folder"), "{preview}");
     assert_eq!(datastore.json(REMOVE)["disks_deleted"], true);
     assert_eq!(fs::read_dir(&fast).unwrap().filter(|one| is_disk(one.as_ref().unwrap())).count(), 0);
-    // All of its disks in another folder is well.
+    // A VM with all of its disks in another folder is kept.
     datastore.json(&format!("vm create web --disk 16M,dir={} --store redo", fast.display()));
     run_script(&datastore.uri("web/disk0"), &["write -P 5 0 1M".to_owned()]);
     datastore.json("snapshot take web a");
@@ -284,7 +284,7 @@ fn is_disk(entry: &fs::DirEntry) -> bool {
     entry.path().extension().is_some_and(|extension| extension == "vmdk")
 }
 
-/// A copy of what is in the bin, and what others have put into its folder.
+/// A copy of a folder in the bin is no VM, and foreign files in the folder are not removed with it.
 #[test]
 fn a_folder_of_the_bin_is_no_vm_and_takes_no_strange_file_along() {
     for store in STORES {
@@ -318,7 +318,7 @@ fn what_is_past_its_time_goes() {
         datastore.json(&format!("vm create web --disk 16M --store {store}"));
         datastore.json(REMOVE);
         daemon.stop();
-        // Without a bin the time of all that is in it is over.
+        // A daemon without a bin treats every entry as expired.
         let daemon = datastore.start_as(&["--bin-hours", "0"]);
         until("the entry to go", || kept(&datastore).is_empty().then_some(()));
         datastore.json(&format!("vm create web --disk 16M --store {store}"));
@@ -360,7 +360,7 @@ fn a_datastore_takes_its_bin_along() {
     daemon.stop();
 }
 
-/// Its store says what is in the bin, to whichever daemon; and what that one has done holds.
+/// The store of a device records its bin for every daemon, and also the changes that another daemon makes to it.
 #[test]
 fn a_device_takes_its_bin_along() {
     for restores in [true, false] {
@@ -403,7 +403,7 @@ fn a_device_takes_its_bin_along() {
     }
 }
 
-/// A small datastore, with 120 MiB in the bin that a guest then needs.
+/// A small datastore, with 120 MiB in the bin that a guest needs later.
 struct Small {
     small: Mounted,
     datastore: Datastore,
@@ -434,7 +434,7 @@ impl Small {
     }
 }
 
-/// Writes as much as is not free inside of a store, and fits when the bin has given way.
+/// Writes more than is free inside the store; the data fit once the bin has freed its space.
 fn a_guest_gets_the_space_of_the_bin(store: &str, mib: u64) {
     let Some(small) = Small::new() else { return };
     let daemon = small.start(store, &KEEP);
@@ -473,7 +473,7 @@ fn a_new_vm_gets_the_space_of_the_bin() {
     daemon.stop();
 }
 
-/// What is to stay free stays free, without anybody who asks for it.
+/// The bin keeps the configured share of space free without a request for space.
 #[test]
 fn the_bin_keeps_nothing_where_little_is_free() {
     let Some(small) = Small::new() else { return };
@@ -482,7 +482,7 @@ fn the_bin_keeps_nothing_where_little_is_free() {
     let preview = small.datastore.json("vm remove web --delete-disks --dry-run");
     assert_eq!(preview["not_kept"], json!(null), "{preview}");
     small.small.fill();
-    // It is no entry any more while its files go.
+    // The entry is no longer listed while its files are being removed.
     until("its files to go", || {
         let left = fs::read_dir(small.small.path()).unwrap().map(|one| one.unwrap().file_name());
         let gone = !left.into_iter().any(|name| name.to_str().unwrap().contains("unstun-bin"));
@@ -499,7 +499,7 @@ fn latest_entry(datastore: &Datastore) -> Value {
     kept(datastore).pop().expect("something is in the bin")
 }
 
-/// What a revert and a discard threw away comes back, through a kill and a restart.
+/// Restores the states that a revert and a discard threw away, after a kill and a restart.
 fn states_come_back(store: &str) {
     let datastore = Datastore::new();
     let daemon = datastore.start_as(&KEEP);
@@ -540,7 +540,7 @@ fn states_come_back(store: &str) {
     datastore.json(&format!("{restore} --disconnect"));
     drop(client);
     assert_content(&datastore, "web", &twin, &then);
-    // What the two restores threw away.
+    // These are the states that the two restores threw away.
     assert_eq!(datastore.json("bin empty --yes")["entries"].as_array().unwrap().len(), 2);
     assert_eq!(kept(&datastore), Vec::<Value>::new());
     let (code, said) = datastore.fails("snapshot undo web --yes");
@@ -552,7 +552,7 @@ fn states_come_back(store: &str) {
     shows(&then);
     datastore.json("snapshot revert web a --yes");
     datastore.json("snapshot commit web --all --yes");
-    // A native commit changes nothing that the bin has.
+    // A native commit changes nothing in the bin.
     assert_eq!(kept(&datastore).len(), usize::from(store == "native"));
     shows(&then);
     datastore.json("bin empty --yes");
@@ -563,7 +563,7 @@ fn states_come_back(store: &str) {
     daemon.stop();
 }
 
-/// A VM whose bin holds states leaves nothing behind when it is removed for good.
+/// Removing a VM for good also removes its states from the bin.
 fn states_go_with_their_vm(datastore: &Datastore) {
     datastore.json("snapshot take web last");
     datastore.json("vm open web");

@@ -1,4 +1,4 @@
-//! Going back, giving up, cloning: through the command line, with QEMU's programs as the guest.
+//! Revert, discard and clone through the command line, with QEMU's programs as the guest.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::tools::{Twin, assert_same, run_script};
 
 const SIZE: u64 = 64 << 20;
 
-/// A VM with a twin that is told the same, and what it was at each snapshot.
+/// A VM with a twin that gets the same writes, and the content at each snapshot.
 struct Scene<'a> {
     datastore: &'a Datastore,
     twin: Twin,
@@ -42,9 +42,9 @@ impl<'a> Scene<'a> {
         self.take(name);
     }
 
-    /// The running disk shows `name`'s state, and so does its twin from now on.
+    /// Asserts that the running disk shows `name`'s state, and sets the twin to that state.
     fn is_at(&self, name: &str) {
-        // Whoever wrote before has ended.
+        // Earlier writers have ended.
         self.datastore.json("vm open web");
         assert_same(&self.state(name), "raw", &self.uri);
         copy(&self.state(name), &self.twin.path);
@@ -56,7 +56,7 @@ impl<'a> Scene<'a> {
         tree["snapshots"].as_array().unwrap().iter().map(name).collect()
     }
 
-    /// Of the files too, once nobody serves them.
+    /// Asserts that the files equal the twin, once the daemon has stopped.
     fn ends_as_its_twin(self, daemon: Daemon<'_>) {
         let top = self.datastore.descriptor("web");
         daemon.stop();
@@ -89,7 +89,7 @@ fn revert_goes_back_and_keeps_what_it_is_told_to() {
         assert_same(&scene.state(name), "raw", &datastore.uri(&format!("web/disk0@{name}")));
     }
     scene.scribble();
-    // Without a name: the one it runs on.
+    // Without a name, the VM reverts to the current snapshot.
     datastore.json("snapshot revert web --yes");
     scene.is_at("b");
     assert_eq!(scene.names(), ["a", "b", "now"]);
@@ -135,14 +135,14 @@ fn discard_drops_a_side_branch_and_leads_back_on_the_running_one() {
     datastore.json("snapshot revert web a --yes");
     scene.is_at("a");
     scene.scribble_and_take("b");
-    // The side branch is not the running one: a guest may stay.
+    // The side branch is not the running one, so a guest may stay connected.
     let guest = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
     datastore.json("snapshot discard web side --yes");
     drop(guest);
     scene.is_at("b");
     assert_eq!(scene.names(), ["a", "b"]);
     scene.scribble();
-    // The guest's end is heard of on its own: --disconnect waits for it.
+    // The daemon notices the guest's end asynchronously; --disconnect waits for it.
     datastore.json("snapshot discard web a --yes --disconnect");
     scene.is_at("a");
     assert!(scene.names().is_empty());
@@ -171,7 +171,7 @@ fn a_clone_protects_its_ground_and_consolidate_folds_what_it_leaves() {
         assert_eq!(code, 3, "{line}: {said}");
         assert!(said.contains("test1"), "{line} does not name the clone: {said}");
     }
-    // The name may go; the layers under it stay for the clone.
+    // The snapshot's name is removed; the layers under it stay for the clone.
     datastore.json("snapshot discard web b --yes");
     scene.is_at("b");
     scene.scribble();

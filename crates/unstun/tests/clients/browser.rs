@@ -1,4 +1,5 @@
-//! The lab's page in a browser: it draws, and it fits. That it asks nobody for anything is a test of the page's text.
+//! The lab's page in a browser: its charts are drawn, and it fits. A test of the page's text checks that it loads
+//! nothing.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -11,12 +12,12 @@ use serde_json::Value;
 use crate::daemon::Datastore;
 use crate::programs::tool;
 
-/// Guest and host IOPS, latencies of reads and writes: the curves of one run.
+/// Minimum number of charts: guest and host IOPS, latencies of reads and writes, which are the curves of one run.
 const CHARTS_MIN: u64 = 4;
-/// CSS pixels across: a telephone, a window.
+/// Widths in CSS pixels: a telephone and a window.
 const WIDTHS: [u64; 2] = [400, 1200];
 
-/// Shows the page in a frame of that width, and says as its own title what came of it.
+/// Shows the page in a frame of that width, and reports the result in its own title.
 const PROBE: &str = r#"<!doctype html><iframe id="page" width="WIDTH" height="900" style="border:0" src="report.html"></iframe>
 <script>page.onload = () => {
   const root = page.contentDocument.documentElement;
@@ -30,7 +31,7 @@ const PROBE: &str = r#"<!doctype html><iframe id="page" width="WIDTH" height="90
 };</script>
 "#;
 
-/// A page of a run of the default experiment, in the folder that is answered.
+/// Runs the default experiment, and returns the folder with its page.
 fn run(datastore: &Datastore) -> std::path::PathBuf {
     let folder = datastore.beside("run");
     let mut unstun = Command::new(env!("CARGO_BIN_EXE_unstun"));
@@ -39,7 +40,7 @@ fn run(datastore: &Datastore) -> std::path::PathBuf {
     folder
 }
 
-/// Without a sandbox because tests run as root, where it has none.
+/// Runs the browser without a sandbox, because tests run as root, for which it has none.
 fn chromium(folder: &Path, arguments: &[&str], page: &str) -> String {
     let profile = format!("--user-data-dir={}", folder.join("profile").display());
     let page = format!("file://{}", folder.join(page).display());
@@ -48,7 +49,7 @@ fn chromium(folder: &Path, arguments: &[&str], page: &str) -> String {
     tool("chromium", &all)
 }
 
-/// What the page came to in a frame of that width.
+/// Returns the measurements of the page in a frame of that width.
 fn probe(folder: &Path, width: u64) -> Value {
     fs::write(folder.join("probe.html"), PROBE.replace("WIDTH", &width.to_string())).unwrap();
     let options = ["--allow-file-access-from-files", "--virtual-time-budget=20000", "--dump-dom"];
@@ -58,7 +59,7 @@ fn probe(folder: &Path, width: u64) -> Value {
     serde_json::from_str(&said.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")).unwrap()
 }
 
-/// Of all pixels, those that are not the most frequent colour, in per cent.
+/// Returns the share of pixels that do not have the most frequent colour, in percent.
 fn inked_percent(folder: &Path) -> f64 {
     let picture = folder.join("page.png");
     let shot = format!("--screenshot={}", picture.display());
@@ -84,7 +85,7 @@ fn the_page_of_a_run_draws_its_charts_and_fits_any_width() {
     }
     let inked = inked_percent(&folder);
     assert!((3.0..70.0).contains(&inked), "{inked} % of the picture");
-    // The same checks see what is wrong with a page.
+    // The same checks detect a faulty page.
     let page = folder.join("report.html");
     let whole = fs::read_to_string(&page).unwrap();
     fs::write(&page, whole.replace("<path", "<desc").replace("<polyline", "<desc").replace(" d=\"", " e=\""))

@@ -1,4 +1,4 @@
-//! `lab compare` on real storage: real stacks, real verbs, and what goes wrong is a result.
+//! `lab compare` on real storage: real stacks and real operations; failures are results.
 
 use std::process::{Command, Output};
 
@@ -20,7 +20,7 @@ fn of<'a>(summaries: &'a Value, subject: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("{subject} is missing in {summaries}"))
 }
 
-/// The median of a figure.
+/// Returns the median of a figure.
 fn figure(summary: &Value, phase: &str, quantity: &str) -> f64 {
     let cells = summary["cells"].as_array().unwrap();
     let cell = cells.iter().find(|cell| cell["phase"] == phase && cell["quantity"] == quantity);
@@ -41,7 +41,7 @@ fn stacks_are_measured_in_turns() {
             assert!(figure(summary, phase, "iops") > 0.0, "{subject}, {phase}: {summary}");
         }
     }
-    // Ours ends under load; the others may or may not within the time.
+    // Our commits end under load; those of the other subjects may or may not within the time.
     for subject in ["native", "redo"] {
         assert_eq!(figure(of(&summaries, subject), "commit", "converged"), 1.0, "{summaries}");
     }

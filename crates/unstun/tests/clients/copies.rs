@@ -1,4 +1,4 @@
-//! Folders of VMs that their user has copied or renamed while the daemon was down: one of them is the VM.
+//! Folders of VMs that a user copied or renamed while the daemon was down. Exactly one of them is the VM.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.success(), "{}: {copied}", from.display());
 }
 
-/// Name and condition of each VM.
+/// Returns the name and condition of each VM.
 fn listed(datastore: &Datastore) -> Vec<(String, String)> {
     let list = datastore.json("vm list");
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
@@ -57,7 +57,7 @@ fn a_copied_folder_is_refused_by_name_and_goes_without_harm() {
         datastore.json("vm remove b");
         assert_eq!(listed(&datastore), [pair("a", "open")]);
         io(&datastore, "a/disk0", "read -P 1 0 1M");
-        // A native VM has no files there; those of the other are the user's to remove.
+        // The folder of a native VM holds no files of its own; the user must remove those of a redo VM.
         assert_eq!(datastore.path().join("b").exists(), store == "redo");
         let _ = fs::remove_dir_all(datastore.path().join("b"));
         datastore.json("snapshot take a s");
@@ -81,12 +81,12 @@ fn a_renamed_folder_is_the_vm_under_its_new_name() {
         let daemon = datastore.start();
         assert_eq!(listed(&datastore), [pair("c", "open")], "{store}");
         daemon.stop();
-        // A copy does not become the VM because it is called as the VM once was.
+        // A copy does not become the VM by having the VM's former name.
         copy(&c, &a);
         let daemon = datastore.start();
         assert_eq!(listed(&datastore), [pair("a", "broken"), pair("c", "open")], "{store}");
         daemon.stop();
-        // Both have been renamed: which is the VM stands nowhere.
+        // Both have been renamed, so no record says which one is the VM.
         fs::rename(&c, &b).unwrap();
         fs::rename(&a, datastore.path().join("d")).unwrap();
         let daemon = datastore.start();

@@ -1,4 +1,4 @@
-//! The daemon as a process of its own, on a datastore of its own.
+//! The daemon as a separate process, on a datastore of its own.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -10,7 +10,7 @@ use serde_json::{Deserializer, Value};
 use tempfile::TempDir;
 
 const UNSTUN: &str = env!("CARGO_BIN_EXE_unstun");
-/// Cargo's folder for tests: beside the build, so on its storage.
+/// Cargo's folder for tests. It is beside the build, so on the same storage.
 const TEMPORARY: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// A datastore that outlives the daemons started on it.
@@ -35,7 +35,7 @@ impl Datastore {
         self.folder.path().join(self.name)
     }
 
-    /// A place for files of the test, on the same storage.
+    /// Returns a path for files of the test, on the same storage.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -44,21 +44,21 @@ impl Datastore {
         self.start_with(&[])
     }
 
-    /// With variables of its own.
+    /// Starts a daemon with environment variables.
     pub fn start_with(&self, variables: &[(&str, &Path)]) -> Daemon<'_> {
         let mut daemon = self.daemon();
         daemon.envs(variables.iter().copied());
         self.started(daemon)
     }
 
-    /// With options of `up`.
+    /// Starts a daemon with options of `up`.
     pub fn start_as(&self, options: &[&str]) -> Daemon<'_> {
         let mut daemon = self.daemon();
         daemon.args(options);
         self.started(daemon)
     }
 
-    /// With so many descriptors at most.
+    /// Starts a daemon with a limit on descriptors.
     pub fn start_with_descriptors(&self, limit: u64) -> Daemon<'_> {
         let daemon = self.daemon();
         let mut limited = Command::new("prlimit");
@@ -73,14 +73,14 @@ impl Datastore {
         daemon.stdout(Stdio::piped());
         let mut child = daemon.spawn().unwrap_or_else(|e| panic!("{UNSTUN}: {e}"));
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        // Printed once every client is served.
+        // The daemon prints its status once every client is served.
         let status = Deserializer::from_reader(&mut stdout).into_iter::<Value>().next();
         let status = status.expect("the daemon ended without a word").unwrap();
         assert!(status["error"].is_null(), "{status}");
         Daemon { datastore: self, child, _stdout: stdout }
     }
 
-    /// The command that starts a daemon, whose log is in `daemon.log` beside the datastore.
+    /// Returns the command that starts a daemon, whose log is in `daemon.log` beside the datastore.
     pub fn daemon(&self) -> Command {
         let log = File::options().create(true).append(true).open(self.beside("daemon.log")).unwrap();
         let mut command = self.command(&["up", "--json"]);
@@ -96,7 +96,8 @@ impl Datastore {
         command
     }
 
-    /// The folder that the daemon takes for the one that systemd gives it, in a tmpfs: all daemons of a host have one.
+    /// Returns the folder in a tmpfs that stands for the one that systemd gives the daemon. All daemons of a host share
+    /// it.
     pub fn memory(&self) -> PathBuf {
         let shared = Path::new("/dev/shm/unstun-tests");
         match self.own_memory {
@@ -105,7 +106,7 @@ impl Datastore {
         }
     }
 
-    /// The same, with a folder in memory of its own, which the test may remove.
+    /// Gives the datastore's daemons a folder in memory of their own, which the test may remove.
     pub fn with_own_memory(mut self) -> Self {
         self.own_memory = true;
         self
@@ -115,7 +116,7 @@ impl Datastore {
         self.command(&line.split_whitespace().collect::<Vec<_>>()).output().unwrap()
     }
 
-    /// A command that goes on beside the test, its output thrown away.
+    /// Starts a command that runs beside the test; its output is thrown away.
     pub fn begin(&self, line: &str) -> Child {
         let mut command = self.command(&line.split_whitespace().collect::<Vec<_>>());
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
@@ -127,7 +128,7 @@ impl Datastore {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("unstun {line}: {e}"))
     }
 
-    /// With another datastore named, by folder or name; the daemon is this one's.
+    /// Runs a command that names another datastore, by folder or name, at this datastore's daemon.
     fn run_at(&self, named: &str, line: &str) -> Output {
         self.command_at(named, line).output().unwrap()
     }
@@ -145,13 +146,13 @@ impl Datastore {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("unstun {line}: {e}"))
     }
 
-    /// The exit code and standard error.
+    /// Returns the exit code and standard error.
     pub fn at(&self, named: &str, line: &str) -> (i32, String) {
         let output = self.run_at(named, line);
         (output.status.code().expect("not a signal"), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
-    /// The exit code, and what was said on standard error.
+    /// Returns the exit code and standard error.
     pub fn fails(&self, line: &str) -> (i32, String) {
         let output = self.run(line);
         (output.status.code().expect("not a signal"), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -165,7 +166,7 @@ impl Datastore {
         format!("nbd+unix:///{export}?socket={}", self.nbd_socket().display())
     }
 
-    /// The running layer's descriptor of a VM's first disk; asks the daemon.
+    /// Returns the descriptor of the running layer of a VM's first disk, from the daemon's answer.
     pub fn descriptor(&self, vm: &str) -> PathBuf {
         let shown = self.json(&format!("vm show {vm}"));
         PathBuf::from(shown["disks"][0]["descriptor"].as_str().unwrap())
@@ -183,17 +184,17 @@ impl Drop for Datastore {
 pub struct Daemon<'a> {
     datastore: &'a Datastore,
     child: Child,
-    /// Kept open: a daemon must not die of a closed pipe here.
+    /// The pipe stays open, because a closed pipe must not end the daemon here.
     _stdout: BufReader<ChildStdout>,
 }
 
 impl Daemon<'_> {
-    /// Of the process.
+    /// Returns the ID of the process.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// SIGSTOP, and SIGCONT: it stands still in between.
+    /// Sends SIGSTOP. The daemon stands still until it gets SIGCONT.
     pub fn pause(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
     }
@@ -202,14 +203,14 @@ impl Daemon<'_> {
         kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 
-    /// SIGTERM: it drains, writes its tables and ends well.
+    /// Sends SIGTERM: the daemon drains, writes its tables and ends successfully.
     pub fn stop(mut self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         let status = self.child.wait().unwrap();
         assert!(status.success(), "the daemon of {}: {status}", self.datastore.path().display());
     }
 
-    /// SIGKILL: it does nothing more.
+    /// Sends SIGKILL: the daemon ends at once.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -217,7 +218,7 @@ impl Daemon<'_> {
 }
 
 impl Drop for Daemon<'_> {
-    /// Only where a test failed before it could stop it.
+    /// Kills the daemon if a test failed before it could stop it.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

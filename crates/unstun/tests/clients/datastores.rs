@@ -1,4 +1,4 @@
-//! Several datastores in one daemon: added while it runs, remembered, each for itself.
+//! Several datastores in one daemon: added at run time, remembered, and independent of each other.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,14 +9,14 @@ use crate::daemon::{Daemon, Datastore};
 use crate::nbd::Nbd;
 use crate::tools::run_script;
 
-/// A folder for a second datastore.
+/// Creates a folder for a second datastore.
 pub fn folder(datastore: &Datastore, name: &str) -> PathBuf {
     let folder = datastore.beside(name);
     fs::create_dir_all(&folder).unwrap();
     folder
 }
 
-/// A daemon with a second datastore, `second`.
+/// Starts a daemon with a second datastore, `second`.
 pub fn two(datastore: &Datastore) -> (Daemon<'_>, PathBuf) {
     let second = folder(datastore, "second");
     let daemon = datastore.start();
@@ -24,7 +24,7 @@ pub fn two(datastore: &Datastore) -> (Daemon<'_>, PathBuf) {
     (daemon, second)
 }
 
-/// As `two`, with the VM web in the main datastore and db in the second one.
+/// Starts a daemon as `two` does, with the VM web in the main datastore and db in the second one.
 fn two_inhabited(datastore: &Datastore) -> (Daemon<'_>, PathBuf) {
     let (daemon, second) = two(datastore);
     datastore.json("vm create web --disk 16M");
@@ -54,7 +54,7 @@ fn datastores_are_added_used_and_remembered() {
         (&added["name"], &added["path"], &added["is_main"]),
         (&json!("fast"), &json!(second), &json!(false))
     );
-    // By its name, or by its folder.
+    // A command names a datastore by its name or by its folder.
     datastore.json("vm create web --disk 16M");
     datastore.json_at("fast", "vm create db --disk 16M");
     datastore.json_at(second.to_str().unwrap(), "vm create old --disk 16M --store redo");
@@ -80,7 +80,7 @@ fn datastores_are_added_used_and_remembered() {
     for line in ["check", "scrub"] {
         let both = datastore.json(line);
         let fields = both["findings"].as_array().unwrap().iter().map(|one| one["field"].as_str().unwrap());
-        // A check of stores says that it has not read the files of VM old.
+        // A check of stores reports that it has not read the files of VM old.
         let expected: &[&str] = if line == "check" { &["check"] } else { &[] };
         assert_eq!(fields.collect::<Vec<_>>(), expected, "{both}");
         assert_eq!(both["path"], json!(datastore.path()));
@@ -120,7 +120,7 @@ fn one_that_is_removed_is_another_daemons_to_serve() {
     io(&datastore, "web/disk0", "write -P 1 0 1M");
     let (code, said) = other.fails("up");
     assert!(code == 5 && said.contains(".unstun/lock"), "{said}");
-    // Who names it is answered by the daemon that serves it.
+    // The daemon that serves the datastore answers commands that name it.
     assert_eq!(other.json("vm list")[0]["name"], "web");
     let guest = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
     let (code, said) = datastore.fails("datastore remove two --yes");
@@ -130,7 +130,7 @@ fn one_that_is_removed_is_another_daemons_to_serve() {
     assert_eq!(datastore.json("vm list"), json!([]));
     let apart = other.start();
     io(&other, "web/disk0", "read -P 1 0 1M");
-    // Both want it at their next start: the second is told who has it, and serves the rest.
+    // Both daemons want it at their next start. The second one reports which daemon has it, and serves the rest.
     let (code, said) = datastore.fails(&format!("datastore add {}", other.path().display()));
     assert!(code == 5 && said.contains("another unstun"), "{said}");
     apart.stop();
@@ -168,7 +168,7 @@ fn one_that_is_missing_or_has_a_taken_name_in_it_keeps_no_other_from_being_serve
     io(&datastore, "web/disk0", "write -P 1 0 1M");
     daemon.stop();
 
-    // The same name twice: the main datastore's is served, the other one is told.
+    // Two datastores have the same name: the main one is served, the other one is reported.
     fs::rename(&hidden, &second).unwrap();
     fs::create_dir_all(second.join("web/.unstun")).unwrap();
     let daemon = datastore.start();

@@ -1,9 +1,9 @@
-//! A daemon that may have few descriptors: what is not served yet is refused by name, and what is open goes on.
+//! A daemon with few descriptors refuses by name what is not served yet; objects that are open continue.
 
 use crate::daemon::Datastore;
 use crate::tools::run_script;
 
-/// Of the process: 264 for what is served, of which the tests' VMs take nearly 60 each.
+/// Limit of the process. 264 are for what is served, of which each of the tests' VMs takes nearly 60.
 const DESCRIPTORS: u64 = 1024;
 const SNAPSHOTS: u32 = 50;
 const VMS: u32 = 6;
@@ -22,7 +22,7 @@ fn condition(datastore: &Datastore, vm: &str) -> String {
     row["condition"].as_str().unwrap().to_owned()
 }
 
-/// Closed VMs of deep chains; a datum of the first in its base, and of each in its top.
+/// Creates closed VMs with deep chains. The first has data in its base, and each has data in its top.
 fn make(datastore: &Datastore) {
     let daemon = datastore.start();
     for n in 0..VMS {
@@ -57,7 +57,7 @@ fn too_many_openings_are_refused_and_what_is_open_goes_on() {
     daemon.stop();
 }
 
-/// Those that do not fit at a start are listed with the reason.
+/// A start lists the VMs that do not fit, with the reason.
 #[test]
 fn a_start_serves_what_fits() {
     let datastore = Datastore::new();

@@ -1,4 +1,4 @@
-//! Datastores without a folder: a block device where root can have one, and a file of fixed size in any case.
+//! Datastores without a folder: a block device if root can have one, and a file of fixed size in any case.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,7 +15,7 @@ use crate::programs::tool;
 use crate::tools::{Twin, assert_same, run_script};
 
 const DEVICE_BYTES: u64 = 1 << 30;
-/// More than a disk takes before its daemon is stopped.
+/// More writes than a disk completes before its daemon is stopped.
 const LATE_WRITES: u64 = 200_000;
 
 fn image(datastore: &Datastore, name: &str) -> PathBuf {
@@ -24,7 +24,7 @@ fn image(datastore: &Datastore, name: &str) -> PathBuf {
     path
 }
 
-/// A file of fixed size that is a datastore, and that this one's daemon knows as `raw`.
+/// Creates a file of fixed size as a datastore, and adds it to this one's daemon as `raw`.
 fn known_image(datastore: &Datastore) -> PathBuf {
     let file = image(datastore, "device");
     datastore.json(&format!("datastore create {}", file.display()));
@@ -34,13 +34,13 @@ fn known_image(datastore: &Datastore) -> PathBuf {
     file
 }
 
-/// A loop device over a file, until dropped.
+/// A loop device over a file. It is detached when dropped.
 struct Loop {
     device: PathBuf,
 }
 
 impl Loop {
-    /// None, with the reason printed, where this machine has none to give.
+    /// Returns `None`, and prints the reason, if this machine offers no loop device.
     fn over(image: &Path) -> Option<Loop> {
         let made = Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(image).output();
         match made {
@@ -99,7 +99,7 @@ fn lives_there(datastore: &Datastore, device: &Path) {
     twin.assert_same_as("raw", &uri);
     datastore.json("vm move web --to raw --store native");
     twin.assert_same_as("raw", &uri);
-    // Its VMs are in the store: another daemon finds them there.
+    // The device's VMs are in its store, where another daemon finds them.
     datastore.json("datastore remove raw --yes");
     let other = Datastore::called("other");
     let apart = other.start();
@@ -118,7 +118,7 @@ fn a_file_of_fixed_size_is_a_datastore() {
     lives_there(&datastore, &file);
     assert_eq!(fs::metadata(&file).unwrap().len(), DEVICE_BYTES, "it has not grown");
 
-    // It may become larger while nobody has it, and not smaller.
+    // The file may become larger while no daemon has it, but not smaller.
     let grow = |bytes: u64| File::options().write(true).open(&file).unwrap().set_len(bytes).unwrap();
     let room = |datastore: &Datastore| {
         let listed = datastore.json("datastore list");
@@ -186,7 +186,7 @@ fn the_store_of_a_folder_that_is_served_is_nobody_elses() {
     let daemon = datastore.start();
     datastore.json("vm create web --disk 16M");
     run_script(&datastore.uri("web/disk0"), &["write -P 7 0 16M".to_owned()]);
-    // By a path that does not lie in the datastore.
+    // The file is named by a path that is not in the datastore.
     let same = datastore.beside("same");
     fs::hard_link(datastore.path().join("store.unstun"), &same).unwrap();
     let at = same.display();
@@ -214,7 +214,7 @@ fn a_copy_of_a_device_is_not_served_beside_it() {
     daemon.stop();
 }
 
-/// A VM of which one side is on a device, and whose daemon was killed while it moved, in the hands of another daemon.
+/// Kills the daemon while a VM moves to or from a device, and gives the device to another daemon.
 fn elsewhere(datastore: &Datastore, file: &Path, (from, to): (&str, &str), then: impl FnOnce(&Datastore)) {
     let daemon = datastore.start();
     datastore.json_at(from, "vm create web --disk 64M");
@@ -232,14 +232,14 @@ fn elsewhere(datastore: &Datastore, file: &Path, (from, to): (&str, &str), then:
     apart.stop();
 }
 
-/// As its user says that this side is the VM.
+/// Declares this side of the move to be the VM, as its user would.
 fn vouch(other: &Datastore) {
     let home = PathBuf::from(other.json("vm list")[0]["home"].as_str().unwrap());
     File::create(home.join(".unstun/whole")).unwrap();
     other.json("vm open web");
 }
 
-/// Back under the daemon that knows the move.
+/// Returns the device to the daemon that has the record of the move.
 fn ends_at_home(datastore: &Datastore, at: &str) {
     let daemon = datastore.start();
     assert_eq!(datastore.json("vm list").as_array().unwrap().len(), 1);
@@ -266,7 +266,7 @@ fn one_side_of_a_move_is_told_and_not_served_by_another_daemon() {
     ends_at_home(&datastore, "ds");
     elsewhere(&datastore, &file, ("raw", "ds"), |_| {});
     ends_at_home(&datastore, "raw");
-    // Its user knows better than the store.
+    // The user's declaration overrides the store's record.
     elsewhere(&datastore, &file, ("raw", "ds"), |other| {
         vouch(other);
         io(other, "read -P 1 0 32M");
@@ -274,7 +274,7 @@ fn one_side_of_a_move_is_told_and_not_served_by_another_daemon() {
     ends_at_home(&datastore, "raw");
 }
 
-/// Both sides have been somebody's VM: neither goes by itself.
+/// Both sides have been used as the VM, so neither is removed automatically.
 #[test]
 fn a_side_that_was_said_to_be_whole_stays_though_the_other_one_is_the_vm() {
     let datastore = Datastore::new();
@@ -294,12 +294,12 @@ fn a_side_that_was_said_to_be_whole_stays_though_the_other_one_is_the_vm() {
     apart.stop();
 }
 
-/// Two nodes of one device: neither flock nor O_EXCL of one is seen at the other.
+/// Returns two nodes of one device. A flock or O_EXCL at one node is not visible at the other.
 fn two_nodes(image: &Path) -> Option<(Loop, Loop)> {
     Loop::over(image).zip(Loop::over(image))
 }
 
-/// Writes to a disk until it fails: requests are under way whenever its daemon stops.
+/// Writes to a disk until a write fails, so that requests are in flight whenever the daemon stops.
 fn write_on(uri: &str) -> Child {
     let mut command = Command::new("qemu-io");
     command.args(["-f", "raw", uri]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -340,7 +340,7 @@ fn of_two_daemons_on_one_device_one_writes_and_the_other_stops() {
     let mut twin = Twin::new(&datastore, 64 << 20, seed());
     twin.scribble(&datastore.uri("web/disk0"), 30);
 
-    // On this host the lock by the store's id tells at once; a host of its own has a folder for locks of its own.
+    // On one host, the lock by the store's ID refuses at once. A separate host has a folder of its own for locks.
     let other = Datastore::called("other");
     let add = format!("datastore add lun={two}");
     let near = other.start();
@@ -364,7 +364,8 @@ fn of_two_daemons_on_one_device_one_writes_and_the_other_stops() {
     assert!(code == 3 && said.contains("dead or cut off") && said.contains("--yes"), "{said}");
     other.json(&format!("{take_over} --yes"));
     let (web, late) = (other.uri("web/disk0"), other.uri("late/disk0"));
-    // The clients of the other host may come back: until somebody vouches for their end their names are refused.
+    // Clients of the other host may reconnect. Their names are refused until the user confirms with `vm open` that they
+    // have ended.
     let refused = Command::new("qemu-img").args(["info", "-f", "raw", &web]).output().unwrap();
     assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("may be missing"));
     for vm in ["web", "late"] {
@@ -384,7 +385,7 @@ fn of_two_daemons_on_one_device_one_writes_and_the_other_stops() {
     assert_eq!(other.json_at("lun", "check")["findings"], json!([]));
     datastore.json("datastore remove lun --yes");
 
-    // What was released is free, and what a daemon of this host held when it was killed.
+    // A device is free once it was released, and so is one that a killed daemon of this host held.
     other.json("datastore remove lun --yes");
     datastore.json(&format!("datastore add lun={one}"));
     twin.assert_same_as("raw", &datastore.uri("web/disk0"));

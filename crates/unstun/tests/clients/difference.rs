@@ -1,4 +1,4 @@
-//! What differs between two snapshots, as a backup asks for it, and what a VM takes.
+//! Differences between two snapshots as a backup reads them, and the space of a VM.
 
 use serde_json::{Value, json};
 

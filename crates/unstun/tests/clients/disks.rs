@@ -1,4 +1,4 @@
-//! Disks that come, grow, change and go.
+//! Disks that are added, grown, changed and removed.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -52,7 +52,7 @@ fn a_disk_is_filled_from_another_image() {
 
     let vm = datastore.json(&format!("vm create web --store redo --from {path}"));
     assert_eq!(vm["disks"][0]["size_bytes"], 24 * MIB, "{vm}");
-    // Holes stay holes.
+    // Holes of the image stay holes.
     assert_eq!(vm["disks"][0]["layers"][0]["allocated_bytes"], 6 * MIB, "{vm}");
     twin.assert_same_as("raw", &datastore.uri("web/disk0"));
 
@@ -64,7 +64,7 @@ fn a_disk_is_filled_from_another_image() {
     );
     let uri = datastore.uri("web/disk1");
     run_script(&uri, &["read -P 3 1M 5M".to_owned(), "write -P 9 0 32M".to_owned()]);
-    // What it was filled with is what a reset goes back to.
+    // A reset returns the disk to the content with which it was filled.
     datastore.json("vm reset web --yes");
     datastore.json("vm open web");
     run_script(&uri, &["read -P 3 1M 5M", "read -P 0 0 1M", "read -P 0 24M 8M"].map(str::to_owned));
@@ -128,11 +128,11 @@ fn disks_in_other_folders_modes_and_their_removal() {
     datastore.json("vm disk set web/disk1 --mode independent-persistent");
     datastore.json("snapshot take web a");
     twin.scribble(&uri, 10);
-    // What a clone does not have is said.
+    // The clone's notices name the disk that it does not have.
     let clone = datastore.json("vm clone web@a test1");
     assert!(clone["notices"][0].as_str().unwrap().contains("disk1"), "{clone}");
     datastore.json("vm remove test1 --delete-disks --purge --yes");
-    // No part of the snapshot, so no part of what is gone back from.
+    // The disk is no part of the snapshot, so the revert does not change it.
     datastore.json("snapshot revert web a --yes");
     datastore.json("vm open web");
     twin.assert_same_as("raw", &uri);

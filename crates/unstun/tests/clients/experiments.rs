@@ -1,4 +1,4 @@
-//! `lab run --real`: an experiment's own protocol on real stacks, in little time; what goes wrong is a result.
+//! `lab run --real`: an experiment's own protocol on real stacks, in a short time; failures are results.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::daemon::Datastore;
 
-/// Six seconds for its runs and limits; two fills, and what is worked on shrinks with them.
+/// Six seconds for the experiment's runs and limits, and two fills; the working set shrinks with them.
 const SHORT: [&str; 4] = ["zandboer-ssd-mirror", "--minutes", "0.1", "--json"];
 
 fn lab_run(datastore: &Datastore) -> Command {
@@ -50,14 +50,15 @@ fn a_protocol_is_carried_out_on_real_stacks() {
             assert!(figure(&record, phase, "iops") > 0.0, "{subject}, {phase}: {record}");
         }
         assert!(record["beats"].as_array().is_some_and(|beats| beats.len() > 1), "{subject}: it is pinged");
-        // It may or may not end under load; either is told.
+        // The commit may or may not end under load; the record reports either.
         figure(&record, "commit", "converged");
         assert!(kept.join("run.jsonl").exists() && kept.join("report.html").exists());
     }
     assert_nothing_is_left(&datastore);
 }
 
-/// A file of somebody's stack, whose commands these are; exit code, and how the record says that it ended.
+/// Runs a stack that consists of a file and these hook commands. Returns the exit code, and the end that the record
+/// states.
 fn by_hooks(datastore: &Datastore, take: &str, commit: &str) -> (Option<i32>, String) {
     let disk = datastore.beside("theirs.img");
     std::fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
@@ -83,7 +84,7 @@ fn a_stack_that_fails_or_hangs_is_told_with_what_it_said() {
     assert_nothing_is_left(&datastore);
 }
 
-/// Waits until the run has been sampled, or has ended.
+/// Waits until the run has a sample, or has ended.
 fn wait_for_sample(lines: &Path, child: &mut std::process::Child) {
     let is_sampled = || std::fs::read_to_string(lines).is_ok_and(|text| text.contains("\"sample\""));
     while !is_sampled() {
@@ -100,7 +101,7 @@ fn an_interruption_keeps_what_was_sampled() {
     command.args(["zandboer-saturated", "--minutes", "1", "--json", "-o"]).arg(&kept).process_group(0);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_sample(&kept.join("run.jsonl"), &mut child);
-    // As a terminal does it: everybody of the group hears of it, and the run's own servers must not.
+    // A terminal signals every process of the group; the run's own servers must not receive the signal.
     kill_process_group(Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -110,7 +111,7 @@ fn an_interruption_keeps_what_was_sampled() {
     assert_nothing_is_left(&datastore);
 }
 
-/// Of a run that nobody has ended: the server's program stays in its command line until it has gone.
+/// Returns the command lines of a run's servers that have not exited yet. Each contains the run's folder.
 fn servers_of(folder: &Path) -> Vec<String> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let lines = processes.filter_map(|entry| std::fs::read_to_string(entry.path().join("cmdline")).ok());
@@ -140,7 +141,7 @@ fn servers_go_with_a_run_that_is_killed() {
     }
 }
 
-/// Anybody's own; nothing of it is scaled in half a minute.
+/// An experiment of a user; half a minute is long enough to run it unscaled.
 const BACKUP: &str = r#"
 title = "A backup"
 source = "a test"

@@ -1,6 +1,7 @@
-//! The figures of one VM agree, whichever command says them. Each counts one of three things: bytes of the disk that differ
-//! between two states (`snapshot diff`), bytes that a delta or a state holds (what a commit moves, what a revert loses), and
-//! bytes of storage that come back (`snapshot tree`, `space`), which are the bytes held and the tables that lead to them.
+//! The figures of one VM agree in all commands. Each figure counts one of three things: bytes of the disk that differ
+//! between two states (`snapshot diff`); bytes that a delta or a state holds (what a commit moves, what a revert
+//! loses); bytes of storage that are freed (`snapshot tree`, `space`), which are the bytes held and the tables that
+//! lead to them.
 
 use serde_json::Value;
 
@@ -10,10 +11,11 @@ use crate::tools::run_script;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// Tables of a delta: 16 KiB for each 2 MiB in which something was written, its header and directory; pages of a map.
+/// Maximum size of a delta's tables: 16 KiB for each 2 MiB in which something was written, its header and directory,
+/// and pages of a map.
 const TABLES_BYTES_MAX: u64 = 512 * KIB;
 
-/// Asks of one VM.
+/// Queries about one VM.
 struct Asked<'a> {
     datastore: &'a Datastore,
     vm: &'static str,
@@ -25,7 +27,7 @@ impl Asked<'_> {
         answer[field].as_u64().unwrap_or_else(|| panic!("{line}: {field} in {answer}"))
     }
 
-    /// What `tree` says of a snapshot; `space` says the same.
+    /// Returns the bytes that `tree` shows for a snapshot; asserts that `space` shows the same.
     fn on_storage(&self, snapshot: &str) -> u64 {
         let of = |answer: Value| {
             let all = answer["snapshots"].as_array().unwrap();
@@ -62,12 +64,12 @@ impl Asked<'_> {
     }
 }
 
-/// `tables` are at most what leads to `held` bytes.
+/// Asserts that `said` is `held` bytes and at most the tables that lead to them.
 fn assert_with_tables(said: u64, held: u64, what: &str) {
     assert!((held..=held + TABLES_BYTES_MAX).contains(&said), "{what}: {said}, of {held} held");
 }
 
-/// Pieces of 4 KiB and 64 KiB, written twice in part. Returns the bytes that are written.
+/// Writes pieces of various sizes, some of them twice. Returns the number of distinct bytes written.
 fn write_since_a(vm: &Asked<'_>) -> u64 {
     vm.write(&["write -P 2 4M 4M", "write -P 3 5M 1M", "write -P 4 1M 4k", "write -P 5 32M 64k"]);
     4 * MIB + 4 * KIB + 64 * KIB
@@ -104,7 +106,7 @@ fn the_figures_of_a_redo_vm_agree() {
     let running = vm.on_storage("b");
     assert_eq!([vm.lost("discard redo b"), vm.lost("revert redo b"), vm.lost("revert redo a")], [running; 3]);
     assert_eq!(vm.lost("discard redo a"), running + vm.on_storage("a"));
-    // A branch: what c keeps is on top of b, and what follows is on top of a as well.
+    // On a branch, c's data are on top of b, and later writes are also on top of a.
     let kept = vm.on_storage("b");
     datastore.json("snapshot revert redo a --take-first c --yes");
     vm.open();
@@ -122,7 +124,7 @@ fn the_figures_of_a_native_vm_agree() {
     let daemon = datastore.start();
     let (vm, first, second) = prepared(&datastore, "native");
     assert_eq!((vm.differ("a b"), vm.differ("b")), (first, second));
-    // What only a shows is what was written over since; of b that is what the running state wrote over.
+    // Only a holds the data that were overwritten later; only b holds the data that the running state overwrote.
     let over_b = 2 * MIB;
     for (snapshot, only_its_own) in [("a", 4 * MIB + 4 * KIB), ("b", over_b)] {
         assert_eq!(vm.commit(snapshot, "bytes_to_move"), 0, "{snapshot}: a native commit moves nothing");
@@ -145,7 +147,7 @@ fn the_figures_of_a_native_vm_agree() {
     daemon.stop();
 }
 
-/// What the commit of a snapshot moved, which is never more than its preview said.
+/// Commits a snapshot. Returns the bytes moved, which are never more than the preview stated.
 fn moved(datastore: &Datastore, vm: &str, snapshot: &str) -> u64 {
     let line = format!("snapshot commit {vm} {snapshot}");
     let most = datastore.json(&format!("{line} --dry-run"))["bytes_to_move"].as_u64().unwrap();
@@ -162,7 +164,7 @@ fn a_commit_moves_no_more_than_its_preview_says() {
     let (vm, first, second) = prepared(&datastore, "redo");
     assert_eq!(moved(&datastore, "redo", "a"), first);
     daemon.stop();
-    // Its tables are not read yet.
+    // The new daemon has not read its tables yet.
     let daemon = datastore.start();
     assert_eq!(vm.commit("b", "bytes_to_move"), second);
     assert_eq!(moved(&datastore, "redo", "b"), second);

@@ -1,8 +1,9 @@
-//! One file system for each way to fail: read-only, failing, hung, and one that others reach too (a full one is in `full.rs`). Every
-//! verb answers, refuses with a reason or names its job in time, and once the file system is whole again so are the VMs.
+//! One file system for each kind of failure: read-only, failing, hung, and reachable by others too (a full one is in
+//! `full.rs`). Every command answers, refuses with a reason or names its job in time. Once the file system works again,
+//! so do the VMs.
 //!
-//! Needs root and a loop device; where there is neither the tests say so and pass. A failing file system is one that was shut down
-//! under its users (`xfs_io -x -c shutdown`), a hung one is frozen: a writer waits in the kernel.
+//! The tests need root and a loop device; without them they say so and pass. A failing file system is one that was shut
+//! down under its users (`xfs_io -x -c shutdown`). A hung one is frozen: a writer waits in the kernel.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -19,16 +20,16 @@ use crate::space::{Mounted, until};
 
 const MIB: u32 = 1 << 20;
 const IMAGE_BYTES: u64 = 1 << 30;
-/// In which every verb has an answer: a limit against hangs. The daemon needs less than ten seconds; a machine that runs other
-/// tests too may take as long again to start the command.
+/// Time in which every command must answer: a limit against hangs. The daemon needs less than ten seconds. A machine
+/// that runs other tests too may take as long again to start the command.
 const ANSWER: Duration = Duration::from_secs(20);
-/// VMs on the file system: `kept-*` is read at the end, of the others some verb may take all.
+/// Stores of the VMs on the file system. `kept-*` are read at the end; commands may change the others.
 const STORES: [&str; 2] = ["redo", "native"];
 
-/// Before a command that means the file system instead of the main datastore.
+/// Prefix of a command that addresses this file system instead of the main datastore.
 const AT_ODD: &str = "--datastore odd ";
 
-/// What a verb came to.
+/// Result of a command.
 struct Answer {
     line: String,
     code: i32,
@@ -56,7 +57,7 @@ impl Odd {
         self.mounted.path()
     }
 
-    /// A datastore `odd` with two VMs of each store, each with a snapshot, and a VM elsewhere.
+    /// Starts a daemon with a datastore `odd` that has two VMs of each store, each with a snapshot, and a VM elsewhere.
     fn start(&self) -> Daemon<'_> {
         let daemon = self.datastore.start();
         self.datastore.json("vm create elsewhere --disk 16M");
@@ -77,19 +78,19 @@ impl Odd {
         Nbd::attach(&self.datastore.nbd_socket(), &format!("{vm}/disk0")).unwrap()
     }
 
-    /// A MiB of `byte`, and a flush.
+    /// Writes a MiB of `byte`, and flushes.
     fn write(&self, vm: &str, mib: u64, byte: u8) {
         let mut nbd = self.attach(vm);
         assert_eq!(nbd.write(mib * u64::from(MIB), &[byte; MIB as usize]).unwrap(), 0);
         nbd.flush().unwrap();
     }
 
-    /// Runs a command that must have ended in time.
+    /// Runs a command that must end in time.
     fn verb(&self, line: &str) -> Answer {
         self.begin(line)()
     }
 
-    /// Starts a command, and gives what waits for its answer.
+    /// Starts a command, and returns a function that waits for its answer.
     fn begin(&self, line: &str) -> impl FnOnce() -> Answer + use<> {
         let mut command = match line.strip_prefix(AT_ODD) {
             Some(line) => self.datastore.command_at("odd", line),
@@ -101,7 +102,7 @@ impl Odd {
         thread::spawn(move || {
             let mut said = String::new();
             let _ = child.stderr.take().unwrap().read_to_string(&mut said);
-            // Findings are what was asked for, and no error.
+            // Findings go to standard output, because they are the command's result and no error.
             let _ = child.stdout.take().unwrap().read_to_string(&mut said);
             let _ = tell.send((child.wait().unwrap(), said));
         });
@@ -118,7 +119,7 @@ impl Odd {
         }
     }
 
-    /// Those that change nothing.
+    /// Runs the commands that change nothing.
     fn looks(&self) -> Vec<Answer> {
         let mut lines = vec![
             "status".to_owned(),
@@ -136,7 +137,7 @@ impl Odd {
         lines.iter().map(|line| self.verb(line)).collect()
     }
 
-    /// Those that change VMs `lost-*`, the datastore, or something beside it.
+    /// Runs the commands that change VMs `lost-*`, the datastore, or something beside it.
     fn changes(&self, store: &str) -> Vec<Answer> {
         let (odd, home) = (format!("lost-{store}"), self.path().join(format!("lost-{store}")));
         let lines = [
@@ -169,7 +170,7 @@ impl Odd {
         [self.verb("datastore remove odd --yes"), self.verb(&again)]
     }
 
-    /// Another daemon finds what the guests were answered.
+    /// Asserts that another daemon finds the guests' acknowledged writes.
     fn assert_whole(&self) {
         let daemon = self.datastore.start();
         if self.datastore.json("datastore list").as_array().unwrap().len() == 1 {
@@ -177,7 +178,7 @@ impl Odd {
         }
         for store in STORES {
             let vm = format!("kept-{store}");
-            // One cannot tell a store whose last words failed from one that has lost writes.
+            // A store whose last records failed cannot be distinguished from one that has lost writes.
             if self.datastore.json(&format!("vm show {vm}"))["fenced"] == json!(true) {
                 self.datastore.json(&format!("vm open {vm}"));
             }
@@ -192,7 +193,7 @@ impl Odd {
         }
         let checked = self.datastore.json_at("odd", "check");
         let findings = checked["findings"].as_array().unwrap();
-        // It says that it looks at no files.
+        // The finding says that the check reads no files.
         assert!(findings.len() == 1 && findings[0]["field"] == "check", "{checked}");
         daemon.stop();
     }
@@ -200,7 +201,7 @@ impl Odd {
     fn mounted_again(&self) {
         run("umount", &[self.path().as_ref()]);
         let image = self.mounted.image();
-        // What was shut down is recovered by its journal.
+        // A file system that was shut down is recovered by its journal.
         run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), self.path().as_ref()]);
     }
 
@@ -218,7 +219,7 @@ fn run(program: &str, arguments: &[&Path]) {
     });
 }
 
-/// False, with the reason printed, where it cannot be done here.
+/// Returns false, and prints the reason, if the command is not possible here.
 fn can(program: &str, arguments: &[&str], path: &Path) -> bool {
     match Command::new(program).args(arguments).arg(path).output() {
         Ok(output) if output.status.success() => true,
@@ -233,7 +234,7 @@ fn can(program: &str, arguments: &[&str], path: &Path) -> bool {
     }
 }
 
-/// Frozen until dropped, or for five minutes: a process that writes to it cannot be killed.
+/// A file system that is frozen until dropped, or for five minutes: a process that writes to it cannot be killed.
 struct Frozen(PathBuf);
 
 impl Frozen {
@@ -241,7 +242,7 @@ impl Frozen {
         if !can("fsfreeze", &["--freeze"], &path) {
             return None;
         }
-        // Outlives a test that is killed.
+        // The command outlives a test that is killed.
         let late = "(sleep 300; fsfreeze --unfreeze \"$0\") > /dev/null 2>&1 &";
         Command::new("sh").args(["-c", late]).arg(&path).status().unwrap();
         Some(Frozen(path))
@@ -254,7 +255,7 @@ impl Drop for Frozen {
     }
 }
 
-/// Every verb on a file system whose every change fails.
+/// Runs every command on a file system on which every change fails.
 fn nothing_can_be_written(spoil: (&str, &[&str]), reasons: &[&str]) {
     let Some(odd) = Odd::new() else { return };
     let daemon = odd.start();
@@ -268,7 +269,7 @@ fn nothing_can_be_written(spoil: (&str, &[&str]), reasons: &[&str]) {
         take.is_refused_with(reasons);
         answers.last().unwrap().is_refused_with(reasons);
     }
-    // The others are served.
+    // The other VMs are still served.
     odd.write("elsewhere", 0, 9);
     odd.datastore.json("snapshot take elsewhere a");
     odd.removal();
@@ -301,7 +302,7 @@ fn a_hung_file_system_holds_up_no_other_and_goes_on_when_it_answers() {
     odd.datastore.json_at("odd", "vm create gone --disk 16M");
     let before = odd.listed();
     let Some(frozen) = Frozen::new(odd.path()) else { return daemon.stop() };
-    // The first of them are under way before it is known to hang.
+    // The first commands are in flight before the daemon detects the hang.
     let begun = [
         "snapshot take kept-redo late".to_owned(),
         "snapshot take kept-native late".to_owned(),
@@ -324,11 +325,12 @@ fn a_hung_file_system_holds_up_no_other_and_goes_on_when_it_answers() {
         odd.changes(store)[0].is_refused_with(HUNG);
     }
     odd.removal()[0].is_refused_with(HUNG);
-    // The others are served meanwhile.
+    // The other VMs are served meanwhile.
     odd.write("elsewhere", 0, 9);
     odd.datastore.json("vm create other --disk 16M");
     odd.datastore.json("snapshot take other a");
-    // A question for all datastores is answered for those; what was not checked is not sound.
+    // A command for all datastores returns the results of the others. A datastore that was not checked does not count
+    // as sound.
     for line in ["check --json", "scrub --json"] {
         let output = odd.datastore.run(line);
         let checked: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -373,7 +375,7 @@ fn a_daemon_starts_without_a_datastore_that_hangs_and_serves_it_later() {
     odd.assert_whole();
 }
 
-/// The same file system under another path, as others of this host may have it.
+/// The same file system under another path, at which other processes of this host may have it.
 #[test]
 fn a_file_system_that_others_reach_too_is_served_once() {
     let Some(odd) = Odd::new() else { return };

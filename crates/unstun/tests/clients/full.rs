@@ -1,6 +1,6 @@
-//! A datastore without one free byte, on which guest writes wait: what is said of it, and every verb that leads out of it.
+//! A datastore without a free byte, on which guest writes wait: its messages, and every command that frees space.
 //!
-//! Needs root and a loop device; where there is neither the tests say so and pass.
+//! The tests need root and a loop device; without them they say so and pass.
 
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -13,12 +13,12 @@ use crate::nbd::Nbd;
 use crate::space::{DEADLINE, Mounted, until};
 
 const MIB: u32 = 1 << 20;
-/// The guest writes more than is free inside of a store that has just been made, and less than fits: a store grows by groups
-/// of 128 MiB.
+/// Size of the file system. The guest writes more than is free inside a new store, and less than fits: a store grows by
+/// groups of 128 MiB.
 const IMAGE_BYTES: u64 = 1 << 30;
 const WRITTEN_MIB: u64 = 300;
 
-/// VM `web` in the datastore `small`, which is full, and a guest that writes more than there is.
+/// VM `web` in the full datastore `small`, and a guest that writes more than is free.
 struct Full {
     small: Mounted,
     datastore: Datastore,
@@ -29,7 +29,7 @@ impl Full {
         Some(Full { small: Mounted::of(IMAGE_BYTES)?, datastore: Datastore::new() })
     }
 
-    /// 8 MiB before a snapshot, 2 MiB after it, and then no byte is free.
+    /// Writes 8 MiB before a snapshot and 2 MiB after it, and then fills the datastore to the last byte.
     fn start(&self, store: &str) -> Daemon<'_> {
         let daemon = self.datastore.start();
         self.json(&format!("datastore add small={}", self.small.path().display()));
@@ -56,7 +56,7 @@ impl Full {
         Nbd::attach(&self.datastore.nbd_socket(), "web/disk0").unwrap()
     }
 
-    /// Writes 3 to 8 MiB on; the answer comes when all of it is written, or the connection is cut.
+    /// Writes from 3 to 8 MiB. The answer arrives when all of it is written, or when the connection is cut.
     fn write_beyond(&self) -> Receiver<bool> {
         let (done, result) = channel();
         let socket = self.datastore.nbd_socket();
@@ -101,7 +101,7 @@ fn what_is_said_of_it(store: &str) {
     assert!(list.contains("web: guest writes wait"), "{list}");
     let (code, refused) = full.datastore.at("small", "vm create more --disk 1G");
     assert!(code == 1 && refused.contains("snapshot commit web before"), "{refused}");
-    // Space from elsewhere: they go on by themselves.
+    // When space is freed elsewhere, the writes continue automatically.
     full.small.give_back();
     assert!(result.recv_timeout(DEADLINE).unwrap(), "the waiting writes succeed");
     assert_eq!(full.json("status")["full"], json!([]));
@@ -134,7 +134,7 @@ fn clients_that_wait_can_go(store: &str) {
     guest.wait().unwrap();
     until("the client to be gone", || (full.json("vm show web")["nbd_clients"] == json!(0)).then_some(()));
     assert_eq!(full.json("vm show web")["waiting_writes"], json!(0));
-    // Another one writes what is held.
+    // Another client writes blocks that are already allocated.
     let mut other = Nbd::attach(&socket, "web/disk0").unwrap();
     assert_eq!(other.write(0, &[2; 4096]).unwrap(), 0);
     drop(other);
@@ -191,7 +191,7 @@ fn a_native_vm_leaves_while_its_guest_waits() {
     a_vm_leaves_while_its_guest_waits("native");
 }
 
-/// Each of them gives space back, or must at least not be in the way.
+/// Each command frees space, or at least does not prevent others from doing so.
 fn verbs_that_free_space(store: &str) {
     let Some(full) = Full::new() else { return };
     let daemon = full.start(store);

@@ -1,4 +1,4 @@
-//! Who may connect to a running disk: no client that cached other content, and one writer at a time.
+//! Admission of clients to a running disk: no client that cached other content, and one writer at a time.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
@@ -10,7 +10,7 @@ use crate::nbd::Nbd;
 use crate::programs::tool;
 use crate::tools::run_script;
 
-/// The export of a VM's first disk as `attach` prints it.
+/// Returns the export of a VM's first disk as `attach` prints it.
 fn attached(datastore: &Datastore, vm: &str) -> String {
     datastore.json(&format!("attach {vm}"))["disks"][0]["export"].as_str().unwrap().to_owned()
 }
@@ -25,7 +25,7 @@ fn qemu_io(datastore: &Datastore, export: &str, options: &[&str]) -> Output {
         .expect("qemu-io; `make setup` installs it")
 }
 
-/// Standard error of a client that is refused.
+/// Returns the standard error of a client that is refused.
 fn refusal(datastore: &Datastore, export: &str) -> String {
     let output = qemu_io(datastore, export, &["-c", "read 0 512"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -104,7 +104,7 @@ fn a_client_of_before_is_refused_for_ever_by_the_store() {
     a_client_of_before_is_refused_for_ever("native");
 }
 
-/// Another VM of the same name, and files that were in others' hands.
+/// The content is another if a new VM has the same name, or if others could change the files of a closed VM.
 #[test]
 fn a_name_that_comes_to_mean_other_content_is_another_name() {
     let datastore = Datastore::new();
@@ -118,7 +118,7 @@ fn a_name_that_comes_to_mean_other_content_is_another_name() {
         let second = attached(&datastore, "web");
         datastore.json("vm close web");
         datastore.json("vm open web");
-        // The store is nobody else's to write.
+        // No other process writes the store.
         assert_eq!(attached(&datastore, "web") == second, store == "native");
         datastore.json("vm remove web --delete-disks --purge --yes");
     }
@@ -132,7 +132,7 @@ fn a_move_keeps_the_names() {
     datastore.json("vm create web --store redo --disk 16M");
     let name = attached(&datastore, "web");
     write(&datastore, &name, 1);
-    // A tree, which the other side gets by reverts of its own.
+    // The other side gets this tree by reverts of its own.
     for snapshot in ["a", "b"] {
         datastore.json(&format!("snapshot take web {snapshot}"));
     }
@@ -152,7 +152,7 @@ fn a_disk_has_one_writer() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     datastore.json("vm create web --disk 16M");
-    // One that came before anybody wrote.
+    // This client connects before any client has written.
     let mut early = Command::new("qemu-io")
         .args(["-f", "raw", &datastore.uri("web/disk0")])
         .stdin(Stdio::piped())
@@ -196,12 +196,12 @@ fn a_disk_has_one_writer() {
     drop(second);
     writeln!(early.stdin.as_mut().unwrap(), "quit").unwrap();
     early.wait().unwrap();
-    // The claims have gone with their connections.
+    // The write claims ended with their connections.
     write(&datastore, "web/disk0", 3);
     daemon.stop();
 }
 
-/// A program that was killed amid its writes is waited for, not refused for.
+/// The daemon waits for the writes of a killed program, and does not refuse the next writer because of them.
 #[test]
 fn the_next_writer_waits_for_the_last_requests_of_a_dead_one() {
     let datastore = Datastore::new();

@@ -1,4 +1,5 @@
-//! A hundred greedy clients, and two thousand idle ones: the daemon stays within its memory, and a neighbour works.
+//! A hundred greedy clients and two thousand idle ones: the daemon stays within its memory, and another client still
+//! works.
 
 use std::fs;
 use std::path::Path;
@@ -10,19 +11,19 @@ use crate::daemon::Datastore;
 use crate::nbd::{Command, Nbd};
 
 const MIB: u64 = 1 << 20;
-/// The default of `up --memory`.
+/// Default of `up --memory`.
 const MEMORY_MIB: u64 = 1024;
 const ROUND_TRIPS: u32 = 3000;
 const WRITERS: u64 = 50;
 
-/// The most that the daemon had in memory so far.
+/// Returns the daemon's peak resident memory, MiB.
 fn most_resident_mib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
 }
 
-/// Round trips of a neighbour for each second.
+/// Returns the round trips per second of another client.
 fn rate(neighbour: &mut Nbd) -> f64 {
     let began = Instant::now();
     for n in 0..ROUND_TRIPS {
@@ -31,8 +32,8 @@ fn rate(neighbour: &mut Nbd) -> f64 {
     f64::from(ROUND_TRIPS) / began.elapsed().as_secs_f64()
 }
 
-/// Half of them announce a payload of 32 MiB and send nothing, each to a disk of its own; the others ask for 64 MiB of
-/// zeros each, in requests of either size, and read nothing.
+/// Connects a greedy client. Half of them announce a payload of 32 MiB and send nothing, each to a disk of its own. The
+/// others request 64 MiB of zeros each, in requests of 1 MiB or of 32 MiB, and read nothing.
 fn greedy(socket: &Path, n: u64) -> Nbd {
     if n < WRITERS {
         let mut client = Nbd::attach(socket, &format!("greedy{n}/disk0")).unwrap();

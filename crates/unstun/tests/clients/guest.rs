@@ -1,7 +1,7 @@
-//! A guest that knows what it may find: every sector it writes says which write it came from.
+//! A guest that verifies its reads: every sector it writes names the write from which it came.
 //!
-//! A block may show what was acknowledged last, or any write issued after that; nothing else, ever. Checked after the
-//! daemon was killed: the host has what was acknowledged, though no flush covered it.
+//! A block may show only the write acknowledged last, or any write issued after it. The check runs after the daemon was
+//! killed: the host has every acknowledged write, even if no flush covered it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Result;
@@ -13,13 +13,13 @@ use crate::random::Random;
 
 const BLOCK: u64 = 4096;
 const SECTOR: usize = 512;
-/// Writes in flight; never two to one block, so that the order of a block's writes is the order of their numbers.
+/// Number of writes in flight. No two are to one block, so the order of a block's writes is the order of their numbers.
 const DEPTH: usize = 16;
 const WRITES_PER_FLUSH: u64 = 40;
-/// Progress is told once in so many writes.
+/// Number of writes between two progress messages.
 const TELL_EVERY: u64 = 50;
 
-/// From `UNSTUN_SEED`, else always the same; printed, so that a failure names it.
+/// Returns the seed from `UNSTUN_SEED`, else a constant. It is printed, so that a failure names it.
 pub fn seed() -> u64 {
     let seed = std::env::var("UNSTUN_SEED").ok().map(|text| text.parse().expect("UNSTUN_SEED is a number"));
     let seed = seed.unwrap_or(20_261_120);
@@ -29,7 +29,7 @@ pub fn seed() -> u64 {
 
 #[derive(Clone)]
 struct Block {
-    /// Numbers of the writes it may show; 0 is the empty disk.
+    /// Numbers of the writes that the block may show; 0 is the empty disk.
     allowed: Vec<u64>,
     acknowledged: u64,
 }
@@ -38,20 +38,20 @@ pub struct Guest {
     random: Random,
     blocks: Vec<Block>,
     last: u64,
-    /// Over all sessions.
+    /// Sum over all sessions.
     pub acknowledged: u64,
     pub flushes: u64,
-    /// Requests answered with an error.
+    /// Number of requests answered with an error.
     pub errors: u64,
 }
 
-/// What a cookie stands for.
+/// Request to which a cookie belongs.
 enum Request {
     Write {
         block: usize,
         number: u64,
     },
-    /// The writes acknowledged when it was sent.
+    /// Writes that were acknowledged when the flush was sent.
     Flush(Vec<(usize, u64)>),
 }
 
@@ -68,7 +68,7 @@ impl Guest {
         }
     }
 
-    /// Writes until the daemon goes away; `tell` hears how many writes were acknowledged in this session.
+    /// Writes until the daemon ends. `tell` receives the number of writes acknowledged in this session.
     pub fn write_until_cut(&mut self, socket: &Path, export: &str, tell: &Sender<u64>) {
         let Ok(mut nbd) = Nbd::attach(socket, export) else { return };
         let mut open = BTreeMap::new();
@@ -77,7 +77,7 @@ impl Guest {
         while self.fill(&mut nbd, &mut open, &mut busy).is_ok() {
             let Ok((cookie, error)) = nbd.reply() else { return };
             let request = open.remove(&cookie).expect("a reply to a request");
-            // An error while the daemon goes down promises nothing.
+            // An error during the daemon's shutdown guarantees nothing about the write.
             if error != 0 {
                 self.errors += 1;
                 continue;
@@ -86,7 +86,7 @@ impl Guest {
                 busy.remove(&block);
                 session += 1;
                 if session % TELL_EVERY == 0 {
-                    // Nobody listens any more once the daemon is being killed.
+                    // The receiver may be closed once the daemon is being killed.
                     let _ = tell.send(session);
                 }
             }
@@ -139,7 +139,7 @@ impl Guest {
         }
     }
 
-    /// Reads everything; what is found and then flushed is what may be found from now on.
+    /// Reads everything. The content that is found and then flushed is the allowed content from now on.
     pub fn check(&mut self, socket: &Path, export: &str) {
         let mut nbd = Nbd::attach(socket, export).expect("the daemon serves");
         for at in 0..self.blocks.len() {
@@ -162,7 +162,8 @@ impl Guest {
     }
 }
 
-/// Every sector: block, write, and their mix in the rest, so that no part of it can be another's.
+/// Returns the content of a write. Every sector holds the block, the write and their mix in the rest, so that no part
+/// of it can belong to another.
 fn stamped(block: usize, number: u64) -> Vec<u8> {
     stamp_sector(block, number).repeat(BLOCK as usize / SECTOR)
 }
@@ -174,7 +175,7 @@ fn stamp_sector(block: usize, number: u64) -> Vec<u8> {
     bytes
 }
 
-/// The write a sector of `block` came from; None if it is no sector of it.
+/// Returns the write from which a sector of `block` came, or `None` if it is no sector of the block.
 fn read_stamp(block: usize, bytes: &[u8]) -> Option<u64> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Some(0);

@@ -1,8 +1,8 @@
-//! The guides are followed: every command in `docs/guides` is run, and says what the page shows.
+//! Runs every command in `docs/guides`, and checks that it prints what the page shows.
 //!
-//! A block fenced as `console` holds commands, each behind `$ ` and continued behind `> `, and under each the
-//! lines of its output that matter, in their order; `...` stands for anything. A block behind `<!-- run -->` is
-//! run as it stands, other blocks are not. What a reader has already, and the test has not, stands unseen in a
+//! A block fenced as `console` holds commands, each after `$ ` and continued after `> `. Under each command are the
+//! lines of its output that matter, in their order; `...` stands for any text. A block after `<!-- run -->` is run as
+//! it is; other blocks are not. Preparations that a reader has already done, and the test has not, are in a hidden
 //! comment: `<!-- run`, commands, `-->`.
 //! Each guide is one shell in a folder of its own, where a daemon serves `./unstun-data`.
 
@@ -13,15 +13,16 @@ use std::process::Command;
 
 use crate::daemon::Datastore;
 
-/// Standard output and errors of each step go here, by the step's number.
+/// Folder for standard output and errors of each step, by the step's number.
 const OUTPUTS: &str = "outputs";
-/// Several times what the longest guide takes; a program that waits for its reader ends with the test.
+/// Time limit of a guide: several times what the longest one takes. A program that waits for its reader ends with the
+/// test.
 const GUIDE_SECONDS_MAX: &str = "60";
 
-/// A command, or an unseen block of them, as one line of a shell's script or several.
+/// A command, or a hidden block of commands, as one or more lines of a shell's script.
 #[derive(Debug, Default, PartialEq)]
 struct Step {
-    /// Counted from 1.
+    /// Line number, from 1.
     line: usize,
     command: String,
     expected: Vec<String>,
@@ -30,9 +31,9 @@ struct Step {
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     Prose,
-    /// Behind `<!-- run -->`.
+    /// After `<!-- run -->`.
     BeforeScript,
-    /// Run as it stands: a block, or an unseen comment.
+    /// Text that is run as it is: a block, or a hidden comment.
     Script,
     Console,
     /// A block that is not run.
@@ -67,7 +68,7 @@ fn steps(text: &str) -> Vec<Step> {
     steps
 }
 
-/// A line of a `console` block.
+/// Parses a line of a `console` block.
 fn shown(line: usize, text: &str, steps: &mut Vec<Step>) {
     if let Some(command) = text.strip_prefix("$ ") {
         steps.push(Step { line, command: format!("{command}\n"), expected: Vec::new() });
@@ -80,13 +81,13 @@ fn shown(line: usize, text: &str, steps: &mut Vec<Step>) {
     }
 }
 
-/// The first line of `expected` that `output` does not hold behind the ones before.
+/// Returns the first line of `expected` that `output` does not contain after the previous ones.
 fn missing<'a>(expected: &'a [String], output: &str) -> Option<&'a str> {
     let mut lines = output.lines();
     expected.iter().find(|line| !lines.any(|said| matches(line, said))).map(String::as_str)
 }
 
-/// Whether a line is the one shown; spaces at its end do not matter.
+/// Returns whether a line is the one shown; spaces at its end are ignored.
 fn matches(shown: &str, said: &str) -> bool {
     let mut pieces = shown.trim_end().split("...");
     let Some(mut rest) = said.trim_end().strip_prefix(pieces.next().unwrap_or_default()) else {
@@ -101,7 +102,7 @@ fn matches(shown: &str, said: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// One shell for all, so that variables and functions last; it ends at the first command that fails.
+/// Returns one script for all steps, so that variables and functions persist; it ends at the first command that fails.
 fn script(steps: &[Step]) -> String {
     let mut text = String::new();
     for (at, step) in steps.iter().enumerate() {
@@ -156,8 +157,8 @@ fn shell(datastore: &Datastore, script: &str) -> std::process::ExitStatus {
 }
 
 #[test]
-fn words() {
-    follow("words");
+fn verbs() {
+    follow("verbs");
 }
 
 #[test]
@@ -197,7 +198,7 @@ fn recover() {
 
 #[test]
 fn no_guide_is_left_out() {
-    let pages = guide("words").parent().expect("in a folder").read_dir().unwrap();
+    let pages = guide("verbs").parent().expect("in a folder").read_dir().unwrap();
     let mut names: Vec<String> = pages.map(|page| page.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     let followed = [
@@ -210,7 +211,7 @@ fn no_guide_is_left_out() {
         "recover.md",
         // Takes two hosts and a device between them: `devices.rs` follows it with two daemons.
         "shared-devices.md",
-        "words.md",
+        "verbs.md",
     ];
     assert_eq!(names, followed);
 }

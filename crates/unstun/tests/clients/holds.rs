@@ -1,4 +1,4 @@
-//! A home is served by one daemon, wherever it lies, and not while somebody else has its disks open.
+//! One daemon serves a home, wherever the home is, and no other process can have its disks open meanwhile.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ fn a_home_that_another_daemon_serves_is_refused() {
     here.json(&format!("vm import {} --in-place --name web", home.display()));
     run_script(&here.uri("web/disk0"), &["write -P 1 0 1M".to_owned()]);
 
-    // Its folder lies in this one's datastore.
+    // The home's folder is in this daemon's datastore.
     let looking = above.start();
     let list = above.json("vm list");
     assert_eq!(list[0]["condition"], "broken", "{list}");
@@ -25,7 +25,7 @@ fn a_home_that_another_daemon_serves_is_refused() {
         let (code, said) = above.fails(line);
         assert!(code == 5 && said.contains("web/.unstun/lock"), "{line}: {code}: {said}");
     }
-    // Who imports would read what is being written.
+    // An import would read files that are being written.
     let importing = elsewhere.start();
     for how in ["", "--in-place"] {
         let (code, said) = elsewhere.fails(&format!("vm import {} {how}", home.display()));
@@ -35,7 +35,8 @@ fn a_home_that_another_daemon_serves_is_refused() {
     assert!(!elsewhere.path().join("web").exists(), "nothing is left behind");
     run_script(&here.uri("web/disk0"), &["read -P 1 0 1M".to_owned(), "write -P 2 0 1M".to_owned()]);
 
-    // Closed it is anybody's, until somebody opens it. What is opened again for a folder stays in one hand.
+    // After `vm close` any daemon may open the VM, until one does. A change of its snapshot folder reopens the VM,
+    // which stays with its daemon.
     here.json("vm close web");
     above.json("vm open web");
     run_script(&above.uri("web/disk0"), &["read -P 2 0 1M".to_owned()]);

@@ -1,4 +1,4 @@
-//! The folder a VM lives in, read by others: with the daemon stopped it is a chain of VMware's files.
+//! The folder of a VM, read by other programs: with the daemon stopped it is a chain of VMware's files.
 
 use std::path::Path;
 
@@ -8,7 +8,8 @@ use crate::tools::Twin;
 
 const SIZE: u64 = 80 << 20;
 
-/// Does as told (or nothing), writes, stops the daemon, and has QEMU and `convert` read the chain from its last link.
+/// Runs the command `order` (if any), writes, stops the daemon, and has QEMU and `convert` read the chain from its last
+/// link.
 fn step(datastore: &Datastore, twin: &mut Twin, order: &str) {
     let daemon = datastore.start();
     if !order.is_empty() {
@@ -55,7 +56,7 @@ fn qemu_reads_the_chain_after_each_step() {
     step("snapshot take web b", 3);
     step("", 3);
     step("snapshot take web c", 4);
-    // In the middle of the chain, at its end, and what is left.
+    // The commits are in the middle of the chain, at its end, and of the rest.
     step("snapshot commit web b --yes", 3);
     step("snapshot commit web c --yes", 2);
     step("snapshot commit web --all --yes", 1);

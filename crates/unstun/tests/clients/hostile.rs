@@ -1,5 +1,5 @@
-//! Folders that strangers may bring: real ones, bent. Each is checked and offered for import: no panic, no hang, and memory that
-//! stays bounded, while another VM is served.
+//! Damaged copies of real folders, as strangers may bring them. Each is checked and offered for import: no panic, no
+//! hang, and bounded memory, while another VM is served.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,14 +9,14 @@ use crate::daemon::{Daemon, Datastore};
 use crate::guest::seed;
 use crate::random::Random;
 
-/// Of `make test`; `make test-all` asks for more.
+/// Number of folders in `make test`; `make test-all` tests more.
 const FOLDERS: u64 = 24;
-/// Address space of a `check`, and resident memory of the daemon, KiB.
+/// Limit of the address space of a `check`, and of the daemon's resident memory, KiB.
 const MEMORY_KIB: u64 = 512 << 10;
-/// Ends what hangs, so that the test can say what it was. Nothing is measured by it.
+/// Time after which a hung program is killed, so that the test can name it. It measures nothing.
 const HANG_S: &str = "300";
 
-/// The folder that all others are bent from: two snapshots of a disk of 1 MiB.
+/// Creates the folder from which all others are made: two snapshots of a disk of 1 MiB.
 fn template(datastore: &Datastore) -> PathBuf {
     let daemon = datastore.start();
     datastore.json("vm create esx --store redo --disk 1M");
@@ -40,12 +40,12 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// Runs `unstun` with little memory; answers whether it succeeded. Fails where it panicked, crashed or hung.
+/// Runs `unstun` with little memory, and returns whether it succeeded. Fails the test if it panicked, crashed or hung.
 fn run(datastore: &Datastore, arguments: &[&str], replay: &str) -> bool {
     let limited = format!("ulimit -v {MEMORY_KIB}; exec timeout -s KILL {HANG_S} \"$0\" \"$@\"");
     let mut command = Command::new("sh");
     command.args(["-c", &limited, env!("CARGO_BIN_EXE_unstun"), "--datastore"]).arg(datastore.path());
-    // One arena: each reserves 64 MiB of address space, used or not.
+    // Malloc uses one arena, because each reserves 64 MiB of address space, used or not.
     command.args(arguments).env("MALLOC_ARENA_MAX", "1").env_remove("UNSTUN_DATASTORE");
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -55,7 +55,7 @@ fn run(datastore: &Datastore, arguments: &[&str], replay: &str) -> bool {
     output.status.success()
 }
 
-/// What the daemon has had resident at most, KiB.
+/// Returns the daemon's peak resident memory, KiB.
 fn peak_kib(daemon: &Daemon<'_>) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -88,7 +88,8 @@ fn folders_of_strangers_are_checked_and_imported_or_refused() {
             run(&datastore, &["vm", "show", &name], &replay);
         }
         let goes = |verb| run(&datastore, &["vm", verb, &name], &replay);
-        // Refused where what lies beside the VM cannot be read; at rest it goes. Its id would keep the next folders out.
+        // A removal is refused if files beside the VM cannot be read; a closed VM can be removed. Its ID would prevent
+        // later imports.
         let removed = !was_imported || goes("remove") || goes("close") && goes("remove");
         assert!(removed, "{name} cannot be removed\n{replay}");
         let left = datastore.path().join(&name);

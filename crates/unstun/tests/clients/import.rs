@@ -1,7 +1,6 @@
-//! A VM that others made: taken over without a byte of it changed, or in place.
+//! Import of a foreign VM: without a change of its files, or in place.
 //!
-//! The folder is one of our own making, with a chain of three links; the copies of VMware's own are read
-//! elsewhere.
+//! The folder is made by the test, with a chain of three links. Other tests read copies of VMware's own folders.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,10 +14,11 @@ use crate::guest::seed;
 use crate::tools::{Twin, run_script};
 
 const SIZE: u64 = 48 << 20;
-/// No user of this machine.
+/// User ID that no user of this machine has.
 const STRANGER: u32 = 61_235;
 
-/// Name, SHA-256 and time of change of every file; the time tells of a write that put back what was there.
+/// Returns the name, SHA-256 and modification time of every file. The time reveals a write that restored the previous
+/// content.
 fn contents(folder: &Path) -> BTreeMap<String, (String, std::time::SystemTime)> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries
@@ -30,7 +30,7 @@ fn contents(folder: &Path) -> BTreeMap<String, (String, std::time::SystemTime)> 
         .collect()
 }
 
-/// A VM's folder that no datastore knows, and a twin of its disk.
+/// Creates a VM's folder that belongs to no datastore, and a twin of its disk.
 pub fn foreign_vm(datastore: &Datastore) -> (PathBuf, Twin) {
     let daemon = datastore.start();
     datastore.json("vm create esx --store redo --disk 48M");
@@ -64,7 +64,7 @@ fn an_import_leaves_the_folder_as_it_was() {
     twin.scribble(&uri, 20);
     datastore.json("snapshot take web ours");
     twin.scribble(&uri, 20);
-    // Over the edge of what is ours: a commit into the folder is refused, a revert to its snapshots is not.
+    // A commit into the foreign folder is refused; a revert to its snapshots is not.
     let (code, said) = datastore.fails("snapshot commit web as-imported --yes");
     assert_eq!(code, 3, "{said}");
     datastore.json("snapshot revert web one --take-first here --yes");
@@ -103,7 +103,7 @@ fn in_place_the_folder_itself_is_the_home() {
     twin.scribble(&datastore.uri("web/disk0"), 20);
     daemon.stop();
 
-    // It is known again after a restart, unless it was closed.
+    // The daemon serves it again after a restart, unless it was closed.
     let daemon = datastore.start();
     let top = datastore.descriptor("web");
     assert_eq!(top.parent(), Some(folder.as_path()));
@@ -136,7 +136,7 @@ fn a_folder_that_brings_our_own_folder_is_not_taken_in_place() {
     let line = format!("vm import {} --in-place --name web", folder.display());
     let (code, said) = datastore.fails(&line);
     assert!(code == 3 && said.contains("vmware/.unstun") && said.contains("move it away"), "{code}: {said}");
-    // A pipe would hold up whoever opens it.
+    // Opening a pipe would block.
     std::fs::remove_dir_all(&brought).unwrap();
     let made = Command::new("mkfifo").arg(&brought).status().unwrap();
     assert!(made.success());
@@ -149,7 +149,7 @@ fn a_folder_that_brings_our_own_folder_is_not_taken_in_place() {
     daemon.stop();
 }
 
-/// Who owns the folder of an import in place can put another `.unstun` into it, while the daemon is down or up.
+/// The owner of the folder of an import in place can replace `.unstun` in it, while the daemon is down or up.
 #[test]
 fn what_another_user_put_into_a_home_decides_nothing() {
     if !rustix::process::geteuid().is_root() {
@@ -185,7 +185,7 @@ fn what_another_user_put_into_a_home_decides_nothing() {
     daemon.stop();
 }
 
-/// QEMU with an image open, until dropped.
+/// QEMU with an image open. It ends when dropped.
 pub struct Qemu(Child);
 
 impl Qemu {
@@ -196,7 +196,7 @@ impl Qemu {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // It answers once the image is open.
+        // QEMU answers once the image is open.
         use std::io::{Read, Write};
         child.stdin.as_mut().unwrap().write_all(b"length\n").unwrap();
         let mut answer = [0; 16];
@@ -267,7 +267,7 @@ fn a_top_that_can_only_be_read_is_not_taken_in_place() {
     let datastore = Datastore::new();
     let (folder, _twin) = foreign_vm(&datastore);
     let daemon = datastore.start();
-    // The running layer as ESXi 6.5 and later would have made it; what it holds does not matter here.
+    // The running layer as ESXi 6.5 and later would have made it; its content does not matter here.
     let top = folder.join("esx-000002.vmdk");
     let text = std::fs::read_to_string(&top).unwrap();
     let text = text.replace("vmfsSparse", "seSparse").replace("VMFSSPARSE", "SESPARSE");
@@ -285,7 +285,7 @@ fn a_top_that_can_only_be_read_is_not_taken_in_place() {
 #[test]
 fn what_cannot_be_opened_is_listed_with_its_cause_mended_or_removed() {
     let datastore = Datastore::new();
-    // An import that a crash cut short: our folder is there, the VM is not.
+    // An import that a crash interrupted: our folder exists, the VM does not.
     std::fs::create_dir_all(datastore.path().join("half/.unstun")).unwrap();
     let daemon = datastore.start();
     datastore.json("vm create web --store redo --disk 16M");
@@ -314,10 +314,10 @@ fn what_cannot_be_opened_is_listed_with_its_cause_mended_or_removed() {
 const CAPACITY: usize = 12;
 const GRAIN: usize = 16;
 const DIRECTORY_ENTRIES: usize = 24;
-/// Grains that a table has.
+/// Number of grains in a table.
 const TABLE: u32 = 4096;
 
-/// Gives an empty delta another grain, as other products choose it.
+/// Sets another grain size in an empty delta, as other products choose it.
 fn set_grain(delta: &Path, sectors: u32) {
     let mut bytes = std::fs::read(delta).unwrap();
     let capacity = u32::from_le_bytes(bytes[CAPACITY..CAPACITY + 4].try_into().unwrap());

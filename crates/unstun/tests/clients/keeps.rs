@@ -1,4 +1,4 @@
-//! A device that keeps its space: it can neither be punched nor zeroed without writing. Trims and freed space write nothing there.
+//! A device that can neither discard nor zero its space without writing. Trims and freed space cause no writes there.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use crate::space::until;
 use crate::tools::run_script;
 
 const DEVICE_BYTES: u64 = 1 << 30;
-/// Without a write but those of the lease.
+/// Time without a write other than those of the lease.
 const REST: Duration = Duration::from_millis(700);
-/// Of the lease, meanwhile.
+/// Maximum bytes that the lease writes meanwhile.
 const HEARTBEATS_BYTES_MAX: u64 = 64 << 10;
-/// Of metadata: a hundredth of what is trimmed, and the records and pages that say so.
+/// Maximum bytes of metadata: a hundredth of what is trimmed, and the records and pages for it.
 const WRITTEN_BYTES_MAX: u64 = 8 << 20;
 
-/// A loop device over a file of a file system that has no holes to give back, until dropped.
+/// A loop device over a file on a file system without hole punching. It is detached when dropped.
 struct Keeper {
     folder: PathBuf,
     device: PathBuf,
@@ -35,7 +35,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
 }
 
 impl Keeper {
-    /// None, with the reason printed, where this machine has none to give.
+    /// Returns `None`, and prints the reason, if this machine offers no loop device.
     fn new(folder: &Path) -> Option<Keeper> {
         fs::create_dir(folder).unwrap();
         let at = folder.to_str().unwrap();
@@ -59,12 +59,13 @@ impl Keeper {
         fs::read_to_string(format!("/sys/block/{name}/{what}")).unwrap()
     }
 
-    /// Since it was made (Documentation/block/stat.rst: sectors of 512 bytes).
+    /// Returns the bytes written since the device was made (Documentation/block/stat.rst: sectors of 512 bytes).
     fn written_bytes(&self) -> u64 {
         self.queue("stat").split_whitespace().nth(6).unwrap().parse::<u64>().unwrap() * 512
     }
 
-    /// Once the store has made the space ready that it will need next, which it does beside its guests.
+    /// Returns the bytes written once the store has prepared the space that it will need next, which it does in the
+    /// background.
     fn written_bytes_at_rest(&self) -> u64 {
         let (mut since, mut before) = (Instant::now(), self.written_bytes());
         until("the store to come to rest", || {

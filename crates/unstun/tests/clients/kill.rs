@@ -1,9 +1,9 @@
-//! kill -9 under load, in takes, commits, clones and removals: the next start recovers, and no acknowledged write is lost,
-//! flushed or not, so that clients may reconnect.
+//! kill -9 under load, in takes, commits, clones and removals. The next start recovers, and no acknowledged write is
+//! lost, flushed or not, so that clients may reconnect.
 //!
-//! `UNSTUN_KILL_CYCLES` asks for more of it, `UNSTUN_KILL_FS` for a file system of its own: `ext4` or `xfs`.
+//! `UNSTUN_KILL_CYCLES` sets the number of cycles, `UNSTUN_KILL_FS` a separate file system: `ext4` or `xfs`.
 //!
-//! The machine goes on, so this says nothing about power cuts: `lab` simulates those.
+//! The machine keeps running, so these tests do not cover power cuts: `lab` simulates those.
 
 use std::collections::BTreeSet;
 use std::process::Child;
@@ -17,32 +17,32 @@ use crate::space::Mounted;
 
 const SIZE: u64 = 24 << 20;
 const CYCLES: u64 = 5;
-/// Acknowledged writes between two orders of the user, at most.
+/// Maximum number of acknowledged writes between two orders of the user.
 const STEP_MAX: u64 = 1500;
 const NAMES_MAX: usize = 4;
 const COPIES_MAX: usize = 2;
-/// Many times what two disks, their snapshots and the clones take.
+/// Many times the space of two disks, their snapshots and the clones.
 const FILE_SYSTEM_BYTES: u64 = 2 << 30;
-/// The exit code of what was refused.
+/// Exit code of a refused command.
 const REFUSED: i32 = 3;
 
 fn cycles() -> u64 {
     std::env::var("UNSTUN_KILL_CYCLES").ok().map_or(CYCLES, |text| text.parse().expect("a number of cycles"))
 }
 
-/// What was there before an order, and what is there once it was carried out.
+/// An order, with the state before it and the state once it was carried out.
 struct Order {
     line: String,
     names: BTreeSet<String>,
     copies: BTreeSet<String>,
 }
 
-/// What the user was told of: names that were taken and not yet given to a commit, and clones.
+/// Answers that the user received: snapshots that were taken and not yet committed, and clones.
 struct User {
     names: BTreeSet<String>,
     copies: BTreeSet<String>,
     random: Random,
-    /// Of names and clones.
+    /// Last number of a name or a clone.
     last: u64,
 }
 
@@ -84,7 +84,7 @@ impl User {
         Order { line, names, copies }
     }
 
-    /// One order, by chance. A commit or a clone is refused while another commit is under way, or where a clone needs the layer.
+    /// Runs one random order. A commit or a clone is refused while another commit runs, or if a clone needs the layer.
     fn order(&mut self, datastore: &Datastore) {
         let order = self.draw();
         let (code, said) = datastore.fails(&order.line);
@@ -96,14 +96,14 @@ impl User {
         (self.names, self.copies) = (order.names, order.copies);
     }
 
-    /// One that the kill finds under way.
+    /// Starts a random order, which the kill interrupts.
     fn begin(&mut self, datastore: &Datastore) -> (Order, Child) {
         let order = self.draw();
         let child = datastore.begin(&order.line);
         (order, child)
     }
 
-    /// What was answered is what is there after a kill; an order under way has happened as a whole, or not at all.
+    /// Asserts that the answered orders hold after a kill. The interrupted order happened as a whole, or not at all.
     fn check(&mut self, datastore: &Datastore, order: Option<Order>) {
         let vms = datastore.json("vm list");
         let vms = vms.as_array().unwrap();
@@ -126,7 +126,7 @@ impl User {
         (self.names, self.copies) = (names, copies);
     }
 
-    /// Nothing of the clones is left, so that the last commit finds every layer free.
+    /// Removes the clones, so that the last commit finds every layer free.
     fn clear(&mut self, datastore: &Datastore) {
         for copy in std::mem::take(&mut self.copies) {
             datastore.json(&format!("vm remove {copy} --delete-disks --purge --yes"));
@@ -135,9 +135,9 @@ impl User {
     }
 }
 
-/// Waits until the guests have been answered so many writes, roughly, or are cut off.
+/// Waits until the guests have roughly so many more acknowledged writes, or are cut off.
 fn after(writes: u64, progress: &Receiver<u64>) {
-    // Told once in 50 writes of either of two guests.
+    // Each of two guests sends a message once in 50 writes.
     for _ in 0..writes / 25 {
         if progress.recv().is_err() {
             return;
@@ -180,7 +180,7 @@ fn kill_and_look(datastore: &Datastore, store: &str) {
         user.check(datastore, Some(begun));
         println!("cycle {cycle}: {line}, {} names, {} clones", user.names.len(), user.copies.len());
         check_guests(datastore, &mut guests);
-        // Half of the cycles meet a daemon that was killed twice, the others one that ended well.
+        // Half of the cycles start a daemon that was killed twice, the others one that ended normally.
         if cycle % 2 == 0 { daemon.stop() } else { daemon.kill() }
     }
     let (writes, flushes) = (guests[0].acknowledged, guests[0].flushes);
@@ -199,7 +199,7 @@ fn kill_and_look(datastore: &Datastore, store: &str) {
     daemon.stop();
 }
 
-/// Returns the order that the kill found under way, or just answered.
+/// Kills the daemon under load. Returns the order that the kill interrupted, or that was just answered.
 fn kill_under_load(datastore: &Datastore, user: &mut User, guests: &mut [Guest]) -> Order {
     let daemon = datastore.start();
     thread::scope(|scope| {

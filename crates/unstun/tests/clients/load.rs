@@ -1,4 +1,4 @@
-//! Takes and commits while fio writes and checks every block it wrote.
+//! Takes and commits while fio writes and verifies every block it wrote.
 
 use std::process::{Child, Command, Stdio};
 
@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use crate::daemon::Datastore;
 
-/// fio at work; it is checked when it has ended.
+/// A running fio; its result is checked when it has ended.
 struct Fio {
     child: Child,
 }
 
 impl Fio {
-    /// Writes `megabytes` at random, each block with its checksum, reads back what is a while old as it goes, and
+    /// Writes `megabytes` at random, each block with its checksum. It reads older blocks back while it writes, and
     /// everything at the end.
     fn verify(uri: &str, megabytes: u64) -> Fio {
         let child = Command::new("fio")
@@ -59,7 +59,7 @@ fn guest_writes(datastore: &Datastore) -> u64 {
     datastore.json("vm show web")["disks"][0]["io"]["guest_writes"].as_u64().unwrap()
 }
 
-/// Until the guest has written `more` blocks, or its load is over.
+/// Waits until the guest has written `more` blocks, or its load has ended.
 fn wait_for_writes(datastore: &Datastore, fio: &mut Fio, more: u64) {
     let goal = guest_writes(datastore) + more;
     while fio.is_running() && guest_writes(datastore) < goal {}
@@ -91,7 +91,7 @@ fn fio_verifies_through_takes_and_commits() {
     daemon.stop();
 }
 
-/// Pause, limit, resume and cancel, while a guest writes; what is left is committed by the next `--all`.
+/// Pauses, limits, resumes and cancels a commit while a guest writes. The next `--all` commits the rest.
 #[test]
 fn a_commit_is_paused_limited_cancelled_and_finished_later() {
     let datastore = Datastore::new();
@@ -101,7 +101,7 @@ fn a_commit_is_paused_limited_cancelled_and_finished_later() {
     datastore.json("snapshot take web a");
     wait_for_writes(&datastore, &mut fio, 20_000);
     let job = datastore.json("snapshot commit web a --yes --detach")["id"].clone();
-    // Slow enough that it cannot end while it is being steered; the cancel below does not wait for it.
+    // The limit is so low that the job cannot end during these commands; the cancel below does not wait for it.
     datastore.json(&format!("job limit {job} 2K"));
     assert_eq!(datastore.json(&format!("job pause {job}"))["state"], "paused");
     datastore.json(&format!("job resume {job}"));

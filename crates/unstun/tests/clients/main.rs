@@ -1,6 +1,6 @@
-//! Other people's clients against the daemon as a process: QEMU's tools, libnbd's, fio, and a guest that is killed.
+//! Clients of other projects against the daemon as a process: QEMU's tools, libnbd's, fio, and a guest that is killed.
 //!
-//! Everything lives under the build's folder, on a real file system, so that O_DIRECT is in play.
+//! All files are under the build's folder, on a real file system, so that O_DIRECT is used.
 
 mod attach;
 mod bent;

@@ -1,4 +1,5 @@
-//! A VM goes from files of its own into the store and back while clients stay attached: every state of it reads the same.
+//! Moves of a VM from its own files into the store and back while clients stay attached: every state of it reads the
+//! same.
 
 use std::thread;
 

@@ -1,4 +1,4 @@
-//! Native disks by the same commands: they live through the tree, a clone, a restart and their removal.
+//! Native disks with the same commands: snapshots, a clone, a restart and their removal.
 
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ fn any_node_of_the_tree_can_be_gone_to_and_a_restart_finds_all_of_it() {
     datastore.json("vm open web");
     assert_eq!(datastore.json("snapshot commit web --all --yes")["state"], "done");
     io(&datastore, "web/disk0", &["read -P 2 1M 1M", "read -P 1 2M 6M"]);
-    // The clone keeps what it reads.
+    // The clone keeps the data that it reads.
     datastore.json("vm remove web --delete-disks --purge --yes");
     io(&datastore, "test1/disk0", &["read -P 4 0 1M", "read -P 1 1M 7M"]);
     daemon.stop();
@@ -129,7 +129,7 @@ fn a_closed_vm_rests_and_one_whose_folder_is_gone_comes_back_at_a_start() {
     daemon.stop();
 }
 
-/// Damage in the store's file is found beside a running guest, and it is said whose it is.
+/// A check finds damage in the store's file while a guest runs, and names the VM concerned.
 #[test]
 fn check_and_scrub_look_at_the_store_in_use() {
     let datastore = Datastore::new();
@@ -165,7 +165,7 @@ fn check_and_scrub_look_at_the_store_in_use() {
     daemon.stop();
 }
 
-/// Its VMs run on in a file that has no name any more. No other store may come to lie beside them.
+/// The store's VMs continue in a file without a name. No other store may be created in its place.
 #[test]
 fn a_store_that_is_gone_is_told_and_not_replaced() {
     let datastore = Datastore::new();
@@ -184,7 +184,7 @@ fn a_store_that_is_gone_is_told_and_not_replaced() {
     assert!(told.contains("removed or replaced"), "{told}");
     let told = datastore.json("datastore list")[0]["notices"].to_string();
     assert!(told.contains("removed or replaced"), "{told}");
-    // What the notice says to do.
+    // The notice recommends this command.
     datastore.json("vm move web --store redo");
     io(&datastore, "web/disk0", &["read -P 1 0 1M"]);
     assert!(!store.exists() && !datastore.path().join("new").exists());

@@ -1,4 +1,4 @@
-//! The plainest NBD client: fixed newstyle, simple replies, one connection. It shares no code with the server.
+//! A minimal NBD client: fixed newstyle, simple replies, one connection. It shares no code with the server.
 
 use std::io::{Read, Result, Write};
 use std::os::unix::net::UnixStream;
@@ -28,7 +28,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Nbd {
-    /// Panics when refused: a test names exports that are there.
+    /// Attaches to an export. Panics if refused, because a test names only exports that exist.
     pub fn attach(path: &Path, export: &str) -> Result<Nbd> {
         let mut nbd = Nbd { socket: UnixStream::connect(path)? };
         nbd.take::<18>()?;
@@ -68,7 +68,7 @@ impl Nbd {
         self.socket.write_all(&request)
     }
 
-    /// (cookie, error) of the next reply; a read's data follows.
+    /// Returns (cookie, error) of the next reply; a read's data follow.
     pub fn reply(&mut self) -> Result<(u64, u32)> {
         let header = self.take::<16>()?;
         assert_eq!(u32_at(&header, 0), REPLY_MAGIC, "not a simple reply");
@@ -82,7 +82,7 @@ impl Nbd {
         self.take_exactly(length as usize)
     }
 
-    /// The error of the reply.
+    /// Returns the error of the reply.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<u32> {
         self.send(Command::Write, 0, offset, data.len() as u32, data)?;
         Ok(self.reply()?.1)

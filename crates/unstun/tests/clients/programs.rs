@@ -1,8 +1,8 @@
-//! Programs of other people.
+//! Runs programs of other projects.
 
 use std::process::{Command, Output, Stdio};
 
-/// Those that make and check file systems may be out of a user's path.
+/// Folders of programs that make and check file systems; a user's PATH may lack them.
 const SYSTEM_PROGRAMS: &str = "/usr/sbin:/sbin";
 
 pub fn try_tool(program: &str, arguments: &[&str]) -> Output {
@@ -15,7 +15,7 @@ pub fn try_tool(program: &str, arguments: &[&str]) -> Output {
     output.unwrap_or_else(|e| panic!("{program}: {e}; `make setup` installs it"))
 }
 
-/// Standard output; fails with everything the program said.
+/// Returns standard output; fails with the program's whole output.
 pub fn tool(program: &str, arguments: &[&str]) -> String {
     let output = try_tool(program, arguments);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! SplitMix64: one number of state, and the same content from it everywhere and in every boot.
+//! SplitMix64: one number of state, and the same sequence on every machine and in every boot.
 
 pub struct Random(pub u64);
 

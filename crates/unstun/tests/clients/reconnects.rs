@@ -1,12 +1,12 @@
-//! A client that `attach` told to reconnect, and a daemon that is killed: QEMU goes on with what it was answered, or it is
-//! refused.
+//! A client with the reconnect delay of `attach`, and a daemon that is killed: QEMU continues with its acknowledged
+//! data, or it is refused.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::daemon::Datastore;
 
-/// qemu-io under the block options that `attach` prints for QEMU.
+/// qemu-io with the block options that `attach` prints for QEMU.
 struct Client {
     child: Child,
     input: ChildStdin,
@@ -14,7 +14,7 @@ struct Client {
 }
 
 impl Client {
-    /// `delay`: seconds for which requests wait for a new connection.
+    /// Attaches; `delay` is the number of seconds for which requests wait for a new connection.
     fn attach(datastore: &Datastore, delay: u32) -> Client {
         let export = datastore.json("attach web")["disks"][0]["export"].as_str().unwrap().to_owned();
         let socket = datastore.nbd_socket();
@@ -33,7 +33,8 @@ impl Client {
         Client { child, input, output }
     }
 
-    /// Carries one command out (qemu-io looks at its input once for each time that some arrives), and waits until qemu-io has said `word`.
+    /// Runs one command, and waits until qemu-io has printed `word`. qemu-io reads its input once for each time that
+    /// some arrives.
     fn says(&mut self, command: &str, word: &str) {
         writeln!(self.input, "{command}").unwrap();
         let mut said = String::new();
@@ -49,7 +50,7 @@ impl Client {
         }
     }
 
-    /// What it says to the end, on both streams.
+    /// Runs the last commands, and returns the output of both streams to the end.
     fn end(mut self, commands: &str) -> String {
         writeln!(self.input, "{commands}\nquit").unwrap();
         drop(self.input);

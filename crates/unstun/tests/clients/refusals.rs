@@ -1,4 +1,4 @@
-//! What makes no sense is refused with what was expected, and the exit code says which kind of no it is.
+//! Invalid requests are refused with what was expected, and the exit code states the kind of refusal.
 
 use crate::daemon::Datastore;
 use crate::tools::run_script;
@@ -10,7 +10,7 @@ fn a_second_daemon_is_refused() {
     let (code, said) = datastore.fails("up");
     assert_eq!(code, 5, "{said}");
     assert!(said.contains("ds"), "names the datastore: {said}");
-    // The first one does not mind.
+    // The first daemon is not affected.
     datastore.json("status");
     daemon.stop();
     assert_eq!(datastore.fails("status").0, 1, "nobody answers");
@@ -42,7 +42,7 @@ fn exit_codes_tell_the_kinds_of_no_apart() {
         assert_eq!(found, code, "{line}: {said}");
         assert!(said.contains(word), "{line}: does not say `{word}`: {said}");
     }
-    // Nothing of that changed anything.
+    // None of these commands changed anything.
     assert_eq!(datastore.json("snapshot tree web")["snapshots"].as_array().unwrap().len(), 1);
     run_script(&datastore.uri("web/disk0"), &["read -P 1 0 1M".to_owned()]);
     daemon.stop();

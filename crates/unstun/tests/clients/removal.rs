@@ -1,4 +1,4 @@
-//! VMs that go: what refuses does so before anything has changed, and only the VM's own files go.
+//! Removal of VMs: a refusal comes before any change, and only the VM's own files are removed.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn a_removal_that_is_refused_leaves_the_vm_served() {
     let uri = datastore.uri("web/disk0");
     run_script(&uri, &["write -P 1 0 1M".to_owned()]);
     datastore.json("snapshot take web a");
-    // A delta that VMware forgot: nobody leads to it, and it lies on a layer of the VM.
+    // A delta that VMware left behind: no descriptor refers to it, and it is on top of a layer of the VM.
     let home = datastore.path().join("web");
     let orphan = fs::read_to_string(home.join("web-000001.vmdk")).unwrap();
     fs::write(home.join("lost.vmdk"), orphan.replace("web-000001-delta", "lost-delta")).unwrap();
@@ -39,7 +39,7 @@ fn a_removal_that_is_refused_leaves_the_vm_served() {
         fs::remove_file(home.join(name)).unwrap();
     }
 
-    // Nor does a clone lose its ground to a VM that is closed.
+    // The base of a clone is also kept when its VM is closed.
     datastore.json("vm clone web@a test");
     datastore.json("vm close web");
     let (code, said) = datastore.fails("vm remove web --delete-disks --purge --yes");

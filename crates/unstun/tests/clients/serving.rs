@@ -1,4 +1,4 @@
-//! One disk served: patterns, copies, maps, and what the export says of itself.
+//! One served disk: patterns, copies, maps, and the export's description of itself.
 
 use std::fs;
 use std::process::Command;
@@ -26,7 +26,7 @@ fn random_patterns_read_back_alike() {
     twin.assert_same_as("raw", &uri);
     daemon.stop();
 
-    // What it says after a clean end and a new start is the same.
+    // The disk reads the same after a clean end and a new start.
     let daemon = datastore.start();
     twin.assert_same_as("raw", &uri);
     daemon.stop();
@@ -77,7 +77,7 @@ fn qemu_img_and_nbdcopy_copy_both_ways() {
     twin.scribble(&first, 10);
     tool("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", twin.path.to_str().unwrap(), &second]);
     twin.assert_same_as("raw", &second);
-    // Disk to disk, both served by us.
+    // The copy is from disk to disk, both served by us.
     tool("nbdcopy", &["--connections=2", &first, &second]);
     assert_same(&twin.path, "raw", &second);
     daemon.stop();

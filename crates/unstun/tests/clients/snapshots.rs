@@ -53,7 +53,7 @@ fn a_state_somebody_reads_is_not_committed() {
     assert!(said.contains("then"), "{said}");
     drop(reader);
     tool("nbdinfo", &[&datastore.uri("web/disk0")]);
-    // The daemon hears of the reader's end on its own: ask until it has.
+    // The daemon notices the reader's end asynchronously, so the test retries.
     while datastore.run("snapshot commit web then --yes").status.code() == Some(3) {}
     assert_eq!(datastore.json("snapshot tree web")["snapshots"], serde_json::json!([]));
     daemon.stop();

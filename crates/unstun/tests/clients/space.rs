@@ -1,6 +1,6 @@
-//! A datastore that fills up for real: an ext4 of its own, small enough to fill in seconds.
+//! A datastore that really fills up: an ext4 of its own, small enough to fill in seconds.
 //!
-//! Needs root and a loop device; where there is neither the tests say so and pass.
+//! The tests need root and a loop device; without them they say so and pass.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,32 +14,32 @@ use crate::daemon::{Daemon, Datastore};
 use crate::nbd::{Command as Request, Nbd};
 
 const IMAGE_BYTES: u64 = 96 << 20;
-/// Space that can be given back while the daemon runs.
+/// Space that can be freed while the daemon runs.
 const FILLER_BYTES: u64 = 24 << 20;
 const CHUNK: u64 = 64 << 10;
-/// The guest's data: more than fits beside the filler (about 78 MiB of file system, less 24, less the reserve), and less
-/// than fits without it.
+/// Number of chunks of the guest's data: more than fits beside the filler (about 78 MiB of file system, less 24, less
+/// the reserve), and less than fits without it.
 const CHUNKS: u64 = (60 << 20) / CHUNK;
-/// Of these, written before the take.
+/// Number of these chunks that are written before the take.
 const BASE_CHUNKS: u64 = (8 << 20) / CHUNK;
-/// About half of what fits: a commit begun here meets the end of the space.
+/// About half of what fits: a commit begun here runs out of space.
 const NEARLY_FULL_CHUNKS: u64 = (32 << 20) / CHUNK;
 const ENOSPC: u32 = 28;
-/// Several times what any step takes on a slow device.
+/// Several times the duration of any step on a slow device.
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
-/// A file system in a file, mounted where a datastore is.
+/// A file system in a file, mounted as a datastore.
 pub struct Mounted {
     datastore: Datastore,
 }
 
 impl Mounted {
-    /// None, with the reason printed, where this machine cannot mount.
+    /// Returns `None`, and prints the reason, if this machine cannot mount.
     pub fn new() -> Option<Mounted> {
         Mounted::of(IMAGE_BYTES)
     }
 
-    /// With a file system of that size.
+    /// Mounts a file system of that size.
     pub fn of(image_bytes: u64) -> Option<Mounted> {
         let mounted = Mounted::empty("ext4", image_bytes)?;
         let filler = std::fs::File::create(mounted.filler()).unwrap();
@@ -47,7 +47,7 @@ impl Mounted {
         Some(mounted)
     }
 
-    /// An `ext4` or an `xfs` with nothing in it.
+    /// Mounts an empty `ext4` or `xfs`.
     pub fn empty(kind: &str, image_bytes: u64) -> Option<Mounted> {
         if !rustix::process::geteuid().is_root() {
             println!("not run: needs root");
@@ -57,7 +57,7 @@ impl Mounted {
         let image = datastore.beside("image");
         std::fs::File::create(&image).unwrap().set_len(image_bytes).unwrap();
         let (image, folder) = (image.to_str().unwrap(), datastore.path());
-        // No blocks kept back for root: the daemon under test is root.
+        // No blocks are reserved for root, because the daemon under test is root.
         let make = match kind {
             "ext4" => vec!["-q", "-F", "-m", "0", image],
             _ => vec!["-q", "-f", image],
@@ -87,17 +87,17 @@ impl Mounted {
         self.datastore.path()
     }
 
-    /// The file that is mounted.
+    /// Returns the file that is mounted.
     pub fn image(&self) -> PathBuf {
         self.datastore.beside("image")
     }
 
-    /// Takes all space that is left.
+    /// Allocates all remaining space.
     pub fn fill(&self) {
         let file = std::fs::File::create(self.path().join("rest")).unwrap();
         let free = || rustix::fs::fstatvfs(&file).map(|space| space.f_bavail * space.f_frsize).unwrap();
         let mut at = 0;
-        // The file system needs some of it for what it notes down.
+        // The file system needs some of the space for its own metadata.
         let mut step = free();
         while step >= 4096 {
             match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), at, step) {
@@ -109,17 +109,18 @@ impl Mounted {
 }
 
 impl Mounted {
-    /// What `fill` took, and the filler.
+    /// Frees the space that `fill` allocated, and the filler.
     pub fn give_back(&self) {
         for file in [self.path().join("rest"), self.filler()] {
-            // Both may be gone already.
+            // Both files may be removed already.
             let _ = std::fs::remove_file(file);
         }
     }
 }
 
 impl Drop for Mounted {
-    /// The loop device goes with the mount. The kernel may hold files of a ring for a moment after its process.
+    /// Unmounts; the loop device is detached with the mount. The kernel may hold files of a ring for a moment after its
+    /// process.
     fn drop(&mut self) {
         let folder = self.datastore.path();
         let began = Instant::now();
@@ -133,7 +134,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Polls; every look asks the daemon, so it is no tight loop.
+/// Polls until `look` returns a value. Every look sends a request to the daemon, so it is no tight loop.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
@@ -144,12 +145,12 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Its number, over and over.
+/// Returns the content of a chunk: its number, repeated.
 fn content(chunk: u64) -> Vec<u8> {
     (chunk + 1).to_le_bytes().repeat(CHUNK as usize / 8)
 }
 
-/// The error of the write.
+/// Writes a chunk, and returns the error of the write.
 fn write_chunk(nbd: &mut Nbd, chunk: u64) -> std::io::Result<u32> {
     nbd.send(Request::Write, chunk, chunk * CHUNK, CHUNK as u32, &content(chunk))?;
     let (cookie, error) = nbd.reply()?;
@@ -165,7 +166,7 @@ fn check_chunks(socket: &Path, chunks: impl IntoIterator<Item = u64>) {
     }
 }
 
-/// A guest that writes one chunk after the other, and waits where it has to.
+/// A guest that writes one chunk after the other, and waits if necessary.
 struct Writer {
     written: Arc<AtomicU64>,
     thread: JoinHandle<std::io::Result<()>>,
@@ -175,7 +176,7 @@ impl Writer {
     fn start(socket: PathBuf, first: u64) -> Writer {
         let written = Arc::new(AtomicU64::new(first));
         let counter = written.clone();
-        // Not a scoped thread: it ends when the daemon does, also where the test has failed.
+        // The thread is not scoped: it ends when the daemon does, even if the test has failed.
         let thread = thread::spawn(move || {
             let mut nbd = Nbd::attach(&socket, "web/disk0")?;
             for chunk in first..CHUNKS {
@@ -197,15 +198,15 @@ fn has_event(datastore: &Datastore, operation: &str) -> Option<()> {
     events.as_array().unwrap().iter().any(|e| e["operation"] == operation).then_some(())
 }
 
-/// What the deltas take on the device.
+/// Returns the space of the deltas on the device.
 fn delta_bytes(datastore: &Datastore) -> u64 {
     let entries = std::fs::read_dir(datastore.path().join("web")).unwrap().map(Result::unwrap);
     let deltas = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with("-delta.vmdk"));
-    // One may go while they are listed.
+    // A delta may be removed while they are listed.
     deltas.filter_map(|entry| entry.metadata().ok()).map(|facts| facts.blocks() * 512).sum()
 }
 
-/// A VM with data in its base and an empty delta on it.
+/// Creates a VM with data in its base and an empty delta on top of it.
 fn prepare(datastore: &Datastore, options: &str) {
     datastore.json(&format!("vm create web --store redo --disk 256M {options}"));
     let mut nbd = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
@@ -216,7 +217,7 @@ fn prepare(datastore: &Datastore, options: &str) {
     datastore.json("snapshot take web before");
 }
 
-/// The whole of a commit needs no more space than there is on a full datastore.
+/// A commit needs no more space in total than a full datastore has.
 fn commit_when_full(datastore: &Datastore) {
     let started = datastore.json("snapshot commit web before --yes --detach");
     let ended = until("the commit", || {
@@ -228,7 +229,7 @@ fn commit_when_full(datastore: &Datastore) {
     assert_eq!(delta_bytes(datastore), 0, "the delta is gone");
 }
 
-/// Removes the filler; then the waiting writes complete, and everything is there, also after a restart.
+/// Removes the filler. Then the waiting writes complete, and all data are present, also after a restart.
 fn goes_on_with_space(mounted: &Mounted, daemon: Daemon<'_>, writer: Writer) {
     let datastore = &mounted.datastore;
     assert!(writer.written() < CHUNKS, "it had nothing to wait for");
@@ -264,7 +265,7 @@ fn writes_wait_for_space_and_a_commit_ends_without_it() {
     goes_on_with_space(&mounted, daemon, writer);
 }
 
-/// The guest goes on writing: it must not get what a commit needs to end.
+/// The guest continues to write, but must not get the space that a commit needs to end.
 #[test]
 fn a_commit_ends_while_a_guest_uses_the_space_up() {
     let Some(mounted) = Mounted::new() else { return };
@@ -296,7 +297,7 @@ fn writes_fail_for_lack_of_space_when_told_to() {
     });
     let (full_at, error) = refused.expect("not everything fits");
     assert_eq!(error, ENOSPC);
-    // What is held already needs no space, and nothing has latched.
+    // A block that is already allocated needs no space, and the earlier error does not persist.
     assert_eq!(write_chunk(&mut nbd, full_at - 1).unwrap(), 0);
     nbd.flush().unwrap();
     check_chunks(&datastore.nbd_socket(), 0..full_at);

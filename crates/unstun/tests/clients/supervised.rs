@@ -1,5 +1,5 @@
-//! A daemon whose core panics or hangs ends, its supervisor starts it again, and a client that reconnects sees neither
-//! an error nor a lost flush.
+//! A daemon whose core panics or hangs ends, and its supervisor restarts it. A client that reconnects sees neither an
+//! error nor a lost flush.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
@@ -17,29 +17,29 @@ use crate::daemon::Datastore;
 use crate::guest::{Guest, seed};
 
 const SIZE: u64 = 24 << 20;
-/// What systemd would have as WatchdogSec: eight stamps of the core.
+/// Value of systemd's WatchdogSec: eight stamps of the core.
 const WATCHDOG: Duration = Duration::from_secs(4);
-/// Of the supervisor, between two looks at the daemon.
+/// Interval at which the supervisor checks the daemon.
 const LOOK: Duration = Duration::from_millis(100);
-/// Messages of the guest between two faults, each of 50 writes.
+/// Number of the guest's messages between two faults, each for 50 writes.
 const STEPS: usize = 20;
 
-/// What systemd does for a service with `Type=notify`, `WatchdogSec` and `Restart=on-failure`.
+/// A supervisor that acts as systemd for a service with `Type=notify`, `WatchdogSec` and `Restart=on-failure`.
 struct Supervisor<'a> {
     datastore: &'a Datastore,
     socket: UnixDatagram,
     stop: &'a AtomicBool,
-    /// Told of each daemon once it serves.
+    /// Receives a message for each daemon once it serves.
     ready: Sender<()>,
 }
 
 impl Supervisor<'_> {
-    /// Tells how each daemon ended, until one ends well.
+    /// Restarts the daemon and sends the status of each, until one ends successfully.
     fn run(&self, ended: &Sender<ExitStatus>) {
         loop {
             let mut child = self.start();
             let status = self.watch(&mut child);
-            // Where the test has failed nobody hears it.
+            // If the test has failed, the receiver is closed.
             if ended.send(status).is_err() || status.success() {
                 return;
             }
@@ -64,7 +64,7 @@ impl Supervisor<'_> {
             match self.word().as_deref() {
                 Some(b"READY=1") => {
                     heard = Some(Instant::now());
-                    // Where the test has failed nobody hears it.
+                    // If the test has failed, the receiver is closed.
                     let _ = self.ready.send(());
                 }
                 Some(b"WATCHDOG=1") => heard = Some(Instant::now()),
@@ -95,7 +95,7 @@ fn fault(datastore: &Datastore) -> PathBuf {
     datastore.beside("fault")
 }
 
-/// QEMU's block layer as the lines of `attach` start it, with its disk served to the test.
+/// QEMU's block layer, started with the lines of `attach`, which serves its disk to the test.
 struct Qemu(Child);
 
 impl Qemu {
@@ -110,7 +110,7 @@ impl Qemu {
         command.args(["--export", "type=nbd,id=served,node-name=disk,name=disk,writable=on"]);
         command.args(["--chardev", "stdio,id=qmp", "--monitor", "chardev=qmp"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        // Said once everything before it is set up.
+        // QEMU prints its greeting once everything before it is set up.
         let mut greeting = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut greeting).unwrap();
         assert!(greeting.contains("QMP"), "qemu-storage-daemon: {greeting:?}");
@@ -126,14 +126,14 @@ impl Drop for Qemu {
 }
 
 fn wait_for(progress: &Receiver<u64>) {
-    // What was told before says nothing of what comes.
+    // Earlier messages are no evidence of progress from now on.
     while progress.try_recv().is_ok() {}
     for _ in 0..STEPS {
         progress.recv().expect("the guest goes on");
     }
 }
 
-/// Also where a test fails, so that its threads end.
+/// Sets the flag when dropped, also if a test fails, so that its threads end.
 struct Stopped<'a>(&'a AtomicBool);
 
 impl Drop for Stopped<'_> {

@@ -1,4 +1,4 @@
-//! A raw file that is told the same as the disk, and QEMU as the judge of both.
+//! A raw file that gets the same writes as the disk, and comparisons of both by QEMU.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,14 @@ pub fn assert_same(raw: &Path, format: &str, other: &str) {
     tool("qemu-img", &["compare", "-f", "raw", "-F", format, raw.to_str().unwrap(), other]);
 }
 
-/// A raw file that gets every write the disk gets, through the same program.
+/// A raw file that gets every write of the disk, through the same program.
 pub struct Twin {
     pub path: PathBuf,
     size_bytes: u64,
     random: Random,
 }
 
-/// What `scribble` does at most: one line for qemu-io each.
+/// Maximum bytes of one step of `scribble`; each step is one line for qemu-io.
 const STEP_BYTES_MAX: u64 = 3 << 20;
 
 impl Twin {
@@ -28,7 +28,7 @@ impl Twin {
         Twin { path, size_bytes, random: Random(seed) }
     }
 
-    /// `steps` random writes, zeroings and flushes, 512-byte aligned, on the disk and on the twin.
+    /// Makes `steps` random writes, zeroings and flushes, 512-byte aligned, on the disk and on the twin.
     pub fn scribble(&mut self, uri: &str, steps: usize) {
         let mut script = Vec::new();
         for _ in 0..steps {
@@ -52,7 +52,7 @@ impl Twin {
     }
 }
 
-/// qemu-io ends with 0 even where a command failed; then it says so.
+/// Runs a script of qemu-io. Its exit code is 0 even if a command failed, so its output is checked.
 pub fn run_script(target: &str, script: &[String]) {
     let mut arguments = vec!["-f", "raw"];
     for line in script {
@@ -63,20 +63,20 @@ pub fn run_script(target: &str, script: &[String]) {
     assert!(!said.contains("failed") && !said.contains("error"), "{target}: {said}");
 }
 
-/// Names in the tree's order, and which of them is the current one.
+/// Returns the names in the tree's order, and whether each is the current one.
 pub fn snapshots(datastore: &Datastore, vm: &str) -> Vec<(String, bool)> {
     let tree = datastore.json(&format!("snapshot tree {vm}"));
     let snapshots = tree["snapshots"].as_array().unwrap();
     snapshots.iter().map(|s| (s["name"].as_str().unwrap().to_owned(), s["current"] == true)).collect()
 }
 
-/// A VM `web` of files that has gone on from its snapshot `a` twice.
+/// A VM `web` of files that has continued from its snapshot `a` twice.
 pub struct Branched {
-    /// Of its disk.
+    /// Twin of its disk.
     pub twin: Twin,
-    /// What `a` shows, raw.
+    /// Content of `a`, raw.
     pub then: PathBuf,
-    /// Of its disk.
+    /// URI of its disk.
     pub uri: String,
 }
 

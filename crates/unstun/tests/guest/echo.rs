@@ -1,4 +1,4 @@
-//! One echo a second over UDP, as an administrator watching with ping.
+//! One echo a second over UDP, like an administrator's ping.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const PERIOD: Duration = Duration::from_secs(1);
-/// An echo this late is lost. Generous: emulation on a busy machine stands still for a second now and then.
+/// Delay after which an echo is lost. It is generous, because emulation on a busy machine sometimes stands still for a
+/// second.
 const LOST_AFTER: Duration = Duration::from_secs(20);
 
 pub struct Echoes {
@@ -23,7 +24,7 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// `socket` is connected to the guest.
+    /// Starts probing; `socket` is connected to the guest.
     pub fn start(socket: UdpSocket) -> Prober {
         let (tick, seconds) = channel();
         let (stop, stopped) = channel();
@@ -31,7 +32,7 @@ impl Prober {
         Prober { seconds, stop, thread }
     }
 
-    /// Returns when so many more periods are over.
+    /// Returns after so many more periods.
     pub fn wait(&self, periods: usize) {
         while self.seconds.try_recv().is_ok() {}
         for _ in 0..periods {
@@ -51,7 +52,7 @@ fn probe(socket: &UdpSocket, tick: &Sender<()>, stopped: &Receiver<()>) -> Echoe
         let began = Instant::now();
         probe.send();
         probe.receive_until(began + PERIOD, false);
-        // Nobody listens once the scenario has ended.
+        // The receiver is closed once the scenario has ended.
         let _ = tick.send(());
     }
     probe.receive_until(Instant::now() + LOST_AFTER, true);
@@ -74,7 +75,7 @@ impl Probe<'_> {
         self.socket.send(&number.to_be_bytes()).expect("a socket of this machine");
     }
 
-    /// Earlier where `all` have come.
+    /// Receives until `end`, or until all echoes have arrived if `or_all` is set.
     fn receive_until(&mut self, end: Instant, or_all: bool) {
         let mut bytes = [0; 8];
         while !(or_all && self.took.iter().all(Option::is_some)) {

@@ -1,4 +1,4 @@
-//! What a guest feels of a take, of life with a snapshot and of a commit.
+//! Effects on a guest of a take, of a snapshot's existence and of a commit.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use crate::wire::{Ask, Gap};
 const RAW_DISKS: usize = 10;
 const FILE_SYSTEMS: [(&str, &str); 2] = [("disk10", "ext4"), ("disk11", "xfs")];
 const FILE_SYSTEM_BYTES: u64 = 512 << 20;
-/// Takes and commits; each beside a window of the same length without either.
+/// Number of takes and commits; each is beside a window of the same length without either.
 const ROUNDS: usize = 5;
-/// Of a window, in echoes, which are a second apart.
+/// Length of a window, in echoes, which are a second apart.
 const WINDOW: usize = 3;
 
 /// Gaps are printed, not asserted: the machine that runs tests is busy, and emulation stands still with it. The windows
-/// without a take, of the same length and in the same rounds, say what of a gap is ours.
+/// without a take, of the same length and in the same rounds, show which part of a gap the daemon causes.
 pub fn twelve_disks_feel_no_take_and_no_commit() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
@@ -65,7 +65,7 @@ pub fn twelve_disks_feel_no_take_and_no_commit() {
     assert_eq!(echoes.lost, 0, "an echo was never answered");
 }
 
-/// The longest gap of any disk while `work` is done and the window lasts.
+/// Returns the longest gap of any disk while `work` is done and the window lasts.
 fn window(machine: &mut Machine<'_>, prober: &Prober, work: impl FnOnce()) -> Gap {
     machine.ask::<Vec<Gap>>(&Ask::Gaps);
     work();
@@ -88,7 +88,7 @@ fn tell(when: &str, mut gaps: Vec<Gap>) {
     );
 }
 
-/// As the engine counted them: the longest of each kind.
+/// Prints the stuns as the engine counted them: the longest of each kind.
 fn tell_stuns(datastore: &Datastore) {
     let events = datastore.json("events web");
     let mut longest_us = BTreeMap::new();

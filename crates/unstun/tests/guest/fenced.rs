@@ -1,4 +1,4 @@
-//! A live guest whose disks are reverted under it: it is kept from the other content for ever.
+//! A live guest whose disks are reverted under it is kept from the other content permanently.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -14,7 +14,7 @@ fn time(value: &Value) -> Timestamp {
     value.as_str().unwrap().parse().unwrap()
 }
 
-/// Until QEMU has connected to this daemon again by itself, and was refused.
+/// Waits until QEMU has reconnected to this daemon by itself, and was refused.
 fn await_refusal(datastore: &Datastore) {
     let started = time(&datastore.json("status")["started"]);
     let is_refusal = |event: &Value| {
@@ -40,7 +40,7 @@ pub fn a_live_guest_never_writes_what_it_was_reverted_to() {
         .map(|(disk, _)| copy_out(&datastore, &format!("web/{disk}@before"), &format!("{disk}.before")))
         .collect();
 
-    // With the content as it was QEMU comes back by itself.
+    // With the original content, QEMU reconnects by itself.
     daemon.kill();
     let daemon = datastore.start();
     machine.ask::<()>(&Ask::Change);

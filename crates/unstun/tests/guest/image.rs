@@ -1,4 +1,4 @@
-//! File systems made and checked on the host, with the programs an administrator uses.
+//! File systems made and checked on the host, with an administrator's programs.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::daemon::Datastore;
 use crate::programs::tool;
 
-/// Fills a disk nobody has written to yet with an empty file system.
+/// Fills an unwritten disk with an empty file system.
 pub fn make_file_system(datastore: &Datastore, export: &str, kind: &str, size_bytes: u64) {
     let path = datastore.beside("new.raw");
     File::create(&path).unwrap().set_len(size_bytes).unwrap();
@@ -21,14 +21,14 @@ pub fn make_file_system(datastore: &Datastore, export: &str, kind: &str, size_by
     std::fs::remove_file(path).unwrap();
 }
 
-/// The whole disk or snapshot as a raw file.
+/// Copies the whole disk or snapshot into a raw file.
 pub fn copy_out(datastore: &Datastore, export: &str, name: &str) -> PathBuf {
     let path = datastore.beside(name);
     tool("nbdcopy", &[&datastore.uri(export), path.to_str().unwrap()]);
     path
 }
 
-/// Of a file system that was unmounted: nothing to repair, and no journal to replay.
+/// Asserts that an unmounted file system has nothing to repair, and no journal to replay.
 pub fn assert_clean(datastore: &Datastore, export: &str, kind: &str) {
     let path = copy_out(datastore, export, "copy.raw");
     let raw = path.to_str().unwrap();

@@ -1,7 +1,7 @@
-//! The guest's first file system, written here: this program as init with its libraries, and the kernel's modules.
+//! Builder of the guest's initramfs: this program as init with its libraries, and the kernel's modules.
 //!
-//! Format "newc": a header of 13 numbers of 8 hexadecimal digits behind the magic, the name, the data, both padded to 4
-//! bytes; the entry `TRAILER!!!` ends it (kernel documentation, driver-api/early-userspace/buffer-format).
+//! Format "newc": the magic, a header of 13 numbers of 8 hexadecimal digits, the name and the data, both padded to 4
+//! bytes. The entry `TRAILER!!!` ends it (kernel documentation, driver-api/early-userspace/buffer-format).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use crate::programs::tool;
 
 pub const INIT: &str = "/init";
-/// Files `NN-name.ko`: to be loaded in the order of their names.
+/// Folder of files `NN-name.ko`, which are loaded in the order of their names.
 pub const MODULES: &str = "/modules";
 pub const SHA256SUM: &str = "/bin/sha256sum";
 
-/// Beyond what is built in; what they depend on comes along.
+/// Modules beyond what is built in; their dependencies are added.
 const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_net", "xfs"];
 
 const DIRECTORY: u32 = 0o040_755;
@@ -24,13 +24,13 @@ const CHARACTER_DEVICE: u32 = 0o020_600;
 /// Major and minor number of /dev/console, without which process 1 starts with no standard output.
 const CONSOLE: (u32, u32) = (5, 1);
 
-/// Where `scripts/setup.sh` unpacks the kernel's package.
+/// Returns the folder into which `scripts/setup.sh` unpacks the kernel's package.
 fn unpacked() -> PathBuf {
     let build = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a folder of the build");
     build.join("guest-kernel")
 }
 
-/// The only entry of a folder.
+/// Returns the only entry of a folder.
 fn only_entry(folder: &Path) -> PathBuf {
     let entries =
         fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}; run `make setup`", folder.display()));
@@ -73,7 +73,7 @@ fn add_all(archive: &mut Archive) -> Result<()> {
     Ok(())
 }
 
-/// Shared libraries and the loader, where the programs look for them.
+/// Returns the shared libraries and the loader, at the paths where the programs look for them.
 fn libraries(programs: &[&Path]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for program in programs {
@@ -84,7 +84,7 @@ fn libraries(programs: &[&Path]) -> BTreeSet<PathBuf> {
     found
 }
 
-/// The wanted modules behind all they depend on.
+/// Returns the wanted modules, each after all on which it depends.
 fn modules() -> Vec<PathBuf> {
     let mut by_name = BTreeMap::new();
     collect(&only_entry(&unpacked().join("lib/modules")), &mut by_name);
@@ -119,7 +119,8 @@ fn add_module(name: &str, by_name: &BTreeMap<String, PathBuf>, order: &mut Vec<P
     order.push(path.clone());
 }
 
-/// From the module's own section of `key=value` strings: the package has no modules.dep.
+/// Returns the dependencies from the module's own section of `key=value` strings, because the package has no
+/// modules.dep.
 fn depends(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let at = module.windows(KEY.len()).position(|window| window == KEY).expect("a module says what it needs");
@@ -140,7 +141,7 @@ impl Archive {
         self.entry(path, PROGRAM, (0, 0), &fs::read(from)?)
     }
 
-    /// With those above it.
+    /// Adds a folder and those above it.
     fn folder(&mut self, path: &Path) -> Result<()> {
         if path == Path::new("/") || !self.folders.insert(path.to_owned()) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! QEMU with a guest in it, and the two ways to talk to them.
+//! QEMU with a guest in it, and the control channels of both.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -17,15 +17,15 @@ use crate::initramfs;
 use crate::wire::{Ask, CONTROL_PORT, ECHO_PORT};
 
 const QEMU: &str = "qemu-system-x86_64";
-/// A boot takes about ten seconds, an answer about one. These are for hangs.
+/// Time limits against hangs. A boot takes about ten seconds, an answer about one.
 const BOOT_MAX: Duration = Duration::from_secs(150);
 const ANSWER_MAX: Duration = Duration::from_secs(150);
-/// How often a wait looks whether QEMU still lives.
+/// Interval at which a wait checks that QEMU still runs.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// Of the console, when a scenario failed.
+/// Number of lines of the console that are printed when a scenario failed.
 const CONSOLE_LINES: usize = 60;
 
-/// What a kernel says on its console when storage has failed it.
+/// Messages of a kernel on its console when storage has failed.
 const COMPLAINTS: [&str; 8] = [
     "I/O error",
     "EXT4-fs error",
@@ -47,12 +47,12 @@ pub struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// Returns when the guest waits for questions; its disks are `VM/disk0` and so on.
+    /// Starts QEMU, and returns when the guest waits for requests. Its disks are `VM/disk0` and so on.
     pub fn start(datastore: &'a Datastore, vm: &str, disks: usize) -> Machine<'a> {
         Self::with(datastore, (0..disks).map(|disk| blockdev(datastore, vm, disk)).collect())
     }
 
-    /// The same with the disks as `attach` prints them; only the controller is the guest's own.
+    /// Starts QEMU with the disks as `attach` prints them; only the controller is the guest's own.
     pub fn attached(datastore: &'a Datastore, vm: &str) -> Machine<'a> {
         let attach = datastore.json(&format!("attach {vm}"));
         let snippet = attach["snippet"].as_str().unwrap();
@@ -62,7 +62,7 @@ impl<'a> Machine<'a> {
         Self::with(datastore, values.enumerate().map(|(disk, value)| (node(disk), value)).collect())
     }
 
-    /// `disks`: the node of each, and the value of its `-blockdev`.
+    /// Starts QEMU with `disks`: the node of each, and the value of its `-blockdev`.
     fn with(datastore: &'a Datastore, disks: Vec<(String, String)>) -> Machine<'a> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let echo = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -91,7 +91,7 @@ impl<'a> Machine<'a> {
         machine
     }
 
-    /// The guest connects once it is up.
+    /// Waits until the guest has connected, which it does once it is up.
     fn await_guest(&mut self) {
         let began = Instant::now();
         loop {
@@ -123,7 +123,7 @@ impl<'a> Machine<'a> {
         serde_json::from_value(answer.unwrap_or_else(|e| panic!("{ask:?}: {e}"))).unwrap()
     }
 
-    /// Probes once a second from now on. The guest has called first, so that the way back is known.
+    /// Probes once a second from now on. The guest has sent first, so the return address is known.
     pub fn prober(&self) -> Prober {
         let socket = self.echo.try_clone().unwrap();
         socket.set_read_timeout(Some(ANSWER_MAX)).unwrap();
@@ -132,14 +132,15 @@ impl<'a> Machine<'a> {
         Prober::start(socket)
     }
 
-    /// As the button on the case: nothing in the guest is asked. Returns when it is up again.
+    /// Resets the machine as its reset button would, without the guest's cooperation. Returns when the guest is up
+    /// again.
     pub fn hard_reset(&mut self) {
         self.control = None;
         self.qmp.execute("system_reset");
         self.await_guest();
     }
 
-    /// Power off without a word to the guest, and no complaint of its kernel until then.
+    /// Powers the machine off without notice to the guest. Asserts that its kernel has not complained until then.
     pub fn quit(mut self) {
         self.qmp.execute("quit");
         let status = self.child.wait().unwrap();
@@ -156,7 +157,7 @@ impl<'a> Machine<'a> {
 }
 
 impl Drop for Machine<'_> {
-    /// Does nothing more after `quit`.
+    /// Kills QEMU; has no effect after `quit`.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -176,7 +177,7 @@ impl Drop for Machine<'_> {
 fn boot_from(command: &mut Command, datastore: &Datastore, control_port: u16, echo_port: u16) {
     let initramfs = datastore.beside("initramfs");
     initramfs::write(&initramfs);
-    // After a panic it stays as it is, so that the console is what a failure shows.
+    // After a panic the guest stays as it is, so that a failure shows the console.
     let parameters = format!(
         "console=ttyS0 quiet panic=0 rdinit={} {CONTROL_PORT}={control_port} {ECHO_PORT}={echo_port}",
         initramfs::INIT
@@ -193,7 +194,8 @@ fn blockdev(datastore: &Datastore, vm: &str, disk: usize) -> (String, String) {
     (name, blockdev.to_string())
 }
 
-/// QEMU's own control channel, on its standard input and output: a line of JSON each way, with events in between.
+/// QEMU's own control channel, on its standard input and output: a line of JSON in each direction, with events in
+/// between.
 struct Qmp {
     commands: ChildStdin,
     lines: Receiver<Value>,
@@ -204,7 +206,7 @@ impl Qmp {
         let commands = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
         let (tell, lines) = channel();
-        // Ends with QEMU's output.
+        // The thread ends with QEMU's output.
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
                 if tell.send(serde_json::from_str(&line).unwrap_or(Value::String(line))).is_err() {

@@ -1,11 +1,11 @@
-//! A Linux guest under QEMU (emulated, TCG) on disks of ours: what it feels of a take and a commit, and what it finds
-//! after a hard reset, a revert, and a crash of both sides.
+//! A Linux guest under QEMU (emulated, TCG) on our disks: the effects of a take and a commit on it, and its data after
+//! a hard reset, a revert, and a crash of both sides.
 //!
-//! This program is both sides. On the host it runs the scenarios below. Started as process 1 of the guest, out of an
-//! initramfs made of itself and of Debian's kernel modules, it is the guest's init and does what the host asks for.
-//! x86-64 only, as the kernel package that `scripts/setup.sh` unpacks.
+//! This program is both sides. On the host it runs the scenarios below. Started as process 1 of the guest, from an
+//! initramfs made of itself and of Debian's kernel modules, it is the guest's init and executes the host's requests. It
+//! supports x86-64 only, like the kernel package that `scripts/setup.sh` unpacks.
 
-// The clients' own: a daemon as a process, on a datastore under the build's folder.
+// The clients' module: a daemon as a process, on a datastore under the build's folder.
 #[path = "../clients/daemon.rs"]
 #[allow(dead_code, reason = "the clients use the rest")]
 mod daemon;
@@ -40,7 +40,7 @@ const SCENARIOS: [(&str, fn()); 5] = [
     ("revert_brings_back_exactly_the_old_files", reverted::revert_brings_back_exactly_the_old_files),
 ];
 
-/// Without the harness of tests, because the guest starts this program too: its lines say the same.
+/// Runs without the test harness, because the guest starts this program too; its output has the harness's lines.
 /// Arguments that are no options select scenarios by a part of their names.
 fn main() -> ExitCode {
     if std::env::args().next().as_deref() == Some(initramfs::INIT) {

@@ -1,5 +1,5 @@
-//! A native VM whose file systems are written through takes, a clone, a commit and moves of the whole VM, until guest and
-//! daemon are killed at once.
+//! A native VM whose file systems are written through takes, a clone, a commit and moves of the whole VM, until guest
+//! and daemon are killed at once.
 
 use serde_json::json;
 
@@ -10,11 +10,11 @@ use crate::reset::{DISKS, churn_on, mount, new_file_systems, unmount};
 use crate::reverted::revert;
 use crate::wire::{Ask, Durable};
 
-/// What was flushed when a state came to be.
+/// Data that were flushed when each state was created.
 struct Flushed {
-    /// The clone's, which is snapshot `a`.
+    /// Data of the clone, which is snapshot `a`.
     cloned: Durable,
-    /// Snapshot `b`'s.
+    /// Data of snapshot `b`.
     kept: Durable,
     running: Durable,
 }
@@ -24,7 +24,7 @@ fn done(datastore: &Datastore, line: &str) {
     assert_eq!(job["state"], "done", "{line}: {job}");
 }
 
-/// The VM is in the store again at the end, with snapshot `b` and without `a`.
+/// Runs all operations. At the end the VM is in the store again, with snapshot `b` and without `a`.
 fn live_through_it_all(datastore: &Datastore, machine: &mut Machine<'_>) -> Flushed {
     machine.ask::<()>(&Ask::StartChurn);
     let cloned = churn_on(machine);
@@ -43,7 +43,7 @@ fn live_through_it_all(datastore: &Datastore, machine: &mut Machine<'_>) -> Flus
     Flushed { cloned, kept, running: churn_on(machine) }
 }
 
-/// Mounting replays the journals, so that the file systems are clean when this has ended.
+/// Checks the mounted file systems. Mounting replays the journals, so that the file systems are clean afterwards.
 fn check_mounted(machine: &mut Machine<'_>, flushed: Durable) {
     mount(machine);
     let files: u64 = machine.ask(&Ask::CheckChurn(flushed));

@@ -1,4 +1,4 @@
-//! File systems that are written through a take and a commit, and lose their power amid the commit.
+//! File systems that are written through a take and a commit, and lose power during the commit.
 
 use crate::daemon::Datastore;
 use crate::image::{assert_clean, make_file_system};
@@ -7,15 +7,15 @@ use crate::wire::{Ask, Durable};
 
 pub const DISKS: [(&str, &str); 2] = [("disk0", "ext4"), ("disk1", "xfs")];
 const SIZE_BYTES: u64 = 512 << 20;
-/// So slow that the reset comes in the middle of it.
+/// Rate so low that the reset comes in the middle of the commit.
 const COMMIT_RATE: &str = "1M";
-/// Of every disk's delta; half a second's work for a commit without a limit.
+/// Size of every disk's delta: half a second's work for a commit without a limit.
 const WEIGHT_BYTES: u64 = 96 << 20;
 const TRIES_MAX: usize = 5;
-/// Steps of every churn between two events.
+/// Number of steps of every churn between two events.
 const STEPS: u64 = 60;
 
-/// On a VM `web` in `store`.
+/// Creates file systems on the disks of a VM `web` in `store`.
 pub fn new_file_systems(datastore: &Datastore, store: &str) {
     datastore.json(&format!("vm create web --store {store} --disk 512M,512M"));
     for (disk, kind) in DISKS {
@@ -35,7 +35,7 @@ pub fn unmount(machine: &mut Machine<'_>) {
     }
 }
 
-/// Asks until every churn has made so many files more.
+/// Waits until every churn has made so many more files.
 pub fn churn_on(machine: &mut Machine<'_>) -> Durable {
     let before: Durable = machine.ask(&Ask::Churned);
     loop {
@@ -52,13 +52,13 @@ fn state_of(datastore: &Datastore, job: u64) -> String {
     found["state"].as_str().unwrap().to_owned()
 }
 
-/// A commit that will run for minutes; its number.
+/// Starts a commit that runs for minutes, and returns its number.
 fn commit_slowly(datastore: &Datastore, machine: &mut Machine<'_>) -> u64 {
     for _ in 0..TRIES_MAX {
         datastore.json("snapshot take web cut");
         machine.ask::<()>(&Ask::Weigh { bytes: WEIGHT_BYTES });
         let job = datastore.json("snapshot commit web cut --yes --detach")["id"].as_u64().unwrap();
-        // Refused where the job has ended already, at full speed.
+        // The limit is refused if the job has already ended at full speed.
         if datastore.run(&format!("job limit {job} {COMMIT_RATE}")).status.success() {
             return job;
         }

@@ -1,4 +1,4 @@
-//! A revert gives a guest its old files again, exactly.
+//! A revert restores a guest's old files exactly.
 
 use crate::daemon::Datastore;
 use crate::image::{assert_clean, copy_out};
@@ -11,7 +11,7 @@ fn trees(machine: &mut Machine<'_>) -> Vec<String> {
     DISKS.iter().map(|(disk, _)| machine.ask(&Ask::Tree { disk: disk.to_string() })).collect()
 }
 
-/// The daemon hears of QEMU's end on its own: asks until it has.
+/// Reverts the VM `web`. The daemon notices QEMU's end asynchronously, so the function retries until it has.
 pub fn revert(datastore: &Datastore, snapshot: &str) {
     let reverted = loop {
         let output = datastore.run(&format!("snapshot revert web {snapshot} --yes"));
@@ -65,7 +65,7 @@ pub fn revert_brings_back_exactly_the_old_files() {
     for (old, now) in old.iter().zip(trees(&mut machine)) {
         assert_eq!(old, &now, "not the old files");
     }
-    // And the disks can be written: on from the old state.
+    // The disks can also be written, from the old state on.
     machine.ask::<()>(&Ask::Change);
     unmount(&mut machine);
     machine.quit();

@@ -1,4 +1,4 @@
-//! Who may connect to the daemon's socket, and how to let QEMU's user in.
+//! Access to the daemon's socket: the present permissions, and lines that give QEMU's user access.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use api::error::{Error, Result};
 use api::{AttachSocket, AttachTo};
 
-/// Others may pass through a folder.
+/// Permission bit that lets all users pass through a folder.
 const SEARCHABLE_BY_ALL: u32 = 0o001;
 const PERMISSION_BITS: u32 = 0o777;
 
@@ -21,7 +21,7 @@ pub fn look(path: &Path) -> Result<AttachSocket> {
     })
 }
 
-/// The name of a user or group, or its number where the file has none. Both files have
+/// Returns the name of a user or group, or its number if the file does not list it. Both files have
 /// `NAME:PASSWORD:NUMBER:...` lines.
 fn named(file: &str, id: u32) -> String {
     let text = std::fs::read_to_string(file).unwrap_or_default();
@@ -33,7 +33,7 @@ fn named(file: &str, id: u32) -> String {
     found.unwrap_or_else(|| id.to_string())
 }
 
-/// Lines for a shell, with comments.
+/// Returns lines for a shell, with comments.
 pub fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String> {
     let Some(socket) = socket else {
         return vec![
@@ -76,7 +76,7 @@ pub fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String> {
     lines
 }
 
-/// The socket itself, and every folder above it that not everybody may pass.
+/// Returns the lines that grant access to the socket, and to every folder above it that not all users may pass.
 fn grants(socket: &Path) -> Vec<String> {
     let closed = |folder: &&Path| folder.metadata().is_ok_and(|m| m.mode() & SEARCHABLE_BY_ALL == 0);
     let mut folders: Vec<&Path> = socket.ancestors().skip(1).filter(closed).collect();

@@ -1,10 +1,10 @@
-//! The text for each of the three.
+//! Texts of `attach` for QEMU, libvirt and Proxmox.
 
 use api::listen::NbdListen;
 
 use super::Attached;
 
-/// While the daemon restarts a guest's I/O waits this long before it fails.
+/// Seconds for which a guest's I/O waits while the daemon restarts, before it fails.
 const RECONNECT_S: u32 = 60;
 const INDENT: &str = "  ";
 
@@ -19,7 +19,7 @@ pub fn qemu(disks: &[Attached]) -> String {
     )
 }
 
-/// One VM's arguments; Proxmox passes them to QEMU as they are.
+/// Returns one VM's arguments, which Proxmox passes to QEMU unchanged.
 pub fn proxmox(disks: &[Attached]) -> String {
     let mut arguments = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
     arguments.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
@@ -44,22 +44,22 @@ fn blockdev(disk: &Attached) -> String {
 }
 
 fn device(disk: &Attached) -> String {
-    // QEMU gives a kernel of `-kernel` bootindex 0, which has to come before the disk.
+    // QEMU gives the kernel of `-kernel` bootindex 0, which must come before the disk.
     let boot = if disk.number == 0 { ",bootindex=1" } else { "" };
     format!("-device scsi-hd,bus=unstun.0,scsi-id={},drive={}{boot}", disk.number, node(disk))
 }
 
-/// QEMU's node names have at most 31 bytes, and letters, digits, `-`, `.` and `_`.
+/// Returns a node name. QEMU's node names have at most 31 bytes, and letters, digits, `-`, `.` and `_`.
 fn node(disk: &Attached) -> String {
     format!("unstun-disk{}", disk.number)
 }
 
-/// A comma in a value is written twice.
+/// Escapes a value: a comma in it is written twice.
 fn escape(value: &str) -> String {
     value.replace(',', ",,")
 }
 
-/// `<disk>` elements for `virsh edit`.
+/// Returns `<disk>` elements for `virsh edit`.
 pub fn libvirt(disks: &[Attached]) -> String {
     let mut text = String::from("<!-- for `virsh edit DOMAIN`, under <devices> -->\n");
     text.push_str("<controller type='scsi' index='0' model='virtio-scsi'/>\n");
@@ -85,7 +85,7 @@ pub fn libvirt(disks: &[Attached]) -> String {
     text
 }
 
-/// a, b, ... z, aa, ab: as the kernel names its disks.
+/// Returns the letters by which the kernel names its disks: a, b, ... z, aa, ab.
 fn letters(mut at: usize) -> String {
     let mut name = Vec::new();
     loop {

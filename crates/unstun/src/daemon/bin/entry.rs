@@ -6,22 +6,22 @@ use api::error::{Error, Result};
 use api::name::VmName;
 use api::{self, Store, VmCondition};
 
+use super::super::api_types;
 use super::super::client_gate::Who;
-use super::super::entry::{Entry, Kept};
+use super::super::datastore::{Datastore, Home};
 use super::super::formats::HomeFiles;
 use super::super::identity::Standing;
 use super::super::native;
-use super::super::present;
 use super::super::remove::{expect_kept, has_vmx, open_home};
-use super::super::site::{Home, Site};
 use super::super::state::Daemon;
+use super::super::vm_record::{Kept, VmRecord};
 use super::records::BinState;
 use super::steps::Removed;
 
 impl Daemon {
     /// Returns why the bin would not keep an open VM; None if it keeps the VM.
-    pub async fn not_kept_open(&self, entry: &Entry, request: api::VmRemove) -> Result<Option<String>> {
-        if let Some(why) = self.not_kept(&entry.site, request.purge).await? {
+    pub async fn not_kept_open(&self, entry: &VmRecord, request: api::VmRemove) -> Result<Option<String>> {
+        if let Some(why) = self.not_kept(&entry.datastore, request.purge).await? {
             return Ok(Some(why));
         }
         match &entry.kept {
@@ -31,22 +31,26 @@ impl Daemon {
     }
 
     /// Puts an open VM without connected clients into the bin.
-    pub async fn bin_open(&self, entry: &Rc<Entry>) -> Result<api::BinEntry> {
+    pub async fn bin_open(&self, entry: &Rc<VmRecord>) -> Result<api::BinEntry> {
         let bytes = allocated(entry).await;
         entry.vm.close().await?;
         let (id, store) = (Some(entry.vm.state().id), entry.kept.store());
-        let removed = Removed { name: present::vm_name(&entry.name), id, store, bytes };
+        let removed = Removed { name: api_types::vm_name(&entry.name), id, store, bytes };
         let (id, record) = self.put_in_bin(&entry.place(), removed).await?;
-        Ok(self.bin_entry(&entry.site, &id, &record))
+        Ok(self.bin_entry(&entry.datastore, &id, &record))
     }
 
     /// Finishes a VM's move into the bin that an error has interrupted.
-    pub async fn go_on_into_bin(&self, vm: &VmName, site: &Rc<Site>) -> Result<Option<api::BinEntry>> {
+    pub async fn go_on_into_bin(
+        &self,
+        vm: &VmName,
+        datastore: &Rc<Datastore>,
+    ) -> Result<Option<api::BinEntry>> {
         let coming =
-            site.bin.all().into_iter().find(|(_, one)| one.state == BinState::Coming && one.vm == *vm);
+            datastore.bin.all().into_iter().find(|(_, one)| one.state == BinState::Coming && one.vm == *vm);
         let Some((entry, record)) = coming else { return Ok(None) };
-        let record = self.finish_coming(site, &entry, &record).await?;
-        Ok(Some(self.bin_entry(site, &entry, &record)))
+        let record = self.finish_coming(datastore, &entry, &record).await?;
+        Ok(Some(self.bin_entry(datastore, &entry, &record)))
     }
 
     /// Puts a VM that is not served, and whose home is held, into the bin. Returns None if the bin does not keep it.
@@ -72,7 +76,7 @@ impl Daemon {
         };
         let removed = Removed { name: vm.clone(), id, store, bytes: None };
         let (id, record) = self.put_in_bin(home, removed).await?;
-        Ok(Some(self.bin_entry(&home.site, &id, &record)))
+        Ok(Some(self.bin_entry(&home.datastore, &id, &record)))
     }
 
     /// Returns why the bin would not keep a VM that is not served; None if it keeps the VM.
@@ -82,7 +86,7 @@ impl Daemon {
         home: &Home,
         request: api::VmRemove,
     ) -> Result<Option<String>> {
-        if let Some(why) = self.not_kept(&home.site, request.purge).await? {
+        if let Some(why) = self.not_kept(&home.datastore, request.purge).await? {
             return Ok(Some(why));
         }
         match self.not_kept_at(vm, home).await {
@@ -115,7 +119,11 @@ impl Daemon {
         }
     }
 
-    async fn preview_open(&self, entry: &Rc<Entry>, request: api::VmRemove) -> Result<api::VmRemovePreview> {
+    async fn preview_open(
+        &self,
+        entry: &Rc<VmRecord>,
+        request: api::VmRemove,
+    ) -> Result<api::VmRemovePreview> {
         let state = entry.vm.state();
         let not_kept = match request.delete_disks {
             true => self.not_kept_open(entry, request).await.unwrap_or_else(|e| Some(e.message)),
@@ -126,9 +134,9 @@ impl Daemon {
             size_bytes: disk.size_bytes,
         };
         Ok(api::VmRemovePreview {
-            vm: present::vm_name(&entry.name),
+            vm: api_types::vm_name(&entry.name),
             condition: VmCondition::Open,
-            datastore: entry.site.name.clone(),
+            datastore: entry.datastore.name.clone(),
             store: entry.kept.store(),
             home: entry.home.clone(),
             disks_deleted: request.delete_disks,
@@ -150,7 +158,7 @@ impl Daemon {
         let idle = self.idle().into_iter().find(|idle| idle.name == vm.as_str());
         let idle = idle.ok_or_else(|| Error::not_found(format!("{}: no VM {vm}", self.place())))?;
         let native = native::is_marked(&self.env, &idle.home.path).await;
-        let idle = present::idle(idle, Ok(native));
+        let idle = api_types::idle(idle, Ok(native));
         let not_kept = match request.delete_disks {
             true => self.not_kept_idle(vm, home, request).await.unwrap_or_else(|e| Some(e.message)),
             false => None,
@@ -158,7 +166,7 @@ impl Daemon {
         Ok(api::VmRemovePreview {
             vm: vm.clone(),
             condition: idle.condition,
-            datastore: home.site.name.clone(),
+            datastore: home.datastore.name.clone(),
             store: idle.store,
             home: home.path.clone(),
             disks_deleted: request.delete_disks,
@@ -172,13 +180,13 @@ impl Daemon {
     }
 
     fn kept_until(&self, request: api::VmRemove, not_kept: Option<&String>) -> Option<jiff::Timestamp> {
-        let until = present::time(self.bin.kept_until_unix_us(self.env.unix_us()));
+        let until = api_types::time(self.bin.kept_until_unix_us(self.env.unix_us()));
         (request.delete_disks && not_kept.is_none()).then_some(until)
     }
 }
 
 /// Returns the bytes of the VM's own layers, with its snapshots; None if they cannot be determined.
-async fn allocated(entry: &Entry) -> Option<u64> {
+async fn allocated(entry: &VmRecord) -> Option<u64> {
     entry.vm.used().await.ok().map(|used| used.allocated_bytes)
 }
 

@@ -7,18 +7,21 @@ use api::name::DatastoreName;
 use blk::manifest::{BinnedState, ThrownBy};
 use engine::CommitWhat;
 
-use super::super::entry::{Entry, Kept};
+use super::super::api_types;
+use super::super::datastore::Datastore;
 use super::super::hang::asked;
-use super::super::present;
-use super::super::site::Site;
 use super::super::state::Daemon;
+use super::super::vm_record::{Kept, VmRecord};
 
 impl Daemon {
     /// Returns the states of all open VMs of a datastore, or of all datastores, the oldest first.
-    pub(super) fn binned_states(&self, datastore: Option<&DatastoreName>) -> Vec<(Rc<Entry>, BinnedState)> {
+    pub(super) fn binned_states(
+        &self,
+        datastore: Option<&DatastoreName>,
+    ) -> Vec<(Rc<VmRecord>, BinnedState)> {
         let mut found = Vec::new();
         for entry in self.entries() {
-            if datastore.is_none_or(|name| entry.site.name == *name) {
+            if datastore.is_none_or(|name| entry.datastore.name == *name) {
                 found.extend(entry.vm.state().bin.into_iter().map(|binned| (entry.clone(), binned)));
             }
         }
@@ -26,9 +29,9 @@ impl Daemon {
         found
     }
 
-    pub(super) fn states_of(&self, site: &Rc<Site>) -> Vec<(Rc<Entry>, BinnedState)> {
+    pub(super) fn states_of(&self, datastore: &Rc<Datastore>) -> Vec<(Rc<VmRecord>, BinnedState)> {
         let mut found = self.binned_states(None);
-        found.retain(|(entry, _)| Rc::ptr_eq(&entry.site, site));
+        found.retain(|(entry, _)| Rc::ptr_eq(&entry.datastore, datastore));
         found
     }
 
@@ -37,12 +40,12 @@ impl Daemon {
         &self,
         wanted: &str,
         datastore: Option<&DatastoreName>,
-    ) -> Option<(Rc<Entry>, u64)> {
+    ) -> Option<(Rc<VmRecord>, u64)> {
         let found = self.binned_states(datastore).into_iter().find(|(_, binned)| id(binned) == wanted);
         found.map(|(entry, binned)| (entry, binned.id))
     }
 
-    pub(super) async fn state_entry(&self, entry: &Entry, binned: &BinnedState) -> api::BinEntry {
+    pub(super) async fn state_entry(&self, entry: &VmRecord, binned: &BinnedState) -> api::BinEntry {
         let operation = match binned.by {
             ThrownBy::Revert => api::Operation::Revert,
             ThrownBy::Discard => api::Operation::Discard,
@@ -52,23 +55,23 @@ impl Daemon {
         api::BinEntry {
             id: id(binned),
             kind: api::BinKind::State,
-            vm: present::vm_name(&entry.name),
-            datastore: entry.site.name.clone(),
+            vm: api_types::vm_name(&entry.name),
+            datastore: entry.datastore.name.clone(),
             store: entry.kept.store(),
             operation,
             subject: (!binned.subject.is_empty()).then(|| binned.subject.clone()),
-            removed: present::time(binned.unix_us),
-            kept_until: present::time(self.bin.kept_until_unix_us(binned.unix_us)),
+            removed: api_types::time(binned.unix_us),
+            kept_until: api_types::time(self.bin.kept_until_unix_us(binned.unix_us)),
             // A size that cannot be read now is unknown.
-            bytes: asked(&entry.site, entry.vm.binned_bytes(binned.id)).await.ok().and_then(Result::ok),
+            bytes: asked(&entry.datastore, entry.vm.binned_bytes(binned.id)).await.ok().and_then(Result::ok),
             path: None,
         }
     }
 
     /// Measures the bytes that a datastore's states free, as far as they are not measured yet.
-    pub async fn measure_states(&self, site: &Rc<Site>) {
-        let states = self.states_of(site);
-        let known = site.state_bytes.borrow().clone();
+    pub async fn measure_states(&self, datastore: &Rc<Datastore>) {
+        let states = self.states_of(datastore);
+        let known = datastore.state_bytes.borrow().clone();
         let mut bytes = std::collections::BTreeMap::new();
         for (entry, binned) in states {
             let measured = match known.get(&binned.id) {
@@ -77,11 +80,11 @@ impl Daemon {
             };
             bytes.extend(measured.map(|bytes| (binned.id, bytes)));
         }
-        *site.state_bytes.borrow_mut() = bytes;
+        *datastore.state_bytes.borrow_mut() = bytes;
     }
 
     /// Removes a state for good.
-    pub(super) async fn evict_state(&self, entry: &Entry, binned: &BinnedState) -> blk::Result<()> {
+    pub(super) async fn evict_state(&self, entry: &VmRecord, binned: &BinnedState) -> blk::Result<()> {
         entry.vm.clone().empty_bin(vec![binned.id]).await?;
         let in_files = matches!(entry.kept, Kept::Redo(_));
         if in_files && binned.by == ThrownBy::Discard && entry.vm.state().bin.is_empty() {

@@ -10,13 +10,13 @@ use blk::dir::OWN_FOLDER;
 use blk::{Error, ErrorKind, Result};
 use engine::native::{VmHome, VmHomeState};
 
+use super::super::datastore::{Datastore, Home};
 use super::super::defect::Defect;
 use super::super::formats::HomeFiles;
 use super::super::identity::VmId;
 use super::super::native;
 use super::super::records::{HomeRecord, HomeState};
 use super::super::remove::{open_home, refuse_readers, remove_folder};
-use super::super::site::{Home, Site};
 use super::super::state::Daemon;
 use super::records::{BinRecord, BinState, parse_folder};
 use crate::log::log;
@@ -33,22 +33,22 @@ impl Daemon {
     /// Puts a VM that is not open into the bin. Its name is free afterwards. After an error it is a VM as before, or
     /// the next start puts it into the bin.
     pub async fn put_in_bin(&self, home: &Home, removed: Removed) -> Result<(String, BinRecord)> {
-        let (site, Removed { name, id, store, bytes }) = (&home.site, removed);
+        let (datastore, Removed { name, id, store, bytes }) = (&home.datastore, removed);
         let entry = format!("{:016x}", self.env.random());
-        let path = (!site.contains(&home.path)).then(|| home.path.clone());
+        let path = (!datastore.contains(&home.path)).then(|| home.path.clone());
         let removed_unix_us = self.env.unix_us();
         let record = BinRecord { state: BinState::Coming, vm: name, id, store, removed_unix_us, bytes, path };
-        let _busy = site.bin.begin(&entry);
+        let _busy = datastore.bin.begin(&entry);
         if !self.defects.has(Defect::BinLate) {
-            let put = async || site.bin.put(&entry, record.clone()).await;
-            self.with_reserve(site, put).await?;
+            let put = async || datastore.bin.put(&entry, record.clone()).await;
+            self.with_reserve(datastore, put).await?;
         }
-        match self.finish_coming(site, &entry, &record).await {
+        match self.finish_coming(datastore, &entry, &record).await {
             Ok(record) => Ok((entry, record)),
             Err(e) => {
-                if !site.has(&record.folder(&entry)).await.unwrap_or(true) && record.path.is_none() {
+                if !datastore.has(&record.folder(&entry)).await.unwrap_or(true) && record.path.is_none() {
                     // Nothing has changed. If the removal of the record fails, a start puts the VM into the bin.
-                    let _ = site.bin.remove(&entry).await;
+                    let _ = datastore.bin.remove(&entry).await;
                 }
                 Err(e)
             }
@@ -57,84 +57,93 @@ impl Daemon {
 
     pub(super) async fn finish_coming(
         &self,
-        site: &Rc<Site>,
+        datastore: &Rc<Datastore>,
         entry: &str,
         record: &BinRecord,
     ) -> Result<BinRecord> {
         let name = record.vm.as_str();
         let folder = record.folder(entry);
-        if record.path.is_none() && !site.has(&folder).await? && site.has(name).await? {
-            site.dir.rename(name, &folder).await?;
+        if record.path.is_none() && !datastore.has(&folder).await? && datastore.has(name).await? {
+            datastore.dir.rename(name, &folder).await?;
         }
-        site.dir.sync().await?;
+        datastore.dir.sync().await?;
         if let (Store::Native, Some(id)) = (record.store, record.id) {
-            let path = site.relative(&site.bin_home(entry, record).path);
-            site.native.open().await?.set_binned(id, &path).await?;
+            let path = datastore.relative(&datastore.bin_home(entry, record).path);
+            datastore.native.open().await?.set_binned(id, &path).await?;
         }
         let kept = BinRecord { state: BinState::Kept, ..record.clone() };
         let forget = async || {
-            site.registry.remove(name).await?;
-            site.records.remove(name).await?;
-            site.bin.put(entry, kept.clone()).await
+            datastore.registry.remove(name).await?;
+            datastore.records.remove(name).await?;
+            datastore.bin.put(entry, kept.clone()).await
         };
-        self.with_last_reserve(site, forget).await?;
+        self.with_last_reserve(datastore, forget).await?;
         Ok(kept)
     }
 
     /// Restores an entry's VM under its own or another name, and returns its home. The VM is not opened yet.
-    pub(super) async fn bring_back(&self, site: &Rc<Site>, entry: &str, to: &VmName) -> Result<Home> {
-        let kept = self.kept(site, entry)?;
+    pub(super) async fn bring_back(
+        &self,
+        datastore: &Rc<Datastore>,
+        entry: &str,
+        to: &VmName,
+    ) -> Result<Home> {
+        let kept = self.kept(datastore, entry)?;
         let record = BinRecord { state: BinState::Restoring(to.clone()), ..kept.clone() };
-        let put = async || site.bin.put(entry, record.clone()).await;
+        let put = async || datastore.bin.put(entry, record.clone()).await;
         let home = async {
-            self.with_reserve(site, put).await?;
-            self.finish_restoring(site, entry, &record, to).await
+            self.with_reserve(datastore, put).await?;
+            self.finish_restoring(datastore, entry, &record, to).await
         };
         let home = home.await;
-        if home.is_err() && site.has(&record.folder(entry)).await.unwrap_or(false) {
+        if home.is_err() && datastore.has(&record.folder(entry)).await.unwrap_or(false) {
             // The VM is in the bin as before. If that cannot be recorded, a start finishes the restore.
-            let _ = site.bin.put(entry, kept).await;
+            let _ = datastore.bin.put(entry, kept).await;
         }
         home
     }
 
     async fn finish_restoring(
         &self,
-        site: &Rc<Site>,
+        datastore: &Rc<Datastore>,
         entry: &str,
         record: &BinRecord,
         to: &VmName,
     ) -> Result<Home> {
         let folder = record.folder(entry);
-        let home = record.path.as_ref().map_or_else(|| site.home(to.as_str()), |path| site.at(path));
-        if let Some(recorded) = recorded_home(site, record).await?
+        let home =
+            record.path.as_ref().map_or_else(|| datastore.home(to.as_str()), |path| datastore.at(path));
+        if let Some(recorded) = recorded_home(datastore, record).await?
             && recorded.state == VmHomeState::Whole
-            && recorded.path != site.relative(&home.path)
+            && recorded.path != datastore.relative(&home.path)
         {
             let cause = format!("it was taken out of the bin by hand, and is the VM in {}", recorded.path);
             return Err(Error::refused(entry, cause));
         }
         if record.path.is_none() {
-            match (site.has(&folder).await?, site.has(to.as_str()).await?) {
-                (true, false) => site.dir.rename(&folder, to.as_str()).await?,
+            match (datastore.has(&folder).await?, datastore.has(to.as_str()).await?) {
+                (true, false) => datastore.dir.rename(&folder, to.as_str()).await?,
                 (true, true) => return Err(taken(&home.path)),
                 (false, true) => self.expect_restored(&home, record).await?,
                 (false, false) => self.make_missing_home(&home, to, record).await?,
             }
-            site.dir.sync().await?;
+            datastore.dir.sync().await?;
         }
-        let path = site.relative(&home.path);
+        let path = datastore.relative(&home.path);
         match (record.store, record.id) {
-            (Store::Native, Some(id)) => site.native.open().await?.set_home(id, &path).await?,
+            (Store::Native, Some(id)) => datastore.native.open().await?.set_home(id, &path).await?,
             (Store::Native, None) => {}
             (Store::Redo, id) => {
-                site.records.put(to.as_str(), site.record(&home.path, HomeState::Whole, id)).await?;
+                datastore
+                    .records
+                    .put(to.as_str(), datastore.record(&home.path, HomeState::Whole, id))
+                    .await?;
             }
         }
-        if !site.contains(&home.path) {
-            site.registry.add(to.as_str(), &home.path).await?;
+        if !datastore.contains(&home.path) {
+            datastore.registry.add(to.as_str(), &home.path).await?;
         }
-        site.bin.remove(entry).await?;
+        datastore.bin.remove(entry).await?;
         Ok(home)
     }
 
@@ -156,7 +165,7 @@ impl Daemon {
     async fn make_missing_home(&self, home: &Home, to: &VmName, record: &BinRecord) -> Result<()> {
         match (record.store, record.id) {
             (Store::Native, Some(id)) => {
-                native::new_home(&home.site, to.as_str(), WhenFull::default(), id).await
+                native::new_home(&home.datastore, to.as_str(), WhenFull::default(), id).await
             }
             _ => Err(Error::not_found(
                 home.path.display().to_string(),
@@ -166,12 +175,12 @@ impl Daemon {
     }
 
     /// Removes an entry for good.
-    pub(super) async fn evict(&self, site: &Rc<Site>, entry: &str) -> Result<()> {
-        let Some(_busy) = site.bin.begin(entry) else {
+    pub(super) async fn evict(&self, datastore: &Rc<Datastore>, entry: &str) -> Result<()> {
+        let Some(_busy) = datastore.bin.begin(entry) else {
             return Err(Error::refused(entry, "it is just being brought back or removed; try again"));
         };
-        let kept = site.bin.get(entry).filter(BinRecord::may_go).ok_or_else(|| gone(entry))?;
-        let home = site.bin_home(entry, &kept);
+        let kept = datastore.bin.get(entry).filter(BinRecord::may_go).ok_or_else(|| gone(entry))?;
+        let home = datastore.bin_home(entry, &kept);
         if kept.store == Store::Redo && home_is_there(self, &home).await? {
             let files = HomeFiles::open(self, &home.path).await?;
             refuse_readers(kept.vm.as_str(), &*files.manifest()).await?;
@@ -179,20 +188,25 @@ impl Daemon {
         }
         let record = BinRecord { state: BinState::Removing, ..kept };
         if !self.defects.has(Defect::ForgetRemoval) {
-            let put = async || site.bin.put(entry, record.clone()).await;
-            self.with_last_reserve(site, put).await?;
+            let put = async || datastore.bin.put(entry, record.clone()).await;
+            self.with_last_reserve(datastore, put).await?;
         }
-        let remove = async || self.finish_removing(site, entry, &record).await;
-        self.with_last_reserve(site, remove).await?;
-        site.bin.evicted.update(|n| n + 1);
+        let remove = async || self.finish_removing(datastore, entry, &record).await;
+        self.with_last_reserve(datastore, remove).await?;
+        datastore.bin.evicted.update(|n| n + 1);
         Ok(())
     }
 
-    async fn finish_removing(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
-        let home = site.bin_home(entry, record);
+    async fn finish_removing(
+        &self,
+        datastore: &Rc<Datastore>,
+        entry: &str,
+        record: &BinRecord,
+    ) -> Result<()> {
+        let home = datastore.bin_home(entry, record);
         match (record.store, record.id) {
             (Store::Native, Some(id)) => {
-                let recorded = recorded_home(site, record).await?;
+                let recorded = recorded_home(datastore, record).await?;
                 // The VM may have been moved out of the bin by hand; then it is a VM again.
                 if recorded.is_none_or(|recorded| recorded.state != VmHomeState::Whole) {
                     native::remove_with_home(&home, id).await?;
@@ -204,68 +218,68 @@ impl Daemon {
                 self.finish(&record.folder(entry), &home, &going).await?;
             }
         }
-        self.leave_rest(site, entry, record).await?;
-        site.bin.remove(entry).await
+        self.leave_rest(datastore, entry, record).await?;
+        datastore.bin.remove(entry).await
     }
 
     /// Moves a folder with files that are not the VM's out of the bin: they belong to the user.
-    async fn leave_rest(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
+    async fn leave_rest(&self, datastore: &Rc<Datastore>, entry: &str, record: &BinRecord) -> Result<()> {
         let folder = record.folder(entry);
-        if record.path.is_some() || !site.has(&folder).await? {
+        if record.path.is_some() || !datastore.has(&folder).await? {
             return Ok(());
         }
         let plain = record.vm.to_string();
         let is_claimed = self.claimed.borrow().contains(&plain);
-        let to = match is_claimed || site.has(&plain).await? || self.is_taken(&plain) {
+        let to = match is_claimed || datastore.has(&plain).await? || self.is_taken(&plain) {
             false => plain,
             true => format!("{plain}-{entry}"),
         };
-        site.dir.rename(&folder, &to).await?;
-        site.dir.sync().await?;
+        datastore.dir.rename(&folder, &to).await?;
+        datastore.dir.sync().await?;
         log(format_args!("VM {}: files that are not the VM's were left in {to}", record.vm));
         Ok(())
     }
 
-    fn kept(&self, site: &Site, entry: &str) -> Result<BinRecord> {
-        let kept = site.bin.get(entry).filter(|record| record.state == BinState::Kept);
+    fn kept(&self, datastore: &Datastore, entry: &str) -> Result<BinRecord> {
+        let kept = datastore.bin.get(entry).filter(|record| record.state == BinState::Kept);
         kept.ok_or_else(|| gone(entry))
     }
 
     /// Finishes what a crash has interrupted, before the homes of the datastore are opened. Returns what could not be
     /// finished.
-    pub async fn finish_bin(self: &Rc<Self>, site: &Rc<Site>) -> Vec<String> {
-        let mut told: Vec<String> = site.bin.damaged.iter().map(ToString::to_string).collect();
-        for (entry, _) in site.bin.all() {
-            let Some(_busy) = site.bin.begin(&entry) else { continue };
-            let Some(record) = site.bin.get(&entry) else { continue };
+    pub async fn finish_bin(self: &Rc<Self>, datastore: &Rc<Datastore>) -> Vec<String> {
+        let mut told: Vec<String> = datastore.bin.damaged.iter().map(ToString::to_string).collect();
+        for (entry, _) in datastore.bin.all() {
+            let Some(_busy) = datastore.bin.begin(&entry) else { continue };
+            let Some(record) = datastore.bin.get(&entry) else { continue };
             // The operation that has the claim to the name deals with the entry.
             let name = match &record.state {
                 BinState::Restoring(to) => to,
                 _ => &record.vm,
             };
             let Ok(_claim) = self.claim(name.as_str()) else { continue };
-            if let Err(e) = self.finish_entry(site, &entry, &record).await {
+            if let Err(e) = self.finish_entry(datastore, &entry, &record).await {
                 told.push(format!(
                     "VM {}: is in the bin ({entry}), and what was under way cannot be ended: {e}",
                     record.vm
                 ));
             }
         }
-        if let Err(e) = self.adopt_strays(site).await {
+        if let Err(e) = self.adopt_strays(datastore).await {
             told.push(e.to_string());
         }
         told
     }
 
-    async fn finish_entry(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
+    async fn finish_entry(&self, datastore: &Rc<Datastore>, entry: &str, record: &BinRecord) -> Result<()> {
         match &record.state {
-            BinState::Kept => self.drop_stale(site, entry, record).await,
-            BinState::Coming => self.finish_coming(site, entry, record).await.map(drop),
-            BinState::Removing => self.finish_removing(site, entry, record).await,
-            BinState::Restoring(to) => match self.finish_restoring(site, entry, record, to).await {
-                Err(e) if e.kind == ErrorKind::Exists && site.has(&record.folder(entry)).await? => {
+            BinState::Kept => self.drop_stale(datastore, entry, record).await,
+            BinState::Coming => self.finish_coming(datastore, entry, record).await.map(drop),
+            BinState::Removing => self.finish_removing(datastore, entry, record).await,
+            BinState::Restoring(to) => match self.finish_restoring(datastore, entry, record, to).await {
+                Err(e) if e.kind == ErrorKind::Exists && datastore.has(&record.folder(entry)).await? => {
                     let kept = BinRecord { state: BinState::Kept, ..record.clone() };
-                    site.bin.put(entry, kept).await
+                    datastore.bin.put(entry, kept).await
                 }
                 finished => finished.map(drop),
             },
@@ -274,28 +288,28 @@ impl Daemon {
 
     /// Removes the record and the folder with the mark, if the VM is not in the store's bin any more. Another daemon
     /// may have served the store meanwhile, and restored or removed the VM.
-    async fn drop_stale(&self, site: &Rc<Site>, entry: &str, record: &BinRecord) -> Result<()> {
+    async fn drop_stale(&self, datastore: &Rc<Datastore>, entry: &str, record: &BinRecord) -> Result<()> {
         let (Store::Native, Some(id)) = (record.store, record.id) else { return Ok(()) };
-        if !site.native.exists().await? {
+        if !datastore.native.exists().await? {
             return Ok(());
         }
-        let store = site.native.open().await?;
+        let store = datastore.native.open().await?;
         let is_there = store.vms().await?.iter().any(|(vm, _)| *vm == id);
         let recorded = store.home_of(id)?;
         if is_there && recorded.is_none_or(|recorded| recorded.state != VmHomeState::Whole) {
             return Ok(());
         }
-        let home = site.bin_home(entry, record);
+        let home = datastore.bin_home(entry, record);
         if record.path.is_none() && home_is_there(self, &home).await? {
             remove_folder(&home, &open_home(&home).await?).await?;
-            self.leave_rest(site, entry, record).await?;
+            self.leave_rest(datastore, entry, record).await?;
         }
-        site.bin.remove(entry).await
+        datastore.bin.remove(entry).await
     }
 
     /// Records folders of the bin, and VMs in the store's bin, that have no record: a device may come from another
     /// daemon, and a record may be damaged. They are kept from now on.
-    async fn adopt_strays(&self, site: &Rc<Site>) -> Result<()> {
+    async fn adopt_strays(&self, datastore: &Rc<Datastore>) -> Result<()> {
         let now = self.env.unix_us();
         let stray = |vm, id, store| BinRecord {
             state: BinState::Kept,
@@ -306,17 +320,17 @@ impl Daemon {
             bytes: None,
             path: None,
         };
-        let homes = match site.native.exists().await? {
-            true => site.native.open().await?.homes()?,
+        let homes = match datastore.native.exists().await? {
+            true => datastore.native.open().await?.homes()?,
             false => Vec::new(),
         };
         let is_binned =
             |id: u128| homes.iter().any(|(vm, home)| *vm == id && home.state == VmHomeState::Binned);
-        for name in site.dir.list().await? {
+        for name in datastore.dir.list().await? {
             let Some((vm, entry)) = name.strip_suffix('/').and_then(parse_folder) else { continue };
-            let home = site.home(name.trim_end_matches('/'));
-            if site.bin.get(&entry).is_some()
-                || site.bin.is_busy(&entry)
+            let home = datastore.home(name.trim_end_matches('/'));
+            if datastore.bin.get(&entry).is_some()
+                || datastore.bin.is_busy(&entry)
                 || !home_is_there(self, &home).await?
             {
                 continue;
@@ -326,13 +340,13 @@ impl Daemon {
                 Some(_) => continue,
                 None => stray(vm, HomeFiles::open(self, &home.path).await?.id().await?, Store::Redo),
             };
-            site.bin.put(&entry, record).await?;
+            datastore.bin.put(&entry, record).await?;
         }
-        let known: Vec<_> = site.bin.all().into_iter().filter_map(|(_, record)| record.id).collect();
+        let known: Vec<_> = datastore.bin.all().into_iter().filter_map(|(_, record)| record.id).collect();
         for (id, home) in &homes {
             let Some((vm, entry)) = parse_folder(&home.path) else { continue };
-            if home.state == VmHomeState::Binned && !known.contains(id) && !site.bin.is_busy(&entry) {
-                site.bin.put(&entry, stray(vm, Some(*id), Store::Native)).await?;
+            if home.state == VmHomeState::Binned && !known.contains(id) && !datastore.bin.is_busy(&entry) {
+                datastore.bin.put(&entry, stray(vm, Some(*id), Store::Native)).await?;
             }
         }
         Ok(())
@@ -340,9 +354,11 @@ impl Daemon {
 }
 
 /// Returns the store's record of an entry's VM.
-async fn recorded_home(site: &Site, record: &BinRecord) -> Result<Option<VmHome>> {
+async fn recorded_home(datastore: &Datastore, record: &BinRecord) -> Result<Option<VmHome>> {
     match (record.store, record.id) {
-        (Store::Native, Some(id)) if site.native.exists().await? => site.native.open().await?.home_of(id),
+        (Store::Native, Some(id)) if datastore.native.exists().await? => {
+            datastore.native.open().await?.home_of(id)
+        }
         _ => Ok(None),
     }
 }

@@ -8,20 +8,20 @@ use api::units::total;
 use blk::manifest::BinnedState;
 use engine::find_binned;
 
-use super::super::entry::Entry;
+use super::super::datastore::Home;
 use super::super::homes;
-use super::super::site::Home;
 use super::super::state::Daemon;
+use super::super::vm_record::VmRecord;
 use super::BinState;
 
-type ChosenVm = (Rc<super::Site>, String, super::BinRecord);
-type ChosenState = (Rc<Entry>, BinnedState);
+type ChosenVm = (Rc<super::Datastore>, String, super::BinRecord);
+type ChosenState = (Rc<VmRecord>, BinnedState);
 
 impl Daemon {
     pub async fn bin_list(&self, datastore: Option<DatastoreName>) -> Result<Vec<api::BinEntry>> {
         let found = self.in_bins(datastore.as_ref())?;
         let mut entries: Vec<_> =
-            found.iter().map(|(site, entry, record)| self.bin_entry(site, entry, record)).collect();
+            found.iter().map(|(datastore, entry, record)| self.bin_entry(datastore, entry, record)).collect();
         for (entry, binned) in self.binned_states(datastore.as_ref()) {
             entries.push(self.state_entry(&entry, &binned).await);
         }
@@ -33,24 +33,24 @@ impl Daemon {
         if let Some((entry, id)) = self.find_state(&request.entry, request.datastore.as_ref()) {
             return self.bin_restore_state(&entry, id, request.name, request.disconnect).await;
         }
-        let (site, entry, record) = self.find_in_bin(&request.entry, request.datastore.as_ref())?;
-        let shown = self.bin_entry(&site, &entry, &record);
+        let (datastore, entry, record) = self.find_in_bin(&request.entry, request.datastore.as_ref())?;
+        let shown = self.bin_entry(&datastore, &entry, &record);
         let busy = || Error::refused(format!("{entry}: is just being brought back or removed; try again"));
-        let _busy = site.bin.begin(&entry).ok_or_else(busy)?;
+        let _busy = datastore.bin.begin(&entry).ok_or_else(busy)?;
         let to = request.name.unwrap_or_else(|| record.vm.clone());
         super::refuse_reserved(to.as_str())?;
         let _claim = self.claim(to.as_str())?;
-        site.refuse_when_leaving()?;
-        if self.is_taken(to.as_str()) || site.has(to.as_str()).await? {
+        datastore.refuse_when_leaving()?;
+        if self.is_taken(to.as_str()) || datastore.has(to.as_str()).await? {
             let cause = format!(
                 "VM {to}: the name is another's by now; `unstun bin restore {entry} --name NEW` brings it back under a \
                  new one"
             );
             return Err(Error::new(ErrorKind::Exists, cause));
         }
-        let home = self.bring_back(&site, &entry, &to).await.map_err(|e| {
+        let home = self.bring_back(&datastore, &entry, &to).await.map_err(|e| {
             let cause = Error::from(e);
-            match site.bin.get(&entry).is_some_and(|record| record.state == BinState::Kept) {
+            match datastore.bin.get(&entry).is_some_and(|record| record.state == BinState::Kept) {
                 true => cause,
                 false => Error::new(cause.kind, format!("{cause}; the next start goes on with it")),
             }
@@ -61,7 +61,7 @@ impl Daemon {
 
     async fn bin_restore_state(
         &self,
-        entry: &Rc<Entry>,
+        entry: &Rc<VmRecord>,
         id: u64,
         name: Option<VmName>,
         disconnect: bool,
@@ -99,7 +99,7 @@ impl Daemon {
     pub async fn bin_empty_preview(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
         let (vms, states) = self.chosen(request)?;
         let mut entries: Vec<_> =
-            vms.iter().map(|(site, entry, record)| self.bin_entry(site, entry, record)).collect();
+            vms.iter().map(|(datastore, entry, record)| self.bin_entry(datastore, entry, record)).collect();
         for (entry, binned) in states {
             entries.push(self.state_entry(&entry, &binned).await);
         }
@@ -111,14 +111,14 @@ impl Daemon {
     pub async fn bin_empty(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
         let mut done = api::BinEmptied { entries: Vec::new(), bytes: 0, left: Vec::new() };
         let (vms, states) = self.chosen(request)?;
-        for (site, entry, record) in vms {
-            let shown = self.bin_entry(&site, &entry, &record);
-            let _evicting = site.bin.evicting.lock().await;
-            note(&mut done, shown, self.evict(&site, &entry).await);
+        for (datastore, entry, record) in vms {
+            let shown = self.bin_entry(&datastore, &entry, &record);
+            let _evicting = datastore.bin.evicting.lock().await;
+            note(&mut done, shown, self.evict(&datastore, &entry).await);
         }
         for (entry, binned) in states {
             let shown = self.state_entry(&entry, &binned).await;
-            let _evicting = entry.site.bin.evicting.lock().await;
+            let _evicting = entry.datastore.bin.evicting.lock().await;
             note(&mut done, shown, self.evict_state(&entry, &binned).await);
         }
         Ok(done)

@@ -1,4 +1,4 @@
-//! Files made, renamed and removed without an end, and what must be left of them after a reset.
+//! Files that are made, renamed and removed continuously, and the check of what must remain after a reset.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use super::Result;
 use crate::random::Random;
 
-/// So many files are kept; then the oldest goes for each new one.
+/// Number of files that are kept; beyond it, the oldest is removed for each new one.
 const KEPT: u64 = 48;
 const SIZE_MAX: u64 = 64 << 10;
 
@@ -68,9 +68,9 @@ fn churn(folder: &Path, durable: &AtomicU64, stop: &AtomicBool) -> std::io::Resu
     Ok(())
 }
 
-/// The files up to `last` are whole, as far back as they may not have been removed; their number.
+/// Checks that the files up to `last` are complete, except those that may have been removed, and returns their number.
 pub fn check(place: &Path, last: u64) -> Result<u64> {
-    // Further than `last`, where the reset came some steps after the host had asked.
+    // The newest file is later than `last` if the reset came some steps after the host's request.
     let newest = fs::read_dir(folder(place))?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok())
         .max()

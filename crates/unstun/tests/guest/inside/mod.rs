@@ -1,4 +1,4 @@
-//! The guest's side: process 1, with nothing else running.
+//! The guest's side: process 1, without any other process.
 
 mod churn;
 mod network;
@@ -25,10 +25,11 @@ use crate::wire::{Ask, CONTROL_PORT, Durable, ECHO_PORT, HOST};
 use churn::Churn;
 use writer::Writer;
 
-/// Any error is a sentence for the host or the console.
+/// Result whose error is a sentence for the host or the console.
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Never returns, because a kernel whose process 1 ends panics: it powers off, so that QEMU ends and the host hears of it.
+/// Runs the guest. It never returns, because a kernel whose process 1 ends panics: it powers off, so that QEMU ends and
+/// the host notices.
 pub fn main() -> ! {
     match catch_unwind(run) {
         Ok(Ok(())) => println!("init: the host has hung up"),
@@ -73,7 +74,7 @@ fn load_modules() -> Result<()> {
     Ok(())
 }
 
-/// By serial number.
+/// Returns the disks by serial number.
 fn disks() -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir("/sys/block")? {
@@ -87,14 +88,14 @@ fn disks() -> Result<BTreeMap<String, PathBuf>> {
 
 fn echo(socket: &UdpSocket) {
     let mut bytes = [0xff; 8];
-    // The first word is ours: it opens the way back.
+    // The guest sends the first message, which opens the return path.
     while socket.send(&bytes).is_ok() && socket.recv(&mut bytes).is_ok() {}
 }
 
 #[derive(Default)]
 struct Guest {
     disks: BTreeMap<String, PathBuf>,
-    /// Where.
+    /// Folders at which disks are mounted.
     mounted: BTreeMap<String, PathBuf>,
     writers: Vec<Writer>,
     churns: BTreeMap<String, Churn>,

@@ -7,7 +7,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, sendto,
 
 use super::Result;
 
-/// As QEMU's user network expects it.
+/// Address that QEMU's user network expects.
 const ADDRESS: [u8; 4] = [10, 0, 2, 15];
 const PREFIX_BITS: u8 = 24;
 
@@ -19,7 +19,7 @@ const NLMSG_ERROR: u16 = 2;
 const AF_INET: u8 = 2;
 const IFF_UP: u32 = 1;
 const IFA_LOCAL: u16 = 2;
-/// Length and type ahead of an attribute's value.
+/// Size of the length and the type in front of an attribute's value.
 const ATTRIBUTE_HEADER: u16 = 4;
 
 pub fn up() -> Result<()> {
@@ -56,7 +56,7 @@ fn request(kind: u16, body: &[u8]) -> Result<()> {
     let mut answer = [0; 256];
     let (length, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
     let answer = &answer[..length];
-    // nlmsgerr behind the header: 0, or an errno below it.
+    // An nlmsgerr follows the header: 0, or a negative errno.
     let error = answer.get(HEADER..HEADER + 4).ok_or("a short answer of rtnetlink")?;
     let error = i32::from_ne_bytes(error.try_into()?);
     let is_answer = answer[4..6] == NLMSG_ERROR.to_ne_bytes();

@@ -1,4 +1,4 @@
-//! A tree of files of every kind that a file system keeps differently, changed, and listed exactly.
+//! A tree with every kind of file that a file system stores differently, its changes, and its exact listing.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, Permissions};
@@ -14,7 +14,7 @@ use crate::random::Random;
 const FOLDERS: [&str; 4] = ["files", "files/a", "files/a/b", "files/c"];
 const FILES: u64 = 60;
 const SIZE_MAX: u64 = 128 << 10;
-/// Beyond one extent's reach of any allocator's first guess.
+/// Size beyond one extent of any allocator's first guess.
 const LARGE_BYTES: u64 = 3 << 20;
 
 fn name(place: &Path, number: u64) -> PathBuf {
@@ -43,7 +43,7 @@ pub fn fill(place: &Path, generation: u64) -> Result<()> {
     Ok(())
 }
 
-/// Every file but each fifth; flushed, so that the changes are on the disk.
+/// Changes every file except each fifth, and flushes, so that the changes are on the disk.
 pub fn change(place: &Path) -> Result<()> {
     for number in 0..FILES {
         let path = name(place, number);
@@ -65,7 +65,7 @@ pub fn change(place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Written through, in pieces that the guest's memory does not mind.
+/// Writes a file and flushes it, in pieces small enough for the guest's memory.
 pub fn weigh(place: &Path, bytes: u64) -> Result<()> {
     const PIECE: u64 = 1 << 20;
     let piece = Random(bytes).bytes(PIECE);
@@ -76,7 +76,7 @@ pub fn weigh(place: &Path, bytes: u64) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// A line for every entry, in order of the paths, and the sum of every file.
+/// Returns a line for every entry, in order of the paths, with the checksum of every file.
 pub fn list(place: &Path) -> Result<String> {
     let (mut lines, mut files) = (String::new(), Vec::new());
     visit(place, place, &mut lines, &mut files)?;

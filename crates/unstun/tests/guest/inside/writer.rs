@@ -1,4 +1,4 @@
-//! One write and one fdatasync every 10 ms on a disk, the gaps between them, and whether the disk kept them.
+//! One write and one fdatasync every 10 ms on a disk, the gaps between them, and the check that the disk kept them.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -18,7 +18,8 @@ use crate::wire::Gap;
 
 const PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 const BLOCK: u64 = 4096;
-/// 8 MiB of every disk: overwritten often enough that deltas hold most of it, small enough to be read back soon.
+/// Number of blocks: 8 MiB of every disk. They are overwritten often enough that deltas hold most of them, and few
+/// enough to be read back soon.
 const BLOCKS: u64 = 2048;
 
 pub struct Writer {
@@ -28,7 +29,7 @@ pub struct Writer {
     thread: JoinHandle<std::result::Result<Written, String>>,
 }
 
-/// Of one disk; times since its writer's start.
+/// Counters of one disk; times are since its writer's start.
 struct Meter {
     began: Instant,
     last_us: AtomicU64,
@@ -48,16 +49,16 @@ impl Meter {
     }
 }
 
-/// What a writer's blocks must show.
+/// Content that a writer's blocks must show.
 struct Written {
     file: File,
     seed: u64,
-    /// By block: the number of the write it got last; 0 is none.
+    /// For each block, the number of its last write; 0 is none.
     last: Vec<u64>,
 }
 
 impl Writer {
-    /// `number` tells the disks' contents apart.
+    /// Starts a writer. `number` distinguishes the disks' contents.
     pub fn start(disk: &str, number: u64, path: &Path) -> Result<Writer> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
         let meter = Arc::new(Meter {
@@ -75,7 +76,7 @@ impl Writer {
         Ok(Writer { disk: disk.to_owned(), meter, stop, thread })
     }
 
-    /// Since it was asked last; the one that is not over yet counts.
+    /// Returns the longest gap since the last call, including the current one.
     pub fn gap(&self) -> Gap {
         let meter = &self.meter;
         let longest_us = meter.longest_us.swap(0, Relaxed);
@@ -93,7 +94,7 @@ impl Written {
         let mut random = Random(self.seed);
         let mut number = 0;
         while !stop.load(Relaxed) {
-            // Where the disk took longer than a period it comes back at once.
+            // If the disk took longer than a period, the read returns at once.
             rustix::io::read(&timer, &mut [0; 8])?;
             number += 1;
             let block = random.below(BLOCKS);
@@ -105,7 +106,7 @@ impl Written {
         Ok(self)
     }
 
-    /// Two words in every 16 bytes: which write of which block of which disk.
+    /// Returns two words in every 16 bytes, which identify the write, the block and the disk.
     fn content(&self, block: u64, number: u64) -> Vec<u8> {
         let place = (self.seed | block).to_le_bytes();
         [place, number.to_le_bytes()].concat().repeat(BLOCK as usize / 16)
@@ -125,7 +126,8 @@ impl Written {
     }
 }
 
-/// Blocks that are as they were written last, over all disks; read from the disks, not from the guest's memory.
+/// Returns the number of blocks, over all disks, that are as they were last written. They are read from the disks, not
+/// from the guest's memory.
 pub fn stop_and_verify(writers: Vec<Writer>) -> Result<u64> {
     writers.iter().for_each(|writer| writer.stop.store(true, Relaxed));
     let mut ended = Vec::new();
@@ -133,7 +135,7 @@ pub fn stop_and_verify(writers: Vec<Writer>) -> Result<u64> {
         let written = writer.thread.join().map_err(|_| "a writer panicked")?;
         ended.push((writer.disk.clone(), written.map_err(|error| format!("{}: {error}", writer.disk))?));
     }
-    // All of it is on the disks, so the kernel may forget it.
+    // All data are on the disks, so the kernel may drop its cache.
     fs::write("/proc/sys/vm/drop_caches", "3")?;
     let mut verified = 0;
     for (disk, written) in ended {

@@ -28,7 +28,7 @@ const LOCK_NAME: &str = "lock";
 /// its store's ID.
 const DEVICES_NAME: &str = "devices";
 
-pub struct Site {
+pub struct Datastore {
     pub name: DatastoreName,
     /// Absolute path by which the user refers to the datastore: the folder or the device.
     pub path: PathBuf,
@@ -67,11 +67,11 @@ pub struct Site {
 /// VM's folder, and the datastore that it belongs to: the one that contains it, or that has it in its registry.
 #[derive(Clone)]
 pub struct Home {
-    pub site: Rc<Site>,
+    pub datastore: Rc<Datastore>,
     pub path: PathBuf,
 }
 
-impl Site {
+impl Datastore {
     /// Opens and locks a datastore in a folder; `Locked` while another daemon serves it.
     pub async fn in_folder(
         env: &Env,
@@ -79,7 +79,7 @@ impl Site {
         root: &Path,
         map_cache_bytes: usize,
         opening: &Opening,
-    ) -> Result<Site> {
+    ) -> Result<Datastore> {
         let shown = root.to_string_lossy().into_owned();
         let dir = env.open_path(&shown).await?;
         opening.has_dir(&dir);
@@ -95,10 +95,10 @@ impl Site {
             _ => e.into(),
         })?;
         let native = Native::in_folder(env.clone(), dir.clone(), map_cache_bytes);
-        let site = Site::over(name, (root, root), (dir, own), native, Some(lock)).await?;
+        let datastore = Datastore::over(name, (root, root), (dir, own), native, Some(lock)).await?;
         // A datastore that is full already has no space for the reserve.
-        let _ = site.set_reserve_aside().await;
-        Ok(site)
+        let _ = datastore.set_reserve_aside().await;
+        Ok(datastore)
     }
 
     /// Opens a store that fills a device. The homes of its VMs are in a folder of the main datastore. `Locked` while
@@ -107,11 +107,11 @@ impl Site {
         env: &Env,
         name: DatastoreName,
         path: &Path,
-        main: &Site,
+        main: &Datastore,
         map_cache_bytes: usize,
         take_over: TakeOver,
         opening: &Opening,
-    ) -> Result<Site> {
+    ) -> Result<Datastore> {
         let device = device::claim(env, path).await?;
         opening.has_file(&device.file);
         let native = Native::on_device(env.clone(), device, map_cache_bytes, take_over);
@@ -130,7 +130,7 @@ impl Site {
         let own = dir.open_dir(OWN_FOLDER, true).await?;
         dir.sync().await?;
         let root = PathBuf::from(dir.path());
-        Site::over(name, (path, &root), (dir, own), native, None).await
+        Datastore::over(name, (path, &root), (dir, own), native, None).await
     }
 
     async fn over(
@@ -139,8 +139,8 @@ impl Site {
         (dir, own): (Dir, Dir),
         native: Native,
         lock: Option<Lock>,
-    ) -> Result<Site> {
-        Ok(Site {
+    ) -> Result<Datastore> {
+        Ok(Datastore {
             name,
             path: path.to_path_buf(),
             root: root.to_path_buf(),
@@ -241,11 +241,11 @@ impl Site {
 
     /// Returns the home that a VM of this name would have.
     pub fn home(self: &Rc<Self>, name: &str) -> Home {
-        Home { site: self.clone(), path: self.root.join(name) }
+        Home { datastore: self.clone(), path: self.root.join(name) }
     }
 
     pub fn at(self: &Rc<Self>, path: &Path) -> Home {
-        Home { site: self.clone(), path: path.to_path_buf() }
+        Home { datastore: self.clone(), path: path.to_path_buf() }
     }
 
     /// Returns whether the folder is in the datastore itself, and not only in its registry.

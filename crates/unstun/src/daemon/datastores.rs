@@ -8,15 +8,15 @@ use api::name::DatastoreName;
 use blk::Env;
 use engine::native::TakeOver;
 
+use super::api_types;
 use super::client_gate::Who;
+use super::datastore::Datastore;
 use super::device;
-use super::entry::Entry;
 use super::hang::{Opening, asked, or_go_on, until_hung};
 use super::homes::Registry;
 use super::prepare::only_vmx;
-use super::present;
-use super::site::Site;
 use super::state::Daemon;
+use super::vm_record::VmRecord;
 
 use crate::log::log;
 
@@ -32,22 +32,22 @@ pub struct Absent {
 }
 
 impl Daemon {
-    pub fn sites(&self) -> Vec<Rc<Site>> {
-        self.sites.borrow().clone()
+    pub fn datastores(&self) -> Vec<Rc<Datastore>> {
+        self.datastores.borrow().clone()
     }
 
     /// Returns the paths of the datastores for messages.
     pub fn place(&self) -> String {
-        let sites = self.sites.borrow();
-        let paths: Vec<_> = sites.iter().map(|site| site.path.display().to_string()).collect();
+        let datastores = self.datastores.borrow();
+        let paths: Vec<_> = datastores.iter().map(|datastore| datastore.path.display().to_string()).collect();
         format!("datastore {}", paths.join(", "))
     }
 
     /// Returns the datastore with this name; without a name, the main one.
-    pub fn site(&self, name: Option<&DatastoreName>) -> Result<Rc<Site>> {
+    pub fn datastore(&self, name: Option<&DatastoreName>) -> Result<Rc<Datastore>> {
         let Some(name) = name else { return Ok(self.main.clone()) };
-        if let Some(site) = self.sites().into_iter().find(|site| site.name == *name) {
-            return Ok(site);
+        if let Some(datastore) = self.datastores().into_iter().find(|datastore| datastore.name == *name) {
+            return Ok(datastore);
         }
         if let Some(absent) = self.absent.borrow().iter().find(|absent| absent.name == *name) {
             return Err(Error::new(
@@ -59,7 +59,7 @@ impl Daemon {
                 ),
             ));
         }
-        let known: Vec<_> = self.sites().iter().map(|site| site.name.to_string()).collect();
+        let known: Vec<_> = self.datastores().iter().map(|datastore| datastore.name.to_string()).collect();
         Err(Error::not_found(format!(
             "no datastore {name}; there is {} (`unstun datastore add` serves another)",
             known.join(", ")
@@ -78,11 +78,12 @@ impl Daemon {
             let mut work = {
                 let (daemon, name, path, opening) =
                     (self.clone(), name.clone(), path.clone(), opening.clone());
-                let open = async move { daemon.open_site(name, &path, TakeOver::FromNobody, &opening).await };
+                let open =
+                    async move { daemon.open_datastore(name, &path, TakeOver::FromNobody, &opening).await };
                 Box::pin(open)
             };
             match until_hung(&self.env, || opening.hang(), &mut work).await {
-                Ok(Ok(site)) => self.sites.borrow_mut().push(site),
+                Ok(Ok(datastore)) => self.datastores.borrow_mut().push(datastore),
                 Ok(Err(cause)) => self.leave_absent(name, path, cause).await,
                 Err(hang) => {
                     self.note_absent(name.clone(), path, false, hang.refusal_to_serve());
@@ -109,21 +110,21 @@ impl Daemon {
     }
 
     /// Serves a datastore that did not answer at the start and answers now, unless it was removed meanwhile.
-    async fn serve_late(self: &Rc<Self>, name: &DatastoreName, opened: Result<Rc<Site>>) {
+    async fn serve_late(self: &Rc<Self>, name: &DatastoreName, opened: Result<Rc<Datastore>>) {
         let is_awaited = self.absent.borrow().iter().any(|absent| absent.name == *name);
         match opened {
-            Ok(site) if is_awaited => {
+            Ok(datastore) if is_awaited => {
                 self.absent.borrow_mut().retain(|absent| absent.name != *name);
-                self.sites.borrow_mut().push(site);
-                match self.open_sites().await {
+                self.datastores.borrow_mut().push(datastore);
+                match self.open_datastores().await {
                     Ok(()) => log(format_args!("datastore {name} answers, and is served")),
                     Err(e) => log(format_args!("datastore {name}: {e}")),
                 }
             }
-            Ok(site) => {
+            Ok(datastore) => {
                 // A store that cannot be closed is recovered by the daemon that opens it next.
-                let _ = site.native.close().await;
-                site.unlock();
+                let _ = datastore.native.close().await;
+                datastore.unlock();
             }
             Err(cause) => {
                 for absent in self.absent.borrow_mut().iter_mut().filter(|absent| absent.name == *name) {
@@ -147,39 +148,41 @@ impl Daemon {
         }));
     }
 
-    async fn open_site(
+    async fn open_datastore(
         &self,
         name: DatastoreName,
         path: &Path,
         take_over: TakeOver,
         opening: &Opening,
-    ) -> Result<Rc<Site>> {
+    ) -> Result<Rc<Datastore>> {
         self.refuse_nested(path).await?;
         let cache = self.map_cache_bytes;
         if is_device(&self.env, path).await {
-            let site = Site::on_device(&self.env, name, path, &self.main, cache, take_over, opening).await?;
-            return match self.refuse_twin(&site) {
-                Ok(()) => Ok(Rc::new(site)),
+            let datastore =
+                Datastore::on_device(&self.env, name, path, &self.main, cache, take_over, opening).await?;
+            return match self.refuse_twin(&datastore) {
+                Ok(()) => Ok(Rc::new(datastore)),
                 Err(e) => {
-                    site.native.close().await?;
+                    datastore.native.close().await?;
                     Err(e)
                 }
             };
         }
-        let site = Site::in_folder(&self.env, name, path, cache, opening).await?;
-        site.set_served_by(Some(&self.main.root)).await?;
-        Ok(Rc::new(site))
+        let datastore = Datastore::in_folder(&self.env, name, path, cache, opening).await?;
+        datastore.set_served_by(Some(&self.main.root)).await?;
+        Ok(Rc::new(datastore))
     }
 
     /// Refuses a datastore inside another one: one of them would take the other for a VM.
     async fn refuse_nested(&self, path: &Path) -> Result<()> {
-        for site in self.sites() {
-            if path == site.path {
-                let cause = format!("{}: is datastore {} of this daemon already", path.display(), site.name);
+        for datastore in self.datastores() {
+            if path == datastore.path {
+                let cause =
+                    format!("{}: is datastore {} of this daemon already", path.display(), datastore.name);
                 return Err(Error::new(ErrorKind::Exists, cause));
             }
-            if path.starts_with(&site.root) || site.root.starts_with(path) {
-                let (one, other) = (path.display(), site.root.display());
+            if path.starts_with(&datastore.root) || datastore.root.starts_with(path) {
+                let (one, other) = (path.display(), datastore.root.display());
                 return Err(Error::refused(format!(
                     "{one}: one of it and datastore {other} lies in the other; choose a folder outside"
                 )));
@@ -196,12 +199,12 @@ impl Daemon {
     }
 
     /// Refuses a copy of a device: it has the same store ID, and would use the same VM folders.
-    fn refuse_twin(&self, site: &Site) -> Result<()> {
-        let sites = self.sites();
-        let Some(other) = sites.iter().find(|other| other.root == site.root) else { return Ok(()) };
+    fn refuse_twin(&self, datastore: &Datastore) -> Result<()> {
+        let datastores = self.datastores();
+        let Some(other) = datastores.iter().find(|other| other.root == datastore.root) else { return Ok(()) };
         let cause = format!("is a copy of datastore {}, with the same VMs", other.name);
         let remedy = format!("remove that one first: `unstun datastore remove {}`", other.name);
-        Err(Error::refused(format!("{}: {cause}; {remedy}", site.path.display())))
+        Err(Error::refused(format!("{}: {cause}; {remedy}", datastore.path.display())))
     }
 
     /// Adds a datastore. It is served from now on, and by every later daemon of the main datastore.
@@ -212,9 +215,9 @@ impl Daemon {
         take_over: TakeOver,
     ) -> Result<api::Datastore> {
         let claim = self.claim(&format!("datastore {name}"))?;
-        if let Some(site) = self.sites().iter().find(|site| site.name == name) {
+        if let Some(datastore) = self.datastores().iter().find(|datastore| datastore.name == name) {
             let message =
-                format!("datastore {name}: exists, in {}; choose another name", site.path.display());
+                format!("datastore {name}: exists, in {}; choose another name", datastore.path.display());
             return Err(Error::new(ErrorKind::Exists, message));
         }
         let opening = Opening::new(&self.env, &name);
@@ -226,25 +229,25 @@ impl Daemon {
         let daemon = self.clone();
         let work = async move {
             let _claim = claim;
-            daemon.add_site(name, path, take_over, &opening).await
+            daemon.add_datastore(name, path, take_over, &opening).await
         };
         let added = or_go_on(&self.env, what, look, work).await;
         added.unwrap_or_else(|hang| Err(hang.left_under_way()))
     }
 
-    async fn add_site(
+    async fn add_datastore(
         self: &Rc<Self>,
         name: DatastoreName,
         path: PathBuf,
         take_over: TakeOver,
         opening: &Opening,
     ) -> Result<api::Datastore> {
-        let site = self.open_site(name.clone(), &path, take_over, opening).await?;
+        let datastore = self.open_datastore(name.clone(), &path, take_over, opening).await?;
         self.added().await?.add(name.as_str(), &path).await?;
         self.absent.borrow_mut().retain(|absent| absent.name != name && absent.path != path);
-        self.sites.borrow_mut().push(site.clone());
-        self.open_sites().await?;
-        Ok(self.show_site(&site).await?)
+        self.datastores.borrow_mut().push(datastore.clone());
+        self.open_datastores().await?;
+        Ok(self.show_datastore(&datastore).await?)
     }
 
     /// Returns a preview of what ends when the datastore is removed.
@@ -266,27 +269,27 @@ impl Daemon {
         if absent.is_some() {
             return Ok(preview);
         }
-        let site = self.removable(name)?;
-        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, &site)) {
-            let vm = present::vm_name(&entry.name);
+        let datastore = self.removable(name)?;
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, &datastore)) {
+            let vm = api_types::vm_name(&entry.name);
             let clients = entry.present(Who::All).into_iter();
             preview.clients.extend(clients.map(|client| api::DatastoreClient { vm: vm.clone(), client }));
             preview.vms.push(vm);
         }
-        let idle = self.idle().into_iter().filter(|idle| Rc::ptr_eq(&idle.home.site, &site));
-        preview.idle_vms = idle.map(|idle| present::vm_name(&idle.name)).collect();
-        preview.path = site.path.clone();
+        let idle = self.idle().into_iter().filter(|idle| Rc::ptr_eq(&idle.home.datastore, &datastore));
+        preview.idle_vms = idle.map(|idle| api_types::vm_name(&idle.name)).collect();
+        preview.path = datastore.path.clone();
         preview.condition = api::DatastoreCondition::Open;
-        preview.bin_entries = site.bin.all().len() as u64;
-        self.measure_states(&site).await;
-        preview.bin_bytes = self.bin_bytes(&site);
+        preview.bin_entries = datastore.bin.all().len() as u64;
+        self.measure_states(&datastore).await;
+        preview.bin_bytes = self.bin_bytes(&datastore);
         Ok(preview)
     }
 
-    fn removable(&self, name: &DatastoreName) -> Result<Rc<Site>> {
-        let site = self.site(Some(name))?;
-        match Rc::ptr_eq(&site, &self.main) {
-            false => Ok(site),
+    fn removable(&self, name: &DatastoreName) -> Result<Rc<Datastore>> {
+        let datastore = self.datastore(Some(name))?;
+        match Rc::ptr_eq(&datastore, &self.main) {
+            false => Ok(datastore),
             true => Err(Error::refused(format!(
                 "datastore {name}: the daemon was started on it; end the daemon, and start it on another"
             ))),
@@ -302,73 +305,73 @@ impl Daemon {
             self.absent.borrow_mut().retain(|absent| absent.name != *name);
             return Ok(api::DatastoreRemoved { name: name.clone(), path });
         }
-        let site = self.removable(name)?;
-        let path = site.path.clone();
-        self.empty(&site).await?;
+        let datastore = self.removable(name)?;
+        let path = datastore.path.clone();
+        self.empty(&datastore).await?;
         self.added().await?.remove(name.as_str()).await?;
         // If the file cannot be removed, it leads clients to this daemon, which reports that it does not serve the
         // datastore.
-        let _ = site.set_served_by(None).await;
-        site.unlock();
+        let _ = datastore.set_served_by(None).await;
+        datastore.unlock();
         Ok(api::DatastoreRemoved { name: name.clone(), path })
     }
 
     /// Closes all VMs of the datastore, and removes them from the registry. Refused while one of them is in use.
-    async fn empty(&self, site: &Rc<Site>) -> Result<()> {
-        let entries: Vec<Rc<Entry>> =
-            self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.site, site)).collect();
+    async fn empty(&self, datastore: &Rc<Datastore>) -> Result<()> {
+        let entries: Vec<Rc<VmRecord>> =
+            self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)).collect();
         let shut = entries.iter().map(|entry| entry.shut_idle("remove its datastore"));
         let _shut = shut.collect::<Result<Vec<_>>>()?;
-        if site.arrivals.get() > 0 {
+        if datastore.arrivals.get() > 0 {
             let cause =
                 "a VM is being moved there, or from there; wait for that or cancel it (`unstun job list`)";
-            return Err(Error::refused(format!("datastore {}: {cause}", site.name)));
+            return Err(Error::refused(format!("datastore {}: {cause}", datastore.name)));
         }
-        site.leave();
-        self.sites.borrow_mut().retain(|other| !Rc::ptr_eq(other, site));
+        datastore.leave();
+        self.datastores.borrow_mut().retain(|other| !Rc::ptr_eq(other, datastore));
         // An eviction that is under way ends here; no other one begins.
-        drop(site.bin.evicting.lock().await);
+        drop(datastore.bin.evicting.lock().await);
         let mut result = Ok(());
         for entry in &entries {
             result = result.and(without_lease(entry.vm.close().await));
             self.forget(&entry.name);
             self.holds.release(&entry.home);
         }
-        for idle in self.idle().into_iter().filter(|idle| Rc::ptr_eq(&idle.home.site, site)) {
+        for idle in self.idle().into_iter().filter(|idle| Rc::ptr_eq(&idle.home.datastore, datastore)) {
             self.forget(&idle.name);
             self.holds.release(&idle.home.path);
         }
-        result.and(site.native.close().await.map_err(Error::from))
+        result.and(datastore.native.close().await.map_err(Error::from))
     }
 
     pub async fn datastore_list(&self) -> Vec<api::Datastore> {
         // Both lists are read at the same moment: a datastore that is served meanwhile is in one of them.
-        let sites = self.sites();
+        let datastores = self.datastores();
         let shown = |one: &Absent| broken(&one.name, &one.path, one.is_device, &one.cause);
         let absent: Vec<_> = self.absent.borrow().iter().map(shown).collect();
         let mut rows = Vec::new();
-        for site in sites {
-            rows.push(self.row(&site).await);
+        for datastore in datastores {
+            rows.push(self.row(&datastore).await);
         }
         rows.extend(absent);
         rows
     }
 
     /// Returns the list's row for a datastore. For a datastore that hangs, the row is that of its last answer.
-    async fn row(&self, site: &Rc<Site>) -> api::Datastore {
-        let is_device = site.native.device().is_some();
-        match asked(site, self.show_site(site)).await {
+    async fn row(&self, datastore: &Rc<Datastore>) -> api::Datastore {
+        let is_device = datastore.native.device().is_some();
+        match asked(datastore, self.show_datastore(datastore)).await {
             Ok(Ok(row)) => {
-                *site.last_row.borrow_mut() = Some(row.clone());
+                *datastore.last_row.borrow_mut() = Some(row.clone());
                 row
             }
-            Ok(Err(cause)) => broken(&site.name, &site.path, is_device, &cause.into()),
+            Ok(Err(cause)) => broken(&datastore.name, &datastore.path, is_device, &cause.into()),
             Err(hang) => {
-                let last = site.last_row.borrow().clone();
-                let unknown = || broken(&site.name, &site.path, is_device, &hang.refusal());
+                let last = datastore.last_row.borrow().clone();
+                let unknown = || broken(&datastore.name, &datastore.path, is_device, &hang.refusal());
                 api::Datastore {
-                    is_main: Rc::ptr_eq(site, &self.main),
-                    vms: Some(self.vms_in(site)),
+                    is_main: Rc::ptr_eq(datastore, &self.main),
+                    vms: Some(self.vms_in(datastore)),
                     condition: api::DatastoreCondition::Hung,
                     message: Some(format!("{}; its figures are those of before", hang.found())),
                     hung: Some(hang.shown()),
@@ -379,35 +382,35 @@ impl Daemon {
     }
 
     /// Returns the number of open VMs in the datastore.
-    fn vms_in(&self, site: &Rc<Site>) -> u64 {
-        self.entries().iter().filter(|entry| Rc::ptr_eq(&entry.site, site)).count() as u64
+    fn vms_in(&self, datastore: &Rc<Datastore>) -> u64 {
+        self.entries().iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)).count() as u64
     }
 
-    pub async fn show_site(&self, site: &Rc<Site>) -> blk::Result<api::Datastore> {
-        self.measure_states(site).await;
-        let space = site.space().await?;
-        let mut notices = site.notices.borrow().clone();
-        if let Some(cause) = site.native.opened().and_then(|store| store.broken()) {
+    pub async fn show_datastore(&self, datastore: &Rc<Datastore>) -> blk::Result<api::Datastore> {
+        self.measure_states(datastore).await;
+        let space = datastore.space().await?;
+        let mut notices = datastore.notices.borrow().clone();
+        if let Some(cause) = datastore.native.opened().and_then(|store| store.broken()) {
             notices.push(format!("the store is read-only: {cause}"));
         }
-        notices.extend(site.native.unlinked().await.map(|cause| cause.to_string()));
+        notices.extend(datastore.native.unlinked().await.map(|cause| cause.to_string()));
         Ok(api::Datastore {
-            name: site.name.clone(),
-            path: site.path.clone(),
-            is_device: site.native.device().is_some(),
-            is_main: Rc::ptr_eq(site, &self.main),
+            name: datastore.name.clone(),
+            path: datastore.path.clone(),
+            is_device: datastore.native.device().is_some(),
+            is_main: Rc::ptr_eq(datastore, &self.main),
             condition: api::DatastoreCondition::Open,
             message: None,
             hung: None,
             notices,
             free_bytes: Some(space.free_bytes),
             total_bytes: Some(space.total_bytes),
-            bin_bytes: Some(self.bin_bytes(site)),
-            reclaimable_bytes: Some(self.reclaimable_bytes(site).await),
-            direct_io: Some(site.is_direct().await),
-            vms: Some(self.vms_in(site)),
-            native_store: site.native.exists().await?,
-            map_cache_bytes: Some(site.native.map_cache_bytes() as u64),
+            bin_bytes: Some(self.bin_bytes(datastore)),
+            reclaimable_bytes: Some(self.reclaimable_bytes(datastore).await),
+            direct_io: Some(datastore.is_direct().await),
+            vms: Some(self.vms_in(datastore)),
+            native_store: datastore.native.exists().await?,
+            map_cache_bytes: Some(datastore.native.map_cache_bytes() as u64),
         })
     }
 }

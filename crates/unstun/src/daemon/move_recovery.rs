@@ -10,9 +10,9 @@ use api::Store;
 use blk::dir::OWN_FOLDER;
 use blk::{Dir, Error, ErrorKind, Result};
 
+use super::datastore::Home;
 use super::formats::{HomeFiles, open_path};
 use super::remove::{refuse_readers, remove_configuration, remove_made_files};
-use super::site::Home;
 use super::state::Daemon;
 use super::{homes, native};
 use crate::log::log;
@@ -81,7 +81,7 @@ pub async fn step_back(daemon: &Daemon, home: &Path, to: Store, id: u128) -> Res
 
 /// Removes the side that is not the VM, if there was a move.
 pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
-    let (place, site, home) = (home, &home.site, home.path.as_path());
+    let (place, datastore, home) = (home, &home.datastore, home.path.as_path());
     let own = own(daemon, home).await?;
     let Some((to, id)) = begun(&own).await? else { return Ok(()) };
     // This is needed if the store has the VM. Otherwise the store's side is removed, together with this mark.
@@ -96,7 +96,7 @@ pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
         }
         (Some(_), Store::Redo) => remove_made_files(&open_path(&daemon.env, home).await?).await?,
         (None, _) => {
-            if let Err(e) = native::remove_vm(site, id).await {
+            if let Err(e) = native::remove_vm(datastore, id).await {
                 // The VM itself is intact. Another start removes what is left of the other side.
                 log(format_args!("{}: what a move has left stays for now: {e}", home.display()));
                 return Ok(());

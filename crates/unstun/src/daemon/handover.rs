@@ -13,11 +13,11 @@ use api::WhenFull;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, ErrorKind, Result};
 
+use super::datastore::{Datastore, Home};
 use super::formats::{self, is_dir, open_path};
+use super::move_recovery;
 use super::native;
 use super::remove::{remove_folder, remove_made, remove_with_files};
-use super::settle;
-use super::site::{Home, Site};
 use super::state::Daemon;
 use crate::log::log;
 
@@ -35,19 +35,19 @@ const WHOLE_NAME: &str = "whole";
 const LINE_BYTES_MAX: u64 = 8 << 10;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Departure {
+enum Handover {
     /// The source home is the VM.
     Leaving(PathBuf),
     /// The target home is the VM.
     Left(PathBuf),
 }
 
-impl Departure {
-    fn parse(place: &str, line: &str) -> Result<Departure> {
+impl Handover {
+    fn parse(place: &str, line: &str) -> Result<Handover> {
         let path = |text: &str| text.starts_with('/').then(|| PathBuf::from(text));
         let read = match line.split_once(' ') {
-            Some(("leaving", to)) => path(to).map(Departure::Leaving),
-            Some(("left", to)) => path(to).map(Departure::Left),
+            Some(("leaving", to)) => path(to).map(Handover::Leaving),
+            Some(("left", to)) => path(to).map(Handover::Left),
             _ => None,
         };
         let cause = || format!("found {line:?}, expected `leaving /absolute/path` or `left /absolute/path`");
@@ -56,13 +56,13 @@ impl Departure {
 
     fn to(&self) -> &Path {
         match self {
-            Departure::Leaving(to) | Departure::Left(to) => to,
+            Handover::Leaving(to) | Handover::Left(to) => to,
         }
     }
 }
 
 async fn own(home: &Home) -> Result<Dir> {
-    open_path(home.site.dir.env(), &home.path).await?.open_dir(OWN_FOLDER, false).await
+    open_path(home.datastore.dir.env(), &home.path).await?.open_dir(OWN_FOLDER, false).await
 }
 
 async fn line(home: &Home, name: &str) -> Result<Option<String>> {
@@ -74,10 +74,10 @@ async fn line(home: &Home, name: &str) -> Result<Option<String>> {
     }
 }
 
-async fn departure(home: &Home) -> Result<Option<Departure>> {
+async fn handover(home: &Home) -> Result<Option<Handover>> {
     let place = home.path.join(OWN_FOLDER).join(DEPARTING_NAME);
     let line = line(home, DEPARTING_NAME).await?;
-    line.map(|line| Departure::parse(&place.to_string_lossy(), &line)).transpose()
+    line.map(|line| Handover::parse(&place.to_string_lossy(), &line)).transpose()
 }
 
 async fn write(home: &Home, name: &str, word: &str, to: &Home) -> Result<()> {
@@ -99,8 +99,8 @@ pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Re
     write(from, DEPARTED_NAME, "left", to).await?;
     native::set_moving(from, true).await?;
     let name = to.path.file_name().unwrap_or_default().to_string_lossy();
-    let dir = to.site.dir.open_dir(&name, true).await?;
-    to.site.dir.sync().await?;
+    let dir = to.datastore.dir.open_dir(&name, true).await?;
+    to.datastore.dir.sync().await?;
     // The folder gets its final name when its content is complete.
     let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
     let own = dir.open_dir(&making, true).await?;
@@ -123,7 +123,7 @@ pub async fn step(from: &Home) -> Result<()> {
 
 /// Returns whether the source home records the step now, durably or not.
 pub async fn has_stepped(from: &Home) -> Result<bool> {
-    Ok(matches!(departure(from).await?, Some(Departure::Left(_))))
+    Ok(matches!(handover(from).await?, Some(Handover::Left(_))))
 }
 
 /// Undoes the step if `step` has carried it out.
@@ -148,20 +148,20 @@ pub async fn complete(daemon: &Daemon, name: &str, from: &Home, to: &Home) -> ap
     match native::mark(&daemon.env, &from.path).await? {
         Some(id) => {
             refuse_whole(from).await?;
-            native::remove_vm(&from.site, id).await?
+            native::remove_vm(&from.datastore, id).await?
         }
-        None => settle::remove_files(daemon, from).await?,
+        None => move_recovery::remove_files(daemon, from).await?,
     }
-    from.site.registry.remove(name).await?;
+    from.datastore.registry.remove(name).await?;
     Ok(remove_folder(from, &open_path(&daemon.env, &from.path).await?).await?)
 }
 
 /// Removes the target home of a failed move. A folder that this move did not create stays.
 async fn remove_arrival(from: &Home, to: &Home) -> Result<()> {
-    if !is_dir(to.site.dir.env(), &to.path).await {
+    if !is_dir(to.datastore.dir.env(), &to.path).await {
         return Ok(());
     }
-    let dir = open_path(to.site.dir.env(), &to.path).await?;
+    let dir = open_path(to.datastore.dir.env(), &to.path).await?;
     let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
     remove_with_files(&dir, &making).await?;
     match line(to, ARRIVING_NAME).await? {
@@ -198,13 +198,13 @@ async fn refuse_whole(home: &Home) -> Result<()> {
 /// Refuses a home that is not the VM, or whose role is unknown.
 pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
     let place = home.path.display().to_string();
-    match departure(home).await? {
-        Some(Departure::Left(to)) => {
+    match handover(home).await? {
+        Some(Handover::Left(to)) => {
             let cause = format!("it has moved to {}, in a datastore that is not served", to.display());
             return Err(Error::refused(place, format!("{cause}; serve that one: `unstun datastore add`")));
         }
         // The source home is the VM, whatever the store records.
-        Some(Departure::Leaving(_)) => return Ok(()),
+        Some(Handover::Leaving(_)) => return Ok(()),
         None => {}
     }
     let (cause, remedy) = match line(home, ARRIVING_NAME).await? {
@@ -234,8 +234,8 @@ pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
 
 /// Refuses a home with an old intent: another copy of it exists elsewhere.
 pub async fn refuse_departing(home: &Home) -> Result<()> {
-    let Some(departure) = departure(home).await? else { return Ok(()) };
-    let to = departure.to().display();
+    let Some(handover) = handover(home).await? else { return Ok(()) };
+    let to = handover.to().display();
     let cause = format!("an earlier move to {to} has left a copy there, in a datastore that is not served");
     let remedy = format!("serve it, and the copy goes; if it is lost, remove {OWN_FOLDER}/{DEPARTING_NAME}");
     Err(Error::refused(home.path.display().to_string(), format!("{cause}; {remedy}")))
@@ -244,38 +244,38 @@ pub async fn refuse_departing(home: &Home) -> Result<()> {
 impl Daemon {
     /// Ends the moves between datastores that a crash has interrupted, if both datastores are present. Runs before
     /// their homes are opened.
-    pub async fn settle_departures(self: &Rc<Self>, site: &Rc<Site>) {
-        let homes = match site.inhabitants().await {
+    pub async fn recover_handovers(self: &Rc<Self>, datastore: &Rc<Datastore>) {
+        let homes = match datastore.inhabitants().await {
             Ok(homes) => homes,
             // Opening the homes reports the error.
             Err(_) => return,
         };
         for (name, path) in homes {
-            let home = site.at(&path);
-            if let Err(e) = self.settle_departure(&name, &home).await {
+            let home = datastore.at(&path);
+            if let Err(e) = self.recover_handover(&name, &home).await {
                 log(format_args!("{}: what a move has left stays for now: {e}", path.display()));
             }
         }
     }
 
-    async fn settle_departure(self: &Rc<Self>, name: &str, home: &Home) -> api::error::Result<()> {
+    async fn recover_handover(self: &Rc<Self>, name: &str, home: &Home) -> api::error::Result<()> {
         // The VM's move may be under way.
         let Ok(_claim) = self.claim(name) else { return Ok(()) };
-        let Some(departure) = departure(home).await? else { return Ok(()) };
-        let Some(to) = self.site_of(departure.to()).map(|site| site.at(departure.to())) else {
+        let Some(handover) = handover(home).await? else { return Ok(()) };
+        let Some(to) = self.datastore_of(handover.to()).map(|datastore| datastore.at(handover.to())) else {
             return Ok(());
         };
         if self.entry(name).is_ok_and(|entry| entry.home == home.path) {
-            return match departure {
-                Departure::Leaving(_) => Ok(give_up(home, &to).await?),
-                Departure::Left(_) => Ok(()),
+            return match handover {
+                Handover::Leaving(_) => Ok(give_up(home, &to).await?),
+                Handover::Left(_) => Ok(()),
             };
         }
         // Another daemon may hold the home through its own registry.
         formats::hold(self, &home.path).await?;
-        let settled = match departure {
-            Departure::Leaving(_) => give_up(home, &to).await.map_err(Into::into),
-            Departure::Left(_) => complete(self, name, home, &to).await,
+        let settled = match handover {
+            Handover::Leaving(_) => give_up(home, &to).await.map_err(Into::into),
+            Handover::Left(_) => complete(self, name, home, &to).await,
         };
         self.holds.release(&home.path);
         // The registry's record of the VM is out of date for both homes.
@@ -288,13 +288,13 @@ impl Daemon {
     /// Returns whether the home's VM is in another datastore that is served. A home that could not be removed yet has
     /// no claim to the VM's name.
     pub async fn has_left(&self, home: &Home) -> bool {
-        let departure = departure(home).await;
-        matches!(departure, Ok(Some(Departure::Left(to))) if self.site_of(&to).is_some())
+        let handover = handover(home).await;
+        matches!(handover, Ok(Some(Handover::Left(to))) if self.datastore_of(&to).is_some())
     }
 
     /// Returns the datastore that contains the home.
-    fn site_of(&self, path: &Path) -> Option<Rc<Site>> {
-        self.sites().into_iter().find(|site| site.contains(path))
+    fn datastore_of(&self, path: &Path) -> Option<Rc<Datastore>> {
+        self.datastores().into_iter().find(|datastore| datastore.contains(path))
     }
 }
 
@@ -304,9 +304,9 @@ mod tests {
 
     #[test]
     fn a_departure_is_one_line() {
-        let read = |line| Departure::parse("departing", line);
-        assert_eq!(read("leaving /b/my web").unwrap(), Departure::Leaving("/b/my web".into()));
-        assert_eq!(read("left /b/web").unwrap(), Departure::Left("/b/web".into()));
+        let read = |line| Handover::parse("departing", line);
+        assert_eq!(read("leaving /b/my web").unwrap(), Handover::Leaving("/b/my web".into()));
+        assert_eq!(read("left /b/web").unwrap(), Handover::Left("/b/web".into()));
         for line in ["", "left", "left web", "gone /b/web"] {
             assert_eq!(read(line).unwrap_err().kind, ErrorKind::Damaged, "{line}");
         }

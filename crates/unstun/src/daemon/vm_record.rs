@@ -10,8 +10,8 @@ use engine::Machine;
 use engine::native::NativeVm;
 
 use super::client_gate::ClientGate;
+use super::datastore::{Datastore, Home};
 use super::formats::HomeFiles;
-use super::site::{Home, Site};
 
 /// Storage of a VM's disks.
 #[derive(Clone)]
@@ -31,17 +31,17 @@ impl Kept {
     }
 }
 
-/// Value of `Entry::moving` while a move begins. From its first check on, a move keeps out operations that change the
+/// Value of `VmRecord::moving` while a move begins. From its first check on, a move keeps out operations that change the
 /// VM: it copies exactly what it has checked.
 pub const MOVE_BEGINS: u64 = u64::MAX;
 
-pub struct Entry {
+pub struct VmRecord {
     /// Name of the VM in the datastore. Its files may have another display name.
     pub name: String,
     pub vm: Rc<dyn Machine>,
     pub kept: Kept,
     /// Datastore that the VM belongs to.
-    pub site: Rc<Site>,
+    pub datastore: Rc<Datastore>,
     pub home: PathBuf,
     pub when_full: WhenFull,
     pub events: RefCell<Vec<api::Event>>,
@@ -52,9 +52,9 @@ pub struct Entry {
     pub moving: Cell<u64>,
 }
 
-impl Entry {
+impl VmRecord {
     pub fn place(&self) -> Home {
-        self.site.at(&self.home)
+        self.datastore.at(&self.home)
     }
 
     pub fn clients(&self) -> u64 {

@@ -10,13 +10,13 @@ use blk::manifest::{DiskMode, LayerInfo, NewDisk, SnapshotState, VmState};
 use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
 use jiff::Timestamp;
 
-use super::entry::{Entry, Kept};
+use super::datastore::Home;
 use super::exports;
 use super::hang::Hang;
 use super::registry::Idle;
-use super::site::Home;
 use super::state::Daemon;
 use super::tracked::Tracked;
+use super::vm_record::{Kept, VmRecord};
 
 /// Minimum time in nanoseconds between two measurements of a job's rate.
 const RATE_WINDOW_NS: u64 = 500_000_000;
@@ -76,14 +76,14 @@ pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
 
 /// Summarizes a VM that is not served. `native` is whether its folder marks its disks as native.
 pub fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>) -> api::VmSummary {
-    let Home { site, path: home } = home;
+    let Home { datastore, path: home } = home;
     let condition = if cause.is_some() { api::VmCondition::Broken } else { api::VmCondition::Closed };
     let hang = native.as_ref().err().map(Hang::found);
     api::VmSummary {
         name: vm_name(&name),
         condition,
         message: hang.or(cause),
-        datastore: site.name.clone(),
+        datastore: datastore.name.clone(),
         store: if native.unwrap_or(true) { api::Store::Native } else { api::Store::Redo },
         home,
         id: None,
@@ -97,7 +97,7 @@ pub fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>) -> api
 }
 
 /// Returns an event of the home itself: imported, cloned, opened.
-pub fn home_event(entry: &Entry, message: &str) -> api::Event {
+pub fn home_event(entry: &VmRecord, message: &str) -> api::Event {
     api::Event {
         id: entry.next_event(),
         time: time(entry.vm.env().unix_us()),
@@ -110,7 +110,7 @@ pub fn home_event(entry: &Entry, message: &str) -> api::Event {
     }
 }
 
-impl Entry {
+impl VmRecord {
     /// Returns the clients that may write to the VM's running disks, or that read a disk while another client writes
     /// it.
     pub fn writers(&self) -> Vec<api::VmClient> {
@@ -158,7 +158,7 @@ pub fn job(tracked: &Tracked) -> api::Job {
             _ => api::Operation::Commit,
         },
         vm: tracked.entry.as_ref().map(|entry| vm_name(&entry.name)),
-        datastore: tracked.site.name.clone(),
+        datastore: tracked.datastore.name.clone(),
         snapshots: job.subject.split(", ").filter(|s| !s.is_empty()).map(str::to_string).collect(),
         state,
         started: time(job.started_unix_us),
@@ -200,7 +200,7 @@ fn rate(tracked: &Tracked) -> u64 {
     rate
 }
 
-fn guest_latency_us(entry: &Entry) -> Option<u64> {
+fn guest_latency_us(entry: &VmRecord) -> Option<u64> {
     let disks = entry.vm.disks();
     disks
         .iter()
@@ -209,7 +209,7 @@ fn guest_latency_us(entry: &Entry) -> Option<u64> {
         .filter(|&us| us > 0)
 }
 
-pub fn disk(daemon: &Daemon, entry: &Entry, state: &VmState, listed: &DiskLayers) -> Option<api::Disk> {
+pub fn disk(daemon: &Daemon, entry: &VmRecord, state: &VmState, listed: &DiskLayers) -> Option<api::Disk> {
     let disk = state.disks.iter().find(|d| d.number == listed.number)?;
     let export = exports::lasting_name(&entry.name, disk.number, state.generation);
     let running = entry.vm.disk(disk.number).ok();
@@ -285,10 +285,10 @@ pub fn engine_mode(mode: api::DiskMode) -> DiskMode {
 }
 
 /// Returns the path of a layer's content: its descriptor, or the store that contains all layers.
-pub fn layer_path(entry: &Entry, name: &str) -> PathBuf {
+pub fn layer_path(entry: &VmRecord, name: &str) -> PathBuf {
     match entry.kept {
         Kept::Redo(_) => entry.home.join(name),
-        Kept::Native(_) => entry.site.native.path(),
+        Kept::Native(_) => entry.datastore.native.path(),
     }
 }
 
@@ -305,7 +305,7 @@ fn layer(descriptor: PathBuf, state: &VmState, top: &str, info: &LayerInfo) -> a
     }
 }
 
-pub fn snapshots(entry: &Entry, state: &VmState, delta_bytes: &BTreeMap<u128, u64>) -> Vec<api::Snapshot> {
+pub fn snapshots(entry: &VmRecord, state: &VmState, delta_bytes: &BTreeMap<u128, u64>) -> Vec<api::Snapshot> {
     let show = |s: &SnapshotState| api::Snapshot {
         id: id(s.id),
         name: s.name.clone(),
