@@ -3,64 +3,26 @@
 //! The API's thread sends closures. The core runs each as a task and sends the answer back. No data of a guest crosses
 //! the bridge.
 
-mod api_types;
 mod bin;
-mod branches;
-mod bridge;
-mod check;
-mod client_gate;
-mod convert;
+mod client;
 #[cfg(test)]
 mod crash_tests;
 mod datastore;
-mod datastores;
 mod defect;
-mod descriptors;
-mod device;
-mod difference;
-mod disks;
-mod events;
-mod exports;
-mod formats;
-mod full;
-mod handover;
-mod hang;
 mod heartbeat;
-mod home_locks;
-mod homes;
-mod identity;
 #[cfg(test)]
 mod identity_tests;
-mod inuse;
-mod journal;
-mod lease;
-mod lifecycle;
-mod move_plan;
-mod move_recovery;
-mod moves;
-mod native;
-mod operations;
-mod prepare;
 mod ready;
-mod records;
-mod registry;
-mod remove;
-mod repair;
-mod reserve;
-mod scrub;
-mod signature;
+mod relocation;
+mod requests;
 #[cfg(test)]
 mod simulated_tests;
 mod state;
 #[cfg(test)]
 mod state_crash_tests;
-mod switchable_volume;
 mod tracked;
-mod tree;
-mod unfinished;
-mod unflushed;
-mod vm_record;
-mod writers;
+mod vm;
+mod vmware_files;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -71,41 +33,41 @@ use api::{Checked, Converted, DatastoreCreated, Repair, RepairUndone};
 use crate::control::Control;
 
 pub use bin::BinPolicy;
-pub use bridge::Place;
 pub use heartbeat::Heartbeat;
+pub use requests::bridge::Place;
 pub use vmdk::repair::Terms as RepairTerms;
 
 /// Locks and recovers the datastores, starts the engine on its own thread, and serves NBD. The engine's thread stamps
 /// `heartbeat`.
 pub fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<Arc<dyn Control>> {
-    Ok(Arc::new(bridge::Bridge::start(place, heartbeat)?))
+    Ok(Arc::new(requests::bridge::Bridge::start(place, heartbeat)?))
 }
 
 /// Creates an empty store on a block device, or in a file of fixed size, for `datastore add`. Refuses a target that is
 /// not empty, unless `force`.
 pub fn create_datastore(path: &Path, force: bool) -> Result<DatastoreCreated> {
-    device::create(path, force)
+    datastore::device::create(path, force)
 }
 
 /// Reads a chain without changing it and writes the disk it shows to a sparse raw file. `progress` is called
 /// with (bytes done, bytes total) after each piece.
 pub fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
-    convert::convert(chain, output, progress)
+    vmware_files::convert::convert(chain, output, progress)
 }
 
 /// Verifies the folder of a VM, or the chain that ends in the descriptor at `path`, and changes nothing. The answer
 /// lists what is wrong with the files. An error concerns the path itself.
 pub fn check(path: &Path) -> Result<Checked> {
-    check::check(path)
+    vmware_files::check::check(path)
 }
 
 /// Plans the possible repairs of a VM's folder, and carries them out if `write` is set. `ignore_content_ids` is the
 /// caller's assurance that parents with other content IDs than expected hold unchanged data.
 pub fn repair(folder: &Path, terms: RepairTerms, write: bool) -> Result<Repair> {
-    repair::repair(folder, terms, write)
+    vmware_files::repair::repair(folder, terms, write)
 }
 
 /// Restores the files that the last repair of the folder changed.
 pub fn repair_undo(folder: &Path) -> Result<RepairUndone> {
-    repair::undo(folder)
+    vmware_files::repair::undo(folder)
 }

@@ -1,7 +1,7 @@
 //! The script that the real reactor answers too, in virtual time.
 
 #[path = "../../../blk/tests/integration/conformance/mod.rs"]
-mod conformance;
+mod contract;
 
 use sim::{Device, Options, SimWorld};
 
@@ -9,7 +9,7 @@ fn run_script(seed: u64, options: Options) {
     let world = SimWorld::new(seed, options);
     let done = world.run(|env| async move {
         let dir = env.open_root("/datastore").unwrap();
-        conformance::script(&env, &dir).await;
+        contract::script(&env, &dir).await;
     });
     assert!(done.is_some(), "seed {seed}");
     assert_eq!(world.used_bytes(), 0, "seed {seed}: every file is gone, and so is its space");

@@ -19,12 +19,12 @@ use blk::manifest::BinnedState;
 use blk::reactor::Space;
 use engine::job::JobState;
 
-use super::api_types;
-use super::datastore::{Datastore, Home};
-use super::hang::asked;
-use super::identity::VmId;
-use super::state::Daemon;
-use super::vm_record::VmRecord;
+use crate::daemon::datastore::hang::asked;
+use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::identity::VmId;
+use crate::daemon::vm::vm_record::VmRecord;
 
 use crate::log::log;
 use api::error::{Error, Result};

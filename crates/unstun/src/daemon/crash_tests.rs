@@ -12,15 +12,15 @@ use crash::campaign::{on_all_cores, setting};
 use engine::native::{VmHome, VmHomeState};
 use sim::{Action, Cut, Fault, Rng, SimWorld};
 
-use super::bin::{BinState, parse_folder};
-use super::defect::Defect;
-use super::native;
-use super::records::HomeState;
-use super::simulated_tests::{
+use crate::daemon::bin::{BinState, parse_folder};
+use crate::daemon::datastore::native;
+use crate::daemon::defect::Defect;
+use crate::daemon::simulated_tests::{
     DATASTORE, FAST, FOREIGN, Outcome, bin, boot, clone, create, evict, import, read, remove, restore,
     served, take, text, world, write,
 };
-use super::state::Daemon;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::home_records::HomeState;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {

@@ -1,5 +1,16 @@
 //! One datastore that the daemon serves: its folder or device, its lock, its homes, and the store of its native VMs.
 
+pub mod datastores;
+pub mod device;
+pub mod full;
+pub mod hang;
+pub mod lease;
+pub mod native;
+pub mod reserve;
+pub mod scrub;
+pub mod signature;
+pub mod unflushed;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,12 +26,11 @@ use blk::sync::TaskMutex;
 use blk::{Dir, Env};
 use engine::native::{Store, TakeOver};
 
-use super::bin::{self, BinRecords};
-use super::device;
-use super::hang::{Opening, asked};
-use super::homes::{self, Registry};
-use super::native::Native;
-use super::records::HomeRecords;
+use crate::daemon::bin::{self, BinRecords};
+use crate::daemon::datastore::hang::{Opening, asked};
+use crate::daemon::datastore::native::Native;
+use crate::daemon::vm::home_records::HomeRecords;
+use crate::daemon::vm::homes::{self, Registry};
 
 /// Name of the lock file, which a daemon holds while it serves the datastore.
 const LOCK_NAME: &str = "lock";

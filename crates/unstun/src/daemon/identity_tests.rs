@@ -7,11 +7,11 @@ use api::{Finding, Severity, Store, VmCondition};
 use blk::Env;
 use sim::SimWorld;
 
-use super::defect::Defect;
-use super::simulated_tests::{
+use crate::daemon::defect::Defect;
+use crate::daemon::simulated_tests::{
     DATASTORE, FAST, Outcome, boot, copy, create, read, remove, rename, served, take, text, world, write,
 };
-use super::state::Daemon;
+use crate::daemon::state::Daemon;
 
 const STORES: [Store; 2] = [Store::Native, Store::Redo];
 

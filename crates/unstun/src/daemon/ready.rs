@@ -14,10 +14,10 @@ use export::nbd;
 use futures_util::future::select;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::bridge::{Place, Question};
-use super::exports::Catalogue;
-use super::heartbeat::{Heartbeat, beat};
-use super::state::Daemon;
+use crate::daemon::client::exports::Catalogue;
+use crate::daemon::heartbeat::{Heartbeat, beat};
+use crate::daemon::requests::bridge::{Place, Question};
+use crate::daemon::state::Daemon;
 use crate::log::log;
 
 /// Runs until `Daemon::shut_down` has been answered, or until all senders of `inbox` are dropped.
@@ -31,7 +31,7 @@ pub fn run(
         Ok(reactor) => Rc::new(reactor),
         Err(e) => return drop(tell.send(Err(e.into()))),
     };
-    reactor.keep_in(super::unflushed::folder(&place));
+    reactor.keep_in(crate::daemon::datastore::unflushed::folder(&place));
     let executor = Executor::new(reactor.clone());
     let env = executor.env();
     env.spawn_detached(Box::pin(beat(env.clone(), heartbeat)));

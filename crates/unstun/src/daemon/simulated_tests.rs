@@ -12,12 +12,12 @@ use sim::SimWorld;
 use vmdk::home::{Folders, Home as VmFiles, NewVm};
 use vmdk::vmfssparse::Growth;
 
-use super::bin::BinPolicy;
-use super::bridge::Place;
-use super::defect::Defect;
-use super::journal::Journal;
-use super::prepare::Source;
-use super::state::Daemon;
+use crate::daemon::bin::BinPolicy;
+use crate::daemon::defect::Defect;
+use crate::daemon::requests::bridge::Place;
+use crate::daemon::requests::prepare::Source;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::journal::Journal;
 use crate::memory::Memory;
 
 pub const DATASTORE: &str = "/ds";

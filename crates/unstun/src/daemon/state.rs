@@ -17,23 +17,25 @@ use engine::{Machine, Options, SpacePolicy, Vm};
 use export::nbd::{FrontEnd, Limits};
 use jiff::Timestamp;
 
-use super::bin::BinPolicy;
-use super::bridge::Place;
-use super::datastore::{Datastore, Home};
-use super::datastores::{Absent, without_lease};
-use super::defect::Planted;
-use super::descriptors::Descriptors;
-use super::formats::HomeFiles;
-use super::handover;
-use super::hang::{Opening, asked, or_go_on, until_hung};
-use super::home_locks::Holds;
-use super::homes;
-use super::journal::{self, Journal};
-use super::native;
-use super::registry::Broken;
-use super::tracked::Tracked;
-use super::vm_record::{Kept, VmRecord};
-use super::{formats, inuse, move_recovery};
+use crate::daemon::bin::BinPolicy;
+use crate::daemon::datastore::datastores::{Absent, without_lease};
+use crate::daemon::datastore::hang::{Opening, asked, or_go_on, until_hung};
+use crate::daemon::datastore::native;
+use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::defect::Planted;
+use crate::daemon::relocation::handover;
+use crate::daemon::relocation::recovery;
+use crate::daemon::requests::bridge::Place;
+use crate::daemon::tracked::Tracked;
+use crate::daemon::vm::descriptors::Descriptors;
+use crate::daemon::vm::formats;
+use crate::daemon::vm::formats::HomeFiles;
+use crate::daemon::vm::home_locks::Holds;
+use crate::daemon::vm::homes;
+use crate::daemon::vm::inuse;
+use crate::daemon::vm::journal::{self, Journal};
+use crate::daemon::vm::registry::Broken;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
 use crate::log::{Spaced, log};
 use crate::memory::Memory;
 
@@ -246,7 +248,7 @@ impl Daemon {
     async fn open_held(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
         self.claim_identity(name, home).await?;
         // The home's own record of a move comes next.
-        move_recovery::settle(self, home).await?;
+        recovery::settle(self, home).await?;
         handover::refuse_elsewhere(home).await?;
         let dir = formats::open_path(&self.env, &home.path).await?;
         let when_full = formats::read_when_full(&dir).await?;

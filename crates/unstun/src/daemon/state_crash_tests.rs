@@ -8,10 +8,10 @@ use api::{Reset, Revert, Store, VmCondition};
 use crash::campaign::setting;
 use sim::SimWorld;
 
-use super::crash_tests::{Trouble, all_cuts, end, strike, sweep};
-use super::defect::Defect;
-use super::simulated_tests::{Outcome, boot, create, evict, read, served, take, text, world, write};
-use super::state::Daemon;
+use crate::daemon::crash_tests::{Trouble, all_cuts, end, strike, sweep};
+use crate::daemon::defect::Defect;
+use crate::daemon::simulated_tests::{Outcome, boot, create, evict, read, served, take, text, world, write};
+use crate::daemon::state::Daemon;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {

@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use engine::Job;
 
-use super::datastore::Datastore;
-use super::state::Daemon;
-use super::vm_record::VmRecord;
+use crate::daemon::datastore::Datastore;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::vm_record::VmRecord;
 
 /// Job under the daemon's own number.
 pub struct Tracked {

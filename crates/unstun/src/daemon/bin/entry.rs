@@ -6,17 +6,17 @@ use api::error::{Error, Result};
 use api::name::VmName;
 use api::{self, Store, VmCondition};
 
-use super::super::api_types;
-use super::super::client_gate::Who;
-use super::super::datastore::{Datastore, Home};
-use super::super::formats::HomeFiles;
-use super::super::identity::Standing;
-use super::super::native;
-use super::super::remove::{expect_kept, has_vmx, open_home};
-use super::super::state::Daemon;
-use super::super::vm_record::{Kept, VmRecord};
 use super::records::BinState;
 use super::steps::Removed;
+use crate::daemon::client::client_gate::Who;
+use crate::daemon::datastore::native;
+use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::formats::HomeFiles;
+use crate::daemon::vm::identity::Standing;
+use crate::daemon::vm::remove::{expect_kept, has_vmx, open_home};
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
 impl Daemon {
     /// Returns why the bin would not keep an open VM; None if it keeps the VM.

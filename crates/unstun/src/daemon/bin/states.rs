@@ -7,11 +7,11 @@ use api::name::DatastoreName;
 use blk::manifest::{BinnedState, ThrownBy};
 use engine::CommitWhat;
 
-use super::super::api_types;
-use super::super::datastore::Datastore;
-use super::super::hang::asked;
-use super::super::state::Daemon;
-use super::super::vm_record::{Kept, VmRecord};
+use crate::daemon::datastore::Datastore;
+use crate::daemon::datastore::hang::asked;
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
 impl Daemon {
     /// Returns the states of all open VMs of a datastore, or of all datastores, the oldest first.

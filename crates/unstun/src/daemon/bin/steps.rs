@@ -10,15 +10,15 @@ use blk::dir::OWN_FOLDER;
 use blk::{Error, ErrorKind, Result};
 use engine::native::{VmHome, VmHomeState};
 
-use super::super::datastore::{Datastore, Home};
-use super::super::defect::Defect;
-use super::super::formats::HomeFiles;
-use super::super::identity::VmId;
-use super::super::native;
-use super::super::records::{HomeRecord, HomeState};
-use super::super::remove::{open_home, refuse_readers, remove_folder};
-use super::super::state::Daemon;
 use super::records::{BinRecord, BinState, parse_folder};
+use crate::daemon::datastore::native;
+use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::defect::Defect;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::formats::HomeFiles;
+use crate::daemon::vm::home_records::{HomeRecord, HomeState};
+use crate::daemon::vm::identity::VmId;
+use crate::daemon::vm::remove::{open_home, refuse_readers, remove_folder};
 use crate::log::log;
 
 /// VM that is not open and is put into the bin.

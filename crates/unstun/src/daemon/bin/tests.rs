@@ -6,10 +6,10 @@ use api::{BinEmpty, BinRestore, Store, VmRemove};
 use futures_util::future::{join, join_all};
 use sim::SimWorld;
 
-use super::super::simulated_tests::{
+use super::*;
+use crate::daemon::simulated_tests::{
     Outcome, bin, boot_with, create, evict, read, remove, restore, text, world, write,
 };
-use super::*;
 
 const STORES: [Store; 2] = [Store::Native, Store::Redo];
 

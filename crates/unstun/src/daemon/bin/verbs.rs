@@ -8,11 +8,11 @@ use api::units::total;
 use blk::manifest::BinnedState;
 use engine::find_binned;
 
-use super::super::datastore::Home;
-use super::super::homes;
-use super::super::state::Daemon;
-use super::super::vm_record::VmRecord;
 use super::BinState;
+use crate::daemon::datastore::Home;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::homes;
+use crate::daemon::vm::vm_record::VmRecord;
 
 type ChosenVm = (Rc<super::Datastore>, String, super::BinRecord);
 type ChosenState = (Rc<VmRecord>, BinnedState);

@@ -1,0 +1,450 @@
+//! Datastores of the daemon: the one it was started on, which records the others, and those that were added.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use api::error::{Error, ErrorKind, Result};
+use api::name::DatastoreName;
+use blk::Env;
+use engine::native::TakeOver;
+
+use crate::daemon::client::client_gate::Who;
+use crate::daemon::datastore::Datastore;
+use crate::daemon::datastore::device;
+use crate::daemon::datastore::hang::{Opening, asked, or_go_on, until_hung};
+use crate::daemon::requests::api_types;
+use crate::daemon::requests::prepare::only_vmx;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::homes::Registry;
+use crate::daemon::vm::vm_record::VmRecord;
+
+use crate::log::log;
+
+/// File in the main datastore's `.unstun` folder: one line `NAME /absolute/path` for each of the other datastores.
+const ADDED_NAME: &str = "datastores";
+
+/// Datastore that was added and could not be opened.
+pub struct Absent {
+    pub name: DatastoreName,
+    pub path: PathBuf,
+    pub is_device: bool,
+    pub cause: Error,
+}
+
+impl Daemon {
+    pub fn datastores(&self) -> Vec<Rc<Datastore>> {
+        self.datastores.borrow().clone()
+    }
+
+    /// Returns the paths of the datastores for messages.
+    pub fn place(&self) -> String {
+        let datastores = self.datastores.borrow();
+        let paths: Vec<_> = datastores.iter().map(|datastore| datastore.path.display().to_string()).collect();
+        format!("datastore {}", paths.join(", "))
+    }
+
+    /// Returns the datastore with this name; without a name, the main one.
+    pub fn datastore(&self, name: Option<&DatastoreName>) -> Result<Rc<Datastore>> {
+        let Some(name) = name else { return Ok(self.main.clone()) };
+        if let Some(datastore) = self.datastores().into_iter().find(|datastore| datastore.name == *name) {
+            return Ok(datastore);
+        }
+        if let Some(absent) = self.absent.borrow().iter().find(|absent| absent.name == *name) {
+            return Err(Error::new(
+                absent.cause.kind,
+                format!(
+                    "datastore {name} is not served: {}; mend it and `unstun datastore add {name}={}`",
+                    absent.cause,
+                    absent.path.display()
+                ),
+            ));
+        }
+        let known: Vec<_> = self.datastores().iter().map(|datastore| datastore.name.to_string()).collect();
+        Err(Error::not_found(format!(
+            "no datastore {name}; there is {} (`unstun datastore add` serves another)",
+            known.join(", ")
+        )))
+    }
+
+    async fn added(&self) -> Result<Registry> {
+        Registry::read(&self.main.own, ADDED_NAME).await
+    }
+
+    /// Opens the added datastores at the start. Reports those that cannot be opened, and serves the others.
+    pub async fn open_added(self: &Rc<Self>) -> Result<()> {
+        for (name, path) in self.added().await?.all() {
+            let name: DatastoreName = name.parse().map_err(Error::invalid)?;
+            let opening = Opening::new(&self.env, &name);
+            let mut work = {
+                let (daemon, name, path, opening) =
+                    (self.clone(), name.clone(), path.clone(), opening.clone());
+                let open =
+                    async move { daemon.open_datastore(name, &path, TakeOver::FromNobody, &opening).await };
+                Box::pin(open)
+            };
+            match until_hung(&self.env, || opening.hang(), &mut work).await {
+                Ok(Ok(datastore)) => self.datastores.borrow_mut().push(datastore),
+                Ok(Err(cause)) => self.leave_absent(name, path, cause).await,
+                Err(hang) => {
+                    self.note_absent(name.clone(), path, false, hang.refusal_to_serve());
+                    let daemon = self.clone();
+                    self.env
+                        .spawn_detached(Box::pin(async move { daemon.serve_late(&name, work.await).await }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn leave_absent(self: &Rc<Self>, name: DatastoreName, path: PathBuf, cause: Error) {
+        let is_device = is_device(&self.env, &path).await;
+        if cause.kind == ErrorKind::Refused && is_device {
+            self.wait_for_lease(&name, &path);
+        }
+        self.note_absent(name, path, is_device, cause);
+    }
+
+    fn note_absent(&self, name: DatastoreName, path: PathBuf, is_device: bool, cause: Error) {
+        log(format_args!("datastore {name} is not served: {cause}"));
+        self.absent.borrow_mut().push(Absent { name, path, is_device, cause });
+    }
+
+    /// Serves a datastore that did not answer at the start and answers now, unless it was removed meanwhile.
+    async fn serve_late(self: &Rc<Self>, name: &DatastoreName, opened: Result<Rc<Datastore>>) {
+        let is_awaited = self.absent.borrow().iter().any(|absent| absent.name == *name);
+        match opened {
+            Ok(datastore) if is_awaited => {
+                self.absent.borrow_mut().retain(|absent| absent.name != *name);
+                self.datastores.borrow_mut().push(datastore);
+                match self.open_datastores().await {
+                    Ok(()) => log(format_args!("datastore {name} answers, and is served")),
+                    Err(e) => log(format_args!("datastore {name}: {e}")),
+                }
+            }
+            Ok(datastore) => {
+                // A store that cannot be closed is recovered by the daemon that opens it next.
+                let _ = datastore.native.close().await;
+                datastore.unlock();
+            }
+            Err(cause) => {
+                for absent in self.absent.borrow_mut().iter_mut().filter(|absent| absent.name == *name) {
+                    absent.cause = cause.clone();
+                }
+            }
+        }
+    }
+
+    /// Waits for the lease of a datastore, and then serves it. After a crash of this host its own lease is still in the
+    /// store, and only the wait distinguishes it from another host's lease. The other datastores are served meanwhile.
+    fn wait_for_lease(self: &Rc<Self>, name: &DatastoreName, path: &Path) {
+        let (daemon, name, path) = (self.clone(), name.clone(), path.to_path_buf());
+        self.env.spawn_detached(Box::pin(async move {
+            // The list of datastores shows a failure.
+            if daemon.datastore_add(name.clone(), path, TakeOver::FromOwnHost).await.is_ok() {
+                eprintln!(
+                    "unstun: datastore {name} is served: the lease was this host's own, of before its restart"
+                );
+            }
+        }));
+    }
+
+    async fn open_datastore(
+        &self,
+        name: DatastoreName,
+        path: &Path,
+        take_over: TakeOver,
+        opening: &Opening,
+    ) -> Result<Rc<Datastore>> {
+        self.refuse_nested(path).await?;
+        let cache = self.map_cache_bytes;
+        if is_device(&self.env, path).await {
+            let datastore =
+                Datastore::on_device(&self.env, name, path, &self.main, cache, take_over, opening).await?;
+            return match self.refuse_twin(&datastore) {
+                Ok(()) => Ok(Rc::new(datastore)),
+                Err(e) => {
+                    datastore.native.close().await?;
+                    Err(e)
+                }
+            };
+        }
+        let datastore = Datastore::in_folder(&self.env, name, path, cache, opening).await?;
+        datastore.set_served_by(Some(&self.main.root)).await?;
+        Ok(Rc::new(datastore))
+    }
+
+    /// Refuses a datastore inside another one: one of them would take the other for a VM.
+    async fn refuse_nested(&self, path: &Path) -> Result<()> {
+        for datastore in self.datastores() {
+            if path == datastore.path {
+                let cause =
+                    format!("{}: is datastore {} of this daemon already", path.display(), datastore.name);
+                return Err(Error::new(ErrorKind::Exists, cause));
+            }
+            if path.starts_with(&datastore.root) || datastore.root.starts_with(path) {
+                let (one, other) = (path.display(), datastore.root.display());
+                return Err(Error::refused(format!(
+                    "{one}: one of it and datastore {other} lies in the other; choose a folder outside"
+                )));
+            }
+        }
+        let folder = path.to_path_buf();
+        match self.env.blocking(move || only_vmx(&folder)).await {
+            Ok(vmx) => Err(Error::refused(format!(
+                "{}: is the folder of a VM, no datastore; `unstun vm import` serves it",
+                vmx.display()
+            ))),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Refuses a copy of a device: it has the same store ID, and would use the same VM folders.
+    fn refuse_twin(&self, datastore: &Datastore) -> Result<()> {
+        let datastores = self.datastores();
+        let Some(other) = datastores.iter().find(|other| other.root == datastore.root) else { return Ok(()) };
+        let cause = format!("is a copy of datastore {}, with the same VMs", other.name);
+        let remedy = format!("remove that one first: `unstun datastore remove {}`", other.name);
+        Err(Error::refused(format!("{}: {cause}; {remedy}", datastore.path.display())))
+    }
+
+    /// Adds a datastore. It is served from now on, and by every later daemon of the main datastore.
+    pub async fn datastore_add(
+        self: &Rc<Self>,
+        name: DatastoreName,
+        path: PathBuf,
+        take_over: TakeOver,
+    ) -> Result<api::Datastore> {
+        let claim = self.claim(&format!("datastore {name}"))?;
+        if let Some(datastore) = self.datastores().iter().find(|datastore| datastore.name == name) {
+            let message =
+                format!("datastore {name}: exists, in {}; choose another name", datastore.path.display());
+            return Err(Error::new(ErrorKind::Exists, message));
+        }
+        let opening = Opening::new(&self.env, &name);
+        let (daemon, what) = (self.clone(), format!("adding datastore {name}"));
+        let look = {
+            let opening = opening.clone();
+            move || opening.hang().or_else(|| daemon.main.hang())
+        };
+        let daemon = self.clone();
+        let work = async move {
+            let _claim = claim;
+            daemon.add_datastore(name, path, take_over, &opening).await
+        };
+        let added = or_go_on(&self.env, what, look, work).await;
+        added.unwrap_or_else(|hang| Err(hang.left_under_way()))
+    }
+
+    async fn add_datastore(
+        self: &Rc<Self>,
+        name: DatastoreName,
+        path: PathBuf,
+        take_over: TakeOver,
+        opening: &Opening,
+    ) -> Result<api::Datastore> {
+        let datastore = self.open_datastore(name.clone(), &path, take_over, opening).await?;
+        self.added().await?.add(name.as_str(), &path).await?;
+        self.absent.borrow_mut().retain(|absent| absent.name != name && absent.path != path);
+        self.datastores.borrow_mut().push(datastore.clone());
+        self.open_datastores().await?;
+        Ok(self.show_datastore(&datastore).await?)
+    }
+
+    /// Returns a preview of what ends when the datastore is removed.
+    pub async fn datastore_remove_preview(
+        &self,
+        name: &DatastoreName,
+    ) -> Result<api::DatastoreRemovePreview> {
+        let absent = self.absent.borrow().iter().find(|a| a.name == *name).map(|a| a.path.clone());
+        let mut preview = api::DatastoreRemovePreview {
+            name: name.clone(),
+            path: absent.clone().unwrap_or_default(),
+            condition: api::DatastoreCondition::Broken,
+            vms: Vec::new(),
+            idle_vms: Vec::new(),
+            clients: Vec::new(),
+            bin_entries: 0,
+            bin_bytes: 0,
+        };
+        if absent.is_some() {
+            return Ok(preview);
+        }
+        let datastore = self.removable(name)?;
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, &datastore)) {
+            let vm = api_types::vm_name(&entry.name);
+            let clients = entry.present(Who::All).into_iter();
+            preview.clients.extend(clients.map(|client| api::DatastoreClient { vm: vm.clone(), client }));
+            preview.vms.push(vm);
+        }
+        let idle = self.idle().into_iter().filter(|idle| Rc::ptr_eq(&idle.home.datastore, &datastore));
+        preview.idle_vms = idle.map(|idle| api_types::vm_name(&idle.name)).collect();
+        preview.path = datastore.path.clone();
+        preview.condition = api::DatastoreCondition::Open;
+        preview.bin_entries = datastore.bin.all().len() as u64;
+        self.measure_states(&datastore).await;
+        preview.bin_bytes = self.bin_bytes(&datastore);
+        Ok(preview)
+    }
+
+    fn removable(&self, name: &DatastoreName) -> Result<Rc<Datastore>> {
+        let datastore = self.datastore(Some(name))?;
+        match Rc::ptr_eq(&datastore, &self.main) {
+            false => Ok(datastore),
+            true => Err(Error::refused(format!(
+                "datastore {name}: the daemon was started on it; end the daemon, and start it on another"
+            ))),
+        }
+    }
+
+    /// Stops serving a datastore. Everything in it stays.
+    pub async fn datastore_remove(self: &Rc<Self>, name: &DatastoreName) -> Result<api::DatastoreRemoved> {
+        let _claim = self.claim(&format!("datastore {name}"))?;
+        let absent = self.absent.borrow().iter().find(|a| a.name == *name).map(|a| a.path.clone());
+        if let Some(path) = absent {
+            self.added().await?.remove(name.as_str()).await?;
+            self.absent.borrow_mut().retain(|absent| absent.name != *name);
+            return Ok(api::DatastoreRemoved { name: name.clone(), path });
+        }
+        let datastore = self.removable(name)?;
+        let path = datastore.path.clone();
+        self.empty(&datastore).await?;
+        self.added().await?.remove(name.as_str()).await?;
+        // If the file cannot be removed, it leads clients to this daemon, which reports that it does not serve the
+        // datastore.
+        let _ = datastore.set_served_by(None).await;
+        datastore.unlock();
+        Ok(api::DatastoreRemoved { name: name.clone(), path })
+    }
+
+    /// Closes all VMs of the datastore, and removes them from the registry. Refused while one of them is in use.
+    async fn empty(&self, datastore: &Rc<Datastore>) -> Result<()> {
+        let entries: Vec<Rc<VmRecord>> =
+            self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)).collect();
+        let shut = entries.iter().map(|entry| entry.shut_idle("remove its datastore"));
+        let _shut = shut.collect::<Result<Vec<_>>>()?;
+        if datastore.arrivals.get() > 0 {
+            let cause =
+                "a VM is being moved there, or from there; wait for that or cancel it (`unstun job list`)";
+            return Err(Error::refused(format!("datastore {}: {cause}", datastore.name)));
+        }
+        datastore.leave();
+        self.datastores.borrow_mut().retain(|other| !Rc::ptr_eq(other, datastore));
+        // An eviction that is under way ends here; no other one begins.
+        drop(datastore.bin.evicting.lock().await);
+        let mut result = Ok(());
+        for entry in &entries {
+            result = result.and(without_lease(entry.vm.close().await));
+            self.forget(&entry.name);
+            self.holds.release(&entry.home);
+        }
+        for idle in self.idle().into_iter().filter(|idle| Rc::ptr_eq(&idle.home.datastore, datastore)) {
+            self.forget(&idle.name);
+            self.holds.release(&idle.home.path);
+        }
+        result.and(datastore.native.close().await.map_err(Error::from))
+    }
+
+    pub async fn datastore_list(&self) -> Vec<api::Datastore> {
+        // Both lists are read at the same moment: a datastore that is served meanwhile is in one of them.
+        let datastores = self.datastores();
+        let shown = |one: &Absent| broken(&one.name, &one.path, one.is_device, &one.cause);
+        let absent: Vec<_> = self.absent.borrow().iter().map(shown).collect();
+        let mut rows = Vec::new();
+        for datastore in datastores {
+            rows.push(self.row(&datastore).await);
+        }
+        rows.extend(absent);
+        rows
+    }
+
+    /// Returns the list's row for a datastore. For a datastore that hangs, the row is that of its last answer.
+    async fn row(&self, datastore: &Rc<Datastore>) -> api::Datastore {
+        let is_device = datastore.native.device().is_some();
+        match asked(datastore, self.show_datastore(datastore)).await {
+            Ok(Ok(row)) => {
+                *datastore.last_row.borrow_mut() = Some(row.clone());
+                row
+            }
+            Ok(Err(cause)) => broken(&datastore.name, &datastore.path, is_device, &cause.into()),
+            Err(hang) => {
+                let last = datastore.last_row.borrow().clone();
+                let unknown = || broken(&datastore.name, &datastore.path, is_device, &hang.refusal());
+                api::Datastore {
+                    is_main: Rc::ptr_eq(datastore, &self.main),
+                    vms: Some(self.vms_in(datastore)),
+                    condition: api::DatastoreCondition::Hung,
+                    message: Some(format!("{}; its figures are those of before", hang.found())),
+                    hung: Some(hang.shown()),
+                    ..last.unwrap_or_else(unknown)
+                }
+            }
+        }
+    }
+
+    /// Returns the number of open VMs in the datastore.
+    fn vms_in(&self, datastore: &Rc<Datastore>) -> u64 {
+        self.entries().iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)).count() as u64
+    }
+
+    pub async fn show_datastore(&self, datastore: &Rc<Datastore>) -> blk::Result<api::Datastore> {
+        self.measure_states(datastore).await;
+        let space = datastore.space().await?;
+        let mut notices = datastore.notices.borrow().clone();
+        if let Some(cause) = datastore.native.opened().and_then(|store| store.broken()) {
+            notices.push(format!("the store is read-only: {cause}"));
+        }
+        notices.extend(datastore.native.unlinked().await.map(|cause| cause.to_string()));
+        Ok(api::Datastore {
+            name: datastore.name.clone(),
+            path: datastore.path.clone(),
+            is_device: datastore.native.device().is_some(),
+            is_main: Rc::ptr_eq(datastore, &self.main),
+            condition: api::DatastoreCondition::Open,
+            message: None,
+            hung: None,
+            notices,
+            free_bytes: Some(space.free_bytes),
+            total_bytes: Some(space.total_bytes),
+            bin_bytes: Some(self.bin_bytes(datastore)),
+            reclaimable_bytes: Some(self.reclaimable_bytes(datastore).await),
+            direct_io: Some(datastore.is_direct().await),
+            vms: Some(self.vms_in(datastore)),
+            native_store: datastore.native.exists().await?,
+            map_cache_bytes: Some(datastore.native.map_cache_bytes() as u64),
+        })
+    }
+}
+
+/// Ignores a lost lease: a VM whose store belongs to another host has nothing left to write from here.
+pub(in crate::daemon) fn without_lease(closed: blk::Result<()>) -> Result<()> {
+    match closed {
+        Err(e) if e.kind == blk::ErrorKind::LeaseLost => Ok(()),
+        closed => Ok(closed?),
+    }
+}
+
+async fn is_device(env: &Env, path: &Path) -> bool {
+    let path = path.to_path_buf();
+    env.blocking(move || device::is_device(&path)).await
+}
+
+fn broken(name: &DatastoreName, path: &Path, is_device: bool, cause: &Error) -> api::Datastore {
+    api::Datastore {
+        name: name.clone(),
+        path: path.to_path_buf(),
+        is_device,
+        is_main: false,
+        condition: api::DatastoreCondition::Broken,
+        message: Some(cause.to_string()),
+        hung: None,
+        notices: Vec::new(),
+        free_bytes: None,
+        total_bytes: None,
+        bin_bytes: None,
+        reclaimable_bytes: None,
+        direct_io: None,
+        vms: None,
+        native_store: false,
+        map_cache_bytes: None,
+    }
+}

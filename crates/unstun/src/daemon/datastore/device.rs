@@ -1,0 +1,150 @@
+//! Datastore on a block device or in a file of fixed size. It contains only the store, which `datastore create`
+//! creates. The VMs' homes are in the main datastore, and are recreated if they are missing.
+
+use std::cell::RefCell;
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use api::error::{Error, ErrorKind, Result};
+use api::units::format_bytes;
+use blk::ErrorKind as K;
+use blk::file::Lock;
+use blk::reactor::OpenMode;
+use blk::uring::UringReactor;
+use blk::{Buf, Dir, Env, Executor, File, SECTOR};
+use engine::native::{NewStore, Store, TakeOver};
+use nix::libc;
+
+use crate::daemon::datastore::lease;
+use crate::daemon::datastore::signature::{self, EDGE_BYTES};
+
+/// Minimum size in bytes: the journal's 64 MiB, a group of 126 MiB each for metadata and data, and as much again to
+/// work in.
+const DEVICE_BYTES_MIN: u64 = 512 << 20;
+
+/// Exclusively claimed device, until this is dropped. A lock excludes other daemons. The exclusive opening of a block
+/// device excludes the kernel's own users (mounts, arrays).
+pub struct Claimed {
+    pub path: PathBuf,
+    pub file: File,
+    pub size_bytes: u64,
+    dir: Dir,
+    name: String,
+    lock: RefCell<Option<(Lock, Option<std::fs::File>)>>,
+}
+
+impl Claimed {
+    /// Opens another handle of the device: a fence belongs to one handle.
+    pub async fn open(&self) -> blk::Result<File> {
+        self.dir.open(&self.name, OpenMode::Write).await
+    }
+
+    /// Releases the device: others may claim it from now on.
+    pub fn release(&self) {
+        self.lock.take();
+    }
+}
+
+/// Returns whether a path for a datastore is a block device or a regular file.
+pub fn is_device(path: &Path) -> bool {
+    path.metadata().is_ok_and(|at| at.file_type().is_block_device() || at.is_file())
+}
+
+/// Claims a device; `Locked` while another user has it. The path is absolute, and its target is opened.
+pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
+    let shown = named.display();
+    let asked = named.to_path_buf();
+    let path = env.blocking(move || asked.canonicalize()).await;
+    let path = path.map_err(|e| Error::failed(format!("{shown}: {e}")))?;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let dir = env.open_path(&folder.to_string_lossy()).await?;
+    let lock = dir.lock(&name).await.map_err(|e| match e.kind {
+        blk::ErrorKind::Locked => Error::new(
+            ErrorKind::Locked,
+            format!("{shown}: another unstun serves it, or is making a store in it"),
+        ),
+        _ => e.into(),
+    })?;
+    // The lock comes first: it says more about another daemon than the kernel does.
+    let exclusive = env.blocking(move || hold_device(&path)).await?;
+    let file = dir.open(&name, OpenMode::Write).await?;
+    let size_bytes = file.size().await?;
+    let lock = RefCell::new(Some((lock, exclusive)));
+    Ok(Claimed { path: named.to_path_buf(), file, size_bytes, dir, name, lock })
+}
+
+/// Opens a block device exclusively, which the kernel grants to one opener. A regular file needs no such handle.
+fn hold_device(path: &Path) -> Result<Option<std::fs::File>> {
+    let failed = |e: std::io::Error| match e.raw_os_error() {
+        Some(libc::EBUSY) => Error::new(
+            ErrorKind::Locked,
+            format!("{}: is in use (mounted, swap, or part of an array or a volume group)", path.display()),
+        ),
+        _ => Error::failed(format!("{}: {e}", path.display())),
+    };
+    if !path.metadata().map_err(failed)?.file_type().is_block_device() {
+        return Ok(None);
+    }
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(path);
+    opened.map(Some).map_err(failed)
+}
+
+/// Creates an empty store on the whole device. Refuses a device that is not empty, unless `force`.
+pub fn create(path: &Path, force: bool) -> Result<api::DatastoreCreated> {
+    let executor = Executor::new(Rc::new(UringReactor::new()?));
+    let env = executor.env();
+    let path = path.to_path_buf();
+    let made = executor.run(async move { make(&env, &path, force).await });
+    made.ok_or_else(|| Error::failed("the reactor stopped"))?
+}
+
+async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreated> {
+    let claimed = claim(env, path).await?;
+    let (shown, size_bytes) = (path.display(), claimed.size_bytes);
+    if size_bytes < DEVICE_BYTES_MIN {
+        let (found, expected) = (format_bytes(size_bytes), format_bytes(DEVICE_BYTES_MIN));
+        return Err(Error::refused(format!("{shown}: has {found}; a store needs {expected} at least")));
+    }
+    let found = look(&claimed).await?;
+    if let (Some(found), false) = (&found, force) {
+        let remedy = "if its content is no longer needed, --force overwrites it";
+        return Err(Error::refused(format!("{shown}: there is {found} on it; {remedy}")));
+    }
+    let leased = refuse_leased(env, &claimed).await?;
+    // Old content at the end (of arrays, of partition tables) would be detected there again.
+    let edge = Buf::zeroed(EDGE_BYTES as usize);
+    claimed.file.write(last_edge(size_bytes), edge).await?;
+    Store::format(env, &claimed.file, NewStore::default()).await?;
+    drop(leased);
+    Ok(api::DatastoreCreated { path: path.to_path_buf(), size_bytes, overwritten: found })
+}
+
+/// Refuses a store that another host serves, even with `force`.
+async fn refuse_leased(env: &Env, claimed: &Claimed) -> Result<Option<lease::Leased>> {
+    if !claimed.file.limits().shared {
+        return Ok(None);
+    }
+    match lease::acquire(env, claimed.open().await?, TakeOver::FromOwnHost).await {
+        Ok(leased) => Ok(Some(leased)),
+        // There is no store, or one that this program cannot read.
+        Err(e) if matches!(e.kind, K::Invalid | K::Damaged | K::Unsupported) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn last_edge(size_bytes: u64) -> u64 {
+    size_bytes / SECTOR * SECTOR - EDGE_BYTES
+}
+
+async fn look(claimed: &Claimed) -> Result<Option<String>> {
+    let mut edges = Vec::new();
+    for at in [0, last_edge(claimed.size_bytes)] {
+        let (bytes, read) = claimed.file.read(at, Buf::alloc(EDGE_BYTES as usize)).await;
+        read?;
+        edges.push(bytes);
+    }
+    Ok(signature::find(&edges[0], &edges[1]))
+}

@@ -1,0 +1,361 @@
+//! Datastores that hang: a file system or a device that does not answer a call. An operation that needs such a
+//! datastore is answered in time with that reason, and the other datastores are served.
+
+use std::cell::RefCell;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+
+use api::error::{Error, ErrorKind, Result};
+use api::name::{DatastoreName, VmName};
+use blk::reactor::Pending;
+use blk::{Dir, Env, File};
+use futures_util::future::{Either, select};
+
+use crate::daemon::datastore::Datastore;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::vm_record::Kept;
+
+use crate::log::log;
+
+/// Time in nanoseconds without an answer after which a datastore hangs, until it answers. Working disks answer a call
+/// of any kind within a second or two. The limit is half of the ten seconds in which every verb has an answer.
+const HUNG_AFTER_NS: u64 = 5_000_000_000;
+/// Interval in microseconds between two checks of what an operation waits for.
+const LOOK_US: u64 = 250_000;
+/// Interval in microseconds between two checks of all datastores.
+const WATCH_US: u64 = 1_000_000;
+
+/// A datastore that hangs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hang {
+    pub datastore: DatastoreName,
+    pub for_s: u64,
+    pub doing: &'static str,
+}
+
+impl Hang {
+    /// Returns a hang if the oldest pending call is old enough.
+    fn of(datastore: &DatastoreName, env: &Env, pending: Option<Pending>) -> Option<Hang> {
+        let pending = pending?;
+        let age_ns = env.now_ns().saturating_sub(pending.since_ns);
+        let hang =
+            || Hang { datastore: datastore.clone(), for_s: age_ns / 1_000_000_000, doing: pending.doing };
+        (age_ns >= HUNG_AFTER_NS).then(hang)
+    }
+
+    pub fn found(&self) -> String {
+        format!("datastore {} has not answered for {} s ({})", self.datastore, self.for_s, self.doing)
+    }
+
+    fn error(&self, what: &str) -> Error {
+        Error::new(ErrorKind::Unavailable, format!("{}; {what}", self.found()))
+    }
+
+    /// Returns the error for an operation that was not begun.
+    pub fn refusal(&self) -> Error {
+        self.error("nothing was begun: try again when it answers, which `unstun status` shows")
+    }
+
+    /// Returns the error of a daemon that ends.
+    pub fn not_closed(&self) -> Error {
+        self.error("its VMs were not closed, and the next start recovers them")
+    }
+
+    /// Returns the error for a datastore that does not answer when it is opened.
+    pub fn refusal_to_serve(&self) -> Error {
+        self.error("it is served when it answers")
+    }
+
+    /// Returns the error for an operation that continues without its caller.
+    pub fn left_under_way(&self) -> Error {
+        self.error("the operation goes on and ends when the datastore answers, which `unstun status` shows")
+    }
+
+    pub fn shown(&self) -> api::Hung {
+        api::Hung { for_s: self.for_s, doing: self.doing.to_owned() }
+    }
+}
+
+/// Objects whose answer an operation needs.
+#[derive(Debug, Clone)]
+pub enum Subject {
+    /// Nothing that may hang, or the operation handles hangs itself.
+    None,
+    /// A datastore; None is the main one.
+    Datastore(Option<DatastoreName>),
+    Vm(VmName),
+    /// A VM and the datastore that it moves to; None is its own.
+    VmTo(VmName, Option<DatastoreName>),
+    /// Entries of the bin, by id or VM, in one datastore or in all.
+    Bin(Option<DatastoreName>, Vec<String>),
+    Job(u64),
+    /// An added datastore, and the main one, which records it.
+    Added(DatastoreName),
+}
+
+impl Subject {
+    /// Returns a name for the log.
+    fn shown(&self) -> String {
+        match self {
+            Subject::Vm(vm) | Subject::VmTo(vm, _) => format!("VM {vm}"),
+            Subject::Datastore(Some(name)) | Subject::Bin(Some(name), _) | Subject::Added(name) => {
+                format!("datastore {name}")
+            }
+            Subject::Datastore(None) => "the main datastore".to_owned(),
+            Subject::Bin(None, _) => "the bin".to_owned(),
+            Subject::Job(id) => format!("job {id}"),
+            Subject::None => "a question".to_owned(),
+        }
+    }
+}
+
+/// Datastores, and folders outside them, whose calls are watched.
+#[derive(Default)]
+struct Watched {
+    datastores: Vec<Rc<Datastore>>,
+    folders: Vec<(DatastoreName, Dir)>,
+}
+
+impl Watched {
+    fn hang(&self) -> Option<Hang> {
+        let folder = |(name, dir): &(DatastoreName, Dir)| Hang::of(name, dir.env(), dir.pending());
+        let datastores = self.datastores.iter().filter_map(|datastore| datastore.hang());
+        datastores.chain(self.folders.iter().filter_map(folder)).max_by_key(|hang| hang.for_s)
+    }
+}
+
+impl Datastore {
+    pub fn hang(&self) -> Option<Hang> {
+        let device = self.native.device().and_then(|device| device.file.pending());
+        let pending = self.dir.pending().into_iter().chain(device).min_by_key(|pending| pending.since_ns);
+        Hang::of(&self.name, self.dir.env(), pending)
+    }
+}
+
+/// Datastore that is being opened, and its folders and files that are open so far.
+pub struct Opening {
+    name: DatastoreName,
+    env: Env,
+    began_ns: u64,
+    dirs: RefCell<Vec<Dir>>,
+    files: RefCell<Vec<File>>,
+}
+
+impl Opening {
+    pub fn new(env: &Env, name: &DatastoreName) -> Rc<Opening> {
+        Rc::new(Opening {
+            name: name.clone(),
+            env: env.clone(),
+            began_ns: env.now_ns(),
+            dirs: RefCell::default(),
+            files: RefCell::default(),
+        })
+    }
+
+    pub fn has_dir(&self, dir: &Dir) {
+        self.dirs.borrow_mut().push(dir.clone());
+    }
+
+    pub fn has_file(&self, file: &File) {
+        self.files.borrow_mut().push(file.clone());
+    }
+
+    pub fn hang(&self) -> Option<Hang> {
+        let (dirs, files) = (self.dirs.borrow(), self.files.borrow());
+        let pending = match dirs.is_empty() && files.is_empty() {
+            true => Some(Pending { since_ns: self.began_ns, doing: "opening it" }),
+            false => {
+                let all = dirs.iter().filter_map(Dir::pending).chain(files.iter().filter_map(File::pending));
+                all.min_by_key(|pending| pending.since_ns)
+            }
+        };
+        Hang::of(&self.name, &self.env, pending)
+    }
+}
+
+/// Runs `work` to its end, or until `look` finds that something it waits for hangs.
+pub async fn until_hung<F: Future + Unpin>(
+    env: &Env,
+    look: impl Fn() -> Option<Hang>,
+    work: &mut F,
+) -> Result<F::Output, Hang> {
+    if !env.can_hang() {
+        return Ok(work.await);
+    }
+    // The age of a transfer is counted from the first check on.
+    look();
+    loop {
+        match select(&mut *work, pin!(env.sleep_us(LOOK_US))).await {
+            Either::Left((done, _)) => return Ok(done),
+            Either::Right(_) => {}
+        }
+        if let Some(hang) = look() {
+            return Err(hang);
+        }
+    }
+}
+
+/// Awaits a question that changes nothing. Gives up if the datastore hangs.
+pub async fn asked<T>(datastore: &Datastore, question: impl Future<Output = T>) -> Result<T, Hang> {
+    match datastore.hang() {
+        Some(hang) => Err(hang),
+        None => until_hung(datastore.dir.env(), || datastore.hang(), &mut pin!(question)).await,
+    }
+}
+
+/// Runs `work`. If something it waits for hangs, the rest of `work` becomes a task of its own. `what` is for the log.
+pub async fn or_go_on<T: 'static>(
+    env: &Env,
+    what: String,
+    look: impl Fn() -> Option<Hang>,
+    work: impl Future<Output = Result<T>> + 'static,
+) -> Result<Result<T>, Hang> {
+    let mut work: Pin<Box<dyn Future<Output = Result<T>>>> = Box::pin(work);
+    let ended = until_hung(env, look, &mut work).await;
+    if let Err(hang) = &ended {
+        log(format_args!("{what}: {}; the operation goes on without its caller", hang.found()));
+        env.spawn_detached(Box::pin(async move {
+            match work.await {
+                Ok(_) => log(format_args!("{what}: what a datastore had held up is done")),
+                Err(e) => log(format_args!("{what}: what a datastore had held up failed: {e}")),
+            }
+        }));
+    }
+    ended
+}
+
+impl Daemon {
+    /// Runs an operation and answers in time. The operation is refused before it begins if something it needs hangs. If
+    /// that hangs later, the operation continues without its caller.
+    pub async fn answer<T: 'static>(
+        self: &Rc<Self>,
+        subject: Subject,
+        work: impl Future<Output = Result<T>> + 'static,
+    ) -> Result<T> {
+        let watched = self.watched(&subject);
+        // A request to end a job is admitted even if the datastore hangs.
+        let may_begin = matches!(subject, Subject::Job(_));
+        if let Some(hang) = watched.hang().filter(|_| !may_begin) {
+            return Err(hang.refusal());
+        }
+        let what = subject.shown();
+        let answered = or_go_on(&self.env, what, || watched.hang(), work).await;
+        answered.unwrap_or_else(|hang| Err(hang.left_under_way()))
+    }
+
+    fn watched(&self, subject: &Subject) -> Watched {
+        let mut watched = Watched::default();
+        let named = |name: &Option<DatastoreName>| self.datastore(name.as_ref()).ok();
+        match subject {
+            Subject::None => {}
+            Subject::Datastore(name) => watched.datastores.extend(named(name)),
+            Subject::Vm(vm) => self.watch_vm(vm, &mut watched),
+            Subject::VmTo(vm, to) => {
+                self.watch_vm(vm, &mut watched);
+                watched.datastores.extend(to.as_ref().and_then(|to| self.datastore(Some(to)).ok()));
+            }
+            Subject::Bin(Some(name), _) => watched.datastores.extend(self.datastore(Some(name)).ok()),
+            Subject::Bin(None, entries) => watched.datastores.extend(self.datastores_of_bin(entries)),
+            Subject::Job(id) => {
+                let own = self.tracked(|job| (job.id == *id).then(|| job.datastore.clone()));
+                watched.datastores.extend(own.into_iter().flatten());
+            }
+            Subject::Added(name) => {
+                watched.datastores.extend(self.datastore(Some(name)).ok());
+                watched.datastores.push(self.main.clone());
+            }
+        }
+        watched
+    }
+
+    fn watch_vm(&self, vm: &VmName, watched: &mut Watched) {
+        if let Ok(entry) = self.entry(vm.as_str()) {
+            if let Kept::Redo(files) = &entry.kept {
+                watched.folders.push((entry.datastore.name.clone(), files.dir().clone()));
+            }
+            watched.datastores.push(entry.datastore.clone());
+        }
+        watched.datastores.extend(self.idle_home(vm.as_str()).map(|home| home.datastore));
+    }
+
+    /// Returns the datastores with one of the entries; all datastores if there are no entries or none has one.
+    fn datastores_of_bin(&self, entries: &[String]) -> Vec<Rc<Datastore>> {
+        let has = |datastore: &Rc<Datastore>| {
+            let all = datastore.bin.all();
+            all.iter().any(|(id, record)| entries.contains(id) || entries.contains(&record.vm.to_string()))
+        };
+        let datastores: Vec<_> = self.datastores().into_iter().filter(has).collect();
+        if datastores.is_empty() { self.datastores() } else { datastores }
+    }
+
+    /// Returns the first datastore that hangs.
+    pub fn any_hang(&self) -> Option<Hang> {
+        self.datastores().iter().find_map(|datastore| datastore.hang())
+    }
+
+    /// Logs when a datastore begins to hang, and when it answers again.
+    pub async fn watch_hangs(self: Rc<Self>) {
+        let mut hung: Vec<DatastoreName> = Vec::new();
+        loop {
+            for datastore in self.datastores() {
+                let (hang, known) = (datastore.hang(), hung.contains(&datastore.name));
+                match hang {
+                    Some(hang) if !known => {
+                        log(hang.found());
+                        hung.push(datastore.name.clone());
+                    }
+                    None if known => {
+                        log(format_args!("datastore {} answers again", datastore.name));
+                        hung.retain(|name| *name != datastore.name);
+                    }
+                    _ => {}
+                }
+            }
+            self.env.sleep_us(WATCH_US).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use blk::Executor;
+    use blk::sync::Signal;
+    use blk::uring::UringReactor;
+
+    use super::*;
+
+    #[test]
+    fn what_waits_for_a_datastore_that_hangs_is_answered_and_goes_on() {
+        let executor = Executor::new(Rc::new(UringReactor::new().unwrap()));
+        let env = executor.env();
+        let hang = Hang { datastore: "odd".parse().unwrap(), for_s: 5, doing: "renaming a file" };
+        let (answers, ended) = (Rc::new(Signal::default()), Rc::new(Signal::default()));
+        let is_over = Rc::new(Cell::new(false));
+        let (answer, end, over) = (answers.clone(), ended.clone(), is_over.clone());
+        let told = executor.run(async move {
+            let work = async move {
+                answer.wait().await;
+                over.set(true);
+                end.notify();
+                Ok(())
+            };
+            let looks = Cell::new(0);
+            let look = || (looks.replace(looks.get() + 1) > 1).then(|| hang.clone());
+            let told = or_go_on(&env, "a test".to_owned(), look, work).await;
+            assert!(!is_over.get());
+            answers.notify();
+            while !is_over.get() {
+                ended.wait().await;
+            }
+            told
+        });
+        let error = told.unwrap().unwrap_err().left_under_way();
+        assert_eq!(error.kind, ErrorKind::Unavailable);
+        assert!(
+            error.message.starts_with("datastore odd has not answered for 5 s (renaming a file)"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,208 @@
+//! Check of a datastore's store while it is in use, with every block read.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use api::error::{Error, ErrorKind, Result};
+use api::name::DatastoreName;
+use api::{self, Checked, Severity};
+use engine::Job;
+use engine::job::SCRUB;
+use engine::native::check::{Fault, Finding, Report};
+
+use crate::daemon::datastore::Datastore;
+use crate::daemon::datastore::native;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
+
+/// Maximum number of VMs that a note names.
+const NAMED_MAX: usize = 5;
+
+impl Daemon {
+    pub async fn store_check(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
+        let datastore = self.datastore(datastore.as_ref())?;
+        let copies = self.copies(&datastore).await;
+        let (in_store, in_files) = self.homes_by_store(&datastore).await?;
+        let is_needed = !in_store.is_empty() && copies.is_empty();
+        let mut checked = match store_there(&datastore).await {
+            Err(e) if e.kind == ErrorKind::NotFound && !is_needed => {
+                Checked { path: datastore.path.clone(), findings: Vec::new() }
+            }
+            store => self.checked(&datastore, &store?.check().await?),
+        };
+        checked.findings.extend(copies);
+        checked.findings.extend(not_looked_at(&datastore, &in_files));
+        Ok(checked)
+    }
+
+    /// Returns the homes of a datastore: those of VMs in its store, and those of VMs with files.
+    async fn homes_by_store(&self, datastore: &Rc<Datastore>) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+        let (mut in_store, mut in_files) = (Vec::new(), Vec::new());
+        for (_, home) in datastore.inhabitants().await? {
+            match native::mark(&self.env, &home).await {
+                Ok(Some(_)) => in_store.push(home),
+                _ => in_files.push(home),
+            }
+        }
+        Ok((in_store, in_files))
+    }
+
+    /// Starts a scrub of a datastore's store. Only one runs at a time.
+    pub async fn store_scrub(self: &Rc<Self>, datastore: Option<DatastoreName>) -> Result<api::Job> {
+        let datastore = self.datastore(datastore.as_ref())?;
+        let store = store_there(&datastore).await?;
+        let open = self.tracked(|t| (t.job.operation == SCRUB && !t.job.state().is_over()).then_some(t.id));
+        if let Some(id) = open.into_iter().flatten().next() {
+            return Err(Error::refused(format!("a scrub is under way already (job {id})")));
+        }
+        let id = self.next_job();
+        let job = Job::new(self.env.clone(), id, SCRUB, String::new());
+        self.track(&datastore, None, &job);
+        *datastore.scrubbed.borrow_mut() = None;
+        let (daemon, worker) = (self.clone(), job.clone());
+        self.env.spawn_detached(Box::pin(async move {
+            // The job contains the error.
+            if let Ok(report) = store.scrub(&worker).await {
+                let checked = daemon.checked(&datastore, &report);
+                *datastore.scrubbed.borrow_mut() = Some(checked);
+            }
+        }));
+        self.job_do(id, |_| Ok(()))
+    }
+
+    /// Returns the findings of the last scrub.
+    pub fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
+        let found = self.datastore(datastore.as_ref())?.scrubbed.borrow().clone();
+        found.ok_or_else(|| {
+            Error::not_found("no scrub has ended since the start of the daemon; see `unstun scrub`")
+        })
+    }
+
+    fn checked(&self, datastore: &Rc<Datastore>, report: &Report) -> Checked {
+        let owners = self.owners(datastore);
+        let file = datastore.native.path().display().to_string();
+        let mut findings: Vec<_> =
+            report.findings.iter().map(|found| present(found, &file, &owners)).collect();
+        if let Some(behind) = &report.behind {
+            findings.push(note(&file, format!("checked as of checkpoint {}: {behind}", report.checkpoint)));
+        }
+        if report.more > 0 {
+            findings.push(note(&file, format!("{} more findings, which are not listed", report.more)));
+        }
+        Checked { path: datastore.native.path(), findings }
+    }
+
+    /// Returns the name of each node of the store, such as `web/disk0` or `web/disk0@a`.
+    fn owners(&self, datastore: &Rc<Datastore>) -> BTreeMap<u64, String> {
+        let mut owners = BTreeMap::new();
+        let daemon = |layer: &str| layer.strip_prefix('n').and_then(|number| number.parse().ok());
+        let here = |entry: &&Rc<VmRecord>| {
+            matches!(entry.kept, Kept::Native(_)) && Rc::ptr_eq(&entry.datastore, datastore)
+        };
+        for entry in self.entries().iter().filter(here) {
+            let state = entry.vm.state();
+            for disk in &state.disks {
+                let name = format!("{}/disk{}", entry.name, disk.number);
+                owners.extend(daemon(&disk.top).map(|daemon| (daemon, name)));
+            }
+            for snapshot in &state.snapshots {
+                for (number, layer) in &snapshot.disks {
+                    let name = format!("{}/disk{number}@{}", entry.name, snapshot.name);
+                    owners.extend(daemon(layer).map(|daemon| (daemon, name)));
+                }
+            }
+        }
+        owners
+    }
+}
+
+async fn store_there(datastore: &Datastore) -> Result<Rc<engine::native::Store>> {
+    match datastore.native.open().await {
+        Err(e) if e.kind == blk::ErrorKind::NotFound => {
+            let cause = format!("datastore {}: has no native disks, so no store", datastore.path.display());
+            Err(Error::not_found(format!("{cause}; `unstun check PATH` looks at files")))
+        }
+        opened => Ok(opened?),
+    }
+}
+
+/// Returns a note that the check of a store reads no files of VMs.
+fn not_looked_at(datastore: &Datastore, homes: &[PathBuf]) -> Option<api::Finding> {
+    let first = homes.first()?;
+    let folders: Vec<_> = homes
+        .iter()
+        .take(NAMED_MAX)
+        .map(|home| home.file_name().unwrap_or_default().to_string_lossy())
+        .collect();
+    let more = if homes.len() > NAMED_MAX { ", ..." } else { "" };
+    Some(api::Finding {
+        severity: Severity::Note,
+        file: datastore.path.display().to_string(),
+        field: "check".to_owned(),
+        found: format!(
+            "of the store alone, without {} in files ({}{more})",
+            vms(homes.len()),
+            folders.join(", ")
+        ),
+        expected: "a check of each by itself".to_owned(),
+        remedy: format!("`unstun check {}` reads the files of one, while it runs, too", first.display()),
+    })
+}
+
+fn vms(count: usize) -> String {
+    format!("{count} VM{}", if count == 1 { "" } else { "s" })
+}
+
+fn note(file: &str, found: String) -> api::Finding {
+    api::Finding {
+        severity: Severity::Note,
+        file: file.to_owned(),
+        field: "report".to_owned(),
+        found,
+        expected: "all of the store, as it is now".to_owned(),
+        remedy: "mend what is above, and check again".to_owned(),
+    }
+}
+
+fn present(finding: &Finding, file: &str, owners: &BTreeMap<u64, String>) -> api::Finding {
+    let hurt: Vec<String> = finding
+        .hurt
+        .iter()
+        .map(|hurt| {
+            let who = owners.get(&hurt.node).cloned().unwrap_or_else(|| format!("node {}", hurt.node));
+            format!("{who} bytes {} to {}", hurt.bytes.start, hurt.bytes.end)
+        })
+        .collect();
+    let hurts = if hurt.is_empty() { String::new() } else { format!("; hurts {}", hurt.join(", ")) };
+    let (severity, field, expected, remedy) = words(finding.fault);
+    api::Finding {
+        severity,
+        file: file.to_owned(),
+        field: field.to_owned(),
+        found: format!("{}{hurts}", finding.error),
+        expected: expected.to_owned(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+/// Returns severity, faulty part, expected content, and remedy.
+fn words(fault: Fault) -> (Severity, &'static str, &'static str, &'static str) {
+    const WHOLE: &str = "what was written there";
+    const COPY: &str = "copy what can be read to another datastore, and restore the rest from a backup";
+    match fault {
+        Fault::Superblock => (Severity::Damage, "superblock", WHOLE, COPY),
+        Fault::Catalogue => (Severity::Damage, "catalogue", WHOLE, COPY),
+        Fault::Lineage => (Severity::Damage, "lineage", "states that agree with each other", COPY),
+        Fault::Map => (Severity::Damage, "map", WHOLE, COPY),
+        Fault::Data => (Severity::Damage, "data", "a block that can be read", COPY),
+        Fault::Place => (Severity::Damage, "map", "a place for data of its kind", COPY),
+        Fault::Doubled => (Severity::Damage, "map", "one owner of a block", COPY),
+        Fault::Unmarked => (Severity::Damage, "bitmap", "a block in use that is marked as such", COPY),
+        Fault::Birth => (Severity::Damage, "map", "the birth of what the state wrote itself", COPY),
+        Fault::Bitmap => {
+            (Severity::Warning, "bitmap", WHOLE, "nothing: its space is not used, data is whole")
+        }
+        Fault::Leaked => (Severity::Warning, "bitmap", "free space", "nothing: space is lost, data is whole"),
+    }
+}

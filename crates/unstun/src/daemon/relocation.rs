@@ -1,0 +1,198 @@
+//! Moves of a VM while its guests run: between the two kinds of store, and between datastores.
+
+pub mod handover;
+pub mod plan;
+pub mod recovery;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use api::name::VmName;
+use blk::Result;
+use blk::volume::Volume;
+use engine::job::MOVE;
+use engine::relocate::Relocation;
+use engine::{GenerationChange, Job, Machine};
+use futures_util::future::join_all;
+
+use crate::daemon::client::switchable_volume::Switch;
+use crate::daemon::relocation::plan::{MovePlan, refuse_viewers};
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::registry::Claim;
+use crate::daemon::vm::vm_record::{Kept, MOVE_BEGINS, VmRecord};
+
+/// Target side of a VM's move.
+pub struct Side {
+    pub vm: Rc<dyn Machine>,
+    pub kept: Kept,
+    pub plan: MovePlan,
+}
+
+/// Running disk of a VM that moves.
+struct Switched {
+    switch: Rc<Switch>,
+    source: Rc<dyn Volume>,
+    target: Rc<dyn Volume>,
+}
+
+impl Daemon {
+    /// Starts a move, and returns its job as soon as the target side exists.
+    pub async fn vm_move(self: &Rc<Self>, vm: &VmName, request: api::VmMove) -> api::error::Result<api::Job> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let claim = self.claim(vm.as_str())?;
+        entry.moving.set(MOVE_BEGINS);
+        let begun = self.begin_move(&entry, &request).await;
+        let (side, bytes) = begun.inspect_err(|_| entry.moving.set(0))?;
+        let plan = side.plan.clone();
+        let id = self.next_job();
+        let job = Job::new(self.env.clone(), id, MOVE, String::new());
+        job.bytes_total.set(bytes);
+        self.track(&entry.datastore, Some(&entry), &job);
+        entry.moving.set(id);
+        self.note(&entry, &format!("moving to {plan} (job {id})"));
+        let (daemon, worker) = (self.clone(), job.clone());
+        self.env.spawn_detached(Box::pin(async move { daemon.run_move(&entry, side, &worker, claim).await }));
+        self.job_do(id, |_| Ok(()))
+    }
+
+    /// Creates the target side, and returns it with the maximum number of bytes that the move copies.
+    async fn begin_move(
+        &self,
+        entry: &Rc<VmRecord>,
+        request: &api::VmMove,
+    ) -> api::error::Result<(Side, u64)> {
+        let plan = self.plan_move(entry, request).await?;
+        self.descriptors.admit_vm(&entry.name)?;
+        let used = entry.vm.used().await?;
+        let bytes = used.allocated_bytes + used.shared_bytes;
+        plan.refuse_without_room(&entry.name, bytes).await?;
+        let make = async || {
+            let made = self.make_side(entry, plan.clone()).await;
+            if made.is_err() {
+                // Anything that cannot be removed now is removed at the next start.
+                let _ = self.give_up(&plan).await;
+            }
+            made
+        };
+        // The VM may be leaving a full datastore.
+        Ok((self.with_reserve(&entry.datastore, make).await?, bytes))
+    }
+
+    async fn run_move(self: &Rc<Self>, entry: &Rc<VmRecord>, side: Side, job: &Rc<Job>, claim: Claim) {
+        let moved = self.move_to(entry, &side, job).await;
+        if let Err(error) = &moved {
+            self.note(entry, &format!("the move came to nothing: {error}"));
+        }
+        entry.moving.set(0);
+        drop(claim);
+        // The guests' writes since the start of the move were copied too.
+        job.bytes_total.set(job.bytes_total.get().max(job.bytes_done.get()));
+        job.end(moved);
+    }
+
+    async fn move_to(self: &Rc<Self>, entry: &Rc<VmRecord>, side: &Side, job: &Rc<Job>) -> Result<()> {
+        let in_doubt = Cell::new(false);
+        let stun_us = match self.relocate(entry, side, job, &in_doubt).await {
+            Ok(stun_us) => stun_us,
+            Err(error) if in_doubt.get() => {
+                // The VM's folder records which side is the VM, but could not be read back. The next start reads it.
+                self.fail_read_only(&entry.name, entry.place(), &error.clone().into());
+                return Err(error);
+            }
+            Err(error) => {
+                side.vm.close().await?;
+                self.give_up(&side.plan).await?;
+                return Err(error);
+            }
+        };
+        let moved = self.entry(&entry.name)?;
+        self.note_stun(&moved, &format!("moved to {}", side.plan), stun_us);
+        let left = async {
+            entry.vm.close().await?;
+            self.clear_away(entry, &moved, &side.plan).await
+        };
+        if let Err(error) = left.await {
+            self.note(&moved, &format!("what it was is still there, and goes at the next start: {error}"));
+        }
+        Ok(())
+    }
+
+    /// Runs the move from the first copied block to the step. After the step, another record of the VM replaces `entry`
+    /// in the datastore.
+    async fn relocate(
+        self: &Rc<Self>,
+        entry: &Rc<VmRecord>,
+        side: &Side,
+        job: &Rc<Job>,
+        in_doubt: &Cell<bool>,
+    ) -> Result<u64> {
+        let moving = Relocation::new(entry.vm.clone(), side.vm.clone(), job.clone());
+        moving.copy_snapshots().await?;
+        let mut switched: Vec<Switched> = Vec::new();
+        let moved = async {
+            let mut drained = Vec::new();
+            for (number, mirror) in moving.mirrors().await? {
+                let (source, _client) = entry.vm.attach(number, "a move").await?;
+                let (target, _client) = side.vm.attach(number, "a move").await?;
+                let switch = entry.gate.guests.switch(number, source.clone());
+                drained.push(switch.replace(mirror));
+                switched.push(Switched { switch, source, target });
+            }
+            // An earlier write may wait for another event without end, so the job can be cancelled here.
+            job.or_cancelled(join_all(drained)).await?;
+            moving.copy_running().await?;
+            self.hand_over(entry, side, &moving, &switched, in_doubt).await
+        };
+        let moved = moved.await;
+        if moved.is_err() {
+            // This loop does not wait. A write under way that has yet to reach the target ends when the target is
+            // closed.
+            for moved in &switched {
+                drop(moved.switch.replace(moved.source.clone()));
+            }
+        }
+        moved
+    }
+
+    async fn hand_over(
+        self: &Rc<Self>,
+        entry: &Rc<VmRecord>,
+        side: &Side,
+        moving: &Relocation,
+        switched: &[Switched],
+        in_doubt: &Cell<bool>,
+    ) -> Result<u64> {
+        let _shut = entry.gate.shut_behind().await;
+        let guests = entry.gate.guests.counted_by(&*side.vm).await?;
+        // Copying the snapshots has raised the target's generation. Clients stay connected, and reconnect by their
+        // present names.
+        side.vm.change_generation(GenerationChange::Adopt(entry.vm.generation())).await?;
+        let step = async || {
+            refuse_viewers(entry)?;
+            let stepped = self.step(&side.plan).await;
+            // A full file system changes nothing, so the outcome is not in doubt.
+            let is_full = stepped.as_ref().is_err_and(|e| e.is_no_space());
+            let is_clean = is_full && self.has_stepped(&side.plan).await.is_ok_and(|stepped| !stepped);
+            if stepped.is_err() && !is_clean && self.step_back(&side.plan).await.is_err() {
+                // It is unknown which side is the VM. The source is closed before the guests resume, so no later write
+                // is answered.
+                in_doubt.set(true);
+                let _ = entry.vm.close().await;
+            }
+            stepped
+        };
+        if let MovePlan::Between { to, .. } = &side.plan {
+            self.copy_events(entry, to);
+        }
+        let stun_us = moving.finish(step).await?;
+        // This loop does not wait. Requests under way in the mirrors end on the target.
+        for moved in switched {
+            drop(moved.switch.replace(moved.target.clone()));
+        }
+        for (guest, client) in guests {
+            guest.count_as(client);
+        }
+        self.replace_entry(entry, side.plan.to().clone(), side.vm.clone(), side.kept.clone());
+        Ok(stun_us)
+    }
+}

@@ -1,0 +1,282 @@
+//! Plan of a VM's move, and what the move leaves: each plan has one durable step, and one side to remove.
+
+use std::fmt;
+use std::rc::Rc;
+
+use api::{self, Store};
+use blk::manifest::{DiskState, NewDisk};
+use blk::{Error, Result};
+use engine::Vm;
+use engine::native::NativeVm;
+use engine::relocate::refuse_unmovable;
+
+use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::relocation::Side;
+use crate::daemon::relocation::handover;
+use crate::daemon::relocation::recovery;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::formats::{self, HomeFiles};
+use crate::daemon::vm::home_records::HomeState;
+use crate::daemon::vm::homes;
+use crate::daemon::vm::remove::refuse_readers;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
+
+#[derive(Clone)]
+pub enum MovePlan {
+    /// The home stays. `native` is the ID of the VM in the store, on whichever side that is.
+    Within { home: Home, store: Store, native: u128 },
+    /// The VM gets another home in another datastore. `native` is the ID of the VM to be created in that datastore's
+    /// store.
+    Between { from: Home, to: Home, store: Store, native: Option<u128>, _held: [Rc<Arrival>; 2] },
+}
+
+/// Guard that keeps a datastore from being removed while a VM moves to it or from it. The store is written until the
+/// clean-up after the move is done.
+pub struct Arrival(Rc<Datastore>);
+
+impl Arrival {
+    fn at(datastore: &Rc<Datastore>) -> Rc<Arrival> {
+        datastore.arrivals.set(datastore.arrivals.get() + 1);
+        Rc::new(Arrival(datastore.clone()))
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        self.0.arrivals.set(self.0.arrivals.get() - 1);
+    }
+}
+
+impl fmt::Display for MovePlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let MovePlan::Between { to, .. } = self {
+            write!(f, "datastore {}, ", to.datastore.name)?;
+        }
+        write!(f, "the {} store", self.store().as_str())
+    }
+}
+
+impl MovePlan {
+    /// Returns the VM's home after the move.
+    pub fn to(&self) -> &Home {
+        match self {
+            MovePlan::Within { home, .. } => home,
+            MovePlan::Between { to, .. } => to,
+        }
+    }
+
+    fn store(&self) -> Store {
+        match self {
+            MovePlan::Within { store, .. } | MovePlan::Between { store, .. } => *store,
+        }
+    }
+
+    /// Refuses a move that would fill up the target: the writes of other VMs in that datastore would wait.
+    pub async fn refuse_without_room(&self, name: &str, bytes: u64) -> Result<()> {
+        let datastore = &self.to().datastore;
+        let free = match self.store() {
+            Store::Native => datastore.space().await?.free_bytes,
+            Store::Redo => datastore.dir.space().await?.free_bytes,
+        };
+        if free < bytes {
+            let place = datastore.path.display();
+            let cause = format!("a move copies {bytes} bytes at most, and {free} are free in {place}");
+            return Err(Error::refused(format!("VM {name}"), cause));
+        }
+        Ok(())
+    }
+}
+
+impl Daemon {
+    /// Plans a move. Refuses a VM that cannot be moved, before anything has changed.
+    pub async fn plan_move(
+        &self,
+        entry: &Rc<VmRecord>,
+        request: &api::VmMove,
+    ) -> api::error::Result<MovePlan> {
+        let datastore = match &request.datastore {
+            Some(name) => self.datastore(Some(name))?,
+            None => entry.datastore.clone(),
+        };
+        let held = [Arrival::at(&entry.datastore), Arrival::at(&datastore)];
+        let store = request.store.unwrap_or(entry.kept.store());
+        let stays = Rc::ptr_eq(&datastore, &entry.datastore);
+        if store == Store::Redo {
+            datastore.refuse_files()?;
+        }
+        if stays && store == entry.kept.store() {
+            let cause = "it is in that store already";
+            return Err(Error::refused(format!("VM {}", entry.name), cause).into());
+        }
+        refuse_to_move(entry, request.disk, store).await?;
+        if stays {
+            return Ok(self.plan_within(entry, store).await?);
+        }
+        handover::refuse_departing(&entry.place()).await?;
+        let to = datastore.home(&entry.name);
+        if formats::exists(&self.env, to.path.clone()).await {
+            let message = format!("{}: exists; expected no such folder", to.path.display());
+            return Err(api::error::Error::new(api::error::ErrorKind::Exists, message));
+        }
+        let native = match store {
+            Store::Native => Some(datastore.native_store().await?.new_vm_id()),
+            Store::Redo => None,
+        };
+        Ok(MovePlan::Between { from: entry.place(), to, store, native, _held: held })
+    }
+
+    async fn plan_within(&self, entry: &VmRecord, store: Store) -> Result<MovePlan> {
+        let native = match &entry.kept {
+            Kept::Redo(_) => entry.datastore.native_store().await?.new_vm_id(),
+            Kept::Native(vm) => {
+                // Files in the folder belong to the user, and a failed move would remove them.
+                recovery::refuse_inhabited(self, &entry.home).await?;
+                vm.id()
+            }
+        };
+        Ok(MovePlan::Within { home: entry.place(), store, native })
+    }
+
+    /// Creates the target side. The intent is durable before anything is created.
+    pub async fn make_side(&self, entry: &VmRecord, plan: MovePlan) -> Result<Side> {
+        let native = match &plan {
+            MovePlan::Within { home, store, native } => {
+                recovery::begin(self, home, *store, *native).await?;
+                *native
+            }
+            MovePlan::Between { from, to, native, .. } => {
+                let shared_writers = entry.gate.guests.shared_writers.get();
+                let terms = handover::Terms { when_full: entry.when_full, shared_writers };
+                handover::begin(from, to, terms, *native).await?;
+                formats::hold(self, &to.path).await?;
+                native.unwrap_or_default()
+            }
+        };
+        let disks = entry.vm.state().disks;
+        let options = self.options();
+        let (home, name) = (plan.to().clone(), &entry.name);
+        match plan.store() {
+            Store::Native => {
+                let store = home.datastore.native_store().await?;
+                store.create_vm_like(native, name, &disks).await?;
+                store.set_home(native, &home.datastore.relative(&home.path)).await?;
+                let vm = NativeVm::open(&store, native, options).await?;
+                Ok(Side { vm: vm.clone(), kept: Kept::Native(vm), plan })
+            }
+            Store::Redo => {
+                formats::create_in(self, &home.path, name, new_disks(&disks)).await?;
+                let files = Rc::new(HomeFiles::open(self, &home.path).await?);
+                let vm = Vm::open(self.env.clone(), files.manifest(), options).await?;
+                Ok(Side { vm, kept: Kept::Redo(files), plan })
+            }
+        }
+    }
+
+    pub async fn step(&self, plan: &MovePlan) -> Result<()> {
+        match plan {
+            MovePlan::Within { home, store, .. } => recovery::step(self, &home.path, *store).await,
+            MovePlan::Between { from, .. } => handover::step(from).await,
+        }
+    }
+
+    /// Returns whether the homes record the step, durably or not.
+    pub async fn has_stepped(&self, plan: &MovePlan) -> Result<bool> {
+        match plan {
+            MovePlan::Within { home, store, .. } => recovery::has_stepped(self, &home.path, *store).await,
+            MovePlan::Between { from, .. } => handover::has_stepped(from).await,
+        }
+    }
+
+    /// Undoes the step if a failed `step` has carried it out.
+    pub async fn step_back(&self, plan: &MovePlan) -> Result<()> {
+        match plan {
+            MovePlan::Within { home, store, native } => {
+                recovery::step_back(self, &home.path, *store, *native).await
+            }
+            MovePlan::Between { from, to, .. } => handover::step_back(from, to).await,
+        }
+    }
+
+    /// Cleans up after a failed move: removes the target side, which is closed.
+    pub async fn give_up(&self, plan: &MovePlan) -> Result<()> {
+        match plan {
+            MovePlan::Within { home, .. } => recovery::settle(self, home).await,
+            MovePlan::Between { from, to, .. } => {
+                self.holds.release(&to.path);
+                handover::give_up(from, to).await
+            }
+        }
+    }
+
+    /// Cleans up after a completed move: removes the source side, which is closed.
+    pub async fn clear_away(
+        &self,
+        was: &VmRecord,
+        moved: &VmRecord,
+        plan: &MovePlan,
+    ) -> api::error::Result<()> {
+        let stays = matches!(was.kept, Kept::Redo(_)) && homes::is_adopted(&was.place()).await?;
+        match plan {
+            MovePlan::Within { home, .. } => recovery::settle(self, home).await?,
+            MovePlan::Between { from, to, .. } => {
+                handover::complete(self, &moved.name, from, to).await?;
+                self.holds.release(&from.path);
+            }
+        }
+        if let Kept::Redo(_) = was.kept {
+            was.datastore.records.remove(&was.name).await?;
+        }
+        if let Kept::Redo(_) = moved.kept {
+            let record = moved.datastore.record(&moved.home, HomeState::Whole, Some(moved.vm.state().id));
+            moved.datastore.records.put(&moved.name, record).await?;
+        }
+        if stays {
+            let home = was.home.display();
+            self.note(
+                moved,
+                &format!("the files it was imported with stay in {home}, as they were at the move"),
+            );
+        }
+        Ok(())
+    }
+}
+
+fn new_disks(disks: &[DiskState]) -> Vec<NewDisk> {
+    let new = |disk: &DiskState| NewDisk { size_bytes: disk.size_bytes, mode: disk.mode, folder: None };
+    disks.iter().map(new).collect()
+}
+
+pub fn refuse_viewers(entry: &VmRecord) -> Result<()> {
+    match entry.readers().first() {
+        Some(reader) => {
+            let cause = format!("{reader}; disconnect that client first");
+            Err(Error::refused(format!("VM {}", entry.name), cause))
+        }
+        None => Ok(()),
+    }
+}
+
+async fn refuse_to_move(entry: &VmRecord, disk: Option<u32>, to: Store) -> api::error::Result<()> {
+    let name = &entry.name;
+    let refused = |cause: &str| Err(Error::refused(format!("VM {name}"), cause).into());
+    let state = entry.vm.state();
+    if let Some(number) = disk {
+        entry.vm.disk(number)?;
+        if state.disks.len() > 1 {
+            return refused("its disks are snapshotted together and stay together; move the whole VM");
+        }
+    }
+    if entry.vm.jobs().iter().any(|job| !job.state().is_over()) {
+        return refused("a job of it is under way; wait for it or cancel it (`unstun job list`)");
+    }
+    refuse_viewers(entry)?;
+    refuse_unmovable(name, &state.disks)?;
+    if let Kept::Redo(files) = &entry.kept {
+        // The readers would lose the layers that they read.
+        refuse_readers(name, &*files.manifest()).await?;
+    }
+    if to == Store::Redo && state.disks.iter().enumerate().any(|(n, disk)| n as u32 != disk.number) {
+        return refused("its disks are not numbered from 0 on, which files made anew would be");
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Clean-up after a move within a datastore that has completed, failed, or been interrupted by a crash. It keeps the
+//! side that is the VM, and removes the other one.
+//!
+//! While a VM moves, a line in its home records the target and the ID of the native side. The mark of native VMs is the
+//! step: with it the store's side is the VM, without it the files are.
+
+use std::path::Path;
+
+use api::Store;
+use blk::dir::OWN_FOLDER;
+use blk::{Dir, Error, ErrorKind, Result};
+
+use crate::daemon::datastore::Home;
+use crate::daemon::datastore::native;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::formats::{HomeFiles, open_path};
+use crate::daemon::vm::homes;
+use crate::daemon::vm::remove::{refuse_readers, remove_configuration, remove_made_files};
+use crate::log::log;
+
+/// File in a home's `.unstun` folder: `native ID` or `redo ID`.
+const MOVING_NAME: &str = "moving";
+/// File beside it, from the intent to the step into the store: the future mark. The step then needs no space.
+const STEP_NAME: &str = "native.step";
+const LINE_BYTES_MAX: u64 = 64;
+/// Kind of the file with the firmware's variables. A VM that ran under VMware has it beside its configuration.
+const VARIABLES: &str = ".nvram";
+
+async fn own(daemon: &Daemon, home: &Path) -> Result<Dir> {
+    open_path(&daemon.env, home).await?.open_dir(OWN_FOLDER, false).await
+}
+
+/// Refuses to create files in a home that contains other files than the daemon's.
+pub async fn refuse_inhabited(daemon: &Daemon, home: &Path) -> Result<()> {
+    let dir = open_path(&daemon.env, home).await?;
+    let names = dir.list().await?;
+    match names.iter().find(|name| name.trim_end_matches('/') != OWN_FOLDER) {
+        Some(name) => {
+            let cause = "is in the folder that the VM's files are to be made in; put it elsewhere first";
+            Err(Error::refused(dir.path_of(name), cause))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Durably records the move before anything else of it. `id` is the VM in the store, on whichever side that is.
+pub async fn begin(daemon: &Daemon, home: &Home, to: Store, id: u128) -> Result<()> {
+    let word = match to {
+        Store::Native => "native",
+        Store::Redo => "redo",
+    };
+    let line = format!("{word} {id:032x}\n");
+    let own = own(daemon, &home.path).await?;
+    own.replace_file(MOVING_NAME, line.as_bytes()).await?;
+    if to == Store::Native {
+        own.replace_file(STEP_NAME, native::mark_line(id).as_bytes()).await?;
+    }
+    native::set_moving(home, true).await
+}
+
+/// Durably carries out the step: from here on the VM is the other side.
+pub async fn step(daemon: &Daemon, home: &Path, to: Store) -> Result<()> {
+    let own = own(daemon, home).await?;
+    match to {
+        Store::Native => {
+            own.rename(STEP_NAME, native::MARK_NAME).await?;
+            own.sync().await
+        }
+        Store::Redo => native::set_mark(&own, None).await,
+    }
+}
+
+/// Returns whether the home records the step now, durably or not.
+pub async fn has_stepped(daemon: &Daemon, home: &Path, to: Store) -> Result<bool> {
+    Ok(native::mark(&daemon.env, home).await?.is_some() == (to == Store::Native))
+}
+
+/// Undoes the step if `step` has carried it out.
+pub async fn step_back(daemon: &Daemon, home: &Path, to: Store, id: u128) -> Result<()> {
+    native::set_mark(&own(daemon, home).await?, (to == Store::Redo).then_some(id)).await
+}
+
+/// Removes the side that is not the VM, if there was a move.
+pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
+    let (place, datastore, home) = (home, &home.datastore, home.path.as_path());
+    let own = own(daemon, home).await?;
+    let Some((to, id)) = begun(&own).await? else { return Ok(()) };
+    // This is needed if the store has the VM. Otherwise the store's side is removed, together with this mark.
+    native::set_moving(place, false).await?;
+    match (native::mark(&daemon.env, home).await?, to) {
+        (Some(_), Store::Native) => {
+            if let Err(e) = remove_files(daemon, place).await {
+                // The VM itself is intact, as below.
+                log(format_args!("{}: what a move has left stays for now: {e}", home.display()));
+                return Ok(());
+            }
+        }
+        (Some(_), Store::Redo) => remove_made_files(&open_path(&daemon.env, home).await?).await?,
+        (None, _) => {
+            if let Err(e) = native::remove_vm(datastore, id).await {
+                // The VM itself is intact. Another start removes what is left of the other side.
+                log(format_args!("{}: what a move has left stays for now: {e}", home.display()));
+                return Ok(());
+            }
+        }
+    }
+    own.unlink_if_present(STEP_NAME).await?;
+    own.unlink_if_present(MOVING_NAME).await?;
+    own.sync().await
+}
+
+async fn begun(own: &Dir) -> Result<Option<(Store, u128)>> {
+    let bytes = match own.read_file(MOVING_NAME, LINE_BYTES_MAX).await {
+        Err(e) if e.kind == ErrorKind::NotFound => return Ok(None),
+        read => read?,
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    let (word, id) = text.trim_ascii().split_once(' ').unwrap_or_default();
+    let to = match word {
+        "native" => Some(Store::Native),
+        "redo" => Some(Store::Redo),
+        _ => None,
+    };
+    let read = to.zip(u128::from_str_radix(id, 16).ok());
+    read.map(Some).ok_or_else(|| {
+        let cause = format!("found {:?}, expected `native ID` or `redo ID`", text.trim_ascii());
+        Error::damaged(own.path_of(MOVING_NAME), cause)
+    })
+}
+
+/// Removes a VM's layers and the files beside them. The settings of a VM that ran under VMware stay. A folder that was
+/// imported in place stays as a whole, because it belonged to the user before.
+pub async fn remove_files(daemon: &Daemon, home: &Home) -> Result<()> {
+    if homes::is_adopted(home).await? {
+        return Ok(());
+    }
+    let home = home.path.as_path();
+    let files = HomeFiles::open(daemon, home).await?;
+    let names = files.dir().list().await?;
+    if !names.iter().any(|name| name.to_ascii_lowercase().ends_with(".vmx")) {
+        return Ok(());
+    }
+    // A clone that was created while the move began reads these layers.
+    refuse_readers(&home.file_name().unwrap_or_default().to_string_lossy(), &*files.manifest()).await?;
+    let state = files.manifest().load().await?;
+    files.manifest().reserve(0).await?;
+    files.remove_layers(&state).await?;
+    match names.iter().any(|name| name.to_ascii_lowercase().ends_with(VARIABLES)) {
+        true => Ok(()),
+        false => remove_configuration(files.dir()).await,
+    }
+}

@@ -1,0 +1,337 @@
+//! Conversion of the engine's types to the API's.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use api::error::{Error, ErrorBody};
+use api::name::VmName;
+use blk::file::FileCounters;
+use blk::manifest::{DiskMode, LayerInfo, NewDisk, SnapshotState, VmState};
+use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
+use jiff::Timestamp;
+
+use crate::daemon::client::exports;
+use crate::daemon::datastore::Home;
+use crate::daemon::datastore::hang::Hang;
+use crate::daemon::state::Daemon;
+use crate::daemon::tracked::Tracked;
+use crate::daemon::vm::registry::Idle;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
+
+/// Minimum time in nanoseconds between two measurements of a job's rate.
+const RATE_WINDOW_NS: u64 = 500_000_000;
+
+pub fn id(id: u128) -> String {
+    format!("{id:032x}")
+}
+
+pub fn time(unix_us: i64) -> Timestamp {
+    Timestamp::from_microsecond(unix_us).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// Converts a VM's name. Names of served VMs were checked at creation; a folder renamed by hand may have any other
+/// name.
+pub fn vm_name(name: &str) -> VmName {
+    name.parse().unwrap_or_else(|_| "unnamed".parse().expect("a sound name"))
+}
+
+pub fn operation(kind: EventKind) -> api::Operation {
+    match kind {
+        EventKind::Take => api::Operation::Take,
+        EventKind::CommitStart => api::Operation::CommitStart,
+        EventKind::Commit => api::Operation::Commit,
+        EventKind::CommitCancelled => api::Operation::CommitCancelled,
+        EventKind::CommitFailed => api::Operation::CommitFailed,
+        EventKind::Revert => api::Operation::Revert,
+        EventKind::Discard => api::Operation::Discard,
+        EventKind::Reset => api::Operation::Reset,
+        EventKind::Restore => api::Operation::Restore,
+        EventKind::BinEmptied => api::Operation::BinEmptied,
+        EventKind::Disks => api::Operation::Disks,
+        EventKind::SpaceExhausted => api::Operation::SpaceExhausted,
+        EventKind::SpaceReturned => api::Operation::SpaceReturned,
+        EventKind::Recovered => api::Operation::Recovered,
+        EventKind::WritesLost => api::Operation::WritesLost,
+    }
+}
+
+pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
+    let disks = event.disks.iter().map(|d| api::EventDisk {
+        number: d.number,
+        stun_us: d.stun_us,
+        flush_us: d.drain_us + d.flush_us,
+        bytes_moved: d.bytes,
+    });
+    api::Event {
+        id,
+        time: time(event.unix_us),
+        vm: vm_name(vm),
+        operation: operation(event.kind),
+        snapshot: (!event.subject.is_empty()).then(|| event.subject.clone()),
+        stun_us: event.stun_us,
+        disks: disks.collect(),
+        message: (!event.message.is_empty()).then(|| event.message.clone()),
+    }
+}
+
+/// Summarizes a VM that is not served. `native` is whether its folder marks its disks as native.
+pub fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>) -> api::VmSummary {
+    let Home { datastore, path: home } = home;
+    let condition = if cause.is_some() { api::VmCondition::Broken } else { api::VmCondition::Closed };
+    let hang = native.as_ref().err().map(Hang::found);
+    api::VmSummary {
+        name: vm_name(&name),
+        condition,
+        message: hang.or(cause),
+        datastore: datastore.name.clone(),
+        store: if native.unwrap_or(true) { api::Store::Native } else { api::Store::Redo },
+        home,
+        id: None,
+        disks: None,
+        size_bytes: None,
+        allocated_bytes: None,
+        snapshots: None,
+        nbd_clients: 0,
+        waiting_writes: 0,
+    }
+}
+
+/// Returns an event of the home itself: imported, cloned, opened.
+pub fn home_event(entry: &VmRecord, message: &str) -> api::Event {
+    api::Event {
+        id: entry.next_event(),
+        time: time(entry.vm.env().unix_us()),
+        vm: vm_name(&entry.name),
+        operation: api::Operation::Home,
+        snapshot: None,
+        stun_us: 0,
+        disks: Vec::new(),
+        message: Some(message.to_owned()),
+    }
+}
+
+impl VmRecord {
+    /// Returns the clients that may write to the VM's running disks, or that read a disk while another client writes
+    /// it.
+    pub fn writers(&self) -> Vec<api::VmClient> {
+        let clients = self.vm.clients().into_iter();
+        let shown = |(disk, client): (u32, String)| {
+            let access = self.gate.guests.access(disk, &client).shown();
+            api::VmClient { disk: Some(disk), snapshot: None, client, access }
+        };
+        clients.map(shown).collect()
+    }
+
+    /// Returns the clients that read the VM's sealed states.
+    pub fn readers(&self) -> Vec<api::VmClient> {
+        let state = self.vm.state();
+        let name = |id: u128| state.snapshots.iter().find(|s| s.id == id).map(|s| s.name.clone());
+        let viewers = self.vm.viewers().into_iter();
+        viewers
+            .map(|(id, client)| api::VmClient {
+                disk: None,
+                snapshot: Some(name(id).unwrap_or_else(|| self::id(id))),
+                client,
+                access: api::ClientAccess::ReadOnly,
+            })
+            .collect()
+    }
+}
+
+pub fn job(tracked: &Tracked) -> api::Job {
+    let job = &tracked.job;
+    let state = match job.state() {
+        JobState::Running => api::JobState::Running,
+        JobState::WaitingForSpace => api::JobState::WaitingForSpace,
+        JobState::Paused => api::JobState::Paused,
+        JobState::Done => api::JobState::Done,
+        JobState::Failed => api::JobState::Failed,
+        JobState::Cancelled => api::JobState::Cancelled,
+    };
+    let error = job.error.borrow().clone().map(|e| ErrorBody::from(Error::from(e)).error);
+    api::Job {
+        id: tracked.id,
+        operation: match job.operation {
+            engine::job::CONSOLIDATE => api::Operation::Consolidate,
+            engine::job::MOVE => api::Operation::Move,
+            engine::job::SCRUB => api::Operation::Scrub,
+            _ => api::Operation::Commit,
+        },
+        vm: tracked.entry.as_ref().map(|entry| vm_name(&entry.name)),
+        datastore: tracked.datastore.name.clone(),
+        snapshots: job.subject.split(", ").filter(|s| !s.is_empty()).map(str::to_string).collect(),
+        state,
+        started: time(job.started_unix_us),
+        ended: job.ended_unix_us().map(time),
+        bytes: job_bytes(tracked),
+        bytes_done: job.bytes_done.get(),
+        bytes_total: job.bytes_total.get(),
+        rate_bytes_s: if state == api::JobState::Running { rate(tracked) } else { 0 },
+        limit_bytes_s: Some(job.limit()).filter(|&l| l > 0),
+        eta_s: job.eta_s(),
+        guest_latency_us: tracked.entry.as_deref().and_then(guest_latency_us),
+        error,
+    }
+}
+
+fn job_bytes(tracked: &Tracked) -> api::JobBytes {
+    let kept = tracked.entry.as_ref().map(|entry| &entry.kept);
+    match (tracked.job.operation, kept) {
+        (engine::job::MOVE, _) => api::JobBytes::Copied,
+        (engine::job::SCRUB, _) => api::JobBytes::Read,
+        (_, Some(Kept::Native(_))) => api::JobBytes::GivenBack,
+        _ => api::JobBytes::Moved,
+    }
+}
+
+fn rate(tracked: &Tracked) -> u64 {
+    let now_ns = tracked.job.now_ns();
+    let done = tracked.job.bytes_done.get();
+    let (at_ns, then, last) = tracked.seen.get();
+    let spent_ns = now_ns.saturating_sub(at_ns);
+    if spent_ns < RATE_WINDOW_NS && last > 0 {
+        return last;
+    }
+    let moved = u128::from(done.saturating_sub(then));
+    let rate = (moved * 1_000_000_000 / u128::from(spent_ns.max(1))) as u64;
+    if spent_ns >= RATE_WINDOW_NS {
+        tracked.seen.set((now_ns, done, rate));
+    }
+    rate
+}
+
+fn guest_latency_us(entry: &VmRecord) -> Option<u64> {
+    let disks = entry.vm.disks();
+    disks
+        .iter()
+        .map(|d| d.stats().read_latency_ns.get().max(d.stats().write_latency_ns.get()) / 1000)
+        .max()
+        .filter(|&us| us > 0)
+}
+
+pub fn disk(daemon: &Daemon, entry: &VmRecord, state: &VmState, listed: &DiskLayers) -> Option<api::Disk> {
+    let disk = state.disks.iter().find(|d| d.number == listed.number)?;
+    let export = exports::lasting_name(&entry.name, disk.number, state.generation);
+    let running = entry.vm.disk(disk.number).ok();
+    let counted = running.as_ref().map(|d| d.layer_counters()).unwrap_or_default();
+    let io_of = |l: &LayerInfo| counted.iter().find(|c| c.name == l.name).map(|c| layer_io(c.counters));
+    Some(api::Disk {
+        id: format!("{}-{}", id(state.id), disk.number),
+        number: disk.number,
+        slot: disk.slot.clone(),
+        store: entry.kept.store(),
+        mode: mode(disk.mode),
+        size_bytes: disk.size_bytes,
+        nbd_uri: daemon.uri(&export),
+        descriptor: layer_path(entry, &disk.top),
+        layers: listed
+            .layers
+            .iter()
+            .map(|l| api::Layer { io: io_of(l), ..layer(layer_path(entry, &l.name), state, &disk.top, l) })
+            .collect(),
+        io: running.map(|d| io(&*d)).unwrap_or_default(),
+    })
+}
+
+fn io(disk: &dyn RunningDisk) -> api::DiskIo {
+    let (guest, device) = (disk.stats(), disk.device_counters());
+    api::DiskIo {
+        guest_reads: guest.reads.get(),
+        guest_writes: guest.writes.get(),
+        guest_flushes: guest.flushes.get(),
+        first_writes: guest.first_writes.get(),
+        map_loads: guest.map_loads.get(),
+        device_reads: device.reads,
+        device_writes: device.writes,
+        device_flushes: device.flushes,
+        device_read_bytes: device.bytes_read,
+        device_written_bytes: device.bytes_written,
+        device_table_reads: device.table_reads,
+        device_table_writes: device.table_writes,
+    }
+}
+
+fn layer_io(counters: FileCounters) -> api::LayerIo {
+    api::LayerIo {
+        reads: counters.reads,
+        writes: counters.writes,
+        flushes: counters.flushes,
+        read_bytes: counters.bytes_read,
+        written_bytes: counters.bytes_written,
+        table_reads: counters.table_reads,
+        table_writes: counters.table_writes,
+    }
+}
+
+fn mode(mode: DiskMode) -> api::DiskMode {
+    match mode {
+        DiskMode::Persistent => api::DiskMode::Persistent,
+        DiskMode::IndependentPersistent => api::DiskMode::IndependentPersistent,
+        DiskMode::IndependentNonpersistent => api::DiskMode::IndependentNonpersistent,
+    }
+}
+
+pub fn new_disk(disk: &api::DiskCreate) -> NewDisk {
+    let folder = disk.dir.as_ref().map(|dir| dir.to_string_lossy().into_owned());
+    NewDisk { size_bytes: disk.size_bytes, mode: engine_mode(disk.mode), folder }
+}
+
+pub fn engine_mode(mode: api::DiskMode) -> DiskMode {
+    match mode {
+        api::DiskMode::Persistent => DiskMode::Persistent,
+        api::DiskMode::IndependentPersistent => DiskMode::IndependentPersistent,
+        api::DiskMode::IndependentNonpersistent => DiskMode::IndependentNonpersistent,
+    }
+}
+
+/// Returns the path of a layer's content: its descriptor, or the store that contains all layers.
+pub fn layer_path(entry: &VmRecord, name: &str) -> PathBuf {
+    match entry.kept {
+        Kept::Redo(_) => entry.home.join(name),
+        Kept::Native(_) => entry.datastore.native.path(),
+    }
+}
+
+fn layer(descriptor: PathBuf, state: &VmState, top: &str, info: &LayerInfo) -> api::Layer {
+    let owner = state.snapshots.iter().find(|s| s.disks.iter().any(|(_, layer)| *layer == info.name));
+    api::Layer {
+        descriptor,
+        format: info.format.to_lowercase(),
+        allocated_bytes: info.allocated_bytes,
+        writable: info.name == top,
+        foreign: info.foreign,
+        snapshot: owner.map(|s| s.name.clone()),
+        io: None,
+    }
+}
+
+pub fn snapshots(entry: &VmRecord, state: &VmState, delta_bytes: &BTreeMap<u128, u64>) -> Vec<api::Snapshot> {
+    let show = |s: &SnapshotState| api::Snapshot {
+        id: id(s.id),
+        name: s.name.clone(),
+        parent: s.parent.map(id),
+        created: time(s.created_unix_us),
+        current: state.current == Some(s.id),
+        sealed: entry.vm.is_sealed(s.id),
+        message: s.description.clone(),
+        delta_bytes: delta_bytes.get(&s.id).copied().unwrap_or(0),
+    };
+    in_tree_order(state).into_iter().map(show).collect()
+}
+
+/// Orders snapshots with parents before children, and older siblings first. Snapshots in a circle of parents, in a
+/// damaged home, are left out.
+fn in_tree_order(state: &VmState) -> Vec<&SnapshotState> {
+    let mut children: BTreeMap<Option<u128>, Vec<&SnapshotState>> = BTreeMap::new();
+    for snapshot in &state.snapshots {
+        children.entry(snapshot.parent).or_default().push(snapshot);
+    }
+    let mut ordered = Vec::with_capacity(state.snapshots.len());
+    let mut open = children.remove(&None).unwrap_or_default();
+    open.reverse();
+    while let Some(snapshot) = open.pop() {
+        ordered.push(snapshot);
+        open.extend(children.remove(&Some(snapshot.id)).unwrap_or_default().into_iter().rev());
+    }
+    ordered
+}

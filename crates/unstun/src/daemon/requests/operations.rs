@@ -1,0 +1,277 @@
+//! Operations of the API, carried out with the engine.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use api::error::{Error, Result};
+use api::name::VmName;
+use api::units::total;
+use api::{self, CommitTarget};
+use engine::{CommitWhat, Job};
+
+use crate::daemon::client::client_gate::Who;
+use crate::daemon::datastore::Datastore;
+use crate::daemon::datastore::hang::asked;
+use crate::daemon::datastore::native;
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
+
+/// Minimum number of bytes that a commit must move for its rate to predict the next one's.
+const MEASURED_BYTES_MIN: u64 = 16 << 20;
+
+impl Daemon {
+    pub async fn status(&self) -> Result<api::Status> {
+        let space = self.main.outside_space().await?;
+        let datastores = self.datastore_list().await;
+        let direct_io = datastores.first().and_then(|main| main.direct_io).unwrap_or(false);
+        let polls = self.env.polls();
+        let entries = self.entries();
+        let count = |f: &dyn Fn(&VmRecord) -> usize| entries.iter().map(|e| f(e) as u64).sum();
+        let open_jobs =
+            self.tracked(|t| !t.job.state().is_over()).into_iter().filter(|&open| open).count() as u64;
+        Ok(api::Status {
+            full: self.full_datastores().await,
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            pid: std::process::id(),
+            started: self.started,
+            datastore: self.main.root.clone(),
+            free_bytes: space.free_bytes,
+            total_bytes: space.total_bytes,
+            direct_io,
+            nbd: self.nbd.iter().map(|n| n.uri("")).collect(),
+            nbd_clients: self.front_end.sessions().len() as u64,
+            vms: entries.len() as u64,
+            disks: count(&|e| e.vm.disks().len()),
+            snapshots: count(&|e| e.vm.state().snapshots.len()),
+            open_jobs,
+            longest_poll_us: polls.longest_us,
+            longest_poll_task: polls.longest_task.map(|line| format!("{}:{}", line.file(), line.line())),
+            long_polls: polls.over_limit,
+            datastores,
+        })
+    }
+
+    pub async fn vm_list(&self) -> Result<Vec<api::VmSummary>> {
+        let mut rows = Vec::new();
+        for entry in self.entries() {
+            rows.push(self.summary(&entry).await);
+        }
+        for idle in self.idle() {
+            let datastore = idle.home.datastore.clone();
+            let native = asked(&datastore, native::is_marked(&self.env, &idle.home.path)).await;
+            rows.push(api_types::idle(idle, native));
+        }
+        rows.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(rows)
+    }
+
+    /// Summarizes an open VM. A VM whose files cannot be read does not hide the others.
+    async fn summary(&self, entry: &VmRecord) -> api::VmSummary {
+        let state = entry.vm.state();
+        let (allocated_bytes, message) = match asked(&entry.datastore, entry.vm.listing()).await {
+            Ok(Ok(listing)) => {
+                let layers = listing.iter().flat_map(|disk| &disk.layers);
+                (Some(total(layers.map(|layer| layer.allocated_bytes))), None)
+            }
+            Ok(Err(error)) => (None, Some(error.to_string())),
+            Err(hang) => (None, Some(hang.found())),
+        };
+        api::VmSummary {
+            name: api_types::vm_name(&entry.name),
+            condition: api::VmCondition::Open,
+            message,
+            datastore: entry.datastore.name.clone(),
+            home: entry.home.clone(),
+            id: Some(api_types::id(state.id)),
+            store: entry.kept.store(),
+            disks: Some(state.disks.len() as u64),
+            size_bytes: Some(total(state.disks.iter().map(|disk| disk.size_bytes))),
+            allocated_bytes,
+            snapshots: Some(state.snapshots.len() as u64),
+            nbd_clients: entry.clients(),
+            waiting_writes: entry.gate.guests.waiting(),
+        }
+    }
+
+    pub async fn vm_show(&self, vm: &VmName) -> Result<api::Vm> {
+        let entry = self.entry(vm.as_str())?;
+        self.show(&entry).await
+    }
+
+    pub async fn show(&self, entry: &Rc<VmRecord>) -> Result<api::Vm> {
+        let state = entry.vm.state();
+        let listing = entry.vm.listing().await?;
+        let disks = listing.iter().filter_map(|disk| api_types::disk(self, entry, &state, disk)).collect();
+        let snapshot_dir = match &entry.kept {
+            Kept::Redo(files) => files.snapshot_dir().await?,
+            Kept::Native(_) => None,
+        };
+        let mut notices = entry.notices.borrow().clone();
+        if let Kept::Native(vm) = &entry.kept
+            && let Some(cause) = vm.store.broken()
+        {
+            notices.push(format!("the store is read-only: {cause}"));
+        }
+        if matches!(entry.kept, Kept::Native(_)) {
+            notices.extend(entry.datastore.native.unlinked().await.map(|cause| cause.to_string()));
+        }
+        let current = state.snapshots.iter().find(|s| Some(s.id) == state.current);
+        Ok(api::Vm {
+            id: api_types::id(state.id),
+            name: api_types::vm_name(&entry.name),
+            datastore: entry.datastore.name.clone(),
+            home: entry.home.clone(),
+            snapshot_dir,
+            store: entry.kept.store(),
+            when_full: entry.when_full,
+            shared_writers: entry.gate.guests.shared_writers.get(),
+            generation: state.generation.present,
+            fenced: !state.generation.is_opened(),
+            current_snapshot: current.map(|s| s.name.clone()),
+            snapshots: state.snapshots.len() as u64,
+            needs_consolidation: listing.iter().any(|disk| !disk.unowned.is_empty()),
+            nbd_clients: entry.clients(),
+            waiting_writes: entry.gate.guests.waiting(),
+            clients: entry.present(Who::All),
+            notices,
+            space: self.space(&entry.datastore).await?,
+            disks,
+        })
+    }
+
+    /// Returns the space of a datastore. In the worst case, every delta grows to the size of its disk.
+    pub async fn space(&self, datastore: &Rc<Datastore>) -> Result<api::Space> {
+        let free_bytes = datastore.space().await?.free_bytes;
+        let mut worst_growth_bytes: u64 = 0;
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
+            for disk in entry.vm.disks() {
+                worst_growth_bytes = worst_growth_bytes.saturating_add(disk.worst_growth_bytes().await?);
+            }
+        }
+        let (bin_bytes, reclaimable_bytes) =
+            (self.bin_bytes(datastore), self.reclaimable_bytes(datastore).await);
+        Ok(api::Space { free_bytes, worst_growth_bytes, bin_bytes, reclaimable_bytes })
+    }
+
+    /// Returns the bytes of a datastore that are freed and not in use again yet: in the store, and in deltas that no
+    /// snapshot owns.
+    pub async fn reclaimable_bytes(&self, datastore: &Rc<Datastore>) -> u64 {
+        let used = datastore.native.opened().map(|store| store.store_use()).unwrap_or_default();
+        let mut bytes = used.waiting.saturating_add(used.held);
+        for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
+            // A VM that cannot be read now is reported elsewhere.
+            let listing = entry.vm.listing().await.unwrap_or_default();
+            let unowned = listing.iter().flat_map(|disk| &disk.unowned);
+            bytes = bytes.saturating_add(total(unowned.map(|layer| layer.allocated_bytes)));
+        }
+        bytes
+    }
+
+    pub async fn snapshot_take(&self, vm: &VmName, request: api::SnapshotTake) -> Result<api::SnapshotTaken> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let take = async || Ok(entry.vm.clone().take(request.name.as_str(), &request.message).await?);
+        let taken = self.with_bin(&entry.datastore, take).await?;
+        // The event must be this take's own: another operation may have recorded one meanwhile.
+        let own = |e: &&api::Event| {
+            e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
+        };
+        let stun_us = entry.events.borrow().iter().rev().find(own).map_or(0, |e| e.stun_us);
+        let state = entry.vm.state();
+        // The new snapshot has no delta above it yet.
+        let shown = api_types::snapshots(&entry, &state, &BTreeMap::new());
+        let id = api_types::id(taken.id);
+        let snapshot = shown.into_iter().find(|s| s.id == id);
+        let gone =
+            || Error::failed(format!("VM {vm}: snapshot {} was committed at once by another", taken.name));
+        Ok(api::SnapshotTaken {
+            vm: vm.clone(),
+            snapshot: snapshot.ok_or_else(gone)?,
+            stun_us,
+            space: self.space(&entry.datastore).await?,
+        })
+    }
+
+    pub async fn commit_preview(&self, vm: &VmName, target: CommitTarget) -> Result<api::CommitPreview> {
+        let entry = self.entry(vm.as_str())?;
+        let preview = entry.vm.commit_preview(&what(&target)).await?;
+        let mut warning = api::CommitPreview::warning_for(&preview.names);
+        match preview.evicted.len() {
+            0 => {}
+            1 => warning.push_str("; a state in the bin goes too, for it rests on a layer that changes"),
+            n => warning
+                .push_str(&format!("; {n} states in the bin go too, for they rest on layers that change")),
+        }
+        Ok(api::CommitPreview {
+            vm: vm.clone(),
+            warning,
+            stays: preview.stays,
+            snapshots: preview.names.into_iter().rev().collect(),
+            bytes_to_move: preview.bytes_to_move,
+            bytes_freed: preview.bytes_freed,
+            estimated_s: self.estimated_s(preview.bytes_to_move),
+        })
+    }
+
+    /// Returns the estimated seconds of a commit that moves `bytes`, at the rate of the last one that moved enough
+    /// bytes. None before there was such a commit.
+    fn estimated_s(&self, bytes: u64) -> Option<u64> {
+        if bytes == 0 {
+            return Some(0);
+        }
+        let commits = self.tracked(|t| {
+            let moves = api_types::job(t).bytes == api::JobBytes::Moved;
+            moves.then(|| (t.job.bytes_done.get(), t.job.spent_ns().max(1)))
+        });
+        let (moved, ns) =
+            commits.into_iter().flatten().rev().find(|(moved, _)| *moved > MEASURED_BYTES_MIN)?;
+        let bytes_s = (u128::from(moved) * 1_000_000_000 / u128::from(ns)).max(1);
+        Some(u128::from(bytes).div_ceil(bytes_s) as u64)
+    }
+
+    pub async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let commit = async || Ok(entry.vm.clone().commit(&what(&target)).await?);
+        let job = self.with_bin(&entry.datastore, commit).await?;
+        let shown = self.tracked(|t| Rc::ptr_eq(&t.job, &job).then(|| api_types::job(t)));
+        let found = shown.into_iter().flatten().next();
+        found.ok_or_else(|| Error::failed(format!("VM {vm}: the job is gone already")))
+    }
+
+    pub fn job_list(&self) -> Vec<api::Job> {
+        self.tracked(api_types::job)
+    }
+
+    fn job(&self, id: u64) -> Result<Rc<Job>> {
+        let found = self.tracked(|t| (t.id == id).then(|| t.job.clone())).into_iter().flatten().next();
+        found.ok_or_else(|| Error::not_found(format!("no job {id}; see `unstun job list`")))
+    }
+
+    pub fn job_do(&self, id: u64, change: impl FnOnce(&Job) -> blk::Result<()>) -> Result<api::Job> {
+        change(&*self.job(id)?)?;
+        let shown = self.tracked(|t| (t.id == id).then(|| api_types::job(t))).into_iter().flatten().next();
+        shown.ok_or_else(|| Error::not_found(format!("no job {id}")))
+    }
+
+    /// Cancels a job, and returns when the job has reached its safe point.
+    pub async fn job_cancel(&self, id: u64) -> Result<api::Job> {
+        let job = self.job(id)?;
+        job.cancel()?;
+        job.wait().await;
+        self.job_do(id, |_| Ok(()))
+    }
+
+    pub fn events(&self, vm: &VmName, after: u64) -> Result<Vec<api::Event>> {
+        let entry = self.entry(vm.as_str())?;
+        let events = entry.events.borrow();
+        Ok(events.iter().filter(|e| e.id > after).cloned().collect())
+    }
+}
+
+fn what(target: &CommitTarget) -> CommitWhat {
+    match target {
+        CommitTarget::All => CommitWhat::All,
+        CommitTarget::Unowned => CommitWhat::Unowned,
+        CommitTarget::Snapshot(name) => CommitWhat::One(name.as_str().to_string()),
+    }
+}

@@ -1,0 +1,132 @@
+//! Checks of paths that run on the API's thread, because a slow file system must not hold up the core.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::error::{Error, ErrorKind, Result};
+use api::location;
+use api::name::{DatastoreName, VmName};
+use api::{DatastoreAdd, DiskCreate, VmCreate, VmImport};
+use tokio::sync::oneshot;
+
+use crate::daemon::datastore::device;
+use crate::daemon::vm::inuse;
+
+/// Maximum wait for a file system to answer about a path. Together with the core's own wait for a datastore it is less
+/// than ten seconds.
+const ANSWER_WAIT: Duration = Duration::from_secs(4);
+
+pub fn create(mut request: VmCreate) -> Result<VmCreate> {
+    request.disks = request.disks.into_iter().map(disk).collect::<Result<_>>()?;
+    Ok(request)
+}
+
+/// Checks that the disk's folder exists, and replaces its path by the canonical one.
+pub fn disk(disk: DiskCreate) -> Result<DiskCreate> {
+    let dir = folder(disk.dir)?.map(PathBuf::from);
+    Ok(DiskCreate { dir, ..disk })
+}
+
+pub fn folder(dir: Option<PathBuf>) -> Result<Option<String>> {
+    dir.as_deref().map(existing).transpose()
+}
+
+/// Returns the datastore's name and the canonical path of its folder.
+pub fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
+    // A device is opened and reported by the path that its owner gave: /dev/disk/by-id is permanent, its target is not.
+    let path = match device::is_device(&request.path) {
+        true => PathBuf::from(recordable(&request.path)?),
+        false => PathBuf::from(existing(&request.path)?),
+    };
+    let name = match request.name {
+        Some(name) => name,
+        None => location::name_of(&path).map_err(|e| {
+            Error::invalid(format!("{e}; name it: `unstun datastore add NAME={}`", path.display()))
+        })?,
+    };
+    Ok((name, path))
+}
+
+/// Refuses images that QEMU has open.
+pub fn import(request: VmImport) -> Result<(VmImport, Source)> {
+    let source = Source::find(&request)?;
+    let mut folders = vec![source.folder.clone()];
+    folders.extend(source.roots.iter().map(PathBuf::from));
+    inuse::refuse_locked(&folders)?;
+    Ok((request, source))
+}
+
+/// Returns the path without links of a folder that a user named and that must exist. Every file records the folder by
+/// this path.
+fn existing(dir: &Path) -> Result<String> {
+    let shown = dir.display();
+    let path = dir.canonicalize().map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(format!("{shown}: no such folder; create it first")),
+        _ => Error::failed(format!("{shown}: {e}")),
+    })?;
+    if !path.is_dir() {
+        return Err(Error::invalid(format!("{shown}: expected a folder")));
+    }
+    Ok(recordable(&path)?.to_owned())
+}
+
+/// Refuses a path that cannot be recorded: the daemon's files contain paths, one per line.
+fn recordable(path: &Path) -> Result<&str> {
+    let fits = |text: &&str| text.starts_with('/') && !text.contains(char::is_control);
+    let expected = "expected an absolute path in UTF-8, without control characters";
+    path.to_str().filter(fits).ok_or_else(|| Error::invalid(format!("{}: {expected}", path.display())))
+}
+
+/// VM made by other software, as found on disk.
+pub struct Source {
+    pub name: VmName,
+    pub folder: PathBuf,
+    /// Other folders that its files may refer to.
+    pub roots: Vec<String>,
+}
+
+impl Source {
+    fn find(request: &VmImport) -> Result<Source> {
+        let given = request.path.as_path();
+        let is_file = given.is_file();
+        let folder = match (is_file, given.parent()) {
+            (true, Some(parent)) => parent,
+            _ => given,
+        };
+        let folder = PathBuf::from(existing(folder)?);
+        let configuration = if is_file { given.to_path_buf() } else { only_vmx(&folder)? };
+        let stem = configuration.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = match &request.name {
+            Some(name) => name.clone(),
+            None => stem.parse().map_err(|e| Error::invalid(format!("{e}; name it with --name")))?,
+        };
+        let roots = request.allow_roots.iter().map(|root| existing(root)).collect::<Result<_>>()?;
+        Ok(Source { name, folder, roots })
+    }
+}
+
+/// Returns any configuration in the folder, for the name. A folder with two is refused when it is opened.
+pub fn only_vmx(folder: &Path) -> Result<PathBuf> {
+    let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", folder.display()));
+    let entries = folder.read_dir().map_err(failed)?.flatten().map(|entry| entry.path());
+    let is_vmx = |path: &PathBuf| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("vmx"));
+    let none = || Error::not_found(format!("{}: no .vmx file: this folder holds no VM", folder.display()));
+    entries.filter(is_vmx).min().ok_or_else(none)
+}
+
+/// Runs a check of paths on another thread, because a file system may never answer. The calling thread answers other
+/// requests meanwhile.
+pub async fn beside<T: Send + 'static>(look: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let (tell, told) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("paths".into())
+        .spawn(move || drop(tell.send(look())))
+        .map_err(|e| Error::failed(format!("starting a thread: {e}")))?;
+    let late = || {
+        let seconds = ANSWER_WAIT.as_secs();
+        let cause = format!("a folder that the request names has not answered for {seconds} s");
+        Error::new(ErrorKind::Unavailable, format!("{cause}; nothing was begun: try again when it answers"))
+    };
+    let found = tokio::time::timeout(ANSWER_WAIT, told).await.map_err(|_| late())?;
+    found.map_err(|_| Error::failed("the thread that looks at paths ended early"))?
+}

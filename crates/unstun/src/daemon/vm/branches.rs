@@ -1,0 +1,196 @@
+//! Revert, discard, reset and undo: their previews, disconnecting the writers where requested, and their events.
+
+use std::rc::Rc;
+
+use api::error::{Error, Result};
+use api::name::VmName;
+use api::{self, Operation, VmClient};
+use blk::manifest::BinnedState;
+use engine::Loss;
+
+use crate::daemon::client::client_gate::{Shut, Who};
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::remove::expect_kept;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
+
+/// Whether the bin keeps what an operation removes.
+struct Fate {
+    kept: bool,
+    /// Why the bin does not keep it.
+    not_kept: Option<String>,
+}
+
+impl Daemon {
+    pub async fn revert_preview(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
+        let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.revert_loss(&request).await?;
+        Ok(self.present_revert(&entry, &loss, &request, fate, entry.writers()))
+    }
+
+    pub async fn snapshot_revert(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.revert_loss(&request).await?;
+        let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
+        let wanted = request.snapshot.as_ref().map(|name| name.as_str());
+        let take_first = request.take_first.as_ref().map(|name| name.as_str());
+        let revert = async || Ok(entry.vm.clone().revert(wanted, take_first, fate.kept).await?);
+        match take_first {
+            None => self.with_bin(&entry.datastore, revert).await?,
+            // A repetition would find the name taken by the first attempt.
+            Some(_) => revert().await?,
+        };
+        Ok(self.present_revert(&entry, &loss, &request, fate, clients))
+    }
+
+    pub async fn discard_preview(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
+        let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.vm.discard_preview(request.snapshot.as_str()).await?;
+        Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, entry.writers()))
+    }
+
+    pub async fn snapshot_discard(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        // The discard of a side branch affects no client.
+        let preview = entry.vm.discard_preview(request.snapshot.as_str()).await?;
+        let (clients, _shut) = self.make_way(&entry, request.disconnect && preview.reverts).await?;
+        let discard = async || Ok(entry.vm.clone().discard(request.snapshot.as_str(), fate.kept).await?);
+        let loss = self.with_bin(&entry.datastore, discard).await?;
+        let loss = Loss { bytes: preview.bytes, ..loss };
+        Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, clients))
+    }
+
+    pub async fn reset_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+        let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.vm.reset_preview().await?;
+        Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, entry.writers()))
+    }
+
+    pub async fn vm_reset(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let preview = entry.vm.reset_preview().await?;
+        let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
+        let reset = async || Ok(entry.vm.clone().reset(fate.kept).await?);
+        let loss = self.with_bin(&entry.datastore, reset).await?;
+        let loss = Loss { bytes: preview.bytes, ..loss };
+        Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, clients))
+    }
+
+    pub async fn undo_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+        let entry = self.entry(vm.as_str())?;
+        let fate = self.fate(&entry, request.purge, request.keep).await?;
+        let loss = entry.vm.restore_preview(entry.latest_binned()?.id).await?;
+        Ok(self.present_loss(&entry, Operation::Restore, &loss, fate, entry.writers()))
+    }
+
+    pub async fn snapshot_undo(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let latest = entry.latest_binned()?;
+        self.restore_state(&entry, latest.id, request).await
+    }
+
+    /// Restores a state from the bin as the VM's current state.
+    pub async fn restore_state(
+        &self,
+        entry: &Rc<VmRecord>,
+        id: u64,
+        request: api::Reset,
+    ) -> Result<api::Loss> {
+        let fate = self.fate(entry, request.purge, request.keep).await?;
+        let preview = entry.vm.restore_preview(id).await?;
+        let (clients, _shut) = self.make_way(entry, request.disconnect && preview.reverts).await?;
+        let loss = entry.vm.clone().restore(id, fate.kept).await?;
+        let loss = Loss { bytes: preview.bytes, ..loss };
+        Ok(self.present_loss(entry, Operation::Restore, &loss, fate, clients))
+    }
+
+    async fn fate(&self, entry: &VmRecord, purge: bool, keep: bool) -> Result<Fate> {
+        let not_kept = self.not_kept(&entry.datastore, purge).await?;
+        let kept = expect_kept(&entry.name, keep, not_kept.as_deref())?;
+        Ok(Fate { kept, not_kept })
+    }
+
+    fn present_revert(
+        &self,
+        entry: &VmRecord,
+        loss: &Loss,
+        request: &api::Revert,
+        fate: Fate,
+        clients: Vec<VmClient>,
+    ) -> api::Loss {
+        let taken = request.take_first.as_ref().map(ToString::to_string);
+        // A snapshot of the present state is kept like any other.
+        let fate = if taken.is_some() { Fate { kept: false, not_kept: None } } else { fate };
+        let shown = self.present_loss(entry, Operation::Revert, loss, fate, clients);
+        let shown = api::Loss { taken, ..shown };
+        api::Loss { warning: shown.sentence(), ..shown }
+    }
+
+    fn present_loss(
+        &self,
+        entry: &VmRecord,
+        operation: Operation,
+        loss: &Loss,
+        fate: Fate,
+        clients: Vec<VmClient>,
+    ) -> api::Loss {
+        let layers = match entry.kept {
+            Kept::Redo(_) => loss.layers.iter().map(|layer| entry.home.join(layer)).collect(),
+            // No file is removed: the store frees the space internally.
+            Kept::Native(_) => Vec::new(),
+        };
+        let until = api_types::time(self.bin.kept_until_unix_us(self.env.unix_us()));
+        // The restore of a side branch discards nothing.
+        let throws = loss.reverts || operation == Operation::Discard;
+        let mut shown = api::Loss {
+            vm: api_types::vm_name(&entry.name),
+            operation,
+            target: loss.target.clone().filter(|_| operation != Operation::Restore),
+            taken: None,
+            snapshots: loss.snapshots.clone(),
+            layers,
+            bytes_lost: loss.bytes,
+            reverts: loss.reverts,
+            clients,
+            kept_until: (fate.kept && throws).then_some(until),
+            not_kept: fate.not_kept.filter(|_| throws),
+            warning: String::new(),
+        };
+        shown.warning = shown.sentence();
+        shown
+    }
+
+    /// Disconnects the writers and closes the gate if `disconnect` is set. Otherwise connected clients stay, and the
+    /// engine refuses the operation and names them.
+    pub async fn make_way(
+        &self,
+        entry: &Rc<VmRecord>,
+        disconnect: bool,
+    ) -> Result<(Vec<VmClient>, Option<Shut>)> {
+        if !disconnect {
+            return Ok((Vec::new(), None));
+        }
+        let (clients, shut) = entry.disconnect(&self.env, &self.front_end, Who::Writers).await?;
+        Ok((clients, Some(shut)))
+    }
+}
+
+impl VmRecord {
+    async fn revert_loss(&self, request: &api::Revert) -> Result<Loss> {
+        let wanted = request.snapshot.as_ref().map(|name| name.as_str());
+        Ok(self.vm.revert_preview(wanted, request.take_first.is_some()).await?)
+    }
+
+    fn latest_binned(&self) -> Result<BinnedState> {
+        self.vm.state().bin.pop().ok_or_else(|| {
+            let cause = "the bin has no state of it: nothing was thrown away, or it is gone by now";
+            Error::refused(format!("VM {}: {cause}", self.name))
+        })
+    }
+}

@@ -1,0 +1,60 @@
+//! Differences between two states of a disk, and the space that a VM uses.
+
+use api::error::Result;
+use api::name::VmName;
+use api::units::total;
+use api::{self, DiskRange};
+use engine::Between;
+
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+
+impl Daemon {
+    pub async fn snapshot_diff(&self, vm: &VmName, request: api::Diff) -> Result<api::Differences> {
+        let entry = self.entry(vm.as_str())?;
+        let (from, to) = (request.from.as_str(), request.to.as_ref().map(|name| name.as_str()));
+        let between = Between { disk: request.disk, from, to, start: request.start_bytes };
+        let found = entry.vm.differences(between).await?;
+        let range = |range: std::ops::Range<u64>| DiskRange {
+            start_bytes: range.start,
+            length_bytes: range.end - range.start,
+        };
+        Ok(api::Differences {
+            vm: vm.clone(),
+            disk: request.disk,
+            from: from.to_owned(),
+            to: to.map(str::to_owned),
+            size_bytes: found.size_bytes,
+            start_bytes: request.start_bytes,
+            end_bytes: found.end,
+            ranges: found.ranges.into_iter().map(range).collect(),
+        })
+    }
+
+    pub async fn vm_space(&self, vm: &VmName) -> Result<api::VmSpace> {
+        let entry = self.entry(vm.as_str())?;
+        self.measure_states(&entry.datastore).await;
+        let state = entry.vm.state();
+        let used = entry.vm.used().await?;
+        let delta_bytes = entry.vm.delta_bytes().await?;
+        let now = api_types::time(self.env.unix_us());
+        let snapshot = |snapshot: api::Snapshot| api::SnapshotSpace {
+            id: snapshot.id,
+            name: snapshot.name,
+            created: snapshot.created,
+            // If the clock was put back past the snapshot, its age is 0.
+            age_s: now.duration_since(snapshot.created).as_secs().max(0).unsigned_abs(),
+            delta_bytes: snapshot.delta_bytes,
+        };
+        Ok(api::VmSpace {
+            vm: vm.clone(),
+            datastore: entry.datastore.name.clone(),
+            store: entry.kept.store(),
+            logical_bytes: total(state.disks.iter().map(|disk| disk.size_bytes)),
+            allocated_bytes: used.allocated_bytes,
+            shared_bytes: used.shared_bytes,
+            snapshots: api_types::snapshots(&entry, &state, &delta_bytes).into_iter().map(snapshot).collect(),
+            space: self.space(&entry.datastore).await?,
+        })
+    }
+}

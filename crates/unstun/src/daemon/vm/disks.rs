@@ -1,0 +1,64 @@
+//! Changes of a VM's list of disks.
+
+use std::rc::Rc;
+
+use api::error::{Error, Result};
+use api::name::VmName;
+
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::vm_record::VmRecord;
+
+impl Daemon {
+    pub async fn disk_add(self: &Rc<Self>, vm: &VmName, disk: api::DiskCreate) -> Result<api::Disk> {
+        let mut entry = self.entry_to_change(vm.as_str())?;
+        let wanted = api_types::new_disk(&disk);
+        if let Some(folder) = &wanted.folder {
+            entry = self.with_folder(&entry, folder).await?;
+        }
+        let made = entry.vm.clone().add_disk(&wanted).await?;
+        self.show_disk(&entry, made.number).await
+    }
+
+    pub async fn disk_remove(
+        &self,
+        vm: &VmName,
+        number: u32,
+        delete_files: bool,
+    ) -> Result<api::DiskRemoved> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let disk = self.show_disk(&entry, number).await?;
+        entry.vm.clone().remove_disk(number, delete_files).await?;
+        // Foreign layers do not belong to this VM, so it neither leaves nor deletes them.
+        let own = disk.layers.into_iter().filter(|layer| !layer.foreign);
+        let layers = own.map(|layer| layer.descriptor).collect();
+        Ok(api::DiskRemoved { number, layers, files_deleted: delete_files })
+    }
+
+    pub async fn disk_grow(&self, vm: &VmName, number: u32, size_bytes: u64) -> Result<api::DiskGrown> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        entry.vm.clone().grow_disk(number, size_bytes).await?;
+        let reconnect: Vec<_> =
+            entry.writers().into_iter().filter(|client| client.disk == Some(number)).collect();
+        if !reconnect.is_empty() {
+            let message =
+                format!("disk{number} has {size_bytes} bytes: its clients see it once they connect again");
+            self.note(&entry, &message);
+        }
+        Ok(api::DiskGrown { disk: self.show_disk(&entry, number).await?, reconnect })
+    }
+
+    pub async fn disk_set_mode(&self, vm: &VmName, number: u32, mode: api::DiskMode) -> Result<api::Disk> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        entry.vm.clone().set_mode(number, api_types::engine_mode(mode)).await?;
+        self.show_disk(&entry, number).await
+    }
+
+    async fn show_disk(&self, entry: &Rc<VmRecord>, number: u32) -> Result<api::Disk> {
+        // The engine's own error reports a missing disk.
+        entry.vm.disk(number)?;
+        let shown = self.show(entry).await?;
+        let gone = || Error::not_found(format!("VM {}: disk{number} is gone", entry.name));
+        shown.disks.into_iter().find(|disk| disk.number == number).ok_or_else(gone)
+    }
+}

@@ -1,0 +1,94 @@
+//! Recording of events: numbering, writing them to the VM's home, and notices about its files.
+
+use std::rc::Rc;
+
+use engine::EventKind;
+
+use crate::daemon::datastore::Home;
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::journal;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
+
+use crate::log::log;
+
+/// Maximum number of notices kept for `vm show`. The events contain all of them.
+const NOTICES_MAX: usize = 100;
+
+impl Daemon {
+    /// Turns the files' notices into events, and keeps them for `vm show` until the VM is opened again. Called after
+    /// every operation that may have touched the files.
+    pub fn take_notices(&self, entry: &VmRecord) {
+        if let Kept::Redo(files) = &entry.kept {
+            self.tell(entry, files.take_notices());
+        }
+    }
+
+    pub fn tell(&self, entry: &VmRecord, sentences: Vec<String>) {
+        for sentence in sentences {
+            self.note(entry, &sentence);
+            let mut notices = entry.notices.borrow_mut();
+            if notices.len() < NOTICES_MAX {
+                notices.push(sentence);
+            }
+        }
+    }
+
+    /// Numbers each event and writes it to file. Records the events from before the listener (a recovery) first.
+    pub(in crate::daemon) fn listen_to(self: &Rc<Self>, entry: &Rc<VmRecord>) {
+        for event in entry.vm.events() {
+            self.record(entry, &event);
+        }
+        self.listen(entry);
+    }
+
+    pub(in crate::daemon) fn listen(self: &Rc<Self>, entry: &Rc<VmRecord>) {
+        let (daemon, weak) = (Rc::downgrade(self), Rc::downgrade(entry));
+        entry.vm.listen(Box::new(move |event| {
+            if let (Some(daemon), Some(entry)) = (daemon.upgrade(), weak.upgrade()) {
+                daemon.record(&entry, event);
+            }
+        }));
+    }
+
+    fn record(&self, entry: &VmRecord, event: &engine::Event) {
+        if event.kind == EventKind::WritesLost {
+            log(format_args!("VM {}: {}; its guest has to be power-cycled", entry.name, event.message));
+        }
+        self.keep(entry, api_types::event(entry.next_event(), &entry.name, event));
+        self.take_notices(entry);
+    }
+
+    /// Copies the VM's events so far to its new home.
+    pub fn copy_events(&self, entry: &VmRecord, to: &Home) {
+        entry.events.borrow().iter().for_each(|event| self.journal.append(&to.path, event));
+    }
+
+    /// Records a message for people as an event of the home.
+    pub fn note(&self, entry: &VmRecord, message: &str) {
+        self.keep(entry, api_types::home_event(entry, message));
+    }
+
+    /// Records that writes of the disk begin or cease to wait for space.
+    pub fn note_space(&self, entry: &VmRecord, disk: &str, waits: bool) {
+        let (operation, message) = match waits {
+            true => (api::Operation::SpaceExhausted, "the datastore is full: guest writes wait; reads go on"),
+            false => (api::Operation::SpaceReturned, "no guest write waits for space any more"),
+        };
+        let event = api_types::home_event(entry, message);
+        self.keep(entry, api::Event { operation, snapshot: Some(disk.to_owned()), ..event });
+        self.space_log.log(|| format!("{disk}: {message}"));
+    }
+
+    pub fn note_stun(&self, entry: &VmRecord, message: &str, stun_us: u64) {
+        self.keep(entry, api::Event { stun_us, ..api_types::home_event(entry, message) });
+    }
+
+    fn keep(&self, entry: &VmRecord, event: api::Event) {
+        self.journal.append(&entry.home, &event);
+        let mut events = entry.events.borrow_mut();
+        events.push(event);
+        let surplus = events.len().saturating_sub(journal::EVENTS_MAX);
+        events.drain(..surplus);
+    }
+}

@@ -1,0 +1,424 @@
+//! VM folders in VMware's format: creating, opening and releasing them, and the folders that they may use.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use api::{VmImport, WhenFull};
+use blk::dir::OWN_FOLDER;
+use blk::file::Lock;
+use blk::layer::Layer;
+use blk::manifest::{Manifest, NewDisk};
+use blk::{Dir, Env, Error, Result};
+use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
+use vmdk::vmfssparse::Growth;
+
+use crate::daemon::datastore::Datastore;
+use crate::daemon::requests::prepare::Source;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::descriptors;
+use crate::daemon::vm::home_locks::lock_source;
+use crate::daemon::vm::homes::{ADOPTED_NAME, CLOSED_NAME};
+use crate::daemon::vm::vm_record::VmRecord;
+
+/// File with one word: what a guest's write does when the datastore is full.
+const WHEN_FULL_NAME: &str = "when-full";
+/// File that exists if the user allows several clients to write one disk.
+const SHARED_WRITERS_NAME: &str = "shared-writers";
+/// File with the folders outside the home that may contain the VM's files.
+const ROOTS_NAME: &str = "roots";
+/// File that exists if the user wants wrong content IDs to be ignored.
+const IGNORE_CONTENT_IDS_NAME: &str = "ignore-content-ids";
+const WORD_BYTES_MAX: u64 = 64;
+/// Format of layers that are read and not written, as descriptors name it (`createType`).
+const READ_ONLY_FORMAT: &str = "seSparse";
+/// Maximum size in bytes of the file with the folders: 256 folders, with paths of up to 4096 bytes.
+const ROOTS_BYTES_MAX: u64 = 2 << 20;
+
+type Roots = Vec<(FolderKind, String)>;
+
+/// Settings in a home's `.unstun` folder that say how to open the home.
+struct Terms {
+    roots: Roots,
+    ignore_content_ids: bool,
+}
+
+/// Files of one VM.
+pub struct HomeFiles {
+    home: Rc<Home>,
+    roots: RefCell<Roots>,
+}
+
+impl HomeFiles {
+    pub async fn open(daemon: &Daemon, path: &Path) -> Result<HomeFiles> {
+        let dir = open_path(&daemon.env, path).await?;
+        let terms = Terms::read(&dir.open_dir(OWN_FOLDER, false).await?).await?;
+        let folders = folders(daemon, path, &terms.roots).await?;
+        let mut home = Home::new(dir, folders, Growth::default());
+        home.ignore_content_ids = terms.ignore_content_ids;
+        home.admit = Some(descriptors::admit_layers(&daemon.descriptors, path));
+        Ok(HomeFiles { home: Rc::new(home), roots: RefCell::new(terms.roots) })
+    }
+
+    pub fn dir(&self) -> &Dir {
+        self.home.dir()
+    }
+
+    pub fn manifest(&self) -> Rc<dyn Manifest> {
+        self.home.clone()
+    }
+
+    /// Returns the VM's ID, and writes nothing.
+    pub async fn id(&self) -> Result<Option<u128>> {
+        self.home.id().await
+    }
+
+    pub async fn remove_made_elsewhere(&self, id: u128) -> Result<()> {
+        self.home.remove_made_elsewhere(id).await
+    }
+
+    pub fn take_notices(&self) -> Vec<String> {
+        self.home.take_notices()
+    }
+
+    /// Returns the number of snapshots that VMware's .vmsn is kept with.
+    pub async fn machine_states(&self) -> Result<u64> {
+        self.home.machine_states().await
+    }
+
+    pub async fn snapshot_dir(&self) -> Result<Option<PathBuf>> {
+        let folder = self.home.snapshot_folder().await?;
+        Ok(folder.map(|folder| Path::new(self.dir().path()).join(folder)))
+    }
+
+    /// Sets the folder for the deltas of later takes; `None` puts them beside their parents again. The folder must be
+    /// one of the home's own folders.
+    pub async fn set_snapshot_dir(&self, folder: Option<&str>) -> Result<()> {
+        self.home.set_snapshot_folder(folder).await
+    }
+
+    pub fn has_own_folder(&self, folder: &str) -> bool {
+        let roots = self.roots.borrow();
+        folder == self.dir().path()
+            || roots.iter().any(|(kind, path)| *kind == FolderKind::Own && path == folder)
+    }
+
+    /// Adds a folder to the home's own folders, durably for later openings of the home.
+    pub async fn add_own_folder(&self, folder: &str) -> Result<()> {
+        let mut roots = self.roots.borrow().clone();
+        roots.push((FolderKind::Own, folder.to_owned()));
+        let text = format_roots(&roots)?;
+        self.dir().open_dir(OWN_FOLDER, true).await?.replace_file(ROOTS_NAME, &text).await?;
+        *self.roots.borrow_mut() = roots;
+        Ok(())
+    }
+
+    /// Returns the folders that a clone of this VM reads from.
+    fn readable(&self) -> Vec<String> {
+        let roots = self.roots.borrow();
+        let home = std::iter::once(self.dir().path().to_owned());
+        home.chain(roots.iter().map(|(_, path)| path.clone())).collect()
+    }
+}
+
+impl Terms {
+    async fn read(own: &Dir) -> Result<Terms> {
+        let roots = match own.read_file(ROOTS_NAME, ROOTS_BYTES_MAX).await {
+            Ok(bytes) => parse_roots(&own.path_of(ROOTS_NAME), &bytes)?,
+            Err(e) if e.kind == blk::ErrorKind::NotFound => Roots::new(),
+            Err(e) => return Err(e),
+        };
+        let ignore_content_ids = own.list().await?.iter().any(|name| name == IGNORE_CONTENT_IDS_NAME);
+        Ok(Terms { roots, ignore_content_ids })
+    }
+
+    async fn write(&self, own: &Dir, when_full: WhenFull) -> Result<()> {
+        write_when_full(own, when_full).await?;
+        if self.ignore_content_ids {
+            own.replace_file(IGNORE_CONTENT_IDS_NAME, b"by the user's word\n").await?;
+        }
+        own.replace_file(ROOTS_NAME, &format_roots(&self.roots)?).await
+    }
+}
+
+pub(in crate::daemon) async fn open_path(env: &Env, path: &Path) -> Result<Dir> {
+    env.open_path(&path.to_string_lossy()).await
+}
+
+/// Returns whether anything exists at the path, from what the file system shows now.
+pub(in crate::daemon) async fn exists(env: &Env, path: PathBuf) -> bool {
+    env.blocking(move || path.exists()).await
+}
+
+pub(in crate::daemon) async fn is_dir(env: &Env, path: &Path) -> bool {
+    let path = path.to_path_buf();
+    env.blocking(move || path.is_dir()).await
+}
+
+/// Locks the home: no other daemon opens it until `daemon.holds` releases it.
+pub async fn hold(daemon: &Daemon, home: &Path) -> Result<()> {
+    let own = open_path(&daemon.env, home).await?.open_dir(OWN_FOLDER, false).await?;
+    daemon.holds.take(home, &own).await
+}
+
+/// Locks `folder` while a VM is imported from it: a VM that another daemon serves would change during the import. A
+/// datastore's `.unstun` folder already has this daemon's lock.
+async fn hold_source(daemon: &Daemon, folder: &Path) -> Result<Option<Lock>> {
+    if daemon.datastores().iter().any(|datastore| datastore.root == folder) {
+        return Ok(None);
+    }
+    match open_path(&daemon.env, folder).await?.open_dir(OWN_FOLDER, false).await {
+        Ok(own) => lock_source(&own).await,
+        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Returns the folders for a home: its allowed roots, and the folders that are searched for readers of its layers. The
+/// latter are the foreign roots, the datastores, and the homes outside them.
+async fn folders(daemon: &Daemon, home: &Path, roots: &Roots) -> Result<Folders> {
+    let mut folders = Folders::default();
+    for (kind, path) in roots {
+        let dir = open_path(&daemon.env, Path::new(path)).await?;
+        match kind {
+            FolderKind::Own => folders.own.push(dir),
+            FolderKind::Foreign => {
+                folders.search.push(dir.clone());
+                folders.foreign.push(dir);
+            }
+        }
+    }
+    // A device contains no VM files.
+    for datastore in daemon.datastores().into_iter().filter(|datastore| datastore.native.device().is_none()) {
+        folders.search.push(datastore.dir.clone());
+        for other in datastore.registry.all().values().filter(|other| *other != home) {
+            folders.search.extend(open_other(daemon, other).await?);
+        }
+    }
+    // VMs in the bin may be restored, so they are searched too. Entries inside a datastore are found there.
+    for (_, other) in daemon.bin_homes().into_iter().filter(|(record, _)| record.path.is_some()) {
+        if other != home {
+            folders.search.extend(open_other(daemon, &other).await?);
+        }
+    }
+    Ok(folders)
+}
+
+/// Opens another home to search it for readers of layers. Returns None for a missing home, which contains none.
+async fn open_other(daemon: &Daemon, home: &Path) -> Result<Option<Dir>> {
+    match open_path(&daemon.env, home).await {
+        Err(e) if e.kind == blk::ErrorKind::NoDescriptors => Err(e),
+        opened => Ok(opened.ok()),
+    }
+}
+
+/// Creates an empty folder in the datastore, with a `.unstun` folder that says how to open the later content.
+async fn new_home(
+    daemon: &Daemon,
+    datastore: &Rc<Datastore>,
+    name: &str,
+    terms: &Terms,
+    when_full: WhenFull,
+) -> Result<(Dir, Folders)> {
+    let dir = datastore.dir.open_dir(name, true).await?;
+    datastore.dir.sync().await?;
+    terms.write(&dir.open_dir(OWN_FOLDER, true).await?, when_full).await?;
+    dir.sync().await?;
+    let folders = folders(daemon, &datastore.home(name).path, &terms.roots).await?;
+    Ok((dir, folders))
+}
+
+/// Creates a VM with files in the datastore. Returns notices for the user, as do `import` and `clone`.
+pub async fn create_vm(
+    daemon: &Daemon,
+    datastore: &Rc<Datastore>,
+    name: &str,
+    disks: Vec<NewDisk>,
+    when_full: WhenFull,
+) -> Result<Vec<String>> {
+    let mut roots = Roots::new();
+    for folder in disks.iter().filter_map(|disk| disk.folder.clone()) {
+        if !roots.iter().any(|(_, known)| *known == folder) {
+            roots.push((FolderKind::Own, folder));
+        }
+    }
+    let terms = Terms { roots, ignore_content_ids: false };
+    let id = new_id(&daemon.env);
+    let making = async {
+        let (dir, folders) = new_home(daemon, datastore, name, &terms, when_full).await?;
+        Home::create(dir, folders, Growth::default(), NewVm { name, disks, id: Some(id) }).await
+    };
+    daemon.make_files(&datastore.home(name), name, Some(id), making).await
+}
+
+fn new_id(env: &Env) -> u128 {
+    u128::from(env.random()) << 64 | u128::from(env.random())
+}
+
+/// Creates the files of a VM in a home that has been a VM. Refused if the home contains other files than the daemon's.
+pub async fn create_in(daemon: &Daemon, home: &Path, name: &str, disks: Vec<NewDisk>) -> Result<()> {
+    let folders = folders(daemon, home, &Roots::new()).await?;
+    let dir = open_path(&daemon.env, home).await?;
+    Home::create(dir, folders, Growth::default(), NewVm { name, disks, id: None }).await.map(drop)
+}
+
+/// Creates a home in the datastore for a VM whose folder is only read.
+pub async fn import(
+    daemon: &Daemon,
+    datastore: &Rc<Datastore>,
+    source: &Source,
+    request: &VmImport,
+) -> Result<Vec<String>> {
+    let folder = source.folder.to_string_lossy().into_owned();
+    let roots = std::iter::once(folder).chain(source.roots.iter().cloned());
+    let roots = roots.map(|path| (FolderKind::Foreign, path)).collect();
+    let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
+    let _served_by_nobody = hold_source(daemon, &source.folder).await?;
+    let mut from = Home::new(
+        open_path(&daemon.env, &source.folder).await?,
+        folders(daemon, &source.folder, &terms.roots).await?,
+        Growth::default(),
+    );
+    from.ignore_content_ids = request.ignore_content_ids;
+    let name = source.name.as_str();
+    let making = async {
+        let (dir, folders) = new_home(daemon, datastore, name, &terms, request.when_full).await?;
+        Home::import(&from, dir, folders, Growth::default(), name).await
+    };
+    daemon.make_files(&datastore.home(name), name, None, making).await
+}
+
+/// Refuses a folder that cannot become a home in place.
+pub async fn refuse_adoption(daemon: &Daemon, source: &Source, request: &VmImport) -> Result<()> {
+    let dir = open_path(&daemon.env, &source.folder).await?;
+    Home::refuse_foreign_use(&dir).await?;
+    // The lock comes before anything in the folder is read. It is taken for good once the folder is known to become a
+    // home.
+    drop(hold_source(daemon, &source.folder).await?);
+    refuse_own_folder(&dir).await?;
+    let terms = adopted_terms(source, request);
+    let folders = folders(daemon, &source.folder, &terms.roots).await?;
+    refuse_tops(Home::new(dir, folders, Growth::default())).await
+}
+
+/// Refuses a folder that already has a `.unstun` folder. Its content decides which files are written and removed, so
+/// none is accepted from an untrusted source.
+async fn refuse_own_folder(dir: &Dir) -> Result<()> {
+    if !dir.list().await?.iter().any(|name| name.trim_end_matches('/') == OWN_FOLDER) {
+        return Ok(());
+    }
+    let cause = "it is there already, and a folder that becomes a VM's home must not bring one: unstun decides by it \
+                 which files it writes and removes";
+    let remedy = "if a VM of yours was served here, remove it there first (`unstun vm remove VM` keeps the disks); else \
+                  look at what is in it, move it away, and import again";
+    Err(Error::refused(dir.path_of(OWN_FOLDER), format!("{cause}; {remedy}")))
+}
+
+fn adopted_terms(source: &Source, request: &VmImport) -> Terms {
+    let roots = source.roots.iter().map(|path| (FolderKind::Own, path.clone())).collect();
+    Terms { roots, ignore_content_ids: request.ignore_content_ids }
+}
+
+/// Turns the VM's folder into a home, and locks it. Only the `.unstun` folder is added to it.
+pub async fn adopt(daemon: &Daemon, source: &Source, request: &VmImport) -> Result<()> {
+    let dir = open_path(&daemon.env, &source.folder).await?;
+    let own = dir.open_dir(OWN_FOLDER, true).await?;
+    daemon.holds.take(&source.folder, &own).await?;
+    own.replace_file(ADOPTED_NAME, b"imported in place\n").await?;
+    adopted_terms(source, request).write(&own, request.when_full).await?;
+    dir.sync().await
+}
+
+/// Refuses running layers that cannot be written in place. A running layer must be of a writable format, and no other
+/// VM may read it, such as a VM imported from the same folder.
+async fn refuse_tops(home: Home) -> Result<()> {
+    let manifest: &dyn Manifest = &home;
+    let disks = home.read().await?.disks;
+    for top in disks.iter().map(|disk| &disk.top) {
+        let chain = manifest.chain(top).await?;
+        if chain.last().is_some_and(|layer| layer.format.eq_ignore_ascii_case(READ_ONLY_FORMAT)) {
+            let cause = format!(
+                "it is a disk's running layer, of type {READ_ONLY_FORMAT}, which is read and not written"
+            );
+            let remedy = "import without --in-place: writes then go to a child of it";
+            return Err(Error::unsupported(home.dir().path_of(top), format!("{cause}; {remedy}")));
+        }
+    }
+    // An import reads a nonpersistent disk at its reset state, and a disk that becomes persistent writes there.
+    let written = disks.into_iter().flat_map(|disk| std::iter::once(disk.top).chain(disk.reset_to));
+    let written: Vec<String> = written.collect();
+    let Some(reader) = manifest.dependants(&written).await?.into_iter().next() else { return Ok(()) };
+    let cause = format!("{} is read by {}; remove that one first", reader.layer, reader.who);
+    Err(Error::refused(home.dir().path(), cause))
+}
+
+/// Creates a linked clone of a snapshot. The snapshot cannot be removed meanwhile.
+pub async fn clone(
+    daemon: &Daemon,
+    parent: &VmRecord,
+    files: &HomeFiles,
+    snapshot: &str,
+    name: &str,
+) -> Result<Vec<String>> {
+    let (state, _hold) = parent.vm.hold(snapshot, &format!("the clone {name}")).await?;
+    let roots = files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
+    let terms = Terms { roots, ignore_content_ids: files.home.ignore_content_ids };
+    let making = async {
+        let (dir, folders) = new_home(daemon, &parent.datastore, name, &terms, parent.when_full).await?;
+        files.home.clone_to(state.id, dir, folders, name).await
+    };
+    daemon.make_files(&parent.datastore.home(name), name, None, making).await
+}
+
+pub async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()> {
+    let word = match when_full {
+        WhenFull::Wait => "wait\n",
+        WhenFull::Error => "error\n",
+    };
+    own.replace_file(WHEN_FULL_NAME, word.as_bytes()).await
+}
+
+/// Durably records whether several clients may write one disk.
+pub async fn write_shared_writers(own: &Dir, shared: bool) -> Result<()> {
+    if shared {
+        return own.replace_file(SHARED_WRITERS_NAME, b"by the user's word\n").await;
+    }
+    own.unlink_if_present(SHARED_WRITERS_NAME).await?;
+    own.sync().await
+}
+
+pub async fn read_shared_writers(home: &Dir) -> Result<bool> {
+    let own = home.open_dir(OWN_FOLDER, false).await?;
+    Ok(own.list().await?.iter().any(|name| name == SHARED_WRITERS_NAME))
+}
+
+pub async fn read_when_full(home: &Dir) -> Result<WhenFull> {
+    let own = home.open_dir(OWN_FOLDER, false).await?;
+    match own.read_file(WHEN_FULL_NAME, WORD_BYTES_MAX).await {
+        Ok(word) if word.trim_ascii() == b"error" => Ok(WhenFull::Error),
+        Ok(_) => Ok(WhenFull::Wait),
+        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(WhenFull::Wait),
+        Err(e) => Err(e),
+    }
+}
+
+/// Durably records whether a start of the daemon opens the home.
+pub async fn mark_closed(daemon: &Daemon, home: &Path, closed: bool) -> Result<()> {
+    let own = open_path(&daemon.env, home).await?.open_dir(OWN_FOLDER, true).await?;
+    if closed {
+        return own.replace_file(CLOSED_NAME, b"by the user's word\n").await;
+    }
+    own.unlink_if_present(CLOSED_NAME).await?;
+    own.sync().await
+}
+
+/// Opens the chain that ends in the descriptor `top`, read-only and base first.
+pub async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
+    let home = Home::new(dir, Folders::default(), Growth::default());
+    let manifest: &dyn Manifest = &home;
+    let mut layers = Vec::new();
+    for info in manifest.chain(top).await? {
+        layers.push(manifest.open(&info.name, false).await?);
+    }
+    Ok(layers)
+}

@@ -1,0 +1,352 @@
+//! Creating, importing, cloning, opening and closing VMs.
+
+use std::rc::Rc;
+
+use api::error::{Error, ErrorKind, Result};
+use api::name::VmName;
+use blk::dir::OWN_FOLDER;
+use engine::GenerationChange;
+
+use crate::daemon::bin;
+use crate::daemon::client::client_gate::{Shut, Who};
+use crate::daemon::datastore::native;
+use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::requests::api_types;
+use crate::daemon::requests::prepare::Source;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::formats;
+use crate::daemon::vm::home_records::HomeState;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
+
+impl Daemon {
+    pub async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
+        let name = request.name.as_str();
+        let _claim = self.claim(name)?;
+        let datastore = self.datastore(request.datastore.as_ref())?;
+        let home = self.free_home(&datastore, name).await?;
+        self.descriptors.admit_vm(name)?;
+        self.refuse_full(&datastore, name).await?;
+        let disks: Vec<_> = request.disks.iter().map(api_types::new_disk).collect();
+        let told = match request.store {
+            api::Store::Redo => {
+                datastore.refuse_files()?;
+                let make = async || {
+                    Ok(formats::create_vm(self, &datastore, name, disks.clone(), request.when_full).await?)
+                };
+                self.with_bin(&datastore, make).await?
+            }
+            api::Store::Native => {
+                let make =
+                    async || Ok(native::create_vm(self, &datastore, name, &disks, request.when_full).await?);
+                self.with_bin(&datastore, make).await?;
+                Vec::new()
+            }
+        };
+        let entry = self.open_new(name, &home).await?;
+        self.tell(&entry, told);
+        self.show(&entry).await
+    }
+
+    /// Opens a VM that was just created. If that fails, removes it again.
+    async fn open_new(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
+        let opened = self.open_vm(name, home).await;
+        if let Err(error) = &opened
+            && let Err(e) = self.remove_new(name, home).await
+        {
+            let cause =
+                Error::new(error.kind, format!("{error}; and what was made of it is still there: {e}"));
+            self.fail_read_only(name, home.clone(), &cause);
+        }
+        opened
+    }
+
+    /// Returns the home for a new VM. Refuses a name that is taken.
+    pub async fn free_home(&self, datastore: &Rc<Datastore>, name: &str) -> Result<Home> {
+        bin::refuse_reserved(name)?;
+        let home = datastore.home(name);
+        if self.is_taken(name) || datastore.has(name).await? {
+            let message = format!("{}: exists; expected a free VM name", home.path.display());
+            return Err(Error::new(ErrorKind::Exists, message));
+        }
+        Ok(home)
+    }
+
+    /// Imports a VM. In place, its folder becomes the VM's home. Otherwise a home in the datastore has deltas on top of
+    /// the folder's layers.
+    pub async fn vm_import(self: &Rc<Self>, request: api::VmImport, source: Source) -> Result<api::Vm> {
+        let name = source.name.as_str();
+        let _claims = (self.claim(name)?, self.claim(&source.folder.to_string_lossy())?);
+        if let Some(owner) = self.homes().into_iter().find(|home| *home == source.folder) {
+            let cause = format!("{}: is the home of a VM of this daemon already", owner.display());
+            return Err(Error::new(ErrorKind::Exists, cause));
+        }
+        if self.is_in_bin(&source.folder) {
+            let cause = "is the folder of a VM that was removed, and is kept in the bin";
+            let remedy = "`unstun bin restore` brings it back";
+            return Err(Error::refused(format!("{}: {cause}; {remedy}", source.folder.display())));
+        }
+        let datastore = self.datastore_to_import(&source, &request)?;
+        datastore.refuse_files()?;
+        self.descriptors.admit_vm(name)?;
+        let home = self.import_home(&datastore, &source, request.in_place).await?;
+        let (told, how) = match request.in_place {
+            true => {
+                let adopted = self.adopt(&home, &source, &request).await;
+                adopted.inspect_err(|_| self.holds.release(&home.path))?;
+                (Vec::new(), "in place: its own files are written")
+            }
+            false => {
+                self.refuse_full(&datastore, name).await?;
+                let told = formats::import(self, &datastore, &source, &request).await?;
+                (told, "its folder is not written: what changes is kept here, on top of as-imported")
+            }
+        };
+        let opened = match request.in_place {
+            true => self.open_rested(name, &home).await,
+            false => self.open_vm(name, &home).await,
+        };
+        let entry = match opened {
+            Ok(entry) => entry,
+            Err(error) => {
+                let state = if request.in_place { HomeState::Forgetting } else { HomeState::Making };
+                let record = datastore.record(&home.path, state, None);
+                self.take_back(name, &home, record, &error).await;
+                self.holds.release(&home.path);
+                return Err(error);
+            }
+        };
+        self.tell(&entry, told);
+        self.note(&entry, &format!("imported from {}, {how}", source.folder.display()));
+        self.show(&entry).await
+    }
+
+    /// Returns the datastore that the import belongs to. A home inside a datastore's folder belongs to that datastore.
+    fn datastore_to_import(&self, source: &Source, request: &api::VmImport) -> Result<Rc<Datastore>> {
+        let around = self.datastores().into_iter().find(|datastore| datastore.contains(&source.folder));
+        match around {
+            Some(datastore) if request.in_place => Ok(datastore),
+            _ => self.datastore(request.datastore.as_ref()),
+        }
+    }
+
+    /// Returns the home of an import. A start finds a folder in the datastore by its name, so that must be the VM's
+    /// name too.
+    async fn import_home(&self, datastore: &Rc<Datastore>, source: &Source, in_place: bool) -> Result<Home> {
+        let name = source.name.as_str();
+        if !in_place {
+            return self.free_home(datastore, name).await;
+        }
+        bin::refuse_reserved(name)?;
+        let folder = &source.folder;
+        if datastore.contains(folder) && folder.file_name() != Some(name.as_ref()) {
+            let cause =
+                format!("{}: lies in the datastore, where a VM is called as its folder", folder.display());
+            return Err(Error::refused(format!("{cause}; leave --name away, or rename the folder")));
+        }
+        if self.is_taken(name) {
+            return Err(Error::new(
+                ErrorKind::Exists,
+                format!("VM {name}: exists; choose another with --name"),
+            ));
+        }
+        Ok(datastore.at(folder))
+    }
+
+    /// Turns a folder into a home in place. Until it is complete, a start removes the daemon's files from it.
+    async fn adopt(&self, home: &Home, source: &Source, request: &api::VmImport) -> Result<()> {
+        let (datastore, name) = (&home.datastore, source.name.as_str());
+        formats::refuse_adoption(self, source, request).await?;
+        let record = |state| datastore.record(&home.path, state, None);
+        let adopted = async {
+            datastore.records.put(name, record(HomeState::Forgetting)).await?;
+            formats::adopt(self, source, request).await?;
+            if !datastore.contains(&home.path) {
+                datastore.registry.add(name, &home.path).await?;
+            }
+            Ok::<(), Error>(datastore.records.put(name, record(HomeState::Whole)).await?)
+        };
+        let adopted = adopted.await;
+        if let Err(error) = &adopted {
+            self.take_back(name, home, record(HomeState::Forgetting), error).await;
+        }
+        adopted
+    }
+
+    async fn remove_new(&self, name: &str, home: &Home) -> Result<()> {
+        match native::mark(&self.env, &home.path).await? {
+            Some(id) => Ok(native::remove_with_home(home, id).await?),
+            None => {
+                let id = home.datastore.records.get(name).and_then(|record| record.id);
+                let record = home.datastore.record(&home.path, HomeState::Making, id);
+                home.datastore.records.put(name, record.clone()).await?;
+                Ok(self.finish(name, home, &record).await?)
+            }
+        }
+    }
+
+    pub async fn vm_clone(self: &Rc<Self>, vm: &VmName, request: api::VmClone) -> Result<api::Vm> {
+        let parent = self.entry_to_change(vm.as_str())?;
+        let name = request.name.as_str();
+        let _claim = self.claim(name)?;
+        let home = self.free_home(&parent.datastore, name).await?;
+        self.descriptors.admit_vm(name)?;
+        self.refuse_full(&parent.datastore, name).await?;
+        let snapshot = request.snapshot.as_str();
+        let told = match &parent.kept {
+            Kept::Redo(files) => {
+                let make = async || Ok(formats::clone(self, &parent, files, snapshot, name).await?);
+                self.with_bin(&parent.datastore, make).await?
+            }
+            Kept::Native(vm) => {
+                let (datastore, when_full) = (&parent.datastore, parent.when_full);
+                let make = async || Ok(native::clone(self, datastore, vm, snapshot, name, when_full).await?);
+                self.with_bin(datastore, make).await?;
+                Vec::new()
+            }
+        };
+        let entry = self.open_new(name, &home).await?;
+        self.tell(&entry, told);
+        self.note(&entry, &format!("cloned from {vm}@{}", request.snapshot));
+        self.note(&parent, &format!("{name} was cloned from {}", request.snapshot));
+        self.show(&entry).await
+    }
+
+    pub async fn vm_close(self: &Rc<Self>, vm: &VmName, disconnect: bool) -> Result<api::VmClosed> {
+        let _claim = self.claim(vm.as_str())?;
+        let entry = self.entry(vm.as_str())?;
+        let clients = match disconnect {
+            true => entry.disconnect(&self.env, &self.front_end, Who::All).await?.0,
+            false => Vec::new(),
+        };
+        let _shut = entry.shut_idle("close it")?;
+        self.note(&entry, "closed");
+        if let Err(error) = self.bring_to_rest(&entry).await {
+            self.fail_read_only(vm.as_str(), entry.place(), &error);
+            return Err(error);
+        }
+        self.rest(vm.as_str(), entry.place());
+        Ok(api::VmClosed { name: vm.clone(), home: entry.home.clone(), clients })
+    }
+
+    async fn bring_to_rest(&self, entry: &VmRecord) -> Result<()> {
+        entry.vm.close().await?;
+        let mark = async || formats::mark_closed(self, &entry.home, true).await;
+        Ok(self.with_reserve(&entry.datastore, mark).await?)
+    }
+
+    pub async fn vm_open(self: &Rc<Self>, vm: &VmName) -> Result<api::Vm> {
+        let name = vm.as_str();
+        let _claim = self.claim(name)?;
+        if let Ok(entry) = self.entry(name) {
+            self.open_plain_names(&entry).await?;
+            return self.show(&entry).await;
+        }
+        let Some(home) = self.idle_home(name) else {
+            return Err(Error::not_found(format!("{}: no VM {name:?}", self.place())));
+        };
+        let entry = match self.open_rested(name, &home).await {
+            Ok(entry) => entry,
+            // This error says nothing about the VM.
+            Err(error) if error.kind == ErrorKind::NoDescriptors => return Err(error),
+            Err(error) => {
+                self.fail_read_only(name, home, &error);
+                return Err(error);
+            }
+        };
+        formats::mark_closed(self, &home.path, false).await?;
+        self.note(&entry, "opened");
+        self.show(&entry).await
+    }
+
+    /// Serves the exports under their plain names again: the user states that no earlier client still runs.
+    async fn open_plain_names(&self, entry: &VmRecord) -> Result<()> {
+        if !entry.vm.generation().is_opened() {
+            entry.refuse_when_moving()?;
+            entry.vm.change_generation(GenerationChange::Open).await?;
+            self.note(entry, "its exports are served under their plain names again");
+        }
+        Ok(())
+    }
+
+    /// Opens a VM that was not served. Other programs may have written its files, so earlier clients are refused for
+    /// ever. No other program writes a store.
+    async fn open_rested(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
+        let entry = self.open_vm(name, home).await?;
+        let _shut = entry.gate.shut();
+        let change = match entry.kept {
+            Kept::Redo(_) => GenerationChange::RaiseAndOpen,
+            Kept::Native(_) => GenerationChange::Open,
+        };
+        if let Err(error) = entry.vm.change_generation(change).await {
+            // The first error is more specific.
+            let _ = entry.vm.close().await;
+            self.forget(name);
+            self.holds.release(&home.path);
+            return Err(error.into());
+        }
+        Ok(entry)
+    }
+
+    pub async fn vm_set_shared_writers(&self, vm: &VmName, shared: bool) -> Result<api::Vm> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let own = formats::open_path(&self.env, &entry.home).await?.open_dir(OWN_FOLDER, true).await?;
+        formats::write_shared_writers(&own, shared).await?;
+        entry.gate.guests.shared_writers.set(shared);
+        let how = if shared { "several clients may write one disk" } else { "one client may write a disk" };
+        self.note(&entry, &format!("from now on {how} at a time"));
+        self.show(&entry).await
+    }
+
+    pub async fn vm_set_snapshot_dir(self: &Rc<Self>, vm: &VmName, dir: Option<String>) -> Result<api::Vm> {
+        let mut entry = self.entry_to_change(vm.as_str())?;
+        if let Some(dir) = &dir {
+            entry = self.with_folder(&entry, dir).await?;
+        }
+        entry.files("make deltas of")?.set_snapshot_dir(dir.as_deref()).await?;
+        self.show(&entry).await
+    }
+
+    /// Returns the VM with `folder` among those that it may write to. Reopens the VM for that, unless it already had
+    /// the folder.
+    pub async fn with_folder(self: &Rc<Self>, entry: &Rc<VmRecord>, folder: &str) -> Result<Rc<VmRecord>> {
+        let files = entry.files("keep in a folder of its own")?;
+        if files.has_own_folder(folder) {
+            return Ok(entry.clone());
+        }
+        let _claim = self.claim(&entry.name)?;
+        let _shut = entry.shut_idle(&format!("let it use {folder}, for which it is opened again"))?;
+        files.add_own_folder(folder).await?;
+        let (name, home) = (entry.name.clone(), entry.place());
+        // After the close a refusal would be too late. The descriptors that the close releases suffice for the
+        // reopening.
+        self.descriptors.admit_vm(&name)?;
+        // A VM whose close failed is not reopened: what its writers left is unknown.
+        let reopened = async {
+            entry.vm.close().await?;
+            self.open_vm(&name, &home).await
+        };
+        reopened.await.inspect_err(|error| self.fail_read_only(&name, home.clone(), error))
+    }
+}
+
+impl VmRecord {
+    /// Closes the client gate. Refused while a client is connected or a job is open.
+    pub fn shut_idle(&self, purpose: &str) -> Result<Shut> {
+        let name = &self.name;
+        let clients = self.present(Who::All);
+        if self.gate.is_entered() {
+            return Err(Error::refused(format!("VM {name}: a client is just connecting; try again")));
+        }
+        if !clients.is_empty() {
+            let who: Vec<String> = clients.iter().map(ToString::to_string).collect();
+            let who = who.join(", ");
+            return Err(Error::refused(format!("VM {name}: {who}; disconnect them first, then {purpose}")));
+        }
+        self.refuse_when_moving()?;
+        if self.vm.jobs().iter().any(|job| !job.state().is_over()) {
+            let cause = "a commit is under way; wait for it or cancel it (`unstun job list`)";
+            return Err(Error::refused(format!("VM {name}: {cause}, then {purpose}")));
+        }
+        Ok(self.gate.shut())
+    }
+}

@@ -1,0 +1,126 @@
+//! Registry of VMs by name, over all datastores: served, closed, or broken.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use api::error::{Error, ErrorKind, Result};
+
+use crate::daemon::datastore::Home;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::vm_record::VmRecord;
+
+pub struct Broken {
+    pub home: Home,
+    pub cause: Error,
+}
+
+/// VM that is not served.
+pub struct Idle {
+    pub name: String,
+    pub home: Home,
+    /// Why the VM is broken; None for a closed VM.
+    pub cause: Option<String>,
+}
+
+/// Exclusive right to create, open or remove an object of this name until the claim is dropped.
+pub struct Claim {
+    daemon: Rc<Daemon>,
+    name: String,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.daemon.claimed.borrow_mut().remove(&self.name);
+    }
+}
+
+impl Daemon {
+    pub fn entries(&self) -> Vec<Rc<VmRecord>> {
+        self.vms.borrow().values().cloned().collect()
+    }
+
+    pub fn entry(&self, name: &str) -> blk::Result<Rc<VmRecord>> {
+        if let Some(entry) = self.vms.borrow().get(name) {
+            return Ok(entry.clone());
+        }
+        if let Some(broken) = self.broken.borrow().get(name) {
+            let place = format!("VM {name}");
+            if broken.cause.kind == ErrorKind::NoDescriptors {
+                let cause = format!("it is not served: {}; then `unstun vm open {name}`", broken.cause);
+                return Err(blk::Error::new(blk::ErrorKind::NoDescriptors, place, cause));
+            }
+            let cause = format!("it is not served: {}; mend it and `unstun vm open {name}`", broken.cause);
+            return Err(blk::Error::damaged(place, cause));
+        }
+        if self.closed.borrow().contains_key(name) {
+            let cause = format!("it is closed; `unstun vm open {name}` serves it");
+            return Err(blk::Error::refused(format!("VM {name}"), cause));
+        }
+        let known: Vec<_> = self.vms.borrow().keys().cloned().collect();
+        let known =
+            if known.is_empty() { "there is none".into() } else { format!("there is {}", known.join(", ")) };
+        Err(blk::Error::not_found(self.place(), format!("no VM {name:?}; {known}")))
+    }
+
+    pub fn entry_to_change(&self, name: &str) -> blk::Result<Rc<VmRecord>> {
+        let entry = self.entry(name)?;
+        entry.refuse_when_moving()?;
+        Ok(entry)
+    }
+
+    /// Claims a name. Two concurrent operations would each take the other's folder for their own, or open one home
+    /// twice.
+    pub fn claim(self: &Rc<Self>, name: &str) -> Result<Claim> {
+        if !self.claimed.borrow_mut().insert(name.to_string()) {
+            return Err(Error::refused(format!(
+                "VM {name}: it is just being made, opened or closed; try again"
+            )));
+        }
+        Ok(Claim { daemon: self.clone(), name: name.to_string() })
+    }
+
+    pub fn is_taken(&self, name: &str) -> bool {
+        self.vms.borrow().contains_key(name) || self.idle_home(name).is_some()
+    }
+
+    /// Returns the home of a VM that is closed or broken.
+    pub fn idle_home(&self, name: &str) -> Option<Home> {
+        let broken = self.broken.borrow().get(name).map(|broken| broken.home.clone());
+        broken.or_else(|| self.closed.borrow().get(name).cloned())
+    }
+
+    pub fn idle(&self) -> Vec<Idle> {
+        let one = |name: &String, home: &Home, cause| Idle { name: name.clone(), home: home.clone(), cause };
+        let closed = self.closed.borrow();
+        let closed = closed.iter().map(|(name, home)| one(name, home, None));
+        let broken = self.broken.borrow();
+        let broken = broken.iter().map(|(name, b)| one(name, &b.home, Some(b.cause.to_string())));
+        closed.chain(broken).collect()
+    }
+
+    /// Moves a VM to the closed ones: it is not served any more.
+    pub fn rest(&self, name: &str, home: Home) {
+        self.forget(name);
+        self.holds.release(&home.path);
+        self.closed.borrow_mut().insert(name.to_string(), home);
+    }
+
+    pub fn fail_read_only(&self, name: &str, home: Home, cause: &Error) {
+        self.forget(name);
+        self.holds.release(&home.path);
+        self.broken.borrow_mut().insert(name.to_string(), Broken { home, cause: cause.clone() });
+    }
+
+    pub fn forget(&self, name: &str) {
+        self.vms.borrow_mut().remove(name);
+        self.broken.borrow_mut().remove(name);
+        self.closed.borrow_mut().remove(name);
+        self.jobs.borrow_mut().retain(|t| t.entry.as_ref().is_none_or(|entry| entry.name != name));
+    }
+
+    /// Returns every home in the registry, served or not.
+    pub fn homes(&self) -> Vec<PathBuf> {
+        let served = self.entries().into_iter().map(|entry| entry.home.clone());
+        served.chain(self.idle().into_iter().map(|idle| idle.home.path)).collect()
+    }
+}

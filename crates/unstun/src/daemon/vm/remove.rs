@@ -1,0 +1,466 @@
+//! Removal of VMs, with or without their files. Every refusal comes before the first change. Of a folder's files only
+//! the VM's are removed.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use api::error::{Error, Result};
+use api::name::VmName;
+use blk::Dir;
+use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
+use blk::manifest::{Change, Manifest, VmState};
+use engine::GenerationChange;
+use engine::redo::LayerGraph;
+use vmdk::vmx::Vmx;
+
+use crate::daemon::bin;
+use crate::daemon::datastore::Home;
+use crate::daemon::datastore::native;
+use crate::daemon::defect::Defect;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::formats::{self, HomeFiles, open_path};
+use crate::daemon::vm::home_records::HomeState;
+use crate::daemon::vm::identity::Standing;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
+
+/// Kinds of files that a home consists of before it is a VM.
+const MADE_KINDS: [&str; 7] = [".vmdk", ".vmx", ".vmsd", ".nvram", ".vmsn", ".vmem", TEMPORARY_SUFFIX];
+/// Name of the lock file that the choice of a delta's name leaves behind.
+const NAMES_LOCK: &str = ".unstun-names";
+/// Maximum size of a `.vmx` file in bytes. VMware's own are a few KiB.
+const VMX_BYTES_MAX: u64 = 1 << 20;
+
+impl Daemon {
+    pub async fn vm_remove(self: &Rc<Self>, vm: &VmName, request: api::VmRemove) -> Result<api::VmRemoved> {
+        let name = vm.as_str();
+        let _claim = self.claim(name)?;
+        let (home, bin) = match self.idle_home(name) {
+            Some(home) => {
+                let bin = self.remove_idle(vm, &home, request).await?;
+                (home, bin)
+            }
+            None => {
+                let entry = self.entry(name)?;
+                let bin = self.remove_open(&entry, request).await?;
+                (entry.place(), bin)
+            }
+        };
+        self.forget(name);
+        self.holds.release(&home.path);
+        let disks_deleted = request.delete_disks && bin.is_none();
+        Ok(api::VmRemoved { name: vm.clone(), home: home.path, disks_deleted, bin })
+    }
+
+    /// Removes an open VM. Every refusal comes while the VM is served. Once it is closed, a failure leaves it listed as
+    /// broken.
+    async fn remove_open(
+        &self,
+        entry: &Rc<VmRecord>,
+        request: api::VmRemove,
+    ) -> Result<Option<api::BinEntry>> {
+        let delete_disks = request.delete_disks;
+        let _shut = entry.shut_idle("remove it")?;
+        match &entry.kept {
+            Kept::Redo(files) => {
+                refuse_readers(&entry.name, &*files.manifest()).await?;
+                if delete_disks {
+                    files.removal(&entry.vm.state()).await?;
+                }
+            }
+            Kept::Native(_) => refuse_to_lose(&entry.name, delete_disks)?,
+        }
+        let home = entry.place();
+        let kept = delete_disks && {
+            let why = self.not_kept_open(entry, request).await?;
+            expect_kept(&entry.name, request.keep, why.as_deref())?
+        };
+        if kept {
+            // If the VM is restored later, its earlier clients are refused, whichever VM they used meanwhile. The VM is
+            // served until here.
+            entry.vm.change_generation(GenerationChange::Raise).await?;
+        }
+        let removed = async {
+            if kept {
+                return self.bin_open(entry).await.map(Some);
+            }
+            entry.vm.close().await?;
+            match &entry.kept {
+                Kept::Native(vm) => self.remove_native(&entry.name, &home, vm.id()).await?,
+                Kept::Redo(files) => {
+                    // The removal of layers needs no reserved space, but its record may.
+                    files.manifest().reserve(0).await?;
+                    self.remove_recorded(&entry.name, &home, delete_disks, Some(entry.vm.state().id)).await?;
+                }
+            }
+            Ok::<_, Error>(None)
+        };
+        removed.await.inspect_err(|error| self.fail_read_only(&entry.name, home.clone(), error))
+    }
+
+    /// Removes a VM that is not served, without opening it: its disks need not be intact.
+    async fn remove_idle(
+        &self,
+        vm: &VmName,
+        home: &Home,
+        request: api::VmRemove,
+    ) -> Result<Option<api::BinEntry>> {
+        if let Some(bin) = self.go_on_into_bin(vm, &home.datastore).await? {
+            return Ok(Some(bin));
+        }
+        match formats::hold(self, &home.path).await {
+            Err(e) if e.kind == blk::ErrorKind::NotFound => {}
+            held => held?,
+        }
+        let removed = async {
+            if let Some(bin) = self.bin_idle(vm, home, request).await? {
+                return Ok(Some(bin));
+            }
+            self.remove_held(vm.as_str(), home, request.delete_disks).await.map(|()| None)
+        };
+        removed.await.inspect_err(|_| self.holds.release(&home.path))
+    }
+
+    async fn remove_held(&self, name: &str, home: &Home, delete_disks: bool) -> Result<()> {
+        let marked = match native::mark(&self.env, &home.path).await {
+            // The VM's folder may be missing while the store still has the VM.
+            Err(e) if e.kind == blk::ErrorKind::NotFound => native::recorded_at(home).await?,
+            marked => marked?,
+        };
+        match self.standing(name, home).await {
+            Ok(Standing::Unfinished) => return self.go_on(name, home, marked).await,
+            Ok(Standing::CopyOf(_) | Standing::LikeAnother(_)) if !self.defects.has(Defect::RemoveByMark) => {
+                if delete_disks && marked.is_none() {
+                    return Err(refuse_copied_files(name, home));
+                }
+                return self.remove_recorded(name, home, false, None).await;
+            }
+            // An error is not final here: what the VM consists of is read below, where it matters.
+            _ => {}
+        }
+        match marked {
+            Some(id) => {
+                refuse_to_lose(name, delete_disks)?;
+                self.remove_native(name, home, id).await
+            }
+            None => {
+                if delete_disks {
+                    self.refuse_removal(name, home).await?;
+                }
+                let id = home.datastore.records.get(name).and_then(|record| record.id);
+                self.remove_recorded(name, home, delete_disks, id).await
+            }
+        }
+    }
+
+    async fn go_on(&self, name: &str, home: &Home, marked: Option<u128>) -> Result<()> {
+        match (marked, home.datastore.records.get(name)) {
+            (None, Some(record)) => Ok(self.finish(name, home, &record).await?),
+            (Some(id), _) => self.remove_native(name, home, id).await,
+            (None, None) => Ok(()),
+        }
+    }
+
+    async fn remove_native(&self, name: &str, home: &Home, id: u128) -> Result<()> {
+        match self.defects.has(Defect::ForgetRemoval) {
+            true => {
+                native::remove_vm(&home.datastore, id).await?;
+                native::take_away(home, id).await?;
+            }
+            false => {
+                let remove = async || native::remove_with_home(home, id).await;
+                self.with_reserve(&home.datastore, remove).await?
+            }
+        }
+        let forget = async || {
+            home.datastore.registry.remove(name).await?;
+            home.datastore.records.remove(name).await
+        };
+        Ok(self.with_reserve(&home.datastore, forget).await?)
+    }
+
+    /// Removes a home with files that no client and no daemon has open. Once the removal is on record, a start finishes
+    /// it.
+    async fn remove_recorded(
+        &self,
+        name: &str,
+        home: &Home,
+        delete_disks: bool,
+        id: Option<u128>,
+    ) -> Result<()> {
+        let state = if delete_disks { HomeState::Removing } else { HomeState::Forgetting };
+        let (records, record) = (&home.datastore.records, home.datastore.record(&home.path, state, id));
+        if self.defects.has(Defect::ForgetRemoval) {
+            records.remove(name).await?;
+            return Ok(self.finish(name, home, &record).await?);
+        }
+        let put = async || records.put(name, record.clone()).await;
+        self.with_reserve(&home.datastore, put).await?;
+        let remove_layers = async || self.remove_layers(home).await;
+        if delete_disks
+            && let Err(e) = self.with_reserve(&home.datastore, remove_layers).await
+            && !matches!(e.kind, blk::ErrorKind::NotFound | blk::ErrorKind::Io | blk::ErrorKind::Latched)
+        {
+            // Nothing has changed: the home is a VM as before. If even that cannot be recorded, a start finishes the
+            // removal.
+            let _ = records.put(name, home.datastore.record(&home.path, HomeState::Whole, id)).await;
+            return Err(e.into());
+        }
+        Ok(self.finish(name, home, &record).await?)
+    }
+
+    /// Refuses to remove a VM that is not served, if its layers are read by others or cannot be determined.
+    pub(in crate::daemon) async fn refuse_removal(&self, name: &str, home: &Home) -> Result<()> {
+        let dir = match open_home(home).await {
+            Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
+            opened => opened?,
+        };
+        if !has_vmx(&dir).await? {
+            return refuse_lost(home, &dir).await;
+        }
+        let files = HomeFiles::open(self, &home.path).await?;
+        let manifest = files.manifest();
+        let state = manifest.load().await?;
+        refuse_readers(name, &*manifest).await?;
+        files.removal(&state).await?;
+        Ok(())
+    }
+}
+
+/// Returns whether the bin keeps the VM. Refuses if the bin does not keep it and the request relies on that.
+pub fn expect_kept(name: &str, keep: bool, not_kept: Option<&str>) -> Result<bool> {
+    match not_kept {
+        None => Ok(true),
+        Some(why) if keep => {
+            let remedy = "nothing has changed; with --purge it goes for good";
+            Err(Error::refused(format!("VM {name}: the bin would not keep it after all: {why}; {remedy}")))
+        }
+        Some(_) => Ok(false),
+    }
+}
+
+fn refuse_copied_files(name: &str, home: &Home) -> Error {
+    let cause = "is a copy of another VM's folder, and its files may lead to that one's disks";
+    let remedy = format!("`unstun vm remove {name}` forgets it; then its folder can be removed by hand");
+    Error::refused(format!("{}: {cause}; {remedy}", home.path.display()))
+}
+
+impl HomeFiles {
+    /// Returns the change that removes all layers of the VM, in any folder. Layers of other VMs stay, and so do those
+    /// of disks that were removed from the VM. Refused if an unknown layer has one of the removed layers as its parent.
+    async fn removal(&self, before: &VmState) -> blk::Result<Change> {
+        let graph = LayerGraph::new(self.manifest().links().await?);
+        let mut next = before.clone();
+        next.disks.clear();
+        next.snapshots.clear();
+        next.bin.clear();
+        next.folds.clear();
+        next.current = None;
+        let remove = graph.left_over(before, &next);
+        let stays = |layer: &&String| !remove.contains(layer);
+        if let Some(orphan) = remove.iter().flat_map(|layer| graph.children(layer)).find(stays) {
+            let cause = "it lies on a layer of this VM, and neither a disk nor a snapshot leads to it";
+            let remedy = "move it away or remove it first (`unstun check` says more)";
+            return Err(blk::Error::refused(self.dir().path_of(orphan), format!("{cause}; {remedy}")));
+        }
+        Ok(Change { next, remove, ..Change::default() })
+    }
+
+    pub async fn remove_layers(&self, before: &VmState) -> blk::Result<()> {
+        let change = self.removal(before).await?;
+        self.manifest().publish(&change).await
+    }
+}
+
+/// Refuses to remove only the home of a native VM: the VM would stay in the store, and no folder would lead to it.
+fn refuse_to_lose(vm: &str, delete_disks: bool) -> Result<()> {
+    match delete_disks {
+        true => Ok(()),
+        false => Err(Error::refused(format!(
+            "VM {vm}: its disks are native and have no files to leave behind; --delete-disks removes them too, `unstun \
+             vm close {vm}` only stops serving it"
+        ))),
+    }
+}
+
+/// Refuses if other VMs read layers of this VM.
+pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> blk::Result<()> {
+    let own = manifest.links().await?.into_iter().filter(|link| !link.foreign);
+    let layers: Vec<String> = own.map(|link| link.name).collect();
+    let mut who: Vec<String> =
+        manifest.dependants(&layers).await?.into_iter().map(|reader| reader.who).collect();
+    if who.is_empty() {
+        return Ok(());
+    }
+    who.sort_unstable();
+    who.dedup();
+    let cause = format!("its layers are read by {}; {}", who.join(", "), way_out(&who));
+    Err(blk::Error::refused(format!("VM {vm}"), cause))
+}
+
+/// Returns the remedy for readers, which are given by their paths.
+fn way_out(who: &[String]) -> String {
+    let parts = who.iter().flat_map(|path| path.split('/'));
+    match parts.filter_map(bin::parse_folder).next() {
+        Some((reader, entry)) => format!(
+            "VM {reader} is in the bin: `unstun bin restore {entry}` brings it back, `unstun bin empty {entry}` removes it for \
+             good"
+        ),
+        None => "remove those first".to_owned(),
+    }
+}
+
+/// Refuses a folder with layers and without a `.vmx`: which layers are the VM's and which VMs read them is unknown.
+async fn refuse_lost(home: &Home, dir: &Dir) -> Result<()> {
+    let Some(layer) = dir.list().await?.into_iter().find(|name| has_kind(name, &[".vmdk"])) else {
+        return Ok(());
+    };
+    let cause = format!("its .vmx is gone, so it is unknown which VMs read {layer}");
+    let remedy = "put the .vmx back, or remove the VM without --delete-disks and its folder by hand";
+    Err(Error::refused(format!("{}: {cause}; {remedy}", home.path.display())))
+}
+
+pub async fn open_home(home: &Home) -> blk::Result<Dir> {
+    open_path(home.datastore.dir.env(), &home.path).await
+}
+
+pub async fn has_vmx(dir: &Dir) -> blk::Result<bool> {
+    Ok(vmx_in(dir).await?.is_some())
+}
+
+/// Returns the configuration in a folder, or any one of several. A VM with several is refused when it is opened.
+async fn vmx_in(dir: &Dir) -> blk::Result<Option<String>> {
+    Ok(dir.list().await?.into_iter().find(|name| has_kind(name, &[".vmx"])))
+}
+
+fn has_kind(name: &str, kinds: &[&str]) -> bool {
+    let name = name.to_ascii_lowercase();
+    kinds.iter().any(|kind| name.ends_with(kind))
+}
+
+/// Removes the `.unstun` folder from a home.
+pub async fn remove_own(home: &Dir) -> blk::Result<()> {
+    let going = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
+    // With half of its `.unstun` folder the home would be a broken VM, so that folder loses its name first.
+    remove_with_files(home, &going).await?;
+    match home.rename(OWN_FOLDER, &going).await {
+        Err(e) if e.kind != blk::ErrorKind::NotFound => return Err(e),
+        _ => home.sync().await?,
+    }
+    remove_with_files(home, &going).await?;
+    home.sync().await
+}
+
+/// Removes a folder without subfolders, if it exists.
+pub async fn remove_with_files(dir: &Dir, name: &str) -> blk::Result<()> {
+    let folder = match dir.open_dir(name, false).await {
+        Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    for file in folder.list().await? {
+        folder.unlink_if_present(&file).await?;
+    }
+    dir.remove_dir(name).await
+}
+
+/// Removes what is left of a VM after its layers. Also removes the folder if it is in the datastore and contains
+/// nothing else.
+pub async fn remove_files(home: &Home) -> blk::Result<()> {
+    let dir = match open_home(home).await {
+        Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    remove_configuration(&dir).await?;
+    remove_folder(home, &dir).await
+}
+
+/// Removes the files that VMware keeps beside the layers.
+pub async fn remove_configuration(dir: &Dir) -> blk::Result<()> {
+    let Some(vmx) = vmx_in(dir).await? else { return Ok(()) };
+    let stem = Path::new(&vmx).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let variables = nvram(dir, &vmx).await;
+    let known = |name: &String| is_of(name, &stem) || *name == NAMES_LOCK || variables.as_ref() == Some(name);
+    for name in dir.list().await?.iter().filter(|name| **name != vmx).filter(|name| known(name)) {
+        dir.unlink_if_present(name).await?;
+    }
+    // The `.vmx` is removed last: with it the folder is a VM.
+    dir.unlink_if_present(&vmx).await?;
+    dir.sync().await
+}
+
+/// Returns whether VMware keeps the file beside the disks of a VM called `stem`: its configuration, or its machine
+/// state at a snapshot (`STEM-Snapshot1.vmsn`).
+fn is_of(name: &str, stem: &str) -> bool {
+    let own = name.rsplit_once('.').map_or("", |(own, _)| own);
+    let numbered = own.strip_prefix(stem).is_some_and(|rest| rest.starts_with("-Snapshot"));
+    (own == stem && has_kind(name, &[".vmx", ".vmsd", ".nvram"]))
+        || ((own == stem || numbered) && has_kind(name, &[".vmsn", ".vmem"]))
+}
+
+/// Returns the file of the firmware's variables if the configuration gives a plain name of that kind for it.
+async fn nvram(dir: &Dir, vmx: &str) -> Option<String> {
+    let bytes = dir.read_file(vmx, VMX_BYTES_MAX).await.ok()?;
+    let path = dir.path_of(vmx);
+    let configuration = dir.env().apart(move || Vmx::parse(&path, &bytes)).await.ok()?;
+    let name = configuration.values().get("nvram").ok()??.to_owned();
+    has_kind(&name, &[".nvram"]).then_some(name)
+}
+
+/// Removes a home that the daemon was creating in an empty folder.
+pub async fn remove_made(home: &Home) -> blk::Result<()> {
+    let dir = open_home(home).await?;
+    remove_made_files(&dir).await?;
+    remove_folder(home, &dir).await
+}
+
+pub async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
+    for name in dir.list().await?.iter().filter(|name| has_kind(name, &MADE_KINDS) || *name == NAMES_LOCK) {
+        dir.unlink_if_present(name).await?;
+    }
+    dir.sync().await
+}
+
+/// Removes the `.unstun` folder from a home. Also removes the home if it is in the datastore and contains nothing else.
+/// Such a home loses its name first: an empty folder left by a crash would be listed nowhere, and its name would be
+/// taken.
+pub async fn remove_folder(home: &Home, dir: &Dir) -> blk::Result<()> {
+    let ours = |name: &String| name.starts_with(OWN_FOLDER) && name.ends_with('/');
+    if !home.datastore.contains(&home.path) || !dir.list().await?.iter().all(ours) {
+        return remove_own(dir).await;
+    }
+    let name = home.path.file_name().unwrap_or_default().to_string_lossy();
+    let going = format!("{name}{TEMPORARY_SUFFIX}");
+    let above = &home.datastore.dir;
+    remove_nameless(above, &going).await?;
+    above.rename(&name, &going).await?;
+    above.sync().await?;
+    remove_nameless(above, &going).await
+}
+
+/// Removes a folder that has lost its name, if it exists.
+pub async fn remove_nameless(above: &Dir, name: &str) -> blk::Result<()> {
+    match above.open_dir(name, false).await {
+        Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
+        dir => remove_own(&dir?).await?,
+    }
+    above.remove_dir(name).await?;
+    above.sync().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_files_of_the_vm_are_its_own() {
+        for name in
+            ["web.vmx", "web.vmsd", "web.nvram", "web-Snapshot12.vmsn", "web-Snapshot12.vmem", "web.VMEM"]
+        {
+            assert!(is_of(name, "web"), "{name}");
+        }
+        for name in
+            ["web2.vmx", "web-2.nvram", "web.log", "web.vmdk", "notes.txt", "web-2.vmsn", "vmx", ".vmx"]
+        {
+            assert!(!is_of(name, "web"), "{name}");
+        }
+    }
+}

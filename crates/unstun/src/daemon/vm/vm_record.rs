@@ -1,0 +1,92 @@
+//! One VM and the daemon's state about it.
+
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use api::error::{Error, Result};
+use api::{self, WhenFull};
+use engine::Machine;
+use engine::native::NativeVm;
+
+use crate::daemon::client::client_gate::ClientGate;
+use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::vm::formats::HomeFiles;
+
+/// Storage of a VM's disks.
+#[derive(Clone)]
+pub enum Kept {
+    /// The files in the VM's home.
+    Redo(Rc<HomeFiles>),
+    /// The store of the datastore.
+    Native(Rc<NativeVm>),
+}
+
+impl Kept {
+    pub fn store(&self) -> api::Store {
+        match self {
+            Kept::Redo(_) => api::Store::Redo,
+            Kept::Native(_) => api::Store::Native,
+        }
+    }
+}
+
+/// Value of `VmRecord::moving` while a move begins. From its first check on, a move keeps out operations that change the
+/// VM: it copies exactly what it has checked.
+pub const MOVE_BEGINS: u64 = u64::MAX;
+
+pub struct VmRecord {
+    /// Name of the VM in the datastore. Its files may have another display name.
+    pub name: String,
+    pub vm: Rc<dyn Machine>,
+    pub kept: Kept,
+    /// Datastore that the VM belongs to.
+    pub datastore: Rc<Datastore>,
+    pub home: PathBuf,
+    pub when_full: WhenFull,
+    pub events: RefCell<Vec<api::Event>>,
+    /// Notices from opening the VM's files.
+    pub notices: RefCell<Vec<String>>,
+    pub gate: Rc<ClientGate>,
+    /// ID of the job that moves the VM; 0 for none, `MOVE_BEGINS` while the job is being created.
+    pub moving: Cell<u64>,
+}
+
+impl VmRecord {
+    pub fn place(&self) -> Home {
+        self.datastore.at(&self.home)
+    }
+
+    pub fn clients(&self) -> u64 {
+        (self.vm.clients().len() + self.vm.viewers().len()) as u64
+    }
+
+    pub fn refuse_when_moving(&self) -> blk::Result<()> {
+        match self.moving.get() {
+            0 => Ok(()),
+            MOVE_BEGINS => Err(blk::Error::refused(
+                format!("VM {}", self.name),
+                "a move of it is just beginning; try again",
+            )),
+            job => {
+                let cause = format!("it is being moved (job {job}); wait for that or cancel it");
+                Err(blk::Error::refused(format!("VM {}", self.name), cause))
+            }
+        }
+    }
+
+    /// Returns the files of the home. Refuses `purpose` if the disks are not files.
+    pub fn files(&self, purpose: &str) -> Result<&Rc<HomeFiles>> {
+        match &self.kept {
+            Kept::Redo(files) => Ok(files),
+            Kept::Native(_) => {
+                let cause = "its disks are native and lie in the datastore's store";
+                Err(Error::refused(format!("VM {}: {cause}; there is nothing to {purpose}", self.name)))
+            }
+        }
+    }
+
+    pub fn next_event(&self) -> u64 {
+        self.events.borrow().last().map_or(0, |event| event.id) + 1
+    }
+}
