@@ -45,7 +45,7 @@ pub fn run_of_tree(seed: u64, defects: Defects) -> Result<Outcome, String> {
 
 fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     assert_eq!(engine::unwritten_bytes(), 0, "the run before this one has left layers behind");
-    let world = SimWorld::new(plan.seed, plan.world.clone());
+    let world = SimWorld::new(plan.seed, watch::options(&plan.world));
     world.lie_about_memory(plan.engine.defects.has(Defect::ForgetMemory));
     let model = Rc::new(RefCell::new(Model::new(plan)));
     origin::create(&world, plan, &model)?;
@@ -56,9 +56,12 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
         plan.arm(&world, number, Part::Recovery);
         let result = boot::boot(&world, plan, &model, number, last);
         match result {
-            Some(result) => result.map_err(|e| format!("boot {number}: {e}"))?,
+            Some(result) => result.map_err(|e| {
+                watch::tell_end(&world, "ERROR");
+                format!("boot {number}: {e}")
+            })?,
             None => {
-                watch::tell(|| format!("POWER CUT {}", world.place_and_time()));
+                watch::tell_end(&world, "POWER CUT");
                 model.borrow_mut().mark_cut(&world);
                 cuts += 1;
                 let all_there = trouble.end(plan.rng(number, TROUBLE_TASK));

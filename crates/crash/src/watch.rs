@@ -28,6 +28,24 @@ pub fn tell_range(disk: usize, first: u64, count: u64, what: impl FnOnce() -> St
     }
 }
 
+/// I/Os that are printed at the end of each boot of a watched run.
+const EVENTS_SHOWN: usize = 3000;
+
+/// Returns the options of a world; that of a watched run keeps its last I/Os.
+pub fn options(options: &sim::Options) -> sim::Options {
+    let kept = watched().map_or(options.trace_events, |_| EVENTS_SHOWN);
+    sim::Options { trace_events: kept, ..options.clone() }
+}
+
+/// Prints the last I/Os of a watched run, and `what` ends it here.
+pub fn tell_end(world: &sim::SimWorld, what: &str) {
+    tell(|| {
+        let events: Vec<String> =
+            world.recent_events().iter().map(|event| format!("    {event}\n")).collect();
+        format!("{}{what} {}", events.concat(), world.place_and_time())
+    });
+}
+
 /// Returns the names of the layers of each disk.
 pub fn chains(vm: &Rc<Vm>) -> Vec<Vec<String>> {
     let names = |disk: &Rc<Disk>| disk.chain().links.iter().map(|l| l.layer.name().to_string()).collect();

@@ -117,6 +117,8 @@ pub enum Defect {
     BinUnflushed,
     /// A commit folds into layers that binned states depend on.
     FoldUnderBin,
+    /// A reader that finds the files of a layer which is being created opens them, beside the creator.
+    OpenDuringCreation,
     /// First writes are placed regardless of how many tables wait to be written.
     UnboundedTables,
     /// A write in place that finds no space counts as a failure of the device: it is not tried again.

@@ -5,6 +5,7 @@ mod branches;
 mod difference;
 mod extreme;
 mod grains;
+mod killed;
 mod limits;
 mod memory;
 mod relocate;

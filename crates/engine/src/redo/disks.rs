@@ -219,8 +219,7 @@ impl Vm {
 
     /// Gives a nonpersistent disk the child that takes its writes. Nothing refers to the child before the next publish.
     async fn put_on_redo(&self, disk: &mut DiskState) -> Result<()> {
-        let child = self.manifest.create_child(&disk.top).await?;
-        self.opened(&child);
+        let child = self.create_layer(&disk.top).await?;
         disk.reset_to = Some(std::mem::replace(&mut disk.top, child.name().to_string()));
         Ok(())
     }

@@ -8,7 +8,6 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use blk::layer::Layer;
 use blk::manifest::{Change, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 use futures_util::future::join_all;
@@ -225,7 +224,7 @@ impl Vm {
             Ground::Itself(layer) => (self.open_chain(layer, Opening::Change).await?, None),
             Ground::ChildOf(parent) => {
                 let mut layers = self.open_chain(parent, Opening::Change).await?;
-                let child: Rc<dyn Layer> = self.manifest.create_child(parent).await?;
+                let child = self.create_layer(parent).await?;
                 let name = child.name().to_string();
                 layers.push(child);
                 (layers, Some(name))

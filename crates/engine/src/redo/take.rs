@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use blk::layer::Layer;
 use blk::manifest::{
     CHAIN_LAYERS_MAX, Change, LayerName, Opening, SNAPSHOT_UID_MAX, SnapshotState, next_number,
 };
@@ -120,8 +119,7 @@ impl Vm {
     async fn create_child(&self, disk: &Rc<Disk>) -> Result<Child> {
         let began_ns = self.env.now_ns();
         let parent = disk.chain().top().clone();
-        let layer: Rc<dyn Layer> = self.manifest.create_child(parent.layer.name()).await?;
-        self.opened(&layer);
+        let layer = self.create_layer(parent.layer.name()).await?;
         let slot = disk.slots.borrow_mut().reserve(layer.files().len(), layer.name())?;
         let link = Link::new(layer, slot, self.options.defects);
         Ok(Child { disk: disk.clone(), parent, link, create_us: (self.env.now_ns() - began_ns) / 1000 })

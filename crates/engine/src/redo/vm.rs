@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 
 use blk::layer::Layer;
 use blk::manifest::{Change, DiskMode, LayerName, Manifest, Opening, VmState};
-use blk::sync::TaskMutex;
+use blk::sync::{Admission, TaskMutex};
 use blk::{Env, Error, ErrorKind, File, Result};
 
 use super::disk::Disk;
@@ -35,6 +35,8 @@ pub struct Vm {
     layers: RefCell<BTreeMap<LayerName, Weak<dyn Layer>>>,
     /// Serialises opening: two tasks that open the same layer at once would each have tables of their own.
     opening: TaskMutex,
+    /// Layers that are being created. Their files are there before their tables are known here.
+    creations: Rc<Admission>,
     /// Running tops that a snapshot depended on when the VM was opened. No take leaves one; a configuration repaired by
     /// hand may.
     pub(crate) frozen_tops: RefCell<BTreeSet<LayerName>>,
@@ -66,6 +68,7 @@ impl Vm {
             disks: RefCell::default(),
             layers: RefCell::default(),
             opening: TaskMutex::default(),
+            creations: Rc::default(),
             frozen_tops: RefCell::default(),
             operations: TaskMutex::default(),
             folding: TaskMutex::default(),
@@ -114,6 +117,11 @@ impl Vm {
     /// later commit can write into them. What the layers show is durable when this returns.
     pub(crate) async fn open_chain(&self, top: &str, opening: Opening) -> Result<Vec<Rc<dyn Layer>>> {
         let _turn = self.opening.lock().await;
+        // A preview may have found the files of a layer that a take is creating. Opened here, it would have a second set of
+        // tables and a second log in the host's memory, and the first one would be removed.
+        if !self.options.defects.has(Defect::OpenDuringCreation) {
+            self.creations.drain().await;
+        }
         let (mut layers, mut opened) = (Vec::new(), Vec::new());
         let names = self.manifest.chain_names(top).await?;
         let open = |name: &LayerName| self.layers.borrow().get(name).and_then(Weak::upgrade);
@@ -132,8 +140,22 @@ impl Vm {
             layers.push(layer);
         }
         self.flush_found(&opened).await?;
-        layers.iter().for_each(|layer| self.opened(layer));
+        for layer in &opened {
+            if open(&layer.name().to_owned()).is_some() {
+                let cause = "was replaced while it was opened";
+                return Err(Error::new(ErrorKind::NotFound, layer.name(), cause));
+            }
+            self.opened(layer);
+        }
         Ok(layers)
+    }
+
+    /// Creates an empty child of `parent`, to which nothing refers yet.
+    pub(crate) async fn create_layer(&self, parent: &str) -> Result<Rc<dyn Layer>> {
+        let _creation = self.creations.enter();
+        let layer = self.manifest.create_child(parent).await?;
+        self.opened(&layer);
+        Ok(layer)
     }
 
     /// Makes durable what layers show when they are opened. A process that ended may have left writes in the device's
