@@ -97,6 +97,8 @@ impl Datastore {
         let own = dir.open_dir(OWN_FOLDER, true).await?;
         // If the name of the `.unstun` folder were not durable, a crash would lose all records in it.
         dir.sync().await?;
+        // A killed daemon may have left changes of its records in the cache. What this one reads and acts on is durable.
+        own.sync().await?;
         let lock = own.lock(LOCK_NAME).await.map_err(|e| match e.kind {
             blk::ErrorKind::Locked => Error::new(
                 ErrorKind::Locked,

@@ -215,6 +215,7 @@ pub(super) async fn private_names(gate: &Gate) -> Result<Vec<String>> {
 /// Finishes the change of a record that is still there, and removes from the home what a change left behind that never became
 /// one.
 pub(super) async fn recover(gate: &Gate) -> Result<()> {
+    make_names_durable(gate).await?;
     let home = &gate.home().dir;
     let ours = private_names(gate).await?;
     if !ours.is_empty() {
@@ -229,6 +230,19 @@ pub(super) async fn recover(gate: &Gate) -> Result<()> {
         remove_temporary(&private, TEMPORARY_SUFFIX).await?;
     }
     remove_temporary(home, TEMPORARY_SUFFIX).await
+}
+
+/// Makes the names durable that this load finds. A process that was killed may have left the removal of its record in the
+/// cache: after a loss of power the record would be there again, and rename the files that a later change has staged.
+async fn make_names_durable(gate: &Gate) -> Result<()> {
+    for folder in gate.own() {
+        folder.dir.sync().await?;
+    }
+    match gate.home().dir.open_dir(OWN_FOLDER, false).await {
+        Ok(private) => private.sync().await,
+        Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
 }
 
 /// Removes from the other own folders what this home left behind there.

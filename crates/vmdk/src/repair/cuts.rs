@@ -113,9 +113,14 @@ fn summary(found: &Found) -> String {
     let plural = if found.lost.len() == 1 { "range of the disk is" } else { "ranges of the disk are" };
     let tables = match found.tables_lost {
         0 => String::new(),
-        1 => " (a table is lost: what it named and what it did not cannot be told apart)".to_owned(),
+        1 => {
+            " (a table is lost: the ranges that it mapped and those that it did not cannot be distinguished)"
+                .to_owned()
+        }
         tables => {
-            format!(" ({tables} tables are lost: what they named and what they did not cannot be told apart)")
+            format!(
+                " ({tables} tables are lost: the ranges that they mapped and those that they did not cannot be distinguished)"
+            )
         }
     };
     format!("{} {plural} lost, {bytes} bytes{tables}", found.lost.len())

@@ -161,7 +161,7 @@ impl Changed {
     fn parent_by_links(&self, inventory: &Inventory<'_>, at: usize) -> Result<Option<u32>, String> {
         let own = &self.list.snapshots[at];
         let unknown =
-            || format!("the parent of {} (uid {}) is not told by its links", shown(&own.name), own.uid);
+            || format!("the parent of {} (uid {}) does not follow from its links", shown(&own.name), own.uid);
         let links = links_of(inventory, own);
         if links.is_empty() || links.len() != own.disks.len() {
             return Err(unknown());

@@ -273,6 +273,8 @@ impl Daemon {
         }
         // Another daemon may hold the home through its own registry.
         formats::hold(self, &home.path).await?;
+        // A killed daemon may have left the step in the cache. One side is removed now, so the record that decides is durable.
+        own(home).await?.sync().await?;
         let settled = match handover {
             Handover::Leaving(_) => give_up(home, &to).await.map_err(Into::into),
             Handover::Left(_) => complete(self, name, home, &to).await,

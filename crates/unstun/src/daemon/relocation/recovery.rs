@@ -85,6 +85,8 @@ pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
     let (place, datastore, home) = (home, &home.datastore, home.path.as_path());
     let own = own(daemon, home).await?;
     let Some((to, id)) = begun(&own).await? else { return Ok(()) };
+    // A killed daemon may have left the step in the cache. One side is removed now, so the mark that decides is durable.
+    own.sync().await?;
     // This is needed if the store has the VM. Otherwise the store's side is removed, together with this mark.
     native::set_moving(place, false).await?;
     match (native::mark(&daemon.env, home).await?, to) {

@@ -69,7 +69,7 @@ impl Standing {
             )),
             Standing::LikeAnother(other) => Some((
                 format!(
-                    "and {} have the id of one VM, and the home that it had is gone; which of them is the VM cannot be told",
+                    "and {} have the id of one VM, and the home that it had is gone; which of them is the VM is unknown",
                     other.display()
                 ),
                 format!(
