@@ -18,8 +18,7 @@ pub fn find(name: &str) -> Result<PathBuf> {
     let folders = std::iter::once(beside.clone()).chain(std::env::split_paths(&path));
     folders.map(|folder| folder.join(name)).find(|file| file.is_file()).ok_or_else(|| {
         Error::failed(format!(
-            "the program {name} is neither in {} nor on the PATH; `make install` installs unstun and unstun-lab, \
-             `cargo build --release` builds both",
+            "the program {name} is neither in {} nor on the PATH; `make install` installs unstun and unstun-lab",
             beside.display()
         ))
     })

@@ -40,7 +40,7 @@ pub fn sequence_of(bytes: &[u8], disk: u32, sector: u64) -> Result<u64, String> 
         return Ok(field(24));
     }
     if field(0) != MAGIC {
-        return Err(format!("bytes nobody wrote: {:02x?}...", &bytes[..16]));
+        return Err(format!("bytes of no known write: {:02x?}...", &bytes[..16]));
     }
     let (d, s, n) = (field(8), field(16), field(24));
     let torn = bytes.chunks_exact(STAMP_BYTES).any(|c| c != &bytes[..STAMP_BYTES]);

@@ -45,7 +45,7 @@ impl Verbs for Hooks {
 
     fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
         if self.frozen.is_empty() {
-            let cause = "nobody has said where its frozen disk is; a backup needs --frozen URI|PATH";
+            let cause = "the place of its frozen disk is unknown; a backup needs --frozen URI|PATH";
             return Err(Error::unsupported(name, cause));
         }
         let place = |place: &String| {

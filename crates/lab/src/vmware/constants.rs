@@ -76,7 +76,7 @@ impl Spec {
             _ if !self.vmfs => return Vec::new(),
             Zeroing::Nothing => "not zeroed",
             Zeroing::Host => "the host zeroes it before its first write",
-            Zeroing::Storage => "the storage zeroes it before its first write, told by one command",
+            Zeroing::Storage => "the storage zeroes it before its first write, on request of one command",
         };
         vec![
             constant("block of VMFS", BLOCK_BYTES, "bytes", KNOWN, who),

@@ -359,7 +359,7 @@ mod tests {
                 driver.stop().await;
                 driver.failure()
             });
-        assert!(failure.unwrap().contains("bytes nobody wrote"));
+        assert!(failure.unwrap().contains("bytes of no known write"));
     }
 
     #[test]

@@ -221,7 +221,7 @@ fn may_take_over(page: &Result<LeasePage>, claimant: &Claimant) -> bool {
 fn locked(file: &LeaseFile, seen: &Seen, does: &str) -> Error {
     let who = match &seen.page {
         Ok(page) => describe(page, file.env.unix_us()),
-        Err(e) => format!("an owner that cannot be told ({})", e.cause),
+        Err(e) => format!("an unknown owner ({})", e.cause),
     };
     let remedy = "serve it from one host at a time: remove it there first (`unstun datastore remove`)";
     Error::new(ErrorKind::Locked, file.file.name(), format!("{who} {does}; {remedy}"))

@@ -155,7 +155,7 @@ fn legend(group: &Comparison<'_>) -> Markup {
                 "Subjects that are not the published one are given as multiples of it, and not judged. "
             }
             b { "check" } ": qualitative, derived, set by a timer or equal to its baseline; not counted."
-            @if bands { " Small figures below a value are its lowest and highest over an input nobody published." }
+            @if bands { " Small figures below a value are its lowest and highest over an input that was not published." }
         }
     }
 }
