@@ -2,16 +2,33 @@
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
 
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorBody, Result};
 
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
     json: bool,
+}
+
+/// Ends a command of `program`: reports its error, as JSON too where that was asked for, and returns its exit code.
+pub fn exit(program: &str, output: Output, result: Result<u8>) -> ExitCode {
+    result.map_or_else(
+        |error| {
+            let code = error.exit_code();
+            note(&format!("{program}: {error}"));
+            if output.json {
+                // Standard output may be what failed; the exit code still says so.
+                let _ = output.json(&ErrorBody::from(error));
+            }
+            ExitCode::from(code)
+        },
+        ExitCode::from,
+    )
 }
 
 impl Output {

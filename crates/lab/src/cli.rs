@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use api::args::lab::LabCommand;
 use api::args::{DemoArgs, Global};
 use api::client::{Client, runtime};
-use api::error::{ErrorBody, Result};
-use api::output::{Output, note};
+use api::error::Result;
+use api::output::{Output, exit};
 use api::program::refuse_other_version;
 use clap::{Parser, Subcommand};
 
@@ -49,16 +49,5 @@ fn run(cli: &Cli, output: Output) -> Result<u8> {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let output = Output::new(cli.global.json);
-    match run(&cli, output) {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            let code = error.exit_code();
-            note(&format!("unstun-lab: {error}"));
-            if cli.global.json {
-                // Standard output may be what failed; the exit code still reports the error.
-                let _ = output.json(&ErrorBody::from(error));
-            }
-            ExitCode::from(code)
-        }
-    }
+    exit("unstun-lab", output, run(&cli, output))
 }

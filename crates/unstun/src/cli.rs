@@ -18,10 +18,9 @@ use crate::command;
 use crate::memory::Memory;
 use api::args::lab::LabCommand;
 use api::args::{DemoArgs, Global};
-use api::error::ErrorBody;
 use api::listen::NbdListen;
 use api::name::{DatastoreName, VmName};
-use api::output::{Output, note};
+use api::output::{Output, exit};
 use api::units;
 
 pub use bin::{BinCommand, ConsentArgs};
@@ -312,16 +311,5 @@ pub enum Generated {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let output = Output::new(cli.global.json);
-    match command::run(&cli, output) {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            let code = error.exit_code();
-            note(&format!("unstun: {error}"));
-            if cli.global.json {
-                // Standard output may be what failed; the exit code still reports the error.
-                let _ = output.json(&ErrorBody::from(error));
-            }
-            ExitCode::from(code)
-        }
-    }
+    exit("unstun", output, command::run(&cli, output))
 }

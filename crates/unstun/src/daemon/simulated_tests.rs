@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use api::{self, BinEmpty, BinRestore, DiskCreate, VmClone, VmCreate, VmImport, VmRemove, WhenFull};
+use api::{BinEmpty, BinRestore, DiskCreate, VmClone, VmCreate, VmImport, VmRemove, WhenFull};
 use blk::reactor::OpenMode;
 use blk::{Buf, Env, File};
 use engine::native::{NewStore, Store};

@@ -300,6 +300,10 @@ fn the_lab_is_run_found_or_named_as_missing() {
     assert!(stderr(&missing).contains("make install"), "{}", stderr(&missing));
 
     let programs = Path::new(env!("CARGO_BIN_EXE_unstun")).parent().unwrap();
+    // The folder that the command runs in chooses no program, not even by a relative PATH.
+    let relative =
+        Command::new(&alone).args(["lab", "list"]).current_dir(programs).env("PATH", ":.").output();
+    assert_eq!(code(&relative.unwrap()), 1);
     let on_the_path = Command::new(&alone).args(["lab", "list"]).env("PATH", programs).output().unwrap();
     assert_eq!(code(&on_the_path), 0, "{}", stderr(&on_the_path));
     let mut other = Command::new(programs.join("unstun-lab"));

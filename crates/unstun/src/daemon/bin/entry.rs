@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use api::error::{Error, Result};
 use api::name::VmName;
-use api::{self, Store, VmCondition};
+use api::{Store, VmCondition};
 
 use super::records::BinState;
 use super::steps::Removed;

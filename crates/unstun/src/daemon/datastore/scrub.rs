@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
 use api::name::DatastoreName;
-use api::{self, Checked, Severity};
+use api::{Checked, Severity};
 use engine::Job;
 use engine::job::SCRUB;
 use engine::native::check::{Fault, Finding, Report};

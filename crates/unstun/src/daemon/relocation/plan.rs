@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use api::{self, Store};
+use api::Store;
 use blk::manifest::{DiskState, NewDisk};
 use blk::{Error, Result};
 use engine::Vm;

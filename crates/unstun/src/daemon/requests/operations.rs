@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use api::CommitTarget;
 use api::error::{Error, Result};
 use api::name::VmName;
 use api::units::total;
-use api::{self, CommitTarget};
 use engine::{CommitWhat, Job};
 
 use crate::daemon::client::client_gate::Who;

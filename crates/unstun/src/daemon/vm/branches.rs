@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use api::error::{Error, Result};
 use api::name::VmName;
-use api::{self, Operation, VmClient};
+use api::{Operation, VmClient};
 use blk::manifest::BinnedState;
 use engine::Loss;
 

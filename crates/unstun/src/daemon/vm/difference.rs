@@ -1,9 +1,9 @@
 //! Differences between two states of a disk, and the space that a VM uses.
 
+use api::DiskRange;
 use api::error::Result;
 use api::name::VmName;
 use api::units::total;
-use api::{self, DiskRange};
 use engine::Between;
 
 use crate::daemon::requests::api_types;

@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use api::WhenFull;
 use api::error::{Error, Result};
-use api::{self, WhenFull};
 use engine::Machine;
 use engine::native::NativeVm;
 
