@@ -33,6 +33,7 @@ fn disk_path(disk: &DiskRef) -> String {
     format!("/vms/{}/disks/{}", disk.vm, disk.number)
 }
 
+#[derive(Debug, Clone)]
 pub struct Client {
     datastore: PathBuf,
     socket: PathBuf,

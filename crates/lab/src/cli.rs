@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use api::args::lab::LabCommand;
 use api::args::{DemoArgs, Global};
-use api::client::{Client, runtime};
+use api::client::Client;
 use api::error::Result;
 use api::output::{Output, exit};
 use api::program::refuse_other_version;
@@ -29,7 +29,7 @@ pub enum Command {
     /// The same, as `unstun lab` calls it
     #[command(subcommand, hide = true)]
     Lab(LabCommand),
-    /// Load a VM while a snapshot is taken, kept and committed (about 40 s)
+    /// Load a VM while a snapshot is taken, kept and committed, on both kinds of store (about 45 s)
     Demo(DemoArgs),
 }
 
@@ -40,8 +40,7 @@ fn run(cli: &Cli, output: Output) -> Result<u8> {
         Command::Own(command) | Command::Lab(command) => command::run(command, output),
         Command::Demo(DemoArgs { output: dir }) => {
             let client = Client::for_command(cli.global.datastore.as_deref())?;
-            let plan = demo::Plan::default();
-            runtime()?.block_on(demo::run(&client, output, &plan, dir.as_deref())).map(|()| 0)
+            demo::run(&client, output, &demo::work(), dir.as_deref()).map(|()| 0)
         }
     }
 }

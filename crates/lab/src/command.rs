@@ -14,6 +14,8 @@ mod run;
 pub mod save;
 mod sweep;
 
+pub(crate) use run::{bar, describe};
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -93,7 +95,7 @@ fn storage(name: &str) -> Result<StorageModel> {
 
 /// Returns a flag that is set by Ctrl-C and by the signals that end this process or its terminal. The run must then end
 /// its servers; what was sampled until then is kept.
-fn interruption() -> Result<Arc<AtomicBool>> {
+pub(crate) fn interruption() -> Result<Arc<AtomicBool>> {
     let flag: Arc<AtomicBool> = Arc::default();
     let (seen, runtime) = (flag.clone(), runtime()?);
     let wait = move || {

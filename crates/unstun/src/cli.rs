@@ -89,7 +89,7 @@ pub enum Command {
     Scrub,
     /// Write a VMware disk chain as one sparse raw file, without a daemon
     Convert(ConvertArgs),
-    /// Load a VM while a snapshot is taken, kept and committed (about 40 s)
+    /// Load a VM while a snapshot is taken, kept and committed, on both kinds of store (about 45 s)
     Demo(DemoArgs),
     /// Measure what a snapshot costs: published experiments and your own, on modelled or on real storage
     #[command(subcommand)]

@@ -142,14 +142,14 @@ fn finish(record: &Record, args: &RunArgs, output: Output) -> Result<u8> {
     Ok(kind.exit_code())
 }
 
-pub(super) fn bar() -> Result<ProgressBar> {
+pub(crate) fn bar() -> Result<ProgressBar> {
     let style = ProgressStyle::with_template("{spinner} {msg}")
         .map_err(|e| Error::failed(format!("progress bar: {e}")))?;
     Ok(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style))
 }
 
 /// Returns a text such as `steady, with snapshot: 1 min 20 s left, 94 reads/s, 96 writes/s`.
-pub(super) fn describe(progress: &Progress) -> String {
+pub(crate) fn describe(progress: &Progress) -> String {
     let left = progress.left_us.map(|us| format!("{} left, ", format_seconds(us / 1_000_000)));
     format!(
         "{}: {}{:.0} reads/s, {:.0} writes/s",

@@ -1,139 +1,189 @@
-//! Results of the demo: figures for each phase, and beside them figures that others published.
+//! Results of the demo: figures for each phase and store, and beside them figures that others published.
 
-use api::Job;
+use api::name::VmName;
 use api::output::{fields, table};
-use api::units::{format_bytes, format_us};
+use api::units::format_us;
 use serde::Serialize;
 
-use crate::demo::meter::Counts;
+use crate::figures::{Figures, phases};
+use crate::run::{self, Quantity, Record};
 
-/// One row of the live table, and of `phases` in the JSON.
+/// Output of `demo --json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// One run for each kind of store, the native one first.
+    pub runs: Vec<StoreRun>,
+    /// What the native store does by metadata alone, without load.
+    pub operations: Vec<Operation>,
+    /// Command that attaches QEMU to the disk of the first run.
+    pub attach: String,
+}
+
+/// The run on one kind of store.
+#[derive(Debug, Clone, Serialize)]
+pub struct StoreRun {
+    pub vm: VmName,
+    pub store: String,
+    pub phases: Vec<Phase>,
+    /// Duration of the commit under load; null if the run ended before.
+    pub commit_seconds: Option<f64>,
+    /// Number of reads. Each is checked against the writes that it may show; a wrong one fails the run.
+    pub reads_checked: u64,
+}
+
 #[derive(Debug, Clone, Serialize)]
 pub struct Phase {
     pub name: &'static str,
     pub seconds: f64,
     pub reads_s: f64,
     pub writes_s: f64,
-    /// Operations per second as a fraction of those of the baseline phase; null in that phase and before it.
+    /// I/Os per second as a fraction of those of the baseline; null in that phase.
     pub of_baseline: Option<f64>,
-    pub p99_us: u64,
+    /// Median over the seconds of the 99th percentile; null without I/O.
+    pub p99_us: Option<f64>,
+    /// Longest time without an answer while the guest waited for some.
     pub longest_gap_us: u64,
-    /// Stun as the engine counted it; null where nothing was taken or committed.
+    /// Longest stun that the engine counted; null where nothing was taken or committed.
     pub stun_us: Option<u64>,
 }
 
-impl Phase {
-    pub fn new(name: &'static str, seconds: f64, counts: &Counts, baseline: Option<&Phase>) -> Self {
-        let per_s = |count: u64| count as f64 / seconds.max(f64::EPSILON);
-        let (reads_s, writes_s) = (per_s(counts.reads), per_s(counts.writes));
-        let of_baseline =
-            baseline.map(Phase::operations_s).filter(|&b| b > 0.0).map(|b| (reads_s + writes_s) / b);
-        let (p99_us, longest_gap_us) = (counts.p99_us(), counts.longest_gap_us);
-        Self { name, seconds, reads_s, writes_s, of_baseline, p99_us, longest_gap_us, stun_us: None }
+/// An operation on snapshots, from the request to the daemon's answer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Operation {
+    pub name: &'static str,
+    pub us: u64,
+}
+
+impl StoreRun {
+    pub fn of(record: &Record, vm: VmName) -> StoreRun {
+        let all = phases(record);
+        let baseline = all.iter().find(|f| f.phase == Some(run::Phase::Baseline)).and_then(Figures::iops);
+        let is_loaded = |figures: &&Figures| figures.phase != Some(run::Phase::Prepare);
+        let of_commit = |row: &&run::Row| row.phase == run::Phase::Commit;
+        let converged = |row: &&run::Row| row.quantity == Quantity::Converged && row.predicted == Some(1.0);
+        let seconds = |row: &&run::Row| row.quantity == Quantity::Seconds;
+        let ended = record.rows.iter().filter(of_commit).any(|row| converged(&row));
+        let commit_seconds = record.rows.iter().filter(of_commit).find(seconds).and_then(|row| row.predicted);
+        StoreRun {
+            vm,
+            store: record.subject.clone(),
+            phases: all.iter().filter(is_loaded).filter_map(|figures| Phase::of(figures, baseline)).collect(),
+            commit_seconds: commit_seconds.filter(|_| ended),
+            reads_checked: record.samples.iter().map(|sample| sample.reads).sum(),
+        }
     }
 
-    fn operations_s(&self) -> f64 {
-        self.reads_s + self.writes_s
+    fn phase(&self, phase: run::Phase) -> Option<&Phase> {
+        self.phases.iter().find(|found| found.name == crate::report::phase_name(phase))
+    }
+
+    fn share(&self, phase: run::Phase) -> String {
+        let share = self.phase(phase).and_then(|phase| phase.of_baseline);
+        share.map_or_else(|| "not measured".to_owned(), |share| format!("{:.0} %", share * 100.0))
+    }
+
+    fn stun(&self, phase: run::Phase) -> String {
+        let Some(phase) = self.phase(phase) else { return "not measured".to_owned() };
+        let gap = format_us(phase.longest_gap_us);
+        let stun = phase.stun_us.map_or_else(|| "-".to_owned(), format_us);
+        format!("{stun}; longest gap {gap}")
+    }
+
+    fn commit(&self) -> String {
+        match self.commit_seconds {
+            Some(seconds) => format!("ended in {seconds:.1} s"),
+            None => "not ended".to_owned(),
+        }
     }
 }
 
-/// Output of `demo --json`.
-#[derive(Debug, Clone, Serialize)]
-pub struct Report {
-    pub nbd_uri: String,
-    pub phases: Vec<Phase>,
-    pub take_stun_us: u64,
-    /// Longest stun of the commit; null if the daemon recorded none.
-    pub commit_stun_us: Option<u64>,
-    pub commit_seconds: f64,
-    /// Bytes in the delta when its commit started.
-    pub commit_bytes_held: u64,
-    pub commit_bytes_moved: u64,
-    /// Number of reads. Every read of the load is judged by the stamps that it shows.
-    pub reads_checked: u64,
-    pub reads_wrong: u64,
-    /// Command that attaches QEMU to the disk.
-    pub attach: String,
+impl Phase {
+    fn of(figures: &Figures, baseline: Option<f64>) -> Option<Phase> {
+        let (reads_s, writes_s) = figures.reads_per_s.zip(figures.writes_per_s)?;
+        let of_baseline =
+            baseline.filter(|&before| before > 0.0 && figures.phase != Some(run::Phase::Baseline));
+        Some(Phase {
+            name: figures.name(),
+            seconds: figures.lasts_us as f64 / 1e6,
+            reads_s,
+            writes_s,
+            of_baseline: of_baseline.map(|before| (reads_s + writes_s) / before),
+            p99_us: figures.p99_us,
+            longest_gap_us: figures.gap_us,
+            stun_us: (figures.stuns > 0).then_some(figures.stun_longest_us),
+        })
+    }
 }
 
 impl Report {
     pub fn describe(&self) -> String {
-        let mut rows = table(&["", "published", "here"]);
-        for (what, published, here) in self.rows() {
-            rows.add_row([what, published, here.as_str()]);
-        }
-        let checked = match self.reads_wrong {
-            0 => format!("{} reads, each showed its own block's last write", self.reads_checked),
-            wrong => format!("{wrong} of {} reads were WRONG", self.reads_checked),
-        };
-        let closing = fields(&[("checked", checked), ("attach QEMU", self.attach.clone())]);
+        let tables: Vec<String> = self.runs.iter().map(phases_of).collect();
+        let reads: u64 = self.runs.iter().map(|run| run.reads_checked).sum();
+        let operation = |done: &Operation| format!("{} {}", done.name, format_us(done.us));
+        let operations: Vec<String> = self.operations.iter().map(operation).collect();
+        let closing = fields(&[
+            ("native store, without load", operations.join(", ")),
+            ("checked", format!("{reads} reads, each showed its own sectors' last writes")),
+            ("attach QEMU", self.attach.clone()),
+        ]);
         format!(
-            "{rows}\nPublished figures are of other machines and loads; compare shares, not seconds.\n\n{closing}"
+            "{}\n{}\nPublished figures are of other machines and loads; compare shares, not seconds.\n\n{closing}",
+            tables.join("\n"),
+            self.beside()
         )
     }
 
-    fn rows(&self) -> [(&'static str, &'static str, String); 5] {
-        let share = |name| match self.phases.iter().find(|p| p.name == name).and_then(|p| p.of_baseline) {
-            Some(share) => format!("{:.0} % of baseline", share * 100.0),
-            None => "not measured".to_owned(),
-        };
-        let commit_gap = self.phases.iter().find(|p| p.name == COMMIT).map_or(0, |p| p.longest_gap_us);
-        let take_gap = self.phases.iter().find(|p| p.name == SNAPSHOT).map_or(0, |p| p.longest_gap_us);
-        let moved = format_bytes(self.commit_bytes_moved);
-        let held = format_bytes(self.commit_bytes_held);
-        [
-            ("IOPS with a snapshot", "VMFS 22 %, 12 %, 3.65 %; qcow2 44-97 %", share(SNAPSHOT)),
-            ("IOPS while committing", "VMFS 5.5 %, 7 %, 2.6 %; QEMU 25-39 %", share(COMMIT)),
-            (
-                "commit under load",
-                "VMFS never ended; QEMU not after 60 s",
-                format!("ended in {:.1} s, {moved} moved of {held} held", self.commit_seconds),
-            ),
-            (
-                "stun of the take",
-                "12 idle disks: 1.96 s (5.5), 0.65 s (6.0)",
-                format!(
-                    "{}; longest gap seen by the guest {}",
-                    format_us(self.take_stun_us),
-                    format_us(take_gap)
-                ),
-            ),
-            (
-                // VMware calls the commit of the same VM "delete"; the figures are the sum over its steps.
-                "stun of the commit",
-                "12 idle disks: 12.65 s (5.5), 0.83 s (6.0)",
-                match self.commit_stun_us {
-                    Some(us) => format!("{}; longest gap {}", format_us(us), format_us(commit_gap)),
-                    None => format!("longest gap {}", format_us(commit_gap)),
-                },
-            ),
-        ]
+    /// Returns the published figures beside those of each store.
+    fn beside(&self) -> String {
+        type Cell = fn(&StoreRun) -> String;
+        let lines: [(&str, &str, Cell); 5] = [
+            ("IOPS with a snapshot", "VMFS 22 %, 12 %, 3.65 %; qcow2 44-97 %", |run| {
+                run.share(run::Phase::Snapshot)
+            }),
+            ("IOPS while committing", "VMFS 5.5 %, 7 %, 2.6 %; QEMU 25-39 %", |run| {
+                run.share(run::Phase::Commit)
+            }),
+            ("commit under load", "VMFS never ended; QEMU not after 60 s", StoreRun::commit),
+            ("stun of the take", "12 idle disks: 1.96 s (5.5), 0.65 s (6.0)", |run| {
+                run.stun(run::Phase::Snapshot)
+            }),
+            // VMware calls the commit of the same VM "delete"; the figures are the sum over its steps.
+            ("stun of the commit", "12 idle disks: 12.65 s (5.5), 0.83 s (6.0)", |run| {
+                run.stun(run::Phase::Commit)
+            }),
+        ];
+        let mut header = vec!["", "published"];
+        header.extend(self.runs.iter().map(|run| run.store.as_str()));
+        let mut rows = table(&header);
+        for (what, published, cell) in lines {
+            let mut row = vec![what.to_owned(), published.to_owned()];
+            row.extend(self.runs.iter().map(cell));
+            rows.add_row(row);
+        }
+        rows.to_string()
     }
 }
 
-pub const WARM_UP: &str = "warm-up";
-pub const BASELINE: &str = "baseline";
-pub const SNAPSHOT: &str = "snapshot";
-pub const COMMIT: &str = "commit";
-pub const AFTER: &str = "after";
-
-/// Returns the duration of an ended commit in seconds.
-pub fn commit_seconds(job: &Job) -> f64 {
-    job.ended.map_or(0.0, |ended| ended.duration_since(job.started).as_secs_f64())
+fn phases_of(run: &StoreRun) -> String {
+    let mut rows =
+        table(&[&run.store, "s", "reads/s", "writes/s", "of baseline", "p99", "longest gap", "stun"]);
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    for phase in &run.phases {
+        rows.add_row([
+            phase.name.to_owned(),
+            format!("{:.1}", phase.seconds),
+            format!("{:.0}", phase.reads_s),
+            format!("{:.0}", phase.writes_s),
+            or_dash(phase.of_baseline.map(|share| format!("{:.0} %", share * 100.0))),
+            or_dash(phase.p99_us.map(|us| format_us(us as u64))),
+            format_us(phase.longest_gap_us),
+            or_dash(phase.stun_us.map(format_us)),
+        ]);
+    }
+    rows.to_string()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_phase_is_compared_with_the_baseline() {
-        let counts = |reads, writes| Counts { reads, writes, ..Counts::default() };
-        let baseline = Phase::new(BASELINE, 2.0, &counts(14_000, 6_000), None);
-        assert_eq!((baseline.reads_s, baseline.of_baseline), (7_000.0, None));
-        let commit = Phase::new(COMMIT, 1.0, &counts(6_000, 2_000), Some(&baseline));
-        assert_eq!(commit.of_baseline, Some(0.8));
-        let idle = Phase::new(BASELINE, 2.0, &counts(0, 0), None);
-        assert_eq!(Phase::new(COMMIT, 1.0, &counts(1, 1), Some(&idle)).of_baseline, None);
-    }
+/// Returns the command that attaches QEMU to an export.
+pub fn attach(nbd_uri: &str) -> String {
+    format!("qemu-system-x86_64 -m 1G -drive 'file={nbd_uri},format=raw,if=virtio'")
 }

@@ -1,9 +1,12 @@
-use blk::Result;
 use std::rc::Rc;
+
+use api::Vm;
+use api::client::Client;
+use blk::Result;
 
 use super::core::World;
 use super::facts::facts;
-use super::stack::{Site, Stack};
+use super::stack::{Site, Stack, open_served};
 use crate::run::{End, Record};
 use crate::runner::{self, Audience, Plan};
 use crate::subject::Subject;
@@ -12,7 +15,23 @@ use crate::subject::Subject;
 pub fn run(stack: &Stack, site: &Site<'_>, mut plan: Plan, audience: Audience) -> Record {
     plan.head.subject = stack.name().to_string();
     plan.head.machine = facts(site.folder);
-    match open(stack, site) {
+    run_on(plan, audience, |world| stack.open(world, site))
+}
+
+/// Runs a plan on a VM of a daemon that runs already.
+pub fn run_served(client: Client, vm: &Vm, mut plan: Plan, audience: Audience) -> Record {
+    plan.head.subject = vm.store.as_str().to_string();
+    plan.head.machine = facts(&vm.home);
+    run_on(plan, audience, |world| open_served(world, client, vm))
+}
+
+fn run_on(
+    mut plan: Plan,
+    audience: Audience,
+    open: impl FnOnce(&World) -> Result<Rc<dyn Subject>>,
+) -> Record {
+    let opened = World::new().and_then(|world| open(&world).map(|subject| (world, subject)));
+    match opened {
         Err(e) => Record { end: End::Failed(e.to_string()), ..plan.head },
         Ok((world, subject)) => {
             let env = world.env();
@@ -20,10 +39,4 @@ pub fn run(stack: &Stack, site: &Site<'_>, mut plan: Plan, audience: Audience) -
             world.run(async move { runner::run(&env, subject, plan, audience).await })
         }
     }
-}
-
-fn open(stack: &Stack, site: &Site<'_>) -> Result<(World, Rc<dyn Subject>)> {
-    let world = World::new()?;
-    let subject = stack.open(&world, site)?;
-    Ok((world, subject))
 }

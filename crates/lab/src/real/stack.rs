@@ -4,6 +4,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use api::client::Client;
+use api::{Store, Vm};
 use blk::reactor::OpenMode;
 use blk::volume::Volume;
 use blk::{Env, Errno, Error, Result};
@@ -13,7 +15,7 @@ use super::hooks::Hooks;
 use super::nbd;
 use super::qemu::Qemu;
 use super::reflink::Reflinks;
-use super::unstun::Daemon;
+use super::unstun::Served;
 use super::verbs::{Outside, Verbs};
 use crate::plain::Plain;
 use crate::subject::Subject;
@@ -38,12 +40,6 @@ pub enum Stack {
     },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Store {
-    Native,
-    Redo,
-}
-
 /// Where a stack is set up. The run has the folder to itself.
 pub struct Site<'a> {
     pub folder: &'a Path,
@@ -56,8 +52,7 @@ pub struct Site<'a> {
 impl Stack {
     pub fn name(&self) -> &'static str {
         match self {
-            Stack::Unstun(Store::Native) => "native",
-            Stack::Unstun(Store::Redo) => "redo",
+            Stack::Unstun(store) => store.as_str(),
             Stack::Qemu => "qemu",
             Stack::Reflink => "reflink",
             Stack::Vmware { mirror: true } => "redo:mirror",
@@ -98,7 +93,9 @@ impl Stack {
     /// Starts the server of the disks and attaches to them. Server and connections end with the subject.
     pub fn open(&self, world: &World, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
         let (disks, verbs) = match self {
-            Stack::Unstun(_) => self.open_unstun(world, site)?,
+            Stack::Unstun(store) => {
+                attached(world, Served::start(site.program, site.folder, *store, site.disk_bytes)?)?
+            }
             Stack::Qemu => open_qemu(world, site)?,
             Stack::Reflink => open_reflink(world, site)?,
             Stack::Vmware { mirror } => return open_vmware(*mirror, world, site),
@@ -109,16 +106,20 @@ impl Stack {
         };
         Ok(Outside::new(self.name(), world, disks, verbs))
     }
-
-    fn open_unstun(&self, world: &World, site: &Site<'_>) -> Result<Opened> {
-        let daemon = Daemon::start(site.program, site.folder, self.name(), site.disk_bytes)?;
-        let uris = (0..site.disk_bytes.len()).map(|disk| Daemon::uri(site.folder, disk));
-        let disks = uris.map(|uri| open_disk(world, &uri)).collect::<Result<_>>()?;
-        Ok((disks, Box::new(daemon)))
-    }
 }
 
 type Opened = (Vec<Rc<dyn Volume>>, Box<dyn Verbs>);
+
+/// Attaches to the disks of a VM of a daemon that runs already.
+pub(super) fn open_served(world: &World, client: Client, vm: &Vm) -> Result<Rc<dyn Subject>> {
+    let (disks, verbs) = attached(world, Served::connect(client, vm.name.clone())?)?;
+    Ok(Outside::new(vm.store.as_str(), world, disks, verbs))
+}
+
+fn attached(world: &World, (served, uris): (Served, Vec<String>)) -> Result<Opened> {
+    let disks = uris.iter().map(|uri| open_disk(world, uri)).collect::<Result<_>>()?;
+    Ok((disks, Box::new(served)))
+}
 
 fn open_qemu(world: &World, site: &Site<'_>) -> Result<Opened> {
     make_raw(site, "qemu")?;
@@ -155,7 +156,7 @@ fn make_raw(site: &Site<'_>, stack: &str) -> Result<PathBuf> {
 }
 
 /// Opens an NBD URI, a file or a block device.
-fn open_disk(world: &World, target: &str) -> Result<Rc<dyn Volume>> {
+pub fn open_disk(world: &World, target: &str) -> Result<Rc<dyn Volume>> {
     if nbd::is_uri(target) {
         return Ok(nbd::dial(target)?.serve(&world.reactor, &world.env()));
     }

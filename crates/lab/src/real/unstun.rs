@@ -1,19 +1,26 @@
-//! Our own daemon, measured through the interfaces that every user has: REST for the operations, NBD for the load.
+//! A VM of our own daemon, measured through the interfaces that every user has: REST for the operations, NBD for the
+//! load.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use blk::{Error, ErrorKind, Result};
-use serde_json::{Value, json};
+use api::client::{Client, runtime};
+use api::location::Datastore;
+use api::name::VmName;
+use api::{
+    CommitTarget, DiskCreate, DiskIo, Job, JobState, LayerIo, SnapshotTake, Store, Vm, VmCreate, WhenFull,
+};
+use blk::{Errno, Error, ErrorKind, Result};
+use tokio::runtime::Runtime;
 
 use super::nbd;
-use super::rest::Rest;
 use super::server::Server;
 use super::verbs::{DatedStun, Frozen, Verbs, Watch};
 use crate::run::Counters;
 use crate::subject::{CommitEnd, LayerSeen};
 
+/// Name of the VM in a daemon that the lab started.
 const VM: &str = "lab";
 /// Interval of the checks of a commit, and of the list of connected clients.
 const LOOK: Duration = Duration::from_millis(20);
@@ -22,35 +29,53 @@ const HOST_LOOKS: u64 = 50;
 /// Limit for readers that have disconnected: ten seconds of checks.
 const READERS_LOOKS: u32 = 500;
 
-pub struct Daemon {
-    server: Server,
-    rest: Rest,
-    /// Folder of the sockets.
-    folder: PathBuf,
-    disks: usize,
-    /// The events up to this one have been read.
-    told: u64,
+pub struct Served {
+    client: Client,
+    runtime: Runtime,
+    vm: VmName,
+    /// Number of the last event that was read.
+    last_event: u64,
+    /// The daemon, if this run started it.
+    server: Option<Server>,
 }
 
-impl Daemon {
-    /// Starts `program`, the binary under test, and creates a VM with new disks.
-    pub fn start(program: &Path, folder: &Path, store: &str, disk_bytes: &[u64]) -> Result<Daemon> {
-        let datastore = folder.join("datastore");
-        std::fs::create_dir_all(&datastore)
-            .map_err(|e| blk::Errno::from(e).at(datastore.display().to_string(), "making the datastore"))?;
-        let rest = Rest { socket: datastore.join(".unstun/api.sock") };
-        let mut command = Command::new(program);
-        command.arg("--datastore").arg(&datastore).args(["up", "--nbd"]);
-        command.arg(format!("unix:{}", socket(folder).display()));
-        let server = Server::start(&mut command, folder, || rest.get("/status").is_ok())?;
-        let disks: Vec<_> = disk_bytes.iter().map(|bytes| json!({ "size_bytes": bytes })).collect();
-        rest.post("/vms", &json!({ "name": VM, "disks": disks, "store": store }))?;
-        let (folder, disks) = (folder.to_owned(), disk_bytes.len());
-        Ok(Daemon { server, rest, folder, disks, told: 0 })
+impl Served {
+    /// Connects to a VM of a daemon that runs already, and returns its disks' URIs too.
+    pub fn connect(client: Client, vm: VmName) -> Result<(Served, Vec<String>)> {
+        let runtime = runtime().map_err(of_api)?;
+        let served = Served { client, runtime, vm, last_event: 0, server: None };
+        let uris = served.show()?.disks.into_iter().map(|disk| disk.nbd_uri).collect();
+        Ok((served, uris))
     }
 
-    pub fn uri(folder: &Path, disk: usize) -> String {
-        format!("nbd+unix:///{VM}/disk{disk}?socket={}", socket(folder).display())
+    /// Starts `program`, the binary under test, and creates a VM with new disks.
+    pub fn start(
+        program: &Path,
+        folder: &Path,
+        store: Store,
+        disk_bytes: &[u64],
+    ) -> Result<(Served, Vec<String>)> {
+        let root = folder.join("datastore");
+        let made = std::fs::create_dir_all(&root);
+        made.map_err(|e| Errno::from(e).at(root.display().to_string(), "making the datastore"))?;
+        let client = Client::new(&Datastore::for_client(Some(&root)).map_err(of_api)?);
+        let mut command = Command::new(program);
+        command.arg("--datastore").arg(&root).args(["up", "--nbd"]);
+        command.arg(format!("unix:{}", socket(folder).display()));
+        let runtime = runtime().map_err(of_api)?;
+        let is_ready = || runtime.block_on(client.status()).is_ok();
+        let server = Server::start(&mut command, folder, is_ready)?;
+        let vm: VmName = VM.parse().map_err(|e| Error::invalid(VM, e))?;
+        let disks = disk_bytes.iter().map(|bytes| DiskCreate::new(*bytes)).collect();
+        let when_full = WhenFull::default();
+        let request = VmCreate { name: vm.clone(), disks, store, when_full, datastore: None };
+        let created = runtime.block_on(client.vm_create(&request)).map_err(of_api)?;
+        let uris = created.disks.into_iter().map(|disk| disk.nbd_uri).collect();
+        Ok((Served { client, runtime, vm, last_event: 0, server: Some(server) }, uris))
+    }
+
+    fn show(&self) -> Result<Vm> {
+        self.runtime.block_on(self.client.vm_show(&self.vm)).map_err(of_api)
     }
 
     /// Waits until the snapshot has no readers: the daemon notices a dropped connection a moment later. If a reader
@@ -58,9 +83,7 @@ impl Daemon {
     fn wait_for_readers(&self, name: &str, watch: &Watch) -> Result<()> {
         for _ in 0..READERS_LOOKS {
             watch.go_on("commit")?;
-            let vm = self.rest.get(&format!("/vms/{VM}"))?;
-            let mut clients = vm["clients"].as_array().into_iter().flatten();
-            if !clients.any(|client| client["snapshot"] == name) {
+            if !self.show()?.clients.iter().any(|client| client.snapshot.as_deref() == Some(name)) {
                 break;
             }
             std::thread::park_timeout(LOOK);
@@ -68,122 +91,153 @@ impl Daemon {
         Ok(())
     }
 
-    fn wait_for(&self, job: u64, watch: &Watch) -> Result<CommitEnd> {
-        let mut looks = 0u64;
-        loop {
+    fn wait_for(&self, mut job: Job, watch: &Watch) -> Result<CommitEnd> {
+        for looks in 0u64.. {
             watch.go_on("commit")?;
             if looks.is_multiple_of(HOST_LOOKS) {
                 self.look_at_host(watch);
             }
-            looks += 1;
-            let job = self.rest.get(&format!("/jobs/{job}"))?;
             let mut progress = watch.progress.lock().expect("no panic inside");
-            progress.done_bytes = job["bytes_done"].as_u64().unwrap_or(0);
-            progress.total_bytes = job["bytes_total"].as_u64();
+            (progress.done_bytes, progress.total_bytes) = (job.bytes_done, Some(job.bytes_total));
             drop(progress);
-            match job["state"].as_str().unwrap_or("") {
-                "done" => return Ok(CommitEnd::Done),
-                "failed" | "cancelled" => {
-                    let cause =
-                        job["error"]["message"].as_str().unwrap_or("the job was cancelled").to_string();
-                    return Err(Error::new(ErrorKind::Io, "commit", cause));
-                }
-                _ => std::thread::park_timeout(LOOK),
+            if !job.state.is_open() {
+                break;
+            }
+            std::thread::park_timeout(LOOK);
+            job = self.runtime.block_on(self.client.job_show(job.id)).map_err(of_api)?;
+        }
+        match job.state {
+            JobState::Done => Ok(CommitEnd::Done),
+            _ => {
+                let cause = job.error.map_or_else(|| "the job was cancelled".into(), |error| error.message);
+                Err(Error::new(ErrorKind::Io, "commit", cause))
             }
         }
     }
 
     /// Reads the files' counters. A failed read leaves the previous values.
     fn look_at_host(&self, watch: &Watch) {
-        if let Ok(vm) = self.rest.get(&format!("/vms/{VM}")) {
+        if let Ok(vm) = self.show() {
             *watch.host.lock().expect("no panic inside") = (Some(counters(&vm)), layers(&vm));
         }
     }
 
-    fn look_at_stuns(&mut self, watch: &Watch) -> Result<()> {
-        let events = self.rest.get(&format!("/vms/{VM}/events?after={}", self.told))?;
-        for event in events.as_array().into_iter().flatten() {
-            self.told = event["id"].as_u64().unwrap_or(self.told);
-            let Some(stun_us) = event["stun_us"].as_u64().filter(|&us| us > 0) else { continue };
-            let time = event["time"].as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
-            let Some(time) = time else { continue };
-            let cause = event["operation"].as_str().unwrap_or("").to_string();
-            let stun = DatedStun { end_unix_us: time.as_microsecond(), stun_us, cause };
-            watch.stuns.lock().expect("no panic inside").push(stun);
+    /// Reads the events since the last look. After a failure the next look reads them again.
+    fn look_at_stuns(&mut self, watch: &Watch) {
+        let events = self.runtime.block_on(self.client.events(&self.vm, self.last_event));
+        for event in events.unwrap_or_default() {
+            self.last_event = event.id;
+            let end_unix_us = event.time.as_microsecond();
+            let (stun_us, cause) = (event.stun_us, event.operation.as_str().to_owned());
+            if stun_us > 0 {
+                let stun = DatedStun { end_unix_us, stun_us, cause };
+                watch.stuns.lock().expect("no panic inside").push(stun);
+            }
         }
-        Ok(())
     }
+}
+
+fn of_api(error: api::error::Error) -> Error {
+    Error::new(ErrorKind::Io, "the daemon", error.message)
 }
 
 fn socket(folder: &Path) -> PathBuf {
     folder.join("nbd.sock")
 }
 
+/// Returns the URI of the sealed state of a disk, from that of the running disk: `VM/diskN@SNAPSHOT` on the same socket.
+fn sealed_uri(nbd_uri: &str, disk: u32, snapshot: &str) -> String {
+    let (path, socket) = nbd_uri.split_at(nbd_uri.find('?').unwrap_or(nbd_uri.len()));
+    let vm = path.rsplit_once('/').map_or(path, |(vm, _)| vm);
+    format!("{vm}/disk{disk}@{snapshot}{socket}")
+}
+
 /// Sums the counters of the disks. Native disks share a file, and each of them shows all of its I/O.
-fn counters(vm: &Value) -> Counters {
-    let disks = vm["disks"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let apart = if vm["store"] == "native" { 1 } else { disks.len() };
+fn counters(vm: &Vm) -> Counters {
+    let apart = if vm.store == Store::Native { 1 } else { vm.disks.len() };
     let mut sum = Counters::default();
-    disks.iter().take(apart).for_each(|disk| sum += counted(&disk["io"], "device_"));
+    vm.disks.iter().take(apart).for_each(|disk| sum += of_disk(&disk.io));
     sum
 }
 
-fn layers(vm: &Value) -> Vec<LayerSeen> {
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let of_disk = |disk: Value| {
-        (0..).zip(list(&disk["layers"])).filter(|(_, layer)| !layer["io"].is_null()).map(
-            move |(height, layer)| LayerSeen {
-                name: format!("disk{}/{}", disk["number"], layer["descriptor"]),
-                height,
-                host: counted(&layer["io"], ""),
-            },
-        )
+fn layers(vm: &Vm) -> Vec<LayerSeen> {
+    let of_disk = |disk: &api::Disk| {
+        let number = disk.number;
+        let seen = |(height, layer): (u32, &api::Layer)| {
+            let name = format!("disk{number}/{}", layer.descriptor.display());
+            Some(LayerSeen { name, height, host: of_layer(&layer.io?) })
+        };
+        (0..).zip(&disk.layers).filter_map(seen).collect::<Vec<_>>()
     };
-    list(&vm["disks"]).into_iter().flat_map(of_disk).collect()
+    vm.disks.iter().flat_map(of_disk).collect()
 }
 
-/// Reads the counters of a `DiskIo` or a `LayerIo`.
-fn counted(io: &Value, prefix: &str) -> Counters {
-    let count = |field: &str| io[format!("{prefix}{field}")].as_u64().unwrap_or(0);
+fn of_disk(io: &DiskIo) -> Counters {
     Counters {
-        reads: count("reads"),
-        writes: count("writes"),
-        flushes: count("flushes"),
-        read_bytes: count("read_bytes"),
-        written_bytes: count("written_bytes"),
-        table_reads: count("table_reads"),
-        table_writes: count("table_writes"),
+        reads: io.device_reads,
+        writes: io.device_writes,
+        flushes: io.device_flushes,
+        read_bytes: io.device_read_bytes,
+        written_bytes: io.device_written_bytes,
+        table_reads: io.device_table_reads,
+        table_writes: io.device_table_writes,
         ..Counters::default()
     }
 }
 
-impl Verbs for Daemon {
+fn of_layer(io: &LayerIo) -> Counters {
+    Counters {
+        reads: io.reads,
+        writes: io.writes,
+        flushes: io.flushes,
+        read_bytes: io.read_bytes,
+        written_bytes: io.written_bytes,
+        table_reads: io.table_reads,
+        table_writes: io.table_writes,
+        ..Counters::default()
+    }
+}
+
+impl Verbs for Served {
     fn take(&mut self, name: &str, _: &Watch) -> Result<()> {
-        self.rest.post(&format!("/vms/{VM}/snapshots"), &json!({ "name": name })).map(drop)
+        let name = name.parse().map_err(|e: String| Error::invalid(name, e))?;
+        let request = SnapshotTake { name, message: String::new() };
+        self.runtime.block_on(self.client.snapshot_take(&self.vm, &request)).map(drop).map_err(of_api)
     }
 
     fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd> {
         self.wait_for_readers(name, watch)?;
-        let job = self.rest.post(&format!("/vms/{VM}/commit"), &json!({ "snapshot": name }))?;
-        let number = job["id"].as_u64().unwrap_or(0);
-        let ended = self.wait_for(number, watch);
+        let target = CommitTarget::Snapshot(name.parse().map_err(|e: String| Error::invalid(name, e))?);
+        let job = self.runtime.block_on(self.client.snapshot_commit(&self.vm, &target)).map_err(of_api)?;
+        let ended = self.wait_for(job, watch);
         self.look(watch);
         ended
     }
 
     fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
-        let socket = socket(&self.folder);
-        let uri = |disk| format!("nbd+unix:///{VM}/disk{disk}@{name}?socket={}", socket.display());
-        (0..self.disks).map(|disk| Ok(Frozen::Export(nbd::dial(&uri(disk))?))).collect()
+        let disks = self.show()?.disks;
+        let uri = |disk: &api::Disk| sealed_uri(&disk.nbd_uri, disk.number, name);
+        disks.iter().map(|disk| Ok(Frozen::Export(nbd::dial(&uri(disk))?))).collect()
     }
 
     fn look(&mut self, watch: &Watch) {
         self.look_at_host(watch);
-        // After an error the next look reads the same events again.
-        let _ = self.look_at_stuns(watch);
+        self.look_at_stuns(watch);
     }
 
     fn close(&mut self) -> Result<()> {
-        self.server.stop()
+        self.server.as_mut().map_or(Ok(()), Server::stop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sealed_state_is_on_the_socket_of_its_disk() {
+        let unix = sealed_uri("nbd+unix:///web/disk1.g5?socket=/tmp/s", 1, "before");
+        assert_eq!(unix, "nbd+unix:///web/disk1@before?socket=/tmp/s");
+        assert_eq!(sealed_uri("nbd://[::1]:9/web/disk0", 0, "b"), "nbd://[::1]:9/web/disk0@b");
     }
 }

@@ -8,7 +8,7 @@ use blk::{Buf, Env};
 use sim::Rng;
 
 use super::generator::{Generator, Io};
-use super::pace::Pace;
+use super::pace::{NAP_NS, Pace};
 use super::target::Target;
 use super::{Worker, Workload};
 use crate::probe::Meter;
@@ -98,6 +98,10 @@ impl Driver {
             for _ in 0..worker.worker.outstanding {
                 let (driver, worker) = (self.0.clone(), worker.clone());
                 self.0.spawn(async move { driver.work(&worker).await });
+            }
+            if worker.worker.flush_interval_us > 0 {
+                let (driver, worker) = (self.0.clone(), worker.clone());
+                self.0.spawn(async move { driver.flush(&worker).await });
             }
         }
     }
@@ -189,6 +193,29 @@ impl Inner {
         }
     }
 
+    /// Flushes a worker's disk at its interval. Flushes are not counted among the I/Os.
+    async fn flush(&self, worker: &Running) {
+        let mut due_ns = self.env.now_ns();
+        loop {
+            due_ns += worker.worker.flush_interval_us * 1000;
+            while self.env.now_ns() < due_ns && !self.stopping.get() {
+                self.env.sleep_until(due_ns.min(self.env.now_ns() + NAP_NS)).await;
+            }
+            if self.stopping.get() {
+                return;
+            }
+            if let Err(e) = worker.target.flush().await {
+                self.fail(e);
+            }
+        }
+    }
+
+    /// Keeps the first failure and stops the load.
+    fn fail(&self, failure: String) {
+        self.failure.borrow_mut().get_or_insert(failure);
+        self.stopping.set(true);
+    }
+
     async fn sweep_part(&self, target: &Target, cursor: &Cell<u64>, end: u64, len: u32, read: bool) {
         let mut room = Room::new(len);
         while !self.stopping.get() && cursor.get() < end {
@@ -214,8 +241,7 @@ impl Inner {
             Ok(()) => self.meter.done(io.read, io.len, due_ns, now_ns),
             Err(e) => {
                 self.meter.failed(now_ns);
-                self.failure.borrow_mut().get_or_insert(e);
-                self.stopping.set(true);
+                self.fail(e);
             }
         }
         if now_ns == due_ns {
@@ -244,7 +270,7 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use blk::reactor::OpenMode;
-    use sim::{Device, Options, SimWorld};
+    use sim::{Device, OpKind, Options, SimWorld};
 
     use super::*;
     use crate::plain::Plain;
@@ -326,6 +352,24 @@ mod tests {
         assert!(
             (490_000.0..510_000.0).contains(&sample.read_latency.max_us.max(sample.write_latency.max_us))
         );
+    }
+
+    #[test]
+    fn flushes_come_at_their_interval_while_the_load_runs() {
+        let flushes = with_driver(
+            vec![worker(r#"{"flush_interval_us": 250000}"#)],
+            false,
+            |env, driver, _, world| async move {
+                for _ in 0..2 {
+                    driver.start();
+                    env.sleep_us(SECOND_US + 1).await;
+                    driver.stop().await;
+                    env.sleep_us(SECOND_US).await;
+                }
+                world.count(OpKind::Flush).completed
+            },
+        );
+        assert_eq!(flushes, 8);
     }
 
     #[test]

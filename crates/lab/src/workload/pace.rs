@@ -6,7 +6,7 @@ use blk::sync::TaskMutex;
 use super::{Pacing, Worker};
 
 /// Longest sleep between two checks whether the load was stopped.
-const NAP_NS: u64 = 100_000_000;
+pub(super) const NAP_NS: u64 = 100_000_000;
 
 /// The time at which a worker's next I/O may be issued. The worker's slots share it and queue for their turn.
 pub struct Pace {

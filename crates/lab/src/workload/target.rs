@@ -65,6 +65,10 @@ impl Target {
         result.map_err(failed)
     }
 
+    pub async fn flush(&self) -> Result<(), String> {
+        self.volume.clone().flush().await.map_err(|e| format!("disk {}: flushing: {e}", self.number))
+    }
+
     fn pattern(&self, len: usize) -> Slice {
         let mut pattern = self.pattern.borrow_mut();
         if pattern.len() < len {

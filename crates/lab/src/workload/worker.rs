@@ -68,6 +68,10 @@ pub struct Worker {
     pub working_set_bytes: u64,
     #[serde(default)]
     pub pacing: Pacing,
+    /// Interval between flushes of the disk while the load runs, as the journal of a guest's file system sends them.
+    /// 0: none.
+    #[serde(default)]
+    pub flush_interval_us: u64,
     /// Other sizes and ratios among its I/Os; the fields above apply to the rest of the 100 percent.
     #[serde(default)]
     pub mix: Vec<Access>,
@@ -94,6 +98,7 @@ impl Worker {
             first_byte: 0,
             working_set_bytes: 0,
             pacing: Pacing::Closed,
+            flush_interval_us: 0,
             mix: Vec::new(),
         }
     }

@@ -3,3 +3,5 @@
 mod contracts;
 mod esx;
 mod honesty;
+mod nbd;
+mod nbd_server;

@@ -8,8 +8,7 @@ use api::client::runtime;
 use api::error::{Error, ErrorBody, ErrorKind};
 use api::name::{DiskRef, SnapshotRef, VmName};
 use api::*;
-use lab::demo::meter::Counts;
-use lab::demo::report::{Phase, Report};
+use lab::demo::report::{self, Phase, Report, StoreRun};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -224,20 +223,28 @@ fn made_here(actual: &mut Actual) {
         access: Vec::new(),
     };
     actual.add("Attach", &attach);
-    let phase = Phase::new("baseline", 1.0, &Counts::default(), None);
-    actual.add("Phase", &phase);
-    let report = Report {
-        nbd_uri: String::new(),
-        phases: vec![phase],
-        take_stun_us: 0,
-        commit_stun_us: None,
-        commit_seconds: 0.0,
-        commit_bytes_held: 0,
-        commit_bytes_moved: 0,
-        reads_checked: 0,
-        reads_wrong: 0,
-        attach: String::new(),
+    let phase = Phase {
+        name: "baseline",
+        seconds: 5.0,
+        reads_s: 0.0,
+        writes_s: 0.0,
+        of_baseline: None,
+        p99_us: None,
+        longest_gap_us: 0,
+        stun_us: None,
     };
+    actual.add("Phase", &phase);
+    let run = StoreRun {
+        vm: "demo-redo".parse().unwrap(),
+        store: "redo".to_owned(),
+        phases: vec![phase],
+        commit_seconds: None,
+        reads_checked: 0,
+    };
+    actual.add("StoreRun", &run);
+    let operation = report::Operation { name: "take", us: 1 };
+    actual.add("Operation", &operation);
+    let report = Report { runs: vec![run], operations: vec![operation], attach: String::new() };
     actual.add("Report", &report);
     let waiting = WaitingVm { vm: "web".parse().unwrap(), writes: 1 };
     let freeable = Freeable { vm: "web".parse().unwrap(), snapshot: "before".to_owned(), bytes_max: 1 };

@@ -9,7 +9,7 @@ use serde_json::{Deserializer, Value};
 
 const UNSTUN: &str = env!("CARGO_BIN_EXE_unstun");
 
-struct Daemon {
+pub struct Daemon {
     child: Child,
     /// What it printed once it served.
     status: Value,
@@ -18,7 +18,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start(folder: &Path, arguments: &[&str]) -> Self {
+    pub fn start(folder: &Path, arguments: &[&str]) -> Self {
         Self::start_with(folder, arguments, Stdio::inherit())
     }
 
@@ -39,7 +39,7 @@ impl Daemon {
         Self { child, status, _stdout: stdout }
     }
 
-    fn stop(mut self, signal: Signal) -> ExitStatus {
+    pub fn stop(mut self, signal: Signal) -> ExitStatus {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
         self.child.wait().unwrap()
     }
@@ -63,7 +63,7 @@ fn unstun(folder: &Path, line: &str) -> Output {
         .unwrap()
 }
 
-fn json(folder: &Path, line: &str) -> Value {
+pub fn json(folder: &Path, line: &str) -> Value {
     let output = unstun(folder, line);
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -149,16 +149,17 @@ fn nbd_is_served_where_it_was_asked_for() {
     let (name, place) = uri.split_once('?').unwrap();
     assert!(name.starts_with("nbd+unix:///web/disk0.g"), "{uri}");
     assert_eq!(place, format!("socket={}", socket.display()));
-    let size = api::client::runtime().unwrap().block_on(async {
-        let mut connection = lab::demo::nbd::Connection::open(&uri, 1).await.unwrap();
-        connection.write(4096, &[7; 4096], 0);
-        connection.only().await.unwrap();
-        connection.read(4096, 4096, 0);
-        assert_eq!(connection.only().await.unwrap().data, [7; 4096]);
-        let size = connection.size_bytes;
-        connection.close().await.unwrap();
-        size
+    let world = lab::real::World::new().unwrap();
+    let disk = lab::real::open_disk(&world, &uri).unwrap();
+    let size = disk.info().size_bytes;
+    let read = world.run(async move {
+        let mut data = blk::Buf::alloc(4096);
+        data.fill(7);
+        disk.clone().write(4096, data.freeze()).await.unwrap();
+        let (read, result) = disk.read(4096, blk::Buf::alloc(4096)).await;
+        result.map(|()| read)
     });
+    assert_eq!(read.unwrap()[..], [7; 4096]);
     assert_eq!(size, 64 << 20);
     assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
 }

@@ -214,6 +214,7 @@ fn worker(found: &Found, name: &str, specs: &[Spec], skips: &mut Skips) -> Optio
         first_byte: found.first_sector.saturating_mul(SECTOR),
         working_set_bytes: found.sectors.saturating_mul(SECTOR),
         pacing: Default::default(),
+        flush_interval_us: 0,
         mix: mix.collect(),
     })
 }

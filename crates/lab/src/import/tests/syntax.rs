@@ -39,6 +39,7 @@ fn an_iometer_configuration_is_a_workload() {
         first_byte: 64 * 512,
         working_set_bytes: 2_000_000 * 512,
         pacing: Default::default(),
+        flush_interval_us: 0,
         mix: Vec::new(),
     };
     assert_eq!(*reader, expected);

@@ -2,7 +2,6 @@
 
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
-pub mod nbd_server;
 pub mod state;
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The smallest NBD server the client can be tested against: memory, one export of any name, blocking threads.
+//! A minimal NBD server in memory, with defects: one export of any name, simple replies, blocking threads.
 
 use std::io::{Read, Result, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,8 +9,7 @@ use tempfile::TempDir;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
-    Simple,
-    Structured,
+    Sound,
     /// Answers every hundredth read with the block before the one asked for.
     Misplacing,
     /// Fails every write with EIO.
@@ -22,7 +21,6 @@ pub enum Flavour {
 pub struct NbdServer {
     _folder: TempDir,
     socket: PathBuf,
-    pub memory: Arc<Mutex<Vec<u8>>>,
 }
 
 impl NbdServer {
@@ -32,17 +30,14 @@ impl NbdServer {
         let socket = folder.path().join("nbd.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let memory = Arc::new(Mutex::new(vec![0; size]));
-        let shared = Arc::clone(&memory);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (stream, memory) = (stream.unwrap(), Arc::clone(&shared));
+                let (stream, memory) = (stream.unwrap(), Arc::clone(&memory));
                 // A client that hangs up ends its thread.
-                std::thread::spawn(move || {
-                    drop(Session { stream, memory, flavour, structured: false }.run())
-                });
+                std::thread::spawn(move || drop(Session { stream, memory, flavour }.run()));
             }
         });
-        Self { _folder: folder, socket, memory }
+        Self { _folder: folder, socket }
     }
 
     pub fn uri(&self) -> String {
@@ -54,7 +49,6 @@ struct Session {
     stream: UnixStream,
     memory: Arc<Mutex<Vec<u8>>>,
     flavour: Flavour,
-    structured: bool,
 }
 
 impl Session {
@@ -79,12 +73,11 @@ impl Session {
         let option = u32::from_be_bytes(self.take()?);
         let length = u32::from_be_bytes(self.take()?) as usize;
         self.stream.read_exact(&mut vec![0; length])?;
-        if option == 8 {
-            self.structured = self.flavour != Flavour::Simple;
-            self.answer(option, if self.structured { 1 } else { (1 << 31) + 1 }, &[])?;
+        if option != 7 {
+            // NBD_REP_ERR_UNSUP: the client should go on with GO.
+            self.answer(option, (1 << 31) + 1, &[])?;
             return Ok(false);
         }
-        assert_eq!(option, 7, "the client should ask for GO");
         let size = self.memory.lock().unwrap().len() as u64;
         let mut info = vec![0, 0];
         info.extend_from_slice(&size.to_be_bytes());
@@ -121,7 +114,8 @@ impl Session {
                     self.flavour == Flavour::Misplacing && reads.is_multiple_of(100) && offset >= length;
                 let from = if misplaced { offset - length } else { offset };
                 let data = self.memory.lock().unwrap()[from..from + length].to_vec();
-                self.reply_read(cookie, offset as u64, &data)?;
+                self.reply(cookie, 0)?;
+                self.stream.write_all(&data)?;
             }
             1 => {
                 let mut data = vec![0; length];
@@ -139,34 +133,6 @@ impl Session {
         let mut bytes = vec![0x67, 0x44, 0x66, 0x98];
         bytes.extend_from_slice(&errno.to_be_bytes());
         bytes.extend_from_slice(cookie);
-        self.stream.write_all(&bytes)
-    }
-
-    /// Structured: the first half as data, a zero second half as a hole, then a chunk that ends it.
-    fn reply_read(&mut self, cookie: &[u8], offset: u64, data: &[u8]) -> Result<()> {
-        if !self.structured {
-            self.reply(cookie, 0)?;
-            return self.stream.write_all(data);
-        }
-        let (first, second) = data.split_at(data.len() / 2);
-        let middle = offset + first.len() as u64;
-        self.chunk(cookie, 0, 1, &[&offset.to_be_bytes(), first])?;
-        if second.iter().all(|&byte| byte == 0) {
-            self.chunk(cookie, 0, 2, &[&middle.to_be_bytes(), &(second.len() as u32).to_be_bytes()])?;
-        } else {
-            self.chunk(cookie, 0, 1, &[&middle.to_be_bytes(), second])?;
-        }
-        self.chunk(cookie, 1, 0, &[])
-    }
-
-    fn chunk(&mut self, cookie: &[u8], flags: u16, kind: u16, parts: &[&[u8]]) -> Result<()> {
-        let payload = parts.concat();
-        let mut bytes = vec![0x66, 0x8e, 0x33, 0xef];
-        bytes.extend_from_slice(&flags.to_be_bytes());
-        bytes.extend_from_slice(&kind.to_be_bytes());
-        bytes.extend_from_slice(cookie);
-        bytes.extend_from_slice(&(payload.len() as u32).to_be_bytes());
-        bytes.extend_from_slice(&payload);
         self.stream.write_all(&bytes)
     }
 }
