@@ -22,7 +22,8 @@ use crate::{
     Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
     Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss,
     Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm,
-    VmClone, VmClosed, VmCreate, VmImport, VmMove, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    VmClone, VmClosed, VmCreate, VmImport, VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace,
+    VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.
@@ -182,8 +183,8 @@ impl Client {
         self.call(Method::POST, &format!("/vms/{vm}/close"), Some(&Disconnect { disconnect })).await
     }
 
-    pub async fn vm_open(&self, vm: &VmName) -> Result<Vm> {
-        self.call(Method::POST, &format!("/vms/{vm}/open"), NO_BODY).await
+    pub async fn vm_open(&self, vm: &VmName, request: &VmOpen) -> Result<Vm> {
+        self.call(Method::POST, &format!("/vms/{vm}/open"), Some(request)).await
     }
 
     pub async fn vm_set_shared_writers(&self, vm: &VmName, shared: bool) -> Result<Vm> {

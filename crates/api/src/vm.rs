@@ -88,6 +88,15 @@ pub struct SharedWriters {
     pub shared: bool,
 }
 
+/// Body of `POST /vms/VM/open`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmOpen {
+    /// Whether the user states that the other side of an interrupted move is lost for good, and this side is the VM.
+    #[serde(default)]
+    pub take_over: bool,
+}
+
 /// Body of `POST /vms/VM/close`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

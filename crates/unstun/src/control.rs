@@ -38,7 +38,8 @@ pub trait Control: Send + Sync {
     fn vm_space(&self, vm: VmName) -> Reply<'_, VmSpace>;
     /// Fails with `Refused` while a client writes, unless `disconnect` is set.
     fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed>;
-    fn vm_open(&self, vm: VmName) -> Reply<'_, Vm>;
+    /// With `take_over`, an interrupted move ends with this side as the VM.
+    fn vm_open(&self, vm: VmName, take_over: bool) -> Reply<'_, Vm>;
     fn vm_set_shared_writers(&self, vm: VmName, shared: bool) -> Reply<'_, Vm>;
 
     fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm>;

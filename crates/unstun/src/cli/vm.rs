@@ -39,7 +39,12 @@ pub enum VmCommand {
     ///
     /// Be certain that no client of before still runs: one that does has the old content in its caches, connects again by
     /// itself, and ruins the guest's file systems. The names that `unstun attach` prints need no `vm open`.
-    Open { vm: VmName },
+    Open {
+        vm: VmName,
+        /// Make this side of an interrupted move the VM, because the other side is lost for good
+        #[arg(long)]
+        take_over: bool,
+    },
     /// Throw away what was written to the independent-nonpersistent disks
     Reset(ResetArgs),
     /// Remove a VM from the datastore; its files stay without --delete-disks

@@ -8,7 +8,7 @@ use api::progress::watch;
 use api::units::format_bytes;
 use api::{
     Disk, DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmMove,
-    VmRemove, VmSummary,
+    VmOpen, VmRemove, VmSummary,
 };
 
 use crate::cli::{CloneArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
@@ -30,13 +30,13 @@ pub async fn run(command: &VmCommand, client: &Client, output: Output) -> Result
         VmCommand::Close { vm, disconnect } => {
             output.result(&client.vm_close(vm, *disconnect).await?, closed)
         }
-        VmCommand::Open { vm } => open(vm, client, output).await,
+        VmCommand::Open { vm, take_over } => open(vm, VmOpen { take_over: *take_over }, client, output).await,
         VmCommand::Reset(args) => loss::reset(args, client, output).await,
         VmCommand::Remove(args) => loss::remove(args, client, output).await,
     }
 }
 
-async fn open(vm: &VmName, client: &Client, output: Output) -> Result<()> {
+async fn open(vm: &VmName, request: VmOpen, client: &Client, output: Output) -> Result<()> {
     // A closed VM cannot be shown.
     let fenced = client.vm_show(vm).await.is_ok_and(|shown| shown.fenced);
     let title = match fenced {
@@ -46,7 +46,7 @@ async fn open(vm: &VmName, client: &Client, output: Output) -> Result<()> {
         }
         false => "opened",
     };
-    output.result(&client.vm_open(vm).await?, |vm| titled(title, vm))
+    output.result(&client.vm_open(vm, &request).await?, |vm| titled(title, vm))
 }
 
 async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<()> {

@@ -85,7 +85,7 @@ fn a_copied_folder_is_not_served_and_its_removal_touches_nothing_of_the_vm() {
                         "{store:?}"
                     );
                     let vm = name.parse().unwrap();
-                    let refused = daemon.vm_open(&vm).await.unwrap_err().to_string();
+                    let refused = daemon.vm_open(&vm, false).await.unwrap_err().to_string();
                     assert!(
                         refused.contains("is a copy of /ds/a") && refused.contains("vm clone"),
                         "{refused}"
@@ -146,7 +146,7 @@ fn of_two_with_the_same_claim_none_is_served_before_one_is_gone() {
             assert_eq!(listed(&daemon).await?, (vec![], vec!["b".to_owned(), "c".to_owned()]), "{store:?}");
             assert_eq!(found(&daemon).await?.len(), 2);
             remove(&daemon, "b", false).await?;
-            daemon.vm_open(&"c".parse().unwrap()).await.map_err(text("vm open"))?;
+            daemon.vm_open(&"c".parse().unwrap(), false).await.map_err(text("vm open"))?;
             assert_eq!(read(&daemon, "c").await?, 2);
             Ok(())
         });

@@ -2,6 +2,7 @@
 
 pub mod handover;
 pub mod plan;
+pub mod record;
 pub mod recovery;
 
 use std::cell::Cell;

@@ -6,7 +6,7 @@ use api::error::{Error, Result};
 use api::{
     BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow,
     DiskSetMode, JobLimit, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, VmClone, VmCreate,
-    VmImport, VmMove, VmRemove,
+    VmImport, VmMove, VmOpen, VmRemove,
 };
 use api::{name, units};
 use serde::Serialize;
@@ -43,6 +43,7 @@ impl Request for Discard {}
 impl Request for Reset {}
 impl Request for Revert {}
 impl Request for VmClone {}
+impl Request for VmOpen {}
 impl Request for VmRemove {}
 impl Request for VmMove {
     fn check(&self) -> std::result::Result<(), String> {
@@ -128,7 +129,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 }
 
 /// Every route that has a body, with the path under `/api/v1`. A preview takes the body of its command.
-pub const ROUTES: [&str; 19] = [
+pub const ROUTES: [&str; 20] = [
     "POST /vms",
     "POST /import",
     "POST /vms/{vm}/clone",
@@ -148,6 +149,7 @@ pub const ROUTES: [&str; 19] = [
     "POST /datastores",
     "PUT /vms/{vm}/shared-writers",
     "POST /vms/{vm}/undo",
+    "POST /vms/{vm}/open",
 ];
 
 /// Asserts that a body that was accepted is accepted again as a client would send it, and means the same. The first
@@ -168,6 +170,7 @@ pub fn accept(route: &str, bytes: &[u8]) -> Result<Vec<u8>> {
         "POST /vms" => again::<VmCreate>(bytes),
         "POST /import" => again::<VmImport>(bytes),
         "POST /vms/{vm}/clone" => again::<VmClone>(bytes),
+        "POST /vms/{vm}/open" => again::<VmOpen>(bytes),
         "POST /vms/{vm}/close" => again::<Disconnect>(bytes),
         "POST /vms/{vm}/reset" | "POST /vms/{vm}/undo" => again::<Reset>(bytes),
         "PUT /vms/{vm}/snapshot-dir" => again::<SnapshotDir>(bytes),

@@ -1,7 +1,9 @@
 //! Routes of VMs.
 
 use api::name::VmName;
-use api::{Disconnect, Reset, SharedWriters, SnapshotDir, VmClone, VmCreate, VmImport, VmMove, VmRemove};
+use api::{
+    Disconnect, Reset, SharedWriters, SnapshotDir, VmClone, VmCreate, VmImport, VmMove, VmOpen, VmRemove,
+};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
@@ -51,8 +53,12 @@ pub async fn close(
     answer(control.vm_close(vm, request.disconnect).await)
 }
 
-pub async fn open(State(control): Shared, Parameter(vm): Parameter<VmName>) -> Answer<impl Serialize> {
-    answer(control.vm_open(vm).await)
+pub async fn open(
+    State(control): Shared,
+    Parameter(vm): Parameter<VmName>,
+    Body(request): Body<VmOpen>,
+) -> Answer<impl Serialize> {
+    answer(control.vm_open(vm, request.take_over).await)
 }
 
 pub async fn set_snapshot_dir(

@@ -296,7 +296,7 @@ fn private_folder(folder: &Path, random: &mut Random) -> String {
     if fs::create_dir(&private).is_err() {
         return "there already".into();
     }
-    let names = ["events", "native", "moving", "roots", "intent", "lock"];
+    let names = ["events", "native", "move", "roots", "intent", "lock"];
     let name = names[random.below(names.len() as u64) as usize];
     let file = private.join(name);
     match random.below(4) {

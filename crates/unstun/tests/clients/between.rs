@@ -133,7 +133,7 @@ fn a_move_that_is_cancelled_or_killed_leaves_the_vm_where_it_was() {
         let third = folder(&datastore, "third");
         datastore.json(&format!("datastore add {}", third.display()));
         let (code, said) = datastore.fails("vm move web --to third");
-        assert!(code == 3 && said.contains("departing"), "{said}");
+        assert!(code == 3 && said.contains("earlier move"), "{said}");
         fs::rename(&hidden, &second).unwrap();
         datastore.json(&format!("datastore add {}", second.display()));
         assert!(!second.join("web").exists(), "no half VM is left");
@@ -270,8 +270,8 @@ fn after_the_step_the_other_side_is_the_vm_and_is_served_once_that_is_known() {
     // Restores the files as a crash directly after the step would have left them.
     let arrived = datastore.path().join("web");
     fs::rename(&old, &home).unwrap();
-    fs::write(home.join(".unstun/departing"), format!("left {}\n", arrived.display())).unwrap();
-    fs::write(arrived.join(".unstun/arriving"), format!("{}\n", home.display())).unwrap();
+    fs::write(home.join(".unstun/move"), format!("committed {}\n", arrived.display())).unwrap();
+    fs::write(arrived.join(".unstun/move"), format!("target {}\n", home.display())).unwrap();
     let hidden = datastore.beside("hidden");
     fs::rename(&second, &hidden).unwrap();
 
@@ -292,12 +292,14 @@ fn after_the_step_the_other_side_is_the_vm_and_is_served_once_that_is_known() {
     let daemon = apart.start();
     apart.json("vm create web --disk 16M --store redo");
     daemon.stop();
-    let mark = apart.path().join("web/.unstun/departing");
-    fs::write(&mark, "left /nowhere/web\n").unwrap();
+    let mark = apart.path().join("web/.unstun/move");
+    fs::write(&mark, "committed /nowhere/web\n").unwrap();
     let daemon = apart.start();
     let listed = apart.json("vm list");
     assert!(listed[0]["message"].as_str().unwrap().contains("/nowhere/web"), "{listed}");
     assert_ne!(apart.fails("vm open web").0, 0);
+    let (code, said) = apart.fails("vm open web --take-over");
+    assert!(code == 3 && said.contains("older"), "{said}");
     daemon.stop();
 }
 

@@ -147,6 +147,7 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     let dir = SnapshotDir { dir: Some("/fast".into()) };
     actual.add("SnapshotDir", &dir);
     assert_eq!(client.vm_set_snapshot_dir(name, &dir).await.unwrap().snapshot_dir, dir.dir);
+    actual.add("VmOpen", &VmOpen { take_over: false });
     actual.add("SharedWriters", &SharedWriters { shared: true });
     assert!(client.vm_set_shared_writers(name, true).await.unwrap().shared_writers);
     actual.add("UnownedDelta", &client.snapshot_tree(name).await.unwrap().unowned[0]);

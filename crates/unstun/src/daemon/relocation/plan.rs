@@ -109,10 +109,11 @@ impl Daemon {
             return Err(Error::refused(format!("VM {}", entry.name), cause).into());
         }
         refuse_to_move(entry, request.disk, store).await?;
+        recovery::settle(self, &entry.place()).await?;
+        handover::refuse_recorded(&entry.place()).await?;
         if stays {
             return Ok(self.plan_within(entry, store).await?);
         }
-        handover::refuse_departing(&entry.place()).await?;
         let to = datastore.home(&entry.name);
         if formats::exists(&self.env, to.path.clone()).await {
             let message = format!("{}: exists; expected no such folder", to.path.display());

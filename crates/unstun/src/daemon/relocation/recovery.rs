@@ -1,33 +1,31 @@
 //! Clean-up after a move within a datastore that has completed, failed, or been interrupted by a crash. It keeps the
 //! side that is the VM, and removes the other one.
 //!
-//! While a VM moves, a line in its home records the target and the ID of the native side. The mark of native VMs is the
+//! While a VM moves, the record in its home names the target and the ID of the native side. The mark of native VMs is the
 //! step: with it the store's side is the VM, without it the files are.
 
 use std::path::Path;
 
 use api::Store;
 use blk::dir::OWN_FOLDER;
-use blk::{Dir, Error, ErrorKind, Result};
+use blk::{Dir, Error, Result};
 
 use crate::daemon::datastore::Home;
 use crate::daemon::datastore::native;
+use crate::daemon::relocation::record::{self, MoveRecord};
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::formats::{HomeFiles, open_path};
 use crate::daemon::vm::homes;
 use crate::daemon::vm::remove::{refuse_readers, remove_configuration, remove_made_files};
 use crate::log::log;
 
-/// File in a home's `.unstun` folder: `native ID` or `redo ID`.
-const MOVING_NAME: &str = "moving";
-/// File beside it, from the intent to the step into the store: the future mark. The step then needs no space.
+/// File beside the record, from the intent to the step into the store: the future mark. The step then needs no space.
 const STEP_NAME: &str = "native.step";
-const LINE_BYTES_MAX: u64 = 64;
 /// Kind of the file with the firmware's variables. A VM that ran under VMware has it beside its configuration.
 const VARIABLES: &str = ".nvram";
 
 async fn own(daemon: &Daemon, home: &Path) -> Result<Dir> {
-    open_path(&daemon.env, home).await?.open_dir(OWN_FOLDER, false).await
+    record::own(&daemon.env, home).await
 }
 
 /// Refuses to create files in a home that contains other files than the daemon's.
@@ -45,13 +43,8 @@ pub async fn refuse_inhabited(daemon: &Daemon, home: &Path) -> Result<()> {
 
 /// Durably records the move before anything else of it. `id` is the VM in the store, on whichever side that is.
 pub async fn begin(daemon: &Daemon, home: &Home, to: Store, id: u128) -> Result<()> {
-    let word = match to {
-        Store::Native => "native",
-        Store::Redo => "redo",
-    };
-    let line = format!("{word} {id:032x}\n");
     let own = own(daemon, &home.path).await?;
-    own.replace_file(MOVING_NAME, line.as_bytes()).await?;
+    MoveRecord::Within { to, id }.write(&own).await?;
     if to == Store::Native {
         own.replace_file(STEP_NAME, native::mark_line(id).as_bytes()).await?;
     }
@@ -83,8 +76,10 @@ pub async fn step_back(daemon: &Daemon, home: &Path, to: Store, id: u128) -> Res
 /// Removes the side that is not the VM, if there was a move.
 pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
     let (place, datastore, home) = (home, &home.datastore, home.path.as_path());
+    let Some(MoveRecord::Within { to, id }) = MoveRecord::read(&daemon.env, home).await? else {
+        return Ok(());
+    };
     let own = own(daemon, home).await?;
-    let Some((to, id)) = begun(&own).await? else { return Ok(()) };
     // A killed daemon may have left the step in the cache. One side is removed now, so the mark that decides is durable.
     own.sync().await?;
     // This is needed if the store has the VM. Otherwise the store's side is removed, together with this mark.
@@ -107,27 +102,7 @@ pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
         }
     }
     own.unlink_if_present(STEP_NAME).await?;
-    own.unlink_if_present(MOVING_NAME).await?;
-    own.sync().await
-}
-
-async fn begun(own: &Dir) -> Result<Option<(Store, u128)>> {
-    let bytes = match own.read_file(MOVING_NAME, LINE_BYTES_MAX).await {
-        Err(e) if e.kind == ErrorKind::NotFound => return Ok(None),
-        read => read?,
-    };
-    let text = String::from_utf8_lossy(&bytes);
-    let (word, id) = text.trim_ascii().split_once(' ').unwrap_or_default();
-    let to = match word {
-        "native" => Some(Store::Native),
-        "redo" => Some(Store::Redo),
-        _ => None,
-    };
-    let read = to.zip(u128::from_str_radix(id, 16).ok());
-    read.map(Some).ok_or_else(|| {
-        let cause = format!("found {:?}, expected `native ID` or `redo ID`", text.trim_ascii());
-        Error::damaged(own.path_of(MOVING_NAME), cause)
-    })
+    record::remove(&own).await
 }
 
 /// Removes a VM's layers and the files beside them. The settings of a VM that ran under VMware stay. A folder that was

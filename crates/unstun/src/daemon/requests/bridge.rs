@@ -143,7 +143,7 @@ impl Control for Bridge {
         self.ask(subject, move |daemon| async move { daemon.vm_close(&vm, disconnect).await })
     }
 
-    fn vm_open(&self, vm: VmName) -> Reply<'_, Vm> {
+    fn vm_open(&self, vm: VmName, take_over: bool) -> Reply<'_, Vm> {
         let name = vm.clone();
         let home = self.ask(Subject::None, |daemon| async move {
             Ok(daemon.idle_home(name.as_str()).map(|home| home.path))
@@ -152,7 +152,8 @@ impl Control for Bridge {
             if let Some(home) = home.await? {
                 prepare::beside(move || inuse::refuse_locked(&[home])).await?;
             }
-            self.ask(Subject::Vm(vm.clone()), |daemon| async move { daemon.vm_open(&vm).await }).await
+            let subject = Subject::Vm(vm.clone());
+            self.ask(subject, move |daemon| async move { daemon.vm_open(&vm, take_over).await }).await
         })
     }
 

@@ -11,6 +11,7 @@ use crate::daemon::bin;
 use crate::daemon::client::client_gate::{Shut, Who};
 use crate::daemon::datastore::native;
 use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::relocation::handover;
 use crate::daemon::requests::api_types;
 use crate::daemon::requests::prepare::Source;
 use crate::daemon::state::Daemon;
@@ -234,16 +235,29 @@ impl Daemon {
         Ok(self.with_reserve(&entry.datastore, mark).await?)
     }
 
-    pub async fn vm_open(self: &Rc<Self>, vm: &VmName) -> Result<api::Vm> {
+    /// Opens a VM, or serves the plain names of an open one again. With `take_over`, this side of an interrupted move
+    /// becomes the VM first.
+    pub async fn vm_open(self: &Rc<Self>, vm: &VmName, take_over: bool) -> Result<api::Vm> {
         let name = vm.as_str();
         let _claim = self.claim(name)?;
         if let Ok(entry) = self.entry(name) {
+            if take_over {
+                handover::take_over(&entry.place()).await?;
+                return self.show(&entry).await;
+            }
             self.open_plain_names(&entry).await?;
             return self.show(&entry).await;
         }
         let Some(home) = self.idle_home(name) else {
             return Err(Error::not_found(format!("{}: no VM {name:?}", self.place())));
         };
+        if take_over {
+            // Another daemon may hold the home through its own registry.
+            formats::hold(self, &home.path).await?;
+            let taken = handover::take_over(&home).await;
+            self.holds.release(&home.path);
+            taken?;
+        }
         let entry = match self.open_rested(name, &home).await {
             Ok(entry) => entry,
             // This error says nothing about the VM.

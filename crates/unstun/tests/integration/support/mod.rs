@@ -221,7 +221,7 @@ impl Control for Fake {
         ready(home.map(|home| VmClosed { name: vm, home, clients }))
     }
 
-    fn vm_open(&self, vm: VmName) -> Reply<'_, Vm> {
+    fn vm_open(&self, vm: VmName, _take_over: bool) -> Reply<'_, Vm> {
         self.vm_show(vm)
     }
 
