@@ -4,6 +4,8 @@ use std::cell::Cell;
 
 use blk::file::FileCounters;
 
+/// Time in nanoseconds from which on a guest's request is slow: guests' drivers and applications notice it.
+pub const SLOW_NS: u64 = 1_000_000_000;
 /// New samples weigh 1/16 in the moving mean of latency.
 const MEAN_SHIFT: u32 = 4;
 
@@ -14,6 +16,8 @@ pub struct DiskStats {
     pub writes: Cell<u64>,
     pub flushes: Cell<u64>,
     pub errors: Cell<u64>,
+    /// Requests that took `SLOW_NS` or longer.
+    pub slow: Cell<u64>,
     pub bytes_read: Cell<u64>,
     pub bytes_written: Cell<u64>,
     /// Ranges placed in a layer for the first time.
@@ -49,25 +53,45 @@ impl DiskStats {
     pub fn read_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
         add(&self.reads, 1);
         add(&self.bytes_read, bytes as u64);
-        add(&self.errors, u64::from(!ok));
+        self.done(latency_ns, ok);
         average(&self.read_latency_ns, latency_ns);
     }
 
     pub fn write_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
         add(&self.writes, 1);
         add(&self.bytes_written, bytes as u64);
-        add(&self.errors, u64::from(!ok));
+        self.done(latency_ns, ok);
         average(&self.write_latency_ns, latency_ns);
     }
 
     pub fn flush_done(&self, latency_ns: u64, ok: bool) {
         add(&self.flushes, 1);
-        add(&self.errors, u64::from(!ok));
+        self.done(latency_ns, ok);
         average(&self.flush_latency_ns, latency_ns);
+    }
+
+    /// Counts without a branch: this is on the path of every request.
+    fn done(&self, latency_ns: u64, ok: bool) {
+        add(&self.errors, u64::from(!ok));
+        add(&self.slow, u64::from(latency_ns >= SLOW_NS));
     }
 
     /// Returns the number of guest requests completed so far. The mover reads it to see whether the guest is active.
     pub fn requests(&self) -> u64 {
         self.reads.get() + self.writes.get() + self.flushes.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_of_a_second_is_slow_whether_it_succeeds_or_not() {
+        let stats = DiskStats::default();
+        stats.read_done(512, SLOW_NS - 1, true);
+        stats.write_done(512, SLOW_NS, true);
+        stats.flush_done(2 * SLOW_NS, false);
+        assert_eq!((stats.slow.get(), stats.errors.get(), stats.requests()), (2, 1, 3));
     }
 }

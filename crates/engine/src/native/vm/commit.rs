@@ -110,7 +110,8 @@ impl NativeVm {
             }
             self.follow(&job, &left).await;
         };
-        let event = self.plain_event(kind, &job.subject, "");
+        let message = job.error.borrow().as_ref().map(ToString::to_string).unwrap_or_default();
+        let event = self.plain_event(kind, &job.subject, &message);
         self.report(Event { total_us: (self.env.now_ns() - began_ns) / 1000, ..event });
         job.set_state(state);
     }
