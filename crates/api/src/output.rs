@@ -17,10 +17,15 @@ pub struct Output {
 
 /// Ends a command of `program`: reports its error, as JSON too where that was asked for, and returns its exit code.
 pub fn exit(program: &str, output: Output, result: Result<u8>) -> ExitCode {
+    exit_with(output, result, |error| note(&format!("{program}: {error}")))
+}
+
+/// As `exit`, with another report to people.
+pub fn exit_with(output: Output, result: Result<u8>, report: impl FnOnce(&Error)) -> ExitCode {
     result.map_or_else(
         |error| {
             let code = error.exit_code();
-            note(&format!("{program}: {error}"));
+            report(&error);
             if output.json {
                 // Standard output may be what failed; the exit code still says so.
                 let _ = output.json(&ErrorBody::from(error));

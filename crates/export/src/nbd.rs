@@ -26,5 +26,6 @@ mod wire;
 mod work;
 
 pub use connections::Limits;
-pub use front_end::{FrontEnd, SessionInfo};
+pub use front_end::{FrontEnd, Mishap, Observer, SessionInfo};
+pub use reply::Failure;
 pub use server::serve;

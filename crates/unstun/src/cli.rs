@@ -13,14 +13,16 @@ use std::sync::LazyLock;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::native::FORMAT_VERSION;
+use tracing::error;
 
 use crate::command;
+use crate::log::{self, Filter};
 use crate::memory::Memory;
 use api::args::lab::LabCommand;
 use api::args::{DemoArgs, Global};
 use api::listen::NbdListen;
 use api::name::{DatastoreName, VmName};
-use api::output::{Output, exit};
+use api::output::{Output, exit, exit_with};
 use api::units;
 
 pub use bin::{BinCommand, ConsentArgs};
@@ -38,7 +40,7 @@ const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or no
 6 damage found.\nVM@NAME is accepted wherever VM NAME is. Sizes are in powers of 1024 (20G, 512M) or plain bytes.";
 
 /// `0.1.0 (commit 1a2b3c4, native store format 1.0)`. `make install` names the commit; other builds do not.
-static VERSION: LazyLock<String> = LazyLock::new(|| {
+pub static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (major, minor) = FORMAT_VERSION;
     let commit = option_env!("UNSTUN_COMMIT").map_or(String::new(), |commit| format!("commit {commit}, "));
     format!("{} ({commit}native store format {major}.{minor})", env!("CARGO_PKG_VERSION"))
@@ -121,6 +123,16 @@ pub struct UpArgs {
     /// Keep nothing in the bin unless more than this part of the datastore is free, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub bin_free_percent: u32,
+    /// Log at LEVEL (error, warn, info, debug or trace) to standard error; PART=LEVEL sets the level of one part (bin,
+    /// client, daemon, datastore, relocation, rest or vm); several are separated by commas
+    #[arg(
+        long,
+        value_name = "LEVEL|PART=LEVEL",
+        env = "UNSTUN_LOG",
+        hide_env_values = true,
+        default_value = "info"
+    )]
+    pub log: Filter,
 }
 
 fn parse_memory(text: &str) -> Result<Memory, String> {
@@ -311,5 +323,15 @@ pub enum Generated {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let output = Output::new(cli.global.json);
-    exit("unstun", output, command::run(&cli, output))
+    match &cli.command {
+        Command::Up(args) => {
+            log::start(args.log.clone());
+            // What ends the daemon is a line of its log.
+            exit_with(output, command::run(&cli, output), |error| error!("{error}"))
+        }
+        _ => {
+            log::start(Filter::default());
+            exit("unstun", output, command::run(&cli, output))
+        }
+    }
 }

@@ -5,20 +5,25 @@
 
 use std::panic::PanicHookInfo;
 
-use crate::log::log;
+use tracing::error;
 
 /// EX_SOFTWARE of sysexits.h: an internal error. No command uses this exit code for anything else.
 pub const PANIC_EXIT_CODE: i32 = 70;
 
-/// Ends the process on a panic of any thread from here on, with the message on standard error. The API's threads are
+/// Ends the process on a panic of any thread from here on, with the message in the log. The API's threads are
 /// excepted: their runtime answers for a request that panics, and the disks are still served.
 pub fn end_process_on_panic() {
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
+    std::panic::set_hook(Box::new(|panic| {
+        let found = describe(panic);
         if tokio::runtime::Handle::try_current().is_ok() {
-            return report(panic);
+            return error!(
+                "{found}; a request to the API panicked, and the disks are served. Please report this line"
+            );
         }
-        log(describe(panic));
+        error!(
+            "{found}; the daemon ends with exit code {PANIC_EXIT_CODE}, and its next start recovers. Please report this \
+             line"
+        );
         // The exit comes before anything unwinds, so that the content of the host's memory stays as it is.
         std::process::exit(PANIC_EXIT_CODE);
     }));
@@ -32,10 +37,7 @@ fn describe(panic: &PanicHookInfo<'_>) -> String {
     let message = payload.downcast_ref::<&str>().copied();
     let message =
         message.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-    format!(
-        "internal error in thread {thread} at {place}: {message}; the daemon ends with exit code {PANIC_EXIT_CODE}, and \
-         its next start recovers. Please report this line"
-    )
+    format!("internal error in thread {thread} at {place}: {message}")
 }
 
 #[cfg(test)]
@@ -49,6 +51,7 @@ mod tests {
     #[test]
     fn a_panic_of_the_core_ends_the_process_with_its_reason() {
         if std::env::var_os(CHILD).is_some() {
+            crate::log::start(crate::log::Filter::default());
             end_process_on_panic();
             let core =
                 std::thread::Builder::new().name("core0".into()).spawn(|| panic!("a broken invariant"));

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::error::{Error, Result};
+use tracing::{error, warn};
 
 use crate::daemon::Heartbeat;
-use crate::log::log;
 
 const VARIABLE: &str = "NOTIFY_SOCKET";
 /// Variable with the microseconds within which systemd expects a message from the service (sd_watchdog_enabled(3)).
@@ -57,9 +57,9 @@ fn answer_watchdog(limit: Duration, cores: &[Arc<Heartbeat>]) -> ! {
         if is_alive {
             tell("WATCHDOG=1");
         } else if was_alive {
-            log(format_args!(
+            error!(
                 "the core has not run for {age:?}: the watchdog is not answered, and systemd will end this"
-            ));
+            );
         }
         was_alive = is_alive;
         // No other thread wakes this one earlier.
@@ -71,7 +71,7 @@ fn answer_watchdog(limit: Duration, cores: &[Arc<Heartbeat>]) -> ! {
 fn tell(state: &str) {
     let Some(name) = std::env::var_os(VARIABLE) else { return };
     if let Err(e) = send(Path::new(&name), state) {
-        log(format_args!("${VARIABLE} {}: {e}", name.to_string_lossy()));
+        warn!("${VARIABLE} {}: {e}", name.to_string_lossy());
     }
 }
 

@@ -22,8 +22,9 @@ use api::name::VmName;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Json, Path, Query, Request, State};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{Method, StatusCode};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use hyper::server::conn::http1;
@@ -35,6 +36,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixListener;
+use tracing::{debug, warn};
 
 use crate::control::Control;
 
@@ -58,7 +60,9 @@ impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let status =
             StatusCode::from_u16(self.0.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, Json(ErrorBody::from(self.0))).into_response()
+        let mut response = (status, Json(ErrorBody::from(self.0.clone()))).into_response();
+        response.extensions_mut().insert(self.0);
+        response
     }
 }
 
@@ -173,6 +177,20 @@ pub fn router(control: Arc<dyn Control>) -> Router {
         .fallback(|| async { Failure(Error::not_found("no such route; the API is under /api/v1")) })
         .method_not_allowed_fallback(|| async { Failure(Error::invalid("this route has no such method")) })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(from_fn(logged))
+}
+
+/// Answers a request and logs it: a change that failed as a warning, everything else in detail only.
+async fn logged(request: Request, next: Next) -> Response {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let response = next.run(request).await;
+    let status = response.status().as_u16();
+    match response.extensions().get::<Error>() {
+        None => debug!("{method} {uri}: {status}"),
+        Some(error) if status >= 500 && method != Method::GET => warn!("{method} {uri}: {status}: {error}"),
+        Some(error) => debug!("{method} {uri}: {status}: {error}"),
+    }
+    response
 }
 
 /// Binds the socket, and replaces one that a dead daemon left. The caller holds the datastore's lock, so no living
@@ -220,10 +238,14 @@ pub async fn serve_with(
             () = &mut stop => break,
             accepted = listener.accept() => accepted,
         };
-        let Ok((stream, _)) = accepted else {
-            // No descriptor is free until other users of descriptors close theirs.
-            tokio::time::sleep(ACCEPT_AGAIN).await;
-            continue;
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                warn!("accepting a client of the API: {e}");
+                // No descriptor is free until other users of descriptors close theirs.
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
         };
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(header_time);

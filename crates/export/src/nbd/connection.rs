@@ -132,6 +132,7 @@ impl Ticket {
     }
 
     pub fn fail(self, failure: &Failure) {
+        self.line.session.tell_failure(failure);
         let reply = reply::failure(self.cookie, self.line.terms.structured, failure);
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }

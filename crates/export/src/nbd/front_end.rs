@@ -7,13 +7,14 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use blk::Env;
 use blk::sync::Signal;
+use blk::{Env, ErrorKind};
 
 use super::connections::{Counts, Limits};
 use super::fair::Parties;
 use super::memory::{Holding, Memory};
 use super::proto::REFUSALS_MAX;
+use super::reply::Failure;
 
 /// Ended connections whose cause is kept for messages.
 const MISHAPS_KEPT: usize = 16;
@@ -35,6 +36,7 @@ pub struct Session {
     peer: String,
     /// Counted among its export's connections while it is set.
     export: RefCell<String>,
+    observer: Rc<dyn Observer>,
     memory: Holding,
     requests: Cell<u64>,
     bytes: Cell<u64>,
@@ -61,11 +63,21 @@ pub struct SessionInfo {
 pub struct Mishap {
     pub peer: String,
     pub export: String,
+    /// `Refused` for a connection, or an export, that is refused; else that of the error.
+    pub kind: ErrorKind,
     pub cause: String,
 }
 
-/// Called with every connection that is refused.
-type OnRefusal = Box<dyn Fn(&Mishap)>;
+/// Receives what an operator has to see. Every method returns at once.
+pub trait Observer {
+    /// Called with every connection that is refused or ends by an error, and with every failed accept.
+    fn mishap(&self, _mishap: &Mishap) {}
+
+    /// Called with every request that fails.
+    fn failure(&self, _peer: &str, _export: &str, _failure: &Failure) {}
+}
+
+impl Observer for () {}
 
 /// The connections of all listeners of a server.
 pub struct FrontEnd {
@@ -76,7 +88,7 @@ pub struct FrontEnd {
     by_export: Counts,
     /// Refused connections whose refusal is being sent.
     refusing: Cell<usize>,
-    on_refusal: RefCell<Option<OnRefusal>>,
+    observer: Rc<dyn Observer>,
     sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
     next_id: Cell<u64>,
     stopping: Cell<bool>,
@@ -98,6 +110,10 @@ impl Session {
 
     pub(super) fn memory(&self) -> &Holding {
         &self.memory
+    }
+
+    pub(super) fn tell_failure(&self, failure: &Failure) {
+        self.observer.failure(&self.peer, &self.export.borrow(), failure);
     }
 
     pub fn count(&self, bytes: u64) {
@@ -143,6 +159,11 @@ impl FrontEnd {
     }
 
     pub fn with_limits(limits: Limits) -> Rc<FrontEnd> {
+        FrontEnd::observed(limits, Rc::new(()))
+    }
+
+    /// Reports to `observer` what an operator has to see.
+    pub fn observed(limits: Limits, observer: Rc<dyn Observer>) -> Rc<FrontEnd> {
         Rc::new(FrontEnd {
             limits,
             memory: Memory::new(limits.memory_bytes),
@@ -150,7 +171,7 @@ impl FrontEnd {
             by_listener: Counts::default(),
             by_export: Counts::default(),
             refusing: Cell::new(0),
-            on_refusal: RefCell::default(),
+            observer,
             sessions: RefCell::default(),
             next_id: Cell::new(0),
             stopping: Cell::new(false),
@@ -162,11 +183,6 @@ impl FrontEnd {
     /// Memory of all connections and requests.
     pub fn memory(&self) -> &Memory {
         &self.memory
-    }
-
-    /// Has `listener` called with every connection that is refused.
-    pub fn on_refusal(&self, listener: OnRefusal) {
-        *self.on_refusal.borrow_mut() = Some(listener);
     }
 
     pub(super) fn parties(&self) -> &Rc<Parties> {
@@ -199,12 +215,14 @@ impl FrontEnd {
         self.mishaps.borrow().iter().cloned().collect()
     }
 
-    pub(super) fn note(&self, peer: &str, export: &str, cause: String) {
+    pub(super) fn note(&self, peer: &str, export: &str, kind: ErrorKind, cause: String) {
+        let mishap = Mishap { peer: peer.to_string(), export: export.to_string(), kind, cause };
+        self.observer.mishap(&mishap);
         let mut mishaps = self.mishaps.borrow_mut();
         if mishaps.len() == MISHAPS_KEPT {
             mishaps.pop_front();
         }
-        mishaps.push_back(Mishap { peer: peer.to_string(), export: export.to_string(), cause });
+        mishaps.push_back(mishap);
     }
 
     fn free(&self) -> usize {
@@ -238,6 +256,7 @@ impl FrontEnd {
             listener: listener.to_string(),
             peer: peer.to_string(),
             export: RefCell::default(),
+            observer: self.observer.clone(),
             memory,
             requests: Cell::new(0),
             bytes: Cell::new(0),
@@ -252,19 +271,12 @@ impl FrontEnd {
 
     /// Records a refusal. None when so many refusals are being sent that this client gets none.
     pub(super) fn refuse(self: &Rc<Self>, peer: &str, cause: &str) -> Option<Refusing> {
-        self.note_refusal(peer, "", cause);
+        self.note(peer, "", ErrorKind::Refused, cause.to_string());
         if self.refusing.get() >= REFUSALS_MAX || self.stopping.get() {
             return None;
         }
         self.refusing.set(self.refusing.get() + 1);
         Some(Refusing(self.clone()))
-    }
-
-    fn note_refusal(&self, peer: &str, export: &str, cause: &str) {
-        self.note(peer, export, cause.to_string());
-        if let (Some(tell), Some(last)) = (&*self.on_refusal.borrow(), self.mishaps.borrow().back()) {
-            tell(last);
-        }
     }
 
     /// Whether one more connection may choose `export`.
@@ -281,7 +293,7 @@ impl FrontEnd {
             self.sessions.borrow().len(),
             self.limits.connections_max
         );
-        self.note_refusal(peer, export, &cause);
+        self.note(peer, export, ErrorKind::Refused, cause.clone());
         Err(cause)
     }
 
@@ -325,9 +337,9 @@ impl FrontEnd {
 
 impl Entered {
     /// Records why this connection ended.
-    pub fn note(&self, cause: String) {
+    pub fn note(&self, kind: ErrorKind, cause: String) {
         let export = self.session.export.borrow().clone();
-        self.front_end.note(&self.session.peer, &export, cause);
+        self.front_end.note(&self.session.peer, &export, kind, cause);
     }
 }
 
@@ -347,5 +359,43 @@ pub struct Refusing(Rc<FrontEnd>);
 impl Drop for Refusing {
     fn drop(&mut self) {
         self.0.refusing.set(self.0.refusing.get() - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::proto::NbdErrno;
+    use super::*;
+
+    #[derive(Default)]
+    struct Seen(RefCell<Vec<String>>);
+
+    impl Observer for Seen {
+        fn mishap(&self, mishap: &Mishap) {
+            let Mishap { peer, export, kind, cause } = mishap;
+            self.0.borrow_mut().push(format!("{peer} at {export:?}: {kind:?}: {cause}"));
+        }
+
+        fn failure(&self, peer: &str, export: &str, failure: &Failure) {
+            self.0.borrow_mut().push(format!("{peer} at {export:?}: {:?}", failure.errno));
+        }
+    }
+
+    #[test]
+    fn an_observer_sees_refusals_failed_requests_and_bad_ends() {
+        let seen = Rc::new(Seen::default());
+        let front_end = FrontEnd::observed(Limits::default(), seen.clone());
+        let entered = front_end.enter("unix:nbd.sock", "pid 7").expect("the first of all");
+        front_end.set_export(&entered.session, "disk");
+        entered.session.tell_failure(&Failure { errno: NbdErrno::Io, message: String::new() });
+        entered.note(ErrorKind::Invalid, "garbage".to_owned());
+        drop(front_end.refuse("pid 8", "too many"));
+        let expected = [
+            "pid 7 at \"disk\": Io",
+            "pid 7 at \"disk\": Invalid: garbage",
+            "pid 8 at \"\": Refused: too many",
+        ];
+        assert_eq!(*seen.0.borrow(), expected);
+        assert_eq!(front_end.mishaps().len(), 2);
     }
 }

@@ -28,7 +28,7 @@ pub async fn serve(env: Env, listener: Listener, exports: Rc<dyn Exports>, contr
                 admit(&env, listener.address(), socket, &exports, &control);
             }
             Some(Err(error)) => {
-                control.note(listener.address(), "", error.to_string());
+                control.note(listener.address(), "", error.kind, error.cause);
                 control.unless_stopped(env.sleep_us(ACCEPT_RETRY_US)).await;
             }
         }
@@ -91,7 +91,7 @@ async fn connection(
     if let Err(error) = result
         && error.kind != ErrorKind::Cancelled
     {
-        entered.note(error.cause);
+        entered.note(error.kind, error.cause);
     }
 }
 

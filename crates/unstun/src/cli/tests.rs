@@ -44,6 +44,8 @@ fn every_documented_line_parses() {
         "unstun bin empty web 0123456789abcdef --yes",
         "unstun bin empty --dry-run",
         "unstun up --bin-hours 0",
+        "unstun up --log debug",
+        "unstun up --log warn,client=debug",
         "unstun up --bin-hours 72 --bin-free-percent 20",
         "unstun snapshot take web before-upgrade -m text",
         "unstun snapshot take web@before-upgrade",
@@ -157,6 +159,8 @@ fn nonsense_is_a_usage_error() {
         "unstun bin restore web --name ../x",
         "unstun up --bin-free-percent 101",
         "unstun up --bin-hours -1",
+        "unstun up --log loud",
+        "unstun up --log nbd=info",
         "unstun attach web --as vmware",
     ] {
         assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");

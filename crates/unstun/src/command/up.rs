@@ -12,13 +12,12 @@ use api::output::Output;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
+use tracing::{info, warn};
 
-use crate::cli::UpArgs;
+use crate::cli::{UpArgs, VERSION};
 use crate::command::status;
 use crate::control::Control;
 use crate::daemon;
-use crate::log::log;
-
 use crate::{fatal, notify, rest};
 
 /// Time for which API requests in flight may continue after a signal; then the engine stops regardless.
@@ -29,6 +28,7 @@ pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
     listen::check_socket_path(&datastore.api_socket()).map_err(Error::invalid)?;
     let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };
     fatal::end_process_on_panic();
+    info!("unstun {} starts, process {}", *VERSION, std::process::id());
     let (name, root) = (datastore.name(), datastore.root().to_path_buf());
     let heartbeat = Arc::new(daemon::Heartbeat::default());
     let bin = daemon::BinPolicy { hours: args.bin_hours, free_percent: args.bin_free_percent };
@@ -41,13 +41,17 @@ pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
 /// Serves until a signal, then drains, in whatever state the API is.
 async fn serve(datastore: &Datastore, control: Arc<dyn Control>, output: Output) -> Result<()> {
     let served = match listen_api(datastore, &control, output).await {
-        Ok((listener, signals)) => serve_until_signal(listener, &control, signals, output).await,
+        Ok((listener, signals)) => serve_until_signal(listener, &control, signals).await,
         Err(error) => Err(error),
     };
     let drained = control.shutdown().await;
     // A socket that stays is harmless: the next daemon replaces it.
     let _ = std::fs::remove_file(datastore.api_socket());
-    served.and(drained)
+    let ended = served.and(drained);
+    if ended.is_ok() {
+        info!("stopped");
+    }
+    ended
 }
 
 struct Signals {
@@ -80,10 +84,12 @@ async fn listen_api(
 ) -> Result<(UnixListener, Signals)> {
     let signals = Signals::new()?;
     let listener = rest::bind(&datastore.api_socket())?;
+    info!("the API is on {}", datastore.api_socket().display());
     output.result(&control.status().await?, |now| {
         let api = datastore.api_socket();
         format!("{}API        {}\nready; Ctrl-C drains and stops", status::describe(now), api.display())
     })?;
+    info!("ready");
     notify::ready();
     Ok((listener, signals))
 }
@@ -92,7 +98,6 @@ async fn serve_until_signal(
     listener: UnixListener,
     control: &Arc<dyn Control>,
     mut signals: Signals,
-    output: Output,
 ) -> Result<()> {
     let (stop, stopped) = oneshot::channel::<()>();
     let server = tokio::spawn(rest::serve(listener, Arc::clone(control), async move {
@@ -101,10 +106,10 @@ async fn serve_until_signal(
     }));
     signals.next().await;
     notify::stopping();
-    output.note("draining; a second signal stops at once");
+    info!("draining; a second signal stops at once");
     tokio::spawn(async move {
         signals.next().await;
-        log("stopped before draining ended; the next start recovers");
+        warn!("stopped before draining ended; the next start recovers");
         std::process::exit(i32::from(ErrorKind::Failed.exit_code()));
     });
     let _ = stop.send(());

@@ -18,6 +18,7 @@ use std::rc::Rc;
 use blk::manifest::BinnedState;
 use blk::reactor::Space;
 use engine::job::JobState;
+use tracing::{info, warn};
 
 use crate::daemon::datastore::hang::asked;
 use crate::daemon::datastore::{Datastore, Home};
@@ -26,7 +27,6 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::identity::VmId;
 use crate::daemon::vm::vm_record::VmRecord;
 
-use crate::log::log;
 use api::error::{Error, Result};
 use api::units::{format_bytes, total};
 
@@ -350,17 +350,13 @@ impl Daemon {
         };
         match evicted {
             Ok(()) => {
-                log(format_args!("{}: removed from the bin for good: {why}", victim.name()));
+                info!("{}: removed from the bin for good: {why}", victim.name());
                 self.await_release(datastore, victim.is_native()).await;
                 true
             }
             Err(e) => {
                 if datastore.bin.is_news(&victim.id()) {
-                    log(format_args!(
-                        "{} stays in the bin of datastore {}: {e}",
-                        victim.name(),
-                        datastore.name
-                    ));
+                    warn!("{} stays in the bin of datastore {}: {e}", victim.name(), datastore.name);
                 }
                 false
             }

@@ -2,5 +2,6 @@
 
 pub mod client_gate;
 pub mod exports;
+pub mod front_end;
 pub mod switchable_volume;
 pub mod writers;

@@ -13,12 +13,12 @@ use blk::uring::UringReactor;
 use export::nbd;
 use futures_util::future::select;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tracing::{info, warn};
 
 use crate::daemon::client::exports::Catalogue;
 use crate::daemon::heartbeat::{Heartbeat, beat};
 use crate::daemon::requests::bridge::{Place, Question};
 use crate::daemon::state::Daemon;
-use crate::log::log;
 
 /// Runs until `Daemon::shut_down` has been answered, or until all senders of `inbox` are dropped.
 pub fn run(
@@ -47,13 +47,14 @@ pub fn run(
             Err(e) => return drop(tell_ready.send(Err(e))),
         };
         for notice in reactor.take_notices() {
-            log(&notice);
+            warn!("{notice}");
         }
         if tell_ready.send(Ok(())).is_err() {
             return;
         }
         daemon.env.spawn_detached(Box::pin(daemon.clone().keep_bins()));
         daemon.env.spawn_detached(Box::pin(daemon.clone().watch_hangs()));
+        daemon.env.spawn_detached(Box::pin(daemon.clone().watch_slow()));
         let stopped = pin!(daemon.stopped());
         let answering = pin!(async {
             while let Some(question) = inbox.recv().await {
@@ -75,14 +76,15 @@ fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<
             }
             NbdListen::Tcp(address) => {
                 if !address.ip().is_loopback() {
-                    log(format_args!(
+                    warn!(
                         "NBD on {address}: every client that reaches this address can read and write every disk, without a password \
                          and in clear text; keep others out with a firewall, or serve on 127.0.0.1 behind a tunnel"
-                    ));
+                    );
                 }
                 (reactor.listen_tcp(&address.to_string())?, address.to_string())
             }
         };
+        info!("NBD is on {shown}");
         let listener = Listener::new(daemon.env.clone(), handle, shown);
         let served = nbd::serve(daemon.env.clone(), listener, exports.clone(), daemon.front_end.clone());
         daemon.doors_open(daemon.env.spawn(served));

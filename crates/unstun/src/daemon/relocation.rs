@@ -15,6 +15,7 @@ use engine::job::MOVE;
 use engine::relocate::Relocation;
 use engine::{GenerationChange, Job, Machine};
 use futures_util::future::join_all;
+use tracing::{error, info, warn};
 
 use crate::daemon::client::switchable_volume::Switch;
 use crate::daemon::relocation::plan::{MovePlan, refuse_viewers};
@@ -82,7 +83,13 @@ impl Daemon {
     async fn run_move(self: &Rc<Self>, entry: &Rc<VmRecord>, side: Side, job: &Rc<Job>, claim: Claim) {
         let moved = self.move_to(entry, &side, job).await;
         if let Err(error) = &moved {
-            self.note(entry, &format!("the move came to nothing: {error}"));
+            let message = format!("the move came to nothing: {error}");
+            if job.is_cancelled() {
+                info!("VM {}: {message}", entry.name);
+            } else {
+                error!("VM {}: {message}", entry.name);
+            }
+            self.note(entry, &message);
         }
         entry.moving.set(0);
         drop(claim);
@@ -113,7 +120,9 @@ impl Daemon {
             self.clear_away(entry, &moved, &side.plan).await
         };
         if let Err(error) = left.await {
-            self.note(&moved, &format!("what it was is still there, and goes at the next start: {error}"));
+            let message = format!("what it was is still there, and goes at the next start: {error}");
+            warn!("VM {}: {message}", entry.name);
+            self.note(&moved, &message);
         }
         Ok(())
     }

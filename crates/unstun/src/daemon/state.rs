@@ -14,10 +14,12 @@ use blk::exec::JoinHandle;
 use blk::sync::Signal;
 use engine::job::{MOVE, SCRUB};
 use engine::{Machine, Options, SpacePolicy, Vm};
-use export::nbd::{FrontEnd, Limits};
+use export::nbd::FrontEnd;
 use jiff::Timestamp;
+use tracing::{error, warn};
 
 use crate::daemon::bin::BinPolicy;
+use crate::daemon::client::front_end::front_end;
 use crate::daemon::datastore::datastores::{Absent, without_lease};
 use crate::daemon::datastore::hang::{Opening, asked, or_go_on, until_hung};
 use crate::daemon::datastore::native;
@@ -36,7 +38,7 @@ use crate::daemon::vm::inuse;
 use crate::daemon::vm::journal::{self, Journal};
 use crate::daemon::vm::registry::Broken;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
-use crate::log::{Spaced, log};
+use crate::log::LineLimit;
 use crate::memory::Memory;
 
 /// Maximum number of log lines per second about writes that begin or cease to wait for space.
@@ -75,7 +77,7 @@ pub struct Daemon {
     /// The last number given to a job.
     pub(super) jobs_numbered: Cell<u64>,
     /// Limit on log lines about space; a guest that writes to a nearly full datastore causes many of them.
-    pub(super) space_log: Spaced,
+    pub(super) space_log: LineLimit,
     doors_tasks: RefCell<Vec<JoinHandle<()>>>,
     stopped: Cell<bool>,
     stop_signal: Signal,
@@ -86,6 +88,9 @@ impl Daemon {
     pub async fn open(env: Env, place: &Place) -> Result<Rc<Daemon>> {
         let daemon = Daemon::new(env, place, Journal::default()).await?;
         daemon.open_all().await?;
+        for datastore in daemon.datastores() {
+            daemon.log_served(&datastore).await;
+        }
         Ok(daemon)
     }
 
@@ -115,7 +120,7 @@ impl Daemon {
             claimed: RefCell::default(),
             jobs: RefCell::default(),
             jobs_numbered: Cell::new(0),
-            space_log: Spaced::new(SPACE_LINES_MAX),
+            space_log: LineLimit::new(SPACE_LINES_MAX),
             doors_tasks: RefCell::default(),
             stopped: Cell::new(false),
             stop_signal: Signal::default(),
@@ -180,7 +185,7 @@ impl Daemon {
         match native::find_homeless(self, datastore).await {
             Ok(homeless) => self.open_each(datastore, homeless).await,
             // Opening the VMs one by one reports the error.
-            Err(e) => log(e),
+            Err(e) => error!("{e}"),
         }
         Ok(())
     }
@@ -195,6 +200,7 @@ impl Daemon {
             }
             if self.has_left(&home).await {
                 let left = format!("what a move of VM {name} has left in {} is still there", path.display());
+                warn!("{left}");
                 home.datastore.notices.borrow_mut().push(left);
                 continue;
             }
@@ -207,7 +213,7 @@ impl Daemon {
                 continue;
             }
             if let Err(cause) = self.open_unused(&name, &home).await {
-                log(format_args!("VM {name} is not served: {cause}"));
+                error!("VM {name} is not served: {cause}");
                 self.broken.borrow_mut().insert(name, Broken { home, cause });
             }
         }
@@ -220,7 +226,7 @@ impl Daemon {
             "VM {name} in {} is not served: another VM has that name; rename the folder of one of them",
             home.path.display()
         );
-        log(&notice);
+        error!("{notice}");
         home.datastore.notices.borrow_mut().push(notice);
     }
 
@@ -378,15 +384,4 @@ async fn open_main(env: &Env, place: &Place) -> Result<Datastore> {
     };
     let opened = until_hung(env, || opening.hang(), &mut pin!(open)).await;
     opened.unwrap_or_else(|hang| Err(hang.refusal()))
-}
-
-/// Creates the NBD front end. It logs refused clients at most once a second.
-fn front_end(memory: Memory, connections_max: usize) -> Rc<FrontEnd> {
-    let limits = Limits { memory_bytes: memory.clients_bytes(), connections_max, ..Limits::default() };
-    let front_end = FrontEnd::with_limits(limits);
-    let said = Spaced::new(1);
-    front_end.on_refusal(Box::new(move |refused| {
-        said.log(|| format!("NBD client {} refused: {}", refused.peer, refused.cause));
-    }));
-    front_end
 }

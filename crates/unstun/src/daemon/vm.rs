@@ -15,6 +15,7 @@ pub mod journal;
 pub mod lifecycle;
 pub mod registry;
 pub mod remove;
+pub mod slow;
 pub mod tree;
 pub mod unfinished;
 pub mod vm_record;

@@ -103,8 +103,12 @@ fn a_client_whose_answers_are_lost_is_refused(store: &str) {
     let said = client.end("flush\nread 0 512");
     assert!(said.contains("power-cycled") || said.contains("failed"), "{said}");
     let log = std::fs::read_to_string(datastore.beside("daemon.log")).unwrap();
-    assert!(log.contains("was refused") && log.contains("VM web: the daemon or its host ended"), "{log}");
+    assert!(
+        log.contains("is refused web/disk0.g") && log.contains("VM web: the daemon or its host ended"),
+        "{log}"
+    );
     let events = datastore.json("events web");
+    assert!(events.to_string().contains(" was refused: web/disk0: "), "{events}");
     let lost = events.as_array().unwrap().iter().filter(|e| e["operation"] == "writes_lost").count();
     assert_eq!(lost, 1, "{events}");
     datastore.json("vm open web");

@@ -129,5 +129,6 @@ fn the_log_says_who_opens_what() {
     daemon.stop();
     let log = std::fs::read_to_string(datastore.beside("daemon.log")).unwrap();
     assert!(log.contains("(nbdinfo) opens web/disk0\n"), "{log}");
+    assert!(log.contains("(nbdinfo) leaves web/disk0\n"), "{log}");
     assert!(log.contains("(nbdinfo) is refused web/disk7: "), "{log}");
 }

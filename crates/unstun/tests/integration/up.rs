@@ -23,11 +23,17 @@ impl Daemon {
     }
 
     fn start_with(folder: &Path, arguments: &[&str], log: Stdio) -> Self {
+        Self::start_in(folder, arguments, log, &[])
+    }
+
+    fn start_in(folder: &Path, arguments: &[&str], log: Stdio, variables: &[(&str, String)]) -> Self {
         let mut child = Command::new(UNSTUN)
             .args(["up", "--json"])
             .args(arguments)
             .current_dir(folder)
             .env_remove("UNSTUN_DATASTORE")
+            .env_remove("UNSTUN_LOG")
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()
@@ -162,6 +168,108 @@ fn nbd_is_served_where_it_was_asked_for() {
     assert_eq!(read.unwrap()[..], [7; 4096]);
     assert_eq!(size, 64 << 20);
     assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
+}
+
+/// Starts a daemon with its log in a file, has a client open a disk and read beyond its end, and returns the log.
+fn log_of(arguments: &[&str], variables: &[(&str, &str)]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let said = std::fs::File::create(&log).unwrap();
+    let stream = rustix::fs::fstat(&said).unwrap();
+    let stream = format!("{}:{}", stream.st_dev, stream.st_ino);
+    let variables: Vec<_> =
+        variables.iter().map(|&(name, value)| (name, value.replace("STREAM", &stream))).collect();
+    let daemon = Daemon::start_in(folder.path(), arguments, said.into(), &variables);
+    json(folder.path(), "vm create web --disk 64M --json");
+    let vm = json(folder.path(), "vm show web --json");
+    let uri = vm["disks"][0]["nbd_uri"].as_str().unwrap().to_owned();
+    let world = lab::real::World::new().unwrap();
+    let disk = lab::real::open_disk(&world, &uri).unwrap();
+    let (_, read) = world.run(disk.read(64 << 20, blk::Buf::alloc(4096)));
+    read.unwrap_err();
+    drop(world);
+    assert!(daemon.stop(Signal::TERM).success());
+    std::fs::read_to_string(log).unwrap()
+}
+
+#[test]
+fn the_log_shows_the_start_the_clients_their_failures_and_the_end() {
+    let log = log_of(&[], &[]);
+    let version = concat!(" INFO daemon: unstun ", env!("CARGO_PKG_VERSION"));
+    let in_order = [
+        version,
+        " INFO datastore: datastore unstun-data is served: folder /",
+        " INFO daemon: NBD is on unix:",
+        " INFO daemon: the API is on /",
+        " INFO daemon: ready\n",
+        " opens web/disk0.g",
+        " WARN client: a request of pid ",
+        " leaves web/disk0.g",
+        " INFO daemon: stopped\n",
+    ];
+    let mut rest = log.as_str();
+    for part in in_order {
+        let at = rest.find(part).unwrap_or_else(|| panic!("{part:?} is missing in order: {log}"));
+        rest = &rest[at + part.len()..];
+    }
+    for line in log.lines() {
+        let (time, _) = line.split_once(' ').unwrap();
+        time.parse::<jiff::Timestamp>().unwrap_or_else(|e| panic!("{line}: {e}"));
+    }
+    assert!(!log.contains("DEBUG"), "{log}");
+}
+
+#[test]
+fn the_option_selects_lines_and_counts_before_the_variable() {
+    let warnings = log_of(&["--log", "warn"], &[("UNSTUN_LOG", "debug")]);
+    assert!(warnings.contains(" WARN client: a request"), "{warnings}");
+    assert!(!warnings.contains(" INFO ") && !warnings.contains("DEBUG"), "{warnings}");
+    let rest = log_of(&[], &[("UNSTUN_LOG", "error,rest=debug")]);
+    assert!(rest.contains(" DEBUG rest: POST /api/v1/vms: 200\n"), "{rest}");
+    assert!(rest.lines().all(|line| line.contains(" rest: ")), "{rest}");
+    assert!(log_of(&[], &[("UNSTUN_LOG", "")]).contains(" INFO daemon: ready"));
+}
+
+#[test]
+fn the_journal_gets_priorities() {
+    let journal = log_of(&[], &[("JOURNAL_STREAM", "STREAM")]);
+    assert!(
+        journal.contains("\n<6>daemon: ready\n") && journal.contains("\n<4>client: a request"),
+        "{journal}"
+    );
+    assert!(journal.lines().all(|line| line.starts_with('<')), "{journal}");
+    let another = log_of(&[], &[("JOURNAL_STREAM", "1:STREAM")]);
+    assert!(!another.contains('<'), "{another}");
+}
+
+#[test]
+fn a_filter_of_another_form_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut by_variable = Command::new(UNSTUN);
+    by_variable.arg("up").current_dir(folder.path()).env("UNSTUN_LOG", "loud");
+    for (refused, filter) in [
+        (unstun(folder.path(), "up --log cleint=info"), "cleint=info"),
+        (by_variable.output().unwrap(), "loud"),
+    ] {
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("{filter:?}: expected error, warn, info, debug or trace")), "{said}");
+    }
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0, "nothing was created");
+}
+
+#[test]
+fn a_daemon_whose_log_is_full_or_closed_serves() {
+    let (reader, closed) = std::io::pipe().unwrap();
+    drop(reader);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for log in [Stdio::from(closed), Stdio::from(full)] {
+        let folder = tempfile::tempdir().unwrap();
+        let daemon = Daemon::start_with(folder.path(), &["--log", "debug"], log);
+        json(folder.path(), "vm create web --disk 64M --json");
+        assert_eq!(json(folder.path(), "status --json")["vms"], 1);
+        assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
+    }
 }
 
 #[test]

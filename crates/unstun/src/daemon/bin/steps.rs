@@ -9,6 +9,7 @@ use api::{Store, WhenFull};
 use blk::dir::OWN_FOLDER;
 use blk::{Error, ErrorKind, Result};
 use engine::native::{VmHome, VmHomeState};
+use tracing::info;
 
 use super::records::{BinRecord, BinState, parse_folder};
 use crate::daemon::datastore::native;
@@ -19,7 +20,6 @@ use crate::daemon::vm::formats::HomeFiles;
 use crate::daemon::vm::home_records::{HomeRecord, HomeState};
 use crate::daemon::vm::identity::VmId;
 use crate::daemon::vm::remove::{open_home, refuse_readers, remove_folder};
-use crate::log::log;
 
 /// VM that is not open and is put into the bin.
 pub struct Removed {
@@ -236,7 +236,7 @@ impl Daemon {
         };
         datastore.dir.rename(&folder, &to).await?;
         datastore.dir.sync().await?;
-        log(format_args!("VM {}: files that are not the VM's were left in {to}", record.vm));
+        info!("VM {}: files that are not the VM's were left in {to}", record.vm);
         Ok(())
     }
 

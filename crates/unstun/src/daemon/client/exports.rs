@@ -5,15 +5,16 @@ use std::rc::Rc;
 
 use api::Operation;
 use blk::manifest::{ContentGeneration, DiskState};
-use blk::socket::Peer;
+use blk::socket::{ClientId, Peer};
 use blk::volume::{Attachment, ExportEntry, Exports};
-use blk::{Error, ErrorKind, Local, Result};
+use blk::{Error, Local, Result};
+use tracing::{debug, info, warn};
 
 use crate::daemon::client::switchable_volume::Guest;
 use crate::daemon::client::writers::{ClientVolume, DiskClient};
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
-use crate::log::{Spaced, log};
+use crate::log::{LineLimit, Reported};
 
 /// Separator between a disk's number and its generation. It has no meaning in a URI, a shell, XML or QEMU's options.
 const GENERATION_MARK: &str = ".g";
@@ -29,7 +30,24 @@ const LINES_A_SECOND: u32 = 64;
 
 pub struct Catalogue {
     daemon: Rc<Daemon>,
-    said: Spaced,
+    lines: Rc<LineLimit>,
+    /// Refusals that were logged: QEMU tries again every few seconds.
+    refusals: Reported<(ClientId, String)>,
+}
+
+/// Token of a client of an export. Its drop logs that the client has left.
+struct Opened {
+    client: String,
+    name: String,
+    lines: Rc<LineLimit>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(left_out) = self.lines.admit() {
+            info!("{} leaves {}{left_out}", self.client, self.name);
+        }
+    }
 }
 
 /// Export that a client requests.
@@ -64,7 +82,7 @@ fn plain_number(text: &str) -> Option<u64> {
 
 impl Catalogue {
     pub fn new(daemon: Rc<Daemon>) -> Catalogue {
-        Catalogue { daemon, said: Spaced::new(LINES_A_SECOND) }
+        Catalogue { daemon, lines: Rc::new(LineLimit::new(LINES_A_SECOND)), refusals: Reported::default() }
     }
 
     async fn attach_named(&self, name: &str, peer: &Peer) -> Result<Attachment> {
@@ -97,7 +115,7 @@ impl Catalogue {
         peer: &Peer,
     ) -> Result<Attachment> {
         // The refusal comes before anything is changed for the client.
-        entry.refuse_other_content(number, generation).inspect_err(|e| self.tell_refused(entry, peer, e))?;
+        entry.refuse_other_content(number, generation).inspect_err(|e| self.note_refused(entry, peer, e))?;
         let leaving = entry.gate.leaving();
         let (volume, attached) = entry.vm.attach(number, &peer.name).await?;
         // The attach may have waited for a revert. From here on no revert begins before the client has disconnected.
@@ -119,9 +137,26 @@ impl Catalogue {
         Ok(Attachment { volume, token: Box::new(token) })
     }
 
-    fn tell_refused(&self, entry: &VmRecord, peer: &Peer, error: &Error) {
+    fn note_refused(&self, entry: &VmRecord, peer: &Peer, error: &Error) {
         if entry.gate.guests.is_news(peer.client, None) {
-            self.teller(&entry.name)(&format!("{peer} was refused: {}: {}", error.place, error.cause));
+            self.daemon.note(entry, &format!("{peer} was refused: {}: {}", error.place, error.cause));
+        }
+    }
+
+    fn log_opened(&self, name: &str, client: &Peer, attachment: Attachment) -> Attachment {
+        if let Some(left_out) = self.lines.admit() {
+            info!("{client} opens {name}{left_out}");
+        }
+        let opened = Opened { client: client.name.clone(), name: name.to_owned(), lines: self.lines.clone() };
+        Attachment { token: Box::new((attachment.token, opened)), ..attachment }
+    }
+
+    fn log_refused(&self, name: &str, client: &Peer, error: &Error) {
+        let refused = format!("{name}: {error}");
+        if !self.refusals.is_news((client.client, refused.clone())) {
+            debug!("{client} is refused {refused}, as before");
+        } else if let Some(left_out) = self.lines.admit() {
+            warn!("{client} is refused {refused}{left_out}");
         }
     }
 
@@ -154,7 +189,7 @@ impl Catalogue {
     fn teller(&self, vm: &str) -> Box<dyn Fn(&str)> {
         let (daemon, vm) = (Rc::downgrade(&self.daemon), vm.to_owned());
         Box::new(move |sentence| {
-            log(format_args!("VM {vm}: {sentence}"));
+            warn!("VM {vm}: {sentence}");
             let Some(daemon) = daemon.upgrade() else { return };
             if let Ok(entry) = daemon.entry(&vm) {
                 daemon.note(&entry, sentence);
@@ -266,13 +301,8 @@ impl Exports for Catalogue {
     fn attach<'a>(&'a self, name: &'a str, client: &'a Peer) -> Local<'a, Result<Attachment>> {
         Box::pin(async move {
             let attached = self.attach_named(name, client).await;
-            match &attached {
-                Ok(_) => self.said.log(|| format!("NBD: {client} opens {name}")),
-                // Refusals are reported once per client elsewhere: QEMU tries again every few seconds.
-                Err(e) if e.kind == ErrorKind::Refused => {}
-                Err(e) => self.said.log(|| format!("NBD: {client} is refused {name}: {e}")),
-            }
-            attached
+            let attached = attached.inspect_err(|error| self.log_refused(name, client, error));
+            attached.map(|attachment| self.log_opened(name, client, attachment))
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Volume of a running disk that a move replaces between two polls, while clients are attached.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
 use blk::Result;
@@ -11,6 +11,7 @@ use blk::volume::Volume;
 use engine::{Client, Machine};
 
 use crate::daemon::client::writers::Access;
+use crate::log::Reported;
 
 pub struct Switch {
     current: RefCell<Rc<dyn Volume>>,
@@ -75,9 +76,6 @@ pub struct Guest {
     counted: RefCell<Rc<Client>>,
 }
 
-/// Maximum number of refusals remembered in order not to report them again.
-const TOLD_MAX: usize = 64;
-
 /// Clients that use a VM's running disks through its exports.
 #[derive(Default)]
 pub struct Guests {
@@ -87,7 +85,7 @@ pub struct Guests {
     pub waits_for_space: Cell<bool>,
     /// Whether the user allows several clients to write one disk.
     pub shared_writers: Cell<bool>,
-    told: RefCell<VecDeque<(ClientId, Option<ClientId>)>>,
+    refusals: Reported<(ClientId, Option<ClientId>)>,
 }
 
 impl Guests {
@@ -120,15 +118,7 @@ impl Guests {
     /// Returns whether this refusal of `client` has not been reported yet; `other` is the client that caused it, if
     /// any. A client tries several times for one connection, and QEMU reconnects every few seconds.
     pub fn is_news(&self, client: ClientId, other: Option<ClientId>) -> bool {
-        let mut told = self.told.borrow_mut();
-        if told.contains(&(client, other)) {
-            return false;
-        }
-        if told.len() == TOLD_MAX {
-            told.pop_front();
-        }
-        told.push_back((client, other));
-        true
+        self.refusals.is_news((client, other))
     }
 
     /// Returns the clients of one disk in the order of their connection.

@@ -5,8 +5,10 @@ use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
 use api::name::DatastoreName;
+use api::units::format_bytes;
 use blk::Env;
 use engine::native::TakeOver;
+use tracing::{error, info, warn};
 
 use crate::daemon::client::client_gate::Who;
 use crate::daemon::datastore::Datastore;
@@ -17,8 +19,6 @@ use crate::daemon::requests::prepare::only_vmx;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::homes::Registry;
 use crate::daemon::vm::vm_record::VmRecord;
-
-use crate::log::log;
 
 /// File in the main datastore's `.unstun` folder: one line `NAME /absolute/path` for each of the other datastores.
 const ADDED_NAME: &str = "datastores";
@@ -105,7 +105,7 @@ impl Daemon {
     }
 
     fn note_absent(&self, name: DatastoreName, path: PathBuf, is_device: bool, cause: Error) {
-        log(format_args!("datastore {name} is not served: {cause}"));
+        error!("datastore {name} is not served: {cause}");
         self.absent.borrow_mut().push(Absent { name, path, is_device, cause });
     }
 
@@ -115,10 +115,10 @@ impl Daemon {
         match opened {
             Ok(datastore) if is_awaited => {
                 self.absent.borrow_mut().retain(|absent| absent.name != *name);
-                self.datastores.borrow_mut().push(datastore);
+                self.datastores.borrow_mut().push(datastore.clone());
                 match self.open_datastores().await {
-                    Ok(()) => log(format_args!("datastore {name} answers, and is served")),
-                    Err(e) => log(format_args!("datastore {name}: {e}")),
+                    Ok(()) => self.log_served(&datastore).await,
+                    Err(e) => error!("datastore {name}: {e}"),
                 }
             }
             Ok(datastore) => {
@@ -127,6 +127,7 @@ impl Daemon {
                 datastore.unlock();
             }
             Err(cause) => {
+                error!("datastore {name} is not served: {cause}");
                 for absent in self.absent.borrow_mut().iter_mut().filter(|absent| absent.name == *name) {
                     absent.cause = cause.clone();
                 }
@@ -139,13 +140,26 @@ impl Daemon {
     fn wait_for_lease(self: &Rc<Self>, name: &DatastoreName, path: &Path) {
         let (daemon, name, path) = (self.clone(), name.clone(), path.to_path_buf());
         self.env.spawn_detached(Box::pin(async move {
-            // The list of datastores shows a failure.
-            if daemon.datastore_add(name.clone(), path, TakeOver::FromOwnHost).await.is_ok() {
-                eprintln!(
-                    "unstun: datastore {name} is served: the lease was this host's own, of before its restart"
-                );
+            match daemon.datastore_add(name.clone(), path, TakeOver::FromOwnHost).await {
+                Ok(_) => info!("datastore {name}: the lease was this host's own, of before its restart"),
+                Err(e) => warn!("datastore {name}: the wait for its lease has ended: {e}"),
             }
         }));
+    }
+
+    /// Logs a datastore that is served from now on.
+    pub async fn log_served(&self, datastore: &Datastore) {
+        let kind = if datastore.native.device().is_some() { "device" } else { "folder" };
+        let vms = self.entries().iter().filter(|entry| std::ptr::eq(&*entry.datastore, datastore)).count();
+        let space = match asked(datastore, datastore.space()).await {
+            Ok(Ok(space)) => {
+                format!("{} free of {}", format_bytes(space.free_bytes), format_bytes(space.total_bytes))
+            }
+            Ok(Err(e)) => format!("space unknown: {e}"),
+            Err(hang) => hang.found(),
+        };
+        let (name, path) = (&datastore.name, datastore.path.display());
+        info!("datastore {name} is served: {kind} {path}, {space}, open VMs: {vms}");
     }
 
     async fn open_datastore(
@@ -247,6 +261,7 @@ impl Daemon {
         self.absent.borrow_mut().retain(|absent| absent.name != name && absent.path != path);
         self.datastores.borrow_mut().push(datastore.clone());
         self.open_datastores().await?;
+        self.log_served(&datastore).await;
         Ok(self.show_datastore(&datastore).await?)
     }
 
@@ -313,6 +328,7 @@ impl Daemon {
         // datastore.
         let _ = datastore.set_served_by(None).await;
         datastore.unlock();
+        info!("datastore {name} is not served any more: it was removed from the daemon");
         Ok(api::DatastoreRemoved { name: name.clone(), path })
     }
 

@@ -10,12 +10,12 @@ use api::name::{DatastoreName, VmName};
 use blk::reactor::Pending;
 use blk::{Dir, Env, File};
 use futures_util::future::{Either, select};
+use tracing::{error, info, warn};
 
 use crate::daemon::datastore::Datastore;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::Kept;
-
-use crate::log::log;
+use crate::log::Reported;
 
 /// Time in nanoseconds without an answer after which a datastore hangs, until it answers. Working disks answer a call
 /// of any kind within a second or two. The limit is half of the ten seconds in which every verb has an answer.
@@ -213,11 +213,11 @@ pub async fn or_go_on<T: 'static>(
     let mut work: Pin<Box<dyn Future<Output = Result<T>>>> = Box::pin(work);
     let ended = until_hung(env, look, &mut work).await;
     if let Err(hang) = &ended {
-        log(format_args!("{what}: {}; the operation goes on without its caller", hang.found()));
+        warn!("{what}: {}; the operation goes on without its caller", hang.found());
         env.spawn_detached(Box::pin(async move {
             match work.await {
-                Ok(_) => log(format_args!("{what}: what a datastore had held up is done")),
-                Err(e) => log(format_args!("{what}: what a datastore had held up failed: {e}")),
+                Ok(_) => info!("{what}: what a datastore had held up is done"),
+                Err(e) => error!("{what}: what a datastore had held up failed: {e}"),
             }
         }));
     }
@@ -293,19 +293,27 @@ impl Daemon {
         self.datastores().iter().find_map(|datastore| datastore.hang())
     }
 
-    /// Logs when a datastore begins to hang, and when it answers again.
+    /// Logs when a datastore begins to hang, when it answers again, and when its store fails.
     pub async fn watch_hangs(self: Rc<Self>) {
         let mut hung: Vec<DatastoreName> = Vec::new();
+        let failed = Reported::default();
         loop {
             for datastore in self.datastores() {
+                // The lease reports its own loss.
+                let broken = datastore.native.opened().and_then(|store| store.broken());
+                if let Some(cause) = broken.filter(|cause| cause.kind != blk::ErrorKind::LeaseLost)
+                    && failed.is_news((datastore.name.clone(), cause.to_string()))
+                {
+                    error!("datastore {}: its store is read-only since it failed: {cause}", datastore.name);
+                }
                 let (hang, known) = (datastore.hang(), hung.contains(&datastore.name));
                 match hang {
                     Some(hang) if !known => {
-                        log(hang.found());
+                        error!("{}", hang.found());
                         hung.push(datastore.name.clone());
                     }
                     None if known => {
-                        log(format_args!("datastore {} answers again", datastore.name));
+                        info!("datastore {} answers again", datastore.name);
                         hung.retain(|name| *name != datastore.name);
                     }
                     _ => {}

@@ -13,6 +13,7 @@ use engine::native::superblock::Superblock;
 use engine::native::{Claimant, Lease, LeaseTerms, Owner, TakeOver};
 use nix::libc;
 use rustix::fs::FlockOperation;
+use tracing::error;
 
 /// Variable that systemd sets for a unit with RuntimeDirectory=unstun.
 const RUN_VARIABLE: &str = "RUNTIME_DIRECTORY";
@@ -87,7 +88,7 @@ fn tell_of_loss(env: &Env, lease: &Rc<Lease>, released: &Rc<Cell<bool>>) {
     env.spawn_detached(Box::pin(async move {
         let cause = fence.until_lost().await;
         if !released.get() {
-            crate::log::log(&cause);
+            error!("{cause}");
         }
     }));
 }

@@ -15,6 +15,7 @@ use blk::{Dir, Env, Error, ErrorKind, File, Result};
 use engine::Options;
 use engine::native::space::Growth;
 use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions, TakeOver, VmHomeState};
+use tracing::error;
 
 use crate::daemon::datastore::device::Claimed;
 use crate::daemon::datastore::lease::{self, Leased};
@@ -24,7 +25,6 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::formats::{exists, open_path, write_when_full};
 use crate::daemon::vm::homes;
 use crate::daemon::vm::remove::{has_vmx, open_home, remove_configuration, remove_folder};
-use crate::log::log;
 
 /// Name of the store's file in the datastore's folder.
 const STORE_NAME: &str = "store.unstun";
@@ -510,7 +510,7 @@ pub async fn find_homeless(
         if datastore.inhabitants().await?.iter().any(|(taken, _)| *taken == name) {
             let cause = "has no folder, and its name is taken";
             let notice = format!("VM {name} ({id:032x}) in {} is not served: it {cause}", store.path());
-            log(&notice);
+            error!("{notice}");
             datastore.notices.borrow_mut().push(notice);
             continue;
         }

@@ -10,6 +10,7 @@ use api::{Checked, Severity};
 use engine::Job;
 use engine::job::SCRUB;
 use engine::native::check::{Fault, Finding, Report};
+use tracing::{error, info};
 
 use crate::daemon::datastore::Datastore;
 use crate::daemon::datastore::native;
@@ -62,10 +63,16 @@ impl Daemon {
         *datastore.scrubbed.borrow_mut() = None;
         let (daemon, worker) = (self.clone(), job.clone());
         self.env.spawn_detached(Box::pin(async move {
-            // The job contains the error.
-            if let Ok(report) = store.scrub(&worker).await {
-                let checked = daemon.checked(&datastore, &report);
-                *datastore.scrubbed.borrow_mut() = Some(checked);
+            match store.scrub(&worker).await {
+                Ok(report) => {
+                    let checked = daemon.checked(&datastore, &report);
+                    log_damage(&checked);
+                    *datastore.scrubbed.borrow_mut() = Some(checked);
+                }
+                Err(e) if worker.is_cancelled() => {
+                    info!("datastore {}: the scrub ended: {e}", datastore.name)
+                }
+                Err(e) => error!("datastore {}: the scrub failed: {e}", datastore.name),
             }
         }));
         self.job_do(id, |_| Ok(()))
@@ -114,6 +121,17 @@ impl Daemon {
             }
         }
         owners
+    }
+}
+
+fn log_damage(checked: &Checked) {
+    let mut damaged = checked.findings.iter().filter(|finding| finding.severity == Severity::Damage);
+    if let Some(first) = damaged.next() {
+        let (path, more) = (checked.path.display(), damaged.count());
+        error!(
+            "{path}: the scrub has found damage: {}: {}, and {more} more findings",
+            first.field, first.found
+        );
     }
 }
 

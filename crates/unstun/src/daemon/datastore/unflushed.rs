@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use api::listen::NbdListen;
 use blk::Error;
 use blk::uring::MemoryFolder;
+use tracing::{error, warn};
 
 use crate::daemon::requests::bridge::Place;
-use crate::log::log;
 
 /// Returns the first of the folders that can be used. Without one, a crash may lose acknowledged writes, and clients
 /// from before the crash are refused.
@@ -25,19 +25,19 @@ pub fn folder(place: &Place) -> MemoryFolder {
             Err(e) => refusals.push(e.to_string()),
         }
     }
-    log(format_args!(
+    warn!(
         "no folder in memory for what is not flushed yet; after a crash of this daemon guests have to be \
          power-cycled: {}",
         refusals.join("; ")
-    ));
+    );
     MemoryFolder::absent(remote)
 }
 
 fn warn(error: &Error) {
-    log(format_args!(
+    error!(
         "{error}; a crash of this daemon may now lose writes that it has answered, after which the guests have to \
          be power-cycled; free memory in that tmpfs"
-    ));
+    );
 }
 
 /// Returns the possible folders: systemd's folder of the service, root's, the session's, and one that every host with

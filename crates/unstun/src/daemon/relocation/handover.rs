@@ -12,6 +12,7 @@ use std::rc::Rc;
 use api::WhenFull;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, Result};
+use tracing::warn;
 
 use crate::daemon::datastore::native;
 use crate::daemon::datastore::{Datastore, Home};
@@ -20,7 +21,6 @@ use crate::daemon::relocation::recovery;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::formats::{self, is_dir, open_path};
 use crate::daemon::vm::remove::{remove_folder, remove_made, remove_with_files};
-use crate::log::log;
 
 async fn record(home: &Home) -> Result<Option<MoveRecord>> {
     MoveRecord::read(home.datastore.dir.env(), &home.path).await
@@ -206,7 +206,7 @@ impl Daemon {
         for (name, path) in homes {
             let home = datastore.at(&path);
             if let Err(e) = self.recover_handover(&name, &home).await {
-                log(format_args!("{}: what a move has left stays for now: {e}", path.display()));
+                warn!("{}: what a move has left stays for now: {e}", path.display());
             }
         }
     }

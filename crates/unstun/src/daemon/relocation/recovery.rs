@@ -9,6 +9,7 @@ use std::path::Path;
 use api::Store;
 use blk::dir::OWN_FOLDER;
 use blk::{Dir, Error, Result};
+use tracing::warn;
 
 use crate::daemon::datastore::Home;
 use crate::daemon::datastore::native;
@@ -17,7 +18,6 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::formats::{HomeFiles, open_path};
 use crate::daemon::vm::homes;
 use crate::daemon::vm::remove::{refuse_readers, remove_configuration, remove_made_files};
-use crate::log::log;
 
 /// File beside the record, from the intent to the step into the store: the future mark. The step then needs no space.
 const STEP_NAME: &str = "native.step";
@@ -88,7 +88,7 @@ pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
         (Some(_), Store::Native) => {
             if let Err(e) = remove_files(daemon, place).await {
                 // The VM itself is intact, as below.
-                log(format_args!("{}: what a move has left stays for now: {e}", home.display()));
+                warn!("{}: what a move has left stays for now: {e}", home.display());
                 return Ok(());
             }
         }
@@ -96,7 +96,7 @@ pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
         (None, _) => {
             if let Err(e) = native::remove_vm(datastore, id).await {
                 // The VM itself is intact. Another start removes what is left of the other side.
-                log(format_args!("{}: what a move has left stays for now: {e}", home.display()));
+                warn!("{}: what a move has left stays for now: {e}", home.display());
                 return Ok(());
             }
         }

@@ -3,14 +3,13 @@
 use std::rc::Rc;
 
 use engine::EventKind;
+use tracing::{debug, error, info, warn};
 
 use crate::daemon::datastore::Home;
 use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::journal;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
-
-use crate::log::log;
 
 /// Maximum number of notices kept for `vm show`. The events contain all of them.
 const NOTICES_MAX: usize = 100;
@@ -26,6 +25,7 @@ impl Daemon {
 
     pub fn tell(&self, entry: &VmRecord, sentences: Vec<String>) {
         for sentence in sentences {
+            info!("VM {}: {sentence}", entry.name);
             self.note(entry, &sentence);
             let mut notices = entry.notices.borrow_mut();
             if notices.len() < NOTICES_MAX {
@@ -52,8 +52,11 @@ impl Daemon {
     }
 
     fn record(&self, entry: &VmRecord, event: &engine::Event) {
-        if event.kind == EventKind::WritesLost {
-            log(format_args!("VM {}: {}; its guest has to be power-cycled", entry.name, event.message));
+        let (vm, message) = (&entry.name, &event.message);
+        match event.kind {
+            EventKind::WritesLost => error!("VM {vm}: {message}; its guest has to be power-cycled"),
+            EventKind::CommitFailed => error!("VM {vm}: the commit of {:?} failed: {message}", event.subject),
+            kind => debug!("VM {vm}: {kind:?} {:?} {message}", event.subject),
         }
         self.keep(entry, api_types::event(entry.next_event(), &entry.name, event));
         self.take_notices(entry);
@@ -77,7 +80,12 @@ impl Daemon {
         };
         let event = api_types::home_event(entry, message);
         self.keep(entry, api::Event { operation, snapshot: Some(disk.to_owned()), ..event });
-        self.space_log.log(|| format!("{disk}: {message}"));
+        if let Some(left_out) = self.space_log.admit() {
+            match waits {
+                true => warn!("{disk}: {message}{left_out}"),
+                false => info!("{disk}: {message}{left_out}"),
+            }
+        }
     }
 
     pub fn note_stun(&self, entry: &VmRecord, message: &str, stun_us: u64) {

@@ -11,6 +11,7 @@ use api::{Finding, Severity};
 use blk::dir::OWN_FOLDER;
 use blk::{Error, ErrorKind, Result};
 use engine::native::VmHomeState;
+use tracing::warn;
 use vmdk::home::{Folders, Home as VmFiles};
 use vmdk::vmfssparse::Growth;
 
@@ -20,7 +21,6 @@ use crate::daemon::defect::Defect;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::formats::{HomeFiles, open_path};
 use crate::daemon::vm::home_records::{HomeRecord, HomeState};
-use crate::log::log;
 
 /// Relation of a VM's folder to the VM whose ID it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl Daemon {
         if let Some(id) = self.id_in(home).await? {
             // Without space the next opening records the home: no other folder claims the ID now.
             if let Err(e) = self.record_home(name, home, id).await {
-                log(format_args!("{}: is not recorded as the VM's home: {e}", home.path.display()));
+                warn!("{}: is not recorded as the VM's home: {e}", home.path.display());
             }
         }
         Ok(())

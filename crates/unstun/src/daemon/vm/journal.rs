@@ -13,8 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use api::Event;
 use blk::dir::OWN_FOLDER;
 use rustix::fs::{FileType, Mode, OFlags};
-
-use crate::log::log;
+use tracing::warn;
 
 /// Name of the event file in a home's `.unstun` folder.
 const EVENTS_NAME: &str = "events";
@@ -60,7 +59,7 @@ impl Journal {
 fn start() -> Sender<Line> {
     let (lines, inbox) = channel();
     if let Err(e) = std::thread::Builder::new().name("events".into()).spawn(|| work_off(inbox)) {
-        log(format_args!("starting a thread for events: {e}; they are not recorded"));
+        warn!("starting a thread for events: {e}; they are not recorded");
     }
     lines
 }
@@ -69,7 +68,7 @@ fn work_off(inbox: Receiver<Line>) {
     for (home, line) in inbox {
         if let Err(e) = append(&home, &line) {
             let home = home.display();
-            log(format_args!("{home}/{OWN_FOLDER}/{EVENTS_NAME}: an event was not recorded: {e}"));
+            warn!("{home}/{OWN_FOLDER}/{EVENTS_NAME}: an event was not recorded: {e}");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
+use tracing::error;
 
 use crate::daemon::datastore::Home;
 use crate::daemon::state::Daemon;
@@ -106,6 +107,7 @@ impl Daemon {
     }
 
     pub fn fail_read_only(&self, name: &str, home: Home, cause: &Error) {
+        error!("VM {name} is not served any more: {cause}");
         self.forget(name);
         self.holds.release(&home.path);
         self.broken.borrow_mut().insert(name.to_string(), Broken { home, cause: cause.clone() });

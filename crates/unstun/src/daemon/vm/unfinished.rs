@@ -9,6 +9,7 @@ use std::rc::Rc;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, ErrorKind, Result};
 use engine::native::{VmHome, VmHomeState};
+use tracing::error;
 use vmdk::home::Home as VmFiles;
 
 use crate::daemon::datastore::native;
@@ -19,7 +20,6 @@ use crate::daemon::vm::formats::{self, HomeFiles};
 use crate::daemon::vm::home_records::{HomeRecord, HomeState};
 use crate::daemon::vm::registry::Broken;
 use crate::daemon::vm::remove::{self, has_vmx, open_home};
-use crate::log::log;
 
 impl Daemon {
     /// Creates a home with files in a datastore. The home is a VM when this returns, and nothing of it is left after an
@@ -69,6 +69,7 @@ impl Daemon {
     pub fn list_left_over(&self, name: &str, home: &Home, cause: &api::error::Error, left: &Error) {
         let message =
             format!("{cause}; what was made of it is still there, and goes at the next start: {left}");
+        error!("VM {name} was not made: {message}");
         let cause = api::error::Error::new(cause.kind, message);
         self.broken.borrow_mut().insert(name.to_owned(), Broken { home: home.clone(), cause });
     }
@@ -96,7 +97,7 @@ impl Daemon {
             told.push(e.to_string());
         }
         for notice in told {
-            log(&notice);
+            error!("{notice}");
             datastore.notices.borrow_mut().push(notice);
         }
     }
