@@ -15,7 +15,8 @@ pub use summary::{Cell, Summary, summarize, text};
 pub const SNAPSHOT: &str = "compared";
 /// Time limit of a commit under load, in phases. After it the load stops and the commit drains.
 const COMMIT_PHASES: f64 = 6.0;
-/// Share of each phase in which connections and caches warm up: a tenth.
+/// Share of a phase in which connections and caches warm up: a tenth. The load goes on through a take, so that the phase
+/// after it has none, and counts the first writes.
 const WARM_UP: f64 = 0.1;
 
 /// The work of every subject.
@@ -55,9 +56,9 @@ impl Work {
 
     pub fn protocol(&self) -> Protocol {
         let step = |phase, label: &str, action| Step { phase, label: label.into(), action };
-        let run = |phase, label| {
+        let run = |phase, label, warm_up| {
             let seconds = self.phase_seconds;
-            step(phase, label, Action::Run { seconds, warm_up_seconds: seconds * WARM_UP })
+            step(phase, label, Action::Run { seconds, warm_up_seconds: seconds * warm_up })
         };
         let name = || SNAPSHOT.to_string();
         let limit_seconds = Some(self.phase_seconds * COMMIT_PHASES);
@@ -67,16 +68,16 @@ impl Work {
             steps: vec![
                 // 1 MiB, 8 under way: this fills the disk and is not part of the comparison.
                 step(Phase::Prepare, "fill", Action::Prepare { block_bytes: 1 << 20, outstanding: 8 }),
-                run(Phase::Baseline, "without a snapshot"),
+                run(Phase::Baseline, "without a snapshot", WARM_UP),
                 step(Phase::Snapshot, "take", Action::Take { name: name(), count: None, load: true }),
-                run(Phase::Snapshot, "with a snapshot"),
+                run(Phase::Snapshot, "with a snapshot", 0.0),
                 step(
                     Phase::Commit,
                     "commit",
                     Action::Commit { name: name(), count: None, limit_seconds, load: true },
                 ),
                 step(Phase::Drain, "drain", Action::Drain { limit_seconds: Some(600.0) }),
-                run(Phase::After, "after"),
+                run(Phase::After, "after", WARM_UP),
             ],
         }
     }

@@ -31,7 +31,7 @@ pub struct RunArgs {
     #[arg(value_name = "NAME|FILE.toml")]
     pub experiment: String,
     /// What keeps the disks and their snapshots. Modelled: esx (the default), redo, native, plain; on real storage: native
-    /// (the default), redo (redo:drain), redo:helper, redo:mirror, qemu, reflink, hooks
+    /// (the default), redo (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2, reflink, hooks
     #[arg(long, value_name = "SUBJECT")]
     pub subject: Option<String>,
     /// Run in this directory, in real time, no longer than --minutes and no larger than what is free there
@@ -115,8 +115,8 @@ pub struct ReproduceArgs {
 
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// On real storage: native, redo (redo:drain), redo:helper, redo:mirror, qemu, reflink, hooks; modelled: native, redo,
-    /// plain, esx
+    /// On real storage: native, redo (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2, reflink, hooks; modelled:
+    /// native, redo, plain, esx
     #[arg(value_name = "SUBJECT")]
     pub subjects: Vec<String>,
     /// Measure in this directory, in real time; else on modelled storage, in virtual time

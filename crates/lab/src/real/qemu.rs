@@ -18,18 +18,22 @@ const CREATE_LIMIT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(50);
 /// I/O as a careful administrator sets it up: past the page cache, through io_uring.
 const ACCESS: &str = "aio=io_uring,cache.direct=on";
+/// Options of an overlay: QEMU's default size of a cluster, or subclusters of a 32nd of a cluster.
+const CLUSTERS: &str = "cluster_size=64k";
+const SUBCLUSTERS: &str = "cluster_size=128k,extended_l2=on";
 
 pub struct Qemu {
     folder: PathBuf,
     server: Server,
     qmp: Qmp,
+    overlay_options: &'static str,
     /// The node of the export: the raw file, or the topmost overlay.
     top: String,
 }
 
 impl Qemu {
     /// Serves `folder/disk.raw`, which exists, under the export name `disk`.
-    pub fn start(folder: &Path) -> Result<Qemu> {
+    pub fn start(folder: &Path, extended_l2: bool) -> Result<Qemu> {
         let monitor = folder.join("qmp.sock");
         let base = folder.join("disk.raw");
         let mut command = Command::new("qemu-storage-daemon");
@@ -47,7 +51,8 @@ impl Qemu {
             found.is_some() && socket(folder).exists()
         })?;
         let qmp = found.expect("ready means that it answered");
-        Ok(Qemu { folder: folder.to_owned(), server, qmp, top: "base".into() })
+        let overlay_options = if extended_l2 { SUBCLUSTERS } else { CLUSTERS };
+        Ok(Qemu { folder: folder.to_owned(), server, qmp, overlay_options, top: "base".into() })
     }
 
     pub fn uri(folder: &Path) -> String {
@@ -86,7 +91,8 @@ impl Verbs for Qemu {
         let overlay = self.overlay(name);
         let base = self.folder.join("disk.raw");
         let mut create = Command::new("qemu-img");
-        create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&base).arg(&overlay);
+        create.args(["create", "-q", "-f", "qcow2", "-o", self.overlay_options, "-F", "raw", "-b"]);
+        create.arg(&base).arg(&overlay);
         program::run(&mut create, CREATE_LIMIT)?;
         let node = format!("{name}-node");
         let file =

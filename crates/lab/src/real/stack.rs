@@ -26,7 +26,11 @@ use crate::vmware::spec::Spec;
 pub enum Stack {
     /// Our daemon, with disks in this store.
     Unstun(Store),
-    Qemu,
+    /// `true` is an overlay of 128 KiB clusters that allocates subclusters of 4 KiB; `false` is QEMU's default, 64 KiB
+    /// clusters.
+    Qemu {
+        extended_l2: bool,
+    },
     Reflink,
     /// VMware's ways of committing in the format of our redo chains, without our daemon. `true` is the mirror of 6.0,
     /// `false` the helpers of the versions before it.
@@ -53,7 +57,8 @@ impl Stack {
     pub fn name(&self) -> &'static str {
         match self {
             Stack::Unstun(store) => store.as_str(),
-            Stack::Qemu => "qemu",
+            Stack::Qemu { extended_l2: false } => "qemu",
+            Stack::Qemu { extended_l2: true } => "qemu:extended_l2",
             Stack::Reflink => "reflink",
             Stack::Vmware { mirror: true } => "redo:mirror",
             Stack::Vmware { mirror: false } => "redo:helper",
@@ -62,12 +67,13 @@ impl Stack {
     }
 
     /// Stacks that need only their name. Hooks also need their commands.
-    pub const NAMED: [Stack; 6] = [
+    pub const NAMED: [Stack; 7] = [
         Stack::Unstun(Store::Native),
         Stack::Unstun(Store::Redo),
         Stack::Vmware { mirror: false },
         Stack::Vmware { mirror: true },
-        Stack::Qemu,
+        Stack::Qemu { extended_l2: false },
+        Stack::Qemu { extended_l2: true },
         Stack::Reflink,
     ];
 
@@ -96,7 +102,7 @@ impl Stack {
             Stack::Unstun(store) => {
                 attached(world, Served::start(site.program, site.folder, *store, site.disk_bytes)?)?
             }
-            Stack::Qemu => open_qemu(world, site)?,
+            Stack::Qemu { extended_l2 } => open_qemu(*extended_l2, world, site)?,
             Stack::Reflink => open_reflink(world, site)?,
             Stack::Vmware { mirror } => return open_vmware(*mirror, world, site),
             Stack::Hooks { disks, hooks } => {
@@ -121,9 +127,9 @@ fn attached(world: &World, (served, uris): (Served, Vec<String>)) -> Result<Open
     Ok((disks, Box::new(served)))
 }
 
-fn open_qemu(world: &World, site: &Site<'_>) -> Result<Opened> {
+fn open_qemu(extended_l2: bool, world: &World, site: &Site<'_>) -> Result<Opened> {
     make_raw(site, "qemu")?;
-    let qemu = Qemu::start(site.folder)?;
+    let qemu = Qemu::start(site.folder, extended_l2)?;
     Ok((vec![open_disk(world, &Qemu::uri(site.folder))?], Box::new(qemu)))
 }
 

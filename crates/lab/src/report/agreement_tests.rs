@@ -38,7 +38,7 @@ impl Run {
         self.recorder.finish(self.at_us);
     }
 
-    /// Returns a run as `lab compare` makes it: first a take with a rate of its own, then a load that warms up.
+    /// Returns a run whose phase with a snapshot begins with a take that has a rate of its own, then a load that warms up.
     fn compared(subject: &str, with_snapshot: u64) -> Record {
         let mut run = Run::new(subject);
         run.step(Phase::Baseline, "without a snapshot", Some(1), &[100, 1000, 1000]);

@@ -53,11 +53,13 @@ async fn round_trip(subject: Rc<dyn Subject>) {
 
 #[test]
 fn qemu_takes_and_commits_by_its_own_means() {
-    let folder = tempfile::tempdir().unwrap();
-    let world = World::new().unwrap();
-    let subject = open(&Stack::Qemu, &world, folder.path());
-    world.run(round_trip(subject));
-    assert!(!folder.path().join("first.qcow2").exists(), "the overlay is gone after its commit");
+    for extended_l2 in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let world = World::new().unwrap();
+        let subject = open(&Stack::Qemu { extended_l2 }, &world, folder.path());
+        world.run(round_trip(subject));
+        assert!(!folder.path().join("first.qcow2").exists(), "the overlay is gone after its commit");
+    }
 }
 
 #[test]
