@@ -9,13 +9,14 @@ from pathlib import Path
 from bench import fio
 from bench.machine import Device, facts
 from bench.report import Report
-from bench.rows import commit, lab, memory, native, polls, serving, snapshot, stun
+from bench.rows import commit, lab, memory, native, peers, polls, serving, snapshot, stun
 from bench.servers import Unstun
 
 ROWS = {
     "serving": serving,
     "snapshot": snapshot,
     "commit": commit,
+    "peers": peers,
     "stun": stun,
     "memory": memory,
     "native": native,

@@ -16,7 +16,7 @@ class Spread:
 
     def text(self, digits=2):
         low, high = min(self.values), max(self.values)
-        if len(self.values) == 1:
+        if low == high:
             return f"{self.middle:.{digits}f}"
         return f"{self.middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 

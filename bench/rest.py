@@ -51,6 +51,3 @@ class Rest:
     def drop(self, vm, name):
         """Answers the job: when it is done the space has come back."""
         return self.call("POST", f"/vms/{vm}/commit", {"snapshot": name})
-
-    def drop_all(self, vm):
-        return self.call("POST", f"/vms/{vm}/commit", "all")

@@ -154,26 +154,19 @@ class Unstun(Server):
 
 
 class QemuStorageDaemon(Server):
-    """The main peer: raw or a qcow2 overlay on it, io_uring, O_DIRECT. Locks off: the file is shared in turns."""
+    """The main peer: raw, io_uring, O_DIRECT. Locks off: the file is shared in turns."""
 
-    def __init__(self, base, folder, overlay=None, tcp=False, overlay_options="cluster_size=64k"):
+    def __init__(self, base, folder, tcp=False):
         folder = Path(folder)
-        tag = "overlay" if overlay else "raw"
-        self.socket, self.monitor = folder / f"qsd-{tag}.sock", folder / f"qsd-{tag}.qmp"
+        self.socket = folder / "qsd.sock"
         self.port = free_port() if tcp else None
         access = "aio=io_uring,cache.direct=on,locking=off"
-        command = ["qemu-storage-daemon"]
-        command += ["--blockdev", f"driver=file,node-name=base-file,filename={base},{access}"]
-        command += ["--blockdev", "driver=raw,node-name=base,file=base-file"]
-        if overlay:
-            create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(base)]
-            subprocess.run([*create, "-o", overlay_options, str(overlay)], check=True)
-            command += ["--blockdev", f"driver=file,node-name=top-file,filename={overlay},{access}"]
-            command += ["--blockdev", "driver=qcow2,node-name=overlay,file=top-file,backing=base"]
         door = f"addr.type=inet,addr.host=127.0.0.1,addr.port={self.port}" if tcp else f"addr.type=unix,addr.path={self.socket}"
-        command += ["--nbd-server", door]
-        command += ["--export", f"type=nbd,id=disk,node-name={'overlay' if overlay else 'base'},name=disk,writable=on"]
-        command += ["--chardev", f"socket,id=qmp,path={self.monitor},server=on,wait=off", "--monitor", "chardev=qmp"]
+        command = [
+            "qemu-storage-daemon", "--blockdev", f"driver=file,node-name=base-file,filename={base},{access}",
+            "--blockdev", "driver=raw,node-name=base,file=base-file", "--nbd-server", door,
+            "--export", "type=nbd,id=disk,node-name=base,name=disk,writable=on",
+        ]  # fmt: skip
         super().__init__("qemu-storage-daemon", command, folder / "qsd.log")
         self.wait_until(self.serves)
 
@@ -205,29 +198,3 @@ class Nbdkit(Server):
         with open(self.base, "rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-class Qmp:
-    """The little of QEMU's monitor protocol that a commit needs."""
-
-    def __init__(self, path):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(START_S)
-        self.socket.connect(str(path))
-        self.lines = self.socket.makefile("r")
-        self.lines.readline()
-        self.call("qmp_capabilities")
-
-    def call(self, command, **arguments):
-        request = {"execute": command, "arguments": arguments}
-        self.socket.sendall((json.dumps(request) + "\n").encode())
-        while True:
-            answer = json.loads(self.lines.readline())
-            if "error" in answer:
-                raise RuntimeError(f"{command}: {answer['error']['desc']}")
-            if "return" in answer:
-                return answer["return"]
-
-    def close(self):
-        self.lines.close()
-        self.socket.close()

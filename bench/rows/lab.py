@@ -2,12 +2,11 @@
 storage."""
 
 import contextlib
-import json
 import os
-import subprocess
 
 from bench import fio
 from bench.fio import Load, Target
+from bench.lab import compare, lab
 from bench.report import Figure, Spread, ratios
 from bench.servers import Nbdkit
 
@@ -52,8 +51,7 @@ def measure(bench):
     with Nbdkit(base.file, bench.folder, ["delay"], SLOW) as slow:
         beside_fio(bench, "the same NBD export of 1 ms, depth 8", slow.target(), 8)
     imports(bench, base)
-    for stack in STACKS:
-        long_run(bench, stack)
+    long_runs(bench)
 
 
 @contextlib.contextmanager
@@ -75,29 +73,14 @@ def one_cpu(server):
         move(cpus)
 
 
-def lab(bench, *arguments):
-    """The JSON of a command that may have ended with an error of its subject's."""
-    command = [bench.unstun.binary, "lab", *map(str, arguments), "--json"]
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    try:
-        return json.loads(result.stdout)
-    except json.JSONDecodeError:
-        raise RuntimeError(f"{' '.join(command)}: {result.stderr.strip()}") from None
-
-
-def figure(record, phase, quantity):
-    """The last of the phase: a step that measures comes after the verb that begins it. None where there is none."""
-    found = [row["predicted"] for row in record["rows"] if (row["phase"], row["quantity"]) == (phase, quantity)]
-    return found[-1] if found else None
-
-
 def one_load(bench, target, depth):
     """IOPS of a load by the lab; its take and commit are never asked for."""
     path = bench.folder / "load.toml"
     path.write_text(EXPERIMENT.format(size=bench.size, read=70, depth=depth, seconds=bench.seconds))
     hooks = ["--target", target.uri or target.file, "--take", "true", "--commit", "true"]
     record = lab(bench, "run", path, "--real", bench.folder / "lab", *hooks, "--minutes", 60)
-    return figure(record, "baseline", "iops")
+    [iops] = [row["predicted"] for row in record["rows"] if (row["phase"], row["quantity"]) == ("baseline", "iops")]
+    return iops
 
 
 def beside_fio(bench, what, target, depth):
@@ -132,19 +115,15 @@ def imports(bench, target):
     near(bench, "lab import, fio's logs: I/Os, of fio's summary", Spread([count / said.ios]))
 
 
-def long_run(bench, stack):
+def long_runs(bench):
     """The saturated protocol of the oldest article, as long as it may be."""
     minutes = 1 if bench.quick else 10
-    where = ["--real", bench.folder / "lab", "--minutes", minutes, "--subject", stack]
-    record = lab(bench, "run", "zandboer-saturated", *where)
-    before = figure(record, "baseline", "iops")
-    if record["end"] != "complete" or not before:
-        bench.report.add(Figure(f"lab run zandboer-saturated, {stack}", "", "failed", note=str(record["end"])))
-        return
-    # A commit of milliseconds has no rate.
-    rates = [figure(record, phase, "iops") for phase in ("snapshot", "commit", "after")]
-    shares = ["-" if rate is None else f"{rate / before:.2f}" for rate in rates]
-    ended = figure(record, "commit", "seconds")
-    commit = f"commit {ended:.1f} s" if ended is not None else "commit not ended under load"
-    what = f"lab run zandboer-saturated, {stack}, {minutes} min: with snapshot / committing / after, of before"
-    bench.report.add(Figure(what, "", " / ".join(shares), note=f"{before:.0f} IOPS; {commit}"))
+    options = ["--experiment", "zandboer-saturated", "--minutes", minutes, "--rounds", 1]
+    for stack in compare(bench, bench.folder / "lab", STACKS, *options).values():
+        what = f"lab compare, zandboer-saturated, {stack.name}, {minutes} min: with snapshot / committing / after, of before"
+        if stack.failures:
+            bench.report.add(Figure(what, "", "failed", note=stack.failures[0]))
+            continue
+        shares = " / ".join(stack.share(phase) for phase in ("snapshot", "commit", "after"))
+        note = f"{stack.value('baseline', 'iops').middle:.0f} IOPS; commit {stack.commit()[1]}"
+        bench.report.add(Figure(what, "", shares, note=note))

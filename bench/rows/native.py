@@ -7,7 +7,7 @@ from bench.fio import Load
 from bench.machine import storage_bytes
 from bench.native_store import StoreFile
 from bench.report import Figure, Spread, ratios
-from bench.rows import native_events, native_long, native_move, native_peers, native_reads, stun
+from bench.rows import native_events, native_long, native_move, native_reads, stun
 from bench.rows.serving import Subject, rotate
 from bench.rows.snapshot import flushes, per_guest_io
 
@@ -33,7 +33,6 @@ def measure(bench):
     stun.of_store(bench, "native")
     native_long.measure(bench)
     native_move.measure(bench)
-    native_peers.measure(bench)
     native_events.measure(bench)
 
 

@@ -1,14 +1,12 @@
-"""What a snapshot costs while it is there: the first writes after a take, reads at depth, flushes."""
+"""What a snapshot costs while it is there: flushes, and I/Os at depth."""
 
 from dataclasses import dataclass
 
 from bench import fio
 from bench.fio import Load
 from bench.machine import storage_bytes
-from bench.report import Figure, Spread
-from bench.servers import QemuStorageDaemon
+from bench.report import Figure
 
-FRESH_S = 10
 # First writes of one layer of the deep chain, spread over the disk.
 LAYER_WRITES = 2000
 DEEP_SIZE = 1 << 30
@@ -19,32 +17,8 @@ FLUSH_WRITES = 2000
 
 
 def measure(bench):
-    fresh(bench)
     flushes(bench)
     depths(bench)
-
-
-def fresh(bench):
-    """`once` visits no block twice, so that every write in the slice is a first write."""
-    ours, peers = [], []
-    before_load = Load(bench.size, bench.seconds)
-    load = Load(bench.size, FRESH_S, once=True)
-    base = bench.unstun.base_file("web")
-    for number in range(bench.rounds_few):
-        target, name = bench.unstun.target("web"), f"fresh-{number}"
-        before = fio.run(target, before_load, bench.folder).iops
-        bench.unstun.take("web", name)
-        ours.append(fio.run(target, load, bench.folder).iops / before)
-        bench.unstun.commit("web", name)
-
-        with QemuStorageDaemon(base, bench.folder) as peer:
-            before = fio.run(peer.target(), before_load, bench.folder).iops
-        overlay = bench.folder / "overlay.qcow2"
-        with QemuStorageDaemon(base, bench.folder, overlay) as peer:
-            peers.append(fio.run(peer.target(), load, bench.folder).iops / before)
-        overlay.unlink()
-    note = f"fresh qcow2 overlay: {Spread(peers).text()}"
-    bench.report.at_least(f"fresh snapshot, first {FRESH_S} s, of before", Spread(ours), 0.8, note)
 
 
 def flushes(bench, vm="web", kind="", first_aim=2):

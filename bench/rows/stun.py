@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from datetime import datetime
 
 from bench import fio
-from bench.fio import Load
 from bench.report import Figure
 
 DISKS = 12
