@@ -1,5 +1,7 @@
 //! Events of a VM, for the command `events` and for reports.
 
+use std::cell::{Cell, RefCell};
+
 /// Times of one disk in an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskTimes {
@@ -73,4 +75,29 @@ pub struct Event {
 pub type Listener = Box<dyn Fn(&Event)>;
 
 /// Called with true when writes of a disk begin to wait for space, and with false when no write waits any more.
-pub(crate) type SpaceListener = Box<dyn Fn(bool)>;
+type SpaceListener = Box<dyn Fn(bool)>;
+
+/// Number of a disk's writes that wait for space, and who is told when it begins and ceases to be zero.
+#[derive(Default)]
+pub(crate) struct SpaceWaits {
+    count: Cell<u32>,
+    listener: RefCell<Option<SpaceListener>>,
+}
+
+impl SpaceWaits {
+    pub(crate) fn listen(&self, listener: SpaceListener) {
+        *self.listener.borrow_mut() = Some(listener);
+    }
+
+    /// Counts one more write (or less) that waits.
+    pub(crate) fn update(&self, begins: bool) {
+        let before = self.count.get();
+        let after = if begins { before + 1 } else { before - 1 };
+        self.count.set(after);
+        if before.min(after) == 0
+            && let Some(tell) = &*self.listener.borrow()
+        {
+            tell(begins);
+        }
+    }
+}

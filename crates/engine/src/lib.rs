@@ -4,6 +4,7 @@
 //! Absent on purpose: the names of file formats (behind the `Manifest` trait), sockets, any clock but that of `Env`,
 //! and every cost that VMware's own code has (the lab imitates those).
 
+mod activity;
 mod bin;
 mod client;
 pub mod event;

@@ -10,13 +10,11 @@ use blk::volume::Volume;
 use blk::{Env, Local, Result};
 
 use crate::client::{Client, GenerationChange, View};
-use crate::event::Event;
-use crate::event::Listener;
+use crate::event::{Event, Listener};
 use crate::job::Job;
-use crate::operations::Loss;
-use crate::operations::{Between, Differences};
-use crate::operations::{CommitPreview, CommitWhat};
-use crate::operations::{DiskLayers, Use};
+use crate::native::vm::NativeVm;
+use crate::operations::{Between, CommitPreview, CommitWhat, Differences, DiskLayers, Loss, Use};
+use crate::redo::Vm;
 use crate::stats::{DiskStats, LayerCounters};
 
 /// A volume, with the guard that counts its user until it is dropped.
@@ -186,3 +184,204 @@ pub trait Machine {
     /// next safe point and resume when the VM is opened again.
     fn close(&self) -> Local<'_, Result<()>>;
 }
+
+/// Implements the interface by a VM's own methods of the same names, whose futures it boxes.
+macro_rules! implement_machine {
+    ($vm:ty) => {
+        impl Machine for $vm {
+            fn env(&self) -> &Env {
+                &self.env
+            }
+
+            fn state(&self) -> VmState {
+                <$vm>::state(self)
+            }
+
+            fn generation(&self) -> ContentGeneration {
+                self.state.borrow().generation
+            }
+
+            fn change_generation(&self, change: GenerationChange) -> Local<'_, Result<()>> {
+                Box::pin(<$vm>::change_generation(self, change))
+            }
+
+            fn disks(&self) -> Vec<Rc<dyn RunningDisk>> {
+                <$vm>::disks(self).into_iter().map(|disk| disk as Rc<dyn RunningDisk>).collect()
+            }
+
+            fn device_counters(&self) -> FileCounters {
+                <$vm>::device_counters(self)
+            }
+
+            fn disk(&self, number: u32) -> Result<Rc<dyn RunningDisk>> {
+                Ok(<$vm>::disk(self, number)?)
+            }
+
+            fn is_sealed(&self, snapshot: u128) -> bool {
+                self.activity.is_sealed(snapshot)
+            }
+
+            fn jobs(&self) -> Vec<Rc<Job>> {
+                self.activity.jobs()
+            }
+
+            fn events(&self) -> Vec<Event> {
+                self.activity.events()
+            }
+
+            fn listen(&self, listener: Listener) {
+                self.activity.listen(listener);
+            }
+
+            fn hold_writes(&self) -> Local<'_, Box<dyn Any>> {
+                Box::pin(async { Box::new(<$vm>::hold_writes(self).await) as Box<dyn Any> })
+            }
+
+            fn clients(&self) -> Vec<(u32, String)> {
+                self.activity.clients()
+            }
+
+            fn viewers(&self) -> Vec<(u128, String)> {
+                self.activity.viewers()
+            }
+
+            fn listing(&self) -> Local<'_, Result<Vec<DiskLayers>>> {
+                Box::pin(<$vm>::listing(self))
+            }
+
+            fn delta_bytes(&self) -> Local<'_, Result<BTreeMap<u128, u64>>> {
+                Box::pin(<$vm>::delta_bytes(self))
+            }
+
+            fn used(&self) -> Local<'_, Result<Use>> {
+                Box::pin(<$vm>::used(self))
+            }
+
+            fn differences<'a>(&'a self, between: Between<'a>) -> Local<'a, Result<Differences>> {
+                Box::pin(<$vm>::differences(self, between))
+            }
+
+            fn take<'a>(
+                self: Rc<Self>,
+                name: &'a str,
+                description: &'a str,
+            ) -> Local<'a, Result<SnapshotState>> {
+                Box::pin(async move { <$vm>::take(&self, name, description).await })
+            }
+
+            fn take_copy<'a>(
+                self: Rc<Self>,
+                original: &'a SnapshotState,
+            ) -> Local<'a, Result<SnapshotState>> {
+                Box::pin(async move { <$vm>::take_copy(&self, original).await })
+            }
+
+            fn commit_preview<'a>(&'a self, what: &'a CommitWhat) -> Local<'a, Result<CommitPreview>> {
+                Box::pin(<$vm>::commit_preview(self, what))
+            }
+
+            fn commit<'a>(self: Rc<Self>, what: &'a CommitWhat) -> Local<'a, Result<Rc<Job>>> {
+                Box::pin(async move { <$vm>::commit(&self, what).await })
+            }
+
+            fn revert_preview<'a>(
+                &'a self,
+                wanted: Option<&'a str>,
+                keeps_present: bool,
+            ) -> Local<'a, Result<Loss>> {
+                Box::pin(<$vm>::revert_preview(self, wanted, keeps_present))
+            }
+
+            fn revert<'a>(
+                self: Rc<Self>,
+                wanted: Option<&'a str>,
+                take_first: Option<&'a str>,
+                keep: bool,
+            ) -> Local<'a, Result<SnapshotState>> {
+                Box::pin(async move { <$vm>::revert(&self, wanted, take_first, keep).await })
+            }
+
+            fn discard_preview<'a>(&'a self, wanted: &'a str) -> Local<'a, Result<Loss>> {
+                Box::pin(<$vm>::discard_preview(self, wanted))
+            }
+
+            fn discard<'a>(self: Rc<Self>, wanted: &'a str, keep: bool) -> Local<'a, Result<Loss>> {
+                Box::pin(async move { <$vm>::discard(&self, wanted, keep).await })
+            }
+
+            fn reset_preview(&self) -> Local<'_, Result<Loss>> {
+                Box::pin(<$vm>::reset_preview(self))
+            }
+
+            fn reset(self: Rc<Self>, keep: bool) -> Local<'static, Result<Loss>> {
+                Box::pin(async move { <$vm>::reset(&self, keep).await })
+            }
+
+            fn restore_preview(&self, id: u64) -> Local<'_, Result<Loss>> {
+                Box::pin(<$vm>::restore_preview(self, id))
+            }
+
+            fn restore(self: Rc<Self>, id: u64, keep: bool) -> Local<'static, Result<Loss>> {
+                Box::pin(async move { <$vm>::restore(&self, id, keep).await })
+            }
+
+            fn empty_bin(self: Rc<Self>, ids: Vec<u64>) -> Local<'static, Result<u64>> {
+                Box::pin(async move { <$vm>::empty_bin(&self, &ids).await })
+            }
+
+            fn binned_bytes(&self, id: u64) -> Local<'_, Result<u64>> {
+                Box::pin(<$vm>::binned_bytes(self, id))
+            }
+
+            fn add_disk<'a>(self: Rc<Self>, wanted: &'a NewDisk) -> Local<'a, Result<DiskState>> {
+                Box::pin(async move { <$vm>::add_disk(&self, wanted).await })
+            }
+
+            fn remove_disk(self: Rc<Self>, number: u32, remove_files: bool) -> Local<'static, Result<()>> {
+                Box::pin(async move { <$vm>::remove_disk(&self, number, remove_files).await })
+            }
+
+            fn grow_disk(self: Rc<Self>, number: u32, size_bytes: u64) -> Local<'static, Result<()>> {
+                Box::pin(async move { <$vm>::grow_disk(&self, number, size_bytes).await })
+            }
+
+            fn set_mode(self: Rc<Self>, number: u32, mode: DiskMode) -> Local<'static, Result<()>> {
+                Box::pin(async move { <$vm>::set_mode(&self, number, mode).await })
+            }
+
+            fn attach<'a>(&'a self, number: u32, client: &'a str) -> Local<'a, Result<Attached<Client>>> {
+                Box::pin(async move {
+                    let (disk, attached) = <$vm>::attach(self, number, client).await?;
+                    Ok((disk as Rc<dyn Volume>, attached))
+                })
+            }
+
+            fn open_view<'a>(
+                &'a self,
+                snapshot: &'a str,
+                number: u32,
+                client: &'a str,
+            ) -> Local<'a, Result<Attached<View>>> {
+                Box::pin(async move {
+                    let (disk, view) = <$vm>::open_view(self, snapshot, number, client).await?;
+                    Ok((disk as Rc<dyn Volume>, view))
+                })
+            }
+
+            fn hold<'a>(
+                &'a self,
+                snapshot: &'a str,
+                client: &'a str,
+            ) -> Local<'a, Result<(SnapshotState, Rc<View>)>> {
+                Box::pin(<$vm>::hold(self, snapshot, client))
+            }
+
+            fn close(&self) -> Local<'_, Result<()>> {
+                Box::pin(<$vm>::close(self))
+            }
+        }
+    };
+}
+
+implement_machine!(Vm);
+implement_machine!(NativeVm);

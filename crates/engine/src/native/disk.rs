@@ -16,7 +16,7 @@ use super::store::Store;
 use super::table::{Found, is_together};
 use super::tree::Mapped;
 use super::view::Scratch;
-use crate::event::SpaceListener;
+use crate::event::SpaceWaits;
 use crate::join::all;
 use crate::options::{Defect, SpacePolicy};
 use crate::stats::DiskStats;
@@ -47,8 +47,7 @@ pub struct NativeDisk {
     /// Ranges that a write works on, in blocks: overlapping writes run one after the other, in one order.
     pub(super) writes: RangeLock,
     pub(super) closing: Cell<bool>,
-    waiting_for_space: Cell<u32>,
-    on_space: RefCell<Option<SpaceListener>>,
+    pub(super) space_waits: SpaceWaits,
     pub(super) streams: RefCell<Streams>,
     scratch: RefCell<Vec<Scratch>>,
 }
@@ -79,8 +78,7 @@ impl NativeDisk {
             space_retry_us: terms.space_retry_us,
             writes: RangeLock::default(),
             closing: Cell::new(false),
-            waiting_for_space: Cell::new(0),
-            on_space: RefCell::default(),
+            space_waits: SpaceWaits::default(),
             streams: RefCell::default(),
             scratch: RefCell::default(),
         })
@@ -95,23 +93,6 @@ impl NativeDisk {
         let merged = self.node.root().flatten().map_or(0, |root| root.pointer.count);
         let pending: u64 = self.node.active.borrow().runs().map(|(_, held)| held.len).sum();
         ((merged + pending) * BLOCK).min(self.size_bytes())
-    }
-
-    /// Sets the listener that is called when writes begin (true) and cease (false) to wait for space.
-    pub(super) fn tell_of_space(&self, listener: SpaceListener) {
-        *self.on_space.borrow_mut() = Some(listener);
-    }
-
-    /// Counts one more write (or less) that waits for space; reports the first and the last.
-    fn waits_for_space(&self, begins: bool) {
-        let before = self.waiting_for_space.get();
-        let after = if begins { before + 1 } else { before - 1 };
-        self.waiting_for_space.set(after);
-        if before.min(after) == 0
-            && let Some(tell) = &*self.on_space.borrow()
-        {
-            tell(begins);
-        }
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {
@@ -256,7 +237,7 @@ impl NativeDisk {
                         break Err(e);
                     }
                     if !std::mem::replace(&mut waiting, true) {
-                        self.waits_for_space(true);
+                        self.space_waits.update(true);
                     }
                     self.store.env.sleep_us(self.space_retry_us).await;
                 }
@@ -264,7 +245,7 @@ impl NativeDisk {
             }
         };
         if waiting {
-            self.waits_for_space(false);
+            self.space_waits.update(false);
         }
         result
     }

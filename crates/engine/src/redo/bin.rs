@@ -31,7 +31,7 @@ impl Vm {
         self.refuse_open_jobs()?;
         let plan = self.plan_restore(id, keep).await?;
         if plan.loss.reverts {
-            self.refuse_clients(None)?;
+            self.activity.refuse_clients(None)?;
         }
         self.carry_out(plan).await
     }
@@ -102,7 +102,7 @@ impl Vm {
         self.publish(Change { next, remove: remove.clone(), ..Change::default() }).await?;
         remove.iter().for_each(|layer| self.forget_layer(layer));
         let message = format!("{} layers of {bytes} bytes are gone", remove.len());
-        self.report(self.plain_event(EventKind::BinEmptied, "", &message));
+        self.activity.note(EventKind::BinEmptied, "", &message);
         Ok(bytes)
     }
 

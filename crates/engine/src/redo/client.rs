@@ -9,7 +9,6 @@ use blk::{Error, Result};
 use super::disk::Disk;
 use super::vm::Vm;
 use crate::client::{Client, GenerationChange, View};
-use crate::tree;
 
 impl Vm {
     /// Attaches a writable client to a running disk. Before, a top that was reopened gets a new content id on disk.
@@ -19,7 +18,7 @@ impl Vm {
         let disk = self.disk(number)?;
         self.refuse_frozen_top(&disk)?;
         self.touch(&disk.top_name()).await?;
-        Ok((disk, self.clients.enter(Client { disk: number, name: client.to_string() })))
+        Ok((disk, self.activity.attach(number, client)))
     }
 
     pub(crate) async fn find_frozen_tops(&self) -> Result<()> {
@@ -56,35 +55,13 @@ impl Vm {
         }
     }
 
-    /// Returns the writable clients: (disk number, client).
-    pub fn clients(&self) -> Vec<(u32, String)> {
-        self.clients.all().iter().map(|c| (c.disk, c.name.clone())).collect()
-    }
-
-    /// Returns the clients on sealed states: (snapshot id, client).
-    pub fn viewers(&self) -> Vec<(u128, String)> {
-        self.views.all().iter().map(|v| (v.snapshot, v.client.clone())).collect()
-    }
-
-    /// Refuses while clients are attached: a change of a disk under a guest that has it mounted corrupts its file
-    /// systems.
-    pub(crate) fn refuse_clients(&self, disk: Option<u32>) -> Result<()> {
-        let attached = self.clients();
-        let Some((number, client)) = attached.iter().find(|(n, _)| disk.is_none_or(|disk| disk == *n)) else {
-            return Ok(());
-        };
-        let cause = format!("disk{number} is attached by {client}");
-        let remedy = "power the guest off and disconnect it first";
-        Err(Error::refused(&self.name, format!("{cause}; {remedy}")))
-    }
-
     /// Returns a sealed snapshot and a guard on its layers, for work outside of the engine such as making a clone.
     pub async fn hold(&self, snapshot: &str, client: &str) -> Result<(SnapshotState, Rc<View>)> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         self.refuse_open_jobs()?;
         let found = self.sealed(snapshot)?;
-        let view = self.views.enter(View { snapshot: found.id, client: client.to_string(), still: true });
+        let view = self.activity.view(found.id, client, true);
         Ok((found, view))
     }
 
@@ -100,37 +77,18 @@ impl Vm {
         let layers = self.open_chain(layer, Opening::Serve).await?;
         let name = format!("{}/disk{number}@{}", self.name, found.name);
         let disk = Disk::new(self.env.clone(), name, number, layers, true, self.options)?;
-        let view = View { snapshot: found.id, client: client.to_string(), still: false };
-        Ok((disk, self.views.enter(view)))
+        Ok((disk, self.activity.view(found.id, client, false)))
     }
 
     pub(crate) fn sealed(&self, snapshot: &str) -> Result<SnapshotState> {
-        let state = self.state.borrow();
-        let found = tree::find(&state, snapshot)?;
-        if !self.is_sealed(found.id) {
-            let cause =
-                format!("{snapshot} is not sealed yet: writes from before the take are still under way");
-            return Err(Error::refused(&self.name, cause));
-        }
-        Ok(found.clone())
-    }
-
-    /// Refuses to remove snapshots that are in use: a layer with readers is neither written nor removed.
-    pub(crate) fn refuse_viewed(&self, gone: &[u128]) -> Result<()> {
-        let Some((id, client)) = self.viewers().into_iter().find(|(id, _)| gone.contains(id)) else {
-            return Ok(());
-        };
-        let state = self.state.borrow();
-        let name = state.snapshots.iter().find(|s| s.id == id).map_or("?", |s| s.name.as_str());
-        let cause = format!("{name} is attached by {client}; disconnect that client first");
-        Err(Error::refused(&self.name, cause))
+        self.activity.sealed(&self.state.borrow(), snapshot)
     }
 
     /// Refuses changes of layers that are held for work outside of the engine. A view within the engine follows a fold
     /// under it; a reader that opened the layers itself does not.
     pub(crate) fn refuse_held_still(&self, changing: &BTreeSet<LayerName>) -> Result<()> {
         let state = self.state.borrow();
-        for view in self.views.all().iter().filter(|view| view.still) {
+        for view in self.activity.views().iter().filter(|view| view.still) {
             let held = state.snapshots.iter().find(|s| s.id == view.snapshot);
             if let Some(held) = held.filter(|s| s.disks.iter().any(|(_, layer)| changing.contains(layer))) {
                 let cause =

@@ -23,7 +23,7 @@ impl Vm {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let plan = self.plan_commit(what).await?;
-        self.refuse_viewed(&plan.gone)?;
+        self.activity.refuse_viewed(&self.state.borrow(), |id| plan.gone.contains(id))?;
         let state = self.state();
         let id = next_number(&self.name, "numbers of jobs", state.last_job, JOB_NUMBER_MAX)?;
         let folds: Vec<_> = plan.folds.into_iter().map(|f| FoldState { job: id, ..f }).collect();
@@ -33,14 +33,14 @@ impl Vm {
         next.folds.retain(|fold| !plan.remove.contains(&fold.layer));
         self.publish(Change { next, remove: plan.remove.clone(), ..Change::default() }).await?;
         plan.remove.iter().for_each(|layer| self.forget_layer(layer));
-        self.report(self.plain_event(EventKind::CommitStart, &plan.names.join(", "), ""));
+        self.activity.note(EventKind::CommitStart, &plan.names.join(", "), "");
         let operation = if *what == CommitWhat::Unowned { CONSOLIDATE } else { COMMIT };
         let job = Job::new(self.env.clone(), id, operation, plan.names.join(", "));
         Ok(self.start_job(job, folds))
     }
 
     fn start_job(self: &Rc<Self>, job: Rc<Job>, folds: Vec<FoldState>) -> Rc<Job> {
-        self.add_job(job.clone());
+        self.activity.add_job(job.clone());
         let (vm, worker) = (self.clone(), job.clone());
         self.env.spawn(async move { vm.run_job(worker, folds).await });
         job
@@ -54,7 +54,7 @@ impl Vm {
         for id in ids {
             let folds: Vec<_> = state.folds.iter().filter(|f| f.job == id && !f.held).cloned().collect();
             let message = format!("a commit goes on: {} deltas are left", folds.len());
-            self.report(self.plain_event(EventKind::Recovered, "", &message));
+            self.activity.note(EventKind::Recovered, "", &message);
             // The home does not record the names of the committed snapshots.
             self.start_job(Job::new(self.env.clone(), id, COMMIT, String::new()), folds);
         }
@@ -90,8 +90,8 @@ impl Vm {
         }
         let total_us = (self.env.now_ns() - began_ns) / 1000;
         let stun_us = times.iter().map(|t| t.stun_us).max().unwrap_or(0);
-        let event = self.plain_event(kind, &job.subject, &message);
-        self.report(Event { total_us, stun_us, disks: times, ..event });
+        let event = self.activity.event(kind, &job.subject, &message);
+        self.activity.report(Event { total_us, stun_us, disks: times, ..event });
         job.set_state(state);
     }
 

@@ -67,9 +67,7 @@ impl Vm {
             // Foreign layers are never written: without the name the snapshot would be lost, and nothing gained.
             gone.retain(|s| !s.disks.iter().any(|(_, frozen)| graph.is_foreign(frozen)));
         }
-        if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
-            return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
-        }
+        self.activity.refuse_unsealed(&gone)?;
         let ids: Vec<u128> = gone.iter().map(|s| s.id).collect();
         let after = tree::after_names_leave(&state, &ids, Vec::new());
         let candidates = match what {

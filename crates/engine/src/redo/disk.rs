@@ -15,7 +15,7 @@ use super::link::Link;
 use super::load::GuestLoad;
 use super::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
 use super::space::Holds;
-use crate::event::SpaceListener;
+use crate::event::SpaceWaits;
 use crate::join::all;
 use crate::options::{Defect, Options};
 use crate::stats::{DiskStats, LayerCounters};
@@ -43,11 +43,7 @@ pub struct Disk {
     pub(crate) flush_gate: Rc<Admission>,
     pub(crate) closing: Cell<bool>,
     pub(crate) holds: Holds,
-    /// Number of writes that wait for space; one event is reported when the first begins to wait, and one when none
-    /// waits any more.
-    pub(crate) waiting_for_space: Cell<u32>,
-    /// Called when writes begin (true) and cease (false) to wait for space.
-    pub(crate) on_space: RefCell<Option<SpaceListener>>,
+    pub(crate) space_waits: SpaceWaits,
     loads: Signal,
 }
 
@@ -89,8 +85,7 @@ impl Disk {
             flush_gate: Rc::default(),
             closing: Cell::new(false),
             holds: Holds::default(),
-            waiting_for_space: Cell::new(0),
-            on_space: RefCell::default(),
+            space_waits: SpaceWaits::default(),
             loads: Signal::default(),
         }))
     }
@@ -283,18 +278,6 @@ impl Disk {
             counters: link.counters(),
         };
         self.chain().links.iter().map(of_link).collect()
-    }
-
-    /// Counts one write more (or less) that waits for space; reports the first and the last.
-    pub(crate) fn waits_for_space(&self, begins: bool) {
-        let before = self.waiting_for_space.get();
-        let after = if begins { before + 1 } else { before - 1 };
-        self.waiting_for_space.set(after);
-        if before.min(after) == 0
-            && let Some(tell) = &*self.on_space.borrow()
-        {
-            tell(begins);
-        }
     }
 
     /// Ends the steering of a fold that does not go on. A fold whose release may or may not be on the device stays:

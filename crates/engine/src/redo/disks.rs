@@ -42,7 +42,7 @@ impl Vm {
             }
         };
         self.disks.borrow_mut().push(disk);
-        self.report(self.plain_event(EventKind::Disks, &format!("disk{}", made.number), "added"));
+        self.activity.note(EventKind::Disks, &format!("disk{}", made.number), "added");
         Ok(made)
     }
 
@@ -51,7 +51,7 @@ impl Vm {
     pub async fn remove_disk(self: &Rc<Self>, number: u32, remove_files: bool) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        self.refuse_clients(Some(number))?;
+        self.activity.refuse_clients(Some(number))?;
         self.refuse_open_jobs()?;
         let disk = self.disk(number)?;
         let before = self.state();
@@ -68,7 +68,7 @@ impl Vm {
         self.disks.borrow_mut().retain(|d| d.number != number);
         remove.iter().for_each(|layer| self.forget_layer(layer));
         let message = format!("removed, with {} layers", remove.len());
-        self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), &message));
+        self.activity.note(EventKind::Disks, &format!("disk{number}"), &message);
         Ok(())
     }
 
@@ -92,8 +92,9 @@ impl Vm {
         if let Some(state) = self.state.borrow_mut().disks.iter_mut().find(|d| d.number == number) {
             state.size_bytes = size_bytes;
         }
-        let event = self.plain_event(EventKind::Disks, &format!("disk{number}"), "grown");
-        self.report(crate::event::Event { stun_us: (self.env.now_ns() - began_ns).div_ceil(1000), ..event });
+        let event = self.activity.event(EventKind::Disks, &format!("disk{number}"), "grown");
+        self.activity
+            .report(crate::event::Event { stun_us: (self.env.now_ns() - began_ns).div_ceil(1000), ..event });
         Ok(())
     }
 
@@ -118,7 +119,7 @@ impl Vm {
     pub async fn set_mode(self: &Rc<Self>, number: u32, mode: DiskMode) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        self.refuse_clients(Some(number))?;
+        self.activity.refuse_clients(Some(number))?;
         self.refuse_open_jobs()?;
         let before = self.state();
         let at = before.disks.iter().position(|d| d.number == number);
@@ -161,7 +162,7 @@ impl Vm {
             true => disk.closing.set(false),
             false => self.replace_disk(number, layers).inspect_err(|e| self.note_failed_change(e))?,
         }
-        self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), "another mode"));
+        self.activity.note(EventKind::Disks, &format!("disk{number}"), "another mode");
         Ok(())
     }
 

@@ -59,7 +59,7 @@ impl Vm {
         // The target is chosen before the take, so that "the latest" is not the snapshot that is taken now.
         let target = self.revert_target(wanted)?;
         if let Some(name) = take_first {
-            self.refuse_clients(None)?;
+            self.activity.refuse_clients(None)?;
             self.refuse_open_jobs()?;
             self.take(name, "").await?;
         }
@@ -84,9 +84,9 @@ impl Vm {
         self.refuse_open_jobs()?;
         let plan = self.plan_discard(wanted, keep).await?;
         if plan.loss.reverts {
-            self.refuse_clients(None)?;
+            self.activity.refuse_clients(None)?;
         }
-        self.refuse_viewed(&plan.gone)?;
+        self.activity.refuse_viewed(&self.state.borrow(), |id| plan.gone.contains(id))?;
         self.carry_out(plan).await
     }
 
@@ -100,7 +100,7 @@ impl Vm {
         self.refuse_when_closed()?;
         let plan = self.plan_reset(keep).await?;
         // One generation covers all disks.
-        self.refuse_clients(None)?;
+        self.activity.refuse_clients(None)?;
         for (number, _) in &plan.grounds {
             self.refuse_folding(*number)?;
         }
@@ -110,10 +110,10 @@ impl Vm {
     /// Returns the target's present record, and refuses a target that is not sealed or no longer exists.
     fn refuse_unquiet(&self, target: &SnapshotState) -> Result<SnapshotState> {
         self.refuse_when_closed()?;
-        self.refuse_clients(None)?;
+        self.activity.refuse_clients(None)?;
         self.refuse_open_jobs()?;
         let state = self.state.borrow();
-        let now = state.snapshots.iter().find(|s| s.id == target.id && self.is_sealed(s.id));
+        let now = state.snapshots.iter().find(|s| s.id == target.id && self.activity.is_sealed(s.id));
         let gone = || Error::refused(&self.name, format!("{} is not sealed, or gone", target.name));
         now.cloned().ok_or_else(gone)
     }
@@ -323,9 +323,9 @@ impl Vm {
             let number = disk.number;
             message.push_str(&format!("; disk{number} is no disk of the VM any more, its base stays"));
         }
-        let event = self.plain_event(kind, &subject, &message);
+        let event = self.activity.event(kind, &subject, &message);
         let disks = self.disks();
         let times = disks.iter().map(|d| DiskTimes { number: d.number, stun_us, ..DiskTimes::default() });
-        self.report(Event { stun_us, total_us, disks: times.collect(), ..event });
+        self.activity.report(Event { stun_us, total_us, disks: times.collect(), ..event });
     }
 }

@@ -56,7 +56,7 @@ impl Vm {
             }
             return Err(e);
         }
-        self.unsealed.borrow_mut().insert(snapshot.id);
+        self.activity.unsealed.borrow_mut().insert(snapshot.id);
         if !early {
             stun_us = self.swap(&children);
         }
@@ -67,8 +67,8 @@ impl Vm {
             join_all(children.iter().zip(sealed).map(|(c, once)| self.seal_when_space(c, once))).await;
         let mut times = sealed.into_iter().collect::<Result<Vec<_>>>()?;
         times.iter_mut().for_each(|t| t.stun_us = stun_us);
-        self.unsealed.borrow_mut().remove(&snapshot.id);
-        self.report(Event {
+        self.activity.unsealed.borrow_mut().remove(&snapshot.id);
+        self.activity.report(Event {
             unix_us: self.env.unix_us(),
             kind: EventKind::Take,
             subject: snapshot.name.clone(),

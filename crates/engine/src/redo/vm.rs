@@ -1,7 +1,7 @@
 //! An open redo VM: its disks and its home. Its operations run one at a time.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 
 use blk::layer::Layer;
@@ -12,16 +12,11 @@ use blk::{Env, Error, ErrorKind, File, Result};
 use super::disk::Disk;
 use super::layer_graph::LayerGraph;
 use super::space::{SpaceHold, set_aside};
-use crate::client::{Client, Present, View};
-use crate::event::{Event, EventKind, Listener, WRITES_LOST};
+use crate::activity::Activity;
+use crate::event::{EventKind, WRITES_LOST};
 use crate::job::Job;
 use crate::join::all;
 use crate::options::{Defect, Options};
-
-/// Most events kept in memory; the daemon writes each to disk as it comes.
-const EVENTS_MAX: usize = 1000;
-/// Most jobs kept for `job list`; finished ones are removed first.
-const JOBS_MAX: usize = 100;
 
 /// An open redo VM.
 pub struct Vm {
@@ -44,12 +39,7 @@ pub struct Vm {
     pub(crate) operations: TaskMutex,
     /// Serialises the folds of the VM.
     pub(crate) folding: TaskMutex,
-    pub(crate) unsealed: RefCell<BTreeSet<u128>>,
-    pub(crate) jobs: RefCell<Vec<Rc<Job>>>,
-    events: RefCell<VecDeque<Event>>,
-    pub on_event: RefCell<Option<Listener>>,
-    pub(crate) views: Present<View>,
-    pub(crate) clients: Present<Client>,
+    pub(crate) activity: Activity,
     pub(crate) closed: Cell<bool>,
     /// Why the home in memory and the home on disk may differ. No further change is made before the VM is opened again.
     broken: RefCell<Option<Error>>,
@@ -60,6 +50,7 @@ impl Vm {
     pub async fn open(env: Env, manifest: Rc<dyn Manifest>, options: Options) -> Result<Rc<Vm>> {
         let state = manifest.load().await?;
         let vm = Rc::new(Vm {
+            activity: Activity::new(&env, &state.name),
             env,
             name: state.name.clone(),
             options,
@@ -72,12 +63,6 @@ impl Vm {
             frozen_tops: RefCell::default(),
             operations: TaskMutex::default(),
             folding: TaskMutex::default(),
-            unsealed: RefCell::default(),
-            jobs: RefCell::default(),
-            events: RefCell::default(),
-            on_event: RefCell::default(),
-            views: Present::default(),
-            clients: Present::default(),
             closed: Cell::new(false),
             broken: RefCell::new(None),
         });
@@ -104,7 +89,7 @@ impl Vm {
         }
         let next = VmState { generation: self.state().generation.raised(&self.name)?, ..self.state() };
         self.publish(Change { next, ..Change::default() }).await?;
-        self.report(self.plain_event(EventKind::WritesLost, "", WRITES_LOST));
+        self.activity.note(EventKind::WritesLost, "", WRITES_LOST);
         all(lost.iter().map(|link| link.layer.begin_log())).await
     }
 
@@ -233,7 +218,7 @@ impl Vm {
 
     /// Refuses while a fold works on the disk: it needs the disk in the form it had when the fold began.
     pub(crate) fn refuse_folding(&self, number: u32) -> Result<()> {
-        let open = |id: u64| self.jobs.borrow().iter().any(|job| job.id == id && !job.state().is_over());
+        let open = |id: u64| self.jobs().iter().any(|job| job.id == id && !job.state().is_over());
         match self.state.borrow().folds.iter().find(|fold| fold.disk == number && open(fold.job)) {
             Some(fold) => {
                 let cause =
@@ -262,7 +247,7 @@ impl Vm {
     }
 
     pub fn is_sealed(&self, snapshot: u128) -> bool {
-        !self.unsealed.borrow().contains(&snapshot)
+        self.activity.is_sealed(snapshot)
     }
 
     pub(crate) fn snapshotted(&self) -> Vec<Rc<Disk>> {
@@ -338,67 +323,25 @@ impl Vm {
     }
 
     pub fn jobs(&self) -> Vec<Rc<Job>> {
-        self.jobs.borrow().clone()
-    }
-
-    pub(crate) fn add_job(&self, job: Rc<Job>) {
-        let mut jobs = self.jobs.borrow_mut();
-        jobs.push(job);
-        if jobs.len() > JOBS_MAX
-            && let Some(at) = jobs.iter().position(|j| j.state().is_over())
-        {
-            jobs.remove(at);
-        }
-    }
-
-    pub fn events(&self) -> Vec<Event> {
-        self.events.borrow().iter().cloned().collect()
-    }
-
-    pub(crate) fn plain_event(&self, kind: EventKind, subject: &str, message: &str) -> Event {
-        Event {
-            unix_us: self.env.unix_us(),
-            kind,
-            subject: subject.to_string(),
-            stun_us: 0,
-            total_us: 0,
-            disks: Vec::new(),
-            message: message.to_string(),
-        }
+        self.activity.jobs()
     }
 
     /// Reports the disk's shortage of space, once for each episode.
     fn watch_space(self: &Rc<Self>, disk: &Disk) {
         let (vm, name) = (Rc::downgrade(self), disk.name.clone());
         let tell = move |full: bool| {
-            let Some(vm) = vm.upgrade() else { return };
-            let (kind, message) = match full {
-                true => (EventKind::SpaceExhausted, "the datastore is full: guest writes wait; reads go on"),
-                false => (EventKind::SpaceReturned, "guest writes go on"),
-            };
-            vm.report(vm.plain_event(kind, &name, message));
+            if let Some(vm) = vm.upgrade() {
+                vm.activity.note_space(&name, full);
+            }
         };
-        *disk.on_space.borrow_mut() = Some(Box::new(tell));
-    }
-
-    pub fn report(&self, event: Event) {
-        if let Some(listener) = &*self.on_event.borrow() {
-            listener(&event);
-        }
-        let mut events = self.events.borrow_mut();
-        if events.len() == EVENTS_MAX {
-            events.pop_front();
-        }
-        events.push_back(event);
+        disk.space_waits.listen(Box::new(tell));
     }
 
     /// Ends the VM's service. No new write begins; the writes under way complete, and tables and clean headers are
     /// written. Folds stop at their next safe point and resume when the home is opened again.
     pub async fn close(&self) -> Result<()> {
         self.closed.set(true);
-        for job in self.jobs().iter().filter(|j| !j.state().is_over()) {
-            job.stop_for_close();
-        }
+        self.activity.stop_jobs_for_close();
         let _folds = self.folding.lock().await;
         let _turn = self.operations.lock().await;
         let disks = self.disks();

@@ -50,7 +50,7 @@ impl Disk {
                         && !self.closing.get() =>
                 {
                     if !std::mem::replace(&mut waiting, true) {
-                        self.waits_for_space(true);
+                        self.space_waits.update(true);
                     }
                     self.env.sleep_us(self.options.space_retry_us).await;
                 }
@@ -58,7 +58,7 @@ impl Disk {
             }
         };
         if waiting {
-            self.waits_for_space(false);
+            self.space_waits.update(false);
         }
         result
     }

@@ -123,7 +123,7 @@ impl NativeVm {
         let bytes = self.store.held_only_by(&self.binned_nodes(ids)).await?;
         self.drop_entries(ids).await?;
         self.store.flush().await?;
-        self.report(self.plain_event(EventKind::BinEmptied, "", &format!("{bytes} bytes are given back")));
+        self.activity.note(EventKind::BinEmptied, "", &format!("{bytes} bytes are given back"));
         Ok(bytes)
     }
 
@@ -157,7 +157,7 @@ impl NativeVm {
         self.refuse_when_closed()?;
         let reverts = self.plan_restore(id, keep)?.loss.reverts;
         if reverts {
-            self.refuse_clients(None)?;
+            self.activity.refuse_clients(None)?;
         }
         self.make_room_in_bin(keep && reverts).await?;
         self.put_snapshots_back(id).await?;

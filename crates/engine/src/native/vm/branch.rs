@@ -1,6 +1,6 @@
 //! Revert, discard and reset: one record gives the running disks other nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use blk::manifest::{BinnedState, DiskMode, DiskState, SnapshotState, ThrownBy, VmState};
@@ -72,13 +72,13 @@ impl NativeVm {
     ) -> Result<SnapshotState> {
         // The target is chosen before the take, so that "the latest" is not the snapshot that is taken now.
         let target = self.revert_target(wanted)?;
-        self.refuse_clients(None)?;
+        self.activity.refuse_clients(None)?;
         if let Some(name) = take_first {
             self.take(name, "").await?;
         }
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        self.refuse_clients(None)?;
+        self.activity.refuse_clients(None)?;
         let target = self.sealed(&format!("{:032x}", target.id))?;
         let keep = keep && take_first.is_none();
         let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Revert, target.name.clone()));
@@ -101,13 +101,11 @@ impl NativeVm {
         self.refuse_when_closed()?;
         let (plan, gone) = self.plan_discard(wanted, keep)?;
         if plan.loss.reverts {
-            self.refuse_clients(None)?;
+            self.activity.refuse_clients(None)?;
         }
-        let ids = gone.iter().map(|s| s.id).collect();
-        self.refuse_viewed(&ids)?;
-        if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
-            return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
-        }
+        let ids: BTreeSet<u128> = gone.iter().map(|s| s.id).collect();
+        self.activity.refuse_viewed(&self.state.borrow(), |id| ids.contains(id))?;
+        self.activity.refuse_unsealed(&gone)?;
         let bytes = self.written_since(&plan, &gone).await?;
         self.make_room_in_bin(keep).await?;
         *self.leaving.borrow_mut() = ids;
@@ -139,7 +137,7 @@ impl NativeVm {
         let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Reset, String::new()));
         let plan = self.plan_reset(thrown)?;
         // One generation covers all disks.
-        self.refuse_clients(None)?;
+        self.activity.refuse_clients(None)?;
         let bytes = self.written_since(&plan, &[]).await?;
         self.make_room_in_bin(keep).await?;
         self.carry_out(plan).await.map(|loss| Loss { bytes, ..loss })
@@ -268,9 +266,9 @@ impl NativeVm {
             self.store.flush().await?;
         }
         let subject = plan.loss.target.clone().unwrap_or_default();
-        let event = self.plain_event(plan.kind, &subject, "");
+        let event = self.activity.event(plan.kind, &subject, "");
         let times = |number: &u32| DiskTimes { number: *number, stun_us, ..DiskTimes::default() };
-        self.report(Event {
+        self.activity.report(Event {
             stun_us,
             total_us: (self.env.now_ns() - began_ns) / 1000,
             disks: numbers.iter().map(times).collect(),

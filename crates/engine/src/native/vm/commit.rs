@@ -41,7 +41,7 @@ impl NativeVm {
         let mut head = self.head();
         let id = next_number(&self.name, "numbers of jobs", head.last_job, JOB_NUMBER_MAX)?;
         let ids: BTreeSet<u128> = gone.iter().map(|s| s.id).collect();
-        self.refuse_viewed(&ids)?;
+        self.activity.refuse_viewed(&self.state.borrow(), |id| ids.contains(id))?;
         let mut nodes: Vec<u64> =
             gone.iter().flat_map(|s| &s.disks).map(|(_, layer)| node_of(layer)).collect();
         nodes.extend(std::mem::take(&mut *self.given_up.borrow_mut()));
@@ -52,10 +52,10 @@ impl NativeVm {
         self.store.flush().await?;
         let names: Vec<_> = gone.iter().map(|s| s.name.clone()).collect();
         let names = names.join(", ");
-        self.report(self.plain_event(EventKind::CommitStart, &names, ""));
+        self.activity.note(EventKind::CommitStart, &names, "");
         let operation = if *what == CommitWhat::Unowned { CONSOLIDATE } else { COMMIT };
         let job = Job::new(self.env.clone(), id, operation, names);
-        self.add_job(job.clone());
+        self.activity.add_job(job.clone());
         let (vm, worker) = (self.clone(), job.clone());
         self.env.spawn_detached(Box::pin(async move { vm.watch_space_come_back(worker, nodes).await }));
         Ok(job)
@@ -68,9 +68,7 @@ impl NativeVm {
             CommitWhat::All => tree::running_names(&state),
             CommitWhat::Unowned => Vec::new(),
         };
-        if let Some(s) = gone.iter().find(|s| !self.is_sealed(s.id)) {
-            return Err(Error::refused(&self.name, format!("{} is not sealed yet", s.name)));
-        }
+        self.activity.refuse_unsealed(&gone)?;
         if gone.is_empty() && self.given_up.borrow().is_empty() {
             let cause = match what {
                 CommitWhat::Unowned => "nothing to consolidate: a native disk has no deltas",
@@ -111,8 +109,8 @@ impl NativeVm {
             self.follow(&job, &left).await;
         };
         let message = job.error.borrow().as_ref().map(ToString::to_string).unwrap_or_default();
-        let event = self.plain_event(kind, &job.subject, &message);
-        self.report(Event { total_us: (self.env.now_ns() - began_ns) / 1000, ..event });
+        let event = self.activity.event(kind, &job.subject, &message);
+        self.activity.report(Event { total_us: (self.env.now_ns() - began_ns) / 1000, ..event });
         job.set_state(state);
     }
 

@@ -28,7 +28,7 @@ impl NativeVm {
         self.change(head, ops)?;
         self.put_disks(&disks)?;
         self.store.flush().await?;
-        self.report(self.plain_event(EventKind::Disks, &format!("disk{}", disk.number), "added"));
+        self.activity.note(EventKind::Disks, &format!("disk{}", disk.number), "added");
         Ok(disk)
     }
 
@@ -36,7 +36,7 @@ impl NativeVm {
     pub async fn remove_disk(self: &Rc<Self>, number: u32, remove_files: bool) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        self.refuse_clients(Some(number))?;
+        self.activity.refuse_clients(Some(number))?;
         let disk = self.disk(number)?;
         if !remove_files {
             let cause =
@@ -58,7 +58,7 @@ impl NativeVm {
         }
         self.put_disks(&disks)?;
         self.store.flush().await?;
-        self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), "removed"));
+        self.activity.note(EventKind::Disks, &format!("disk{number}"), "removed");
         Ok(())
     }
 
@@ -78,7 +78,7 @@ impl NativeVm {
             state.size_bytes = size_bytes;
         }
         self.store.flush().await?;
-        self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), "grown"));
+        self.activity.note(EventKind::Disks, &format!("disk{number}"), "grown");
         Ok(())
     }
 
@@ -86,7 +86,7 @@ impl NativeVm {
     pub async fn set_mode(&self, number: u32, mode: DiskMode) -> Result<()> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        self.refuse_clients(Some(number))?;
+        self.activity.refuse_clients(Some(number))?;
         self.disk(number)?;
         self.refuse_snapshotted(number)?;
         self.forget_binned_disk(number).await?;
@@ -104,7 +104,7 @@ impl NativeVm {
         }
         self.change(head, ops)?;
         self.store.flush().await?;
-        self.report(self.plain_event(EventKind::Disks, &format!("disk{number}"), "another mode"));
+        self.activity.note(EventKind::Disks, &format!("disk{number}"), "another mode");
         Ok(())
     }
 

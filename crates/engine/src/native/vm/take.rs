@@ -31,7 +31,7 @@ impl NativeVm {
         let swap_ns = self.env.now_ns();
         let snapshot = self.seal_nodes(label, copied, &persistent)?;
         let stun_us = (self.env.now_ns() - swap_ns).div_ceil(1000);
-        self.unsealed.borrow_mut().insert(snapshot.id);
+        self.activity.unsealed.borrow_mut().insert(snapshot.id);
         let drained = self.store.drain_writes();
         if !self.store.options.defects.has(Defect::SealWithoutDrain) {
             drained.await;
@@ -39,7 +39,7 @@ impl NativeVm {
         let drained_ns = self.env.now_ns();
         self.store.flush().await?;
         drop(turn);
-        self.unsealed.borrow_mut().remove(&snapshot.id);
+        self.activity.unsealed.borrow_mut().remove(&snapshot.id);
         let total_us = (self.env.now_ns() - began_ns) / 1000;
         let times = |disk: &DiskState| DiskTimes {
             number: disk.number,
@@ -48,8 +48,13 @@ impl NativeVm {
             stun_us,
             ..DiskTimes::default()
         };
-        let event = self.plain_event(EventKind::Take, &name, &format!("sealed after {total_us} us"));
-        self.report(Event { stun_us, total_us, disks: persistent.iter().map(times).collect(), ..event });
+        let event = self.activity.event(EventKind::Take, &name, &format!("sealed after {total_us} us"));
+        self.activity.report(Event {
+            stun_us,
+            total_us,
+            disks: persistent.iter().map(times).collect(),
+            ..event
+        });
         Ok(snapshot)
     }
 
