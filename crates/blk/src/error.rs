@@ -116,10 +116,7 @@ impl Errno {
     pub const EMFILE: Errno = Errno(24);
     pub const EFBIG: Errno = Errno(27);
     pub const ENOSPC: Errno = Errno(28);
-    pub const EROFS: Errno = Errno(30);
-    pub const EPIPE: Errno = Errno(32);
     pub const ETIME: Errno = Errno(62);
-    pub const ENODATA: Errno = Errno(61);
     pub const EOPNOTSUPP: Errno = Errno(95);
     pub const EDQUOT: Errno = Errno(122);
     pub const ECANCELED: Errno = Errno(125);

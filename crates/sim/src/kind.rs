@@ -59,29 +59,6 @@ impl OpKind {
         OpKind::Attributes,
         OpKind::GiveBack,
     ];
-
-    /// Whether it can change what a power cut leaves behind.
-    pub fn changes_medium(self) -> bool {
-        use OpKind::*;
-        matches!(
-            self,
-            Write
-                | Flush
-                | Allocate
-                | Zero
-                | Punch
-                | SetLen
-                | Create
-                | OpenDir
-                | Rename
-                | Unlink
-                | RemoveDir
-                | SyncDir
-                | Lock
-                | Link
-                | GiveBack
-        )
-    }
 }
 
 /// The facts of one operation that the trace records.

@@ -44,5 +44,5 @@ pub use lease::{Claimant, Lease, LeaseTerms, Owner, TakeOver};
 pub use recover::NewStore;
 pub use store::{Store, StoreOptions};
 pub use superblock::VERSION as FORMAT_VERSION;
-pub use usage::{NodeUse, StoreUse};
+pub use usage::StoreUse;
 pub use vm::{NativeVm, NewNativeVm, VmHome, VmHomeState};

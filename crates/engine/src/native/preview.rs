@@ -8,7 +8,7 @@ use blk::Result;
 use super::layout::BLOCK;
 use super::lineage::Node;
 use super::store::Store;
-use super::tree::{Gone, Root, gone};
+use super::tree::{Root, Seen, gone};
 use super::view::View;
 
 /// Most pages of maps read for one state: the byte count of larger states need not be exact.
@@ -36,8 +36,8 @@ impl Store {
         let parent = self.lineage.borrow().get(node.parent.get());
         let ground = parent.and_then(|parent| merged_below(parent.current_view(), 0).1);
         let (since, mut merged) = (node.since.get(), 0);
-        let mut add = |found: Gone| {
-            if let Gone::Data(data) = found
+        let mut add = |found: Seen| {
+            if let Seen::Data(data) = found
                 && data.birth > since
             {
                 merged += data.len;

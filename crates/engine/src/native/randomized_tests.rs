@@ -17,7 +17,7 @@ use super::layout::BLOCK;
 use super::recover::NewStore;
 use super::space::Growth;
 use super::store::{Store, StoreOptions};
-use super::tree::{Gone, gone};
+use super::tree::{Seen, gone};
 use crate::options::SpacePolicy;
 
 const TERMS: DiskTerms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 1000 };
@@ -244,12 +244,13 @@ async fn exact(store: &Rc<Store>, what: &str) {
     let mut used: BTreeMap<u64, u64> = BTreeMap::new();
     let roots: Vec<_> = store.stored.borrow().all().map(|(_, item)| item.root).collect();
     for root in roots {
-        let mut visit = |gone: Gone| match gone {
-            Gone::Data(run) => (0..run.len).for_each(|n| {
+        let mut visit = |gone: Seen| match gone {
+            Seen::Data(run) => (0..run.len).for_each(|n| {
                 let block = used.entry(run.addr + n).or_insert(run.start + n);
                 assert_eq!(*block, run.start + n, "{what}: address {} is two blocks", run.addr + n);
             }),
-            Gone::Node { addr, .. } => drop(used.insert(addr, u64::MAX)),
+            Seen::Page { addr, .. } => drop(used.insert(addr, u64::MAX)),
+            damage => panic!("{damage:?}"),
         };
         gone(&store.nodes, root.as_ref(), None, 0, u64::MAX, usize::MAX, &mut visit).await.unwrap();
     }

@@ -10,7 +10,7 @@ use blk::{ErrorKind, Result};
 use super::layout::Extent;
 use super::store::Store;
 use super::stored::NodeItem;
-use super::tree::{Gone, gone};
+use super::tree::{Seen, gone};
 use crate::options::Defect;
 
 /// The end of every disk.
@@ -92,9 +92,9 @@ impl Store {
         let mut freed = Vec::new();
         let early = self.options.defects.has(Defect::WrongBirth);
         let is_own = |birth: u64| birth > since || (early && birth == since && since > 0);
-        let mut visit = |gone: Gone| match gone {
-            Gone::Data(data) if is_own(data.birth) => freed.push(Extent { addr: data.addr, len: data.len }),
-            Gone::Node { addr, birth, .. } if is_own(birth) => {
+        let mut visit = |gone: Seen| match gone {
+            Seen::Data(data) if is_own(data.birth) => freed.push(Extent { addr: data.addr, len: data.len }),
+            Seen::Page { addr, birth, .. } if is_own(birth) => {
                 self.nodes.forget(addr);
                 freed.push(Extent { addr, len: 1 });
             }

@@ -9,19 +9,7 @@ use super::ground::{Piece, pieces};
 use super::layout::BLOCK;
 use super::lineage::Lineage;
 use super::store::Store;
-use super::tree::{Gone, Root, gone};
-
-/// Space of one state, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct NodeUse {
-    /// Bytes of its disk that have space.
-    pub mapped: u64,
-    /// Given back when this state alone is dropped: `own` is data, `own_maps` pages of its map.
-    pub own: u64,
-    pub own_maps: u64,
-    /// Mapped, and also shown by other states.
-    pub shared: u64,
-}
+use super::tree::{Root, Seen, gone};
 
 /// Space of a store, in bytes. `grown` is the sum of `used`, `waiting`, `held` and `free`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -112,17 +100,6 @@ impl Store {
     pub async fn held_only_by(&self, nodes: &[u64]) -> Result<u64> {
         let held = self.held(nodes).await?;
         Ok((held.data + held.maps) * BLOCK)
-    }
-
-    pub async fn node_use(&self, node: u64) -> Result<NodeUse> {
-        let held = self.held(&[node]).await?;
-        let mapped = item_now(&*self.node(node)?).root.map_or(0, |root| root.pointer.count);
-        Ok(NodeUse {
-            mapped: mapped * BLOCK,
-            own: held.data * BLOCK,
-            own_maps: held.maps * BLOCK,
-            shared: mapped.saturating_sub(held.data) * BLOCK,
-        })
     }
 
     /// Returns the bytes of a node's disk that come from its nearest ancestor outside of `own`: what a clone shares
@@ -287,9 +264,9 @@ impl Store {
     ) -> Result<()> {
         let mut from = piece.start;
         while from < piece.end {
-            let mut add = |found: Gone| match found {
-                Gone::Data(data) if data.birth > piece.since => held.data += data.len,
-                Gone::Node { birth, .. } if birth > piece.since => held.maps += 1,
+            let mut add = |found: Seen| match found {
+                Seen::Data(data) if data.birth > piece.since => held.data += data.len,
+                Seen::Page { birth, .. } if birth > piece.since => held.maps += 1,
                 _ => {}
             };
             let (root, heir) = (root.as_ref(), heir.as_ref());
@@ -359,8 +336,6 @@ mod tests {
             assert_eq!(data(&store, &[3, 4]).await, 10 + 40, "node 2 still shows 40..100, and not 0..40");
             assert_eq!(data(&store, &[2, 3, 4, 4, 77]).await, 10 + 50 + 20);
             assert_eq!(data(&store, &[1, 2, 3, 4]).await, 100 + 40 + 30 + 10);
-            let known = store.node_use(2).await.unwrap();
-            assert_eq!((known.mapped, known.own, known.shared), (100 * BLOCK, 20 * BLOCK, 80 * BLOCK));
             let own = BTreeSet::from([1, 2]);
             assert_eq!(store.shared_with_others(1, &own).await.unwrap(), 50 * BLOCK);
             assert_eq!(store.shared_with_others(1, &BTreeSet::from([1, 2, 3])).await.unwrap(), 0);

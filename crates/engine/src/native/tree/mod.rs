@@ -16,7 +16,7 @@ mod walk;
 pub use cache::Nodes;
 pub use entry::{LEVEL_MAX, Mapped, Pointer, Root, Update, span};
 pub use merge::{Ground, merge};
-pub use walk::{Gone, Seen, differences, gone, has_page, survey};
+pub use walk::{Seen, differences, gone, has_page, survey};
 
 /// Most pages read or written at once by one merge or lookup: enough to keep the disks of a RAID busy, few enough that
 /// a guest's request does not wait behind them.

@@ -18,19 +18,7 @@ use super::node::{Entries, NO_ENTRIES, Node};
 /// Number of nodes visited before other tasks get a turn: some 10 us where all of them are in memory.
 const NODES_PER_TURN: usize = 4;
 
-/// Data or a node that only the old tree has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gone {
-    /// Never a hole, and never over the end of a leaf.
-    Data(Mapped),
-    Node {
-        addr: u64,
-        birth: u64,
-        level: u8,
-    },
-}
-
-/// Visits what `old` refers to within blocks `from..to` and `new` does not at the same place: data, and nodes that end
+/// Visits what `old` refers to within blocks `from..to` and `new` does not at the same place: data, and pages that end
 /// in `from + 1..=to`, each after all below it. `u64::MAX` is the end of the tree. Subtrees that both share are not
 /// read.
 ///
@@ -43,9 +31,9 @@ pub async fn gone(
     from: u64,
     to: u64,
     budget: usize,
-    visit: &mut dyn FnMut(Gone),
+    visit: &mut dyn FnMut(Seen),
 ) -> Result<u64> {
-    compare(nodes, old, new, from..to, budget, &mut GoneTask { visit }).await
+    compare(nodes, old, new, from..to, budget, &mut SurveyTask { goes_on: false, visit }).await
 }
 
 /// Visits the maximal ranges within `from..to` in which two trees differ, in order. Budget and result are those of
@@ -65,7 +53,7 @@ pub async fn differences(
     done
 }
 
-/// Something that a survey finds.
+/// Something that a walk finds in one of two trees alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
     /// Never a hole, and never over the end of a leaf.
@@ -98,7 +86,7 @@ pub async fn survey(
     budget: usize,
     visit: &mut dyn FnMut(Seen),
 ) -> Result<u64> {
-    compare(nodes, root, ground, blocks, budget, &mut SurveyTask { visit }).await
+    compare(nodes, root, ground, blocks, budget, &mut SurveyTask { goes_on: true, visit }).await
 }
 
 /// Returns whether the page at `addr` is the tree's node of `level` over `block`; false if a page on the path is
@@ -143,25 +131,6 @@ impl LeafOf<'_> {
     }
 }
 
-struct GoneTask<'a> {
-    visit: &'a mut dyn FnMut(Gone),
-}
-
-impl Task for GoneTask<'_> {
-    fn wants(&self, a: &Source, _: &Source) -> bool {
-        *a != Source::Hole
-    }
-
-    fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) {
-        only_in(blocks, a, b).into_iter().for_each(|run| (self.visit)(Gone::Data(run)));
-    }
-
-    fn end_of(&mut self, page: &Spot) {
-        let Spot { level, pointer: Pointer { addr, birth, .. }, .. } = *page;
-        (self.visit)(Gone::Node { addr, birth, level });
-    }
-}
-
 /// Returns the runs that `a` has and `b` does not have at the same place.
 fn only_in(blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) -> Vec<Mapped> {
     let (a, b) = (a.entries(), b.entries());
@@ -177,6 +146,8 @@ fn only_in(blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) -> Vec<Mapped> {
 }
 
 struct SurveyTask<'a> {
+    /// Whether the walk continues behind a damaged page. If not, it fails.
+    goes_on: bool,
     visit: &'a mut dyn FnMut(Seen),
 }
 
@@ -195,7 +166,7 @@ impl Task for SurveyTask<'_> {
     }
 
     fn failed(&mut self, side: Side, page: &Spot, error: Error) -> Result<()> {
-        if !matches!(error.kind, ErrorKind::Damaged | ErrorKind::Io) {
+        if !self.goes_on || !matches!(error.kind, ErrorKind::Damaged | ErrorKind::Io) {
             return Err(error);
         }
         let Spot { level, first, pointer } = *page;

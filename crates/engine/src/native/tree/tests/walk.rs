@@ -24,9 +24,9 @@ async fn reclaim(
         let changes = later.get(index + 1).map_or(&[][..], Vec::as_slice);
         root = store.merge(root, &updates(&store, changes)).await.unwrap();
         let budget = budgets[index % budgets.len()];
-        let mut visit = |gone: Gone| match gone {
-            Gone::Data(run) if run.birth > store.sealed_before.get() => store.free(run.addr, run.len),
-            Gone::Node { addr, birth, .. } if birth > store.sealed_before.get() => store.free(addr, 1),
+        let mut visit = |gone: Seen| match gone {
+            Seen::Data(run) if run.birth > store.sealed_before.get() => store.free(run.addr, run.len),
+            Seen::Page { addr, birth, .. } if birth > store.sealed_before.get() => store.free(addr, 1),
             _ => {}
         };
         let from = store.cursor.get();
@@ -114,7 +114,7 @@ fn a_range_is_reported_in_the_pieces_asked_for() {
         let mut nodes = Vec::new();
         for (from, to) in [(0, 252), (252, 300), (300, span(1) - 1), (span(1) - 1, u64::MAX)] {
             let mut visit = |gone| {
-                if let Gone::Node { level, .. } = gone {
+                if let Seen::Page { level, .. } = gone {
                     nodes.push((to, level));
                 }
             };
@@ -138,7 +138,7 @@ fn what_both_share_is_not_read() {
         assert_eq!(done.unwrap(), u64::MAX);
         assert_eq!((nodes.loads(), found.len()), (6, 4), "3 pages a side; 1 block, 3 nodes");
         let before = store.nodes.loads();
-        let mut visit = |gone: Gone| panic!("{gone:?}");
+        let mut visit = |gone: Seen| panic!("{gone:?}");
         let same = gone(&store.nodes, old.as_ref(), old.as_ref(), 0, u64::MAX, 0, &mut visit).await;
         assert_eq!((same.unwrap(), store.nodes.loads()), (u64::MAX, before));
     });
