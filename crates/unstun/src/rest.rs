@@ -1,12 +1,7 @@
 //! The REST API: routes under `/api/v1` over a `Control`, served on a Unix socket that only its owner can open.
 
-mod bin;
 pub mod body;
-mod datastores;
-mod disks;
-mod jobs;
-mod snapshots;
-mod vms;
+mod routes;
 
 use std::fmt::Display;
 use std::future::Future;
@@ -21,19 +16,17 @@ use api::listen;
 use api::name::VmName;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Json, Path, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Json, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post, put};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixListener;
 use tracing::{debug, warn};
@@ -49,10 +42,6 @@ const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 /// Maximum number of clients that wait to be accepted; the standard library uses the same number.
 const BACKLOG: i32 = 128;
 const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
-
-type Shared = State<Arc<dyn Control>>;
-/// Answer of a route. Success is JSON with status 200; failure is an `ErrorBody` with the kind's status.
-type Answer<T> = std::result::Result<Json<T>, Failure>;
 
 pub struct Failure(Error);
 
@@ -126,54 +115,8 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
 }
 
 pub fn router(control: Arc<dyn Control>) -> Router {
-    let v1 = Router::new()
-        .route("/status", get(status))
-        .route("/datastores", get(datastores::list).post(datastores::add))
-        .route("/datastores/{name}", delete(datastores::remove))
-        .route("/datastores/{name}/remove/preview", post(datastores::remove_preview))
-        .route("/bin", get(bin::list))
-        .route("/bin/restore", post(bin::restore))
-        .route("/bin/empty", post(bin::empty))
-        .route("/bin/empty/preview", post(bin::empty_preview))
-        .route("/check", post(datastores::check))
-        .route("/scrub", get(datastores::scrubbed).post(datastores::scrub))
-        .route("/import", post(vms::import))
-        .route("/vms", get(vms::list).post(vms::create))
-        .route("/vms/{vm}", get(vms::show).delete(vms::remove))
-        .route("/vms/{vm}/remove/preview", post(vms::remove_preview))
-        .route("/vms/{vm}/space", get(vms::space))
-        .route("/vms/{vm}/clone", post(vms::clone))
-        .route("/vms/{vm}/move", post(vms::relocate))
-        .route("/vms/{vm}/close", post(vms::close))
-        .route("/vms/{vm}/open", post(vms::open))
-        .route("/vms/{vm}/snapshot-dir", put(vms::set_snapshot_dir))
-        .route("/vms/{vm}/shared-writers", put(vms::set_shared_writers))
-        .route("/vms/{vm}/reset", post(vms::reset))
-        .route("/vms/{vm}/reset/preview", post(vms::reset_preview))
-        .route("/vms/{vm}/events", get(vms::events))
-        .route("/vms/{vm}/disks", post(disks::add))
-        .route("/vms/{vm}/disks/{number}", delete(disks::remove))
-        .route("/vms/{vm}/disks/{number}/size", put(disks::grow))
-        .route("/vms/{vm}/disks/{number}/mode", put(disks::set_mode))
-        .route("/vms/{vm}/snapshots", get(snapshots::tree).post(snapshots::take))
-        .route("/vms/{vm}/diff", post(snapshots::diff))
-        .route("/vms/{vm}/commit", post(snapshots::commit))
-        .route("/vms/{vm}/commit/preview", post(snapshots::commit_preview))
-        .route("/vms/{vm}/revert", post(snapshots::revert))
-        .route("/vms/{vm}/revert/preview", post(snapshots::revert_preview))
-        .route("/vms/{vm}/discard", post(snapshots::discard))
-        .route("/vms/{vm}/discard/preview", post(snapshots::discard_preview))
-        .route("/vms/{vm}/undo", post(snapshots::undo))
-        .route("/vms/{vm}/undo/preview", post(snapshots::undo_preview))
-        .route("/jobs", get(jobs::list))
-        .route("/jobs/{id}", get(jobs::show))
-        .route("/jobs/{id}/pause", post(jobs::pause))
-        .route("/jobs/{id}/resume", post(jobs::resume))
-        .route("/jobs/{id}/cancel", post(jobs::cancel))
-        .route("/jobs/{id}/limit", put(jobs::limit))
-        .with_state(control);
     Router::new()
-        .nest("/api/v1", v1)
+        .nest("/api/v1", routes::all().with_state(control))
         .fallback(|| async { Failure(Error::not_found("no such route; the API is under /api/v1")) })
         .method_not_allowed_fallback(|| async { Failure(Error::invalid("this route has no such method")) })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -256,12 +199,4 @@ pub async fn serve_with(
     drop(listener);
     connections.shutdown().await;
     Ok(())
-}
-
-fn answer<T: Serialize>(result: Result<T>) -> Answer<T> {
-    result.map(Json).map_err(Failure)
-}
-
-async fn status(State(control): Shared) -> Answer<impl Serialize> {
-    answer(control.status().await)
 }

@@ -89,6 +89,16 @@ impl Bridge {
 }
 
 impl Bridge {
+    /// Asks about a VM.
+    fn ask_vm<T, F, A>(&self, vm: VmName, question: F) -> Reply<'_, T>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Daemon>, VmName) -> A + Send + 'static,
+        A: Future<Output = Result<T>> + 'static,
+    {
+        self.ask(Subject::Vm(vm.clone()), move |daemon| question(daemon, vm))
+    }
+
     /// Runs `prepare` beside the calling thread first, and sends a question about its result.
     fn ask_with<R, T, P, F, A>(&self, subject: Subject, prepare: P, question: F) -> Reply<'_, T>
     where
@@ -129,8 +139,7 @@ impl Control for Bridge {
     }
 
     fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.vm_clone(&vm, request).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.vm_clone(&vm, request).await })
     }
 
     fn vm_move(&self, vm: VmName, request: VmMove) -> Reply<'_, Job> {
@@ -139,8 +148,7 @@ impl Control for Bridge {
     }
 
     fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, move |daemon| async move { daemon.vm_close(&vm, disconnect).await })
+        self.ask_vm(vm, move |daemon, vm| async move { daemon.vm_close(&vm, disconnect).await })
     }
 
     fn vm_open(&self, vm: VmName, take_over: bool) -> Reply<'_, Vm> {
@@ -158,8 +166,7 @@ impl Control for Bridge {
     }
 
     fn vm_set_shared_writers(&self, vm: VmName, shared: bool) -> Reply<'_, Vm> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, move |daemon| async move { daemon.vm_set_shared_writers(&vm, shared).await })
+        self.ask_vm(vm, move |daemon, vm| async move { daemon.vm_set_shared_writers(&vm, shared).await })
     }
 
     fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm> {
@@ -172,13 +179,11 @@ impl Control for Bridge {
     }
 
     fn reset_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, move |daemon| async move { daemon.reset_preview(&vm, request).await })
+        self.ask_vm(vm, move |daemon, vm| async move { daemon.reset_preview(&vm, request).await })
     }
 
     fn vm_reset(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, move |daemon| async move { daemon.vm_reset(&vm, request).await })
+        self.ask_vm(vm, move |daemon, vm| async move { daemon.vm_reset(&vm, request).await })
     }
 
     fn vm_list(&self) -> Reply<'_, Vec<VmSummary>> {
@@ -186,18 +191,15 @@ impl Control for Bridge {
     }
 
     fn vm_show(&self, vm: VmName) -> Reply<'_, Vm> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.vm_show(&vm).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.vm_show(&vm).await })
     }
 
     fn vm_space(&self, vm: VmName) -> Reply<'_, VmSpace> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.vm_space(&vm).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.vm_space(&vm).await })
     }
 
     fn vm_remove_preview(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemovePreview> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, move |daemon| async move { daemon.remove_preview(&vm, request).await })
+        self.ask_vm(vm, move |daemon, vm| async move { daemon.remove_preview(&vm, request).await })
     }
 
     fn bin_list(&self, datastore: Option<DatastoreName>) -> Reply<'_, Vec<BinEntry>> {
@@ -247,73 +249,59 @@ impl Control for Bridge {
     }
 
     fn disk_remove(&self, vm: VmName, number: u32, delete_files: bool) -> Reply<'_, DiskRemoved> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, move |daemon| async move { daemon.disk_remove(&vm, number, delete_files).await })
+        self.ask_vm(vm, move |daemon, vm| async move { daemon.disk_remove(&vm, number, delete_files).await })
     }
 
     fn disk_grow(&self, vm: VmName, number: u32, size_bytes: u64) -> Reply<'_, DiskGrown> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, move |daemon| async move { daemon.disk_grow(&vm, number, size_bytes).await })
+        self.ask_vm(vm, move |daemon, vm| async move { daemon.disk_grow(&vm, number, size_bytes).await })
     }
 
     fn disk_set_mode(&self, vm: VmName, number: u32, mode: DiskMode) -> Reply<'_, Disk> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, move |daemon| async move { daemon.disk_set_mode(&vm, number, mode).await })
+        self.ask_vm(vm, move |daemon, vm| async move { daemon.disk_set_mode(&vm, number, mode).await })
     }
 
     fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.snapshot_take(&vm, request).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_take(&vm, request).await })
     }
 
     fn snapshot_tree(&self, vm: VmName) -> Reply<'_, SnapshotTree> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.snapshot_tree(&vm).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_tree(&vm).await })
     }
 
     fn snapshot_diff(&self, vm: VmName, request: Diff) -> Reply<'_, Differences> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.snapshot_diff(&vm, request).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_diff(&vm, request).await })
     }
 
     fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.commit_preview(&vm, target).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.commit_preview(&vm, target).await })
     }
 
     fn snapshot_commit(&self, vm: VmName, target: CommitTarget) -> Reply<'_, Job> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.snapshot_commit(&vm, target).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_commit(&vm, target).await })
     }
 
     fn revert_preview(&self, vm: VmName, request: Revert) -> Reply<'_, Loss> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.revert_preview(&vm, request).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.revert_preview(&vm, request).await })
     }
 
     fn snapshot_revert(&self, vm: VmName, request: Revert) -> Reply<'_, Loss> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.snapshot_revert(&vm, request).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_revert(&vm, request).await })
     }
 
     fn discard_preview(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.discard_preview(&vm, request).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.discard_preview(&vm, request).await })
     }
 
     fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, |daemon| async move { daemon.snapshot_discard(&vm, request).await })
+        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_discard(&vm, request).await })
     }
 
     fn undo_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, move |daemon| async move { daemon.undo_preview(&vm, request).await })
+        self.ask_vm(vm, move |daemon, vm| async move { daemon.undo_preview(&vm, request).await })
     }
 
     fn snapshot_undo(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask(subject, move |daemon| async move { daemon.snapshot_undo(&vm, request).await })
+        self.ask_vm(vm, move |daemon, vm| async move { daemon.snapshot_undo(&vm, request).await })
     }
 
     fn store_check(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked> {
