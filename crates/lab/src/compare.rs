@@ -9,7 +9,7 @@ use crate::run::{Phase, Record};
 use crate::runner::{Action, Protocol, Step};
 use crate::workload::{Worker, Workload};
 
-pub use summary::{Cell, Summary, summarize, text};
+pub use summary::{Summary, summarize, text};
 
 /// The snapshot's name in every run.
 pub const SNAPSHOT: &str = "compared";

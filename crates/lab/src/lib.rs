@@ -2,23 +2,23 @@
 //! experiments played again. The program is `unstun-lab`; the daemon links none of this.
 
 pub mod cli;
-pub mod command;
+mod command;
 pub mod compare;
 pub mod demo;
 pub mod experiment;
-pub mod figures;
+mod figures;
 pub mod import;
 pub mod modelled;
 pub mod plain;
-pub mod predict;
-pub mod probe;
+mod predict;
+mod probe;
 pub mod real;
 pub mod report;
-pub mod reproduce;
+mod reproduce;
 pub mod run;
 pub mod runner;
 pub mod storage;
 pub mod subject;
-pub mod sweep;
+mod sweep;
 pub mod vmware;
 pub mod workload;

@@ -11,8 +11,6 @@ mod target;
 mod worker;
 
 pub use driver::Driver;
-pub use generator::{Generator, Io};
-pub use stamps::Stamps;
 pub use worker::{Access, BLOCK_BYTES_MAX, OUTSTANDING_MAX, Pacing, Worker};
 
 use serde::{Deserialize, Serialize};

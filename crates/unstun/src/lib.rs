@@ -5,11 +5,11 @@
 //! (`unstun lab` and `unstun demo` run the program `unstun-lab`).
 
 pub mod cli;
-pub mod command;
+mod command;
 pub mod control;
-pub mod daemon;
+mod daemon;
 mod fatal;
-pub mod log;
-pub mod memory;
-pub mod notify;
+mod log;
+mod memory;
+mod notify;
 pub mod rest;

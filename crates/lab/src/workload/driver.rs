@@ -126,7 +126,8 @@ impl Driver {
     }
 
     /// Reads the workers' ranges from front to back, and checks them where the workload verifies.
-    pub async fn read_back(&self, block_bytes: u32, outstanding: u32) {
+    #[cfg(test)]
+    async fn read_back(&self, block_bytes: u32, outstanding: u32) {
         self.sweep_all(block_bytes, outstanding, true).await;
     }
 

@@ -100,8 +100,6 @@ pub struct Journal {
     written: Signal,
     /// Signals that a round has ended.
     rounds: Signal,
-    /// Signals that `durable` has advanced, or that the journal has failed.
-    further: Signal,
     /// Makes a write that finds no space fail, instead of waiting for some.
     pub gives_up: Cell<bool>,
 }
@@ -171,8 +169,6 @@ impl Journal {
             failed: None,
             rounds: rounds::Rounds::default(),
         };
-        let signals = [Signal::default(), Signal::default(), Signal::default()];
-        let [written, rounds, further] = signals;
         Rc::new(Journal {
             env,
             file: file.tables(),
@@ -180,9 +176,8 @@ impl Journal {
             epoch: start.epoch,
             memory_tail,
             state: RefCell::new(state),
-            written,
-            rounds,
-            further,
+            written: Signal::default(),
+            rounds: Signal::default(),
             gives_up: Cell::new(false),
         })
     }
@@ -283,7 +278,6 @@ impl Journal {
         // opening.
         self.memory_tail.end();
         self.state.borrow_mut().failed.get_or_insert(error);
-        self.further.notify();
     }
 
     /// Returns whether a guest may be admitted to append a few records. False leaves `RESERVE_PAGES` for changes and
@@ -361,10 +355,5 @@ impl Journal {
     /// Returns the error of the write or flush that ended this journal.
     pub fn failed(&self) -> Option<Error> {
         self.state.borrow().failed.clone()
-    }
-
-    /// Resolves when `durable_flushed_lsn` next advances, or when the journal fails.
-    pub async fn flushed_further(&self) {
-        self.further.wait().await;
     }
 }

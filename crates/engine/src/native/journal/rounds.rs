@@ -113,21 +113,16 @@ impl Journal {
     }
 
     fn advance(&self, covered: &Covered) {
-        let further = {
+        {
             let mut state = self.state.borrow_mut();
-            let further = covered.carried > state.durable;
             state.flushed = covered.last_lsn;
             state.durable = covered.carried;
             state.durably_named = covered.named;
             if covered.named == state.checkpoint {
                 state.tail = state.checkpoint_tail;
             }
-            further
-        };
-        self.memory_tail.settle();
-        if further {
-            self.further.notify();
         }
+        self.memory_tail.settle();
     }
 }
 

@@ -230,23 +230,6 @@ fn a_failed_write_or_flush_is_answered_to_everybody_from_then_on() {
 }
 
 #[test]
-fn whoever_waits_for_confirmation_is_told() {
-    in_world(&world(), async |env| {
-        let journal = journal(&env, START).await;
-        let waiter = {
-            let journal = journal.clone();
-            env.spawn(async move {
-                journal.flushed_further().await;
-                journal.durable_flushed_lsn()
-            })
-        };
-        flushed(&journal, [map(1)]).await;
-        flushed(&journal, [map(2)]).await;
-        assert_eq!(waiter.join().await, 1);
-    });
-}
-
-#[test]
 fn leftovers_of_an_earlier_epoch_are_never_read() {
     in_world(&world(), async |env| {
         let old = journal(&env, START).await;

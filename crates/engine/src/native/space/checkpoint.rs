@@ -133,6 +133,7 @@ impl Space {
 
     /// Returns the persisted set of a group in memory in maximal runs: the committed one while no checkpoint is under
     /// way. Returns `Damaged` if the group's page is damaged.
+    #[cfg(test)]
     pub async fn committed_runs(&self, group: u32) -> Result<Vec<Extent>> {
         let group = group as usize;
         loop {

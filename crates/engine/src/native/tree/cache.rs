@@ -33,6 +33,7 @@ impl Nodes {
         self.cache.borrow_mut().remove(addr);
     }
 
+    #[cfg(test)]
     pub fn resident_bytes(&self) -> usize {
         self.cache.borrow().bytes
     }
