@@ -1,7 +1,7 @@
 # The two commands a newcomer needs are `make run` and `make test`; `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-all setup lint build unit crash clients guest soak fuzz bench bench-quick clean
+.PHONY: help run install test test-all setup lint deny build unit crash clients guest soak fuzz bench bench-quick clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ setup: ## Install the programs the tests use
 
 lint: ## rustfmt and clippy, warnings as errors
 	@scripts/test.sh lint
+
+deny: ## Licences, sources and duplicates of the dependencies, if cargo-deny is installed
+	@scripts/deny.sh
 
 build: ## The one build that every other stage uses
 	@scripts/test.sh build
